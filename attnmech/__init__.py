@@ -19,8 +19,8 @@ _load, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)
 
 
 def __getattr__(name: str) -> Any:
-    from .lens_names import OF_PACKAGE, about, is_from_import
-    from .signatures import readable
+    from .basics.lens_names import OF_PACKAGE, about, is_from_import
+    from .basics.signatures import readable
 
     if name in OF_PACKAGE:
         error = ImportError if is_from_import() else AttributeError

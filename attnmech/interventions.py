@@ -20,9 +20,9 @@ from typing import Any, Final, Literal, Self, TypeAlias
 import torch
 from torch import Tensor
 
-from .arguments import dense, finite_number, option, pairs_of, shown, string
+from .basics.arguments import dense, finite_number, option, pairs_of, shown, string
+from .basics.files import path_of
 from .errors import InputError, integer
-from .files import path_of
 from .results.codec import packed, unpacked
 from .results.earlier import renewed
 from .results.mean_qk import MeanQK

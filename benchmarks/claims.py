@@ -18,9 +18,9 @@ from rich.progress import track
 from torch import Tensor
 
 import attnmech as am
-from attnmech.maths.set_tests import added, least_p, rank_p, strength
-from attnmech.runs.set_effects import Measuring, Removal
-from attnmech.runs.tasks import by_group
+from attnmech.methods.claims.formulas import added, least_p, rank_p, strength
+from attnmech.methods.claims.set_effects import Measuring, Removal
+from attnmech.methods.claims.tasks import by_group
 
 ALPHAS = (0.01, 0.05, 0.1)
 GROUPS = 16

@@ -18,8 +18,8 @@ import numpy as np
 from measure import machine, write
 from rich.table import Table
 
-from attnmech.draw.embedding import EmbeddingHead, EmbeddingText, EmbeddingView
-from attnmech.draw.embedding_page import embedding_page
+from attnmech.methods.joint_embedding.page import embedding_page
+from attnmech.methods.joint_embedding.page_data import EmbeddingHead, EmbeddingText, EmbeddingView
 
 LAYERS, HEADS, TEXTS, LENGTH = 24, 16, 20, 50
 MOVED: Final = ("all heads, scrolled", "plots x 3, scrolled", "head, turned")

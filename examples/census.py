@@ -23,10 +23,10 @@ from torch import Tensor
 from transformers.pytorch_utils import Conv1D
 
 import attnmech as am
-from attnmech.model import bridge
-from attnmech.model.architectures import ARCHITECTURES, REFUSED
-from attnmech.model.signals import signal_of
-from attnmech.model.stack import Stack
+from attnmech.model.run import bridge
+from attnmech.model.stack.stack import Stack
+from attnmech.model.structure.architectures import ARCHITECTURES, REFUSED
+from attnmech.model.structure.signals import signal_of
 
 Result: TypeAlias = Literal["certified", "refused", "failed", "WRONG", "not built"]
 

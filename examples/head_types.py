@@ -15,7 +15,7 @@ from torch import Tensor
 from transformer_lens import head_detector
 
 import attnmech as am
-from attnmech.runs.repeated import repeated_sequences
+from attnmech.methods.head_types.repeated import repeated_sequences
 
 CLARK = 0.5
 """Clark et al. 2019 speak of a head that attends to a token type where it gives it more than half of its attention."""

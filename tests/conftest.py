@@ -48,12 +48,12 @@ def many_batches(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture(autouse=True)
 def few_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     """Tests that make blocks of rows small have several of them in a short text."""
-    monkeypatch.setattr("attnmech.model.mask._LEAST_ROWS", 16)
+    monkeypatch.setattr("attnmech.model.parts.mask._LEAST_ROWS", 16)
 
 
 @pytest.fixture(autouse=True)
 def few_texts(monkeypatch: pytest.MonkeyPatch) -> None:
     """Reports measure ablations on fewer texts than a user's would: the numbers have tests of their own."""
-    report = sys.modules.get("attnmech.report")
+    report = sys.modules.get("attnmech.pages.report")
     if report is not None:
         monkeypatch.setattr(report, "OTHER_TEXTS", 2)

@@ -22,7 +22,7 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import attnmech as am
-from attnmech.model.gguf import dequantised
+from attnmech.model.files.gguf import dequantised
 
 TEXTS = [
     "The Eiffel Tower is a wrought-iron lattice tower on the Champ de Mars in Paris, France. It is named after the "
@@ -189,7 +189,7 @@ def test_null_attention(decoder: Decoder) -> None:
 
 def test_the_report(decoder: Decoder, monkeypatch: pytest.MonkeyPatch) -> None:
     text = "Anna lost the keys."
-    module = importlib.import_module("attnmech.report")
+    module = importlib.import_module("attnmech.pages.report")
     monkeypatch.setattr(module, "MAX_REASONS", 0)  # 40 s with all annotations checked
     swept = decoder.hooked.dtype == torch.bfloat16
     if not swept:

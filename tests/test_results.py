@@ -10,7 +10,7 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 
 import attnmech as am
-from attnmech.files import check_writable, writing
+from attnmech.basics.files import check_writable, writing
 
 
 @pytest.fixture(scope="module")

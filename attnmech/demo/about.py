@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from attnmech.demo.tokenizer import FIRST_WORD
+from .tokenizer import FIRST_WORD
 
 ABOUT = (
     "This is the demo model of attnmech: a small decoder trained on sentences that a grammar generated. It has learnt "

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from attnmech.demo import words
+from . import words
 
 Kind = Literal[
     "subject-verb",

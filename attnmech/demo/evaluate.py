@@ -14,11 +14,11 @@ from torch import Tensor
 from transformers import BloomForCausalLM, PreTrainedTokenizerFast
 from transformers.utils.logging import disable_progress_bar
 
-from attnmech.demo import model_folder, words
-from attnmech.demo.grammar import HELD_OUT, TRAINING, Document, Relation, Side, document
-from attnmech.demo.sequences import repeated_tokens
-from attnmech.demo.tokenizer import BOS, token_ids
-from attnmech.errors import AttnmechError, ModelNotFoundError
+from ..errors import AttnmechError, ModelNotFoundError
+from . import model_folder, words
+from .grammar import HELD_OUT, TRAINING, Document, Relation, Side, document
+from .sequences import repeated_tokens
+from .tokenizer import BOS, token_ids
 
 FRESH_SEED = 1_000_003
 """Far from the seeds that training uses."""

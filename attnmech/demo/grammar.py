@@ -8,11 +8,11 @@ text has one derivation and `Document.surprisal` is −ln of its probability.
 from collections.abc import Callable, Sequence
 from random import Random
 
-from attnmech.demo import words
-from attnmech.demo.dice import Dice
-from attnmech.demo.draft import Document, Draft, Kind, Relation
-from attnmech.demo.scene import HELD_OUT, TRAINING, Person, Scene, Side
-from attnmech.demo.words import Noun, Theme, Verb
+from . import words
+from .dice import Dice
+from .draft import Document, Draft, Kind, Relation
+from .scene import HELD_OUT, TRAINING, Person, Scene, Side
+from .words import Noun, Theme, Verb
 
 __all__ = ["HELD_OUT", "SENTENCES", "TRAINING", "Document", "Kind", "Relation", "Side", "document", "tell"]
 

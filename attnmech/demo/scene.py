@@ -4,9 +4,9 @@ from dataclasses import dataclass, field
 from functools import cache
 from typing import Literal
 
-from attnmech.demo import words
-from attnmech.demo.dice import Dice
-from attnmech.demo.words import Noun, Pronouns, Theme
+from . import words
+from .dice import Dice
+from .words import Noun, Pronouns, Theme
 
 Gender = Literal["female", "male"]
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from random import Random
 from typing import Final, TypeAlias
 
-from ..arguments import whole_number
+from ..basics.arguments import whole_number
 from ..errors import InputError
 from . import words
 from .evaluate import CHOICES, ChoiceAt

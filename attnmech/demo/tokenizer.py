@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerFast
 
-from attnmech.demo import words
+from . import words
 
 PAD, BOS, EOS = "<pad>", "<s>", "</s>"
 FIRST_WORD = 300

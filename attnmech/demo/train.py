@@ -14,10 +14,10 @@ from torch import Tensor
 from transformers import BloomConfig, BloomForCausalLM, PreTrainedTokenizerFast
 from transformers.utils.logging import disable_progress_bar
 
-from attnmech.demo.checkpoint import Checkpoint
-from attnmech.demo.sequences import batch
-from attnmech.demo.tokenizer import build_tokenizer
-from attnmech.errors import AttnmechError, first_line
+from ..errors import AttnmechError, first_line
+from .checkpoint import Checkpoint
+from .sequences import batch
+from .tokenizer import build_tokenizer
 
 
 @dataclass(frozen=True)

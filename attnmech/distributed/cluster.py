@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, Final
 from urllib.parse import urlsplit
 
-from ..arguments import shown
+from ..basics.arguments import shown
 from ..errors import EngineError, InputError, first_line
 
 ANSWER_WITHIN: Final = 5.0

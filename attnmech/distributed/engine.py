@@ -7,9 +7,9 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Self
 
-from ..arguments import shown, whole_number
+from ..basics.arguments import shown, whole_number
 from ..errors import AttnmechError, EngineError, InputError
-from ..model.hooked import HookedModel
+from ..model.run.hooked import HookedModel
 from ..runs.corpus import CorpusBatch
 from ..runs.corpus_files import CorpusFiles
 from ..runs.journal import Journal
@@ -174,7 +174,7 @@ class Ray(Workers):
 
     def _preparing(self, model: HookedModel) -> Any:
         """What has a worker load the model; sends its weights if not every worker has them on disk."""
-        from ..model.travelling import Blueprint, weights_of
+        from ..model.files.travelling import Blueprint, weights_of
         from .shipping import shipped
 
         ray = imported()

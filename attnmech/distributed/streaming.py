@@ -16,8 +16,8 @@ from torch import Tensor
 
 from ..errors import EngineError
 from ..interventions import Intervention
-from ..model.hooked import HookedModel
-from ..model.in_force import Edit
+from ..model.attention.in_force import Edit
+from ..model.run.hooked import HookedModel
 from ..points import PointKey
 from ..runs.corpus import CorpusBatch
 from ..runs.journal import Journal

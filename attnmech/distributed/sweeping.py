@@ -8,7 +8,7 @@ from jaxtyping import Int
 from safetensors.torch import load
 from torch import Tensor
 
-from ..model.hooked import HookedModel
+from ..model.run.hooked import HookedModel
 from ..runs.corpus import CorpusBatch
 from ..runs.engine import After, Change, Engine
 from ..runs.metrics import Metric

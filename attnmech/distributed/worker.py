@@ -12,8 +12,8 @@ from safetensors.torch import load, save
 from torch import Tensor
 
 from ..batch import Batch
-from ..model.hooked import HookedModel
-from ..model.inputs import Encoder
+from ..model.inputs.encoder import Encoder
+from ..model.run.hooked import HookedModel
 from .shipping import unpacked
 
 STARTS: Final = 5

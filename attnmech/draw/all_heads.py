@@ -6,10 +6,10 @@ from typing import Any, Final
 import numpy as np
 from jaxtyping import Bool, Float, Int32, Integer
 
-from attnmech.draw.embed import View
-from attnmech.draw.packing import pack_keys, pack_probabilities, precision_of
-from attnmech.draw.patterns import PROBABILITY, Array, Measure, as_array, checked_pattern, of_layers
-from attnmech.errors import InputError
+from ..errors import InputError
+from .embed import View
+from .packing import pack_keys, pack_probabilities, precision_of
+from .patterns import PROBABILITY, Array, Measure, as_array, checked_pattern, of_layers
 
 MOST_NUMBERS: Final = 40_000_000
 """Most probabilities in a view: a browser holds a byte for each, and 24 layers × 16 heads × 256² are 25 million."""

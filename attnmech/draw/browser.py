@@ -8,7 +8,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Final
 
-from attnmech.errors import AttnmechError, OutputError, first_line
+from ..errors import AttnmechError, OutputError, first_line
 
 VARIABLE: Final = "BROWSER_PATH"
 """The environment variable that names a browser; kaleido reads the same."""

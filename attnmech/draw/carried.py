@@ -8,9 +8,9 @@ from functools import partial
 from hashlib import sha256
 from typing import Any, Final
 
-from attnmech.draw.chart import ByChoice, Chart, Slot
-from attnmech.draw.packing import logarithms, pack_keys, pack_logarithms, pack_texts, pack_values, rounding_error
-from attnmech.errors import InputError
+from ..errors import InputError
+from .chart import ByChoice, Chart, Slot
+from .packing import logarithms, pack_keys, pack_logarithms, pack_texts, pack_values, rounding_error
 
 MOST_PLAIN: Final = 256
 """Up to this many numbers are carried unpacked."""

@@ -13,10 +13,10 @@ from typing import Any, Final
 import numpy as np
 import plotly.graph_objects as go  # type: ignore[import-untyped]
 
-from attnmech.draw.figure import Figure
-from attnmech.draw.patterns import value_weighted
-from attnmech.draw.style import NEUTRAL
-from attnmech.draw.text import signed
+from .figure import Figure
+from .patterns import value_weighted
+from .style import NEUTRAL
+from .text import signed
 
 OWN_COLOUR: Final = "own colour"
 """The name of a shape whose colour does not follow the text's."""

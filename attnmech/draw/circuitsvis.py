@@ -11,13 +11,13 @@ from typing import Any, Final
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
-from attnmech.arguments import listed, shown, string, strings, whole_number
-from attnmech.draw import scripts
-from attnmech.draw.effects import SIGNED_COLOURS
-from attnmech.draw.embed import View
-from attnmech.draw.patterns import Array, as_array
-from attnmech.draw.text import isolated, quoted, shorten, visible_token
-from attnmech.errors import InputError, index_of
+from ..basics.arguments import listed, shown, string, strings, whole_number
+from ..errors import InputError, index_of
+from . import scripts
+from .effects import SIGNED_COLOURS
+from .embed import View
+from .patterns import Array, as_array
+from .text import isolated, quoted, shorten, visible_token
 
 MOST_CELLS: Final = 200_000
 """CircuitsVis draws every cell of a map by itself; with this many a browser takes 9 seconds (benchmarks/views.py)."""

@@ -8,13 +8,13 @@ import pandas as pd
 import plotly.graph_objects as go  # type: ignore[import-untyped]
 from numpy.typing import NDArray
 
-from attnmech.arguments import listed, string
-from attnmech.draw.figure import Figure
-from attnmech.draw.patterns import as_array
-from attnmech.draw.style import FIGURE_STYLE, NEUTRAL, SCORE_COLOURS
-from attnmech.draw.text import signed as with_sign
-from attnmech.draw.text import token_labels
-from attnmech.errors import InputError
+from ..basics.arguments import listed, string
+from ..errors import InputError
+from .figure import Figure
+from .patterns import as_array
+from .style import FIGURE_STYLE, NEUTRAL, SCORE_COLOURS
+from .text import signed as with_sign
+from .text import token_labels
 
 SIGNED_COLOURS: Final = ["#8c5109", "#cf9a4f", "#e3e3e3", "#6f9cc1", "#1f4a73"]
 """Below zero brown, above zero blue, zero light grey: distinguishable by colour-blind readers, and by lightness."""

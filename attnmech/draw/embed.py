@@ -16,15 +16,15 @@ from uuid import uuid4
 import plotly.graph_objects as go  # type: ignore[import-untyped]
 from markupsafe import Markup
 
-from attnmech.arguments import string
-from attnmech.draw import scripts
-from attnmech.draw.figure_files import save_figure
-from attnmech.draw.scripts import Script
-from attnmech.draw.templates import rendered
-from attnmech.draw.text import html_text, json_for_script
-from attnmech.draw.view_files import save_view
-from attnmech.errors import InputError, OutputError
-from attnmech.files import path_of, writing
+from ..basics.arguments import string
+from ..basics.files import path_of, writing
+from ..errors import InputError, OutputError
+from . import scripts
+from .figure_files import save_figure
+from .scripts import Script
+from .templates import rendered
+from .text import html_text, json_for_script
+from .view_files import save_view
 
 MOST_BYTES: Final = 40_000_000
 """A view's numbers take at most this many bytes of a page."""

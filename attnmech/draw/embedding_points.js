@@ -1,4 +1,4 @@
-// The points of joint embeddings (attnmech/draw/embedding_page.py): unpacked, found under the pointer, compared.
+// The points of joint embeddings (attnmech/methods/joint_embedding/page.py): unpacked, found under the pointer, compared.
 
 const HALF_RANGE = 32767; // codes go from 0 to twice this
 

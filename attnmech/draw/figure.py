@@ -4,7 +4,7 @@ from typing import Any
 
 import plotly.graph_objects as go  # type: ignore[import-untyped]
 
-from attnmech.draw.embed import in_notebook, plotly_view
+from .embed import in_notebook, plotly_view
 
 
 class Figure(go.Figure):  # type: ignore[misc]

@@ -15,12 +15,12 @@ from typing import Any, Final
 
 import plotly.graph_objects as go  # type: ignore[import-untyped]
 
-from attnmech.arguments import option, string
-from attnmech.draw.browser import PATIENCE, in_browser
-from attnmech.draw.scripts import package_text, plotly_for
-from attnmech.draw.text import html_text, printable
-from attnmech.errors import InputError, OutputError
-from attnmech.files import check_writable, path_of, writing
+from ..basics.arguments import option, string
+from ..basics.files import check_writable, path_of, writing
+from ..errors import InputError, OutputError
+from .browser import PATIENCE, in_browser
+from .scripts import package_text, plotly_for
+from .text import html_text, printable
 
 TYPES: Final = (".pdf", ".png", ".svg")
 

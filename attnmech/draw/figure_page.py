@@ -5,9 +5,9 @@ from typing import Final
 
 import pandas as pd
 
-from attnmech.draw.embed import View, in_notebook, page_of_views, plotly_view
-from attnmech.draw.section import Section
-from attnmech.draw.text import html_text
+from .embed import View, in_notebook, page_of_views, plotly_view
+from .section import Section
+from .text import html_text
 
 MOST_IN_A_CELL: Final = 4
 """A notebook's cell shows at most this many figures of a result."""

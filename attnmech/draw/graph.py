@@ -4,12 +4,12 @@ from collections.abc import Sequence
 from numbers import Real
 from typing import Final
 
-from attnmech.arguments import shown
-from attnmech.draw.embed import View
-from attnmech.draw.packing import precision_of
-from attnmech.draw.patterns import PROBABILITY, Array, Measure
-from attnmech.draw.token_weights import token_weights
-from attnmech.errors import InputError
+from ..basics.arguments import shown
+from ..errors import InputError
+from .embed import View
+from .packing import precision_of
+from .patterns import PROBABILITY, Array, Measure
+from .token_weights import token_weights
 
 READING: Final = (
     "An arrow goes from a query token to each key token to which it gives at least the threshold; its width is the "

@@ -6,9 +6,9 @@ from typing import Any
 
 import plotly.graph_objects as go  # type: ignore[import-untyped]
 
-from attnmech.draw import scripts
-from attnmech.draw.embed import View
-from attnmech.draw.packing import pack_texts
+from . import scripts
+from .embed import View
+from .packing import pack_texts
 
 
 def head_picker(

@@ -7,8 +7,8 @@ import numpy as np
 import plotly.graph_objects as go  # type: ignore[import-untyped]
 from numpy.typing import NDArray
 
-from attnmech.draw.figure import Figure
-from attnmech.draw.style import FIGURE_STYLE, MARKS, NEUTRAL
+from .figure import Figure
+from .style import FIGURE_STYLE, MARKS, NEUTRAL
 
 _STYLES: Final = tuple(MARKS.values())
 

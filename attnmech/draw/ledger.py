@@ -7,14 +7,14 @@ import numpy as np
 import plotly.graph_objects as go  # type: ignore[import-untyped]
 from jaxtyping import Float, Int
 
-from attnmech.arguments import option, shown, strings, whole_number
-from attnmech.axes import KEY, axis_label
-from attnmech.draw.chart import ByChoice, Chart, Slot, with_split
-from attnmech.draw.figure import Figure
-from attnmech.draw.patterns import as_array
-from attnmech.draw.style import FIGURE_STYLE, NEUTRAL, term_order, term_style
-from attnmech.draw.text import token_labels
-from attnmech.errors import InputError, index_of
+from ..basics.arguments import option, shown, strings, whole_number
+from ..basics.axes import KEY, axis_label
+from ..errors import InputError, index_of
+from .chart import ByChoice, Chart, Slot, with_split
+from .figure import Figure
+from .patterns import as_array
+from .style import FIGURE_STYLE, NEUTRAL, term_order, term_style
+from .text import token_labels
 
 _HATCHES: Final = {"query_bias": "/", "constant": ".", "softcap": "x"}
 """What distinguishes grey terms."""

@@ -17,14 +17,14 @@ import numpy as np
 import plotly.graph_objects as go  # type: ignore[import-untyped]
 from jaxtyping import Float
 
-from attnmech.draw.all_heads import model_view
-from attnmech.draw.embed import View
-from attnmech.draw.figure import Figure
-from attnmech.draw.graph import token_graph
-from attnmech.draw.patterns import Array, as_array, checked_pattern
-from attnmech.draw.style import FIGURE_STYLE, SCORE_COLOURS
-from attnmech.draw.text import isolated, plotly_text, visible_token
-from attnmech.errors import InputError
+from ..errors import InputError
+from .all_heads import model_view
+from .embed import View
+from .figure import Figure
+from .graph import token_graph
+from .patterns import Array, as_array, checked_pattern
+from .style import FIGURE_STYLE, SCORE_COLOURS
+from .text import isolated, plotly_text, visible_token
 
 _TICKS: Final = 40
 """The most positions of which each has a label at its axis."""

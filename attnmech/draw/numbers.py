@@ -7,10 +7,10 @@ from typing import Final, Literal
 import numpy as np
 from jaxtyping import Float32, Int32
 
-from attnmech.draw.chart import ByChoice
-from attnmech.draw.patterns import value_weighted
-from attnmech.draw.text import percent, quoted
-from attnmech.errors import InputError
+from ..errors import InputError
+from .chart import ByChoice
+from .patterns import value_weighted
+from .text import percent, quoted
 
 
 @dataclass(frozen=True)

@@ -13,8 +13,8 @@ from typing import Final, Literal, NotRequired, TypedDict
 import numpy as np
 from jaxtyping import Float, Integer, UInt8, UInt16
 
-from attnmech.draw.text import bound, printable
-from attnmech.errors import InputError
+from ..errors import InputError
+from .text import bound, printable
 
 NO_VALUE: Final = 65535
 

@@ -13,20 +13,20 @@ from typing import Any, Final
 import plotly.graph_objects as go  # type: ignore[import-untyped]
 from markupsafe import Markup
 
-from attnmech.draw import scripts
-from attnmech.draw.carried import Carried
-from attnmech.draw.chart import ByChoice, Chart
-from attnmech.draw.embed import View
-from attnmech.draw.numbers import ScoreNumbers, TableRow, row_sentences
-from attnmech.draw.packing import precision_of
-from attnmech.draw.patterns import PROBABILITY, VALUE_WEIGHTED
-from attnmech.draw.scores import of_heads
-from attnmech.draw.section import Choice, OfPattern, Section
-from attnmech.draw.style import CROSS_MARKS, MARKS, MarkStyle
-from attnmech.draw.templates import rendered
-from attnmech.draw.text import bound, json_for_script, token_labels, visible_token
-from attnmech.draw.token_weights import unattended
-from attnmech.draw.wording import TEXT, Wording
+from . import scripts
+from .carried import Carried
+from .chart import ByChoice, Chart
+from .embed import View
+from .numbers import ScoreNumbers, TableRow, row_sentences
+from .packing import precision_of
+from .patterns import PROBABILITY, VALUE_WEIGHTED
+from .scores import of_heads
+from .section import Choice, OfPattern, Section
+from .style import CROSS_MARKS, MARKS, MarkStyle
+from .templates import rendered
+from .text import bound, json_for_script, token_labels, visible_token
+from .token_weights import unattended
+from .wording import TEXT, Wording
 
 SINK: Final = 1e-3
 """Where a row's probabilities fall short of 1 by more than this, a sink takes the rest."""

@@ -8,9 +8,9 @@ import numpy as np
 from jaxtyping import Float
 from torch import Tensor
 
-from attnmech.arguments import dense, flag, listed, shown, strings, whole_number
-from attnmech.draw.text import visible_token
-from attnmech.errors import InputError, first_line, index_of
+from ..basics.arguments import dense, flag, listed, shown, strings, whole_number
+from ..errors import InputError, first_line, index_of
+from .text import visible_token
 
 Array = np.ndarray | Tensor | Sequence[Any]
 

@@ -12,12 +12,13 @@ import numpy as np
 import plotly.graph_objects as go  # type: ignore[import-untyped]
 from jaxtyping import Float, Int, Integer
 
-from attnmech.arguments import option, strings
-from attnmech.axes import KEY, QUERY, axis_label
-from attnmech.draw.chart import ByChoice, Chart, Slot, row_frame, with_split
-from attnmech.draw.figure import Figure
-from attnmech.draw.patterns import VALUE_WEIGHTED, as_array
-from attnmech.draw.style import (
+from ..basics.arguments import option, strings
+from ..basics.axes import KEY, QUERY, axis_label
+from ..errors import InputError
+from .chart import ByChoice, Chart, Slot, row_frame, with_split
+from .figure import Figure
+from .patterns import VALUE_WEIGHTED, as_array
+from .style import (
     CROSS_MARKS,
     FIGURE_STYLE,
     MARKS,
@@ -27,8 +28,7 @@ from attnmech.draw.style import (
     term_order,
     term_style,
 )
-from attnmech.draw.text import percent, token_labels
-from attnmech.errors import InputError
+from .text import percent, token_labels
 
 TRIANGLE_CORNERS: Final = {"a": "position", "b": "key_bias", "c": "query_key"}
 """Which term is at which corner of the ternary plot: a at the top, b on the left, c on the right."""

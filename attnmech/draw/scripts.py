@@ -12,7 +12,7 @@ from gzip import compress
 from hashlib import sha256
 from importlib.resources import files
 
-from attnmech.draw.text import json_for_script
+from .text import json_for_script
 
 VIEWS = (
     *("shared.js", "plotly_figure.js", "circuitsvis.js", "sentence.js", "graph.js", "all_heads.js", "atlas.js"),

@@ -6,8 +6,8 @@ from typing import Literal
 
 import plotly.graph_objects as go  # type: ignore[import-untyped]
 
-from attnmech.draw.chart import ByChoice, Chart
-from attnmech.draw.embed import View
+from .chart import ByChoice, Chart
+from .embed import View
 
 
 @dataclass(frozen=True)

@@ -8,10 +8,10 @@ import plotly.graph_objects as go  # type: ignore[import-untyped]
 from jaxtyping import Float
 from plotly.colors import sample_colorscale  # type: ignore[import-untyped]
 
-from attnmech.draw.effects import SIGNED_COLOURS
-from attnmech.draw.figure import Figure
-from attnmech.draw.style import FIGURE_STYLE, SCORE_COLOURS
-from attnmech.draw.text import isolated, plotly_text, signed, visible_token
+from .effects import SIGNED_COLOURS
+from .figure import Figure
+from .style import FIGURE_STYLE, SCORE_COLOURS
+from .text import isolated, plotly_text, signed, visible_token
 
 _LABEL: Final = 18
 """Characters of a segment in a tick label."""

@@ -3,12 +3,12 @@
 from collections.abc import Sequence
 from typing import Final
 
-from attnmech.arguments import listed
-from attnmech.draw.embed import View
-from attnmech.draw.packing import precision_of
-from attnmech.draw.patterns import PROBABILITY, Array, Measure
-from attnmech.draw.token_weights import token_weights
-from attnmech.errors import InputError
+from ..basics.arguments import listed
+from ..errors import InputError
+from .embed import View
+from .packing import precision_of
+from .patterns import PROBABILITY, Array, Measure
+from .token_weights import token_weights
 
 READING: Final = (
     "A line goes from each query token, on the left, to the key tokens that it looks at, on the right; its opacity is "

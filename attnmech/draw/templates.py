@@ -5,8 +5,8 @@ from typing import Any, Final
 from jinja2 import Environment, FunctionLoader, StrictUndefined
 from markupsafe import Markup
 
-from attnmech.draw.scripts import package_text
-from attnmech.draw.text import printable
+from .scripts import package_text
+from .text import printable
 
 _ENVIRONMENT: Final = Environment(
     autoescape=True,

@@ -15,7 +15,7 @@ from functools import lru_cache
 from typing import Final
 from unicodedata import bidirectional, category
 
-from attnmech.axes import token_text
+from ..basics.axes import token_text
 
 LONGEST_LABEL: Final = 14
 """Characters of a token that a tick label shows; the rest becomes an ellipsis."""

@@ -9,14 +9,14 @@ import numpy as np
 from jaxtyping import Float, Int
 from plotly.colors import sample_colorscale  # type: ignore[import-untyped]
 
-from attnmech.draw.carried import error_of
-from attnmech.draw.chart import ByChoice, Chart, Slot, row_frame
-from attnmech.draw.effects import SIGNED_COLOURS
-from attnmech.draw.figure import Figure
-from attnmech.draw.section import Section
-from attnmech.draw.segments import segment_labels
-from attnmech.draw.style import FIGURE_STYLE, NEUTRAL, SCORE_COLOURS
-from attnmech.draw.text import bound, isolated, percent, plotly_text, quoted, shorten, token_labels, visible_token
+from .carried import error_of
+from .chart import ByChoice, Chart, Slot, row_frame
+from .effects import SIGNED_COLOURS
+from .figure import Figure
+from .section import Section
+from .segments import segment_labels
+from .style import FIGURE_STYLE, NEUTRAL, SCORE_COLOURS
+from .text import bound, isolated, percent, plotly_text, quoted, shorten, token_labels, visible_token
 
 NAMED: Final = 4
 """How many of the nearest rows a table names."""

@@ -6,10 +6,10 @@ from typing import Any, Final
 import numpy as np
 from jaxtyping import Float
 
-from attnmech.draw.embed import MOST_BYTES
-from attnmech.draw.packing import PackedValues, pack_logarithms
-from attnmech.draw.patterns import Array, Measure, as_array, checked_pattern, of_layers
-from attnmech.errors import InputError
+from ..errors import InputError
+from .embed import MOST_BYTES
+from .packing import PackedValues, pack_logarithms
+from .patterns import Array, Measure, as_array, checked_pattern, of_layers
 
 ROUNDING: Final = 1e-6
 """A row of float32 probabilities that falls short of 1 by less than this is taken to sum to 1."""

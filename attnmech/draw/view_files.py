@@ -7,11 +7,11 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from attnmech.arguments import string
-from attnmech.draw.figure_files import PIXELS_PER_MM, Drawn, checked_target, document, write_page
-from attnmech.draw.scripts import Script, boot, carriers, package_text
-from attnmech.draw.text import html_text
-from attnmech.errors import OutputError, first_line
+from ..basics.arguments import string
+from ..errors import OutputError, first_line
+from .figure_files import PIXELS_PER_MM, Drawn, checked_target, document, write_page
+from .scripts import Script, boot, carriers, package_text
+from .text import html_text
 
 
 def save_view(

@@ -11,8 +11,8 @@ from typing import Any, Final
 import numpy as np
 import plotly.graph_objects as go  # type: ignore[import-untyped]
 
-from attnmech.draw.chart import ByChoice, Chart, Slot
-from attnmech.draw.section import Section
+from .chart import ByChoice, Chart, Slot
+from .section import Section
 
 _WORDS: Final = re.compile(r"\b([Aa]n? )?(first |First )?(texts?|tokens?)\b", re.IGNORECASE)
 

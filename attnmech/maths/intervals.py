@@ -19,7 +19,7 @@ from scipy.stats import binom  # type: ignore[import-untyped]
 from scipy.stats import t as student_t
 from torch import Tensor
 
-from ..arguments import finite_number
+from ..basics.arguments import finite_number
 
 LEVEL: Final = 0.95
 LEAST_TEXTS: Final = 5

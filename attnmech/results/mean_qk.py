@@ -10,9 +10,9 @@ import torch
 from jaxtyping import Float64, Int
 from torch import Tensor
 
-from ..arguments import member, shown
+from ..basics.arguments import member, shown
+from ..basics.fields import check_fields, check_layers
 from ..errors import InputError
-from ..fields import check_fields, check_layers
 from .provenance import Provenance
 from .result import Result
 

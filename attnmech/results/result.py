@@ -9,13 +9,13 @@ from typing import Any, ClassVar, Self
 import pandas as pd
 from torch import Tensor
 
-from ..arguments import string
+from ..basics.arguments import string
+from ..basics.fields import check_fields
+from ..basics.files import path_of, writing
 from ..draw.figure_page import in_notebook_output, render_figures, table_html
 from ..draw.section import Section
 from ..draw.text import html_text
 from ..errors import InputError, OutputError, first_line
-from ..fields import check_fields
-from ..files import path_of, writing
 from .codec import packed, unpacked
 from .earlier import renewed
 from .figure_file import SavesFigures

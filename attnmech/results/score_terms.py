@@ -11,7 +11,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from ..arguments import member, shown
+from ..basics.arguments import member, shown
 from ..errors import InputError, MissingPointError, index_of
 from ..maths.scores import ScoreParts
 

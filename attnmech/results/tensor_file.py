@@ -9,8 +9,8 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
+from ..basics.files import path_of, writing
 from ..errors import OutputError
-from ..files import path_of, writing
 
 _HEADER: Final = "attnmech"
 

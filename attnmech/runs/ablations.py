@@ -4,11 +4,11 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final, Self, cast
 
-from ..arguments import flag, option, shown, whole_number
+from ..basics.arguments import flag, option, shown, whole_number
 from ..errors import InputError
 from ..interventions import HEAD_POINTS, Head, Intervention, Values
-from ..model.hooked import HookedModel, require_model
-from ..model.inputs import Inputs
+from ..model.inputs.encoder import Inputs
+from ..model.run.hooked import HookedModel, require_model
 from .reference import mean_z, resampled_z
 
 METHODS: Final = ("zero", "mean", "resample")

@@ -8,10 +8,10 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from ..arguments import dense, listed
+from ..basics.arguments import dense, listed
 from ..errors import InputError, index_of
-from ..model.hooked import HookedModel
-from ..model.pieces import read_piece, texts_of_pieces
+from ..model.parts.pieces import read_piece, texts_of_pieces
+from ..model.run.hooked import HookedModel
 
 Answers: TypeAlias = str | int | Sequence[str] | Sequence[int] | Sequence[Sequence[int]] | Tensor | None
 """One token per text: its string, with its leading space, or its id. A single one, not in a list, is for all texts.

@@ -20,14 +20,14 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from ..arguments import flag, optional_flag, shown, whole_number
+from ..basics.arguments import flag, optional_flag, shown, whole_number
+from ..basics.files import path_of
 from ..batch import Batch
 from ..errors import InputError, first_line, integer
-from ..files import path_of
-from ..model.hooked import HookedModel
-from ..model.inputs import MOST_CHARACTERS, Encoder, Ids, Inputs, is_chat, is_list_of
-from ..model.processors import Picture
-from ..model.weights import tensors_hash
+from ..model.inputs.encoder import MOST_CHARACTERS, Encoder, Ids, Inputs, is_chat, is_list_of
+from ..model.inputs.processors import Picture
+from ..model.parts.weights import tensors_hash
+from ..model.run.hooked import HookedModel
 
 # -- files -------------------------------------------------------------------------------------------------------
 

@@ -9,7 +9,7 @@ from functools import cached_property
 from pathlib import Path, PurePosixPath
 from typing import Any, Literal
 
-from ..arguments import listed, shown
+from ..basics.arguments import listed, shown
 from ..errors import InputError, first_line
 from .corpus import Documents, texts_of_file
 

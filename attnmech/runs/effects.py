@@ -10,15 +10,15 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from ..arguments import whole_number
+from ..basics.arguments import whole_number
+from ..basics.fields import check_layers
 from ..draw.chart import at_head
 from ..draw.effects import effect_map
 from ..draw.section import Section
 from ..errors import InputError
-from ..fields import check_layers
 from ..interventions import Head
 from ..maths.intervals import TextMeans
-from ..model.hooked import HookedModel
+from ..model.run.hooked import HookedModel
 from ..results import OverTexts, Provenance, TextResult, by_layer, subtracted
 from .claims import PALE, for_map, interval_note
 from .differences import largest_of

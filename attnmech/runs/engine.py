@@ -14,11 +14,11 @@ from torch import Tensor
 from ..batch import Batch
 from ..errors import InputError
 from ..interventions import HEAD_POINTS, Intervention, Values
-from ..model.applied import Applied
-from ..model.block import PostNormEnd
-from ..model.hooked import HookedModel
-from ..model.observed import RowObserver
-from ..model.partial_pass import AFTER_ATTENTION, Blocks, can_begin_in_the_middle
+from ..model.attention.applied import Applied
+from ..model.attention.observed import RowObserver
+from ..model.reading.partial_pass import AFTER_ATTENTION, Blocks, can_begin_in_the_middle
+from ..model.run.hooked import HookedModel
+from ..model.stack.block import PostNormEnd
 from .corpus import CorpusBatch
 from .metrics import Metric
 from .outputs import Judging, Output

@@ -8,11 +8,11 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from ..arguments import whole_number
+from ..basics.arguments import whole_number
 from ..maths.focus import STATISTICS, DefinedRows, Places, RowMeasures, defined_rows, statistics_by_class
 from ..maths.received import Received, neighbours, uniform_attention
 from ..maths.sums_by_text import counts_by_text
-from ..model.observed import RowBlock
+from ..model.attention.observed import RowBlock
 from .row_classes import ROW_CLASSES, row_classes
 from .row_means import RowMeans, added, closed
 from .stream import Reducer, Run, State

@@ -23,8 +23,8 @@ from typing import Any, Final, TypeAlias
 import numpy as np
 import torch
 
-from ..model.hooked import HookedModel
-from ..model.weights import tensors_hash
+from ..model.parts.weights import tensors_hash
+from ..model.run.hooked import HookedModel
 
 _FOLDERS: Final[tuple[str | Path, ...]] = (
     *(sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")),

@@ -17,9 +17,9 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
+from ..basics.files import check_writable, path_of, writing
 from ..errors import JournalError, OutputError, first_line
-from ..files import check_writable, path_of, writing
-from ..model.weights import tensors_hash
+from ..model.parts.weights import tensors_hash
 
 ADVICE: Final = "Give another path or delete it."
 

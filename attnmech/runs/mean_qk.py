@@ -7,13 +7,13 @@ from typing import Any, Literal
 import torch
 from einops import rearrange
 
-from ..arguments import option
+from ..basics.arguments import option
 from ..batch import Batch
 from ..errors import InputError
-from ..model.centring import sums_of
-from ..model.hooked import HookedModel
-from ..model.inputs import Inputs
-from ..model.observed import LayerEnd
+from ..model.attention.observed import LayerEnd
+from ..model.inputs.encoder import Inputs
+from ..model.run.hooked import HookedModel
+from ..model.stack.centring import sums_of
 from ..results.mean_qk import MeanQK, padded
 from .layers import count_layers
 from .stream import Reducer, Run, Source, State, stream

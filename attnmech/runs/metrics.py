@@ -9,12 +9,12 @@ import torch
 from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor
 
-from ..arguments import dense, shown
+from ..basics.arguments import dense, shown
 from ..batch import Batch
 from ..errors import InputError
 from ..maths.metrics import accuracy, cross_entropy, divergence, logit_difference
-from ..model.hooked import HookedModel
-from ..model.masking import GROUPS
+from ..model.run.hooked import HookedModel
+from ..model.run.masking import GROUPS
 from .answers import Answers, answer_ids, answer_tokens
 
 MetricLike: TypeAlias = str | Callable[[Tensor, Batch], Tensor]

@@ -9,7 +9,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from ..batch import Batch
-from ..model.partial_pass import Blocks
+from ..model.reading.partial_pass import Blocks
 from .metrics import Metric
 
 

@@ -6,8 +6,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 from ..maths.divergence import jensen_shannon
-from ..model.hooked import HookedModel
-from ..model.observed import RowBlock
+from ..model.attention.observed import RowBlock
+from ..model.run.hooked import HookedModel
 
 
 class Keyless:

@@ -6,13 +6,13 @@ import torch
 from jaxtyping import Int, Shaped
 from torch import Tensor
 
-from ..arguments import flag, whole_number
+from ..basics.arguments import flag, whole_number
 from ..errors import InputError
 from ..interventions import Values
-from ..model.hooked import HookedModel
-from ..model.inputs import Inputs
-from ..model.observed import LayerEnd
-from ..model.points import MAX_BYTES
+from ..model.attention.observed import LayerEnd
+from ..model.inputs.encoder import Inputs
+from ..model.run.hooked import HookedModel
+from ..model.stack.points import MAX_BYTES
 from ..points import split_stack
 from .corpus import CorpusBatch, batches
 from .stream import Reducer, Run, Source, State, stream

@@ -18,12 +18,12 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from ..arguments import dense, flag, member, option, shown
+from ..basics.arguments import dense, flag, member, option, shown
+from ..basics.fields import check_entries, check_layers, check_rows
 from ..draw.chart import at_head
 from ..draw.effects import effect_map
 from ..draw.section import Section
 from ..errors import InputError, MissingPointError, index_of
-from ..fields import check_entries, check_layers, check_rows
 from ..maths.intervals import LEAST_TEXTS, LEVEL, TextMeans, checked_level, difference
 from ..maths.sums_by_text import counts_by_text, sums_by_text
 from ..results import Provenance, TextResult, by_layer, clarity_of, shared_layers

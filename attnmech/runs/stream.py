@@ -16,14 +16,14 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from ..arguments import flag, listed, optional_flag, shown
+from ..basics.arguments import flag, listed, optional_flag, shown
+from ..basics.files import path_of
 from ..batch import Batch
 from ..errors import ExactnessError, InputError, JournalError, ReducerError
-from ..files import path_of
-from ..model.hooked import HookedModel, require_model
-from ..model.inputs import Inputs
-from ..model.observed import LayerEnd, RowBlock
-from ..model.stack import Stack
+from ..model.attention.observed import LayerEnd, RowBlock
+from ..model.inputs.encoder import Inputs
+from ..model.run.hooked import HookedModel, require_model
+from ..model.stack.stack import Stack
 from ..points import PointKey
 from ..results import Provenance
 from .corpus import CorpusBatch, CorpusHash, batches, checked_shard

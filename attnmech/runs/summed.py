@@ -8,9 +8,9 @@ from typing import Any, ClassVar, Self
 
 from torch import Tensor
 
-from ..arguments import shown
+from ..basics.arguments import shown
+from ..basics.fields import check_entries, check_layers
 from ..errors import InputError
-from ..fields import check_entries, check_layers
 from ..results import PagedResult, Provenance
 from .layers import count_layers
 from .stream import Reducer, Source, State

@@ -17,12 +17,12 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from ..arguments import finite_number, flag, shown
+from ..basics.arguments import finite_number, flag, shown
+from ..basics.files import path_of
 from ..batch import Batch
 from ..errors import InputError
-from ..files import path_of
-from ..model.hooked import HookedModel, require_model
-from ..model.inputs import Inputs
+from ..model.inputs.encoder import Inputs
+from ..model.run.hooked import HookedModel, require_model
 from ..results import Provenance
 from .answers import Answers
 from .corpus import CorpusBatch, batches

@@ -13,13 +13,13 @@ from ..maths.compared import Compared, compared
 from ..maths.sums_by_text import counts_by_text, sums_by_text
 from ..maths.update_statistics import STATISTICS, AgainstStream, LayerRows, update_statistics
 from ..maths.updates import Writer, cosine
-from ..model.block import attention_scale, before_mlp
-from ..model.carried import values_read
-from ..model.local_global import global_tokens
-from ..model.observed import LayerEnd, RowBlock
-from ..model.stack import Stack
-from ..model.unembedding import Unembedding
-from ..model.weights import tensors_hash
+from ..model.attention.local_global import global_tokens
+from ..model.attention.observed import LayerEnd, RowBlock
+from ..model.parts.weights import tensors_hash
+from ..model.reading.unembedding import Unembedding
+from ..model.stack.block import attention_scale, before_mlp
+from ..model.stack.carried import values_read
+from ..model.stack.stack import Stack
 from .row_classes import row_classes
 from .row_means import added, closed
 from .stream import Reducer, Run, State

@@ -8,10 +8,10 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from ..arguments import shown
+from ..basics.arguments import shown
 from ..batch import Batch
 from ..errors import InputError
-from ..model.hooked import HookedModel
+from ..model.run.hooked import HookedModel
 
 
 def split_words(text: str) -> tuple[str, ...]:

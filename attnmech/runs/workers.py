@@ -5,7 +5,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from ..arguments import shown
+from ..basics.arguments import shown
 from ..errors import InputError
 from .corpus import CorpusBatch
 from .journal import Journal

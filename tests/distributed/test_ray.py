@@ -23,7 +23,7 @@ import torch
 from counting import TEXTS, Lengths, Poisoned, Slow, State
 
 import attnmech as am
-from attnmech import cli
+from attnmech.cli import main as cli
 from attnmech.distributed import cluster
 from attnmech.runs import corpus as corpus_module
 from attnmech.runs import stream as stream_module

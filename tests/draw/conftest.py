@@ -13,12 +13,12 @@ from browser import WHOLE, opening
 
 from attnmech.draw.circuitsvis import token_log_probs
 from attnmech.draw.embed import View
-from attnmech.draw.focus_sections import about_all_heads, focus_sections
 from attnmech.draw.numbers import FocusNumbers, ScoreNumbers, TableRow, UpdateNumbers
 from attnmech.draw.page import Page, render_page
-from attnmech.draw.score_sections import score_sections
 from attnmech.draw.section import Section
-from attnmech.draw.update_sections import update_sections
+from attnmech.methods.focus.section import about_all_heads, focus_sections
+from attnmech.methods.scores.section import score_sections
+from attnmech.methods.updates.section import update_sections
 
 TOKENS = (
     "</script><script>window.owned=1</script>",

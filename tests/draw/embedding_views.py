@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 from plotly import express
 
-from attnmech.draw.embedding import EmbeddingHead, EmbeddingImages, EmbeddingText, EmbeddingView
+from attnmech.methods.joint_embedding.page_data import EmbeddingHead, EmbeddingImages, EmbeddingText, EmbeddingView
 
 from .conftest import HOSTILE, TOKENS
 

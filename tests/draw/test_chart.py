@@ -8,7 +8,6 @@ import pytest
 from attnmech.draw.chart import ByChoice, Chart, Slot, at_head
 from attnmech.draw.effects import effect_map
 from attnmech.draw.figure import Figure
-from attnmech.draw.focus import focus_chart, rank_lines_of
 from attnmech.draw.ledger import REFERENCES, ledger_chart, row_ledger
 from attnmech.draw.numbers import FocusNumbers, ScoreNumbers, UpdateNumbers
 from attnmech.draw.scores import (
@@ -22,7 +21,8 @@ from attnmech.draw.scores import (
     share_triangle,
     triangle_chart,
 )
-from attnmech.draw.updates import (
+from attnmech.methods.focus.figures import focus_chart, rank_lines_of
+from attnmech.methods.updates.figures import (
     magnitude_by_position,
     magnitude_by_position_chart,
     magnitude_histograms,

@@ -14,10 +14,10 @@ import numpy as np
 import pytest
 from browser import opening
 
-from attnmech.draw.embedding import EmbeddingView
-from attnmech.draw.embedding_page import embedding_page, embedding_view, mean_distance
 from attnmech.draw.text import visible_token
 from attnmech.errors import InputError
+from attnmech.methods.joint_embedding.page import embedding_page, embedding_view, mean_distance
+from attnmech.methods.joint_embedding.page_data import EmbeddingView
 
 from .embedding_views import made_images, made_view
 from .token_pages import selector, without

@@ -6,9 +6,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from attnmech.draw.focus import MOST_TIED_HEADS, rank_lines, rank_lines_of
 from attnmech.draw.numbers import FocusNumbers
 from attnmech.errors import InputError
+from attnmech.methods.focus.figures import MOST_TIED_HEADS, rank_lines, rank_lines_of
 
 LAYERS = (3, 4, 7, 9, 12)
 

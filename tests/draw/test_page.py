@@ -13,11 +13,11 @@ import pytest
 
 from attnmech.draw import scripts
 from attnmech.draw.chart import ByChoice, Chart
-from attnmech.draw.focus_sections import focus_sections
 from attnmech.draw.numbers import FocusNumbers, ScoreNumbers, UpdateNumbers
 from attnmech.draw.packing import rounding_error
-from attnmech.draw.update_sections import update_sections
 from attnmech.errors import InputError
+from attnmech.methods.focus.section import focus_sections
+from attnmech.methods.updates.section import update_sections
 
 from .conftest import page, sections_of
 

@@ -7,12 +7,12 @@ from typing import Any
 import numpy as np
 
 from attnmech.draw.chart import ByChoice, Chart
-from attnmech.draw.focus_sections import focus_sections
 from attnmech.draw.numbers import FocusNumbers, ScoreNumbers, UpdateNumbers, row_sentences
-from attnmech.draw.score_sections import score_sections
 from attnmech.draw.style import MARKS
 from attnmech.draw.text import percent, signed, visible_token
-from attnmech.draw.update_sections import SIDES, update_sections
+from attnmech.methods.focus.section import focus_sections
+from attnmech.methods.scores.section import score_sections
+from attnmech.methods.updates.section import SIDES, update_sections
 
 from .conftest import TOKENS, uncentred
 

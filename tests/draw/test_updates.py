@@ -9,14 +9,14 @@ import pytest
 from attnmech.draw.numbers import UpdateNumbers
 from attnmech.draw.style import MARKS
 from attnmech.draw.text import token_labels
-from attnmech.draw.updates import (
+from attnmech.errors import InputError
+from attnmech.methods.updates.figures import (
     FADED,
     magnitude_by_position,
     magnitude_histograms,
     orientation_by_magnitude,
     orientation_histograms,
 )
-from attnmech.errors import InputError
 
 NAN = np.nan
 TOKENS = ["What", " does", " it", " do"]

@@ -14,8 +14,8 @@ from transformers.models.deberta_v2.modeling_deberta_v2 import make_log_bucket_p
 
 import attnmech as am
 from attnmech.maths.relative import Relative, log_bucket
-from attnmech.model import attention
-from attnmech.model.disentangled import DisentangledAttention, row_of_distance
+from attnmech.model.attention import attend as attention
+from attnmech.model.attention.disentangled import DisentangledAttention, row_of_distance
 
 F64 = torch.float64
 NAMES = ("deberta", "deberta_v2", "deberta_v2_own_projections")
@@ -242,7 +242,7 @@ def broken(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(DisentangledAttention, "products", 2)
 
 
-@pytest.mark.filterwarnings("ignore::attnmech.model.load.UnprovenWarning")
+@pytest.mark.filterwarnings("ignore::attnmech.model.files.load.UnprovenWarning")
 @pytest.mark.parametrize("kind", ["bucket", "transposed", "scale"])
 def test_the_certificate_finds_a_reading_that_is_wrong(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     broken(kind, monkeypatch)
@@ -252,7 +252,7 @@ def test_the_certificate_finds_a_reading_that_is_wrong(kind: str, monkeypatch: p
         am.decompose_scores(hooked, long_ids())
 
 
-@pytest.mark.filterwarnings("ignore::attnmech.model.load.UnprovenWarning")
+@pytest.mark.filterwarnings("ignore::attnmech.model.files.load.UnprovenWarning")
 def test_the_certificate_looks_beyond_the_linear_buckets(monkeypatch: pytest.MonkeyPatch) -> None:
     broken("far", monkeypatch)
     hooked = am.load(models.randomised(models.deberta_v2(position_buckets=250, max_relative_positions=300)))

@@ -12,8 +12,8 @@ from models import in_attention, randomised
 from torch import Tensor, nn
 
 import attnmech as am
-from attnmech.model.load import UnprovenWarning
-from attnmech.model.structure import read_structure
+from attnmech.model.files.load import UnprovenWarning
+from attnmech.model.structure.structure import read_structure
 
 F32, F64 = torch.float32, torch.float64
 NOPE, ROPE, VALUE, LATENT, HEADS, LAYERS = 8, 6, 10, 20, 4, 3

@@ -14,9 +14,9 @@ from models import randomised
 from torch import Tensor
 
 import attnmech as am
-from attnmech.model import rewritten
-from attnmech.model.position import HALVES_ONCE
-from attnmech.model.postponed import Product, through_attend
+from attnmech.model.attention.postponed import Product, through_attend
+from attnmech.model.parts.position import HALVES_ONCE
+from attnmech.model.structure import rewritten
 
 ENCODERS = ("albert", "mpnet", "rembert", "roformer", "luke", "tapas", "megatron-bert")
 DECODERS = ("git", "xglm", "trocr", "openai-gpt", "gpt_neox_japanese")

@@ -10,7 +10,7 @@ import torch
 import transformers
 
 import attnmech as am
-from attnmech.model.architectures import ARCHITECTURES
+from attnmech.model.structure.architectures import ARCHITECTURES
 
 Lot = Random
 

@@ -16,8 +16,8 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.pytorch_utils import Conv1D
 
 import attnmech as am
-from attnmech.model.architectures import ARCHITECTURES
-from attnmech.model.load import UnprovenWarning
+from attnmech.model.files.load import UnprovenWarning
+from attnmech.model.structure.architectures import ARCHITECTURES
 
 KINDS = (
     "gemma", "gemma3", "gemma3_text", "llama4_text", "phi", "phi3", "phimoe", "mixtral", "ministral", "qwen2_moe",

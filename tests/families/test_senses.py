@@ -11,8 +11,8 @@ from senses import IMAGES, SENSES, SOUND, WAVE, hooked, inputs_of, plain, raw
 from torch import Tensor, nn
 
 import attnmech as am
-from attnmech.model.mask import MaskRule
-from attnmech.model.signals import below_head
+from attnmech.model.parts.mask import MaskRule
+from attnmech.model.structure.signals import below_head
 
 F32, F64 = torch.float32, torch.float64
 OUT = ("attention.o_proj", "attention.out_proj", "self_attn.out_proj", "attention.output.dense")

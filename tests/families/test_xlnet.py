@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 import attnmech as am
-from attnmech.model.partial_pass import Blocks
-from attnmech.model.two_stream import XLNetCore
+from attnmech.model.attention.two_stream import XLNetCore
+from attnmech.model.reading.partial_pass import Blocks
 
 F32, F64 = torch.float32, torch.float64
 TOLERANCE = {F32: 2e-5, F64: 1e-6}
@@ -115,7 +115,7 @@ def test_writers_and_means_add_up() -> None:
     assert {"position", "content_to_position", "key_bias", "query_bias"} < set(split.terms)
 
 
-@pytest.mark.filterwarnings("ignore::attnmech.model.load.UnprovenWarning")
+@pytest.mark.filterwarnings("ignore::attnmech.model.files.load.UnprovenWarning")
 def test_the_certificate_finds_positions_that_are_off_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
     made = XLNetCore._relative
     monkeypatch.setattr(

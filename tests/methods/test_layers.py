@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 import attnmech as am
-from attnmech.maths.null_attention import VERDICTS
+from attnmech.methods.null_attention.formulas import VERDICTS
 
 JUDGED = {"answers": torch.tensor([5, 9, 11, 6, 8]), "against": torch.tensor([7, 4, 30, 3, 10])}
 

@@ -9,8 +9,8 @@ import pytest
 from safetensors import safe_open
 
 import attnmech as am
-from attnmech.methods.patching import PositionEffects
-from attnmech.methods.updates import BlockUpdates
+from attnmech.methods.patching.patch import PositionEffects
+from attnmech.methods.updates.result import BlockUpdates
 
 FILES = sorted((Path(__file__).parent / "saved_by_0.1.0").glob("*.safetensors"))
 KINDS = {kind.__name__: kind for kind in (BlockUpdates, PositionEffects)}

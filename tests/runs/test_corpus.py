@@ -372,7 +372,7 @@ def test_a_line_of_ten_megabytes(words: am.HookedModel, tmp_path: Path) -> None:
 
 
 def test_a_cut_document_counts_as_cut_where_any_length_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in ("attnmech.model.inputs", "attnmech.runs.corpus"):
+    for module in ("attnmech.model.inputs.encoder", "attnmech.runs.corpus"):
         monkeypatch.setattr(f"{module}.MOST_CHARACTERS", 12)
     bloom = am.load(models.fresh("bloom"), tokenizer=models.tokenizer())
     found = list(batches(iter(["the keys to the cabinet", "a dog"]), bloom, truncate=True))

@@ -15,8 +15,8 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import attnmech as am
 from attnmech.interventions import Intervention
-from attnmech.model import attention
-from attnmech.model.partial_pass import Blocks
+from attnmech.model.attention import attend as attention
+from attnmech.model.reading.partial_pass import Blocks
 from attnmech.runs import engine
 from attnmech.runs.engine import Engine, shared
 from attnmech.runs.sweep import Sweeps

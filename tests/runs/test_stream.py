@@ -21,7 +21,7 @@ from torch import Tensor
 from transformers.models.bloom.modeling_bloom import BloomMLP
 
 import attnmech as am
-from attnmech.model import attention
+from attnmech.model.attention import attend as attention
 from attnmech.runs import corpus as corpus_module
 from attnmech.runs import stream as stream_module
 from attnmech.runs.progress import meter

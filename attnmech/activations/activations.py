@@ -1,0 +1,145 @@
+"""What comes out of a run: the captured activations."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import torch
+from jaxtyping import Shaped
+from torch import Tensor
+
+from ..basics.lens_names import OF_CACHE, about
+from ..batch import Batch
+from ..errors import InputError, MissingPointError
+from ..points import PointKey, PointName, parse
+
+if TYPE_CHECKING:
+    from ..draw.embed import View
+
+
+@dataclass(frozen=True)
+class Activations:
+    """The points captured by a run, by name and layer.
+
+    >>> acts["pattern", 3].shape          # doctest: +SKIP
+    torch.Size([1, 8, 57, 57])
+    >>> acts["logits"]                    # doctest: +SKIP
+
+    A name without its layer, `acts["pattern"]`, stacks the layers that were captured, in order, along a new
+    first axis `layer`. TransformerLens's names work too: `acts["blocks.3.attn.hook_pattern"]`.
+    """
+
+    batch: Batch
+    values: Mapping[PointKey, Tensor]
+    gradients: "Activations | None" = None
+    """The gradient at every captured point, if `gradients_of` was given."""
+    unchecked: tuple[str, ...] = ()
+    """What this run could not check (`attnmech.model.attention.running`), each with the reason:
+    an edit of `result`, say."""
+    value_norms: Mapping[PointKey, Tensor] = field(default_factory=dict, repr=False)
+    """‖(x_j W_V + b_V) W_O‖ `[batch head key]`, by the name and layer of each pattern captured together with its v."""
+
+    model: str = field(default="", repr=False)
+    """The name of the model that ran."""
+
+    def __getitem__(self, name: PointName) -> Shaped[Tensor, "..."]:
+        key = parse(name)
+        if key in self.values:
+            return self.values[key]
+        layers = sorted(layer for point, layer in self.values if point == key[0] and layer is not None)
+        if key[1] is None and layers:
+            return torch.stack([self.values[key[0], layer] for layer in layers])
+        held = ", ".join(self.summary()) or "none"
+        raise MissingPointError(
+            f"this run did not capture {name!r}; it holds: {held}. Capture it with model.run(..., points=[{name!r}])."
+        )
+
+    def __contains__(self, name: object) -> bool:
+        try:
+            self[name]  # type: ignore[index]
+        except (MissingPointError, InputError):
+            return False
+        return True
+
+    @property
+    def tokens(self) -> tuple[tuple[str, ...], ...]:
+        """Each token of each sequence as text."""
+        return self.batch.tokens
+
+    @property
+    def logits(self) -> Tensor:
+        """The model's output for every token, `[batch position vocab]`."""
+        return self["logits"]
+
+    def show(
+        self,
+        name: PointName,
+        *,
+        layer: int | None = None,
+        head: int | None = None,
+        query: int | None = None,
+        text: int = 0,
+        view: str | None = None,
+        weighted: str | None = None,
+    ) -> "View":
+        """A view of a captured point, for a notebook or, with `.to_html(path)`, as a page of its own.
+
+        >>> acts.show("pattern")                                            # doctest: +SKIP
+        >>> acts.show("pattern", layer=3)                                   # doctest: +SKIP
+        >>> acts.show("pattern", layer=3, head=2, view="sentence")          # doctest: +SKIP
+        >>> acts.show("pattern", layer=3, weighted="value")                 # doctest: +SKIP
+
+        | point | shown as |
+        |---|---|
+        | `pattern` | every layer: "model"; one layer: "attention_heads"; one head: "attention_pattern" |
+        | `pattern` too large for CircuitsVis, or across two texts | "model" |
+        | `pattern` with `query` | "colored_tokens_multi"; for one head "colored_tokens" |
+        | `scores` of a layer | the same, with two colours for above and below zero |
+        | `logits` | the text, coloured by the probability of each token |
+        | the others | the text, coloured by one activation at a time |
+
+        Args:
+            name: the point.
+            layer: one layer; by default all that were captured.
+            head: one head; by default all.
+            query: the token whose row is shown, not counting padding.
+            text: which text of the batch.
+            view: another view of attention: "model", "sentence", "token_graph", "attention_heads",
+                "attention_pattern", "colored_tokens" (the heads' mean without `head`) or "colored_tokens_multi".
+            weighted: "value" shows what attention carries instead of p: p_ij ‖f(x_j)‖ / Σ_k p_ik ‖f(x_k)‖, with
+                f(x) = (x W_V + b_V) W_O (Kobayashi et al. 2020), so that each row sums to 1. It needs "v" captured
+                beside "pattern".
+
+        Raises:
+            InputError: an invalid selection, or more numbers than a page can hold; says what to choose.
+            MissingPointError: the run did not capture the point, or `weighted` needs one more.
+
+        """
+        from .views import show
+
+        found = show(self, name, layer=layer, head=head, query=query, text=text, view=view, weighted=weighted)
+        return found.of_model(self.model)
+
+    def summary(self) -> list[str]:
+        """One entry per point: its name and the layers captured."""
+        layers: dict[str, list[int]] = {}
+        for point, layer in self.values:
+            layers.setdefault(point, [])
+            if layer is not None:
+                layers[point].append(layer)
+        return [point if not found else f"{point} {_ranges(found)}" for point, found in layers.items()]
+
+    if not TYPE_CHECKING:  # a type checker knows the attributes
+
+        def __getattr__(self, name: str) -> Any:
+            raise AttributeError(about("Activations", name, OF_CACHE), name=name, obj=self)
+
+    def __repr__(self) -> str:
+        batch, length = self.batch.ids.shape
+        return f"Activations({batch} × {length} tokens: {'; '.join(self.summary())})"
+
+
+def _ranges(numbers: list[int]) -> str:
+    found = sorted(numbers)
+    contiguous = found == list(range(found[0], found[-1] + 1))
+    return f"{found[0]}-{found[-1]}" if contiguous and len(found) > 1 else ",".join(map(str, found))

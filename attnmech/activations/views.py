@@ -1,0 +1,278 @@
+"""What does `Activations.show` show? The view that suits each point, and the numbers it takes."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any, Final, Protocol, runtime_checkable
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ..basics.arguments import option
+from ..batch import Batch
+from ..draw.all_heads import model_view
+from ..draw.circuitsvis import (
+    MOST_CELLS,
+    attention_heads,
+    attention_pattern,
+    colored_tokens,
+    colored_tokens_multi,
+    text_neuron_activations,
+    token_log_probs,
+)
+from ..draw.embed import View
+from ..draw.graph import token_graph
+from ..draw.patterns import PROBABILITY, VALUE_WEIGHTED, value_weighted
+from ..draw.sentence import sentence_view
+from ..draw.text import quoted
+from ..errors import InputError, MissingPointError, index_of
+from ..points import PointKey, PointName, full_name, parse, point_of, split_stack
+
+OWN_VIEWS: Final[dict[str, Callable[..., View]]] = {
+    "model": model_view,
+    "sentence": sentence_view,
+    "token_graph": token_graph,
+}
+"""attnmech's own views of attention, which take the patterns of several layers and heads."""
+
+WEIGHTS: Final = ("value",)
+"""How attention may be weighted."""
+
+VIEWS: Final = (*OWN_VIEWS, "attention_heads", "attention_pattern", "colored_tokens", "colored_tokens_multi")
+"""The views of attention."""
+
+
+@runtime_checkable
+class Captured(Protocol):
+    """What views need of a run's result (`Activations`)."""
+
+    @property
+    def batch(self) -> Batch: ...
+    @property
+    def values(self) -> Mapping[PointKey, Tensor]: ...
+    @property
+    def value_norms(self) -> Mapping[PointKey, Tensor]: ...
+    def __getitem__(self, name: PointName) -> Tensor: ...
+
+
+def show(
+    activations: Captured,
+    name: PointName,
+    *,
+    layer: int | None,
+    head: int | None,
+    query: int | None,
+    text: int,
+    view: str | None,
+    weighted: str | None = None,
+) -> View:
+    """The view of one captured point; see `Activations.show`."""
+    full, own_layer = parse(name)
+    if weighted is not None:
+        option("weighted", weighted, WEIGHTS)
+        if split_stack(full)[1] != "pattern":
+            raise InputError(f'`weighted` is for the point "pattern"; got {full!r}.')
+    layer = own_layer if own_layer is not None else layer
+    captured = sorted(at for point, at in activations.values if point == full and at is not None)
+    if not captured and point_of(full).per_layer:
+        activations[name]  # says what the run holds
+    if layer is not None and layer not in captured and point_of(full).per_layer:
+        held = ", ".join(map(str, captured)) or "none"
+        raise MissingPointError(f"this run captured {full!r} in layers: {held}; `layer` is {layer!r}.")
+    index_of("text", text, len(activations.batch.ids))
+    axes = point_of(full).axes
+    if axes[-2:] == ("query", "key"):
+        layers = captured if layer is None else [layer]
+        found = _attention(activations, full, layers, head, query, text, view, layer, weighted)
+        if weighted and found.kind not in OWN_VIEWS:
+            found = replace(found, reading=f"{found.reading} {VALUE_WEIGHTED.reading}")
+        return found
+    if view is not None or query is not None:
+        raise InputError(f"`view` and `query` are for attention; {full!r} has axes [{' '.join(axes)}].")
+    if axes[-1] == "vocab":
+        return _predictions(activations, text)
+    return _by_token(activations, full, captured if layer is None else [layer], head, text)
+
+
+def _attention(
+    activations: Captured,
+    name: str,
+    layers: list[int],
+    head: int | None,
+    query: int | None,
+    text: int,
+    view: str | None,
+    layer: int | None,
+    weighted: str | None,
+) -> View:
+    """Patterns and scores."""
+    queries, keys = _rows(activations, name, text)
+    seen = values = _real(activations, name, layers, queries, keys)
+    if weighted is not None:
+        values = value_weighted(values, _norms(activations, name, layers, keys))
+    base = split_stack(name)[1]
+    heads = list(range(values.shape[1])) if head is None else [index_of("head", head, values.shape[1])]
+    suits_circuitsvis = queries is keys and len(heads) * values[0, 0].size <= MOST_CELLS
+    kind = view or _usual(layer, head, query, ours=base == "pattern" and not suits_circuitsvis)
+    if kind not in VIEWS:
+        raise InputError(f"`view` must be one of {', '.join(VIEWS)}; got {view!r}.")
+    shown = "value-weighted attention" if weighted else name
+    where = _words(shown, layer, head)
+    if kind in OWN_VIEWS:
+        if base != "pattern":
+            raise InputError(
+                f'the views "model", "sentence" and "token_graph" show probabilities: ask for "pattern", or choose a '
+                f"layer of {name!r}."
+            )
+        special = [token in keys.batch.special for token in keys.ids]
+        shared: dict[str, Any] = {"keys": keys.tokens} if keys is not queries else {}
+        shared |= {"special": special} if kind == "sentence" else {}
+        return OWN_VIEWS[kind](
+            values,
+            queries.tokens,
+            layers=layers,
+            head=heads[0],
+            sums_to_one=False,
+            measure=VALUE_WEIGHTED if weighted else PROBABILITY,
+            title=f"{_NAMES[kind]} of {_words(shown, layer, None)}",
+            **shared,
+        )
+    if layer is None:
+        raise InputError(f"view={kind!r} shows one layer: give `layer`, one of {', '.join(map(str, layers))}.")
+    hidden = _hidden(seen[0], name)
+    chosen = values[0][heads]
+    if kind == "attention_heads":
+        names = [f"L{layer}H{number}" for number in heads]
+        return attention_heads(chosen, queries.tokens, heads=names, hidden=hidden[heads], title=f"Heads: {where}")
+    if kind == "attention_pattern":
+        if head is None:
+            raise InputError(f'view="attention_pattern" shows one head: give `head`, from 0 to {values.shape[1] - 1}.')
+        return attention_pattern(chosen[0], queries.tokens, hidden=hidden[head], title=f"Map: {where}")
+    if query is None:
+        raise InputError(f"view={kind!r} shows one row: give `query`, from 0 to {len(queries.tokens) - 1}.")
+    index_of("query", query, len(queries.tokens))
+    row = np.where(hidden[heads], 0, chosen)[:, query]
+    title = f"{where}, from query {query} {quoted(queries.tokens[query])}"
+    if kind == "colored_tokens":
+        return colored_tokens(row.mean(axis=0), keys.tokens, title=title if head is not None else f"mean of {title}")
+    return colored_tokens_multi(row.T, keys.tokens, labels=[f"head {number}" for number in heads], title=title)
+
+
+_NAMES: Final = {"model": "All heads", "sentence": "Sentence view", "token_graph": "Token graph"}
+
+
+def _usual(layer: int | None, head: int | None, query: int | None, *, ours: bool) -> str:
+    """The view that a selection suggests; `ours` where CircuitsVis cannot draw it."""
+    if query is not None:
+        return "colored_tokens_multi" if head is None else "colored_tokens"
+    if layer is None or ours:
+        return "model"
+    return "attention_heads" if head is None else "attention_pattern"
+
+
+def _predictions(activations: Captured, text: int) -> View:
+    batch = activations.batch if activations.batch.target is None else activations.batch.target
+    rows = _Rows(batch, text)
+    texts_of = batch.texts_of
+    if texts_of is None:
+        raise InputError("this run's logits are not over tokens, so there is no text to show.")
+    logits = activations["logits"]
+    if logits.ndim != 3 or logits.shape[1] != len(batch.tokens[text]):
+        raise InputError(
+            f"to be shown, logits must have one row per token; this model's have the shape {tuple(logits.shape)}."
+        )
+    return token_log_probs(
+        logits[text][rows.real],
+        rows.ids,
+        rows.tokens,
+        text_of=lambda token: texts_of([token])[0],
+        top=min(10, logits.shape[2]),
+    )
+
+
+def _by_token(activations: Captured, name: str, layers: list[int], head: int | None, text: int) -> View:
+    """Points with one vector per token, or per head and token."""
+    rows = _Rows(activations.batch.queries(split_stack(name)[0]), text)
+    axes = point_of(name).axes
+    if not layers:
+        values = _numbers(activations[name])[text][rows.real][:, None]
+        first, labels = "point", [name]
+    elif len(axes) == 4 and len(layers) == 1:
+        values = _numbers(activations[name, layers[0]])[text][rows.real]
+        first, labels = axes[2], [str(number) for number in range(values.shape[1])]
+        if head is not None:
+            index_of("head", head, values.shape[1])
+            values, labels = values[:, [head]], [str(head)]
+    elif len(axes) == 4:
+        raise InputError(f"{name!r} has one vector per {axes[2]}: give `layer`, one of {', '.join(map(str, layers))}.")
+    else:
+        values = np.stack([_numbers(activations[name, at])[text][rows.real] for at in layers], axis=1)
+        first, labels = "layer", [str(at) for at in layers]
+    if head is not None and len(axes) != 4:
+        raise InputError(f"`head` is for points with a head axis; {name!r} has axes [{' '.join(axes)}].")
+    seconds = [str(number) for number in range(values.shape[2])]
+    return text_neuron_activations(
+        [values],
+        [rows.tokens],
+        names=(first, axes[-1]),
+        labels=(labels, seconds),
+        title=_words(name, layers[0] if len(layers) == 1 else None, head),
+    )
+
+
+class _Rows:
+    """The real tokens of one text."""
+
+    def __init__(self, batch: Batch, text: int) -> None:
+        self.batch = batch
+        self.real = batch.mask[text].cpu().numpy()
+        self.tokens = [token for token, real in zip(batch.tokens[text], self.real, strict=True) if real]
+        self.ids = batch.ids[text].cpu()[torch.from_numpy(self.real)].tolist()
+        self.text = text
+
+
+def _rows(activations: Captured, name: str, text: int) -> tuple[_Rows, _Rows]:
+    stack = split_stack(name)[0]
+    queries, keys = activations.batch.queries(stack), activations.batch.keys(stack)
+    rows = _Rows(queries, text)
+    return rows, rows if keys is queries else _Rows(keys, text)
+
+
+def _real(activations: Captured, name: str, layers: list[int], queries: _Rows, keys: _Rows) -> np.ndarray:
+    """[layer head query key] without padding."""
+    found = [_numbers(activations[name, layer][queries.text]) for layer in layers]
+    return np.stack([each[:, queries.real][:, :, keys.real] for each in found])
+
+
+def _norms(activations: Captured, name: str, layers: list[int], keys: _Rows) -> np.ndarray:
+    """‖f(x_j)‖ [layer head key] without padding."""
+    v = full_name(split_stack(name)[0], "v")
+    for layer in layers:
+        if (name, layer) in activations.value_norms:
+            continue
+        if (v, layer) in activations.values:
+            raise MissingPointError(
+                f"layer {layer} has no value-weighted attention: a gate or a norm between attention and W_O makes what "
+                "a key writes depend on the query, or the run was one with gradients."
+            )
+        raise MissingPointError(
+            f'weighted="value" needs {v!r} of layer {layer} beside {name!r}: capture both with '
+            f"model.run(..., points=[{name!r}, {v!r}])."
+        )
+    return np.stack([_numbers(activations.value_norms[name, layer][keys.text])[:, keys.real] for layer in layers])
+
+
+def _hidden(values: np.ndarray, name: str) -> np.ndarray:
+    """Cells that the mask hides: in scores, the lowest finite number; in patterns, cells that are 0 in every head."""
+    if split_stack(name)[1] == "scores":
+        return np.asarray(values <= np.finfo(np.float16).min)
+    return np.broadcast_to((values == 0).all(axis=0), values.shape)
+
+
+def _words(name: str, layer: int | None, head: int | None) -> str:
+    place = "" if layer is None else f", layer {layer}"
+    return f"{name}{place}" + ("" if head is None else f", head {head}")
+
+
+def _numbers(values: Tensor) -> np.ndarray:
+    return np.asarray(values.detach().float().cpu().numpy())

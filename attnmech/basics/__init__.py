@@ -1,0 +1,1 @@
+"""What every floor stands on: arguments, axes, files, signatures."""

@@ -1,0 +1,182 @@
+"""Is a caller's argument valid? Each function returns it, or raises `InputError` with its name and what arrived.
+
+>>> whole_number("steps", 3, least=1), finite_number("memory", 0.5, above=0.0)
+(3, 0.5)
+"""
+
+import math
+from collections.abc import Iterable, Sequence
+from numbers import Real
+from typing import Any, Final
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ..errors import InputError, integer
+
+_LONGEST: Final = 80
+"""The most characters that a value takes in a message."""
+
+
+def flag(name: str, value: object) -> bool:
+    """True or False, not merely something truthy.
+
+    >>> flag("truncate", True)
+    True
+    """
+    if not isinstance(value, bool):
+        raise InputError(f"`{name}` must be True or False; got {shown(value)}.")
+    return value
+
+
+def optional_flag(name: str, value: object) -> bool | None:
+    """True, False, or None for the default.
+
+    >>> optional_flag("bos", None)
+    """
+    if value is not None and not isinstance(value, bool):
+        raise InputError(f"`{name}` must be True, False or None; got {shown(value)}.")
+    return value
+
+
+def whole_number(name: str, value: object, *, least: int = 0, most: int | None = None, about: str = "") -> int:
+    """A whole number in a range, of any integer type; `about` explains the upper end.
+
+    >>> whole_number("count", 7, most=7)
+    7
+    """
+    try:
+        found = integer(value)
+        if found >= least and (most is None or found <= most):
+            return found
+    except TypeError:
+        pass
+    upper = " or more" if most is None else f" to {most}"
+    known = f" ({about})" if about else ""
+    raise InputError(f"`{name}` must be a whole number, {least}{upper}{known}; got {shown(value)}.")
+
+
+def member(name: str, value: object, known: Sequence[int], about: str) -> int:
+    """One of the `known` whole numbers, such as a layer that was measured; `about` says which these are.
+
+    >>> member("layer", 3, (0, 3), "the layers measured")
+    3
+    """
+    try:
+        found = integer(value)
+        if found in known:
+            return found
+    except TypeError:
+        pass
+    raise InputError(f"`{name}` must be one of {about}, {list(known)}; got {shown(value)}.")
+
+
+def pairs_of(name: str, value: Any, wanted: str) -> list[tuple[int, int]]:
+    """Pairs of whole numbers, in order and without duplicates; `wanted` says which pairs these are.
+
+    >>> pairs_of("heads", [(3, 1), (0, 2), (3, 1)], "a list of (layer, head)")
+    [(3, 1), (0, 2)]
+    """
+    try:
+        found = [(integer(first), integer(second)) for first, second in value]
+    except (TypeError, ValueError):
+        raise InputError(f"`{name}` must be {wanted}; got {shown(value)}.") from None
+    return list(dict.fromkeys(found))
+
+
+def option(name: str, value: object, known: Iterable[str]) -> str:
+    """One of the `known` strings.
+
+    >>> option("side", "query", ("query", "target"))
+    'query'
+    """
+    known = tuple(known)
+    if not isinstance(value, str) or value not in known:
+        raise InputError(f"`{name}` must be one of {', '.join(known)}; got {shown(value)}.")
+    return value
+
+
+def finite_number(name: str, value: object, *, above: float = -math.inf, below: float = math.inf) -> float:
+    """A finite number strictly between two bounds.
+
+    >>> finite_number("level", 0.95, above=0.0, below=1.0)
+    0.95
+    """
+    if isinstance(value, Real) and not isinstance(value, bool):
+        try:
+            found = float(value)
+        except OverflowError:
+            found = math.inf
+        if math.isfinite(found) and above < found < below:
+            return found
+    bounds = [f"above {above:g}"] * (above > -math.inf) + [f"below {below:g}"] * (below < math.inf)
+    wanted = f" {' and '.join(bounds)}" if bounds else ""
+    raise InputError(f"`{name}` must be a finite number{wanted}; got {shown(value)}.")
+
+
+def listed(name: str, value: Any, wanted: str) -> list[Any]:
+    """The items of a list or another iterable, but not of a string; `wanted` says what they are.
+
+    >>> listed("layers", (0, 2), "a list of ints")
+    [0, 2]
+    """
+    if isinstance(value, str | bytes) or not isinstance(value, Iterable):
+        raise InputError(f"`{name}` must be {wanted}; got {shown(value)}.")
+    try:
+        return list(value)
+    except TypeError:  # arrays without an axis claim to be iterable
+        raise InputError(f"`{name}` must be {wanted}; got {shown(value)}.") from None
+
+
+def strings(name: str, value: Any) -> list[str]:
+    """The strings of a list.
+
+    >>> strings("tokens", ["Anna", " sang"])
+    ['Anna', ' sang']
+    """
+    found = listed(name, value, "a list of strings")
+    for each in found:
+        string(name, each, "hold only strings")
+    return found
+
+
+def string(name: str, value: object, wanted: str = "be a string") -> str:
+    """A string.
+
+    >>> string("title", "Attention")
+    'Attention'
+    """
+    if not isinstance(value, str):
+        raise InputError(f"`{name}` must {wanted}; got {shown(value)}.")
+    return value
+
+
+def dense(name: str, value: Tensor) -> Tensor:
+    """A tensor whose numbers can be read one by one: not sparse, nested, quantised, or on the meta device.
+
+    >>> dense("token ids", torch.tensor([5, 7]))
+    tensor([5, 7])
+    """
+    if value.is_meta:
+        raise InputError(f"{name} must hold numbers; got a tensor on the meta device, which has none.")
+    if value.layout != torch.strided or value.is_nested or value.is_quantized:
+        kind = "nested" if value.is_nested else "quantised" if value.is_quantized else "sparse"
+        remedy = "dequantize" if value.is_quantized else "to_padded_tensor" if value.is_nested else "to_dense"
+        raise InputError(f"{name} must be a dense tensor; got a {kind} one. Try .{remedy}().")
+    return value
+
+
+def shown(value: object) -> str:
+    """A value as a message shows it: on one short line, a tensor or an array by its type and shape.
+
+    >>> shown("yes"), shown(torch.zeros(2, 3))
+    ("'yes'", 'a Tensor of torch.float32 [2, 3]')
+    """
+    if isinstance(value, Tensor | np.ndarray) and value.ndim:
+        return f"a {type(value).__name__} of {value.dtype} [{', '.join(map(str, value.shape))}]"
+    try:
+        line = " ".join(repr(value).split())
+    except Exception:  # repr may run any code
+        return f"a {type(value).__name__}"
+    return line if len(line) <= _LONGEST else f"{line[:_LONGEST]}… ({type(value).__name__})"

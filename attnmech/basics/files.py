@@ -1,0 +1,160 @@
+"""How are files written? Whole or not at all, at a path that has been checked."""
+
+import errno
+import hashlib
+import itertools
+import os
+import platform
+import re
+import stat
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, Final
+
+from safetensors import SafetensorError
+
+from ..errors import AttnmechError, InputError, OutputError, first_line
+
+_HOST: Final = hashlib.sha256(platform.node().encode()).hexdigest()[:8]
+"""This machine, in a draft's name: on a shared disk, process ids are only unique within one machine."""
+
+_NUMBERS: Final = itertools.count()
+"""Tells the drafts of one process apart."""
+
+
+def path_of(given: str | Path, error: type[AttnmechError] = InputError) -> Path:
+    """A path as a `Path`; raises `error` if no file system takes it (a NUL, say) or this user may not access it.
+
+    The caller checks whether the file exists.
+
+    >>> path_of("report.html")
+    PosixPath('report.html')
+    """
+    try:
+        path = Path(given)
+    except TypeError:
+        raise error(f"a path must be a string or a Path; got {type(given).__name__}.") from None
+    try:
+        path.stat()
+    except (FileNotFoundError, NotADirectoryError):
+        pass
+    except (OSError, ValueError) as found:
+        name = repr(str(path))
+        short = name if len(name) <= 80 else f"{name[:80]}…"
+        reason = getattr(found, "strerror", None) or str(found)
+        raise error(f"the path {short} cannot be used: {reason}.") from found
+    return path
+
+
+class writing:
+    """Writes a file whole or not at all: a draft next to it replaces it if the block succeeds.
+
+    >>> with writing(Path("report.html")) as draft:      # doctest: +SKIP
+    ...     draft.write_text("...")
+
+    A symbolic link stays a link: its target is written. A replaced file keeps its permissions. Blocks can be nested;
+    nothing is replaced until the innermost succeeds.
+
+    Raises `OutputError` if the path is not writable (a folder, a device, a pipe, a file without write permission) or
+    writing fails, for example on a full disk. The old file is then left as it was.
+    """
+
+    def __init__(self, target: Path) -> None:
+        self._given = target
+
+    def __enter__(self) -> Path:
+        self._target, self._mode = _checked(self._given)
+        self._draft = _draft_of(self._target)
+        return self._draft
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: Any) -> None:
+        try:
+            if kind is None:
+                # safetensors makes its files unreadable by other users.
+                self._draft.chmod(self._mode)
+                self._draft.replace(self._target)
+        except OSError as failed:
+            raise _cannot_write(self._given, failed) from failed
+        finally:
+            with suppress(OSError):
+                self._draft.unlink(missing_ok=True)
+        if isinstance(error, OutputError) and str(self._draft) in str(error):
+            # Another block wrote the draft as its own file.
+            raise OutputError(str(error).replace(str(self._draft), str(self._given))) from error
+        if isinstance(error, OSError | SafetensorError) and not isinstance(error, AttnmechError):
+            raise _cannot_write(self._given, error) from error
+
+
+def check_writable(target: Path) -> None:
+    """Raises `OutputError` if a file cannot be written there; leaves nothing behind."""
+    _checked(target)
+
+
+def _checked(target: Path) -> tuple[Path, int]:
+    """The file that a path resolves to, and the permissions that it has or would be given."""
+    path_of(target, OutputError)
+    try:
+        held = _stat(target)
+        if held is not None and stat.S_ISDIR(held.st_mode):
+            raise OutputError(f"cannot write {target}: it is a folder; name a file in it.")
+        if held is not None and not stat.S_ISREG(held.st_mode):
+            raise OutputError(f"cannot write {target}: it is a device, a pipe or a socket; name a regular file.")
+        real = Path(os.path.realpath(target))
+        if not real.parent.is_dir():
+            raise OutputError(f"cannot write {target}: there is no folder {real.parent}.")
+        if held is not None and not os.access(real, os.W_OK):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+        _remove_abandoned_drafts(real)
+        probe = _draft_of(real)
+        probe.touch()
+        made = probe.stat()
+        probe.unlink()
+    except OutputError:
+        raise
+    except OSError as error:
+        raise _cannot_write(target, error) from error
+    return real, stat.S_IMODE((held or made).st_mode)
+
+
+def _stat(target: Path) -> os.stat_result | None:
+    try:
+        return target.stat()
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+
+
+def _cannot_write(target: Path, error: BaseException) -> OutputError:
+    # What libraries put into `strerror` may name a draft.
+    number = error.errno if isinstance(error, OSError) else None
+    reason = os.strerror(number) if number else first_line(error)
+    return OutputError(f"cannot write {target}: {reason}.")
+
+
+# -- drafts ------------------------------------------------------------------------------------------------------
+
+
+def _draft_of(target: Path) -> Path:
+    """A name next to the file that no other writer uses."""
+    return target.with_name(f".{target.name}.{_HOST}-{os.getpid()}-{next(_NUMBERS)}.part")
+
+
+def _remove_abandoned_drafts(target: Path) -> None:
+    """Removes the drafts of a file that killed processes on this machine left behind."""
+    ours = re.compile(rf"\.{re.escape(target.name)}\.{_HOST}-(\d+)-\d+\.part")
+    with suppress(OSError):  # in a folder that cannot be listed they stay
+        for draft in target.parent.iterdir():
+            if (match := ours.fullmatch(draft.name)) and not _runs(int(match[1])):
+                draft.unlink(missing_ok=True)
+
+
+def _runs(process: int) -> bool:
+    """Whether a process on this machine is still running."""
+    if os.name != "posix":  # where signal 0 would end it
+        return True
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    except (PermissionError, OverflowError):
+        return True
+    return True

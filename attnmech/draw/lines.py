@@ -1,0 +1,103 @@
+"""A number of some tokens, or of types of token, layer by layer."""
+
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+import numpy as np
+import plotly.graph_objects as go  # type: ignore[import-untyped]
+from jaxtyping import Float
+
+from ..errors import InputError
+from .figure import Figure
+from .style import FIGURE_STYLE, NEUTRAL
+from .text import plotly_text
+
+_COLOURS: Final = ("#d55e00", "#2b8cc4", "#009e73", "#9a5fd6", "#b8860b", "#cc79a7")
+_DASHES: Final = ("solid", "dash", "dot", "dashdot")
+_SYMBOLS: Final = ("circle", "square", "diamond", "cross", "x", "triangle-up")
+
+MOST_NAMED: Final = 24
+"""Beyond, only the lines that change most are named."""
+
+_FEW_NAMED: Final = 6
+
+
+def lines_by_layer(
+    values: Float[np.ndarray, "line layer"],
+    layers: Sequence[int],
+    names: Sequence[str],
+    *,
+    label: str,
+    low: Float[np.ndarray, "line layer"] | None = None,
+    high: Float[np.ndarray, "line layer"] | None = None,
+    baselines: Mapping[str, Float[np.ndarray, " layer"]] | None = None,
+    logarithmic: bool = False,
+) -> go.Figure:
+    """A line for each name over the layers, with intervals where they are known, and up to two grey baselines.
+
+    >>> figure = lines_by_layer(np.array([[1.0, 0.4]]), [0, 1], ["0 Time"], label="cosine")
+    >>> [(trace.name, list(trace.x)) for trace in figure.data]
+    [('0 Time', [0, 1])]
+
+    Args:
+        values: NaN where there is none.
+        layers: the labels of the layers.
+        names: the lines' names, escaped here.
+        label: what the number is, for the vertical axis.
+        low: the low ends of intervals, drawn as bars.
+        high: the high ends.
+        baselines: what the number would be by chance, by name.
+        logarithmic: draws 1 + value on a logarithmic axis, so that 0 has a place.
+
+    """
+    if values.shape != (len(names), len(layers)):
+        raise InputError(f"`values` must be [{len(names)} lines, {len(layers)} layers]; got {values.shape}.")
+    figure = Figure()
+    shown = values + 1 if logarithmic else values
+    known = np.isfinite(values)
+    moved = np.where(known, shown, -np.inf).max(axis=1) - np.where(known, shown, np.inf).min(axis=1)
+    named = np.argsort(-moved, kind="stable")[: _FEW_NAMED if len(names) > MOST_NAMED else len(names)].tolist()
+    order = sorted(range(len(names)), key=lambda line: line in named)
+    for line in order:
+        place = sorted(named).index(line) if line in named else None
+        name = plotly_text(names[line])
+        figure.add_scatter(
+            x=list(layers),
+            y=shown[line],
+            customdata=values[line],
+            name=name,
+            showlegend=place is not None,
+            mode="lines+markers" if place is not None else "lines",
+            error_y=_bars(values, low, high, line),
+            hovertemplate=f"{name}<br>layer %{{x}}<br>%{{customdata:.4g}}<extra></extra>",
+            **_style(place),
+        )
+    for dash, (name, baseline) in zip(("dot", "longdash"), (baselines or {}).items(), strict=False):
+        figure.add_scatter(
+            x=list(layers), y=baseline, name=plotly_text(name), mode="lines",
+            line={"color": NEUTRAL, "dash": dash, "width": 2},
+            hovertemplate=f"{plotly_text(name)}<br>layer %{{x}}<br>%{{y:.4g}}<extra></extra>",
+        )  # fmt: skip
+    figure.update_layout(template=FIGURE_STYLE, height=420, showlegend=True)
+    figure.update_xaxes(title="layer", dtick=max(1, len(layers) // 12))
+    figure.update_yaxes(title=label)
+    if logarithmic:
+        figure.update_yaxes(type="log", dtick=1, exponentformat="none", separatethousands=True)
+    return figure
+
+
+def _style(place: int | None) -> dict[str, object]:
+    if place is None:
+        return {"line": {"color": "rgba(128,128,128,0.45)", "width": 1}}
+    colour, round_ = _COLOURS[place % len(_COLOURS)], place // len(_COLOURS)
+    return {
+        "line": {"color": colour, "dash": _DASHES[round_ % len(_DASHES)], "width": 2},
+        "marker": {"symbol": _SYMBOLS[place % len(_SYMBOLS)], "size": 7},
+    }
+
+
+def _bars(values: np.ndarray, low: np.ndarray | None, high: np.ndarray | None, line: int) -> dict[str, object] | None:
+    if low is None or high is None or not np.isfinite(low[line]).any():
+        return None
+    up, down = (np.nan_to_num(each[line] - values[line]) for each in (high, low))
+    return {"type": "data", "symmetric": False, "array": up, "arrayminus": -down, "thickness": 1}

@@ -1,0 +1,1 @@
+"""What changes when heads are ablated: one by one, in sets, in pairs, and until a budget is spent?"""

@@ -1,0 +1,374 @@
+"""Which heads matter, to first order? One forward and one backward pass for all heads (formulas §3).
+
+The sweep of `am.ablate_heads` measures what this estimates; with `sweep=` a result says how well the two agree.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Final, Self, Unpack
+
+import pandas as pd
+import plotly.graph_objects as go  # type: ignore[import-untyped]
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from ...basics.arguments import finite_number, flag, option, shown
+from ...basics.fields import check_layers
+from ...batch import Batch
+from ...draw.effects import effect_map
+from ...draw.section import Section
+from ...errors import InputError
+from ...interventions import Intervention, Values
+from ...model.inputs.encoder import Inputs
+from ...model.run.hooked import HookedModel, require_model
+from ...results import OverTexts, Provenance, TextResult, by_layer, shared_layers, subtracted
+from ...runs.ablations import check_reference, mean_of, reread
+from ...runs.claims import for_map, interval_note
+from ...runs.corpus import CorpusBatch
+from ...runs.differences import largest_of
+from ...runs.effects import HeadEffects, unit_of
+from ...runs.judged import JudgedTexts
+from ...runs.layers import count_layers
+from ...runs.metrics import Metric, MetricLike, require_finite
+from ...runs.options import MeasuringOptions, require_known
+from ...runs.progress import steps
+from ...runs.sweep import batches_of, tokens_of
+
+METHODS: Final = {
+    "michel": "|z·∂L/∂z|",
+    "zero": "first-order effect of zeroing",
+    "mean": "first-order effect of mean ablation",
+}
+"""What is estimated from z and the metric's gradient at z."""
+
+STEP_TOKENS: Final = 2048
+"""Roughly how many tokens go through the model at once."""
+
+
+@dataclass(frozen=True, repr=False)
+class HeadImportance(OverTexts, TextResult):
+    """How much a metric depends on each head, to first order in what the head writes.
+
+    With z_i the head's output at token i and g_i = ∂L/∂z_i, where L is the metric of the text:
+
+    - "michel": mean over tokens of |z_i·g_i| (Michel et al. 2019, eq. 2, as in their code: the absolute value is taken
+      token by token);
+    - "zero": −Σ_i z_i·g_i, which estimates the effect of zeroing the head;
+    - "mean": Σ_i (z̄ − z_i)·g_i, which estimates the effect of replacing z_i by its mean z̄ over a reference set.
+
+    The last two have the sign and the unit of `HeadEffects.effect`. Scores are means over texts. "michel" scores are
+    magnitudes, so nearly all of them are clear.
+    """
+
+    method: str
+    metric: str
+    layers: tuple[int, ...]
+    """The layers whose heads have a score; NaN in the others along the axis `layer`."""
+    before: Float[Tensor, " text"]
+    """The metric of each text."""
+    per_text: Float[Tensor, "layer head text"]
+    """The score on each text."""
+    exact: Float[Tensor, "layer head"] | None
+    """The effects from `sweep`, NaN at heads it did not measure; None without a sweep."""
+    exact_method: str | None
+    """The method of that sweep."""
+    tokens: tuple[tuple[str, ...], ...]
+    provenance: Provenance
+
+    @property
+    def axis_lengths(self) -> Mapping[str, int]:
+        """The lengths of the axis that texts label."""
+        return {"text": len(self.tokens)}
+
+    def _check(self) -> None:
+        super()._check()
+        check_layers(self.layers, len(self.per_text))
+        option("method", self.method, METHODS)
+
+    @property
+    def score(self) -> Float[Tensor, "layer head"]:
+        """The mean score over texts."""
+        return self.per_text.mean(dim=-1)
+
+    @property
+    def normalised(self) -> Float[Tensor, "layer head"]:
+        """The scores divided by their L2 norm in each layer (Michel et al. 2019, §4.1); 0 in a layer of zeros."""
+        if self.parts is not None:
+            return self.parts[0].normalised - self.parts[1].normalised
+        return torch.nn.functional.normalize(self.score, dim=-1)
+
+    @property
+    def _measured_values(self) -> Float[Tensor, "layer head text"]:
+        return self.per_text
+
+    @property
+    def _signed(self) -> bool:
+        return self.method != "michel" or self.parts is not None
+
+    @property
+    def rank_correlation(self) -> float | None:
+        """Spearman's rank correlation of the scores with the sweep's effects, over the heads that it measured.
+
+        "michel" has no sign, so it is compared with the size of the effects. None without a sweep and for a difference;
+        NaN where all scores or all effects are equal.
+        """
+        if self.exact is None or self.parts is not None:
+            return None
+        there = ~self.exact.isnan()
+        effects = self.exact[there].abs() if self.method == "michel" else self.exact[there]
+        ranks = pd.DataFrame({"score": self.score[there].numpy(), "effect": effects.numpy()}).rank()
+        if (ranks.nunique() < 2).any():
+            return float("nan")
+        return float(ranks["score"].corr(ranks["effect"]))
+
+    def to_frame(self) -> pd.DataFrame:
+        """One row per head: layer, head, score, score_low, score_high, agreeing, clear, clear_size, one_text,
+        normalised.
+
+        And `exact`, if a sweep was given.
+        """
+        columns = self._columns("score") | {"normalised": self.normalised}
+        if self.exact is not None:
+            columns["exact"] = self.exact
+        heads, rows = self.score.shape[1], list(self.layers)
+        places = {"layer": [layer for layer in rows for _ in range(heads)], "head": list(range(heads)) * len(rows)}
+        frame = pd.DataFrame(places | {name: value[rows].flatten().numpy() for name, value in columns.items()})
+        frame.attrs["intervals"] = interval_note(self._n_texts)
+        return frame
+
+    def plot(self) -> "go.Figure":
+        """Layers × heads, coloured by the score, with intervals in the hover."""
+        return effect_map(**for_map(self._means, self.layers), layers=self.layers, label=METHODS[self.method])
+
+    @property
+    def _title(self) -> str:
+        return f"Importance of heads for {self.metric}, to first order"
+
+    def _sections(self) -> "Sequence[Section]":
+        reading = "Each cell is one head. A first-order estimate: it holds as far as the metric is linear in z."
+        return [Section("Scores", reading, {"importance": self.plot()}, "importance.plot()")]
+
+    @property
+    def lead(self) -> str:
+        """The one sentence that the numbers support."""
+        largest = largest_of(
+            self,
+            self._means,
+            lambda place: f"L{place[0]}H{place[1]}",
+            things="heads",
+            unit=unit_of(self.metric),
+            what="score" if self.parts is None else "difference",
+            signed=self._signed,
+        )
+        heads = len(self.layers) * self.score.shape[1]
+        return f"{self._opening}{METHODS[self.method]} of {heads} heads on {self._texts}: {largest}{self._agreement}."
+
+    @property
+    def _agreement(self) -> str:
+        if self.parts is not None:
+            return ""
+        if self.exact is None:
+            return "; not compared with a sweep"
+        heads = int((~self.exact.isnan()).sum())
+        return f"; rank correlation {self.rank_correlation:.2f} with the {self.exact_method} sweep of {heads} heads"
+
+    @property
+    def _n_texts(self) -> int:
+        return len(self.before)
+
+    def _comparable(self) -> dict[str, Any]:
+        layers, heads, _ = self.per_text.shape
+        return {
+            "metric": self.metric,
+            "method": self.method,
+            "per_position": self.provenance.options.get("per_position"),
+            "number of layers": layers,
+            "number of heads": heads,
+        }
+
+    def _minus(self, other: Self, paired: bool) -> Self:
+        layers = shared_layers(self.layers, other.layers)
+        exact = None
+        if self.exact is not None and other.exact is not None and self.exact_method == other.exact_method:
+            exact = self.exact - other.exact
+        return replace(
+            self,
+            layers=layers,
+            before=subtracted(self.before, other.before, paired),
+            per_text=subtracted(self.per_text, other.per_text, paired),
+            exact=exact,
+            exact_method=None if exact is None else self.exact_method,
+            tokens=self.tokens if paired else (),
+        )
+
+
+def head_importance(
+    model: HookedModel,
+    inputs: Inputs | Iterable[Inputs],
+    *,
+    method: str = "michel",
+    metric: MetricLike = "loss",
+    layers: Iterable[int] | None = None,
+    reference: Values | Inputs | Iterable[Inputs] | None = None,
+    per_position: bool = False,
+    sweep: HeadEffects | None = None,
+    **options: Unpack[MeasuringOptions],
+) -> HeadImportance:
+    """How much a metric depends on each head, to first order: one forward and one backward pass for all of them.
+
+    >>> import attnmech as am
+    >>> found = am.head_importance(am.load(), ["Anna sang of shells.", "Tom lost his old anchor."], method="zero")
+    >>> found.score.shape                    # an estimate of am.ablate_heads(...).effect
+    torch.Size([4, 8])
+
+    Args:
+        model: the model.
+        inputs: texts, or token ids.
+        method: "michel", "zero" or "mean", as in `HeadImportance`.
+        metric: as in `am.ablate_heads`, or a differentiable function `(logits, batch) -> [text]`; but "accuracy" has no
+            gradient, and the gradient of "kl" is 0 where nothing is changed.
+        layers: by default all.
+        reference: for "mean", the texts over which the mean is taken, or what `am.mean_z` returned for them.
+        per_position: whether means are taken position by position, rather than pooled over tokens.
+        sweep: the result of `am.ablate_heads` on the same model, inputs and metric, with which the estimate is
+            compared: `.rank_correlation`.
+        options: answers, against, bos, memory and progress, as in `am.ablate_heads`. `memory` is roughly how many GB a
+            pass may use on top of the model; a text that needs more runs alone.
+
+    Returns:
+        Scores `[layer head]` in the metric's unit, with intervals over texts.
+
+    Raises:
+        InputError: for invalid methods, metrics, answers and references, and for a sweep of something else.
+
+    Source: Michel et al. 2019, eq. 2; for "zero" and "mean", Molchanov et al. 2017 and Nanda 2023 (attribution).
+    """
+    require_model(model)
+    option("method", method, METHODS)
+    if sweep is not None and not isinstance(sweep, HeadEffects):
+        raise InputError(f"`sweep` must be what am.ablate_heads returned; got {shown(sweep)}.")
+    require_known(options, MeasuringOptions)
+    bos, answers, against = options.get("bos"), options.get("answers"), options.get("against")
+    memory = finite_number("memory", options.get("memory", 1.0), above=0.0, below=1e9)
+    progress = flag("progress", options.get("progress", False))
+    check_reference(method, reference, per_position)
+    stack = model.output_stack
+    chosen = tuple(dict.fromkeys(model.points.check_layers(layers, stack.label)))
+    means: Mapping[int, Tensor] = {}
+    if reference is not None:
+        values = mean_of(model, reference, chosen, per_position=per_position, bos=bos)
+        # Building the intervention checks their shapes.
+        model.applied(Intervention.replace([(layer, 0) for layer in chosen], values, stack=stack.label))
+        means = values.by_layer
+    at_once = _tokens_at_once(model, memory)
+    parts = batches_of(model, reread(inputs), at_once, bos)
+    texts = sum(len(part.documents) for part in parts)
+    judge = Metric.of(model, metric, answers, against, texts)
+    judge.require_gradient()
+    tokens = tokens_of(parts, texts, stack.label)
+    noted = {"bos": bos, "metric": judge.name, "method": method, "per_position": per_position, **judge.noted}
+    provenance = model.provenance_of(parts[-1].digest, tokens, noted)
+    judged = JudgedTexts.of(parts, judge, at_once)
+    count = len(judged.text_of)
+    before = torch.empty(count, dtype=torch.float64)
+    scores = torch.empty(len(chosen), stack.n_heads, count, dtype=torch.float64)
+    n_layers = count_layers(model, stack)
+    exact = None if sweep is None else _effects_for(sweep, provenance, chosen, n_layers)
+    with steps("texts", count, show=progress) as bar:
+        for part in judged.parts:
+            before[part.documents], scores[:, :, part.documents] = _scores(
+                model, part, judged.judge.at(part.documents), chosen, method, means, judged.text_of[part.documents]
+            )
+            bar.advance(len(part.documents))
+    per_text = by_layer(judged.by_text(scores), chosen, n_layers)
+    return HeadImportance(
+        method, judge.name, chosen, judged.by_text(before), per_text, exact, None if sweep is None else sweep.method,
+        tokens, provenance,
+    )  # fmt: skip
+
+
+def _scores(
+    model: HookedModel,
+    part: CorpusBatch,
+    judge: Metric,
+    layers: tuple[int, ...],
+    method: str,
+    means: Mapping[int, Tensor],
+    texts: Int[Tensor, " text"],
+) -> tuple[Float[Tensor, " text"], Float[Tensor, "layer head text"]]:
+    """The metric of each text of a batch, and the scores of all heads on it; `texts` are their numbers."""
+    stack = model.output_stack
+    measured: list[Tensor] = []
+
+    def measure(logits: Tensor, batch: Batch) -> Tensor:
+        found = judge.of_logits(logits, batch.queries(stack.label))
+        judge.require_graph(found)
+        require_finite(judge.name, found.detach().cpu(), texts.tolist(), "with nothing changed")
+        measured.append(found.detach().cpu())
+        return found
+
+    ran = model.run(part.batch, [stack.point("z")], layers=layers, gradients_of=measure)
+    assert ran.gradients is not None
+    lengths = part.batch.queries(stack.label).lengths
+    scores = [
+        _score(method, ran[stack.point("z"), layer], ran.gradients[stack.point("z"), layer], lengths, means.get(layer))
+        for layer in layers
+    ]
+    return measured[0], torch.stack(scores).cpu()
+
+
+def _score(
+    method: str,
+    z: Float[Tensor, "text position head d_head"],
+    gradient: Float[Tensor, "text position head d_head"],
+    lengths: Int[Tensor, " text"],
+    mean: Float[Tensor, "1 _ head d_head"] | None,
+) -> Float[Tensor, "head text"]:
+    """The score of a layer's heads on each text (`HeadImportance`)."""
+    if mean is not None:
+        z = z - _as_long(mean, z.shape[1])
+    # The gradient is 0 at padding, since nothing attends to it.
+    along = (z.double() * gradient.double()).sum(dim=-1)
+    if method == "michel":
+        return (along.abs().sum(dim=1) / lengths[:, None]).T
+    return -along.sum(dim=1).T
+
+
+def _as_long(mean: Float[Tensor, "1 _ head d_head"], length: int) -> Float[Tensor, "1 _ head d_head"]:
+    if 1 < mean.shape[1] < length:
+        raise InputError(
+            f"the means cover {mean.shape[1]} positions, but a text has {length}; give a longer reference, or "
+            "per_position=False."
+        )
+    return mean[:, :length]
+
+
+def _effects_for(
+    sweep: HeadEffects, origin: Provenance, layers: tuple[int, ...], n_layers: int
+) -> Float[Tensor, "layer head"]:
+    """A sweep's effects at our layers; `InputError` if its model, inputs or metric are not ours."""
+    theirs = sweep.provenance
+    pairs = {
+        "metric": (sweep.metric, origin.options["metric"]),
+        "weights": (theirs.weights, origin.weights),
+        "inputs": (theirs.inputs, origin.inputs),
+        "edits in force": (theirs.edits, origin.edits),
+    }
+    for name, (given, ours) in pairs.items():
+        if given != ours:
+            raise InputError(
+                f"`sweep` must have the same model, inputs and metric; {name} there: {given}, here: {ours}."
+            )
+    shared = [layer for layer in sweep.layers if layer in layers]
+    found = by_layer(sweep.effect[shared], shared, n_layers)
+    if found.isnan().all():
+        raise InputError(f"`sweep` has no head in layers {list(layers)}; it covers layers {list(sweep.layers)}.")
+    return found
+
+
+def _tokens_at_once(model: HookedModel, memory: float) -> int:
+    """How many tokens fit into `memory` GB, with all that the backward pass needs."""
+    # About 40 vectors as wide as the stream are kept per layer; logits with their softmax and their gradients.
+    per_token = 4 * (40 * model.n_layers * model.d_model + 5 * model.n_vocab)
+    return max(1, min(STEP_TOKENS, int(memory * 1e9 / per_token)))

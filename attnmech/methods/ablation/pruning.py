@@ -1,0 +1,359 @@
+"""How many heads does a model need? Ablate them one after another, the least harmful first (formulas §5)."""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Unpack
+
+import pandas as pd
+import plotly.graph_objects as go  # type: ignore[import-untyped]
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from ...basics.arguments import optional_flag, whole_number
+from ...basics.files import path_of
+from ...draw.section import Section
+from ...draw.text import signed
+from ...errors import InputError
+from ...interventions import Head, Heads, Intervention, Values
+from ...maths.intervals import TextMeans
+from ...model.inputs.encoder import Inputs
+from ...model.run.hooked import HookedModel, require_model
+from ...results import OverTexts, PagedResult, Provenance
+from ...runs.ablations import Ablations, checked_seed, reread
+from ...runs.claims import interval_note, interval_of, no_interval
+from ...runs.effects import unit_of
+from ...runs.journal import Entry, Journal, leave, owning_journal
+from ...runs.metrics import HIGHER_IS_BETTER, Metric, MetricLike
+from ...runs.options import SweepOptions, require_known
+from ...runs.progress import Steps
+from ...runs.progress import steps as bar_of
+from ...runs.sweep import Sweeps, Swept, identity_of_sweep
+from .figures import pruning_lines
+
+
+@dataclass(frozen=True, repr=False)
+class PruningCurve(OverTexts, PagedResult):
+    """A metric as heads are ablated one after another: at each step the head whose removal hurts least.
+
+    The heads are chosen on the same texts that the curve is measured on, so other texts will give a somewhat worse
+    curve. Its baseline is `random`: the same number of heads ablated in random order. Intervals are over texts.
+    """
+
+    SUBTRACT = "each ablates heads in its own order, so subtract the results of am.ablate_heads"
+
+    metric: str
+    method: str
+    higher_is_better: bool
+    order: tuple[Head, ...]
+    """The heads in the order in which they were ablated."""
+    asked: int
+    """How many heads were to be ablated."""
+    before: Float[Tensor, " text"]
+    """The metric of each text with all heads."""
+    after: Float[Tensor, "step text"]
+    """The metric with the first 1, 2, ... heads of `order` ablated."""
+    random_orders: tuple[tuple[Head, ...], ...]
+    """Orders drawn by the seed."""
+    random: Float[Tensor, "draw step text"]
+    """The metric with the first 1, 2, ... heads of each random order ablated; NaN where not measured."""
+    tokens: tuple[tuple[str, ...], ...]
+    provenance: Provenance
+
+    @property
+    def axis_lengths(self) -> Mapping[str, int]:
+        """The lengths of the axes that steps, random orders and texts label."""
+        return {"step": len(self.order), "draw": len(self.random_orders), "text": len(self.tokens)}
+
+    @property
+    def effect(self) -> Float[Tensor, " step"]:
+        """How much the mean metric has changed after each step."""
+        return (self.after - self.before).mean(dim=-1)
+
+    @property
+    def _measured_values(self) -> Float[Tensor, "step text"]:
+        return self.after - self.before
+
+    @property
+    def random_effect(self) -> Float[Tensor, "draw step"]:
+        """How much the mean metric has changed after each step of each random order."""
+        return (self.random - self.before).mean(dim=-1)
+
+    @property
+    def complete(self) -> bool:
+        """Whether all steps were done, in the random orders too; False if the run was interrupted."""
+        return len(self.order) == self.asked and not bool(self.random.isnan().any())
+
+    def to_frame(self) -> pd.DataFrame:
+        """One row per step: removed, layer, head, effect with its interval and what is clear of it, after, random.
+
+        `random` is the mean effect of the random orders; `random_least` and `random_most` are the lowest and highest.
+        """
+        steps = len(self.order)
+        drawn = self.random_effect if len(self.random) else torch.full((1, steps), torch.nan)
+        frame = pd.DataFrame(
+            {
+                "removed": range(1, steps + 1),
+                "layer": [layer for layer, _ in self.order],
+                "head": [head for _, head in self.order],
+                **{name: value.numpy() for name, value in self._columns("effect").items()},
+                "after": self.after.mean(dim=-1).numpy(),
+                "random": drawn.mean(dim=0).numpy(),
+                "random_least": drawn.amin(dim=0).numpy(),
+                "random_most": drawn.amax(dim=0).numpy(),
+            }
+        )
+        frame.attrs["intervals"] = interval_note(len(self.before))
+        return frame
+
+    def plot(self) -> "go.Figure":
+        """The metric against the number of heads ablated, with its interval, and the random orders."""
+        curve = torch.cat((self.before[None], self.after))
+        start = self.before.mean().expand(len(self.random), 1)
+        low, high = TextMeans.of_values(curve).interval()
+        return pruning_lines(
+            ["none", *(f"L{layer}H{head}" for layer, head in self.order)],
+            curve.mean(dim=-1).numpy(),
+            low.numpy(),
+            high.numpy(),
+            torch.cat((start, self.random.mean(dim=-1)), dim=1).numpy(),
+            label=unit_of(self.metric),
+        )
+
+    @property
+    def _title(self) -> str:
+        return f"Pruning heads: {self.method} ablation and {self.metric}"
+
+    def _sections(self) -> "Sequence[Section]":
+        reading = "Each step ablates the least harmful head, chosen on these texts; dotted: heads in random order."
+        return [Section("Pruning", reading, {"pruning": self.plot()}, "curve.plot()")]
+
+    @property
+    def lead(self) -> str:
+        """The one sentence that the numbers support."""
+        texts = "1 text" if len(self.before) == 1 else f"{len(self.before)} texts"
+        frame = self.to_frame()
+        middle = frame.iloc[(len(frame) + 1) // 2 - 1]
+        ends = [float(end[int(middle.removed) - 1]) for end in self.simultaneous()]
+        known = interval_of(ends, "+.3g", len(frame), "steps")
+        against = "" if pd.isna(middle["random"]) else f", in random order {signed(middle['random'], '.3g')}"
+        part = "" if self.complete else f"; stopped early, after {len(self.order)} of {self.asked} heads"
+        return (
+            f"{self.method} ablation of {int(middle.removed)} of {len(self.order)} heads, the least harmful first, on "
+            f"{texts}: {signed(middle.effect, '.3g')} {unit_of(self.metric)}{known}{against}; chosen on the same "
+            f"texts{no_interval(len(self.before))}{part}."
+        )
+
+
+@owning_journal
+def prune_heads(
+    model: HookedModel,
+    inputs: Inputs | Iterable[Inputs],
+    *,
+    heads: Heads = "all",
+    steps: int | None = None,
+    method: str = "zero",
+    metric: MetricLike = "loss",
+    higher_is_better: bool | None = None,
+    layers: Iterable[int] | None = None,
+    random: int = 5,
+    reference: Values | Inputs | Iterable[Inputs] | None = None,
+    per_position: bool = False,
+    seed: int = 0,
+    **options: Unpack[SweepOptions],
+) -> PruningCurve:
+    """How a metric changes as heads are ablated one after another, the least harmful first.
+
+    >>> import attnmech as am
+    >>> curve = am.prune_heads(am.load(), "Anna sang of shells.", layers=[0], steps=3)
+    >>> len(curve.order), curve.after.shape
+    (3, torch.Size([3, 1]))
+
+    Each step tries every remaining head together with those already ablated, and ablates the one with the best mean
+    metric; so N heads take N(N + 1)/2 measurements, and fewer with `steps`.
+
+    Args:
+        model: the model.
+        inputs: texts, or token ids.
+        heads: a list of (layer, head), or "all".
+        steps: how many heads to ablate; by default all.
+        method: "zero", "mean" or "resample", as in `am.ablate_heads`.
+        metric: as in `am.ablate_heads`.
+        higher_is_better: for a metric that is a function; of the others the name says it.
+        layers: the layers of the heads, where `heads` is "all"; by default all.
+        random: how many random orders the curve is compared with; 0 for none.
+        reference: as in `am.ablate_heads`.
+        per_position: as in `am.ablate_heads`.
+        seed: draws the random orders, and the donors of "resample".
+        options: answers, against, bos, memory, journal, partial and progress, as in `am.ablate_heads`. With `journal`,
+            a second file, ending in ".step", holds the step under way; with `partial`, Ctrl-C returns the steps done
+            (`PruningCurve.complete` is then False).
+
+    Returns:
+        The order, and the metric after each step, text by text.
+
+    Raises:
+        InputError: for invalid steps and draws, and what `am.ablate_heads` raises.
+        JournalError: for the journal of another run.
+
+    Source: Michel et al. 2019.
+    """
+    require_model(model)
+    require_known(options, SweepOptions)
+    optional_flag("higher_is_better", higher_is_better)
+    inputs, chosen = reread(inputs), model.check_heads(heads, layers)
+    count = len(chosen)
+    if steps is not None:
+        count = whole_number("steps", steps, least=1, most=len(chosen), about="the heads chosen")
+    draws, seed = whole_number("random", random), checked_seed(seed)
+    ablations = Ablations.of(
+        model, inputs, chosen, method, reference=reference, per_position=per_position, seed=seed,
+        bos=options.get("bos"),
+    )  # fmt: skip
+    noted = {**ablations.options, "heads": "all" if isinstance(heads, str) else _listed(chosen), "seed": seed}
+
+    acting = {head: ablations.of_head(head) for head in chosen}
+    of_texts: dict[str, Any] = {
+        name: options[name] for name in ("answers", "against", "bos", "memory") if name in options
+    }
+    sweeps, engine = Sweeps(model, inputs, metric, noted=noted, **of_texts), options.get("engine", "local")
+
+    def measure(changes: Sequence[tuple[Head, ...]], file: Path | None = None, **how: bool) -> Swept:
+        # The same objects in every change, so that a sweep runs what changes share once.
+        acts: list[tuple[Intervention, ...]] = [tuple(acting[head] for head in each) for each in changes]
+        return sweeps.sweep(acts, journal=file, engine=engine, **how)
+
+    whole, judge = measure([()]), sweeps.judge
+    better = _better(judge, higher_is_better)
+    orders = _random_orders(chosen, draws, seed)
+    drawn = [order[:step] for order in orders for step in range(1, count + 1)]
+    file = None
+    if (journal := options.get("journal")) is not None:
+        file = Journal(path_of(journal), _identity(model, whole, judge, ablations, chosen, count, better, draws))
+    greedy = _Greedy(measure, chosen, count, better, file, model.dtype)
+    measured: Swept | None = None
+    with bar_of(
+        "pruning", count * (2 * len(chosen) - count + 1) // 2 + len(drawn), show=options.get("progress", False)
+    ) as bar:
+        try:
+            greedy.run(bar)
+            if drawn:
+                measured = measure(drawn, greedy.step_file, partial=options.get("partial", False))
+                bar.advance(len(drawn))
+        except KeyboardInterrupt:
+            if not options.get("partial") or not greedy.order:
+                raise
+    values = torch.full((draws, len(greedy.order), whole.documents), torch.nan, dtype=torch.float64)
+    if measured is not None:
+        values = measured.after.reshape(values.shape)
+    after = torch.stack(greedy.after)
+    curve = PruningCurve(
+        judge.name, method, better, tuple(greedy.order), count, whole.before, after, tuple(orders), values,
+        whole.tokens, whole.provenance,
+    )  # fmt: skip
+    if not curve.complete:
+        leave(journal)
+    return curve
+
+
+class _Greedy:
+    """The heads ablated so far, and the metric after each."""
+
+    def __init__(
+        self,
+        measure: Callable[..., Swept],
+        heads: Sequence[Head],
+        count: int,
+        higher_is_better: bool,
+        file: Journal | None,
+        precision: torch.dtype,
+    ) -> None:
+        self._measure, self._heads, self._count, self._file = measure, heads, count, file
+        self._sign = -1.0 if higher_is_better else 1.0
+        self.order: list[Head] = []
+        self.after: list[Tensor] = []
+        if file and (entry := file.resume()):
+            self.order = list(_heads(entry.tensors["order"].tolist()))
+            self.after = list(entry.tensors["after"])
+            self._check(file, precision)
+
+    def _check(self, file: Journal, precision: torch.dtype) -> None:
+        """Measures the journal's last step again; `JournalError` if it gives other numbers."""
+        (found,) = self._measure([tuple(self.order)]).after
+        count = "1 head" if len(self.order) == 1 else f"{len(self.order)} heads"
+        names = [f"the metric of text {number} with {count} ablated" for number in range(len(found))]
+        file.require_same(names, self.after[-1], found, precision)
+
+    @property
+    def done(self) -> bool:
+        """Whether all steps are done."""
+        return len(self.order) == self._count
+
+    @property
+    def step_file(self) -> Path | None:
+        """The journal of the sweep under way."""
+        return None if self._file is None else self._file.path.with_name(self._file.path.name + ".step")
+
+    def run(self, bar: Steps) -> None:
+        """Does all steps that are left."""
+        bar.advance(sum(len(self._heads) - step for step in range(len(self.order))))
+        while not self.done:
+            left = [head for head in self._heads if head not in self.order]
+            found = self._measure([(*self.order, head) for head in left], self.step_file, keep=True)
+            best = int((self._sign * found.after.mean(dim=-1)).argmin())
+            self.order.append(left[best])
+            self.after.append(found.after[best])
+            if self._file:
+                tensors = {"order": torch.tensor(self.order), "after": torch.stack(self.after)}
+                self._file.write(Entry(tensors, len(self.order), ""))
+            bar.advance(len(left))
+
+
+def _identity(
+    model: HookedModel,
+    whole: Swept,
+    judge: Metric,
+    ablations: Ablations,
+    heads: Sequence[Head],
+    count: int,
+    higher_is_better: bool,
+    draws: int,
+) -> dict[str, Any]:
+    rest = {
+        "heads": [ablations.of_head(head).digest for head in heads],
+        "steps": count,
+        "higher is better": higher_is_better,
+        "random orders": draws,
+    }
+    return identity_of_sweep(model, whole.provenance, judge, rest)
+
+
+def _random_orders(heads: Sequence[Head], draws: int, seed: int) -> list[tuple[Head, ...]]:
+    generator = torch.Generator().manual_seed(seed)
+    places = (torch.randperm(len(heads), generator=generator).tolist() for _ in range(draws))
+    return [tuple(heads[place] for place in order) for order in places]
+
+
+def _better(judge: Metric, given: bool | None) -> bool:
+    if judge.name in HIGHER_IS_BETTER and judge.has_name:
+        known = HIGHER_IS_BETTER[judge.name]
+        if given not in (None, known):
+            raise InputError(
+                f"for {judge.name}, {'higher' if known else 'lower'} is better; leave `higher_is_better` out."
+            )
+        return known
+    if given is None:
+        raise InputError(
+            f"with a function as the metric ({judge.name}), say what is better: higher_is_better=True, or False as "
+            "for a loss."
+        )
+    return given
+
+
+def _listed(heads: Iterable[Head]) -> list[list[int]]:
+    return [list(head) for head in heads]
+
+
+def _heads(listed: Iterable[Sequence[int]]) -> tuple[Head, ...]:
+    return tuple((layer, head) for layer, head in listed)

@@ -1,0 +1,89 @@
+"""Do these heads matter together? Ablate a set of heads at once (formulas §5)."""
+
+from collections.abc import Iterable, Mapping
+from typing import Any, Unpack
+
+from ...basics.arguments import string
+from ...errors import InputError
+from ...interventions import Head, Heads, Intervention, Values
+from ...model.inputs.encoder import Inputs
+from ...model.run.hooked import HookedModel, require_model
+from ...runs.ablations import Ablations, reread
+from ...runs.journal import owning_journal
+from ...runs.metrics import MetricLike
+from ...runs.options import SweepOptions, require_known
+from ...runs.sweep import sweep
+from .sweep_effects import SweepEffects, removes_keys, sweep_effects
+
+
+@owning_journal
+def ablate_set(
+    model: HookedModel,
+    inputs: Inputs | Iterable[Inputs],
+    heads: Heads | Mapping[str, Heads],
+    method: str | Intervention = "zero",
+    metric: MetricLike = "loss",
+    *,
+    reference: Values | Inputs | Iterable[Inputs] | None = None,
+    per_position: bool = False,
+    later: str = "recompute",
+    seed: int = 0,
+    **options: Unpack[SweepOptions],
+) -> SweepEffects:
+    """How much a metric changes when all heads of a set are ablated together.
+
+    >>> import attnmech as am
+    >>> texts = ["Anna sang of shells.", "Tom lost his old anchor."]
+    >>> found = am.ablate_set(am.load(), texts, [(0, 1), (2, 3), (2, 5)])
+    >>> found.names, found.effect.shape
+    (('L0H1 + L2H3 + L2H5',), torch.Size([1]))
+
+    Args:
+        model: the model.
+        inputs: texts, or token ids.
+        heads: a list of (layer, head), or "all"; or several sets, as a mapping from names to lists, in one sweep.
+        method: what happens to the heads: "zero", "mean" or "resample" as in `am.ablate_heads`, or an
+            `am.Intervention` in all heads, such as `am.Intervention.attend("all", "uniform")`, applied to the set's.
+        metric: as in `am.ablate_heads`.
+        reference: the texts over which means are taken, or what `am.mean_z` returned for them; for "resample", the
+            donors.
+        per_position: whether means are taken position by position.
+        later: "recompute" for the total effect, "frozen" for the direct one.
+        seed: draws the donors of "resample".
+        options: answers, against, bos, memory, journal, engine, partial and progress, as in `am.ablate_heads`.
+
+    Returns:
+        One row per set, in the metric's unit, with intervals over texts.
+
+    Raises:
+        InputError: for an empty set, for heads that the model does not have, and what `am.ablate_heads` raises.
+        JournalError: for the journal of another sweep.
+
+    """
+    require_model(model)
+    require_known(options, SweepOptions)
+    sets = _sets(model, heads)
+    inputs, chosen = reread(inputs), sorted({head for each in sets.values() for head in each})
+    ablations = Ablations.of(
+        model, inputs, chosen, method, reference=reference, per_position=per_position, seed=seed,
+        bos=options.get("bos"),
+    )  # fmt: skip
+    changes = [ablations.of_set(each) for each in sets.values()]
+    noted = ablations.options | {"sets": {name: [list(head) for head in each] for name, each in sets.items()}}
+    swept = sweep(
+        model, inputs, changes, metric, later=later, keyless=removes_keys(changes), noted=noted, **options
+    )  # fmt: skip
+    return sweep_effects(list(sets), changes, swept)
+
+
+def _sets(model: HookedModel, heads: Any) -> dict[str, list[Head]]:
+    """The heads of each set, by its name."""
+    if not isinstance(heads, Mapping):
+        chosen = model.check_heads(heads)
+        return {"all heads" if isinstance(heads, str) else " + ".join(f"L{a}H{b}" for a, b in chosen): chosen}
+    if not heads:
+        raise InputError("`heads` must name at least one set of heads; got an empty mapping.")
+    return {
+        string("heads", name, "have strings as names of its sets"): model.check_heads(each)
+        for name, each in heads.items()
+    }

@@ -1,0 +1,102 @@
+"""Which of these interventions matters? Measure each on the same texts (formulas §5)."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, TypeAlias, Unpack
+
+from ...basics.arguments import shown, string
+from ...errors import InputError
+from ...interventions import Intervention
+from ...model.inputs.encoder import Inputs
+from ...model.run.hooked import HookedModel, require_model
+from ...runs.ablations import reread
+from ...runs.journal import owning_journal
+from ...runs.metrics import MetricLike
+from ...runs.options import SweepOptions, require_known
+from ...runs.sweep import sweep as run_sweep
+from .sweep_effects import SweepEffects, removes_keys, sweep_effects
+
+Entry: TypeAlias = Intervention | Sequence[Intervention]
+"""What is measured at once: one intervention, or several applied together."""
+
+
+@owning_journal
+def sweep(
+    model: HookedModel,
+    inputs: Inputs | Iterable[Inputs],
+    interventions: Sequence[Entry] | Mapping[str, Entry],
+    metric: MetricLike = "loss",
+    *,
+    later: str = "recompute",
+    **options: Unpack[SweepOptions],
+) -> SweepEffects:
+    """How much a metric changes under each of some interventions.
+
+    effect = metric under the intervention − metric with nothing changed, text by text.
+
+    >>> import attnmech as am
+    >>> change = am.Intervention
+    >>> found = am.sweep(
+    ...     am.load(),
+    ...     ["Anna sang of shells.", "Tom lost his old anchor."],
+    ...     {
+    ...         "layer 1 attends evenly": change.attend([(1, head) for head in range(8)], "uniform"),
+    ...         "no position": change.scale("position"),
+    ...         "neither head": [change.zero([(0, 1)]), change.zero([(2, 3)])],
+    ...     },
+    ... )
+    >>> found.names[1], found.effect.shape, found.rows_without_keys.tolist()
+    ('no position', torch.Size([3]), [0, 0, 0])
+
+    Args:
+        model: the model.
+        inputs: texts, or token ids.
+        interventions: a list of entries, each an `am.Intervention` or a list of them that are applied together; or a
+            mapping from names to entries. Without a name, an entry is called what it does.
+        metric: as in `am.ablate_heads`.
+        later: as in `am.ablate_heads`; "frozen" is for interventions in heads.
+        options: answers, against, bos, memory, journal, engine, partial and progress, as in `am.ablate_heads`.
+
+    Returns:
+        One row per entry, in order, in the metric's unit, with intervals over texts. A row of attention that removed
+        keys or a cut leave without a key attends to nothing; `rows_without_keys` counts them.
+
+    Raises:
+        InputError: for entries that are not interventions, and what `am.ablate_heads` raises.
+        JournalError: for the journal of another sweep.
+
+    """
+    require_model(model)
+    require_known(options, SweepOptions)
+    entries = _entries(interventions)
+    changes = [change for _, change in entries]
+    swept = run_sweep(
+        model, reread(inputs), changes, metric, later=later, keyless=removes_keys(changes), **options
+    )  # fmt: skip
+    return sweep_effects([name for name, _ in entries], changes, swept)
+
+
+def _entries(given: Any) -> list[tuple[str, tuple[Intervention, ...]]]:
+    """The name and the interventions of each entry."""
+    if isinstance(given, str | Intervention) or not isinstance(given, Iterable):
+        raise InputError(
+            "`interventions` must be a list of am.Intervention, such as [am.Intervention.zero([(0, 1)])], or a mapping "
+            f"from names to them; got {shown(given)}."
+        )
+    named = isinstance(given, Mapping)
+    pairs = list(given.items()) if isinstance(given, Mapping) else [(None, each) for each in given]
+    if not pairs:
+        raise InputError("`interventions` must hold at least one am.Intervention; got none.")
+    found = []
+    for place, (name, entry) in enumerate(pairs):
+        change = (entry,) if isinstance(entry, Intervention) else entry
+        if not isinstance(change, list | tuple) or not all(isinstance(each, Intervention) for each in change):
+            where = f"[{name!r}]" if named else f"[{place}]"
+            raise InputError(
+                f"`interventions`{where} must be an am.Intervention or a list of them; got {shown(entry)}."
+            )
+        if not change:
+            where = f"[{name!r}]" if named else f"[{place}]"
+            raise InputError(f"`interventions`{where} must hold at least one am.Intervention; got an empty list.")
+        called = "; ".join(map(str, change)) if name is None else string("interventions", name, "have strings as names")
+        found.append((called, tuple(change)))
+    return found

@@ -1,0 +1,192 @@
+"""What does each of a list of interventions do to a metric? One row each, with intervals over texts."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Final, Self
+
+import pandas as pd
+import plotly.graph_objects as go  # type: ignore[import-untyped]
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from ...basics.fields import check_rows
+from ...draw.intervals import interval_rows
+from ...draw.section import Section
+from ...draw.text import plotly_text, visible_token
+from ...results import OverTexts, Provenance, TextResult, subtracted
+from ...runs.claims import interval_note
+from ...runs.differences import largest_of
+from ...runs.effects import strongest_of, unit_of
+from ...runs.sweep import Swept
+
+_LONGEST_NAME: Final = 44
+"""Characters of a name that a figure shows."""
+
+
+@dataclass(frozen=True, repr=False)
+class SweepEffects(OverTexts, TextResult):
+    """How much a metric changes under each of some interventions: after minus before, `.effect [intervention]`.
+
+    Units are the metric's: nats for "loss" and "kl", logits for "logit_difference". Intervals are over texts: they say
+    how the mean would vary with other texts of the same kind. In a difference, `before`, `after`, `effect` and
+    `rows_without_keys` are differences too.
+    """
+
+    metric: str
+    names: tuple[str, ...]
+    """The name of each row: as given, or what its interventions do."""
+    interventions: tuple[tuple[str, ...], ...]
+    """What is applied together in each row, in words."""
+    before: Float[Tensor, " text"]
+    """The metric of each text, with nothing changed."""
+    after: Float[Tensor, "intervention text"]
+    """The metric of each text under each row's interventions; NaN where the sweep was interrupted first."""
+    rows_without_keys: Int[Tensor, " intervention"]
+    """How many rows of real tokens, over all texts, layers and heads, were left without a key: they attend to nothing.
+
+    Only removed keys and cuts leave such rows.
+    """
+    tokens: tuple[tuple[str, ...], ...]
+    provenance: Provenance
+
+    @property
+    def axis_lengths(self) -> Mapping[str, int]:
+        """The lengths of the axes that names and texts label."""
+        return {"intervention": len(self.names), "text": len(self.tokens)}
+
+    def _check(self) -> None:
+        super()._check()
+        check_rows("interventions", self.interventions, len(self.names))
+
+    @property
+    def per_text(self) -> Float[Tensor, "intervention text"]:
+        """The effect on each text."""
+        return self.after - self.before
+
+    @property
+    def effect(self) -> Float[Tensor, " intervention"]:
+        """The mean effect over the texts measured; NaN if none was."""
+        return self.per_text.nanmean(dim=-1)
+
+    @property
+    def _measured_values(self) -> Float[Tensor, "intervention text"]:
+        return self.per_text
+
+    @property
+    def texts(self) -> Int[Tensor, " intervention"]:
+        """The number of texts behind each mean; for an unpaired difference, that of the result with fewer."""
+        if self.parts is None or self.paired:
+            return (~self.per_text.isnan()).sum(dim=-1)
+        return torch.minimum(self.parts[0].texts, self.parts[1].texts)
+
+    @property
+    def complete(self) -> bool:
+        """Whether every row was measured on every text; False if the sweep was interrupted."""
+        return not bool(self.per_text.isnan().any())
+
+    def to_frame(self) -> pd.DataFrame:
+        """One row per entry of the sweep.
+
+        Columns: intervention (its name), effect, effect_low, effect_high, agreeing, clear, clear_size, one_text,
+        before, after, texts, rows_without_keys. `attrs["intervals"]` says what the columns mean, or why
+        there are no intervals.
+        """
+        columns = self._columns("effect") | {
+            "before": self.before.nanmean().expand(len(self.names)),
+            "after": self.after.nanmean(dim=-1),
+            "texts": self.texts,
+            "rows_without_keys": self.rows_without_keys,
+        }
+        named = {name: value.tolist() for name, value in columns.items()}
+        frame = pd.DataFrame({"intervention": list(self.names), **named})
+        frame.attrs["intervals"] = interval_note(self._n_texts)
+        return frame
+
+    def strongest(self, count: int = 10) -> pd.DataFrame:
+        """The rows of `to_frame` with the largest effects of either sign, clear ones first."""
+        return strongest_of(self.to_frame(), count)
+
+    def plot(self) -> "go.Figure":
+        """One row per entry: its effect, with the interval over texts; returned, not shown."""
+        low, high = self.interval()
+        values = [("effect", self.effect.numpy(), low.numpy(), high.numpy())]
+        return interval_rows(list(map(_label, self.names)), values, label=f"change ({unit_of(self.metric)})")
+
+    @property
+    def _title(self) -> str:
+        return f"Effect of interventions on {self.metric}"
+
+    def _sections(self) -> "Sequence[Section]":
+        reading = "Each row is one intervention, or several applied together. The line through a mark is its interval."
+        return [Section("Effects", reading, {"effects": self.plot()}, "effects.plot()")]
+
+    @property
+    def lead(self) -> str:
+        """The one sentence that the numbers support."""
+        count = "1 intervention" if len(self.names) == 1 else f"{len(self.names)} interventions"
+        largest = largest_of(
+            self,
+            self._means,
+            lambda place: self.names[place[0]],
+            things="interventions",
+            unit=unit_of(self.metric),
+            what="effect" if self.parts is None else "difference",
+        )
+        part = "" if self.complete else "; stopped early, incomplete"
+        return f"{self._opening}{count} on {self._texts}: {largest}{part}{self._keyless}."
+
+    @property
+    def _keyless(self) -> str:
+        """What is said of rows without keys, as the end of a sentence."""
+        some = int((self.rows_without_keys > 0).sum())
+        if self.parts is not None or not some:
+            return ""
+        if len(self.names) == 1:
+            rows = int(self.rows_without_keys.sum())
+            return f"; it leaves {rows:,} row{'' if rows == 1 else 's'} of attention without a key"
+        return f"; {some} of them leave{'s' if some == 1 else ''} rows of attention without a key"
+
+    @property
+    def _n_texts(self) -> int:
+        return len(self.before)
+
+    def _comparable(self) -> dict[str, Any]:
+        options = {"later": self.provenance.options.get("later")}
+        return {"metric": self.metric, "interventions": self.interventions, **options}
+
+    def _minus(self, other: Self, paired: bool) -> Self:
+        before = subtracted(self.before, other.before, paired)
+        return replace(
+            self,
+            before=before,
+            after=subtracted(self.per_text, other.per_text, paired) + before,
+            rows_without_keys=self.rows_without_keys - other.rows_without_keys,
+            tokens=self.tokens if paired else (),
+        )
+
+
+def sweep_effects(names: Sequence[str], interventions: Sequence[Sequence[object]], swept: Swept) -> SweepEffects:
+    """The effects of a sweep, one row per change."""
+    keyless = torch.zeros_like(swept.after) if swept.keyless is None else swept.keyless
+    return SweepEffects(
+        metric=str(swept.provenance.options["metric"]),
+        names=tuple(names),
+        interventions=tuple(tuple(map(str, entry)) for entry in interventions),
+        before=swept.before,
+        after=swept.after,
+        rows_without_keys=keyless.nan_to_num(0.0).sum(dim=1).long(),
+        tokens=swept.tokens,
+        provenance=swept.provenance,
+    )
+
+
+def removes_keys(changes: Sequence[Sequence[Any]]) -> bool:
+    """Whether any of the interventions may leave a row without a key."""
+    return any(each.edit in ("remove", "cut") for change in changes for each in change)
+
+
+def _label(name: str) -> str:
+    """A name as a figure shows it: any text, on one line."""
+    shown = "".join(character if character == " " else visible_token(character) for character in name)
+    return plotly_text(shown if len(shown) <= _LONGEST_NAME else f"{shown[: _LONGEST_NAME - 1]}…")

@@ -1,0 +1,133 @@
+"""What does removing whole sets of heads do to a task? Many sets in one sweep, each measured once."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from ...basics.arguments import whole_number
+from ...errors import InputError
+from ...interventions import HEAD_POINTS, Head, Intervention, Values
+from ...model.run.hooked import HookedModel
+from ...runs.ablations import METHODS, Ablations, mean_of
+from ...runs.engine import Change
+from ...runs.sweep import Swept, sweep
+from ...runs.workers import Workers
+from .shapes import HeadSet
+from .tasks import Task, by_group
+
+
+@dataclass(frozen=True)
+class Removal:
+    """One way to remove any heads of a model."""
+
+    model: HookedModel
+    method: str | Intervention
+    reference: Values | None
+    """For method="mean": the means, of every layer."""
+    seed: int = 0
+    bos: bool | None = None
+
+    @classmethod
+    def of(
+        cls, model: HookedModel, method: str | Intervention, reference: Any, seed: int, bos: bool | None
+    ) -> "Removal":
+        """Computes means over the reference texts, if the method needs them."""
+        if isinstance(method, Intervention):
+            if method.point not in HEAD_POINTS:
+                raise InputError(f"`method` must be a string or an intervention on heads; got {method}.")
+        elif method not in METHODS:
+            raise InputError(f"`method` must be one of {', '.join(METHODS)}, or an am.Intervention; got {method!r}.")
+        means = None
+        if method == "mean":
+            layers = list(model.output_stack.layers)
+            means = mean_of(model, reference, layers, per_position=False, bos=bos)
+        return cls(model, method, means, seed, bos)
+
+    @property
+    def name(self) -> str:
+        """What a result says was done."""
+        return self.method if isinstance(self.method, str) else f"intervention ({self.method})"
+
+    def changes(self, inputs: Any, sets: Sequence[HeadSet]) -> list[Change]:
+        """Each set's removal on these texts."""
+        if isinstance(self.method, Intervention):
+            return [(replace(self.method, heads=heads),) for heads in sets]
+        heads = sorted({head for each in sets for head in each})
+        ablations = Ablations.of(
+            self.model, inputs, heads, self.method, reference=self.reference, seed=self.seed, bos=self.bos
+        )
+        return [tuple(map(ablations.of_head, each)) for each in sets]
+
+
+@dataclass(frozen=True)
+class Measuring:
+    """How sets are measured: what a sweep needs besides texts and changes."""
+
+    removal: Removal
+    memory: float = 1.0
+    progress: bool = False
+    engine: str | Workers = "local"
+
+    def swept(
+        self,
+        task: Task,
+        sets: Sequence[HeadSet],
+        journal: str | Path | None = None,
+        noted: Mapping[str, Any] | None = None,
+    ) -> Swept:
+        """The metric of each case without each set; sets that occur twice are measured once."""
+        once = {tuple(sorted(each)): None for each in sets}
+        found = sweep(
+            self.removal.model, iter(task.inputs), self.removal.changes(task.inputs, list(once)), task.metric,
+            answers=task.answers, against=task.against, bos=self.removal.bos, memory=self.memory, journal=journal,
+            progress=self.progress, engine=self.engine, noted={"method": self.removal.name, **(noted or {})},
+        )  # fmt: skip
+        row = {each: number for number, each in enumerate(once)}
+        rows = torch.tensor([row[tuple(sorted(each))] for each in sets], dtype=torch.long)
+        return replace(found, after=found.after[rows])
+
+
+@dataclass(frozen=True)
+class Discovery:
+    """The half of a task on which heads may be chosen; it holds nothing of the other half."""
+
+    measuring: Measuring
+    task: Task
+    """The cases of this half alone."""
+
+    @property
+    def model(self) -> HookedModel:
+        """The model."""
+        return self.measuring.removal.model
+
+    @cached_property
+    def harm(self) -> Float[Tensor, "layer head group"]:
+        """How much worse the model does in each group without each head alone, in units of the task's metric."""
+        stack = self.model.output_stack
+        heads = [(layer, head) for layer in stack.layers for head in range(stack.n_heads)]
+        swept = self.measuring.swept(self.task, [(each,) for each in heads])
+        harm = by_group(harm_of(self.task, swept.before, swept.after), self.task.group_of)
+        found = torch.full((max(stack.layers) + 1, stack.n_heads, harm.shape[-1]), torch.nan, dtype=torch.float64)
+        found[tuple(torch.tensor(heads).T)] = harm
+        return found
+
+    def strongest(self, count: int) -> tuple[Head, ...]:
+        """The heads whose removal hurts this half most, each removed alone."""
+        mean = self.harm.mean(dim=-1)
+        known = (~mean.isnan()).nonzero().tolist()
+        count = whole_number("count", count, least=1, most=len(known), about="the heads of the model")
+        order = sorted(known, key=lambda place: -float(mean[tuple(place)]))
+        return tuple(sorted((layer, head) for layer, head in order[:count]))
+
+
+def harm_of(
+    task: Task, before: Float[Tensor, " case"], after: Float[Tensor, "*set case"]
+) -> Float[Tensor, "*set case"]:
+    """How much worse the model does after than before: before − after where higher is better, else after − before."""
+    return before - after if task.higher else after - before

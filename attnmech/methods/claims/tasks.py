@@ -1,0 +1,268 @@
+"""On what is a claim about heads tested? Cases of a task, split by their templates."""
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Self, TypeAlias
+
+import torch
+from jaxtyping import Float
+from numpy.random import Philox
+from torch import Tensor
+
+from ...basics.arguments import shown
+from ...batch import Batch
+from ...demo.tasks import told
+from ...errors import InputError, integer
+from ...maths.intervals import LEAST_TEXTS
+from ...runs.metrics import HIGHER_IS_BETTER, MetricLike
+
+
+@dataclass(frozen=True)
+class Case:
+    """One text of a task, and the template that it was made from.
+
+    >>> Case("The keys beside the cabinet", " are", " is", group="beside")
+    Case(prompt='The keys beside the cabinet', answer=' are', against=' is', group='beside')
+    """
+
+    prompt: str | tuple[int, ...]
+    """A text, or token ids."""
+    answer: str | int | None = None
+    """What should follow: text with its leading space, or a token's id."""
+    against: str | int | None = None
+    """What the answer is compared with."""
+    group: str = ""
+    """Its template, name, or source: what it shares with cases that are no independent evidence."""
+
+
+@dataclass(frozen=True, repr=False)
+class Task:
+    """Cases with the metric that says how well a model does on them.
+
+    >>> task = Task.of_demo("agreement")
+    >>> len(task.cases), len(task.groups), task.metric
+    (48, 12, 'logit_difference')
+    """
+
+    name: str
+    cases: Sequence[Any]
+    """`Case`s, or the same as tuples: (prompt, answer, against, group), or (text, group)."""
+    metric: MetricLike = ""
+    """By default "logit_difference" where cases have answers against others, "accuracy" where they have answers alone,
+    else "loss". "log_probability" takes answers of several tokens: ln p of all of them after the prompt."""
+    higher_is_better: bool | None = None
+    """Only for a metric of your own: whether it falls when a model does worse."""
+
+    def __repr__(self) -> str:
+        return f"Task({self.name!r}, {len(self.cases)} cases in {len(self.groups)} groups, metric={self.metric!r})"
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.name, str) or not self.name.strip():
+            raise InputError(f"a task needs a name, such as 'copying'; got {shown(self.name)}.")
+        cases = tuple(map(_case, self.cases))
+        object.__setattr__(self, "cases", cases)
+        if not cases:
+            raise InputError(f"the task {self.name!r} has no cases.")
+        for name in ("answer", "against"):
+            kinds = {type(getattr(case, name)) for case in cases}
+            if len(kinds) > 1:
+                raise InputError(
+                    f"the cases of {self.name!r} must all have `{name}` as text, all as token ids, or all without; got "
+                    f"{' and '.join(sorted(kind.__name__ for kind in kinds))}."
+                )
+        if self.metric == "":
+            answered = (cases[0].answer is not None) + (cases[0].against is not None)
+            object.__setattr__(self, "metric", ("loss", "accuracy", "logit_difference")[answered])
+        _ = self.higher
+        if self.metric == "log_probability" and (cases[0].answer is None or cases[0].against is not None):
+            raise InputError(
+                'metric="log_probability" scores an answer alone: give cases (prompt, answer, None, group).'
+            )
+        _require_one_group_a_prompt(self.name, cases)
+
+    @classmethod
+    def of_demo(cls, name: str, *, templates: int | None = None, each: int = 4, seed: int = 0) -> Self:
+        """A task of the demo model: "copying", "agreement", "gender" or "recipient".
+
+        `each` cases of every template, of the `templates` that fill first (by default 12, or as many as it has).
+        """
+        return cls(name, tuple(Case(x.text, x.right, x.wrong, x.template) for x in told(name, templates, each, seed)))
+
+    @property
+    def higher(self) -> bool:
+        """Whether a higher value of the metric is better."""
+        if isinstance(self.metric, str):
+            if self.metric not in HIGHER_IS_BETTER:
+                known = ", ".join(HIGHER_IS_BETTER)
+                raise InputError(f"`metric` must be one of {known}, or a function; got {self.metric!r}.")
+            if self.higher_is_better is not None:
+                raise InputError(f"`higher_is_better` is for a metric of your own; {self.metric!r} has a direction.")
+            return HIGHER_IS_BETTER[self.metric]
+        if not isinstance(self.higher_is_better, bool):
+            raise InputError(
+                "a task with a metric of your own needs higher_is_better=True or False: whether the metric falls when "
+                "a model does worse."
+            )
+        return self.higher_is_better
+
+    @property
+    def groups(self) -> tuple[str, ...]:
+        """The groups, in the order of their first cases."""
+        return tuple(dict.fromkeys(self.group_of))
+
+    @property
+    def group_of(self) -> tuple[str, ...]:
+        """The group of each case."""
+        return tuple(case.group for case in self.cases)
+
+    @property
+    def inputs(self) -> Any:
+        """The prompts as a sweep reads them; with their answers, if these are to be scored whole."""
+        answered = self.metric == "log_probability"
+        texts = [_with_answer(case) if answered else case.prompt for case in self.cases]
+        return [text if isinstance(text, str) else torch.tensor(text) for text in texts]
+
+    @property
+    def answers(self) -> Any:
+        """The answers, or None."""
+        return _all([case.answer for case in self.cases])
+
+    @property
+    def against(self) -> Any:
+        """What the answers are compared with, or None."""
+        return _all([case.against for case in self.cases])
+
+    def only(self, groups: Sequence[str]) -> Self:
+        """The cases of some groups."""
+        return replace(self, cases=tuple(case for case in self.cases if case.group in groups))
+
+    def halves(self, seed: int = 0) -> tuple[Self, Self]:
+        """The half that discovers and the half that confirms, with different groups, drawn by `seed`.
+
+        The confirming half has half of the groups, rounded up, and at least five. Raises `InputError` for fewer than
+        six groups.
+        """
+        groups = sorted(self.groups)
+        if len(groups) < LEAST_TEXTS + 1:
+            raise InputError(
+                f"{self.name!r} has {len(groups)} {'group' if len(groups) == 1 else 'groups'} of cases; a claim needs "
+                f"at least {LEAST_TEXTS + 1}: {LEAST_TEXTS} that confirm it and one that it is found on. Give each "
+                "case the template that it was made from as its `group`, and more templates."
+            )
+        # The bits are Philox's, so every version of numpy draws the same.
+        drawn = Philox(key=[seed, len(groups)]).random_raw(len(groups)).tolist()
+        order = [group for _, group in sorted(zip(drawn, groups, strict=True))]
+        confirming = max(LEAST_TEXTS, math.ceil(len(order) / 2))
+        return self.only(order[confirming:]), self.only(order[:confirming])
+
+
+TaskLike: TypeAlias = Task | str | Sequence[Case] | Sequence[tuple[Any, ...]]
+"""A task, the name of one of the demo model's, or cases: `Case`, (prompt, answer, against, group) or (text, group)."""
+
+
+def task_of(given: Any) -> Task:
+    """A task of whatever a user gives as one."""
+    if isinstance(given, Task):
+        return given
+    if isinstance(given, str):
+        return Task.of_demo(given)
+    if isinstance(given, Mapping | Tensor) or not isinstance(given, Iterable):
+        raise InputError(
+            "`task` must be an am.Task, a list of cases (prompt, answer, against, group), or one of the demo model's "
+            f"tasks by name; got {shown(given)}."
+        )
+    return Task("the task", tuple(given))
+
+
+def require_apart(discovery: Task, confirmation: Task) -> None:
+    """Raises `InputError` if the two share a group or a prompt, or the second has too few groups."""
+    both = [group for group in discovery.groups if group in confirmation.groups]
+    if both:
+        raise InputError(
+            f"the group {both[0]!r} is in both halves; texts of one template are no independent evidence. Leave it out "
+            "of `discovery` or of `task`."
+        )
+    seen = {case.prompt for case in discovery.cases}
+    shared = [case.prompt for case in confirmation.cases if case.prompt in seen]
+    if shared:
+        raise InputError(
+            f"the prompt {shown(shared[0])} is in both halves; heads found on it cannot be confirmed on it."
+        )
+    if len(confirmation.groups) < LEAST_TEXTS:
+        raise InputError(
+            f"{confirmation.name!r} has {len(confirmation.groups)} groups to confirm a claim on; it needs at "
+            f"least {LEAST_TEXTS}."
+        )
+
+
+def by_group(values: Float[Tensor, "*place case"], group_of: Sequence[str]) -> Float[Tensor, "*place group"]:
+    """The mean over the cases of each group, in the order of the groups' first cases; `group_of` is that of each case.
+
+    >>> by_group(torch.tensor([1.0, 3.0, 5.0]), ["a", "b", "a"])
+    tensor([3., 3.])
+    """
+    place = {group: number for number, group in enumerate(dict.fromkeys(group_of))}
+    number = torch.tensor([place[group] for group in group_of])
+    sums = values.new_zeros(*values.shape[:-1], len(place)).index_add(-1, number, values)
+    return sums / torch.bincount(number, minlength=len(place))
+
+
+def _case(given: Any) -> Case:
+    parts: Any = (given.prompt, given.answer, given.against, given.group) if isinstance(given, Case) else given
+    if not isinstance(parts, tuple | list) or len(parts) not in (2, 4):
+        raise InputError(
+            "a case must be an am.Case, (prompt, answer, against, group), or (text, group) for a metric of the text; "
+            f"got {shown(given)}."
+        )
+    prompt, answer, against, group = parts if len(parts) == 4 else (parts[0], None, None, parts[1])
+    if not isinstance(group, str) or not group.strip():
+        raise InputError(f"a case needs its `group`: the template that it was made from; got {shown(group)}.")
+    if answer is None and against is not None:
+        raise InputError(f"a case with `against` needs an `answer`; got {shown(given)}.")
+    return Case(_prompt(prompt), _token("answer", answer), _token("against", against), group)
+
+
+def _prompt(given: Any) -> str | tuple[int, ...]:
+    if isinstance(given, str):
+        return given
+    if isinstance(given, Batch | Mapping):
+        raise InputError(f"the prompt of a case must be a text or token ids; got {type(given).__name__}.")
+    try:
+        return tuple(integer(each) for each in given)
+    except TypeError:
+        raise InputError(f"the prompt of a case must be a text or a list of token ids; got {shown(given)}.") from None
+
+
+def _token(name: str, given: Any) -> str | int | None:
+    if given is None or isinstance(given, str):
+        return given
+    try:
+        return integer(given)
+    except TypeError:
+        raise InputError(f"`{name}` of a case must be text or a token id; got {shown(given)}.") from None
+
+
+def _require_one_group_a_prompt(name: str, cases: Sequence[Case]) -> None:
+    group: dict[Any, str] = {}
+    for case in cases:
+        if group.setdefault(case.prompt, case.group) != case.group:
+            raise InputError(
+                f"{name!r} has the prompt {shown(case.prompt)} in two groups, {group[case.prompt]!r} and "
+                f"{case.group!r}: it could be in both halves. Give it one group."
+            )
+
+
+def _with_answer(case: Case) -> str | tuple[int, ...]:
+    """The prompt and its answer, as one text."""
+    if isinstance(case.prompt, str) and isinstance(case.answer, str):
+        return case.prompt + case.answer
+    if isinstance(case.prompt, tuple) and isinstance(case.answer, int):
+        return (*case.prompt, case.answer)
+    raise InputError(
+        f'with metric="log_probability", prompt and answer must both be text, or both ids; got {shown(case)}.'
+    )
+
+
+def _all(values: Sequence[Any]) -> Any:
+    return None if values[0] is None else list(values)

@@ -1,0 +1,1 @@
+"""How do two models differ, text by text?"""

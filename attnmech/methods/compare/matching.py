@@ -1,0 +1,120 @@
+"""Which head of one run is which of another? By their patterns on texts of the same lengths."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import fields, replace
+from typing import Any, Final, get_args, get_type_hints
+
+import torch
+from jaxtyping import Float, Int
+from scipy.optimize import linear_sum_assignment  # type: ignore[import-untyped]
+from torch import Tensor
+
+from ...batch import Batch
+from ...errors import InputError
+from ...maths.divergence import between_heads
+from ...model.run.hooked import HookedModel
+
+MOVED: Final = 0.5
+"""A head counts as moved only if another place is closer than this share of the divergence from its own."""
+
+_BESIDE: Final = (("layer", ("head", "place")), ("of_layer", ("of_head",)))
+"""Axes of layers, with the axes of heads that are permuted within them."""
+
+
+def pattern_divergence(
+    one: HookedModel, first: Sequence[Batch], other: HookedModel, second: Sequence[Batch]
+) -> tuple[Float[Tensor, "layer head other_head"], Float[Tensor, "layer head position"]]:
+    """The divergence of every head of one run from every head of the same layer of another, and head by head by row.
+
+    Jensen-Shannon divergence in nats, mean over the rows that see two or more keys; by row, the mean over texts, of
+    each head from the one of the same number. Rows of a position that no text counts are NaN.
+
+    Raises `InputError` if no row of these texts counts.
+    """
+    stack = one.output_stack
+    layers, heads = stack.layers, stack.n_heads
+    longest = max(batch.queries(stack.label).ids.shape[1] for batch in first)
+    sums = torch.zeros(len(layers), heads, heads, dtype=torch.float64)
+    by_row = torch.zeros(len(layers), heads, longest, dtype=torch.float64)
+    counts = torch.zeros(longest, dtype=torch.float64)
+    for left, right in zip(first, second, strict=True):
+        mask = left.queries(stack.label).mask.clone().cpu()
+        if one.causal:
+            mask[torch.arange(len(mask)), mask.int().argmax(dim=1)] = False
+        rows = mask.shape[1]
+        counts[:rows] += mask.sum(dim=0)
+        for place, layer in enumerate(layers):
+            patterns = [
+                model.run(batch, points=[stack.point("pattern")], layers=[layer])[stack.point("pattern"), layer].cpu()
+                for model, batch in ((one, left), (other, right))
+            ]
+            found = between_heads(*(pattern.transpose(1, 2) for pattern in patterns)).double()
+            found = found.masked_fill(~mask[..., None, None], 0.0)
+            sums[place] += found.sum(dim=(0, 1))
+            by_row[place, :, :rows] += found.diagonal(dim1=-2, dim2=-1).sum(dim=0).T
+    if not bool(counts.any()):
+        raise InputError(
+            "heads are compared on rows that see two keys or more, and these texts have one token each; give longer "
+            "texts."
+        )
+    return sums / counts.sum(), by_row / counts
+
+
+def matched(divergence: Float[Tensor, "layer head other_head"]) -> Int[Tensor, "layer head"]:
+    """For each head of the first run, the head of the second in the same layer: the assignment of least divergence.
+
+    A head stays where it is unless its match is closer than half of its own place (`MOVED`): heads that attend alike
+    are not exchanged for rounding.
+
+    >>> matched(torch.tensor([[[0.4, 0.0], [0.0, 0.4]], [[0.1, 0.09], [0.2, 0.0]]]).double()).tolist()
+    [[1, 0], [0, 1]]
+    """
+    cost = divergence.clone()
+    cost.diagonal(dim1=-2, dim2=-1).mul_(MOVED)
+    return torch.stack([torch.from_numpy(linear_sum_assignment(each.numpy())[1]) for each in cost])
+
+
+def reordered(result: Any, order: Mapping[int, Sequence[int]]) -> Any:
+    """A result by layer and head with the heads of each layer taken in another order: head h is then `order[layer][h]`.
+
+    Every tensor whose annotation has an axis of layers and one of heads moves, those of a state too.
+    """
+    hints = get_type_hints(type(result))
+    layers = getattr(result, "layers", None)
+    changed: dict[str, Any] = {}
+    for each in fields(result):
+        value = getattr(result, each.name)
+        if isinstance(value, Tensor):
+            changed[each.name] = _moved(value, hints[each.name], order, layers)
+        elif each.name == "state":
+            kinds = type(result).STATE
+            changed["state"] = {
+                name: _moved(x, kinds[name], order, layers) if name in kinds else x for name, x in value.items()
+            }
+    return replace(result, **changed)
+
+
+def _moved(value: Tensor, hint: Any, order: Mapping[int, Sequence[int]], layers: Sequence[int] | None) -> Tensor:
+    names = _axes(hint)
+    for layer_axis, head_axes in _BESIDE:
+        head_axis = next((name for name in head_axes if name in names), None)
+        if layer_axis not in names or head_axis is None:
+            continue
+        at, of = names.index(layer_axis), names.index(head_axis)
+        if value.shape[of] == 1:
+            continue
+        # An axis as long as the model has a row for every layer; a shorter one has those measured.
+        every = value.shape[at] > max(order)
+        numbers = range(value.shape[at]) if every or layers is None else layers
+        parts = [
+            part.index_select(of - (of > at), torch.tensor(order[number])) if number in order else part
+            for number, part in zip(numbers, value.unbind(at), strict=True)
+        ]
+        value = torch.stack(parts, dim=at)
+    return value
+
+
+def _axes(hint: Any) -> list[str]:
+    """The names of a tensor's axes in its annotation."""
+    told = next((each.dim_str for each in (hint, *get_args(hint)) if hasattr(each, "dim_str")), "")
+    return [name.removeprefix("#") for name in told.split()]

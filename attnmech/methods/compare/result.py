@@ -1,0 +1,327 @@
+"""What is different between two models, or between two prompts, head by head? method(b) − method(a)."""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pandas as pd
+import plotly.graph_objects as go  # type: ignore[import-untyped]
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from ...basics.arguments import flag, option, shown
+from ...draw.effects import effect_map
+from ...draw.section import Section
+from ...draw.text import with_minus_signs
+from ...errors import InputError
+from ...maths.intervals import fewest_texts
+from ...model.inputs.encoder import Inputs
+from ...model.run.hooked import HookedModel, require_model
+from ...results import PagedResult, Provenance, TextResult
+from ...runs.ablations import reread
+from ...runs.claims import no_interval
+from ...runs.corpus import CorpusBatch
+from ...runs.sweep import batches_of
+from .matching import matched, pattern_divergence, reordered
+
+_PLACES = ("layer", "head", "texts", "before", "after")
+"""Columns that are no numbers of a head to compare."""
+_TOKENS = 512
+"""About how many tokens a batch has."""
+
+
+def compare(
+    a: HookedModel | Inputs,
+    b: HookedModel | Inputs,
+    inputs: Inputs | Iterable[Inputs] | None = None,
+    method: Callable[..., Any] | None = None,
+    *,
+    model: HookedModel | None = None,
+    statistic: str | None = None,
+    match: bool = False,
+    **options: Any,
+) -> "Comparison":
+    """How two models differ on the same texts, or one model on two aligned prompts: method(b) − method(a), by head.
+
+    >>> import attnmech as am
+    >>> model = am.load()
+    >>> found = am.compare(model, model, ["Anna sang of shells.", "Tom lost his old anchor."], am.attention_focus)
+    >>> float(found.difference.nan_to_num().abs().max()), found.moved
+    (0.0, ())
+
+    Two models with as many layers and heads, such as a model and its fine-tuned, quantised or earlier self, are
+    compared on `inputs`. Two prompts, or two lists of prompts, are compared on `model`; text by text they must have as
+    many tokens. Differences are paired text by text; with five texts or more they have t intervals.
+
+    Heads of two models are matched within each layer by their patterns: by the assignment with the least Jensen-Shannon
+    divergence, in which a head stays in place unless another place is less than half as far. `matching` says which head
+    of b is which of a, and with `match=True` differences are between matched heads.
+
+    Args:
+        a: a model, or prompts.
+        b: another of the same kind.
+        inputs: the texts, for two models.
+        method: what is compared: a method with results by head that can be subtracted, such as
+            `am.attention_focus`, `am.residual_updates`, `am.ablate_heads`, `am.head_importance`.
+        model: the model, for two prompts.
+        statistic: the column of the method's table that the map shows; by default the first.
+        match: whether a permutation of heads is undone.
+        options: for the method.
+
+    Returns:
+        Differences b − a `[layer head]` of every column of the method's table, with intervals over texts, and which
+        head of b is which of a.
+
+    Raises:
+        InputError: for models of different shapes, texts or prompts of different lengths, texts of one token each, and
+            methods whose results cannot be subtracted.
+
+    """
+    flag("match", match)
+    if method is None or not callable(method):
+        raise InputError(f"`method` must be what to compare, such as am.attention_focus; got {shown(method)}.")
+    of_models = isinstance(a, HookedModel)
+    if of_models != isinstance(b, HookedModel):
+        raise InputError("`a` and `b` must both be models, or both prompts.")
+    if of_models:
+        if inputs is None or model is not None:
+            raise InputError("two models are compared on `inputs`: give texts, and no `model`.")
+        texts = reread(inputs)
+        runs = ((a, texts), (b, texts))
+        _require_same_shape(a, b)  # type: ignore[arg-type]
+    else:
+        require_model(model)
+        if inputs is not None or match:
+            raise InputError("two prompts are compared on `model`; leave `inputs` and `match` out.")
+        runs = ((model, a), (model, b))  # type: ignore[assignment]
+    first, second = (batches_of(m, texts, _TOKENS, options.get("bos")) for m, texts in runs)  # type: ignore[arg-type]
+    _require_aligned(first, second)
+    one, other = (method(each, given, **options) for each, given in runs)
+    if not isinstance(one, TextResult):
+        raise InputError(
+            f"`method` must give a result by head that can be subtracted, such as am.attention_focus; got a "
+            f"{type(one).__name__}."
+        )
+    of_first, of_second = ([part.batch for part in parts] for parts in (first, second))
+    between, by_position = pattern_divergence(runs[0][0], of_first, runs[1][0], of_second)  # type: ignore[arg-type]
+    layers = runs[0][0].output_stack.layers  # type: ignore[union-attr]
+    matching = matched(between) if of_models else torch.arange(between.shape[1]).expand(len(layers), -1).clone()
+    if match:
+        other = reordered(other, dict(zip(layers, matching.tolist(), strict=True)))
+    origin = other.provenance
+    # Aligned texts are pairs, though prompts differ, and a text may be other tokens to another model.
+    other = replace(other, provenance=replace(origin, inputs=one.provenance.inputs))
+    found = other - one
+    provenance = origin.minus(one.provenance)
+    return _comparison(
+        found, one, other, statistic, layers=tuple(layers), matching=matching, divergence=between,
+        by_position=by_position, undone=match, method=getattr(method, "__name__", "method"),
+        a=_told(a, "the first prompt"), b=_told(b, "the second prompt"),
+        texts=sum(len(part.documents) for part in first),
+        provenance=provenance,
+    )  # fmt: skip
+
+
+def _comparison(found: Any, one: Any, other: Any, statistic: str | None, **rest: Any) -> "Comparison":
+    frames = [each.by_head() for each in (found, one, other)]
+    if not {"layer", "head"} <= {*frames[0].columns}:
+        raise InputError(f"the results of {rest['method']} have no rows by head; compare them with `-`.")
+    columns = frames[0].select_dtypes("number").columns
+    names = [name for name in columns if name not in _PLACES and not name.endswith(("_low", "_high", "agreeing"))]
+    if not names:
+        raise InputError(f"the results of {rest['method']} have no numbers by head to compare.")
+    if statistic is not None:
+        option("statistic", statistic, names)
+    shape = rest["divergence"].shape[:2]
+
+    def grid(frame: pd.DataFrame, suffix: str = "") -> Float[Tensor, "statistic layer head"]:
+        values = torch.full((len(names), *shape), torch.nan, dtype=torch.float64)
+        rows = torch.tensor([rest["layers"].index(layer) for layer in frame["layer"]])
+        heads = torch.tensor(frame["head"].to_numpy())
+        for number, name in enumerate(names):
+            if f"{name}{suffix}" in frame:
+                values[number, rows, heads] = torch.tensor(frame[f"{name}{suffix}"].to_numpy(dtype=float))
+        return values
+
+    with_interval = [name for name in names if f"{name}_low" in frames[0]]
+    if len(with_interval) == 1:
+        frames[0] = frames[0].rename(columns={"clear": f"{with_interval[0]}_clear"})
+    return Comparison(
+        statistics=tuple(names), shown=statistic or names[0], difference=grid(frames[0]), low=grid(frames[0], "_low"),
+        high=grid(frames[0], "_high"), clear=grid(frames[0], "_clear").nan_to_num(0.0).bool(), of_a=grid(frames[1]),
+        of_b=grid(frames[2]), **rest,
+    )  # fmt: skip
+
+
+@dataclass(frozen=True, repr=False)
+class Comparison(PagedResult):
+    """method(b) − method(a), head by head, with pointwise intervals of the paired differences, and which are clear."""
+
+    SUBTRACT = "compare the two that you mean"
+
+    method: str
+    a: str
+    b: str
+    layers: tuple[int, ...]
+    statistics: tuple[str, ...]
+    """The columns of the method's table that were compared."""
+    shown: str
+    """The statistic that the map shows."""
+    texts: int
+    undone: bool
+    """Whether heads of b are taken in the order of `matching`."""
+    difference: Float[Tensor, "statistic layer head"]
+    low: Float[Tensor, "statistic layer head"]
+    """The low end of the pointwise 95 % interval over texts; NaN for fewer than five."""
+    high: Float[Tensor, "statistic layer head"]
+    clear: Bool[Tensor, "statistic layer head"]
+    """Whether more texts than chance allows change in the direction of the mean, corrected for all heads."""
+    of_a: Float[Tensor, "statistic layer head"]
+    of_b: Float[Tensor, "statistic layer head"]
+    matching: Int[Tensor, "layer head"]
+    """Which head of b is most like each head of a."""
+    divergence: Float[Tensor, "layer head other_head"]
+    """The divergence between the patterns of heads of a and b, in nats, mean over rows."""
+    by_position: Float[Tensor, "layer head position"]
+    """The divergence between the same head of a and b, position by position: mean over texts; NaN at the first."""
+    provenance: Provenance
+
+    @property
+    def axis_lengths(self) -> "dict[str, int]":
+        """The lengths of the axes that layers and statistics label."""
+        return {"layer": len(self.layers), "statistic": len(self.statistics)}
+
+    @property
+    def moved(self) -> tuple[tuple[int, int, int], ...]:
+        """The heads of a that are elsewhere in b: (layer, head in a, head in b)."""
+        rows = enumerate(self.matching.tolist())
+        return tuple(
+            (self.layers[row], head, place) for row, each in rows for head, place in enumerate(each) if head != place
+        )
+
+    def to_frame(self) -> pd.DataFrame:
+        """One row per head: each statistic's difference, its interval and whether it is clear.
+
+        And `matched_head` and `pattern_divergence`.
+        """
+        frame = pd.DataFrame([(layer, head) for layer in self.layers for head in range(self.matching.shape[1])])
+        frame.columns = ["layer", "head"]
+        columns = {"": self.difference, "_low": self.low, "_high": self.high, "_clear": self.clear}
+        for number, name in enumerate(self.statistics):
+            for suffix, values in columns.items():
+                frame[f"{name}{suffix}"] = values[number].flatten().numpy()
+        frame["matched_head"] = self.matching.flatten().numpy()
+        frame["pattern_divergence"] = self._compared.flatten().numpy()
+        return frame
+
+    @property
+    def _compared(self) -> Float[Tensor, "layer head"]:
+        """The divergence between the two heads that each difference compares."""
+        if not self.undone:
+            return self.divergence.diagonal(dim1=-2, dim2=-1)
+        return self.divergence.gather(-1, self.matching[..., None])[..., 0]
+
+    def plot(self, statistic: str | None = None) -> "go.Figure":
+        """Layers × heads, coloured by the difference; pale where it is not clear."""
+        name = self.shown if statistic is None else option("statistic", statistic, self.statistics)
+        number = self.statistics.index(name)
+        value, low, high = (each[number].numpy() for each in (self.difference, self.low, self.high))
+        known = bool(self.low[number].isfinite().any())
+        return effect_map(
+            value, low, high, layers=self.layers, label=f"{name.replace('_', ' ')}: b − a",
+            clear=self.clear[number].numpy() if known else None, signed=True,
+        )  # fmt: skip
+
+    @property
+    def lead(self) -> str:
+        """The one sentence that the numbers support."""
+        number = self.statistics.index(self.shown)
+        value, low, high = (each[number] for each in (self.difference, self.low, self.high))
+        known, name = ~value.isnan(), self.shown.replace("_", " ")
+        count = "1 text" if self.texts == 1 else f"{self.texts} texts"
+        opening = f"{self.b} against {self.a} on {count}"
+        if not bool(known.any()):
+            return f"{opening}: nothing was measured.{self._permuted}"
+        if bool((value[known] == 0).all()):
+            return f"{opening}: {name} is the same in every head.{self._permuted}"
+        place = int(value.abs().nan_to_num(-1.0).argmax())
+        row, head = divmod(place, value.shape[1])
+        one, two, three = (float(each[row, head]) for each in (value, low, high))
+        span = f" ({two:+.3g} to {three:+.3g}, for this head alone)" if two <= three else ""
+        changed, heads = int(self.clear[number].sum()), int(known.sum())
+        some = f"; {changed} of {heads} heads change{'s' if changed == 1 else ''} clearly" if span else ""
+        if span and self.texts < (fewest := fewest_texts(heads)):
+            some = f"; no head can change clearly on fewer than {fewest} texts"
+        return with_minus_signs(
+            f"{opening}: {name} changes most in L{self.layers[row]}H{head}, by {one:+.3g}{span}{some}"
+            f"{no_interval(self.texts)}.{self._permuted}"
+        )
+
+    @property
+    def _permuted(self) -> str:
+        """A sentence about heads that have moved; empty if none has."""
+        if not self.moved:
+            return ""
+        few = ", ".join(f"L{layer}H{head} is H{place}" for layer, head, place in self.moved[:4])
+        more = f" and {len(self.moved) - 4} more" if len(self.moved) > 4 else ""
+        done = "which is undone here" if self.undone else "match=True undoes it"
+        return f" By their patterns, heads of {self.b} are in another order ({few}{more}); {done}."
+
+    @property
+    def _title(self) -> str:
+        return f"{self.b} against {self.a}: {self.method.replace('_', ' ')}"
+
+    def _sections(self) -> "Sequence[Section]":
+        reading = (
+            f"Each cell is one head: {self.shown.replace('_', ' ')} of {self.b} less that of {self.a}, mean over "
+            "texts; pale where the change is not clear among all heads."
+        )
+        caveat = (
+            "Clear: more texts than chance allows change in the direction of the mean (exact sign test at 5 %, "
+            "corrected for all heads). Intervals are for each head alone."
+        )
+        return [Section("Differences", reading, {"differences": self.plot()}, "found.plot()", caveat=caveat)]
+
+
+def _told(given: Any, otherwise: str) -> str:
+    return given.name if isinstance(given, HookedModel) else otherwise
+
+
+def _require_same_shape(a: HookedModel, b: HookedModel) -> None:
+    mine, yours = ((len(each.output_stack.layers), each.output_stack.n_heads) for each in (a, b))
+    if mine != yours:
+        raise InputError(
+            f"two models are compared head by head, so they must have the same shape; got {mine[0]} layers of "
+            f"{mine[1]} heads and {yours[0]} layers of {yours[1]} heads."
+        )
+
+
+def _require_aligned(first: Sequence[CorpusBatch], second: Sequence[CorpusBatch]) -> None:
+    """Raises `InputError` unless each text has as many tokens on both sides, in batches of the same texts."""
+    lengths, texts = [_lengths(parts) for parts in (first, second)], [_texts(parts) for parts in (first, second)]
+    if lengths[0] != lengths[1]:
+        raise InputError(
+            f"what is compared must be aligned, text by text with as many tokens; got texts of {lengths[0]} and of "
+            f"{lengths[1]} tokens. Choose words that are as many tokens, or give token ids."
+        )
+    if texts[0] != texts[1]:
+        raise InputError(
+            "both sides of a comparison must be given in the same form; one is a batch that cannot be divided, the "
+            "other is not. Give two lists of texts, or two lists of token ids."
+        )
+
+
+def _lengths(parts: Sequence[CorpusBatch]) -> list[int]:
+    """The number of tokens of each text, in the order in which texts were given."""
+    by_text = {
+        text: length
+        for part in parts
+        for text, length in zip(part.documents.tolist(), part.batch.lengths.tolist(), strict=True)
+    }
+    return [by_text[text] for text in sorted(by_text)]
+
+
+def _texts(parts: Sequence[CorpusBatch]) -> list[list[int]]:
+    """The numbers of the texts in each batch."""
+    return [part.documents.tolist() for part in parts]

@@ -1,0 +1,1 @@
+"""How far do tokens move from their embeddings, layer by layer?"""

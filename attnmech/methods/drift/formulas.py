@@ -1,0 +1,159 @@
+"""How far is a stream from its token's own embedding, and which rows of the vocabulary are nearest (formulas §4)?
+
+With rows e_v of the vocabulary and a similarity s, of a stream y at a token t:
+
+- rank = #{v: s(y, e_v) > s(y, e_t)}, 0 where no row is more similar than the token's own;
+- churn = 1 − |K_(l−1) ∩ K_l| / k, K_l the k rows most similar to y in layer l.
+
+s is the dot product y·e, the cosine, or the cosine of y − ȳ and e − ē.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+from torch.nn.functional import linear
+
+from ...maths.precision import product_rounding
+
+METRICS: Final = ("cosine", "centred cosine", "dot")
+
+_SPARE: Final = 8
+"""How many rows beyond the k nearest are kept, until close ones have been compared in float64."""
+
+_PAIRS_AT_ONCE: Final = 1024
+"""How many pairs of a stream and a row are compared in float64 at once."""
+
+
+def directions(
+    x: Float[Tensor, "*places d_model"], metric: str, mean: Float[Tensor, "*#places d_model"] | None = None
+) -> Float[Tensor, "*places d_model"]:
+    """Vectors whose products are the similarity: x itself, x / ‖x‖, or (x − mean) / ‖x − mean‖; 0 of nothing.
+
+    >>> directions(torch.tensor([3.0, 4.0]), "cosine")
+    tensor([0.6000, 0.8000])
+    """
+    if metric == "dot":
+        return x
+    if metric == "centred cosine":
+        assert mean is not None
+        x = x - mean
+    norm = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
+    return torch.where(norm > 0, x / norm.clamp_min(torch.finfo(x.dtype).tiny), 0.0)
+
+
+def churn(one: Int[Tensor, "*places k"], other: Int[Tensor, "*places k"]) -> Float[Tensor, "*places"]:
+    """1 − |one ∩ other| / k, of sets without repeats.
+
+    >>> churn(torch.tensor([3, 1, 4, 5]), torch.tensor([5, 9, 2, 3]))
+    tensor(0.5000, dtype=torch.float64)
+    """
+    both = torch.cat((one, other), dim=-1).sort(dim=-1).values
+    shared = (both.diff(dim=-1) == 0).sum(dim=-1)
+    return 1 - shared.double() / one.shape[-1]
+
+
+def sum_over_pairs(unit: Float[Tensor, "token d_model"]) -> Float[Tensor, ""]:
+    """Σ_(i≠j) cos(y_i, y_j) of unit vectors: ‖Σ ŷ‖² − Σ ‖ŷ‖².
+
+    >>> sum_over_pairs(torch.tensor([[1.0, 0.0], [0.6, 0.8]]))       # two pairs, of cosine 0.6
+    tensor(1.2000)
+    """
+    return unit.sum(dim=0).square().sum() - unit.square().sum()
+
+
+@dataclass(frozen=True)
+class Found:
+    """What a scan of the vocabulary found for each stream."""
+
+    rank: Int[Tensor, " stream"]
+    nearest: Int[Tensor, "stream k"]
+    """The ids of the most similar rows, nearest first; of equally similar ones the lower id."""
+
+
+class Scan:
+    """Ranks and nearest rows of many streams, from one block of the vocabulary after another.
+
+    A block costs one matrix product. What rounding leaves open in it is decided in float64: rows about as similar as
+    the token's own, and those about as similar as the k-th nearest.
+
+    Args:
+        streams: the streams' `directions`, in the precision of the products.
+        precise: the same in float64.
+        own: the id of each stream's own token.
+        k: how many nearest rows to find.
+        rows_of: the `directions` of rows in float64, by their ids.
+
+    """
+
+    def __init__(
+        self,
+        streams: Float[Tensor, "stream d_model"],
+        precise: Float[Tensor, "stream d_model"],
+        own: Int[Tensor, " stream"],
+        k: int,
+        rows_of: Callable[[Int[Tensor, " token"]], Float[Tensor, "token d_model"]],
+    ) -> None:
+        self._streams, self._precise, self._own, self._k, self._rows_of = streams, precise, own, k, rows_of
+        self._rounding = 2 * product_rounding(streams.dtype, streams.shape[-1])
+        self._size = torch.linalg.vector_norm(streams, dim=-1)
+        self._own_similarity = self._exactly(torch.arange(len(own), device=own.device), own)
+        self._more = torch.zeros_like(own)
+        self._longest = streams.new_zeros(())
+        self._values = streams.new_zeros(len(streams), 0)
+        self._ids = own.new_zeros(len(streams), 0)
+
+    def add(self, start: int, rows: Float[Tensor, "row d_model"]) -> None:
+        """Compares all streams with the rows `start`, `start` + 1, …"""
+        similar = linear(self._streams, rows)
+        longest = torch.linalg.vector_norm(rows, dim=-1).max()
+        self._longest = torch.maximum(self._longest, longest)
+        self._count(start, similar, self._rounding * self._size * longest)
+        self._keep_nearest(start, similar)
+
+    def finish(self) -> Found:
+        """Ranks and nearest rows over all blocks."""
+        values, ids = self._values.double(), self._ids
+        order = ids.argsort(dim=-1)
+        values, ids = values.gather(-1, order), ids.gather(-1, order)
+        last = values.topk(self._k, dim=-1).values[:, -1:]
+        close = (values - last).abs() <= (self._rounding * self._size * self._longest)[:, None].double()
+        stream, place = (close & (close.sum(dim=-1, keepdim=True) > 1)).nonzero(as_tuple=True)
+        values[stream, place] = self._exactly(stream, ids[stream, place])
+        order = values.argsort(dim=-1, descending=True, stable=True)[:, : self._k]
+        return Found(self._more, ids.gather(-1, order))
+
+    def _count(self, start: int, similar: Tensor, rounding: Tensor) -> None:
+        """Counts the rows of a block that are more similar than the own one."""
+        above = similar - self._own_similarity.to(similar)[:, None]
+        self._more += (above > rounding[:, None]).sum(dim=-1)
+        stream, place = (above.abs_() <= rounding[:, None]).nonzero(as_tuple=True)
+        others = start + place != self._own[stream]
+        stream, place = stream[others], place[others]
+        more = self._exactly(stream, start + place) > self._own_similarity[stream]
+        self._more.index_add_(0, stream, more.to(self._more))
+
+    def _keep_nearest(self, start: int, similar: Tensor) -> None:
+        """Merges a block's most similar rows into those found so far."""
+        wanted = self._k + _SPARE
+        here = torch.arange(len(similar), device=similar.device)
+        if self._values.shape[1] == wanted:
+            here = (similar.amax(dim=-1) > self._values[:, -1]).nonzero()[:, 0]
+        found = similar[here].topk(min(wanted, similar.shape[1]), dim=-1)
+        values = torch.cat((self._values[here], found.values), dim=-1)
+        ids = torch.cat((self._ids[here], start + found.indices), dim=-1)
+        best = values.topk(min(wanted, values.shape[1]), dim=-1)
+        if best.values.shape[1] != self._values.shape[1]:
+            self._values, self._ids = best.values, ids.gather(-1, best.indices)
+        else:
+            self._values[here], self._ids[here] = best.values, ids.gather(-1, best.indices)
+
+    def _exactly(self, stream: Int[Tensor, " pair"], token: Int[Tensor, " pair"]) -> Float[Tensor, " pair"]:
+        """The similarity of some pairs of a stream and a row in float64."""
+        found = [self._precise.new_zeros(0)]
+        for some, ids in zip(*(torch.split(each, _PAIRS_AT_ONCE) for each in (stream, token)), strict=True):
+            found.append((self._precise[some] * self._rows_of(ids)).sum(dim=-1))
+        return torch.cat(found)

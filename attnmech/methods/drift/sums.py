@@ -1,0 +1,379 @@
+"""How is drift measured during a pass? Streams are held until there are enough for a scan of the vocabulary."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Final
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from ...basics.arguments import optional_flag
+from ...errors import InputError
+from ...model.attention.observed import LayerEnd
+from ...model.reading.vocabulary import Vocabulary, further_of, require_positions, vocabulary_of
+from ...model.run.hooked import HookedModel
+from ...model.stack.stack import Stack
+from ...runs.groups import by_group, joined
+from ...runs.stream import Reducer, Run, State
+from .formulas import METRICS, Scan, churn, directions, sum_over_pairs
+from .word_types import FUNCTION_WORDS, ORDINARY, WORD_TYPES, word_types
+
+STATISTICS: Final = (
+    "cosine", "centred_cosine", "dot", "rank", "log_rank", "churn", "cosine_step", "rank_step", "vocabulary_cosine",
+)  # fmt: skip
+"""What is measured of every token in every layer, in the order of the axis `statistic`."""
+
+PLACES: Final = ("resid_mid", "resid_post")
+"""Where the stream may be measured: attention + residual, or as it leaves the block."""
+
+OWN_LIST: Final = "attnmech's list"
+"""What the options of a run say of the function words."""
+
+_STREAMS_AT_ONCE: Final = 2048
+"""How many streams are compared with the vocabulary in one scan."""
+
+_PRECISE_AT_ONCE: Final = 256
+"""How many of them are compared with their own rows in float64 at once."""
+
+_SIMILARITIES_AT_ONCE: Final = 2**22
+"""How many similarities a block of the vocabulary may give."""
+
+_ROWS_AT_ONCE: Final = 1024
+"""How many rows of the vocabulary a block has at most."""
+
+_KEPT: Final = 2**23
+"""How many products of streams of one text are kept for `pair`, and how many ids of nearest rows."""
+
+_BY_TEXT: Final = ("sums", "counts", "pairs", "pair_counts", "unit_counts", "squares")
+"""The entries of a state whose last axis is texts, or groups of them."""
+
+
+@dataclass(frozen=True)
+class Moments:
+    """Means over the rows of a vocabulary."""
+
+    row: Float[Tensor, " d_model"]
+    direction: Float[Tensor, " d_model"]
+    """The mean of the rows' unit vectors: its product with a unit vector is the mean cosine to all rows."""
+    pair_cosine: float
+    """The mean cosine of two different rows."""
+
+
+@dataclass(frozen=True, eq=False)
+class Reference:
+    """What streams are compared with: the rows of a vocabulary, by one similarity."""
+
+    vocabulary: Vocabulary
+    metric: str
+    k: int
+    positioned: bool
+    normed: bool
+    precision: torch.dtype
+    _moments: dict[bytes, Moments] = field(default_factory=dict)
+
+    @classmethod
+    def of(
+        cls, model: HookedModel, stack: Stack, metric: str, k: int, position: bool, embed_norm: bool | None
+    ) -> "Reference":
+        """The reference of a model; `InputError` for what it does not have."""
+        vocabulary = vocabulary_of(model, stack)
+        if position:
+            require_positions(model)
+        if optional_flag("embed_norm", embed_norm) and vocabulary.norm is None:
+            raise InputError(
+                f"`embed_norm=True` needs a norm of the embedding, and {model.name} ({stack.architecture.name}) has "
+                "none; leave it out."
+            )
+        normed = vocabulary.norm is not None and embed_norm is not False
+        if k > len(vocabulary):
+            raise InputError(f"`k` must be at most {len(vocabulary)}, the rows of this vocabulary; got {k}.")
+        vocabulary = vocabulary if normed else vocabulary.without_norm()
+        return cls(vocabulary, metric, k, position, normed, torch.promote_types(model.dtype, torch.float32))
+
+    def blocks(self, size: int, further: Tensor | None) -> Iterator[tuple[int, Tensor]]:
+        """The rows block by block, each with the id of its first."""
+        for start in range(0, len(self.vocabulary), size):
+            yield start, self.vocabulary.rows(slice(start, start + size), self.precision, further)
+
+    def moments(self, further: Float[Tensor, " d_model"] | None) -> Moments:
+        """Means over the rows; computed once for each `further`."""
+        key = b"" if further is None else further.cpu().double().numpy().tobytes()
+        if key not in self._moments:
+            total = unit = torch.zeros((), dtype=torch.float64)
+            nonzero = 0
+            for _, rows in self.blocks(_ROWS_AT_ONCE, further):
+                each = directions(rows, "cosine")
+                total = total.to(rows.device) + rows.sum(dim=0).double()
+                unit = unit.to(rows.device) + each.sum(dim=0).double()
+                nonzero += int(each.any(dim=-1).sum())
+            count = len(self.vocabulary)
+            pairs = (float(unit.square().sum()) - nonzero) / max(1, count * (count - 1))
+            self._moments[key] = Moments(total / count, unit / count, pairs)
+        return self._moments[key]
+
+    def directions_of(self, tokens: Int[Tensor, " token"], further: Tensor | None, metric: str) -> Tensor:
+        """The `directions` of some rows in float64."""
+        rows = self.vocabulary.rows(tokens, torch.float64, further)
+        return directions(rows, metric, self.moments(further).row if metric == METRICS[1] else None)
+
+
+@dataclass
+class _Held:
+    """Streams of one layer that wait for a scan."""
+
+    index: int
+    follows: bool
+    """Whether the layer held before it is the one below."""
+    streams: Float[Tensor, "stream d_model"]
+    means: Float[Tensor, "batch d_model"]
+    """The mean of each text's ordinary tokens."""
+
+
+@dataclass
+class _Batch:
+    """What is known of one batch while it runs."""
+
+    real: tuple[Tensor, ...]
+    """Text and position of each stream."""
+    own: Int[Tensor, " stream"]
+    centred: Tensor
+    """Whether the text of each stream has two ordinary tokens, so that a mean can be taken off."""
+    places: Int[Tensor, " stream"]
+    """Which of `further` belongs to each stream."""
+    further: list[Tensor | None]
+    held: list[_Held] = field(default_factory=list)
+    seen: int = 0
+    layer: int | None = None
+    """The layer that came last."""
+    nearest: Tensor | None = None
+    """The nearest rows of the streams of the layer measured last."""
+    values: Tensor | None = None
+    """Cosine and log rank of these streams."""
+
+
+@dataclass(frozen=True, eq=False)
+class DriftSums(Reducer):
+    """Sums by text, layer and type of token how far streams are from their tokens' embeddings."""
+
+    reference: Reference
+    at: str
+    reads: tuple[str, ...]
+    """The points that make the stream: one, or two that are added."""
+    function_words: frozenset[str] = FUNCTION_WORDS
+
+    @property
+    def points(self) -> tuple[str, ...]:  # type: ignore[override]
+        """What it reads of each layer."""
+        return self.reads
+
+    @property
+    def options(self) -> dict[str, str]:
+        """What is measured, and how."""
+        words = "" if self.function_words == FUNCTION_WORDS else " ".join(sorted(self.function_words))
+        found = self.reference
+        return {
+            "at": self.at,
+            "metric": found.metric,
+            "k": str(found.k),
+            "position": str(found.positioned),
+            "embed_norm": str(found.normed),
+            "function_words": words or OWN_LIST,
+        }
+
+    def start(self, run: Run) -> State:
+        """Every value of every token, and sums by text for the mean cosine of pairs."""
+        batch = run.batch.queries(run.stack.label)
+        texts, length = batch.ids.shape
+        layers, width = run.n_layers, run.stack.d_model
+        types = word_types(batch, self.function_words).masked_fill(~batch.mask, -1)
+        run.between[self] = self._batch(run, types)
+        state = {
+            "values": torch.full((len(STATISTICS), layers, texts, length), torch.nan, dtype=torch.float64),
+            "types": types,
+            "pairs": torch.zeros(layers, texts, dtype=torch.float64),
+            "pair_counts": torch.zeros(layers, texts, dtype=torch.float64),
+            "unit_counts": torch.zeros(layers, texts, dtype=torch.float64),
+            "squares": torch.zeros(layers, texts, dtype=torch.float64),
+            "units": torch.zeros(layers, width, dtype=torch.float64),
+        }
+        if not run.corpus:
+            ids = (layers, texts, length, self.reference.k)
+            _require_room(ids)
+            state["nearest"] = torch.full(ids, -1, dtype=torch.int32)
+            if layers * texts * length**2 <= _KEPT:
+                state["products"] = torch.zeros(layers, texts, length, length, dtype=torch.float64)
+        # NaN means undefined until `close`, but a state must not hold any when it is done.
+        return {name: value.to(run.model.device) for name, value in state.items()}
+
+    def _batch(self, run: Run, types: Tensor) -> _Batch:
+        batch = run.batch.queries(run.stack.label)
+        real = batch.mask.nonzero(as_tuple=True)
+        ordinary = _ordinary(types).sum(dim=-1)
+        further: list[Tensor | None] = [None]
+        places = torch.zeros_like(real[0])
+        if self.reference.positioned:
+            each = further_of(run.model, run.batch).expand(*batch.ids.shape, -1)[real]
+            distinct, places = torch.unique(each, dim=0, return_inverse=True)
+            further = list(distinct)
+        return _Batch(real, batch.ids[real], (ordinary >= 2)[real[0]], places, further)
+
+    def add_layer(self, state: State, end: LayerEnd, run: Run) -> None:
+        """Holds the layer's streams, and measures all that are held once there are enough."""
+        whole = sum(end[name].to(self.reference.precision) for name in self.reads)
+        assert isinstance(whole, Tensor)
+        now: _Batch = run.between[self]
+        members = _ordinary(state["types"])
+        means = _means(whole.double(), members)
+        self._add_pairs(state, end.index, whole.double(), members)
+        if "products" in state:
+            state["products"][end.index] = whole.double() @ whole.double().transpose(1, 2)
+        layers = run.stack.layers
+        follows = now.layer is not None and layers.index(end.layer) == layers.index(now.layer) + 1
+        now.held.append(_Held(end.index, follows, whole[now.real], means))
+        now.layer, now.seen = end.layer, now.seen + 1
+        if now.seen == run.n_layers or len(now.held) * len(now.own) >= _STREAMS_AT_ONCE:
+            self._measure(state, now)
+
+    def _add_pairs(self, state: State, index: int, whole: Tensor, members: Tensor) -> None:
+        """Adds the cosines of all pairs of ordinary tokens of each text."""
+        unit = directions(whole, "cosine")
+        for text, chosen in enumerate(members):
+            some = unit[text][chosen]
+            count = int((some != 0).any(dim=-1).sum())
+            state["pairs"][index, text] = sum_over_pairs(some)
+            state["pair_counts"][index, text] = count * (count - 1)
+            state["unit_counts"][index, text] = count
+            state["squares"][index, text] = count**2
+            state["units"][index] += some.sum(dim=0)
+
+    def _measure(self, state: State, now: _Batch) -> None:
+        """Compares all held streams with the vocabulary, and lets them go."""
+        held, now.held = now.held, []
+        streams, means = (torch.cat([getattr(each, name) for each in held]) for name in ("streams", "means"))
+        repeats = len(held)
+        own, places = now.own.repeat(repeats), now.places.repeat(repeats)
+        texts = torch.cat([number * len(each.means) + now.real[0] for number, each in enumerate(held)])
+        found = torch.full((len(STATISTICS), len(own)), torch.nan, dtype=torch.float64, device=own.device)
+        nearest = own.new_zeros(len(own), self.reference.k)
+        for place, further in enumerate(now.further):
+            chosen = (places == place).nonzero()[:, 0]
+            for some in torch.split(chosen, _STREAMS_AT_ONCE):
+                mean = means[texts[some]]
+                found[:, some], nearest[some] = self._compared(streams[some], mean, own[some], further)
+        centred = STATISTICS.index("centred_cosine")
+        found[centred].masked_fill_(~now.centred.repeat(repeats), torch.nan)
+        if self.reference.metric == METRICS[1]:
+            for name in ("rank", "log_rank"):
+                found[STATISTICS.index(name)].masked_fill_(~now.centred.repeat(repeats), torch.nan)
+        for each, values, ids in zip(held, found.chunk(repeats, dim=1), nearest.chunk(repeats), strict=True):
+            if each.follows and now.nearest is not None and now.values is not None:
+                _add_steps(values, ids, now.values, now.nearest)
+            now.values, now.nearest = values, ids
+            state["values"][:, each.index][:, now.real[0], now.real[1]] = values
+            if "nearest" in state:
+                state["nearest"][each.index][now.real[0], now.real[1]] = ids.int()
+
+    def _compared(
+        self, streams: Tensor, means: Tensor, own: Int[Tensor, " stream"], further: Tensor | None
+    ) -> tuple[Float[Tensor, "statistic stream"], Int[Tensor, "stream k"]]:
+        """Every statistic but those of steps, and the nearest rows."""
+        reference, metric = self.reference, self.reference.metric
+        moments = reference.moments(further)
+        values = self._to_own_rows(streams, means, own, further)
+        query = directions(streams.double(), metric, means)
+        scan = Scan(
+            query.to(reference.precision),
+            query,
+            own,
+            reference.k,
+            lambda ids: reference.directions_of(ids, further, metric),
+        )
+        size = min(_ROWS_AT_ONCE, max(256, _SIMILARITIES_AT_ONCE // len(own)))
+        mean = moments.row.to(reference.precision)
+        for start, rows in reference.blocks(size, further):
+            scan.add(start, directions(rows, metric, mean))
+        done = scan.finish()
+        there = (query != 0).any(dim=-1)
+        rank = torch.where(there, done.rank.double(), torch.nan)
+        values |= {"rank": rank, "log_rank": (1 + rank).log10()}
+        undefined = torch.full_like(rank, torch.nan)
+        return torch.stack([values.get(name, undefined) for name in STATISTICS]), done.nearest
+
+    def _to_own_rows(
+        self, streams: Tensor, means: Tensor, own: Int[Tensor, " stream"], further: Tensor | None
+    ) -> dict[str, Tensor]:
+        """The similarities of streams to their own rows in float64, and the mean cosine to all rows."""
+        direction = self.reference.moments(further).direction
+        found: dict[str, list[Tensor]] = {"vocabulary_cosine": []}
+        for each in torch.split(torch.arange(len(own), device=own.device), _PRECISE_AT_ONCE):
+            precise = streams[each].double()
+            for metric in METRICS:
+                rows = self.reference.directions_of(own[each], further, metric)
+                similar = (directions(precise, metric, means[each]) * rows).sum(dim=-1)
+                bounded = similar if metric == "dot" else similar.clamp(-1, 1)
+                found.setdefault(metric.replace(" ", "_"), []).append(bounded)
+            found["vocabulary_cosine"].append(directions(precise, "cosine") @ direction)
+        return {name: torch.cat(parts) for name, parts in found.items()}
+
+    def close(self, state: State, run: Run) -> State:
+        """Sums by group of texts; for a single batch, with every value of every token."""
+        here = {name: value.cpu() for name, value in state.items()}
+        valid = ~here["values"].isnan()
+        kept = here["values"].masked_fill(~valid, 0.0)
+        members = torch.stack([here["types"] == number for number in range(len(WORD_TYPES))])[:, None, None]
+        sums = [(kept * each).sum(dim=-1) for each in members]
+        counts = [(valid & each).sum(dim=-1).double() for each in members]
+        by_text: State = {name: here[name] for name in _BY_TEXT if name in here}
+        by_text |= {"sums": torch.stack(sums, dim=1), "counts": torch.stack(counts, dim=1)}
+        found = by_group(by_text, run.documents, _BY_TEXT) | {"units": here["units"]}
+        if run.corpus:
+            return found
+        rows = {name: here[name] for name in ("types", "nearest", "products") if name in here}
+        return found | rows | {"values": kept, "valid": valid}
+
+    def merge(self, one: State, other: State) -> State:
+        """The sums of both."""
+        return joined(one, other, _BY_TEXT) | {"units": one["units"] + other["units"]}
+
+    def vocabulary_pair_cosine(self) -> float:
+        """The mean cosine of two different rows of the vocabulary, without positions."""
+        return self.reference.moments(None).pair_cosine
+
+
+def _add_steps(values: Tensor, ids: Tensor, before: Tensor, ids_before: Tensor) -> None:
+    """Adds churn, and how far cosine and log rank moved, since the layer below."""
+    rank = STATISTICS.index("log_rank")
+    cosine = STATISTICS.index("cosine")
+    undefined = (values[rank] + before[rank]).isnan()
+    values[STATISTICS.index("churn")] = churn(ids, ids_before).masked_fill(undefined, torch.nan)
+    values[STATISTICS.index("cosine_step")] = (values[cosine] - before[cosine]).abs()
+    values[STATISTICS.index("rank_step")] = (values[rank] - before[rank]).abs()
+
+
+def _ordinary(types: Int[Tensor, "batch position"]) -> Tensor:
+    chosen = torch.tensor([WORD_TYPES.index(name) for name in ORDINARY], device=types.device)
+    return torch.isin(types, chosen)
+
+
+def _means(whole: Float[Tensor, "batch position d_model"], members: Tensor) -> Float[Tensor, "batch d_model"]:
+    count = members.sum(dim=-1, keepdim=True).clamp_min(1)
+    return (whole * members[..., None]).sum(dim=1) / count
+
+
+def _require_room(ids: tuple[int, ...]) -> None:
+    layers, texts, length, k = ids
+    if layers * texts * length * k > 4 * _KEPT:
+        raise InputError(
+            f"the {k} nearest rows of {texts} × {length} tokens in {layers} layers are too many to keep. Give the "
+            "texts as an iterator, iter(texts), of which only sums are kept, or choose fewer `layers` or a smaller `k`."
+        )
+
+
+def stream_points(model: HookedModel, stack: Stack, at: str) -> tuple[str, ...]:
+    """The points that make the stream there: in parallel blocks, attention + residual is a sum of two."""
+    if (reason := model.points[stack.point("resid_pre")].absent) is not None:
+        raise InputError(f"residual_drift needs a residual stream; {model.name} has none: {reason}.")
+    if at == "resid_mid" and model.points[stack.point("resid_mid")].absent is not None:
+        return "resid_pre", "attn_out"
+    return (at,)

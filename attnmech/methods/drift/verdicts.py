@@ -1,0 +1,167 @@
+"""Where in the depth of a model do its streams move, by cosine, by rank, and by churn? Three stories, side by side."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import combinations
+from typing import Any, Final
+
+import numpy as np
+import pandas as pd
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from ...draw.figure_page import table_html
+from ...draw.text import html_text
+from ...maths.intervals import LEAST_TEXTS, TextMeans
+from .agreement import rank_agreement
+
+MOVEMENTS: Final[Mapping[str, str]] = {"cosine": "cosine_step", "rank": "rank_step", "churn": "churn"}
+"""The three metrics, each with the statistic that says how far a token moved since the layer below."""
+
+_LEAST_STEPS: Final = 3
+
+
+@dataclass(frozen=True)
+class Movement:
+    """How far tokens move from layer to layer by each metric, as sums by text."""
+
+    layers: tuple[int, ...]
+    """The layers that have a layer below."""
+    sums: Mapping[str, Float[Tensor, "step text"]]
+    """By metric."""
+    counts: Mapping[str, Float[Tensor, "step text"]]
+    levels: Mapping[str, Float[np.ndarray, " layer"]]
+    """Cosine and log rank themselves, in every layer measured."""
+
+    def profile(self, metric: str) -> Float[np.ndarray, " step"]:
+        """The mean movement in each layer."""
+        found: np.ndarray = (self.sums[metric].sum(dim=-1) / self.counts[metric].sum(dim=-1)).numpy()
+        return found
+
+    @property
+    def places(self) -> Float[Tensor, " step"]:
+        """Where each step is: 0 the first, 1 the last."""
+        return torch.linspace(0, 1, len(self.layers), dtype=torch.float64)
+
+    @property
+    def where(self) -> TextMeans:
+        """Depth Σ w m / Σ m and distance from the middle Σ |2w − 1| m / Σ m of each metric, `[2 metric]`."""
+        weights = torch.stack((self.places, (2 * self.places - 1).abs()))
+        above = torch.stack(
+            [torch.stack([(each[:, None] * m).sum(dim=0) for m in self.sums.values()]) for each in weights]
+        )
+        below = torch.stack([m.sum(dim=0) for m in self.sums.values()]).expand_as(above)
+        return TextMeans.of_ratio(above, below)
+
+
+@dataclass(frozen=True)
+class DriftVerdicts:
+    """What cosine, rank and churn each say about where streams move, and whether they say the same."""
+
+    stories: pd.DataFrame
+    """One row per metric: where its movement lies, and what that is called."""
+    agreement: pd.DataFrame
+    """One row per pair of metrics: Spearman's ρ over layers, and the share of shuffled orders with a |ρ| as large."""
+    lead: str
+    """In one sentence."""
+
+    @classmethod
+    def of(cls, measured: Movement, untrained: Movement | None, texts: int) -> "DriftVerdicts":
+        """The verdicts; `untrained` is the same for random weights."""
+        stories, agreement = _stories(measured), _agreement(measured)
+        if untrained is not None:
+            other, others = _stories(untrained), _agreement(untrained)
+            for name in ("depth", "from_middle", "largest_step"):
+                stories[f"{name}_untrained"] = other[name]
+            agreement["rho_untrained"] = others["rho"]
+        return cls(stories, agreement, _lead(stories, agreement, texts))
+
+    def to_frame(self) -> pd.DataFrame:
+        """The stories."""
+        return self.stories
+
+    def _repr_html_(self) -> str:
+        return f"<p>{html_text(self.lead)}</p>{table_html(self.stories)}{table_html(self.agreement)}"
+
+    def __repr__(self) -> str:
+        return f"DriftVerdicts({self.lead})"
+
+
+def _stories(measured: Movement) -> pd.DataFrame:
+    """Depth and distance from the middle of each metric's movement, with simultaneous intervals, and the verdict."""
+    where, steps = measured.where, len(measured.layers)
+    low, high = (end.clamp(0, 1) for end in where.simultaneous())
+    even = float((2 * measured.places - 1).abs().mean()) if steps else 0.0
+    rows = []
+    for place, metric in enumerate(MOVEMENTS):
+        profile = measured.profile(metric)
+        known = steps >= _LEAST_STEPS and bool(np.isfinite(profile).all()) and bool(profile.any())
+        still = steps > 0 and not profile.any()
+        row: dict[str, Any] = {"metric": metric, "story": "no movement" if still else "unknown"}
+        if known:
+            ends = [(float(low[each, place]), float(high[each, place])) for each in range(2)]
+            row["story"] = _story(ends[0], ends[1], even)
+        for each, name in enumerate(("depth", "from_middle")):
+            row[name] = float(where.mean[each, place]) if known else np.nan
+            row[f"{name}_low"], row[f"{name}_high"] = (float(end[each, place]) for end in (low, high))
+        row["largest_step"] = measured.layers[int(profile.argmax())] if known else None
+        rows.append(row)
+    return pd.DataFrame(rows).astype({"largest_step": "Int64"})
+
+
+def _story(depth: tuple[float, float], from_middle: tuple[float, float], even: float) -> str:
+    """What an interval of the depth says; if it holds the middle, that of the distance from it.
+
+    >>> _story((0.2, 0.4), (0.5, 0.7), 0.6), _story((0.4, 0.6), (0.3, 0.5), 0.6), _story((0.4, 0.6), (0.5, 0.7), 0.6)
+    ('early', 'in the middle', 'undecided')
+    """
+    if depth[1] < 0.5:
+        return "early"
+    if depth[0] > 0.5:
+        return "late"
+    if from_middle[1] < even:
+        return "in the middle"
+    return "at both ends" if from_middle[0] > even else "undecided"
+
+
+def _agreement(measured: Movement) -> pd.DataFrame:
+    pairs = [
+        ("movement", one, other, measured.profile(one), measured.profile(other))
+        for one, other in combinations(MOVEMENTS, 2)
+    ]
+    # A high rank is far from the own embedding, as a low cosine is.
+    pairs.append(("level", "cosine", "rank", -measured.levels["cosine"], measured.levels["rank"]))
+    rows = []
+    for what, one, other, series, others in pairs:
+        rho, shuffled = rank_agreement(series, others)
+        rows.append({"of": what, "one": one, "other": other, "rho": rho, "p_shuffled": shuffled})
+    return pd.DataFrame(rows)
+
+
+def _lead(stories: pd.DataFrame, agreement: pd.DataFrame, texts: int) -> str:
+    told = ", ".join(_told(row) for row in stories.to_dict("records"))
+    few = "" if texts >= LEAST_TEXTS else f" With fewer than {LEAST_TEXTS} texts, no story is claimed."
+    pairs = agreement[agreement["of"] == "movement"].to_dict("records")
+    together = [
+        f"{each['one']} and {each['other']}" for each in pairs if each["rho"] > 0 and each["p_shuffled"] <= 0.05
+    ]
+    agree = (
+        f"Over layers, the steps of {_listed(together)} rise and fall together more than in shuffled layers."
+        if together
+        else "Over layers, no two of them rise and fall together more than in shuffled layers."
+    )
+    return f"Where tokens move away from their embeddings: {told}. {agree}{few}"
+
+
+def _told(row: Mapping[Any, Any]) -> str:
+    if not np.isfinite(row["depth"]):
+        why = "" if row["story"] == "no movement" else " (three steps are needed)"
+        return f"by {row['metric']} {row['story']}{why}"
+    return (
+        f"by {row['metric']} {row['story']} (depth {row['depth']:.2f}, largest step into layer {row['largest_step']})"
+    )
+
+
+def _listed(names: Sequence[str]) -> str:
+    return ", and of ".join(names)

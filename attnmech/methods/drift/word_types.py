@@ -1,0 +1,69 @@
+"""Is a word a function word or a content word? Function words are those of a closed list."""
+
+from collections.abc import Collection, Sequence
+from typing import Final
+
+from jaxtyping import Int
+from torch import Tensor
+
+from ...basics.arguments import strings
+from ...batch import Batch
+from ...runs.token_types import TOKEN_TYPES, token_types
+
+_WORDS: Final = """
+a an the this that these those
+i me my mine myself you your yours yourself yourselves he him his himself she her hers herself it its itself
+we us our ours ourselves they them their theirs themselves one oneself
+who whom whose which what whoever whatever
+be am is are was were been being have has had having do does did doing
+can could may might must shall should will would ought
+and or but nor yet so if because although though while whereas unless until since whether than as
+about above across after against along among around at before behind below beneath beside between beyond by despite
+down during except for from in inside into like near of off on onto out outside over past per through throughout to
+toward towards under up upon via with within without
+all any both each either every few less many more most much neither no none not other several some such
+here there when where why how then also too very just only
+"""
+
+FUNCTION_WORDS: Final = frozenset(_WORDS.split())
+"""English articles, pronouns, auxiliaries, conjunctions, prepositions, quantifiers and pro-adverbs: a closed list."""
+
+WORD_TYPES: Final = tuple(
+    each for name in TOKEN_TYPES for each in (("function word", "content word") if name == "word" else (name,))
+)
+"""The types of token: those of `TOKEN_TYPES`, with two kinds of words."""
+
+ORDINARY: Final = tuple(name for name in WORD_TYPES if name not in ("first token", "special"))
+"""All but the first token of a text and special tokens."""
+
+
+def checked_words(words: object) -> frozenset[str]:
+    """The function words to use, in lower case: the list above for None."""
+    return FUNCTION_WORDS if words is None else frozenset(each.lower() for each in strings("function_words", words))
+
+
+def word_types(batch: Batch, function_words: Collection[str] = FUNCTION_WORDS) -> Int[Tensor, "batch position"]:
+    """The index in `WORD_TYPES` of each token.
+
+    A token is a function word if it is one of the list as a whole, in any case; part of a longer word is content.
+    """
+    found = token_types(batch).cpu()
+    for row, tokens in enumerate(batch.tokens):
+        parts = _parts(tokens)
+        for place, token in enumerate(tokens):
+            name = TOKEN_TYPES[int(found[row, place])]
+            if name == "word":
+                whole = not parts[place] and token.strip().lower() in function_words
+                name = "function word" if whole else "content word"
+            found[row, place] = WORD_TYPES.index(name)
+    return found.to(batch.ids.device)
+
+
+def _parts(tokens: Sequence[str]) -> list[bool]:
+    """Which tokens are only part of a word: they continue the one before, or are continued."""
+    spaced = any(token[:1].isspace() for token in tokens[1:])
+    continues = [token.startswith("##") for token in tokens]
+    for place in range(1, len(tokens)):
+        joined = spaced and tokens[place][:1].isalnum() and tokens[place - 1][-1:].isalnum()
+        continues[place] = continues[place] or joined
+    return [one or other for one, other in zip(continues, [*continues[1:], False], strict=True)]

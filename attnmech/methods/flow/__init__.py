@@ -1,0 +1,1 @@
+"""How does information flow through attention from token to token?"""

@@ -1,0 +1,54 @@
+"""How does a metric of one text change with each attention probability? Forward and backward passes."""
+
+from collections.abc import Sequence
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from ...batch import Batch
+from ...model.run.hooked import HookedModel
+from ...runs.corpus import CorpusBatch
+from ...runs.judged import JudgedTexts
+from ...runs.metrics import Metric, require_finite
+
+
+def weighted_gradients(
+    model: HookedModel, batch: Batch, judge: Metric, layers: Sequence[int]
+) -> Float[Tensor, "layer head query key"]:
+    """p ⊙ ∂metric/∂p of one text, between its real tokens; padding is left out.
+
+    Each p_ij is moved alone: rows need not sum to 1 any more, and what follows from them moves too. For the loss of a
+    masked language model, p is that of each masked copy: the mean over copies, each weighted by its masked tokens.
+    """
+    judged = JudgedTexts.of([CorpusBatch(batch, torch.tensor([0]), 0, "")], judge, batch.ids.numel())
+    weights = torch.ones(1) if judged.masked is None else judged.masked.double() / judged.masked.sum()
+    of_inputs = (
+        weight * _weighted_gradients(model, part.batch, judged.judge.at(part.documents), layers)
+        for part, weight in zip(judged.parts, weights.tolist(), strict=True)
+    )
+    return sum(of_inputs, start=torch.zeros(()))
+
+
+def _weighted_gradients(
+    model: HookedModel, batch: Batch, judge: Metric, layers: Sequence[int]
+) -> Float[Tensor, "layer head query key"]:
+    stack = model.output_stack
+    point = stack.point("pattern")
+
+    def measure(logits: Tensor, given: Batch) -> Tensor:
+        found = judge.of_logits(logits, given.queries(stack.label))
+        judge.require_graph(found)
+        require_finite(judge.name, found.detach().cpu(), [0], "with nothing changed")
+        return found
+
+    ran = model.run(batch, [point], layers=layers, gradients_of=measure)
+    assert ran.gradients is not None
+    real = batch.queries(stack.label).mask[0]
+
+    def of_text(values: Tensor) -> Tensor:
+        wide = values[0].to(torch.promote_types(values.dtype, torch.float32))
+        return wide[:, real][..., real].cpu()
+
+    gradients = ran.gradients
+    return torch.stack([of_text(ran[point, layer]) * of_text(gradients[point, layer]) for layer in layers])

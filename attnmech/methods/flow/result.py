@@ -1,0 +1,422 @@
+"""Where does the information at a token come from? Rollout and value-weighted attention in place of p (formulas §3)."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, Final
+
+import numpy as np
+import pandas as pd
+import plotly.graph_objects as go  # type: ignore[import-untyped]
+import torch
+from einops import einsum
+from jaxtyping import Float
+from torch import Tensor
+
+from ...basics.arguments import member, option, whole_number
+from ...draw.all_heads import model_view
+from ...draw.embed import View
+from ...draw.graph import token_graph
+from ...draw.patterns import VALUE_WEIGHTED, Measure
+from ...draw.section import Section
+from ...draw.segments import segment_map
+from ...draw.sentence import sentence_view
+from ...draw.text import percent, quoted, signed, token_labels
+from ...draw.token_sections import flow_section
+from ...errors import InputError, index_of
+from ...maths.flow import positive_part, rolled_out, summed_norms, value_norms
+from ...maths.norms import norm_multiplier
+from ...model.attention.observed import LayerEnd, RowBlock
+from ...model.inputs.encoder import Inputs
+from ...model.parts.norms import gamma_of, is_centred
+from ...model.parts.weights import bias_of
+from ...model.run.hooked import HookedModel, require_model
+from ...model.stack.block import attention_scale
+from ...model.stack.carried import output_weights
+from ...results import PagedResult, Provenance
+from ...runs.answers import Answers
+from ...runs.metrics import Metric, MetricLike
+from ...runs.stream import Reducer, Run, Source, State, stream
+from .pattern_gradients import weighted_gradients
+
+KINDS: Final = ("rollout", "norm", "norm_residual", "gradient")
+
+MOST_BYTES: Final = 1_000_000_000
+"""The most memory that the maps of a text may take."""
+
+VIEWS: Final = {"model": model_view, "sentence": sentence_view, "token_graph": token_graph}
+
+
+def attention_flow(
+    model: HookedModel,
+    inputs: Inputs,
+    kind: str = "rollout",
+    *,
+    layers: Iterable[int] | None = None,
+    bos: bool | None = None,
+    metric: MetricLike | None = None,
+    answers: Answers = None,
+    against: Answers = None,
+) -> "AttentionFlow":
+    """Maps [query key] of what flows from token to token, instead of the bare probabilities p.
+
+    "rollout": R_l = A_l ··· A_0 with A = ½ (mean_h p + I), rows divided by their sum: how much of a token after layer l
+    goes back to each input token if every layer mixed streams by its mean pattern. "norm": ‖p_ij f(x_j)‖ of each head
+    (`head_maps`) and ‖Σ_h p_ij f(x_j)‖, with f(x_j) = (x_j W_V + b_V) W_O. "norm_residual":
+    ‖Σ_h p_ij f(x_j) + δ_ij x_i‖, in a post-norm model (BERT) after the norm that follows, frozen at its scale for row
+    i. Where a norm sits between attention and stream (Gemma 2), its frozen scale is part of f. "gradient":
+    p ⊙ ∂metric/∂p of each head (`head_maps`, signed, in units of the metric), and the mean over heads of its positive
+    part; over the cells of a head it sums to minus the score of `am.head_importance(method="zero")`.
+
+    >>> import attnmech as am
+    >>> flow = am.attention_flow(am.load(), "Anna sang of shells.")
+    >>> flow.maps.shape, flow.maps[-1].sum(dim=-1).round(decimals=4).unique()
+    (torch.Size([4, 6, 6]), tensor([1.]))
+
+    Args:
+        model: the model.
+        inputs: one text.
+        kind: "rollout", "norm", "norm_residual" or "gradient".
+        layers: by default all; rollout needs all.
+        bos: whether the text begins with the tokenizer's first token.
+        metric: for "gradient", what is differentiated, as in `am.head_importance`: "loss" by default,
+            "logit_difference" with `answers` and `against`, or a function `(logits, batch) -> [1]`.
+        answers: for "logit_difference", the right token.
+        against: the token that it is compared with.
+
+    Returns:
+        One map [query key] per layer and, for "norm" and "gradient", per head.
+
+    Raises:
+        InputError: for several texts, an unknown kind, `layers` with rollout, a metric without gradient or with another
+            kind, a text whose maps would take more than 1 GB, and for models with several stacks or, with norms, with
+            a gate or a norm between attention and W_O.
+
+    Source: Abnar & Zuidema 2020; Kobayashi et al. 2020 and 2021; Chefer et al. 2021 and Barkan et al. 2021.
+
+    """
+    require_model(model)
+    option("kind", kind, KINDS)
+    if len(model.stacks) > 1:
+        raise InputError("flow is measured in models with one stack; this one has an encoder and a decoder.")
+    if kind == "rollout" and layers is not None:
+        raise InputError("rollout multiplies the patterns of all layers from the first on; leave out `layers`.")
+    if kind == "gradient":
+        return _gradient_flow(model, inputs, metric or "loss", answers, against, layers, bos)
+    if metric is not None or answers is not None or against is not None:
+        raise InputError(f'`metric`, `answers` and `against` are for kind="gradient"; got kind="{kind}".')
+    result: AttentionFlow
+    (result,) = stream(model, model.encode(inputs, bos=bos), [FlowReducer(kind)], layers=layers, bos=bos)
+    return result
+
+
+def _gradient_flow(
+    model: HookedModel,
+    inputs: Inputs,
+    metric: MetricLike,
+    answers: Answers,
+    against: Answers,
+    layers: Iterable[int] | None,
+    bos: bool | None,
+) -> "AttentionFlow":
+    batch, stack = model.encode(inputs, bos=bos), model.output_stack
+    _require_one(len(batch.ids))
+    chosen = tuple(dict.fromkeys(model.points.check_layers(layers, stack.label)))
+    judge = Metric.of(model, metric, answers, against, 1)
+    judge.require_gradient()
+    length = batch.ids.shape[1]
+    size = len(chosen) * (4 * stack.n_heads + 1) * length**2 * torch.promote_types(model.dtype, torch.float32).itemsize
+    _require_room("gradient", size, length)
+    by_head = weighted_gradients(model, batch, judge, chosen)
+    tokens = tuple(token for token, kept in zip(batch.tokens[0], batch.mask[0].tolist(), strict=True) if kept)
+    noted = {"kind": "gradient", "metric": judge.name, "bos": bos, **judge.noted}
+    provenance = model.provenance(batch, batch.tokens, noted)
+    return AttentionFlow("gradient", chosen, positive_part(by_head), by_head, tokens, provenance, judge.name)
+
+
+def _require_one(texts: int) -> None:
+    if texts != 1:
+        raise InputError(f"flow is measured on one text at a time; got {texts} texts.")
+
+
+def _require_room(kind: str, size: int, length: int) -> None:
+    if size <= MOST_BYTES:
+        return
+    fits = int(length * (MOST_BYTES / size) ** 0.5)
+    raise InputError(
+        f"maps of {length} tokens would take {size / 1e9:.1f} GB, and at most {MOST_BYTES / 1e9:.0f} GB are "
+        f"made. Give a text of up to {fits} tokens{'' if kind == 'rollout' else ', or fewer `layers`'}."
+    )
+
+
+@dataclass(frozen=True)
+class FlowReducer(Reducer):
+    """Fills the maps of one text, layer by layer."""
+
+    kind: str
+
+    points = ("v", "resid_pre", "attn_raw", "attn_out")
+    optional_points = ("resid_mid",)
+
+    def start(self, run: Run) -> State:
+        """Empty maps; `InputError` if they would be too large."""
+        _require_one(0 if run.corpus else len(run.batch.ids))
+        length, heads = run.batch.ids.shape[1], 0 if self.kind == "rollout" else run.n_heads
+        kept = run.n_layers if self.kind == "norm" else 1
+        precision = torch.promote_types(run.model.dtype, torch.float32)
+        size = (run.n_layers + kept * heads) * length**2 * precision.itemsize
+        _require_room(self.kind, size, length)
+        state = {"maps": torch.zeros(run.n_layers, length, length, dtype=precision)}
+        if heads:
+            state["by_head"] = torch.zeros(kept, heads, length, length, dtype=precision)
+        return {name: value.to(run.model.device) for name, value in state.items()}
+
+    def add(self, state: State, block: RowBlock, run: Run) -> None:
+        """Keeps the pattern, or its mean over heads."""
+        rows, pattern = slice(block.rows.start, block.rows.stop), block.pattern[0]
+        if self.kind == "rollout":
+            state["maps"][block.index, rows, : pattern.shape[-1]] = pattern.mean(dim=0)
+        else:
+            by_head = state["by_head"][self._place(block.index), :, rows]
+            by_head[..., : pattern.shape[-1]] = pattern
+            by_head[..., pattern.shape[-1] :] = 0
+
+    def add_layer(self, state: State, end: LayerEnd, run: Run) -> None:
+        """Weights the pattern of a finished layer by what it carries."""
+        if self.kind == "rollout":
+            return
+        if end.notes.gate is not None:
+            raise InputError(
+                f"layer {end.layer} has a gate or a norm between attention and W_O, so f(x_j) depends on the query."
+            )
+        pattern = state["by_head"][self._place(end.index)]
+        precision = pattern.dtype
+        scale = attention_scale(run.stack, end, precision)
+        W_O = output_weights(run.stack, end.layer, precision)
+        v = end["v"][0].to(precision)
+        values = v.repeat_interleave(len(W_O) // v.shape[1], dim=1)
+        written = einsum(values, W_O, "key head d_value, head d_value d_model -> key head d_model")
+        pattern *= scale.by_token[0, :, None]
+        residual, factor = None, None
+        if self.kind == "norm_residual":
+            residual = end["resid_pre"][0].to(precision)
+            if run.stack.architecture.norm == "post":
+                written, residual, factor = _through_norm(run, end, written, residual)
+        state["maps"][end.index] = summed_norms(pattern, written, residual)
+        if factor is not None:
+            state["maps"][end.index] *= factor[:, None]
+        pattern *= value_norms(v, W_O).T[:, None]
+
+    def _place(self, index: int) -> int:
+        """Where a layer's maps by head are: only "norm" keeps those of every layer."""
+        return index if self.kind == "norm" else 0
+
+    def close(self, state: State, run: Run) -> State:
+        """Without padding; rollout multiplies the layers."""
+        real = run.batch.mask[0]
+        found = {name: value[..., real, :][..., real] for name, value in state.items()}
+        if self.kind == "rollout":
+            found["maps"] = rolled_out(found["maps"])
+        return {name: value for name, value in found.items() if name == "maps" or self.kind == "norm"}
+
+    def merge(self, one: State, other: State) -> State:
+        """Never needed: there is one text."""
+        raise InputError("flow is measured on one text at a time.")
+
+    def finish(self, state: State, source: Source) -> "AttentionFlow":
+        """The result."""
+        assert source.batch is not None
+        real = source.batch.mask[0].tolist()
+        return AttentionFlow(
+            kind=self.kind,
+            layers=source.layers,
+            maps=state["maps"],
+            head_maps=state.get("by_head"),
+            tokens=tuple(token for token, kept in zip(source.batch.tokens[0], real, strict=True) if kept),
+            provenance=source.provenance,
+        )
+
+
+def _through_norm(run: Run, end: LayerEnd, written: Tensor, residual: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """What the norm after attention makes of parts of its input, and its factor for each row."""
+    path = run.stack.architecture.mid_norm
+    assert path is not None
+    norm, stream = run.stack.module(end.layer, path), end["resid_mid"]
+    centred, gamma, shift = is_centred(norm, stream), gamma_of(norm, stream).to(written), bias_of(norm)
+    made = norm.forward(stream).to(written)
+    shift = None if shift is None else shift.detach().to(written)
+    factor = norm_multiplier(stream.to(written), made, gamma, shift, centred=centred)[0]
+
+    def through(part: Tensor) -> Tensor:
+        return gamma * (part - part.mean(dim=-1, keepdim=True) if centred else part)
+
+    return through(written), through(residual), factor
+
+
+@dataclass(frozen=True, repr=False)
+class AttentionFlow(PagedResult):
+    """What flows from token to token in one text.
+
+    Rollout is a share, and its rows sum to 1; norms are in units of the stream, gradients in those of the metric.
+    """
+
+    SUBTRACT: ClassVar[str] = "subtract what you compare: one.maps - other.maps"
+
+    kind: str
+    """"rollout", "norm", "norm_residual" or "gradient"."""
+    layers: tuple[int, ...]
+    """The layers measured."""
+    maps: Float[Tensor, "layer query key"]
+    """Rollout after each layer; the norm of what all heads carry together; or the mean over heads of the positive part
+    of p ⊙ ∂metric/∂p."""
+    head_maps: Float[Tensor, "layer head query key"] | None
+    """‖p_ij f(x_j)‖ of each head for "norm", p ⊙ ∂metric/∂p for "gradient"; None for the others."""
+    tokens: tuple[str, ...]
+    provenance: Provenance
+    metric: str | None = None
+    """What is differentiated, for "gradient"."""
+
+    @property
+    def axis_lengths(self) -> Mapping[str, int]:
+        """The number of layers and tokens."""
+        return {"layer": len(self.layers), "query": len(self.tokens), "key": len(self.tokens)}
+
+    @property
+    def shares(self) -> Float[Tensor, "layer head query key"]:
+        """Each row divided by its sum, by head where there are heads; else one map per layer. Of gradients, what is
+        positive; a row without any is 0.
+        """
+        whole = self.maps[:, None] if self.head_maps is None else self.head_maps.clamp_min(0)
+        return whole / whole.sum(dim=-1, keepdim=True).clamp_min(torch.finfo(whole.dtype).tiny)
+
+    def show(self, *, layer: int | None = None, head: int = 0, view: str = "model") -> View:
+        """The shares in a view of attention: "model", "sentence" or "token_graph", as in `Activations.show`."""
+        make = VIEWS[option("view", view, VIEWS)]
+        rows = list(range(len(self.layers))) if layer is None else [self._row(layer)]
+        shares = self.shares[rows]
+        return make(
+            shares.float().numpy(),
+            list(self.tokens),
+            layers=[self.layers[row] for row in rows],
+            head=index_of("head", head, shares.shape[1]),
+            sums_to_one=False,
+            measure=_MEASURES[self.kind],
+            title=f"{_TITLES[self.kind]}, rows divided by their sums",
+        ).of_model(self.provenance.model)
+
+    def _figure_place(self, *figure: str, **options: Any) -> Mapping[str, int]:
+        return {"layer": self.layers[-1], **super()._figure_place(*figure, **options)}
+
+    def plot(self, *, layer: int | None = None, head: int | None = None) -> "go.Figure":
+        """Queries × keys of one layer, by default the last; with `head`, of one head. Returned, not shown."""
+        row = len(self.layers) - 1 if layer is None else self._row(layer)
+        if head is not None and self.head_maps is None:
+            raise InputError(f'only kind="norm" and kind="gradient" have maps by head; this is "{self.kind}".')
+        whole = self.maps[row] if self.head_maps is None or head is None else self.head_maps[row, self._head(head)]
+        place = f"L{self.layers[row]}" + ("" if head is None else f"H{head}")
+        return segment_map(whole.float().numpy(), token_labels(self.tokens), kind=self.kind, title=place, unit="token")
+
+    def to_frame(self) -> pd.DataFrame:
+        """One row per layer and token: layer, token, `itself` (its row's share from itself), `first` (from the first
+        token), and the token that it gets most from (`top`, -1 if none, and
+        `top_share`).
+        """
+        shares = self._row_shares
+        top = shares.max(dim=-1)
+        count = len(self.tokens)
+        return pd.DataFrame(
+            {
+                "layer": [layer for layer in self.layers for _ in range(count)],
+                "token": list(range(count)) * len(self.layers),
+                "itself": shares.diagonal(dim1=1, dim2=2).flatten().tolist(),
+                "first": shares[..., 0].flatten().tolist(),
+                "top": top.indices.masked_fill(top.values <= 0, -1).flatten().tolist(),
+                "top_share": top.values.flatten().tolist(),
+            }
+        )
+
+    def sources(self, token: int, count: int = 3) -> pd.DataFrame:
+        """From which other tokens one gets most, layer by layer: layer, itself (its share of its row's sum), and
+        `source_1`, `share_1`, … of the `count` largest others; -1 where there are fewer.
+        """
+        token = index_of("token", token, len(self.tokens), f"the text has {len(self.tokens)} tokens")
+        count = whole_number("count", count, least=1, most=max(1, len(self.tokens) - 1))
+        rows = self._row_shares[:, token].clone()
+        itself = rows[:, token].tolist()
+        rows[:, token] = -1
+        top = rows.topk(count, dim=-1)
+        columns: dict[str, list[float] | list[int]] = {}
+        for place in range(count):
+            there = top.values[:, place] > 0
+            columns[f"source_{place + 1}"] = top.indices[:, place].masked_fill(~there, -1).tolist()
+            columns[f"share_{place + 1}"] = top.values[:, place].clamp_min(0).tolist()
+        return pd.DataFrame({"layer": list(self.layers), "itself": itself, **columns})
+
+    def token_section(self, call: str, layers: Sequence[int]) -> Section:
+        """The inflows of a chosen token, for a page on which `layers` can be chosen; `call` gives this result."""
+        return flow_section(
+            self._row_shares.float().numpy(), self.tokens, layers_of_flow=self.layers, layers=layers, call=call
+        )
+
+    @property
+    def _row_shares(self) -> Float[Tensor, "layer query key"]:
+        """Each row of the layers' maps divided by its sum."""
+        return self.maps / self.maps.sum(dim=-1, keepdim=True).clamp_min(torch.finfo(self.maps.dtype).tiny)
+
+    @property
+    def lead(self) -> str:
+        if self.kind == "gradient":
+            return self._lead_of_gradients
+        last = self.to_frame().iloc[-1]
+        return (
+            f"{_TITLES[self.kind]}: after layer {self.layers[-1]}, the last token gets most from token "
+            f"{int(last['top'])}, {quoted(self.tokens[int(last['top'])])} ({percent(last['top_share'], 0)} of its "
+            f"row), and {percent(last['itself'], 0)} from itself."
+        )
+
+    @property
+    def _lead_of_gradients(self) -> str:
+        assert self.head_maps is not None
+        largest = int(self.head_maps.abs().argmax())
+        layer, head, query, key = (int(each) for each in np.unravel_index(largest, tuple(self.head_maps.shape)))
+        found = float(self.head_maps[layer, head, query, key])
+        return (
+            f"{_TITLES[self.kind]} for {self.metric}: largest in L{self.layers[layer]}H{head}, from query {query} "
+            f"{quoted(self.tokens[query])} to key {key} {quoted(self.tokens[key])} ({signed(found, '.3g')})."
+        )
+
+    @property
+    def _title(self) -> str:
+        return f"{_TITLES[self.kind]} of {self.provenance.model}"
+
+    def _sections(self) -> list[Section]:
+        return [Section("Last layer", _READING[self.kind], {"flow": self.plot()}, "flow.plot()")]
+
+    def _row(self, layer: int) -> int:
+        return self.layers.index(member("layer", layer, self.layers, "the layers measured"))
+
+    def _head(self, head: int) -> int:
+        assert self.head_maps is not None
+        return index_of("head", head, self.head_maps.shape[1])
+
+
+_TITLES: Final = {
+    "rollout": "Attention rollout",
+    "norm": "Norm of what attention carries",
+    "norm_residual": "Norm of what attention and residual carry",
+    "gradient": "Gradient-weighted attention",
+}
+_MEASURES: Final = {
+    "rollout": Measure("share of rollout", "rollout", " (rollout)"),
+    "norm": VALUE_WEIGHTED,
+    "norm_residual": Measure("share of the row's norms", "norms of what attention and residual carry", " (norms)"),
+    "gradient": Measure(
+        "share of the row's positive p · ∂metric/∂p", "gradient-weighted attention", " (gradient-weighted)"
+    ),
+}
+_READING: Final = {
+    "rollout": "Each row: how much of the token goes back to each input token. Rows sum to 1.",
+    "norm": "Each cell: the norm of what all heads together write from the key to the query.",
+    "norm_residual": "Each cell: the norm of what comes from the key, on the diagonal with the token's own stream.",
+    "gradient": "Each cell: p · ∂metric/∂p, its positive part, mean over heads: how much the metric would rise, to "
+    "first order, per relative rise of this attention.",
+}

@@ -1,0 +1,369 @@
+"""Where does a head look? At the token itself, the first, the one before; how sharply, and how far (formulas §1, §3).
+
+Figures 4 to 6 of "Attention Focus Plots" (R. Claus); sink rate after Gu et al. 2024, collapse classes after
+arXiv 2603.09616.
+"""
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, Final
+
+import pandas as pd
+import plotly.graph_objects as go  # type: ignore[import-untyped]
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from ...basics.arguments import option
+from ...draw.numbers import FOCUS_NUMBERS, FocusNumbers
+from ...draw.section import Section
+from ...draw.text import percent
+from ...errors import InputError, index_of
+from ...maths.focus import STATISTICS, collapse_class
+from ...model.inputs.encoder import Inputs
+from ...model.run.hooked import HookedModel
+from ...runs.focus_sums import BY_ROW, FocusSums
+from ...runs.row_means import RowMeans
+from ...runs.stream import Source, State, stream
+from .figures import LABELS, rank_lines_of
+from .section import focus_sections
+
+FIGURES: Final = {"self_focus": "self_top", "first_focus": "first_top", "concentration": "concentration"}
+"""Figures 4, 5 and 6, and the statistic that each shows."""
+
+
+def attention_focus(
+    model: HookedModel,
+    inputs: Inputs | Iterable[Inputs],
+    *,
+    layers: Iterable[int] | None = None,
+    stack: str | None = None,
+    bos: bool | None = None,
+    last: int = 8,
+    **corpus: Any,
+) -> "AttentionFocus":
+    """How often each head attends to the token itself, the first, the one before; how strongly, sharply, and far.
+
+    >>> import attnmech as am
+    >>> focus = am.attention_focus(am.load(), "Anna sang of shells.")
+    >>> focus.first_top.shape
+    torch.Size([4, 8])
+
+    A row has a choice if it sees two or more keys. `self_top`, `first_top`, `previous_top` and `elsewhere_top` are the
+    shares of such rows whose highest key is the token itself, the first, the one before, or another; rows whose two
+    highest keys are equal count only as `tied_top`. Each statistic is defined on its own rows, the categories overlap
+    (the previous token of row 1 is the first), and row 0, which has no choice in a causal model, is left out: see
+    `AttentionFocus.where`.
+
+    One forward pass; no [query key] array of the whole text is made.
+
+    Args:
+        model: the model.
+        inputs: texts, or an iterator of texts (a corpus), of which only sums are kept.
+        layers: by default all.
+        stack: "encoder", "decoder" or "cross" in a model with several.
+        bos: whether each text begins with the tokenizer's first token.
+        last: how many keys `last_mass` is the mass on: the token itself and those just before it.
+        corpus: `truncate`, `shard`, `journal`, `progress` and `engine`, as in `am.stream`.
+
+    Returns:
+        Statistics `[layer head]`, with intervals over texts: shares of rows and of probability, entropy in nats,
+        distance in tokens.
+
+    Raises:
+        InputError: for invalid inputs, layers or stacks, and what `am.stream` raises.
+
+    Source: "Attention Focus Plots", figures 4 to 6; sink rate: Gu et al. 2024.
+    """
+    result: AttentionFocus
+    (result,) = stream(model, inputs, [FocusReducer(last)], layers=layers, stack=stack, bos=bos, **corpus)
+    return result
+
+
+class FocusReducer(FocusSums):
+    """Sums the statistics of the rows, block by block."""
+
+    def finish(self, state: State, source: Source) -> "AttentionFocus":
+        """The result."""
+        return AttentionFocus.of(state, source, last=self.last)
+
+
+@dataclass(frozen=True, repr=False)
+class AttentionFocus(RowMeans):
+    """Where a model's heads attend, averaged over the rows of the texts.
+
+    Shares and masses are from 0 to 1, entropy is in nats, distance in tokens. NaN where no row defines a statistic.
+    """
+
+    STATISTICS = STATISTICS
+    BY_ROW = BY_ROW
+    STATE: ClassVar[Mapping[str, Any]] = {
+        **RowMeans.STATE,
+        "top_key": Int[Tensor, "layer head batch row"],
+        "rows": Float[Tensor, " class"],
+        "distance": Float[Tensor, "class layer head distance"],
+        "received": Float[Tensor, "class layer head key"],
+        "uniform": Float[Tensor, "class layer key"],
+        "seen": Float[Tensor, "class layer key"],
+        "by_type": Float[Tensor, "class layer head type"],
+        "uniform_by_type": Float[Tensor, "class layer type"],
+        "sinks": Int[Tensor, "layer head key"],
+        "sink_rate": Float[Tensor, "layer head key"],
+        "samples": Int[Tensor, "layer key"],
+    }
+
+    last: int
+    """How many keys `last_mass` counts."""
+
+    def _bounds(self, statistic: str) -> tuple[float, float]:
+        return 0.0, math.inf if statistic in ("entropy", "distance") else 1.0
+
+    @classmethod
+    def reducer(cls, *, last: int = 8) -> FocusReducer:
+        """The reducer that computes an `AttentionFocus` in `am.stream`."""
+        return FocusReducer(last)
+
+    # -- what a head's rows do, on average --------------------------------------------------------------------
+
+    @property
+    def self_top(self) -> Float[Tensor, "layer head"]:
+        """Share of rows whose highest key is the token itself: figure 4."""
+        return self.mean("self_top")
+
+    @property
+    def first_top(self) -> Float[Tensor, "layer head"]:
+        """Share of rows whose highest key is the first token: figure 5."""
+        return self.mean("first_top")
+
+    @property
+    def previous_top(self) -> Float[Tensor, "layer head"]:
+        """Share of rows whose highest key is the token before."""
+        return self.mean("previous_top")
+
+    @property
+    def elsewhere_top(self) -> Float[Tensor, "layer head"]:
+        """Share of rows whose highest key is another, among the rows that see another key."""
+        return self.mean("elsewhere_top")
+
+    @property
+    def tied_top(self) -> Float[Tensor, "layer head"]:
+        """Share of rows whose two highest keys are equal."""
+        return self.mean("tied_top")
+
+    @property
+    def self_mass(self) -> Float[Tensor, "layer head"]:
+        """Mean probability of the token itself."""
+        return self.mean("self_mass")
+
+    @property
+    def first_mass(self) -> Float[Tensor, "layer head"]:
+        """Mean probability of the first token, on rows that see it."""
+        return self.mean("first_mass")
+
+    @property
+    def previous_mass(self) -> Float[Tensor, "layer head"]:
+        """Mean probability of the token before."""
+        return self.mean("previous_mass")
+
+    @property
+    def last_mass(self) -> Float[Tensor, "layer head"]:
+        """Mean total probability of the last `last` keys, on rows that see more keys than these."""
+        return self.mean("last_mass")
+
+    @property
+    def concentration(self) -> Float[Tensor, "layer head"]:
+        """Mean of p(1) − p(2), the two highest probabilities: figure 6."""
+        return self.mean("concentration")
+
+    @property
+    def entropy(self) -> Float[Tensor, "layer head"]:
+        """Mean of −Σ p ln p, in nats."""
+        return self.mean("entropy")
+
+    @property
+    def normalised_entropy(self) -> Float[Tensor, "layer head"]:
+        """Mean of entropy / ln(number of keys seen): 1 where attention is uniform."""
+        return self.mean("normalised_entropy")
+
+    @property
+    def distance(self) -> Float[Tensor, "layer head"]:
+        """Mean of Σ_j p_ij |i − j|, in tokens."""
+        return self.mean("distance")
+
+    @property
+    def top_key(self) -> Int[Tensor, "layer head batch query"]:
+        """The highest key of each row; −1 in rows without a choice and at padding."""
+        return self._row("top_key")
+
+    # -- what keys receive ------------------------------------------------------------------------------------
+
+    @property
+    def distance_histogram(self) -> Float[Tensor, "layer head distance"]:
+        """The share of attention that goes to keys at each distance |i − j|, in tokens."""
+        sums = self._sums("distance")
+        return self._by_layer(sums / sums.sum(dim=-1, keepdim=True))
+
+    @property
+    def received(self) -> Float[Tensor, "layer head position"]:
+        """Mean attention that the key at each position receives from the rows that see it."""
+        return self._sums("received") / self._sums("seen")[:, None]
+
+    @property
+    def received_by_type(self) -> Float[Tensor, "layer head type"]:
+        """The share of attention that goes to each of `TOKEN_TYPES`; `expected_by_type` is the chance level."""
+        return self._by_layer(self._sums("by_type") / self._sums("uniform_by_type").sum(dim=-1)[:, None, None])
+
+    @property
+    def expected_by_type(self) -> Float[Tensor, "layer type"]:
+        """The same if every row attended uniformly to its visible keys."""
+        sums = self._sums("uniform_by_type")
+        return self._by_layer(sums / sums.sum(dim=-1, keepdim=True))
+
+    # -- sinks and collapse: over all rows, as published ------------------------------------------------------
+
+    @property
+    def sink_rate(self) -> Float[Tensor, "layer head position"]:
+        """α_k, the mean of p_ik over the rows i ≥ k that see key k, averaged over texts (Gu et al. 2024)."""
+        return self._all_rows("sink_rate") / self._all_rows("samples")[:, None]
+
+    def sink_share(self, position: int = 0) -> float:
+        """Sink_k^ε: the share of (text, layer, head) in which α_k is above 0.3."""
+        sinks, samples = self._all_rows("sinks"), self._all_rows("samples")
+        position = index_of("position", position, samples.shape[-1])
+        return float(sinks[..., position].sum() / (samples[:, position].sum() * sinks.shape[1]))
+
+    @property
+    def bos_mass(self) -> Float[Tensor, "layer head"]:
+        """(1/T) Σ_i p_i0 over all rows, including the first row's 1."""
+        return self._over_all_rows("first_mass")
+
+    @property
+    def collapse(self) -> tuple[tuple[str, ...], ...]:
+        """The class of each head of each layer after arXiv 2603.09616.
+
+        "dead" where `bos_mass` is above 0.95, else "sink" above 0.5, else "low entropy" where the mean entropy over
+        all rows is below 0.5 nats, else ""; "not measured" in other layers.
+        """
+        mass, entropy = self.bos_mass, self._over_all_rows("entropy")
+        return tuple(
+            tuple(collapse_class(*numbers) for numbers in zip(*rows, strict=True))
+            for rows in zip(mass.tolist(), entropy.tolist(), strict=True)
+        )
+
+    def _over_all_rows(self, statistic: str) -> Float[Tensor, "layer head"]:
+        rows = self._all_rows("rows").sum()
+        return self._by_layer(self.state["sums"][STATISTICS.index(statistic)].sum(dim=(0, -1)) / rows)
+
+    def _all_rows(self, name: str) -> Tensor:
+        return self._kept(name, "it is defined over all rows, but this result has only selected ones")
+
+    # -- figures ----------------------------------------------------------------------------------------------
+
+    def plot(self, figure: str = "first_focus", *, layer: int | None = None, head: int | None = None) -> "go.Figure":
+        """Figure 4 (`self_focus`), 5 (`first_focus`) or 6 (`concentration`); returned, not shown.
+
+        Or any statistic, such as "previous_top" or "entropy", as a map of layers × heads, which is also how a
+        difference shows the three. `layer` and `head` ring or frame that head.
+        """
+        option("figure", figure, dict.fromkeys((*FIGURES, *STATISTICS)))
+        if self._crosses and figure == "self_focus":
+            raise InputError('in cross-attention no key is the token itself; use "first_focus" or "concentration".')
+        if self.parts is not None or figure not in FIGURES:
+            return self._statistic_map(FIGURES.get(figure, figure), layer, head)
+        chosen = None if layer is None or head is None else (layer, head)
+        return rank_lines_of(self.numbers(), FIGURES[figure], chosen)
+
+    def _label(self, statistic: str) -> str:
+        return LABELS[statistic]
+
+    def numbers(self) -> "FocusNumbers":
+        """The numbers of figures 4 to 6, as arrays for drawing."""
+        if self.parts is not None:
+            raise InputError("figures 4 to 6 show shares, which a difference does not have; use .plot().")
+
+        def array(value: Tensor) -> Any:
+            return value[list(self.layers)].float().numpy()
+
+        ends = {name: self.interval(name) for name in FOCUS_NUMBERS}
+        known = {name: pair for name, pair in ends.items() if pair is not None}
+        left_out = "" if "first" in self.chosen else " The first row of each text is left out."
+        return FocusNumbers(
+            layers=self.layers,
+            crosses=self._crosses,
+            **{name: array(self.mean(name)) for name in FOCUS_NUMBERS},
+            rows=f"Rows that see only one key have no choice and do not count.{left_out}",
+            low={name: array(low) for name, (low, _) in known.items()},
+            high={name: array(high) for name, (_, high) in known.items()},
+        )
+
+    def sections(self, call: str = "focus", layers: Sequence[int] = ()) -> "list[Section]":
+        """Figures 4 to 6 as a page shows them; with `layers`, the reader can choose a head in these layers."""
+        return focus_sections(self.numbers(), call, layers)
+
+    def _sections(self) -> "Sequence[Section]":
+        return self._difference_sections(FIGURES) if self.parts is not None else self.sections()
+
+    @property
+    def lead(self) -> str:
+        if self.parts is not None:
+            return self._difference_lead("first_top")
+        strongest = int(self.first_top.nan_to_num(-1).argmax())
+        per_layer = self.first_top.shape[1]
+        layer, head = divmod(strongest, per_layer)
+        tied = int((self.first_top == self.first_top[layer, head]).sum()) - 1
+        heads, s = (f"L{layer}H{head} and {tied} more", "") if tied > 0 else (f"L{layer}H{head}", "s")
+        ends = self.simultaneous("first_top")
+        known = (
+            ""
+            if ends is None
+            else f"; 95 % interval, corrected for {len(self.layers) * per_layer} heads: "
+            f"{percent(float(ends[0][layer, head]), 0)} to {percent(float(ends[1][layer, head]), 0)}"
+        )
+        over = f"Averaged over {len(self.layers) * per_layer} heads, the highest score of a row is at the first"
+        mean, most = (percent(float(value), 0) for value in (self.first_top.nanmean(), self.first_top[layer, head]))
+        if self._crosses:
+            return (
+                f"{over} token of the encoder's text in {mean} of rows; {heads} look{s} there most often ({most}"
+                f"{known}). Where attention is uniform, normalised entropy is 1; the mean over heads is "
+                f"{float(self.normalised_entropy.nanmean()):.2f}."
+            )
+        return (
+            f"{over} token in {mean} of rows, at the token itself in "
+            f"{percent(float(self.self_top.nanmean()), 0)}; {heads} look{s} at the first token "
+            f"most often ({most}{known})."
+        )
+
+    @property
+    def _crosses(self) -> bool:
+        """Whether queries and keys are tokens of two texts."""
+        return self.provenance.options.get("stack") == "cross"
+
+    # -- how it is shown and kept -----------------------------------------------------------------------------
+
+    def to_frame(self) -> pd.DataFrame:
+        """One row per head: layer, head, every statistic, its `_low` and `_high` where there is an interval, and the
+        collapse class.
+        """
+        frame = super().to_frame()
+        if "rows" in self.state:
+            collapse = self.collapse
+            frame["collapse"] = [name for layer in self.layers for name in collapse[layer]]
+        return frame
+
+    def __repr__(self) -> str:
+        if self.parts is not None:
+            return super().__repr__()
+        layers, heads = len(self.layers), self.self_top.shape[1]
+        first, itself = (percent(float(value.nanmean()), 0) for value in (self.first_top, self.self_top))
+        if self._crosses:
+            return (
+                f"AttentionFocus({self._texts}, {layers} layers × {heads} heads of cross-attention; mean over heads: "
+                f"first key token on top {first} of rows, p(1) − p(2) {float(self.concentration.nanmean()):.2f})"
+            )
+        return (
+            f"AttentionFocus({self._texts}, {layers} layers × {heads} heads; mean over heads: first token on top "
+            f"{first} of rows, itself {itself}, p(1) − p(2) {float(self.concentration.nanmean()):.2f})"
+        )
+
+    def _comparable(self) -> dict[str, Any]:
+        return super()._comparable() | {"last": self.last}

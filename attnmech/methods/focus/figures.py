@@ -1,0 +1,192 @@
+"""How the focus of attention changes from layer to layer: figures 4 to 6 of formulas.md §1.
+
+Each layer's heads are placed by their value on one vertical, and a line joins the heads of one *rank*: the highest of
+each layer, the second highest, and so on. So lines do not cross, and no line follows one head.
+"""
+
+from collections.abc import Sequence
+from typing import Final
+
+import numpy as np
+import plotly.graph_objects as go  # type: ignore[import-untyped]
+from jaxtyping import Float, Integer
+from plotly.colors import sample_colorscale  # type: ignore[import-untyped]
+
+from ...draw.chart import ByChoice, Chart, Slot
+from ...draw.figure import Figure
+from ...draw.numbers import FocusNumbers
+from ...draw.style import FIGURE_STYLE, NEUTRAL, SCORE_COLOURS
+from ...errors import InputError, index_of
+
+RANK_COLOURS: Final = SCORE_COLOURS[3:0:-1]
+"""From the highest rank to the lowest; as lines, the ramp's ends would vanish on black and on white."""
+
+MOST_LAYER_TICKS: Final = 32
+"""Up to this many layers each has its tick."""
+
+MOST_TIED_HEADS: Final = 6
+"""A hover box names at most this many heads of one value."""
+
+QUANTITIES: Final = {
+    "self_top": "fraction of rows whose highest<br>score is at the token itself",
+    "first_top": "fraction of rows whose highest<br>score is at the first token",
+    "concentration": "mean of p(1) − p(2),<br>the two highest probabilities",
+}
+"""The axis titles of figures 4, 5 and 6."""
+
+LABELS: Final = {
+    "self_top": "rows whose highest key<br>is the token itself, share",
+    "first_top": "rows whose highest key<br>is the first token, share",
+    "previous_top": "rows whose highest key<br>is the token before, share",
+    "elsewhere_top": "rows whose highest key<br>is another, share",
+    "tied_top": "rows whose two highest<br>keys are equal, share",
+    "self_mass": "mean p of<br>the token itself",
+    "first_mass": "mean p of<br>the first token",
+    "previous_mass": "mean p of<br>the token before",
+    "last_mass": "mean total p<br>of the last keys",
+    "concentration": "mean of p(1) − p(2)",
+    "entropy": "mean entropy, nats",
+    "normalised_entropy": "mean entropy /<br>ln(keys seen)",
+    "distance": "mean distance, tokens",
+}
+"""What each statistic of the rows is, and its unit, beside the colours of its map."""
+
+
+def focus_chart(view: FocusNumbers, number: str, layers: Sequence[int]) -> Chart:
+    """Figure 4, 5 or 6 by its `number` ("self_top", "first_top", "concentration"), its ring at the chosen head.
+
+    `layers` are those that can be chosen, some of the figure's or all.
+    """
+    figure = rank_lines_of(view, number, (layers[0], 0))
+    ring = len(figure.data) - 1
+    values = getattr(view, number)[[view.layers.index(layer) for layer in layers]]
+    return Chart(
+        figure,
+        (
+            Slot(f"data.{ring}.x", ByChoice(np.array(layers)[:, None], ("layer",))),
+            Slot(f"data.{ring}.y", ByChoice(values[..., None], ("layer", "head"))),
+        ),
+        clicks={"layer": "x", "head": "customdata.0"},
+    )
+
+
+def rank_lines(
+    values: Float[np.ndarray, "layer head"],
+    layers: Sequence[int],
+    *,
+    quantity: str,
+    low: Float[np.ndarray, "layer head"] | None = None,
+    high: Float[np.ndarray, "layer head"] | None = None,
+    chosen: tuple[int, int] | None = None,
+) -> go.Figure:
+    """One number per head, layer by layer, with a line for each rank among the heads of a layer.
+
+    >>> figure = rank_lines(np.array([[0.1, 0.9], [0.8, 0.3]]), [0, 1], quantity="fraction of rows")
+    >>> [trace.y for trace in figure.data]
+    [(0.9, 0.8), (0.1, 0.3)]
+
+    Args:
+        values: the number of each head, from 0 to 1; NaN where undefined (ranked last and not drawn).
+        layers: the labels of the layers.
+        quantity: what the number is, for the vertical axis.
+        low: the lower end of each number's interval, shown when a point is hovered over.
+        high: the upper end.
+        chosen: the label of a layer and the number of a head, whose point gets a ring.
+
+    Returns:
+        One trace per rank, 0 the highest (the traces' `meta`); each point's `customdata` begins with its head.
+        With `chosen`, a last trace "chosen".
+
+    """
+    if len(layers) != len(values):
+        raise InputError(f"`layers` must have one label for each of the {len(values)} layers; got {len(layers)}.")
+    ranked_head = np.argsort(-values, axis=1, kind="stable")  # within each layer; NaN goes last
+    ranked_value = np.take_along_axis(values, ranked_head, axis=1)
+    heads = values.shape[1]
+    colours = sample_colorscale(RANK_COLOURS, [rank / max(heads - 1, 1) for rank in range(heads)])
+    figure = Figure()
+    for rank in range(heads):
+        figure.add_scatter(
+            x=list(layers),
+            y=ranked_value[:, rank].tolist(),
+            customdata=_hover_data(values, layers, low, high, ranked_head[:, rank]),
+            mode="lines+markers",
+            line={"color": colours[rank], "width": 1.5},
+            marker={"size": 6},
+            name="the layer's highest head" if rank == 0 else "its lowest",
+            showlegend=rank in (0, heads - 1),
+            hovertemplate=f"%{{customdata[1]}}<br>%{{y:.3f}}%{{customdata[2]}}<br>"
+            f"rank {rank} of {heads}, 0 is the highest<extra></extra>",
+            meta=rank,
+        )
+    if chosen is not None:
+        figure.add_scatter(**_ring(values, layers, chosen))
+    figure.update_layout(
+        template=FIGURE_STYLE,
+        height=400,
+        hovermode="closest",
+        xaxis={"title": {"text": "layer"}} | _layer_ticks(layers),
+        yaxis={"title": {"text": quantity}, "range": [-0.04, 1.04], "tickvals": [0, 0.25, 0.5, 0.75, 1]},
+        margin={"t": 40},
+    )
+    return figure
+
+
+def rank_lines_of(view: FocusNumbers, number: str, chosen: tuple[int, int] | None = None) -> go.Figure:
+    """Figure 4, 5 or 6 by its `number`; `chosen` as in `rank_lines`."""
+    return rank_lines(
+        getattr(view, number),
+        view.layers,
+        quantity=QUANTITIES[number],
+        low=view.low.get(number),
+        high=view.high.get(number),
+        chosen=chosen,
+    )
+
+
+def _hover_data(
+    values: Float[np.ndarray, "layer head"],
+    layers: Sequence[int],
+    low: Float[np.ndarray, "layer head"] | None,
+    high: Float[np.ndarray, "layer head"] | None,
+    head_of_layer: Integer[np.ndarray, " layer"],
+) -> list[list[object]]:
+    """For one head of each layer: its number, the words for it, and its interval."""
+    return [
+        [
+            int(head),
+            _head_words(label, values[layer], int(head)),
+            "" if low is None or high is None else f" ({low[layer, head]:.3f} to {high[layer, head]:.3f})",
+        ]
+        for layer, (label, head) in enumerate(zip(layers, head_of_layer, strict=True))
+    ]
+
+
+def _head_words(layer: int, values: Float[np.ndarray, " head"], head: int) -> str:
+    """The head, and those that lie under the same point."""
+    equal = [f"H{other}" for other in np.flatnonzero(values == values[head]) if other != head]
+    if not equal:
+        return f"L{layer}H{head}"
+    more = f" and {len(equal) - MOST_TIED_HEADS} more" if len(equal) > MOST_TIED_HEADS else ""
+    return f"L{layer}H{head} (the same: {', '.join(equal[:MOST_TIED_HEADS])}{more})"
+
+
+def _ring(values: Float[np.ndarray, "layer head"], layers: Sequence[int], chosen: tuple[int, int]) -> dict[str, object]:
+    layer, head = chosen
+    if layer not in layers:
+        raise InputError(f"`chosen` must name one of the layers {list(layers)}; got {layer}.")
+    head = index_of("head", head, values.shape[1], "in each layer")
+    return {
+        "x": [layer],
+        "y": [values[list(layers).index(layer), head]],
+        "mode": "markers",
+        "marker": {"symbol": "circle-open", "size": 14, "color": NEUTRAL, "line": {"width": 2.5}},
+        "name": "the chosen head",
+        "hoverinfo": "skip",
+        "showlegend": True,
+        "meta": "chosen",
+    }
+
+
+def _layer_ticks(layers: Sequence[int]) -> dict[str, object]:
+    return {"tickvals": list(layers)} if len(layers) <= MOST_LAYER_TICKS else {}

@@ -1,0 +1,202 @@
+"""How much do heads attend to global tokens, and how much within their window (Longformer, Beltagy et al. 2020)?"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import plotly.graph_objects as go  # type: ignore[import-untyped]
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from ...basics.arguments import option
+from ...draw.section import Section
+from ...draw.text import percent
+from ...errors import InputError
+from ...maths.sums_by_text import counts_by_text, sums_by_text
+from ...model.attention.local_global import global_tokens
+from ...model.attention.observed import RowBlock
+from ...model.inputs.encoder import Inputs
+from ...model.run.hooked import HookedModel, require_model
+from ...runs.row_classes import ROW_CLASSES, row_classes
+from ...runs.row_means import RowMeans, added, closed
+from ...runs.stream import Reducer, Run, Source, State, stream
+from .formulas import MASSES, masses
+
+FIGURES: Final = {"global_mass": "attention of local tokens to global ones", "window_mass": "attention in the window"}
+"""The maps, each with what it shows."""
+
+
+def global_attention(
+    model: HookedModel,
+    inputs: Inputs | Iterable[Inputs],
+    *,
+    layers: Iterable[int] | None = None,
+    stack: str | None = None,
+    bos: bool | None = None,
+    **corpus: Any,
+) -> "GlobalAttention":
+    """How much of each head's attention goes to the global tokens, and how much to the others in its window.
+
+    >>> mass = am.global_attention(model, {"input_ids": ids, "global_attention_mask": chosen})     # doctest: +SKIP
+    >>> mass.global_mass, mass.window_mass, mass.uniform_global_mass                                 # doctest: +SKIP
+
+    On the row of a local token i, `global_mass` is Σ p_ij over the global tokens j, `window_mass` over all other keys;
+    they add up to 1. `uniform_global_mass` is what global tokens would get if i attended uniformly to the keys that it
+    sees. On rows of global tokens, `among_global` is Σ p_ij over global tokens. All rows count, also the first of each
+    text: see `GlobalAttention.where`.
+
+    One forward pass, with memory in proportion to the window.
+
+    Args:
+        model: the model.
+        inputs: texts, or an iterator of texts (a corpus). Which tokens are global is part of them
+            (`global_attention_mask`: 1 at global tokens, 0 elsewhere). For texts it is what transformers does in a
+            model of this class: the first token for sequence classification, else none.
+        layers: by default all.
+        stack: "encoder", "decoder" or "cross" in a model with several.
+        bos: whether each text begins with the tokenizer's first token.
+        corpus: `truncate`, `shard`, `journal` and `progress`, as in `am.stream`.
+
+    Returns:
+        Shares of attention `[layer head]`, with intervals over texts.
+
+    Raises:
+        InputError: for a model without global tokens.
+    """
+    require_model(model)
+    result: GlobalAttention
+    (result,) = stream(model, inputs, [GlobalReducer()], layers=layers, stack=stack, bos=bos, **corpus)
+    return result
+
+
+@dataclass(frozen=True)
+class GlobalReducer(Reducer):
+    """Sums the masses of the rows, block by block."""
+
+    def start(self, run: Run) -> State:
+        """Sums of each mass by text and class of row."""
+        if not run.stack.architecture.windows:
+            raise InputError(
+                f"{run.model.name} has no global tokens: every layer has one kind of attention. Where its heads "
+                "attend is in am.attention_focus(model, texts)."
+            )
+        batch = run.batch.queries(run.stack.label)
+        texts, rows = batch.ids.shape
+        layers, heads = run.n_layers, run.n_heads
+        state = {
+            "classes": row_classes(batch),
+            "global": global_tokens(run.batch),
+            "sums": torch.zeros(len(MASSES), len(ROW_CLASSES), layers, heads, texts, dtype=torch.float64),
+            "counts": torch.zeros(len(MASSES), len(ROW_CLASSES), layers, 1, texts, dtype=torch.float64),
+        }
+        if not run.corpus:
+            precision = torch.promote_types(run.model.dtype, torch.float32)
+            state["values"] = torch.zeros(len(MASSES), layers, heads, texts, rows, dtype=precision)
+            state["valid"] = torch.zeros(len(MASSES), layers, 1, texts, rows, dtype=torch.bool)
+        return {name: value.to(run.model.device) for name, value in state.items()}
+
+    def add(self, state: State, block: RowBlock, run: Run) -> None:
+        """Adds the masses of the block's rows."""
+        layer, rows, chosen = block.index, slice(block.rows.start, block.rows.stop), state["global"]
+        pattern = block.attention.pattern
+        keys = chosen[:, : pattern.shape[-1]] if block.keys is None else chosen[:, block.keys]
+        visible = block.mask.visible_at(block.rows, block.keys)[..., : pattern.shape[-1]]
+        values, valid = masses(pattern, visible, chosen[:, rows], keys, block.real)
+        by_head = values.transpose(1, 2)
+        classes = state["classes"][:, :, rows]
+        state["sums"][:, :, layer] += sums_by_text(by_head, classes)
+        state["counts"][:, :, layer] += counts_by_text(valid[:, None], classes)
+        if "values" in state:
+            state["values"][:, layer, :, :, rows] = by_head
+            state["valid"][:, layer, 0, :, rows] = valid
+
+    def close(self, state: State, run: Run) -> State:
+        """The sums by text, without the tokens."""
+        names = ("sums", "counts", *(() if run.corpus else RowMeans.BY_ROW))
+        return closed({name: state[name] for name in names}, run)
+
+    def merge(self, one: State, other: State) -> State:
+        """The sum of both."""
+        return added(one, other)
+
+    def finish(self, state: State, source: Source) -> "GlobalAttention":
+        """The result, over all rows."""
+        return GlobalAttention.of(state, source)
+
+
+@dataclass(frozen=True, repr=False)
+class GlobalAttention(RowMeans):
+    """How much heads attend to global tokens and how much within their window, averaged over the rows of the texts.
+
+    Shares of a row's attention, from 0 to 1; NaN where no row defines a mass.
+    """
+
+    STATISTICS = MASSES
+
+    @classmethod
+    def of(cls, state: State, source: Source, **more: Any) -> "GlobalAttention":
+        """The result for a state, with the first row of each text."""
+        return super().of(state, source, **more).where(first_row=True)
+
+    def _bounds(self, statistic: str) -> tuple[float, float]:
+        return 0.0, 1.0
+
+    @property
+    def global_mass(self) -> Float[Tensor, "layer head"]:
+        """Mean attention of local tokens to the global ones."""
+        return self.mean("global_mass")
+
+    @property
+    def window_mass(self) -> Float[Tensor, "layer head"]:
+        """Mean attention of local tokens to the other keys of their windows."""
+        return self.mean("window_mass")
+
+    @property
+    def uniform_global_mass(self) -> Float[Tensor, "layer head"]:
+        """`global_mass` if every row attended uniformly to the keys that it sees."""
+        return self.mean("uniform_global_mass")
+
+    @property
+    def among_global(self) -> Float[Tensor, "layer head"]:
+        """Mean attention of global tokens to global tokens."""
+        return self.mean("among_global")
+
+    def plot(self, figure: str = "global_mass") -> "go.Figure":
+        """Layers × heads, coloured by `global_mass`, `window_mass` or another of the masses; returned, not shown."""
+        return self._statistic_map(option("figure", figure, MASSES))
+
+    def _label(self, statistic: str) -> str:
+        return FIGURES.get(statistic) or super()._label(statistic)
+
+    def _sections(self) -> "Sequence[Section]":
+        if self.parts is not None:
+            return self._difference_sections({name: name for name in FIGURES})
+        reading = (
+            "Each cell is one head of one layer: the mean over the rows of local tokens. The two maps add up to 1."
+        )
+        figures = {name: self.plot(name) for name in FIGURES}
+        return [Section("Attention to global tokens", reading, figures, "mass.plot()")]
+
+    @property
+    def lead(self) -> str:
+        if self.parts is not None:
+            return self._difference_lead("global_mass")
+        mean = self.global_mass
+        if mean.isnan().all():
+            return f"{self._opening}No local token of {self._texts} sees a global one."
+        layer, head = divmod(int(mean.nan_to_num(-1).argmax()), mean.shape[1])
+        share, chance, most = (
+            percent(float(value), 0)
+            for value in (mean.nanmean(), self.uniform_global_mass.nanmean(), mean[layer, head])
+        )
+        return (
+            f"Local tokens give {share} of their attention to global tokens, averaged over heads; uniform attention "
+            f"would give {chance}. L{layer}H{head} gives most ({most})."
+        )
+
+    def __repr__(self) -> str:
+        if self.parts is not None:
+            return super().__repr__()
+        to_global, rest = (percent(float(value.nanmean()), 0) for value in (self.global_mass, self.window_mass))
+        return f"GlobalAttention({self._texts}; mean over heads: {to_global} on global tokens, {rest} in the window)"

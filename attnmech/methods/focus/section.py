@@ -1,0 +1,168 @@
+"""What a page says about where heads look: figures 4 to 6, with the chosen head's place among all."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Final
+
+import numpy as np
+
+from ...draw.chart import ByChoice
+from ...draw.numbers import FocusNumbers
+from ...draw.section import Section
+from ...draw.text import percent
+from .figures import focus_chart, rank_lines_of
+
+MANY: Final = 0.5
+"""A head with at least this share counts as one that looks there."""
+
+_RANKS_JOINED: Final = (
+    "A line joins heads of one rank: the highest of each layer, the second highest, and so on. It does not follow one "
+    "head from layer to layer; the hover box says which head a point is."
+)
+
+
+@dataclass(frozen=True)
+class _Figure:
+    number: str
+    """The number that it shows, by its name in a `FocusNumbers`."""
+    name: str
+    contents: str
+    heading: str
+    reading: str
+    caveat: str
+    many: str
+    """What a head does whose number is one half or more."""
+    written: Callable[[float], str] = percent
+
+
+_FIGURES: Final = (
+    _Figure(
+        "self_top",
+        "self_focus",
+        "4 Looks at itself",
+        "Figure 4. How often heads look at the token itself",
+        "Every head of every layer at the fraction of rows whose highest score is at the query token itself.",
+        _RANKS_JOINED,
+        "look at the token itself in at least half of the rows",
+    ),
+    _Figure(
+        "first_top",
+        "first_focus",
+        "5 Looks at the first token",
+        "Figure 5. How often heads look at the first token",
+        "The same for rows whose highest score is at position 0.",
+        "Lines join heads as in figure 4. Rows that look at any other token count in neither figure.",
+        "look at the first token in at least half of the rows",
+    ),
+    _Figure(
+        "concentration",
+        "concentration",
+        "6 Concentration",
+        "Figure 6. How concentrated attention is",
+        "The mean over rows of p(1) − p(2), the highest probability after softmax minus the second highest: near 1, a "
+        "head looks at one token at a time; near 0, at several.",
+        "Lines join heads as in figure 4. Rows with few visible keys weigh as much as long ones.",
+        "reach 0.5",
+        "{:.3f}".format,
+    ),
+)
+
+
+_CROSS_FIGURES: Final = (
+    replace(
+        _FIGURES[1],
+        contents="5 Looks at the first key",
+        heading="Figure 5. How often heads look at the first key token",
+        reading="Every head of every layer at the fraction of rows whose highest score is at position 0 of the "
+        "encoder's text.",
+        caveat=_RANKS_JOINED,
+        many="look at the first key token in at least half of the rows",
+    ),
+    replace(_FIGURES[2], caveat="Lines join heads as in figure 5."),
+)
+"""The same in cross-attention, where no key is the token itself."""
+
+
+def focus_sections(view: FocusNumbers, call: str, layers: Sequence[int] = ()) -> list[Section]:
+    """Figures 4 to 6 of all heads.
+
+    Args:
+        view: the numbers.
+        call: the Python that gives the result, such as "focus".
+        layers: those in which a page's reader can choose a head; if empty, none is chosen.
+
+    """
+    figures = _CROSS_FIGURES if view.crosses else _FIGURES
+    return [_chosen(view, each, call, layers) if layers else _plain(view, each, call) for each in figures]
+
+
+def _plain(view: FocusNumbers, figure: _Figure, call: str) -> Section:
+    return Section(
+        contents=figure.contents,
+        heading=figure.heading,
+        reading=figure.reading,
+        caveat=f"{figure.caveat} {_rows_in_words(view)}",
+        figures={figure.name.replace("_", "-"): rank_lines_of(view, figure.number)},
+        call=f'{call}.plot("{figure.name}")',
+    )
+
+
+def _chosen(view: FocusNumbers, figure: _Figure, call: str, layers: Sequence[int]) -> Section:
+    plain = _plain(view, figure, call)
+    return replace(
+        plain,
+        finding=_place_of_head(view, figure, layers),
+        reading=f"{figure.reading} Click a point to choose its head.",
+        figures=dict.fromkeys(plain.figures, focus_chart(view, figure.number, layers)),
+        call=f'{call}.plot("{figure.name}", layer={{layer}}, head={{head}})',
+    )
+
+
+def about_all_heads(view: FocusNumbers) -> str:
+    """How many heads look at the first token, at the token itself, or at the one before in half their rows or more."""
+
+    def count(name: str) -> int:
+        return int((getattr(view, name) >= MANY).sum())
+
+    if view.crosses:
+        return (
+            f"Heads that look most at the first key token in at least half of their rows: {count('first_top')} of "
+            f"{view.self_top.size}."
+        )
+    return (
+        f"Of {view.self_top.size} heads, in at least half of their rows {count('first_top')} look most at the first "
+        f"token, {count('self_top')} at the token itself, {count('previous_top')} at the one before."
+    )
+
+
+def _place_of_head(view: FocusNumbers, figure: _Figure, layers: Sequence[int]) -> ByChoice:
+    """The head's own number, the highest of all, and how many heads have half or more."""
+    values = getattr(view, figure.number)
+    places = [view.layers.index(layer) for layer in layers]
+    defined = np.isfinite(values)
+    if not defined.any():
+        return ByChoice.texts((), (), lambda: "No row counts.")
+    highest = float(np.nanmax(values))
+    (first, *others) = np.argwhere(values == highest)
+    more = f" and {len(others)} more" if others else ""
+    rest = (
+        f"Highest: {figure.written(highest)}, L{view.layers[first[0]]}H{first[1]}{more}. "
+        f"{(values >= MANY).sum()} of {defined.sum()} heads {figure.many}."
+    )
+
+    def told(layer: int, head: int) -> str:
+        own, before = (float(each[places[layer], head]) for each in (values, view.previous_top))
+        known = figure.written(own) if np.isfinite(own) else "undefined"
+        previous = ""
+        if figure.number == "self_top" and np.isfinite(before):
+            previous = f" The chosen head looks at the previous token in {percent(before)}."
+        return f"L{layers[layer]}H{head}: {known}. {rest}{previous}"
+
+    return ByChoice.texts(("layer", "head"), (len(layers), values.shape[1]), told)
+
+
+def _rows_in_words(view: FocusNumbers) -> str:
+    rows = f"{view.rows[:1].upper()}{view.rows[1:].rstrip('.')}."
+    if view.low:
+        return f"{rows} The hover box gives each number's interval."
+    return f"{rows} Without intervals: another text may give other numbers."

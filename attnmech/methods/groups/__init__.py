@@ -1,0 +1,1 @@
+"""What do groups of words give and receive?"""

@@ -1,0 +1,532 @@
+"""Do heads attend from words of one group to words of another more than to other words like them?
+
+The baseline of a key word are words of the same text that match it in frequency, distance and number of tokens.
+"""
+
+import hashlib
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import permutations
+from typing import Any, Final, TypeAlias
+
+import pandas as pd
+import plotly.graph_objects as go  # type: ignore[import-untyped]
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from ...basics.arguments import finite_number, listed, shown, whole_number
+from ...basics.fields import check_layers
+from ...batch import Batch
+from ...draw.effects import effect_map
+from ...draw.section import Section
+from ...draw.text import with_minus_signs
+from ...errors import InputError
+from ...maths.intervals import LEAST_TEXTS, LEVEL, TextMeans, checked_level
+from ...model.attention.observed import RowBlock
+from ...model.run.hooked import HookedModel, require_model
+from ...results import PagedResult, Provenance, by_layer
+from ...runs.claims import PALE, for_map, interval_note, interval_of
+from ...runs.groups import by_group, joined
+from ...runs.layers import count_layers
+from ...runs.stream import Reducer, Run, State, stream
+from ...runs.words import bare, members_of, split_words
+
+LEAST_PAIRS: Final = 5
+"""The fewest matched pairs of which a claim is made."""
+
+LEAST_DIFFERENCE: Final = 0.01
+"""The smallest difference from the baseline that is claimed, as a share of a word's attention."""
+
+
+def group_attention(
+    model: HookedModel,
+    inputs: str | Iterable[str],
+    groups: Mapping[str, Iterable[str]],
+    *,
+    within: int = 2,
+    factor: float = 2.0,
+    layers: Iterable[int] | None = None,
+    bos: bool | None = None,
+) -> "GroupAttention":
+    """How much more each head attends from words of one group to words of another than to other words like these.
+
+    The difference is the mean over pairs of a query word q and a key word k of A(q, k) − mean_c A(q, c), where A is the
+    mean over q's tokens of the attention that all tokens of the key word get together. The matched words c are words of
+    the same text, in none of the groups, that
+
+    - are on the same side of q, at a distance that differs from that of k by at most `within` tokens, counted between
+      the words' first tokens;
+    - occur at most `factor` times as often in the texts as k does, and at least 1 / `factor` times as often;
+    - have as many tokens as k.
+
+    Pairs without such a word are left out and counted. Words are compared without regard to case; a word that holds
+    the text's first token, which draws attention whatever it is, does not count. Part of speech and meaning are not
+    matched: a difference says that these words are attended to otherwise than words at such places, not why.
+
+    A difference is claimed of a head where the simultaneous 95 % interval over texts, for all heads and all ordered
+    pairs of groups together, excludes 0, it is at least 0.01, and there are five matched pairs in five texts or more.
+    Words recur from text to text, so a head that prefers one word of a group would pass. So where a group has five
+    words or more in these pairs, the interval over its words must exclude 0 as well; with fewer, the claim is of these
+    words alone (`holds_for`).
+
+    >>> import attnmech as am
+    >>> from attnmech.demo.text import documents
+    >>> found = am.group_attention(am.load(), documents(30), {"verbs": ["is", "are"], "articles": ["the", "a"]})
+    >>> found.difference("articles", "verbs").shape, found.matched("articles", "verbs") > 5
+    (torch.Size([4, 8]), True)
+
+    Args:
+        model: the model.
+        inputs: texts as strings; an iterator becomes a list, since frequencies are counted first.
+        groups: the words of each group, by name; at least two groups, and no word in two.
+        within: by how many tokens the distance of a matched word may differ.
+        factor: how many times as frequent, or as rare, a matched word may be.
+        layers: by default all.
+        bos: whether each text begins with the tokenizer's first token.
+
+    Returns:
+        Attention, baselines, differences and claims, by ordered pair of groups, layer and head.
+
+    Raises:
+        InputError: for groups that are empty or share a word, for a group with no word in any text, for texts none of
+            which has words of two groups, for a model without a tokenizer that knows where its tokens stand, and for an
+            encoder with a decoder.
+
+    """
+    require_model(model)
+    if len(model.stacks) > 1:
+        raise InputError("groups are compared in models with one stack; this one has an encoder and a decoder.")
+    if not getattr(model.tokenizer, "is_fast", False):
+        raise InputError("groups of words need a model with a fast tokenizer, which knows where its tokens stand.")
+    within, factor = whole_number("within", within), finite_number("factor", factor, above=0.0)
+    if factor < 1:
+        raise InputError(f"`factor` must be at least 1; got {factor:g}.")
+    chosen = tuple(dict.fromkeys(model.points.check_layers(layers, "")))
+    of_group = _checked(groups)
+    texts = [_text(each) for each in ([inputs] if isinstance(inputs, str) else listed("inputs", inputs, "texts"))]
+    counts = Counter(bare(word) for text in texts for word in split_words(text))
+    missing = _missing(of_group, counts)
+    group_of = {word: name for name, words in of_group.items() for word in words}
+    directions = tuple(permutations(of_group, 2))
+    vocabulary = tuple(group_of)
+    shape = len(directions), len(chosen), model.n_heads, len(vocabulary)
+    by_word = {name: torch.zeros(shape, dtype=torch.float64) for name in SIDES}
+    word_pairs = {name: torch.zeros(len(directions), len(vocabulary), dtype=torch.float64) for name in SIDES}
+    match = _Match(within, factor, counts, group_of, model.causal)
+    digest, total = hashlib.sha256(), None
+    for number, text in enumerate(texts):
+        batch = model.encode(text, bos=bos)
+        digest.update(batch.ids.cpu().numpy().tobytes())
+        sums, pairs = _of_text(model, batch, text, match, directions, chosen)
+        for direction, names, difference in pairs:
+            for side, word in zip(SIDES, map(vocabulary.index, names), strict=True):
+                by_word[side][direction, ..., word] += difference
+                word_pairs[side][direction, word] += 1
+        state = by_group(sums, torch.tensor([number]), _BY_TEXT)
+        total = state if total is None else joined(total, state, _BY_TEXT)
+    if total is None:
+        raise InputError("`inputs` must hold at least one text; got none.")
+    if not bool(total["found"].any()):
+        raise InputError(
+            f"no text has words of two groups where one can see the other; the groups are {', '.join(of_group)}."
+        )
+    options = {
+        "layers": list(chosen), "bos": bos, "within": within, "factor": factor,
+        "groups": {name: list(words) for name, words in of_group.items()},
+    }  # fmt: skip
+    return GroupAttention(
+        names=tuple(of_group),
+        words=tuple(of_group.values()),
+        missing=missing,
+        layers=chosen,
+        n_layers=count_layers(model, model.stack(None)),
+        documents=len(texts),
+        attention_sums=total["attention"],
+        baseline_sums=total["baseline"],
+        matched_pairs=total["matched"],
+        found_pairs=total["found"],
+        by_query=by_word["query"],
+        by_key=by_word["key"],
+        query_pairs=word_pairs["query"],
+        key_pairs=word_pairs["key"],
+        provenance=model.provenance_of(digest.hexdigest(), (), options),
+    )
+
+
+SIDES: Final = ("query", "key")
+"""The words of a pair."""
+
+_BY_TEXT: Final = ("attention", "baseline", "matched", "found")
+
+
+def _text(text: Any) -> str:
+    if not isinstance(text, str):
+        raise InputError(f"every text must be a string, in which words are found; got {shown(text)}.")
+    return text
+
+
+def _checked(groups: Any) -> dict[str, tuple[str, ...]]:
+    """The words of each group, in lower case."""
+    wanted = "a dictionary of at least two lists of words, by name"
+    if not isinstance(groups, Mapping) or len(groups) < 2:
+        raise InputError(f"`groups` must be {wanted}; got {shown(groups)}.")
+    found: dict[str, tuple[str, ...]] = {}
+    owner: dict[str, str] = {}
+    for name, words in groups.items():
+        if not isinstance(name, str) or not name.strip():
+            raise InputError(f"a group's name must be a string; got {shown(name)}.")
+        for word in (given := listed(f"groups[{name!r}]", words, "a list of words")):
+            if not isinstance(word, str) or not bare(word) or len(split_words(word)) != 1:
+                raise InputError(f"groups[{name!r}] must hold single words; got {shown(word)}.")
+            if bare(word) in owner:
+                where = f"both {owner[bare(word)]!r} and {name!r}" if owner[bare(word)] != name else f"{name!r} twice"
+                raise InputError(f"a word belongs to one group, once; {bare(word)!r} is in {where} (case is ignored).")
+            owner[bare(word)] = name
+        if not given:
+            raise InputError(f"group {name!r} has no words; give at least one.")
+        found[name] = tuple(map(bare, given))
+    return found
+
+
+def _missing(groups: Mapping[str, Sequence[str]], counts: Mapping[str, int]) -> tuple[str, ...]:
+    """The words that no text has; `InputError` for a group of such words alone."""
+    for name, words in groups.items():
+        if not any(word in counts for word in words):
+            raise InputError(f"no text has a word of group {name!r}: {', '.join(words[:8])}.")
+    return tuple(word for words in groups.values() for word in words if word not in counts)
+
+
+@dataclass(frozen=True)
+class _Match:
+    """Which words are like a key word."""
+
+    within: int
+    factor: float
+    counts: Mapping[str, int]
+    group_of: Mapping[str, str]
+    causal: bool
+
+    def others(self, words: "Sequence[_Word]", query: int, key: int) -> list[int]:
+        """The places of the words that match a key word, seen from a query word."""
+        q, k = words[query], words[key]
+        far, frequent = q.start - k.start, self.counts[k.name]
+        return [
+            place
+            for place, c in enumerate(words)
+            if c.counts and c.name and c.name not in self.group_of and place != query and c.tokens == k.tokens
+            and (q.start - c.start > 0) == (far > 0) and abs(q.start - c.start - far) <= self.within
+            and frequent <= self.factor * self.counts[c.name] and self.counts[c.name] <= self.factor * frequent
+        ]  # fmt: skip
+
+
+@dataclass(frozen=True)
+class _Word:
+    """A word of a text: its name, its first token, how many tokens it has, and whether it counts."""
+
+    name: str
+    start: int
+    tokens: int
+    counts: bool
+
+
+def _of_text(
+    model: HookedModel,
+    batch: Batch,
+    text: str,
+    match: _Match,
+    directions: Sequence[tuple[str, str]],
+    layers: Sequence[int],
+) -> "tuple[State, list[_Difference]]":
+    """The sums of one text, `[direction layer head 1]`, how many pairs there are, and each that is matched."""
+    shape = len(directions), len(layers), model.n_heads, 1
+    sums = {name: torch.zeros(shape, dtype=torch.float64) for name in ("attention", "baseline")}
+    sums |= {name: torch.zeros(len(directions), 1, dtype=torch.float64) for name in ("matched", "found")}
+    pieces = split_words(text)
+    if len({match.group_of.get(bare(piece)) for piece in pieces} - {None}) < 2:
+        return sums, []
+    member = members_of(model, batch, pieces)
+    ordinary = ~(batch.is_special | batch.first)[0].cpu()
+    words = [
+        _Word(
+            bare(piece), int(own.argmax()), int(own.sum()), bool(bare(piece) and own.any() and ordinary[own > 0].all())
+        )
+        for piece, own in zip(pieces, member, strict=True)
+    ]
+    pairs = []
+    in_group = [place for place, word in enumerate(words) if word.counts and word.name in match.group_of]
+    for query, key in permutations(in_group, 2):
+        names = match.group_of[words[query].name], match.group_of[words[key].name]
+        if names[0] == names[1] or (match.causal and key > query):
+            continue
+        direction = directions.index(names)
+        sums["found"][direction] += 1
+        if others := match.others(words, query, key):
+            pairs.append((direction, query, key, others))
+    if not pairs:
+        return sums, []
+    queries = sorted({query for _, query, _, _ in pairs})
+    (state,) = stream(model, batch, [_Words(member, tuple(queries))], layers=layers)
+    differences: list[_Difference] = []
+    for direction, query, key, others in pairs:
+        row = state["mass"][:, :, queries.index(query)]
+        attention, baseline = row[..., key], row[..., others].mean(dim=-1)
+        sums["matched"][direction] += 1
+        sums["attention"][direction, ..., 0] += attention
+        sums["baseline"][direction, ..., 0] += baseline
+        differences.append((direction, (words[query].name, words[key].name), attention - baseline))
+    return sums, differences
+
+
+_Difference: TypeAlias = tuple[int, tuple[str, str], Tensor]
+"""A matched pair: its direction, its words, and attention − baseline `[layer head]`."""
+
+
+class _Words(Reducer):
+    """What some words of one text give each word: the mean over their tokens of the sum over the word's tokens."""
+
+    points = ()
+
+    def __init__(self, member: Float[Tensor, "word position"], queries: tuple[int, ...]) -> None:
+        self.member, self.queries = member, queries
+
+    @property
+    def options(self) -> dict[str, str]:
+        """The query words."""
+        return {"queries": str(self.queries)}
+
+    def start(self, run: Run) -> State:
+        """No attention."""
+        shape = run.n_layers, run.n_heads, len(self.queries), len(self.member)
+        return {"mass": torch.zeros(shape, dtype=torch.float64, device=run.model.device)}
+
+    def add(self, state: State, block: RowBlock, run: Run) -> None:
+        """Adds a block of rows."""
+        member = self.member.to(block.pattern)
+        asks = member[list(self.queries)]
+        asks = (asks / asks.sum(dim=-1, keepdim=True))[:, block.rows.start : block.rows.stop]
+        got = asks @ block.pattern[0] @ member[:, : block.pattern.shape[-1]].T
+        state["mass"][block.index] += got.double()
+
+    def merge(self, one: State, other: State) -> State:
+        """The sum of both."""
+        return {"mass": one["mass"] + other["mass"]}
+
+
+@dataclass(frozen=True, repr=False)
+class GroupAttention(PagedResult):
+    """How much more each head attends from words of one group to words of another than to other words like these.
+
+    Attention is from 0 to 1: the share of the query word's attention. `direction` counts ordered pairs of groups.
+    """
+
+    SUBTRACT = "subtract what you compare: one.difference(a, b) - other.difference(a, b)"
+
+    names: tuple[str, ...]
+    words: tuple[tuple[str, ...], ...]
+    """The words of each group, in lower case."""
+    missing: tuple[str, ...]
+    """Those that no text has."""
+    layers: tuple[int, ...]
+    n_layers: int
+    documents: int
+    attention_sums: Float[Tensor, "direction measured head group"]
+    """The attention that key words of matched pairs get, summed by text, or by groups of texts beyond 256."""
+    baseline_sums: Float[Tensor, "direction measured head group"]
+    """The same for the mean over the words that match each key word."""
+    matched_pairs: Float[Tensor, "direction group"]
+    found_pairs: Float[Tensor, "direction group"]
+    """Pairs of words of two groups, with or without a word that matches."""
+    by_query: Float[Tensor, "direction measured head word"]
+    """Attention − baseline of matched pairs, summed by query word, in the order of `words`."""
+    by_key: Float[Tensor, "direction measured head word"]
+    """The same by key word."""
+    query_pairs: Float[Tensor, "direction word"]
+    """How many matched pairs have each query word."""
+    key_pairs: Float[Tensor, "direction word"]
+    provenance: Provenance
+
+    @property
+    def directions(self) -> tuple[tuple[str, str], ...]:
+        """The ordered pairs of groups: query, key."""
+        return tuple(permutations(self.names, 2))
+
+    @property
+    def axis_lengths(self) -> Mapping[str, int]:
+        """The lengths of the axes that groups of words and layers label."""
+        words = sum(map(len, self.words))
+        return {"direction": len(self.directions), "measured": len(self.layers), "word": words}
+
+    def _check(self) -> None:
+        super()._check()
+        check_layers(self.layers, self.n_layers)
+
+    def attention(self, query: str, key: str) -> Float[Tensor, "layer head"]:
+        """The mean attention from words of one group to words of another, over matched pairs."""
+        return self._by_layer(self._mean(self.attention_sums, self._place(query, key)))
+
+    def baseline(self, query: str, key: str) -> Float[Tensor, "layer head"]:
+        """The mean attention from the same words to the words that match these."""
+        return self._by_layer(self._mean(self.baseline_sums, self._place(query, key)))
+
+    def difference(self, query: str, key: str) -> Float[Tensor, "layer head"]:
+        """Attention − baseline."""
+        return self._by_layer(self._differences.mean[self._place(query, key)])
+
+    def simultaneous(
+        self, query: str, key: str, level: float = LEVEL
+    ) -> tuple[Float[Tensor, "layer head"], Float[Tensor, "layer head"]]:
+        """Intervals of the difference that hold for all heads and directions together; NaN under five texts."""
+        place = self._place(query, key)
+        low, high = self._differences.simultaneous(checked_level(level))
+        return self._by_layer(low[place]), self._by_layer(high[place])
+
+    def matched(self, query: str, key: str) -> int:
+        """How many pairs have a word that matches; only these count."""
+        return int(self.matched_pairs[self._place(query, key)].sum())
+
+    def found(self, query: str, key: str) -> int:
+        """How many pairs there are, those without a match included."""
+        return int(self.found_pairs[self._place(query, key)].sum())
+
+    @cached_property
+    def claims(self) -> pd.DataFrame:
+        """The rows of `to_frame` that are claimed, the largest difference first, with simultaneous intervals."""
+        low, high = self._differences.simultaneous()
+        mean, pairs = self._differences.mean, self.matched_pairs.sum(dim=-1)
+        away = self._differences.clear_size & (mean.abs() >= LEAST_DIFFERENCE)
+        claimed = away & (pairs >= LEAST_PAIRS)[:, None, None] & self._over_words
+        places = claimed.nonzero().tolist()
+        rows = [self._row(direction, layer, head, low, high) for direction, layer, head in places]
+        frame = pd.DataFrame(rows, columns=_COLUMNS)
+        return frame.sort_values("difference", ascending=False, key=abs, ignore_index=True)
+
+    @cached_property
+    def _over_words(self) -> Bool[Tensor, "direction measured head"]:
+        """Whether a difference is clear over the words of each group that has enough of them in matched pairs."""
+        sides = (TextMeans.of_ratio(self.by_query, self.query_pairs[:, None, None]),
+                 TextMeans.of_ratio(self.by_key, self.key_pairs[:, None, None]))  # fmt: skip
+        clear = [side.clear_size | (side.texts < LEAST_TEXTS) for side in sides]
+        return clear[0] & clear[1]
+
+    def _holds_for(self, direction: int) -> str:
+        """Of which words a claim is made."""
+        few = min(int((each[direction] > 0).sum()) for each in (self.query_pairs, self.key_pairs))
+        return "words like these" if few >= LEAST_TEXTS else "these words"
+
+    def _row(self, direction: int, layer: int, head: int, low: Tensor, high: Tensor) -> dict[str, Any]:
+        query, key = self.directions[direction]
+        at = direction, layer, head
+        return {
+            "query": query,
+            "key": key,
+            "layer": self.layers[layer],
+            "head": head,
+            "attention": float(self._mean(self.attention_sums, direction)[layer, head]),
+            "baseline": float(self._mean(self.baseline_sums, direction)[layer, head]),
+            "difference": float(self._differences.mean[at]),
+            "difference_low": float(low[at]),
+            "difference_high": float(high[at]),
+            "clear": bool(self._differences.clear[at]),
+            "clear_size": bool(self._differences.clear_size[at]),
+            "holds_for": self._holds_for(direction),
+            "matched": int(self.matched_pairs[direction].sum()),
+            "found": int(self.found_pairs[direction].sum()),
+        }
+
+    def to_frame(self) -> pd.DataFrame:
+        """One row per ordered pair of groups and head.
+
+        Columns: query, key, layer, head, attention, baseline, difference with its pointwise interval, clear,
+        clear_size, holds_for (of which words a claim would be), and how many pairs were matched and found.
+        """
+        low, high = self._differences.interval()
+        places = [
+            (direction, layer, head)
+            for direction in range(len(self.directions))
+            for layer in range(len(self.layers))
+            for head in range(self.attention_sums.shape[2])
+        ]
+        frame = pd.DataFrame([self._row(*place, low, high) for place in places], columns=_COLUMNS)
+        frame.attrs["intervals"] = interval_note(int(self._differences.texts.max()))
+        return frame
+
+    def plot(self, query: str, key: str) -> "go.Figure":
+        """The difference as a map of layers × heads; returned, not shown."""
+        place = self._place(query, key)
+        means = TextMeans(self._differences.above[place], self._differences.below[place])
+        label = "attention − baseline"
+        return effect_map(**for_map(means, range(len(self.layers))), layers=self.layers, label=label)
+
+    @property
+    def lead(self) -> str:
+        """The one sentence that the numbers support."""
+        claims = self.claims.drop_duplicates(["query", "key"]).to_dict("records")
+        best = {(each["query"], each["key"]): each for each in claims}
+        told = []
+        for direction, names in enumerate(self.directions):
+            found, matched = (int(each[direction].sum()) for each in (self.found_pairs, self.matched_pairs))
+            if not found:
+                continue
+            left_out = f", {found - matched} left out for want of a matched word" if found > matched else ""
+            what = f"from {names[0]} to {names[1]} ({matched} matched {'pair' if matched == 1 else 'pairs'}{left_out})"
+            told.append(f"{what} {self._finding(direction, best.get(names))}")
+        several = "1 text" if self.documents == 1 else f"{self.documents} texts"
+        none = f" No text has {', '.join(self.missing[:8])}." if self.missing else ""
+        return with_minus_signs(f"On {several}, {'; '.join(told)}.{none}")
+
+    def _finding(self, direction: int, best: Mapping[Any, Any] | None) -> str:
+        texts = int((self.matched_pairs[direction] > 0).sum())
+        if texts < LEAST_TEXTS or float(self.matched_pairs[direction].sum()) < LEAST_PAIRS:
+            return f"too little is known for a claim, which needs {LEAST_PAIRS} pairs in {LEAST_TEXTS} texts"
+        if best is None:
+            return "no head differs clearly from matched words"
+        more = "more" if best["difference"] > 0 else "less"
+        ends = best["difference_low"], best["difference_high"]
+        span = interval_of(ends, "+.2g", self._differences.mean.numel(), "differences")
+        return (
+            f"L{best['layer']}H{best['head']} attends {more} than to matched words ({best['attention']:.3f} against "
+            f"{best['baseline']:.3f}; this holds for {best['holds_for']}){span}"
+        )
+
+    @property
+    def _title(self) -> str:
+        return f"Attention between groups of words in {self.provenance.model}"
+
+    def _sections(self) -> "Sequence[Section]":
+        return [
+            Section(
+                f"From {query} to {key}",
+                f"Each cell is one head: how much more of its attention goes from words of “{query}” to words of "
+                f"“{key}” than to words of the same text of similar frequency and distance and as many tokens{PALE}.",
+                {f"direction-{place}": self.plot(query, key)},
+                f"found.plot({query!r}, {key!r})",
+            )
+            for place, (query, key) in enumerate(self.directions)
+            if self.matched(query, key) >= LEAST_PAIRS
+        ]
+
+    @cached_property
+    def _differences(self) -> TextMeans:
+        above = self.attention_sums - self.baseline_sums
+        return TextMeans.of_ratio(above, self.matched_pairs[:, None, None])
+
+    def _mean(self, sums: Tensor, direction: int) -> Float[Tensor, "measured head"]:
+        return sums[direction].sum(dim=-1) / self.matched_pairs[direction].sum()
+
+    def _place(self, query: str, key: str) -> int:
+        if (query, key) not in self.directions:
+            known = ", ".join(self.names)
+            raise InputError(f"query and key must be two of the groups {known}; got {shown(query)} and {shown(key)}.")
+        return self.directions.index((query, key))
+
+    def _by_layer(self, values: Float[Tensor, "measured head"]) -> Float[Tensor, "layer head"]:
+        return by_layer(values, self.layers, self.n_layers)
+
+
+_COLUMNS: Final = [
+    "query", "key", "layer", "head", "attention", "baseline", "difference", "difference_low", "difference_high",
+    "clear", "clear_size", "holds_for", "matched", "found",
+]  # fmt: skip

@@ -1,0 +1,1 @@
+"""Which of the known kinds of heads is each head?"""

@@ -1,0 +1,98 @@
+"""The table of all heads: what type each is of, with the evidence, and the row that shows it most clearly."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+
+from ...draw.embed import View
+from ...draw.text import percent, signed, visible_token
+from .figures import letter_of
+
+
+@dataclass(frozen=True)
+class HeadExample:
+    """One row of a head's attention: the tokens up to its query, and those around the key it looks at."""
+
+    before: Sequence[str]
+    around: Sequence[str]
+    key_at: int
+    """The key's place in `around`."""
+    weight: float
+    """What the key gets."""
+    distance: int
+    """Query − key."""
+
+
+@dataclass(frozen=True)
+class HeadRow:
+    """What the table says of a head; NaN where something was not measured."""
+
+    layer: int
+    head: int
+    types: Sequence[str]
+    nearest: str
+    """The type that the numbers are of: the first claimed, or the nearest to a claim."""
+    score: float
+    baseline: float
+    low: float
+    """The interval of score − baseline."""
+    high: float
+    writes: float
+    copying: float
+    example: HeadExample | None
+
+
+COLUMNS = ("head", "type", "score", "baseline", "above baseline", "writes", "copying", "example")
+"""The table's columns: a name stands for one thing, so units are in the section's text."""
+
+
+def atlas_view(rows: Sequence[HeadRow]) -> View:
+    """A table that is sorted by a click on a column, and shows one type alone.
+
+    >>> view = atlas_view([HeadRow(2, 6, ("induction",), "induction", 0.957, 0.06, 0.8, 1.0, 3.1, 0.99, None)])
+    >>> view.data["rows"][0]["cells"][2:6]
+    ['0.957', '0.060', '+0.80 to +1.00', '+3.1']
+    >>> view.data["types"]
+    ['induction']
+    """
+    found = list(dict.fromkeys(name for row in rows for name in row.types))
+    data = {
+        "columns": COLUMNS,
+        "rows": [_row(row) for row in rows],
+        "types": found,
+        "letters": {name: letter_of(name) for name in {*found, *(row.nearest for row in rows)} if name},
+    }
+    return View("atlas", "All heads", "", data)
+
+
+def _row(row: HeadRow) -> dict[str, object]:
+    above = "" if math.isnan(row.low) else f"{signed(row.low, '.2f')} to {signed(row.high, '.2f')}"
+    values = (row.layer * 100_000 + row.head, None, row.score, row.baseline, row.low, row.writes, row.copying)
+    return {
+        "name": f"L{row.layer}H{row.head}",
+        "types": list(row.types),
+        "nearest": row.nearest,
+        "cells": [
+            f"L{row.layer}H{row.head}",
+            "",
+            _number(row.score, ".3f"),
+            _number(row.baseline, ".3f"),
+            above,
+            "" if math.isnan(row.writes) else signed(row.writes, ".1f"),
+            _number(row.copying, ".2f"),
+        ],
+        "values": [None if value is None or math.isnan(value) else value for value in values],
+        "example": None if row.example is None else _example(row.example),
+    }
+
+
+def _number(value: float, form: str) -> str:
+    return "" if math.isnan(value) else format(value, form)
+
+
+def _example(example: HeadExample) -> dict[str, object]:
+    return asdict(example) | {
+        "before": [visible_token(token) for token in example.before],
+        "around": [visible_token(token) for token in example.around],
+        "weight": percent(example.weight, 0),
+    }

@@ -1,0 +1,372 @@
+"""Which heads look from one word to another that belongs to it: a verb to its subject, a pronoun to whom it means?
+
+Accuracy against the best fixed offset on the same pairs (Clark et al. 2019; Voita et al. 2019).
+"""
+
+import hashlib
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Final
+
+import pandas as pd
+import plotly.graph_objects as go  # type: ignore[import-untyped]
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from ...basics.arguments import flag, listed, option, shown
+from ...basics.fields import check_layers
+from ...batch import Batch
+from ...draw.effects import effect_map
+from ...draw.section import Section
+from ...draw.text import percent
+from ...errors import InputError, integer
+from ...maths.intervals import LEAST_TEXTS, LEVEL, TextMeans, checked_level
+from ...model.run.hooked import HookedModel, require_model
+from ...results import PagedResult, Provenance, by_layer
+from ...runs.claims import for_map
+from ...runs.layers import count_layers
+from ...runs.words import words_of
+
+LEAST_PAIRS: Final = 5
+"""The fewest labelled pairs of a relation of which a claim is made."""
+
+LEAST_ACCURACY: Final = 0.5
+"""A claim needs the labelled key on top in at least this share of pairs."""
+
+
+def relations(
+    model: HookedModel,
+    labelled: Iterable[Any],
+    *,
+    before: bool = False,
+    layers: Iterable[int] | None = None,
+    bos: bool | None = None,
+) -> "Relations":
+    """How often each head looks hardest at the word that a label says, relation by relation.
+
+    accuracy = share of pairs whose labelled key gets more of the query's attention than any other, the query itself and
+    special tokens left out. Its baseline is the best fixed offset: the distance at which most labelled keys of the
+    relation stand. A relation is claimed of a head where the simultaneous 95 % interval of accuracy − baseline over
+    texts, for all heads and relations together, is above 0, and the accuracy is at least 0.5.
+
+    >>> import attnmech as am
+    >>> from attnmech.demo.text import labelled
+    >>> found = am.relations(am.load(), labelled(12))
+    >>> found.accuracy("bracket").shape
+    torch.Size([4, 8])
+
+    Args:
+        model: the model.
+        labelled: (text, query, key, relation). A text is a string, whose tokens query and key count as the model sees
+            them, its first token included; or a list of words, each with its own leading space, that they count. A
+            word's attention is the mean over its tokens, the attention that it gets their sum.
+        before: look from the word (or token) before the query, from which a decoder predicts it; pairs in which that is
+            the key, or stands before it, are left out.
+        layers: by default all.
+        bos: whether each text begins with the tokenizer's first token.
+
+    Returns:
+        Accuracies, baselines and claims, by relation, layer and head.
+
+    Raises:
+        InputError: for a label outside its text, at a key that the query cannot see, or at the query itself; for
+            words in a model without a tokenizer that knows where its tokens stand; for an encoder with a decoder; for
+            `before` in a model that looks both ways, and for a relation of which it leaves no pair.
+
+    Source: Clark et al. 2019, "What Does BERT Look At?"
+
+    """
+    require_model(model)
+    if len(model.stacks) > 1:
+        raise InputError("relations are measured in models with one stack; this one has an encoder and a decoder.")
+    if flag("before", before) and not model.causal:
+        raise InputError("`before` is for decoders: this model looks both ways, so the word before predicts nothing.")
+    chosen = tuple(dict.fromkeys(model.points.check_layers(layers, "")))
+    model.points.resolve(["pattern"], chosen, model.refused)
+    texts = _by_text(listed("labelled", labelled, "a list of (text, query, key, relation)"))
+    names = tuple(dict.fromkeys(name for pairs in texts.values() for _, _, name in pairs))
+    shape = len(names), len(chosen), model.n_heads, len(texts)
+    correct, mass = (torch.zeros(shape, dtype=torch.float64) for _ in range(2))
+    pairs = torch.zeros(len(names), len(texts), dtype=torch.float64)
+    offsets: list[list[tuple[int, int]]] = [[] for _ in names]
+    digest, labels = hashlib.sha256(), hashlib.sha256()
+    for number, (text, found) in enumerate(texts.items()):
+        read = _Read.of(model, text, chosen, bos)
+        digest.update(read.batch.ids.cpu().numpy().tobytes())
+        for labelled_query, key, name in found:
+            read.check(text, labelled_query, key)
+            query = labelled_query - before
+            if before and key >= query:
+                continue
+            labels.update(f"{number} {query} {key} {name!r}\n".encode("utf-8", "surrogatepass"))
+            place = names.index(name)
+            others = read.pattern[:, :, query].masked_fill(~read.counted, -1.0)
+            others[..., [query, key]] = -1.0
+            correct[place, :, :, number] += read.pattern[:, :, query, key] > others.amax(dim=-1)
+            mass[place, :, :, number] += read.pattern[:, :, query, key].double()
+            pairs[place, number] += 1
+            offsets[place].append((number, query - key))
+    _require_pairs(dict(zip(names, offsets, strict=True)))
+    best, by_offset = _best_offsets(offsets, len(texts))
+    options = {"layers": list(chosen), "bos": bos, "before": before, "relations": list(names)}
+    return Relations(
+        names=names,
+        layers=chosen,
+        n_layers=count_layers(model, model.stack(None)),
+        correct=correct,
+        mass_sums=mass,
+        pairs=pairs,
+        offsets=best,
+        by_offset=by_offset,
+        provenance=model.provenance_of(digest.hexdigest(), (), options | {"labels": labels.hexdigest()}),
+    )
+
+
+def _by_text(labelled: Sequence[Any]) -> dict[str | tuple[str, ...], list[tuple[int, int, str]]]:
+    """The labels of each text."""
+    found: dict[str | tuple[str, ...], list[tuple[int, int, str]]] = {}
+    for number, label in enumerate(labelled):
+        try:
+            text, query, key, name = label
+            places = integer(query), integer(key)
+        except (TypeError, ValueError):
+            raise InputError(f"label {number} must be (text, query, key, relation); got {shown(label)}.") from None
+        words = isinstance(text, Sequence) and all(isinstance(word, str) for word in text)
+        if not words:
+            raise InputError(f"the text of label {number} must be a string or a list of words; got {shown(text)}.")
+        if not isinstance(name, str):
+            raise InputError(f"the relation of label {number} must be a name; got {shown(name)}.")
+        found.setdefault(text if isinstance(text, str) else tuple(text), []).append((*places, name))
+    if not found:
+        raise InputError("`labelled` must hold at least one (text, query, key, relation); got none.")
+    return found
+
+
+@dataclass(frozen=True)
+class _Read:
+    """One text as the model read it, with attention between what its labels count: tokens, or words."""
+
+    batch: Batch
+    pattern: Float[Tensor, "layer head query key"]
+    counted: Bool[Tensor, " key"]
+    """Which keys can be looked at: all but special tokens, and words of nothing else."""
+    causal: bool
+
+    @classmethod
+    def of(cls, model: HookedModel, text: str | tuple[str, ...], layers: Sequence[int], bos: bool | None) -> "_Read":
+        """Runs one text."""
+        whole = text if isinstance(text, str) else "".join(text)
+        batch = model.encode(whole, bos=bos)
+        ran = model.run(batch, ["pattern"], layers=layers)
+        pattern = torch.stack([ran["pattern", layer][0].float().cpu() for layer in layers])
+        if isinstance(text, str):
+            return cls(batch, pattern, ~batch.is_special[0].cpu(), model.causal)
+        member = words_of(model, batch, text)
+        mean = member / member.sum(dim=-1, keepdim=True)
+        ordinary = (member > 0) & ~batch.is_special[0].cpu()
+        return cls(batch, mean @ pattern @ member.T, ordinary.any(dim=-1), model.causal)
+
+    def check(self, text: str | tuple[str, ...], query: int, key: int) -> None:
+        """Raises `InputError` for a label that this text cannot have."""
+        length = self.pattern.shape[-1]
+        what, told = ("tokens" if isinstance(text, str) else "words"), shown(text)
+        for name, place in (("query", query), ("key", key)):
+            if not 0 <= place < length:
+                raise InputError(f"{name} {place} is outside the {length} {what} of {told}.")
+        if query == key:
+            raise InputError(f"query and key of a label must differ; got {query} twice in {told}.")
+        if self.causal and key > query:
+            raise InputError(
+                f"query {query} cannot see the later key {key} in {told}; give the later one as the query."
+            )
+        if not self.counted[key]:
+            raise InputError(f"key {key} of {told} is a special token, which is left out.")
+
+
+def _require_pairs(offsets: Mapping[str, Sequence[object]]) -> None:
+    """Raises `InputError` for a relation of which `before` has left no pair."""
+    for name, pairs in offsets.items():
+        if not pairs:
+            raise InputError(
+                f"before=True leaves no pair of the relation {shown(name)}: in each, the key is the word right before "
+                "the query. Leave its labels out, or give before=False."
+            )
+
+
+def _best_offsets(
+    offsets: Sequence[Sequence[tuple[int, int]]], texts: int
+) -> tuple[Int[Tensor, " relation"], Float[Tensor, "relation text"]]:
+    """The offset at which most keys of each relation stand, and how many stand there, text by text."""
+    best, hits = [], torch.zeros(len(offsets), texts, dtype=torch.float64)
+    for place, pairs in enumerate(offsets):
+        counts = pd.Series([offset for _, offset in pairs]).value_counts()
+        best.append(int(min(counts.index[counts == counts.max()], key=abs)))
+        for number, offset in pairs:
+            hits[place, number] += offset == best[-1]
+    return torch.tensor(best), hits
+
+
+@dataclass(frozen=True, repr=False)
+class Relations(PagedResult):
+    """How often each head looks hardest at the labelled key, relation by relation."""
+
+    SUBTRACT = 'subtract what you compare: one.accuracy("bracket") - other.accuracy("bracket")'
+
+    names: tuple[str, ...]
+    """The relations, in the order of the axis `relation`."""
+    layers: tuple[int, ...]
+    n_layers: int
+    correct: Float[Tensor, "relation measured head text"]
+    """In how many pairs of each text the labelled key is on top."""
+    mass_sums: Float[Tensor, "relation measured head text"]
+    """The attention that labelled keys get, summed over pairs."""
+    pairs: Float[Tensor, "relation text"]
+    offsets: Int[Tensor, " relation"]
+    """The best fixed offset of each relation: query − key."""
+    by_offset: Float[Tensor, "relation text"]
+    """In how many pairs of each text the labelled key stands at that offset."""
+    provenance: Provenance
+
+    @property
+    def axis_lengths(self) -> Mapping[str, int]:
+        """The lengths of the axes that relations and layers label."""
+        return {"relation": len(self.names), "measured": len(self.layers)}
+
+    def _check(self) -> None:
+        super()._check()
+        check_layers(self.layers, self.n_layers)
+
+    def accuracy(self, relation: str) -> Float[Tensor, "layer head"]:
+        """The share of pairs whose labelled key is on top."""
+        place = self._place(relation)
+        return self._by_layer(self.correct[place].sum(dim=-1) / self.pairs[place].sum())
+
+    def mass(self, relation: str) -> Float[Tensor, "layer head"]:
+        """The mean attention that labelled keys get."""
+        place = self._place(relation)
+        return self._by_layer(self.mass_sums[place].sum(dim=-1) / self.pairs[place].sum())
+
+    def baseline(self, relation: str) -> float:
+        """The share of pairs whose key stands at the best fixed offset."""
+        place = self._place(relation)
+        return float(self.by_offset[place].sum() / self.pairs[place].sum())
+
+    def simultaneous(
+        self, relation: str, level: float = LEVEL
+    ) -> tuple[Float[Tensor, "layer head"], Float[Tensor, "layer head"]]:
+        """Intervals of accuracy − baseline that hold for all heads and relations together; NaN under five texts."""
+        place = self._place(relation)
+        low, high = self._excess.simultaneous(checked_level(level))
+        return self._by_layer(low[place]), self._by_layer(high[place])
+
+    @cached_property
+    def claims(self) -> pd.DataFrame:
+        """One row per claim, the highest accuracy first: baseline, best offset, the interval of accuracy − baseline
+        (`excess_low`, `excess_high`) for all heads and relations together, and pairs.
+        """
+        low, high = self._excess.simultaneous()
+        count = self.pairs.sum(dim=-1)
+        accuracy = self.correct.sum(dim=-1) / count[:, None, None]
+        claimed = (low > 0) & (accuracy >= LEAST_ACCURACY) & (count >= LEAST_PAIRS)[:, None, None]
+        found = [
+            {
+                "layer": self.layers[layer],
+                "head": head,
+                "relation": self.names[place],
+                "accuracy": float(accuracy[place, layer, head]),
+                "baseline": self.baseline(self.names[place]),
+                "offset": int(self.offsets[place]),
+                "excess_low": float(low[place, layer, head]),
+                "excess_high": float(high[place, layer, head]),
+                "pairs": int(count[place]),
+            }
+            for place, layer, head in claimed.nonzero().tolist()
+        ]
+        frame = pd.DataFrame(found, columns=_COLUMNS)
+        return frame.sort_values("accuracy", ascending=False, ignore_index=True)
+
+    def to_frame(self) -> pd.DataFrame:
+        """One row per relation and head: relation, layer, head, accuracy, baseline, mass, pairs."""
+        return pd.DataFrame(
+            [
+                {
+                    "relation": name,
+                    "layer": layer,
+                    "head": head,
+                    "accuracy": float(self.accuracy(name)[layer, head]),
+                    "baseline": self.baseline(name),
+                    "mass": float(self.mass(name)[layer, head]),
+                    "pairs": int(self.pairs[place].sum()),
+                }
+                for place, name in enumerate(self.names)
+                for layer in self.layers
+                for head in range(self.correct.shape[2])
+            ]
+        )
+
+    def plot(self, relation: str) -> "go.Figure":
+        """Accuracy − baseline of a relation as a map of layers × heads; returned, not shown."""
+        place = self._place(relation)
+        means = TextMeans(self._excess.above[place], self._excess.below[place])
+        label = f"accuracy − {percent(self.baseline(relation), 0)}"
+        return effect_map(**for_map(means, range(len(self.layers))), layers=self.layers, label=label)
+
+    @property
+    def lead(self) -> str:
+        pairs, named, texts = int(self.pairs.sum()), len(self.names), self.pairs.shape[1]
+        told = f"{_counted(pairs, 'labelled pair')} of {_counted(named, 'relation')} in {_counted(texts, 'text')}"
+        if texts < LEAST_TEXTS:
+            return f"{told}: too few texts for a claim, which needs {LEAST_TEXTS} or more."
+        best = self.claims.drop_duplicates("relation")
+        each = [
+            f"{row['relation']} by L{row['layer']}H{row['head']} ({percent(row['accuracy'], 0)}, best offset "
+            f"{percent(row['baseline'], 0)})"
+            for row in best.to_dict("records")
+        ]
+        enough = (self.pairs.sum(dim=-1) >= LEAST_PAIRS) & ((self.pairs > 0).sum(dim=-1) >= LEAST_TEXTS)
+        few = [name for name, there in zip(self.names, enough.tolist(), strict=True) if not there]
+        short = f" Too few pairs or texts for a claim: {', '.join(few)}." if few else ""
+        found = f". Found: {'; '.join(each)}." if each else ": no head clears the best fixed offset."
+        return f"{told}{found if each or bool(enough.any()) else '.'}{short}"
+
+    @property
+    def _title(self) -> str:
+        return f"Relations found by the heads of {self.provenance.model}"
+
+    def _sections(self) -> "Sequence[Section]":
+        return [
+            Section(
+                f"{name[:1].upper()}{name[1:]}",
+                "Each cell is one head: how much more often its highest key is the labelled one than the best fixed "
+                f"offset is right, here {_direction(int(self.offsets[place]))}. Pale where that is not clear among "
+                "all.",
+                {f"relation-{place}": self.plot(name)},
+                f'found.plot("{name}")',
+            )
+            for place, name in enumerate(self.names)
+        ]
+
+    @cached_property
+    def _excess(self) -> TextMeans:
+        """accuracy − baseline, over texts."""
+        return TextMeans.of_ratio(self.correct - self.by_offset[:, None, None], self.pairs[:, None, None])
+
+    def _place(self, relation: str) -> int:
+        return self.names.index(option("relation", relation, self.names))
+
+    def _by_layer(self, values: Float[Tensor, "measured head"]) -> Float[Tensor, "layer head"]:
+        return by_layer(values, self.layers, self.n_layers)
+
+
+def _counted(count: int, what: str) -> str:
+    return f"{count} {what}{'' if count == 1 else 's'}"
+
+
+def _direction(offset: int) -> str:
+    """Where a key stands, seen from its query."""
+    return f"{abs(offset)} {'back' if offset > 0 else 'ahead'}"
+
+
+_COLUMNS: Final = ["layer", "head", "relation", "accuracy", "baseline", "offset", "excess_low", "excess_high", "pairs"]

@@ -1,0 +1,434 @@
+"""Which sums over a pass say what type of head each one is? Mass on targets, what is written of it, and examples."""
+
+from dataclasses import dataclass
+from typing import Any, Final, cast
+
+import torch
+from einops import einsum, rearrange, repeat
+from jaxtyping import Bool, Float, Int, Shaped
+from torch import Tensor
+from torch.nn.functional import pad
+
+from ...batch import Batch
+from ...maths.products import product_by_head
+from ...maths.received import received_by_distance
+from ...maths.scores import ScoreParts
+from ...maths.softmax import Top, softmax_of
+from ...model.attention.observed import LayerEnd, RowBlock
+from ...model.reading.unembedding import Unembedding, unembedding_of, why_not_linear
+from ...model.stack.block import attention_scale
+from ...model.stack.centring import centred
+from ...model.stack.ledger import ledger_of_block
+from ...runs.groups import by_group, joined
+from ...runs.row_classes import ROW_CLASSES, row_classes
+from ...runs.stream import Reducer, Run, State
+from ...runs.token_types import TOKEN_TYPES, token_types
+from .formulas import ANSWERED, CONTENT, DISTANCES, POSITIONAL, TYPES, targets
+from .writing import copying, rank_above
+
+AROUND_KEY: Final = range(-2, 3)
+"""Which tokens around an example's key are kept, …"""
+
+AROUND_QUERY: Final = range(-3, 1)
+"""… and which of those that end with its query."""
+
+BY_TEXT: Final = (
+    "mass", "top", "alone", "count", "uniform", "at_distance", "rest_with", "rest_without", "count_with",
+    "count_without", "written_there", "written_elsewhere", "written_count", "copying", "copying_count", "matching",
+    "matching_count", "breadth", "breadth_count",
+)  # fmt: skip
+"""The entries of a state whose last axis is texts, or groups of them."""
+
+_EXAMPLE: Final = ("example", "example_at", "example_weight", "example_ids")
+
+
+@dataclass(frozen=True)
+class HeadTypeSums(Reducer):
+    """Sums the mass on the targets of every type, what is written of it, and what the baselines need."""
+
+    generated: bool = False
+    """Whether the tokens are random: then a full stop ends no sentence."""
+
+    points = ("attn_in",)
+    optional_points = ("attn_raw", "attn_out", "resid_post")
+
+    def start(self, run: Run) -> State:
+        """Sums by text; attention and targets by distance; for each type and head the clearest row so far."""
+        batch = run.batch.queries(run.stack.label)
+        texts, length = batch.ids.shape
+        layers, heads, distances = run.n_layers, run.n_heads, 2 * length - 1
+        shapes = {
+            "mass": (len(TYPES), layers, heads, texts),
+            "top": (len(TYPES), layers, heads, texts),
+            "alone": (len(POSITIONAL), layers, heads, texts),
+            "rest_with": (len(CONTENT), layers, heads, texts),
+            "rest_without": (len(CONTENT), layers, heads, texts),
+            "count": (len(TYPES), layers, texts),
+            "count_with": (len(CONTENT), layers, texts),
+            "count_without": (len(CONTENT), layers, texts),
+            "uniform": (len(POSITIONAL), layers, texts),
+            "at_distance": (len(CONTENT), layers, distances, texts),
+            "attended": (layers, heads, distances),
+            "pairs": (layers, distances),
+            "copying": (layers, heads, texts),
+            "copying_count": (layers, texts),
+            "matching": (layers, heads, texts),
+            "matching_count": (layers, texts),
+            "breadth": (layers, heads, texts),
+            "breadth_count": (layers, texts),
+        }
+        device = run.model.device
+        state = {name: torch.zeros(shape, dtype=torch.float64, device=device) for name, shape in shapes.items()}
+        writes = len(ANSWERED) if _reads_logits(run) else 0
+        by_row = torch.zeros(writes, layers, heads, texts, length, device=device)
+        place = torch.full((len(TYPES), layers, heads), -1, device=device)
+        around = torch.full((*place.shape, len(AROUND_KEY) + len(AROUND_QUERY)), -1, device=device)
+        return state | {
+            "rows": row_classes(batch)[:, ROW_CLASSES.index("ordinary")],
+            "there_by_row": by_row,
+            "all_by_row": by_row.clone(),
+            "final_scale": torch.zeros(texts, length, device=device),
+            "example": torch.full(place.shape, -torch.inf, device=device),
+            "example_weight": torch.zeros(place.shape, device=device),
+            "example_at": place[..., None].repeat(1, 1, 1, 3),
+            "example_ids": around,
+        }
+
+    def add(self, state: State, block: RowBlock, run: Run) -> None:
+        """Adds a block of rows."""
+        batch, layer, length = block.batch.queries(block.stack), block.index, block.mask.queries
+        rows = state["rows"][:, block.rows.start : block.rows.stop]
+        found = block.mask.once(
+            ("kinds", self.generated, block.rows),
+            lambda: _Targets.of(batch, block, rows, run.stack.architecture.causal, delimiters=not self.generated),
+        )
+        mass = torch.cat((_at_positions(block.pattern, found, block.rows, batch), _on_content(block.pattern, found)))
+        state["mass"][:, layer] += _over_rows(mass)
+        state["top"][:, layer] += _top_on_target(block.top, found.by_kind)
+        self._add_resting(state, block, rows, found)
+        state["count"][:, layer] += found.count
+        state["uniform"][:, layer] += found.uniform[: len(POSITIONAL)].sum(dim=-1)
+        state["at_distance"][:, layer] += found.at_distance
+        state["pairs"][layer] += found.pairs
+        attended = received_by_distance(block.pattern[..., :length], rows[:, None], block.rows, length)
+        state["attended"][layer] += attended[:, :, 0].double().sum(dim=0)
+        alone = _by_position_alone(block, run)
+        state["alone"][:, layer] += _over_rows(_at_positions(alone, found, block.rows, batch))
+        _add_matching(state, block, found)
+        _add_breadth(state, block, rows)
+        _keep_clearest(state, block, run, found, mass)
+        if len(state["there_by_row"]):
+            _Layer.of(run, block).add(block, found)
+
+    def _add_resting(self, state: State, block: RowBlock, rows: Bool[Tensor, "batch row"], found: "_Targets") -> None:
+        batch, layer = block.batch.queries(block.stack), block.index
+        at_first = _at_first(block.pattern, batch)
+        # Behind a sliding window there is no first token to rest on.
+        reach, there = rows & _at_first(block.visible, batch)[:, 0].bool(), found.there[len(POSITIONAL) :]
+        for name, chosen in (("with", reach & there), ("without", reach & ~there)):
+            state[f"rest_{name}"][:, layer] += einsum(
+                at_first, chosen.double(), "text head row, kind text row -> kind head text"
+            )
+            state[f"count_{name}"][:, layer] += chosen.sum(dim=-1)
+
+    def add_layer(self, state: State, end: LayerEnd, run: Run) -> None:
+        """Adds what the layer's heads write of what they look at, in logits before the final norm's scale."""
+        if not len(state["there_by_row"]):
+            return
+        held, batch = _Layer.taken(run, end.layer), run.batch.queries(run.stack.label)
+        unembedding, direction = _reading_directions(run, batch)
+        scale = attention_scale(run.stack, end, unembedding.gamma.dtype)
+        W_O = scale.folded(run.stack.weights(end.layer).W_O.detach().to(unembedding.gamma.dtype))
+        # What the logit of each place's token reads of a value.
+        read = product_by_head(direction, W_O.mT)
+        gate = None if end.notes.gate is None else end.notes.gate.transpose(1, 2).to(read)
+        for place, answers in enumerate(held.answers):
+            at = answers.clamp_min(0)[:, None, :, None].expand_as(read)
+            answered = read.gather(2, at) if gate is None else read.gather(2, at) * gate
+            by_token = scale.by_token * (answers >= 0)
+            for name, summed in (("there_by_row", held.there[place]), ("all_by_row", held.whole)):
+                written = (summed * answered).sum(dim=-1) * by_token[:, None]
+                state[name][place, end.index] = written.transpose(0, 1)
+        values = held.values if gate is None else held.values * gate
+        ranks, counted = copying(values, read, batch.ids, state["rows"])
+        state["copying"][end.index] += ranks.double().sum(dim=-1).T
+        state["copying_count"][end.index] += counted.double().sum(dim=-1)
+        if end.index == run.n_layers - 1:
+            state["final_scale"][:] = unembedding.scale(end["resid_post"])
+
+    def close(self, state: State, run: Run) -> State:
+        """Sums by group of texts."""
+        here = {name: value.cpu() for name, value in state.items()}
+        there, whole = (here[name].double() * here["final_scale"] for name in ("there_by_row", "all_by_row"))
+        here |= {"written_there": there.sum(dim=-1), "written_elsewhere": (whole - there).sum(dim=-1)}
+        here["written_count"] = here["count"][[TYPES.index(name) for name in ANSWERED]][: len(there)]
+        for name in ("rows", "there_by_row", "all_by_row", "final_scale"):
+            del here[name]
+        return by_group(here, run.documents, BY_TEXT)
+
+    def merge(self, one: State, other: State) -> State:
+        """The sums of both; distances extend to the longer text."""
+        longest = max(each["pairs"].shape[-1] for each in (one, other))
+        one, other = (_widened(each, longest) for each in (one, other))
+        whole = {name: one[name] + other[name] for name in ("attended", "pairs")}
+        return {**whole, **_clearer(one, other), **joined(one, other, BY_TEXT)}
+
+
+@dataclass(frozen=True)
+class _Targets:
+    """What the tokens and the mask say of a block's rows: the same for all heads and layers with that mask."""
+
+    by_kind: Bool[Tensor, "kind batch row key"]
+    there: Bool[Tensor, "kind batch row"]
+    """Whether a row has a target of each type."""
+    last: Int[Tensor, "answered batch row"]
+    """The last target of types with an answer; −1 where a row has none."""
+    apart: Bool[Tensor, "kind batch row"]
+    """Whether a row has a target, and the first token of the text is none, unless the type is "first"."""
+    count: Float[Tensor, "kind batch"]
+    """How many rows have a target."""
+    uniform: Float[Tensor, "kind batch row"]
+    """The mass that uniform attention puts on targets."""
+    at_distance: Float[Tensor, "content distance batch"]
+    """How many targets there are at each distance."""
+    pairs: Float[Tensor, " distance"]
+    """How many keys rows see at each distance."""
+
+    @classmethod
+    def of(
+        cls, batch: Batch, block: RowBlock, rows: Bool[Tensor, "batch row"], causal: bool, *, delimiters: bool
+    ) -> "_Targets":
+        """Those of the rows that count; a full stop among random tokens ends no sentence."""
+        keys, length = block.scores.shape[-1], block.mask.queries
+        tokens = min(keys, length)
+        types = token_types(batch)
+        marks = {name: delimiters & (types == TOKEN_TYPES.index(name)) for name in ("sentence end", "comma", "special")}
+        found = targets(batch.ids, batch.first, marks, block.rows, tokens, causal=causal)
+        # Keys that are no tokens are no targets.
+        found = {name: pad(each, (0, keys - tokens)) for name, each in found.items()}
+        seen = block.visible[:, 0] & rows[..., None]
+        by_kind = torch.stack([found[name].expand_as(seen) & seen for name in TYPES])
+        share = 1 / seen.sum(dim=-1).clamp_min(1).double()
+        everywhere = rows[:, None]
+        # Kinds stand where heads do: what each "attends" is its targets.
+        content = by_kind[len(POSITIONAL) :, ..., :tokens].transpose(0, 1).float()
+        at_distance = received_by_distance(content, everywhere, block.rows, length)[:, :, 0].double()
+        pairs = received_by_distance(seen[:, None, :, :tokens].float(), everywhere, block.rows, length)
+        answered = by_kind[[TYPES.index(name) for name in ANSWERED]]
+        place = torch.arange(keys, device=seen.device)
+        begin = batch.begins[None, :, None, None].expand(*by_kind.shape[:3], 1)
+        with_first = by_kind.gather(-1, begin.clamp_max(keys - 1))[..., 0]
+        with_first[TYPES.index("first")] = False
+        there = by_kind.any(dim=-1)
+        return cls(
+            by_kind,
+            there,
+            torch.where(answered, place, -1).amax(dim=-1),
+            there & ~with_first,
+            there.sum(dim=-1).double(),
+            by_kind.sum(dim=-1) * share,
+            at_distance.permute(1, 2, 0),
+            pairs[:, 0, 0].double().sum(dim=0),
+        )
+
+
+@dataclass(frozen=True)
+class _Layer:
+    """What a layer's rows read from their targets, kept until the layer has ended and its norms are known."""
+
+    there: Float[Tensor, "answered batch head row d_value"]
+    """Σ_j∈targets p_ij v_j."""
+    whole: Float[Tensor, "batch head row d_value"]
+    """Σ_j p_ij v_j."""
+    values: Float[Tensor, "batch head key d_value"]
+    answers: Int[Tensor, "answered batch row"]
+    """Where the token stands that a row's targets answer with; −1 without a target."""
+
+    @classmethod
+    def of(cls, run: Run, block: RowBlock) -> "_Layer":
+        """That of a block's layer, made with its first block."""
+        key = HeadTypeSums, "values", block.layer
+        if key not in run.between:
+            values = repeat(
+                block.v,
+                "batch kv key d_value -> batch (kv group) key d_value",
+                group=block.q.shape[1] // block.v.shape[1],
+            )
+            rows = block.mask.queries
+            whole = values.new_zeros(*values.shape[:2], rows, values.shape[-1])
+            there = whole.new_zeros(len(ANSWERED), *whole.shape)
+            answers = torch.full((len(ANSWERED), len(whole), rows), -1, device=whole.device)
+            run.between[key] = cls(there, whole, values.clone(), answers)
+        return cast(_Layer, run.between[key])
+
+    @classmethod
+    def taken(cls, run: Run, layer: int) -> "_Layer":
+        """That of a layer that has ended."""
+        return cast(_Layer, run.between.pop((HeadTypeSums, "values", layer)))
+
+    def add(self, block: RowBlock, found: _Targets) -> None:
+        """Adds a block of rows."""
+        rows = slice(block.rows.start, block.rows.stop)
+        values = self.values[:, :, : block.pattern.shape[-1]]
+        self.whole[:, :, rows] = block.pattern @ values
+        self.answers[:, :, rows] = found.last
+        for place, name in enumerate(ANSWERED):
+            on_target = found.by_kind[TYPES.index(name)][:, None]
+            self.there[place, :, :, rows] = (block.pattern * on_target) @ values
+
+
+def _reads_logits(run: Run) -> bool:
+    """Whether what these heads write is read by one matrix, behind a norm whose scale this run sees."""
+    model = run.model
+    last = run.layers[-1] == model.last_stream[1] and run.stack is model.output_stack
+    return last and model.causal and why_not_linear(model) is None and "logits" not in model.refused
+
+
+def _reading_directions(run: Run, batch: Batch) -> tuple[Unembedding, Float[Tensor, "batch row d_model"]]:
+    """The directions of the stream that read each place's token, above the mean over the vocabulary."""
+    key = HeadTypeSums, "directions"
+    if key not in run.between:
+        unembedding = unembedding_of(run.model)
+        run.between[key] = unembedding, unembedding.above_mean(batch.ids)
+    return cast(tuple[Unembedding, Tensor], run.between[key])
+
+
+def _at_positions(
+    pattern: Float[Tensor, "batch head row key"], found: _Targets, rows: range, batch: Batch
+) -> Float[Tensor, "kind head batch row"]:
+    """p_ij at the target of each type that depends on positions alone: a row has one at most."""
+    mass = pattern.new_zeros(len(POSITIONAL), *pattern.shape[:3])
+    for at_target, name in zip(mass, POSITIONAL, strict=True):
+        if name in DISTANCES:
+            first = rows.start - DISTANCES[name]
+            diagonal = pattern.diagonal(first, dim1=-2, dim2=-1)
+            at_target[..., max(0, -first) : max(0, -first) + diagonal.shape[-1]] = diagonal
+        else:
+            at_target[:] = _at_first(pattern, batch)
+    mass = mass.masked_fill_(~found.there[: len(POSITIONAL), :, None], 0.0)
+    return rearrange(mass, "kind batch head row -> kind head batch row")
+
+
+def _on_content(pattern: Float[Tensor, "batch head row key"], found: _Targets) -> Float[Tensor, "kind head batch row"]:
+    """Σ p_ij over the targets of each type that depends on tokens, row by row."""
+    mass = pattern.new_zeros(len(CONTENT), pattern.shape[1], pattern.shape[0], pattern.shape[2])
+    there = found.there[len(POSITIONAL) :].flatten(start_dim=1).any(dim=1)
+    on_target = found.by_kind[len(POSITIONAL) :][there].to(pattern)
+    mass[there] = einsum(pattern, on_target, "batch head row key, kind batch row key -> kind head batch row")
+    return mass
+
+
+def _over_rows(by_row: Float[Tensor, "kind head batch row"]) -> Float[Tensor, "kind head batch"]:
+    return by_row.double().sum(dim=-1)
+
+
+def _at_first(of_keys: Shaped[Tensor, "batch head row key"], batch: Batch) -> Float[Tensor, "batch head row"]:
+    """What each row gives the first token of its text, or whether it sees it."""
+    place = batch.begins[:, None, None, None].expand(*of_keys.shape[:3], 1)
+    return of_keys.gather(-1, place)[..., 0].double()
+
+
+def _top_on_target(top: Top, on_target: Bool[Tensor, "kind batch row key"]) -> Float[Tensor, "kind head batch"]:
+    """In how many rows the highest key is a target of each kind; rows with two equal ones do not count."""
+    key, clear = (rearrange(each, "batch head row -> batch row head") for each in (top.key, top.first > top.second))
+    hit = on_target.gather(-1, key.expand(len(on_target), -1, -1, -1)) & clear
+    return rearrange(hit.sum(dim=2).double(), "kind batch head -> kind head batch")
+
+
+def _add_matching(state: State, block: RowBlock, found: _Targets) -> None:
+    """Where the score of the last target of induction ranks among those of the other keys."""
+    last = found.last[ANSWERED.index("induction")]
+    on_target = found.by_kind[TYPES.index("induction")]
+    others = block.visible & ~on_target[:, None]
+    counted = (last >= 0) & (others[:, 0].sum(dim=-1) > 0)
+    place = last.clamp_min(0)[:, None, :, None].expand(*block.scores.shape[:3], 1)
+    rank = rank_above(block.scores.gather(-1, place), block.scores, others)
+    state["matching"][block.index] += (rank * counted[:, None]).double().sum(dim=-1).T
+    state["matching_count"][block.index] += counted.double().sum(dim=-1)
+
+
+def _add_breadth(state: State, block: RowBlock, rows: Bool[Tensor, "batch row"]) -> None:
+    """Entropy over that of uniform attention, of rows that see several keys."""
+    seen = block.visible[:, 0].sum(dim=-1)
+    counted = rows & (seen > 1)
+    share = block.attention.entropy / seen.clamp_min(2)[:, None].to(block.pattern).log()
+    state["breadth"][block.index] += (share * counted[:, None]).double().sum(dim=-1).T
+    state["breadth_count"][block.index] += counted.double().sum(dim=-1)
+
+
+def _keep_clearest(
+    state: State, block: RowBlock, run: Run, found: _Targets, mass: Float[Tensor, "kind head batch row"]
+) -> None:
+    """For each type and head, keeps the row whose targets get most above what uniform attention would give them."""
+    layer, batch = block.index, block.batch.queries(block.stack)
+    above = mass - found.uniform[:, None].to(mass)
+    above = above.masked_fill(~found.apart[:, None], -torch.inf).flatten(start_dim=2)
+    best = above.max(dim=-1)
+    better = best.values > state["example"][:, layer]
+    if not bool(better.any()):
+        return
+    kind, head = better.nonzero(as_tuple=True)
+    text, row = (
+        best.indices[kind, head].div(len(block.rows), rounding_mode="floor"),
+        best.indices[kind, head] % len(block.rows),
+    )
+    weights = block.pattern[text, head, row] * found.by_kind[kind, text, row]
+    highest = weights.max(dim=-1)
+    query = row + block.rows.start
+    places = torch.cat(
+        [
+            place[:, None] + torch.tensor(around, device=place.device)
+            for place, around in ((highest.indices, AROUND_KEY), (query, AROUND_QUERY))
+        ],
+        dim=1,
+    )
+    length = batch.ids.shape[1]
+    inside = (places >= 0) & (places < length)
+    places = places.clamp(0, length - 1)
+    inside &= batch.mask[text[:, None], places]
+    state["example"][kind, layer, head] = best.values[kind, head].to(state["example"])
+    state["example_weight"][kind, layer, head] = highest.values.to(state["example"])
+    documents = run.documents.to(text)[text]
+    state["example_at"][kind, layer, head] = torch.stack((documents, query, highest.indices), dim=-1)
+    state["example_ids"][kind, layer, head] = torch.where(inside, batch.ids[text[:, None], places], -1)
+
+
+def _clearer(one: State, other: State) -> State:
+    """The clearer example of each type and head; of equal ones, that of the earlier document."""
+    earlier = other["example_at"][..., 0] < one["example_at"][..., 0]
+    clearer = other["example"] > one["example"]
+    other_wins = clearer | ((other["example"] == one["example"]) & earlier)
+    return {
+        name: torch.where(
+            other_wins if one[name].ndim == other_wins.ndim else other_wins[..., None], other[name], one[name]
+        )
+        for name in _EXAMPLE
+    }
+
+
+def _by_position_alone(block: RowBlock, run: Run) -> Float[Tensor, "batch head row key"]:
+    """The pattern that the position term alone would give, with queries and keys split at each text's means."""
+    parts: dict[Any, ScoreParts] = run.between
+    key = HeadTypeSums, "position", block.layer
+    if key not in parts:
+        stacks, attn_in = run.model.stacks, block["attn_in"]
+        everywhere = block.visible.new_ones(1).expand(len(block.q), 1, block.mask.queries, block.k.shape[2])
+        native = ledger_of_block(stacks, block, attn_in, everywhere)
+        parts[key] = centred(native, run.stack, block, block.batch, "mean", empty=True)
+    width = block.scores.shape[-1]
+    term = parts[key].term("position", slice(block.rows.start, block.rows.stop))
+    term = term[..., :width].expand(*block.scores.shape[:3], -1)
+    if block.rows.stop == block.mask.queries:
+        del parts[key]
+    return softmax_of(term.masked_fill(~block.visible, torch.finfo(term.dtype).min), block.sink)
+
+
+def _widened(state: State, distances: int) -> State:
+    """The same state with room for more distances on either side."""
+    beside = (distances - state["pairs"].shape[-1]) // 2
+    pad = torch.nn.functional.pad
+    return {
+        **state,
+        **{name: pad(state[name], (beside, beside)) for name in ("attended", "pairs")},
+        "at_distance": pad(state["at_distance"], (0, 0, beside, beside)),
+    }

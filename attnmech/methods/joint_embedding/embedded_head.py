@@ -1,0 +1,278 @@
+"""What is measured of one head's queries and keys, and how do they become points? (formulas §2)"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Final, Literal
+
+import torch
+from jaxtyping import Bool, Float, Float64, Int
+from torch import Tensor
+
+from ...batch import Batch
+from ...errors import UnsupportedModelError
+from ...maths.softmax import softmax_of
+from ...maths.variance_shares import row_covariances
+from ...model.attention.observed import RowBlock
+from .distances import (
+    PairDistances,
+    criterion,
+    rank_correlation,
+    row_rank_correlation,
+    weighted_correlation,
+)
+from .formulas import ScaleAndShift, Sphere, norm_scale, scale_grid
+from .token_pairs import Pairs, Tokens
+
+NUMBERS: Final = (
+    "scale",
+    "correlation",
+    "spearman",
+    "row_spearman",
+    "query_norm",
+    "key_norm",
+    "centroid_distance",
+    "separation",
+    "shift_share",
+    "attention_change",
+    "first_attention",
+)
+"""What is measured of every head, before projection."""
+
+CURVE_PAIRS: Final = 20_000
+"""On how many pairs at most, drawn at random, c is chosen; the correlation at that c is on all."""
+
+_FLAT: Final = 1e-6
+"""A criterion that moves less than this over the whole grid does not depend on c."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What to measure, and how queries and keys become points."""
+
+    heads: tuple[tuple[int, int], ...]
+    geometry: Literal["scaled", "exact"]
+    scale: float | Literal["auto", "norm"]
+    shift: bool
+    seed: int
+    fixed: Mapping[tuple[int, int], ScaleAndShift] = field(default_factory=dict)
+    """The scale and shift of heads that are to be placed beside others, instead of their own."""
+
+
+@dataclass(frozen=True)
+class EmbeddedHead:
+    """One head: its points before projection, and what was measured on all tokens."""
+
+    vectors: Float[Tensor, "point d"]
+    """First the queries of the sampled tokens, then their keys."""
+    offset: Float[Tensor, " d"]
+    norms: Float[Tensor, " point"]
+    numbers: Mapping[str, float]
+    flag: str
+    """"edge" if the best c is at an end of the grid, "flat" if the criterion does not depend on c, else ""."""
+    grid: Float64[Tensor, " c"]
+    curve: Float64[Tensor, " c"]
+
+
+@dataclass(frozen=True)
+class OneHead:
+    """The queries and keys of one head on the whole batch, and what the scores consist of besides."""
+
+    plan: Plan
+    batch: Batch
+    tokens: Tokens
+    places: Int[Tensor, " sample"]
+    """Which of the tokens are kept as points."""
+    block: RowBlock
+    """The last of the layer."""
+    head: int
+    q: Float[Tensor, "batch position d"]
+    k: Float[Tensor, "batch position d"]
+    pairs: Pairs
+    rows: Int[Tensor, " row"]
+    seen: Bool[Tensor, "batch row key"]
+
+    def embedded(self) -> EmbeddedHead:
+        """Points and numbers."""
+        q, k = (self.tokens.of_each(each).double() for each in (self.q, self.k))
+        norms = [each.norm(dim=-1) for each in (q, k)]
+        numbers = {"query_norm": float(norms[0].quantile(0.5)), "key_norm": float(norms[1].quantile(0.5))}
+        measured = self._exact(q, k) if self.plan.geometry == "exact" else self._scaled(q, k)
+        dtype = torch.float64 if self.plan.geometry == "exact" else self.q.dtype
+        return EmbeddedHead(
+            vectors=torch.cat([each[self.places] for each in (measured.queries, measured.keys)]).to(dtype),
+            offset=measured.offset,
+            norms=torch.cat([each[self.places] for each in norms]).float(),
+            numbers=numbers | measured.numbers,
+            flag=measured.flag,
+            grid=measured.grid,
+            curve=measured.curve,
+        )
+
+    def _scaled(self, q: Tensor, k: Tensor) -> "Measured":
+        plan, pairs = self.plan, self.pairs
+        fixed = plan.fixed.get((self.block.layer, self.head))
+        mean_q, mean_k = q.mean(dim=0), k.mean(dim=0)
+        centred_q, centred_k = q - mean_q, k - mean_k
+        inner = pairs.products(centred_q, centred_k)
+        product = inner + (q @ mean_k)[pairs.query] + (centred_k @ mean_q)[pairs.key]
+        if fixed is None and plan.shift:
+            distances = _distances(centred_q, centred_k, inner, pairs)
+        else:
+            distances = _distances(q, k, product, pairs)
+        c, flag, grid, curve = self._chosen(q, k, distances, product)
+        if fixed is None:
+            embedding = ScaleAndShift.of(q, k, c, shift=plan.shift)
+            distance = distances.at(c)
+        else:
+            embedding, c, flag = fixed, fixed.c, ""
+            queries, keys = embedding.queries(q), embedding.keys(k)
+            distance = _distances(queries, keys, pairs.products(queries, keys), pairs).at(1.0)
+        apart = float((c * mean_q - mean_k / c).norm())
+        spread = ((c * centred_q).square().sum(-1).mean() + (centred_k / c).square().sum(-1).mean()).div(2).sqrt()
+        numbers = {
+            "scale": c,
+            "correlation": weighted_correlation(distance, product),
+            "spearman": rank_correlation(distance, product),
+            "row_spearman": math.nan,
+            "centroid_distance": apart,
+            "separation": apart / float(spread) if float(spread) > 0 else math.nan,
+            "shift_share": self._shift_share(mean_q),
+            "attention_change": self._attention_change(
+                embedding.queries(self.q.double()), embedding.keys(self.k.double()), self.block.scale, self._position
+            ),
+        }
+        return Measured(embedding.queries(q), embedding.keys(k), embedding.offset, numbers, flag, grid, curve)
+
+    def _chosen(
+        self, q: Tensor, k: Tensor, distances: PairDistances, product: Tensor
+    ) -> tuple[float, str, Tensor, Tensor]:
+        """c, whether it is to be trusted, and the criterion on the grid."""
+        plan, middle = self.plan, norm_scale(q, k)
+        grid = scale_grid(middle)
+        if plan.scale != "auto" or plan.fixed:
+            c = middle if isinstance(plan.scale, str) else plan.scale
+            return c, "", grid, torch.full_like(grid, torch.nan)
+        some = self.pairs.some(CURVE_PAIRS, plan.seed)
+        curve = criterion(distances.part(some), product[some], grid)
+        known = curve[~curve.isnan()]
+        if not len(known) or float(known.max() - known.min()) < _FLAT:
+            return middle, "flat", grid, curve
+        best = int(curve.nan_to_num(torch.inf).argmin())
+        return float(grid[best]), "edge" if best in (0, len(grid) - 1) else "", grid, curve
+
+    def _exact(self, q: Tensor, k: Tensor) -> "Measured":
+        pairs, tokens = self.pairs, self.tokens
+        slope, by_key = self._slope()
+        p = tokens.of_each(by_key)
+        sphere = Sphere.of(k, p, self.block.scale, slope)
+        queries, keys = sphere.queries(q), sphere.keys(k, p)
+        score = self.block.scale * pairs.products(q, k) + slope * p[pairs.key]
+        distance = _distances(queries, keys, pairs.products(queries, keys), pairs).at(1.0)
+        numbers = {
+            "scale": math.nan,
+            "correlation": weighted_correlation(distance, score),
+            "spearman": rank_correlation(distance, score),
+            "row_spearman": row_rank_correlation(distance, score, pairs.query),
+            "centroid_distance": math.nan,
+            "separation": math.nan,
+            "shift_share": math.nan,
+            "attention_change": self._attention_change(sphere.queries(self.q), sphere.keys(self.k, by_key), 1.0, None),
+        }
+        nothing = torch.full_like(scale_grid(1.0), torch.nan)
+        return Measured(queries, keys, torch.zeros_like(keys[0]), numbers, "", nothing, nothing)
+
+    # -- the position term ------------------------------------------------------------------------------------
+
+    @property
+    def _position(self) -> Float[Tensor, "#batch #row key"] | None:
+        """What the model adds to q·k for positions, in the rows looked at: its own term, products with its tables."""
+        position, relative = self.block.position, self._relative
+        if position is None:
+            return relative
+        own = position[:, self.head if position.shape[1] > 1 else 0].double().cpu()
+        own = own if own.shape[1] == 1 else own[:, self.rows]
+        return own if relative is None else own + relative
+
+    @property
+    def _relative(self) -> Float64[Tensor, "batch row key"] | None:
+        tables = self.block.relative
+        if tables is None:
+            return None
+        one = tables.of_head(self.head).of_rows(self.rows.to(tables.place.device)).to(torch.float64, "cpu")
+        q, k = (each.double().cpu()[:, None] for each in (self.q[:, self.rows], self.k))
+        return self.block.scale * one.added_to(k)(q, slice(None))[:, 0]
+
+    def _slope(self) -> tuple[float, Float64[Tensor, "batch key"]]:
+        """The slope of the position term, and each key's position as the score counts it: the term / slope.
+
+        `UnsupportedModelError` if the term is not, up to a constant of the row, the key's alone.
+        """
+        position, batch = self._position, self.batch
+        flat = torch.zeros(batch.ids.shape, dtype=torch.float64)
+        if position is None:
+            return 0.0, flat
+        first = batch.begins.cpu()[:, None, None]
+        whole = position.expand(len(flat), -1, -1)
+        whole = whole - whole.gather(-1, first.expand(-1, whole.shape[1], 1))
+        last = whole[:, -1]
+        differs = ((whole - last[:, None]).abs() * (self.seen if whole.shape[1] > 1 else 0)).max()
+        if float(differs) > 1e-5 * max(1.0, float(last.abs().max())):
+            raise UnsupportedModelError(
+                f'geometry="exact" needs a position term that is slope · position of the key (ALiBi), or none; layer '
+                f"{self.block.layer} of this model adds one that depends on query and key together (T5's buckets, "
+                "DeBERTa's tables). Use "
+                'geometry="scaled", which looks at q·k alone.'
+            )
+        steps = batch.places.cpu().double() * batch.mask.cpu()
+        last = last * batch.mask.cpu()
+        slope = float((last * steps).sum() / steps.square().sum().clamp_min(1.0))
+        return (slope, last / slope) if slope else (1.0, last)
+
+    # -- what scale and shift do to scores and attention ------------------------------------------------------
+
+    def _shift_share(self, mean_q: Float64[Tensor, " d"]) -> float:
+        """The share of q̄·k in what distinguishes the keys of a row."""
+        scores = self.q[:, self.rows].double() @ self.k.double().mT
+        term = (self.k.double() @ mean_q)[:, None, None]
+        found, whole = row_covariances({"shift": term}, scores[:, None], self.seen[:, None])
+        total = float(whole.sum())
+        return float(found["shift"].sum()) / total if total > 0 else math.nan
+
+    def _attention_change(
+        self, queries: Tensor, keys: Tensor, scale: float, position: Float[Tensor, "#batch #row key"] | None
+    ) -> float:
+        """The largest change of a probability of attention, if scores are made from the points."""
+        before = self._attention(self.q.double(), self.k.double(), self.block.scale, self._position)
+        after = self._attention(queries, keys, scale, position)
+        real = self.seen.any(dim=-1)
+        return float((after - before).abs().amax(dim=-1)[real].max())
+
+    def _attention(
+        self, queries: Tensor, keys: Tensor, scale: float, position: Tensor | None
+    ) -> Float64[Tensor, "batch row key"]:
+        scores = scale * (queries[:, self.rows] @ keys.mT)
+        scores = scores if position is None else scores + position
+        if self.block.softcap is not None:
+            scores = self.block.softcap * torch.tanh(scores / self.block.softcap)
+        scores = scores.masked_fill(~self.seen, torch.finfo(scores.dtype).min)
+        sink = None if self.block.sink is None else self.block.sink[self.head : self.head + 1].cpu()
+        return softmax_of(scores[:, None], sink)[:, 0]
+
+
+@dataclass(frozen=True)
+class Measured:
+    """All tokens of one head as points, with what was measured."""
+
+    queries: Float[Tensor, "token d"]
+    keys: Float[Tensor, "token d"]
+    offset: Float[Tensor, " d"]
+    numbers: dict[str, float]
+    flag: str
+    grid: Float64[Tensor, " c"]
+    curve: Float64[Tensor, " c"]
+
+
+def _distances(q: Tensor, k: Tensor, products: Tensor, pairs: Pairs) -> PairDistances:
+    queries, keys = q.square().sum(dim=-1), k.square().sum(dim=-1)
+    return PairDistances(queries[pairs.query], keys[pairs.key], products)

@@ -1,0 +1,554 @@
+"""What is known of a joint embedding? Points, numbers by layer and head, heads that stand out, search, figures."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Final, Literal, NamedTuple, Self
+
+import numpy as np
+import pandas as pd
+import plotly.graph_objects as go  # type: ignore[import-untyped]
+import torch
+from jaxtyping import Bool, Float, Float64, Int
+from torch import Tensor
+
+from ...basics.arguments import option, shown, string
+from ...basics.fields import check_layers
+from ...basics.files import path_of, writing
+from ...draw.figure_page import table_html
+from ...draw.section import Section
+from ...errors import InputError, OutputError
+from ...results import PagedResult, Provenance
+from ...runs.token_types import TOKEN_TYPES
+from .embedded_head import NUMBERS
+from .figures import criterion_curve, joint_scatter
+from .formulas import spread_ratio
+from .page import embedding_page, embedding_view
+from .page_data import EmbeddingHead, EmbeddingText, EmbeddingView
+from .patch_images import PatchImages
+from .projected import AFTER
+
+_RANDOM_POINTS: Final = 1_000
+"""Among how many points of a head at most `search` takes the mean distance of two."""
+
+_ANOMALIES: Final[Mapping[str, float]] = {
+    "norm disparity": math.log(2),
+    "separated clusters": 2.0,
+    "attends to first": 0.5,
+}
+"""From which number on a head is listed: |ln(key norm / query norm)|, centroid distance in spreads, mean attention."""
+
+
+class Anomaly(NamedTuple):
+    """A head that stands out, and by how much."""
+
+    layer: int
+    head: int
+    what: str
+    """"norm disparity", "separated clusters" or "attends to first"."""
+    number: float
+    """Median key norm / median query norm; distance between centroids / spread; mean attention to the first token."""
+
+
+@dataclass(frozen=True, repr=False)
+class EmbeddedPoints(PagedResult):
+    """Queries and keys of heads as points of one space, with what was measured on them."""
+
+    SUBTRACT = "subtract what you compare: one.correlation - other.correlation"
+
+    heads: tuple[tuple[int, int], ...]
+    """The (layer, head) embedded; the axis `chosen` of tensors counts these."""
+    n_layers: int
+    n_heads: int
+    stack: str
+    geometry: Literal["scaled", "exact"]
+    shift: bool
+    """Whether keys were moved."""
+    chosen_by: str
+    """How c was chosen: "auto", "norm" or "given"."""
+    dims: int
+    perplexity: float
+    seed: int
+    labels: tuple[str, ...]
+    """The sampled tokens as text."""
+    text: Int[Tensor, " token"]
+    """Which text each is of, counted among those that were run."""
+    position: Int[Tensor, " token"]
+    """Its place among the real tokens of its text."""
+    lengths: Int[Tensor, " text"]
+    """The number of tokens in each text."""
+    special: Bool[Tensor, " token"]
+    types: Int[Tensor, " token"]
+    """Indices into `attnmech.runs.token_types.TOKEN_TYPES`."""
+    documents: tuple[int, ...]
+    """The numbers of the texts in the inputs."""
+    texts_seen: int
+    """How many texts the inputs have; of a corpus, not all may have been run."""
+    pairs: tuple[int, ...]
+    """On how many query-key pairs of each layer the measures before projection are."""
+    all_pairs: bool
+    """Whether these are all that attention sees, or a sample drawn at random."""
+    vectors: Float[Tensor, "chosen point d"]
+    """The points before projection: the queries of all sampled tokens, then their keys."""
+    offsets: Float[Tensor, "chosen d"]
+    """What the shift has added to the keys."""
+    norms: Float[Tensor, "chosen point"]
+    """The norms of queries and keys before scale and shift."""
+    highest: Int[Tensor, "chosen token 2"]
+    """The two most attended keys of each query, as indices of sampled tokens; −1 where that key was not sampled."""
+    weights: Float[Tensor, "chosen token 2"]
+    """Their attention, from 0 to 1."""
+    numbers: Mapping[str, Float64[Tensor, " chosen"]]
+    after: Mapping[str, Mapping[str, Float64[Tensor, " chosen"]]]
+    """What was measured in each picture."""
+    flags: tuple[str, ...]
+    """"edge" where the best c is at an end of the grid, "flat" where the criterion does not depend on c, else ""."""
+    grid: Float64[Tensor, "chosen c"]
+    """The values of c that were tried."""
+    curve: Float64[Tensor, "chosen c"]
+    """The weighted correlation at each; NaN unless c was chosen by it."""
+    points: Mapping[str, Float[Tensor, "chosen point dims"]]
+    """By projection: the queries of all sampled tokens, then their keys."""
+    patterns: Mapping[str, Float[Tensor, "chosen query key"]]
+    """The whole attention of a few short texts, by their number."""
+    text_labels: Mapping[str, tuple[str, ...]]
+    text_special: Mapping[str, Bool[Tensor, " position"]]
+    sink: bool
+    """Whether a sink takes part of the attention, so that rows do not sum to 1."""
+    images: PatchImages | None
+    types_of_heads: tuple[str, ...]
+    """The type of each head, "" where none is claimed; empty if they are not known (`with_types`)."""
+    """Where tokens are patches of images."""
+    provenance: Provenance
+
+    @property
+    def axis_lengths(self) -> Mapping[str, int]:
+        """The lengths of axes that labels give."""
+        tokens = len(self.labels)
+        return {"chosen": len(self.heads), "token": tokens, "point": 2 * tokens, "text": len(self.documents)}
+
+    def _check(self) -> None:
+        # The axes of patterns differ from text to text.
+        for field_name in ("patterns", "text_special"):
+            if set(getattr(self, field_name)) != set(self.text_labels):
+                raise ValueError(f"`{field_name}` must be of the texts of `text_labels`")
+        replace(self, patterns={}, text_special={})._check_fields()
+        check_layers(tuple(dict.fromkeys(layer for layer, _ in self.heads)), self.n_layers)
+
+    def _check_fields(self) -> None:
+        super()._check()
+
+    # -- by layer and head ------------------------------------------------------------------------------------
+
+    def _by_head(self, values: Float[Tensor, " chosen"]) -> Float[Tensor, "layer head"]:
+        found = torch.full((self.n_layers, self.n_heads), torch.nan, dtype=values.dtype)
+        layer, head = torch.tensor(self.heads).T
+        found[layer, head] = values
+        return found
+
+    @property
+    def correlation(self) -> Float[Tensor, "layer head"]:
+        """The weighted correlation of distance and dot product (with `geometry="exact"`, score), before projection.
+
+        Pearson's, over the pairs of a query and a key it sees that are nearer than τ, each with weight (τ − distance)²;
+        τ is the 20th percentile of the distances of all pairs. −1 where distance says all about near pairs.
+        """
+        return self._by_head(self.numbers["correlation"])
+
+    @property
+    def spearman(self) -> Float[Tensor, "layer head"]:
+        """The rank correlation over all pairs, before projection."""
+        return self._by_head(self.numbers["spearman"])
+
+    @property
+    def row_spearman(self) -> Float[Tensor, "layer head"]:
+        """With `geometry="exact"`: the rank correlation of distance and score furthest from −1 among all queries."""
+        return self._by_head(self.numbers["row_spearman"])
+
+    @property
+    def scale(self) -> Float[Tensor, "layer head"]:
+        """c of each head; NaN with `geometry="exact"`."""
+        return self._by_head(self.numbers["scale"])
+
+    @property
+    def at_edge(self) -> Bool[Tensor, "layer head"]:
+        """Where the best c is at an end of the grid, so that a better one may lie beyond."""
+        return self._by_head(torch.tensor([float(each == "edge") for each in self.flags])) == 1
+
+    @property
+    def query_norm(self) -> Float[Tensor, "layer head"]:
+        """The median norm of queries, before scale and shift."""
+        return self._by_head(self.numbers["query_norm"])
+
+    @property
+    def key_norm(self) -> Float[Tensor, "layer head"]:
+        """The median norm of keys, before scale and shift."""
+        return self._by_head(self.numbers["key_norm"])
+
+    @property
+    def disparity(self) -> Float[Tensor, "layer head"]:
+        """`key_norm` / `query_norm`."""
+        return self.key_norm / self.query_norm
+
+    @property
+    def centroid_distance(self) -> Float[Tensor, "layer head"]:
+        """The distance between the means of queries and keys after scaling, before the shift: ‖c q̄ − k̄ / c‖."""
+        return self._by_head(self.numbers["centroid_distance"])
+
+    @property
+    def separation(self) -> Float[Tensor, "layer head"]:
+        """`centroid_distance`, in spreads: the root mean square distance of a point from the mean of its kind."""
+        return self._by_head(self.numbers["separation"])
+
+    @property
+    def shift_share(self) -> Float[Tensor, "layer head"]:
+        """The share of q̄·k in what distinguishes the keys of a row: what distances lose by the shift (formulas §6).
+
+        Σ_rows Σ_j (t_ij − t̄_i)(s_ij − s̄_i) / Σ_rows Σ_j (s_ij − s̄_i)² of t = q̄·k and s = q·k, q̄ the mean query.
+        """
+        return self._by_head(self.numbers["shift_share"])
+
+    @property
+    def attention_change(self) -> Float[Tensor, "layer head"]:
+        """The largest change of an attention probability, if scores were made from the points: 0 but for rounding.
+
+        A shift adds a constant to each row of scores. Under a soft cap, or beside a sink, that does change attention.
+        """
+        return self._by_head(self.numbers["attention_change"])
+
+    @property
+    def first_attention(self) -> Float[Tensor, "layer head"]:
+        """The mean attention to a text's first token, over all other rows."""
+        return self._by_head(self.numbers["first_attention"])
+
+    @property
+    def projected_correlation(self) -> dict[str, Float[Tensor, "layer head"]]:
+        """`correlation` in each picture, over the pairs of sampled tokens."""
+        return {name: self._by_head(found["correlation"]) for name, found in self.after.items()}
+
+    @property
+    def projected_spearman(self) -> dict[str, Float[Tensor, "layer head"]]:
+        """`spearman` in each picture, over the pairs of sampled tokens."""
+        return {name: self._by_head(found["spearman"]) for name, found in self.after.items()}
+
+    @property
+    def trustworthiness(self) -> dict[str, Float[Tensor, "layer head"]]:
+        """By projection, from 0 to 1: whether neighbours in the picture were neighbours before (Venna & Kaski 2001).
+
+        scikit-learn's, with 5 neighbours and the projection's metric, on at most 1,000 points drawn at random.
+        """
+        return {name: self._by_head(found["trustworthiness"]) for name, found in self.after.items()}
+
+    @cached_property
+    def anomalies(self) -> tuple[Anomaly, ...]:
+        """Heads that stand out, the strongest first.
+
+        "norm disparity": median norms differ by a factor of 2 or more. "separated clusters": before the shift, the
+        centroids of queries and keys are 2 spreads or more apart. "attends to first": half or more of the attention of
+        all later rows. Ranked by how many times they pass that.
+        """
+        found = []
+        columns = zip(self.heads, *(self.numbers[name].tolist() for name in _OF_ANOMALIES), strict=True)
+        for (layer, head), query, key, apart, first in columns:
+            ratio = key / query if query > 0 else math.inf
+            strength = {
+                "norm disparity": (ratio, abs(math.log(ratio)) if ratio > 0 else math.inf),
+                "separated clusters": (apart, apart),
+                "attends to first": (first, first),
+            }
+            found += [
+                (size / _ANOMALIES[what], Anomaly(layer, head, what, number))
+                for what, (number, size) in strength.items()
+                if size >= _ANOMALIES[what]
+            ]
+        return tuple(anomaly for _, anomaly in sorted(found, key=lambda each: (-each[0], each[1][:3])))
+
+    # -- one head ---------------------------------------------------------------------------------------------
+
+    def _place(self, layer: int, head: int) -> int:
+        try:
+            return self.heads.index((layer, head))
+        except ValueError:
+            raise InputError(
+                f"layer {layer}, head {head} was not embedded; got {len(self.heads)} heads, from "
+                f"L{self.heads[0][0]}H{self.heads[0][1]} to L{self.heads[-1][0]}H{self.heads[-1][1]}."
+            ) from None
+
+    def _projection(self, projection: str | None) -> str:
+        return next(iter(self.points)) if projection is None else option("projection", projection, self.points)
+
+    def embedded(self, layer: int, head: int) -> tuple[Float[Tensor, "token d"], Float[Tensor, "token d"]]:
+        """The queries and keys of a head as points before projection."""
+        tokens = len(self.labels)
+        found = self.vectors[self._place(layer, head)]
+        return found[:tokens], found[tokens:]
+
+    # -- search -----------------------------------------------------------------------------------------------
+
+    def search(self, query: str, *, projection: str | None = None) -> pd.DataFrame:
+        """How close together the tokens that hold a string lie, head by head, the most clustered first.
+
+        `queries` and `keys`: the mean distance between two of the hits, divided by that between two tokens at random
+        (of the same kind; of more than 1,000, 1,000 drawn at random). Near 0, the head has one cluster of them: it goes
+        by what the token is. Near 1, they are dispersed: it goes by something else, such as position. `ratio` is the
+        mean of both. Measured before projection, or in one of the pictures. Case does not matter.
+
+        Raises `InputError` unless two sampled tokens hold the string.
+        """
+        wanted = string("query", query).casefold()
+        hits = [place for place, label in enumerate(self.labels) if wanted and wanted in label.casefold()]
+        if len(hits) < 2:
+            raise InputError(
+                f"two of the {len(self.labels)} sampled tokens must hold {shown(query)} to say how close they lie; "
+                f"{len(hits)} {'does' if len(hits) == 1 else 'do'}."
+            )
+        places, tokens = self.vectors, len(self.labels)
+        if projection is not None:
+            places = self.points[self._projection(projection)]
+        drawn = np.random.default_rng([self.seed, 4])
+        some = torch.arange(tokens)
+        if tokens > _RANDOM_POINTS:
+            some = torch.from_numpy(drawn.choice(tokens, _RANDOM_POINTS, replace=False))
+        chosen = torch.tensor(hits)
+        if len(hits) > _RANDOM_POINTS:
+            chosen = chosen[torch.from_numpy(drawn.choice(len(hits), _RANDOM_POINTS, replace=False))]
+        rows = []
+        for (layer, head), found in zip(self.heads, places, strict=True):
+            of_queries, of_keys = (spread_ratio(found[start + chosen], found[start + some]) for start in (0, tokens))
+            rows.append({
+                "layer": layer, "head": head, "hits": len(hits), "ratio": (of_queries + of_keys) / 2,
+                "queries": of_queries, "keys": of_keys,
+            })  # fmt: skip
+        return pd.DataFrame(rows).sort_values("ratio", kind="stable", ignore_index=True)
+
+    # -- the page ---------------------------------------------------------------------------------------------
+
+    def with_types(self, types: Mapping[tuple[int, int], str]) -> Self:
+        """The same, with head types as a colour of the page, by (layer, head): `am.head_types(model).strongest`."""
+        return replace(self, types_of_heads=tuple(types.get(each, "") for each in self.heads))
+
+    def view(self) -> EmbeddingView:
+        """What the page shows: the points of all heads, what was measured, and the whole attention of a few texts."""
+        return EmbeddingView(
+            title=self._title,
+            model=self.provenance.model,
+            heads=[self._head_view(place) for place in range(len(self.heads))],
+            labels=self.labels,
+            text=self.text.numpy(),
+            position=self.position.numpy(),
+            lengths=self.lengths.numpy(),
+            special=self.special.numpy(),
+            classes=[TOKEN_TYPES[kind] for kind in self.types.tolist()],
+            texts={int(number): self._text_view(number) for number in self.patterns},
+            notes=self.notes,
+            anomalies=self.anomalies,
+            meanings=_MEANINGS,
+            images=None if self.images is None else self.images.view(self.labels),
+            provenance=self.provenance.entries,
+        )
+
+    def _head_view(self, place: int) -> EmbeddingHead:
+        (layer, head), numbers = self.heads[place], {}
+        for label, name in _SHOWN.items():
+            value = float(self.numbers[name][place])
+            if not math.isnan(value):
+                numbers[label] = value
+        ratio = float(self.numbers["key_norm"][place] / self.numbers["query_norm"][place])
+        numbers["key norm / query norm"] = ratio
+        for projection, found in self.after.items():
+            for label, name in (("correlation", "correlation"), ("trustworthiness", "trustworthiness")):
+                numbers[f"{label} ({NAMES[projection]})"] = float(found[name][place])
+        return EmbeddingHead(
+            layer=layer,
+            head=head,
+            points={name: points[place].numpy() for name, points in self.points.items()},
+            norms=self.norms[place].numpy(),
+            highest=self.highest[place].numpy(),
+            weights=self.weights[place].numpy(),
+            scale=float(self.numbers["scale"][place]),
+            curve=(self.grid[place].numpy(), self.curve[place].numpy()),
+            numbers=numbers,
+            kind=self.types_of_heads[place] if self.types_of_heads else "",
+        )
+
+    def _text_view(self, number: str) -> EmbeddingText:
+        patterns = self.patterns[number]
+        rest = (1 - patterns.float().sum(dim=-1)).clamp_min(0).numpy() if self.sink else None
+        return EmbeddingText(self.text_labels[number], self.text_special[number].tolist(), patterns.numpy(), rest)
+
+    def to_html(self, path: str | Path) -> Path:
+        """Writes one offline page: all heads as small plots, one of them large, search, and attention in a text."""
+        target = path_of(path, OutputError)
+        page = embedding_page(self.view())
+        with writing(target) as draft:
+            draft.write_text(page, encoding="utf-8")
+        return target
+
+    def _repr_html_(self) -> str:
+        try:
+            shown = embedding_view(self.view())._repr_html_()
+        except InputError:  # too large: the figures of one head
+            return super()._repr_html_()
+        return f"{shown}<details><summary>The numbers</summary>{table_html(self.to_frame())}</details>"
+
+    # -- tables and figures -----------------------------------------------------------------------------------
+
+    def to_frame(self) -> pd.DataFrame:
+        """One row per head: its scale and flag, and everything measured before and after projection."""
+        layer, head = zip(*self.heads, strict=True)
+        frame: dict[str, Any] = {"layer": layer, "head": head}
+        for name in NUMBERS:
+            frame[name] = self.numbers[name].numpy()
+            if name == "scale":
+                frame["flag"] = self.flags
+            if name == "key_norm":
+                frame["disparity"] = (self.numbers["key_norm"] / self.numbers["query_norm"]).numpy()
+        for projection, found in self.after.items():
+            frame |= {f"{name}_{projection}": found[name].numpy() for name in AFTER}
+        return pd.DataFrame(frame)
+
+    def plot(
+        self,
+        figure: str = "points",
+        *,
+        layer: int | None = None,
+        head: int | None = None,
+        projection: str | None = None,
+    ) -> "go.Figure":
+        """`"points"`, a head's queries and keys, or `"criterion"`, the weighted correlation at each c; not shown.
+
+        Without `layer` and `head`, of the head whose correlation is closest to −1.
+        """
+        option("figure", figure, ("points", "criterion"))
+        if (layer is None) != (head is None):
+            raise InputError("give both `layer` and `head`, or neither.")
+        place = self._best if layer is None or head is None else self._place(layer, head)
+        if figure == "criterion":
+            if bool(self.curve[place].isnan().all()):
+                raise InputError('there is a curve only where c was chosen by it: scale="auto", geometry="scaled".')
+            return criterion_curve(
+                self.grid[place].numpy(), self.curve[place].numpy(), float(self.numbers["scale"][place])
+            )
+        name = self._projection(projection)
+        where = [
+            f"{self._unit} {text}, token {at}"
+            for text, at in zip(self.text.tolist(), self.position.tolist(), strict=True)
+        ]
+        return joint_scatter(self.points[name][place].numpy(), self.labels, where, projection=NAMES[name])
+
+    def _figure_place(self, *figure: str, **options: Any) -> Mapping[str, int]:
+        layer, head = self.heads[self._best]
+        return {"layer": layer, "head": head, **super()._figure_place(*figure, **options)}
+
+    @property
+    def _best(self) -> int:
+        return int(self.numbers["correlation"].nan_to_num(torch.inf).argmin())
+
+    @property
+    def _unit(self) -> str:
+        """What tokens come from."""
+        return "text" if self.images is None else "image"
+
+    @property
+    def _title(self) -> str:
+        return f"Joint embedding of the queries and keys of {self.provenance.model}"
+
+    @property
+    def lead(self) -> str:
+        known = self.numbers["correlation"][~self.numbers["correlation"].isnan()]
+        count = len(self.documents)
+        tokens = f"{len(self.labels):,} tokens of {count} {self._unit}{'' if count == 1 else 's'}"
+        if not len(known):
+            return f"{tokens}: too few query-key pairs for a correlation of distance and dot product."
+        layer, head = self.heads[self._best]
+        several = f"{float(known.mean()):.2f} on average over {len(known)} heads, " if len(known) > 1 else ""
+        what = "score" if self.geometry == "exact" else "dot product"
+        return (
+            f"{tokens}: the weighted correlation of distance and {what} is {several}{float(known.min()):.2f} for "
+            f"L{layer}H{head}{' , the closest to −1' if len(known) > 1 else ''}".replace(" ,", ",")
+            + "."
+        )
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What a reader should know: what was sampled, where the shift changes attention, which c to doubt."""
+        found = []
+        if len(self.labels) < int(self.lengths.sum()):
+            found.append(f"{len(self.labels):,} of {int(self.lengths.sum()):,} tokens were drawn at random as points.")
+        if len(self.documents) < self.texts_seen:
+            found.append(f"{len(self.documents):,} of {self.texts_seen:,} {self._unit}s were drawn at random and run.")
+        if not self.all_pairs:
+            found.append(f"Correlations are over {max(self.pairs):,} query-key pairs drawn at random.")
+        change = self.numbers["attention_change"]
+        moved = change > _CHANGED
+        if bool(moved.any()):
+            found.append(
+                f"The shift changes attention in {int(moved.sum())} heads (soft cap or sink), by up to "
+                f"{float(change[moved].max()):.2g}."
+            )
+        for flagged, words in (("edge", "at an end of the grid"), ("flat", "undetermined: any does equally well")):
+            names = [
+                f"L{layer}H{head}"
+                for (layer, head), each in zip(self.heads, self.flags, strict=True)
+                if each == flagged
+            ]
+            if names:
+                more = "" if len(names) <= 8 else f" and {len(names) - 8} more"
+                found.append(f"The best c is {words} in {', '.join(names[:8])}{more}.")
+        return tuple(found)
+
+    def _sections(self) -> Sequence[Section]:
+        layer, head = self.heads[self._best]
+        found = [
+            Section(
+                f"Layer {layer}, head {head}",
+                "Each token is two points, its query and its key; the nearer a key is to a query, the higher their "
+                f"score. {' '.join(self.notes)}".strip(),
+                {f"points-{name}": self.plot(projection=name) for name in self.points},
+                f"joint.plot(layer={layer}, head={head})",
+                name="points",
+            )
+        ]
+        if not bool(self.curve[self._best].isnan().all()):
+            found.append(
+                Section(
+                    "The choice of c",
+                    "Queries times c and keys over c leave every dot product as it was, but not distances. c is where "
+                    "distance and dot product of near pairs are correlated most negatively.",
+                    {"criterion": self.plot("criterion")},
+                    f'joint.plot("criterion", layer={layer}, head={head})',
+                )
+            )
+        return found
+
+
+_OF_ANOMALIES: Final = ("query_norm", "key_norm", "separation", "first_attention")
+
+_CHANGED: Final = 1e-5
+"""Below this, a change of attention is rounding."""
+
+NAMES: Final = {"pca": "PCA", "tsne": "t-SNE", "umap": "UMAP", "pacmap": "PaCMAP", "opentsne": "openTSNE"}
+
+_SHOWN: Final = {
+    "correlation": "correlation",
+    "Spearman": "spearman",
+    "Spearman, worst query": "row_spearman",
+    "distance of centroids, in spreads": "separation",
+    "share lost by the shift": "shift_share",
+    "change of attention": "attention_change",
+    "attention to first token": "first_attention",
+}
+"""What the page shows of a head, by label."""
+
+_MEANINGS: Final = {
+    "Spearman, worst query": "rank correlation of distance and score over the keys of the query furthest from −1",
+    "distance of centroids, in spreads": "between queries and keys before the shift; 1 is a point's usual distance "
+    "from the centroid of its kind",
+    "share lost by the shift": "of what distinguishes a query's keys, the part due to the mean query, which distances "
+    "no longer hold",
+    "change of attention": "the largest change of a probability by scale and shift; above rounding only under a soft "
+    "cap or beside a sink",
+    "attention to first token": "mean over all other rows",
+}

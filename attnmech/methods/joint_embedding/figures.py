@@ -1,0 +1,82 @@
+"""What does a joint embedding look like? Queries and keys of one head as points, and the criterion that chose c."""
+
+from collections.abc import Sequence
+from typing import Final
+
+import numpy as np
+import plotly.graph_objects as go  # type: ignore[import-untyped]
+from jaxtyping import Float
+
+from ...draw.figure import Figure
+from ...draw.style import FIGURE_STYLE, NEUTRAL
+from ...draw.text import html_text
+
+_KINDS: Final = (("queries", "#0072b2", "circle"), ("keys", "#d55e00", "square"))
+"""Those of the page (`embedding_page`)."""
+
+
+def joint_scatter(
+    points: Float[np.ndarray, "point dims"], labels: Sequence[str], where: Sequence[str], *, projection: str
+) -> go.Figure:
+    """Queries, then keys of the same tokens, in 2 or 3 dimensions.
+
+    >>> figure = joint_scatter(np.zeros((2, 2)), ["shells"], ["text 0, token 3"], projection="PCA")
+    >>> figure.data[1].name, figure.data[1].text[0]
+    ('keys', 'shells<br>key, text 0, token 3')
+
+    Args:
+        points: coordinates; they have no unit.
+        labels: each token as text.
+        where: each token's text and place, in words.
+        projection: its name on the axes.
+
+    """
+    figure, tokens = Figure(), len(labels)
+    wide = points.shape[1] == 3
+    for number, (name, colour, symbol) in enumerate(_KINDS):
+        here = points[number * tokens : (number + 1) * tokens]
+        text = [
+            f"{html_text(label)}<br>{name.removesuffix('s') if name == 'keys' else 'query'}, {place}"
+            for label, place in zip(labels, where, strict=True)
+        ]
+        given = {
+            "x": here[:, 0], "y": here[:, 1], "mode": "markers", "name": name, "text": text,
+            "hovertemplate": "%{text}<extra></extra>",
+            "marker": {"color": colour, "symbol": symbol, "size": 3 if wide else 5, "opacity": 0.7},
+        }  # fmt: skip
+        if wide:
+            figure.add_scatter3d(z=here[:, 2], **given)
+        else:
+            figure.add_scattergl(**given) if tokens > 5_000 else figure.add_scatter(**given)
+    figure.update_layout(template=FIGURE_STYLE, height=480)
+    titles = [f"{projection} {axis + 1} (no unit)" for axis in range(points.shape[1])]
+    if wide:
+        figure.update_layout(scene={f"{name}axis": {"title": title} for name, title in zip("xyz", titles, strict=True)})
+    else:
+        figure.update_xaxes(title=titles[0])
+        figure.update_yaxes(title=titles[1], scaleanchor="x")
+    return figure
+
+
+def criterion_curve(grid: Float[np.ndarray, " c"], curve: Float[np.ndarray, " c"], chosen: float) -> go.Figure:
+    """The weighted correlation at every c that was tried, and the c that was chosen.
+
+    >>> figure = criterion_curve(np.array([0.5, 1.0, 2.0]), np.array([-0.2, -0.7, -0.4]), 1.0)
+    >>> figure.data[1].x[0], figure.data[1].y[0]
+    (1.0, -0.7)
+    """
+    figure = Figure()
+    figure.add_scatter(
+        x=grid, y=curve, mode="lines+markers", name="tried", line={"color": NEUTRAL, "width": 1.5},
+        marker={"size": 4}, hovertemplate="c = %{x:.4g}<br>%{y:.4f}<extra></extra>",
+    )  # fmt: skip
+    at = int(np.abs(np.log(grid) - np.log(chosen)).argmin())
+    figure.add_scatter(
+        x=[float(grid[at])], y=[float(curve[at])], mode="markers", name="chosen",
+        marker={"color": "#d55e00", "symbol": "square", "size": 9},
+        hovertemplate="c = %{x:.4g}, chosen<br>%{y:.4f}<extra></extra>",
+    )  # fmt: skip
+    figure.update_layout(template=FIGURE_STYLE, height=320)
+    figure.update_xaxes(title="c: queries × c, keys / c", type="log")
+    figure.update_yaxes(title="weighted correlation of<br>distance and dot product")
+    return figure

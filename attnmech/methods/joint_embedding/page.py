@@ -1,0 +1,195 @@
+"""The page of joint embeddings: all heads as small plots, one head large, sentences, search; numbers packed."""
+
+from typing import Any, Final
+
+import numpy as np
+from jaxtyping import Float, Float32
+from scipy.spatial.distance import pdist  # type: ignore[import-untyped]
+
+from ...draw.embed import View, page_of_views
+from ...draw.packing import pack_keys, pack_texts, pack_values
+from ...draw.sentence import sentence_view
+from ...draw.text import visible_token
+from .page_data import EmbeddingHead, EmbeddingImages, EmbeddingText, EmbeddingView
+
+MOST_COMPARED: Final = 1000
+"""Mean distances between points are taken over at most this many of a kind, evenly chosen."""
+
+NAMES: Final = {"pca": "PCA", "tsne": "t-SNE", "umap": "UMAP", "pacmap": "PaCMAP"}
+
+MEANINGS: Final = {
+    "correlation (": "the same correlation between the dots, after projection",
+    "correlation": "between distance and query-key product before projection, nearby pairs counting most; "
+    "−1: the nearer a key, the larger its score",
+    "Spearman": "rank correlation between the same distance and product",
+    "key norm / query norm": "how much longer keys are than queries before scaling",
+    "norm disparity": "median key norm over median query norm",
+    "separated clusters": "distance between the centroids of queries and keys before the shift, in spreads of a cloud",
+    "attends to first": "mean attention to the first token",
+    "trustworthiness": "how many neighbours in the plot are neighbours before projection; 1 is all",
+}
+"""What the usual numbers mean, by how their labels begin."""
+
+LEAD: Final = (
+    "Each dot is a token, once as a query (●) and once as a key (■); a query lies near the keys that it attends to, "
+    "as far as the projection allows."
+)
+
+READING: Final = (
+    "Queries and keys of a head stand in one space, scaled and shifted in ways that leave its attention as it is. "
+    "Choose a head among the small plots, by click or with the arrow keys; in the large plot, choose a dot to see its "
+    "attention. Distances in a projection are approximate: look at the correlation and the trustworthiness beside the "
+    "plot before trusting a cluster. In the text, hidden tokens are left out of the softmax, which is computed again; "
+    "a row is blank where the other keys have so little that the precision of the patterns does not settle it to 1 %."
+)
+
+
+def embedding_page(view: EmbeddingView) -> str:
+    """The whole page as HTML, to be written as UTF-8; it opens from a file without a network."""
+    blank = dict.fromkeys(("heading", "finding", "choices", "caveat", "call"), "")
+    section = {**blank, "anchor": "view", "reading": READING, "figures": ["view"]}
+    drawn = embedding_view(view)
+    lead = f"{drawn.finding} {LEAD}"
+    return page_of_views({"view": drawn}, [section], title=view.title, lead=lead, provenance=view.provenance)
+
+
+def embedding_view(view: EmbeddingView) -> View:
+    """The same as a view that shows itself in a notebook."""
+    heads, tokens, texts = len(view.heads), len(view.labels), len(set(view.text.tolist()))
+    counted = "1 head" if heads == 1 else f"{heads} heads"
+    found = f"{counted} of {view.model}, {tokens:,} tokens from {texts:,} {_unit(view)}{'' if texts == 1 else 's'}."
+    return View("embedding", view.title, READING, _data(view), finding=found)
+
+
+def _unit(view: EmbeddingView) -> str:
+    """What the tokens come from."""
+    return "text" if view.images is None else "image"
+
+
+def _data(view: EmbeddingView) -> dict[str, Any]:
+    layers = sorted({each.layer for each in view.heads})
+    classes, kinds = sorted(set(view.classes)), sorted({each.kind for each in view.heads} - {""})
+    return {
+        "layers": layers,
+        "places": [[layers.index(each.layer), each.head] for each in view.heads],
+        "tokens": len(view.labels),
+        "unit": _unit(view),
+        "labels": pack_texts(tuple(visible_token(label) for label in view.labels)),
+        "text": pack_keys(np.asarray(view.text)[None], axes=1),
+        "position": pack_keys(np.asarray(view.position)[None], axes=1),
+        "lengths": np.asarray(view.lengths).tolist(),
+        "special": np.flatnonzero(view.special).tolist(),
+        "classes": classes,
+        "class": pack_keys(np.array([classes.index(each) for each in view.classes])[None], axes=1),
+        "kinds": kinds,
+        "projections": {name: _projection(view, name) for name in view.heads[0].points},
+        "norms": pack_values(np.stack([each.norms for each in view.heads]).astype(np.float32), axes=1),
+        "highest": pack_keys(np.stack([each.highest for each in view.heads]), axes=1),
+        "weights": pack_values(np.stack([each.weights for each in view.heads]).astype(np.float32), axes=1),
+        "about": [_about(each, kinds) for each in view.heads],
+        "meanings": {label: _meaning(view, label) for label in _labels(view)},
+        "texts": {str(number): _sentence(view, text, layers) for number, text in view.texts.items()},
+        "notes": [str(note) for note in view.notes],
+        "anomalies": [
+            [layers.index(layer), head, what, _plain(number)] for layer, head, what, number in view.anomalies
+        ],
+        "images": None if view.images is None else _images(view.images),
+    }
+
+
+# ---- points -------------------------------------------------------------------------------------------------------
+
+
+def _projection(view: EmbeddingView, name: str) -> dict[str, Any]:
+    """The points of every head in 16 bits a coordinate, one scale for all axes of a head, so that angles stay."""
+    points = np.stack([each.points[name] for each in view.heads]).astype(np.float64)
+    centre = (points.min(axis=1) + points.max(axis=1)) / 2
+    return {
+        "label": NAMES.get(name, name),
+        "dims": points.shape[-1],
+        "centre": centre.tolist(),
+        "points": pack_values((points - centre[:, None]).astype(np.float64), axes=1),
+        "spread": [[mean_distance(half) for half in np.split(each, 2)] for each in points.astype(np.float32)],
+    }
+
+
+def mean_distance(points: Float[np.ndarray, "point dim"]) -> float:
+    """The mean distance between two different points; of many, between those that are evenly chosen.
+
+    >>> mean_distance(np.array([[0.0, 0.0], [3.0, 4.0], [0.0, 0.0]]))
+    3.3333333333333335
+    """
+    count = min(len(points), MOST_COMPARED)
+    some = points[np.arange(count) * len(points) // count]
+    return float(pdist(some).mean()) if count > 1 else 0.0
+
+
+# ---- heads and texts ----------------------------------------------------------------------------------------------
+
+
+def _about(head: EmbeddingHead, kinds: list[str]) -> dict[str, Any]:
+    grid, criterion = (np.asarray(each, dtype=np.float64) for each in head.curve)
+    return {
+        "kind": kinds.index(head.kind) if head.kind else -1,
+        "scale": _plain(head.scale),
+        "curve": [[_plain(value) for value in grid], [_plain(value) for value in criterion]],
+        "numbers": {label: _plain(number) for label, number in head.numbers.items()},
+    }
+
+
+def _labels(view: EmbeddingView) -> list[str]:
+    """Everything that has a number."""
+    return list(
+        dict.fromkeys(
+            [label for each in view.heads for label in each.numbers] + [what for _, _, what, _ in view.anomalies]
+        )
+    )
+
+
+def _meaning(view: EmbeddingView, label: str) -> str:
+    known = (words for start, words in MEANINGS.items() if label.startswith(start))
+    return view.meanings.get(label) or next(known, "")
+
+
+def _sentence(view: EmbeddingView, text: EmbeddingText, layers: list[int]) -> dict[str, Any]:
+    """The data of a sentence view; heads that are not in `view` have no weights."""
+    shape = (len(layers), 1 + max(each.head for each in view.heads), *text.patterns.shape[1:])
+    pattern: Float32[np.ndarray, "layer head query key"] = np.zeros(shape, dtype=np.float32)
+    rest = np.zeros(shape[:3], dtype=np.float32)
+    for block, each in enumerate(view.heads):
+        place = layers.index(each.layer), each.head
+        pattern[place] = text.patterns[block]
+        if text.rest is not None:
+            rest[place] = text.rest[block]
+    there = {(layers.index(each.layer), each.head) for each in view.heads}
+    missing = [block for block, place in enumerate(np.ndindex(shape[:2])) if place not in there]
+    whole = text.rest is None and not missing
+    made = sentence_view(pattern, text.labels, layers=layers, special=text.special, sums_to_one=whole)
+    data = {name: value for name, value in made.data.items() if name != "rest"}
+    if text.rest is not None:
+        data["rest"] = pack_values(rest)
+    return data | {"embedded": True, "missing": missing, "floor": _floor(text)}
+
+
+def _floor(text: EmbeddingText) -> float:
+    """The least sum of a row's kept keys that gives their weights to within 1 %.
+
+    Half a step of the smallest numbers is 2⁻²⁵ in float16 and 2⁻¹⁵⁰ in float32. What no key has is 1 minus a sum that
+    was rounded to 2⁻¹² or 2⁻²⁵ of its size.
+    """
+    smallest, relative = (2.0**-25, 2.0**-12) if text.patterns.dtype == np.float16 else (2.0**-150, 2.0**-25)
+    return float(100 * (text.patterns.shape[-1] * smallest + (0 if text.rest is None else relative)))
+
+
+def _images(images: EmbeddingImages) -> dict[str, Any]:
+    return {
+        "pictures": {str(number): picture for number, picture in images.pictures.items()},
+        "grid": list(images.grid),
+        "place": pack_keys(images.place[None], axes=1),
+        "colours": pack_keys(images.colours.astype(np.int64)[None], axes=1),
+    }
+
+
+def _plain(value: float) -> float | None:
+    """To six digits, for JSON; None where there is no number."""
+    return float(f"{value:.6g}") if np.isfinite(value) else None

@@ -1,0 +1,168 @@
+"""How do points of many dimensions become a picture? By scikit-learn (PCA, t-SNE), umap-learn, PaCMAP and openTSNE."""
+
+import logging
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from importlib import import_module
+from typing import Any, Final, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ...errors import InputError
+
+Points: TypeAlias = NDArray[Any]
+"""`[point d]`, in float32 or float64."""
+
+PROJECTIONS: Final = ("pca", "tsne", "umap", "pacmap", "opentsne")
+
+METRICS: Final = {"pca": "euclidean", "pacmap": "euclidean", "tsne": "cosine", "umap": "cosine", "opentsne": "cosine"}
+"""Whose neighbours each keeps; the cosine is AttentionViz's choice for t-SNE and UMAP."""
+
+NEIGHBOURS: Final = {"umap": 15, "pacmap": 10}
+"""How many neighbours of a point UMAP and PaCMAP look at: their own defaults."""
+
+TRUSTED: Final = 5
+"""How many neighbours of a point `trustworthiness` looks at."""
+
+CANNOT_PLACE: Final = {
+    "tsne": "scikit-learn's t-SNE finds coordinates of its own points only; openTSNE's can: projection=\"opentsne\"",
+    "pacmap": "PaCMAP takes new points as another data set, so that a point it knows may land elsewhere",
+}
+"""Why a projection has no place for further points."""
+
+_PACKAGES: Final = {"umap": "umap", "pacmap": "pacmap", "opentsne": "openTSNE"}
+
+
+@dataclass(frozen=True)
+class Projection:
+    """Points in the plane or in space, and where further ones would be."""
+
+    points: Points
+    place: Callable[[Points], Points] | None
+    """None where the library has no place for further points (`CANNOT_PLACE`)."""
+
+
+def project(name: str, points: Points, *, dims: int, perplexity: float, seed: int) -> Projection:
+    """The points `[point d]` in 2 or 3 dimensions; the same for the same seed.
+
+    Raises `InputError` for too few points, and for a library that is not installed.
+    """
+    check_enough(name, len(points), dims=dims, perplexity=perplexity)
+    wide = np.ascontiguousarray(points, dtype=np.float32 if name in ("umap", "pacmap") else np.float64)
+    with _quiet():
+        return _BY[name](wide, dims, perplexity, seed)
+
+
+def require_installed(name: str) -> None:
+    """Raises `InputError` naming the extra, if the library of a projection is missing."""
+    if name in _PACKAGES:
+        try:
+            import_module(_PACKAGES[name])
+        except ImportError as error:
+            raise InputError(f'projection="{name}" needs: pip install "attnmech[{name}]".') from error
+
+
+def check_enough(name: str, count: int, *, dims: int, perplexity: float) -> None:
+    """Raises `InputError` if a projection needs more points than there are."""
+    if name in ("tsne", "opentsne") and 3 * perplexity > count - 1:
+        raise InputError(
+            f"a perplexity of {perplexity:g} needs {int(3 * perplexity) + 2} points; {count // 2} tokens have {count}, "
+            f"one query and one key each. Use more text, or perplexity={max(1, (count - 1) // 3)} or less."
+        )
+    least = NEIGHBOURS.get(name, dims) + 1
+    if count < least:
+        raise InputError(
+            f'projection="{name}" in {dims} dimensions needs {least} points; {count // 2} tokens have {count}, one '
+            "query and one key each. Use more text."
+        )
+
+
+def trustworthiness(points: Points, projected: Points, metric: str) -> float:
+    """How many of a point's neighbours in the picture are its neighbours: from 0 to 1 (Venna & Kaski 2001).
+
+    scikit-learn's, with 5 neighbours or as many as the number of points allows; NaN for fewer than four points.
+    """
+    from sklearn.manifold import trustworthiness as measured  # type: ignore[import-untyped]
+
+    neighbours = min(TRUSTED, (len(points) - 1) // 2)
+    if neighbours < 1 or len(points) < 4:
+        return float("nan")
+    return float(measured(points, projected, n_neighbors=neighbours, metric=metric))
+
+
+def _pca(points: Points, dims: int, perplexity: float, seed: int) -> Projection:
+    from sklearn.decomposition import PCA  # type: ignore[import-untyped]
+
+    count = min(dims, *points.shape)
+    # The exact solver on the covariance: no random start, and no matrix as large as the points.
+    fitted = PCA(n_components=count, svd_solver="covariance_eigh").fit(points)
+
+    def place(more: Points) -> Points:
+        found: Points = fitted.transform(np.asarray(more, dtype=np.float64))
+        return np.pad(found, ((0, 0), (0, dims - count)))
+
+    return Projection(place(points), place)
+
+
+def _tsne(points: Points, dims: int, perplexity: float, seed: int) -> Projection:
+    from sklearn.manifold import TSNE
+
+    made = TSNE(n_components=dims, metric="cosine", perplexity=perplexity, init="pca", random_state=seed)
+    return Projection(made.fit_transform(points), None)
+
+
+def _umap(points: Points, dims: int, perplexity: float, seed: int) -> Projection:
+    from umap import UMAP  # type: ignore[import-untyped]
+
+    # One thread: with several, UMAP is not reproducible.
+    made = UMAP(n_components=dims, n_neighbors=NEIGHBOURS["umap"], metric="cosine", random_state=seed, n_jobs=1)
+    found = made.fit_transform(points)
+
+    def place(more: Points) -> Points:
+        with _quiet():
+            return np.asarray(made.transform(np.ascontiguousarray(more, dtype=np.float32)))
+
+    return Projection(found, place)
+
+
+def _pacmap(points: Points, dims: int, perplexity: float, seed: int) -> Projection:
+    from pacmap import PaCMAP  # type: ignore[import-untyped]
+
+    made = PaCMAP(n_components=dims, n_neighbors=NEIGHBOURS["pacmap"], random_state=seed)
+    return Projection(made.fit_transform(points, init="pca"), None)
+
+
+def _opentsne(points: Points, dims: int, perplexity: float, seed: int) -> Projection:
+    from openTSNE import TSNE  # type: ignore[import-untyped]
+
+    fast = {"negative_gradient_method": "bh"} if dims > 2 else {}
+    fitted = TSNE(n_components=dims, metric="cosine", perplexity=perplexity, random_state=seed, **fast).fit(points)
+
+    def place(more: Points) -> Points:
+        with _quiet():
+            # openTSNE itself uses a perplexity of 5 for further points.
+            return np.asarray(fitted.transform(np.asarray(more, dtype=np.float64)))
+
+    return Projection(np.asarray(fitted), place)
+
+
+_BY: Final[dict[str, Callable[[Points, int, float, int], Projection]]] = {
+    "pca": _pca, "tsne": _tsne, "umap": _umap, "pacmap": _pacmap, "opentsne": _opentsne,
+}  # fmt: skip
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Without the libraries' warnings about their own insides, PaCMAP's log included."""
+    log = logging.getLogger("pacmap")
+    level = log.level
+    log.setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        log.setLevel(level)

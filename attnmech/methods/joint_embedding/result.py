@@ -1,0 +1,406 @@
+"""Where do queries and keys lie, if near means attended to? AttentionViz's joint embedding, measured (formulas §2)."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final, Literal, cast
+
+import numpy as np
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from ...basics.arguments import finite_number, flag, member, option, optional_flag, shown, whole_number
+from ...batch import Batch
+from ...errors import InputError, UnsupportedModelError
+from ...interventions import Heads
+from ...model.inputs.encoder import Ids, Inputs
+from ...model.run.hooked import HookedModel, require_model
+from ...runs.layers import count_layers
+from ...runs.progress import steps
+from ...runs.token_types import token_types
+from .chosen_texts import TOKENS, ChosenTexts, choose_texts
+from .embedded_head import NUMBERS, EmbeddedHead, Plan
+from .embedded_points import EmbeddedPoints
+from .formulas import ScaleAndShift
+from .patch_images import patch_images
+from .projected import AFTER, Projecting, after_projection
+from .projections import CANNOT_PLACE, PROJECTIONS, Projection, check_enough, require_installed
+from .sums import Embedder
+from .threads import in_threads
+from .token_pairs import Tokens, sampled
+
+KEPT_BYTES: Final = 2**30
+"""The most memory that the sampled vectors of all heads may take."""
+
+CARRIED_BYTES: Final = 2**25
+"""The most memory that the whole patterns of a few texts may take."""
+
+_CARRIED: Final = 8
+
+
+def joint_embedding(
+    model: HookedModel,
+    inputs: Inputs | Iterable[Inputs],
+    *,
+    layers: Iterable[int] | None = None,
+    heads: Heads = "all",
+    projection: str | Sequence[str] = "pca",
+    dims: Literal[2, 3] = 2,
+    shift: bool = True,
+    scale: float | Literal["auto", "norm"] = "auto",
+    geometry: Literal["scaled", "exact"] = "scaled",
+    sample: int = 2_000,
+    perplexity: float = 50.0,
+    seed: int = 0,
+    stack: str | None = None,
+    bos: bool | None = None,
+    truncate: bool = False,
+    progress: bool = False,
+) -> "JointEmbedding":
+    """Queries and keys of every head as points of one space, in which near means attended to.
+
+    q ← c q, k ← k / c, which leaves every dot product as it was; then, with `shift`, all keys move so that their mean
+    is the queries', which adds a constant to each row of scores. q and k are those that enter the scores, after
+    rotation; a key that several query heads share becomes a point of each.
+
+    >>> import attnmech as am
+    >>> from attnmech.demo.text import documents
+    >>> found = am.joint_embedding(am.load(), documents(3), layers=[2])
+    >>> found.points["pca"].shape                                   # [chosen point dims]: queries, then keys
+    torch.Size([8, 252, 2])
+    >>> found.correlation[2].round(decimals=1).tolist()             # before projection
+    [-0.5, -0.7, -0.8, -0.4, -0.4, -0.2, -0.3, -0.2]
+
+    `scale="auto"` takes the c of a grid around the closed form at which the weighted correlation of distance and dot
+    product is lowest: over the pairs nearer than τ, the 20th percentile of all distances, with weights (τ − distance)².
+    `scale="norm"` is the closed form, c = √(median ‖k‖ / median ‖q‖).
+
+    `geometry="exact"` appends two coordinates instead: q̃ = [scale · q, slope, 0], k̃ = [k, p, √(M² − ‖k‖² − p²)], in
+    float64, so that for each query the squared distance is a constant minus twice the score, ALiBi included (slope · p
+    is the position term). A soft cap keeps the order of the scores, and a sink is no key, so this holds with both; a
+    position term that depends on query and key together (T5's) is refused. `scale` and `shift` then do nothing.
+
+    Args:
+        model: the model; hooks in force change what is embedded.
+        inputs: texts, or an iterator of texts (a corpus), of which whole texts drawn at random are run, with 16,384
+            tokens in all, or `sample` if that is more.
+        layers: by default all.
+        heads: "all", or a list of (layer, head).
+        projection: "pca", "tsne", "umap", "pacmap" or "opentsne", or several. PCA and t-SNE are scikit-learn's; the
+            others are extras of that name. t-SNE and UMAP measure by cosine, after AttentionViz.
+        dims: dimensions of the picture.
+        shift: whether keys are moved.
+        scale: "auto", "norm", or c itself.
+        geometry: "scaled" or "exact".
+        sample: how many tokens become points, at most; measures before projection are over all tokens.
+        perplexity: of t-SNE.
+        seed: of all that is drawn: tokens, texts, pairs, and starts of projections.
+        stack: "encoder" or "decoder" in a model with several.
+        bos: whether each text begins with the tokenizer's first token.
+        truncate: whether texts of a corpus are cut to the model's length.
+        progress: shows a bar of heads projected on stderr.
+
+    Returns:
+        Points, and by layer and head how well distance stands for the dot product before and after projection, norms,
+        what the shift changes, and heads that stand out.
+
+    Raises:
+        InputError: for a library that is not installed, too few tokens for a projection, vectors beyond 1 GB, or a
+            projection that takes fewer points.
+        UnsupportedModelError: for cross-attention, and for `geometry="exact"` with a position term that does not fit.
+
+    Source: Yeh et al. 2023, "AttentionViz", arXiv 2305.03210; c by norms and the exact geometry are ours.
+
+    """
+    require_model(model)
+    names = _projections(projection)
+    dims = cast(Literal[2, 3], member("dims", dims, (2, 3), "the dimensions of a picture"))
+    option("geometry", geometry, ("scaled", "exact"))
+    perplexity, seed = finite_number("perplexity", perplexity, above=0.0), whole_number("seed", seed, most=2**32 - 1)
+    sample = whole_number("sample", sample, least=2)
+    bos, truncate = optional_flag("bos", bos), flag("truncate", truncate)
+    settings = _Settings(names, dims, perplexity, sample, bos, truncate, flag("progress", progress))
+    plan = Plan(
+        tuple(model.check_heads(heads, layers, stack)), geometry, _checked_scale(scale), flag("shift", shift), seed
+    )
+    return _embedded(model, inputs, plan, settings, stack)
+
+
+@dataclass(frozen=True)
+class _Settings:
+    """What is not the plan of a pass."""
+
+    projections: tuple[str, ...]
+    dims: int
+    perplexity: float
+    sample: int
+    bos: bool | None
+    truncate: bool
+    progress: bool
+
+
+def _projections(given: Any) -> tuple[str, ...]:
+    names = (given,) if isinstance(given, str) else tuple(given) if isinstance(given, Sequence) else ()
+    if not names:
+        raise InputError(
+            f"`projection` must be one of {', '.join(PROJECTIONS)}, or a list of them; got {shown(given)}."
+        )
+    for name in names:
+        option("projection", name, PROJECTIONS)
+        require_installed(name)
+    return tuple(dict.fromkeys(names))
+
+
+def _checked_scale(given: Any) -> float | Literal["auto", "norm"]:
+    if isinstance(given, str):
+        option("scale", given, ("auto", "norm"))
+        return cast(Literal["auto", "norm"], given)
+    return finite_number("scale", given, above=0.0)
+
+
+def _embedded(
+    model: HookedModel,
+    inputs: Inputs | Iterable[Inputs],
+    plan: Plan,
+    settings: _Settings,
+    stack: str | None,
+    fitted: "JointEmbedding | None" = None,
+) -> "JointEmbedding":
+    """The result; with `fitted`, of points placed in its pictures."""
+    of_stack = model.output_stack if stack is None else model.stack(stack)
+    if of_stack.label == "cross":
+        raise UnsupportedModelError(
+            "in cross-attention queries and keys are tokens of two texts, and a point here is a token of one; use "
+            'stack="encoder" or stack="decoder".'
+        )
+    layers = tuple(dict.fromkeys(layer for layer, _ in plan.heads))
+    model.points.resolve([of_stack.point(name) for name in ("scores", "pattern")], layers, model.refused)
+    chosen = _texts(model, inputs, plan, settings)
+    batch = chosen.batch.queries(of_stack.label)
+    tokens = Tokens.of(batch)
+    places = sampled(tokens, torch.tensor(chosen.documents), settings.sample, plan.seed)
+    _check(plan, settings, len(places), of_stack.d_head, model.dtype)
+    embedder = Embedder(plan, batch, places, _carried(batch, len(plan.heads)), of_stack.label)
+    model.forward(chosen.batch, rows=[embedder], layers=[(of_stack.label, layer) for layer in layers])
+    found = [embedder.found[each] for each in plan.heads]
+    points, after = _pictures(plan, settings, embedder, found, fitted)
+    options = {
+        "heads": [list(each) for each in plan.heads], "projection": list(settings.projections), "dims": settings.dims,
+        "shift": plan.shift, "scale": plan.scale, "geometry": plan.geometry, "sample": settings.sample,
+        "perplexity": settings.perplexity, "seed": plan.seed, "bos": settings.bos, "stack": of_stack.label or "self",
+    }  # fmt: skip
+    return JointEmbedding(
+        heads=plan.heads,
+        n_layers=count_layers(model, of_stack),
+        n_heads=of_stack.n_heads,
+        stack=of_stack.label,
+        geometry=plan.geometry,
+        shift=plan.shift and plan.geometry == "scaled",
+        chosen_by=plan.scale if isinstance(plan.scale, str) else "given",
+        dims=settings.dims,
+        perplexity=settings.perplexity,
+        seed=plan.seed,
+        labels=tuple(batch.tokens[row][place] for row, place in _cells(embedder.sample)),
+        text=embedder.sample.text,
+        position=batch.places.cpu()[embedder.sample.text, embedder.sample.position],
+        lengths=batch.lengths.cpu(),
+        special=embedder.sample.of_each(batch.is_special).cpu(),
+        types=embedder.sample.of_each(token_types(batch)).cpu(),
+        documents=chosen.documents,
+        texts_seen=chosen.seen,
+        pairs=tuple(len(embedder.all_pairs[layer]) for layer in layers),
+        all_pairs=all(each.whole for each in embedder.all_pairs.values()),
+        vectors=torch.stack([each.vectors for each in found]),
+        offsets=torch.stack([each.offset for each in found]),
+        norms=torch.stack([each.norms for each in found]),
+        highest=_in_sample(embedder),
+        weights=embedder.weights,
+        numbers={name: torch.tensor([each.numbers[name] for each in found], dtype=torch.float64) for name in NUMBERS},
+        after=after,
+        flags=tuple(each.flag for each in found),
+        grid=torch.stack([each.grid for each in found]),
+        curve=torch.stack([each.curve for each in found]),
+        points=points,
+        patterns={str(number): value for number, value in embedder.patterns.items()},
+        text_labels={
+            str(number): tuple(
+                token for token, real in zip(batch.tokens[number], batch.mask[number].tolist(), strict=True) if real
+            )
+            for number in embedder.patterns
+        },
+        text_special={str(number): batch.is_special[number][batch.mask[number]].cpu() for number in embedder.patterns},
+        sink=embedder.sink,
+        images=patch_images(model, batch, embedder.sample),
+        types_of_heads=(),
+        provenance=model.provenance(chosen.batch, chosen.batch.queries(of_stack.label).tokens, options),
+    )
+
+
+def _texts(model: HookedModel, inputs: Inputs | Iterable[Inputs], plan: Plan, settings: _Settings) -> ChosenTexts:
+    """One batch: the inputs, or texts of a corpus."""
+    known = isinstance(inputs, (str, Ids, Mapping, Batch, Sequence)) or hasattr(inputs, "__array__")
+    if isinstance(inputs, Iterable) and not known:
+        return choose_texts(
+            model, cast(Iterable[Inputs], inputs), tokens=max(TOKENS, settings.sample), seed=plan.seed,
+            bos=settings.bos, truncate=settings.truncate,
+        )  # fmt: skip
+    if settings.truncate:
+        raise InputError("`truncate` is for a corpus: give an iterator of texts, such as iter(texts).")
+    batch = model.encode(cast(Inputs, inputs), bos=settings.bos)
+    return ChosenTexts(batch, tuple(range(len(batch.ids))), len(batch.ids), 0)
+
+
+def _check(plan: Plan, settings: _Settings, tokens: int, d_head: int, dtype: torch.dtype) -> None:
+    """Raises `InputError` for too few tokens, and for too many points."""
+    if tokens < 2:
+        raise InputError("a joint embedding needs two tokens at least; give a longer text.")
+    for name in settings.projections:
+        count = 2 * tokens
+        Projecting(name, settings.dims, settings.perplexity, plan.seed).check_room(count)
+        check_enough(name, count, dims=settings.dims, perplexity=settings.perplexity)
+    size = 8 * (d_head + 2) if plan.geometry == "exact" else torch.promote_types(dtype, torch.float32).itemsize * d_head
+    each = 2 * len(plan.heads) * size
+    if tokens * each > KEPT_BYTES:
+        raise InputError(
+            f"the queries and keys of {tokens:,} tokens in {len(plan.heads)} heads would take "
+            f"{tokens * each / 1e9:.1f} GB, and at most {KEPT_BYTES / 1e9:.1f} GB are kept. Use "
+            f"sample={KEPT_BYTES // each} or less, or fewer `heads`."
+        )
+
+
+def _carried(batch: Batch, heads: int) -> list[int]:
+    """The first texts, as long as their patterns in all heads are small enough to be carried."""
+    found, total = [], 0
+    for number, length in enumerate(batch.lengths.tolist()[:_CARRIED]):
+        total += 2 * heads * length**2
+        if total <= CARRIED_BYTES:
+            found.append(number)
+        else:
+            total -= 2 * heads * length**2
+    return found
+
+
+def _pictures(
+    plan: Plan, settings: _Settings, embedder: Embedder, found: Sequence[EmbeddedHead], fitted: "JointEmbedding | None"
+) -> tuple[dict[str, Tensor], dict[str, dict[str, Tensor]]]:
+    """The points of every head by projection, and what was measured on them."""
+    points, after = {}, {}
+    for name in settings.projections:
+        points[name], measured = _picture(name, plan, settings, embedder, found, fitted)
+        after[name] = {
+            number: torch.tensor([each[number] for each in measured], dtype=torch.float64) for number in AFTER
+        }
+    return points, after
+
+
+def _picture(
+    name: str,
+    plan: Plan,
+    settings: _Settings,
+    embedder: Embedder,
+    found: Sequence[EmbeddedHead],
+    fitted: "JointEmbedding | None",
+) -> tuple[Float[Tensor, "chosen point dims"], list[dict[str, float]]]:
+    """The points of every head in one projection, and what was measured on them."""
+    projecting = Projecting(name, settings.dims, settings.perplexity, plan.seed)
+    points = []
+    with steps(f"projecting by {name}", len(found), show=settings.progress) as bar:
+        # One at a time: several of the libraries are not safe in threads, and have threads of their own.
+        for place, each in enumerate(found):
+            if fitted is None:
+                points.append(projecting.points(each.vectors))
+            else:
+                points.append(torch.from_numpy(fitted._placer(name, place)(each.vectors.numpy())).float())
+            bar.advance(1)
+
+    def measured(place: int) -> dict[str, float]:
+        each, pairs = found[place], embedder.pairs[plan.heads[place][0]]
+        return after_projection(name, each.vectors, points[place], each.offset, pairs, plan.seed)
+
+    return torch.stack(points), in_threads(measured, len(found))
+
+
+def _cells(tokens: Tokens) -> list[tuple[int, int]]:
+    return list(zip(tokens.text.tolist(), tokens.position.tolist(), strict=True))
+
+
+def _in_sample(embedder: Embedder) -> Int[Tensor, "chosen token 2"]:
+    """The most attended keys as places in the sample, −1 for keys that are not in it."""
+    places = torch.full(embedder.batch.ids.shape, -1)
+    places[embedder.sample.text, embedder.sample.position] = torch.arange(len(embedder.sample))
+    found = places[embedder.sample.text[None, :, None], embedder.highest.clamp_min(0)]
+    return found.masked_fill(embedder.highest < 0, -1)
+
+
+@dataclass(frozen=True, repr=False)
+class JointEmbedding(EmbeddedPoints):
+    """Queries and keys of every head as points of one space, with what was measured on them."""
+
+    _placers: dict[tuple[str, int], Projection] = field(default_factory=dict, compare=False, metadata={"saved": False})
+
+    def _placer(self, name: str, place: int) -> Any:
+        """The function that puts further vectors into a head's picture."""
+        if name in CANNOT_PLACE:
+            raise InputError(f'projection="{name}" cannot place further points: {CANNOT_PLACE[name]}.')
+        if (name, place) not in self._placers:
+            projecting = Projecting(name, self.dims, self.perplexity, self.seed)
+            self._placers[name, place] = projecting.fit(self.vectors[place])
+        return self._placers[name, place].place
+
+    def place(
+        self,
+        layer: int,
+        head: int,
+        *,
+        queries: Float[Tensor, "query d_head"] | None = None,
+        keys: Float[Tensor, "key d_head"] | None = None,
+        projection: str | None = None,
+    ) -> Float[Tensor, "point dims"]:
+        """Further queries, then further keys, in the picture of a head, with its scale and shift.
+
+        By PCA, UMAP or openTSNE; scikit-learn's t-SNE and PaCMAP cannot. UMAP and openTSNE are fitted again when first
+        asked, with the same seed. Queries and keys are those that enter the scores, after rotation.
+        """
+        if self.geometry == "exact":
+            raise InputError(
+                'with geometry="exact", the last coordinate of a key depends on the longest key of the run; embed all '
+                "texts at once."
+            )
+        place, name = self._place(layer, head), self._projection(projection)
+        placer = self._placer(name, place)
+        embedding = self._embedding(place)
+        given = [] if queries is None else [embedding.queries(queries.double())]
+        given += [] if keys is None else [embedding.keys(keys.double())]
+        width = self.vectors.shape[-1]
+        if not given or any(each.ndim != 2 or each.shape[1] != width for each in given):
+            raise InputError(f"give `queries`, `keys` or both, each [point, {width}].")
+        return torch.from_numpy(np.asarray(placer(torch.cat(given).cpu().numpy()))).float()
+
+    def _embedding(self, place: int) -> ScaleAndShift:
+        return ScaleAndShift(float(self.numbers["scale"][place]), self.offsets[place].double())
+
+    def place_texts(
+        self,
+        model: HookedModel,
+        inputs: Inputs | Iterable[Inputs],
+        *,
+        sample: int = 2_000,
+        bos: bool | None = None,
+        truncate: bool = False,
+    ) -> "JointEmbedding":
+        """The joint embedding of further texts, in the pictures, scales and shifts of this one.
+
+        Raises `InputError` for another model, and for projections that cannot place further points.
+        """
+        require_model(model)
+        if model.weights_hash != self.provenance.weights:
+            raise InputError("further texts must be run on the model that this was measured on; its weights differ.")
+        if self.geometry == "exact":
+            self.place(*self.heads[0])
+        for name in self.points:
+            self._placer(name, 0)
+        fixed = {each: self._embedding(place) for place, each in enumerate(self.heads)}
+        plan = Plan(self.heads, "scaled", "auto", self.shift, self.seed, fixed)
+        sample = whole_number("sample", sample, least=2)
+        settings = _Settings(tuple(self.points), self.dims, self.perplexity, sample, bos, truncate, progress=False)
+        return _embedded(model, inputs, plan, settings, self.stack or None, self)

@@ -1,0 +1,156 @@
+"""How are the joint embeddings of a batch measured? Layer by layer in one pass, each head when its layer is done.
+
+Every number is over all tokens of the batch; only the sampled tokens' vectors are kept when a layer is done, so that
+what a layer needs does not grow with the number of layers.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Final
+
+import torch
+from einops import rearrange
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from ...batch import Batch
+from ...model.attention.local_global import local_half
+from ...model.attention.observed import RowBlock
+from ...model.parts.mask import MaskRule
+from .embedded_head import EmbeddedHead, OneHead, Plan
+from .threads import in_threads
+from .token_pairs import Pairs, Tokens, visible_pairs
+
+ROWS: Final = 512
+"""In how many rows of each text at most, evenly spaced, `shift_share` and `attention_change` are measured."""
+
+
+@dataclass
+class LayerPass:
+    """What is gathered of a layer while its blocks of rows go by."""
+
+    q: list[Tensor] = field(default_factory=list)
+    first: list[Tensor] = field(default_factory=list)
+    """The attention to first tokens."""
+
+
+class Embedder:
+    """An observer of one pass over a batch (`HookedModel.forward`)."""
+
+    def __init__(
+        self, plan: Plan, batch: Batch, places: Int[Tensor, " sample"], carried: Sequence[int], stack: str
+    ) -> None:
+        self.plan, self.batch, self.stack = plan, batch, stack
+        self.tokens = Tokens.of(batch)
+        self.places = places
+        self.sample = self.tokens.chosen(places)
+        self.found: dict[tuple[int, int], EmbeddedHead] = {}
+        self.pairs: dict[int, Pairs] = {}
+        """The pairs of sampled tokens by layer."""
+        self.all_pairs: dict[int, Pairs] = {}
+        count = len(plan.heads)
+        self.highest = torch.full((count, len(places), 2), -1, dtype=torch.long)
+        self.weights = torch.zeros(count, len(places), 2)
+        lengths = batch.mask.sum(dim=1).tolist()
+        self.patterns = {
+            text: torch.zeros(count, lengths[text], lengths[text], dtype=torch.float16) for text in carried
+        }
+        self.sink = False
+        """Whether a sink takes part of the attention."""
+        self._layers: dict[int, LayerPass] = {}
+
+    def __call__(self, block: RowBlock) -> None:
+        """Receives a block of rows; with the last of a layer, measures its heads."""
+        heads = [head for layer, head in self.plan.heads if layer == block.layer]
+        here = self._layers.setdefault(block.layer, LayerPass())
+        here.q.append(local_half(block.q[:, heads], block.mask).clone())
+        self.sink = self.sink or block.sink is not None
+        # Keys that are no tokens are no points.
+        pattern = block.pattern[:, heads, :, : block.mask.queries]
+        self._note_highest(pattern, block)
+        here.first.append(self._on_first(pattern, block))
+        self._keep_patterns(pattern, block)
+        if block.rows.stop == self.batch.ids.shape[1]:
+            self._measure(heads, self._layers.pop(block.layer), block)
+
+    # -- what comes from the pattern --------------------------------------------------------------------------
+
+    def _place(self, layer: int) -> slice:
+        """Where the heads of a layer are among the chosen ones."""
+        start = next(place for place, each in enumerate(self.plan.heads) if each[0] == layer)
+        return slice(start, start + sum(each == layer for each, _ in self.plan.heads))
+
+    def _note_highest(self, pattern: Tensor, block: RowBlock) -> None:
+        """The two most attended keys of the sampled queries among the block's rows, by position in the batch."""
+        position = self.sample.position
+        here = ((position >= block.rows.start) & (position < block.rows.stop)).nonzero()[:, 0]
+        rows = pattern[self.sample.text[here], :, position[here] - block.rows.start]
+        found = rows.topk(min(2, rows.shape[-1]), dim=-1)
+        keys = found.indices.masked_fill(found.values == 0, -1)
+        width = keys.shape[-1]
+        place = self._place(block.layer)
+        self.highest[place, here, :width] = rearrange(keys, "token head two -> head token two").cpu()
+        self.weights[place, here, :width] = rearrange(found.values, "token head two -> head token two").float().cpu()
+
+    def _on_first(self, pattern: Tensor, block: RowBlock) -> Float[Tensor, " head"]:
+        """The attention to each text's first token, summed over the rows after it."""
+        first = self.batch.begins
+        inside = first.clamp_max(pattern.shape[-1] - 1)
+        on_first = pattern.gather(-1, inside[:, None, None, None].expand(*pattern.shape[:3], 1))[..., 0]
+        counted = block.real & (torch.arange(block.rows.start, block.rows.stop, device=first.device) > first[:, None])
+        return (on_first.double() * counted[:, None]).sum(dim=(0, 2)).cpu()
+
+    def _keep_patterns(self, pattern: Tensor, block: RowBlock) -> None:
+        for text, kept in self.patterns.items():
+            real = self.batch.mask[text].nonzero()[:, 0]
+            rows = (real >= block.rows.start) & (real < block.rows.stop)
+            keys = real[real < pattern.shape[-1]]
+            chosen = pattern[text][:, real[rows] - block.rows.start][:, :, keys].to(torch.float16).cpu()
+            kept[self._place(block.layer)][:, rows.cpu(), : len(keys)] = chosen
+
+    # -- what comes from queries and keys ---------------------------------------------------------------------
+
+    def _measure(self, heads: list[int], here: LayerPass, block: RowBlock) -> None:
+        layer, mask = block.layer, block.mask
+        q = torch.cat(here.q, dim=2).cpu()
+        group = block.q.shape[1] // block.k.shape[1]
+        k = local_half(block.k[:, [head // group for head in heads], : mask.queries], mask).cpu()
+        own = id(self)  # a rule may outlive this observer
+        pairs: Pairs = mask.once(("pairs", own), lambda: visible_pairs(self.tokens, mask, self.plan.seed))
+        self.all_pairs[layer] = pairs
+        self.pairs[layer] = mask.once(("sample", own), lambda: visible_pairs(self.sample, mask, self.plan.seed))
+        rows = torch.linspace(0, mask.queries - 1, min(ROWS, mask.queries)).long()
+        seen = mask.once(("rows", own), lambda: self._seen(mask, rows))
+        on_first = torch.stack(here.first).sum(dim=0)
+        after_first = int(self.batch.mask.sum()) - len(self.batch.ids)
+
+        def measured(place: int) -> EmbeddedHead:
+            found = OneHead(
+                self.plan,
+                self.batch,
+                self.tokens,
+                self.places,
+                block,
+                heads[place],
+                q[:, place],
+                k[:, place],
+                pairs,
+                rows,
+                seen,
+            ).embedded()
+            share = float(on_first[place]) / after_first if after_first else math.nan
+            return replace(found, numbers={**found.numbers, "first_attention": share})
+
+        # Sorting, most of the work, releases the interpreter lock.
+        for head, found in zip(heads, in_threads(measured, len(heads)), strict=True):
+            self.found[layer, head] = found
+
+    def _seen(self, mask: MaskRule, rows: Int[Tensor, " row"]) -> Bool[Tensor, "batch row key"]:
+        """Which keys some rows see; rows of padding see none."""
+        if len(rows) == mask.queries:
+            found = mask.visible(range(mask.queries))[:, 0]
+        else:
+            found = torch.cat([mask.visible(range(row, row + 1))[:, 0] for row in rows.tolist()], dim=1)
+        real = self.batch.mask
+        return (found[..., : mask.queries] & real[:, rows, None] & real[:, None]).cpu()

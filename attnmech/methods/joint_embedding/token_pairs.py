@@ -1,0 +1,148 @@
+"""Which tokens are points, and which query-key pairs do they make? Real tokens, in one row; pairs that a mask shows."""
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Final
+
+import numpy as np
+import torch
+from jaxtyping import Bool, Float, Int, Shaped
+from numpy.random import Philox
+from numpy.typing import NDArray
+from torch import Tensor
+
+from ...batch import Batch
+from ...model.parts.mask import MaskRule
+
+CELLS: Final = 2**21
+"""Up to so many query-key cells of all texts together, hidden ones included, every pair is used; of more, a sample."""
+
+_ROWS_AT_ONCE: Final = 64
+
+
+@dataclass(frozen=True)
+class Tokens:
+    """Some real tokens of a batch, text by text; a pair names two of them by their places in this row."""
+
+    text: Int[Tensor, " token"]
+    position: Int[Tensor, " token"]
+    """Positions in the batch, padding on the left counted."""
+
+    @classmethod
+    def of(cls, batch: Batch) -> "Tokens":
+        """All real tokens."""
+        text, position = batch.mask.cpu().nonzero(as_tuple=True)
+        return cls(text, position)
+
+    def __len__(self) -> int:
+        return len(self.text)
+
+    def chosen(self, places: Int[Tensor, " some"]) -> "Tokens":
+        """Some of them."""
+        return Tokens(self.text[places], self.position[places])
+
+    def of_each(self, value: Shaped[Tensor, "batch position *axes"]) -> Shaped[Tensor, "token *axes"]:  # noqa: F821
+        """What belongs to each token."""
+        return value[self.text.to(value.device), self.position.to(value.device)]
+
+    @property
+    def counts(self) -> list[int]:
+        """The number of tokens in each text, up to the last text that has any."""
+        return torch.bincount(self.text).tolist()
+
+
+def sampled(tokens: Tokens, documents: Int[Tensor, " text"], count: int, seed: int) -> Int[Tensor, " some"]:
+    """The places of `count` tokens, or of all if there are no more, in order.
+
+    The bits are Philox-4×64's (Salmon et al. 2011), keyed by the text's number: neither padding nor the order of the
+    texts matters.
+    """
+    if len(tokens) <= count:
+        return torch.arange(len(tokens))
+    bits = [
+        Philox(key=[seed, int(documents[text])]).random_raw(number)
+        for text, number in enumerate(tokens.counts)
+        if number
+    ]
+    order = np.argsort(np.concatenate(bits), kind="stable")
+    return torch.from_numpy(np.sort(order[:count]))
+
+
+@dataclass(frozen=True)
+class Pairs:
+    """Query-key pairs of tokens of the same text that the query sees, sorted by query."""
+
+    query: Int[Tensor, " pair"]
+    key: Int[Tensor, " pair"]
+    counts: tuple[int, ...]
+    """The number of tokens in each text."""
+    whole: bool
+    """Whether these are all of them; else a seeded sample."""
+
+    def __len__(self) -> int:
+        return len(self.query)
+
+    def products(self, q: Float[Tensor, "token d"], k: Float[Tensor, "token d"]) -> Float[Tensor, " pair"]:
+        """q_i · k_j of every pair."""
+        if not self.whole:
+            parts = zip(torch.split(self.query, 2**16), torch.split(self.key, 2**16), strict=True)
+            return torch.cat([(q[query] * k[key]).sum(dim=-1) for query, key in parts])
+        # numpy: on so many small tables torch's threads would only wait for each other.
+        queries, keys = q.numpy(), k.numpy()
+        found, start = [], 0
+        for count, cells in zip(self.counts, self._cells, strict=True):
+            table = queries[start : start + count] @ keys[start : start + count].T
+            found.append(table.ravel()[cells])
+            start += count
+        return torch.from_numpy(np.concatenate(found))
+
+    @cached_property
+    def _cells(self) -> list[NDArray[np.int64]]:
+        """Of each text, where its pairs are in the table of all its queries and keys."""
+        query, key = self.query.numpy(), self.key.numpy()
+        starts = np.cumsum([0, *self.counts])
+        ends = np.searchsorted(query, starts)
+        return [
+            (query[first:end] - start) * count + key[first:end] - start
+            for first, end, start, count in zip(ends, ends[1:], starts, self.counts, strict=False)
+        ]
+
+    def some(self, count: int, seed: int) -> Int[Tensor, " some"]:
+        """The places of `count` of them drawn at random, in order; of all if there are no more."""
+        if len(self) <= count:
+            return torch.arange(len(self))
+        drawn = np.random.default_rng([seed, 1]).choice(len(self), count, replace=False)
+        return torch.from_numpy(np.sort(drawn))
+
+
+def visible_pairs(tokens: Tokens, mask: MaskRule, seed: int) -> Pairs:
+    """The pairs of these tokens that the mask shows, all or a sample (`CELLS`)."""
+    counts = torch.tensor(tokens.counts)
+    cells = counts.square().cumsum(0)
+    whole = int(cells[-1]) <= CELLS
+    numbers = torch.arange(int(cells[-1])) if whole else _drawn(int(cells[-1]), CELLS // 2, seed)
+    text = torch.searchsorted(cells, numbers, right=True)
+    inside, first = numbers - (cells - counts.square())[text], (counts.cumsum(0) - counts)[text]
+    query, key = first + inside // counts[text], first + inside % counts[text]
+    seen = _seen(tokens, mask, query, key)
+    return Pairs(query[seen], key[seen], tuple(counts.tolist()), whole)
+
+
+def _drawn(total: int, count: int, seed: int) -> Int[Tensor, " some"]:
+    """Different whole numbers below `total`, in order; a few fewer than `count`."""
+    return torch.from_numpy(np.unique(np.random.default_rng([seed, 0]).integers(0, total, count)))
+
+
+def _seen(
+    tokens: Tokens, mask: MaskRule, query: Int[Tensor, " pair"], key: Int[Tensor, " pair"]
+) -> Bool[Tensor, " pair"]:
+    """Which queries see their keys; the mask is evaluated a few rows at a time."""
+    row, text = tokens.position[query], tokens.text[query]
+    found = torch.zeros(len(query), dtype=torch.bool)
+    for start in range(0, mask.queries, _ROWS_AT_ONCE):
+        rows = range(start, min(start + _ROWS_AT_ONCE, mask.queries))
+        here = ((row >= rows.start) & (row < rows.stop)).nonzero()[:, 0]
+        if len(here):
+            visible = mask.visible(rows)[:, 0].cpu()
+            found[here] = visible[text[here], row[here] - start, tokens.position[key[here]]]
+    return found

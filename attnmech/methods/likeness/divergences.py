@@ -1,0 +1,246 @@
+"""How are the divergences between heads summed over texts in one pass?
+
+Within a layer on every row; between layers, whose patterns are never there together, on sampled rows whose patterns are
+kept until the batch ends. Sums between all heads are large, so there may be fewer groups of texts than elsewhere.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import combinations
+from typing import Any, Final
+
+import numpy as np
+import torch
+from jaxtyping import Bool, Float, Int
+from numpy.random import Philox
+from scipy.cluster.hierarchy import fcluster, linkage  # type: ignore[import-untyped]
+from scipy.spatial.distance import squareform  # type: ignore[import-untyped]
+from torch import Tensor
+
+from ...errors import InputError
+from ...maths.divergence import among_heads, between_heads
+from ...maths.intervals import LEAST_TEXTS, TextMeans
+from ...model.attention.observed import RowBlock
+from ...runs.groups import GROUPS, by_group, joined
+from ...runs.row_classes import ROW_CLASSES, row_classes
+from ...runs.stream import Reducer, Run, State
+
+KEPT_BYTES: Final = 200_000_000
+"""The most memory that the patterns of the sampled rows of a batch may take."""
+
+SUMS_BYTES: Final = 100_000_000
+"""The most memory that the sums between heads of different layers may take."""
+
+STATE: Final[Mapping[str, Any]] = {
+    "within": Float[Tensor, "layer pair group"],
+    "counts": Float[Tensor, "layer group"],
+    "between": Float[Tensor, "across head other_head group"],
+    "sampled": Float[Tensor, "across group"],
+    "groups": Int[Tensor, " group"],
+    "modulus": Int[Tensor, " 1"],
+}
+"""The types of the entries of a state: `pair` are two heads of a layer, `across` two layers, in lexical order."""
+
+_BY_TEXT: Final = ("within", "counts")
+_ALL_BY_TEXT: Final = (*_BY_TEXT, "between", "sampled")
+"""The entries of a state whose last axis is texts, or groups of them."""
+
+
+def axis_lengths(layers: int, heads: int, rows: int) -> dict[str, int]:
+    """The lengths of the axes of a state."""
+    across = math.comb(layers, 2) if rows else 0
+    return {"layer": layers, "pair": math.comb(heads, 2), "across": across, "head": heads, "other_head": heads}
+
+
+@dataclass(frozen=True)
+class DivergenceReducer(Reducer):
+    """Sums divergences by text: within each layer over all rows, and between layers over sampled rows."""
+
+    rows: int = 64
+    seed: int = 0
+
+    def start(self, run: Run) -> State:
+        """Sums by text, the sampled rows, and room for their patterns."""
+        label = run.stack.label
+        batch, keys = run.batch.queries(label), run.batch.keys(label).ids.shape[1]
+        ordinary = row_classes(batch)[:, ROW_CLASSES.index("ordinary")]
+        layers, heads, texts = run.n_layers, run.n_heads, len(ordinary)
+        place = _sampled(ordinary, run.batch.digests, self.rows if layers > 1 else 0, self.seed)
+        precision = torch.promote_types(run.model.dtype, torch.float32)
+        # Beside the keys there is room for a sink.
+        kept = (layers, texts, place.shape[1], heads, keys + 1)
+        _check_room(math.prod(kept) * precision.itemsize, place.shape[1])
+        if self.rows:
+            _most_groups(layers, heads)
+        device = run.model.device
+        return {
+            "within": torch.zeros(layers, math.comb(heads, 2), texts, dtype=torch.float64, device=device),
+            "counts": torch.zeros(layers, texts, dtype=torch.float64, device=device),
+            "ordinary": ordinary,
+            "place": place.to(device),
+            "seen": torch.zeros(layers, *place.shape, dtype=torch.bool, device=device),
+            "kept": torch.zeros(kept, dtype=precision, device=device),
+        }
+
+    def add(self, state: State, block: RowBlock, run: Run) -> None:
+        """Adds a block of rows."""
+        layer, start = block.index, block.rows.start
+        counted = state["ordinary"][:, start : block.rows.stop] & (block.visible[:, 0].sum(dim=-1) >= 2)
+        pattern = _with_sink(block).transpose(1, 2)
+        divergence = among_heads(pattern[counted]).double()
+        state["within"][layer].index_add_(-1, counted.nonzero()[:, 0], divergence.T)
+        state["counts"][layer] += counted.sum(dim=-1)
+        here = (state["place"] >= start) & (state["place"] < block.rows.stop)
+        text, sample = here.nonzero(as_tuple=True)
+        row = state["place"][here] - start
+        state["seen"][layer, text, sample] = counted[text, row]
+        state["kept"][layer][text, sample, :, : pattern.shape[-1]] = pattern[text, row].to(state["kept"])
+
+    def close(self, state: State, run: Run) -> State:
+        """Sums by group of texts."""
+        layers, heads, texts = run.n_layers, run.n_heads, len(run.documents)
+        most = _most_groups(layers, heads) if self.rows else None
+        kept, seen = state["kept"], state["seen"]
+        between, sampled = [], []
+        for one, other in combinations(range(layers if self.rows else 0), 2):
+            both = seen[one] & seen[other]
+            divergence = between_heads(kept[one][both], kept[other][both]).double()
+            sums = divergence.new_zeros(texts, heads, heads).index_add_(0, both.nonzero()[:, 0], divergence)
+            of_two = {"between": sums.permute(1, 2, 0).cpu(), "sampled": both.sum(dim=-1).double().cpu()}
+            grouped = by_group(of_two, run.documents, ("between", "sampled"), most)
+            between.append(grouped["between"])
+            sampled.append(grouped["sampled"])
+        found = by_group({name: state[name].cpu() for name in _BY_TEXT}, run.documents, _BY_TEXT, most)
+        groups = len(found["groups"])
+        empty = torch.zeros(0, heads, heads, groups, dtype=torch.float64)
+        return found | {
+            "between": torch.stack(between) if between else empty,
+            "sampled": torch.stack(sampled) if sampled else empty[:, 0, 0],
+        }
+
+    def merge(self, one: State, other: State) -> State:
+        """The sums of both."""
+        across, heads = one["between"].shape[:2]
+        most = _most_groups(len(one["within"]), heads) if across else None
+        return joined(one, other, _ALL_BY_TEXT, most)
+
+
+def _most_groups(layers: int, heads: int) -> int:
+    """How many groups of texts the sums between layers leave room for; `InputError` if these give no interval."""
+    pairs = math.comb(layers, 2) * heads**2
+    most = min(GROUPS, SUMS_BYTES // (8 * max(1, pairs)))
+    # The number of groups is a power of two once there are more texts.
+    if 2 ** int(math.log2(max(1, most))) < LEAST_TEXTS:
+        raise InputError(
+            f"{pairs} pairs of heads of different layers are too many for intervals over texts, whose sums may take "
+            f"{SUMS_BYTES // 10**6} MB. Use fewer `layers`, or rows=0, which compares heads of the same layer only."
+        )
+    return most
+
+
+def _sampled(
+    ordinary: Bool[Tensor, "batch row"], digests: Int[Tensor, " batch"], rows: int, seed: int
+) -> Int[Tensor, "batch sample"]:
+    """The positions of `rows` ordinary rows of each text, −1 after the last of a text that has fewer.
+
+    The bits are Philox-4×64's (Salmon et al. 2011), keyed by what the text says: neither padding, nor the rest
+    of the batch, nor the order of texts matters.
+    """
+    found = []
+    for members, digest in zip(ordinary.cpu(), digests.tolist(), strict=True):
+        known = members.nonzero()[:, 0]
+        order = np.argsort(Philox(key=[seed, digest % 2**64]).random_raw(len(known)), kind="stable")
+        found.append(known[np.sort(order[:rows])])
+    return torch.nn.utils.rnn.pad_sequence(found, batch_first=True, padding_value=-1)
+
+
+def _check_room(size: int, rows: int) -> None:
+    if size > KEPT_BYTES:
+        fits = rows * KEPT_BYTES // size
+        raise InputError(
+            f"the patterns of {rows} sampled rows of each text of a batch would take {size / 1e6:.0f} MB, and at most "
+            f"{KEPT_BYTES // 10**6} MB are kept. Use rows={fits}, fewer `layers`, or shorter texts; an iterator of "
+            "texts, iter(texts), is run in smaller batches than a list."
+        )
+
+
+def _with_sink(block: RowBlock) -> Float[Tensor, "batch head row key_or_sink"]:
+    """The pattern after a column for the sink's share, 0 where the layer has none."""
+    # Layers with and without a sink are compared: the column is always there.
+    rest = block.pattern.new_zeros(*block.pattern.shape[:-1], 1)
+    if block.sink is not None:
+        rest = (1 - block.pattern.sum(dim=-1, keepdim=True)).clamp_min(0)
+    return torch.cat((rest, block.pattern), dim=-1)
+
+
+@dataclass(frozen=True, eq=False)
+class Divergences:
+    """The mean divergences that a state of `DivergenceReducer` gives, by place among the layers measured."""
+
+    state: Mapping[str, Tensor]
+
+    @property
+    def heads(self) -> int:
+        """The number of heads per layer."""
+        return self.state["between"].shape[1]
+
+    @cached_property
+    def within(self) -> TextMeans:
+        """Every pair of heads of each layer, `[layer pair]`."""
+        return TextMeans.of_ratio(self.state["within"], self.state["counts"][:, None])
+
+    @cached_property
+    def everywhere(self) -> TextMeans:
+        """Every pair of heads: those within a layer, then those of different layers."""
+        names = (("within", "counts"), ("between", "sampled"))
+        above = [self.state[name].flatten(0, -2) for name, _ in names]
+        below = [
+            self.state[count].reshape(-1, *[1] * (self.state[name].ndim - 2), self.state[count].shape[-1])
+            .expand_as(self.state[name]).flatten(0, -2)
+            for name, count in names
+        ]  # fmt: skip
+        return TextMeans.of_ratio(torch.cat(above), torch.cat(below))
+
+    def square(self, pairs: Float[Tensor, "layer pair"]) -> Float[Tensor, "layer head head"]:
+        """Symmetric matrices; 0 between a head and itself if any row counts."""
+        one, other = torch.triu_indices(self.heads, self.heads, 1)
+        found = pairs.new_zeros(len(pairs), self.heads, self.heads)
+        found[:, one, other] = found[:, other, one] = pairs
+        nothing = self.state["counts"].sum(dim=-1) == 0
+        return found.masked_fill(nothing[:, None, None], torch.nan)
+
+    def between_all(self, pairs: Float[Tensor, " pair"]) -> Float[Tensor, "layer head layer head"]:
+        """Numbers of `everywhere` between any two heads; NaN between layers that were not compared."""
+        layers, in_layer = self.state["within"].shape[:2]
+        own = layers * in_layer
+        found = pairs.new_full((layers, self.heads, layers, self.heads), torch.nan)
+        across = pairs[own:].reshape(self.state["between"].shape[:3])
+        for (one, other), values in zip(combinations(range(layers), 2), across, strict=False):
+            found[one, :, other], found[other, :, one] = values, values.T
+        for place, values in enumerate(self.square(pairs[:own].reshape(layers, in_layer))):
+            found[place, :, place] = values
+        return found
+
+    @cached_property
+    def whole(self) -> Float[Tensor, "layer head layer head"]:
+        """The mean between any two heads."""
+        return self.between_all(self.everywhere.mean)
+
+
+def clustered(
+    places: Sequence[tuple[int, int]], divergence: Float[Tensor, "head head"], threshold: float
+) -> tuple[tuple[tuple[int, int], ...], ...]:
+    """Groups of heads whose mean divergence is at most `threshold`, by average linkage, the largest first.
+
+    >>> clustered([(0, 0), (0, 1), (1, 0)], torch.tensor([[0.0, 0.1, 0.5], [0.1, 0.0, 0.5], [0.5, 0.5, 0.0]]), 0.2)
+    (((0, 0), (0, 1)), ((1, 0),))
+    """
+    if len(places) == 1:
+        return (tuple(places),)
+    joined_at = linkage(squareform(divergence.numpy(), checks=False), method="average")
+    members: dict[int, list[tuple[int, int]]] = {}
+    for place, cluster in zip(places, fcluster(joined_at, threshold, criterion="distance").tolist(), strict=True):
+        members.setdefault(cluster, []).append(place)
+    return tuple(sorted((tuple(each) for each in members.values()), key=lambda each: (-len(each), each)))

@@ -1,0 +1,515 @@
+"""Which heads are dead, collapsed, or unlike their peers, and which look far back?
+
+Classes after arXiv 2603.09616 (formulas §3, "Collapse"); robust scores after Iglewicz & Hoaglin 1993.
+"""
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any, ClassVar, Final
+
+import pandas as pd
+import plotly.graph_objects as go  # type: ignore[import-untyped]
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from ...basics.arguments import option, whole_number
+from ...draw.effects import effect_map
+from ...draw.section import Section
+from ...draw.text import percent, with_minus_signs
+from ...errors import InputError
+from ...maths.focus import STATISTICS as OF_FOCUS
+from ...maths.focus import collapse_class
+from ...maths.intervals import LEAST_TEXTS, TextMeans
+from ...maths.update_statistics import STATISTICS as OF_UPDATES
+from ...model.attention.observed import LayerEnd, RowBlock
+from ...model.inputs.encoder import Inputs
+from ...model.run.hooked import HookedModel, require_model
+from ...results import by_layer
+from ...runs.claims import interval_note
+from ...runs.focus_sums import FocusSums
+from ...runs.groups import by_group, joined
+from ...runs.row_classes import ROW_CLASSES, row_classes
+from ...runs.stream import Reducer, Run, Source, State, stream
+from ...runs.summed import Summed
+from ...runs.update_sums import UpdateSums
+from .outliers import critical_score, robust_scores, spread_of
+
+STATISTICS: Final = {
+    "bos_mass": "BOS mass",
+    "entropy": "entropy",
+    "concentration": "p(1) − p(2)",
+    "self_mass": "self mass",
+    "distance": "distance",
+    "far_ordinary": "long-range mass",
+    "magnitude": "update magnitude",
+    "orientation": "update orientation",
+}
+"""What heads are compared by, and what it reads as."""
+
+CLASSES: Final = ("dead", "sink", "low entropy")
+"""The classes of collapse, the first to hold."""
+
+FAR: Final = ("far", "far_ordinary")
+"""Attention beyond a distance: to all keys, and to all but the text's first token."""
+
+
+def odd_heads(
+    model: HookedModel,
+    inputs: Inputs | Iterable[Inputs],
+    *,
+    beyond: int = 16,
+    layers: Iterable[int] | None = None,
+    stack: str | None = None,
+    bos: bool | None = None,
+    **corpus: Any,
+) -> "OddHeads":
+    """Which heads are dead, collapsed, or unlike the others; and how much of its attention each sends far back.
+
+    >>> import attnmech as am
+    >>> from attnmech.demo.text import documents
+    >>> odd = am.odd_heads(am.load(), documents(6))
+    >>> odd.far_mass.shape, sorted(set(odd.to_frame()["class"]))
+    (torch.Size([4, 8]), ['', 'sink'])
+
+    A head is "dead" where its BOS mass, (1/T) Σ_i p_i0, is above 0.95, else a "sink" above 0.5, else of "low entropy"
+    where its mean entropy is below 0.5 nats (arXiv 2603.09616). It is "unusual" where a statistic's robust score
+    (x − median) / (1.4826 · median |x − median|) over all heads measured is beyond `OddHeads.critical`: what the most
+    extreme of as many normal heads exceeds in one of twenty cases, all statistics together. Heads are no sample and
+    their statistics not normal, so "unusual" describes a head and claims nothing; it is "steady" where the whole
+    simultaneous 95 % interval over texts lies beyond. The logarithm of the update's magnitude is compared.
+
+    Long-range mass is Σ_j p_ij over keys at a distance |i − j| of `beyond` tokens or more, on rows that see such a
+    key; its baseline is what uniform attention would put there. As the first token draws attention whatever it is, the
+    same is given without that key too.
+
+    Args:
+        model: the model.
+        inputs: texts, or an iterator of texts (a corpus); only sums are kept.
+        beyond: the distance, in tokens, from which on a key is far.
+        layers: by default all.
+        stack: "encoder" or "decoder" in a model with several.
+        bos: whether each text begins with the tokenizer's first token.
+        corpus: `truncate`, `shard`, `journal` and `progress`, as in `am.stream`.
+
+    Returns:
+        Statistics, classes and scores of every head; `odd` ranks those that stand out.
+
+    Raises:
+        InputError: for cross-attention, where queries and keys have no distance.
+
+    """
+    require_model(model)
+    beyond = whole_number("beyond", beyond, least=1)
+    if model.stack(stack).label == "cross":
+        raise InputError("in cross-attention queries and keys are different tokens, which have no distance.")
+    result: OddHeads
+    (result,) = stream(model, inputs, [OddHeadsReducer(beyond)], layers=layers, stack=stack, bos=bos, **corpus)
+    return result
+
+
+@dataclass(frozen=True)
+class OddHeadsReducer(Reducer):
+    """Sums what `am.attention_focus` and `am.residual_updates` sum, and the attention beyond a distance."""
+
+    beyond: int = 16
+
+    points = UpdateSums.points
+    optional_points = UpdateSums.optional_points
+
+    def start(self, run: Run) -> State:
+        """The sums of the parts, each under its name."""
+        texts = len(run.documents)
+        far = {
+            "mass": torch.zeros(len(FAR), run.n_layers, run.n_heads, texts, dtype=torch.float64),
+            "uniform": torch.zeros(len(FAR), run.n_layers, texts, dtype=torch.float64),
+            "rows": torch.zeros(len(FAR), run.n_layers, texts, dtype=torch.float64),
+        }
+        of_parts = {name: part.start(_as_corpus(run)) for name, part in _PARTS.items()}
+        of_parts["far"] = {name: value.to(run.model.device) for name, value in far.items()}
+        return {f"{part} {name}": value for part, state in of_parts.items() for name, value in state.items()}
+
+    def add(self, state: State, block: RowBlock, run: Run) -> None:
+        """Adds a block of rows."""
+        for name, part in _PARTS.items():
+            part.add(_of(state, name), block, _as_corpus(run))
+        self._add_far(_of(state, "far"), block)
+
+    def _add_far(self, far: State, block: RowBlock) -> None:
+        batch = block.batch.queries(block.stack)
+        # As elsewhere, the first row of a text does not count.
+        classes = row_classes(batch)[:, : ROW_CLASSES.index("first"), block.rows.start : block.rows.stop].any(dim=1)
+        seen = block.visible[:, 0]
+        keys = torch.arange(seen.shape[-1], device=seen.device)
+        rows = torch.arange(block.rows.start, block.rows.stop, device=seen.device)
+        beyond = seen & ((rows[:, None] - keys).abs() >= self.beyond)
+        first = batch.first[:, None, : seen.shape[-1]]
+        for place, some in enumerate((beyond, beyond & ~first)):
+            counted = classes & some.any(dim=-1)
+            chosen = some & counted[..., None]
+            mass = torch.einsum("thrk,trk->ht", block.pattern, chosen.to(block.pattern))
+            share = chosen.sum(dim=-1) / seen.sum(dim=-1).clamp_min(1).double()
+            far["mass"][place, block.index] += mass.double()
+            far["uniform"][place, block.index] += share.sum(dim=-1)
+            far["rows"][place, block.index] += counted.sum(dim=-1)
+
+    def add_layer(self, state: State, end: LayerEnd, run: Run) -> None:
+        """Adds what a layer's heads wrote."""
+        _PARTS["updates"].add_layer(_of(state, "updates"), end, _as_corpus(run))
+
+    def close(self, state: State, run: Run) -> State:
+        """Sums by group of texts."""
+        whole = _as_corpus(run)
+        focus, updates = (part.close(_of(state, name), whole) for name, part in _PARTS.items())
+        far = {f"far_{name}": value.cpu() for name, value in _of(state, "far").items()}
+        return by_group(far, run.documents, tuple(far)) | {
+            "focus_sums": focus["sums"],
+            "focus_counts": focus["counts"],
+            "update_sums": updates["sums"],
+            "update_counts": updates["counts"],
+        }
+
+    def merge(self, one: State, other: State) -> State:
+        """The sums of both."""
+        return joined(one, other, _BY_TEXT)
+
+    def finish(self, state: State, source: Source) -> "OddHeads":
+        """The result."""
+        return OddHeads.of(state, source, beyond=self.beyond)
+
+
+_PARTS: Final[Mapping[str, Reducer]] = {"focus": FocusSums(), "updates": UpdateSums()}
+_BY_TEXT: Final = (
+    "far_mass", "far_uniform", "far_rows", "focus_sums", "focus_counts", "update_sums", "update_counts",
+)  # fmt: skip
+
+
+def _of(state: State, part: str) -> State:
+    """The tensors of one part; what changes them in place changes the state."""
+    beginning = f"{part} "
+    return {name.removeprefix(beginning): value for name, value in state.items() if name.startswith(beginning)}
+
+
+def _as_corpus(run: Run) -> Run:
+    """The same run, of which no rows are kept."""
+    return replace(run, corpus=True)
+
+
+@dataclass(frozen=True, repr=False)
+class OddHeads(Summed):
+    """What makes each head odd: its class of collapse, statistics far from those of its peers, long-range mass.
+
+    Masses are from 0 to 1, entropy is in nats, distance in tokens, magnitude in units of the stream's norm; NaN where
+    nothing was measured.
+    """
+
+    SUBTRACT = "subtract what you compare: one.far_mass - other.far_mass"
+
+    STATE: ClassVar[Mapping[str, Any]] = {
+        "far_mass": Float[Tensor, "far layer head group"],
+        "far_uniform": Float[Tensor, "far layer group"],
+        "far_rows": Float[Tensor, "far layer group"],
+        "focus_sums": Float[Tensor, "of_focus class layer head group"],
+        "focus_counts": Float[Tensor, "of_focus class layer 1 group"],
+        "update_sums": Float[Tensor, "of_updates class layer head group"],
+        "update_counts": Float[Tensor, "of_updates class layer head group"],
+        "groups": Int[Tensor, " group"],
+        "modulus": Int[Tensor, " 1"],
+    }
+    """The types of the entries of `state`."""
+
+    beyond: int
+    """The distance, in tokens, from which on a key is far."""
+
+    @property
+    def axis_lengths(self) -> Mapping[str, int]:
+        """The lengths of the axes of `state` that are known from elsewhere."""
+        known = {"far": len(FAR), "class": len(ROW_CLASSES), "of_focus": len(OF_FOCUS), "of_updates": len(OF_UPDATES)}
+        return {**super().axis_lengths, **known}
+
+    @property
+    def _reducer(self) -> Reducer:
+        return OddHeadsReducer(self.beyond)
+
+    # -- numbers ----------------------------------------------------------------------------------------------
+
+    @property
+    def far_mass(self) -> Float[Tensor, "layer head"]:
+        """Mean attention to keys at a distance of `beyond` tokens or more, on rows that see one."""
+        return self._by_layer(self._far(0).mean)
+
+    @property
+    def far_baseline(self) -> Float[Tensor, " layer"]:
+        """The same if every row attended uniformly to the keys that it sees."""
+        return self._uniform(0)
+
+    @property
+    def far_ordinary(self) -> Float[Tensor, "layer head"]:
+        """Long-range mass without the text's first token."""
+        return self.mean("far_ordinary")
+
+    @property
+    def far_ordinary_baseline(self) -> Float[Tensor, " layer"]:
+        """The same if every row attended uniformly to the keys that it sees, the first token included."""
+        return self._uniform(1)
+
+    def mean(self, statistic: str) -> Float[Tensor, "layer head"]:
+        """One of `STATISTICS`: its mean over rows."""
+        return self._by_layer(self._means_of(option("statistic", statistic, STATISTICS)).mean)
+
+    def interval(self, statistic: str) -> tuple[Float[Tensor, "layer head"], Float[Tensor, "layer head"]]:
+        """Low and high end of its pointwise 95 % t interval over texts; NaN for fewer than five texts."""
+        low, high = self._means_of(option("statistic", statistic, STATISTICS)).interval()
+        return self._by_layer(low), self._by_layer(high)
+
+    def score(self, statistic: str) -> Float[Tensor, "layer head"]:
+        """The robust score of each head among all heads measured; of the logarithm for the magnitude."""
+        means = self._means_of(option("statistic", statistic, STATISTICS)).mean
+        return self._by_layer(robust_scores(_compared(statistic, means)))
+
+    @property
+    def collapse(self) -> tuple[tuple[str, ...], ...]:
+        """The class of each head of each layer, one of `CLASSES` or ""; "not measured" in other layers."""
+        mass, entropy = self.mean("bos_mass"), self._by_layer(self._of_focus("entropy", first=True).mean)
+        return tuple(
+            tuple(collapse_class(*numbers) for numbers in zip(*rows, strict=True))
+            for rows in zip(mass.tolist(), entropy.tolist(), strict=True)
+        )
+
+    @property
+    def critical(self) -> float:
+        """The |score| beyond which a head is unusual; see `attnmech.methods.likeness.outliers`."""
+        return critical_score(len(self.layers) * self._heads, len(STATISTICS))
+
+    @cached_property
+    def odd(self) -> pd.DataFrame:
+        """One row per head and reason: dead, sink and low-entropy heads first, then the most unusual.
+
+        Columns: layer, head, reason (a class or "unusual"), statistic, value with its simultaneous 95 % interval over
+        all heads and statistics, peers (the median over heads), score, and steady: whether the interval lies wholly
+        beyond the critical score. Steady says that the head would be unusual on other texts too.
+        """
+        rows = [*self._collapsed(), *self._unusual()]
+        return pd.DataFrame(rows, columns=_COLUMNS)
+
+    def _collapsed(self) -> list[dict[str, Any]]:
+        found = []
+        for name in CLASSES:
+            statistic = "entropy" if name == "low entropy" else "bos_mass"
+            places = [
+                (place, head)
+                for place, layer in enumerate(self.layers)
+                for head, each in enumerate(self.collapse[layer])
+                if each == name
+            ]
+            rows = [self._row(name, statistic, *place) for place in places]
+            found += sorted(rows, key=lambda row: row["value"], reverse=name != "low entropy")
+        return found
+
+    def _unusual(self) -> list[dict[str, Any]]:
+        rows = []
+        for statistic in STATISTICS:
+            score = self.score(statistic)[list(self.layers)]
+            for place, head in (score.abs() > self.critical).nonzero().tolist():
+                rows.append(self._row("unusual", statistic, place, head))
+        return sorted(rows, key=lambda row: -abs(row["score"]))
+
+    def _row(self, reason: str, statistic: str, place: int, head: int) -> dict[str, Any]:
+        number = list(STATISTICS).index(statistic)
+        low, high = (float(end[number, place, head]) for end in self._simultaneous)
+        means = self._means_of(statistic).mean
+        middle, wide = spread_of(_compared(statistic, means).flatten())
+        ends = _compared(statistic, torch.tensor([low, high]).clamp_min(0 if statistic == "magnitude" else -math.inf))
+        beyond = (ends - middle) / wide if wide > 0 else torch.zeros(2)
+        score = float(robust_scores(_compared(statistic, means))[place, head])
+        steady = bool((beyond * math.copysign(1, score) > self.critical).all()) if reason == "unusual" else None
+        return {
+            "layer": self.layers[place],
+            "head": head,
+            "reason": reason,
+            "statistic": statistic,
+            "value": float(means[place, head]),
+            "low": low,
+            "high": high,
+            "peers": float(means.nanmedian() if statistic == "magnitude" else middle),
+            "score": score,
+            "steady": steady,
+        }
+
+    def to_frame(self) -> pd.DataFrame:
+        """One row per head: layer, head, class, unusual (which statistics), far_mass and far_baseline, and of each
+        statistic the mean, its pointwise interval (`_low`, `_high`) and its score.
+        """
+        rows, collapse = list(self.layers), self.collapse
+        unusual = self.odd[self.odd["reason"] == "unusual"]
+        named = {place: ", ".join(some["statistic"]) for place, some in unusual.groupby(["layer", "head"], sort=False)}
+        places = [(layer, head) for layer in rows for head in range(self._heads)]
+        columns: dict[str, Any] = {
+            "layer": [layer for layer, _ in places],
+            "head": [head for _, head in places],
+            "class": [collapse[layer][head] for layer, head in places],
+            "unusual": [named.get(place, "") for place in places],
+            "far_mass": self.far_mass[rows].flatten().tolist(),
+            "far_baseline": self.far_baseline[rows].repeat_interleave(self._heads).tolist(),
+            "far_ordinary_baseline": self.far_ordinary_baseline[rows].repeat_interleave(self._heads).tolist(),
+        }
+        for name in STATISTICS:
+            numbers = {"": self.mean(name), "_score": self.score(name)}
+            numbers["_low"], numbers["_high"] = self.interval(name)
+            columns |= {f"{name}{ending}": value[rows].flatten().tolist() for ending, value in numbers.items()}
+        frame = pd.DataFrame(columns)
+        frame.attrs["intervals"] = interval_note(len(self.state["groups"]))
+        return frame
+
+    def far_by_type(self, types: Mapping[tuple[int, int], str]) -> pd.DataFrame:
+        """Long-range mass by type of head, the most first: how many heads, their means with and without the first key.
+
+        `types` are by (layer, head), such as `am.head_types(model).strongest`; heads that are not in it have type "".
+        """
+        frame = self.to_frame()
+        places = zip(frame["layer"].astype(int), frame["head"].astype(int), strict=True)
+        named = frame.assign(type=[types.get(place, "") for place in places])
+        means = named.groupby("type")[["far_mass", "far_baseline", "far_ordinary", "far_ordinary_baseline"]].mean()
+        means.insert(0, "heads", named.groupby("type").size())
+        return means.sort_values("far_ordinary", ascending=False).reset_index()
+
+    # -- what is shown ----------------------------------------------------------------------------------------
+
+    def plot(self, statistic: str = "most unusual") -> "go.Figure":
+        """Layers × heads, coloured by the robust score of a statistic, or by the one of each head that is most unusual.
+
+        Returned, not shown.
+        """
+        option("statistic", statistic, ("most unusual", *STATISTICS))
+        if statistic == "most unusual":
+            scores = torch.stack([self.score(name)[list(self.layers)] for name in STATISTICS]).nan_to_num(0.0)
+            shown = scores.gather(0, scores.abs().argmax(dim=0, keepdim=True))[0]
+        else:
+            shown = self.score(statistic)[list(self.layers)]
+        nothing = torch.full_like(shown, torch.nan).numpy()
+        label = f"score, {STATISTICS.get(statistic, statistic)}"
+        return effect_map(shown.numpy(), nothing, nothing, layers=self.layers, label=label)
+
+    @property
+    def lead(self) -> str:
+        """The one sentence that the numbers support."""
+        heads, odd = len(self.layers) * self._heads, self.odd
+        counts = [_counted(int((odd["reason"] == name).sum()), name) for name in CLASSES]
+        unusual = odd[odd["reason"] == "unusual"]
+        several = len(unusual[["layer", "head"]].drop_duplicates())
+        texts = "1 text" if self.documents == 1 else f"{self.documents} texts"
+        most = ""
+        if several:
+            first = unusual.iloc[0]
+            few = len(self.state["groups"]) < LEAST_TEXTS
+            known = (
+                f"; {len(self.state['groups'])} texts are too few to know about others"
+                if few
+                else f"; {'also' if first['steady'] else 'not clearly'} beyond on other texts"
+            )
+            most = (
+                f", most of all L{first['layer']}H{first['head']} ({STATISTICS[first['statistic']]} "
+                f"{first['value']:.3g} against a median of {first['peers']:.3g}, score {first['score']:.3g} beyond "
+                f"±{self.critical:.3g}{known})"
+            )
+        return with_minus_signs(
+            f"Of {heads} heads on {texts}, {', '.join(counts)}; {several} {'is' if several == 1 else 'are'} unusual "
+            f"among the others{most}.{self._longest_range}"
+        )
+
+    @property
+    def _longest_range(self) -> str:
+        mass = self.far_ordinary
+        if bool(mass.isnan().all()):
+            return f" No row sees a key {self.beyond} tokens away, so no long-range mass is known."
+        layer, head = divmod(int(mass.nan_to_num(-1.0).argmax()), mass.shape[1])
+        return (
+            f" The head with the longest range is L{layer}H{head}: it gives {percent(float(mass[layer, head]), 0)} of "
+            f"its attention to keys {self.beyond} tokens away or further, the first token left out; uniform attention "
+            f"would give them {percent(float(self.far_ordinary_baseline[layer]), 0)}."
+        )
+
+    @property
+    def _title(self) -> str:
+        return f"Odd heads of {self.provenance.model}"
+
+    def _sections(self) -> "Sequence[Section]":
+        reading = (
+            "Each cell is one head, coloured by how far its most unusual number is from the median over all heads, in "
+            f"robust standard deviations; beyond ±{self.critical:.2g} it is called unusual. "
+        )
+        compared = f"Compared are {', '.join(STATISTICS.values())}."
+        caveat = (
+            "Heads are no sample, so an unusual head is described, not claimed: the limit is what the most extreme of "
+            "as many normal heads exceeds in one of twenty cases, over all numbers together."
+        )
+        return [
+            Section("Heads unlike the others", reading + compared, {"odd": self.plot()}, "odd.plot()", caveat=caveat),
+            Section(
+                "Long-range attention",
+                f"The same for the mass beyond {self.beyond} tokens alone, the text's first token left out.",
+                {"far": self.plot("far_ordinary")},
+                'odd.plot("far_ordinary")',
+            ),
+        ]
+
+    # -- the numbers behind it --------------------------------------------------------------------------------
+
+    @property
+    def _heads(self) -> int:
+        return self.state["far_mass"].shape[2]
+
+    def _by_layer(self, values: Tensor) -> Tensor:
+        return by_layer(values, self.layers, self.n_layers)
+
+    def _means_of(self, statistic: str) -> TextMeans:
+        """The means over texts of one of `STATISTICS`, `[layer head]` of the layers measured."""
+        if statistic == "far_ordinary":
+            return self._far(1)
+        if statistic == "bos_mass":
+            # Over all rows, also those that do not see the first token.
+            mass = self.state["focus_sums"][OF_FOCUS.index("first_mass")].sum(dim=0)
+            return TextMeans.of_ratio(mass, self.state["focus_counts"][OF_FOCUS.index("entropy")].sum(dim=0))
+        if statistic in OF_FOCUS:
+            return self._of_focus(statistic)
+        sums, counts = (self.state[name][OF_UPDATES.index(statistic)] for name in ("update_sums", "update_counts"))
+        return TextMeans.of_ratio(*(each[: ROW_CLASSES.index("first")].sum(dim=0) for each in (sums, counts)))
+
+    def _of_focus(self, statistic: str, *, first: bool = False) -> TextMeans:
+        """With the first row of each text, or without."""
+        some = slice(None) if first else slice(ROW_CLASSES.index("first"))
+        sums, counts = (self.state[name][OF_FOCUS.index(statistic)][some] for name in ("focus_sums", "focus_counts"))
+        return TextMeans.of_ratio(sums.sum(dim=0), counts.sum(dim=0))
+
+    def _far(self, place: int) -> TextMeans:
+        return TextMeans.of_ratio(self.state["far_mass"][place], self.state["far_rows"][place][:, None])
+
+    def _uniform(self, place: int) -> Float[Tensor, " layer"]:
+        sums, rows = (self.state[name][place].sum(dim=-1) for name in ("far_uniform", "far_rows"))
+        return self._by_layer(sums / rows)
+
+    @cached_property
+    def _simultaneous(self) -> tuple[Tensor, Tensor]:
+        """Intervals `[statistic layer head]` that hold for all heads and statistics together."""
+        each = [self._means_of(name) for name in STATISTICS]
+        return TextMeans(
+            *(torch.stack([getattr(one, name) for one in each]) for name in ("above", "below"))
+        ).simultaneous()
+
+
+def _compared(statistic: str, values: Tensor) -> Tensor:
+    """The numbers that heads are compared by."""
+    return values.log() if statistic == "magnitude" else values
+
+
+def _counted(count: int, name: str) -> str:
+    one, several = {
+        "dead": ("is dead", "are dead"), "sink": ("is a sink", "are sinks"),
+        "low entropy": ("has low entropy", "have low entropy"),
+    }[name]  # fmt: skip
+    return f"{count} {one if count == 1 else several}"
+
+
+_COLUMNS: Final = ["layer", "head", "reason", "statistic", "value", "low", "high", "peers", "score", "steady"]

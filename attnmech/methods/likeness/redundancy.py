@@ -1,0 +1,383 @@
+"""Which heads attend alike? The Jensen-Shannon divergence between the patterns of heads (formulas §3).
+
+Within a layer it is measured on every row, between layers on sampled rows (`attnmech.methods.likeness.divergences`).
+"""
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import combinations
+from typing import Any, ClassVar, Final
+
+import numpy as np
+import pandas as pd
+import plotly.graph_objects as go  # type: ignore[import-untyped]
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from ...basics.arguments import finite_number, member, option, whole_number
+from ...draw.section import Section
+from ...errors import InputError
+from ...maths.divergence import effective_number, placed
+from ...maths.intervals import LEVEL, checked_level
+from ...model.inputs.encoder import Inputs
+from ...model.run.hooked import HookedModel, require_model
+from ...results import by_layer
+from ...runs.claims import interval_of
+from ...runs.stream import Reducer, Source, State, stream
+from ...runs.summed import Summed
+from .divergences import STATE, DivergenceReducer, Divergences, axis_lengths, clustered
+from .figures import divergence_map, heads_in_plane
+
+_MAPS: Final = 6
+"""How many layers a page shows as maps."""
+
+
+def redundancy(
+    model: HookedModel,
+    inputs: Inputs | Iterable[Inputs],
+    *,
+    layers: Iterable[int] | None = None,
+    stack: str | None = None,
+    bos: bool | None = None,
+    rows: int = 64,
+    seed: int = 0,
+    **corpus: Any,
+) -> "Redundancy":
+    """How much the patterns of any two heads differ, and how many different heads each layer has.
+
+    >>> import attnmech as am
+    >>> from attnmech.demo.text import documents
+    >>> alike = am.redundancy(am.load(), documents(6))
+    >>> alike.clusters(0.1)[0]
+    ((0, 3), (0, 4), (0, 6), (0, 7), (1, 3))
+    >>> alike.effective_heads.round(decimals=1).tolist()
+    [2.3, 3.6, 4.7, 5.1]
+
+    The mean over rows of JS(p, q) = H((p + q) / 2) − (H(p) + H(q)) / 2, in nats: 0 where two heads attend alike, ln 2
+    where they have no key in common. Rows of first tokens, of special tokens and of padding do not count, nor do rows
+    that see only one key. If a sink takes part of the attention (gpt-oss), it counts as one more key.
+
+    Args:
+        model: the model.
+        inputs: texts, or an iterator of texts (a corpus), of which only sums are kept.
+        layers: by default all.
+        stack: "encoder", "decoder" or "cross" in a model with several.
+        bos: whether each text begins with the tokenizer's first token.
+        rows: how many rows of each text are compared between layers; 0 compares heads of the same layer only.
+        seed: of the choice of these rows, which depends on a text's number and on nothing else.
+        corpus: `truncate`, `shard`, `journal` and `progress`, as in `am.stream`.
+
+    Returns:
+        Divergences, with intervals over texts; clusters, nearest heads, and the effective number of heads.
+
+    Raises:
+        InputError: if the patterns of the sampled rows of a batch would take more than 200 MB, or the sums between
+            layers of a few texts more than 100 MB (from some 2000 heads on).
+
+    """
+    require_model(model)
+    rows, seed = whole_number("rows", rows), whole_number("seed", seed, most=2**64 - 1)
+    result: Redundancy
+    (result,) = stream(model, inputs, [RedundancyReducer(rows, seed)], layers=layers, stack=stack, bos=bos, **corpus)
+    return result
+
+
+class RedundancyReducer(DivergenceReducer):
+    """Sums divergences within each layer and between layers by text."""
+
+    def finish(self, state: State, source: Source) -> "Redundancy":
+        """The result."""
+        return Redundancy.of(state, source, rows=self.rows)
+
+
+@dataclass(frozen=True, repr=False)
+class Redundancy(Summed):
+    """How much the patterns of any two heads differ: Jensen-Shannon divergence in nats, mean over rows, at most ln 2.
+
+    Two heads of the same layer are compared on every row that counts; heads of different layers on sampled rows.
+    """
+
+    SUBTRACT = "subtract what you compare: one.divergence - other.divergence"
+
+    STATE: ClassVar[Mapping[str, Any]] = STATE
+    """The types of the entries of `state`."""
+
+    rows: int
+    """How many rows of each text were compared between layers, at most."""
+
+    @property
+    def axis_lengths(self) -> Mapping[str, int]:
+        """The lengths of the axes of `state` that are known from elsewhere."""
+        return axis_lengths(len(self.layers), self._heads, self.rows)
+
+    @property
+    def _reducer(self) -> Reducer:
+        return RedundancyReducer()
+
+    # -- how different heads are ------------------------------------------------------------------------------
+
+    @cached_property
+    def divergence(self) -> Float[Tensor, "layer head layer head"]:
+        """Between any two heads; NaN between heads that were not compared."""
+        return self._everywhere(self._found.whole)
+
+    @property
+    def within(self) -> Float[Tensor, "layer head head"]:
+        """Between two heads of the same layer."""
+        return self._by_layer(self._found.within.mean)
+
+    def interval(
+        self, level: float = LEVEL
+    ) -> tuple[Float[Tensor, "layer head head"], Float[Tensor, "layer head head"]]:
+        """Low and high end of the pointwise t interval over texts of `within`; NaN for fewer than five texts."""
+        return self._ends(self._found.within.interval(checked_level(level)))
+
+    def simultaneous(
+        self, level: float = LEVEL
+    ) -> tuple[Float[Tensor, "layer head head"], Float[Tensor, "layer head head"]]:
+        """Simultaneous intervals of `within`: they hold for all pairs together, so also for the nearest.
+
+        Source: `attnmech.maths.intervals`, studentised max-T.
+        """
+        return self._ends(self._found.within.simultaneous(checked_level(level)))
+
+    def divergence_interval(
+        self, level: float = LEVEL
+    ) -> tuple[Float[Tensor, "layer head layer head"], Float[Tensor, "layer head layer head"]]:
+        """Low and high end of the pointwise t interval over texts of `divergence`; NaN for fewer than five texts."""
+        return self._all_ends(self._found.everywhere.interval(checked_level(level)))
+
+    def divergence_simultaneous(
+        self, level: float = LEVEL
+    ) -> tuple[Float[Tensor, "layer head layer head"], Float[Tensor, "layer head layer head"]]:
+        """Simultaneous intervals of `divergence`: they hold for all pairs of heads together, of any two layers.
+
+        Source: `attnmech.maths.intervals`, studentised max-T.
+        """
+        return self._all_ends(self._found.everywhere.simultaneous(checked_level(level)))
+
+    @property
+    def effective_heads(self) -> Float[Tensor, " layer"]:
+        """How many different heads a layer has: the Vendi score, exp(−Σ λ ln λ).
+
+        λ are the eigenvalues of K / n, K = 1 − `within` / ln 2. It is 1 if all heads of a layer attend alike, and the
+        number of heads if no two have a key in common.
+
+        Source: Friedman & Dieng 2023, "The Vendi Score", with the kernel of Martins et al. 2009.
+        """
+        return effective_number(self.within)
+
+    def clusters(self, threshold: float, *, layer: int | None = None) -> tuple[tuple[tuple[int, int], ...], ...]:
+        """Groups of heads (layer, head) that attend alike, the largest first; a head unlike the others is alone.
+
+        Average linkage: groups are joined as long as the mean divergence between their heads is at most `threshold`,
+        in nats. With `layer`, the heads of that layer.
+        """
+        most = finite_number("threshold", threshold, above=0.0)
+        places, divergence = self._compared(layer)
+        return clustered(places, divergence, most)
+
+    def positions(self, *, layer: int | None = None) -> Float[Tensor, "head 2"]:
+        """Heads as points in the plane, in the order of `to_frame`; their distances are close to √divergence.
+
+        With `layer`, the heads of that layer. By classical scaling (Torgerson 1952): √JS is a Euclidean distance.
+        """
+        return placed(self._compared(layer)[1])[0]
+
+    @cached_property
+    def nearest(self) -> pd.DataFrame:
+        """One row per head, the most redundant first: its nearest head, their divergence and its interval.
+
+        `low` and `high` are the simultaneous 95 % interval over all pairs of heads that were compared; NaN for fewer
+        than five texts. Heads that were compared with no other are left out.
+        """
+        frame = self.to_frame()[["layer", "head", *_OF_NEAREST]].dropna(subset="divergence")
+        whole = frame.astype({"nearest_layer": int, "nearest_head": int})
+        return whole.sort_values("divergence", kind="stable", ignore_index=True)
+
+    def to_frame(self) -> pd.DataFrame:
+        """One row per head: its nearest head, their divergence with its interval, the mean divergence from the other
+        heads of its layer (`within`), and the effective number of heads of its layer.
+        """
+        flat = self._found.whole.flatten(2).flatten(0, 1).clone().fill_diagonal_(torch.nan)
+        ends = [end.clamp(0.0, math.log(2)) for end in self._found.everywhere.simultaneous()]
+        low, high = (self._found.between_all(end).flatten(2).flatten(0, 1) for end in ends)
+        effective = self.effective_heads
+        rows = []
+        for number, ((layer, head), found) in enumerate(zip(self._places, flat, strict=True)):
+            place = self.layers.index(layer)
+            own = found.reshape(len(self.layers), -1)[place]
+            row: dict[str, Any] = {"layer": layer, "head": head, **dict.fromkeys(_OF_NEAREST, math.nan)}
+            if not bool(found.isnan().all()):
+                near = int(found.nan_to_num(torch.inf).argmin())
+                nearest_layer, nearest_head = self._places[near]
+                row |= {"nearest_layer": nearest_layer, "nearest_head": nearest_head, "divergence": float(found[near])}
+                row |= {"low": float(low[number, near]), "high": float(high[number, near])}
+            rows.append(row | {"within": float(own.nanmean()), "effective_heads": float(effective[layer])})
+        return pd.DataFrame(rows)
+
+    # -- figures ----------------------------------------------------------------------------------------------
+
+    def plot(self, figure: str = "map", *, layer: int | None = None) -> "go.Figure":
+        """`"map"`, heads as points in the plane, or `"within"`, heads × heads of one layer; returned, not shown.
+
+        Without `layer`, the map has the heads of all layers, and `"within"` is of the layer with the fewest different
+        heads.
+        """
+        if option("figure", figure, ("map", "within")) == "within":
+            layer = self._fewest if layer is None else self._layer(layer)
+            return divergence_map(*(each[layer].numpy() for each in (self.within, *self.interval())), layer=layer)
+        places, divergence = self._compared(layer)
+        points, share = placed(divergence)
+        near = {(row.layer, row.head): row for row in self.nearest.itertuples()}
+        told = [
+            f"L{near[place].nearest_layer}H{near[place].nearest_head}, {near[place].divergence:.3g} nats"
+            if place in near
+            else "none"
+            for place in places
+        ]
+        return heads_in_plane(points.numpy(), places, told, share)
+
+    def _figure_place(self, *figure: str, **options: Any) -> Mapping[str, int]:
+        within = {"layer": self._fewest} if "within" in (*figure, options.get("figure")) else {}
+        return {**within, **super()._figure_place(*figure, **options)}
+
+    @property
+    def _title(self) -> str:
+        return f"Redundant heads of {self.provenance.model}"
+
+    @property
+    def _texts(self) -> str:
+        return f"{self.documents} {'text' if self.documents == 1 else 'texts'}"
+
+    @property
+    def lead(self) -> str:
+        fewest, effective = self._fewest, self.effective_heads
+        if bool(effective[fewest].isnan()):
+            return f"On {self._texts} no row sees two keys, so no heads are compared."
+        several = f"layer {fewest} has the fewest different heads, " if len(self.layers) > 1 else f"layer {fewest} has "
+        told = f"On {self._texts}, {several}{float(effective[fewest]):.1f} of {self._heads}"
+        return f"{told}{self._closest_within}{self._closest_between}."
+
+    @property
+    def _closest_within(self) -> str:
+        """The most similar heads of one layer, as part of a sentence."""
+        pairs = self._found.within.mean
+        if not pairs.numel() or bool(pairs.isnan().all()):
+            return ""
+        row, pair = divmod(int(pairs.nan_to_num(torch.inf).argmin()), pairs.shape[1])
+        one, other = self._pairs[:, pair].tolist()
+        ends = [float(end[self.layers[row], one, other]) for end in self.simultaneous()]
+        span = interval_of(ends, ".3g", pairs.numel(), "pairs")
+        layer = self.layers[row]
+        return (
+            f"; the two heads of one layer that attend most alike are L{layer}H{one} and L{layer}H{other} "
+            f"at {float(pairs[row, pair]):.3g} nats of at most 0.693{span}"
+        )
+
+    @property
+    def _closest_between(self) -> str:
+        """The most similar heads of two layers, as part of a sentence."""
+        means = self._found.everywhere
+        between = means.mean[self._found.within.mean.numel() :].reshape(self.state["between"].shape[:3])
+        if not between.numel() or bool(between.isnan().all()):
+            return ""
+        place = int(between.nan_to_num(torch.inf).argmin())
+        closest = float(between.flatten()[place])
+        across, head, other_head = np.unravel_index(place, between.shape)
+        one, other = list(combinations(self.layers, 2))[int(across)]
+        ends = [float(end[place - between.numel()].clamp(0.0, math.log(2))) for end in means.simultaneous()]
+        span = interval_of(ends, ".3g", means.mean.numel(), "pairs")
+        return (
+            f"; of two layers, L{one}H{head} and L{other}H{other_head} at {closest:.3g} nats{span}, on at most "
+            f"{self.rows} sampled rows of each text"
+        )
+
+    def _sections(self) -> "Sequence[Section]":
+        about = (
+            "Jensen-Shannon divergence between the patterns of two heads, mean over rows: 0 where they attend alike, "
+            "ln 2 = 0.693 nats where they have no key in common."
+        )
+        effective = self.effective_heads[list(self.layers)].nan_to_num(torch.inf)
+        shown_layers = sorted(self.layers[place] for place in effective.argsort(stable=True)[:_MAPS].tolist())
+        few = "" if len(shown_layers) == len(self.layers) else f" The {_MAPS} layers with the fewest different heads."
+        maps = Section(
+            "Within a layer",
+            f"{about} Dark cells are pairs of heads that attend alike; the hover box has the interval over texts.{few}",
+            {f"within-{layer}": self.plot("within", layer=layer) for layer in shown_layers},
+            f'alike.plot("within", layer={self._fewest})',
+            name="within",
+        )
+        if bool(self._found.whole.isnan().any()):
+            return [maps]
+        plane = Section(
+            "All heads in a plane",
+            "Each point is one head; the closer two points are, the more the heads attend alike. Their distance is "
+            "close to the root of the divergence, as far as a plane can show it. Heads of different layers are "
+            f"compared on at most {self.rows} rows of each text.",
+            {"map": self.plot()},
+            "alike.plot()",
+        )
+        return [plane, maps]
+
+    # -- the numbers behind it --------------------------------------------------------------------------------
+
+    @cached_property
+    def _found(self) -> Divergences:
+        return Divergences(self.state)
+
+    @property
+    def _heads(self) -> int:
+        return self._found.heads
+
+    @property
+    def _pairs(self) -> Int[Tensor, "2 pair"]:
+        return torch.triu_indices(self._heads, self._heads, 1)
+
+    @property
+    def _places(self) -> list[tuple[int, int]]:
+        """Every measured head: layer and number."""
+        return [(layer, head) for layer in self.layers for head in range(self._heads)]
+
+    @property
+    def _fewest(self) -> int:
+        """The layer with the fewest different heads."""
+        effective = self.effective_heads[list(self.layers)].nan_to_num(torch.inf)
+        return self.layers[int(effective.argmin())]
+
+    def _by_layer(self, pairs: Float[Tensor, "layer pair"]) -> Float[Tensor, "all_layers head head"]:
+        return by_layer(self._found.square(pairs), self.layers, self.n_layers)
+
+    def _ends(self, ends: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+        low, high = (self._by_layer(end.clamp(0.0, math.log(2))) for end in ends)
+        return low, high
+
+    def _all_ends(self, ends: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+        low, high = (self._everywhere(self._found.between_all(end.clamp(0.0, math.log(2)))) for end in ends)
+        return low, high
+
+    def _everywhere(self, measured: Float[Tensor, "layer head layer head"]) -> Float[Tensor, "all head all head"]:
+        """With every layer of the model."""
+        return by_layer(by_layer(measured, self.layers, self.n_layers), self.layers, self.n_layers, axis=2)
+
+    def _layer(self, layer: int) -> int:
+        return member("layer", layer, self.layers, "the layers measured")
+
+    def _compared(self, layer: int | None) -> tuple[list[tuple[int, int]], Float[Tensor, "head head"]]:
+        """Some heads, all of which were compared with each other, and their divergences."""
+        if layer is None:
+            places, found = self._places, self._found.whole.flatten(2).flatten(0, 1)
+        else:
+            place = self.layers.index(self._layer(layer))
+            places, found = [(layer, head) for head in range(self._heads)], self._found.whole[place, :, place]
+        if bool(found.isnan().any()):
+            if self.rows == 0 and layer is None:
+                raise InputError("with rows=0 only heads of the same layer are compared; give a `layer`.")
+            raise InputError("not all heads were compared: no row of these texts sees two keys. Give longer texts.")
+        return places, found
+
+
+_OF_NEAREST: Final = ["nearest_layer", "nearest_head", "divergence", "low", "high"]

@@ -1,0 +1,1 @@
+"""Does attention to the first token say that a head has nothing to do?"""

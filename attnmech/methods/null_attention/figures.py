@@ -1,0 +1,114 @@
+"""Layers × heads as a map of verdicts: what each head's attention to a sink is good for."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+import plotly.graph_objects as go  # type: ignore[import-untyped]
+from jaxtyping import Float
+
+from ...draw.figure import Figure
+from ...draw.style import FIGURE_STYLE
+from ...draw.text import percent, signed, with_minus_signs
+
+
+@dataclass(frozen=True)
+class VerdictStyle:
+    """How a verdict is drawn: `letter` stands in the cell."""
+
+    letter: str
+    colour: str
+
+
+VERDICT_STYLES: Final = {
+    "resting": VerdictStyle("R", "#6f9cc1"),
+    "active": VerdictStyle("A", "#e69f00"),
+    "unused": VerdictStyle("U", "#a6cfa0"),
+    "subtle": VerdictStyle("S", "#cc79a7"),
+    "undecided": VerdictStyle("?", "#ead96b"),
+    "not attending": VerdictStyle("·", "#bdbdbd"),
+}
+"""Distinguished by hue and by letter; black letters are legible on all of them."""
+
+LETTER_COLOUR: Final = "#111111"
+
+
+@dataclass(frozen=True)
+class Measured:
+    """A number of every head, with its interval where there is one (else NaN)."""
+
+    label: str
+    value: Float[np.ndarray, "layer head"]
+    low: Float[np.ndarray, "layer head"]
+    high: Float[np.ndarray, "layer head"]
+
+
+def verdict_map(
+    verdicts: Sequence[Sequence[str]],
+    numbers: Sequence[Measured],
+    *,
+    layers: Sequence[int],
+    null_share: Sequence[float],
+) -> go.Figure:
+    """One cell per head with its verdict, and its numbers in the hover; heads without a verdict are left blank.
+
+    `null_share` is shown beside each layer where it is known.
+    """
+    names = list(VERDICT_STYLES)
+    count = len(names)
+    heads = len(verdicts[0])
+    steps = [
+        [edge / count, VERDICT_STYLES[name].colour] for place, name in enumerate(names) for edge in (place, place + 1)
+    ]
+    figure = Figure(
+        go.Heatmap(
+            z=[[names.index(name) if name else None for name in row] for row in verdicts],
+            x=list(range(heads)),
+            y=[_layer_label(layer, share) for layer, share in zip(layers, null_share, strict=True)],
+            zmin=-0.5,
+            zmax=count - 0.5,
+            colorscale=steps,
+            colorbar={
+                "tickvals": list(range(count)),
+                "ticktext": [f"{style.letter} {name}" for name, style in VERDICT_STYLES.items()],
+                "thickness": 12,
+            },
+            text=[[VERDICT_STYLES[name].letter if name else "" for name in row] for row in verdicts],
+            texttemplate="%{text}",
+            textfont={"color": LETTER_COLOUR},
+            customdata=[[[layer, head] for head in range(heads)] for layer in layers],
+            hovertext=[
+                [_hover(layer, head, name, numbers, place) for head, name in enumerate(row)]
+                for place, (layer, row) in enumerate(zip(layers, verdicts, strict=True))
+            ],
+            hovertemplate="%{hovertext}<extra></extra>",
+            xgap=1,
+            ygap=1,
+        )
+    )
+    figure.update_layout(template=FIGURE_STYLE, height=max(180, 60 + 24 * len(layers)))
+    figure.update_xaxes(title="head", dtick=1 if heads <= 32 else None, showgrid=False)
+    figure.update_yaxes(title="layer · null share", autorange="reversed", type="category", showgrid=False)
+    return figure
+
+
+def _layer_label(layer: int, share: float) -> str:
+    return str(layer) if math.isnan(share) else f"{layer} · {percent(share, 0)}"
+
+
+def _hover(layer: int, head: int, verdict: str, numbers: Sequence[Measured], place: int) -> str:
+    if not verdict:
+        return f"L{layer}H{head}<br>not measured"
+    lines = [
+        _line(each.label, each.value[place, head], each.low[place, head], each.high[place, head]) for each in numbers
+    ]
+    return "<br>".join([f"L{layer}H{head}: {verdict}", *lines])
+
+
+def _line(label: str, value: float, low: float, high: float) -> str:
+    if not math.isfinite(value):
+        return f"{label}: none"
+    interval = f" ({signed(low, '.3g')} to {signed(high, '.3g')})" if math.isfinite(low) and math.isfinite(high) else ""
+    return f"{label}: {with_minus_signs(f'{value:.3g}')}{interval}"

@@ -1,0 +1,488 @@
+"""Is a head's attention to the first token a way of doing nothing? Ablate it and see (formulas §5).
+
+After Vig & Belinkov 2019, "Analyzing the Structure of Attention in a Transformer Language Model".
+"""
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any, Final, Self, Unpack
+
+import pandas as pd
+import plotly.graph_objects as go  # type: ignore[import-untyped]
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from ...basics.arguments import finite_number, option
+from ...draw.chart import at_head
+from ...draw.section import Section
+from ...errors import InputError
+from ...interventions import Head, Heads, Intervention, Values
+from ...maths.intervals import LEVEL, TextMeans
+from ...model.inputs.encoder import Inputs
+from ...model.run.hooked import HookedModel, require_model
+from ...results import Provenance, TextResult, by_layer, clarity_of, subtracted
+from ...runs.ablations import reread
+from ...runs.claims import no_interval
+from ...runs.effects import HeadEffects, effects_of, unit_of
+from ...runs.engine import Change
+from ...runs.journal import owning_journal
+from ...runs.metrics import MetricLike
+from ...runs.options import SweepOptions, require_known
+from ...runs.sweep import sweep
+from .figures import Measured, verdict_map
+from .formulas import VERDICTS, texts_to_decide, verdict_of
+from .sums import FACTS, TARGETS, Sinks, sinks_of
+
+INTERVENTIONS: Final = {
+    "remove": "the sink is hidden and the softmax recomputed",
+    "zero_value": "the sink's value becomes 0",
+    "mean_value": "the sink's value becomes the head's mean value",
+    "only_sink": "the values of all keys but the sink become 0",
+}
+"""What is done to each head alone, in the order of measurement."""
+
+
+@owning_journal
+def null_attention(
+    model: HookedModel,
+    inputs: Inputs | Iterable[Inputs],
+    *,
+    target: str = "first",
+    heads: Heads = "all",
+    layers: Iterable[int] | None = None,
+    delta: float = 0.01,
+    least_mass: float = 0.3,
+    least_ratio: float = 0.5,
+    metric: MetricLike = "loss",
+    reference: Inputs | Iterable[Inputs] | None = None,
+    **options: Unpack[SweepOptions],
+) -> "NullAttention":
+    """Whether heads that attend to a sink thereby do nothing.
+
+    >>> import attnmech as am
+    >>> null = am.null_attention(am.load(), ["Anna sang of shells.", "Tom lost his old anchor."], layers=[0, 2])
+    >>> null.sink_mass.shape, null.null_share.shape
+    (torch.Size([4, 8]), torch.Size([4]))
+
+    In GPT-2, 57 % of attention goes to the first token, which Vig & Belinkov (2019) read as "null attention": the
+    head found nothing to look for. Here that claim is tested, head by head.
+
+    Four interventions are measured on every head: "remove" hides the sink and recomputes the softmax (a row that
+    sees nothing else, such as row 0 of a causal model, then attends to nothing), "zero_value" sets the sink's value to
+    0, "mean_value" sets it to the head's mean value over the other tokens of the inputs, or of `reference`, and
+    "only_sink" sets the values of all other keys to 0. Effects are `metric` after minus before.
+
+    A head is "not attending" if its sink mass is below `least_mass`. Otherwise its value ratio says whether it writes
+    (`least_ratio` or more), and the effect of zero_value whether that matters: it does not if the whole interval of the
+    effect lies within ±`delta`, and does if it lies outside. "resting" writes little and it does not matter, "active"
+    writes and it matters, "unused" writes and it does not matter, "subtle" writes little and it matters; "undecided" is
+    a head whose interval crosses a bound, and `NullAttention.texts_needed` how many texts would decide it. Intervals
+    are corrected for all heads that are changed (95 %, `HeadEffects.simultaneous`), so that verdicts are not chance
+    finds among many heads; there are none under five texts, and useful ones take some tens.
+
+    Args:
+        model: the model.
+        inputs: texts, or token ids.
+        target: the sink: the first token of each text ("first"), the key that receives most from the other rows of the
+            text, head by head ("most_attended"), or all special tokens of the tokenizer together ("special").
+        heads: a list of (layer, head); "all"; or "attending", which changes only heads whose sink mass is at least
+            `least_mass`, as the verdict on all others follows from their sink mass alone.
+        layers: the layers of the heads, where `heads` is no list; by default all.
+        delta: the largest effect that does not matter, in the metric's unit (nats, for the loss).
+        least_mass: the least sink mass of a head that attends to the sink (ε = 0.3 of Gu et al. 2024).
+        least_ratio: the least value ratio of a head that writes.
+        metric: as in `am.ablate_heads`.
+        reference: the texts over which "mean_value" takes its mean; by default the inputs.
+        options: answers, against, bos, memory, journal, engine, partial and progress, as in `am.ablate_heads`.
+
+    Returns:
+        Sink mass, value ratio, four effects and a verdict for each head, with intervals over texts.
+
+    Raises:
+        InputError: for invalid heads, targets, bounds, metrics and answers.
+        JournalError: for the journal of another sweep.
+
+    Source: Vig & Belinkov 2019; Gu et al. 2024.
+    """
+    require_model(model)
+    require_known(options, SweepOptions)
+    bos, engine = options.get("bos"), options.get("engine", "local")
+    delta = finite_number("delta", delta, above=0.0)
+    least_mass = finite_number("least_mass", least_mass, above=0.0)
+    least_ratio = finite_number("least_ratio", least_ratio, above=0.0)
+    attending = isinstance(heads, str) and heads == "attending"
+    inputs, chosen = reread(inputs), model.check_heads("all" if attending else heads, layers)
+    touched = sorted({layer for layer, _ in chosen})
+    label = model.output_stack.label
+    sinks = sinks_of(model, inputs, target, layers=touched, stack=label or None, bos=bos, engine=engine)
+    others = sinks
+    if reference is not None:
+        others = sinks_of(model, reference, target, layers=touched, stack=label or None, bos=bos, engine=engine)
+    if others.mean_value.isnan().any():
+        raise InputError("the texts must have tokens other than the sink; these have none.")
+    means = {
+        layer: Values({layer: mean[None, None].to(model.dtype)}, "the head's mean over other tokens")
+        for layer, mean in zip(touched, others.mean_value, strict=True)
+    }
+    changed = _attending(sinks, touched, chosen, least_mass) if attending else chosen
+    swept = sweep(
+        model,
+        inputs,
+        [
+            change
+            for head in changed
+            for change in _changes(head, _sink_of(sinks, touched, head), means[head[0]], label)
+        ],
+        metric,
+        noted={
+            "target": target,
+            "heads": heads if isinstance(heads, str) else [list(head) for head in chosen],
+            "mean value over": "inputs" if reference is None else "reference",
+        },
+        **options,
+    )
+    count = len(INTERVENTIONS)
+    effects = {
+        name: effects_of(model, changed, replace(swept, after=swept.after[place::count]), name)
+        for place, name in enumerate(INTERVENTIONS)
+    }
+    asked = torch.zeros_like(effects["remove"].swept, dtype=torch.bool)
+    asked[tuple(zip(*chosen, strict=True))] = True
+    facts = by_layer(sinks.facts, touched, len(asked), axis=1).masked_fill(~asked[..., None], torch.nan)
+    return NullAttention(target, delta, least_mass, least_ratio, effects, facts, sinks.keys, swept.provenance)
+
+
+def _attending(sinks: Sinks, layers: Sequence[int], heads: Sequence[Head], least_mass: float) -> list[Head]:
+    """The heads that attend to the sink; the one that does most, if none does enough."""
+    mass = sinks.facts[FACTS.index("sink_mass")].nanmean(dim=-1).nan_to_num(0.0)
+    of_head = {(layer, head): float(mass[layers.index(layer), head]) for layer, head in heads}
+    return [head for head in heads if of_head[head] >= least_mass] or [max(of_head, key=lambda head: of_head[head])]
+
+
+def _sink_of(sinks: Sinks, layers: Sequence[int], head: Head) -> Bool[Tensor, "text key"]:
+    """The sink of one head in every text."""
+    per_layer, per_head = sinks.keys.shape[:2]
+    layer = layers.index(head[0])
+    return sinks.keys[layer if per_layer > 1 else 0, head[1] if per_head > 1 else 0]
+
+
+def _changes(head: Head, sink: Bool[Tensor, "text key"], mean: Values, stack: str) -> list[Change]:
+    """`INTERVENTIONS` on one head."""
+    made = {
+        "remove": Intervention.remove_keys([head], sink, stack=stack),
+        "zero_value": Intervention.zero_values([head], sink, stack=stack),
+        "mean_value": Intervention.replace_values([head], sink, mean, stack=stack),
+        "only_sink": Intervention.zero_values([head], ~sink, stack=stack),
+    }
+    return [(made[name],) for name in INTERVENTIONS]
+
+
+@dataclass(frozen=True, repr=False)
+class NullAttention(TextResult):
+    """What heads do with a sink: how much they attend to it, what that writes, and whether it matters.
+
+    Every number is computed per text and then averaged over the texts that define it; NaN if none does, and at heads
+    that were not measured. In a difference, numbers are differences, and `verdict` says how verdicts changed.
+    """
+
+    target: str
+    """What counts as the sink: "first", "most_attended" or "special"."""
+    delta: float
+    """An effect within ±delta counts as zero."""
+    least_mass: float
+    """The smallest sink mass at which a head counts as attending."""
+    least_ratio: float
+    """The smallest value ratio at which a head counts as writing."""
+    effects: Mapping[str, HeadEffects]
+    """The effects of "remove", "zero_value", "mean_value" and "only_sink"."""
+    facts: Float[Tensor, "fact layer head text"]
+    """Sink mass, value ratio, update at the sink and elsewhere, per text; NaN where a text does not define it."""
+    sinks: Bool[Tensor, "#layer #head text key"]
+    """True at the sink's tokens; empty in a difference, whose `parts` have their own."""
+    provenance: Provenance
+
+    @property
+    def layers(self) -> tuple[int, ...]:
+        """The layers with measured heads; NaN in the others along the axis `layer`."""
+        return tuple(self._asked.any(dim=-1).nonzero()[:, 0].tolist())
+
+    @property
+    def axis_lengths(self) -> Mapping[str, int]:
+        """The lengths of the axes that facts, layers and texts label."""
+        layers, heads = self._first.swept.shape
+        return {"fact": len(FACTS), "layer": layers, "head": heads, "text": len(self._first.tokens)}
+
+    def _check(self) -> None:
+        if list(self.effects) != list(INTERVENTIONS):
+            raise ValueError(f"`effects` must hold those of {', '.join(INTERVENTIONS)}; got {list(self.effects)}")
+        super()._check()
+        option("target", self.target, TARGETS)
+
+    @property
+    def metric(self) -> str:
+        """The metric in which effects are measured."""
+        return self._first.metric
+
+    @property
+    def sink_mass(self) -> Float[Tensor, "layer head"]:
+        """Mean attention to the sink from rows outside it; a row that cannot see it counts as 0."""
+        return self._mean("sink_mass")
+
+    @property
+    def value_ratio(self) -> Float[Tensor, "layer head"]:
+        """‖v_sink W_O‖ / median_j ‖v_j W_O‖ over the other tokens j.
+
+        With several special tokens, v_sink's norm is their mean, weighted by the attention that each receives.
+        """
+        return self._mean("value_ratio")
+
+    @property
+    def update_at_sink(self) -> Float[Tensor, "layer head"]:
+        """Mean of ‖u‖ / ‖x‖ on the rows that attend most to the sink, excluding the sink's own row."""
+        return self._mean("update_at_sink")
+
+    @property
+    def update_elsewhere(self) -> Float[Tensor, "layer head"]:
+        """Mean of ‖u‖ / ‖x‖ on the rows that attend most to another key."""
+        return self._mean("update_elsewhere")
+
+    @property
+    def update_difference(self) -> Float[Tensor, "layer head"]:
+        """Update at the sink minus elsewhere, over the texts that have rows of both kinds.
+
+        The whole interval is below 0 where figure 10's claim holds: heads write less while they attend to the sink.
+        """
+        return self._difference.nanmean(dim=-1)
+
+    def update_interval(self, level: float = LEVEL) -> tuple[Float[Tensor, "layer head"], Float[Tensor, "layer head"]]:
+        """Low and high end of the t interval of `update_difference` over texts; NaN for fewer than five texts."""
+        return TextMeans.of_values(self._difference).interval(level)
+
+    @cached_property
+    def verdict(self) -> tuple[tuple[str, ...], ...]:
+        """The verdict on each head of each layer, by the rule of `am.null_attention`; "" at heads not measured.
+
+        In the difference `one - other`: "resting" where both say so, "resting → active" where `one` says active and
+        `other` resting, and "" where a head was measured in only one of them.
+        """
+        if self.parts is not None:
+            now, before = (part.verdict for part in self.parts)
+            return tuple(tuple(map(_changed, *rows)) for rows in zip(before, now, strict=True))
+        low, high = self.effects["zero_value"].simultaneous()
+        asked = self._asked
+        bounds = {"delta": self.delta, "least_mass": self.least_mass, "least_ratio": self.least_ratio}
+        return tuple(
+            tuple(verdict_of(*numbers, **bounds) if measured else "" for measured, *numbers in zip(*rows, strict=True))
+            for rows in zip(
+                *(each.tolist() for each in (asked, self.sink_mass, self.value_ratio, low, high)), strict=True
+            )
+        )
+
+    @cached_property
+    def texts_needed(self) -> Float[Tensor, "layer head"]:
+        """Roughly how many texts would decide each undecided head, if its effect and spread stay; NaN elsewhere.
+
+        Infinite where the effect is at a bound. The interval of the effect narrows with √texts.
+        """
+        effects = self.effects["zero_value"]
+        needed = torch.full_like(effects.effect, torch.nan)
+        low, high = effects.simultaneous()
+        for layer, row in enumerate(self.verdict):
+            for head, name in enumerate(row):
+                if name == "undecided":
+                    at = layer, head
+                    mean, *ends = (float(numbers[at]) for numbers in (effects.effect, low, high))
+                    needed[at] = texts_to_decide(mean, (ends[0], ends[1]), int(effects.texts[at]), self.delta)
+        return needed
+
+    @property
+    def null_share(self) -> Float[Tensor, " layer"]:
+        """The share of a layer's attention that is null: (1/H) Σ_h sink mass, over its resting heads.
+
+        Over the rows outside the sink. Undecided heads are not counted, so the true share may be larger. NaN unless
+        all heads of the layer were measured.
+        """
+        if self.parts is not None:
+            return self.parts[0].null_share - self.parts[1].null_share
+        resting = torch.tensor([[name == "resting" for name in row] for row in self.verdict])
+        share = self.sink_mass.masked_fill(~resting, 0.0).mean(dim=-1)
+        return share.masked_fill(~self._asked.all(dim=-1), torch.nan)
+
+    @property
+    def complete(self) -> bool:
+        """Whether every intervention was measured on every text; False if the sweep was interrupted."""
+        return all(each.complete for each in self.effects.values())
+
+    @property
+    def _asked(self) -> Bool[Tensor, "layer head"]:
+        """The heads that were looked at, whether they were changed or not."""
+        return ~self.facts.isnan().all(dim=-1).all(dim=0)
+
+    @property
+    def _first(self) -> HeadEffects:
+        return next(iter(self.effects.values()))
+
+    def _mean(self, fact: str) -> Float[Tensor, "layer head"]:
+        return self.facts[FACTS.index(fact)].nanmean(dim=-1)
+
+    @property
+    def _difference(self) -> Float[Tensor, "layer head text"]:
+        return self.facts[FACTS.index("update_at_sink")] - self.facts[FACTS.index("update_elsewhere")]
+
+    # -- how it is shown and kept -----------------------------------------------------------------------------
+
+    def to_frame(self) -> pd.DataFrame:
+        """One row per head: its numbers, every effect with its interval and what is clear of it, and the verdict.
+
+        NaN where a head was not changed. `texts_needed` says how many texts would decide an undecided head.
+        """
+        columns: dict[str, Tensor] = {name: self._mean(name) for name in FACTS}
+        columns["update_difference"] = self.update_difference
+        columns["update_difference_low"], columns["update_difference_high"] = self.update_interval()
+        for name, effects in self.effects.items():
+            columns[name] = effects.effect
+            columns[f"{name}_low"], columns[f"{name}_high"] = effects.interval()
+            columns |= {f"{name}_{flag}": value for flag, value in clarity_of(effects._means).items()}
+        places = self._asked.nonzero()
+        layer, head = places.unbind(dim=1)
+        frame = pd.DataFrame(
+            {
+                "layer": layer.tolist(),
+                "head": head.tolist(),
+                **{name: value[layer, head].tolist() for name, value in columns.items()},
+                "verdict": [self.verdict[row][column] for row, column in places.tolist()],
+                **({} if self.parts else {"texts_needed": self.texts_needed[layer, head].tolist()}),
+            }
+        )
+        frame.attrs["intervals"] = self._first.note
+        return frame
+
+    def plot(self) -> "go.Figure":
+        """Layers × heads, each head's verdict as a colour and a letter, with its numbers in the hover.
+
+        For a difference: the effects of "zero_value" as colours.
+        """
+        if self.parts is not None:
+            return self.effects["zero_value"].plot()
+        rows = list(self.layers)
+
+        def measured(label: str, value: Tensor, ends: tuple[Tensor, Tensor] | None = None) -> Measured:
+            low, high = ends or (torch.full_like(value, torch.nan),) * 2
+            return Measured(label, *(each[rows].numpy() for each in (value, low, high)))
+
+        numbers = [
+            measured("sink mass", self.sink_mass),
+            measured("value ratio", self.value_ratio),
+            measured("update at the sink", self.update_at_sink),
+            measured("update elsewhere", self.update_elsewhere),
+            measured("difference", self.update_difference, self.update_interval()),
+            *(
+                measured(name.replace("_", " "), effects.effect, effects.interval())
+                for name, effects in self.effects.items()
+            ),
+        ]
+        verdicts = [self.verdict[layer] for layer in rows]
+        return verdict_map(verdicts, numbers, layers=self.layers, null_share=self.null_share[rows].tolist())
+
+    @property
+    def _title(self) -> str:
+        return f"Null attention of {self.provenance.model}"
+
+    def _sections(self) -> "Sequence[Section]":
+        heading = "Verdicts" if self.parts is None else "Effects of zeroing the sink's value"
+        return [Section(heading, self.reading, {"null-attention": self.plot()}, "null.plot()")]
+
+    def section(self, call: str, layers: Sequence[int], on: str) -> "Section":
+        """The map of verdicts, for a page whose reader chooses a head in `layers`; `on` names the texts."""
+        return Section(
+            name="map-null-attention",
+            contents="Null attention",
+            heading=f"Whether attention to {TARGETS[self.target]} does anything",
+            finding=self.lead,
+            reading=f"{self.reading} Click a cell to choose its head.",
+            caveat=f"On {on}. A verdict needs an interval, and an interval needs at least five texts.",
+            figures={"null-attention": at_head(self.plot(), self.layers, tuple(layers))},
+            call=f"{call}.plot()",
+        )
+
+    @property
+    def reading(self) -> str:
+        """How to read the map of verdicts."""
+        if self.parts is not None:
+            return "Each cell is one head: the difference between the effects of zeroing the sink's value."
+        done = "; ".join(f"{name.replace('_', ' ')}: {about}" for name, about in INTERVENTIONS.items())
+        return (
+            f"Each cell is one head. It attends if its mean attention to {TARGETS[self.target]} is "
+            f"{self.least_mass:g} or more, and writes if what that value writes is {self.least_ratio:g} or more of "
+            "the other tokens' median. What it writes matters if zeroing the value changes the metric by more than "
+            f"{self.delta:g} over the whole interval, and does not matter if the interval lies within that; intervals "
+            "are over texts, corrected for all heads that were changed. Resting: writes little, and it does "
+            "not matter. Active: writes, and it matters. Unused: writes, and it does not matter. Subtle: writes "
+            "little, and it matters. Beside each layer is the share of its attention that is null: that of resting "
+            "heads. "
+            f"What was done: {done}."
+        )
+
+    @property
+    def lead(self) -> str:
+        """The one sentence that the numbers support."""
+        verdicts = [name for row in self.verdict for name in row if name]
+        if self.parts is not None:
+            changed = [
+                f"L{layer}H{head} {name}"
+                for layer, row in enumerate(self.verdict)
+                for head, name in enumerate(row)
+                if "→" in name
+            ]
+            listed = f": {', '.join(changed[:_NAMED])}{', …' if len(changed) > _NAMED else ''}" if changed else ""
+            return (
+                f"{self._opening}{len(changed)} of {len(verdicts)} heads have a different verdict for "
+                f"{TARGETS[self.target]} on {self._texts}{listed}."
+            )
+        found = ", ".join(f"{verdicts.count(name)} {name}" for name in VERDICTS)
+        part = "" if self.complete else "; stopped early, incomplete"
+        return (
+            f"Of {len(verdicts)} heads, for {TARGETS[self.target]} on {self._texts}: {found} (within ±{self.delta:g} "
+            f"{unit_of(self.metric)}){self._would_decide}{no_interval(self._n_texts)}{part}."
+        )
+
+    @property
+    def _would_decide(self) -> str:
+        """How many texts would decide undecided heads, as the end of a sentence."""
+        needed = sorted(value for value in self.texts_needed.flatten().tolist() if not math.isnan(value))
+        if not needed:
+            return ""
+        half = needed[(len(needed) - 1) // 2]
+        if len(needed) == 1:
+            return "" if math.isinf(half) else f"; about {round(half):,} texts would decide that head"
+        return "" if math.isinf(half) else f"; about {round(half):,} texts would decide half of the undecided heads"
+
+    @property
+    def _n_texts(self) -> int:
+        return self._first._n_texts
+
+    def _comparable(self) -> dict[str, Any]:
+        bounds = {name: getattr(self, name) for name in ("target", "delta", "least_mass", "least_ratio")}
+        return bounds | self._first._comparable()
+
+    def _minus(self, other: Self, paired: bool) -> Self:
+        return replace(
+            self,
+            effects={name: effects - other.effects[name] for name, effects in self.effects.items()},
+            facts=subtracted(self.facts, other.facts, paired),
+            sinks=self.sinks[..., :0],
+        )
+
+
+_NAMED: Final = 5
+"""How many heads a sentence names."""
+
+
+def _changed(before: str, now: str) -> str:
+    """The verdict that both share, or how it changed."""
+    if not before or not now:
+        return ""
+    return now if before == now else f"{before} → {now}"

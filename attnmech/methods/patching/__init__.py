@@ -1,0 +1,1 @@
+"""Which heads carry what differs between two prompts?"""

@@ -1,0 +1,325 @@
+"""Where does a model keep what tells two prompts apart? Patch activations of one run into the other (formulas §5)."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any, ClassVar, Final, Self, Unpack
+
+import pandas as pd
+import plotly.graph_objects as go  # type: ignore[import-untyped]
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from ...basics.arguments import option, shown
+from ...basics.fields import check_rows
+from ...errors import InputError, index_of
+from ...interventions import Head, Heads, Intervention, Positions, Values, checked_heads
+from ...maths.intervals import LEVEL, TextMeans, difference
+from ...model.inputs.encoder import Inputs
+from ...model.run.hooked import HookedModel, require_model
+from ...results import subtracted
+from ...runs.ablations import reread
+from ...runs.effects import Effects, HeadEffects, effect_fields, head_fields
+from ...runs.journal import owning_journal
+from ...runs.metrics import MetricLike
+from ...runs.options import SweepOptions, require_known
+from ...runs.sweep import Swept, sweep
+from .prompt_pairs import PromptPairs
+
+BY_HEAD: Final = ("z", "q", "k", "v", "pattern")
+"""Where activations can be patched head by head; k and v kv head by kv head."""
+
+BY_POSITION: Final = ("resid_pre", "resid_mid", "resid_post", "attn_out", "mlp_out")
+"""Where they can be patched at each position of a layer."""
+
+SAME_METRIC: Final = 1e-5
+"""The two runs' metrics count as equal if their relative difference is below this: rounding, not an effect."""
+
+
+@dataclass(frozen=True, repr=False)
+class Patched(Effects):
+    """How much of the clean run's metric patching its activations into the corrupted run recovers."""
+
+    clean: Float[Tensor, " text"]
+    """The metric of each clean prompt; `before` is that of the corrupted one."""
+    clean_tokens: tuple[tuple[str, ...], ...]
+    """The tokens of the clean prompts; `tokens` are those of the corrupted ones."""
+
+    def _check(self) -> None:
+        super()._check()
+        check_rows("clean_tokens", self.clean_tokens, len(self.clean))
+
+    @property
+    def recovered(self) -> Float[Tensor, "layer place"]:
+        """(patched − corrupted) / (clean − corrupted), each a mean over pairs: 1 where the clean metric is restored.
+
+        NaN for the reason given by `not_recoverable`.
+        """
+        return self._shares.mean
+
+    def recovered_interval(
+        self, level: float = LEVEL
+    ) -> tuple[Float[Tensor, "layer place"], Float[Tensor, "layer place"]]:
+        """Low and high end of the t interval of `recovered` over pairs; NaN for fewer than five."""
+        return self._shares.interval(level)
+
+    @cached_property
+    def _shares(self) -> TextMeans:
+        if self.parts is None:
+            return TextMeans.of_ratio(self.per_text, self._gap)
+        one, other = (part._shares.at(rows) for part, rows in self._parts_in_rows())
+        if self.paired:
+            return difference(one, other)
+        return TextMeans.of_values((one.mean - other.mean)[..., None])
+
+    @property
+    def not_recoverable(self) -> str | None:
+        """Why the share recovered is undefined; None if it is defined."""
+        if self.parts is not None:
+            return self.parts[0].not_recoverable or self.parts[1].not_recoverable
+        if self.metric == "loss":
+            kind = "masked" if "masked" in self.provenance.options else "next"
+            return f"the two runs' losses are for different {kind} tokens"
+        clean, corrupted = self.clean.mean(), self.before.nanmean()
+        if torch.isclose(clean, corrupted, rtol=SAME_METRIC, atol=0.0):
+            return f"the clean and the corrupted prompts give the same {self.metric}, {float(clean):.4g}"
+        return None
+
+    @property
+    def _gap(self) -> Float[Tensor, " text"]:
+        """The clean run's metric minus the corrupted one's; NaN where that is not meaningful."""
+        gap = self.clean - self.before
+        return gap if self.not_recoverable is None else torch.full_like(gap, torch.nan)
+
+    def to_frame(self) -> pd.DataFrame:
+        """The columns of every sweep, plus clean, recovered, recovered_low, recovered_high."""
+        low, high = self.recovered_interval()
+        index, place = self.swept.nonzero().T
+        shares = {"recovered": self.recovered, "recovered_low": low, "recovered_high": high}
+        columns = {name: value[index, place].numpy() for name, value in shares.items()}
+        return super().to_frame().assign(clean=float(self.clean.mean()), **columns)
+
+    def plot(self, quantity: str = "effect") -> "go.Figure":
+        """Layers × heads (or positions), coloured by the "effect", or by the share "recovered"."""
+        if quantity == "effect":
+            return super().plot()
+        if quantity != "recovered":
+            raise InputError(f'`quantity` must be "effect" or "recovered"; got {shown(quantity)}.')
+        return self._map(self._shares, f"share of {self.metric} recovered")
+
+    @property
+    def lead(self) -> str:
+        """The one sentence that the numbers support."""
+        reason = self.not_recoverable
+        share = f"; no share recovered is given, since {reason}" if reason else ""
+        return f"{super().lead.removesuffix('.')}{share}."
+
+    @property
+    def _about(self) -> str:
+        pairs = self._texts.replace("text", "pair")
+        count = int(self.swept.sum())
+        places = f"{count} {self.PLACE}{'' if count == 1 else 's'}"
+        return f"{self._opening}{self.method} at {places} on {pairs}"
+
+    def _minus(self, other: Self, paired: bool) -> Self:
+        tokens = self.clean_tokens if paired and self.clean_tokens == other.clean_tokens else ()
+        clean = subtracted(self.clean, other.clean, paired)
+        return replace(super()._minus(other, paired), clean=clean, clean_tokens=tokens)
+
+
+@dataclass(frozen=True, repr=False)
+class PatchEffects(Patched, HeadEffects):
+    """How much a metric changes when a head writes in the corrupted run what it writes in the clean one.
+
+    `effect [layer head]` is the metric patched minus corrupted; `recovered [layer head]` its share of clean minus
+    corrupted. Units are those of the metric; intervals are over pairs.
+    """
+
+
+@dataclass(frozen=True, repr=False)
+class KVPatchEffects(PatchEffects):
+    """How much a metric changes when k or v of a kv head takes its clean value in the corrupted run.
+
+    `effect [layer kv_head]` and `recovered [layer kv_head]`: query heads that share a kv head all read the change.
+    """
+
+    PLACE: ClassVar[str] = "kv head"
+
+    def _named(self, layer: int, place: int) -> str:
+        return f"kv head {place} of layer {layer}"
+
+
+@dataclass(frozen=True, repr=False)
+class PositionEffects(Patched):
+    """How much a metric changes when one position of a layer takes its clean value in the corrupted run.
+
+    `effect [layer position]` is the metric patched minus corrupted; `recovered [layer position]` its share of clean
+    minus corrupted. Units are those of the metric; intervals are over pairs.
+    """
+
+    PLACE: ClassVar[str] = "position"
+
+    def _check(self) -> None:
+        super()._check()
+        for name, rows in (("tokens", self.tokens), ("clean_tokens", self.clean_tokens)):
+            check_rows(name, rows, len(self.clean), self.after.shape[1])
+
+    def _map(self, means: TextMeans, label: str, tokens: Sequence[str] = ()) -> "go.Figure":
+        return super()._map(means, label, tokens or self.position_tokens)
+
+    @property
+    def position_tokens(self) -> tuple[str, ...]:
+        """The tokens of the first pair: the corrupted prompt's, as "clean→corrupted" where the two differ.
+
+        Empty for a difference between results on different pairs.
+        """
+        if not self.tokens or not self.clean_tokens:
+            return ()
+        pairs = zip(self.clean_tokens[0], self.tokens[0], strict=True)
+        return tuple(now if clean == now else f"{clean}→{now}" for clean, now in pairs)
+
+
+@owning_journal
+def patch(
+    model: HookedModel,
+    clean: Inputs | Iterable[Inputs],
+    corrupted: Inputs | Iterable[Inputs],
+    *,
+    at: str = "z",
+    heads: Heads = "all",
+    layers: Iterable[int] | None = None,
+    positions: Positions | None = None,
+    metric: MetricLike = "logit_difference",
+    **options: Unpack[SweepOptions],
+) -> PatchEffects | PositionEffects:
+    """How much a metric changes when activations of the clean run are patched into the corrupted one.
+
+    >>> import attnmech as am
+    >>> found = am.patch(
+    ...     am.load(), ["The keys to the chest"], ["The key to the chest"], answers=[" are"], against=[" is"]
+    ... )                                                                              # doctest: +SKIP
+    >>> found.effect.shape, found.recovered.shape                                       # doctest: +SKIP
+    (torch.Size([4, 8]), torch.Size([4, 8]))
+
+    Prompt n of `clean` is paired with prompt n of `corrupted`, and has as many tokens. The corrupted prompt is run
+    with one place patched at a time (denoising: what suffices to restore the clean answer):
+
+    - at="z", "q" or "pattern": what a head writes, its queries, or where it looks, at all positions (rows) or at
+      `positions` together; gives `[layer head]`;
+    - at="k" or "v": keys or values, kv head by kv head, and `heads` are (layer, kv_head); where query heads share a
+      kv head, all of them read the change, and the result, `[layer kv_head]`, is a `KVPatchEffects`;
+    - at="resid_pre", "resid_mid", "resid_post", "attn_out" or "mlp_out": the stream as it enters a layer, between
+      attention and MLP, or as it leaves, or what its attention or its MLP adds, at one position; gives
+      `[layer position]`, for `positions` or all. All prompts must then have the same length.
+
+    Args:
+        model: the model.
+        clean: prompts, or token ids.
+        corrupted: as many prompts, each with as many tokens as its partner.
+        at: the point that is patched, as above.
+        heads: a list of (layer, head), or "all".
+        layers: by default all.
+        positions: by default all; those below 0 count from the end of each prompt: -1, or "last", is its last token.
+        metric: as in `am.ablate_heads`. "loss" has no share, since the runs predict different tokens; "kl" has no
+            meaning here.
+        options: answers, against, bos, memory, journal, partial and progress, as in `am.ablate_heads`. `answers` and
+            `against` hold one token per pair: usually the clean prompt's answer and the corrupted one's.
+
+    Returns:
+        `.effect`, the metric after minus before, and `.recovered`, that change as a share of the gap between the two
+        runs.
+
+    Raises:
+        InputError: for prompts that do not pair up, and for invalid points, heads, positions and metrics.
+        JournalError: for the journal of another sweep.
+
+    Source: Meng et al. 2022; Wang et al. 2023.
+    """
+    require_model(model)
+    require_known(options, SweepOptions)
+    _check_options(at, heads, metric)
+    pairs = PromptPairs.of(model, reread(clean), reread(corrupted), options.get("bos"))
+    noted: dict[str, Any] = {"at": at, "clean inputs": pairs.clean[-1].digest}
+    run = _Run(model, pairs, metric, options)
+    of_clean = run.clean_fields()
+    stack = model.output_stack
+    at_positions = None if positions is None else pairs.check_positions(positions)
+    if at in BY_HEAD:
+        chosen = _chosen(model, at, heads, layers)
+        values = pairs.values(model, at, sorted({layer for layer, _ in chosen}))
+        changes = [_in_head(at, head, values, at_positions, stack.label) for head in chosen]
+        named = "all" if isinstance(heads, str) else [list(head) for head in chosen]
+        swept = run.sweep(changes, noted | {"heads": named, "positions": at_positions})
+        by_kv_head = at in ("k", "v") and stack.n_kv_heads < stack.n_heads
+        fields = head_fields(model, chosen, swept, f"patching {at}", by_kv_head=by_kv_head)
+        return (KVPatchEffects if by_kv_head else PatchEffects)(**fields, **of_clean)
+    length = pairs.one_length(at)
+    columns = list(range(length)) if at_positions is None else sorted({place % length for place in at_positions})
+    rows = model.points.check_layers(layers, stack.label)
+    values = pairs.values(model, at, rows)
+    places = [(layer, position) for layer in dict.fromkeys(rows) for position in columns]
+    swept = run.sweep(
+        [_at_position(at, *place, values, stack.label) for place in places],
+        noted | {"layers": rows, "positions": columns},
+    )
+    return PositionEffects(**effect_fields(places, length, swept, f"patching {at}"), **of_clean)
+
+
+def _check_options(at: str, heads: Heads, metric: MetricLike) -> None:
+    option("at", at, (*BY_HEAD, *BY_POSITION))
+    if at in BY_POSITION and not (isinstance(heads, str) and heads == "all"):
+        raise InputError(f"`heads` is for {', '.join(BY_HEAD)}; {at} has no heads. Choose `layers` and `positions`.")
+    if isinstance(metric, str) and metric == "kl":
+        raise InputError(
+            'metric="kl" compares with the unpatched run, here the corrupted one, so it cannot say how close the clean '
+            'one is. Use "logit_difference", "accuracy", or a function (logits, batch) -> [batch].'
+        )
+
+
+def _chosen(model: HookedModel, at: str, heads: Heads, layers: Iterable[int] | None) -> list[Head]:
+    """The heads to patch; at k and v, the kv heads."""
+    stack = model.output_stack
+    if at not in ("k", "v"):
+        return model.check_heads(heads, layers)
+    within = model.points.check_layers(layers, stack.label)
+    named = checked_heads(heads)
+    if named == "all":
+        return [(layer, head) for layer in within for head in range(stack.n_kv_heads)]
+    for _, head in named:
+        index_of("heads", head, stack.n_kv_heads, f"at={at!r} goes by kv head; each layer has {stack.n_kv_heads}")
+    model.require_heads(named, within, stack, "of each layer of this model")
+    return list(named)
+
+
+def _in_head(
+    at: str, head: Head, values: Mapping[int, Values], positions: Sequence[int] | None, stack: str
+) -> Intervention:
+    return Intervention.replace([head], values[head[0]], point=at, positions=positions, stack=stack)  # type: ignore[arg-type]
+
+
+def _at_position(at: str, layer: int, position: int, values: Mapping[int, Values], stack: str) -> Intervention:
+    return Intervention.stream(at, [layer], values[layer], positions=[position], stack=stack)  # type: ignore[arg-type]
+
+
+@dataclass(frozen=True)
+class _Run:
+    """What all sweeps of one call have in common."""
+
+    model: HookedModel
+    pairs: PromptPairs
+    metric: MetricLike
+    options: SweepOptions
+
+    def sweep(self, changes: Sequence[Intervention], noted: Mapping[str, Any]) -> Swept:
+        """The corrupted prompts under each change."""
+        _, corrupted = self.pairs.given
+        each_alone = [(change,) for change in changes]
+        return sweep(self.model, corrupted, each_alone, self.metric, noted=noted, **self.options)
+
+    def clean_fields(self) -> dict[str, Any]:
+        """The fields of a result about the clean prompts."""
+        clean, _ = self.pairs.given
+        measuring = self.options | {"journal": None, "partial": False, "progress": False}
+        swept = sweep(self.model, clean, [()], self.metric, **measuring)
+        return {"clean": swept.before, "clean_tokens": swept.tokens}

@@ -1,0 +1,231 @@
+"""Along which paths does a head act? Patch the path from it to other heads, or to the logits (formulas §5)."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, Unpack
+
+from ...basics.arguments import listed, option, shown
+from ...draw.section import Section
+from ...errors import InputError
+from ...interventions import Head, Heads, Intervention, Values
+from ...model.inputs.encoder import Inputs
+from ...model.run.hooked import HookedModel, require_model
+from ...runs.ablations import reread
+from ...runs.claims import PALE
+from ...runs.effects import HeadEffects, head_fields
+from ...runs.engine import Receivers
+from ...runs.journal import owning_journal
+from ...runs.metrics import MetricLike
+from ...runs.options import SweepOptions, require_known
+from ...runs.sweep import LATER, sweep
+from .prompt_pairs import PromptPairs
+
+THROUGH: Final = ("q", "k", "v")
+"""What of a receiver a path may end in."""
+
+
+@dataclass(frozen=True, repr=False)
+class PathEffects(HeadEffects):
+    """How much a metric changes when one path carries the corrupted run, by sender: `.effect [layer head]`.
+
+    The metric with the path patched minus that of the clean prompts, in the metric's unit; intervals are over pairs of
+    prompts. NaN where a sender has no path to a receiver.
+    """
+
+    receivers: tuple[Head, ...]
+    """The heads at which paths end; empty for the logits."""
+    through: tuple[str, ...]
+    """Whether paths enter the receivers through q, k or v."""
+
+    @property
+    def _title(self) -> str:
+        return f"Effect of paths to {self._where} on {self.metric}, sender by sender"
+
+    @property
+    def _where(self) -> str:
+        if not self.receivers:
+            return "the logits"
+        return f"{' and '.join(self.through)} of {', '.join(self._named(*head) for head in self.receivers)}"
+
+    @property
+    def _about(self) -> str:
+        count, pairs = int(self.swept.sum()), self._texts.replace("text", "pair")
+        senders = "1 head" if count == 1 else f"each of {count} heads"
+        return f"{self._opening}the path from {senders} to {self._where}, on {pairs}"
+
+    def _sections(self) -> "Sequence[Section]":
+        reading = (
+            f"Each cell is one sender: along its path to {self._where}, it writes what it writes in the corrupted "
+            f"prompt, and all other heads on the way write what they write in the clean one{PALE}."
+        )
+        return [Section("Effects", reading, {"effects": self.plot()}, "effects.plot()")]
+
+    def _comparable(self) -> dict[str, Any]:
+        options = {"mlps": self.provenance.options.get("mlps")}
+        return super()._comparable() | {"receivers": self.receivers, "through": self.through, **options}
+
+
+@owning_journal
+def path_patch(
+    model: HookedModel,
+    clean: Inputs | Iterable[Inputs],
+    corrupted: Inputs | Iterable[Inputs],
+    receivers: str | Sequence[Head] = "logits",
+    through: str | Sequence[str] = THROUGH,
+    *,
+    senders: Heads = "all",
+    mlps: str = "recompute",
+    later: str = "recompute",
+    metric: MetricLike = "logit_difference",
+    **options: Unpack[SweepOptions],
+) -> PathEffects:
+    """How much a metric changes when one path, from a head to other heads or to the logits, is corrupted.
+
+    Sender by sender, on the clean prompts: the sender's z becomes that of the corrupted prompt, z of all heads in later
+    layers is held at its clean value, and the receivers' q, k or v are computed from the stream that results. Put into
+    a run that is clean otherwise, they give the metric. A path to the logits ends in the first of these two passes: it
+    is the sender's direct effect, through the final norm.
+
+    >>> import attnmech as am
+    >>> clean, corrupted = ["The keys to the chest"], ["The key to the chest"]
+    >>> answers = {"answers": " are", "against": " is"}
+    >>> model = am.load()
+    >>> am.path_patch(model, clean, corrupted, **answers).effect.shape
+    torch.Size([4, 8])
+    >>> found = am.path_patch(model, clean, corrupted, [(3, 1), (3, 2)], "v", **answers)
+    >>> bool(found.effect[3].isnan().all()), bool(found.effect[:3].isnan().any())
+    (True, False)
+
+    Args:
+        model: a model with one stack.
+        clean: prompts.
+        corrupted: as many prompts, each with as many tokens as its clean one.
+        receivers: "logits", or a list of (layer, head) that receive together.
+        through: "q", "k" or "v", or several of them. Where heads share keys and values, the k or v of a receiver is
+            that of its kv head, so the heads that share it receive as well.
+        senders: which heads send, in layers below a receiver's; "all" are all of these.
+        mlps: "recompute", as in the paper: MLPs between sender and receiver see the changed stream, so that a path may
+            lead through them; or "frozen" at their clean outputs, so that it may not.
+        later: for receiving heads, "recompute": all that follows them sees the change; or "frozen": all other heads and
+            MLPs are held at their clean outputs, so that the receivers act on the logits directly.
+        metric: as in `am.ablate_heads`, measured on the clean prompts' tokens.
+        options: answers, against (one token per pair), bos, memory, journal, partial and progress.
+
+    Returns:
+        Effects by sender, metric with the path patched minus clean, with intervals over pairs.
+
+    Raises:
+        InputError: for prompts that do not pair up, senders without a path, heads that the model does not have, and
+            models with an encoder and a decoder; and what `am.ablate_heads` raises.
+
+    Source: Wang et al. 2022, "Interpretability in the Wild", §3.1 and appendix B (h → R, with x_orig the clean prompt).
+
+    """
+    require_model(model)
+    require_known(options, SweepOptions)
+    option("mlps", mlps, LATER)
+    if len(model.stacks) > 1:
+        raise InputError("path patching is for models with one stack; this one has an encoder and a decoder.")
+    received = _receivers(model, receivers)
+    entered = _through(through) if received else ()
+    if not received and option("later", later, LATER) == "frozen":
+        raise InputError('`later` is about what follows receiving heads; for receivers="logits" use mlps="frozen".')
+    chosen = _senders(model, senders, received)
+    pairs = PromptPairs.of(model, reread(clean), reread(corrupted), options.get("bos"))
+    changes = _Paths.of(model, pairs, sorted({layer for layer, _ in chosen}), mlps)
+    noted: dict[str, Any] = {
+        "corrupted inputs": pairs.corrupted[-1].digest, "mlps": mlps, "through": list(entered),
+        "receivers": [list(head) for head in received] or "logits",
+        "senders": "all" if isinstance(senders, str) else [list(head) for head in chosen],
+    }  # fmt: skip
+    swept = sweep(
+        model, pairs.given[0], [changes.of_sender(head) for head in chosen], metric, later=later,
+        through=_points(model, received, entered) if received else None, noted=noted, **options,
+    )  # fmt: skip
+    fields = head_fields(model, chosen, swept, "path patching")
+    return PathEffects(**fields, receivers=received, through=entered)
+
+
+@dataclass(frozen=True)
+class _Paths:
+    """What is held on the way from a sender."""
+
+    sent: Mapping[int, Values]
+    """z in the corrupted run, layer by layer."""
+    held: Mapping[int, tuple[Intervention, ...]]
+    """What holds z of all heads at the clean run's, in each layer after a sender's."""
+    mlps: Mapping[int, Intervention]
+    """What holds the MLP of each layer, if they are held."""
+    stack: str
+
+    @classmethod
+    def of(cls, model: HookedModel, pairs: PromptPairs, layers: Sequence[int], mlps: str) -> "_Paths":
+        """For senders in some layers."""
+        stack = model.output_stack
+        later = [layer for layer in stack.layers if layer > layers[0]]
+        clean = pairs.values(model, "z", later) if later else {}
+        held = {
+            layer: (Intervention.replace([(layer, head) for head in range(stack.n_heads)], values, stack=stack.label),)
+            for layer, values in clean.items()
+        }
+        frozen: dict[int, Intervention] = {}
+        if mlps == "frozen" and model.points[stack.point("mlp_out")].absent is None:
+            found = pairs.values(model, "mlp_out", [layers[0], *later])
+            frozen = {
+                layer: Intervention.stream("mlp_out", [layer], each, stack=stack.label) for layer, each in found.items()
+            }
+        return cls(pairs.values(model, "z", layers, corrupted=True), held, frozen, stack.label)
+
+    def of_sender(self, head: Head) -> tuple[Intervention, ...]:
+        """The pass in which the sender writes what it writes in the corrupted run."""
+        first = head[0]
+        sent = Intervention.replace([head], self.sent[first], stack=self.stack)
+        between = [each for layer, some in self.held.items() if layer > first for each in some]
+        return (sent, *between, *(each for layer, each in self.mlps.items() if layer >= first))
+
+
+def _receivers(model: HookedModel, given: Any) -> tuple[Head, ...]:
+    """The receiving heads; none for the logits."""
+    if isinstance(given, str):
+        if given != "logits":
+            raise InputError(f'`receivers` must be "logits" or a list of (layer, head); got {shown(given)}.')
+        return ()
+    return tuple(model.check_heads(given))
+
+
+def _through(given: Any) -> tuple[str, ...]:
+    names = [given] if isinstance(given, str) else listed("through", given, "a list of q, k and v")
+    for name in names:
+        option("through", name, THROUGH)
+    if not names:
+        raise InputError("`through` must name q, k or v; got an empty list.")
+    return tuple(name for name in THROUGH if name in names)
+
+
+def _senders(model: HookedModel, senders: Heads, receivers: Sequence[Head]) -> list[Head]:
+    """The senders that have a path; `InputError` for one that was named and has none."""
+    chosen = model.check_heads(senders)
+    if not receivers:
+        return chosen
+    last = max(layer for layer, _ in receivers)
+    found = [head for head in chosen if head[0] < last]
+    if not isinstance(senders, str) and len(found) < len(chosen):
+        layer, head = next(each for each in chosen if each not in found)
+        raise InputError(
+            f"a sender must be in a layer below a receiver's, and the last receiver is in layer {last}; got "
+            f"L{layer}H{head}."
+        )
+    if not found:
+        raise InputError(f"no head is in a layer below the receivers', which are in layer {last}.")
+    return found
+
+
+def _points(model: HookedModel, receivers: Sequence[Head], through: Sequence[str]) -> Receivers:
+    """The receivers' q, k and v: at k and v, the kv heads that they read."""
+    stack = model.output_stack
+    shared = stack.n_heads // stack.n_kv_heads
+    found: dict[tuple[str, int], dict[int, None]] = {}
+    for name in through:
+        for layer, head in receivers:
+            found.setdefault((name, layer), {})[head if name == "q" else head // shared] = None
+    return {key: tuple(heads) for key, heads in found.items()}

@@ -1,0 +1,113 @@
+"""Do clean and corrupted prompts pair up, and what does each run have at a point?"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ...basics.arguments import listed, shown
+from ...errors import InputError, integer
+from ...interventions import Positions, Values
+from ...model.run.hooked import HookedModel
+from ...runs.ablations import one_by_one
+from ...runs.corpus import CorpusBatch, batches
+from ...runs.reference import captured
+
+
+@dataclass(frozen=True)
+class PromptPairs:
+    """Clean prompts, each with a corrupted one of the same length."""
+
+    clean: list[CorpusBatch]
+    corrupted: list[CorpusBatch]
+    given: tuple[Any, Any]
+    """Both, as they were given."""
+    lengths: list[int]
+    """In tokens of the output's stack."""
+    stack: str
+
+    @classmethod
+    def of(cls, model: HookedModel, clean: Any, corrupted: Any, bos: bool | None) -> "PromptPairs":
+        label = model.output_stack.label
+        parts, others = (list(batches(each, model, window=4096, bos=bos)) for each in (clean, corrupted))
+        prompts = _prompts(parts, label)
+        _check_pairs(prompts, _prompts(others, label))
+        return cls(parts, others, (clean, corrupted), [len(prompt.queries) for prompt in prompts], label)
+
+    def values(
+        self, model: HookedModel, at: str, layers: Sequence[int], *, corrupted: bool = False
+    ) -> dict[int, Values]:
+        """What the clean run, or the corrupted one, has at a point, layer by layer."""
+        parts, run = (self.corrupted, "corrupted") if corrupted else (self.clean, "clean")
+        return one_by_one(
+            Values(captured(model, parts, model.output_stack.point(at), layers), f"that of the {run} run")
+        )
+
+    def check_positions(self, positions: Positions) -> list[int]:
+        """The positions chosen, those from the end below 0; `InputError` for one beyond the shortest prompt."""
+        wanted = '"last" or a list of positions'
+        given = [-1] if isinstance(positions, str) and positions == "last" else listed("positions", positions, wanted)
+        shortest = min(self.lengths)
+        if not given:
+            raise InputError("`positions` must name at least one position; got an empty list.")
+        for each in given:
+            try:
+                if -shortest <= integer(each) < shortest:
+                    continue
+            except TypeError:
+                pass
+            raise InputError(
+                f"`positions` must be from {-shortest} to {shortest - 1} (the shortest prompt has {shortest} tokens); "
+                f"got {shown(each)}."
+            )
+        return sorted({integer(each) for each in given})
+
+    def one_length(self, at: str) -> int:
+        """The length that all prompts share; `InputError` if their lengths differ."""
+        first = self.lengths[0]
+        for number, length in enumerate(self.lengths):
+            if length != first:
+                raise InputError(
+                    f"at={at!r} goes position by position, so all pairs must have the same length; pair 0 has {first} "
+                    f"tokens, pair {number} has {length}. Patch the pairs of each length separately."
+                )
+        return first
+
+
+@dataclass(frozen=True)
+class _Prompt:
+    """The real tokens of one prompt, and where they begin."""
+
+    queries: tuple[str, ...]
+    keys: tuple[str, ...]
+    """The encoder's tokens, in a model that has one; else the same."""
+    begins: tuple[int, int]
+
+
+def _prompts(parts: Sequence[CorpusBatch], stack: str) -> list[_Prompt]:
+    found: dict[int, _Prompt] = {}
+    for part in parts:
+        sides = part.batch.queries(stack), part.batch
+        for row, number in enumerate(part.documents.tolist()):
+            real = [side.mask[row].nonzero()[:, 0].tolist() for side in sides]
+            queries, keys = (tuple(side.tokens[row][i] for i in at) for side, at in zip(sides, real, strict=True))
+            found[number] = _Prompt(queries, keys, (real[0][0], real[1][0]))
+    return [found[number] for number in sorted(found)]
+
+
+def _check_pairs(clean: Sequence[_Prompt], corrupted: Sequence[_Prompt]) -> None:
+    if len(clean) != len(corrupted):
+        raise InputError(
+            f"every clean prompt needs a corrupted one; got {len(clean)} clean and {len(corrupted)} corrupted."
+        )
+    for number, (one, other) in enumerate(zip(clean, corrupted, strict=True)):
+        for mine, yours in ((one.keys, other.keys), (one.queries, other.queries)):
+            if len(mine) != len(yours):
+                raise InputError(
+                    f"the two prompts of a pair must have the same number of tokens; pair {number} has {len(mine)} "
+                    f"clean, {list(mine)}, and {len(yours)} corrupted, {list(yours)}. Choose words of as many tokens."
+                )
+        if one.begins != other.begins:
+            raise InputError(
+                f"the two prompts of a pair must begin at the same position; the padding of pair {number} puts the "
+                f"clean one at {one.begins[0]} and the corrupted one at {other.begins[0]}."
+            )

@@ -1,0 +1,1 @@
+"""Why does a head look where it looks? Scores as exact sums of terms."""

@@ -1,0 +1,360 @@
+"""Which writers make a head look there? Its query-key scores, split exactly over pairs of upstream writers.
+
+The equations are in `attnmech.methods.scores.formulas`; the term split is `query_key` of `am.decompose_scores`.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Final
+
+import pandas as pd
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from ...basics.arguments import flag, member, pairs_of, shown
+from ...basics.fields import check_layers, check_rows
+from ...draw.text import percent, quoted, signed, with_minus_signs
+from ...errors import InputError, UnsupportedModelError, index_of
+from ...interventions import Heads
+from ...model.inputs.encoder import Inputs
+from ...model.reading.writers import most_writers, points_of_writers, why_no_sum
+from ...model.run.hooked import HookedModel, require_model
+from ...model.stack.stack import Stack
+from ...results import Provenance, Result, by_layer
+from ...runs.layers import count_layers
+from .sources import SourceParts, SourceWalk
+
+MAX_BYTES: Final = 2 * 2**30
+"""The largest result allowed."""
+
+
+def decompose_by_source(
+    model: HookedModel,
+    inputs: Inputs,
+    *,
+    cells: Iterable[tuple[int, int]] | None = None,
+    layers: Iterable[int] | None = None,
+    heads: Heads = "all",
+    bos: bool | None = None,
+) -> "SourceDecomposition":
+    """Says which upstream writers make a head look where it looks, on the query side and on the key side.
+
+    query_key_ij = Σ_s Σ_t scale · q_s(i)·k_t(j), over all pairs of writers s of the stream at the query and t of the
+    stream at the key (equations in `attnmech.methods.scores.formulas`). Writers are the embeddings of token, position
+    and token type, every head in earlier layers, every b_O, every MLP, and the shift β of every norm on the way. Norms
+    are frozen at the scales of this run, those of queries and keys (qk-norm) included; in post-norm models each writer
+    goes through every norm that comes after it.
+
+    For each cell the sum over all pairs is compared with the query_key of the ledger, and the ledger with the scores
+    that the model used.
+
+    >>> import attnmech as am
+    >>> why = am.decompose_by_source(am.load(), "Anna sang of shells.", layers=[2])
+    >>> why.matrix(layer=2, head=6).shape          # [source_q source_k], named by why.sources
+    torch.Size([23, 23])
+    >>> print(why.explain(layer=2, head=6, query=4))     # doctest: +SKIP
+
+    Args:
+        model: the model.
+        inputs: one text or several.
+        cells: pairs (query, key), the same for all texts and heads; by default, the highest key of each row.
+        layers: by default all.
+        heads: a list of (layer, head), or "all".
+        bos: whether each text begins with the tokenizer's first token.
+
+    Returns:
+        What each writer adds to each cell's query and key; the matrix of pairs, in units of the score, is computed on
+        demand.
+
+    Raises:
+        ExactnessError: if the sum differs from the score by more than the rounding of that sum explains.
+        UnsupportedModelError: for a model whose stream has writers that no point captures.
+        InputError: for invalid cells, layers or heads.
+    """
+    require_model(model)
+    stack = _stack_of(model)
+    chosen = _chosen_heads(model, stack, layers, heads)
+    captures = points_of_writers(model, list(chosen))
+    model.points.resolve(["scores"], list(chosen), model.refused)
+    batch = model.encode(inputs, bos=bos)
+    texts, length = batch.ids.shape
+    places = None if cells is None else _places(cells, length)
+    _check_size(model, stack, texts, length if places is None else len(places), chosen)
+    walk = SourceWalk(model, batch, chosen, places)
+    watched = [(stack.label, layer) for layer in chosen]
+    model.forward(batch, captures=captures, rows=[walk], layers=watched)
+    _require_visible(places, walk.parts.values())
+    residual = torch.full((len(chosen), stack.n_heads), torch.nan, dtype=torch.float64, device=model.device)
+    for index, layer in enumerate(chosen):
+        residual[index, list(chosen[layer])] = walk.residual[layer]
+    options = {
+        "cells": None if places is None else [list(cell) for cell in places],
+        "heads": "all" if isinstance(heads, str) else [[layer, head] for layer in chosen for head in chosen[layer]],
+        "layers": list(chosen),
+        "bos": batch.bos,
+    }
+    return SourceDecomposition(
+        parts=tuple(walk.parts[layer] for layer in chosen),
+        residual=by_layer(residual, list(chosen), count_layers(model, stack)),
+        tokens=batch.tokens,
+        provenance=model.provenance(batch, batch.tokens, options),
+    )
+
+
+# -- arguments -----------------------------------------------------------------------------------------------
+
+
+def _stack_of(model: HookedModel) -> Stack:
+    """The one stack of a model whose stream is a sum of captured points; else `UnsupportedModelError`, with why not."""
+    if reason := why_no_sum(model):
+        raise UnsupportedModelError(
+            f"expected a model whose stream is a sum of embeddings, heads and MLPs; {model.name} "
+            f"({model.architecture.name}) cannot be split over writers: {reason}. Use am.decompose_scores for the "
+            "terms of its scores."
+        )
+    return model.stack()
+
+
+def _chosen_heads(
+    model: HookedModel, stack: Stack, layers: Iterable[int] | None, heads: Heads
+) -> dict[int, tuple[int, ...]]:
+    """The heads of each layer."""
+    allowed = model.points.check_layers(layers, stack.label)
+    if isinstance(heads, str) and heads == "all":
+        return dict.fromkeys(allowed, tuple(range(stack.n_heads)))
+    named = _some_pairs("heads", heads, '"all" or a list of (layer, head)')
+    model.require_heads(named, allowed, stack, f"this model has {stack.n_heads} heads in each layer")
+    chosen: dict[int, tuple[int, ...]] = {}
+    for layer, head in named:
+        chosen[layer] = (*chosen.get(layer, ()), head)
+    return chosen
+
+
+def _places(cells: Iterable[tuple[int, int]], length: int) -> list[tuple[int, int]]:
+    """The cells in the order of their queries, each once."""
+    found = {
+        (index_of("query", query, length), index_of("key", key, length))
+        for query, key in _some_pairs("cells", cells, "a list of (query, key)")
+    }
+    return sorted(found)
+
+
+def _some_pairs(name: str, given: object, wanted: str) -> list[tuple[int, int]]:
+    """Pairs of whole numbers, at least one."""
+    found = pairs_of(name, given, wanted)
+    if not found:
+        raise InputError(f"`{name}` must be {wanted}; got an empty list.")
+    return found
+
+
+def _check_size(
+    model: HookedModel, stack: Stack, texts: int, cells: int, chosen: Mapping[int, tuple[int, ...]]
+) -> None:
+    entry = 3 * texts * cells * stack.d_head * torch.promote_types(model.dtype, torch.float32).itemsize
+    size = entry * sum(len(heads) * most_writers(stack, layer) for layer, heads in chosen.items())
+    if size > MAX_BYTES:
+        raise InputError(
+            f"what every writer adds to {cells} cells of {sum(map(len, chosen.values()))} heads takes about "
+            f"{size / 2**30:.1f} GiB; the limit is {MAX_BYTES / 2**30:.0f} GiB. Choose fewer: layers=[3], "
+            "heads=[(3, 1)], cells=[(7, 2)], or fewer texts."
+        )
+
+
+def _require_visible(places: list[tuple[int, int]] | None, layers: Iterable[SourceParts]) -> None:
+    if places is None:
+        return
+    seen = torch.stack([(part.key_at >= 0).any(dim=1).any(dim=0) for part in layers]).any(dim=0)
+    for (query, key), visible in zip(places, seen.tolist(), strict=True):
+        if not visible:
+            raise InputError(f"token {query} cannot see key {key} in any text; choose a key it can see.")
+
+
+# -- the result ----------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, repr=False)
+class SourceDecomposition(Result):
+    """The query_key part of attention scores as a sum over pairs of writers, with the proof that it adds up.
+
+    What a pair adds to a score says little on its own: the softmax ignores what all keys of a row have in common. So
+    the result also gives the contrast, what the pair adds beyond its mean over the keys that the row sees:
+    c_st = scale · q_s(i)·(k_t(j) − mean_j' k_t(j')). Together with the contrasts of the score's other terms, these add
+    up to ln(p_ij / the geometric mean of the row's p). They are signed: writers may work against each other.
+    """
+
+    SUBTRACT = "subtract the matrices of a head: one.matrix(layer, head) - other.matrix(layer, head)"
+
+    parts: tuple[SourceParts, ...]
+    """What the matrices are computed from, layer by layer."""
+    residual: Float[Tensor, "layer head"]
+    """Largest |Σ pairs − query_key| over the cells, in units of the score; NaN for heads that were not chosen."""
+    tokens: tuple[tuple[str, ...], ...]
+    provenance: Provenance
+
+    @property
+    def axis_lengths(self) -> Mapping[str, int]:
+        """The lengths of the axis that texts label."""
+        return {"batch": len(self.tokens)}
+
+    def _check(self) -> None:
+        super()._check()
+        check_layers(self.layers, len(self.residual))
+        check_rows("tokens", self.tokens, len(self.tokens), len(self.tokens[0]))
+        cells = self.provenance.options["cells"]
+        if cells is not None and not isinstance(cells, list):
+            raise ValueError(f"`cells` must be a list, or null; got {shown(cells)}")
+
+    @property
+    def layers(self) -> tuple[int, ...]:
+        """The layers decomposed; `residual` is NaN at the others."""
+        return tuple(part.layer for part in self.parts)
+
+    @property
+    def sources(self) -> tuple[str, ...]:
+        """The writers upstream of the deepest layer decomposed; `sources_of` gives those of another layer."""
+        return max(self.parts, key=lambda part: part.layer).sources
+
+    def sources_of(self, layer: int) -> tuple[str, ...]:
+        """The writers upstream of one layer: the labels of both axes of its matrices.
+
+        "L1H4" is a head, "L1 b_O" the output bias of its layer, "L1 MLP" an MLP, "norm shift" the β of the norm that
+        gives the layer's `attn_in`; the shifts of other norms are named after their place.
+        """
+        return self._part(layer).sources
+
+    def matrix(
+        self,
+        layer: int,
+        head: int,
+        query: int | None = None,
+        key: int | None = None,
+        *,
+        sequence: int = 0,
+        contrast: bool = False,
+    ) -> Float[Tensor, "source_q source_k"]:
+        """What each pair of writers adds to the score of a cell, or on average over the cells.
+
+        With `query`, the cell of that query (and `key`) in one text; without, the mean over all cells of all texts
+        whose row sees more than one key. It sums to `query_key` of the ledger or, with `contrast`, to its excess over
+        the mean over the keys that the row sees.
+        """
+        part, place = self._head(layer, head)
+        flag("contrast", contrast)
+        if query is None:
+            return part.pairs(place, part.with_choice(place), contrast=contrast)
+        return part.pairs(place, self._cell(part, place, query, key, sequence), contrast=contrast)
+
+    def explain(self, layer: int, head: int, query: int, key: int | None = None, *, sequence: int = 0) -> str:
+        """One line: how far the key's score exceeds the others, and which pairs of writers make it so.
+
+        All numbers are relative to the mean over the keys that the row sees. A share is a pair's part of the total
+        query_key there; as contributions are signed, it may exceed 100 %. No shares are given if the total query_key
+        is not positive.
+        """
+        part, place = self._head(layer, head)
+        here = self._cell(part, place, query, key, sequence)
+        words, seen = self.tokens[sequence], int(part.keys_seen[here])
+        where = f"L{layer}H{head} at {query} {quoted(words[query])}"
+        if seen == 1:
+            return f"{where} sees only one key, so it has no choice"
+        found = int(part.key_at[:, place][here])
+        looks = "looks most at" if self.provenance.options["cells"] is None else "and"
+        pairs = part.pairs(place, here, contrast=True)
+        total, count = float(pairs.sum()), len(part.sources)
+        named, rest = [], total
+        for number in _largest(pairs.flatten().abs(), _NAMED):
+            source_q, source_k = divmod(number, count)
+            value = float(pairs[source_q, source_k])
+            share = with_minus_signs(f" ({percent(value / total, 0)})") if total > 0 else ""
+            size = signed(value, ".2f") + share
+            named.append(f"{part.sources[source_k]} (key) × {part.sources[source_q]} (query) {size}")
+            rest -= value
+        if pairs.numel() > len(named):
+            named.append(f"{pairs.numel() - len(named)} other pairs {signed(rest, '.2f')}")
+        preference = float(part.preference[:, place][here])
+        others = "; most of the score is from the other terms" if abs(preference) > 2 * abs(total) else ""
+        return (
+            f"{where} {looks} {found} {quoted(words[found])}: score {signed(preference, '.2f')} against the "
+            f"mean of the {seen} keys it sees, of which query_key {signed(total, '.2f')}: {', '.join(named)}{others}"
+        )
+
+    def to_frame(self) -> pd.DataFrame:
+        """One row per head and pair of writers: layer, head, source_q, source_k, query_key, contrast; means over the
+        cells whose row sees more than one key.
+        """
+        frames = []
+        for part in self.parts:
+            count = len(part.sources)
+            for place, head in enumerate(part.heads):
+                cells = part.with_choice(place)
+                frames.append(
+                    pd.DataFrame(
+                        {
+                            "layer": part.layer,
+                            "head": head,
+                            "source_q": [source for source in part.sources for _ in range(count)],
+                            "source_k": part.sources * count,
+                            "query_key": part.pairs(place, cells, contrast=False).flatten().cpu().numpy(),
+                            "contrast": part.pairs(place, cells, contrast=True).flatten().cpu().numpy(),
+                        }
+                    )
+                )
+        return pd.concat(frames, ignore_index=True)
+
+    def __repr__(self) -> str:
+        heads = sum(len(part.heads) for part in self.parts)
+        cells = self.provenance.options["cells"]
+        where = "the highest key of each row" if cells is None else f"{len(cells)} cells"
+        return (
+            f"SourceDecomposition({self.provenance.model!r}, {heads} heads of layers {list(self.layers)}, {where} in "
+            f"{len(self.tokens)} × {len(self.tokens[0])} tokens: {len(self.sources)} writers; residual "
+            f"{float(self.residual.nan_to_num(0.0).max()):.1e})"
+        )
+
+    def _part(self, layer: int) -> SourceParts:
+        return self.parts[self.layers.index(member("layer", layer, self.layers, "the layers decomposed"))]
+
+    def _head(self, layer: int, head: int) -> tuple[SourceParts, int]:
+        part = self._part(layer)
+        return part, part.heads.index(member("head", head, part.heads, f"those decomposed in layer {layer}"))
+
+    def _cell(
+        self, part: SourceParts, place: int, query: int, key: int | None, sequence: int
+    ) -> Bool[Tensor, "batch cell"]:
+        """True at the one cell selected."""
+        length = len(self.tokens[0])
+        query = index_of("query", query, length)
+        sequence = index_of("sequence", sequence, len(self.tokens), f"{len(self.tokens)} texts were run")
+        key_at = part.key_at[sequence, place]
+        found = (part.query_at == query) & (key_at >= 0)
+        if key is not None:
+            found &= key_at == index_of("key", key, length)
+        there = int(found.sum())
+        if there > 1:
+            keys = ", ".join(str(each) for each in key_at[found].tolist())
+            raise InputError(f"`key` must say which cell of query {query} is meant: one of {keys}.")
+        if there == 0:
+            wanted = f"({query}, {key})" if key is not None else f"({query}, ...)"
+            raise InputError(
+                f"this result has no cell {wanted} in text {sequence}. Choose a key that the query can see: "
+                f"am.decompose_by_source(..., cells=[{wanted}])."
+            )
+        here = torch.zeros_like(part.keys_seen, dtype=torch.bool)
+        here[sequence] = found
+        return here
+
+
+_NAMED: Final = 3
+"""How many pairs of writers `explain` names."""
+
+
+def _largest(values: Float[Tensor, " pair"], count: int) -> list[int]:
+    """Where the largest values are, from the largest down; of equal ones the first comes first.
+
+    >>> _largest(torch.tensor([1.0, 3.0, 2.0, 3.0, 2.0]), 3)
+    [1, 3, 2]
+    """
+    least = values.topk(min(count, len(values))).values[-1]
+    places = (~(values < least)).nonzero()[:, 0]
+    return places[values[places].argsort(descending=True, stable=True)[:count]].tolist()

@@ -1,0 +1,654 @@
+"""Why does a head look there? Its attention scores as an exact sum of terms.
+
+The equations are in `attnmech.maths.scores`; the figures are 1 to 3 of "Attention Focus Plots" (R. Claus).
+"""
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Final
+
+import pandas as pd
+import plotly.graph_objects as go  # type: ignore[import-untyped]
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from ...basics.arguments import flag, listed, member, option, whole_number
+from ...basics.fields import check_fields, check_layers, check_rows
+from ...basics.files import path_of, writing
+from ...draw import scores as draw
+from ...draw.all_heads import model_view
+from ...draw.embed import View
+from ...draw.figure_page import in_notebook_output
+from ...draw.head_picker import head_picker
+from ...draw.ledger import ROW_READING, row_ledger
+from ...draw.numbers import ScoreNumbers, TableRow
+from ...draw.page import Page, render_page
+from ...draw.section import Section
+from ...draw.text import signed, token_labels
+from ...errors import InputError, OutputError, UnsupportedModelError, index_of, integer
+from ...maths.scores import ScoreParts, names_along_row, ranked_shares
+from ...maths.variance_shares import row_covariances
+from ...model.attention.observed import RowBlock
+from ...model.inputs.encoder import Inputs
+from ...model.run.hooked import HookedModel, require_model
+from ...model.stack.centring import Centre, checked_centre, reference_of, require_means_of
+from ...model.stack.ledger import ScoreAudit
+from ...model.stack.stack import Stack
+from ...results import Provenance, Result, by_layer
+from ...results.mean_qk import MeanQK
+from ...results.score_terms import Contrast, Reference, Shares, Terms, TermsByHead
+from ...runs.layers import count_layers
+from .position_kernel import PositionKernel
+from .score_numbers import score_numbers
+from .section import score_sections
+from .wavelength_figures import dimension_bars
+from .wavelengths import EDGES, Wavelengths
+
+FIGURES: Final = ("attention_map", "score_shares", "key_terms", "row_ledger", "dimensions")
+
+_ROWS_AT_ONCE: Final = 256
+
+
+def decompose_scores(
+    model: HookedModel,
+    inputs: Inputs,
+    *,
+    layers: Iterable[int] | None = None,
+    bos: bool | None = None,
+    centre: Centre | None = None,
+    fold_norm: bool = False,
+    stack: str | None = None,
+) -> "ScoreDecomposition":
+    """Splits every attention score into query-key, bias and position terms that add up to it.
+
+    score_ij = query_key + key_bias + query_bias + constant + position + mask, and in DeBERTa content_to_position and
+    position_to_content (equations in `attnmech.maths.scores`). The terms come from `attn_in`, the weights, and the
+    model's own position tensors; none is a remainder. Their sum is compared with the scores that the model actually
+    used, over every visible pair of real tokens.
+
+    >>> import attnmech as am
+    >>> split = am.decompose_scores(am.load(), "Anna sang of shells.")
+    >>> split.terms["key_bias"].shape        # [batch layer head query key], 1 where it does not change
+    torch.Size([1, 4, 8, 1, 6])
+    >>> split.contrast(query=5, key_a=2, key_b=0).explain(layer=1, head=3)     # doctest: +SKIP
+
+    Args:
+        model: the model.
+        inputs: one text or several.
+        layers: by default all.
+        bos: whether each text begins with the tokenizer's first token.
+        centre: splits queries and keys at reference means instead of at their biases, so that a model without biases,
+            or one that rotates, has all four terms: at "mean", those of each text itself (over its tokens less the
+            first and special ones; rough under 64 of them); at "position", those of the other texts at each position
+            (50 of them at least); or at fixed ones, `am.mean_qk(model, corpus)`, out of which a text that is among them
+            is taken first.
+        fold_norm: whether the shift β of the norm before attention counts as bias: q = W_Q(γ⊙n) + (W_Qβ + b_Q).
+        stack: the attention in a model with several: "encoder", "decoder" or "cross".
+
+    Returns:
+        The terms, in units of the softmax's input, and their residual by head. It keeps each layer's queries and keys,
+        and one tensor of visible keys for all layers with the same mask; terms are computed on demand.
+
+    Raises:
+        ExactnessError: if the sum differs from the scores by more than the rounding of that cell's sum explains
+            (`attnmech.maths.scores.score_rounding`); nothing is returned then.
+        CertificateError: for a model whose certificate does not prove `attn_in` and `scores`.
+        InputError: for invalid inputs and layers, and for texts that a reference cannot serve.
+
+    Source: "Attention Focus Plots" (the terms); Song & Zhong 2023, arXiv 2310.04861 (means by position).
+    """
+    require_model(model)
+    flag("fold_norm", fold_norm)
+    blocks = model.stack(stack)
+    centre = checked_centre(centre)
+    if fold_norm and centre is not None:
+        raise InputError("fold_norm=True moves β to the biases, and `centre` replaces them; give one of the two.")
+    if fold_norm and blocks.architecture.expanded is not None:
+        raise UnsupportedModelError(
+            f"fold_norm=True needs queries and keys that are linear in attn_in; {model.name} "
+            f"({blocks.architecture.name}) expands them from latents, which are normalised once more. Leave it out."
+        )
+    chosen = model.points.check_layers(layers, blocks.label)
+    captures = model.points.resolve([blocks.point("attn_in")], chosen, model.refused)
+    model.points.resolve([blocks.point("scores")], chosen, model.refused)
+    if isinstance(centre, MeanQK):
+        require_means_of(centre, model.weights_hash, blocks, chosen)
+    batch = model.encode(inputs, bos=bos)
+    queries, keys = batch.queries(blocks.label), batch.keys(blocks.label)
+    ledgers = _Ledgers(model, blocks, chosen, fold_norm, centre)
+    model.forward(batch, captures=captures, rows=[ledgers])
+    audits = [ledgers.audits[layer] for layer in chosen]
+    for audit in audits:
+        audit.require_exact()
+    options = {"layers": chosen, "bos": batch.bos, "fold_norm": fold_norm, "stack": blocks.label or "self"}
+    if centre is not None:
+        options["centre"] = str(centre)
+    residual, largest = (
+        by_layer(torch.stack(found), chosen, count_layers(model, blocks))
+        for found in ([audit.residual for audit in audits], [audit.largest for audit in audits])
+    )
+    return ScoreDecomposition(
+        layers=tuple(chosen),
+        parts=tuple(audit.parts for audit in audits),
+        residual=residual,
+        largest=largest,
+        real=queries.mask,
+        tokens=queries.tokens,
+        key_tokens=keys.tokens,
+        reference=None if centre is None else reference_of(centre, batch, blocks),
+        provenance=model.provenance(batch, queries.tokens, options),
+    )
+
+
+class _Ledgers:
+    """Makes the ledger of each chosen layer and compares it with the scores as the model runs."""
+
+    def __init__(
+        self, model: HookedModel, stack: Stack, layers: list[int], fold_norm: bool, centre: Centre | None
+    ) -> None:
+        self.model, self.stack, self.layers, self.fold_norm, self.centre = model, stack, layers, fold_norm, centre
+        self.audits: dict[int, ScoreAudit] = {}
+
+    def __call__(self, block: RowBlock) -> None:
+        layer = block.layer
+        if block.stack != self.stack.label or layer not in self.layers:
+            return
+        if layer not in self.audits:
+            # Layers with the same mask share one tensor of visible keys.
+            visible = block.mask.once("visible", lambda: block.mask.visible(range(block.mask.queries)))
+            self.audits[layer] = ScoreAudit(
+                self.model.stacks, block, block["attn_in"], visible, fold_norm=self.fold_norm, centre=self.centre
+            )
+        self.audits[layer].add(block)
+
+
+@dataclass(frozen=True, repr=False)
+class ScoreDecomposition(Result):
+    """Attention scores as a sum of terms, with the proof that they add up.
+
+    Scores are in the units of the softmax's input (natural log-odds).
+    """
+
+    SUBTRACT = 'subtract a term of texts of one length: one.terms["query_key"] - other.terms["query_key"]'
+
+    layers: tuple[int, ...]
+    """The layers decomposed, in the order of the axis `layer` of tensors with a query or key axis.
+
+    Tensors with neither have one row for every layer of the model, NaN where it was not decomposed.
+    """
+    parts: tuple[ScoreParts, ...]
+    """What the terms are computed from, layer by layer."""
+    residual: Float[Tensor, "layer head"]
+    """Largest |Σ terms − score| over visible pairs of real tokens, in units of the score."""
+    largest: Float[Tensor, "layer head"]
+    """Largest |score| over the same pairs."""
+    real: Bool[Tensor, "batch position"]
+    """True at real tokens, False at padding."""
+    tokens: tuple[tuple[str, ...], ...]
+    """The query tokens, as text."""
+    key_tokens: tuple[tuple[str, ...], ...]
+    """The key tokens, as text: the same, except in cross-attention."""
+    provenance: Provenance
+    reference: Reference | None = None
+    """The means at which queries and keys are split; None for the model's own biases."""
+
+    @property
+    def axis_lengths(self) -> Mapping[str, int]:
+        """The lengths of the axes that tokens label."""
+        queries, keys = len(self.tokens[0]), len(self.key_tokens[0])
+        return {
+            "batch": len(self.tokens),
+            "position": queries,
+            "query": queries,
+            "key": keys,
+        }
+
+    def _check(self) -> None:
+        lengths = self.axis_lengths
+        check_rows("tokens", self.tokens, lengths["batch"], lengths["position"])
+        check_rows("key_tokens", self.key_tokens, lengths["batch"], lengths["key"])
+        if len(self.parts) != len(self.layers):
+            raise ValueError(f"`parts` must be those of {len(self.layers)} layers; got {len(self.parts)}")
+        check_layers(self.layers, len(self.residual))
+        check_fields(self, {**lengths, "head": self.residual.shape[-1]})
+        if len({parts.names() for parts in self.parts}) != 1:
+            raise ValueError("all layers must have the same terms")
+
+    @property
+    def terms(self) -> "Terms":
+        """Each term by name, computed on demand; terms that the model does not have are absent keys."""
+        return Terms(self.parts)
+
+    @property
+    def sink(self) -> Float[Tensor, "layer head"] | None:
+        """Each head's sink logit, an extra term in the softmax denominator of every row (gpt-oss); None without."""
+        sinks = [parts.sink for parts in self.parts if parts.sink is not None]
+        return by_layer(torch.stack(sinks), self.layers, len(self.residual)) if sinks else None
+
+    @property
+    def visible(self) -> Bool[Tensor, "batch layer 1 query key"]:
+        """Which keys each real token can see; False at padding."""
+        return torch.stack([_seen(parts, self.real) for parts in self.parts], dim=1)
+
+    @property
+    def variance_shares(self) -> "TermsByHead":
+        """How much of what distinguishes the keys of a row each term makes up: by term, `[layer head]`.
+
+        Over all texts, and all rows that see two keys or more; see `am.variance_shares`, which has intervals too.
+        """
+        found: dict[str, Tensor] = {}
+        for index, parts in enumerate(self.parts):
+            names = [name for name in parts.names() if name != "mask"]
+            sums: dict[str, Tensor] = {name: self.residual.new_zeros(()).double() for name in (*names, "")}
+            for start in range(0, self.real.shape[1], _ROWS_AT_ONCE):
+                rows = slice(start, start + _ROWS_AT_ONCE)
+                terms = {name: parts.term(name, rows) for name in names}
+                of_terms, whole = row_covariances(terms, parts.total(rows), _seen(parts, self.real)[:, :, rows])
+                for name, value in (*of_terms.items(), ("", whole)):
+                    sums[name] = sums[name] + value.double().sum(dim=(0, 2))
+            for name in names:
+                here = found.setdefault(name, torch.full(self.residual.shape, torch.nan, dtype=torch.float64))
+                here[self.layers[index]] = sums[name] / sums[""]
+        return TermsByHead(self.layers, found)
+
+    def by_wavelength(self, edges: Sequence[float] = EDGES) -> "Wavelengths":
+        """Scores as a sum over bands of rotary wavelength, in tokens: by band, `[batch layer head query key]`.
+
+        >>> bands = am.decompose_scores(model, text).by_wavelength([8, 64])                # doctest: +SKIP
+        >>> list(bands), bands.variance_shares["under 8 tokens"]                           # doctest: +SKIP
+
+        `edges` are where bands end. Raises `UnsupportedModelError` for a model that does not rotate.
+        """
+        return Wavelengths.of(self.parts, self.real, self.layers, len(self.residual), edges)
+
+    def position_kernel(self, sequence: int = 0, edges: Sequence[float] = EDGES) -> "PositionKernel":
+        """Each head's position term as a function of distance, and of the bands of wavelength that it is made of.
+
+        Raises `InputError` where the term is no function of distance: for means by position.
+        """
+        sequence = index_of("sequence", sequence, len(self.real), f"{len(self.real)} texts were run")
+        if self._crosses:
+            raise InputError("cross-attention has no distances between queries and keys.")
+        return PositionKernel.of(
+            [parts.of_text(sequence, self.real[sequence].nonzero()[:, 0]) for parts in self.parts],
+            self.layers,
+            edges,
+            by_position=self.reference is not None and self.reference.by_position,
+        )
+
+    def dimensions(self, layer: int, head: int, query: int, key: int, sequence: int = 0) -> pd.DataFrame:
+        """One score as a sum over the dimensions of a head: dimension, query, key, product, wavelength.
+
+        product = scale · q_d k_d, of query and key as they enter the score; their sum is the score without what the
+        model adds for positions, and without its soft cap. `wavelength` is the number of tokens in a turn, infinite
+        where there is none.
+        """
+        parts = self.parts[self._index(layer)]
+        sequence = index_of("sequence", sequence, len(self.real), f"{len(self.real)} texts were run")
+        head = index_of("head", head, self.residual.shape[1])
+        query = index_of("query", query, self.real.shape[1])
+        key = index_of("key", key, len(self.key_tokens[0]))
+        q, k = parts.query[sequence, head, query], parts.key[sequence, head, key]
+        turns = q.new_full(q.shape, torch.inf) if parts.wavelengths is None else parts.wavelengths
+        columns = {"query": q, "key": k, "product": parts.scale * q * k, "wavelength": turns}
+        return pd.DataFrame({name: value.double().tolist() for name, value in columns.items()}).rename_axis("dimension")
+
+    def select(self, layers: int | Iterable[int]) -> "ScoreDecomposition":
+        """The same decomposition for some of its layers."""
+        try:
+            given: list[Any] = [integer(layers)]
+        except TypeError:
+            given = listed("layers", layers, "a list of ints")
+        wanted = [self._index(layer) for layer in given]
+        if not wanted:
+            raise InputError("`layers` must name at least one layer; got an empty list.")
+        kept, count = [self.layers[i] for i in wanted], len(self.residual)
+        return replace(
+            self,
+            layers=tuple(kept),
+            parts=tuple(self.parts[i] for i in wanted),
+            residual=by_layer(self.residual[kept], kept, count),
+            largest=by_layer(self.largest[kept], kept, count),
+        )
+
+    def shares(self, rank: int = 0) -> "Shares":
+        """What each term contributes to the `rank`-th highest key of each row (0 = the highest): figure 2.
+
+        share = (t_ij − min_j t_ij) / Σ_terms (t_ij − min_j t_ij), over the terms that survive the softmax.
+        NaN where the row has no such key, or sees only one key (row 0 of a causal model).
+        """
+        length = len(self.key_tokens[0])
+        rank = index_of("rank", rank, length, "0 is the highest score")
+        names = names_along_row(self.parts)
+        found = [ranked_shares(parts, names, rank + 1, _seen(parts, self.real)) for parts in self.parts]
+        return Shares(
+            rank,
+            self.layers,
+            {name: torch.stack([share[name][..., rank] for _, share in found], dim=1) for name in names},
+            torch.stack([keys[..., rank] for keys, _ in found], dim=1),
+        )
+
+    def contrast(self, query: int, key_a: int, key_b: int) -> "Contrast":
+        """Why each head prefers one key to another: term by term, score(query, key_a) − score(query, key_b).
+
+        The exponential of the sum is the ratio of the attention to `key_a` and to `key_b`.
+        """
+        queries, keys = self.real.shape[1], len(self.key_tokens[0])
+        query = index_of("query", query, queries)
+        key_a, key_b = index_of("key_a", key_a, keys), index_of("key_b", key_b, keys)
+        both = self.visible[:, :, 0, query, [key_a, key_b]].all(dim=-1)
+        if not both.any():
+            raise InputError(f"token {query} cannot see both key {key_a} and key {key_b}; choose keys it can see.")
+        rows = slice(query, query + 1)
+        batch = self.real.shape[0]
+        differences: dict[str, list[Tensor]] = {}
+        for parts in self.parts:
+            for name in parts.names():
+                if name != "mask":
+                    term = parts.term(name, rows)
+                    term = term.expand(batch, self.residual.shape[1], 1, keys)[:, :, 0]
+                    differences.setdefault(name, []).append(term[..., key_a] - term[..., key_b])
+        values = {
+            name: by_layer(
+                torch.stack(found, dim=1).masked_fill(~both[..., None], torch.nan),
+                self.layers,
+                len(self.residual),
+                axis=1,
+            )
+            for name, found in differences.items()
+        }
+        places = tuple(
+            (row[query], others[key_a], others[key_b]) for row, others in zip(self.tokens, self.key_tokens, strict=True)
+        )
+        return Contrast(query, key_a, key_b, self.layers, values, places)
+
+    def to_frame(self) -> pd.DataFrame:
+        """One row per head: layer, head, residual, largest_score, and the mean share of each term in each row's
+        highest score (row 0 left out).
+        """
+        shares = self.shares(0)
+        rows = []
+        for index, layer in enumerate(self.layers):
+            for head in range(self.residual.shape[1]):
+                row: dict[str, Any] = {
+                    "layer": layer,
+                    "head": head,
+                    "residual": float(self.residual[layer, head]),
+                    "largest_score": float(self.largest[layer, head]),
+                }
+                for name, share in shares.items():
+                    row[f"{name}_share"] = float(share[:, index, head].nanmean())
+                rows.append(row)
+        return pd.DataFrame(rows)
+
+    def numbers(
+        self, sequence: int = 0, ranks: int = 10, *, pattern: Float[Tensor, "layer head query key"] | None = None
+    ) -> "ScoreNumbers":
+        """The numbers of figures 1 to 3 for one text, as arrays for drawing.
+
+        `pattern` is the attention of the run itself, over the text's real tokens, in the layers decomposed. Without
+        it, the softmax of the scores is shown, which is what the model used unless a hook changed the pattern.
+        """
+        ranks = whole_number("ranks", ranks, least=1)
+        sequence = index_of("sequence", sequence, len(self.real), f"{len(self.real)} texts were run")
+        if self.tokens != self.key_tokens and not self._crosses:
+            raise InputError(
+                "figures 1 to 3 show attention among tokens; here some keys are no tokens. Use .to_frame(), or "
+                'model.run(..., points=["pattern"]).show("pattern").'
+            )
+        here = self.real[sequence].nonzero()[:, 0]
+        at_keys = self.keys_seen(sequence).nonzero()[:, 0] if self._crosses else here
+        tokens = tuple(self.tokens[sequence][place] for place in here.tolist())
+        keys = tuple(self.key_tokens[sequence][place] for place in at_keys.tolist())
+        notes = (*self._notes(sequence), *(self._softmax_note if pattern is None else ()))
+        return score_numbers(
+            [parts.of_text(sequence, here, at_keys) for parts in self.parts],
+            layers=self.layers,
+            tokens=tokens,
+            keys=keys if self._crosses else (),
+            ranks=min(ranks, len(keys)),
+            pattern=pattern,
+            notes=notes,
+        )
+
+    @property
+    def _crosses(self) -> bool:
+        """Whether queries and keys are tokens of two texts, which may read alike."""
+        return self.provenance.options.get("stack") == "cross"
+
+    def keys_seen(self, sequence: int) -> Bool[Tensor, " key"]:
+        """Which keys of a text any of its tokens can see: all of them but padding."""
+        return _seen(self.parts[0], self.real)[sequence].any(dim=0).any(dim=0)
+
+    def _notes(self, sequence: int) -> tuple[str, ...]:
+        """How the scores are split, and what figures leave out."""
+        if self.reference is None:
+            return _notes(self.parts[0], crosses=self._crosses)
+        note = self.reference.note(sequence)
+        if "position" in names_along_row(self.parts):
+            return (note,)
+        return (
+            note,
+            "Without rotation or a position term, position is in the stream; means by position find it there.",
+        )
+
+    @property
+    def _softmax_note(self) -> tuple[str, ...]:
+        if not self.provenance.edits:
+            return ()
+        edits = ", ".join(self.provenance.edits)
+        return (
+            f"Hooks were active ({edits}). The attention shown is the softmax of these scores; where a hook changed "
+            "the pattern, the model used a different one.",
+        )
+
+    def _figure_place(self, *figure: str, **options: Any) -> Mapping[str, int]:
+        return {"layer": self.layers[0], "head": 0, **super()._figure_place(*figure, **options)}
+
+    def plot(
+        self,
+        figure: str = "score_shares",
+        *,
+        layer: int | None = None,
+        head: int = 0,
+        rank: int = 0,
+        query: int | None = None,
+        key: int | None = None,
+        sequence: int = 0,
+        measure: str = "score",
+        against: str = "zero",
+    ) -> "go.Figure":
+        """Figure 1 (`attention_map`), 2 (`score_shares`) or 3 (`key_terms`) of one head; returned, not shown.
+
+        Or `row_ledger`: the sum for one row, that of token `query` of the text (by default the last), not counting
+        padding. `measure` is what the cells of figure 1 show: "score", "relative" (minus the row's highest) or
+        "probability". `against` is the baseline of a row's terms: "zero", the row's "mean", or the "runner_up", the
+        key with the second highest probability. Or `dimensions`: the score of one pair, token `query` and token `key`
+        (by default its likeliest), dimension by dimension of the head.
+        """
+        index = 0 if layer is None else self._index(layer)
+        option("figure", figure, FIGURES)
+        rank = index_of("rank", rank, len(self.key_tokens[0]), "0 is the highest score")
+        heads = self.residual.shape[1]
+        head = index_of("head", head, heads, f"this model has {heads} heads in each layer")
+        view = self.select([self.layers[index]]).numbers(sequence, ranks=rank + 1)
+        length = len(view.tokens)
+        query = length - 1 if query is None else index_of("query", query, length, f"the text has {length} tokens")
+        row, others = (0, head, query), view.keys or None
+        if figure == "dimensions":
+            key = int(view.pattern[row].argmax()) if key is None else index_of("key", key, len(view.key_tokens))
+            return self._dimension_bars(self.layers[index], head, query, key, sequence, view)
+        if figure == "row_ledger":
+            terms = view.terms_of_row(*row)
+            return row_ledger(
+                terms, view.scores[row], view.pattern[row], view.tokens, query=query, against=against, keys=others
+            )
+        if figure == "attention_map":
+            scores, pattern = view.scores[0, head], view.pattern[0, head]
+            return draw.attention_map(scores, view.tokens, measure=measure, pattern=pattern, keys=others)
+        if figure == "key_terms":
+            return draw.key_terms({name: term[0, head] for name, term in view.key_terms.items()}, view.key_tokens)
+        index_of("rank", rank, view.ranked_key.shape[-1], "of this text")
+        shares = {name: share[0, head, :, rank] for name, share in view.ranked_share.items()}
+        return draw.score_shares(shares, view.ranked_key[0, head, :, rank], view.tokens, rank=rank, key_tokens=others)
+
+    def show(self, figure: str = "row_ledger", *, layer: int | None = None, head: int = 0, **options: Any) -> View:
+        """A figure of `plot`, with a layer and a head to choose; `options` are those of `plot`.
+
+        >>> split.show(layer=2, head=6, query=5)      # doctest: +SKIP
+
+        A page takes the figures of all heads; of many layers and a long text, `split.select([0, 1]).show()` takes some.
+        """
+        first = self.layers[0 if layer is None else self._index(layer)]
+        return head_picker(
+            lambda at, of: self.plot(figure, layer=at, head=of, **options),
+            self.layers,
+            self.residual.shape[1],
+            layer=first,
+            head=index_of("head", head, self.residual.shape[1]),
+            title=figure.replace("_", " ").capitalize(),
+            reading=ROW_READING if figure == "row_ledger" else "",
+        ).of_model(self.provenance.model)
+
+    def explain(self, layer: int, head: int, query: int, key: int | None = None, *, sequence: int = 0) -> str:
+        """One line: the score of a pair as the sum of its terms, and its probability.
+
+        >>> print(split.explain(2, 6, query=15, key=4))      # doctest: +SKIP
+        L2H6: ' song' (15) looks at ' blue' (4) with 0.9999, score 29.28: query_key +28.45, key_bias +0.89, ...
+
+        Args:
+            layer: the layer.
+            head: the head.
+            query: the position of the token that looks.
+            key: the position of the token that is looked at; by default the likeliest.
+            sequence: which text.
+
+        Raises:
+            InputError: for what is not there, and a key that the query cannot see.
+
+        """
+        index = self._index(layer)
+        view = self.select([self.layers[index]]).numbers(sequence)
+        head = index_of("head", head, view.scores.shape[1])
+        query = index_of("query", query, len(view.tokens))
+        row = (0, head, query)
+        key = int(view.pattern[row].argmax()) if key is None else index_of("key", key, len(view.key_tokens))
+        score = float(view.scores[row][key])
+        if math.isnan(score):
+            raise InputError(f"token {query} cannot see key {key} in this text.")
+        terms = {name: float(term[key]) for name, term in view.terms_of_row(*row).items()}
+        because = ", ".join(
+            f"{name} {value:+.2f}" for name, value in sorted(terms.items(), key=lambda item: -abs(item[1]))
+        )
+        probability = f"{float(view.pattern[row][key]):.4f}"
+        return (
+            f"L{layer}H{head}: {view.tokens[query]!r} ({query}) looks at {view.key_tokens[key]!r} ({key}) with "
+            f"{probability}, score {score:.2f}: {because}"
+        )
+
+    def _dimension_bars(
+        self, layer: int, head: int, query: int, key: int, sequence: int, view: "ScoreNumbers"
+    ) -> "go.Figure":
+        """`dimension_bars` of a pair of the text's real tokens."""
+        here = self.real[sequence].nonzero()[:, 0]
+        at_keys = self.keys_seen(sequence).nonzero()[:, 0] if self._crosses else here
+        frame = self.dimensions(layer, head, int(here[query]), int(at_keys[key]), sequence)
+        q, k, product, turns = (column.to_numpy() for _, column in frame.items())
+        query_label, key_label = token_labels(view.tokens)[query], token_labels(view.key_tokens)[key]
+        title = f"L{layer}H{head}: query {query_label}, key {key_label}, together {signed(product.sum(), '.3f')}"
+        return dimension_bars(q, k, product, turns, title=title)
+
+    def to_html(self, path: str | Path, *, sequence: int = 0) -> Path:
+        """Writes figures 1 to 3 for every head on one text as one offline page."""
+        target = path_of(path, OutputError)
+        worst = float(self.residual[list(self.layers)].max())
+        view = self.numbers(sequence)
+        html = render_page(
+            Page(
+                title=f"Attention scores of {self.provenance.model}",
+                lead=f"Every score is the sum of its terms; the largest difference is {worst:.1e}.",
+                view=view,
+                sections=self.sections(view),
+                facts=[TableRow("largest residual", f"{worst:.1e}", "ok")],
+                checks=[],
+                provenance=self.provenance.entries,
+            )
+        )
+        with writing(target) as draft:
+            draft.write_text(html, encoding="utf-8")
+        return target
+
+    def sections(
+        self,
+        view: "ScoreNumbers",
+        call: str = "split",
+        shown: str = 'acts.show("pattern", layer={layer}, head={head}, view="{figure}")',
+        overview: str = "",
+        other: "ScoreNumbers | None" = None,
+    ) -> "list[Section]":
+        """Figures 1 to 3 of a text, for a page whose reader chooses a layer and a head; and, with `other`, a split."""
+        return score_sections(view, call, shown, overview, other)
+
+    def _repr_html_(self) -> str:
+        """All heads as maps, and the table; only the table for keys that are no tokens or more than a view can hold."""
+        if self.tokens != self.key_tokens and not self._crosses:
+            return super()._repr_html_()
+        view = self.numbers()
+        try:
+            maps = model_view(
+                view.pattern,
+                view.tokens,
+                layers=view.layers,
+                keys=view.keys or None,
+                sums_to_one=False,
+                title="Attention",
+            )
+        except InputError:
+            return super()._repr_html_()
+        section = Section("", maps.reading, {"all-heads": maps})
+        lead = " ".join((repr(self), *self._softmax_note))
+        return in_notebook_output(title="Attention scores", lead=lead, sections=[section], frame=self.to_frame())
+
+    def __repr__(self) -> str:
+        batch, length = self.real.shape
+        return (
+            f"ScoreDecomposition({self.provenance.model!r}, layers {list(self.layers)}, {batch} × {length} tokens: "
+            f"{', '.join(self.terms)}; residual {float(self.residual[list(self.layers)].max()):.1e})"
+        )
+
+    def _index(self, layer: int) -> int:
+        return self.layers.index(member("layer", layer, self.layers, "the layers decomposed"))
+
+
+def _seen(parts: ScoreParts, real: Tensor) -> Bool[Tensor, "batch 1 query key"]:
+    return parts.visible & real[:, None, :, None]
+
+
+def _notes(parts: ScoreParts, *, crosses: bool = False) -> tuple[str, ...]:
+    notes = []
+    if crosses and parts.position is None and parts.wavelengths is None:
+        notes.append("Cross-attention has no position term here: where a token stands is in the two streams.")
+    elif parts.relative is not None and parts.relative.by_input:
+        notes.append(
+            "content_to_position is what a distance is worth to the query, position what it is worth to every query."
+        )
+    elif parts.relative is not None and parts.relative.names:
+        notes.append(
+            "Position enters these scores through products with the content: content_to_position (where a query looks) "
+            "and position_to_content (where a key is looked for), each with the biases of queries and keys."
+        )
+    elif parts.position is None and parts.wavelengths is None:
+        notes.append("This model's scores have no position term: its position information is in the stream.")
+    elif parts.position is None:
+        notes.append(
+            "This model's scores have no position term of their own: position rotates queries and keys, and so is part "
+            'of query_key. decompose_scores(..., centre="mean") takes it apart.'
+        )
+    if parts.query_from_bias is None:
+        notes.append("This model's queries have no bias, so its scores have no key_bias term.")
+    elif parts.query_from_bias.ndim == 4:
+        notes.append("Rotary: key_bias depends on the distance between query and key too, so figure 3 leaves it out.")
+    return tuple(notes)

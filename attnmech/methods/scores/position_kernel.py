@@ -1,0 +1,133 @@
+"""How does a head's score depend on the distance between query and key alone? Its position kernel (formulas §6)."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import pandas as pd
+import plotly.graph_objects as go  # type: ignore[import-untyped]
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from ...basics.arguments import member
+from ...draw.chart import ByChoice
+from ...draw.section import Section
+from ...errors import InputError, index_of
+from ...maths.scores import ScoreParts
+from ...results.figure_file import SavesFigures
+from .wavelength_figures import kernel_chart, position_kernel
+from .wavelengths import UNROTATED, bands_there, checked_edges, dimensions_of
+
+
+@dataclass(frozen=True, eq=False)
+class PositionKernel(SavesFigures):
+    """The `position` term by distance, less its value at the token itself.
+
+    position(Δ) = native(Δ) + scale · Σ_p A_p cos(ω_p Δ + φ_p), Δ = i − j, the second part only where queries and keys
+    are split at means: a line under ALiBi, buckets in T5, a sum of waves in a model that rotates.
+    """
+
+    layers: tuple[int, ...]
+    distances: Int[Tensor, " distance"]
+    """From 0 to the length of the text; in a model that sees later tokens, from minus the length on."""
+    values: Float[Tensor, "layer head distance"]
+    bands: Mapping[str, Float[Tensor, "layer head distance"]]
+    """What each band of wavelength adds; none without rotated means."""
+
+    @classmethod
+    def of(
+        cls, parts: Sequence[ScoreParts], layers: tuple[int, ...], edges: Sequence[float], *, by_position: bool
+    ) -> "PositionKernel":
+        """The kernels of one text's parts, read off its first and last row."""
+        if by_position:
+            raise InputError(
+                "split at means by position, the position term depends on query and key position, not on their "
+                'distance; take centre="mean" or means by head.'
+            )
+        if any("position" not in each.names() for each in parts):
+            raise InputError(
+                'these scores have no position term; split them at means: am.decompose_scores(..., centre="mean").'
+            )
+        length = parts[0].query.shape[2]
+        both_ways = any(bool(each.visible[:, :, 0, 1:].any()) for each in parts)
+        distances = torch.arange(-(length - 1) if both_ways else 0, length)
+
+        def by_distance(make: Callable[[ScoreParts, slice], Tensor]) -> Tensor:
+            return torch.stack([_by_distance(make, each, both_ways) for each in parts])
+
+        edges = checked_edges(edges)
+        turning = any(each.wavelengths is not None and each.centred for each in parts)
+        names = [name for name in bands_there(edges, parts) if name != UNROTATED] if turning else []
+        bands = {name: by_distance(partial(_of_means, name, edges)) for name in names}
+        return cls(layers, distances, by_distance(lambda each, rows: each.term("position", rows)), bands)
+
+    def plot(self, layer: int, head: int) -> "go.Figure":
+        """A head's kernel and its bands, as lines over distance."""
+        index = self.layers.index(member("layer", layer, self.layers, "the layers decomposed"))
+        head = index_of("head", head, self.values.shape[1])
+        bands = {name: value[index, head].cpu().double().numpy() for name, value in self.bands.items()}
+        values = self.values[index, head].cpu().double().numpy()
+        return position_kernel(self.distances.cpu().double().numpy(), values, bands)
+
+    def section(self, call: str) -> Section:
+        """The kernels of every head, for a page whose reader chooses one."""
+        values = self.values.float().cpu().numpy()
+        bands = {name: value.float().cpu().numpy() for name, value in self.bands.items()}
+
+        def told(layer: int, head: int) -> str:
+            kernel = values[layer, head]
+            best = int(self.distances[int(kernel.argmax())])
+            spread = float(kernel.max() - kernel.min())
+            where = "at the token itself" if best == 0 else f"at distance {best}"
+            return f"By distance alone the score changes by {spread:.2f}; it is highest {where}."
+
+        return Section(
+            name="position-kernel",
+            contents="Position by distance",
+            heading="The position term by distance",
+            finding=ByChoice.texts(("layer", "head"), values.shape[:2], told),
+            reading="What a key gains or loses from how far it stands behind the query, whatever both tokens are; thin "
+            "lines are the parts of different wavelengths, which add up to the thick one."
+            if bands
+            else "What a key gains or loses from how far it stands behind the query, whatever both tokens are.",
+            caveat="How strongly a head looks somewhere depends on all terms together: see one row as a sum.",
+            figures={"kernel": kernel_chart(self.distances.float().cpu().numpy(), values, bands)},
+            call=f"{call}.position_kernel().plot(layer={{layer}}, head={{head}})",
+        )
+
+    def to_frame(self) -> pd.DataFrame:
+        """One row per head and distance: layer, head, distance, position, and one column per band."""
+        columns = {"position": self.values, **self.bands}
+        places = pd.MultiIndex.from_product(
+            [self.layers, range(self.values.shape[1]), self.distances.tolist()], names=["layer", "head", "distance"]
+        )
+        return pd.DataFrame({name: value.flatten().tolist() for name, value in columns.items()}, places).reset_index()
+
+
+def _of_means(band: str, edges: Sequence[float], parts: ScoreParts, rows: slice) -> Tensor:
+    """The part of scale · (R_i q̄)·(R_j k̄) that a band adds."""
+    query, key = parts.query_from_bias, parts.key_from_bias
+    assert query is not None and key is not None
+    if query.ndim < 4:
+        return query.new_zeros(1, query.shape[-2], 1, 1)
+    chosen = dimensions_of(band, edges, parts)
+    return parts.scale * (query[:, :, rows][..., chosen] @ key[..., chosen].mT)
+
+
+def _by_distance(
+    make: Callable[[ScoreParts, slice], Tensor], parts: ScoreParts, both_ways: bool
+) -> Float[Tensor, "head distance"]:
+    """The last row from its end, after the first row if it sees later keys: each less its value at distance 0."""
+    _, heads, length, _ = parts.query.shape
+
+    def row(place: int) -> Tensor:
+        return make(parts, slice(place, place + 1)).expand(1, heads, 1, length)[0, :, 0]
+
+    behind = row(length - 1).flip(-1)
+    behind = behind - behind[:, :1]
+    if not both_ways:
+        return behind
+    ahead = row(0)
+    ahead = (ahead - ahead[:, :1])[:, 1:].flip(-1)
+    return torch.cat((ahead, behind), dim=-1)

@@ -1,0 +1,176 @@
+"""What does each writer of the stream add to the queries and keys of chosen cells? Collected during one pass.
+
+The equations are in `attnmech.methods.scores.formulas`.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from itertools import islice
+from typing import Final
+
+import torch
+from einops import rearrange
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from ...batch import Batch
+from ...maths.scores import ScoreParts
+from ...model.attention.observed import RowBlock
+from ...model.reading.writers import Writers
+from ...model.run.hooked import HookedModel
+from ...model.stack.ledger import Cells, ScoreAudit, made_of_parts
+from .formulas import pair_terms
+
+_TOGETHER_BYTES: Final = 2**24
+"""Queries, and keys, of so many writers are made together: enough for large matrix products, few enough for a cache."""
+
+
+@dataclass(frozen=True)
+class SourceParts:
+    """What every writer adds to the queries and keys of the cells of one layer.
+
+    Queries and keys are those of the score: with the multipliers of a qk-norm, and rotated where the model rotates.
+    """
+
+    layer: int
+    heads: tuple[int, ...]
+    """The heads chosen, in the order of the axis `head`."""
+    sources: tuple[str, ...]
+    """The writers, in the order in which they write: the axis `source`."""
+    scale: float
+    query: Float[Tensor, "batch head cell source d_head"]
+    key: Float[Tensor, "batch head cell source d_head"]
+    mean_key: Float[Tensor, "batch head cell source d_head"]
+    """The mean of the keys that the cell's row sees."""
+    query_at: Int[Tensor, " cell"]
+    key_at: Int[Tensor, "batch head cell"]
+    """−1 where the text has no such cell: at padding, or where the row does not see the key."""
+    keys_seen: Int[Tensor, "batch cell"]
+    """How many keys the cell's row sees."""
+    preference: Float[Tensor, "batch head cell"]
+    """The model's score in the cell, minus the mean score over the keys that its row sees."""
+
+    @property
+    def axis_lengths(self) -> Mapping[str, int]:
+        """The lengths of the axes that heads and writers label."""
+        return {"head": len(self.heads), "source": len(self.sources)}
+
+    def pairs(
+        self, place: int, cells: Bool[Tensor, "batch cell"], *, contrast: bool
+    ) -> Float[Tensor, "source_q source_k"]:
+        """The mean over cells of what each pair of writers adds to the score of the head at `place`."""
+        query, key = self.query[:, place][cells], self.key[:, place][cells]
+        return pair_terms(query, key - self.mean_key[:, place][cells] if contrast else key, self.scale)
+
+    def with_choice(self, place: int) -> Bool[Tensor, "batch cell"]:
+        """The cells of a head whose row sees more than one key."""
+        return (self.key_at[:, place] >= 0) & (self.keys_seen > 1)
+
+
+@dataclass(frozen=True)
+class _Rows:
+    """What a block of rows gives for its cells."""
+
+    key_at: Int[Tensor, "batch head cell"]
+    preference: Float[Tensor, "batch head cell"]
+
+
+class SourceWalk:
+    """Decomposes every chosen layer as the model runs: its rows as they come, its writers at the end."""
+
+    def __init__(
+        self,
+        model: HookedModel,
+        batch: Batch,
+        chosen: Mapping[int, tuple[int, ...]],
+        places: list[tuple[int, int]] | None,
+    ) -> None:
+        self._model, self._batch, self._chosen = model, batch, chosen
+        length, device = batch.ids.shape[1], model.device
+        cells = [(row, -1) for row in range(length)] if places is None else places
+        self._query_at, keys = torch.tensor(cells, device=device).unbind(dim=1)
+        self._key_at = None if places is None else keys
+        self._writers = Writers(model, batch)
+        self._audit: ScoreAudit | None = None
+        self._rows: list[_Rows] = []
+        self.parts: dict[int, SourceParts] = {}
+        self.residual: dict[int, Float[Tensor, " head"]] = {}
+
+    def __call__(self, block: RowBlock) -> None:
+        if block.rows.start == 0:
+            visible = block.mask.visible(range(block.mask.queries))
+            self._audit, self._rows = ScoreAudit(self._model.stacks, block, block["attn_in"], visible), []
+        assert self._audit is not None
+        self._audit.add(block)
+        self._rows.append(self._read(block, self._audit.parts))
+        if block.rows.stop == block.mask.queries:
+            self._audit.require_exact(self._chosen[block.layer])
+            self._finish(block, self._audit)
+
+    def _read(self, block: RowBlock, ledger: ScoreParts) -> _Rows:
+        start, stop = block.rows.start, block.rows.stop
+        scores = block.scores.to(ledger.query_from_input.dtype)
+        keep, width = block.visible & block.real[:, None, :, None], scores.shape[-1]
+        here = (self._query_at >= start) & (self._query_at < stop)
+        rows = self._query_at[here] - start
+        row, seen = scores[:, list(self._chosen[block.layer])][:, :, rows], keep[:, :, rows]
+        if self._key_at is None:
+            key = row.masked_fill(~seen, -torch.inf).argmax(dim=-1)
+        else:
+            key = self._key_at[here].expand(*row.shape[:3])
+        # Beyond the block's width no row sees a key.
+        inside = key.clamp(max=width - 1)
+        valid = (key < width) & seen.expand_as(row).gather(-1, inside[..., None])[..., 0]
+        mean = row.masked_fill(~seen, 0.0).sum(dim=-1) / seen.sum(dim=-1).clamp_min(1)
+        return _Rows(
+            key.masked_fill(~valid, -1),
+            row.gather(-1, inside[..., None])[..., 0].sub(mean).masked_fill(~valid, torch.nan),
+        )
+
+    def _finish(self, block: RowBlock, audit: ScoreAudit) -> None:
+        key_at = torch.cat([rows.key_at for rows in self._rows], dim=-1)
+        cells, ledger = Cells(self._chosen[block.layer], self._query_at, key_at), audit.parts
+        seen = (ledger.visible & self._batch.mask[:, None, :, None])[:, :, cells.query_at]
+        keys_seen = seen.sum(dim=-1)
+        average = seen.to(ledger.query_from_input.dtype) / keys_seen.clamp_min(1)[..., None]
+        labels: list[str] = []
+        found = []
+        written = torch.zeros_like(block.values["attn_in", block.layer][..., 0], dtype=average.dtype)
+        writers = self._writers.parts_of(block.layer, block.values)
+        together = max(1, _TOGETHER_BYTES // ledger.query_from_input.nbytes)
+        while some := list(islice(writers, together)):
+            labels += [label for label, _ in some]
+            parts = torch.stack([part for _, part in some])
+            written += torch.linalg.vector_norm(parts, dim=-1).sum(dim=0)
+            found.append(self._at_cells(block, parts, cells, average))
+        query, key, mean_key = (torch.cat(each, dim=3) for each in zip(*found, strict=True))
+        self.residual[block.layer] = audit.require_writers(query.sum(dim=3), key.sum(dim=3), cells, written)
+        self.parts[block.layer] = SourceParts(
+            layer=block.layer,
+            heads=cells.heads,
+            sources=tuple(labels),
+            scale=ledger.scale,
+            query=query,
+            key=key,
+            mean_key=mean_key,
+            query_at=cells.query_at,
+            key_at=key_at,
+            keys_seen=keys_seen[:, 0],
+            preference=torch.cat([rows.preference for rows in self._rows], dim=-1),
+        )
+
+    def _at_cells(
+        self,
+        block: RowBlock,
+        parts: Float[Tensor, "source batch position d_model"],
+        cells: Cells,
+        average: Float[Tensor, "batch 1 cell key"],
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """What writers add to queries, keys and mean keys of the cells: each `[batch head cell source d_head]`."""
+        query, key = (
+            rearrange(made, "source batch head position d_head -> batch head position source d_head")
+            for made in made_of_parts(self._model.stack(), block.layer, block.notes, parts)
+        )
+        by_key = rearrange(key[:, list(cells.heads)], "batch head key source d_head -> batch head key (source d_head)")
+        mean_key = rearrange(average @ by_key, "... (source d_head) -> ... source d_head", source=len(parts))
+        return cells.of_queries(query), cells.of_keys(key), mean_key

@@ -1,0 +1,260 @@
+"""What distinguishes the keys of a row: their position, the key, or query and key together (formulas §6)?"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+import pandas as pd
+import plotly.graph_objects as go  # type: ignore[import-untyped]
+import torch
+from einops import einsum
+from jaxtyping import Float
+from scipy.stats import spearmanr  # type: ignore[import-untyped]
+from torch import Tensor
+
+from ...basics.arguments import flag, option
+from ...draw.section import Section
+from ...draw.style import term_style
+from ...draw.text import percent
+from ...errors import InputError
+from ...maths.relative import RELATIVE_TERMS
+from ...maths.variance_shares import row_covariances
+from ...model.attention.observed import RowBlock
+from ...model.inputs.encoder import Inputs
+from ...model.run.hooked import HookedModel, require_model
+from ...model.stack.centring import Centre, checked_centre, require_means_of
+from ...model.stack.ledger import ScoreAudit
+from ...results.mean_qk import MeanQK
+from ...runs.row_classes import ROW_CLASSES, row_classes
+from ...runs.row_means import RowMeans, added, closed
+from ...runs.stream import Reducer, Run, Source, State, stream
+
+ALL_TERMS: Final = ("position", "key_bias", "query_key", "query_bias", "constant", "softcap", *RELATIVE_TERMS)
+"""Every term that scores may have, in the order of the axis `statistic`."""
+
+
+def variance_shares(
+    model: HookedModel,
+    inputs: Inputs | Iterable[Inputs],
+    *,
+    centre: Centre | None = "mean",
+    first_key: bool = True,
+    layers: Iterable[int] | None = None,
+    stack: str | None = None,
+    bos: bool | None = None,
+    **corpus: Any,
+) -> "VarianceShares":
+    """How much of what distinguishes the keys of a row each term makes up, head by head, over texts.
+
+    share_t = Σ_rows Σ_j (t_ij − t̄_i)(s_ij − s̄_i) / Σ_rows Σ_j (s_ij − s̄_i)²
+
+    over the keys j that row i sees. The shares of a head add up to 1; a single one may be negative, or more than 1,
+    where terms work against each other.
+
+    >>> import attnmech as am
+    >>> found = am.variance_shares(am.load(), "Anna sang of shells.")
+    >>> found.shares.shape                                                          # [term layer head]
+    torch.Size([8, 4, 8])
+
+    Args:
+        model: the model.
+        inputs: texts, or an iterator of texts (a corpus), of which only sums are kept.
+        centre: where queries and keys are split, as in `am.decompose_scores`; None for the model's own biases.
+        first_key: whether the first token of a text counts as a key; many heads rest there, with scores unlike others.
+        layers: by default all.
+        stack: "encoder", "decoder" or "cross" in a model with several.
+        bos: whether each text begins with the tokenizer's first token.
+        corpus: `truncate`, `shard`, `journal` and `progress`, as in `am.stream`.
+
+    Returns:
+        Shares by head, with intervals over texts; NaN where no row sees two keys with different scores.
+
+    Raises:
+        ExactnessError: if the terms do not add up to the scores that the model used.
+        InputError: for means of another model, and for texts that a reference cannot serve.
+
+    """
+    require_model(model)
+    flag("first_key", first_key)
+    centre = checked_centre(centre)
+    blocks = model.stack(stack)
+    if isinstance(centre, MeanQK):
+        require_means_of(centre, model.weights_hash, blocks, model.points.check_layers(layers, blocks.label))
+    result: VarianceShares
+    reducer = VarianceReducer(centre, first_key)
+    (result,) = stream(model, inputs, [reducer], layers=layers, stack=stack, bos=bos, **corpus)
+    return result
+
+
+@dataclass(frozen=True)
+class VarianceReducer(Reducer):
+    """Sums the covariances of terms and scores, row by row."""
+
+    centre: Centre | None = "mean"
+    first_key: bool = True
+
+    points = ("attn_in",)
+
+    @property
+    def options(self) -> dict[str, str]:
+        """The reference and whether first keys count."""
+        return {"centre": str(self.centre), "first_key": str(self.first_key)}
+
+    def start(self, run: Run) -> State:
+        """Sums of each term by text, and of the scores' own variance."""
+        if self.centre == "position" and run.corpus:
+            raise InputError(
+                'centre="position" takes means over texts that run together, and a corpus runs in batches; give fixed '
+                'means: centre=am.mean_qk(model, corpus, by="position").'
+            )
+        texts = len(run.batch.ids)
+        shape = len(ROW_CLASSES), run.n_layers, run.n_heads, texts
+        state = {
+            "classes": row_classes(run.batch.queries(run.stack.label)),
+            "sums": torch.zeros(len(ALL_TERMS), *shape, dtype=torch.float64),
+            "variance": torch.zeros(shape, dtype=torch.float64),
+        }
+        return {name: value.to(run.model.device) for name, value in state.items()}
+
+    def add(self, state: State, block: RowBlock, run: Run) -> None:
+        """Adds a block of rows, once its terms are known to add up."""
+        stacks, rows, width = run.model.stacks, slice(block.rows.start, block.rows.stop), block.scores.shape[-1]
+        audits: dict[int, ScoreAudit] = run.between.setdefault(self, {})
+        if block.layer not in audits:
+            everywhere = block.visible.new_ones(1).expand(len(block.q), 1, block.mask.queries, block.k.shape[2])
+            audits[block.layer] = ScoreAudit(stacks, block, block["attn_in"], everywhere, centre=self.centre)
+        audit = audits[block.layer]
+        names = [name for name in audit.parts.names() if name != "mask"]
+        terms = {name: audit.parts.term(name, rows)[..., :width] for name in names}
+        total = torch.zeros_like(block.scores).add(sum(terms.values()))
+        audit.add(block, total)
+        if block.rows.stop == block.mask.queries:
+            audits.pop(block.layer).require_exact()
+
+        seen = block.visible & block.real[:, None, :, None]
+        if not self.first_key:
+            seen = seen & ~block.batch.keys(block.stack).first[:, None, None, :width]
+        of_terms, variance = row_covariances(terms, total, seen)
+        classes = state["classes"][:, :, rows].double()
+        state["variance"][:, block.index] += _by_class(variance, classes)
+        for name, covariance in of_terms.items():
+            state["sums"][ALL_TERMS.index(name), :, block.index] += _by_class(covariance, classes)
+
+    def close(self, state: State, run: Run) -> State:
+        """Sums over the batch's texts."""
+        variance = state["variance"]
+        return closed({"sums": state["sums"], "counts": variance.expand(len(ALL_TERMS), *variance.shape)}, run)
+
+    def merge(self, one: State, other: State) -> State:
+        """The sum of both."""
+        return added(one, other)
+
+    def finish(self, state: State, source: Source) -> "VarianceShares":
+        """The result."""
+        return VarianceShares.of(state, source, centre=str(self.centre), first_key=self.first_key)
+
+
+def _by_class(
+    value: Float[Tensor, "batch head row"], classes: Float[Tensor, "batch class row"]
+) -> Float[Tensor, "class head batch"]:
+    return einsum(value.double(), classes, "batch head row, batch kind row -> kind head batch")
+
+
+@dataclass(frozen=True, repr=False)
+class VarianceShares(RowMeans):
+    """The share of each term in what distinguishes the keys of a row, head by head.
+
+    Shares of a head add up to 1; NaN where no row sees two keys with different scores. A text weighs as much as the
+    variance of its scores.
+    """
+
+    STATISTICS = ALL_TERMS
+
+    centre: str
+    """Where queries and keys are split; "None" is at the model's own biases."""
+    first_key: bool
+    """Whether the first token of a text counts as a key."""
+
+    @property
+    def terms(self) -> tuple[str, ...]:
+        """The terms that vary along a row at some head."""
+        there = self.state["sums"].flatten(1).any(dim=1).tolist() if self.parts is None else [True] * len(ALL_TERMS)
+        return tuple(name for name, found in zip(ALL_TERMS, there, strict=True) if found)
+
+    @property
+    def shares(self) -> Float[Tensor, "term layer head"]:
+        """The shares, in the order of `ALL_TERMS`: position, key_bias, query_key, query_bias, constant, softcap,
+        content_to_position, position_to_content.
+        """
+        return torch.stack([self.mean(name) for name in ALL_TERMS])
+
+    @property
+    def halves(self) -> tuple[Float[Tensor, "term layer head"], Float[Tensor, "term layer head"]]:
+        """The shares on either half of the texts: those with even and with odd numbers (or groups of texts)."""
+        found = []
+        for odd in (0, 1):
+            here = self.state["groups"] % 2 == odd
+            state = {**self.state} | {name: self.state[name][..., here] for name in ("sums", "counts", "groups")}
+            found.append(replace(self, state=state).shares)
+        return found[0], found[1]
+
+    @property
+    def agreement(self) -> dict[str, float]:
+        """Spearman's rank correlation, over heads, of each term's shares on the two halves; NaN under two texts."""
+        return {name: _rank_correlation(*(half[ALL_TERMS.index(name)] for half in self.halves)) for name in self.terms}
+
+    def to_frame(self) -> pd.DataFrame:
+        """One row per head: layer, head, each term's share, and its `_low` and `_high` where there is an interval."""
+        frame = super().to_frame()
+        absent = tuple(name for name in ALL_TERMS if name not in self.terms)
+        columns = {f"{name}{end}" for name in absent for end in ("", "_low", "_high")}
+        return frame.drop(columns=[each for each in frame.columns if each in columns])
+
+    def plot(self, term: str = "position") -> "go.Figure":
+        """A term's share as a map of layers × heads; returned, not shown."""
+        option("term", term, ALL_TERMS)
+        return self._map(term, f"share of {term_style(term).label}")
+
+    def _sections(self) -> "Sequence[Section]":
+        if self.parts is not None:
+            return self._difference_sections({name: name for name in ALL_TERMS})
+        return [
+            Section(
+                f"Share of {term_style(name).label}",
+                f"Each cell is one head: how much of what distinguishes the keys of a row {_MEANING[name]}. The shares "
+                "of a head add up to 1; terms that work against each other have shares below 0 or above 1.",
+                {f"share-{name}": self.plot(name)},
+                f'shares.plot("{name}")',
+            )
+            for name in self.terms
+        ]
+
+    @property
+    def lead(self) -> str:
+        if self.parts is not None:
+            return self._difference_lead("position")
+        means = {name: float(self.mean(name).nanmean()) for name in self.terms}
+        told = ", ".join(f"{term_style(name).label} {percent(share)}" for name, share in means.items())
+        return f"On {self._texts}, what distinguishes the keys of a row, averaged over heads: {told}."
+
+    def _comparable(self) -> dict[str, Any]:
+        return super()._comparable() | {"centre": self.centre, "first_key": self.first_key}
+
+
+_MEANING: Final = {
+    "position": "is their position: with rotary or ALiBi their distance, whatever the tokens are",
+    "key_bias": "is the key, whatever the query is",
+    "query_key": "is what query and key have to do with each other",
+    "query_bias": "is the query at their distance, whatever the key is",
+    "constant": "is the product of the biases at their distance",
+    "softcap": "is what the soft cap takes off",
+    "content_to_position": "is the distance at which the query's content looks",
+    "position_to_content": "is the distance at which the key's content is looked for",
+}
+
+
+def _rank_correlation(one: Float[Tensor, "layer head"], other: Float[Tensor, "layer head"]) -> float:
+    known = torch.isfinite(one) & torch.isfinite(other)
+    if int(known.sum()) < 2:
+        return float("nan")
+    return float(spearmanr(one[known].numpy(), other[known].numpy()).statistic)

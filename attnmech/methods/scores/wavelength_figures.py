@@ -1,0 +1,181 @@
+"""What the rotation of queries and keys contributes: bands of wavelength, position kernels, single dimensions."""
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+import numpy as np
+import plotly.graph_objects as go  # type: ignore[import-untyped]
+from jaxtyping import Float
+from plotly.colors import sample_colorscale  # type: ignore[import-untyped]
+from plotly.subplots import make_subplots  # type: ignore[import-untyped]
+
+from ...draw.chart import ByChoice, Chart, Slot
+from ...draw.effects import SIGNED_COLOURS
+from ...draw.figure import Figure
+from ...draw.style import FIGURE_STYLE, NEUTRAL, SCORE_COLOURS, TERMS
+from ...draw.text import signed
+from ...errors import InputError
+
+_DASHES: Final = ("dash", "dot", "dashdot", "longdash", "longdashdot")
+
+
+def band_maps(shares: Mapping[str, Float[np.ndarray, "layer head"]], *, layers: Sequence[int], label: str) -> go.Figure:
+    """A map of layers × heads for each band, on one scale centred on zero.
+
+    >>> figure = band_maps({"under 8 tokens": np.array([[0.4, -0.1]])}, layers=[3], label="share")
+    >>> [(trace.meta, trace.y) for trace in figure.data]
+    [('under 8 tokens', ('3',))]
+    """
+    if not shares:
+        raise InputError("`shares` must hold at least one band; got none.")
+    arrays = {name: np.asarray(share, np.float64) for name, share in shares.items()}
+    known = np.concatenate([np.abs(share[np.isfinite(share)]) for share in arrays.values()])
+    reach = float(known.max()) if known.size and known.max() > 0 else 1.0
+    titles = [_in_two_lines(name) for name in arrays]
+    figure = Figure(make_subplots(1, len(arrays), shared_yaxes=True, horizontal_spacing=0.02, subplot_titles=titles))
+    for column, (name, share) in enumerate(arrays.items(), start=1):
+        hover = [
+            [
+                f"L{layer}H{head}<br>{name}<br>" + (signed(value, ".3g") if np.isfinite(value) else "not defined")
+                for head, value in enumerate(row)
+            ]
+            for layer, row in zip(layers, share, strict=True)
+        ]
+        cells = go.Heatmap(
+            z=share,
+            x=list(range(share.shape[1])),
+            y=[str(layer) for layer in layers],
+            coloraxis="coloraxis",
+            text=hover,
+            hovertemplate="%{text}<extra></extra>",
+            xgap=1,
+            ygap=1,
+            meta=name,
+        )
+        figure.add_trace(cells, row=1, col=column)
+    bar = {"title": {"text": label, "side": "right"}, "thickness": 12}
+    scale = {"cmin": -reach, "cmax": reach, "colorscale": SIGNED_COLOURS, "colorbar": bar}
+    said = {"text": "The bands of a head add up to 1; they may cancel each other.", "font": {"size": 13}, "y": 0.99}
+    height = max(280, 170 + 18 * len(layers))
+    figure.update_layout(template=FIGURE_STYLE, height=height, coloraxis=scale, margin={"t": 80}, title=said)
+    figure.update_annotations(font={"size": 12, "color": NEUTRAL})
+    figure.update_xaxes(title="head", showgrid=False)
+    figure.update_yaxes(autorange="reversed", type="category", showgrid=False)
+    figure.update_yaxes(title="layer", col=1)
+    return figure
+
+
+def position_kernel(
+    distances: Float[np.ndarray, " distance"],
+    whole: Float[np.ndarray, " distance"],
+    bands: Mapping[str, Float[np.ndarray, " distance"]],
+) -> go.Figure:
+    """A head's position term by the distance from query to key, and what each band of wavelength adds to it.
+
+    >>> figure = position_kernel(np.array([0.0, 1.0]), np.array([0.0, -0.5]), {})
+    >>> [(trace.meta, trace.y.tolist()) for trace in figure.data]
+    [('position', [0.0, -0.5])]
+
+    Args:
+        distances: query position − key position, in tokens.
+        whole: the term at each distance, in units of the score, less its value at distance 0.
+        bands: the parts of it, likewise; none for a model that does not rotate.
+
+    Returns:
+        One trace per band and, last, the "position" term itself (the traces' `meta`).
+
+    """
+    each = {name: values[None, None] for name, values in bands.items()}
+    return kernel_chart(distances, whole[None, None], each).figure(layer=0, head=0)
+
+
+def kernel_chart(
+    distances: Float[np.ndarray, " distance"],
+    whole: Float[np.ndarray, "layer head distance"],
+    bands: Mapping[str, Float[np.ndarray, "layer head distance"]],
+) -> Chart:
+    """The position kernel of every head."""
+    colours = sample_colorscale(SCORE_COLOURS[::-1][:4], np.linspace(0, 1, max(2, len(bands))).tolist())
+    figure, slots = Figure(), []
+    for place, (name, values) in enumerate({**bands, "position": whole}.items()):
+        last = name == "position"
+        line = (
+            {"color": TERMS["position"].colour, "width": 3, "dash": "solid"}
+            if last
+            else {"color": colours[place], "width": 1.5, "dash": _DASHES[place % len(_DASHES)]}
+        )
+        figure.add_scatter(
+            x=distances,
+            mode="lines",
+            line=line,
+            name="all of it" if last else name,
+            meta=name,
+            showlegend=True,
+            hovertemplate=f"{name}<br>distance %{{x}}<br>%{{y:+.3f}}<extra></extra>",
+        )
+        slots.append(Slot(f"data.{place}.y", ByChoice(values, ("layer", "head"))))
+    legend = {"title": {"text": "wavelength" if bands else "term"}}
+    figure.update_layout(template=FIGURE_STYLE, height=420, legend=legend, margin={"t": 90})
+    figure.update_xaxes(title="distance from query to key, in tokens")
+    figure.update_yaxes(title="position term of the score,<br>less its value at the token itself", zeroline=True)
+    return Chart(figure, tuple(slots))
+
+
+def dimension_bars(
+    query: Float[np.ndarray, " d_head"],
+    key: Float[np.ndarray, " d_head"],
+    product: Float[np.ndarray, " d_head"],
+    wavelengths: Float[np.ndarray, " d_head"] | None,
+    *,
+    title: str,
+) -> go.Figure:
+    """One pair of tokens: query and key, dimension by dimension, and what each adds to the score.
+
+    Args:
+        query: the query as it enters the score.
+        key: the key likewise.
+        product: scale · query · key of each dimension, in units of the score.
+        wavelengths: tokens in a turn of each dimension; None in a model that does not rotate.
+        title: the pair, and the sum.
+
+    Returns:
+        Bars of "query", "key" and "product" (the traces' `meta`), one below the other.
+
+    """
+    names = ["query q", "key k", "scale · q · k"]
+    figure = Figure(make_subplots(3, 1, shared_xaxes=True, vertical_spacing=0.08, subplot_titles=names))
+    turn = ["" if wavelengths is None else _turn(value) for value in (query if wavelengths is None else wavelengths)]
+    for row, (name, values) in enumerate({"query": query, "key": key, "product": product}.items(), start=1):
+        colours = np.where(np.asarray(values) < 0, SIGNED_COLOURS[0], SIGNED_COLOURS[-1]).tolist()
+        bars = go.Bar(
+            x=list(range(len(values))),
+            y=values,
+            marker={"color": colours if name == "product" else "#6f9cc1"},
+            customdata=turn,
+            hovertemplate=f"dimension %{{x}}%{{customdata}}<br>{name} %{{y:.4g}}<extra></extra>",
+            showlegend=False,
+            meta=name,
+        )
+        figure.add_trace(bars, row=row, col=1)
+    figure.update_layout(
+        template=FIGURE_STYLE, height=480, bargap=0.1, margin={"t": 90}, title={"text": title, "font": {"size": 13}}
+    )
+    figure.update_annotations(font={"size": 12, "color": NEUTRAL})
+    figure.update_xaxes(title="dimension of the head", row=3)
+    figure.update_yaxes(zeroline=True, zerolinecolor=NEUTRAL)
+    figure.update_yaxes(title="score", row=3)
+    return figure
+
+
+def _in_two_lines(name: str) -> str:
+    """The name of a band, where it has room for half a line.
+
+    >>> _in_two_lines("under 8 tokens"), _in_two_lines("64 tokens and more")
+    ('under 8<br>tokens', '64 tokens<br>and more')
+    """
+    return re.sub(" (and more|tokens)$", r"<br>\1", name)
+
+
+def _turn(wavelength: float) -> str:
+    return "<br>does not turn" if np.isinf(wavelength) else f"<br>a turn in {wavelength:.4g} tokens"

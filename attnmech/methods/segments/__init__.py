@@ -1,0 +1,1 @@
+"""Which parts of a text do heads attend to, and what do they give?"""

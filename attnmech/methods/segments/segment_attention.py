@@ -1,0 +1,580 @@
+"""How much do sentences, lines or other segments attend to each other (formulas §7)?
+
+Receiver scores after "Thought Anchors" (arXiv 2506.19143).
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import pairwise
+from typing import Any, ClassVar, Final
+
+import pandas as pd
+import plotly.graph_objects as go  # type: ignore[import-untyped]
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from ...basics.arguments import flag, member, option, shown, whole_number
+from ...basics.fields import check_entries
+from ...draw.all_heads import model_view
+from ...draw.effects import effect_map
+from ...draw.embed import View
+from ...draw.section import Section
+from ...draw.segments import receiver_lines, segment_labels, segment_map
+from ...draw.sentence import sentence_view
+from ...draw.text import percent
+from ...draw.token_sections import segment_section
+from ...errors import InputError, MissingPointError, index_of
+from ...maths.intervals import LEVEL, TextMeans, checked_level
+from ...model.inputs.encoder import Inputs
+from ...model.run.hooked import HookedModel, require_model
+from ...results import by_layer
+from ...runs.claims import about_largest, for_map, interval_note
+from ...runs.stream import Reducer, Source, State, stream
+from ...runs.summed import Summed
+from .formulas import ByDistance, peakedness, receivers, same_distance
+from .segmentation import Segmented, Segments
+from .sums import SegmentSums, lags_of, of_text
+
+PARTS: Final = ("own", "previous", "further", "earlier", "later")
+"""Parts of a row's attention: to its own segment, the one before, those before that, all earlier or later ones."""
+
+BASELINES: Final = ("tokens", "segments")
+"""By what distance a baseline is."""
+
+FIGURES: Final = ("mass", "excess", "per_token", "heads", "receivers")
+
+
+def segment_attention(
+    model: HookedModel,
+    inputs: Inputs | Iterable[Inputs],
+    segments: Segments = "sentence",
+    *,
+    layers: Iterable[int] | None = None,
+    stack: str | None = None,
+    bos: bool | None = None,
+    first: bool = True,
+    gap: int = 4,
+    **corpus: Any,
+) -> "SegmentAttention":
+    """How much the tokens of each segment attend to those of each other, head by head, beside a baseline by distance.
+
+    M_st = mean over the rows i of segment s of Σ_{j∈t} p_ij. A row of M sums to 1, less a sink's share.
+
+    >>> import attnmech as am
+    >>> from attnmech.demo.text import documents
+    >>> found = am.segment_attention(am.load(), documents(6))
+    >>> found.mass(text=0).shape, found.segments(text=0)[1]
+    (torch.Size([4, 8, 4, 4]), ' The file is as urgent as the invoice.')
+    >>> found.previous.shape
+    torch.Size([4, 8])
+
+    One forward pass; no [query key] array of the whole text is made. For an iterator of texts (a corpus) only sums by
+    distance in segments are kept.
+
+    Args:
+        model: the model.
+        inputs: texts, or an iterator of texts (a corpus).
+        segments: "sentence": up to a mark that ends one (. ! ? … and their like, with closing quotes and brackets),
+            and a space; abbreviations end one too. "line": up to a line break; "document": a whole text. Or spans: a
+            list of (start, end), counted from the text's first token, that covers each token once; for several texts
+            a list of such lists. Special tokens belong to the segment beside them.
+        layers: by default all.
+        stack: "encoder" or "decoder" in a model with several.
+        bos: whether each text begins with the tokenizer's first token.
+        first: whether attention to the first token of a text counts. Heads that rest there give it to the first
+            segment; with False it is left out of M and of the baseline, and rows sum to less.
+        gap: how many segments later a segment must stand to count for kurtosis; 4 in Thought Anchors.
+        corpus: `truncate`, `shard`, `journal`, `progress` and `engine`, as in `am.stream`.
+
+    Returns:
+        Cells, baselines and receiver scores of texts run together; means by distance in segments, with intervals.
+
+    Raises:
+        InputError: for spans that overlap, leave a gap or reach outside their text, for an empty text, for spans with
+            a corpus, for cross-attention, and where the cells of a batch would take more than 2 GB.
+
+    Source: receiver scores after Bogdan et al. 2025, "Thought Anchors" (arXiv 2506.19143).
+
+    """
+    require_model(model)
+    result: SegmentAttention
+    reducer = SegmentReducer(segments, first, gap)
+    (result,) = stream(model, inputs, [reducer], layers=layers, stack=stack, bos=bos, **corpus)
+    return result
+
+
+@dataclass(frozen=True)
+class SegmentReducer(SegmentSums):
+    """Sums the attention between segments over a pass, and makes the result."""
+
+    def finish(self, state: State, source: Source) -> "SegmentAttention":
+        """The result."""
+        batch = None if source.batch is None else source.batch.queries(source.stack.label)
+        found = None if batch is None else Segmented.of(batch, self.segments)
+        return SegmentAttention.of(
+            state,
+            source,
+            kind=self.segments if isinstance(self.segments, str) else "span",
+            first=self.first,
+            gap=self.gap,
+            both_ways=not source.stack.architecture.causal,
+            starts=() if found is None else found.starts,
+            begins=() if batch is None else tuple(batch.begins.tolist()),
+            tokens=() if batch is None else _real_tokens(batch.tokens, batch.mask),
+        )
+
+
+def _real_tokens(tokens: Sequence[Sequence[str]], mask: Tensor) -> tuple[tuple[str, ...], ...]:
+    return tuple(
+        tuple(token for token, real in zip(row, kept, strict=True) if real)
+        for row, kept in zip(tokens, mask.tolist(), strict=True)
+    )
+
+
+@dataclass(frozen=True, repr=False)
+class SegmentAttention(Summed):
+    """How much the segments of texts attend to each other.
+
+    Masses are shares of a row's attention, from 0 to 1; kurtosis is without unit.
+    """
+
+    SUBTRACT = "subtract what you compare: one.previous - other.previous"
+
+    STATE: ClassVar[Mapping[str, Any]] = {
+        "sums": Float[Tensor, "lag layer head group"],
+        "expected": Float[Tensor, "lag layer head group"],
+        "counts": Float[Tensor, "lag 1 1 group"],
+        "peaks": Float[Tensor, "layer head group"],
+        "peak_counts": Float[Tensor, "layer head group"],
+        "groups": Int[Tensor, " group"],
+        "modulus": Int[Tensor, " 1"],
+    }
+    """The types of the entries of `state`."""
+
+    CELLS: ClassVar[Mapping[str, Any]] = {
+        "mass": Float[Tensor, "layer head batch query_segment key_segment"],
+        "distance": Float[Tensor, "layer head batch distance"],
+        "row": Float[Tensor, "layer head batch row"],
+    }
+    """The same for texts run together."""
+
+    kind: str
+    """"sentence", "line", "document" or "span"."""
+    first: bool
+    """Whether attention to the first token of a text counts."""
+    gap: int
+    """How many segments later a segment must stand to count for kurtosis."""
+    both_ways: bool
+    """Whether tokens can attend to later ones."""
+    starts: tuple[tuple[int, ...], ...]
+    """For texts run together: where each segment begins, counted from the text's first token; then the length."""
+    begins: tuple[int, ...]
+    """For texts run together: how much padding is before each."""
+    tokens: tuple[tuple[str, ...], ...]
+    """For texts run together: their tokens, without padding."""
+
+    @property
+    def axis_lengths(self) -> Mapping[str, int]:
+        """The lengths of the axes of `state` that are known from elsewhere."""
+        known = {"layer": len(self.layers), "lag": len(self.lags)}
+        return known | ({"batch": len(self.starts)} if self.starts else {})
+
+    def _check(self) -> None:
+        super()._check()
+        check_entries("state", self.state, self.CELLS, self.axis_lengths)
+        if self.starts:
+            [self.state[name] for name in self.CELLS]
+        for own, tokens, _ in zip(self.starts, self.tokens, self.begins, strict=True):
+            if own[0] != 0 or own[-1] != len(tokens) or any(b <= a for a, b in pairwise(own)):
+                raise ValueError("`starts` must increase from 0 to the number of tokens of each text")
+
+    @property
+    def _reducer(self) -> Reducer:
+        return SegmentReducer()
+
+    def merged(self, *others: "SegmentAttention") -> "SegmentAttention":
+        """The result over several shards of a corpus, as if they had been one run.
+
+        Raises `InputError` for shards that share documents or come from two corpora, for results with another model,
+        other layers, options or hooks, and for those of texts run together.
+        """
+        if any(isinstance(each, SegmentAttention) and each.starts for each in (self, *others)):
+            raise InputError("results on texts that were run together cannot be merged; merge those of a corpus.")
+        return super().merged(*others)
+
+    # -- the segments of one text -----------------------------------------------------------------------------
+
+    def segments(self, text: int = 0) -> tuple[str, ...]:
+        """The segments of one text, as text."""
+        own, tokens = self.starts[self._text(text)], self.tokens[text]
+        return tuple("".join(tokens[start:end]) for start, end in pairwise(own))
+
+    def mass(self, text: int = 0) -> Float[Tensor, "layer head query_segment key_segment"]:
+        """M_st, the share of a row's attention that goes to each segment, mean over the rows of segment s.
+
+        The axis `layer` has the layers measured.
+        """
+        count = len(self.starts[self._text(text)]) - 1
+        return self.state["mass"][:, :, text, :count, :count]
+
+    def per_token(self, text: int = 0) -> Float[Tensor, "layer head query_segment key_segment"]:
+        """M_st / |t|: the mean of p_ij over the pairs of tokens of both segments, hidden pairs included."""
+        return self.mass(text) / torch.tensor(self.starts[text]).diff()
+
+    def expected(self, text: int = 0, by: str = "tokens") -> Float[Tensor, "layer head query_segment key_segment"]:
+        """What distance alone would put on the same cells: the baseline of `mass`.
+
+        By distance in tokens, the pattern p̂_ij = r_i w(i − j) that has the head's own totals at each distance and in
+        each row (`attnmech.methods.segments.formulas.ByDistance`): a head that attends by distance alone is 0 above it.
+        Of masks that depend on more than the distance, it knows the totals only. By distance in segments, the mean of M
+        over the cells that are as far apart.
+        """
+        if option("by", by, BASELINES) == "segments":
+            return same_distance(self.mass(text))
+        starts = self.starts[self._text(text)]
+        begin = self.begins[text]
+        kept = of_text(self.state, (slice(None), slice(None), text), begin, starts[-1], self.both_ways)
+        return ByDistance(*kept, 0 if self.first else 1).cells(starts).to(self.state["mass"].dtype)
+
+    def receivers(self, text: int = 0, gap: int = 1) -> Float[Tensor, "layer head segment"]:
+        """What each segment receives per token from a later one, mean over those `gap` or more later.
+
+        NaN for the last segments, which have none. Source: Thought Anchors (arXiv 2506.19143), with gap 4.
+        """
+        return receivers(self.per_token(text), whole_number("gap", gap, least=1))
+
+    def strongest(self, count: int = 10, text: int = 0) -> pd.DataFrame:
+        """The cells of one text between different segments that are most above their baseline by distance in tokens.
+
+        Columns: layer, head, query_segment, key_segment, mass, expected, same_distance, query, key (as text).
+        """
+        count = whole_number("count", count, least=1)
+        mass, names = self.mass(text), self.segments(text)
+        expected, alike = self.expected(text), self.expected(text, by="segments")
+        apart = ~torch.eye(len(names), dtype=torch.bool)
+        above = (mass - expected).masked_fill(~apart, -torch.inf)
+        order = above.flatten().argsort(descending=True, stable=True)
+        order = order[: min(count, int(apart.sum()) * mass.shape[0] * mass.shape[1])]
+        layer, head, query, key = torch.unravel_index(order, mass.shape)
+        return pd.DataFrame(
+            {
+                "layer": [self.layers[place] for place in layer.tolist()],
+                "head": head.tolist(),
+                "query_segment": query.tolist(),
+                "key_segment": key.tolist(),
+                "mass": mass[layer, head, query, key].tolist(),
+                "expected": expected[layer, head, query, key].tolist(),
+                "same_distance": alike[layer, head, query, key].tolist(),
+                "query": [names[place] for place in query.tolist()],
+                "key": [names[place] for place in key.tolist()],
+            }
+        )
+
+    # -- over texts -------------------------------------------------------------------------------------------
+
+    @property
+    def lags(self) -> tuple[int, ...]:
+        """How many segments back, in the order of the axis `lag`: 0 is a row's own segment, −1 the next.
+
+        The ends stand for all that are as far or farther.
+        """
+        return tuple(lags_of(self.both_ways))
+
+    @property
+    def by_lag(self) -> Float[Tensor, "layer head lag"]:
+        """Mean attention to the segment each lag back, over the rows of texts that have one; NaN if none has."""
+        return self._by_layer(self._lag_means("sums").mean)
+
+    @property
+    def expected_by_lag(self) -> Float[Tensor, "layer head lag"]:
+        """The baseline of `by_lag`, by distance in tokens."""
+        return self._by_layer(self._lag_means("expected").mean)
+
+    @property
+    def own(self) -> Float[Tensor, "layer head"]:
+        """Mean attention to the row's own segment."""
+        return self.mean("own")
+
+    @property
+    def previous(self) -> Float[Tensor, "layer head"]:
+        """Mean attention to the segment before, over rows that have one."""
+        return self.mean("previous")
+
+    @property
+    def further(self) -> Float[Tensor, "layer head"]:
+        """Mean attention to all segments before that, over rows that have such."""
+        return self.mean("further")
+
+    @property
+    def earlier(self) -> Float[Tensor, "layer head"]:
+        """Mean attention to all earlier segments, over rows that have such."""
+        return self.mean("earlier")
+
+    def mean(self, part: str) -> Float[Tensor, "layer head"]:
+        """The mean of one of `PARTS` over the rows of all texts that have such segments; NaN if none has."""
+        return self._by_layer(self._part(part).mean)
+
+    def baseline(self, part: str) -> Float[Tensor, "layer head"]:
+        """The same for the baseline by distance in tokens."""
+        return self._by_layer(self._part(part, "expected").mean)
+
+    def excess(self, part: str) -> Float[Tensor, "layer head"]:
+        """`mean` − `baseline`."""
+        return self.mean(part) - self.baseline(part)
+
+    def interval(
+        self, part: str, level: float = LEVEL, *, excess: bool = False
+    ) -> tuple[Float[Tensor, "layer head"], Float[Tensor, "layer head"]]:
+        """Low and high end of the pointwise t interval over texts, of the mean or of its excess; NaN under five."""
+        means = self._excess(part) if flag("excess", excess) else self._part(part)
+        low, high = means.interval(checked_level(level))
+        return self._by_layer(low), self._by_layer(high)
+
+    def clear(self, part: str) -> Tensor:
+        """`[layer head]`: whether more texts than chance allows have an excess of one sign, that of the mean.
+
+        By an exact sign test at 5 %, corrected for all heads. Source: `attnmech.maths.intervals`.
+        """
+        return self._by_layer(self._excess(part).clear.double()).nan_to_num(0.0).bool()
+
+    @property
+    def kurtosis(self) -> Float[Tensor, "layer head"]:
+        """The excess kurtosis of a head's receiver scores with this `gap`, mean over texts with four or more scores.
+
+        High where the head's later segments look at few earlier ones. As in Thought Anchors (arXiv 2506.19143): mean
+        attention per pair of tokens, from segments `gap` or more later, biased moments, minus 3.
+        """
+        return self._by_layer(self._peaks.mean)
+
+    @property
+    def receiver_heads(self) -> pd.DataFrame:
+        """One row per head, the most peaked first: layer, head, kurtosis, its interval over texts, and `texts`."""
+        low, high = self._peaks.interval()
+        index = [(row, head) for row in range(len(self.layers)) for head in range(low.shape[1])]
+        frame = pd.DataFrame(
+            {
+                "layer": [self.layers[row] for row, _ in index],
+                "head": [head for _, head in index],
+                "kurtosis": self._peaks.mean.flatten().tolist(),
+                "kurtosis_low": low.flatten().tolist(),
+                "kurtosis_high": high.flatten().tolist(),
+                "texts": self._peaks.texts.flatten().tolist(),
+            }
+        )
+        return frame.sort_values("kurtosis", ascending=False, kind="stable", ignore_index=True)
+
+    def to_frame(self) -> pd.DataFrame:
+        """One row per head: own, previous, further (and later, in models that look ahead), each with its interval,
+        its baseline by distance (`_expected`) and whether it differs from that (`_clear`); kurtosis.
+        """
+        columns: dict[str, Tensor] = {}
+        for part in self._parts:
+            low, high = self.interval(part)
+            columns |= {part: self.mean(part), f"{part}_low": low, f"{part}_high": high}
+            columns |= {f"{part}_expected": self.baseline(part), f"{part}_clear": self.clear(part)}
+        columns["kurtosis"] = self.kurtosis
+        heads, rows = self.own.shape[1], list(self.layers)
+        frame = pd.DataFrame(
+            {
+                "layer": [layer for layer in rows for _ in range(heads)],
+                "head": [head for _ in rows for head in range(heads)],
+                **{name: value[rows].flatten().tolist() for name, value in columns.items()},
+            }
+        )
+        frame.attrs["intervals"] = interval_note(self.documents)
+        return frame
+
+    # -- figures ----------------------------------------------------------------------------------------------
+
+    def plot(
+        self, figure: str = "heads", *, layer: int | None = None, head: int | None = None, text: int = 0
+    ) -> "go.Figure":
+        """A figure; returned, not shown.
+
+        "heads": layers × heads, coloured by the excess of attention to earlier segments over its baseline. Of one
+        text and head: "mass" (query segments × key segments), "excess" (mass minus its baseline by distance in
+        tokens), "per_token"; "receivers": what each segment receives, of the heads with the highest kurtosis or of
+        the given one. Without `layer` and `head`: the head whose cell is most above its baseline.
+        """
+        if option("figure", figure, FIGURES) == "heads":
+            rows = range(len(self.layers))
+            label = "share above baseline"
+            return effect_map(**for_map(self._excess("earlier"), rows), layers=self.layers, label=label)
+        names = segment_labels(self.segments(text))
+        if figure == "receivers":
+            chosen = self._peaked(text) if layer is None or head is None else [self._head(layer, head)]
+            scores = self.receivers(text)
+            lines = {f"L{self.layers[row]}H{place}": scores[row, place].numpy() for row, place in chosen}
+            return receiver_lines(lines, names)
+        row, place = self._shown(layer, head, text)
+        values = self.mass(text)[row, place] - self.expected(text)[row, place]
+        if figure != "excess":
+            values = (self.mass if figure == "mass" else self.per_token)(text)[row, place]
+        return segment_map(values.numpy(), names, kind=figure, title=f"L{self.layers[row]}H{place}")
+
+    def _figure_place(self, *figure: str, **options: Any) -> Mapping[str, int]:
+        named = (*figure, options.get("figure"))
+        if not {"mass", "excess", "per_token"} & set(named):
+            return super()._figure_place(*figure, **options)
+        row, place = self._shown(options.get("layer"), options.get("head"), options.get("text", 0))
+        return {"layer": self.layers[row], "head": place}
+
+    def show(self, *, view: str = "sentence", layer: int | None = None, head: int = 0, text: int = 0) -> View:
+        """Lines between segments ("sentence") or small maps of all heads ("model"), for a notebook or a page.
+
+        `layer` shows one layer; by default all that were measured.
+        """
+        views = {"sentence": sentence_view, "model": model_view}
+        make = views[option("view", view, views)]
+        rows = list(range(len(self.layers))) if layer is None else [self._row(layer)]
+        return make(
+            self.mass(text)[rows].float().numpy(),
+            [each.strip() or each for each in self.segments(text)],
+            layers=[self.layers[row] for row in rows],
+            head=index_of("head", head, self.state["mass"].shape[1]),
+            sums_to_one=False,
+            title=f"Attention between {self._things}",
+        ).of_model(self.provenance.model)
+
+    @property
+    def lead(self) -> str:
+        texts = "1 text" if self.documents == 1 else f"{self.documents} texts"
+        own = percent(float(self.own.nanmean()), 0)
+        largest = about_largest(
+            self._excess("earlier"),
+            lambda place: f"L{self.layers[place[0]]}H{place[1]}",
+            things="heads",
+            what="excess of attention to earlier segments over its baseline by distance",
+        )
+        return f"On {texts}, heads give {own} of their attention to their own {self._thing} on average; {largest}."
+
+    @property
+    def _title(self) -> str:
+        return f"Attention between {self._things} of {self.provenance.model}"
+
+    @property
+    def _thing(self) -> str:
+        return "segment" if self.kind == "span" else self.kind
+
+    @property
+    def _things(self) -> str:
+        return f"{self._thing}s"
+
+    def _sections(self) -> "Sequence[Section]":
+        heads = Section(
+            f"Which heads look at earlier {self._things}",
+            f"Each cell is one head: its attention to earlier {self._things}, minus what its own mean attention by "
+            "distance in tokens would put there. Blue: it looks there for more than distance; pale: not clear among "
+            "all heads.",
+            {"heads": self.plot()},
+            "found.plot()",
+        )
+        if not self.starts:
+            return [heads]
+        row, place = self._shown(None, None, 0)
+        named = f"layer={self.layers[row]}, head={place}"
+        cells = Section(
+            f"From {self._thing} to {self._thing}",
+            f"L{self.layers[row]}H{place}, whose attention is most above its baseline. Left: the share of a row's "
+            "attention that goes to each column, mean over the rows' tokens. Right: the same, minus its baseline by "
+            "distance in tokens.",
+            {"mass": self.plot("mass"), "excess": self.plot("excess")},
+            f'found.plot("excess", {named})',
+            name="cells",
+        )
+        lines = Section(
+            f"Lines between {self._things}",
+            "Opacity is the share of attention.",
+            {"lines": self.show(layer=self.layers[row], head=place)},
+            f"found.show({named})",
+            name="lines",
+        )
+        if len(self.starts[0]) < 3:
+            return [heads]
+        received = Section(
+            f"{self._things.capitalize()} that later ones look at",
+            f"What each {self._thing} receives per token from later ones, of the heads with the highest kurtosis.",
+            {"receivers": self.plot("receivers")},
+            'found.plot("receivers")',
+        )
+        return [heads, cells, lines, received]
+
+    def token_section(self, call: str, tokens: Sequence[str], layers: Sequence[int]) -> Section:
+        """How the segment of the query chosen on a page attends to the others, in the first text."""
+        rows = [self._row(layer) for layer in layers]
+        mass, expected = (each[rows].float().numpy() for each in (self.mass(), self.expected()))
+        return segment_section(mass, expected, self.segments(), self.starts[0], tokens=tokens, layers=layers, call=call)
+
+    # -- the numbers behind it --------------------------------------------------------------------------------
+
+    @property
+    def _parts(self) -> tuple[str, ...]:
+        return ("own", "previous", "further", *(["later"] if self.both_ways else []))
+
+    def _lag_means(self, name: str) -> TextMeans:
+        sums, counts = (self.state[each].movedim(0, 2) for each in (name, "counts"))
+        return TextMeans.of_ratio(sums, counts)
+
+    def _part(self, part: str, name: str = "sums") -> TextMeans:
+        return TextMeans.of_ratio(*self._of_part(part, self.state[name]))
+
+    def _excess(self, part: str) -> TextMeans:
+        return TextMeans.of_ratio(*self._of_part(part, self.state["sums"] - self.state["expected"]))
+
+    def _of_part(self, part: str, sums: Tensor) -> tuple[Tensor, Tensor]:
+        """Sums over the lags of a part, and the number of rows that have such segments."""
+        zero = self.lags.index(0)
+        places = {
+            "own": ([zero], zero),
+            "previous": ([zero + 1], zero + 1),
+            "further": (range(zero + 2, len(self.lags)), zero + 2),
+            "earlier": (range(zero + 1, len(self.lags)), zero + 1),
+            "later": (range(zero), zero - 1),
+        }
+        if option("part", part, PARTS) == "later" and not self.both_ways:
+            raise InputError("this model's tokens do not attend to later ones; choose another `part`.")
+        chosen, counted = places[part]
+        return sums[list(chosen)].sum(dim=0), self.state["counts"][counted].expand_as(sums[0])
+
+    @cached_property
+    def _peaks(self) -> TextMeans:
+        return TextMeans.of_ratio(self.state["peaks"], self.state["peak_counts"])
+
+    def _by_layer(self, measured: Tensor) -> Tensor:
+        return by_layer(measured, self.layers, self.n_layers)
+
+    def _text(self, text: int) -> int:
+        if not self.starts:
+            raise MissingPointError(
+                "cells are kept for texts that are run together (a string or a list), not for a corpus."
+            )
+        return index_of("text", text, len(self.starts))
+
+    def _row(self, layer: int) -> int:
+        return self.layers.index(member("layer", layer, self.layers, "the layers measured"))
+
+    def _head(self, layer: int, head: int) -> tuple[int, int]:
+        return self._row(layer), index_of("head", head, self.state["mass"].shape[1])
+
+    def _shown(self, layer: int | None, head: int | None, text: int) -> tuple[int, int]:
+        """The head that a figure shows."""
+        if (layer is None) != (head is None):
+            raise InputError(f"`layer` and `head` belong together; got {shown(layer)} and {shown(head)}.")
+        if layer is not None and head is not None:
+            return self._head(layer, head)
+        if len(self.starts[self._text(text)]) < 3:
+            return 0, 0
+        top = self.strongest(1, text).iloc[0]
+        return self._row(int(top["layer"])), int(top["head"])
+
+    def _peaked(self, text: int) -> list[tuple[int, int]]:
+        """The heads with the highest kurtosis in one text, all later segments counting."""
+        peaks = peakedness(self.receivers(text)).nan_to_num(-torch.inf)
+        places = torch.unravel_index(peaks.flatten().argsort(descending=True, stable=True)[:_LINES], peaks.shape)
+        return [(int(row), int(place)) for row, place in zip(*places, strict=True)]
+
+
+_LINES: Final = 5
+"""How many heads a figure of receivers shows."""

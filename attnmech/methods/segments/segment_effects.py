@@ -1,0 +1,303 @@
+"""What does the model lose when one segment of a text can no longer look at another?"""
+
+import math
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any, Final, Unpack
+
+import pandas as pd
+import plotly.graph_objects as go  # type: ignore[import-untyped]
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from ...basics.arguments import finite_number, option, whole_number
+from ...draw.section import Section
+from ...draw.segments import segment_labels, segment_map
+from ...draw.text import quoted
+from ...errors import InputError
+from ...interventions import Heads, Intervention, checked_heads
+from ...model.inputs.encoder import Inputs
+from ...model.run.hooked import HookedModel, require_model
+from ...model.run.masking import GROUPS
+from ...results import PagedResult, Provenance
+from ...runs.engine import Change
+from ...runs.journal import kept
+from ...runs.metrics import Metric
+from ...runs.options import SweepOptions, require_known
+from ...runs.sweep import sweep
+from .segmentation import Segmented, Segments
+
+STRONGEST: Final = 20
+"""The key segments whose pairs are measured where all pairs would take too long."""
+
+METRICS: Final = ("kl", "loss")
+
+
+def segment_effects(
+    model: HookedModel,
+    inputs: Inputs,
+    segments: Segments = "sentence",
+    *,
+    heads: Heads = "all",
+    budget: float = 600.0,
+    **options: Unpack[SweepOptions],
+) -> "SegmentEffects":
+    """The effect on the later text of cutting one segment of a text off another, pair by pair.
+
+    For segments s after t, attention from the rows of s to the keys of t is removed inside the softmax of the heads
+    (`am.Intervention.cut`); the effect is measured in nats per token: KL from the clean output and, where the model
+    predicts tokens, the change of loss. In a causal model the tokens are those from the beginning of s on, since no
+    others change, else all of the text; a classifier has a KL for the text. Each segment is also cut off from all later
+    ones. No row is left without a key, since each keeps its own segment.
+
+    >>> import attnmech as am
+    >>> model = am.load()
+    >>> found = am.segment_effects(model, "Anna lost her anchor. Tom sang. Anna was sad.")
+    >>> found.kl.shape, bool(found.kl[2, 0] > 0)
+    (torch.Size([3, 3]), True)
+
+    Args:
+        model: the model.
+        inputs: one text.
+        segments: as in `am.segment_attention`.
+        heads: whose attention is cut, in all layers by default.
+        budget: how many seconds all pairs may take, by an estimate that is printed first. If they would take longer,
+            pairs are measured for the 20 segments whose cut from all later ones has the largest KL.
+        options: `bos`, `memory`, `journal` and `progress`, as in `am.ablate_heads`. The journal is several files, whose
+            names begin with the path given.
+
+    Returns:
+        Effects by pair and by segment; NaN where not measured.
+
+    Raises:
+        InputError: for several texts, for fewer than two segments, for spans that do not cover the text, and for
+            models with an encoder and a decoder or without logits over tokens.
+
+    """
+    require_model(model)
+    require_known(options, SweepOptions)
+    for name in ("answers", "against"):
+        if options.get(name) is not None:
+            raise InputError(f"`segment_effects` measures KL and loss; it takes no `{name}`.")
+    if options.get("partial"):
+        raise InputError("`segment_effects` gives no partial results; with `journal`, the same call resumes.")
+    budget = finite_number("budget", budget, above=0.0)
+    if len(model.stacks) > 1:
+        raise InputError("segments are cut in models with one stack; this one has an encoder and a decoder.")
+    Metric.of(model, "kl", None, None, 1)  # refuses a model without logits before any pass
+    bos = options.get("bos")
+    batch = model.encode(inputs, bos=bos)
+    if len(batch.ids) != 1:
+        raise InputError(f"segments are cut in one text at a time; got {len(batch.ids)} texts.")
+    chosen = checked_heads(heads)
+    starts = Segmented.of(batch, segments).starts[0]
+    count = len(starts) - 1
+    if count < 2:
+        raise InputError("a cut needs two segments or more; this text has one. Give other `segments`.")
+    spans = list(pairwise(starts))
+    work = _Cutting(model, batch, spans, chosen, dict(options))
+    pairs = [
+        (query, key)
+        for key in range(count)
+        for query in range(count)
+        if query > key or not (work.causal or query == key)
+    ]
+    estimate = work.estimate(len(pairs) + count)
+    print(f"{len(pairs)} pairs of segments: about {estimate:.0f} s", file=sys.stderr)
+    with work.journals():
+        later = work.measured("later", [(None, key) for key in range(count - 1 if work.causal else count)])
+        if estimate > budget:
+            strongest = sorted(later["kl"], key=lambda place: -later["kl"][place])[:STRONGEST]
+            chosen_keys = {key for _, key in strongest}
+            pairs = [pair for pair in pairs if pair[1] in chosen_keys]
+            print(f"more than {budget:.0f} s: the pairs of {len(chosen_keys)} segments are measured", file=sys.stderr)
+        found = work.measured("pairs", pairs)
+    fields: dict[str, Any] = {}
+    for metric in METRICS:
+        if metric not in found:
+            fields |= {metric: None, f"{metric}_from_later": None}
+            continue
+        whole = torch.full((count, count), torch.nan, dtype=torch.float64)
+        alone = torch.full((count,), torch.nan, dtype=torch.float64)
+        for (query, key), value in found[metric].items():
+            whole[query, key] = value
+        for (_, key), value in later[metric].items():
+            alone[key] = value
+        fields |= {metric: whole, f"{metric}_from_later": alone}
+    tokens = tuple(token for token, real in zip(batch.tokens[0], batch.mask[0].tolist(), strict=True) if real)
+    about = {"segments": segments if isinstance(segments, str) else "span", "heads": str(chosen), "bos": bos}
+    about["per"] = "" if model.predicts == "output" else "later token" if work.causal else "token"
+    return SegmentEffects(
+        **fields,
+        causal=work.causal,
+        starts=starts,
+        tokens=tokens,
+        provenance=model.provenance(batch, batch.tokens, about),
+    )
+
+
+_Pair = tuple[int | None, int]
+"""Query segment, or None for all later ones (all others, in a model that looks ahead), and key segment."""
+
+
+@dataclass
+class _Cutting:
+    """One text whose segments are cut off each other."""
+
+    model: HookedModel
+    batch: Any
+    spans: Sequence[tuple[int, int]]
+    heads: Any
+    options: dict[str, Any]
+
+    @property
+    def causal(self) -> bool:
+        return self.model.causal
+
+    def estimate(self, changes: int) -> float:
+        """Roughly how many seconds so many changes take: a clean pass for each, and each metric."""
+        self.model.forward(self.batch, captures=[("logits", None)])
+        begin = time.perf_counter()
+        self.model.forward(self.batch, captures=[("logits", None)])
+        passes = {"next token": 2, "masked token": 1 + GROUPS}.get(self.model.predicts, 1)
+        return (time.perf_counter() - begin) * changes * passes
+
+    def journals(self) -> ExitStack:
+        """Owns the journals of all sweeps, so that each lasts until the last sweep has ended."""
+        whole = ExitStack()
+        for what in ("later", "pairs"):
+            for metric in METRICS:
+                whole.enter_context(kept(self._journal(what, metric)))
+        return whole
+
+    def _journal(self, what: str, metric: str) -> str | None:
+        path = self.options.get("journal")
+        return None if path is None else f"{path}.{what}.{metric}"
+
+    def measured(self, what: str, pairs: Sequence[Any]) -> dict[str, dict[_Pair, float]]:
+        """The effect of each cut, per token that can feel it."""
+        changes = [self._change(query, key) for query, key in pairs]
+        found = {}
+        for metric in METRICS if self.model.has_loss else METRICS[:1]:
+            options = {**self.options, "journal": self._journal(what, metric)}
+            swept = sweep(self.model, self.batch, changes, metric, **options)
+            effects = (swept.after - swept.before)[:, 0].tolist()
+            found[metric] = {
+                pair: effect * self._scale(pair, metric) for pair, effect in zip(pairs, effects, strict=True)
+            }
+        return found
+
+    def _change(self, query: int | None, key: int) -> Change:
+        length, span = self.spans[-1][1], self.spans[key]
+        if query is not None:
+            rows = [self.spans[query]]
+        else:
+            rows = [(span[1], length)] if self.causal else [(0, span[0]), (span[1], length)]
+        return tuple(Intervention.cut(each, span, self.heads) for each in rows if each[1] > each[0])
+
+    def _scale(self, pair: _Pair, metric: str) -> float:
+        """From the mean over the text to that from the first row of the cut on: rows before it do not change."""
+        if not self.causal or self.model.predicts == "output":
+            return 1.0
+        query, key = pair
+        start = self.spans[key][1] if query is None else self.spans[query][0]
+        rows = self.spans[-1][1] - (1 if metric == "loss" else 0)
+        return rows / (rows - start) if rows > start else float("nan")
+
+
+@dataclass(frozen=True, repr=False)
+class SegmentEffects(PagedResult):
+    """What a model loses when rows of one segment of a text do not attend to another, in nats per token.
+
+    In a causal model, the tokens are those from the query segment's first on; else all of the text.
+    """
+
+    SUBTRACT = "subtract what you compare: one.kl - other.kl"
+
+    kl: Float[Tensor, "query_segment key_segment"]
+    """Mean KL divergence from the clean output, in nats; NaN where not measured."""
+    kl_from_later: Float[Tensor, " segment"]
+    """The same where all later segments (all others, in a model that looks ahead) are cut off from this one."""
+    loss: Float[Tensor, "query_segment key_segment"] | None
+    """The change of the mean cross-entropy, in nats; NaN where no token follows, None in a model without a loss."""
+    loss_from_later: Float[Tensor, " segment"] | None
+    causal: bool
+    starts: tuple[int, ...]
+    """Where each segment begins, counted from the text's first token; then the text's length."""
+    tokens: tuple[str, ...]
+    provenance: Provenance
+
+    @property
+    def axis_lengths(self) -> Mapping[str, int]:
+        """The number of segments."""
+        count = len(self.starts) - 1
+        return {"query_segment": count, "key_segment": count, "segment": count}
+
+    @property
+    def segments(self) -> tuple[str, ...]:
+        """The segments, as text."""
+        return tuple("".join(self.tokens[a:b]) for a, b in pairwise(self.starts))
+
+    def to_frame(self) -> pd.DataFrame:
+        """One row per pair measured, the largest KL first, with both segments as text."""
+        query, key = (~self.kl.isnan()).nonzero().T
+        names = self.segments
+        columns: dict[str, Any] = {"query_segment": query.tolist(), "key_segment": key.tolist()}
+        columns["kl"] = self.kl[query, key].tolist()
+        if self.loss is not None:
+            columns["loss"] = self.loss[query, key].tolist()
+        columns |= {
+            "query": [names[place] for place in query.tolist()],
+            "key": [names[place] for place in key.tolist()],
+        }
+        return pd.DataFrame(columns).sort_values("kl", ascending=False, kind="stable", ignore_index=True)
+
+    def strongest(self, count: int = 10) -> pd.DataFrame:
+        """The first rows of `to_frame`."""
+        return self.to_frame().head(whole_number("count", count, least=1))
+
+    def plot(self, metric: str = "kl") -> "go.Figure":
+        """Query segments × key segments, coloured by the effect of the cut; returned, not shown."""
+        values = self.loss if option("metric", metric, METRICS) == "loss" else self.kl
+        if values is None:
+            raise InputError('this model predicts neither the next token nor masked ones; use metric="kl".')
+        return segment_map(values.numpy(), segment_labels(self.segments), kind=metric, title="attention cut")
+
+    @property
+    def lead(self) -> str:
+        frame = self.to_frame()
+        if not len(frame):
+            return "No pair of segments was measured."
+        top = frame.iloc[0]
+        known = self.loss is not None and not math.isnan(top["loss"])
+        loss = f" and {top['loss']:+.3g} of loss".replace("-", "−") if known else ""
+        return (
+            f"Of {len(frame)} pairs of segments, cutting segment {top['query_segment']} off segment "
+            f"{top['key_segment']}, {quoted(str(top['key']).strip()[:60])}, has the largest effect: {top['kl']:.3g} "
+            f"nats of KL{loss}{self._per}."
+        )
+
+    @property
+    def _per(self) -> str:
+        """What each number is a mean over, as the end of a phrase; nothing for what a classifier says of a text."""
+        unit = self.provenance.options.get("per", "later token" if self.causal else "token")
+        return f" per {unit}" if unit else ""
+
+    @property
+    def _title(self) -> str:
+        return f"Effect of cutting segments off each other in {self.provenance.model}"
+
+    def _sections(self) -> "Sequence[Section]":
+        reading = (
+            "Each cell: rows of the query segment no longer attend to the key segment; colour is the effect"
+            f"{self._per}, in nats. Empty cells were not measured. The first segment holds the text's first token, "
+            "where many heads rest: its cut also takes that away."
+        )
+        names = METRICS if self.loss is not None else METRICS[:1]
+        figures = {name: self.plot(name) for name in names}
+        return [Section("What each segment is needed for", reading, figures, "effects.plot()", name="effects")]

@@ -1,0 +1,162 @@
+"""Into which segments does a text fall: sentences, lines, whole documents, or spans of tokens?
+
+Each token of a text belongs to exactly one segment; segments are counted from 0.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Final, TypeAlias
+
+import torch
+from jaxtyping import Int
+from torch import Tensor
+
+from ...basics.arguments import listed, option, shown
+from ...batch import Batch
+from ...errors import InputError, integer
+from ...runs.token_types import TOKEN_TYPES, type_of
+
+KINDS: Final = ("sentence", "line", "document")
+"""The segments that are read off a text."""
+
+Segments: TypeAlias = str | Sequence[Any]
+"""One of `KINDS`, or spans: a list of (start, end), for several texts a list of such lists."""
+
+_CLOSING: Final = "\"')]}»”’」』）"
+"""Marks that belong to the sentence that ends before them."""
+
+
+@dataclass(frozen=True)
+class Segmented:
+    """The segments of the texts of a batch."""
+
+    of_token: Int[Tensor, "batch position"]
+    """The segment of each token; −1 at padding."""
+    starts: tuple[tuple[int, ...], ...]
+    """Where each segment of a text begins, counted from the text's first token; then the text's length."""
+
+    @classmethod
+    def of(cls, batch: Batch, segments: Segments) -> "Segmented":
+        """The segments of a batch; `InputError` for spans that do not cover each token of a text once."""
+        lengths = [int(length) for length in batch.lengths]
+        for number, length in enumerate(lengths):
+            if length == 0:
+                raise InputError(f"text {number} has no tokens, so it has no segments.")
+        if isinstance(segments, str):
+            starts = tuple(_starts(batch, row, option("segments", segments, KINDS)) for row in range(len(lengths)))
+        else:
+            starts = tuple(
+                _checked(spans, length, number)
+                for number, (spans, length) in enumerate(zip(_by_text(segments, len(lengths)), lengths, strict=True))
+            )
+        of_token = torch.full_like(batch.ids, -1, dtype=torch.long)
+        for row, own in enumerate(starts):
+            sizes = torch.tensor(own).diff().to(batch.ids.device)
+            numbers = torch.arange(len(sizes), device=batch.ids.device)
+            of_token[row, batch.mask[row]] = numbers.repeat_interleave(sizes)
+        return cls(of_token, starts)
+
+    @property
+    def most(self) -> int:
+        """The largest number of segments of a text."""
+        return max(len(own) - 1 for own in self.starts)
+
+
+def _starts(batch: Batch, row: int, kind: str) -> tuple[int, ...]:
+    """Where the segments of one text begin, and its length."""
+    real = batch.mask[row].cpu()
+    tokens = [token for token, counts in zip(batch.tokens[row], real.tolist(), strict=True) if counts]
+    if kind == "document":
+        return (0, len(tokens))
+    if batch.texts_of is None:
+        raise InputError(f"segments={kind!r} needs tokens that are text; give spans, such as [(0, 5), (5, 12)].")
+    special = batch.is_special[row].cpu()[real].tolist()
+    # Special tokens belong to the segment beside them, so none consists of special tokens alone.
+    ordinary = [place for place, other in enumerate(special) if not other]
+    words = [tokens[place] for place in ordinary]
+    after = _sentence_starts(words) if kind == "sentence" else _line_starts(words)
+    return (0, *(ordinary[place] for place in after), len(tokens))
+
+
+def _sentence_starts(tokens: Sequence[str]) -> list[int]:
+    """Where sentences but the first begin: after a mark that ends one and the closing marks that follow it.
+
+    Where the tokenizer keeps spaces, a full stop ends a sentence only if a space follows, so 3.14 is no end.
+    """
+    spaced = any(token[:1].isspace() for token in tokens)
+    found, ended, wide = [], False, False
+    for place, token in enumerate(tokens):
+        mark = token.strip().rstrip(_CLOSING)
+        ends = bool(mark) and TOKEN_TYPES[type_of(mark)] == "sentence end"
+        closes = not token[:1].isspace() and not token.strip(_CLOSING)
+        if ended and not ends and not closes and token.strip():
+            if not spaced or wide or token[:1].isspace() or tokens[place - 1][-1:].isspace():
+                found.append(place)
+            ended = False
+        if ends:
+            ended, wide = True, mark[-1] in "。！？"
+    return found
+
+
+def _line_starts(tokens: Sequence[str]) -> list[int]:
+    """Where lines but the first begin: at the first token after a line break that is more than blank."""
+    found, ended = [], False
+    for place, token in enumerate(tokens):
+        if ended and token.strip():
+            found.append(place)
+            ended = False
+        ended = ended or "\n" in token
+    return found
+
+
+def _by_text(segments: Sequence[Any], texts: int) -> list[Any]:
+    """The spans of each text."""
+    wanted = f"one of {', '.join(KINDS)}, or a list of (start, end) token positions"
+    spans = listed("segments", segments, wanted)
+    if not spans:
+        raise InputError(f"`segments` must be {wanted}; got an empty list.")
+    if texts == 1 and _is_span(spans[0]):
+        return [spans]
+    if len(spans) != texts or any(_is_span(each) for each in spans):
+        raise InputError(
+            f"`segments` must hold a list of (start, end) for each of the {texts} texts; got {shown(segments)}."
+        )
+    return spans
+
+
+def _is_span(given: Any) -> bool:
+    try:
+        start, end = given
+        integer(start), integer(end)
+    except (TypeError, ValueError):
+        return False
+    return True
+
+
+def _checked(spans: Any, length: int, text: int) -> tuple[int, ...]:
+    """The starts of spans that cover a text of some length, each token once."""
+    whole = listed("segments", spans, "a list of (start, end)")
+    last = 0
+    starts = []
+    for number, span in enumerate(whole):
+        if not _is_span(span):
+            raise InputError(f"segment {number} of text {text} must be (start, end), two integers; got {shown(span)}.")
+        start, end = (integer(each) for each in span)
+        named = f"segment {number} of text {text}, ({start}, {end}),"
+        if not 0 <= start < end <= length:
+            raise InputError(f"{named} must satisfy 0 ≤ start < end ≤ {length}, the number of tokens of the text.")
+        if start < last:
+            raise InputError(f"{named} overlaps the one before it, which ends at {last}; each token belongs to one.")
+        if start > last:
+            raise InputError(
+                f"{_tokens(last, start)} of text {text} belong to no segment; begin {named[:-1]} at {last}."
+            )
+        starts.append(start)
+        last = end
+    if last < length:
+        raise InputError(f"{_tokens(last, length)} of text {text} belong to no segment; the text has {length} tokens.")
+    return (*starts, length)
+
+
+def _tokens(start: int, end: int) -> str:
+    return f"token {start}" if end == start + 1 else f"tokens {start} to {end - 1}"

@@ -1,0 +1,186 @@
+"""What is summed of the attention between segments in one pass?"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from ...basics.arguments import flag, option, whole_number
+from ...errors import InputError
+from ...maths.received import received_by_distance
+from ...model.attention.observed import RowBlock
+from ...runs.groups import by_group, joined
+from ...runs.stream import Reducer, Run, State
+from .formulas import ByDistance, by_lag, peakedness, received_by_segment, receivers
+from .segmentation import KINDS, Segmented, Segments
+
+KEPT_BYTES: Final = 2_000_000_000
+"""The most memory that the cells of a batch's texts may take."""
+
+_FITTED: Final = 2**22
+"""How many totals by distance are fitted at a time."""
+
+LAGS: Final = 8
+"""How many segments back are told apart; what is farther is counted with the last."""
+
+
+@dataclass(frozen=True)
+class SegmentSums(Reducer):
+    """Sums the attention between segments, and by distance in tokens."""
+
+    segments: Segments = "sentence"
+    first: bool = True
+    gap: int = 4
+
+    def __post_init__(self) -> None:
+        if isinstance(self.segments, str):
+            option("segments", self.segments, KINDS)
+        flag("first", self.first)
+        object.__setattr__(self, "gap", whole_number("gap", self.gap, least=1))
+
+    def start(self, run: Run) -> State:
+        """Room for the cells of each text, and the sums by distance."""
+        if run.stack.label == "cross":
+            raise InputError("segments attend to segments of their own text, not across; choose another `stack`.")
+        if run.corpus and not isinstance(self.segments, str):
+            known = ", ".join(KINDS)
+            raise InputError(f"spans are for a list of texts; for a corpus, `segments` must be one of {known}.")
+        batch = run.batch.queries(run.stack.label)
+        found = Segmented.of(batch, self.segments)
+        precision = torch.promote_types(run.model.dtype, torch.float32)
+        texts, length = batch.ids.shape
+        cells = run.n_layers, texts, run.n_heads, found.most, found.most
+        if (size := math.prod(cells) * precision.itemsize) > KEPT_BYTES:
+            raise InputError(
+                f"{found.most} segments of {texts} texts in {run.n_layers} layers × {run.n_heads} heads would take "
+                f"{size / 1e9:.1f} GB, and at most {KEPT_BYTES / 1e9:.0f} GB are kept. Use longer segments, fewer "
+                "`layers`, shorter texts, or an iterator of texts."
+            )
+        far = 2 * length - 1 if looks_both_ways(run) else length
+        state = {
+            "segment": found.of_token,
+            "mass": torch.zeros(cells, dtype=precision),
+            "distance": torch.zeros(*cells[:3], far, dtype=torch.float64),
+            "row": torch.zeros(*cells[:3], length, dtype=torch.float64),
+        }
+        return {name: value.to(run.model.device) for name, value in state.items()}
+
+    def add(self, state: State, block: RowBlock, run: Run) -> None:
+        """Adds a block of rows."""
+        rows = slice(block.rows.start, block.rows.stop)
+        segment = state["segment"][:, rows]
+        if not bool((segment >= 0).any()):
+            return
+        lowest = int(segment[segment >= 0].min())
+        pattern = block.pattern
+        place, index, both_ways = state["segment"], block.index, looks_both_ways(run)
+        mass, distance = state["mass"][index], state["distance"][index]
+        received_by_segment(pattern, segment, place[:, : pattern.shape[-1]], lowest, mass[:, :, lowest:])
+        far = received_by_distance(pattern, block.real[:, None], block.rows, place.shape[1] if both_ways else None)
+        distance[..., : far.shape[-1]] += far[:, :, 0]
+        state["row"][index][..., rows] = pattern.sum(dim=-1) * block.real[:, None]
+        if not self.first:
+            begins = block.batch.queries(block.stack).begins
+            given = pattern.gather(-1, begins[:, None, None, None].expand(*pattern.shape[:3], 1))[..., 0]
+            _leave_out_first(state, index, block, given * block.real[:, None], begins, both_ways)
+
+    def close(self, state: State, run: Run) -> State:
+        """Cells as means over rows; sums by distance in segments, by group of texts."""
+        begins = run.batch.queries(run.stack.label).begins.tolist()
+        found: dict[str, list[Tensor]] = {name: [] for name in _BY_TEXT}
+        for text, begin in enumerate(begins):
+            for name, value in self._closed_text(state, text, begin, looks_both_ways(run)).items():
+                found[name].append(value)
+        by_text = {name: torch.stack(values, dim=-1) for name, values in found.items()}
+        by_text |= {name: by_text[name].movedim(1, 0) for name in ("sums", "expected")}
+        by_text["counts"] = by_text["counts"][0, :, None, None]
+        by_text = {name: value.cpu() for name, value in by_text.items()}
+        grouped = by_group(by_text, run.documents, _BY_TEXT)
+        if run.corpus:
+            return grouped
+        return grouped | {name: state[name].transpose(1, 2).cpu() for name in _BY_CELL}
+
+    def _closed_text(self, state: State, text: int, begin: int, both_ways: bool) -> dict[str, Tensor]:
+        """What is summed of one text, by layer; its cells become means over rows, and its totals a fit."""
+        segment = state["segment"][text]
+        rows = torch.bincount(segment[segment >= 0])
+        starts = [0, *rows.cumsum(dim=0).tolist()]
+        distance, row = of_text(state, (slice(None), text), begin, starts[-1], both_ways)
+        layers = []
+        for some in torch.split(torch.arange(len(distance)), max(1, _FITTED // distance[0].numel())):
+            at = slice(int(some[0]), int(some[-1]) + 1)
+            fit = ByDistance.fitted(distance[at], row[at], 0 if self.first else 1)
+            distance[at], row[at] = fit.weights, fit.factors
+            layers += [
+                self._closed_layer(state["mass"][layer, text], rows, fit.at(place).cells(starts), lags_of(both_ways))
+                for place, layer in enumerate(some.tolist())
+            ]
+        return {name: torch.stack([each[name] for each in layers]) for name in _BY_TEXT}
+
+    def _closed_layer(self, mass: Tensor, rows: Tensor, expected: Tensor, lags: range) -> dict[str, Tensor]:
+        """That of one layer: in float64, the cells of all layers would take several times as much memory."""
+        mass = mass[:, : len(rows), : len(rows)]
+        mass /= rows[:, None]
+        sums, counts = by_lag(mass, rows, lags)
+        peaks = peakedness(receivers(mass / rows, self.gap))
+        return {
+            "sums": sums,
+            "expected": by_lag(expected, rows, lags)[0],
+            "counts": counts,
+            "peaks": peaks.nan_to_num(0.0),
+            "peak_counts": (~peaks.isnan()).double(),
+        }
+
+    def merge(self, one: State, other: State) -> State:
+        """The sums of both."""
+        return joined(one, other, _BY_TEXT)
+
+
+_BY_TEXT: Final = ("sums", "expected", "counts", "peaks", "peak_counts")
+"""The entries of a state whose last axis is texts, or groups of them."""
+
+_BY_CELL: Final = ("mass", "distance", "row")
+"""The entries of a state that are kept for texts run together."""
+
+
+def looks_both_ways(run: Run) -> bool:
+    """Whether tokens can attend to later ones."""
+    return not run.stack.architecture.causal
+
+
+def lags_of(both_ways: bool) -> range:
+    """How many segments back each entry of the axis `lag` is."""
+    return range(-LAGS if both_ways else 0, LAGS + 1)
+
+
+def of_text(
+    state: Mapping[str, Tensor], at: tuple[Any, ...], begin: int, length: int, both_ways: bool
+) -> tuple[Tensor, Tensor]:
+    """What is kept by distance and by row of one text, whose batch may have room for a longer one; as views."""
+    distance, row = state["distance"][at], state["row"][at]
+    middle = (distance.shape[-1] + 1) // 2
+    own = distance[..., middle - length : middle + length - 1] if both_ways else distance[..., :length]
+    return own, row[..., begin : begin + length]
+
+
+def _leave_out_first(
+    state: State,
+    index: int,
+    block: RowBlock,
+    given: Float[Tensor, "batch head row"],
+    begins: Int[Tensor, " batch"],
+    both_ways: bool,
+) -> None:
+    """Takes what rows of a block give to the first token of their text out of the sums."""
+    rows = torch.arange(block.rows.start, block.rows.stop, device=given.device)
+    segment = state["segment"][:, block.rows.start : block.rows.stop].clamp_min(0)
+    heads = given.shape[1]
+    state["mass"][index][..., 0].scatter_add_(-1, segment[:, None].expand(-1, heads, -1), -given)
+    zero = (state["distance"].shape[-1] - 1) // 2 if both_ways else 0
+    far = (rows - begins[:, None]).clamp_min(0) + zero
+    state["distance"][index].scatter_add_(-1, far[:, None].expand(-1, heads, -1), -given.double())
+    state["row"][index][..., block.rows.start : block.rows.stop] -= given

@@ -1,0 +1,185 @@
+"""How does a result change from checkpoint to checkpoint of a training run?"""
+
+from collections.abc import Callable, Iterable, Sequence, Sized
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import plotly.graph_objects as go  # type: ignore[import-untyped]
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from ...basics.arguments import option, shown
+from ...draw.section import Section
+from ...errors import AttnmechError, InputError
+from ...model.files.load import load
+from ...model.run.hooked import HookedModel
+from ...results import PagedResult, Provenance, Result
+from ...runs.progress import steps as progress_of
+from .figures import lines_by_step
+
+
+def trajectory(
+    checkpoints: Iterable[Any], method: Callable[[HookedModel], Result], *, progress: bool = False
+) -> "Trajectory":
+    """Measures every checkpoint in the same way.
+
+    >>> folders = sorted(Path("run").glob("step-*"))                                     # doctest: +SKIP
+    >>> run = am.trajectory(folders, am.head_types)                                      # doctest: +SKIP
+    >>> run.plot("induction")                                                            # doctest: +SKIP
+
+    Args:
+        checkpoints: folders, hub names, or models, each loaded when its turn comes and then forgotten; or pairs of a
+            name and one of these. A folder is named by its last part, and by its number too if that is another's name.
+            Of an iterator, no more than one model is held at a time.
+        method: what to measure of each: a function from the model to a result with one row per head, such as
+            `am.head_types` or `lambda model: am.attention_focus(model, texts)`.
+        progress: shows a bar on stderr.
+
+    Returns:
+        Every number of the results' tables, `[step row column]`, with the tables of the heads of all steps as one.
+
+    Raises:
+        AttnmechError: for a checkpoint that cannot be loaded or measured: what `am.load` or the method raises, with the
+            checkpoint's name.
+        InputError: for results with other heads than the first's.
+
+    """
+    if not callable(method):
+        raise InputError(f"`method` must be a function from a model to a result; got {shown(method)}.")
+    if not isinstance(checkpoints, Iterable) or isinstance(checkpoints, str | Path):
+        raise InputError(f"`checkpoints` must be a list of folders or models; got {shown(checkpoints)}.")
+    names: list[str] = []
+    tables: list[pd.DataFrame] = []
+    origins: list[Provenance] = []
+    total = len(checkpoints) if isinstance(checkpoints, Sized) else None
+    with progress_of("checkpoints", total, show=progress) as bar:
+        for each in checkpoints:  # without `enumerate`, which would keep the last
+            number = len(names)
+            name, checkpoint = _named(each, number)
+            name = f"{name}, {number}" if name in names else name
+            result = _measured(checkpoint, method, f"checkpoint {number}, {name}")
+            del each, checkpoint
+            names.append(name)
+            tables.append(_numbers(result.by_head(), name, tables))
+            origins.append(result.provenance)
+            bar.advance(1)
+    if not names:
+        raise InputError("`checkpoints` must be a list of folders or models; got none.")
+    first = tables[0]
+    # A column may lack where nothing was measured: a kind without a target, an interval of too few texts.
+    columns = list(dict.fromkeys(str(column) for table in tables for column in table.columns))
+    tables = [table.reindex(columns=columns) for table in tables]
+    return Trajectory(
+        steps=tuple(names),
+        layers=tuple(first.index.get_level_values("layer")),
+        heads=tuple(first.index.get_level_values("head")),
+        columns=tuple(columns),
+        values=torch.stack([torch.from_numpy(table.to_numpy(dtype="float64", copy=True)) for table in tables]),
+        weights=tuple(each.weights for each in origins),
+        provenance=origins[-1],
+    )
+
+
+def _named(each: Any, number: int) -> tuple[str, Any]:
+    """The name of a checkpoint, and the checkpoint."""
+    if not isinstance(each, tuple):
+        return _name_of(each, number), each
+    if len(each) != 2:
+        raise InputError(f"checkpoint {number} must be a folder, a model, or (name, one of these); got {shown(each)}.")
+    return str(each[0]), each[1]
+
+
+def _measured(checkpoint: Any, method: Callable[[HookedModel], Result], named: str) -> Result:
+    """The result of one checkpoint, whose model is not kept; an error says which checkpoint it was."""
+    try:
+        result = method(checkpoint if isinstance(checkpoint, HookedModel) else load(checkpoint))
+    except AttnmechError as error:
+        raise type(error)(f"{named}: {error}") from error
+    if not isinstance(result, Result):
+        raise InputError(f"`method` must return a result of attnmech; got {shown(result)}.")
+    return result
+
+
+def _name_of(checkpoint: Any, number: int) -> str:
+    if isinstance(checkpoint, str | Path):
+        return Path(checkpoint).name
+    return f"{checkpoint.name}, {number}" if isinstance(checkpoint, HookedModel) else str(number)
+
+
+def _numbers(frame: pd.DataFrame, name: str, earlier: Sequence[pd.DataFrame]) -> pd.DataFrame:
+    """The numeric columns of a result's table, by layer and head; `InputError` unless heads are those of the first."""
+    by_head = {"layer", "head"} <= set(frame.columns)
+    if not by_head or bool(frame.duplicated(["layer", "head"]).any()):
+        raise InputError("`method` must return a result with one row per head, such as am.head_types.")
+    found = frame.set_index(["layer", "head"]).select_dtypes("number")
+    if earlier and not found.index.equals(earlier[0].index):
+        raise InputError(f"checkpoint {name} has other layers or heads than the first.")
+    return found
+
+
+@dataclass(frozen=True, repr=False)
+class Trajectory(PagedResult):
+    """A result's numbers at every checkpoint."""
+
+    SUBTRACT = "subtract the results of two checkpoints"
+
+    steps: tuple[str, ...]
+    """The checkpoints, by name."""
+    layers: tuple[int, ...]
+    """The layer of each row."""
+    heads: tuple[int, ...]
+    """The head of each row."""
+    columns: tuple[str, ...]
+    """What was measured, in the order of the axis `column`."""
+    values: Float[Tensor, "step row column"]
+    weights: tuple[str, ...]
+    """SHA-256 of the weights of each checkpoint."""
+    provenance: Provenance
+    """That of the last checkpoint's result."""
+
+    def of(self, column: str) -> Float[Tensor, "step row"]:
+        """One number of every head at every checkpoint."""
+        return self.values[:, :, self.columns.index(option("column", column, self.columns))]
+
+    def to_frame(self) -> pd.DataFrame:
+        """One row per checkpoint and head: step, layer, head, and what was measured."""
+        rows = [
+            {"step": step, "layer": layer, "head": head}
+            for step in self.steps
+            for layer, head in zip(self.layers, self.heads, strict=True)
+        ]
+        numbers = pd.DataFrame(self.values.flatten(0, 1).numpy(), columns=list(self.columns))
+        return pd.concat([pd.DataFrame(rows), numbers], axis=1)
+
+    def plot(self, column: str) -> "go.Figure":
+        """A line for each head over the checkpoints, those that change most in colour; returned, not shown."""
+        names = [f"L{layer}H{head}" for layer, head in zip(self.layers, self.heads, strict=True)]
+        return lines_by_step(self.of(column).T.numpy(), self.steps, names, label=column.replace("_", " "))
+
+    @property
+    def lead(self) -> str:
+        """What was measured of how many checkpoints."""
+        told = f"{len(self.columns)} numbers of {len(self.layers)} heads at"
+        if len(self.steps) == 1:
+            return f"{told} one checkpoint, {self.steps[0]}."
+        return f"{told} {len(self.steps)} checkpoints, {self.steps[0]} to {self.steps[-1]}."
+
+    @property
+    def _title(self) -> str:
+        return f"From checkpoint to checkpoint: {self.provenance.model}"
+
+    def _sections(self) -> "Sequence[Section]":
+        shown_columns = [name for name in self.columns if not name.endswith(("_low", "_high", "_baseline", "_top"))]
+        return [
+            Section(
+                name.replace("_", " "),
+                "One line for each head; those that change most are in colour and named.",
+                {f"step-{place}": self.plot(name)},
+                f'run.plot("{name}")',
+            )
+            for place, name in enumerate(shown_columns)
+            if bool(torch.isfinite(self.of(name)).any())
+        ]

@@ -1,0 +1,1 @@
+"""What do heads write into the residual stream?"""

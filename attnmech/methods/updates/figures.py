@@ -1,0 +1,423 @@
+"""What the heads of one layer write into the residual stream: figures 7 to 10 of formulas.md §1.
+
+The query side shows u = Σ_j p_ij v_j W_O, what a head adds at token i, beside x, the stream that enters the block
+at i. The target side shows u = v_j W_O of the key j that token i attends to most, without its probability, beside
+the stream at j. Both are written once for each token i.
+"""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, Final
+
+import numpy as np
+import plotly.graph_objects as go  # type: ignore[import-untyped]
+from jaxtyping import Float, Int, Integer
+
+from ...draw.chart import ByChoice, Chart, Slot
+from ...draw.figure import Figure
+from ...draw.numbers import Side
+from ...draw.scores import marks_of
+from ...draw.style import FIGURE_STYLE, MARKS, NEUTRAL, SCORE_COLOURS, MarkStyle
+from ...draw.text import token_labels
+from ...errors import InputError, index_of
+
+AXIS_TITLES: Final = {
+    "query": {
+        "magnitude": "update magnitude ‖u‖ / ‖x‖, query side",
+        "orientation": "update orientation cos(u, x), query side",
+    },
+    "target": {
+        "magnitude": "update magnitude ‖u‖ / ‖x‖, target side",
+        "orientation": "update orientation cos(u, x), target side",
+    },
+}
+"""The axes' words by side and quantity."""
+
+FADED: Final = 0.4
+"""The opacity of the heads that are not the chosen one."""
+
+POINT_MARKS: Final = MARKS | {"none": MarkStyle("no choice: one key", NEUTRAL, "x-thin-open", "×")}
+"""The marks of figures 9 and 10: where the head attends most at a token."""
+
+
+@dataclass(frozen=True)
+class Bins:
+    """A fixed grid of bins, the same for all heads, layers and texts; bin k reaches from k to k + 1 steps."""
+
+    steps_per_unit: int
+    logarithmic: bool
+    words: str
+
+    def bin_of(self, values: Float[np.ndarray, " token"]) -> Int[np.ndarray, " counted"]:
+        """The bin of each value that has one; NaN has none, nor has a magnitude of 0."""
+        defined = values[np.isfinite(values)].astype(np.float64)
+        if self.logarithmic:
+            steps = np.log10(defined[defined > 0])
+        else:
+            steps = np.clip(defined, -1, 1 - 1e-9)
+        places: Int[np.ndarray, " counted"] = np.floor(steps * self.steps_per_unit).astype(np.int64)
+        return places
+
+    def edge(self, steps: Float[np.ndarray, "*head bin"]) -> Float[np.ndarray, "*head bin"]:
+        """The value at this many steps."""
+        value: Float[np.ndarray, "*head bin"] = steps / self.steps_per_unit
+        if self.logarithmic:
+            value = np.power(10.0, value)
+        return value
+
+
+MAGNITUDE_BINS: Final = Bins(20, logarithmic=True, words="magnitude")
+"""Twenty bins per factor of 10."""
+
+ORIENTATION_BINS: Final = Bins(40, logarithmic=False, words="orientation")
+"""Eighty bins from -1 to 1; a cosine of exactly 1 counts in the last."""
+
+
+def magnitude_histograms(
+    magnitude: Float[np.ndarray, "head token"], *, side: Side, head: int | None = None
+) -> go.Figure:
+    """Figure 7: over the tokens, how large the heads' updates are, one histogram per head on a common logarithmic axis.
+
+    Args:
+        magnitude: ‖u‖ / ‖x‖ of one layer; what is NaN or 0 is left out.
+        side: "query" or "target", for the axis.
+        head: a head to stand out from the others.
+
+    Returns:
+        One trace per head (the trace's `meta`), at the head's height; each is scaled to its own fullest bin.
+
+    """
+    return _of_one_layer(magnitude_histograms_chart, head, magnitude, side=side)
+
+
+def magnitude_histograms_chart(
+    magnitude: Float[np.ndarray, "side layer head token"], sides: Sequence[Side], *, chosen: bool = True
+) -> Chart:
+    """Figure 7 of every layer and side, with one axis for all layers; `chosen` makes one head stand out."""
+    return _histograms(magnitude, MAGNITUDE_BINS, sides, chosen)
+
+
+def orientation_histograms(
+    orientation: Float[np.ndarray, "head token"], *, side: Side, head: int | None = None
+) -> go.Figure:
+    """Figure 8: over the tokens, which way the heads' updates point, one histogram per head from -1 to 1.
+
+    Args:
+        orientation: cos(u, x) of one layer; NaN is left out.
+        side: as in `magnitude_histograms`.
+        head: as in `magnitude_histograms`.
+
+    Returns:
+        As `magnitude_histograms`.
+
+    """
+    return _of_one_layer(orientation_histograms_chart, head, orientation, side=side)
+
+
+def orientation_histograms_chart(
+    orientation: Float[np.ndarray, "side layer head token"], sides: Sequence[Side], *, chosen: bool = True
+) -> Chart:
+    """Figure 8 of every layer and side."""
+    return _histograms(orientation, ORIENTATION_BINS, sides, chosen)
+
+
+def orientation_by_magnitude(
+    magnitude: Float[np.ndarray, "head token"],
+    orientation: Float[np.ndarray, "head token"],
+    attended: Integer[np.ndarray, "head token"],
+    tokens: Sequence[str],
+    *,
+    side: Side,
+    head: int | None = None,
+) -> go.Figure:
+    """Figure 9: which way an update points against how large it is, a point for each head and token of one layer.
+
+    Args:
+        magnitude: ‖u‖ / ‖x‖; points that are NaN or 0 are left out.
+        orientation: cos(u, x); NaN where undefined.
+        attended: the key that each token attends to most; -1 where it has no choice.
+        tokens: the text's tokens.
+        side: as in `magnitude_histograms`.
+        head: a head to stand out from the others.
+
+    Returns:
+        A trace for each mark, "all self" and so on (the traces' `meta`); with `head`, those of the "chosen" head lie
+        on top; last, the "legend". Each point's `customdata` begins with its head.
+
+    """
+    chart = partial(orientation_by_magnitude_chart, tokens=tokens)
+    return _of_one_layer(chart, head, magnitude, orientation, side=side, attended=attended)
+
+
+def orientation_by_magnitude_chart(
+    magnitude: Float[np.ndarray, "side layer head token"],
+    orientation: Float[np.ndarray, "side layer head token"],
+    sides: Sequence[Side],
+    *,
+    attended: Integer[np.ndarray, "layer head token"],
+    tokens: Sequence[str],
+    chosen: bool = True,
+) -> Chart:
+    """Figure 9 of every layer and side."""
+    figure, slots = _points(_magnitudes(magnitude), _numbers(orientation), attended, tokens, chosen)
+    hover = f"{_POINT_HOVER}<br>magnitude %{{x:.3g}}<br>orientation %{{y}}<extra></extra>"
+    figure.update_traces(hovertemplate=hover).update_layout(
+        height=480, xaxis=_axis("magnitude", sides), yaxis=_axis("orientation", sides)
+    )
+    words = _titles({"magnitude": "xaxis", "orientation": "yaxis"}, sides)
+    return Chart(figure, (*slots, *words, *_range_of(magnitude, "xaxis", sides)), clicks={"head": "customdata.0"})
+
+
+def magnitude_by_position(
+    magnitude: Float[np.ndarray, "head token"],
+    attended: Integer[np.ndarray, "head token"],
+    tokens: Sequence[str],
+    *,
+    side: Side,
+    head: int | None = None,
+) -> go.Figure:
+    """Figure 10: how large the updates are along the text, all heads of a layer together, marked by where they attend.
+
+    Args:
+        magnitude: as in `orientation_by_magnitude`.
+        attended: as in `orientation_by_magnitude`.
+        tokens: the text's tokens.
+        side: as in `magnitude_histograms`.
+        head: as in `orientation_by_magnitude`.
+
+    Returns:
+        As `orientation_by_magnitude`.
+
+    """
+    chart = partial(magnitude_by_position_chart, tokens=tokens)
+    return _of_one_layer(chart, head, magnitude, side=side, attended=attended)
+
+
+def magnitude_by_position_chart(
+    magnitude: Float[np.ndarray, "side layer head token"],
+    sides: Sequence[Side],
+    *,
+    attended: Integer[np.ndarray, "layer head token"],
+    tokens: Sequence[str],
+    chosen: bool = True,
+) -> Chart:
+    """Figure 10 of every layer and side."""
+    position = np.broadcast_to(np.arange(magnitude.shape[-1], dtype=np.float64), magnitude.shape)
+    figure, slots = _points(_numbers(position), _magnitudes(magnitude), attended, tokens, chosen)
+    hover = f"{_POINT_HOVER}<br>magnitude %{{y:.3g}}<extra></extra>"
+    figure.update_traces(hovertemplate=hover).update_layout(
+        height=440,
+        xaxis={"title": {"text": "position of the query token"}, "range": [-1, len(tokens)]},
+        yaxis=_axis("magnitude", sides),
+    )
+    words = _titles({"magnitude": "yaxis"}, sides)
+    return Chart(figure, (*slots, *words, *_range_of(magnitude, "yaxis", sides)), clicks={"head": "customdata.0"})
+
+
+_OF_LAYER: Final = ("side", "layer")
+_OF_HEAD: Final = ("side", "layer", "head")
+
+
+def _of_one_layer(
+    chart: Callable[..., Chart],
+    head: int | None,
+    *values: Float[np.ndarray, "head token"],
+    side: Side,
+    attended: Integer[np.ndarray, "head token"] | None = None,
+) -> go.Figure:
+    """The chart of one layer and side, with its own range."""
+    heads = len(values[0])
+    if head is not None:
+        index_of("head", head, heads, f"this layer has {heads} heads")
+    given = {} if attended is None else {"attended": attended[None]}
+    drawn = chart(*(each[None, None] for each in values), (side,), chosen=head is not None, **given)
+    return drawn.figure(side=0, layer=0, head=head or 0)
+
+
+def _numbers(values: Float[np.ndarray, "side layer head token"]) -> Callable[[tuple[str, ...]], ByChoice]:
+    """The points' coordinates by a choice of side and layer, and perhaps head."""
+    return lambda over: ByChoice(_flat(values, over), over, blocks=math.prod(values.shape[:3]))
+
+
+def _magnitudes(values: Float[np.ndarray, "side layer head token"]) -> Callable[[tuple[str, ...]], ByChoice]:
+    """The same for magnitudes; 0 has no place on a logarithmic axis."""
+    positive = np.where(values > 0, values, np.nan)
+    return lambda over: ByChoice(_flat(positive, over), over, logarithmic=True, blocks=math.prod(values.shape[:3]))
+
+
+def _flat(values: np.ndarray, over: tuple[str, ...]) -> np.ndarray:
+    """The choices' axes, and the rest as one."""
+    return values.reshape(*values.shape[: len(over)], -1)
+
+
+def _histograms(
+    values: Float[np.ndarray, "side layer head token"], bins: Bins, sides: Sequence[Side], chosen: bool
+) -> Chart:
+    """One histogram per head, each on its own line: overlaid, the curves of 24 heads would hide each other."""
+    heads = values.shape[2]
+    x, y, low, high, count = _outlines(values, bins)
+    columns = tuple(ByChoice(each, _OF_HEAD, logarithmic=bins.logarithmic) for each in (x, low, high))
+    places, counts = ByChoice(y, _OF_HEAD), ByChoice(count, _OF_HEAD)
+    figure, slots = Figure(), []
+    for head in range(heads):
+        middle, lower, upper, place, number = (
+            replace(each, fixed={"head": head}) for each in (*columns, places, counts)
+        )
+        at = f"data.{head}"
+        slots += [
+            Slot(f"{at}.x", middle, where=number),
+            Slot(f"{at}.y", place, where=number),
+            Slot(f"{at}.customdata", (number, lower, upper), where=number),
+        ]
+        if chosen:
+            opacity = np.where(np.arange(heads) == head, 1.0, FADED)
+            slots.append(Slot(f"{at}.opacity", ByChoice(opacity, ("head",))))
+        figure.add_scatter(
+            mode="lines",
+            line={"shape": "hvh", "color": SCORE_COLOURS[3], "width": 1.5},
+            fill="toself",
+            fillcolor=SCORE_COLOURS[2],
+            opacity=1,
+            hovertemplate=f"head {head}: %{{customdata[0]}} tokens<br>"
+            f"{bins.words} %{{customdata[1]:.3g}} to %{{customdata[2]:.3g}}<extra></extra>",
+            showlegend=False,
+            meta=head,
+        )
+    figure.update_layout(
+        template=FIGURE_STYLE,
+        height=int(np.clip(30 * heads, 200, 760)) + 70,
+        hovermode="closest",
+        xaxis=_axis(bins.words, sides),
+        yaxis={"title": {"text": "head"}, "tickvals": list(range(heads)), "range": [heads - 0.7, -1.1]},
+    )
+    ends = _range_of(values, "xaxis", sides) if bins.logarithmic else ()
+    return Chart(figure, (*slots, *_titles({bins.words: "xaxis"}, sides), *ends), clicks={"head": "data.meta"})
+
+
+def _outlines(values: Float[np.ndarray, "side layer head token"], bins: Bins) -> tuple[np.ndarray, ...]:
+    """Of each histogram, by bin: its middle, its height in the figure, its two edges, and its count (-1 beyond)."""
+    filled = [_filled_bins(bins.bin_of(tokens)) for tokens in values.reshape(-1, values.shape[-1])]
+    most = max(len(count) for _, count in filled)
+    edges = np.full((len(filled), most), np.nan)
+    counts = np.full((len(filled), most), -1)
+    for row, (edge, count) in enumerate(filled):
+        edges[row, : len(edge)], counts[row, : len(count)] = edge, count
+    edges, counts = (each.reshape(*values.shape[:3], most) for each in (edges, counts))
+    fullest = counts.max(axis=-1, keepdims=True, initial=1)
+    height = np.arange(values.shape[2])[:, None] - 0.9 * counts / fullest
+    return bins.edge(edges + 0.5), np.where(counts < 0, np.nan, height), bins.edge(edges), bins.edge(edges + 1), counts
+
+
+def _filled_bins(
+    bin_of_token: Int[np.ndarray, " counted"],
+) -> tuple[Float[np.ndarray, " bin"], Int[np.ndarray, " bin"]]:
+    """The bins from the first to the last that hold a token, with an empty one at either end; and their counts."""
+    if not bin_of_token.size:
+        return np.empty(0), np.empty(0, dtype=np.int64)
+    first = bin_of_token.min() - 1
+    count = np.bincount(bin_of_token - first, minlength=bin_of_token.max() - first + 2)
+    return np.arange(first, first + len(count), dtype=np.float64), count
+
+
+_POINT_HOVER: Final = "head %{customdata[0]}, query %{customdata[1]}<br>%{customdata[2]}"
+
+
+def _points(
+    x: Callable[[tuple[str, ...]], ByChoice],
+    y: Callable[[tuple[str, ...]], ByChoice],
+    attended: Integer[np.ndarray, "layer head token"],
+    tokens: Sequence[str],
+    chosen: bool,
+) -> tuple[go.Figure, list[Slot]]:
+    """A point for each head and token, by the mark of the key attended; those of the chosen head larger and on top."""
+    heads, length = attended.shape[1:]
+    if length != len(tokens):
+        raise InputError(
+            f"`tokens` must be the {length} tokens of the text that the numbers come from; got {len(tokens)}."
+        )
+    labels = token_labels(tokens)
+    drawn = np.isfinite(x(_OF_HEAD).values) & np.isfinite(y(_OF_HEAD).values)
+    codes = np.where(drawn, np.where(attended < 0, len(MARKS), marks_of(attended)), -1)
+    head, query = (np.broadcast_to(each, (heads, length)).copy() for each in (np.arange(heads)[:, None], range(length)))
+    key = np.where(attended < 0, length, attended)
+    keys = (*(f"attends most to {label}" for label in labels), "one key")
+    figure, slots = Figure(), []
+    for group, over in ({"all": _OF_LAYER, "chosen": _OF_HEAD} if chosen else {"all": _OF_LAYER}).items():
+        only = over[2:]
+        hover = (
+            ByChoice(_flat(head, only), only),
+            ByChoice(_flat(query, only), only, words=tuple(labels)),
+            ByChoice(_flat(key, over[1:]), over[1:], words=keys),
+        )
+        for code, (name, style) in enumerate(POINT_MARKS.items()):
+            at = f"data.{len(figure.data)}"
+            here: dict[str, Any] = {"where": ByChoice(_flat(codes, over), over), "equals": code}
+            slots += [
+                Slot(f"{at}.x", x(over), **here),
+                Slot(f"{at}.y", y(over), **here),
+                Slot(f"{at}.customdata", hover, **here),
+            ]
+            figure.add_scatter(
+                mode="markers",
+                marker={
+                    "color": style.colour,
+                    "symbol": style.symbol,
+                    **({"size": 9, "line": {"color": "white", "width": 1}} if group == "chosen" else {"size": 6}),
+                },
+                opacity=FADED if chosen and group == "all" else 1,
+                legendgroup=name,
+                showlegend=False,
+                meta=f"{group} {name}",
+            )
+    for name, style in POINT_MARKS.items():
+        figure.add_scatter(
+            x=[None],  # a trace without any entry is not in the legend
+            y=[None],
+            mode="markers",
+            marker={"color": style.colour, "symbol": style.symbol, "size": 9},
+            name=style.label,
+            legendgroup=name,
+            showlegend=True,
+            meta=f"legend {name}",
+        )
+    emphasis = "large: the chosen head; small: all heads of the layer<br>" if chosen else ""
+    figure.update_layout(
+        template=FIGURE_STYLE,
+        hovermode="closest",
+        legend={"title": {"text": f"{emphasis}the key attended most is"}},
+    )
+    return figure, slots
+
+
+def _titles(axes: Mapping[str, str], sides: Sequence[Side]) -> list[Slot]:
+    """The words at the axes, by the side; `axes` by what they show."""
+    return [
+        Slot(
+            f"layout.{axis}.title.text",
+            ByChoice(np.array([AXIS_TITLES[side][quantity] for side in sides], dtype=object), ("side",)),
+        )
+        for quantity, axis in axes.items()
+    ]
+
+
+def _range_of(
+    magnitude: Float[np.ndarray, "side layer head token"], axis: str, sides: Sequence[Side]
+) -> tuple[Slot, ...]:
+    """One range for the axes of all layers, so that layers can be compared: log10 of its ends."""
+    if len(sides) == 1:
+        return ()
+    ends = []
+    for values in magnitude:
+        positive = values[values > 0]
+        logarithms = np.log10(positive) if positive.size else np.array([-0.9, -0.1])
+        ends.append([logarithms.min() - 0.1, logarithms.max() + 0.1])
+    return (Slot(f"layout.{axis}.range", ByChoice(np.array(ends), ("side",))),)
+
+
+def _axis(quantity: str, sides: Sequence[Side]) -> dict[str, object]:
+    title = {"title": {"text": AXIS_TITLES[sides[0]][quantity]}}
+    if quantity == "magnitude":
+        return title | {"type": "log", "dtick": "D2", "exponentformat": "power"}
+    return title | {"range": [-1.03, 1.03], "zeroline": True, "hoverformat": "+.3f"}

@@ -1,0 +1,375 @@
+"""What does a head write into the residual stream: how much, and along the stream or across it (formulas §1)?
+
+Figures 7 to 10 of "Attention Focus Plots" (R. Claus).
+"""
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, Final, cast
+
+import pandas as pd
+import plotly.graph_objects as go  # type: ignore[import-untyped]
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from ...basics.arguments import listed, member, option
+from ...basics.axes import spread
+from ...draw.numbers import Side, UpdateNumbers
+from ...draw.section import Section
+from ...draw.text import percent, signed
+from ...errors import InputError, index_of
+from ...maths.update_statistics import STATISTICS
+from ...model.inputs.encoder import Inputs
+from ...model.reading.unembedding import unembedding_of
+from ...model.run.hooked import HookedModel, require_model
+from ...runs.answers import Answers, answer_ids
+from ...runs.row_means import RowMeans
+from ...runs.stream import Source, State, stream
+from ...runs.update_sums import BLOCK_STATISTICS, Towards, UpdateSums
+from . import figures as draw
+from .section import update_sections
+
+_ANSWERS: Final = "ask for it: am.residual_updates(model, text, answers=[' Tom'])"
+
+FIGURES: Final = ("magnitude", "orientation", "orientation_by_magnitude", "magnitude_by_position")
+
+_MAPS: Final = set(STATISTICS) - set(FIGURES)
+"""The statistics that are shown as a map of layers × heads."""
+
+
+def residual_updates(
+    model: HookedModel,
+    inputs: Inputs | Iterable[Inputs],
+    *,
+    layers: Iterable[int] | None = None,
+    stack: str | None = None,
+    bos: bool | None = None,
+    answers: Answers = None,
+    against: Answers = None,
+    **corpus: Any,
+) -> "ResidualUpdates":
+    """How large each head's update is relative to the residual stream, and which way it points.
+
+    >>> import attnmech as am
+    >>> updates = am.residual_updates(am.load(), "Anna sang of shells.")
+    >>> updates.magnitude.shape
+    torch.Size([4, 8])
+
+    Query side: u_i = Σ_j p_ij v_j W_O, against x_i, the stream as it enters the block (`resid_pre`). Target side:
+    u_j = v_j W_O of the key j that row i attends to most, against x_j, without p. Where a norm sits between attention
+    and stream (Gemma 2), its scale at row i is frozen and part of u, so that Σ_h u + the bias's share is `attn_out` in
+    every model. Row 0, where a causal head has no choice, is left out of means: see `ResidualUpdates.where`.
+
+    One forward pass.
+
+    Args:
+        model: the model.
+        inputs: texts, or an iterator of texts (a corpus), of which only sums are kept.
+        layers: by default all.
+        stack: "encoder", "decoder" or "cross" in a model with several.
+        bos: whether each text begins with the tokenizer's first token.
+        answers: one token per text (its text or id): `.logits` is then what each head adds to that token's logit at the
+            text's last token; the final norm's scale is frozen. If the model soft-caps its logits (Gemma 2), these are
+            pre-cap logits: see `ResidualUpdates.logit_unit`.
+        against: another token per text: `.logits` is then what each head adds to the difference.
+        corpus: `truncate`, `shard`, `journal` and `progress`, as in `am.stream`.
+
+    Returns:
+        ‖u‖ / ‖x‖ and cos(u, x) `[layer head]`, with intervals over texts; with `answers`, logits by head and text.
+
+    Raises:
+        InputError: with `answers`, if the logits are not one norm and one matrix applied to the last stream (BERT),
+            with the reason.
+        CertificateError: with `answers`, if the certificate found that they are not.
+
+    Source: "Attention Focus Plots", figures 7 to 10.
+    """
+    require_model(model)
+    result: ResidualUpdates
+    towards = None
+    if answers is not None:
+        inputs = model.encode(cast(Inputs, inputs), bos=bos)
+        towards = _directions(model, len(inputs.ids), answers, against)
+    elif against is not None:
+        raise InputError("`against` needs `answers`: the tokens whose logits are compared with its own.")
+    (result,) = stream(model, inputs, [UpdateReducer(towards)], layers=layers, stack=stack, bos=bos, **corpus)
+    return result
+
+
+def _directions(model: HookedModel, texts: int, answers: Answers, against: Answers) -> "Towards":
+    unembedding = unembedding_of(model)
+    model.points.resolve(["logits"], None, model.refused)
+    tokens = [
+        None if given is None else answer_ids(model, name, given, texts)
+        for name, given in (("answers", answers), ("against", against))
+    ]
+    assert tokens[0] is not None
+    return Towards(unembedding, unembedding.direction(tokens[0], tokens[1]))
+
+
+class UpdateReducer(UpdateSums):
+    """Measures what every head writes, layer by layer."""
+
+    def finish(self, state: State, source: Source) -> "ResidualUpdates":
+        """The result."""
+        return ResidualUpdates.of(state, source)
+
+
+class _Updates(RowMeans):
+    """What the updates of heads and of whole blocks have in common."""
+
+    def _bounds(self, statistic: str) -> tuple[float, float]:
+        if statistic.endswith("orientation"):
+            return -1.0, 1.0
+        if statistic == "along":
+            return -math.inf, math.inf
+        return 0.0, 1.0 if statistic == "cancellation" else math.inf
+
+
+@dataclass(frozen=True, repr=False)
+class ResidualUpdates(_Updates):
+    """What a model's heads write into the residual stream, averaged over the rows of the texts.
+
+    Magnitudes are in units of the stream's own norm, orientations are cosines.
+    """
+
+    STATISTICS = STATISTICS
+    BY_ROW = (*RowMeans.BY_ROW, "top_key", "block_values", "block_valid", "logits", "final_scale")
+    STATE: ClassVar[Mapping[str, Any]] = {
+        **RowMeans.STATE,
+        "top_key": Int[Tensor, "layer head batch row"],
+        "block_sums": Float[Tensor, "block_statistic class layer 1 group"],
+        "block_counts": Float[Tensor, "block_statistic class layer 1 group"],
+        "block_values": Float[Tensor, "block_statistic layer 1 batch row"],
+        "block_valid": Bool[Tensor, "block_statistic layer 1 batch row"],
+        "logits": Float[Tensor, "layer head batch"],
+        "final_scale": Float[Tensor, " batch"],
+    }
+
+    @classmethod
+    def reducer(cls) -> UpdateReducer:
+        """The reducer that computes a `ResidualUpdates` in `am.stream`."""
+        return UpdateReducer()
+
+    @property
+    def magnitude(self) -> Float[Tensor, "layer head"]:
+        """Mean of ‖u‖ / ‖x‖, the update at each row against the stream there: figure 7."""
+        return self.mean("magnitude")
+
+    @property
+    def orientation(self) -> Float[Tensor, "layer head"]:
+        """Mean of cos(u, x): negative where the head removes some of what is there. Figure 8."""
+        return self.mean("orientation")
+
+    @property
+    def along(self) -> Float[Tensor, "layer head"]:
+        """Mean of the update's signed component along the stream, u·x / ‖x‖²."""
+        return self.mean("along")
+
+    @property
+    def across(self) -> Float[Tensor, "layer head"]:
+        """Mean size of the update's component orthogonal to the stream, in units of ‖x‖."""
+        return self.mean("across")
+
+    @property
+    def target_magnitude(self) -> Float[Tensor, "layer head"]:
+        """Mean of ‖v_j W_O‖ / ‖x_j‖ for the key j that each row attends to most."""
+        return self.mean("target_magnitude")
+
+    @property
+    def target_orientation(self) -> Float[Tensor, "layer head"]:
+        """Mean of cos(v_j W_O, x_j) for the key j that each row attends to most."""
+        return self.mean("target_orientation")
+
+    @property
+    def magnitude_at_first(self) -> Float[Tensor, "layer head"]:
+        """Mean magnitude on rows that attend most to the first token: figure 10 claims that it is small."""
+        return self.mean("magnitude_at_first")
+
+    @property
+    def magnitude_at_self(self) -> Float[Tensor, "layer head"]:
+        """Mean magnitude on rows that attend most to their own token."""
+        return self.mean("magnitude_at_self")
+
+    @property
+    def magnitude_elsewhere(self) -> Float[Tensor, "layer head"]:
+        """Mean magnitude on rows that attend most to any other key."""
+        return self.mean("magnitude_elsewhere")
+
+    @property
+    def top_key(self) -> Int[Tensor, "layer head batch query"]:
+        """The key that each row attends to most; −1 in rows without a choice and at padding."""
+        return self._row("top_key")
+
+    @property
+    def logits(self) -> Float[Tensor, "layer head batch"]:
+        """What each head adds to the logit of the answer at the text's last token, or to the logit difference.
+
+        In `logit_unit`: if the model soft-caps its logits, what it adds to the logit before the cap.
+        """
+        return self._by_layer(self._kept("logits", _ANSWERS) * self._kept("final_scale", _ANSWERS))
+
+    @property
+    def logit_unit(self) -> str:
+        """The unit of `logits`: "logits", or "pre-cap logits" if the model soft-caps them (Gemma 2)."""
+        self._kept("logits", _ANSWERS)
+        return str(next(each["logit_unit"] for _, each in self.provenance.options["reducers"] if "logit_unit" in each))
+
+    @property
+    def blocks(self) -> "BlockUpdates":
+        """What the whole attention and the whole MLP add, and how much the heads cancel each other."""
+        if self.parts is not None:
+            one, other = (part.blocks for part in self.parts)
+            return one - other
+        names = ("sums", "counts", "values", "valid")
+        state = {name: self.state[f"block_{name}"] for name in names if f"block_{name}" in self.state}
+        if "sums" not in state:
+            raise InputError("`blocks` is not available for individually chosen rows; use `.blocks.where(rows=...)`.")
+        state |= {name: self.state[name] for name in ("classes", "groups", "modulus") if name in self.state}
+        shared = ("layers", "n_layers", "documents", "truncated", "chosen", "tokens", "provenance")
+        return BlockUpdates(state=state, **{name: getattr(self, name) for name in shared})
+
+    def plot(
+        self,
+        figure: str = "magnitude",
+        *,
+        layer: int | None = None,
+        side: "Side" = "query",
+        head: int | None = None,
+        sequence: int = 0,
+    ) -> "go.Figure":
+        """Figure 7 (`magnitude`), 8 (`orientation`), 9 (`orientation_by_magnitude`) or 10 (`magnitude_by_position`).
+
+        For one layer (the first if `layer` is None) and one text; `side="target"` shows what the value of the most
+        attended key would write. Returned, not shown; `head` highlights that head. For a difference, figures 7 and 8
+        are maps of layers × heads, and the others are those of its two `parts`. Or a statistic that is no figure, such
+        as "along" or "magnitude_at_first", as a map of layers × heads.
+        """
+        if figure in _MAPS:
+            return self._statistic_map(figure, layer, head)
+        if self.parts is not None:
+            return self._difference_figure(figure, side)
+        option("side", side, ("query", "target"))
+        option("figure", figure, (*FIGURES, *sorted(_MAPS)))
+        place = 0 if layer is None else self._place_of(layer)
+        view = self.numbers(sequence)
+        magnitude, orientation = view.magnitude_of(side)[place], view.orientation_of(side)[place]
+        attended = view.attended[place]
+        if figure == "magnitude":
+            return draw.magnitude_histograms(magnitude, side=side, head=head)
+        if figure == "orientation":
+            return draw.orientation_histograms(orientation, side=side, head=head)
+        if figure == "orientation_by_magnitude":
+            return draw.orientation_by_magnitude(magnitude, orientation, attended, view.tokens, side=side, head=head)
+        return draw.magnitude_by_position(magnitude, attended, view.tokens, side=side, head=head)
+
+    def _figure_place(self, *figure: str, **options: Any) -> Mapping[str, int]:
+        first = {} if self.parts is not None or {*figure, options.get("figure")} & _MAPS else {"layer": self.layers[0]}
+        return {**first, **super()._figure_place(*figure, **options)}
+
+    def _place_of(self, layer: object) -> int:
+        return self.layers.index(member("layer", layer, self.layers, "the layers measured"))
+
+    def _difference_figure(self, figure: str, side: str) -> "go.Figure":
+        statistic = figure if side == "query" else f"{side}_{figure}"
+        if figure not in ("magnitude", "orientation") or statistic not in STATISTICS:
+            raise InputError(
+                f'a difference is drawn with figure "magnitude" or "orientation" and side "query" or "target"; got '
+                f"{figure!r} and {side!r}. For the other figures, plot its two results, `parts`."
+            )
+        return self._difference_map(statistic)
+
+    def numbers(self, sequence: int = 0, layers: Iterable[int] | None = None) -> "UpdateNumbers":
+        """The numbers of figures 7 to 10 for one text, as arrays for drawing, in all its layers or some."""
+        real = self._row("classes").any(dim=1)
+        sequence = index_of("sequence", sequence, len(real), f"{len(real)} texts were run")
+        if self.provenance.options.get("stack") == "cross":
+            raise InputError("figures 7 to 10 show self-attention; this is cross-attention. Use .to_frame().")
+        here = real[sequence].nonzero()[:, 0]
+        given = self.layers if layers is None else listed("layers", layers, "a list of ints")
+        places = [self._place_of(layer) for layer in given]
+        shown = [self.layers[place] for place in places]
+        key = self.top_key[places][:, :, sequence][..., here]
+
+        def rows(statistic: str) -> Any:
+            return self.by_row(statistic)[places][:, :, sequence][..., here].float().numpy()
+
+        return UpdateNumbers(
+            tokens=tuple(self.tokens[sequence][place] for place in here.tolist()),
+            layers=tuple(shown),
+            magnitude=rows("magnitude"),
+            orientation=rows("orientation"),
+            target_magnitude=rows("target_magnitude"),
+            target_orientation=rows("target_orientation"),
+            attended=torch.where(key >= 0, key - int(here[0]), -1).int().numpy(),
+        )
+
+    def sections(self, call: str = "updates", layers: Iterable[int] | None = None) -> "list[Section]":
+        """Figures 7 to 10 of one text, for a page whose reader chooses a layer and a head."""
+        return update_sections(self.numbers(layers=layers), call)
+
+    def _sections(self) -> "Sequence[Section]":
+        if self.parts is not None:
+            return self._difference_sections({name: name for name in ("magnitude", "orientation")})
+        if "values" not in self.state or len(self.tokens) > 1:
+            return ()
+        shown = [self.layers[place] for place in spread(len(self.layers), 4)]
+        return [
+            Section(
+                f"Figure 10. Updates along the text, layer {layer}",
+                "‖u‖ / ‖x‖ of every head at every token, marked by the key that the head attends to most there.",
+                {f"magnitude-by-position-{layer}": self.plot("magnitude_by_position", layer=layer)},
+                f'updates.plot("magnitude_by_position", layer={layer})',
+            )
+            for layer in shown
+        ]
+
+    @property
+    def lead(self) -> str:
+        if self.parts is not None:
+            return self._difference_lead("magnitude")
+        first, elsewhere = self.magnitude_at_first, self.magnitude_elsewhere
+        both = ~(first.isnan() | elsewhere.isnan())
+        smaller = int((first < elsewhere)[both].sum())
+        answers = ""
+        if "logits" in self.state:
+            mean = self.logits.mean(dim=-1)
+            place, head = divmod(int(mean.abs().nan_to_num(0.0).argmax()), mean.shape[1])
+            written = signed(float(mean[place, head]), ".2f")
+            answers = (
+                f" L{self.layers[place]}H{head} writes most towards the answers: {written} "
+                f"{self.logit_unit} on average."
+            )
+        return (
+            f"On average a head's update is {percent(float(self.magnitude.nanmean()), 0)} as long as the stream. "
+            "Heads that write less where they attend most to the first token than elsewhere: "
+            f"{smaller} of the {int(both.sum())} with rows of both kinds.{answers}"
+        )
+
+    def __repr__(self) -> str:
+        if self.parts is not None:
+            return super().__repr__()
+        layers, heads = len(self.layers), self.magnitude.shape[1]
+        return (
+            f"ResidualUpdates({self._texts}, {layers} layers × {heads} heads; mean magnitude "
+            f"{float(self.magnitude.nanmean()):.3g} of the stream's norm, mean cosine "
+            f"{float(self.orientation.nanmean()):+.2f})"
+        )
+
+
+@dataclass(frozen=True, repr=False)
+class BlockUpdates(_Updates):
+    """What a layer's whole attention and whole MLP add to the stream; means are `[layer 1]`.
+
+    `attn_magnitude` ‖attn_out‖ / ‖x‖ and `attn_orientation` cos(attn_out, x) against the stream that enters the
+    block, `mlp_magnitude` and `mlp_orientation` against the stream that the MLP adds to; `cancellation` is
+    ‖Σ_h u_h‖ / Σ_h ‖u_h‖: 1 where all heads write in the same direction, near 0 where they cancel.
+    """
+
+    STATISTICS = BLOCK_STATISTICS
+
+    def to_frame(self) -> pd.DataFrame:
+        """One row per layer: layer, every statistic, and its `_low` and `_high` where there is an interval."""
+        return super().to_frame().drop(columns="head")

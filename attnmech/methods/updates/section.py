@@ -1,0 +1,171 @@
+"""What a page says about what the heads of a layer write: figures 7 to 10, on the query's side or the target's."""
+
+from collections.abc import Callable
+from typing import Any, Final
+
+import numpy as np
+from jaxtyping import Float
+
+from ...draw.carried import carried_error
+from ...draw.chart import ByChoice
+from ...draw.numbers import Side, UpdateNumbers
+from ...draw.scores import marks_of
+from ...draw.section import Choice, Section
+from ...draw.style import MARKS
+from ...draw.text import bound, quoted, signed
+from .figures import (
+    magnitude_by_position_chart,
+    magnitude_histograms_chart,
+    orientation_by_magnitude_chart,
+    orientation_histograms_chart,
+)
+
+SIDES: Final[tuple[Side, ...]] = ("query", "target")
+
+SIDE: Final = Choice("side", "Update", SIDES, tuple(f"{side} side" for side in SIDES), everywhere=True)
+
+_WHAT_A_SIDE_IS: Final = {
+    "query": "On the query side, u = Σ p v W_O over the keys is what the head adds at the query token, and x is the "
+    "residual stream that enters the block there.",
+    "target": "On the target side, u = v W_O of the key that the query attends to most, without its probability, and x "
+    "is the residual stream that enters the block at that key; a key counts once for each such query.",
+}
+
+_OF_HEAD: Final = ("side", "layer", "head")
+
+
+def update_sections(view: UpdateNumbers, call: str) -> list[Section]:
+    """Figures 7 to 10 of every layer; `call` is the Python that gives the result."""
+    magnitude = np.stack([view.magnitude_of(side) for side in SIDES])
+    orientation = np.stack([view.orientation_of(side) for side in SIDES])
+    positive = np.where(magnitude > 0, magnitude, np.nan)
+    off = carried_error(ByChoice(positive, _OF_HEAD, logarithmic=True))
+    points: dict[str, Any] = {"attended": view.attended, "tokens": view.tokens}
+    by_magnitude = orientation_by_magnitude_chart(magnitude, orientation, SIDES, **points)
+
+    def plotted(figure: str) -> str:
+        return f'{call}.plot("{figure}", layer={{layer}}, head={{head}}, side="{{side}}")'
+
+    return [
+        Section(
+            contents="7 Update magnitude",
+            heading="Figure 7. How much each head changes the stream",
+            finding=_over_tokens(view, positive, _about_magnitudes),
+            reading=_by_side(
+                "One histogram over the text's tokens for each head of the chosen layer: update magnitude ‖u‖ / ‖x‖ "
+                "on a logarithmic axis.",
+                _WHAT_A_SIDE_IS,
+            ),
+            caveat="Each histogram is scaled to its own fullest bin; the hover box counts tokens. Click one to choose "
+            "its head. The axis spans all layers shown. An update of exactly 0 has no place on it and is left out. A "
+            "large update need not matter for the output.",
+            figures={"magnitude": magnitude_histograms_chart(magnitude, SIDES)},
+            call=plotted("magnitude"),
+            choices=(SIDE,),
+            rounding=f"update magnitudes are off by at most {bound(off)} of their value" if off else "",
+        ),
+        Section(
+            contents="8 Update orientation",
+            heading="Figure 8. Which way each head moves the stream",
+            finding=_over_tokens(view, orientation, _about_orientations),
+            reading=_by_side(
+                "One histogram for each head of update orientation cos(u, x): at 1 an update lengthens what is there, "
+                "at 0 it is orthogonal to it, below 0 it cancels part of it."
+            ),
+            caveat="Scaled as in figure 7. In many dimensions two unrelated directions are nearly orthogonal, so "
+            "values near 0 are what chance would give.",
+            figures={"orientation": orientation_histograms_chart(orientation, SIDES)},
+            call=plotted("orientation"),
+        ),
+        Section(
+            contents="9 Orientation by magnitude",
+            heading="Figure 9. Orientation against magnitude",
+            finding=_about_largest(view, magnitude, orientation),
+            reading=_by_side(
+                "One point for each token and head of the chosen layer, marked by where the head attends most at that "
+                "token."
+            ),
+            caveat="Where a row has one visible key there is no choice, and no mark. Click a point to choose its head.",
+            figures={"orientation-by-magnitude": by_magnitude},
+            call=plotted("orientation_by_magnitude"),
+        ),
+        Section(
+            contents="10 Magnitude along the text",
+            heading="Figure 10. Magnitude along the text",
+            finding=_about_marks(view, magnitude),
+            reading=_by_side("The same points by the position of the query token, all heads of the layer together."),
+            caveat="On the target side, a first token whose x is very long makes ‖u‖ / ‖x‖ small whatever is written: "
+            "compare the query side before saying that a head which attends to it writes nothing.",
+            figures={"magnitude-by-position": magnitude_by_position_chart(magnitude, SIDES, **points)},
+            call=plotted("magnitude_by_position"),
+        ),
+    ]
+
+
+def _by_side(reading: str, more: dict[str, str] | None = None) -> ByChoice:
+    words = more or {side: f"Shown: the {side} side (see figure 7)." for side in SIDES}
+    return ByChoice.texts(("side",), (len(SIDES),), lambda side: f"{reading} {words[SIDES[side]]}")
+
+
+def _over_tokens(
+    view: UpdateNumbers, values: Float[np.ndarray, "side layer head token"], words: Callable[[np.ndarray], str]
+) -> ByChoice:
+    """For each head, what `words` says of its numbers at the tokens that have one."""
+
+    def told(side: int, layer: int, head: int) -> str:
+        found = values[side, layer, head]
+        found = found[np.isfinite(found)]
+        return f"L{view.layers[layer]}H{head}: {words(found)}" if found.size else _nothing(view, layer, head)
+
+    return ByChoice.texts(_OF_HEAD, values.shape[:3], told)
+
+
+def _about_magnitudes(magnitude: Float[np.ndarray, " token"]) -> str:
+    ends = f"from {magnitude.min():.2g} to {magnitude.max():.2g}"
+    return f"median {np.median(magnitude):.2g} over {magnitude.size} tokens, {ends}."
+
+
+def _about_orientations(orientation: Float[np.ndarray, " token"]) -> str:
+    median = signed(float(np.median(orientation)), ".3f")
+    against = f"{(orientation < 0).sum()} of {orientation.size} updates point against the stream (below 0)"
+    return f"median {median}; {against}."
+
+
+def _about_largest(
+    view: UpdateNumbers,
+    magnitude: Float[np.ndarray, "side layer head token"],
+    orientation: Float[np.ndarray, "side layer head token"],
+) -> ByChoice:
+    def told(side: int, layer: int, head: int) -> str:
+        values = np.nan_to_num(magnitude[side, layer, head])
+        if not values.any():
+            return _nothing(view, layer, head)
+        largest = int(values.argmax())
+        cosine = float(orientation[side, layer, head, largest])
+        return (
+            f"L{view.layers[layer]}H{head} is largest at token {largest} {quoted(view.tokens[largest])}: "
+            f"magnitude {values[largest]:.2g}, orientation {signed(cosine, '.3f')}."
+        )
+
+    return ByChoice.texts(_OF_HEAD, magnitude.shape[:3], told)
+
+
+def _about_marks(view: UpdateNumbers, magnitude: Float[np.ndarray, "side layer head token"]) -> ByChoice:
+    marks = marks_of(view.attended)
+
+    def told(side: int, layer: int) -> str:
+        parts = []
+        for code, style in enumerate(MARKS.values()):
+            values = magnitude[side, layer][marks[layer] == code]
+            values = values[values > 0]
+            if values.size:
+                parts.append(f"{np.median(values):.2g} at {style.label} ({values.size})")
+        if not parts:
+            return "No head has an update to show."
+        return f"Median magnitude over all heads of the layer, by where they attend most (points): {', '.join(parts)}."
+
+    return ByChoice.texts(("side", "layer"), magnitude.shape[:2], told)
+
+
+def _nothing(view: UpdateNumbers, layer: int, head: int) -> str:
+    return f"L{view.layers[layer]}H{head} has no update to show."

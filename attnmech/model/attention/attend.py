@@ -1,0 +1,422 @@
+"""The one place that computes the softmax: in blocks of rows, with edits and observers on the way.
+
+Every score, pattern and z that attnmech reports, edits or reduces comes from `attend`. Models reach it through
+transformers' attention interface, or through a module of ours that stands in for theirs
+(`attnmech.model.attention.replaced_attention`). The mask arrives as a rule (`MaskRule`) and is evaluated a block of
+rows at a time, so that no [query key] mask need exist.
+"""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any, Final
+
+import torch
+from einops import rearrange
+from jaxtyping import Bool, Float, Int
+from torch import Tensor, nn
+from transformers import AttentionInterface, AttentionMaskInterface
+
+from ...batch import Batch
+from ...errors import InputError, UnsupportedModelError
+from ...maths.relative import Relative
+from ...maths.scores import ScoreParts
+from ...maths.softmax import Attention, softmax_with_sink
+from ...points import full_name
+from ...results.mean_qk import MeanQK
+from ..parts.mask import MaskRule, mask_rule, rule_of
+from .applied import AppliedInLayer
+from .in_force import InForce
+from .observed import LayerAttention, RowBlock
+
+IMPLEMENTATION: Final = "attnmech"
+"""The name under which transformers finds `attend` (`config._attn_implementation`)."""
+
+_BLOCK_BYTES: Final = 8 * 2**20
+"""Rows are processed in blocks whose scores have roughly this size, so that they stay in the CPU's cache."""
+
+
+def attend(
+    q: Float[Tensor, "batch head query d_head"],
+    k: Float[Tensor, "batch kv_head key d_head"],
+    v: Float[Tensor, "batch kv_head key d_value"],
+    *,
+    scale: float,
+    mask: MaskRule,
+    site: "Site",
+    position: Float[Tensor, "#batch #head #query key"] | None = None,
+    softcap: float | None = None,
+    sink: Float[Tensor, " head"] | None = None,
+    relative: Relative | None = None,
+    weights: Callable[[Tensor, int], None] | None = None,
+) -> Float[Tensor, "batch query head d_value"]:
+    """Attention of one layer, block of rows by block of rows.
+
+    score_ij = scale · (q_i·k_j + q_i·K_p + k_j·Q_p) + position_ij, with tables K and Q of `relative` positions where
+    the model has them, soft-capped to c·tanh(score/c) where it does so, where the mask lets i see j, else the lowest
+    finite number; pattern_i = softmax_j(score_ij), with a sink as one more logit in the denominator;
+    z_i = Σ_j pattern_ij v_j. Query heads share keys and values in groups of head / kv_head. A row that sees no key
+    (padding on the left) comes out uniform, as in transformers' eager attention. From q and k on everything is
+    computed in float32 or, in a float64 model, in float64, and z is rounded to the model's precision.
+
+    `weights` is given each block of the pattern, after edits, and the number of keys. In a pass that begins after this
+    attention (`Part.z`), nothing of it is computed.
+    """
+    if (given := site.in_force.given_z(site.layer)) is not None:
+        return _visit_z(site, given)
+    site.in_force.hold_values(site.stack, site.layer, v)
+    notes = site.in_force.under_way.notes
+    terms = LayerAttention(site.stack, site.layer, scale, position, softcap, sink, notes, relative)
+    layer = _Layer.of(q, k, v, terms, mask, site, weights)
+    z = torch.cat([_attend_rows(layer, rows) for rows in layer.blocks()], dim=1)
+    return _visit_z(site, z, keep=weights is None)
+
+
+def _attend_rows(layer: "_Layer", rows: range) -> Float[Tensor, "batch row head d_value"]:
+    """z of a block of rows. Keys that none of them may see are left out, unless somebody asks for whole rows."""
+    keys = layer.keys(rows)
+    scores = layer.products(rows, keys)
+    scores = layer.with_terms_scaled(scores, rows)
+    scores = _soft_capped(scores, layer.terms.softcap)
+    scores = layer.masked(scores, rows, keys)
+    scores, removed = layer.without_removed(scores, rows)
+    attention = _softmax(scores, layer.terms.sink, layer.site, rows)
+    attention = layer.edited(attention, removed, rows)
+    z = layer.weighted_values(attention.pattern, keys)
+    layer.show(attention, rows, keys)
+    return z
+
+
+@dataclass(frozen=True)
+class _Layer:
+    """One layer's attention in one pass: queries, keys and values, what changes its rows, and who sees them."""
+
+    q: Float[Tensor, "batch head query d_head"]
+    k: Float[Tensor, "batch kv_head key d_head"]
+    v: Float[Tensor, "batch kv_head key d_value"]
+    terms: LayerAttention
+    mask: MaskRule
+    site: "Site"
+    weights: Callable[[Tensor, int], None] | None
+    changes: AppliedInLayer | None
+    added: Callable[[Tensor, slice], Tensor] | None
+    """Makes the products of queries and keys with the tables of relative positions."""
+    precision: torch.dtype
+    """That of z in the model."""
+
+    @classmethod
+    def of(
+        cls,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        terms: LayerAttention,
+        mask: MaskRule,
+        site: "Site",
+        weights: Callable[[Tensor, int], None] | None,
+    ) -> "_Layer":
+        """In float32 at least, after hooks on queries and keys."""
+        q, k = (_visit_by_position(site, name, value) for name, value in (("q_rot", q), ("k_rot", k)))
+        precision, wide = v.dtype, torch.promote_types(q.dtype, torch.float32)
+        q, k, v = q.to(wide), k.to(wide).contiguous(), v.to(wide).contiguous()
+        if terms.position is not None:
+            terms = replace(terms, position=terms.position.to(wide))
+        changes = site.in_force.applied_in(site.stack, site.layer)
+        added = None if terms.relative is None else terms.relative.added_to(k)
+        return cls(q, k, v, terms, mask, site, weights, changes, added, precision)
+
+    def blocks(self) -> Iterable[range]:
+        """The rows in blocks, or all at once where whole rows are asked for."""
+        return _row_blocks(self.q, self.mask, self.whole, self.gathers)
+
+    @cached_property
+    def whole(self) -> bool:
+        """Whether somebody asks for whole rows."""
+        asked = any(self.site.wants(name) for name in ("scores", "pattern"))
+        return asked or (self.changes is not None and self.changes.whole_rows)
+
+    @cached_property
+    def gathers(self) -> bool:
+        """Whether nothing but queries, keys and the mask makes the scores, so that any keys may be left out."""
+        terms = self.changes is None and self.terms.position is None and self.added is None
+        return terms and self.weights is None and not self.whole
+
+    @cached_property
+    def ledgers(self) -> dict[MeanQK | None, ScoreParts] | None:
+        """The terms of the scores, if some are changed."""
+        return None if self.changes is None else _terms_to_scale(self.changes, self.site, self.terms, self.mask)
+
+    @cached_property
+    def change_of_values(self) -> Float[Tensor, "batch head key d_value"] | None:
+        """How much the values that single heads read differ from v."""
+        if self.changes is None:
+            return None
+        return self.changes.change_of_values(self.v, self.q.shape[1], self.site.keys_batch)
+
+    def keys(self, rows: range) -> slice | Int[Tensor, " key"]:
+        """Which keys a block of rows is given: those up to the last that it sees, or fewer where it sees few."""
+        if self.gathers and (at := self.mask.gathered(rows)) is not None:
+            return at
+        return slice(self.k.shape[2] if self.whole else self.mask.span(rows).stop)
+
+    def products(self, rows: range, keys: slice | Tensor) -> Float[Tensor, "batch head row key"]:
+        """scale · (q·k + what relative positions add) + position."""
+        q, k, position = self.q[:, :, rows.start : rows.stop], self.k[:, :, keys], self.terms.position
+        here = None if position is None else _rows_of(position, rows)[..., : k.shape[2]]
+        scores = _scaled_products(q, k, self.terms.scale, here)
+        if self.added is None:
+            return scores
+        return scores + self.terms.scale * self.added(q, slice(rows.start, rows.stop))[..., : k.shape[2]]
+
+    def with_terms_scaled(self, scores: Tensor, rows: range) -> Tensor:
+        """The scores, with the terms changed that an intervention scales."""
+        if self.changes is not None and self.ledgers is not None:
+            self.changes.on_scores(scores, self.ledgers, rows)
+        return scores
+
+    def masked(self, scores: Tensor, rows: range, keys: slice | Tensor) -> Tensor:
+        """The lowest finite number where the mask hides a key; whole rows after what acts on the point `scores`."""
+        if not self.whole:
+            return _hide(scores, self.mask, rows, keys if isinstance(keys, Tensor) else None)
+        hidden = scores.masked_fill(~self.mask.visible(rows), torch.finfo(scores.dtype).min)
+        return self.site.visit("scores", hidden)
+
+    def without_removed(self, scores: Tensor, rows: range) -> tuple[Tensor, Bool[Tensor, "batch head row key"] | None]:
+        """The scores without the keys that interventions remove, and which these are."""
+        site = self.site
+        removed = None
+        if self.changes is not None:
+            removed = self.changes.removed(scores, site.queries_batch, site.keys_batch, self.mask, rows)
+        return scores if removed is None else scores.masked_fill(removed, torch.finfo(scores.dtype).min), removed
+
+    def edited(self, attention: Attention, removed: Tensor | None, rows: range) -> Attention:
+        """The attention after what acts on its pattern."""
+        site, pattern = self.site, attention.pattern
+        if self.changes is not None and self.changes.edits_pattern:
+            pattern = self.changes.on_pattern(pattern, removed, site.queries_batch, site.keys_batch, self.mask, rows)
+        if site.wants("pattern"):
+            visited = site.visit("pattern", pattern)
+            pattern = pattern if torch.equal(visited, pattern) else visited
+        return attention if pattern is attention.pattern else Attention(attention.scores, pattern, edited=True)
+
+    def weighted_values(self, pattern: Tensor, keys: slice | Tensor) -> Float[Tensor, "batch row head d_value"]:
+        """Σ_j pattern_ij v_j, in the model's precision."""
+        z, change = _weighted_values(pattern, self.v[:, :, keys]), self.change_of_values
+        z = z if change is None else z + pattern @ change[:, :, keys]
+        return z.to(self.precision).transpose(1, 2)
+
+    def show(self, attention: Attention, rows: range, keys: slice | Tensor) -> None:
+        """Shows the block to whoever watches the layer."""
+        if self.weights is not None:
+            self.weights(attention.pattern, self.k.shape[2])
+        now = self.site.in_force.under_way
+        index = now.watch.layers.get((self.site.stack, self.site.layer))
+        if index is None or not now.watch.rows:
+            return
+        block = RowBlock(
+            **vars(self.terms), index=index, rows=rows, batch=now.batch, q=self.q[:, :, rows.start : rows.stop],
+            k=self.k, v=self.v, mask=self.mask, attention=attention, values=now.values,
+            keys=keys if isinstance(keys, Tensor) else None,
+        )  # fmt: skip
+        for observe in now.watch.rows:
+            observe(block)
+
+
+def _soft_capped(scores: Tensor, softcap: float | None) -> Tensor:
+    return scores if softcap is None else softcap * torch.tanh(scores / softcap)
+
+
+def _hide(scores: Tensor, mask: MaskRule, rows: range, at: Tensor | None) -> Tensor:
+    """Puts the lowest finite number, in place, where the mask hides a key; `at` are the positions of gathered keys."""
+    lowest = torch.finfo(scores.dtype).min
+    if at is not None:
+        scores.masked_fill_(~mask.visible_at(rows, at), lowest)
+    else:
+        span, hidden = mask.hidden(rows)
+        scores[..., span.start :].masked_fill_(hidden, lowest)
+    return scores
+
+
+def _softmax(scores: Tensor, sink: Tensor | None, site: "Site", rows: range) -> Attention:
+    """The softmax of a block of rows, shown to the running certificate."""
+    pattern, at_sink = softmax_with_sink(scores, sink)
+    site.in_force.hold_rows(site.stack, site.layer, rows.start, pattern, at_sink)
+    return Attention(scores, pattern)
+
+
+def _visit_z(site: "Site", weighted: Tensor, *, keep: bool = False) -> Tensor:
+    """z, kept for passes that begin after it; with a gate, it is made only where W_O reads it."""
+    if site.gated:
+        site.in_force.note(ungated=weighted)
+        return weighted
+    if keep:
+        site.in_force.keep_z(site.layer, weighted)
+    z = site.in_force.visit(site.point("z"), site.layer, weighted)
+    site.in_force.hold_z(site.stack, site.layer, z)
+    return z
+
+
+def _terms_to_scale(
+    changes: AppliedInLayer, site: "Site", of_layer: LayerAttention, mask: MaskRule
+) -> dict[MeanQK | None, ScoreParts] | None:
+    """The ledgers of a layer in which interventions scale terms, computed from `attn_in` and the weights."""
+    if not changes.scales:
+        return None
+    in_force, layer = site.in_force, site.layer
+    for name in (site.point(each) for each in ("q", "k", "q_rot", "k_rot")):
+        if in_force.edits(name, layer):
+            raise InputError(
+                f"{changes.scales[0].intervention}: a hook at {name!r} {layer} changes its terms; remove that hook."
+            )
+        if in_force.under_way.gradients and in_force.under_way.keeps((name, layer)):
+            raise InputError(
+                f"{changes.scales[0].intervention}: its terms come from attn_in, so gradients at {name!r} {layer} "
+                "would miss them; ask for those at attn_in."
+            )
+    return changes.ledgers(of_layer, mask, in_force.under_way.batch)
+
+
+def _scaled_products(
+    q: Float[Tensor, "batch head row d_head"],
+    k: Float[Tensor, "batch kv_head key d_head"],
+    scale: float,
+    position: Float[Tensor, "#batch #head #row key"] | None,
+) -> Float[Tensor, "batch head row key"]:
+    """scale · q·k + position, with scale and a position that is the same in all rows inside the matrix product."""
+    batch, heads, rows, _ = q.shape
+    shared = heads // k.shape[1]
+    products = rearrange(q, "batch (kv shared) row d_head -> (batch kv) (shared row) d_head", shared=shared)
+    keys = rearrange(k, "batch kv key d_head -> (batch kv) d_head key")
+    if position is not None and position.shape[2] == 1 and shared == 1 and position.dtype == q.dtype:
+        start, position = position.expand(batch, heads, 1, -1).flatten(0, 1), None
+        scores = torch.baddbmm(start, products, keys, alpha=scale)
+    else:
+        scores = torch.baddbmm(q.new_zeros(1, 1, 1), products, keys, beta=0, alpha=scale)
+    scores = scores.view(batch, heads, rows, -1)
+    return scores if position is None else scores + position
+
+
+def _weighted_values(
+    pattern: Float[Tensor, "batch head row key"], v: Float[Tensor, "batch kv_head key d_value"]
+) -> Float[Tensor, "batch head row d_value"]:
+    """Σ_j pattern_ij v_j, with the heads that share keys and values in one matrix product."""
+    batch, heads, rows, _ = pattern.shape
+    shared = heads // v.shape[1]
+    grouped = rearrange(pattern, "batch (kv shared) row key -> (batch kv) (shared row) key", shared=shared)
+    return torch.bmm(grouped, v.flatten(0, 1)).view(batch, heads, rows, -1)
+
+
+def _visit_by_position(site: "Site", name: str, value: Tensor) -> Tensor:
+    if not site.wants(name):
+        return value
+    swapped = rearrange(value, "batch head position d_head -> batch position head d_head")
+    visited = site.in_force.visit(site.point(name), site.layer, swapped)
+    return rearrange(visited, "batch position head d_head -> batch head position d_head")
+
+
+def _rows_of(position: Tensor, rows: range) -> Tensor:
+    return position if position.shape[2] == 1 else position[:, :, rows.start : rows.stop]
+
+
+def _row_blocks(q: Tensor, mask: MaskRule, whole: bool, gathered: bool) -> Iterable[range]:
+    batch, heads, queries, _ = q.shape
+    cell_bytes = batch * heads * q.element_size()
+    return [range(queries)] if whole else mask.row_blocks(_BLOCK_BYTES // max(1, cell_bytes), gathered=gathered)
+
+
+@dataclass(frozen=True)
+class Site:
+    """The place of an attention module in the model: to whom it reports, and as which layer of which stack."""
+
+    in_force: InForce
+    layer: int
+    stack: str = ""
+    kv_heads: int = 0
+    """How many key-value heads the projections make; 0 if nothing expands them before the attention."""
+    gated: bool = False
+    """Whether z is made only after the attention, by a gate."""
+
+    def point(self, name: str) -> str:
+        """The full name of a point of this stack: "pattern", or "cross.pattern" if there are several."""
+        return full_name(self.stack, name)
+
+    def wants(self, name: str) -> bool:
+        """Whether anyone edits or captures a point of this layer."""
+        return self.in_force.wants(self.point(name), self.layer)
+
+    def visit(self, name: str, value: Tensor) -> Tensor:
+        """Passes a value that nobody else will change in place through a point of this layer."""
+        return self.in_force.visit(self.point(name), self.layer, value, owned=True)
+
+    @property
+    def queries_batch(self) -> Batch:
+        """The texts whose tokens are the queries."""
+        return self.in_force.under_way.batch.queries(self.stack)
+
+    @property
+    def keys_batch(self) -> Batch:
+        """The texts whose tokens are the keys."""
+        return self.in_force.under_way.batch.keys(self.stack)
+
+
+def attention_of_site(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Any,
+    scaling: float | None = None,
+    dropout: float = 0.0,
+    softcap: float | None = None,
+    s_aux: Tensor | None = None,
+    position_bias: Tensor | None = None,
+    **options: Any,
+) -> tuple[Tensor, None]:
+    """The function that transformers calls instead of its own attention; the arguments are transformers'."""
+    changes = {name for name in _CHANGES_THE_SCORES if options.get(name) is not None}
+    if changes:
+        raise UnsupportedModelError(
+            f"{type(module).__name__} asks its attention for {', '.join(sorted(changes))}, which attnmech does "
+            "not compute yet, so its scores would be wrong."
+        )
+    if dropout:
+        raise UnsupportedModelError(f"{type(module).__name__} drops attention at random although it is in eval mode.")
+    site: Site = module.attnmech_site  # type: ignore[assignment]
+    edited = site.in_force.under_way.notes.edited_key
+    key = key if edited is None else edited
+    scale = query.shape[-1] ** -0.5 if scaling is None else float(scaling)
+    if isinstance(attention_mask, MaskRule) and attention_mask.bias is not None:
+        position_bias = attention_mask.bias if position_bias is None else position_bias + attention_mask.bias
+    z = attend(
+        query,
+        unexpanded(key, site.kv_heads),
+        unexpanded(value, site.kv_heads),
+        scale=scale,
+        position=position_bias,
+        mask=rule_of(attention_mask, query.shape[2], key.shape[2], site.keys_batch),
+        site=site,
+        softcap=softcap,
+        sink=s_aux,
+    )
+    return z, None
+
+
+def unexpanded(
+    value: Float[Tensor, "batch head key d_head"], kv_heads: int
+) -> Float[Tensor, "batch kv_head key d_head"]:
+    """Keys or values as the projections made them, if the model has repeated each for its group of query heads.
+
+    Left as they are if the heads of a group differ: the certificate then finds that they are not repeated.
+    """
+    heads = value.shape[1]
+    if not 0 < kv_heads < heads or heads % kv_heads:
+        return value
+    groups = rearrange(value, "batch (kv group) key d_head -> batch kv group key d_head", kv=kv_heads)
+    first = groups[:, :, :1]
+    return first[:, :, 0] if torch.equal(first.expand_as(groups), groups) else value
+
+
+_CHANGES_THE_SCORES: Final = ("head_mask", "attn_bias", "alibi")
+
+AttentionInterface.register(IMPLEMENTATION, attention_of_site)
+AttentionMaskInterface.register(IMPLEMENTATION, mask_rule)

@@ -1,0 +1,193 @@
+"""Attention with tables of relative positions: how do DeBERTa and DeBERTa-v2 make them, and where are q, k and v?
+
+Both project the rows of one embedding of relative positions in every layer, to keys that queries are multiplied with
+(c2p) and to queries for the keys (p2c). Scores are divided by √(d_head · n), n = 1 + the number of such products.
+"""
+
+from typing import Any
+
+import torch
+from einops import rearrange
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from ...errors import UnsupportedModelError
+from ...maths.relative import Relative, log_bucket
+from ..parts.mask import rule_of
+from ..parts.weights import Separate, bias_of, matrix_of
+from .attend import attend
+from .replaced_attention import StandIn
+
+_OF_Q, _OF_K, _OF_V = range(3)
+
+
+class DisentangledAttention(StandIn):
+    """DeBERTa-v2 and -v3: distances in logarithmic buckets; the tables often by the projections of q and k."""
+
+    layout = Separate("query_proj", "key_proj", "value_proj")
+
+    def __init__(self, original: nn.Module) -> None:
+        super().__init__(original)
+        self.heads = int(original.num_attention_heads)  # type: ignore[arg-type]
+        d_head = int(original.attention_head_size)  # type: ignore[arg-type]
+        self.kinds = tuple(original.pos_att_type)  # type: ignore[arg-type]
+        self.scale = (d_head * self.products) ** -0.5
+        self.relative = bool(original.relative_attention)
+        self.span = self.span_of(original) if self.relative else 0
+        self.shares = bool(getattr(original, "share_att_key", False))
+
+    @property
+    def products(self) -> int:
+        """How many products are summed, as the model counts them."""
+        return 1 + len({"c2p", "p2c"}.intersection(self.kinds))
+
+    @staticmethod
+    def span_of(original: nn.Module) -> int:
+        """Half the number of rows of the embedding of relative positions."""
+        return int(original.pos_ebd_size)  # type: ignore[arg-type]
+
+    @property
+    def projections(self) -> tuple[nn.Module | None, nn.Module | None]:
+        """What makes keys, and queries, of relative positions; None of what is not added."""
+        return (
+            self._of_kinds("key_proj", "query_proj")
+            if self.shares
+            else self._of_kinds("pos_key_proj", "pos_query_proj")
+        )
+
+    def _of_kinds(self, keys: str, queries: str) -> tuple[nn.Module | None, nn.Module | None]:
+        found = [
+            self.get_submodule(name) if self.relative and kind in self.kinds else None
+            for kind, name in (("c2p", keys), ("p2c", queries))
+        ]
+        return found[0], found[1]
+
+    def forward(
+        self,
+        hidden_states: Tensor,
+        attention_mask: Tensor,
+        output_attentions: bool = False,
+        query_states: Tensor | None = None,
+        relative_pos: Tensor | None = None,
+        rel_embeddings: Tensor | None = None,
+    ) -> tuple[Tensor, None]:
+        """transformers' signature: z of all heads side by side, and no weights."""
+        if query_states is not None:
+            raise UnsupportedModelError("DeBERTa's decoding steps (z_steps above 1) are not supported; leave it at 0.")
+        q, k, v = self.project(hidden_states, self.heads, self.heads)
+        batch = self.attnmech_site.in_force.under_way.batch.keys(self.attnmech_site.stack)
+        z = attend(
+            q, k, v, scale=self.scale, position=None,
+            mask=rule_of(attention_mask.bool(), q.shape[2], k.shape[2], batch),
+            site=self.attnmech_site, relative=self._relative(relative_pos, rel_embeddings),
+        )  # fmt: skip
+        return rearrange(z, "batch position head d_head -> batch position (head d_head)"), None
+
+    def _relative(self, positions: Tensor | None, embedded: Tensor | None) -> Relative | None:
+        """The tables, of the distances in this pass."""
+        if not self.relative or positions is None or embedded is None or self.projections == (None, None):
+            return None
+        # The same along every diagonal: the first row and the first column hold all.
+        every = positions.reshape(positions.shape[-2:])
+        by_distance = torch.cat((every[0, 1:].flip(0), every[:, 0])).long()
+        rows = (by_distance + self.span).clamp(0, 2 * self.span - 1)
+        first, last = int(rows.min()), int(rows.max())
+        keys, queries = (
+            None if each is None else table_of(each, embedded[first : last + 1], self.heads)
+            for each in self.projections
+        )
+        here = torch.arange(len(every), device=rows.device)
+        return Relative(keys, queries, rows - first, len(every) - 1, here, here)
+
+
+class FirstDisentangledAttention(DisentangledAttention):
+    """DeBERTa: one projection makes q, k and v, without biases; those of q and v are added."""
+
+    layout = Separate("query", "key", "value")
+
+    def __init__(self, original: nn.Module) -> None:
+        super().__init__(original)
+        fused = self.get_submodule("in_proj")
+        q_bias, v_bias = (getattr(original, f"{name}_bias") for name in "qv")
+        self.query = _Part(fused, _OF_Q, self.heads, q_bias)
+        self.key = _Part(fused, _OF_K, self.heads, None)
+        self.value = _Part(fused, _OF_V, self.heads, v_bias)
+
+    @property
+    def products(self) -> int:
+        """How many products are summed, as the model counts them."""
+        return 1 + len(self.kinds)
+
+    @staticmethod
+    def span_of(original: nn.Module) -> int:
+        """Half the number of rows of the embedding of relative positions."""
+        return int(original.max_relative_positions)  # type: ignore[arg-type]
+
+    @property
+    def projections(self) -> tuple[nn.Module | None, nn.Module | None]:
+        """What makes keys, and queries, of relative positions; None of what is not added."""
+        return self._of_kinds("pos_proj", "pos_q_proj")
+
+
+class _Part(nn.Module):
+    """The columns of a projection, three for each head side by side, that make q, k or v."""
+
+    def __init__(self, fused: nn.Module, part: int, heads: int, bias: nn.Parameter | None) -> None:
+        super().__init__()
+        self.fused, self.part, self.heads = fused, part, heads
+        self.bias = bias
+
+    @property
+    def weight(self) -> Float[Tensor, "d_out d_in"]:
+        """The part of the fused matrix."""
+        by_part = rearrange(
+            matrix_of(self.fused), "d_in (head qkv d_head) -> qkv (head d_head) d_in", head=self.heads, qkv=3
+        )
+        return by_part[self.part]
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x W + b."""
+        return nn.functional.linear(x, self.weight, self.bias)
+
+
+def table_of(
+    projection: nn.Module, embedded: Float[Tensor, "place d_model"], heads: int
+) -> Float[Tensor, "head place d_head"]:
+    """Embedded relative positions, projected for each head; hooks on the projection are for tokens alone."""
+    made, bias = embedded @ matrix_of(projection).to(embedded), bias_of(projection)
+    made = made if bias is None else made + bias
+    return rearrange(made, "place (head d_head) -> head place d_head", head=heads)
+
+
+def row_of_distance(config: Any, distance: int) -> int:
+    """The row of the embedding of relative positions for a distance, in closed form."""
+    largest, buckets = _largest(config), _buckets(config)
+    place = log_bucket(distance, buckets, largest) if buckets else distance
+    span = buckets or largest
+    return min(max(place + span, 0), 2 * span - 1)
+
+
+def reach_of(config: Any) -> int:
+    """The largest distance up to which each has a row of its own."""
+    return _buckets(config) // 2 or _largest(config)
+
+
+def _largest(config: Any) -> int:
+    given: int = config.max_relative_positions
+    return given if given > 0 else int(config.max_position_embeddings)
+
+
+def _buckets(config: Any) -> int:
+    return max(0, getattr(config, "position_buckets", 0))
+
+
+def why_not(config: Any) -> str | None:
+    """What a DeBERTa does that is not supported; None if there is nothing."""
+    if getattr(config, "talking_head", False):
+        return "talking_head=True (heads mix their scores with each other, so no head has scores of its own)"
+    other = set(config.pos_att_type or ()) - {"c2p", "p2c"}
+    if other:
+        return f"{sorted(other)} in its pos_att_type (only c2p and p2c are)"
+    if getattr(config, "embedding_size", config.hidden_size) != config.hidden_size:
+        return "an embedding_size other than hidden_size (the embeddings are projected before the first block)"
+    return None

@@ -1,0 +1,362 @@
+"""What does a forward pass do at each point? Edit the value, keep it, or let it pass.
+
+Every activation point of every architecture is one call of `InForce.visit`, so edits, captures and gradients work alike
+everywhere. What is in force and the pass under way belong to the call, not to the model: they live in a context
+variable, so that threads and tasks with different edits can run one model side by side, and each gets what it would get
+alone. A new thread begins with nothing in force; `contextvars.copy_context().run` hands it the caller's edits.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, field, replace
+from types import MappingProxyType
+from typing import Any, TypeAlias
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from ...basics.arguments import dense
+from ...batch import Batch
+from ...errors import InputError, UnsupportedModelError
+from ...interventions import Intervention
+from ...points import PointKey, split_stack
+from .applied import Applied, AppliedByPoint, AppliedInLayer
+from .observed import LayerEnd, LayerObserver, Notes, RowObserver
+from .running import Balance, Kind
+
+Edit: TypeAlias = Callable[[Tensor], Tensor | None]
+"""A user's hook: takes the value at a point and returns another of the same shape, or None to keep it."""
+
+
+@dataclass(frozen=True)
+class Watch:
+    """Who observes a pass, and what they see."""
+
+    layers: Mapping[tuple[str, int], int] = field(default_factory=dict)
+    """(stack, layer) of the layers watched, each with its index among them."""
+    rows: Sequence[RowObserver] = ()
+    ends: Sequence[LayerObserver] = ()
+    points: frozenset[PointKey] = frozenset()
+    """The points passed to them, and freed when the layer ends."""
+
+
+@dataclass(frozen=True)
+class Part:
+    """Which blocks of a column a pass goes through; the others pass the stream on unchanged."""
+
+    start: int
+    stop: int
+    """The first block after them."""
+    stream: Float[Tensor, "batch position d_model"] | None = None
+    """The input of block `start`; None if that is block 0."""
+    keep: frozenset[int] = frozenset()
+    """The blocks whose incoming stream is kept, before hooks there; at the number of blocks, the last one's output."""
+    kept: dict[int, Float[Tensor, "batch position d_model"]] = field(default_factory=dict)
+    z: Float[Tensor, "batch position head d_value"] | None = None
+    """z of block `start`, before hooks there: its attention is then not computed."""
+    keep_z: frozenset[int] = frozenset()
+    """The blocks whose z is kept, before hooks there, where attention itself makes it (without a gate)."""
+    kept_z: dict[int, Float[Tensor, "batch position head d_value"]] = field(default_factory=dict)
+
+    def runs(self, block: int) -> bool:
+        """Whether the pass goes through a block."""
+        return self.start <= block < self.stop
+
+
+@dataclass
+class Pass:
+    """What one forward pass is to capture, and what it has captured so far."""
+
+    batch: Batch
+    captures: frozenset[PointKey] = frozenset()
+    watch: Watch = field(default_factory=Watch)
+    gradients: bool = False
+    """Whether the pass will be differentiated: captured values must then be part of its graph."""
+    part: Part | None = None
+    """Which blocks it goes through; None for all."""
+    values: dict[PointKey, Tensor] = field(default_factory=dict)
+    notes: Notes = field(default_factory=Notes)
+    """The notes of the current layer."""
+    reached: set[PointKey] = field(default_factory=set)
+    """The points that were passed to observers and freed."""
+    edits: Mapping[PointKey, Sequence[Edit]] = field(default_factory=dict)
+    """The hooks in force when it began."""
+    applied: AppliedByPoint = field(default_factory=AppliedByPoint)
+    """The interventions in force when it began."""
+    in_edit: bool = False
+    """Whether a hook is running."""
+    balance: Balance | None = None
+    """What is compared at its end; None in passes that prove the model itself."""
+    in_force: "InForce | None" = None
+    """The model that runs."""
+    outer: "Pass | None" = None
+    """The pass inside which this one runs, of this model or another."""
+
+    def keeps(self, key: PointKey) -> bool:
+        """Whether to keep this point's value, temporarily or permanently."""
+        return key in self.captures or key in self.watch.points
+
+    @property
+    def skipped(self) -> tuple[str, ...]:
+        """What the running certificate could not check in it, and why."""
+        return () if self.balance is None else tuple(self.balance.skipped)
+
+
+@dataclass
+class _Block:
+    """What one `with` block applies."""
+
+    edits: Sequence[tuple[PointKey, Edit]] = ()
+    changes: Sequence[Applied] = ()
+    unchecked: bool = False
+    open: bool = True
+    """False once the `with` block has ended, in any context."""
+
+
+_in_force: ContextVar[Mapping["InForce", tuple[_Block, ...]]] = ContextVar("in force", default=MappingProxyType({}))
+"""One variable for all models, since a context keeps variables forever; models with nothing active are absent."""
+_under_way: ContextVar[Pass | None] = ContextVar("under way", default=None)
+"""The innermost pass: while a module of a model runs, that model's."""
+
+
+class InForce:
+    """The edits and interventions in force and the pass under way, each in the context of its call."""
+
+    # -- what is in force ------------------------------------------------------------------------------------
+
+    def _open(self) -> tuple[_Block, ...]:
+        return tuple(block for block in _in_force.get().get(self, ()) if block.open)
+
+    def _become(self, blocks: tuple[_Block, ...]) -> None:
+        others = {in_force: held for in_force, held in _in_force.get().items() if in_force is not self}
+        _in_force.set({**others, self: blocks} if blocks else others)
+
+    @property
+    def edit_functions(self) -> tuple[tuple[PointKey, Edit], ...]:
+        """The hooks in force, each with its point, in the order in which they apply."""
+        return tuple(entry for block in self._open() for entry in block.edits)
+
+    @property
+    def interventions(self) -> tuple[Intervention, ...]:
+        """The interventions in force, in the order in which they were given."""
+        return tuple(change.intervention for block in self._open() for change in block.changes)
+
+    @property
+    def edited(self) -> tuple[str, ...]:
+        """The points at which edits are in force, "pattern 3", and the interventions, "z of L3H5 becomes 0"."""
+        keys = sorted({key for key, _ in self.edit_functions}, key=str)
+        points = (name if layer is None else f"{name} {layer}" for name, layer in keys)
+        return (*points, *self._applied_now().names)
+
+    def _applied_now(self) -> AppliedByPoint:
+        return AppliedByPoint.of([change for block in self._open() for change in block.changes])
+
+    def editing(self, edits: Sequence[tuple[PointKey, Edit]]) -> AbstractContextManager[None]:
+        """Adds edits after those already active; however the block ends, they are gone afterwards.
+
+        Each block takes away its own, in whatever order blocks end.
+        """
+        return self._in_force(_Block(edits=tuple(edits)))
+
+    def applying(self, changes: Sequence[Applied]) -> AbstractContextManager[None]:
+        """Adds interventions after those already active; however the block ends, they are gone afterwards."""
+        return self._in_force(_Block(changes=tuple(changes)))
+
+    def unchecked(self) -> AbstractContextManager[None]:
+        """Switches the running certificate off for the passes inside, which must show what a model does wrong."""
+        return self._in_force(_Block(unchecked=True))
+
+    @property
+    def checks(self) -> bool:
+        """Whether passes are checked by the running certificate."""
+        return not any(block.unchecked for block in self._open())
+
+    @contextmanager
+    def _in_force(self, block: _Block) -> Iterator[None]:
+        try:
+            self._become((*self._open(), block))
+            yield
+        finally:
+            block.open = False
+            self._become(self._open())
+
+    # -- the pass under way ----------------------------------------------------------------------------------
+
+    @property
+    def running(self) -> bool:
+        """Whether a pass of this model is under way."""
+        return any(each.in_force is self for each in _passes())
+
+    @property
+    def under_way(self) -> Pass:
+        """The current pass."""
+        now = _under_way.get()
+        assert now is not None
+        return now
+
+    @contextmanager
+    def recording(self, wanted: Pass) -> Iterator[Pass]:
+        """Makes `wanted` the current pass, with what is active; however the block ends, the previous one returns."""
+        if any(each.in_force is self and each.in_edit for each in _passes()):
+            raise InputError("a hook cannot run the model that it is a hook of; run it before, and use the result.")
+        wanted.in_force, wanted.outer = self, _under_way.get()
+        edits: dict[PointKey, list[Edit]] = {}
+        for key, edit in self.edit_functions:
+            edits.setdefault(key, []).append(edit)
+        wanted.edits, wanted.applied = edits, self._applied_now()
+        try:
+            _under_way.set(wanted)
+            yield wanted
+        finally:
+            _under_way.set(wanted.outer)
+
+    def passes_by(self, block: int) -> bool:
+        """Whether the pass skips a block."""
+        part = self.under_way.part
+        return part is not None and not part.runs(block)
+
+    def given_z(self, layer: int) -> Tensor | None:
+        """z of a layer whose attention the pass leaves out."""
+        part = self.under_way.part
+        return part.z if part is not None and layer == part.start else None
+
+    def keep_z(self, layer: int, z: Tensor) -> None:
+        """Keeps z for passes that begin after the attention of this layer."""
+        part = self.under_way.part
+        if part is not None and layer in part.keep_z:
+            part.kept_z[layer] = z.detach().clone()
+
+    def applied_in(self, stack: str, layer: int) -> AppliedInLayer | None:
+        """The interventions inside the attention of a layer."""
+        return self.under_way.applied.in_attention.get((stack, layer))
+
+    def scales_in(self, stack: str, layer: int) -> bool:
+        """Whether terms of the layer's scores are changed."""
+        changes = self.applied_in(stack, layer)
+        return changes is not None and bool(changes.scales)
+
+    def wants(self, name: str, layer: int | None) -> bool:
+        """Whether anyone edits or captures this point."""
+        return self.edits(name, layer) or self.under_way.keeps((name, layer))
+
+    def edits(self, name: str, layer: int | None) -> bool:
+        """Whether anyone changes this point."""
+        here, now = (name, layer), self.under_way
+        return here in now.edits or here in now.applied.at_points
+
+    def visit(self, name: str, layer: int | None, value: Tensor, *, owned: bool = False) -> Tensor:
+        """Passes a value through the interventions and edits at its point, keeps it if wanted, and returns it.
+
+        `owned` says that nobody else will change this tensor in place; all others are copied when kept.
+        """
+        key, now = (name, layer), self.under_way
+        if changes := now.applied.at_points.get(key):
+            value = value.clone()
+            for change in changes:
+                assert layer is not None
+                change.at_point(value, layer, now.batch)
+        for edit in now.edits.get(key, ()):
+            value = _applied(edit, key, value, now)
+        if not now.keeps(key):
+            return value
+        if key in now.values or key in now.reached:
+            raise UnsupportedModelError(
+                f"point {_shown(key)} was reached twice in one forward pass: this model uses a module in two places, "
+                "so its activations have no single meaning."
+            )
+        if now.gradients:
+            # A separate tensor, so that the derivative is that of this point alone (in BERT attn_in is the stream
+            # itself), and a copy to continue with, which the model may change in place (Falcon does).
+            now.values[key] = value if owned else value.clone()
+            return value if owned else now.values[key].clone()
+        now.values[key] = value if owned else value.detach().clone()
+        return value
+
+    def hold(self, kind: Kind, stack: str, layer: int, value: Tensor) -> None:
+        """Shows a quantity to the running certificate."""
+        if (balance := self.under_way.balance) is not None:
+            balance.hold(kind, stack, layer, value)
+
+    def hold_rows(self, stack: str, layer: int, first: int, pattern: Tensor, at_sink: Tensor | None) -> None:
+        """Shows a block of rows, before edits, to the running certificate."""
+        if (balance := self.under_way.balance) is not None:
+            balance.hold_rows(stack, layer, first, pattern, at_sink)
+
+    def compares_values(self, layer: int) -> bool:
+        """Whether the running certificate compares the v of a layer with what attention is given."""
+        return self.under_way.balance is not None and self.given_z(layer) is None
+
+    def hold_made(self, stack: str, layer: int, v: Tensor) -> None:
+        """Shows v as the projection made it, after edits, to the running certificate."""
+        if (balance := self.under_way.balance) is not None:
+            balance.hold_made(stack, layer, v)
+
+    def hold_values(self, stack: str, layer: int, v: Tensor) -> None:
+        """Shows v as attention is given it to the running certificate."""
+        if (balance := self.under_way.balance) is not None:
+            balance.hold_values(stack, layer, v)
+
+    def hold_z(self, stack: str, layer: int, z: Tensor) -> None:
+        """Shows z to the running certificate."""
+        if (balance := self.under_way.balance) is not None:
+            balance.hold_z(stack, layer, z)
+
+    def note(self, **found: Any) -> None:
+        """Adds to the notes on the current layer."""
+        now = self.under_way
+        now.notes = replace(now.notes, **found)
+
+    def begin_layer(self) -> None:
+        """Forgets the notes on the previous layer."""
+        self.under_way.notes = Notes()
+
+    def end_layer(self, stack: str, layer: int) -> None:
+        """Shows the layer to its observers, then frees what was kept only for them."""
+        now = self.under_way
+        if (stack, layer) not in now.watch.layers:
+            return
+        end = LayerEnd(stack, layer, now.watch.layers[stack, layer], now.batch, now.values, now.notes)
+        for observe in now.watch.ends:
+            observe(end)
+        for key in now.watch.points - now.captures:
+            if key[1] == layer and split_stack(key[0])[0] == stack and now.values.pop(key, None) is not None:
+                now.reached.add(key)
+
+
+def _passes() -> Iterator[Pass]:
+    """The running passes, innermost first."""
+    now = _under_way.get()
+    while now is not None:
+        yield now
+        now = now.outer
+
+
+def _applied(edit: Edit, key: PointKey, value: Tensor, now: Pass) -> Tensor:
+    # A copy, so that an in-place edit changes only this point and nothing that shares its memory.
+    given = value.clone()
+    try:
+        now.in_edit = True
+        edited = edit(given)
+    finally:
+        now.in_edit = False
+    if edited is None:
+        return given
+    if not isinstance(edited, torch.Tensor):
+        raise InputError(
+            f"the hook at {_shown(key)} must return a tensor, or None to keep the value; it returned "
+            f"{type(edited).__name__}."
+        )
+    if edited.shape != value.shape:
+        raise InputError(
+            f"the hook at {_shown(key)} must keep the shape {tuple(value.shape)}; it returned {tuple(edited.shape)}."
+        )
+    if dense(f"what the hook at {_shown(key)} returns", edited).is_complex():
+        raise InputError(f"the hook at {_shown(key)} must return real numbers; it returned {edited.dtype}.")
+    return edited.to(value)
+
+
+def _shown(key: PointKey) -> str:
+    name, layer = key
+    return repr(name) if layer is None else repr((name, layer))

@@ -1,0 +1,303 @@
+"""Attention within a window, and of a few global tokens with projections of their own (Longformer, LED's encoder).
+
+A global token attends to every token through W_Q, W_K and W_V of its own, and every token attends to it. The heads of
+such a layer have two halves: d_head is twice as long, first what the local projections make and then what the global
+ones make, of queries, keys and values alike. A row's query is 0 in the half that it does not use, and so is its z:
+
+    score_ij = scale · (m_i ⊙ q_i)·k_j,   z_i = m_i ⊙ Σ_j pattern_ij v_j,   m_i = (1, 0) or, of a global token, (0, 1)
+
+so that one softmax, one ledger and one W_O, which is applied to the sum of the halves, are exact for both kinds of
+rows.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
+from itertools import groupby
+from typing import Any
+
+import torch
+from einops import rearrange, repeat
+from jaxtyping import Bool, Float, Int
+from torch import Tensor, nn
+from transformers.models.longformer.modeling_longformer import LongformerBaseModelOutputWithPooling
+
+from ...batch import Batch
+from ...errors import InputError
+from ...maths.norms import FrozenNorm
+from ..parts.mask import MaskRule
+from ..parts.weights import Separate, as_stored
+from .attend import attend
+from .replaced_attention import StandIn
+
+GLOBAL_MASK = "global_attention_mask"
+"""transformers' name for the input that says which tokens are global: 1 there, else 0."""
+
+
+@dataclass(frozen=True)
+class WindowRule(MaskRule):
+    """The keys up to `reach` tokens before and after each query, the global tokens, and all keys for these."""
+
+    reach: int = 0
+    is_global: Bool[Tensor, "batch position"] | None = None
+
+    @classmethod
+    def of(cls, real: Bool[Tensor, "batch position"], is_global: Bool[Tensor, "batch position"] | None) -> "WindowRule":
+        """The rule of a batch, before any layer says how far its rows reach."""
+        texts, length = real.shape
+        chosen = None if is_global is None else is_global & real
+        chosen = None if chosen is None or not bool(chosen.any()) else chosen
+        return cls(texts, length, length, 0, 0, _everything, real, real.device, is_global=chosen)
+
+    @classmethod
+    def of_masks(cls, ids: Tensor, attention_mask: Tensor | None, global_attention_mask: Tensor | None) -> "WindowRule":
+        """The rule of a batch, from the masks that transformers' models are given."""
+        real = torch.ones_like(ids) if attention_mask is None else attention_mask
+        return cls.of(real.bool(), None if global_attention_mask is None else global_attention_mask.bool())
+
+    def reaching(self, reach: int) -> "WindowRule":
+        """The rule of a layer, the same for all layers that reach as far."""
+
+        def allows(text: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
+            near = (query - key).abs() <= reach
+            if self.is_global is None:
+                return near
+            return near | self.is_global[text, query] | self.is_global[text, key]
+
+        return self.once(("reaching", reach), lambda: replace(self, allows=allows, reach=reach, _known={}))
+
+    def row_blocks(self, cells: int, *, gathered: bool) -> Iterator[range]:
+        """Blocks of local rows, as large as the keys that they reach allow, and blocks of rows global in some text."""
+        if not gathered:
+            yield from super().row_blocks(cells, gathered=False)
+            return
+        for run in self._runs():
+            if run.start in self._global_rows:
+                step = cells // self.keys
+            else:
+                # A block of n rows has n + width keys.
+                width = 2 * self.reach + len(self._global_rows)
+                step = int(((width / 2) ** 2 + cells) ** 0.5 - width / 2)
+            for start in range(run.start, run.stop, max(16, step)):
+                yield range(start, min(run.stop, start + max(16, step)))
+
+    def gathered(self, rows: range) -> Int[Tensor, " key"] | None:
+        """The keys that rows of one block reach, and the global ones; None where that is most of all keys."""
+        return self.once(("gathered", rows), lambda: self._reached(rows))
+
+    def _reached(self, rows: range) -> Int[Tensor, " key"] | None:
+        if rows.start in self._global_rows:
+            return None
+        reached = range(max(0, rows.start - self.reach), min(self.keys, rows.stop + self.reach))
+        keys = sorted({*reached, *self._global_rows})
+        return torch.tensor(keys, device=self.device) if 2 * len(keys) <= self.keys else None
+
+    def visible_at(self, rows: range, keys: Int[Tensor, " key"] | None) -> Bool[Tensor, "batch 1 row key"]:
+        """`visible` at some keys; None: at all."""
+        if keys is None:
+            return self.visible(rows)
+        assert self.padding is not None
+        row = torch.arange(rows.start, rows.stop, device=self.device)[:, None]
+        seen = ((row - keys).abs() <= self.reach).expand(self.batch, -1, -1)
+        if self.is_global is not None:
+            seen = seen | self.is_global[:, row] | self.is_global[:, None, keys]
+        return (seen & self.padding[:, None, keys])[:, None]
+
+    @cached_property
+    def _global_rows(self) -> frozenset[int]:
+        """The positions that are global in some text."""
+        if self.is_global is None:
+            return frozenset()
+        return frozenset(self.is_global.any(dim=0).nonzero()[:, 0].tolist())
+
+    def _runs(self) -> Iterator[range]:
+        """Runs of rows of one kind, local or global."""
+        for _, run in groupby(range(self.queries), self._global_rows.__contains__):
+            places = list(run)
+            yield range(places[0], places[-1] + 1)
+
+
+def _everything(text: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
+    return key >= 0
+
+
+class Halves(nn.Module):
+    """Two projections of the same input as one: of each head, what the first makes and then what the second makes."""
+
+    def __init__(self, first: nn.Module, second: nn.Module, heads: int) -> None:
+        super().__init__()
+        self.first, self.second, self.heads = first, second, heads
+
+    def forward(self, x: Float[Tensor, "*places d_model"]) -> Float[Tensor, "*places features"]:
+        """Both outputs, head by head."""
+        return self._by_head(self.first(x), self.second(x))
+
+    def as_used(self, name: str) -> Tensor | None:
+        """The weight or the bias that this projection has."""
+        parts = [as_stored(part, name) for part in (self.first, self.second)]
+        if any(part is None for part in parts):
+            return None
+        return rearrange(parts, "half (head d) ... -> (head half d) ...", head=self.heads)
+
+    def _by_head(self, *parts: Tensor) -> Tensor:
+        return rearrange(list(parts), "half ... (head d) -> ... (head half d)", head=self.heads)
+
+
+def read_both_halves(out: nn.Module, heads: int) -> None:
+    """Applies W_O to the sum of the halves of each head's z: as a matrix, the weight once for each half."""
+    of_sum = out.forward
+
+    def as_used(name: str) -> Tensor | None:
+        value = as_stored(out, name)
+        if name == "bias" or value is None:
+            return value
+        return repeat(value, "d_model (head d) -> d_model (head half d)", head=heads, half=2)
+
+    out.as_used = as_used  # type: ignore[assignment]
+    out.forward = lambda z: of_sum(sum_of_halves(z, heads))
+
+
+def sum_of_halves(z: Float[Tensor, "*places features"], heads: int) -> Float[Tensor, "*places half_features"]:
+    """What the model's own W_O reads: the sum of the halves of each head's z, of which one is 0."""
+    halves: Tensor = rearrange(z, "... (head half d) -> half ... (head d)", head=heads, half=2)
+    return halves[0] + halves[1]
+
+
+def local_half(value: Float[Tensor, "*places d_head"], mask: MaskRule) -> Float[Tensor, "*places some_d_head"]:
+    """Queries or keys as local tokens use them; all of them in a model without global tokens.
+
+    Raises `InputError` for texts with global tokens, which use another half.
+    """
+    if not isinstance(mask, WindowRule):
+        return value
+    if mask.is_global is not None:
+        raise InputError(
+            "one space of queries and keys needs one set of projections, but global tokens have their own; give texts "
+            f'without global tokens: {{"input_ids": ..., "{GLOBAL_MASK}": zeros}}.'
+        )
+    return value[..., : value.shape[-1] // 2]
+
+
+class LongformerAttention(StandIn):
+    """Longformer, and LED's encoder: a window, and global tokens."""
+
+    layout = Separate("both_query", "both_key", "both_value")
+
+    def __init__(self, original: nn.Module) -> None:
+        super().__init__(original)
+        self.d_half = int(original.head_dim)  # type: ignore[arg-type]
+        self.reach = int(original.one_sided_attn_window_size)  # type: ignore[arg-type]
+
+    def forward(self, hidden_states: Tensor, attention_mask: WindowRule, **_: Any) -> tuple[Tensor]:
+        """transformers' signature: z of all heads."""
+        q, k, v = self.project(hidden_states, self.heads, self.heads)
+        used = halves_used(attention_mask, self.d_half).to(q.dtype)
+        by_head = used[:, :, None].expand(-1, -1, self.heads, -1)
+        whole, in_force = by_head.new_ones(1).expand_as(by_head), self.attnmech_site.in_force
+        # The gate is a constant, whose gradient somebody may ask for.
+        gate = by_head.clone().requires_grad_() if in_force.under_way.gradients else by_head
+        in_force.note(
+            query_norm=FrozenNorm(by_head, centred=False), key_norm=FrozenNorm(whole, centred=False), gate=gate
+        )
+        z = attend(
+            q * used[:, None], k, v, scale=self.d_half**-0.5, position=None,
+            mask=attention_mask.reaching(self.reach), site=self.attnmech_site,
+        )  # fmt: skip
+        return (rearrange(z * by_head, "batch position head d_head -> batch position (head d_head)"),)
+
+
+def halves_used(rule: WindowRule, d_half: int) -> Float[Tensor, "batch position d_head"]:
+    """m: 1 in the half that a row uses, 0 in the other; 0 in both at padding."""
+    assert rule.padding is not None
+    chosen = torch.zeros_like(rule.padding) if rule.is_global is None else rule.is_global
+    both = torch.stack((rule.padding & ~chosen, rule.padding & chosen), dim=-1)
+    return repeat(both.float(), "batch position half -> batch position (half d)", d=d_half)
+
+
+def halves_of(batch: Batch, like: Float[Tensor, "batch position head d_head"]) -> Tensor:
+    """m of a batch, from the tokens that it says are global: with the axes of q and z."""
+    used = like.new_zeros(*batch.mask.shape, 2, like.shape[-1] // 2)
+    for text, row in enumerate(global_tokens(batch)):
+        for position in batch.mask[text].nonzero()[:, 0].tolist():
+            used[text, position, int(row[position])] = 1
+    return used.flatten(2)[:, :, None].expand_as(like)
+
+
+def global_tokens(batch: Batch) -> Bool[Tensor, "batch position"]:
+    """Which tokens of a batch are global."""
+    given = batch.extra.get(GLOBAL_MASK)
+    if given is None:
+        return torch.zeros_like(batch.mask)
+    return given.bool().expand_as(batch.mask) & batch.mask
+
+
+def globals_by_default(model: nn.Module) -> Callable[[Batch], Bool[Tensor, "batch position"]]:
+    """Which tokens transformers makes global in a model of this class: the first of a text to classify, or none."""
+    if type(model).__name__.endswith("ForSequenceClassification"):
+        return lambda batch: torch.arange(batch.ids.shape[1], device=batch.ids.device).expand_as(batch.ids) == 0
+    return lambda batch: torch.zeros_like(batch.mask)
+
+
+def with_halves(base: nn.Module) -> None:
+    """Gives each attention of a Longformer its projections of both halves, and the texts as they are.
+
+    transformers pads each text to a multiple of the window, which our attention does not need, and makes a mask
+    [query, key] of which it keeps one row.
+    """
+    layers: Any = base.encoder.layer  # type: ignore[union-attr]
+    for layer in layers:
+        halve(layer.attention.self, layer.attention.output.dense)
+    base.forward = partial(_run, base)
+
+
+def halve(attention: Any, out: nn.Module) -> None:
+    """Gives one attention its projections of both halves, and its W_O their sum."""
+    for name in ("query", "key", "value"):
+        pair = attention.get_submodule(name), attention.get_submodule(f"{name}_global")
+        attention.add_module(f"both_{name}", Halves(*pair, attention.num_heads))
+    read_both_halves(out, attention.num_heads)
+
+
+def _run(
+    base: Any,
+    input_ids: Tensor,
+    attention_mask: Tensor | None = None,
+    global_attention_mask: Tensor | None = None,
+    token_type_ids: Tensor | None = None,
+    position_ids: Tensor | None = None,
+    **_: Any,
+) -> LongformerBaseModelOutputWithPooling:
+    """transformers' `LongformerModel.forward`."""
+    rule = WindowRule.of_masks(input_ids, attention_mask, global_attention_mask)
+    x = base.embeddings(input_ids=input_ids, position_ids=position_ids, token_type_ids=token_type_ids)
+    for layer in base.encoder.layer:
+        x = layer(x, attention_mask=rule)[0]
+    pooled = None if base.pooler is None else base.pooler(x)
+    return LongformerBaseModelOutputWithPooling(last_hidden_state=x, pooler_output=pooled)
+
+
+def patterns_of(
+    bands: Sequence[Tensor], global_rows: Sequence[Tensor] | None, batch: Batch, windows: Sequence[int]
+) -> list[Float[Tensor, "batch head query key"]]:
+    """transformers' patterns over all keys, from its bands, its columns of global keys and its rows of global tokens.
+
+    A local row has first the global tokens of its text, then the window from the leftmost key to the rightmost.
+    """
+    chosen = global_tokens(batch)
+    most = int(chosen.sum(dim=1).max())
+    found = []
+    for layer, (band, window) in enumerate(zip(bands, windows, strict=True)):
+        rows = band.shape[2]
+        whole = band.new_zeros(*band.shape[:2], rows, rows + window)
+        at = torch.arange(rows, device=band.device)
+        for offset in range(window + 1):
+            whole[:, :, at, at + offset] = band[..., most + offset]
+        whole = whole[..., window // 2 : window // 2 + rows]
+        for text, places in enumerate(chosen):
+            keys = places.nonzero()[:, 0]
+            # A global key in the window is counted among the global ones alone.
+            whole[text][..., keys] = band[text, :, :, : len(keys)]
+            if len(keys) and global_rows is not None:
+                whole[text][:, keys] = global_rows[layer][text][:, :rows, : len(keys)].transpose(1, 2)
+        found.append(whole)
+    return found

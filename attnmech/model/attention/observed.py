@@ -1,0 +1,189 @@
+"""What do observers see of a pass? Its blocks of rows in turn, and each layer when it is finished."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import TypeAlias
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from ...batch import Batch
+from ...maths.norms import FrozenNorm
+from ...maths.relative import Relative
+from ...maths.softmax import Attention, Top
+from ...points import PointKey, full_name
+from ..parts.mask import MaskRule
+
+
+@dataclass(frozen=True)
+class Notes:
+    """What a layer did to its queries and keys between their projections and the score."""
+
+    rotary: tuple[Tensor, Tensor] | None = None
+    """Cosine and sine tables, `[batch position d_rotary]`."""
+    query_norm: FrozenNorm | None = None
+    """The norm of the queries, frozen at what it did to them; its multiplier is `[batch position head d_head]`."""
+    key_norm: FrozenNorm | None = None
+    gate: Tensor | None = None
+    """What the pattern-weighted sum of v is multiplied by, `[batch position head d_value]`."""
+    ungated: Tensor | None = None
+    """That sum, in a layer with a gate."""
+    key_input: Tensor | None = None
+    """The input of keys and values, if that is another stack's stream (cross-attention)."""
+    value_input: Tensor | None = None
+    """The input of values, if that is not the input of keys (`nn.MultiheadAttention`)."""
+    further_keys: Tensor | None = None
+    """Keys that are no tokens and come after them, `[batch head key d_head]`; with their values."""
+    further_values: Tensor | None = None
+    latent: Tensor | None = None
+    """What keys and values are expanded from, in a layer with latents."""
+    query_latent: Tensor | None = None
+    """What queries are expanded from, if that is not `attn_in`."""
+    shared: Tensor | None = None
+    """The output of the projection that makes the latent and the part of the keys that heads share."""
+    edited_key: Tensor | None = None
+    """What scores use as keys, `[batch kv_head position d_head]`, if the keys of a layer with latents were edited."""
+    before_mlp: Tensor | None = None
+    """The stream that the MLP adds to, in a post-norm decoder."""
+    mlp_part: Tensor | None = None
+    """What is added to the output of the last of several modules that are the MLP together."""
+    attn_in: Tensor | None = None
+    """The point `attn_in`; noted if a term of the scores is changed."""
+
+    def inputs(self, attn_in: Float[Tensor, "batch position d_model"]) -> tuple[Tensor, Tensor, Tensor]:
+        """What W_Q, W_K and W_V are applied to (see `AttentionWeights`), in the precision of the `attn_in` given."""
+        query = attn_in if self.query_latent is None else self.query_latent.to(attn_in)
+        if self.latent is not None:
+            latent = self.latent.to(attn_in)
+            return query, torch.cat((latent, attn_in), dim=-1), latent
+        key = attn_in if self.key_input is None else self.key_input.to(attn_in)
+        return query, key, key if self.value_input is None else self.value_input.to(attn_in)
+
+
+class Points:
+    """The points of one layer that a pass holds, by their own names: `block["resid_pre"]`."""
+
+    stack: str
+    layer: int
+    values: Mapping[PointKey, Tensor]
+
+    def __getitem__(self, name: str) -> Tensor:
+        return self.values[full_name(self.stack, name), self.layer]
+
+    def __contains__(self, name: str) -> bool:
+        return (full_name(self.stack, name), self.layer) in self.values
+
+
+@dataclass(frozen=True)
+class LayerAttention:
+    """What the scores of a layer depend on, besides queries and keys."""
+
+    stack: str
+    layer: int
+    scale: float
+    position: Float[Tensor, "#batch #head #query key"] | None
+    softcap: float | None
+    sink: Float[Tensor, " head"] | None
+    notes: Notes
+    relative: Relative | None = None
+
+
+@dataclass(frozen=True)
+class RowBlock(Points):
+    """What an observer sees of one layer: a block of rows, with everything behind it.
+
+    `q`, `scores`, `pattern` and `visible` cover the block's rows and the keys up to the last that one of these rows can
+    see; `k`, `v`, `position` and `mask` cover the layer. All are in float32 at least. Scores and pattern are what the
+    model continues with, after edits; hidden cells of `scores` hold the lowest finite number. Requested points are
+    available by name, as far as the layer has got: `block["resid_pre"]`. Copy views of a block's tensors to keep them.
+
+    Where rows see few keys (a window), the model computes these alone: `attention` holds them, at the positions `keys`,
+    and `scores` and `pattern` are filled up when they are asked for.
+    """
+
+    stack: str
+    """The label of the stack, empty where the model has one."""
+    layer: int
+    index: int
+    """The place of this layer among those watched."""
+    rows: range
+    batch: Batch
+    q: Float[Tensor, "batch head row d_head"]
+    k: Float[Tensor, "batch kv_head all_keys d_head"]
+    v: Float[Tensor, "batch kv_head all_keys d_value"]
+    scale: float
+    position: Float[Tensor, "#batch #head #query all_keys"] | None
+    """The model's own position term; None if its scores have none."""
+    mask: MaskRule
+    softcap: float | None
+    sink: Float[Tensor, " head"] | None
+    notes: Notes
+    """Rotary tables and norm scales of this layer's queries and keys."""
+    attention: Attention
+    """The scores and the probabilities as the model computes them, without hidden keys where `keys` says so."""
+    values: Mapping[PointKey, Tensor]
+    relative: Relative | None = None
+    """Tables of relative positions that queries and keys are multiplied with (DeBERTa); None if there are none."""
+    keys: Int[Tensor, " key"] | None = None
+    """The positions of the keys of `attention`, in order; None: all from 0 on."""
+
+    @cached_property
+    def scores(self) -> Float[Tensor, "batch head row key"]:
+        """The scores, the lowest finite number at hidden keys."""
+        return self._filled(self.attention.scores, torch.finfo(self.attention.scores.dtype).min)
+
+    @cached_property
+    def pattern(self) -> Float[Tensor, "batch head row key"]:
+        """The attention probabilities."""
+        return self._filled(self.attention.pattern, 0.0)
+
+    def _filled(self, values: Tensor, hidden: float) -> Tensor:
+        if self.keys is None:
+            return values
+        width = int(self.keys[-1]) + 1
+        return values.new_full((*values.shape[:-1], width), hidden).index_copy_(-1, self.keys, values)
+
+    @cached_property
+    def top(self) -> Top:
+        """The two highest probabilities of each row, and where the highest is."""
+        top = self.attention.top
+        return top if self.keys is None else replace(top, key=self.keys[top.key])
+
+    @cached_property
+    def visible(self) -> Bool[Tensor, "batch 1 row key"]:
+        """True where the row can see the key."""
+        width = self.attention.scores.shape[-1] if self.keys is None else int(self.keys[-1]) + 1
+        return self.mask.visible(self.rows)[..., :width]
+
+    @property
+    def real(self) -> Bool[Tensor, "batch row"]:
+        """True at rows of real tokens, False at padding."""
+        return self.batch.queries(self.stack).mask[:, self.rows.start : self.rows.stop]
+
+
+@dataclass(frozen=True)
+class LayerEnd(Points):
+    """What a layer's observers see when it is finished: the requested points."""
+
+    stack: str
+    """The label of the stack, empty where the model has one."""
+    layer: int
+    index: int
+    """The place of this layer among those watched."""
+    batch: Batch
+    values: Mapping[PointKey, Tensor]
+    notes: Notes
+
+    @property
+    def real(self) -> Bool[Tensor, "batch position"]:
+        """True at real tokens, False at padding."""
+        return self.batch.queries(self.stack).mask
+
+
+RowObserver: TypeAlias = Callable[[RowBlock], None]
+"""Receives every block of rows of the watched layers; reduces it, and keeps nothing large."""
+
+LayerObserver: TypeAlias = Callable[[LayerEnd], None]
+"""Receives every watched layer when it is finished."""

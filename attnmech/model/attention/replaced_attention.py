@@ -1,0 +1,226 @@
+"""Attention modules that replace those of transformers that have their own attention code.
+
+Each uses the projections of the module it replaces and the tensors that the model hands down, and leaves scores,
+softmax and weighted sum to `attend`.
+"""
+
+from typing import Any
+
+import torch
+from einops import rearrange
+from jaxtyping import Bool, Float
+from torch import Tensor, nn
+
+from ...errors import UnsupportedModelError
+from ..parts.mask import MaskRule, rule_of
+from ..parts.position import rotate_halves, rotate_pairs
+from ..parts.weights import Columns, Fused, Grouped, Layout, Separate
+from .attend import Site, attend
+
+_BY_HEAD = "batch position head d_head -> batch head position d_head"
+
+
+class StandIn(nn.Module):
+    """What they have in common: the projections, the site, and merging the heads again."""
+
+    attnmech_site: Site
+    layout: Layout
+    out_name: str
+
+    def __init__(self, original: nn.Module) -> None:
+        super().__init__()
+        for name, module in original.named_children():
+            self.add_module(name, module)
+        self.heads = int(getattr(original, "num_heads", 0) or getattr(original, "n_heads", 0) or 0)
+
+    def project(self, hidden_states: Tensor, heads: int, kv_heads: int) -> tuple[Tensor, ...]:
+        """q, k, v `[batch head position d_head]`."""
+        outputs = [self.get_submodule(path)(hidden_states) for path in self.layout.paths]
+        parts = self.layout.split(outputs, heads, kv_heads, rest="batch position")
+        return tuple(rearrange(part, _BY_HEAD) for part in parts)
+
+    def merge(self, z: Float[Tensor, "batch position head d_head"]) -> Tensor:
+        """attn_raw, from z."""
+        merged: Tensor = self.get_submodule(self.out_name)(
+            rearrange(z, "batch position head d_head -> batch position (head d_head)")
+        )
+        return merged
+
+
+class BloomAttention(StandIn):
+    """BLOOM: ALiBi added to the scaled product; the module adds the stream itself."""
+
+    layout = Fused("query_key_value", "head qkv d_head")
+    out_name = "dense"
+
+    def __init__(self, original: nn.Module) -> None:
+        super().__init__(original)
+        self.scale = float(original.inv_norm_factor)  # type: ignore[arg-type]
+
+    def forward(
+        self, hidden_states: Tensor, residual: Tensor, alibi: Tensor, attention_mask: MaskRule, **_: Any
+    ) -> tuple[Tensor, None]:
+        """transformers' signature: the new residual stream, and no weights."""
+        q, k, v = self.project(hidden_states, self.heads, self.heads)
+        position = rearrange(alibi, "(batch head) query key -> batch head query key", head=self.heads)
+        z = attend(q, k, v, scale=self.scale, position=position, mask=attention_mask, site=self.attnmech_site)
+        return residual + self.merge(z), None
+
+
+class MptAttention(StandIn):
+    """MPT: ALiBi counted from the last position, added to the scaled product."""
+
+    layout = Fused("Wqkv", "qkv head d_head")
+    out_name = "out_proj"
+
+    def __init__(self, original: nn.Module) -> None:
+        super().__init__(original)
+        self.scale = float(original.softmax_scale)  # type: ignore[arg-type]
+
+    def forward(
+        self, hidden_states: Tensor, position_bias: Tensor, attention_mask: MaskRule, **_: Any
+    ) -> tuple[Tensor, None]:
+        """transformers' signature: attn_raw, and no weights."""
+        q, k, v = self.project(hidden_states, self.heads, self.heads)
+        position = position_bias[None, :, -q.shape[2] :, -k.shape[2] :]
+        z = attend(q, k, v, scale=self.scale, position=position, mask=attention_mask, site=self.attnmech_site)
+        return self.merge(z), None
+
+
+class FalconAttention(StandIn):
+    """Falcon: rotary, or ALiBi inside the scaling, (q·k + slope·j)/√d, counted once as in training."""
+
+    layout = Grouped("query_key_value")
+    out_name = "dense"
+
+    def __init__(self, original: nn.Module) -> None:
+        super().__init__(original)
+        self.scale = float(original.inv_norm_factor)  # type: ignore[arg-type]
+        self.kv_heads = int(original.num_kv_heads)  # type: ignore[arg-type]
+
+    def forward(
+        self,
+        hidden_states: Tensor,
+        alibi: Tensor | None,
+        attention_mask: MaskRule,
+        position_embeddings: tuple[Tensor, Tensor] | None = None,
+        **_: Any,
+    ) -> tuple[Tensor, None]:
+        """transformers' signature: attn_raw, and no weights."""
+        q, k, v = self.project(hidden_states, self.heads, self.kv_heads)
+        position = None
+        if alibi is not None:
+            position = self.scale * alibi.reshape(q.shape[0], self.heads, 1, -1)
+        elif position_embeddings is not None:
+            cos, sin = (table[:, None] for table in position_embeddings)
+            q, k = rotate_halves(q, cos, sin), rotate_halves(k, cos, sin)
+        z = attend(q, k, v, scale=self.scale, position=position, mask=attention_mask, site=self.attnmech_site)
+        return self.merge(z), None
+
+
+class GPTJAttention(StandIn):
+    """GPT-J: rotary on neighbouring dimensions, on the first `rotary_dim` of each head."""
+
+    layout: Layout = Separate("q_proj", "k_proj", "v_proj")
+    out_name = "out_proj"
+
+    def __init__(self, original: nn.Module) -> None:
+        super().__init__(original)
+        self.heads = int(original.num_attention_heads)  # type: ignore[arg-type]
+        self.scale = 1 / float(original.scale_attn)  # type: ignore[arg-type]
+        tables = original.embed_positions
+        assert isinstance(tables, torch.Tensor)
+        self.register_buffer("embed_positions", tables, persistent=False)
+
+    def forward(
+        self, hidden_states: Tensor, attention_mask: MaskRule, position_ids: Tensor, **_: Any
+    ) -> tuple[Tensor, None]:
+        """transformers' signature: attn_raw, and no weights."""
+        q, k, v = self.project(hidden_states, self.heads, self.heads)
+        embed_positions = self.embed_positions
+        assert isinstance(embed_positions, torch.Tensor)
+        sin, cos = embed_positions[position_ids].to(q).chunk(2, dim=-1)
+        tables = tuple(table.repeat_interleave(2, dim=-1) for table in (cos, sin))
+        self.attnmech_site.in_force.note(rotary=tables)
+        cos, sin = (table[:, None] for table in tables)
+        q, k = rotate_pairs(q, cos, sin), rotate_pairs(k, cos, sin)
+        z = attend(q, k, v, scale=self.scale, position=None, mask=attention_mask, site=self.attnmech_site)
+        return self.merge(z), None
+
+
+def codegen_layout(heads: int, d_head: int) -> Columns:
+    """CodeGen's projection: four parts, each with the queries, values and keys of a quarter of the heads."""
+    parts = torch.arange(3 * heads * d_head).view(4, 3, -1)
+    q, v, k = (tuple(parts[:, kind].flatten().tolist()) for kind in range(3))
+    return Columns(("qkv_proj",) * 3, (q, k, v))
+
+
+class CodeGenAttention(GPTJAttention):
+    """CodeGen: GPT-J's attention on one projection."""
+
+    def __init__(self, original: nn.Module) -> None:
+        super().__init__(original)
+        self.layout = codegen_layout(self.heads, int(original.head_dim))  # type: ignore[arg-type]
+
+
+class GPTNeoAttention(StandIn):
+    """GPT-Neo: unscaled products; local layers see only the last tokens."""
+
+    layout = Separate("q_proj", "k_proj", "v_proj")
+    out_name = "out_proj"
+
+    def __init__(self, original: nn.Module) -> None:
+        super().__init__(original)
+        assert isinstance(original.bias, torch.Tensor)
+        self.window = _window_of(original.bias[0, 0])
+
+    def forward(self, hidden_states: Tensor, attention_mask: MaskRule, **_: Any) -> tuple[Tensor, None]:
+        """transformers' signature: attn_raw, and no weights."""
+        q, k, v = self.project(hidden_states, self.heads, self.heads)
+        mask = attention_mask if self.window is None else attention_mask.within(self.window)
+        z = attend(q, k, v, scale=1.0, position=None, mask=mask, site=self.attnmech_site)
+        return self.merge(z), None
+
+
+def _window_of(seen: Bool[Tensor, "query key"]) -> int | None:
+    """How many keys up to its own each query sees, by the mask that the module keeps; None for all of them."""
+    window = int(seen[-1].sum())
+    if not torch.equal(seen, torch.ones_like(seen).tril().triu(1 - window)):
+        raise UnsupportedModelError(
+            f"expected an attention mask of the last {window} tokens of each query, as GPT-Neo builds it; this model "
+            "keeps another one in `attention.bias`, which attnmech cannot read."
+        )
+    return window if window < len(seen) else None
+
+
+class MvpAttention(StandIn):
+    """MVP: self-attention, or cross-attention where the encoder's states are given; BART's, in code of its own."""
+
+    layout = Separate("q_proj", "k_proj", "v_proj")
+    out_name = "out_proj"
+
+    def __init__(self, original: nn.Module) -> None:
+        super().__init__(original)
+        self.scale = float(original.scaling)  # type: ignore[arg-type]
+
+    def forward(
+        self,
+        hidden_states: Tensor,
+        key_value_states: Tensor | None = None,
+        attention_mask: MaskRule | None = None,
+        **_: Any,
+    ) -> tuple[Tensor, None]:
+        """transformers' signature: attn_raw, and no weights."""
+        states = hidden_states if key_value_states is None else key_value_states
+        given = {"q_proj": hidden_states, "k_proj": states, "v_proj": states}
+        q, k, v = (
+            rearrange(
+                self.get_submodule(path)(value),
+                "batch position (head d_head) -> batch head position d_head",
+                head=self.heads,
+            )
+            for path, value in given.items()
+        )
+        mask = rule_of(attention_mask, q.shape[2], k.shape[2], self.attnmech_site.in_force.under_way.batch)
+        z = attend(q, k, v, scale=self.scale, position=None, mask=mask, site=self.attnmech_site)
+        return self.merge(z), None

@@ -1,0 +1,1 @@
+"""Where models come from: hub names, folders, GGUF files, adapters, bridges."""

@@ -1,0 +1,203 @@
+"""What becomes of adapters (`peft`: LoRA and its relatives)? They are merged into a copy of the layers that they adapt.
+
+LoRA makes of a layer x W the layer x (W + s B A): one matrix, which the weights of attnmech's points then are. The
+caller's model keeps its adapters; layers without one stay shared with it.
+"""
+
+import copy
+import json
+import sys
+import warnings
+from collections.abc import Iterator
+from importlib import import_module
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+from transformers.pytorch_utils import Conv1D
+
+from ...errors import InputError, ModelNotFoundError, UnsupportedModelError, WeightsError, first_line
+from ...maths.precision import pass_tolerance
+from .stored import tensors_of
+
+CONFIG: Final = "adapter_config.json"
+WEIGHTS: Final = "adapter_model.safetensors"
+
+_NO_WEIGHTS: Final = ("ADAPTION_PROMPT", "XLORA")
+"""Kinds of adapters that are no weights of layers; and so are all that learn prompts."""
+_PROBES: Final = 5
+_TOKENS: Final = 7
+_SEED: Final = 23
+
+
+def merged(source: nn.Module) -> tuple[nn.Module, str]:
+    """A model with its active adapters merged, and what its name is to say of them; any other module as it is."""
+    if "peft" not in sys.modules or not (_is_wrapped(source) or any(_adapting(source))):
+        return source, ""
+    if _is_wrapped(source):
+        _require_weights(source)
+    inner: Any = source.get_base_model() if _is_wrapped(source) else source  # type: ignore[operator]
+    parts = [part for _, part in _adapting(inner)]
+    names = ", ".join(repr(name) for name in dict.fromkeys(name for part in parts for name in part.active_adapters))
+    used = not any(part.disable_adapters for part in parts)
+    if not used and any(getattr(part, "merged", False) for part in parts):
+        raise UnsupportedModelError(f"the adapter {names} is merged and switched off; model.unmerge_adapter() first.")
+    found = _shared_copy(inner)
+    try:
+        with torch.no_grad(), warnings.catch_warnings():
+            # That embeddings are no longer tied: here they need not be.
+            warnings.simplefilter("ignore")
+            for path, part in list(_adapting(found)):
+                found.set_submodule(path, _plain(path, part, used))
+    except UnsupportedModelError:
+        raise
+    except Exception as error:  # what an adapter is can be anything that peft has
+        raise UnsupportedModelError(
+            f"the adapter {names} cannot be merged into the weights: {first_line(error)}. If peft can, give am.load "
+            "what it makes: model.merge_and_unload()."
+        ) from error
+    found._hf_peft_config_loaded = False
+    _require_same_output(_shared_copy(source), found, names)
+    return found, f" with adapter {names} {'merged' if used else 'switched off'}"
+
+
+def base_of(folder: Path) -> str:
+    """The folder or the name of the model that an adapter in a folder is for."""
+    try:
+        base = json.loads((folder / CONFIG).read_text(encoding="utf-8")).get("base_model_name_or_path")
+    except (OSError, ValueError, AttributeError) as error:
+        raise WeightsError(f"folder {folder}: its {CONFIG} cannot be read: {first_line(error)}") from error
+    if not isinstance(base, str) or not base:
+        raise ModelNotFoundError(
+            f"folder {folder} holds an adapter that does not name its base model; load both yourself and give am.load "
+            "the object: peft.PeftModel.from_pretrained(base, folder)."
+        )
+    return base
+
+
+def adapted(model: PreTrainedModel, folder: Path) -> nn.Module:
+    """The model with the adapter of a folder, not merged; raises `WeightsError` if the two do not belong together."""
+    try:
+        peft: Any = import_module("peft")
+    except ImportError as error:
+        raise InputError(
+            f"folder {folder} holds an adapter, which peft reads: pip install 'attnmech[peft]'."
+        ) from error
+    if not (folder / WEIGHTS).is_file():
+        raise ModelNotFoundError(f"folder {folder} has an {CONFIG}, but no {WEIGHTS} (other files may run code).")
+    stored = tensors_of(folder / WEIGHTS)
+    try:
+        with warnings.catch_warnings():
+            # Of weights that are missing; said below.
+            warnings.simplefilter("ignore")
+            found: nn.Module = peft.PeftModel.from_pretrained(model, str(folder), torch_device=str(model.device))
+        wanted = peft.get_peft_model_state_dict(found)
+    except Exception as error:  # a config can hold anything
+        raise WeightsError(
+            f"folder {folder}: its adapter does not fit {type(model).__name__}: {first_line(error)}"
+        ) from error
+    for names, said in ((wanted.keys() - stored.keys(), "lacks"), (stored.keys() - wanted.keys(), "has no place for")):
+        if names:
+            what = "its adapter" if said == "lacks" else type(model).__name__
+            raise WeightsError(
+                f"folder {folder}: {what} {said} {len(names)} of the adapter's weights, including {min(names)}."
+            )
+    return found
+
+
+def _is_wrapped(source: nn.Module) -> bool:
+    return "peft" in sys.modules and isinstance(source, sys.modules["peft"].PeftModel)
+
+
+def _require_weights(source: Any) -> None:
+    for name, config in source.peft_config.items():
+        kind = getattr(config.peft_type, "value", str(config.peft_type))
+        if config.is_prompt_learning or kind in _NO_WEIGHTS:
+            raise UnsupportedModelError(
+                f"the adapter {name!r} ({kind}) is not a change of weights: it adds learned tokens, or a model of its "
+                "own. LoRA, DoRA, IA³ and others that peft can merge are supported; source.get_base_model() is the "
+                "model without it."
+            )
+
+
+def _adapting(model: nn.Module) -> Iterator[tuple[str, Any]]:
+    """The outermost modules that stand in for a layer of the model."""
+    layers, whole = import_module("peft.tuners.tuners_utils"), import_module("peft.utils.other")
+    kinds = layers.BaseTunerLayer, whole.AuxiliaryTrainingWrapper
+    inside = "\0"
+    for path, part in model.named_modules():
+        if isinstance(part, kinds) and not path.startswith(inside):
+            inside = f"{path}."
+            yield path, part
+
+
+def _shared_copy(model: nn.Module) -> Any:
+    found = copy.deepcopy(model, {id(each): each for each in model.parameters()})
+    return found.eval()
+
+
+def _plain(path: str, part: Any, used: bool) -> nn.Module:
+    """The layer without its adapter, which is merged if it is in use."""
+    if hasattr(part, "original_module"):
+        _own_weights(part.original_module)
+        if not used:
+            return part.original_module  # type: ignore[no-any-return]
+        whole: nn.Module = part.unload_and_optionally_merge_module(merge=True, safe_merge=True, adapter_names=None)
+        return whole
+    base: nn.Module = part.get_base_layer()
+    _own_weights(base)
+    if part.merged or not used:
+        return base
+    x = _probe(base)
+    if x is None:
+        raise UnsupportedModelError(
+            f"{path} is a {type(base).__name__} with an adapter; attnmech merges those of linear layers, "
+            "convolutions and embeddings. Give am.load what peft makes: model.merge_and_unload()."
+        )
+    before = part(x)
+    part.merge(safe_merge=True)
+    _require_same(f"the adapter at {path}", before, base(x))
+    return base
+
+
+def _own_weights(base: nn.Module) -> None:
+    """Gives a layer weights of its own, where it may share them with the caller's and with tied layers."""
+    for owner in base.modules():
+        for name, value in list(owner.named_parameters(recurse=False)):
+            setattr(owner, name, nn.Parameter(value.detach().clone(), requires_grad=value.requires_grad))
+
+
+def _probe(base: nn.Module) -> Tensor | None:
+    """Random inputs of a layer; None of one whose inputs are not known."""
+    generator, weight = torch.Generator().manual_seed(_SEED), next(base.parameters())
+    if isinstance(base, nn.Embedding):
+        return torch.randint(base.num_embeddings, (_PROBES,), generator=generator).to(weight.device)
+    if isinstance(base, nn.Conv1d | nn.Conv2d):
+        shape = [_PROBES, base.in_channels, *(2 * size for size in weight.shape[2:])]
+    elif isinstance(base, nn.Linear | Conv1D):
+        shape = [_PROBES, weight.shape[0 if isinstance(base, Conv1D) else 1]]
+    else:
+        return None
+    return torch.randn(shape, generator=generator).to(weight)
+
+
+def _require_same_output(before: Any, after: Any, names: str) -> None:
+    """Compares whole models that read tokens: peft may do more than what layers are replaced by."""
+    if getattr(after, "main_input_name", "") != "input_ids":
+        return
+    generator = torch.Generator().manual_seed(_SEED)
+    ids = torch.randint(len(after.get_input_embeddings().weight), (2, _TOKENS), generator=generator).to(after.device)
+    given = {"input_ids": ids} | ({"decoder_input_ids": ids} if after.config.is_encoder_decoder else {})
+    with torch.no_grad():
+        first, second = (model(**given, use_cache=False)[0] for model in (before, after))
+    _require_same(f"the adapter {names}", first, second)
+
+
+def _require_same(what: str, before: Tensor, after: Tensor) -> None:
+    limit = pass_tolerance(after.dtype) * float(before.abs().max())
+    if not float((before - after).abs().max()) <= limit:
+        raise UnsupportedModelError(
+            f"{what} does something else than the weights that it is merged into, so attnmech cannot read it exactly."
+        )

@@ -1,0 +1,233 @@
+"""How is a GGUF file read? Once by transformers, which dequantises the weights; after that, from a cached copy."""
+
+import hashlib
+import json
+import os
+import shutil
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, Final
+
+import torch
+import transformers
+from filelock import FileLock
+from safetensors import SafetensorError
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedConfig, PreTrainedModel
+
+from ...errors import InputError, ModelNotFoundError, OutputError, UnsupportedModelError, WeightsError, first_line
+from ..structure.plan import architectures_of
+from .gguf_header import check_header
+from .stored import READING, check_complete, check_sizes
+
+_FORMAT: Final = 1
+"""Raised whenever a copy's files change."""
+
+_CONTENTS: Final = "contents.json"
+"""In a copy: the SHA-256 of each of its other files, and the types that the GGUF file stores weights in."""
+
+_FLOATS: Final = ("F64", "F32", "F16", "BF16")
+"""The tensor types of a GGUF file that are not quantised."""
+
+
+@dataclass(frozen=True)
+class Dequantised:
+    """A GGUF file's model as a folder of safetensors."""
+
+    folder: Path
+    types: tuple[str, ...]
+    """The quantised types that the file stores weights in, such as ("Q4_1", "Q8_0"), most frequent first."""
+
+    @property
+    def remark(self) -> str:
+        """What a model's name says of it: " (dequantised from Q4_1, Q8_0)"; nothing if the file is not quantised."""
+        return f" (dequantised from {', '.join(self.types)})" if self.types else ""
+
+
+def is_gguf(path: Path) -> bool:
+    """Whether a path is a GGUF file by its name: it ends in .gguf and is not a folder."""
+    return path.suffix == ".gguf" and not path.is_dir()
+
+
+def dequantised(path: Path) -> Dequantised:
+    """The copy of a GGUF file's model in the cache; made if there is none, or if its files have changed.
+
+    The copy holds the weights in float32, in which transformers dequantises them: float16 and bfloat16 would round
+    them. A tokenizer that transformers cannot convert is left out. A copy is found by the SHA-256 of the file and the
+    version of transformers. Processes that need the same copy make it once, and an interrupted one leaves nothing
+    that is taken for a copy.
+
+    >>> dequantised(Path("SmolLM2-135M-Instruct.Q4_1.gguf")).types        # doctest: +SKIP
+    ('Q4_1', 'Q8_0')
+
+    Raises `ModelNotFoundError` (no such file), `InputError` (the package gguf is missing), `WeightsError` (a damaged
+    or incomplete file), `UnsupportedModelError` (an architecture that cannot be read from GGUF, or not be expressed)
+    and `OutputError` (the cache is not writable).
+    """
+    if not path.is_file():
+        raise ModelNotFoundError(f"there is no file {path}.")
+    try:
+        with path.open("rb") as file:
+            digest = hashlib.file_digest(file, "sha256").hexdigest()
+    except OSError as error:
+        raise ModelNotFoundError(f"{path} cannot be read: {first_line(error)}") from error
+    copy = cache() / f"{digest}-transformers-{transformers.__version__}-{_FORMAT}"
+    return _whole(copy) or _made(path, copy)
+
+
+def cache() -> Path:
+    """The folder of all copies: `attnmech/gguf` in `$XDG_CACHE_HOME`, or in `~/.cache` if that is not set."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "attnmech" / "gguf"
+
+
+# -- a copy ------------------------------------------------------------------------------------------------------
+
+
+def _whole(copy: Path) -> Dequantised | None:
+    """The copy, if all of its files are as they were written."""
+    try:
+        contents = json.loads((copy / _CONTENTS).read_text(encoding="utf-8"))
+        if contents["files"] != _digests(copy):
+            return None
+        return Dequantised(copy, tuple(contents["types"]))
+    except (OSError, ValueError, LookupError, TypeError):
+        return None
+
+
+def _digests(folder: Path) -> dict[str, str]:
+    digests = {}
+    for path in folder.iterdir():
+        if path.name != _CONTENTS:
+            with path.open("rb") as file:
+                digests[path.name] = hashlib.file_digest(file, "sha256").hexdigest()
+    return digests
+
+
+def _made(path: Path, copy: Path) -> Dequantised:
+    with _writing(copy.parent):
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        # One at a time: each needs the memory of the whole model.
+        lock = FileLock(copy.parent / "lock")
+        lock.acquire()
+    try:
+        if (already := _whole(copy)) is not None:
+            return already
+        with _writing(copy.parent):
+            for abandoned in copy.parent.glob("*.part"):
+                shutil.rmtree(abandoned)
+            draft = TemporaryDirectory(dir=copy.parent, suffix=".part", ignore_cleanup_errors=True)
+        with draft as name:
+            # An empty folder: transformers would also read a config or a tokenizer that it finds next to the file.
+            types, model, tokenizer = _read(path, nothing=Path(name))
+            with _writing(copy.parent):
+                made = Path(name) / "copy"
+                _save(model, tokenizer, made)
+                contents = {"files": _digests(made), "types": types}
+                (made / _CONTENTS).write_text(json.dumps(contents, indent=1), encoding="utf-8")
+                if copy.exists():
+                    shutil.rmtree(copy)
+                made.rename(copy)
+        return Dequantised(copy, tuple(types))
+    finally:
+        lock.release()
+
+
+def _save(model: PreTrainedModel, tokenizer: Any, folder: Path) -> None:
+    model.save_pretrained(folder)
+    if tokenizer is not None:
+        tokenizer.save_pretrained(folder)
+
+
+@contextmanager
+def _writing(folder: Path) -> Iterator[None]:
+    try:
+        yield
+    except (OSError, SafetensorError) as error:
+        reason = error.strerror if isinstance(error, OSError) and error.strerror else first_line(error)
+        raise OutputError(
+            f"cannot write the dequantised weights to {folder}: {reason}. Make room there, or let XDG_CACHE_HOME name "
+            "another folder."
+        ) from error
+
+
+# -- the file ----------------------------------------------------------------------------------------------------
+
+
+def _read(path: Path, *, nothing: Path) -> tuple[list[str], PreTrainedModel, Any]:
+    """The types that the file stores weights in, the model in float32, and its tokenizer if it can be converted."""
+    stored = _stored(path)
+    file: dict[str, Any] = {"gguf_file": str(path.absolute()), "local_files_only": True, "trust_remote_code": False}
+    try:
+        config = AutoConfig.from_pretrained(str(nothing), **file)
+    except Exception as error:  # metadata can hold anything, and fail in many ways
+        raise _unsupported(path, first_line(error)) from error
+    if type(config) not in transformers.MODEL_FOR_CAUSAL_LM_MAPPING:
+        raise _unsupported(path, f"a {type(config).__name__} is not a decoder's")
+    kind: Any = transformers.MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
+    check_sizes(str(path), kind, config, {name: count for name, (_, count) in stored.items()})
+    model = _model(path, config, {"pretrained_model_name_or_path": str(nothing), **file})
+    architectures_of(model)
+    _check_all_read(path, stored, model)
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(str(nothing), **file)
+    except Exception:  # vocabularies are as varied as metadata
+        tokenizer = None
+    types = Counter(name for name, _ in stored.values() if name not in _FLOATS)
+    return [name for name, _ in types.most_common()], model, tokenizer
+
+
+def _stored(path: Path) -> dict[str, tuple[str, int]]:
+    """Each tensor's type and how many numbers it has."""
+    try:
+        from gguf import GGUFReader
+    except ImportError as error:
+        raise InputError(f"to read {path}: pip install 'attnmech[gguf]'.") from error
+    try:
+        check_header(path)
+        return {each.name: (each.tensor_type.name, int(each.n_elements)) for each in GGUFReader(path).tensors}
+    except Exception as error:  # a file can be wrong in many ways
+        raise WeightsError(
+            f"{path} cannot be read as GGUF ({first_line(error)}); it may be damaged or incomplete. Compare its size "
+            "with the original's, or download it again."
+        ) from error
+
+
+def _unsupported(path: Path, reason: str) -> UnsupportedModelError:
+    return UnsupportedModelError(
+        f"{path} holds a model that transformers {transformers.__version__} does not read from GGUF: {reason}. Load "
+        "the original weights, in safetensors."
+    )
+
+
+def _model(path: Path, config: PreTrainedConfig, file: dict[str, Any]) -> PreTrainedModel:
+    reader: Any = AutoModelForCausalLM
+    try:
+        with READING:
+            model, report = reader.from_pretrained(
+                **file,
+                config=config,
+                dtype=torch.float32,
+                # Otherwise weights stay packed where there are kernels for that.
+                quantization_config=transformers.GgufConfig(dequantize=True),
+                output_loading_info=True,
+            )
+    except Exception as error:
+        raise WeightsError(f"{path}: its weights cannot be read: {first_line(error)}") from error
+    check_complete(str(path), type(model).__name__, report["missing_keys"])
+    assert isinstance(model, PreTrainedModel)
+    return model
+
+
+def _check_all_read(path: Path, stored: dict[str, tuple[str, int]], model: PreTrainedModel) -> None:
+    """Raises `WeightsError` if transformers took only some of the numbers: it skips what it has no place for."""
+    held, taken = sum(count for _, count in stored.values()), sum(each.numel() for each in model.parameters())
+    # Some families store a tied head a second time.
+    head = stored.get("output.weight", ("", 0))[1] if model.config.tie_word_embeddings else 0
+    if held not in (taken, taken + head):
+        raise WeightsError(
+            f"{path} holds {held:,} numbers, of which transformers {transformers.__version__} puts {taken:,} into a "
+            f"{type(model).__name__}, so this would be another model. Load the original weights, in safetensors."
+        )

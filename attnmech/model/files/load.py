@@ -1,0 +1,447 @@
+"""How does a name, a folder, a file or a model object become a `HookedModel` with its certificate?"""
+
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+import transformers
+from huggingface_hub import HfApi, constants, snapshot_download
+from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+from torch import nn
+from transformers import AutoConfig, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from transformers.utils import logging
+
+from ...basics.arguments import optional_flag, shown
+from ...basics.files import path_of
+from ...demo import model_folder
+from ...errors import InputError, ModelNotFoundError, UnsupportedModelError, WeightsError, first_line
+from ..inputs.own_inputs import Labels, OwnInputs
+from ..inputs.processors import check_processor, processor_in
+from ..own.module import OwnModule
+from ..own.structure import read_own
+from ..parts.weights import check_finite, check_real
+from ..proof.certify import certify_with, check_runs
+from ..proof.probe import Passes
+from ..run.hooked import HookedModel
+from ..structure.architectures import Architecture
+from ..structure.copies import copy_of, moved
+from ..structure.plan import architectures_of, described, require_transformers, unwrapped
+from ..structure.rewritten import rewritten
+from . import adapters
+from .gguf import dequantised, is_gguf
+from .quantised import require_unquantised
+from .stored import READING, SHARDED, WHOLE, check_complete, check_labels, check_stored, precision_of
+from .unbridged import Unbridged, unbridged
+
+_WEIGHTS: Final = (WHOLE, SHARDED)
+_ANSWER_WITHIN: Final = 5.0
+"""How many seconds the hub has to say whether it knows a name."""
+
+
+class UnprovenWarning(UserWarning):
+    """The certificate of a newly loaded model has failed checks."""
+
+
+def load(
+    source: str | Path | nn.Module | None = None,
+    *,
+    tokenizer: Any = None,
+    device: str | torch.device | None = None,
+    dtype: torch.dtype | str | None = None,
+    bos: bool | None = None,
+    architecture: Architecture | None = None,
+    example: Any = None,
+    labels: Labels = None,
+    processor: Any = None,
+) -> HookedModel:
+    """Loads a model with named, proven activation points.
+
+    >>> am.load()                                          # the demo model            # doctest: +SKIP
+    >>> am.load("bigscience/bloom-560m")                   # from the hub              # doctest: +SKIP
+    >>> am.load("/models/mine")                            # a folder                  # doctest: +SKIP
+    >>> am.load("/models/mine.Q4_1.gguf")                  # a GGUF file, dequantised  # doctest: +SKIP
+    >>> am.load("/adapters/mine")                          # an adapter, merged into its base  # doctest: +SKIP
+    >>> am.load(hf_model, tokenizer=hf_tokenizer)          # an object; never asks the hub  # doctest: +SKIP
+    >>> am.load(bridge)                                    # TransformerLens's TransformerBridge  # doctest: +SKIP
+    >>> am.load(hf_model, architecture=am.Architecture(...))   # a structure of your own    # doctest: +SKIP
+    >>> am.load(module, example=x, labels=["mean", "age"])     # any module with nn.MultiheadAttention  # doctest: +SKIP
+
+    How the model is built is read from its modules and a traced pass, or given as `architecture` where that cannot be
+    read; either way the certificate proves it, and names the first statement that does not hold. Wrappers
+    (`DataParallel`, `torch.compile`) are taken off. Adapters (a `PeftModel`, or a folder with an adapter_config.json:
+    `pip install 'attnmech[peft]'`) are merged into a copy of the layers that they change, and the model's name says so.
+
+    Of a `TransformerBridge`, or the `original_model` that it rewrote, the transformers model is built again with the
+    weights that the bridge computes with: in compatibility mode these are the processed ones. Its logits are compared
+    with the bridge's. The bridge keeps its hooks, which are not loaded.
+
+    Pictures and recordings go through the model's own processor: then `model.run` takes a PIL image, an array
+    [height width 3] of uint8, (samples per second, samples) as `scipy.io.wavfile.read` returns them, a `pathlib.Path`
+    of a picture or WAV file, and lists of these. Without one, a model of images or sound takes tensors.
+
+    Any other module that holds `nn.MultiheadAttention` (or `nn.TransformerEncoder`, `nn.Transformer`) needs an
+    `example`. Its layers are read from one call: self-attention over one sequence is a stack; with cross-attention
+    there are the stacks "encoder", "decoder" and "cross". `model.run` and all methods then take what the module takes,
+    and `logits` is the first tensor that it returns. Attention of the module's own code is read if each layer makes one
+    call of `scaled_dot_product_attention`, or computed from the parts that `architecture` names: blocks, q, k, v, out,
+    the number of heads, and `mask`, the name of the attention's argument.
+
+    Weights are read only from safetensors and GGUF, and no code from a model's folder is run. The network is used only
+    for a hub name that is not in the local cache.
+
+    A GGUF file (`pip install 'attnmech[gguf]'`) is read by transformers, which dequantises its weights: everything is
+    computed with the dequantised weights, and the model's name says so. The first time takes longer; later loads read a
+    float32 copy in `~/.cache/attnmech/gguf` (`$XDG_CACHE_HOME`, if set, in place of `~/.cache`), which can be deleted
+    at any time.
+
+    Warns with `UnprovenWarning` if a check of the certificate failed; the points concerned are then refused.
+
+    Args:
+        source: a model object, which is copied, sharing its parameters, and is not changed; or a string: one that names
+            an existing folder is a folder, one that ends in .gguf a file, any other a hub name. None is the demo model.
+        tokenizer: for a model object; without one, it takes only token ids.
+        device: where to put it; parameters of an object are copied if it differs from their own.
+        dtype: the precision; by default that in which a folder stores its weights, and float32 for GGUF. Parameters of
+            an object are copied if it differs from their own.
+        bos: whether a text begins with the tokenizer's first token (BOS or CLS): None leaves it to the tokenizer.
+        architecture: how the model is built, where that cannot be read.
+        example: what a module of your own is called with, as a tensor, a tuple of positional arguments, or a mapping of
+            keyword arguments.
+        labels: names of its positions: a list of strings; for two sequences a mapping of "source" and "target" to one
+            each; for images an `am.PatchGrid`.
+        processor: for pictures and recordings, if the folder does not bring one (preprocessor_config.json); one that
+            holds a tokenizer, too, brings that (Whisper).
+
+    Returns:
+        The model, with its certificate.
+
+    Raises:
+        ModelNotFoundError: if there are no weights at the name or folder.
+        UnsupportedModelError: for a model without attention, or of a kind that cannot be expressed exactly.
+        WeightsError: for weights that are not finite, damaged, or in a precision that this device does not support.
+        InputError: for an invalid argument, an example that does not run, or a GGUF file without the package to read
+            it.
+        OutputError: if no copy of a GGUF file can be written.
+    """
+    kind, place = _dtype(dtype), _device(device)
+    optional_flag("bos", bos)
+    _check_tokenizer(tokenizer)
+    if architecture is not None and not isinstance(architecture, Architecture):
+        raise InputError(f"`architecture` must be an am.Architecture; got {shown(architecture)}.")
+    plans: tuple[Architecture, ...] = ()
+    own: OwnInputs | None = None
+    bridge: Unbridged | None = None
+    original: PreTrainedModel
+    if example is not None or labels is not None:
+        original, plans, own = _own(source, place, kind, tokenizer, example, labels, architecture)
+        name = str(original.name_or_path)
+    elif isinstance(source, nn.Module):
+        bridge = unbridged(unwrapped(source))
+        if bridge is not None and tokenizer is None:
+            tokenizer = bridge.tokenizer
+        original, name = _from_object(source if bridge is None else bridge.model, place, kind)
+    else:
+        original, tokenizer, name, folder = from_files(source, tokenizer, place, kind)
+        processor = processor_in(folder, original) if processor is None else processor
+    if tokenizer is None and original.config.is_encoder_decoder:
+        tokenizer = getattr(processor, "tokenizer", None)
+    processor = None if processor is None else check_processor(processor, original)
+    check_real(original.named_parameters())
+    check_finite(original.named_parameters())
+    code = "model" if isinstance(source, nn.Module) else "am.load()" if source is None else f"am.load({str(source)!r})"
+    if not plans:
+        original = rewritten(original)
+        plans = architectures_of(original) if architecture is None else (described(original, architecture),)
+    model = HookedModel(
+        original,
+        plans,
+        tokenizer,
+        name=name,
+        source=code,
+        is_demo=source is None,
+        bos=bos,
+        own=own,
+        processor=processor,
+    )
+    model.files = "" if source is None else None if isinstance(source, nn.Module) else str(source)
+    passes = Passes(model)
+    check_runs(passes)
+    if bridge is not None:
+        bridge.check(passes)
+    certify_with(passes)
+    if not model.certificate.ok:
+        warnings.warn(f"{name}: {model.certificate.verdict}", UnprovenWarning, stacklevel=2)
+    return model
+
+
+def _dtype(dtype: torch.dtype | str | None) -> torch.dtype | None:
+    found = getattr(torch, dtype, None) if isinstance(dtype, str) else dtype
+    if dtype is None:
+        return None
+    if not isinstance(found, torch.dtype) or not found.is_floating_point:
+        raise InputError(f'dtype must be a floating-point type such as torch.float32 or "float32"; got {shown(dtype)}.')
+    return found
+
+
+def _device(device: str | torch.device | None) -> torch.device | None:
+    if device is None:
+        return None
+    if not isinstance(device, str | torch.device):
+        raise InputError(f'device must be a torch.device or its name, such as "cpu"; got {shown(device)}.')
+    try:
+        place = torch.device(device)
+        torch.zeros(1, device=place).item()
+    except (RuntimeError, AssertionError) as error:
+        raise InputError(f'device {str(device)!r} cannot be used here ({first_line(error)}); try "cpu".') from error
+    return place
+
+
+def _check_tokenizer(tokenizer: Any) -> None:
+    if tokenizer is not None and not isinstance(tokenizer, PreTrainedTokenizerBase):
+        raise InputError(
+            f"`tokenizer` must be a transformers tokenizer, or left out; got {shown(tokenizer)}. Make one with "
+            "AutoTokenizer.from_pretrained(folder)."
+        )
+
+
+def _from_object(
+    source: nn.Module, device: torch.device | None, dtype: torch.dtype | None
+) -> tuple[PreTrainedModel, str]:
+    given = unwrapped(source)
+    require_unquantised(getattr(given, "config", None), type(given).__name__)
+    found, remark = adapters.merged(given)
+    source = require_transformers(found)
+    places = {parameter.device for parameter in source.parameters()}
+    if any(place.type == "meta" for place in places):
+        _require_no_offload(source)
+        raise WeightsError("the model's weights are on the meta device, so they are not loaded; load them first.")
+    if len(places) > 1:
+        raise WeightsError(
+            f"the model's weights must be on one device; they are on {', '.join(sorted(map(str, places)))}. "
+            "Move it: model.to(device)."
+        )
+    # Before a cast to another precision, which would turn integers into real numbers.
+    check_real(source.named_parameters())
+    name = (getattr(source.config, "name_or_path", "") or type(source).__name__) + remark
+    weights = next(source.parameters())
+    if (device in (None, weights.device)) and dtype in (None, weights.dtype):
+        return source, name
+    # Moving or casting a copy that shares its parameters would move or cast the caller's.
+    return copy_of(source, lambda parameter: moved(parameter, device, dtype)), name
+
+
+def _require_no_offload(source: PreTrainedModel) -> None:
+    """Raises `WeightsError` for a model parts of which `device_map` keeps in another memory than that of its device."""
+    placed: dict[str, Any] = getattr(source, "hf_device_map", None) or {}
+    elsewhere = ("disk",) if set(placed.values()) <= {"cpu", "disk"} else ("cpu", "disk")
+    away = [part for part, place in placed.items() if place in elsewhere]
+    if away:
+        raise WeightsError(
+            f"the model's device_map keeps {len(away)} of its {len(placed)} parts away from the device that runs them "
+            f"({away[0] or 'all of it'!r} on {str(placed[away[0]])!r}), and attnmech needs all weights in one place. "
+            'Load it with device_map={"": "cpu"}, or without; dtype="bfloat16" needs half the memory of float32.'
+        )
+
+
+def _own(
+    source: object,
+    device: torch.device | None,
+    dtype: torch.dtype | None,
+    tokenizer: Any,
+    example: Any,
+    labels: Labels,
+    architecture: Architecture | None,
+) -> tuple[OwnModule, tuple[Architecture, ...], OwnInputs]:
+    """A module of the user's own, its stacks, and what it is given."""
+    if not isinstance(source, nn.Module) or isinstance(source, PreTrainedModel):
+        raise InputError(
+            "`example` and `labels` are for a torch module that is no transformers model; got "
+            f"{'a transformers model' if isinstance(source, nn.Module) else shown(source)}."
+        )
+    if example is None:
+        raise InputError("`labels` needs `example`: what the module is called with.")
+    if tokenizer is not None:
+        raise InputError("`tokenizer` is for models of tokens; a module of your own is given tensors.")
+    if device is not None or dtype is not None:
+        raise InputError("a module of your own stays in its precision and on its device; move it: module.to(...).")
+    module = unwrapped(source)
+    check_real(module.named_parameters())
+    check_finite(module.named_parameters())
+    original, plans = read_own(module, example, architecture)
+    return original, plans, OwnInputs(example, labels)
+
+
+def from_files(
+    source: str | Path | None, tokenizer: Any, device: torch.device | None, dtype: torch.dtype | None
+) -> tuple[PreTrainedModel, Any, str, Path]:
+    """The model of a hub name, folder or file (None: the demo model), its tokenizer, its name and its folder."""
+    if source is None:
+        folder, name = model_folder(), "demo"
+    elif isinstance(source, (str, Path)):
+        path, name = _path_of(source), str(source)
+        if is_gguf(path):
+            with _quiet():
+                copy = dequantised(path)
+            folder, name = copy.folder, f"{name}{copy.remark}"
+        else:
+            folder = _folder_of(source, path)
+    else:
+        raise InputError(
+            "a model must be a hub name, a folder, a GGUF file, a transformers model, a TransformerBridge, or left "
+            f"out; got {type(source).__name__}."
+        )
+    if (folder / adapters.CONFIG).is_file():
+        return _with_adapter(folder, tokenizer, device, dtype, name)
+    model = _read_folder(folder, device, dtype)
+    return model, _tokenizer_of(folder) if tokenizer is None else tokenizer, name, folder
+
+
+def _with_adapter(
+    folder: Path, tokenizer: Any, device: torch.device | None, dtype: torch.dtype | None, name: str
+) -> tuple[PreTrainedModel, Any, str, Path]:
+    """The base model of a folder with an adapter, into which that is merged."""
+    if any((folder / file).is_file() for file in _WEIGHTS):
+        raise ModelNotFoundError(
+            f"folder {folder} holds an adapter and a model's weights; give one of the two, in a folder of its own."
+        )
+    named = adapters.base_of(folder)
+    try:
+        base = _folder_of(named, _path_of(named))
+    except ModelNotFoundError as error:
+        raise ModelNotFoundError(
+            f"folder {folder} holds an adapter of {named!r}: {first_line(error)} If the base is elsewhere, load both "
+            "yourself and give am.load the object: peft.PeftModel.from_pretrained(base, folder)."
+        ) from error
+    if (base / adapters.CONFIG).is_file():
+        raise UnsupportedModelError(f"folder {folder} holds an adapter of an adapter, {base}; merge that one first.")
+    with _quiet():
+        model, remark = adapters.merged(adapters.adapted(_read_folder(base, device, dtype), folder))
+    assert isinstance(model, PreTrainedModel)
+    if tokenizer is None:
+        tokenizer = _tokenizer_of(folder) or _tokenizer_of(base)
+    return model, tokenizer, f"{named}{remark} ({name})", base
+
+
+def _read_folder(folder: Path, device: torch.device | None, dtype: torch.dtype | None) -> PreTrainedModel:
+    if not (folder / "config.json").is_file():
+        raise ModelNotFoundError(f"folder {folder} has no config.json, so it is not a model's folder.")
+    if not any((folder / file).is_file() for file in _WEIGHTS):
+        other = " (other weight files are not read: they may run code)" if any(folder.glob("*.bin")) else ""
+        raise ModelNotFoundError(
+            f"folder {folder} has no weights: expected {_WEIGHTS[0]}{other}. "
+            "Write them with model.save_pretrained(folder)."
+        )
+    model = _read_model(folder, dtype)
+    if device is not None:
+        model.to(device=device)  # type: ignore[call-arg]
+    return model
+
+
+def _tokenizer_of(folder: Path) -> Any:
+    """The tokenizer of a folder; None if it has none."""
+    there = any(folder.glob("tokenizer*")) or any(folder.glob("vocab*"))
+    return _read_tokenizer(folder) if there else None
+
+
+def _read_tokenizer(folder: Path) -> Any:
+    try:
+        return AutoTokenizer.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False)
+    except Exception as error:
+        raise InputError(f"folder {folder}: its tokenizer cannot be read: {first_line(error)}") from error
+
+
+def _read_model(folder: Path, dtype: torch.dtype | None) -> PreTrainedModel:
+    check_labels(folder)
+    try:
+        config = AutoConfig.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False)
+    except Exception as error:  # a config can hold anything, and fail in many ways
+        raise UnsupportedModelError(f"folder {folder}: its config cannot be read: {first_line(error)}") from error
+    require_unquantised(config, f"the model in folder {folder}")
+    names = getattr(config, "architectures", None)
+    named = names[0] if isinstance(names, list) and names else names
+    kind: Any = getattr(transformers, named, None) if isinstance(named, str) else None
+    known = isinstance(kind, type) and issubclass(kind, PreTrainedModel)
+    if not known:
+        raise UnsupportedModelError(
+            f"folder {folder} names the class {named!r}, which transformers {transformers.__version__} does not have. "
+            "If the folder brings code of its own, read that code, load the model with it yourself, and give am.load "
+            "the object."
+        )
+    with _quiet():
+        check_stored(folder, kind, config)
+    precision = precision_of(folder) if dtype is None else dtype
+    try:
+        with READING, _quiet():
+            model, report = kind.from_pretrained(
+                str(folder),
+                config=config,
+                dtype=precision or "auto",
+                local_files_only=True,
+                use_safetensors=True,
+                trust_remote_code=False,
+                ignore_mismatched_sizes=True,
+                output_loading_info=True,
+            )
+    except Exception as error:
+        raise WeightsError(f"folder {folder}: its weights cannot be read: {first_line(error)}") from error
+    for name, stored, wanted in report["mismatched_keys"]:
+        raise WeightsError(
+            f"folder {folder}: {name} has the shape {tuple(stored)}, but its config implies {tuple(wanted)}; the "
+            "two do not belong together."
+        )
+    check_complete(f"folder {folder}", kind.__name__, report["missing_keys"])
+    assert isinstance(model, PreTrainedModel)
+    return model
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Silences transformers' progress bar and report; our errors say what they would."""
+    shown, level = logging.is_progress_bar_enabled(), logging.get_verbosity()
+    logging.disable_progress_bar()  # type: ignore[no-untyped-call]
+    logging.set_verbosity_error()  # type: ignore[no-untyped-call]
+    try:
+        yield
+    finally:
+        logging.set_verbosity(level)
+        if shown:
+            logging.enable_progress_bar()  # type: ignore[no-untyped-call]
+
+
+def _path_of(source: str | Path) -> Path:
+    try:
+        return path_of(Path(source).expanduser(), ModelNotFoundError)
+    except RuntimeError as error:  # "~" before an unknown user's name
+        raise ModelNotFoundError(f"there is no folder {source}: {first_line(error)}") from error
+
+
+def _folder_of(source: str | Path, path: Path) -> Path:
+    if path.is_dir():
+        return path
+    name = str(source)
+    if isinstance(source, Path) or name.startswith((".", "/", "~")) or name.count("/") > 1:
+        raise ModelNotFoundError(f"there is no folder {name}.")
+    return _from_hub(name)
+
+
+def _from_hub(name: str) -> Path:
+    wanted = ["*.json", "*.safetensors", "*.txt", "*.model", "*.jinja"]
+    try:
+        return Path(snapshot_download(name, local_files_only=True, allow_patterns=wanted))
+    except HFValidationError as error:
+        raise ModelNotFoundError(f"{name!r} is neither a folder nor a hub name: {first_line(error)}") from error
+    except LocalEntryNotFoundError:
+        pass
+    unreachable = f"{name!r} is not a folder and not in the local cache, and the hub cannot be reached"
+    if constants.HF_HUB_OFFLINE:
+        raise ModelNotFoundError(f"{unreachable} (HF_HUB_OFFLINE is set).")
+    try:
+        HfApi().model_info(name, timeout=_ANSWER_WITHIN)
+        return Path(snapshot_download(name, allow_patterns=wanted))
+    except HfHubHTTPError as error:
+        raise ModelNotFoundError(f"the hub has no model {name!r} that you may read: {first_line(error)}") from error
+    except Exception as error:  # which one depends on the hub library's own choice of http client
+        raise ModelNotFoundError(f"{unreachable} ({first_line(error)}).") from error

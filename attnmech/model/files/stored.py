@@ -1,0 +1,265 @@
+"""Can a folder's weights belong to its config? Decided from the headers of its files, before any is read.
+
+A config may say anything. One that asks for a million layers would take hours to build before transformers missed the
+first weight, and weights that are stored as integers would be taken for real numbers.
+"""
+
+import copy
+import json
+import re
+import warnings
+from collections import Counter
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from fractions import Fraction
+from itertools import product
+from math import prod
+from pathlib import Path
+from threading import RLock
+from typing import Any, Final
+
+import torch
+from safetensors import safe_open
+from transformers import PreTrainedModel
+
+from ...errors import WeightsError, first_line
+from ..structure.architectures import ARCHITECTURES
+
+READING: Final = RLock()
+"""Held while transformers reads weights. Meanwhile it keeps all models of the process from tying theirs; of two
+readings that overlap, the second would leave it so for good.
+"""
+
+WHOLE: Final = "model.safetensors"
+SHARDED: Final = "model.safetensors.index.json"
+
+_LAYER_COUNTS: Final = ("num_hidden_layers", "num_layers", "num_decoder_layers")
+"""Transformers' common names for a config's number of layers."""
+
+_MOST_SHARED: Final = 100
+"""How many layers of a config may use one stored layer (ALBERT's share one)."""
+
+_REAL: Final = ("F64", "F32", "F16", "BF16", "F8_E4M3", "F8_E5M2")
+"""The safetensors types whose numbers are the weights themselves."""
+
+_PRECISIONS: Final = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+
+_MOST: Final = 2
+"""How many times the stored numbers a config may ask for: below this, missing weights are named one by one."""
+
+_POSITION_COUNTS: Final = (
+    "max_position_embeddings", "n_positions", "n_ctx", "max_seq_len", "max_source_positions", "max_target_positions",
+)  # fmt: skip
+"""Transformers' common names for a config's number of positions."""
+
+_STEP: Final = 64
+"""How many positions the smallest model has from which the size of tables follows."""
+
+_FEW_POSITIONS: Final = 2**17
+"""Up to this many, tables of positions are built without working out their size first."""
+
+_TABLES: Final = 2**26
+"""How many numbers that are not stored, such as sinusoids, a config may ask for."""
+
+
+@dataclass(frozen=True)
+class StoredTensor:
+    """One tensor of a safetensors file, as described in its header."""
+
+    shape: tuple[int, ...]
+    dtype: str
+    """Safetensors' name for its type, such as "F32"."""
+
+
+def stored_tensors(folder: Path) -> dict[str, StoredTensor]:
+    """Every tensor of a folder's weights by name; none of their numbers is read.
+
+    Raises `WeightsError` for files that are not safetensors or are cut short, and an index that names missing files or
+    tensors.
+    """
+    if (folder / WHOLE).is_file():
+        return tensors_of(folder / WHOLE)
+    try:
+        places = json.loads((folder / SHARDED).read_text(encoding="utf-8"))["weight_map"]
+        files = sorted(set(places.values()))
+        outside = [name for name in files if Path(name).name != name]
+    except Exception as error:  # an index can be wrong in many ways
+        raise WeightsError(f"folder {folder}: its {SHARDED} cannot be read: {first_line(error)}") from error
+    if outside:
+        raise WeightsError(f"folder {folder}: its {SHARDED} names {outside[0]!r}, which is no file of the folder.")
+    absent = [name for name in files if not (folder / name).is_file()]
+    if absent:
+        raise WeightsError(
+            f"folder {folder}: {len(absent)} of the {len(files)} files of its weights are missing, including "
+            f"{absent[0]}. Copy the folder again, whole."
+        )
+    held = {name: tensors_of(folder / name) for name in files}
+    lost = sorted(name for name, file in places.items() if name not in held[file])
+    if lost:
+        raise WeightsError(
+            f"folder {folder}: its {SHARDED} says that {lost[0]} is in {places[lost[0]]}, which does not hold it "
+            f"({len(lost)} such tensors); the files do not belong together."
+        )
+    return {name: held[file][name] for name, file in places.items()}
+
+
+def tensors_of(path: Path) -> dict[str, StoredTensor]:
+    """Every tensor of a safetensors file by name; none of their numbers is read."""
+    found = {}
+    try:
+        with safe_open(path, framework="pt") as file:
+            for key in file.keys():  # noqa: SIM118 - no dict
+                part = file.get_slice(key)
+                found[key] = StoredTensor(tuple(part.get_shape()), part.get_dtype())
+    except Exception as error:  # a file can be wrong in many ways
+        hint = " It is cut short: copy it again." if "incomplete" in str(error).lower() else ""
+        raise WeightsError(
+            f"folder {path.parent}: its weights cannot be read: {path.name}: {first_line(error)}.{hint}"
+        ) from error
+    return found
+
+
+def precision_of(folder: Path) -> torch.dtype | None:
+    """The precision in which all of a folder's weights are stored; None if none of torch's is.
+
+    Warns if there are several: then the model is loaded in that of its config.
+    """
+    counts = Counter(each.dtype for each in stored_tensors(folder).values() if each.dtype in _PRECISIONS)
+    if len(counts) > 1:
+        told = ", ".join(
+            f"{count} in {str(_PRECISIONS[kind]).removeprefix('torch.')}" for kind, count in counts.items()
+        )
+        warnings.warn(
+            f"folder {folder} stores its weights in several precisions ({told}); all are loaded in that of its config. "
+            "`dtype` chooses another.",
+            stacklevel=2,
+        )
+    return _PRECISIONS[next(iter(counts))] if len(counts) == 1 else None
+
+
+def check_labels(folder: Path) -> None:
+    """Raises `WeightsError` if a config asks for more labels than any stored tensor has rows, before it is read.
+
+    Transformers names every label when it reads a config.
+    """
+    try:
+        labels = json.loads((folder / "config.json").read_text(encoding="utf-8")).get("num_labels")
+    except (OSError, ValueError, AttributeError, RecursionError):  # transformers says what is wrong with it
+        return
+    longest = max((size for tensor in stored_tensors(folder).values() for size in tensor.shape), default=0)
+    if isinstance(labels, int) and labels > longest:
+        raise WeightsError(
+            f"folder {folder}: its config asks for {labels:,} labels, but no tensor of its weights has more than "
+            f"{longest:,} rows or columns; the two do not belong together."
+        )
+
+
+def check_stored(folder: Path, kind: type[PreTrainedModel], config: Any) -> None:
+    """Raises `WeightsError` if a folder's weights cannot belong to the model in its config.
+
+    That is: if `check_sizes` does, or if what is stored under a weight's name is not real numbers.
+    """
+    stored = stored_tensors(folder)
+    sizes = {name: prod(tensor.shape) for name, tensor in stored.items()}
+    asked = check_sizes(f"folder {folder}", kind, config, sizes)
+    # A headless model's file omits the prefix that the same module has in a model with a head.
+    prefix = f"{kind.base_model_prefix}."
+    for name, tensor in stored.items():
+        named = {name, f"{prefix}{name}", name.removeprefix(prefix)}
+        if tensor.dtype not in _REAL and not named.isdisjoint(asked):
+            raise WeightsError(
+                f"folder {folder}: weights must be floating-point numbers, but {name} is stored as {tensor.dtype}. "
+                "Save the model in its own precision, without quantisation."
+            )
+
+
+def check_sizes(source: str, kind: type[PreTrainedModel], config: Any, stored: Mapping[str, int]) -> Collection[str]:
+    """The names of a model's weights; raises `WeightsError` if its config does not fit what is stored.
+
+    That is: if the config asks for a different number of layers, or for far more numbers than are stored. `stored` says
+    how many numbers each tensor has.
+    """
+    held = sum(stored.values())
+    _check_layers(source, stored, config)
+    _check_tables(source, kind, config, held)
+    try:
+        with torch.device("meta"):
+            asked = dict(kind(config).named_parameters())
+    except Exception as error:
+        message = f"{source}: no {kind.__name__} can be made of its config: {first_line(error)}"
+        raise WeightsError(message) from error
+    numbers = sum(each.numel() for each in asked.values())
+    if numbers > _MOST * held:
+        raise WeightsError(
+            f"{source}: its config asks for {numbers:,} parameters, but its weights hold {held:,}; the two do not "
+            "belong together."
+        )
+    return asked.keys()
+
+
+def _check_tables(source: str, kind: type[PreTrainedModel], config: Any, held: int) -> None:
+    """Raises `WeightsError` if the tables of a config's many positions would be far larger than what is stored.
+
+    Some models compute theirs (sinusoids, masks), row by row; rotary ones have none.
+    """
+    parts = ["", *getattr(config, "sub_configs", {})]
+    for part, name in product(parts, _POSITION_COUNTS):
+        count = getattr(getattr(config, part, None) if part else config, name, None)
+        if not isinstance(count, int) or count <= _FEW_POSITIONS:
+            continue
+        try:
+            numbers = numbers_with(kind, config, part, name, count)
+        except Exception:  # few positions may not fit its other numbers; then it is built as it is
+            continue
+        if numbers > _MOST * held + _TABLES:
+            raise WeightsError(
+                f"{source}: its config asks for {count:,} positions ({name}), for which a {kind.__name__} has "
+                f"{numbers:,} numbers, but its weights hold {held:,}; the two do not belong together."
+            )
+
+
+def numbers_with(kind: type[PreTrainedModel], config: Any, part: str, name: str, positions: int) -> int:
+    """How many numbers a model would have, those in buffers too, with so many positions.
+
+    A polynomial of degree 2 in the number of positions, f(p) = f₁ + n (f₂ − f₁) + n (n − 1)/2 · (f₃ − 2 f₂ + f₁) with
+    n = (p − p₁)/p₁, which follows from models with p₁, 2 p₁ and 3 p₁ positions. `part` names the part of the config
+    that `name` is in, if not its own.
+    """
+
+    def numbers_of(few: int) -> int:
+        changed = copy.deepcopy(config)
+        setattr(getattr(changed, part) if part else changed, name, few)
+        with torch.device("meta"):
+            model = kind(changed)
+        return sum(value.numel() for value in (*model.parameters(), *model.buffers()))
+
+    one, two, three = (numbers_of(_STEP * count) for count in (1, 2, 3))
+    steps = Fraction(positions - _STEP, _STEP)
+    return int(one + steps * (two - one) + steps * (steps - 1) / 2 * (three - 2 * two + one))
+
+
+def _check_layers(source: str, stored: Collection[str], config: Any) -> None:
+    counts = [getattr(config, name, None) for name in _LAYER_COUNTS]
+    asked = max((count for count in counts if isinstance(count, int)), default=0)
+    held: dict[str, int] = {}
+    for name in stored:
+        numbered = re.match(r"(\D*)\.(\d+)\.", f".{name}")
+        if numbered:
+            held[numbered[1]] = max(held.get(numbered[1], 0), int(numbered[2]) + 1)
+    layers = max(held.values(), default=0)
+    # Outside the table, blocks may be shared, or stored and not used.
+    known = config.model_type in ARCHITECTURES
+    if asked != layers if known else asked > _MOST_SHARED * max(layers, 1):
+        raise WeightsError(
+            f"{source}: its config asks for {asked} layers, but its weights hold {layers}; the two do not belong "
+            "together."
+        )
+
+
+def check_complete(source: str, kind: str, missing: Collection[str]) -> None:
+    """Raises `WeightsError` if a source lacks weights of its model class, which transformers would make up."""
+    if missing:
+        raise WeightsError(
+            f"{source} lacks {len(missing)} of the weights of {kind}, including {min(missing)}: transformers would "
+            "fill them with random numbers."
+        )

@@ -1,0 +1,229 @@
+"""Which transformers model is inside a TransformerLens bridge? Bridging rewrites its modules in place.
+
+The model is built again from its class and config, and takes the parameters that the bridge's components compute with:
+those that were trained, or the processed ones of a bridge in compatibility mode. One pass over probe tokens then
+compares it with the bridge.
+"""
+
+import copy
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any, Final
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from ...batch import Batch
+from ...errors import UnsupportedModelError, WeightsError, first_line
+from ...maths.precision import pass_tolerance
+from ..proof.probe import Passes, by_row, excess_of, output_of, with_least
+from ..run.passes import call
+from ..structure.copies import copy_of
+from .quantised import require_unquantised
+
+_REMEDY: Final = "Load the transformers model before it is bridged, or its folder."
+
+
+@dataclass(frozen=True, eq=False)
+class Unbridged:
+    """The model inside a bridge."""
+
+    bridged: PreTrainedModel
+    """The transformers model whose modules the bridge replaced."""
+    tokenizer: Any
+    """The bridge's; None if it has none, or if only its `original_model` is known."""
+
+    @cached_property
+    def model(self) -> PreTrainedModel:
+        """A model of the same class with the parameters that the bridge computes with, shared."""
+        return _rebuilt(self.bridged)
+
+    def check(self, passes: Passes) -> None:
+        """Raises `WeightsError` unless the bridge computes the logits of the loaded model on the probe tokens."""
+        batch = _moved(passes.batch, next(self.model.parameters()))
+        try:
+            with torch.no_grad():
+                theirs = output_of(call(_without_hooks(self.bridged), batch))
+        except Exception as error:  # whatever TransformerLens's components raise
+            raise _unlike(self.bridged, f"the bridge does not run: {first_line(error)}") from error
+        with torch.no_grad():
+            ours = output_of(call(self.model, batch))
+        limit = pass_tolerance(ours.dtype)
+        keep = batch.queries(passes.model.output_stack.label).mask
+        keep = keep if ours.shape[:2] == keep.shape else torch.ones_like(ours, dtype=torch.bool)
+        excess = excess_of(ours, theirs, with_least(by_row(ours, limit), ours.dtype), keep)
+        if not excess <= 1:
+            raise _unlike(self.bridged, f"its logits differ by {excess * limit:.1e} of the largest of a row")
+
+
+def unbridged(source: nn.Module) -> Unbridged | None:
+    """The model inside a `TransformerBridge`, or inside its `original_model`; None for any other module.
+
+    Raises `UnsupportedModelError` for a bridge of a model that is not one of transformers, and for parts of a bridge.
+    """
+    if "transformer_lens.model_bridge" not in sys.modules:  # then nobody has a bridge, and importing it takes seconds
+        return None
+    from transformer_lens.model_bridge import TransformerBridge
+    from transformer_lens.model_bridge.generalized_components.base import GeneralizedComponent
+
+    tokenizer: Any = None
+    bridged: Any = source
+    if isinstance(source, TransformerBridge):
+        tokenizer, bridged = source.tokenizer, getattr(source, "original_model", None)
+        if not isinstance(bridged, PreTrainedModel):
+            raise UnsupportedModelError(
+                f"the bridge must hold a transformers model; it holds {type(bridged).__name__}. Bridge one with "
+                "TransformerBridge.boot_transformers(...)."
+            )
+    if isinstance(source, GeneralizedComponent):
+        raise UnsupportedModelError(
+            f"expected a model; got {type(source).__name__}, a part of a TransformerLens bridge. Load the whole: "
+            "am.load(bridge)."
+        )
+    if isinstance(bridged, PreTrainedModel) and any(isinstance(x, GeneralizedComponent) for x in bridged.modules()):
+        return Unbridged(bridged, tokenizer)
+    return None
+
+
+def _unlike(bridged: PreTrainedModel, what: str) -> WeightsError:
+    return WeightsError(
+        f"the bridge does not compute what {type(bridged).__name__} computes with its weights ({what}): they were "
+        f"processed or changed in a way that this class cannot express. {_REMEDY}"
+    )
+
+
+def _rebuilt(bridged: PreTrainedModel) -> PreTrainedModel:
+    """A model of the same class and config, with the parameters of the bridge's components and copies of buffers."""
+    kind = type(bridged)
+    require_unquantised(bridged.config, kind.__name__)
+    try:
+        with torch.device("meta"):
+            model: PreTrainedModel = kind(copy.deepcopy(bridged.config))
+    except Exception as error:  # a class of the user's own can ask for anything
+        raise UnsupportedModelError(
+            f"the {kind.__name__} in the bridge cannot be built again from its config: {first_line(error)}. {_REMEDY}"
+        ) from error
+    joined: dict[str, nn.Parameter] = {}
+    for path, module in model.named_modules(remove_duplicate=False):
+        component, original = _at(bridged, path)
+        if type(original) is not type(module):
+            raise UnsupportedModelError(
+                f"the bridge holds {type(original).__name__} at {path!r}, where {kind.__name__} has "
+                f"{type(module).__name__}. {_REMEDY}"
+            )
+        _share(module, original)
+        for name, value in vars(module).items():
+            if isinstance(value, Tensor):
+                setattr(module, name, getattr(original, name))
+        joined |= {f"{path}.{name}": weight for name, weight in _joined(component).items()}
+    for path, weight in joined.items():
+        owner, _, name = path.rpartition(".")
+        setattr(model.get_submodule(owner), name, weight)
+    embedding, head = model.get_input_embeddings(), model.get_output_embeddings()  # type: ignore[no-untyped-call]
+    if head is not None and head.weight is not embedding.weight:
+        model.config.tie_word_embeddings = False
+    model.eval()  # type: ignore[no-untyped-call]
+    return model
+
+
+def _share(module: nn.Module, original: nn.Module) -> None:
+    """Gives a module the parameters of another, and copies of its buffers."""
+    # Of a bridge, a head without bias has a buffer of zeros for one; processing fills it.
+    added = {name: value for name, value in original._buffers.items() if name in module._parameters}
+    biases = {
+        name: nn.Parameter(value, requires_grad=False)
+        for name, value in added.items()
+        if value is not None and value.any()
+    }
+    module._parameters = {**dict.fromkeys(added), **original._parameters, **biases}
+    module._buffers = {
+        name: None if value is None else value.clone() for name, value in original._buffers.items() if name not in added
+    }
+
+
+def _at(bridged: nn.Module, path: str) -> tuple[nn.Module | None, Any]:
+    """The bridge's component at a path of the plain model, if there is one, and the module that was there before."""
+    from transformer_lens.model_bridge.generalized_components.base import GeneralizedComponent
+
+    component: nn.Module | None = None
+    module: Any = bridged
+    for name in path.split(".") if path else ():
+        component, module = None, getattr(module, name, None)
+        while isinstance(module, GeneralizedComponent):
+            component, module = module, module.original_component
+    return component, module
+
+
+def _joined(component: nn.Module | None) -> dict[str, nn.Parameter]:
+    """The weights of a layer of q, k and v in one that a component has split, if the parts have been changed since.
+
+    The component computes with the parts, and keeps the whole as it was. Where each number of a part belongs is read by
+    splitting a layer whose weights are the places of its own numbers.
+    """
+    from transformer_lens.model_bridge.generalized_components import JointQKVAttentionBridge
+
+    if not isinstance(component, JointQKVAttentionBridge) or "qkv" not in component.submodules:
+        return {}
+    attention: Any = component.original_component
+    name = component.submodules["qkv"].name
+    whole: Any = component.submodules["qkv"].original_component
+    parts: list[Any] = [part.original_component for part in (component.q, component.k, component.v)]
+    # TransformerLens initialises the layers that it splits into: that must not advance the caller's random generator.
+    with torch.random.fork_rng(devices=[]), torch.no_grad():
+        before = component.split_qkv_matrix(attention)
+        if all(_equal(part, earlier) for part, earlier in zip(parts, before, strict=True)):
+            return {}
+        numbered = _with(whole, _parameters={key: _places(value) for key, value in whole._parameters.items()})
+        places = component.split_qkv_matrix(_with(attention, _modules={**attention._modules, name: numbered}))
+        return {
+            f"{name}.{key}": _filled(value, [getattr(x, key) for x in places], [getattr(x, key) for x in parts])
+            for key, value in whole._parameters.items()
+            if value is not None
+        }
+
+
+def _equal(a: nn.Module, b: nn.Module) -> bool:
+    ours, theirs = dict(a.named_parameters()), dict(b.named_parameters())
+    return ours.keys() == theirs.keys() and all(torch.equal(value, theirs[key]) for key, value in ours.items())
+
+
+def _with(module: nn.Module, **changed: Any) -> nn.Module:
+    """A shallow copy of a module with some of its attributes changed."""
+    copied = copy.copy(module)
+    vars(copied).update(changed)
+    return copied
+
+
+def _places(value: Tensor | None) -> nn.Parameter | None:
+    """A tensor's shape, filled with 0, 1, 2, …"""
+    if value is None:
+        return None
+    numbers = torch.arange(value.numel(), dtype=torch.float64, device=value.device)
+    return nn.Parameter(numbers.view(value.shape), requires_grad=False)
+
+
+def _filled(like: Tensor, places: Sequence[Tensor], values: Sequence[Tensor]) -> nn.Parameter:
+    numbers = torch.full_like(like, torch.nan).flatten()
+    for place, value in zip(places, values, strict=True):
+        numbers[place.long().flatten()] = value.to(like.dtype).flatten()
+    return nn.Parameter(numbers.view(like.shape), requires_grad=like.requires_grad)
+
+
+def _moved(batch: Batch, weight: Tensor) -> Batch:
+    """A batch on the device of a weight, with real numbers in its precision."""
+    extra = {name: x.to(weight if x.is_floating_point() else weight.device) for name, x in batch.extra.items()}
+    target = None if batch.target is None else _moved(batch.target, weight)
+    return replace(
+        batch, ids=batch.ids.to(weight.device), mask=batch.mask.to(weight.device), target=target, extra=extra
+    )
+
+
+def _without_hooks(bridged: PreTrainedModel) -> PreTrainedModel:
+    """A copy of the bridged model that shares its parameters, without a user's hooks, which may do anything."""
+    from transformer_lens.hook_points import HookPoint
+
+    hooks = [part for part in bridged.modules() if isinstance(part, HookPoint)]
+    return copy_of(bridged, instead={id(part): HookPoint() for part in hooks})  # type: ignore[no-untyped-call]

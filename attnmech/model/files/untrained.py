@@ -1,0 +1,40 @@
+"""What would a model of the same shape show that has learned nothing?"""
+
+import copy
+
+import torch
+
+from ...basics.arguments import whole_number
+from ...errors import InputError
+from ..run.hooked import HookedModel, require_model
+from .load import load
+
+
+def untrained(model: HookedModel, seed: int = 0) -> HookedModel:
+    """A model of the same config and tokenizer with random weights, as transformers initialises them.
+
+    >>> import attnmech as am
+    >>> am.untrained(am.load(), seed=1).name
+    'demo (random weights, seed 1)'
+
+    Args:
+        model: the model.
+        seed: that of the weights; torch's own generator is left alone.
+
+    Returns:
+        Another model, which takes as much memory as the model itself.
+    """
+    require_model(model)
+    if model.is_own:
+        raise InputError(
+            "untrained is for transformers models, whose config says how to make a new one; make your module anew, and "
+            "load it: am.load(module, example=...)."
+        )
+    seed = whole_number("seed", seed, most=2**63 - 1)
+    kind = type(model.plain)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        made = kind._from_config(copy.deepcopy(model.plain.config), dtype=model.dtype)  # type: ignore[no-untyped-call]
+    found = load(made.eval(), tokenizer=model.tokenizer, device=model.device, bos=getattr(model.encoder, "bos", None))
+    found.name = f"{model.name} (random weights, seed {seed})"
+    return found

@@ -1,0 +1,139 @@
+"""What does a model embed: tokens, positions, token types, and in which range?"""
+
+import inspect
+from collections.abc import Callable, Iterable
+from functools import cache
+from typing import Any, Final
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from ...errors import InputError
+from ..attention.in_force import InForce
+from ..attention.local_global import GLOBAL_MASK, globals_by_default
+from ..structure.architectures import Architecture, first_tensor
+from .encoder import Encoder
+
+_TRIED: Final = 3
+"""At how many tokens positions are tried."""
+
+
+def token_embedding(model: PreTrainedModel) -> Tensor:
+    """The token embedding W_E."""
+    weight = model.get_input_embeddings().weight
+    assert isinstance(weight, torch.Tensor)
+    return weight
+
+
+def wire_tokens(model: PreTrainedModel, in_force: InForce, *, is_point: bool, batch_first: bool) -> None:
+    """Wires the token embedding to `in_force`: gradients start there, and it is the point `embed` if `is_point`."""
+    weight = token_embedding(model)
+
+    def visiting(module: nn.Module, args: Any, output: Tensor) -> Tensor:
+        if in_force.under_way.gradients and not output.requires_grad:
+            output = output.detach().requires_grad_()
+        if not is_point:
+            return output
+        by_token = output if batch_first else output.transpose(0, 1)
+        visited = in_force.visit("embed", None, by_token)
+        return visited if batch_first else visited.transpose(0, 1)
+
+    for part in model.modules():
+        if isinstance(part, nn.Embedding) and part.weight is weight:
+            part.register_forward_hook(visiting)
+
+
+def wire_further(
+    model: PreTrainedModel, plans: Iterable[Architecture], in_force: InForce, *, d_model: int
+) -> tuple[str, ...]:
+    """Wires the embeddings of positions and token types to `in_force`, each under its own label; returns the labels.
+
+    In a model with several stacks a label begins with that of the stack. A table that is neither as wide as the
+    tokens' nor as the stream is none: MPNet's has biases of scores, RoFormer's sines and cosines.
+    """
+    weight, plans = token_embedding(model), list(plans)
+    blocks = tuple(f"{plan.blocks}." for plan in plans)
+    sides = {f"{plan.blocks.rpartition('.')[0]}.": f"{plan.stack} " for plan in reversed(plans) if plan.stack}
+    # Relative positions enter the scores, and not the stream.
+    relative = "rel_embeddings" if any(plan.relative for plan in plans) else None
+
+    def visiting(label: str) -> Callable[..., Tensor]:
+        return lambda module, args, output: in_force.visit(label, None, output)
+
+    labels: list[str] = []
+    for name, module in model.base_model.named_modules():
+        if not isinstance(module, nn.Embedding) or module.weight is weight or name.startswith(blocks):
+            continue
+        if name.split(".")[-1] != relative and module.embedding_dim in (weight.shape[1], d_model):
+            side = next((label for start, label in sides.items() if name.startswith(start)), "")
+            label = side + ("token-type embedding" if "type" in name else "position embedding")
+            number = 1 + sum(each.startswith(label) for each in labels)
+            label = label if number == 1 else f"{label} {number}"
+            module.register_forward_hook(visiting(label))
+            labels.append(label)
+    return tuple(labels)
+
+
+def encoder_of(
+    model: PreTrainedModel,
+    plan: Architecture,
+    tokenizer: Any,
+    bos: bool | None,
+    device: torch.device,
+    *,
+    decoder: Architecture | None,
+    first_position: Callable[[], int | None],
+) -> Encoder:
+    """What makes batches for this model, with the ranges of its tables; with a `decoder`, it takes a target, too.
+
+    `first_position` finds what positions are counted from, on demand.
+
+    Raises `InputError` for a tokenizer with more tokens than the model has.
+    """
+    n_vocab = len(token_embedding(model))
+    if tokenizer is not None and len(tokenizer) > n_vocab:
+        raise InputError(
+            f"the tokenizer has {len(tokenizer)} tokens, but the model's embedding has {n_vocab} rows: "
+            "they do not belong together. Give the tokenizer that this model was trained with."
+        )
+    further = _further_inputs(model, plan.position_limit)
+    start = None if decoder is None else _decoder_start(model.config)
+    target = None if decoder is None else decoder.position_limit
+    chosen = globals_by_default(model) if GLOBAL_MASK in further else None
+    return Encoder(
+        tokenizer, n_vocab, plan.position_limit, further, bos, device, start, chosen, target, cache(first_position)
+    )
+
+
+def _further_inputs(model: PreTrainedModel, position_limit: int | None) -> dict[str, int | None]:
+    """What this model takes besides tokens and mask, each with the size of its table (None: any number works)."""
+    tables = {"position_ids": position_limit, GLOBAL_MASK: 2}
+    if hasattr(model.config, "type_vocab_size"):
+        tables["token_type_ids"] = model.config.type_vocab_size
+    taken = inspect.signature(model.forward).parameters
+    return {name: size for name, size in tables.items() if name in taken}
+
+
+def first_position_of(model: PreTrainedModel) -> int | None:
+    """What a model counts the positions of a text from if it is given none; None if it does not just count them."""
+    device, padding = token_embedding(model).device, getattr(model.config, "pad_token_id", None)
+    ids = torch.tensor([[token for token in range(_TRIED + 1) if token != padding][:_TRIED]], device=device)
+    counted = torch.arange(_TRIED, device=device)[None]
+
+    def stream(**given: Tensor) -> Tensor:
+        with torch.no_grad():
+            return first_tensor(model.base_model(input_ids=ids, use_cache=False, return_dict=True, **given)[0])
+
+    expected = stream()
+    # RoBERTa begins behind the padding's own position.
+    for first in (0,) if padding is None else (0, int(padding) + 1):
+        if torch.equal(stream(position_ids=counted + first), expected):
+            return first
+    return None
+
+
+def _decoder_start(config: Any) -> int:
+    """The token that a decoder's input begins with."""
+    tokens = (getattr(config, name, None) for name in ("decoder_start_token_id", "pad_token_id"))
+    return next((token for token in tokens if token is not None), 0)

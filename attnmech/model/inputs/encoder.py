@@ -1,0 +1,409 @@
+"""How do a user's inputs (a text, texts, token ids, model inputs) become one `Batch`, and which are refused?"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from threading import Lock
+from typing import Any, Final, TypeAlias
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
+
+from ...basics.arguments import dense, shown
+from ...batch import Batch
+from ...errors import InputError, first_line
+from ..attention.local_global import GLOBAL_MASK
+from ..parts.pieces import read_piece, texts_of_pieces
+from .processors import Picture, Recording
+
+Ids: TypeAlias = Tensor | np.ndarray
+"""Token ids `[position]`, or `[batch position]`."""
+
+Senses: TypeAlias = Path | Picture | Recording
+"""A file of an image or a recording, a picture of Pillow's, or a recording as `scipy.io.wavfile.read` returns it."""
+
+Chat: TypeAlias = Sequence[Mapping[str, Any]]
+"""The messages of a chat, as transformers' chat templates take them: each has a "role" and its "content"."""
+
+Inputs: TypeAlias = (
+    str
+    | Sequence[str]
+    | Ids
+    | Sequence[Ids]
+    | Chat
+    | Sequence[Chat]
+    | Mapping[str, Tensor | bool]
+    | Senses
+    | Sequence[Senses | np.ndarray]
+    | Batch
+)
+"""A text, a list of texts, token ids, a list of token ids (of texts of any length), a chat, a list of chats, a mapping
+of model inputs, a batch made from any of these; for models of images and sound, pictures (also as arrays), recordings
+and `Path`s of either."""
+
+MOST_CHARACTERS: Final = 2**22
+"""How many characters of a text are tokenized: about a million tokens, in seconds and hundreds of megabytes."""
+
+
+class Encoder:
+    """Turns inputs into a batch for one model: its tokenizer, its vocabulary, its number of positions."""
+
+    def __init__(
+        self,
+        tokenizer: Any,
+        n_vocab: int,
+        position_limit: int | None,
+        further: Mapping[str, int | None],
+        bos: bool | None,
+        device: torch.device,
+        decoder_start: int | None = None,
+        global_tokens: Callable[[Batch], Tensor] | None = None,
+        target_limit: int | None = None,
+        first_position: Callable[[], int | None] = lambda: None,
+    ) -> None:
+        self.tokenizer = tokenizer
+        self.n_vocab = n_vocab
+        self.position_limit = position_limit
+        self.further = further
+        self.bos = bos
+        self.device = device
+        self.decoder_start = decoder_start
+        """The token that the decoder starts with, in an encoder-decoder model; else None."""
+        self.global_tokens = global_tokens
+        """Which tokens of a text are global if the input does not say; None if the model has no global tokens."""
+        self.target_limit = target_limit
+        """The number of positions of the decoder's texts."""
+        self._first_position = first_position
+        """What the model counts positions from if it is given none; None if it does not just count them."""
+        self.special = frozenset(getattr(tokenizer, "all_special_ids", ()))
+        self._known_pieces: dict[int, str | bytes] = {}
+        # A fast tokenizer raises "Already borrowed" if a second thread sets its padding meanwhile.
+        self._tokenizing = Lock()
+
+    def encode(self, inputs: Inputs, bos: bool | None = None) -> Batch:
+        """One batch, padded on the right if texts differ in length.
+
+        `bos` says whether each text begins with the tokenizer's first token (BOS or CLS): True adds it, False removes
+        it, None follows what the model was loaded with, or else the tokenizer. Token ids are taken as they are.
+        """
+        batch = self.read(inputs, bos)
+        self.check_length(batch)
+        return batch
+
+    def read(self, inputs: Inputs, bos: bool | None = None) -> Batch:
+        """`encode` for texts that may be longer than the model's positions, for callers that cut them."""
+        if isinstance(inputs, str):
+            return self.padded(self.tokenize([inputs], bos))
+        if isinstance(inputs, Mapping):
+            return self._mapping(inputs)
+        if isinstance(inputs, Ids):
+            return self._ids(_tensor("token ids", inputs), None, {})
+        given: Any = inputs
+        if is_list_of(given, str):
+            return self.padded(self.tokenize(list(given), bos))
+        if is_list_of(given, Ids):
+            return self.padded([row for number, each in enumerate(given) for row in _rows(number, each)])
+        if is_chat(given) or (isinstance(given, Sequence) and given and all(is_chat(each) for each in given)):
+            texts = self._rendered([given] if is_chat(given) else list(given))
+            return self.padded(self.tokenize(texts, bos, add_special=False))
+        mixed = isinstance(given, Sequence) and any(isinstance(each, str | Ids) for each in given)
+        got = "a list of " + " and ".join(sorted({type(each).__name__ for each in given})) if mixed else None
+        raise InputError(
+            "inputs must be a text, a list of texts, a tensor of token ids, a list of such tensors, a chat (a list of "
+            '{"role": ..., "content": ...}), a list of chats, or a mapping of model inputs; got '
+            f"{got or type(inputs).__name__}. For a list of ids: torch.tensor(ids)."
+        )
+
+    def with_target(self, batch: Batch, texts: str | Sequence[str]) -> Batch:
+        """The batch with the decoder's texts, each after the token that the decoder starts with."""
+        assert self.decoder_start is not None
+        given = [texts] if isinstance(texts, str) else list(texts)
+        if len(given) != len(batch.ids):
+            raise InputError(f"`target` must have one text for each of the {len(batch.ids)} texts; got {len(given)}.")
+        start = torch.tensor([self.decoder_start])
+        # Whisper's tokenizer puts it there itself.
+        rows = [
+            row if row[0] == self.decoder_start else torch.cat((start, row))
+            for row in self.tokenize(given, as_target=True)
+        ]
+        target = replace(self.padded(rows), target=None)
+        self.check_length(target)
+        return replace(batch, target=target)
+
+    def target_of(self, given: dict[str, Any], count: int) -> Batch:
+        """The decoder's inputs, taken out of a mapping, for this many texts; without any, its first token."""
+        return self._started(self._given_target(given), count)
+
+    def check_length(self, batch: Batch) -> None:
+        """Raises `InputError` for texts with more tokens than the model has positions."""
+        for part, limit, what in (
+            (batch, self.position_limit, "model"),
+            (batch.target, self.target_limit, "model's decoder"),
+        ):
+            length = 0 if part is None else part.ids.shape[1]
+            if limit is not None and length > limit:
+                raise InputError(
+                    f"this {what} has {limit} positions; the text has {length} tokens. Shorten or split it."
+                )
+
+    def token_texts(self, ids: Sequence[int]) -> tuple[str, ...]:
+        """Each token as text, with its own spaces; the id's digits if there is no tokenizer.
+
+        A token that holds part of a character is read beside its neighbours, as `texts_of_pieces` says.
+        """
+        if self.tokenizer is None:
+            return tuple(str(token) for token in ids)
+        return texts_of_pieces([self._piece(token) for token in ids])
+
+    def _piece(self, token: int) -> str | bytes:
+        # Decoding a token takes ten times as long as making it.
+        if token not in self._known_pieces:
+            self._known_pieces[token] = read_piece(self.tokenizer, token)
+        return self._known_pieces[token]
+
+    def _rendered(self, chats: list[Chat]) -> list[str]:
+        """Chats as texts by the tokenizer's chat template, which puts special tokens, BOS among them, where they go."""
+        self._require_tokenizer()
+        for message in (message for chat in chats for message in chat):
+            if "content" not in message:
+                raise InputError(f'a message must have "role" and "content"; got {shown(dict(message))}.')
+        if not getattr(self.tokenizer, "chat_template", None):
+            raise InputError(
+                "this model's tokenizer has no chat template, so it takes texts. Give it its template (Jinja): "
+                "model.tokenizer.chat_template = ..., or write the chat as one text."
+            )
+        try:
+            texts = self.tokenizer.apply_chat_template(chats, tokenize=False, add_generation_prompt=False)
+        except Exception as error:  # a template is a program, which refuses messages in its own way
+            raise InputError(
+                f"the tokenizer's chat template does not take these messages: {first_line(error)}."
+            ) from error
+        return list(texts)
+
+    def _require_tokenizer(self) -> None:
+        if self.tokenizer is None:
+            raise InputError(
+                "this model was loaded without a tokenizer, so it takes token ids: model.run(torch.tensor([[5, 7]])), "
+                "or load it with one: am.load(model, tokenizer=...)."
+            )
+
+    def tokenize(
+        self, texts: list[str], bos: bool | None = None, *, as_target: bool = False, add_special: bool = True
+    ) -> list[Tensor]:
+        """The token ids of each text; `bos` as in `encode`. Some tokenizers split targets otherwise.
+
+        `add_special` says whether the tokenizer adds its special tokens, which a rendered chat already has.
+        """
+        if not texts:
+            raise InputError("the list of texts is empty; give at least one text.")
+        self._require_tokenizer()
+        for number, text in enumerate(texts):
+            if not text.strip():
+                raise InputError(f"{_which(number, texts)} is empty; give at least one word.")
+            if not _is_unicode(text):
+                raise InputError(
+                    f"{_which(number, texts)} has a lone surrogate (U+D800 to U+DFFF), which is not a "
+                    "character; replace it: text.encode('utf-8', 'replace').decode()."
+                )
+            if len(text) > MOST_CHARACTERS:
+                raise InputError(
+                    f"{_which(number, texts)} has {len(text):,} characters; at most {MOST_CHARACTERS:,} are tokenized. "
+                    "Split it; of a corpus, truncate=True cuts it."
+                )
+        wanted = self.bos if bos is None else bos
+        with self._tokenizing:
+            given = {"text_target" if as_target else "text": texts, "add_special_tokens": add_special}
+            encoded = self.tokenizer(**given, padding=False, truncation=False)["input_ids"]
+        rows = [self._with_bos([int(token) for token in row], wanted) for row in encoded]
+        if any(not row for row in rows):
+            raise InputError("the tokenizer made no tokens from this text; give at least one word that it knows.")
+        return [torch.tensor(row) for row in rows]
+
+    def padded(self, rows: Sequence[Tensor]) -> Batch:
+        """One batch from the token ids of texts, padded on the right."""
+        of_tokenizer = () if self.tokenizer is None else (self.tokenizer.pad_token_id, self.tokenizer.eos_token_id)
+        pad = next((token for token in of_tokenizer if token is not None), 0)
+        ids = pad_sequence(list(rows), batch_first=True, padding_value=pad)
+        mask = torch.arange(ids.shape[1]) < torch.tensor([len(row) for row in rows])[:, None]
+        return self._ids(ids, mask, {})
+
+    @property
+    def _bos_id(self) -> int | None:
+        if self.tokenizer is None:
+            return None
+        for token in (self.tokenizer.bos_token_id, getattr(self.tokenizer, "cls_token_id", None)):
+            if token is not None:
+                return int(token)
+        return None
+
+    def _with_bos(self, row: list[int], wanted: bool | None) -> list[int]:
+        if wanted is None:
+            return row
+        bos = self._bos_id
+        starts = bool(row) and row[0] == bos
+        if not wanted:
+            return row[1:] if starts else row
+        if bos is None:
+            raise InputError("bos=True needs a tokenizer with a BOS or CLS token; this one has neither.")
+        return row if starts else [bos, *row]
+
+    def _mapping(self, inputs: Mapping[str, Any]) -> Batch:
+        given = dict(inputs)
+        ids = given.pop("input_ids", None)
+        if ids is None:
+            raise InputError(f'a mapping of model inputs must hold "input_ids"; got {sorted(map(str, inputs))}.')
+        mask = given.pop("attention_mask", None)
+        target = self._given_target(given)
+        unknown = sorted(map(str, set(given) - set(self.further)))
+        if unknown:
+            decoder = () if self.decoder_start is None else ("decoder_input_ids", "decoder_attention_mask")
+            accepted = ("input_ids", "attention_mask", *decoder, *self.further)
+            raise InputError(f"this model accepts the inputs {', '.join(accepted)}; got also {', '.join(unknown)}.")
+        ids = _tensor("input_ids", ids)
+        extra = {name: self._checked(name, x, ids) for name, x in given.items()}
+        batch = self._ids(ids, mask, extra, target)
+        # What the model would take anyway is no part of a text's identity.
+        return replace(
+            batch, extra={name: x for name, x in batch.extra.items() if not self._is_default(name, x, batch)}
+        )
+
+    def _is_default(self, name: str, value: Tensor, batch: Batch) -> bool:
+        """Whether the model computes the same of real tokens without this input."""
+        if name == "token_type_ids":
+            return not bool((value * batch.mask).any())
+        if name != "position_ids":
+            return False
+        first = self._first_position()
+        padded_before = bool((~batch.mask[:, :-1] & batch.mask[:, 1:]).any())
+        if first is None or padded_before or (first and bool(((batch.ids == first - 1) & batch.mask).any())):
+            return False
+        counted = first + torch.arange(batch.ids.shape[1], device=value.device)
+        return bool(((value == counted) | ~batch.mask).all())
+
+    def _given_target(self, given: dict[str, Any]) -> Batch | None:
+        """The decoder's inputs, taken out of a mapping."""
+        if self.decoder_start is None or "decoder_input_ids" not in given:
+            return None
+        ids = _tensor("decoder_input_ids", given.pop("decoder_input_ids"))
+        return self._tokens(ids, given.pop("decoder_attention_mask", None))
+
+    def _started(self, target: Batch | None, count: int) -> Batch:
+        """The decoder's inputs of this many texts; without any, the token that it starts with."""
+        assert self.decoder_start is not None
+        if target is None:
+            return self._tokens(torch.full((count, 1), self.decoder_start), None)
+        if len(target.ids) != count:
+            raise InputError(
+                f"decoder_input_ids must have one row per text; got {len(target.ids)} rows for {count} texts."
+            )
+        return target
+
+    def _checked(self, name: str, value: Any, ids: Tensor) -> Tensor:
+        """Positions or token types: whole numbers of the ids' shape, in the range of their table."""
+        found, limit = _tensor(name, value), self.further[name]
+        if found.is_floating_point() or found.dtype == torch.bool or found.shape[-1:] != ids.shape[-1:]:
+            raise InputError(
+                f"{name} must be whole numbers of the shape of the token ids, {tuple(ids.shape)}; got {found.dtype} "
+                f"{tuple(found.shape)}."
+            )
+        low, high = int(found.min()), int(found.max())
+        # Zeros are token types of models without a table of them, too (DeBERTa).
+        if low < 0 or (limit is not None and high >= max(limit, 1)):
+            bound = "0 or more" if limit is None else f"from 0 to {limit - 1}"
+            raise InputError(f"{name} must be {bound}; got {low if low < 0 else high}.")
+        return found[None] if found.ndim == 1 else found
+
+    def _ids(self, ids: Tensor, mask: Any, extra: Mapping[str, Tensor], target: Batch | None = None) -> Batch:
+        batch = self._tokens(ids, mask)
+        if self.decoder_start is not None:
+            target = self._started(target, len(batch.ids))
+        if self.global_tokens is not None and GLOBAL_MASK not in extra:
+            extra = {**extra, GLOBAL_MASK: self.global_tokens(batch).long()}
+        return replace(batch, target=target, extra={name: x.to(self.device) for name, x in extra.items()})
+
+    def _tokens(self, ids: Tensor, mask: Any) -> Batch:
+        dense("token ids", ids)
+        if ids.is_floating_point() or ids.is_complex() or ids.dtype == torch.bool:
+            raise InputError(f"token ids must be whole numbers; got a tensor of {ids.dtype}.")
+        if ids.ndim == 1:
+            ids = ids[None]
+        if ids.ndim != 2 or ids.numel() == 0:
+            raise InputError(
+                f"token ids must have the shape [batch position] with at least one token; got {tuple(ids.shape)}."
+            )
+        if mask is None:
+            mask = torch.ones_like(ids, dtype=torch.bool)
+        else:
+            mask = _tensor("attention_mask", mask)
+            mask = mask[None] if mask.ndim == 1 else mask
+            if mask.shape != ids.shape:
+                raise InputError(
+                    f"attention_mask must have the shape of the token ids, {tuple(ids.shape)}, with 1 at real tokens; "
+                    f"got {tuple(mask.shape)}."
+                )
+            if not ((mask == 0) | (mask == 1)).all():
+                raise InputError("attention_mask must be 1 at real tokens and 0 at padding, and nothing else.")
+            mask = mask.to(torch.bool)
+            if not mask.any(dim=1).all():
+                raise InputError("every sequence must have a real token; attention_mask hides a whole sequence.")
+        ids = ids.long()
+        low, high = int(ids.min()), int(ids.max())
+        if low < 0 or high >= self.n_vocab:
+            bad = low if low < 0 else high
+            raise InputError(f"token ids must be from 0 to {self.n_vocab - 1} (the model's vocabulary); got {bad}.")
+        ids, mask = ids.to(self.device), mask.to(self.device)
+        bos = None if self._bos_id is None else self._starts_with(self._bos_id, ids, mask)
+        tokens = tuple(self.token_texts(row) for row in ids.tolist())
+        return Batch(ids, mask, tokens, bos, special=self.special, texts_of=self.token_texts)
+
+    @staticmethod
+    def _starts_with(token: int, ids: Tensor, mask: Tensor) -> bool:
+        first = ids.gather(1, mask.int().argmax(dim=1, keepdim=True))
+        return bool(torch.eq(first, token).all())
+
+
+def is_list_of(inputs: Any, kind: Any) -> bool:
+    """Whether inputs are a list whose entries are all of one kind (texts, or token ids); an empty list is both."""
+    return isinstance(inputs, Sequence) and all(isinstance(each, kind) for each in inputs)
+
+
+def is_chat(inputs: Any) -> bool:
+    """Whether inputs are the messages of one chat: a list of mappings that name roles."""
+    return is_list_of(inputs, Mapping) and len(inputs) > 0 and all("role" in message for message in inputs)
+
+
+def _rows(number: int, ids: Ids) -> list[Tensor]:
+    """The texts of one entry of a list of token ids."""
+    found = _tensor(f"entry {number} of the list", ids)
+    if found.is_floating_point() or found.is_complex() or found.dtype == torch.bool:
+        raise InputError(f"token ids must be whole numbers; entry {number} of the list is a tensor of {found.dtype}.")
+    if found.ndim not in (1, 2) or found.numel() == 0:
+        raise InputError(
+            "each entry of a list of token ids must have the shape [position] with at least one token; entry "
+            f"{number} has {tuple(found.shape)}."
+        )
+    return list(found.long().cpu().reshape(-1, found.shape[-1]))
+
+
+def _which(number: int, texts: Sequence[str]) -> str:
+    return "the text" if len(texts) == 1 else f"text {number}"
+
+
+def _is_unicode(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def _tensor(name: str, value: Any) -> Tensor:
+    try:
+        found = torch.as_tensor(value)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise InputError(
+            f"{name} must be a tensor of numbers, one row of equal length per text; got {shown(value)}."
+        ) from error
+    return dense(name, found)

@@ -1,0 +1,217 @@
+"""How do the tensors that a user's own module takes become one `Batch`, and what are its positions called?"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from threading import Lock
+from typing import Any, Final, TypeAlias
+
+import torch
+from jaxtyping import Bool
+from torch import Tensor, nn
+
+from ...basics.arguments import listed, shown, strings
+from ...batch import Batch
+from ...errors import InputError, first_line
+from ..attention.replaced_mha import further_keys, hides, pad_nested
+from ..own.call import CallForm
+from ..own.module import OwnModule
+from ..structure.copies import copy_of
+from ..structure.traced import tensors_of
+from .images import PatchGrid
+
+Labels: TypeAlias = Sequence[str] | Mapping[str, Sequence[str]] | PatchGrid | None
+"""What positions are called: one list; one each for "source" and "target"; or the grid of patches of an image."""
+
+SIDES: Final = ("source", "target")
+"""The two sequences of a module with cross-attention: its keys are made of the source, its queries of the target."""
+
+
+@dataclass(frozen=True)
+class OwnInputs:
+    """What a user's module was loaded with."""
+
+    example: Any
+    labels: Labels = None
+
+
+@dataclass(frozen=True)
+class _Seen:
+    """What one attention was called with."""
+
+    texts: int
+    queries: int
+    keys: int
+    key_padding_mask: Tensor | None
+
+
+class OwnEncoder:
+    """Turns what the module is called with into a batch."""
+
+    special: Final[frozenset[int]] = frozenset()
+    """Positions are not a tokenizer's special tokens."""
+
+    def __init__(self, original: OwnModule, labels: Labels, device: torch.device, example: Any) -> None:
+        self.form: CallForm = original.form
+        self.device = device
+        self.grid = labels if isinstance(labels, PatchGrid) else None
+        self._labels = _by_side(labels)
+        self._layers = original.layers
+        watched = copy_of(original)
+        assert isinstance(watched, OwnModule)
+        self._watched = watched
+        self._seen: list[_Seen] = []
+        # One call of the watched copy at a time, since what it shows is kept beside it.
+        self._calling = Lock()
+        pad_nested(watched)
+        for module in watched.modules():
+            if isinstance(module, nn.MultiheadAttention):
+                module.register_forward_pre_hook(self._watch, with_kwargs=True)
+        modules = dict(watched.named_modules(remove_duplicate=False))
+        for path in (*original.products, *original.described):
+            modules[path].register_forward_pre_hook(self._watch_own, with_kwargs=True)
+        self._further: dict[str, tuple[str, ...]] = {}
+        for layer in self._layers:
+            module = modules[layer.attention]
+            if isinstance(module, nn.MultiheadAttention):
+                self._further[layer.stack] = further_keys(module)
+        sizes = {name: list(value.shape) for name, value in self.form.rows(example).items()}
+        self._shapes = ", ".join(f"{name} was {size}" for name, size in sizes.items())
+        self._known: dict[object, list[_Seen]] = {}
+        self._pads = False
+        self.example = self.encode(example)
+        # Where padding is may then differ between inputs of one shape.
+        self._pads = any(each.key_padding_mask is not None for each in self._seen)
+
+    def encode(self, inputs: Any, bos: bool | None = None) -> Batch:
+        """One batch from what the module is called with: a tensor, a tuple of arguments, or a mapping of them.
+
+        Its positions are those of the sequences that the module attends over, found by calling it. Padding is what
+        `key_padding_mask` hides.
+        """
+        if bos is not None:
+            raise InputError("bos is only for texts; this model is given tensors. Leave it out.")
+        if isinstance(inputs, str) or (isinstance(inputs, list) and inputs and isinstance(inputs[0], str)):
+            raise InputError(
+                f"this model is a module of your own and takes tensors, as in its example; got {shown(inputs)}."
+            )
+        rows = {name: self._placed(value) for name, value in self.form.rows(inputs).items()}
+        return self.batch(rows)
+
+    def batch(self, rows: Mapping[str, Tensor]) -> Batch:
+        """The batch of tensors with one row per text."""
+        texts = self.form.texts(rows)
+        seen = self._call(rows)
+        for each in seen:
+            if each.texts != texts:
+                raise InputError(
+                    f"the attention runs on {each.texts} sequences for {texts} texts; give one row per text, as in the "
+                    "example."
+                )
+        source, target = self._sides(seen, texts)
+        assert source is not None
+        further = {stack: labels for stack, labels in self._further.items() if labels}
+        return replace(source, target=target, extra=dict(rows), further=further)
+
+    @property
+    def probe(self) -> Batch:
+        """Texts of the example, and the same with noise."""
+        return self.batch(self.form.perturbed(self.example.extra))
+
+    def position_texts(self, ids: Sequence[int], stack: str = "") -> tuple[str, ...]:
+        """The labels of positions of the source, or of the target for the stacks whose queries it makes."""
+        names = self._names("target" if stack in ("decoder", "cross") else "source", max(ids, default=0) + 1)
+        return tuple(names[each] for each in ids)
+
+    def _placed(self, value: Tensor) -> Tensor:
+        wanted = next(self._watched.parameters()).dtype
+        value = value.detach()
+        return value.to(self.device, wanted) if value.is_floating_point() else value.to(self.device)
+
+    def _call(self, rows: Mapping[str, Tensor]) -> list[_Seen]:
+        shapes = tuple((name, tuple(value.shape)) for name, value in rows.items())
+        if not self._pads and shapes in self._known:
+            return self._known[shapes]
+        with self._calling, torch.no_grad():
+            self._seen = []
+            try:
+                self._watched(rows)
+            except InputError:
+                raise
+            except Exception as error:  # whatever a module raises over inputs that it cannot take
+                raise InputError(
+                    f"the module does not run on these inputs: {type(error).__name__}: {first_line(error)}. In its "
+                    f"example, argument {self._shapes}."
+                ) from error
+            seen = self._known[shapes] = self._seen
+        return seen
+
+    def _watch(self, module: nn.Module, args: Any, kwargs: Any) -> None:
+        given = dict(zip(("query", "key", "value", "key_padding_mask"), args, strict=False)) | kwargs
+        query, key = given["query"], given["key"]
+        batched = query.ndim == 3
+        first = 0 if not batched or module.batch_first else 1
+        texts, queries = (1, len(query)) if not batched else (query.shape[first], query.shape[1 - first])
+        keys = len(key) if not batched else key.shape[1 - first]
+        padding = given.get("key_padding_mask")
+        padding = padding[None] if padding is not None and padding.ndim == 1 else padding
+        self._seen.append(_Seen(texts, queries, keys, padding))
+
+    def _watch_own(self, module: nn.Module, args: Any, kwargs: Any) -> None:
+        x = next(tensors_of((*args, *kwargs.values())))
+        self._seen.append(_Seen(x.shape[0], x.shape[1], x.shape[1], None))
+
+    def _sides(self, seen: Sequence[_Seen], texts: int) -> tuple[Batch | None, Batch | None]:
+        """The positions of the source, and of the target where there is cross-attention."""
+        found: dict[str, tuple[int, Tensor | None]] = {}
+
+        def is_(side: str, length: int, padding: Tensor | None) -> None:
+            known = found.get(side)
+            if known is not None and known[0] != length:
+                raise InputError(f"the {side} has {known[0]} positions in one layer and {length} in another.")
+            if known is None or known[1] is None:
+                found[side] = (length, padding)
+
+        for layer, each in zip(self._layers, seen, strict=True):
+            if layer.stack == "cross":
+                is_("source", each.keys, each.key_padding_mask)
+                is_("target", each.queries, None)
+            else:
+                is_("target" if layer.stack == "decoder" else "source", each.queries, each.key_padding_mask)
+        sides = [self._side(side, *found[side], texts) if side in found else None for side in SIDES]
+        return sides[0], sides[1]
+
+    def _side(self, side: str, length: int, padding: Tensor | None, texts: int) -> Batch:
+        ids = torch.arange(length, device=self.device).expand(texts, -1)
+        mask: Bool[Tensor, "batch position"] = torch.ones_like(ids, dtype=torch.bool)
+        if padding is not None:
+            mask = (~hides(padding)).to(self.device).expand(texts, -1)
+        labels = self._names(side, length)
+        return Batch(ids, mask, (labels,) * texts, None)
+
+    def _names(self, side: str, length: int) -> tuple[str, ...]:
+        given = self._labels.get(side)
+        if given is None:
+            return tuple(str(number) for number in range(length))
+        # A class token stands before the patches, if there is one.
+        given = given[1:] if self.grid is not None and len(given) == length + 1 else given
+        if len(given) < length:
+            raise InputError(
+                f"`labels` must name every position of the {side}: {length} of them; got {len(given)} labels."
+            )
+        return tuple(given[:length])
+
+
+def _by_side(labels: Labels) -> dict[str, tuple[str, ...]]:
+    if labels is None:
+        return {}
+    if isinstance(labels, PatchGrid):
+        return {"source": labels.labels}
+    if isinstance(labels, Mapping):
+        unknown = sorted(map(str, set(labels) - set(SIDES)))
+        if unknown:
+            raise InputError(
+                f'`labels` must be a list of strings, or a mapping of "source" and "target" to one each; got also '
+                f"{', '.join(unknown)}."
+            )
+        return {side: tuple(strings("labels", given)) for side, given in labels.items()}
+    return {"source": tuple(strings("labels", listed("labels", labels, "a list of strings")))}

@@ -1,0 +1,180 @@
+"""How do pictures and recordings become what a model is given? Through the model's own processor."""
+
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, Protocol, TypeAlias, runtime_checkable
+
+import numpy as np
+from transformers import AutoFeatureExtractor, AutoImageProcessor, PreTrainedModel
+
+from ...basics.arguments import shown
+from ...errors import InputError, first_line
+from ..structure.signals import KINDS, Kind
+
+_FILES: Final = ("preprocessor_config.json", "processor_config.json")
+
+
+@runtime_checkable
+class Picture(Protocol):
+    """A picture of Pillow's."""
+
+    mode: str
+
+    def convert(self, mode: str) -> "Picture":
+        """The picture in other colours, such as "RGB"."""
+        ...
+
+
+Recording: TypeAlias = tuple[int, np.ndarray]
+"""Samples per second, and the samples: what `scipy.io.wavfile.read` returns."""
+
+
+def processor_in(folder: Path, model: PreTrainedModel) -> Any:
+    """The processor that a model's folder holds; None if it has none or the model reads tokens."""
+    if model.main_input_name not in KINDS or not any((folder / file).is_file() for file in _FILES):
+        return None
+    auto = AutoImageProcessor if KINDS[model.main_input_name] == "pixels" else AutoFeatureExtractor
+    try:
+        return auto.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False)  # type: ignore[no-untyped-call]
+    except ImportError:
+        return None  # without Pillow, pictures are refused with the reason, and tensors work
+    except Exception as error:
+        raise InputError(f"folder {folder}: its processor cannot be read: {first_line(error)}") from error
+
+
+def check_processor(processor: Any, model: PreTrainedModel) -> Any:
+    """The part of a processor that a model needs; raises `InputError` for anything else."""
+    reads = KINDS.get(model.main_input_name)
+    if reads is None:
+        raise InputError("`processor` is for models of images and sound; this one reads tokens: give its `tokenizer`.")
+    part = getattr(processor, "image_processor" if reads == "pixels" else "feature_extractor", processor)
+    wanted = model.main_input_name
+    if not callable(part) or wanted not in getattr(part, "model_input_names", ()):
+        kind = "AutoImageProcessor" if reads == "pixels" else "AutoFeatureExtractor"
+        raise InputError(
+            f"`processor` must be a transformers processor that makes {wanted}; got {shown(processor)}. Make one with "
+            f"{kind}.from_pretrained(folder)."
+        )
+    return part
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """Makes what a model is given, of pictures or of recordings."""
+
+    processor: Any
+    reads: Kind
+    argument: str
+    channels: int = 3
+    seconds: float | None = None
+    """How long a recording may be; None if any length works."""
+
+    def __call__(self, inputs: Any) -> Mapping[str, Any]:
+        """What the model is given, of one picture or recording or a list of them."""
+        single = not isinstance(inputs, list)
+        given = [inputs] if single else inputs
+        if not given:
+            raise InputError("the list of inputs is empty; give at least one.")
+        if self.reads == "pixels":
+            pictures = [_picture(each, self.channels) for each in given]
+            self._require("image")
+            return self._made(images=pictures)
+        recordings = [_recording(each) for each in given]
+        self._require("sound")
+        rate = int(self.processor.sampling_rate)
+        for found, samples in recordings:
+            if found != rate:
+                raise InputError(
+                    f"this model takes {rate} samples per second; the recording has {found}. Resample it: "
+                    f"scipy.signal.resample_poly(samples, {rate}, {found})."
+                )
+            if self.seconds is not None and len(samples) > self.seconds * rate:
+                raise InputError(
+                    f"this model takes recordings of up to {self.seconds:g} s; this one has {len(samples) / rate:.4g} "
+                    "s. Cut it."
+                )
+        options = {"padding": True} if self.argument == "input_values" and self.seconds is None else {}
+        return self._made(raw_speech=[samples for _, samples in recordings], sampling_rate=rate, **options)
+
+    def _require(self, what: str) -> None:
+        if self.processor is not None:
+            return
+        kind = "AutoImageProcessor" if what == "image" else "AutoFeatureExtractor"
+        pillow = ", which needs Pillow: pip install 'attnmech[images]'" if what == "image" else ""
+        raise InputError(
+            f"this model was loaded without its processor (preprocessor_config.json in its folder), so it takes "
+            f"{self.argument} as a tensor; or load it with one: am.load(model, "
+            f"processor={kind}.from_pretrained(folder)){pillow}."
+        )
+
+    def _made(self, **given: Any) -> Mapping[str, Any]:
+        try:
+            made = self.processor(**given, return_tensors="pt")
+        except Exception as error:  # whatever a processor raises over what it is given
+            raise InputError(f"the model's processor cannot take this: {first_line(error)}") from error
+        return {name: made[name] for name in (self.argument, "attention_mask") if name in made}
+
+
+def _picture(given: Any, channels: int) -> Any:
+    """A picture in the model's colours, of Pillow, of a file, or as an array [height width 3] of bytes."""
+    if isinstance(given, Path):
+        given = _opened(given)
+    if isinstance(given, np.ndarray):
+        if given.dtype != np.uint8 or given.ndim != 3 or given.shape[2] != 3:
+            raise InputError(
+                f"an image as an array must be uint8 [height width 3]; got {given.dtype} {given.shape}. For pixel "
+                "values that are ready for the model: torch.tensor(...)."
+            )
+        return given
+    if isinstance(given, Picture):
+        return given.convert("L" if channels == 1 else "RGB")
+    raise InputError(
+        "this model reads images: give a PIL image, a pathlib.Path of one, an array [height width 3] of uint8, a list "
+        f"of these, or a floating-point tensor of pixel values; got {shown(given)}."
+    )
+
+
+def _opened(path: Path) -> Any:
+    try:
+        from PIL import Image
+    except ImportError as error:
+        raise InputError(f"to read {path}: pip install 'attnmech[images]' (Pillow).") from error
+    try:
+        with Image.open(path) as file:
+            return file.convert("RGB")
+    except OSError as error:
+        raise InputError(f"{path} cannot be read as an image: {first_line(error)}.") from error
+
+
+def _recording(given: Any) -> tuple[int, np.ndarray]:
+    """Samples per second, and the samples between -1 and 1."""
+    from scipy.io import wavfile  # type: ignore[import-untyped]
+
+    if isinstance(given, Path):
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", wavfile.WavFileWarning)
+                given = wavfile.read(given)
+        except (OSError, ValueError) as error:
+            raise InputError(f"{given} cannot be read as a WAV file: {first_line(error)}.") from error
+    pair = isinstance(given, Sequence) and not isinstance(given, str) and len(given) == 2
+    if not pair or not isinstance(given[0], int | np.integer) or not isinstance(given[1], np.ndarray):
+        raise InputError(
+            "this model reads sound: give (samples per second, samples) as scipy.io.wavfile.read returns them, a "
+            f"pathlib.Path of a WAV file, a list of these, or a floating-point tensor; got {shown(given)}."
+        )
+    rate, samples = int(given[0]), given[1]
+    if samples.ndim != 1 or len(samples) == 0:
+        raise InputError(
+            "a recording must have one channel: samples [time]; got "
+            f"{'x'.join(map(str, samples.shape))}. Of stereo sound: samples.mean(axis=1)."
+        )
+    if samples.dtype == np.uint8:
+        samples = samples.astype(np.float32) / 128 - 1
+    elif np.issubdtype(samples.dtype, np.integer):
+        samples = samples / -float(np.iinfo(samples.dtype).min)
+    if not np.issubdtype(samples.dtype, np.floating) or not np.isfinite(samples).all():
+        raise InputError(f"the samples must be finite numbers; got {samples.dtype}.")
+    return rate, samples.astype(np.float32)

@@ -1,0 +1,234 @@
+"""Attention that a user wrote: through its one call of `scaled_dot_product_attention`, or from the parts it names.
+
+A module that makes exactly one such call keeps its own forward; the call goes to `attend`. Any other is computed anew
+from the projections, W_O and mask that an `Architecture` names; scale and meaning of the mask are those under which it
+returns what the user's does.
+"""
+
+import inspect
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+
+from ...batch import Batch
+from ...errors import UnsupportedModelError
+from ..attention.attend import Site, attend, unexpanded
+from ..attention.in_force import InForce, Pass
+from ..attention.replaced_attention import StandIn
+from ..attention.replaced_mha import Masked, joined_masks, sort_mask
+from ..parts.mask import MaskRule
+from ..structure.architectures import Architecture
+
+_CLOSE: Final = 1e-4
+"""How far from what the user's attention returns, as a share of its size, a reading of it may be."""
+
+
+@dataclass(frozen=True, eq=False)
+class ProductCall:
+    """One call of `scaled_dot_product_attention`."""
+
+    q: Float[Tensor, "batch head query d_head"]
+    k: Float[Tensor, "batch kv_head key d_head"]
+    v: Float[Tensor, "batch kv_head key d_value"]
+    scale: float
+    masked: Masked
+
+    @classmethod
+    def of(
+        cls,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        attn_mask: Tensor | None = None,
+        dropout_p: float = 0.0,
+        is_causal: bool = False,
+        scale: float | None = None,
+        enable_gqa: bool = False,
+    ) -> "ProductCall":
+        """From torch's arguments."""
+        if query.ndim != 4:
+            raise UnsupportedModelError(
+                f"scaled_dot_product_attention must be called with [batch, heads, positions, d_head]; got "
+                f"{list(query.shape)}."
+            )
+        if dropout_p:
+            raise UnsupportedModelError("this module drops attention at random although it is in eval mode.")
+        queries, keys = query.shape[2], key.shape[2]
+        seen: list[Tensor] = []
+        added: list[Tensor] = []
+        if is_causal:
+            seen.append(torch.ones(queries, keys, dtype=torch.bool, device=query.device).tril()[None, None])
+        if attn_mask is not None:
+            mask = attn_mask.reshape((1,) * (4 - attn_mask.ndim) + attn_mask.shape)
+            mask = mask.expand(*mask.shape[:2], queries, keys)
+            # Here True shows a key.
+            sort_mask(~mask if mask.dtype == torch.bool else mask, 0, seen, added)
+        masked = joined_masks(len(query), queries, keys, seen, added, query.device)
+        return cls(query, key, value, query.shape[-1] ** -0.5 if scale is None else float(scale), masked)
+
+    def attended(self, site: Site) -> Float[Tensor, "batch head query d_value"]:
+        """z, by `attend`."""
+        z = attend(
+            self.q, unexpanded(self.k, site.kv_heads), unexpanded(self.v, site.kv_heads), scale=self.scale,
+            position=self.masked.position, mask=self.masked.rule, site=site,
+        )  # fmt: skip
+        return z.transpose(1, 2)
+
+    def weights(self) -> Float[Tensor, "batch head query key"]:
+        """The probabilities, written out."""
+        k = self.k.repeat_interleave(self.q.shape[1] // self.k.shape[1], dim=1)
+        scores = self.scale * (self.q @ k.mT)
+        scores = scores if self.masked.position is None else scores + self.masked.position
+        visible = self.masked.rule.visible(range(self.q.shape[2]))
+        return scores.masked_fill(~visible, -torch.inf).softmax(dim=-1)
+
+
+class _Product(TorchFunctionMode):
+    """Hands calls of `scaled_dot_product_attention` to a function."""
+
+    def __init__(self, told: Callable[[Callable[..., Tensor], ProductCall, Any, Any], Tensor]) -> None:
+        super().__init__()
+        self._told = told
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func is nn.functional.scaled_dot_product_attention:
+            return self._told(func, ProductCall.of(*args, **kwargs), args, kwargs)
+        return func(*args, **kwargs)
+
+
+@contextmanager
+def watching_products(told: Callable[[ProductCall, Tensor], None]) -> Iterator[None]:
+    """Tells of every call in the block, with what it returns."""
+
+    def call(func: Callable[..., Tensor], made: ProductCall, args: Any, kwargs: Any) -> Tensor:
+        found = func(*args, **kwargs)
+        told(made, found)
+        return found
+
+    with _Product(call):
+        yield
+
+
+def use_our_product(module: nn.Module) -> None:
+    """Has a module of a private copy attend through `attend`, as `module.attnmech_site` says."""
+    forward = module.forward
+
+    def ours(*args: Any, **kwargs: Any) -> Any:
+        with _Product(lambda func, made, _, __: made.attended(module.attnmech_site)):  # type: ignore[arg-type]
+            return forward(*args, **kwargs)
+
+    module.forward = ours
+
+
+def keep_weights_of_product(module: nn.Module, keep: Callable[[Tensor], None]) -> None:
+    """Has a module of a private copy tell the probabilities of its call, written out."""
+    forward = module.forward
+
+    def ours(*args: Any, **kwargs: Any) -> Any:
+        with watching_products(lambda made, _: keep(made.weights())):
+            return forward(*args, **kwargs)
+
+    module.forward = ours
+
+
+# -- attention that is described -------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Described:
+    """How a user's attention computes, as far as it was not named: found by what it returns."""
+
+    scale: float
+    shows: bool | None
+    """Whether True (or 1) in its mask shows a key; None if it has no mask, or adds it."""
+    causal: bool = False
+    """Whether no query saw a later key."""
+
+
+class DescribedAttention(StandIn):
+    """Computes a user's attention from the parts that an `Architecture` names."""
+
+    def __init__(self, original: nn.Module, plan: Architecture, how: Described) -> None:
+        super().__init__(original)
+        self.heads, self.kv_heads, self.how = plan.n_heads, plan.n_kv_heads, how
+        self.layout = plan.qkv  # type: ignore[assignment]
+        self.out_name = plan.out.removeprefix(f"{plan.attention}.") if plan.attention else plan.out
+        self._mask = plan.mask
+        self._signature = inspect.signature(original.forward)
+        self.returns = 0
+        """How many values it returns in a tuple; 0 for a tensor alone."""
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """The user's signature: attn_raw, alone or first in a tuple of the user's length."""
+        x, masked = self.masked(*args, **kwargs)
+        q, k, v = self.project(x, self.heads, self.kv_heads)
+        z = attend(
+            q, k, v, scale=self.how.scale, position=masked.position, mask=masked.rule, site=self.attnmech_site
+        )  # fmt: skip
+        merged = self.merge(z)
+        return (merged, *(None for _ in range(self.returns - 1))) if self.returns else merged
+
+    def masked(self, *args: Any, **kwargs: Any) -> tuple[Float[Tensor, "batch position d_model"], Masked]:
+        """What it is given, and its mask."""
+        given = self._signature.bind(*args, **kwargs).arguments
+        x = next(value for value in given.values() if isinstance(value, torch.Tensor))
+        mask, length = given.get(self._mask) if self._mask else None, x.shape[1]
+        seen: list[Tensor] = []
+        added: list[Tensor] = []
+        if mask is not None:
+            whole = mask[:, None] if mask.ndim == 3 else mask.reshape((1,) * (4 - mask.ndim) + mask.shape)
+            whole = whole.expand(*whole.shape[:2], length, length)
+            if self.how.shows is not None:
+                whole = whole == 0 if self.how.shows else whole != 0
+            sort_mask(whole, 0, seen, added)
+        return x, joined_masks(len(x), length, length, seen, added, x.device)
+
+
+def described_as(
+    module: nn.Module, plan: Architecture, args: Sequence[Any], kwargs: dict[str, Any], made: Any
+) -> tuple[Described, int]:
+    """The scale, and the meaning of the mask, under which a module with these parts returns what it did.
+
+    Raises `UnsupportedModelError` if there are none.
+    """
+    wanted = made[0] if isinstance(made, tuple) else made
+    returns = len(made) if isinstance(made, tuple) else 0
+    width = wanted.shape[-1]
+    for scale in dict.fromkeys(((width // plan.n_heads) ** -0.5, 1.0, width**-0.5)):
+        for shows in (None, True, False):
+            how = Described(scale, shows)
+            tried = DescribedAttention(module, plan, how)
+            in_force = InForce()
+            tried.attnmech_site = Site(in_force, 0)
+            try:
+                with torch.no_grad(), in_force.unchecked(), in_force.recording(Pass(no_tokens())):
+                    given = tried(*args, **kwargs)
+            except (RuntimeError, ValueError, TypeError):
+                continue
+            found = given[0] if isinstance(given, tuple) else given
+            apart = (found - wanted).norm() if found.shape == wanted.shape else torch.tensor(torch.inf)
+            if float(apart) <= _CLOSE * float(wanted.norm()):
+                _, masked = tried.masked(*args, **kwargs)
+                return replace(how, causal=is_causal(masked.rule)), returns
+    raise UnsupportedModelError(
+        f"`architecture` does not describe {type(module).__name__}: with these projections, {plan.n_heads} heads and "
+        f"{f'the mask {plan.mask!r}' if plan.mask else 'no mask'}, softmax attention returns something else."
+    )
+
+
+def is_causal(rule: MaskRule) -> bool:
+    """Whether no query sees a later key; False for a single query."""
+    return rule.queries > 1 and not bool(rule.visible(range(rule.queries))[..., : rule.queries].triu(1).any())
+
+
+def no_tokens() -> Batch:
+    """A batch for passes in which nobody asks what positions are."""
+    ids = torch.zeros(1, 1, dtype=torch.long)
+    return Batch(ids, torch.ones_like(ids, dtype=torch.bool), (), None)

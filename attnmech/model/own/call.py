@@ -1,0 +1,230 @@
+"""How is a module of the user's own called? Its arguments as tensors with one row per text, and back again.
+
+A call is what `example` shows: a tensor, a tuple of positional arguments or a mapping of keyword arguments, with lists,
+tuples and mappings inside. Which axis of each tensor is the batch is found by running the example twice in one batch.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import islice, product
+from typing import Any, Final, TypeAlias
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+from ...basics.arguments import shown
+from ...errors import InputError
+from ..attention.replaced_mha import padded_of
+
+Arguments: TypeAlias = tuple[tuple[Any, ...], dict[str, Any]]
+"""Positional and keyword arguments."""
+
+_LENGTHS: Final = " lengths"
+"""What is added to the name of a nested tensor for the lengths of its texts."""
+_SEED: Final = 53
+_TRIES: Final = 256
+"""How many readings of the batch axes are tried."""
+
+
+@dataclass(frozen=True)
+class Axis:
+    """Where one tensor of a call has its batch."""
+
+    kind: str
+    """"batch" at `at`; "new" if the axis is put in there; "shared" by all texts; "nested", one tensor per text."""
+    at: int = 0
+    each: int = 1
+    """How many rows of the axis belong to each text (a mask [texts · heads, query, key])."""
+
+
+@dataclass(frozen=True)
+class CallForm:
+    """The form of a call: its arguments, which are tensors, and the batch axis of each."""
+
+    names: tuple[str, ...]
+    spec: Any
+    """torch's description of the structure of the arguments."""
+    fixed: Mapping[str, Any]
+    """The arguments that are no tensors, as in the example."""
+    axes: Mapping[str, Axis]
+    same: Mapping[str, str]
+    """The arguments that are the very tensor of another, such as a key that is the query."""
+
+    @classmethod
+    def of(cls, example: Any) -> "CallForm":
+        """The form of an example, with no batch axes yet: every tensor shared by all texts."""
+        names, leaves, spec = _flat(example)
+        given = dict(zip(names, leaves, strict=True))
+        tensors = {name: value for name, value in given.items() if isinstance(value, torch.Tensor)}
+        first = {id(value): name for name, value in reversed(tensors.items())}
+        same = {name: first[id(value)] for name, value in tensors.items() if first[id(value)] != name}
+        if not tensors:
+            raise InputError(
+                "`example` must hold what the module is called with: a tensor, a tuple of arguments or a mapping of "
+                f"keyword arguments; got {shown(example)}."
+            )
+        fixed = {name: value for name, value in given.items() if name not in tensors}
+        own = {name: value for name, value in tensors.items() if name not in same}
+        axes = {name: Axis("nested" if value.is_nested else "shared") for name, value in own.items()}
+        return cls(names, spec, fixed, axes, same)
+
+    def tensors(self, inputs: Any) -> dict[str, Tensor]:
+        """The tensors of inputs in this form, by name; `InputError` for inputs in another."""
+        names, leaves, _ = _flat(inputs)
+        given = dict(zip(names, leaves, strict=True))
+        if set(names) != set(self.names):
+            raise InputError(f"this module is called with {_listed(self.names)}; got {_listed(names)}.")
+        for name, value in self.fixed.items():
+            if not _same(given[name], value):
+                raise InputError(
+                    f"argument {name!r} was {shown(value)} in `example`, which is what was proven; got "
+                    f"{shown(given[name])}. Load the module again with an example of that."
+                )
+        for name, other in self.same.items():
+            if given[name] is not given[other]:
+                raise InputError(
+                    f"arguments {name!r} and {other!r} were one tensor in `example`, which is what was proven; here "
+                    "they are two. Load the module again with an example of that."
+                )
+        found = {}
+        for name in self.axes:
+            if not isinstance(given[name], torch.Tensor):
+                raise InputError(f"argument {name!r} must be a tensor, as in `example`; got {shown(given[name])}.")
+            found[name] = given[name]
+        return found
+
+    def rows(self, inputs: Any) -> dict[str, Tensor]:
+        """The same with one row per text first; what all texts share has one row."""
+        found: dict[str, Tensor] = {}
+        for name, value in self.tensors(inputs).items():
+            axis = self.axes[name]
+            if value.is_nested != (axis.kind == "nested"):
+                raise InputError(
+                    f"argument {name!r} was {'' if value.is_nested else 'not '}a dense tensor in `example`."
+                )
+            if axis.kind == "nested":
+                padded, hidden = padded_of(value)
+                found |= {name: padded, name + _LENGTHS: (~hidden).sum(dim=1)}
+            elif axis.kind == "batch":
+                found[name] = _by_text(name, value, axis)
+            else:
+                found[name] = value[None]
+        sizes = {name: len(value) for name, value in found.items() if self.axes.get(name, _SHARED).kind == "batch"}
+        if len(set(sizes.values())) > 1:
+            listed = ", ".join(f"{name!r} has {size}" for name, size in sizes.items())
+            raise InputError(f"all inputs must have as many texts; {listed}.")
+        if 0 in sizes.values():
+            raise InputError("the batch has no text; give at least one.")
+        return found
+
+    def texts(self, rows: Mapping[str, Tensor]) -> int:
+        """The number of texts."""
+        return max((len(value) for name, value in rows.items()), default=1)
+
+    def arguments(self, rows: Mapping[str, Tensor]) -> Arguments:
+        """What the module is called with, from `rows`."""
+        given = {name: self._argument(name, rows) for name in self.axes}
+        leaves = [self.fixed[name] if name in self.fixed else given[self.same.get(name, name)] for name in self.names]
+        args, kwargs = pytree.tree_unflatten(leaves, self.spec)
+        return args, kwargs
+
+    def width(self, rows: Mapping[str, Tensor]) -> int | None:
+        """The length to which nested tensors are padded, so that some of the texts have that of all; None without."""
+        lengths = [rows[name].shape[1] for name, axis in self.axes.items() if axis.kind == "nested"]
+        return max(lengths, default=None)
+
+    def _argument(self, name: str, rows: Mapping[str, Tensor]) -> Tensor:
+        axis, value = self.axes[name], rows[name]
+        if axis.kind == "nested":
+            lengths = rows[name + _LENGTHS].tolist()
+            return torch.nested.as_nested_tensor([row[:length] for row, length in zip(value, lengths, strict=True)])
+        if axis.kind == "shared":
+            return value[0]
+        return (value.flatten(0, 1) if axis.each > 1 else value).movedim(0, axis.at)
+
+    def is_by_text(self, name: str) -> bool:
+        """Whether a tensor of `rows` has a row for each text."""
+        axis = self.axes.get(name)
+        return axis is None or axis.kind != "shared"
+
+    def perturbed(self, rows: Mapping[str, Tensor], texts: int = 2) -> dict[str, Tensor]:
+        """The first texts, and the same with noise on real numbers: an example of zeros would prove nothing.
+
+        Masks and whole numbers stay as they are.
+        """
+        generator = torch.Generator().manual_seed(_SEED)
+        found = {}
+        for name, value in rows.items():
+            if not self.is_by_text(name):
+                found[name] = value
+                continue
+            first = other = value[:texts]
+            if first.is_floating_point() and not _is_mask(first):
+                spread = float(first.double().std()) if first.numel() > 1 else 0.0
+                noise = torch.randn(first.shape, generator=generator).to(first)
+                other = first + (spread or 1.0) / 2 * noise
+            found[name] = torch.cat((first, other))
+        return found
+
+    def __deepcopy__(self, memo: object) -> "CallForm":
+        return self
+
+    def candidates(self, tensors: Mapping[str, Tensor], texts: int, *, batched: bool) -> Iterator["CallForm"]:
+        """The readings of the batch axes that the sizes allow, the usual ones first."""
+        choices: list[list[Axis]] = []
+        for value in tensors.values():
+            if value.is_nested:
+                choices.append([Axis("nested")])
+                continue
+            if batched:
+                found = [Axis("batch", at) for at in range(value.ndim) if value.shape[at] == texts]
+                if value.ndim > 2 and value.shape[0] > texts and value.shape[0] % texts == 0:
+                    found.append(Axis("batch", 0, value.shape[0] // texts))
+            else:
+                found = [Axis("new", at) for at in range(min(2, value.ndim + 1))]
+            choices.append([*found, _SHARED])
+        for axes in islice(product(*choices), _TRIES):
+            if any(axis.kind != "shared" for axis in axes):
+                yield replace(self, axes=dict(zip(tensors, axes, strict=True)))
+
+
+_SHARED: Final = Axis("shared")
+
+
+def _flat(inputs: Any) -> tuple[tuple[str, ...], list[Any], Any]:
+    arguments: Arguments = ((), dict(inputs)) if isinstance(inputs, Mapping) else ((inputs,), {})
+    if isinstance(inputs, tuple):
+        arguments = (inputs, {})
+    paths, spec = pytree.tree_flatten_with_path(arguments)
+    names = tuple(".".join(str(_key(key)) for key in path[1:]) for path, _ in paths)
+    leaves = [torch.from_numpy(value) if isinstance(value, np.ndarray) else value for _, value in paths]
+    return names, leaves, spec
+
+
+def _by_text(name: str, value: Tensor, axis: Axis) -> Tensor:
+    if value.ndim <= axis.at or value.shape[axis.at] % axis.each:
+        raise InputError(f"argument {name!r} had its texts along axis {axis.at} in `example`; got {list(value.shape)}.")
+    first = value.movedim(axis.at, 0)
+    return first.reshape(-1, axis.each, *first.shape[1:]) if axis.each > 1 else first
+
+
+def _is_mask(value: Tensor) -> bool:
+    """Whether a tensor of real numbers holds what hides: −∞, or nothing but 0 and 1."""
+    return bool(value.isinf().any()) or (bool(((value == 0) | (value == 1)).all()) and bool(value.any()))
+
+
+def _key(entry: Any) -> object:
+    return entry.idx if hasattr(entry, "idx") else getattr(entry, "key", entry)
+
+
+def _same(one: Any, other: Any) -> bool:
+    try:
+        return type(one) is type(other) and bool(one == other)
+    except Exception:  # what == means is up to the user's class
+        return one is other
+
+
+def _listed(names: Sequence[str]) -> str:
+    return ", ".join(f"argument {name}" if name.isdigit() else repr(name) for name in names)

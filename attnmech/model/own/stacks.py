@@ -1,0 +1,360 @@
+"""Which stacks and layers do the traced calls of a user's module make, and of which architecture is each?"""
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import pairwise
+from typing import Any, Final
+
+import torch
+from einops import rearrange
+from torch import Tensor, nn
+
+from ...errors import InputError, UnsupportedModelError
+from ..parts.weights import Separate
+from ..structure.architectures import Architecture, has_module, submodule
+from ..structure.block_structure import BlockReader, Factors, UnreadableError
+from ..structure.traced import Attended, Call, same
+from .attention import described_as, is_causal
+from .module import Layer, OwnModule, blocks_of
+from .trace import Traced, Use, above, named, parent
+
+_PROJECTIONS: Final = Separate("q_proj", "k_proj", "v_proj")
+_OWN_OUTPUT: Final = "its output is what the module returns"
+
+
+def stacks_of(plain: OwnModule, trace: Traced) -> tuple[list[Layer], tuple[Architecture, ...]]:
+    """Each use as a layer of a stack, in the order of the pass, and the architecture of each stack."""
+    labels = _labels(trace.uses)
+    order = [label for label in ("", "encoder", "decoder", "cross") if label in labels]
+    layers: list[Layer | None] = [None] * len(labels)
+    plans = []
+    for label in order:
+        places = [place for place, each in enumerate(labels) if each == label]
+        uses = [trace.uses[place] for place in places]
+        _require_alike(label, uses)
+        plan, blocks = _plan(plain, trace, label, uses)
+        plans.append(plan)
+        for place, use, block in zip(places, uses, blocks, strict=True):
+            layers[place] = Layer(label, block, use.path)
+    return [layer for layer in layers if layer is not None], tuple(plans)
+
+
+def _labels(uses: Sequence[Use]) -> list[str]:
+    """The stack of each use: "" where all is self-attention over one sequence; else encoder, decoder or cross.
+
+    Cross-attention says which sequence makes the queries and which the keys. Where both have one length,
+    self-attention before the first cross-attention, outside its block, is the encoder's.
+    """
+    crossing = [use for use in uses if not use.own]
+    if not crossing:
+        lengths = {use.queries for use in uses}
+        if len(lengths) > 1:
+            raise UnsupportedModelError(
+                "self-attention must run over one sequence; here it runs over "
+                + ", ".join(f"{use.queries} positions in {named(use.path)}" for use in _each_length(uses))
+                + ". Load the parts of the module one by one."
+            )
+        return [""] * len(uses)
+    shapes = {(use.queries, use.keys) for use in crossing}
+    if len(shapes) > 1:
+        raise UnsupportedModelError(
+            "cross-attention must run between two sequences; here it runs from "
+            + ", ".join(f"{use.queries} to {use.keys} positions in {named(use.path)}" for use in _each_length(crossing))
+            + ". Load the parts of the module one by one."
+        )
+    ((to, source),) = shapes
+    first = min(use.order for use in crossing)
+    blocks = {parent(use.path) for use in crossing}
+    found = []
+    for use in uses:
+        if not use.own:
+            found.append("cross")
+        elif use.queries not in (to, source):
+            raise UnsupportedModelError(
+                f"self-attention in {named(use.path)} runs over {use.queries} positions, but cross-attention from {to} "
+                f"to {source}. Load the parts of the module one by one."
+            )
+        elif to != source:
+            found.append("decoder" if use.queries == to else "encoder")
+        else:
+            found.append("encoder" if use.order < first and parent(use.path) not in blocks else "decoder")
+    return found
+
+
+def _each_length(uses: Sequence[Use]) -> list[Use]:
+    return list({(use.queries, use.keys): use for use in uses}.values())
+
+
+def _require_alike(label: str, uses: Sequence[Use]) -> None:
+    """Raises `UnsupportedModelError` unless all layers of a stack have the same sizes."""
+    for use in uses[1:]:
+        if use.sizes != uses[0].sizes:
+            (heads, width, more), (others, wide, further) = uses[0].sizes, use.sizes
+            of_stack = f"the {label} stack" if label else "the module"
+            raise UnsupportedModelError(
+                f"all layers of {of_stack} must have the same heads; {named(uses[0].path)} has {heads} of {width} "
+                f"dimensions{_with(more)}, {named(use.path)} {others} of {wide}{_with(further)}. Load the parts of the "
+                "module one by one."
+            )
+
+
+def _with(labels: Any) -> str:
+    return f" and the keys {', '.join(labels)}" if labels else ""
+
+
+def _plan(plain: OwnModule, trace: Traced, label: str, uses: Sequence[Use]) -> tuple[Architecture, list[str]]:
+    """The architecture of a stack, and the path of each layer's block."""
+    if any(use.product is not None for use in uses):
+        return _plan_of_products(plain, trace, label, uses)
+    heads = uses[0].sizes[0]
+    start = Architecture(
+        name=type(plain.module).__name__, stack=label, blocks=blocks_of(label), attention="core", qkv=_PROJECTIONS,
+        out="out_proj", mid_norm=None, mlp_out=None, streams=False, hands_on=True, reads="tensors",
+        n_heads=heads, n_kv_heads=heads, head_refused=_OWN_OUTPUT,
+        causal=label != "cross" and all(_is_causal(use) for use in uses),
+    )  # fmt: skip
+    read = [_block(plain, trace, start, use, len(uses)) for use in uses]
+    found = [each for each in read if each is not None]
+    if len(found) < len(uses) or len({replace(plan, chained=True) for plan, _ in found}) > 1:
+        alone = replace(start, attn_out="out_proj") if label == "cross" and _in_torch_decoder(plain, uses) else start
+        return alone, [use.path for use in uses]
+    paths = [path for _, path in found]
+    plan = replace(found[0][0], chained=_is_chained(trace, paths))
+    return plan, paths
+
+
+def _block(
+    plain: OwnModule, trace: Traced, start: Architecture, use: Use, layers: int
+) -> tuple[Architecture, str] | None:
+    """The block around an attention: the nearest module that takes and returns a stream; None if there is none."""
+    others = [each.path for each in trace.uses if each is not use]
+    for path in above(use.path):
+        if any(other.startswith(f"{path}.") for other in others):
+            return _torch_decoder(plain, trace, start, use, path)
+        below = use.path[len(path) + 1 :]
+        inside = [call for call in trace.calls if call.path == path or call.path.startswith(f"{path}.")]
+        own = next((call for call in inside if call.path == path), None)
+        if own is None:
+            continue
+        if own.given is not None and own.given.is_nested and isinstance(own.module, nn.TransformerEncoderLayer):
+            raise UnsupportedModelError(
+                f"{named(path)} is given a nested tensor; only nn.TransformerEncoder may be. Put the layer into one, "
+                "or give padded texts with src_key_padding_mask."
+            )
+        plan = replace(
+            start, streams=True, attention=f"{below}.core", out=f"{below}.out_proj",
+            batch_first=use.batch_first,
+        )  # fmt: skip
+        try:
+            return _OwnBlockReader(plan, use, path, inside, plain).plan, path
+        except (UnreadableError, StopIteration):
+            continue
+    return None
+
+
+def _torch_decoder(
+    plain: OwnModule, trace: Traced, start: Architecture, use: Use, path: str
+) -> tuple[Architecture, str] | None:
+    """The self-attention of torch's decoder layer, between whose attention and MLP stands cross-attention."""
+    layer = plain.get_submodule(path)
+    if not _is_torch_decoder(layer) or use.path != f"{path}.self_attn":
+        return None
+    plan = replace(
+        start, streams=True, attention="self_attn.core", out="self_attn.out_proj", mlp_out="linear2",
+        interposed="cross", batch_first=use.batch_first,
+    )  # fmt: skip
+    if layer.norm_first:
+        return replace(plan, attn_norm="norm1", mid_norm="norm2"), path
+    return replace(plan, norm="post", mid_norm="norm1", interposed_norm="norm2", post_norm="norm3"), path
+
+
+def _is_torch_decoder(layer: nn.Module) -> bool:
+    """Whether a module computes what torch's decoder layer does."""
+    kind = nn.TransformerDecoderLayer
+    own = (type(layer).forward, type(layer)._sa_block, type(layer)._mha_block, type(layer)._ff_block) if isinstance(
+        layer, kind
+    ) else ()  # fmt: skip
+    return own == (kind.forward, kind._sa_block, kind._mha_block, kind._ff_block)
+
+
+def _in_torch_decoder(plain: OwnModule, uses: Sequence[Use]) -> bool:
+    return all(_is_torch_decoder(plain.get_submodule(parent(use.path))) for use in uses)
+
+
+def _is_causal(use: Use) -> bool:
+    return use.masked is not None and is_causal(use.masked.rule)
+
+
+def _is_chained(trace: Traced, paths: Sequence[str]) -> bool:
+    """Whether each block is given what the one before returned."""
+    by_path = {call.path: call for call in trace.calls}
+    calls = [by_path[path] for path in paths]
+    return all(before.made and same(before.made[0], after.given) for before, after in pairwise(calls))
+
+
+def _plan_of_products(
+    plain: OwnModule, trace: Traced, label: str, uses: Sequence[Use]
+) -> tuple[Architecture, list[str]]:
+    """The architecture of a stack whose attention is the user's own code, with one product each."""
+    first = uses[0]
+    where = named(first.path)
+    if any(use.product is None for use in uses) or label not in ("", "encoder", "decoder"):
+        raise UnsupportedModelError(
+            f"{where} attends with code of its own; that is read for self-attention, in all layers of a stack. Load "
+            "the parts of the module one by one."
+        )
+    twice = next((path for path, count in Counter(use.path for use in uses).items() if count > 1), None)
+    if twice is not None:
+        raise UnsupportedModelError(
+            f"{named(twice)} calls scaled_dot_product_attention more than once in a pass; put each into a module of "
+            "its own."
+        )
+    start = Architecture(
+        name=type(plain.module).__name__, stack=label, blocks=blocks_of(label), attention="", qkv=_PROJECTIONS, out="",
+        mid_norm=None, mlp_out=None, streams=False, hands_on=True, reads="tensors", head_refused=_OWN_OUTPUT,
+    )  # fmt: skip
+    found = [
+        _block_of_product(plain, trace, start, use, [each.path for each in uses if each is not use]) for use in uses
+    ]
+    if (
+        any(path != use.path for (_, path), use in zip(found, uses, strict=True))
+        and len({replace(plan, chained=True) for plan, _ in found}) > 1
+    ):
+        found = [_block_of_product(plain, trace, start, use, None) for use in uses]
+    plans = {replace(plan, causal=all(_is_causal(use) for use in uses)) for plan, _ in found}
+    if len(plans) > 1:
+        raise UnsupportedModelError(f"the layers of {type(plain.module).__name__} are built in different ways.")
+    (plan,) = plans
+    plain.products += tuple(use.path for use in uses)
+    paths = [path for _, path in found]
+    return replace(plan, chained=not plan.streams or _is_chained(trace, paths)), paths
+
+
+def _block_of_product(
+    plain: OwnModule, trace: Traced, start: Architecture, use: Use, others: Sequence[str] | None
+) -> tuple[Architecture, str]:
+    """The nearest block around attention of own code, or (`others` None, or without a block) the attention itself."""
+    factors = Factors(plain.config, torch.finfo(use.z.dtype).eps)
+    product = use.product
+    assert product is not None
+    q, k, v = (
+        rearrange(each, "batch head position d -> batch position head d") for each in (product.q, product.k, product.v)
+    )
+    z = rearrange(use.z, "batch query (head d) -> batch query head d", head=product.q.shape[1])
+    attended = Attended(plain.get_submodule(use.path), q, k, v, z, product.masked.rule, {}, use.order)
+
+    def calls(path: str) -> list[Call]:
+        inside = [call for call in trace.calls if call.path == path or call.path.startswith(f"{path}.")]
+        return [replace(call, path=call.path[len(path) + 1 :] if call.path != path else "") for call in inside]
+
+    for path in above(use.path) if others is not None else ():
+        if any(other.startswith(f"{path}.") for other in others or ()):
+            break
+        if not any(call.path == path for call in trace.calls):
+            continue
+        try:
+            plan = BlockReader(
+                replace(start, streams=True, attention=use.path[len(path) + 1 :]), attended, calls(path), factors
+            ).plan
+        except (UnreadableError, StopIteration):
+            continue
+        return plan, path
+    try:
+        return _AloneReader(start, attended, calls(use.path), factors).plan, use.path
+    except (UnreadableError, StopIteration) as error:
+        raise UnsupportedModelError(
+            f"{named(use.path)} calls scaled_dot_product_attention, but what it makes its queries, keys and values of "
+            f"cannot be read: {error}."
+        ) from error
+
+
+class _AloneReader(BlockReader):
+    """Reads an attention that stands in no block."""
+
+    def _around(self, plan: Architecture) -> Architecture:
+        out = self._out()
+        return replace(plan, out=out.path, gate=self._gate(out))
+
+
+def named_by_user(plan: OwnModule, architecture: Architecture) -> tuple[str, ...]:
+    """The paths of the attention modules that a user's architecture names."""
+    blocks = f"module.{architecture.blocks}" if architecture.blocks else "module"
+    found = submodule(plan, blocks)
+    if not isinstance(found, nn.ModuleList):
+        raise UnsupportedModelError(
+            f"`blocks` of `architecture` must name an nn.ModuleList of blocks; {architecture.blocks!r} is a "
+            f"{type(found).__name__}."
+        )
+    for number, block in enumerate(found):
+        for path in (architecture.attention, architecture.out):
+            if not has_module(block, path):
+                raise UnsupportedModelError(
+                    f"`architecture` names a module {path!r}, which block {number} of {architecture.blocks!r} does not "
+                    "have."
+                )
+    return tuple(f"{blocks}.{number}.{architecture.attention}" for number in range(len(found)))
+
+
+def described(plain: OwnModule, trace: Traced, architecture: Architecture) -> Architecture:
+    """A user's architecture, completed by what the traced pass shows of its attention."""
+    blocks = f"module.{architecture.blocks}"
+    by_path = {use.path: use for use in trace.uses}
+    uses = [by_path[path] for path in plain.named if path in by_path]
+    if len(uses) < len(plain.named) or len(trace.uses) > len(uses):
+        raise UnsupportedModelError(
+            f"each attention that `architecture` names must be called once in a pass; {len(trace.uses)} calls of "
+            f"{len(plain.named)} were seen."
+        )
+    heads = architecture.n_heads or uses[0].sizes[0]
+    if not heads:
+        raise InputError("`architecture` must say `n_heads`: there is no config that does.")
+    plan = replace(
+        architecture, blocks=blocks, n_heads=heads, n_kv_heads=architecture.n_kv_heads or heads, hands_on=True,
+        reads="tensors", head_refused=_OWN_OUTPUT,
+    )  # fmt: skip
+    if all(use.product is not None for use in uses):
+        plain.products = tuple(plain.named)
+        plan = replace(plan, causal=all(_is_causal(use) for use in uses))
+    else:
+        for use in uses:
+            assert use.given is not None
+            how, returns = described_as(plain.get_submodule(use.path), plan, *use.given)
+            plain.described[use.path] = (plan, how, returns)
+        plan = replace(plan, causal=all(how.causal for _, how, _ in plain.described.values()))
+    for number, path in enumerate(plain.named):
+        plain.layers = (*plain.layers, Layer("", f"{blocks}.{number}", path))
+    return plan
+
+
+class _OwnBlockReader(BlockReader):
+    """Reads norms, sums and MLP of a block whose attention is known."""
+
+    def __init__(self, start: Architecture, use: Use, path: str, calls: Sequence[Call], plain: OwnModule) -> None:
+        z = rearrange(use.z, "batch query (head d_head) -> batch query head d_head", head=start.n_heads)
+        inside = f"{use.path}."
+        assert use.mha is not None
+        attended = Attended(use.mha, z, z, z, z, None, {}, use.order)
+        turned = [
+            replace(call, path=call.path[len(path) + 1 :] if call.path != path else "", **self._by_text(call, use))
+            if not call.path.startswith(inside) and not start.batch_first
+            else replace(call, path=call.path[len(path) + 1 :] if call.path != path else "")
+            for call in calls
+        ]
+        factors = Factors(plain.config, torch.finfo(z.dtype).eps)
+        super().__init__(start, attended, turned, factors)
+
+    @staticmethod
+    def _by_text(call: Call, use: Use) -> dict[str, Any]:
+        """The tensors of a call with texts first."""
+        shape = use.queries, use.texts
+
+        def turned(value: Tensor | None) -> Tensor | None:
+            return (
+                value.transpose(0, 1) if value is not None and value.ndim == 3 and value.shape[:2] == shape else value
+            )
+
+        return {"given": turned(call.given), "made": tuple(turned(each) for each in call.made)}
+
+    def _attention(self, plan: Architecture) -> Architecture:
+        return plan

@@ -1,0 +1,175 @@
+"""What does one pass of a user's module show? Each call of an attention, and what it was given."""
+
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from einops import rearrange
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from ..attention.attend import IMPLEMENTATION, Site
+from ..attention.in_force import Pass
+from ..attention.replaced_mha import Masked, OurMultiheadAttention, further_keys
+from ..structure.copies import copy_of
+from ..structure.traced import Trace, recording, tensors_of
+from .attention import ProductCall, no_tokens, watching_products
+from .module import OwnModule
+
+
+@dataclass(frozen=True, eq=False)
+class Use:
+    """One call of an attention in the traced pass: of an `nn.MultiheadAttention`, or of the user's own code."""
+
+    path: str
+    batched: bool
+    own: bool
+    """Whether queries and keys are made of the same tensor: self-attention."""
+    z: Float[Tensor, "batch query features"]
+    """What W_O reads; of attention that is only named, what it returns."""
+    keys: int
+    """The number of keys that are made of what it is given."""
+    order: int
+    masked: Masked | None = None
+    mha: OurMultiheadAttention | None = None
+    product: ProductCall | None = None
+    given: tuple[Any, Any, Any] | None = None
+    """The arguments and the output of attention that is only named."""
+
+    @property
+    def texts(self) -> int:
+        """The number of sequences."""
+        return len(self.z)
+
+    @property
+    def queries(self) -> int:
+        """The number of queries."""
+        return self.z.shape[1]
+
+    @property
+    def sizes(self) -> tuple[int, int, tuple[str, ...]]:
+        """The number of heads, their dimensions together, and the labels of the keys that are no tokens."""
+        if self.mha is not None:
+            return self.mha.heads, self.mha.original.embed_dim, further_keys(self.mha.original)
+        heads = 0 if self.product is None else self.product.q.shape[1]
+        return heads, self.z.shape[-1], ()
+
+    @property
+    def batch_first(self) -> bool:
+        """Whether what it is given has texts first."""
+        return not self.batched or self.mha is None or self.mha.original.batch_first
+
+
+@dataclass(eq=False)
+class Traced(Trace):
+    """What a pass of a user's module showed."""
+
+    uses: list[Use] = None  # type: ignore[assignment]
+
+
+def traced(plain: OwnModule, rows: Mapping[str, Tensor]) -> Traced:
+    """One pass of a copy that attends through `attend`: every call of a module, and of an attention."""
+    copied = copy_of(plain)
+    assert isinstance(copied, OwnModule)
+    copied.own_attention(IMPLEMENTATION)
+    trace = Traced()
+    trace.uses = []
+    named = {path: part for path, part in copied.named_modules() if path and not isinstance(part, nn.ModuleList)}
+    with (
+        torch.no_grad(),
+        _watching(trace, named, plain.named),
+        recording(trace, named, lambda *_: None),
+        trace.in_force.unchecked(),
+        trace.in_force.recording(Pass(no_tokens())),
+    ):
+        trace.output = copied(rows)
+    return trace
+
+
+@contextmanager
+def _watching(trace: Traced, named: Mapping[str, nn.Module], attending: Sequence[str]) -> Iterator[None]:
+    """Records every attention; of modules that the user names, `attending`, each call."""
+    active: list[str] = []
+    handles = []
+
+    def entering(path: str) -> Callable[..., None]:
+        return lambda *_: active.append(path)
+
+    def leaving(module: nn.Module, args: Any, output: Any) -> None:
+        active.pop()
+
+    def product(made: ProductCall, z: Tensor) -> None:
+        if attending and (above := [path for path in reversed(active) if path in attending]):
+            products[above[0]] = made
+        elif not attending:
+            merged = rearrange(z, "batch head query d -> batch query (head d)").clone()
+            own = made.q.shape[2] == made.k.shape[2]
+            trace.uses.append(
+                Use(active[-1], True, own, merged, made.k.shape[2], trace.tick(), made.masked, product=made)
+            )
+
+    products: dict[str, ProductCall] = {}
+
+    def at_named(path: str) -> Callable[..., None]:
+        def keep(module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
+            x, made = (next(tensors_of(each)) for each in ((*args, *kwargs.values()), output))
+            call, given = products.pop(path, None), (args, kwargs, output)
+            masked = None if call is None else call.masked
+            trace.uses.append(Use(path, True, True, made, x.shape[1], trace.tick(), masked, product=call, given=given))
+
+        return keep
+
+    for path, module in named.items():
+        handles += [module.register_forward_pre_hook(entering(path)), module.register_forward_hook(leaving)]
+        if path in attending:
+            handles.append(module.register_forward_hook(at_named(path), with_kwargs=True))
+        if isinstance(module, OurMultiheadAttention):
+            module.core.attnmech_site = Site(trace.in_force, 0)
+            handles += _watch(trace, path, module)
+    try:
+        with watching_products(product):
+            yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def _watch(trace: Traced, path: str, module: OurMultiheadAttention) -> list[Any]:
+    called: list[Mapping[str, Any]] = []
+    names = ("query", "key", "value", "key_padding_mask")
+
+    def at_call(_: nn.Module, args: Any, kwargs: Any) -> None:
+        called.append(dict(zip(names, args, strict=False)) | kwargs)
+
+    def at_core(core: nn.Module, args: Any, kwargs: Any, output: Tensor) -> None:
+        given = called.pop()
+        keys = args[0] if kwargs["key_value_states"] is None else kwargs["key_value_states"]
+        trace.uses.append(
+            Use(
+                path, given["query"].ndim == 3, given["query"] is given["key"], output.clone(), keys.shape[1],
+                trace.tick(), kwargs["masked"], mha=module,
+            )
+        )  # fmt: skip
+
+    return [
+        module.register_forward_pre_hook(at_call, with_kwargs=True),
+        module.core.register_forward_hook(at_core, with_kwargs=True),
+    ]
+
+
+def above(path: str) -> list[str]:
+    """The paths of the modules that hold one, the nearest first."""
+    parts = path.split(".")
+    return [".".join(parts[:end]) for end in range(len(parts) - 1, 0, -1)]
+
+
+def parent(path: str) -> str:
+    return next(iter(above(path)), "")
+
+
+def named(path: str) -> str:
+    """A path as the user knows it."""
+    return re.sub(r"\.uses\.\d+", "", path.removeprefix("module").removeprefix(".")) or "the module itself"

@@ -1,0 +1,1 @@
+"""The parts of a layer: weights, positions, norms, masks."""

@@ -1,0 +1,195 @@
+"""Which keys can each query see? A rule over positions, so that no [query key] mask is needed."""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Final, TypeVar
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from ...batch import Batch
+from ...errors import UnsupportedModelError
+
+Found = TypeVar("Found")
+
+_LEAST_ROWS: Final = 32
+"""Fewer rows at once would read all keys and values of a long text from memory too often."""
+
+_HIDDEN: Final = -1e4
+"""What is added to the score of a hidden key, or less."""
+
+
+@dataclass(frozen=True)
+class MaskRule:
+    """Which keys each query can see, as a rule over positions; evaluated for a block of rows."""
+
+    batch: int
+    queries: int
+    keys: int
+    query_offset: int
+    key_offset: int
+    allows: Callable[..., Tensor]
+    padding: Bool[Tensor, "batch key"] | None
+    device: torch.device
+    bias: Float[Tensor, "#batch #head query key"] | None = None
+    """What a model adds to its scores together with its mask: a bias by position (BEiT)."""
+    _known: dict[Any, Any] = field(default_factory=dict, compare=False, repr=False)
+
+    ndim = 0
+    """Models that would inspect a mask tensor (Falcon) see that this is not one."""
+
+    def to(self, *_: Any) -> "MaskRule":
+        """Itself: a rule has no dtype to be cast to (MPT calls this)."""
+        return self
+
+    def size(self) -> torch.Size:
+        """The shape of the tensor that it replaces, which some models check."""
+        return torch.Size((self.batch, 1, self.queries, self.keys))
+
+    def __radd__(self, other: Any) -> Any:
+        """Scores that are postponed (`attnmech.model.attention.postponed`), with this mask.
+
+        Or the rule with a bias by position, which a model adds to its mask before both are added to the scores.
+        """
+        if hasattr(other, "hidden_by"):
+            return other.hidden_by(self)
+        return replace(self, bias=other if self.bias is None else other + self.bias)
+
+    def visible(self, rows: range) -> Bool[Tensor, "batch 1 row key"]:
+        """True where the query of that row can see the key."""
+        row = torch.arange(rows.start, rows.stop, device=self.device) + self.query_offset
+        key = torch.arange(self.keys, device=self.device) + self.key_offset
+        sequence = torch.arange(self.batch, device=self.device)
+        head = torch.zeros(1, dtype=torch.long, device=self.device)
+        seen = self.allows(sequence[:, None, None, None], head[None, :, None, None], row[:, None], key[None, :])
+        seen = torch.as_tensor(seen, device=self.device)
+        if self.padding is not None:
+            seen = seen & self.padding[:, None, None, self.key_offset : self.key_offset + self.keys]
+        return seen.expand(self.batch, 1, len(rows), self.keys)
+
+    def span(self, rows: range) -> range:
+        """The keys for which the mask must be evaluated: all rows see all keys before them, and none after them.
+
+        If one of the rows sees nothing at all (padding on the left), the span reaches to the last key.
+        """
+        return self._looked_at(rows)[0]
+
+    def hidden(self, rows: range) -> tuple[range, Bool[Tensor, "batch 1 row key"]]:
+        """The keys for which the mask must be evaluated (`span`), and True where a row cannot see one of them.
+
+        A causal mask is evaluated once for all layers: a block of rows has few such keys.
+        """
+        span = self.span(rows)
+
+        def evaluate() -> Tensor:
+            return ~self.visible(rows)[..., span.start : span.stop]
+
+        return span, self.once(("hidden", rows), evaluate) if len(span) <= 2 * len(rows) else evaluate()
+
+    def _looked_at(self, rows: range) -> tuple[range, Tensor | None]:
+        """`span` and `gathered`, from one evaluation of the mask."""
+        return self.once(("looked at", rows), lambda: _looked_at(self.visible(rows)))
+
+    def row_blocks(self, cells: int, *, gathered: bool) -> Iterator[range]:
+        """The rows in blocks of roughly as many cells (row, key), of the keys `gathered` or of all keys."""
+        step = max(_LEAST_ROWS, cells // self.keys)
+        for start in range(0, self.queries, step):
+            yield range(start, min(self.queries, start + step))
+
+    def gathered(self, rows: range) -> Int[Tensor, " key"] | None:
+        """The keys that some of the rows can see, in order, where they are few; None where all are to be looked at."""
+        return self._looked_at(rows)[1]
+
+    def visible_at(self, rows: range, keys: Int[Tensor, " key"] | None) -> Bool[Tensor, "batch 1 row key"]:
+        """`visible` at some keys; None: at all."""
+        return self.visible(rows) if keys is None else self.visible(rows)[..., keys]
+
+    def within(self, window: int) -> "MaskRule":
+        """The same rule, of the last `window` keys of each query alone."""
+
+        def allows(text: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
+            return torch.as_tensor(self.allows(text, head, query, key)) & (query - key < window)
+
+        return self.once(("within", window), lambda: replace(self, allows=allows, _known={}))
+
+    def once(self, key: Any, make: Callable[[], Found]) -> Found:
+        """The result of `make`, computed once for all layers that share this mask."""
+        if key not in self._known:
+            self._known[key] = make()
+        found: Found = self._known[key]
+        return found
+
+
+def _looked_at(visible: Bool[Tensor, "batch 1 row key"]) -> tuple[range, Tensor | None]:
+    """The keys for which the mask of a block of rows must be evaluated; and all keys seen, where they are few."""
+    partly = (~visible.all(dim=(0, 1, 2))).nonzero()
+    seen = visible.any(dim=(0, 1, 2)).nonzero()[:, 0]
+    bound = len(seen) > 0 and bool(visible.any(dim=3).all())
+    end = int(seen[-1]) + 1 if bound else visible.shape[-1]
+    start = int(partly[0]) if len(partly) else end
+    return range(min(start, end), end), seen if bound and 2 * len(seen) <= end else None
+
+
+def mask_rule(
+    batch_size: int,
+    q_length: int,
+    kv_length: int,
+    q_offset: int = 0,
+    kv_offset: int = 0,
+    *,
+    mask_function: Callable[..., Tensor],
+    attention_mask: Tensor | None = None,
+    device: torch.device | str = "cpu",
+    **_: Any,
+) -> MaskRule:
+    """The function that transformers calls instead of building a mask; the arguments are transformers'."""
+    padding = None if attention_mask is None else attention_mask.to(device=device, dtype=torch.bool)
+    return MaskRule(
+        batch_size,
+        q_length,
+        kv_length,
+        int(q_offset),
+        int(kv_offset),
+        mask_function,
+        padding,
+        torch.device(device),
+    )
+
+
+def all_allow(rules: Sequence[MaskRule]) -> MaskRule:
+    """The rule by which a query sees the keys that every one of some rules lets it see."""
+    first, *others = rules
+    if not others:
+        return first
+
+    def allows(text: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
+        found = torch.as_tensor(first.allows(text, head, query, key))
+        for other in others:
+            seen = other.allows(text, head, query - first.query_offset + other.query_offset, key)
+            found = found & torch.as_tensor(seen)
+            if other.padding is not None:
+                found = found & other.padding[text, key]
+        return found
+
+    return replace(first, allows=allows, _known={})
+
+
+def rule_of(mask: Any, queries: int, keys: int, batch: Batch) -> MaskRule:
+    """The mask that a model hands to its attention, as a rule: None and tensors of 0 and −∞ too.
+
+    Raises `UnsupportedModelError` for a tensor that adds other numbers to the scores.
+    """
+    if isinstance(mask, MaskRule):
+        return mask
+    texts, device = len(batch.ids), batch.ids.device
+    if mask is None:
+        return MaskRule(texts, queries, keys, 0, 0, lambda text, head, query, key: key >= 0, None, device)
+    seen = mask if mask.dtype == torch.bool else mask == 0
+    adds = mask.dtype != torch.bool and bool((mask[~seen] > _HIDDEN).any())
+    if mask.ndim != 4 or mask.shape[1] != 1 or adds:
+        raise UnsupportedModelError(
+            f"this model adds a tensor {list(mask.shape)} to its scores that is not a mask; attnmech cannot split it."
+        )
+    seen = seen[:, 0].expand(texts, queries, keys)
+    return MaskRule(texts, queries, keys, 0, 0, lambda text, head, query, key: seen[text, query, key], None, device)

@@ -1,0 +1,158 @@
+"""What do a model's norms do? γ and ε as their modules hold them, and a norm frozen at its scales for one stream.
+
+The equations are in `attnmech.maths.norms`. Nothing here triggers a hook: norms are called by their `forward`.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from ...errors import UnsupportedModelError
+from ...maths.norms import FrozenNorm, norm_multiplier, reciprocal_rms
+from ...maths.precision import pass_tolerance
+from .weights import bias_of
+
+
+def weight_of(norm: nn.Module, like: Float[Tensor, "*places d_model"]) -> Float[Tensor, " d_model"]:
+    """The weight of a norm as its module holds it; ones, on the device of `like`, if it has none (OPT's option)."""
+    weight = getattr(norm, "weight", None)
+    return weight if isinstance(weight, torch.Tensor) else like.new_ones(like.shape[-1])
+
+
+def epsilon_of(norm: nn.Module) -> float:
+    """The ε of a norm; 0 of a module that changes nothing."""
+    if isinstance(norm, nn.Identity):
+        return 0.0
+    names = ("eps", "variance_epsilon", "epsilon", "norm_eps")
+    epsilon = next((getattr(norm, name) for name in names if hasattr(norm, name)), None)
+    if not isinstance(epsilon, int | float):
+        raise UnsupportedModelError(f"a norm of kind {type(norm).__name__} does not say its ε.")
+    return epsilon
+
+
+def is_centred(norm: nn.Module, like: Float[Tensor, "*places d_model"]) -> bool:
+    """Whether a norm subtracts the mean: then it makes of a constant its shift β, whatever its class is called."""
+    if isinstance(norm, nn.LayerNorm):
+        return True
+    made: Tensor = norm.forward(like.new_ones(like.shape[-weight_of(norm, like).ndim :]))
+    shift = bias_of(norm)
+    return not bool((made if shift is None else made - shift).any())
+
+
+@dataclass(frozen=True)
+class NormKind:
+    """Which formula a norm computes: N(x) = (weight + offset) ⊙ x · r, of x minus its mean if `centred`, plus β."""
+
+    centred: bool
+    offset: float
+
+
+def kind_of(norm: nn.Module, x: Float[Tensor, "*places d_model"]) -> NormKind | None:
+    """The formula of a norm, found by its values; None if it computes something else."""
+    try:
+        weight, epsilon = weight_of(norm, x).detach().double(), epsilon_of(norm)
+        found: Tensor = norm.forward(x).detach().double()
+        centred = is_centred(norm, x)
+    except (AttributeError, RuntimeError, TypeError, NotImplementedError, UnsupportedModelError):
+        return None
+    shift = bias_of(norm)
+    stream = x.double()
+    stream = stream - stream.mean(dim=-1, keepdim=True) if centred else stream
+    unit = stream * reciprocal_rms(stream, epsilon)[..., None]
+    shifted = 0.0 if shift is None else shift.detach().double()
+    formulas = {offset: (weight + offset) * unit + shifted for offset in (0.0, 1.0)}
+    if found.shape != formulas[0.0].shape:
+        return None
+    # Beside a large weight, 1 more may lie within the tolerance: the nearer formula is the norm's.
+    offset = min(formulas, key=lambda offset: float((found - formulas[offset]).norm()))
+    formula = formulas[offset]
+    return NormKind(centred, offset) if (found - formula).norm() <= pass_tolerance(x.dtype) * formula.norm() else None
+
+
+def factor_by_dimension(module: nn.Module, x: Float[Tensor, "*places d_model"]) -> Float[Tensor, " d_model"] | None:
+    """γ of a module that multiplies each dimension by a number of its own (LayerScale); None of any other, a norm too.
+
+    >>> class Scale(nn.Module):
+    ...     def forward(self, x):
+    ...         return x * torch.tensor([2.0, 3.0])
+    >>> factor_by_dimension(Scale(), torch.ones(4, 2)).tolist()
+    [2.0, 3.0]
+    >>> factor_by_dimension(nn.LayerNorm(2), torch.ones(4, 2)) is None
+    True
+    """
+    if any("eps" in name for name in vars(module)) or isinstance(module, nn.LayerNorm | nn.Linear):
+        return None
+    basis = torch.stack((x.new_ones(x.shape[-1]), -4 * x.new_ones(x.shape[-1])))
+    try:
+        once, again = module.forward(basis)
+    except (AttributeError, RuntimeError, TypeError, ValueError, NotImplementedError):
+        return None
+    gamma: Tensor = once.detach()
+    # A norm makes the same of all multiples of ones.
+    return gamma if torch.equal(again, -4 * once) and torch.equal(module.forward(x), x * gamma) else None
+
+
+def gamma_of(norm: nn.Module, x: Float[Tensor, "*places d_model"]) -> Float[Tensor, " d_model"]:
+    """The γ of a norm of x, or of a module that multiplies each dimension by a number of its own."""
+    scale = factor_by_dimension(norm, x)
+    if scale is not None:
+        return scale
+    if is_centred(norm, x):
+        return weight_of(norm, x).detach()
+    # What an RMSNorm makes of ones is its weight over √(1 + ε), whatever the family adds to it.
+    made: Tensor = norm.forward(x.new_ones(x.shape[-weight_of(norm, x).ndim :]))
+    gamma: Tensor = made * (1 + epsilon_of(norm)) ** 0.5
+    return gamma
+
+
+def frozen_norm(
+    norm: nn.Module,
+    x: Float[Tensor, "*places d_model"],
+    precision: torch.dtype,
+    normed: Float[Tensor, "*places d_model"] | None = None,
+) -> FrozenNorm:
+    """A norm frozen at its scales for x, with its shift β; `normed` is what it made of x, if that is known."""
+    scale = factor_by_dimension(norm, x)
+    if scale is not None:
+        return FrozenNorm(scale.to(precision).expand(x.shape), False, None)
+    shift = bias_of(norm)
+    shift = None if shift is None else shift.detach().to(precision)
+    made: Tensor = norm.forward(x) if normed is None else normed
+    stream, made, gamma = (each.to(precision) for each in (x, made, gamma_of(norm, x)))
+    epsilon = epsilon_of(norm)
+    at_zero = 1.0 if epsilon == 0 else epsilon**-0.5
+    return FrozenNorm.of(stream, made, gamma, shift, centred=is_centred(norm, x), at_zero=at_zero)
+
+
+@dataclass(frozen=True)
+class NormScale:
+    """What an RMSNorm multiplied one stream by, in two factors: N(a) = by_token · by_dimension ⊙ a.
+
+    `by_dimension` can be folded into the matrix that writes a, and `by_token` multiplied with the result.
+    """
+
+    by_dimension: Float[Tensor, " d_model"] | None
+    """None if there is no norm."""
+    by_token: Float[Tensor, "batch position"]
+
+    def folded(self, written: Float[Tensor, "*axes d_model"]) -> Float[Tensor, "*axes d_model"]:
+        """What is written in the stream's dimensions, with `by_dimension` folded in."""
+        return written if self.by_dimension is None else written * self.by_dimension
+
+
+def norm_scale(
+    norm: nn.Module | None,
+    given: Float[Tensor, "batch position d_model"],
+    normed: Float[Tensor, "batch position d_model"],
+    precision: torch.dtype,
+) -> NormScale:
+    """The factors of an RMSNorm, computed from its own input and output; ones if there is no norm."""
+    stream = given.to(precision)
+    if norm is None:
+        return NormScale(None, stream.new_ones(stream.shape[:2]))
+    by_dimension = gamma_of(norm, given).to(precision)
+    if factor_by_dimension(norm, given) is not None:
+        return NormScale(by_dimension, stream.new_ones(stream.shape[:2]))
+    return NormScale(by_dimension, norm_multiplier(stream, normed.to(precision), by_dimension))

@@ -1,0 +1,458 @@
+"""Where are a layer's attention weights, in the field's names and shapes, and are they usable?"""
+
+import hashlib
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Final, TypeAlias
+
+import torch
+import xxhash
+from einops import EinopsError, rearrange
+from jaxtyping import Float
+from torch import Tensor, nn
+from torch.nn.functional import pad
+from transformers.pytorch_utils import Conv1D
+
+from ...errors import UnsupportedModelError, WeightsError
+
+_WORTH_THREADS: Final = 2**20
+"""How many bytes take longer to read than threads to start."""
+
+
+@dataclass(frozen=True)
+class AttentionWeights:
+    """The weights of one layer's attention, as views of the model's own parameters.
+
+    q = x W_Q + b_Q and so on, with x = `attn_in`; attn_raw = Σ_h z_h W_O[h] + b_O. A bias that the model
+    does not have is None. If keys and values are expanded from a latent, x is the latent for W_V, the latent followed
+    by `attn_in` for W_K, and for W_Q the queries' latent, if there is one.
+    """
+
+    W_Q: Float[Tensor, "head d_query_in d_head"]
+    W_K: Float[Tensor, "kv_head d_key_in d_head"]
+    W_V: Float[Tensor, "kv_head d_value_in d_value"]
+    W_O: Float[Tensor, "head d_value d_model"]
+    b_Q: Float[Tensor, "head d_head"] | None
+    b_K: Float[Tensor, "kv_head d_head"] | None
+    b_V: Float[Tensor, "kv_head d_value"] | None
+    b_O: Float[Tensor, " d_model"] | None
+
+
+@dataclass(frozen=True)
+class Fused:
+    """q, k and v as one projection; `layout` is the einops pattern of its output features."""
+
+    path: str
+    layout: str
+
+    def __str__(self) -> str:
+        return f"{self.path} ({self.layout})"
+
+    @property
+    def paths(self) -> tuple[str, ...]:
+        """Paths of the projections below the attention module."""
+        return (self.path,)
+
+    def split(self, outputs: Sequence[Tensor], heads: int, kv_heads: int, rest: str) -> tuple[Tensor, ...]:
+        """q, k, v with the axes `rest head d_head`, from the projection's output with axes `rest features`."""
+        del kv_heads
+        parts = rearrange(outputs[0], f"{rest} ({self.layout}) -> qkv {rest} head d_head", head=heads, qkv=3)
+        return tuple(parts)
+
+    @property
+    def path_of_values(self) -> str:
+        """The projection that makes v."""
+        return self.path
+
+    def values(self, output: Float[Tensor, "batch position features"], heads: int, kv_heads: int) -> Tensor:
+        """v `[batch position kv_head d_value]` alone, from the output of `path_of_values`."""
+        return self.split([output], heads, kv_heads, rest="batch position")[2]
+
+    def join(self, qkv: tuple[Tensor, Tensor, Tensor]) -> list[Tensor]:
+        """The projection's output again, from q, k and v `[batch position head d_head]`."""
+        pattern = f"qkv batch position head d_head -> batch position ({self.layout})"
+        return [rearrange(torch.stack(qkv), pattern)]
+
+
+@dataclass(frozen=True)
+class Grouped:
+    """q, k and v as one projection, grouped by kv head: its queries, its key, its value (Falcon)."""
+
+    path: str
+
+    def __str__(self) -> str:
+        return f"{self.path} (by kv head)"
+
+    @property
+    def paths(self) -> tuple[str, ...]:
+        """Paths of the projections below the attention module."""
+        return (self.path,)
+
+    def split(self, outputs: Sequence[Tensor], heads: int, kv_heads: int, rest: str) -> tuple[Tensor, ...]:
+        """q, k, v with the axes `rest head d_head`, from the projection's output with axes `rest features`."""
+        slots = heads // kv_heads + 2
+        parts = rearrange(outputs[0], f"{rest} (kv slot d_head) -> slot {rest} kv d_head", kv=kv_heads, slot=slots)
+        return rearrange(parts[:-2], f"group {rest} kv d_head -> {rest} (kv group) d_head"), parts[-2], parts[-1]
+
+    @property
+    def path_of_values(self) -> str:
+        """The projection that makes v."""
+        return self.path
+
+    def values(self, output: Float[Tensor, "batch position features"], heads: int, kv_heads: int) -> Tensor:
+        """v `[batch position kv_head d_value]` alone, from the output of `path_of_values`."""
+        # The queries, which `split` copies, are left alone.
+        slots = heads // kv_heads + 2
+        return rearrange(output, "batch position (kv slot d) -> batch position kv slot d", kv=kv_heads, slot=slots)[
+            ..., -1, :
+        ]
+
+    def join(self, qkv: tuple[Tensor, Tensor, Tensor]) -> list[Tensor]:
+        """The projection's output again, from q, k and v `[batch position head d_head]`."""
+        q, k, v = qkv
+        groups = rearrange(q, "batch position (kv group) d_head -> group batch position kv d_head", kv=k.shape[2])
+        parts = torch.cat((groups, k[None], v[None]))
+        return [rearrange(parts, "slot batch position kv d_head -> batch position (kv slot d_head)")]
+
+
+@dataclass(frozen=True)
+class Separate:
+    """q, k and v as three projections, head by head."""
+
+    q: str
+    k: str
+    v: str
+
+    def __str__(self) -> str:
+        return ", ".join(self.paths)
+
+    @property
+    def paths(self) -> tuple[str, ...]:
+        """Paths of the projections below the attention module."""
+        return (self.q, self.k, self.v)
+
+    def split(self, outputs: Sequence[Tensor], heads: int, kv_heads: int, rest: str) -> tuple[Tensor, ...]:
+        """q, k, v with the axes `rest head d_head`, from three outputs with axes `rest features`."""
+        pattern = f"{rest} (head d_head) -> {rest} head d_head"
+        counts = (heads, kv_heads, kv_heads)
+        return tuple(rearrange(x, pattern, head=n) for x, n in zip(outputs, counts, strict=True))
+
+    @property
+    def path_of_values(self) -> str:
+        """The projection that makes v."""
+        return self.v
+
+    def values(self, output: Float[Tensor, "batch position features"], heads: int, kv_heads: int) -> Tensor:
+        """v `[batch position kv_head d_value]` alone, from the output of `path_of_values`."""
+        return _by_head(output, kv_heads)
+
+
+@dataclass(frozen=True)
+class Columns:
+    """q, k and v as columns of projections, in any order: fused, grouped, with other things between them."""
+
+    of: tuple[str, str, str]
+    """The projections that hold q, k and v; often one and the same."""
+    columns: tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]
+    """Which columns of these they are, head by head."""
+
+    def __str__(self) -> str:
+        return f"columns of {', '.join(self.paths)}"
+
+    @property
+    def paths(self) -> tuple[str, ...]:
+        """Paths of the projections below the attention module."""
+        return tuple(dict.fromkeys(self.of))
+
+    def taken(self, path: str) -> dict[str, tuple[int, ...]]:
+        """Which of q, k and v a projection holds, each with its columns."""
+        return {name: columns for name, of, columns in zip("qkv", self.of, self.columns, strict=True) if of == path}
+
+    def split(self, outputs: Sequence[Tensor], heads: int, kv_heads: int, rest: str) -> tuple[Tensor, ...]:
+        """q, k, v with the axes `rest head d_head`, from the projections' outputs with axes `rest features`."""
+        by_path = dict(zip(self.paths, outputs, strict=True))
+        counts = (heads, kv_heads, kv_heads)
+        return tuple(
+            rearrange(select(by_path[path], columns), f"{rest} (head d_head) -> {rest} head d_head", head=count)
+            for path, columns, count in zip(self.of, self.columns, counts, strict=True)
+        )
+
+    @property
+    def path_of_values(self) -> str:
+        """The projection that makes v."""
+        return self.of[2]
+
+    def values(self, output: Float[Tensor, "batch position features"], heads: int, kv_heads: int) -> Tensor:
+        """v `[batch position kv_head d_value]` alone, from the output of `path_of_values`."""
+        return _by_head(select(output, self.columns[2]), kv_heads)
+
+
+@dataclass(frozen=True)
+class Latent:
+    """What queries, or keys and values, are expanded from: N((attn_in W + b)[columns])."""
+
+    projection: str
+    """The module of W and b, below the attention."""
+    columns: tuple[int, ...]
+    norm: str
+    """The module of N."""
+
+
+@dataclass(frozen=True)
+class Expanded:
+    """q, k and v as columns of projections of latents (multi-head latent attention, DeepSeek-V2).
+
+    v are columns of the projection `kv` of the latent. k are columns of its output followed by that of the projection
+    that makes the latent, which holds the part of the keys that all heads share.
+    """
+
+    q: str
+    kv: str
+    columns: tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]
+    """Of q, k and v, head by head."""
+    latent: Latent
+    query_latent: Latent | None = None
+    """None if the projection `q` reads `attn_in`."""
+
+    def __str__(self) -> str:
+        queries = "" if self.query_latent is None else f" of {self.query_latent.norm}"
+        return f"columns of {self.q}{queries}, {self.kv} of {self.latent.norm}, {self.latent.projection}"
+
+    @property
+    def paths(self) -> tuple[str, ...]:
+        """Paths of the projections below the attention module."""
+        return (self.q, self.kv, self.latent.projection)
+
+    def matrices(self, q: Tensor, kv: Tensor, shared: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """W_Q, W_K and W_V `[d_in (head d)]`, from the projections' matrices."""
+        of_q, of_k, of_v = self.columns
+        both = torch.cat((pad(kv, (0, shared.shape[1])), pad(shared, (kv.shape[1], 0))))
+        return select(q, of_q), select(both, of_k), select(kv, of_v)
+
+    @property
+    def path_of_values(self) -> str:
+        """The projection that makes v."""
+        return self.kv
+
+    def values(self, output: Float[Tensor, "batch position features"], heads: int, kv_heads: int) -> Tensor:
+        """v `[batch position kv_head d_value]` alone, from the output of `path_of_values`."""
+        return _by_head(select(output, self.columns[2]), kv_heads)
+
+    def keys(self, kv: Float[Tensor, "*rest d_kv"], shared: Float[Tensor, "*rest d_shared"]) -> Tensor:
+        """k `[... (head d_head)]`, from the outputs of the two projections."""
+        return select(torch.cat((kv, shared), dim=-1), self.columns[1])
+
+
+def select(value: Float[Tensor, "*rest features"], columns: tuple[int, ...]) -> Float[Tensor, "*rest chosen"]:
+    """Some columns of a tensor; a view where they stand side by side."""
+    if columns == tuple(range(columns[0], columns[0] + len(columns))):
+        return value[..., columns[0] : columns[0] + len(columns)]
+    return value[..., list(columns)]
+
+
+def _by_head(value: Float[Tensor, "batch position features"], heads: int) -> Tensor:
+    return rearrange(value, "batch position (head d_head) -> batch position head d_head", head=heads)
+
+
+Layout: TypeAlias = Columns | Fused | Grouped | Separate
+"""Where q, k and v are in the projections."""
+
+
+def attention_weights(
+    projections: Sequence[nn.Module],
+    layout: Layout | Expanded,
+    out: nn.Module,
+    heads: int,
+    kv_heads: int,
+) -> AttentionWeights:
+    """The weights of one layer, from its projection modules (`nn.Linear` or transformers' `Conv1D`)."""
+    try:
+        return _split_weights(projections, layout, out, heads, kv_heads)
+    except EinopsError as error:
+        shapes = ", ".join(str(tuple(matrix_of(part).shape)) for part in (*projections, out))
+        raise WeightsError(
+            f"the config's {heads} heads ({kv_heads} of keys and values) do not fit projections of the shapes "
+            f"{shapes}; the config and the weights do not belong together."
+        ) from error
+
+
+def _split_weights(
+    projections: Sequence[nn.Module], layout: Layout | Expanded, out: nn.Module, heads: int, kv_heads: int
+) -> AttentionWeights:
+    matrices = [matrix_of(projection) for projection in projections]
+    biases = [bias_of(projection) for projection in projections]
+    if isinstance(layout, Expanded):
+        parts = [
+            rearrange(W, "d_in (head d) -> d_in head d", head=n)
+            for W, n in zip(layout.matrices(*matrices), (heads, kv_heads, kv_heads), strict=True)
+        ]
+    else:
+        parts = list(layout.split(matrices, heads, kv_heads, rest="d_model"))
+    W_Q, W_K, W_V = (rearrange(W, "d_in head d -> head d_in d") for W in parts)
+    b_Q, b_K, b_V = _split_biases(matrices, biases, layout, heads, kv_heads)
+    W_O = rearrange(matrix_of(out), "(head d_head) d_model -> head d_head d_model", head=heads)
+    return AttentionWeights(W_Q, W_K, W_V, W_O, b_Q, b_K, b_V, bias_of(out))
+
+
+def _split_biases(
+    matrices: Sequence[Tensor], biases: Sequence[Tensor | None], layout: Layout | Expanded, heads: int, kv_heads: int
+) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+    counts = (heads, kv_heads, kv_heads)
+    if isinstance(layout, Columns | Expanded):
+        if isinstance(layout, Columns):
+            by_path = dict(zip(layout.paths, biases, strict=True))
+            held = [by_path[path] for path in layout.of]
+        else:
+            held = [biases[0], _joined(matrices[1:], biases[1:]), biases[1]]
+        found = [
+            None if bias is None else rearrange(select(bias, columns), "(head d) -> head d", head=count)
+            for bias, columns, count in zip(held, layout.columns, counts, strict=True)
+        ]
+        return found[0], found[1], found[2]
+    present = [None if bias is None else bias[None] for bias in biases]
+    if all(bias is None for bias in present):
+        return None, None, None
+    if len(layout.paths) == 1:
+        q, k, v = layout.split([bias for bias in present if bias is not None], heads, kv_heads, rest="one")
+        return q[0], k[0], v[0]
+    split = [
+        None if bias is None else rearrange(bias[0], "(head d_head) -> head d_head", head=n)
+        for bias, n in zip(present, counts, strict=True)
+    ]
+    return split[0], split[1], split[2]
+
+
+def _joined(matrices: Sequence[Tensor], biases: Sequence[Tensor | None]) -> Tensor | None:
+    """The biases of projections one after the other, 0 for a projection without one; None if none has."""
+    if all(bias is None for bias in biases):
+        return None
+    pairs = zip(matrices, biases, strict=True)
+    return torch.cat([W.new_zeros(W.shape[1]) if bias is None else bias for W, bias in pairs])
+
+
+def matrix_of(module: nn.Module) -> Float[Tensor, "d_in d_out"]:
+    """A projection's matrix, so that its output is x W + b."""
+    weight = _as_used(module, "weight")
+    if not isinstance(weight, torch.Tensor) or weight.ndim != 2 or not weight.is_floating_point():
+        raise UnsupportedModelError(
+            f"a projection of kind {type(module).__name__} has no plain matrix of floating-point weights "
+            "(quantised or adapted layers are not supported); load the model without them, or merge them."
+        )
+    return weight if isinstance(module, Conv1D) else weight.T
+
+
+def has_matrix(module: nn.Module) -> bool:
+    """Whether a module is a projection with a plain matrix."""
+    try:
+        return matrix_of(module).ndim == 2 and not isinstance(module, nn.Embedding)
+    except UnsupportedModelError:
+        return False
+
+
+def bias_of(module: nn.Module) -> Float[Tensor, " d_out"] | None:
+    """A projection's bias, None if it has none."""
+    bias = _as_used(module, "bias")
+    return bias if isinstance(bias, torch.Tensor) else None
+
+
+def _as_used(module: nn.Module, name: str) -> Tensor | None:
+    """A weight as the next pass will use it; a projection of ours that is made of the model's own says itself."""
+    made: Callable[[str], Tensor | None] | None = getattr(module, "as_used", None)
+    return as_stored(module, name) if made is None else made(name)
+
+
+def as_stored(module: nn.Module, name: str) -> Tensor | None:
+    """A module's own weight: under `torch.nn.utils.prune` the original times its mask."""
+    original, mask = (getattr(module, f"{name}_{part}", None) for part in ("orig", "mask"))
+    if isinstance(original, torch.Tensor) and isinstance(mask, torch.Tensor):
+        # The value under the name itself is left over from the last pass; each pass makes a new one.
+        return original * mask.to(original)
+    found = getattr(module, name, None)
+    return found if isinstance(found, torch.Tensor) else None
+
+
+def check_real(parameters: Iterable[tuple[str, nn.Parameter]]) -> None:
+    """Raises `WeightsError` naming the first parameter that is quantised to integers, or complex."""
+    for name, parameter in parameters:
+        if not parameter.is_floating_point():
+            raise WeightsError(
+                f"weights must be floating-point numbers; {name} is {str(parameter.dtype).removeprefix('torch.')}. "
+                "Load the model in its own precision, without quantisation."
+            )
+
+
+def check_finite(parameters: Iterable[tuple[str, nn.Parameter]]) -> None:
+    """Raises `WeightsError` naming the first parameter that holds NaN or infinity."""
+    for name, parameter in parameters:
+        # A sum is finite unless an entry is not (or it overflows), and needs no second array.
+        if not torch.isfinite(parameter.sum()) and not torch.isfinite(parameter).all():
+            bad = int((~torch.isfinite(parameter)).sum())
+            raise WeightsError(
+                f"weights must be finite; {name} holds NaN or infinity in {bad} of {parameter.numel()} entries. "
+                "Load an intact checkpoint."
+            )
+
+
+class WeightsHash:
+    """SHA-256 over names, types, shapes and bytes of all parameters: the same weights, the same hash.
+
+    And of the masks of pruned ones (`torch.nn.utils.prune`) and what is added to logits (Marian's `final_logits_bias`),
+    which are part of what the model computes. All bytes are read each time, since a fused optimizer step or
+    `parameter.data` changes weights without a trace; SHA-256 is computed anew only if their checksum, which takes a
+    fifteenth of the time, has changed.
+    """
+
+    def __init__(self) -> None:
+        self._known: tuple[str, str] | None = None
+
+    def of(self, model: nn.Module) -> str:
+        """The hash of the weights as they are now."""
+        tensors: dict[str, Tensor] = dict(model.named_parameters())
+        counted = {f"{name.removesuffix('_orig')}_mask" for name in tensors if name.endswith("_orig")}
+        tensors |= {
+            name: value for name, value in model.named_buffers() if name in counted or name.endswith("logits_bias")
+        }
+        checksum = _checksum(tensors)
+        known = self._known
+        if known is None or known[0] != checksum:
+            known = self._known = checksum, tensors_hash(tensors)
+        return known[1]
+
+
+def tensors_hash(tensors: Mapping[str, Tensor]) -> str:
+    """SHA-256 over names, types, shapes and the SHA-256 of the bytes of tensors."""
+    names = sorted(tensors)
+    values = [tensors[name] for name in names]
+    lines = [
+        f"{name} {value.dtype} {tuple(value.shape)} {found}"
+        for name, value, found in zip(names, values, _bytes_hashes(values), strict=True)
+    ]
+    return hashlib.sha256("\n".join(lines).encode()).hexdigest()
+
+
+def _bytes_hashes(values: Sequence[Tensor]) -> list[str]:
+    """The SHA-256 of the bytes of each, on several threads where there is much to read."""
+    if sum(value.nbytes for value in values) < _WORTH_THREADS:
+        return [_bytes_hash(value) for value in values]
+    # hashlib releases the interpreter lock while it reads a large tensor.
+    with ThreadPoolExecutor(torch.get_num_threads()) as pool:
+        return list(pool.map(_bytes_hash, values))
+
+
+def _bytes_hash(tensor: Tensor) -> str:
+    return hashlib.sha256(_bytes(tensor)).hexdigest()
+
+
+def _checksum(tensors: Mapping[str, Tensor]) -> str:
+    """XXH3 over names, types, shapes and bytes: for this process alone, since it is no guard against a person."""
+    checksum = xxhash.xxh3_128()
+    for name, value in tensors.items():
+        checksum.update(f"{name} {value.dtype} {tuple(value.shape)}\n".encode())
+        checksum.update(_bytes(value))
+    return checksum.hexdigest()
+
+
+def _bytes(tensor: Tensor) -> memoryview:
+    value = tensor.detach().cpu().contiguous()
+    return value.reshape(-1).view(torch.uint8).numpy().data

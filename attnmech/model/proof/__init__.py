@@ -1,0 +1,1 @@
+"""The certificate: is what is read of a model what the model computes?"""

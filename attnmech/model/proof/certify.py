@@ -1,0 +1,375 @@
+"""Does every activation point mean what its name says? Proved at load.
+
+A few probe tokens run through three models that share their parameters: ours, transformers' own, and
+TransformerLens's bridge. What must be equal is compared, and every comparison is in the certificate with its residual.
+A point whose check fails is refused.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from functools import cached_property, partial
+from typing import Final
+
+import torch
+from torch import Tensor
+
+from ...errors import UnsupportedModelError, WeightsError, first_line
+from ...points import POINTS, PointKey, full_name, lens_name
+from ..attention.in_force import Part
+from ..parts.certificate import Certificate, Check, LensHook
+from ..parts.weights import check_finite
+from ..reading.other_layers import about_other_layers
+from ..reading.partial_pass import MIDDLE, Blocks, can_begin_in_the_middle
+from ..reading.unembedding import unembedding_of, why_not_linear
+from ..run.hooked import HookedModel, require_model
+from ..structure.copies import cannot_run
+from .edit_checks import EditChecks
+from .far import far_length, one_of_each_kind, plain_block
+from .probe import (
+    BEGINNING,
+    FROM_STREAM,
+    Compared,
+    Passes,
+    beginning_of,
+    bridge_run,
+    by_row,
+    each_token_changed,
+    end_changed,
+    excess_of,
+    output_of,
+    padded_batch,
+    text_of,
+    with_least,
+)
+
+_EVERY_POINT: Final = tuple(POINTS)
+_WHOLE: Final = (
+    "weights", "points", "transformers", "implementations", "bridge", "padding", "causal", "embed", "logits", "middle",
+    "far",
+)  # fmt: skip
+"""The checks of whole passes, which concern every stack."""
+
+_LOOKED_AT: Final = 24
+"""At how many tokens of the long probe the logits are recomputed: a vocabulary may be large."""
+
+
+def certify(model: HookedModel) -> Certificate:
+    """Proves, on a few probe tokens, that the points of a model mean what their names say.
+
+    >>> import attnmech as am
+    >>> am.certify(am.load()).ok
+    True
+
+    Runs at load; run it again after changing weights, which also renews `model.certificate`, or inside `model.hooks`
+    to see what an edit breaks. Never raises for a faulty model: the certificate lists the faults.
+
+    Args:
+        model: the model.
+
+    Returns:
+        Every check with its residual, and the points that are refused, each with the reason.
+    """
+    require_model(model)
+    return certify_with(Passes(model))
+
+
+def certify_with(passes: Passes) -> Certificate:
+    """The certificate of a model some of whose passes may have been made."""
+    model = passes.model
+    with model.unchecked():
+        statements = [_Statements(passes, stack) for stack in model.stacks.values()]
+        checks = list(statements[0].of_model())
+        for each in statements:
+            checks += each.of_stack()
+    certificate = Certificate(
+        model.name,
+        model.weights_hash,
+        tuple(checks),
+        statements[0].lens_hooks,
+        tuple(statements[0].edited),
+        about_other_layers(model.output_stack),
+    )
+    if not model.edited:
+        model.certificate = certificate
+    return certificate
+
+
+def check_runs(passes: Passes) -> None:
+    """Raises `WeightsError` if transformers itself cannot run the model in its precision on its device."""
+    model = passes.model
+    try:
+        _ = passes.plain
+    except UnsupportedModelError:
+        raise
+    except Exception as error:  # whatever transformers raises over sizes and precisions that it cannot run
+        raise cannot_run(model.plain, error) from error
+
+
+class _Statements(EditChecks):
+    """What must hold for every model, statement by statement."""
+
+    def of_model(self) -> Iterator[Check]:
+        """The checks of whole passes."""
+        yield self._spelled_out(self._finite())
+        reached = self._reached()
+        yield self._spelled_out(reached)
+        if reached.passed:
+            yield from self._computed(self._whole_passes())
+
+    def of_stack(self) -> Iterator[Check]:
+        """The checks of the stack's layers; none if a pass failed."""
+        if self.passes.runs:
+            of_stream = [self._resid_mid_edit] if self.plan.streams else []
+            yield from self._computed([*self._layer_by_layer(), self._pattern_edit, *of_stream])
+
+    def _computed(self, makers: list[Callable[[], Check]]) -> Iterator[Check]:
+        """Makes the checks; one that cannot even be computed on a broken model counts as failed."""
+        for make in makers:
+            try:
+                check = make()
+            except Exception as error:
+                name = make.args[0] if isinstance(make, partial) else make.__name__.strip("_")
+                check = Check(name, f"{name} can be checked", _EVERY_POINT, False, detail=first_line(error))
+            yield self._spelled_out(check)
+
+    def _spelled_out(self, check: Check) -> Check:
+        """The check with its points' full names: a whole pass concerns every stack, a layer only its own."""
+        whole = check.name in _WHOLE
+        labels = list(self.model.stacks) if whole else [self.stack.label]
+        if check.name == "streams":
+            # What the encoder hands on reaches every stack; the decoder's stream, its own and cross-attention.
+            labels = [label for label in self.model.stacks if self.stack.label == "encoder" or label != "encoder"]
+        points = tuple(dict.fromkeys(full_name(label, name) for label in labels for name in check.points))
+        name = check.name if whole or not self.stack.label else f"{self.stack.label} {check.name}"
+        return replace(check, name=name, points=points)
+
+    def _whole_passes(self) -> list[Callable[[], Check]]:
+        return [
+            self._transformers,
+            *([self._implementations] if self.plan.trusted == "sdpa" else []),
+            self._bridge,
+            self._padding,
+            self._causal,
+            self._embed,
+            self._logits,
+            self._middle,
+            self._far,
+        ]
+
+    # -- the runs ------------------------------------------------------------------------------------------
+
+    def _reached(self) -> Check:
+        """Runs our model, with every point."""
+        statement = "every point is reached in a forward pass"
+        try:
+            self.passes.run()
+        except Exception as error:  # whatever a broken model raises is what the certificate has to say
+            return Check("points", statement, _EVERY_POINT, False, detail=first_line(error))
+        for stack in self.model.stacks.values():
+            missing = [layer for layer in stack.layers if (stack.label, layer) not in self.short.blocks]
+            if missing:
+                where = f"layer {missing[0]}" + (f" of the {stack.label} stack" if stack.label else "")
+                detail = f"the attention of {where} does not go through attnmech's softmax"
+                self.passes.runs = ()
+                return Check("points", statement, _EVERY_POINT, False, detail=detail)
+        return Check("points", statement, _EVERY_POINT, True)
+
+    # -- whole passes --------------------------------------------------------------------------------------
+
+    def _finite(self) -> Check:
+        statement = "every weight is finite"
+        try:
+            check_finite(self.model.named_parameters())
+        except WeightsError as error:
+            return Check("weights", statement, _EVERY_POINT, False, detail=str(error))
+        return Check("weights", statement, (), True)
+
+    def _transformers(self) -> Check:
+        statement = f"output = output of {'the module itself' if self.model.is_own else 'plain transformers'}"
+        return self.compare("transformers", statement, _EVERY_POINT, self._output, self.passes.plain)
+
+    @cached_property
+    def _output(self) -> Tensor:
+        logits = self.short.values.get(("logits", None))
+        return self.output(self.batch) if logits is None else logits
+
+    def _implementations(self) -> Check:
+        """Says where transformers' two implementations of a family disagree, and which one is followed."""
+        statement = "eager and sdpa attention of transformers agree"
+        eager = self.passes.eager
+        if isinstance(eager, Exception):
+            return Check("implementations", statement, (), None, detail=str(eager))
+        check = self.compare("implementations", statement, (), output_of(eager), self.passes.plain)
+        if check.passed:
+            return check
+        followed = f"{check.detail}; attnmech follows {self.plan.trusted}, which computes what was trained"
+        return replace(check, detail=followed)
+
+    def _bridge(self) -> Check:
+        statement = "output = output of TransformerLens's bridge"
+        if self.model.is_own:
+            return Check("bridge", statement, (), None, detail="TransformerLens has none for a module of your own")
+        if len(self.model.stacks) > 1:
+            return Check("bridge", statement, (), None, detail="not compared on models of several stacks")
+        layer = self.layers[len(self.layers) // 2]
+        keys: list[PointKey] = [(name, layer if point.per_layer else None) for name, point in POINTS.items()]
+        ours = {key: self.short.values[key] for key in keys if key in self.short.values}
+        try:
+            # TransformerLens has `result` off by default, and warns if it is requested.
+            hooks = [lens_name(key) for key in ours if key[0] != "result"]
+            theirs, cache = bridge_run(self.model, self.batch, hooks)
+        except Exception as error:  # a bridge that cannot be built or run is TransformerLens's fault, not this model's
+            return Check("bridge", statement, (), None, detail=first_line(error))
+        self.lens_hooks = tuple(self._lens_hooks(ours, cache))
+        check = self.compare("bridge", statement, (), self._output, theirs)
+        if not check.passed and self.plan.trusted == "sdpa":
+            return replace(check, detail=f"{check.detail}; the bridge runs transformers' eager attention")
+        wrong = [hook.point for hook in self.lens_hooks if hook.verdict == "differs"]
+        if wrong and check.passed:
+            detail = f"hooks that mean something else, with the right value here: {', '.join(wrong)}"
+            return Check(check.name, statement, (), True, check.residual, check.tolerance, detail)
+        return check
+
+    def _lens_hooks(self, points: Mapping[PointKey, Tensor], cache: Mapping[str, Tensor]) -> Iterator[LensHook]:
+        for key, ours in points.items():
+            hook = lens_name(key)
+            theirs = cache.get(hook)
+            if theirs is None or theirs.shape != ours.shape:
+                yield LensHook(key[0], hook, "absent" if theirs is None else "differs", None)
+                continue
+            keep = self.comparable(self.short, key[0], key[1], ours)
+            largest = theirs[keep].abs().amax().to(self.wide)
+            residual = self.whole * excess_of(ours, theirs, self.whole * largest, keep)
+            yield LensHook(key[0], hook, "agrees" if residual <= self.whole else "differs", residual)
+
+    def _padding(self) -> Check:
+        statement = "neither padding nor the tokens in it change any output"
+        batch = padded_batch(self.model)
+        if batch is None:
+            return Check("padding", statement, (), None, detail="this probe has no padding")
+        real = self.written(batch).mask[0]
+        before, after, keep = [], [], []
+        for output in (self.by_token(batch), *self.plain_by_token(batch)):
+            before.append(output[[0, 2]])
+            after.append(output[[1, 3]])
+            keep.append(self.written(batch).mask[[0, 2]] & self._comes_through(output[[0, 2]]))
+        alone = self.by_token(beginning_of(batch, 2, int(real.sum())))
+        unpadded = self.written(batch).mask[2:3]
+        padded = before[0][1:2][unpadded][None]
+        check = self.compare(
+            "padding", statement, _EVERY_POINT, torch.cat(before), torch.cat(after), real=torch.cat(keep)
+        )
+        if not check.passed:
+            return replace(check, detail=f"other tokens in the padding: {check.detail}")
+        check = self.compare("padding", statement, _EVERY_POINT, padded, alone, real=torch.ones_like(alone[..., 0]) > 0)
+        return check if check.passed else replace(check, detail=f"a text alone and padded on the right: {check.detail}")
+
+    def _causal(self) -> Check:
+        statement = "no token sees a later one"
+        if not self.model.causal:
+            return Check("causal", statement, (), None, detail="an encoder: every token sees every other")
+        if self.model.is_own:
+            detail = "the mask of the traced call hides later positions; what the module does besides is its own"
+            return Check("causal", statement, (), None, detail=detail)
+        if self.written(self.batch).ids.shape[1] < 2:
+            return Check("causal", statement, (), None, detail="the probe has one token")
+        # If a token's logits depend only on its own stream, as another check proves, the stream is enough.
+        look = self.last_stream if why_not_linear(self.model) is None else self.by_token
+        text = beginning_of(self.batch, 0, BEGINNING)
+        changed = each_token_changed(text, self.model.n_vocab)
+        copies = len(self.written(changed).ids) - 1
+        seen = look(changed)
+        before, after = seen[-1:].expand(copies, -1, -1), seen[:-1]
+        # Copy n differs from the text at position n + 1: nothing before that may change.
+        untouched = torch.ones(before.shape[:2], dtype=torch.bool, device=before.device).tril()
+        points = ("scores", "pattern", "z")
+        check = self.compare("causal", statement, points, before, after, real=untouched)
+        if not check.passed or len(self.passes.runs) < 2:
+            return check
+        last = self.passes.runs[-1].batch
+        long = beginning_of(last, 1, max(last.ids.shape[1], self.written(last).ids.shape[1]))
+        other, half = end_changed(long, self.model.n_vocab)
+        before, after = self.passes.runs[-1].values[self.model.last_stream][1:2], self.last_stream(other)
+        further = self.compare(
+            "causal", statement, points, before[:, :half], after[:, :half], real=self.written(long).mask[:, :half]
+        )
+        return check if further.passed else replace(further, detail=f"at {half} of a longer text: {further.detail}")
+
+    def _logits(self) -> Check:
+        """Compares the logits with head and norm written out, at all tokens of the short probe and some of the long."""
+        reason = why_not_linear(self.model)
+        if reason is not None:
+            return Check(
+                "logits",
+                "logits = N(resid_post) W_U",
+                (),
+                None,
+                detail=f"{reason}; logit attribution is refused",
+            )
+        head = unembedding_of(self.model)
+        bias = "" if head.bias is None else " + b"
+        scale = "" if head.logit_scale == 1 else f"{head.logit_scale:.4g} · "
+        statement = f"logits = {scale}N(resid_post) W_U{bias}"
+        if head.softcap is not None:
+            statement = f"logits = c · tanh(({statement.removeprefix('logits = ')}) / c), c = {head.softcap:.4g}"
+        label, last = self.model.output_stack.label, self.model.last_stream
+
+        def found() -> Iterator[Compared]:
+            for run in self.passes.runs:
+                real = run.real(label).nonzero()
+                chosen = real if run is self.short else real[:: max(1, len(real) // _LOOKED_AT)]
+                texts, places = chosen.unbind(dim=1)
+                stream = run.values[last][texts, places]
+                expected = head.logits(stream)
+                yield self.compared(
+                    run,
+                    last[1],
+                    run.values["logits", None][texts, places],
+                    expected,
+                    head.rounding(stream, expected),
+                    torch.ones_like(texts, dtype=torch.bool),
+                )
+
+        limit = self._product(self.model.d_model)
+        return self.by_layer("logits", statement, ("logits",), found(), limit)
+
+    def _middle(self) -> Check:
+        """Begins a pass in the middle, as sweeps do; where that gives something else, sweeps run every block."""
+        statement = "a pass that begins in the middle, with a stored stream, ends as the whole pass"
+        if not can_begin_in_the_middle(self.model) or self.stack.n_layers < 2:
+            return Check(MIDDLE, statement, (), None, detail="sweeps run every block of this model")
+        start, last = self.layers[(len(self.layers) + 1) // 2], self.model.last_stream
+        stream = self.short.values[self.stack.point("resid_pre"), start]
+        ran = Blocks(self.model).run(self.batch, start=start, stream=stream, captures=[last])
+        return self.compare(MIDDLE, statement, (), ran.values[last], self.short.values[last], self.local)
+
+    def _far(self) -> Check:
+        """Compares one block of each kind with its plain copy, on a text that reaches past windows and branches."""
+        statement = "farther than a window reaches, a block alone ends as in plain transformers"
+        length = far_length(self.model)
+        if length is None:
+            return Check(
+                "far", statement, (), None, detail="the other probes reach as far as this model's code branches"
+            )
+        if not can_begin_in_the_middle(self.model) or not self.plan.batch_first:
+            return Check("far", statement, (), None, detail="a block of this model cannot run alone")
+        batch = text_of(self.model, length)
+
+        def found() -> Iterator[Compared]:
+            for layer in one_of_each_kind(self.model.config, self.layers):
+                name = self.stack.point("resid_post"), layer
+                ours = self.model.forward(batch, captures=[name], part=Part(layer, layer + 1))[name].to(self.wide)
+                theirs = plain_block(self.model, self.stack, layer, batch).to(self.wide)
+                real = torch.ones_like(ours[..., 0], dtype=torch.bool)
+                excess = excess_of(ours, theirs, with_least(by_row(theirs, self.whole), self.model.dtype), real)
+                yield Compared(f"layer {layer} in a text of {length} tokens", excess)
+
+        return self.by_layer("far", statement, FROM_STREAM, found(), self.whole)
+
+    def _embed(self) -> Check:
+        scale = self.plan.embed_scale
+        statement = "embed = row of the token embedding" + ("" if scale == 1 else f" · {scale:.4g}")
+        if ("embed", None) not in self.short.values:
+            return Check("embed", statement, (), None, detail=self.model.points["embed"].absent or "")
+        expected = self.model.embedding[self.batch.ids] * torch.tensor(scale, dtype=torch.float32).to(self.model.dtype)
+        return self.compare("embed", statement, ("embed",), self.short.values["embed", None], expected, self.local)

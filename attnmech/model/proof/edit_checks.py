@@ -1,0 +1,183 @@
+"""Does an edit move what it must, and nothing else? Tried in copies of one text, all in one pass."""
+
+import weakref
+from collections.abc import Iterator
+from functools import cached_property, partial
+
+import torch
+from einops import einsum
+from torch import Tensor
+
+from ...maths.precision import (
+    least_rounding,
+    product_rounding,
+    steps_rounding,
+    sum_rounding,
+)
+from ...points import PointKey, full_name
+from ..attention.in_force import Edit
+from ..attention.observed import RowBlock
+from ..parts.certificate import Check
+from ..structure.architectures import NormGate
+from .layer_checks import LayerChecks, norm_of
+from .probe import (
+    BEGINNING,
+    SEED,
+    Compared,
+    Probe,
+    beginning_of,
+    by_row,
+    excess_of,
+)
+
+
+class EditChecks(LayerChecks):
+    """The statements about edits of the pattern and of `resid_mid`."""
+
+    @cached_property
+    def _edits(self) -> "_Edits":
+        return _Edits(self)
+
+    def _pattern_edit(self) -> Check:
+        """Puts each row's whole attention on the visible key that had the least."""
+        statement = "an edit of the pattern moves attn_raw as it must, and the stream with it"
+        dtype = self.model.dtype
+        rounding, steps = product_rounding(dtype, self.stack.n_heads * self.stack.d_value), steps_rounding(dtype)
+        least = least_rounding(dtype)
+        if isinstance(self.plan.gate, NormGate):
+            # The norm computes in float32, in a float64 model too.
+            steps = max(steps, steps_rounding(torch.float32))
+
+        def found() -> Iterator[Compared]:
+            edits = self._edits
+            for copy, layer in enumerate(self.edited):
+                weights = self.stack.weights(layer)
+                W_O = weights.W_O.to(self.wide)
+                values = self._by_head(edits.at("v", layer))[copy : copy + 1]
+                z = einsum(
+                    edits.patterns[layer][None].to(self.wide),
+                    self._with_further(values, edits.further.get(layer)),
+                    "batch head query key, batch key head d -> batch query head d",
+                )
+                if self.plan.gate is not None:
+                    z = z * edits.at("gate", layer)[copy : copy + 1]
+                bias = W_O.new_zeros(W_O.shape[-1]) if weights.b_O is None else weights.b_O.to(self.wide)
+                product = einsum(z, W_O, "batch query head d, head d d_model -> batch query d_model")
+                summed = einsum(norm_of(z), norm_of(W_O, 1), "batch query head, head d_model -> batch query d_model")
+                allowed = rounding * (summed + bias.abs()) + steps * (product.abs() + summed + bias.abs())
+                real = edits.real[copy : copy + 1]
+                raw = edits.at("attn_raw", layer)
+                where = f"layer {layer}"
+                expected = (product + bias)[real]
+                yield Compared(where, excess_of(raw[copy : copy + 1][real], expected, allowed[real] + least))
+                shifted = excess_of(expected, raw[-1:][real], allowed[real]) > 1
+                if shifted and not edits.moves(copy):
+                    yield Compared(f"{where}, on the way to the last stream", torch.inf)
+
+        return self.by_layer("pattern edit", statement, ("pattern",), found(), rounding)
+
+    def _resid_mid_edit(self) -> Check:
+        statement = "an edit of resid_mid reaches the MLP and the stream"
+        if self.plan.mid_norm is None:
+            return self._parallel()
+
+        def found() -> Iterator[Compared]:
+            edits = self._edits
+            for number, layer in enumerate(self.edited):
+                copy = len(self.edited) + number
+                ended, allowed = self._block_end(layer, [edits.at("resid_mid", layer)], edits.values)
+                real = edits.real[copy]
+                post = edits.at("resid_post", layer)
+                limit = allowed[copy][real] + least_rounding(self.model.dtype)
+                yield Compared(f"layer {layer}", excess_of(post[copy][real], ended[copy][real], limit))
+                moved, still = (edits.at("mlp_out", layer)[each][real] for each in (copy, -1))
+                # An MLP that writes the same at every token (a pruned one: 0) cannot show whether the edit reached it.
+                if torch.equal(moved, still) and bool((still != still[:1]).any()):
+                    yield Compared(f"layer {layer}, on the way to the MLP", torch.inf)
+
+        return self.by_layer(
+            "resid_mid edit",
+            statement,
+            ("resid_mid",),
+            found(),
+            sum_rounding(self.model.dtype) if self.plan.norm == "pre" else None,
+        )
+
+    def _parallel(self) -> Check:
+        statement = "the MLP does not read what attention writes in its block"
+        if self.plan.mlp_out is None:
+            return Check("parallel", statement, (), None, detail="there is no MLP")
+
+        def found() -> Iterator[Compared]:
+            edits = self._edits
+            for copy, layer in enumerate(self.edited):
+                moved, still = (edits.at("mlp_out", layer)[each][edits.real[each]] for each in (copy, -1))
+                yield Compared(f"layer {layer}", excess_of(moved, still, by_row(still, self.local)))
+
+        return self.by_layer("parallel", statement, ("mlp_out",), found())
+
+
+class _Edits:
+    """Every edit that is tried on a stack, in one pass: each in a copy of one text, the last copy left as it is."""
+
+    def __init__(self, probe: Probe) -> None:
+        self._probe = weakref.proxy(probe)  # which holds the edits
+        model, stack, layers = probe.model, probe.stack, probe.edited
+        text = beginning_of(probe.batch, 0, BEGINNING)
+        batch = text.texts(torch.zeros(2 * len(layers) + 1, dtype=torch.long))
+        self.real = batch.queries(stack.label).mask
+        self.written = probe.written(batch).mask[0]
+        self.patterns: dict[int, Tensor] = {}
+        """The pattern that was put into each layer edited: `[head query key]`."""
+        names = [stack.point(name) for name in ("v", "gate", "attn_raw", "resid_mid", "mlp_out", "resid_post")]
+        if stack.architecture.interposed:
+            names.append(full_name(stack.architecture.interposed, "attn_out"))
+        there = [name for name in names if model.points[name].absent is None]
+        edits: dict[PointKey, Edit] = {
+            (stack.point("pattern"), layer): partial(self._pattern, n, layer) for n, layer in enumerate(layers)
+        }
+        if stack.architecture.mid_norm is not None:
+            edits |= {
+                (stack.point("resid_mid"), layer): partial(self._resid_mid, len(layers) + n)
+                for n, layer in enumerate(layers)
+            }
+        self._end = ("logits", None) if model.is_own else model.last_stream
+        self.further: dict[int, Tensor] = {}
+        """The values that are no tokens' (`Notes.further_values`), of each layer that has them."""
+
+        def keep(block: RowBlock) -> None:
+            if block.notes.further_values is not None:
+                self.further[block.layer] = block.notes.further_values[:1].to(probe.wide)
+
+        with model.editing(edits):
+            self.values = model.forward(
+                batch,
+                captures=[*((name, layer) for name in there for layer in layers), self._end],
+                rows=[keep],
+                layers=[(stack.label, layer) for layer in layers],
+            )
+
+    def moves(self, copy: int) -> bool:
+        """Whether the edit in a copy moves the last stream at a real token, or the output of a user's own module."""
+        ended = self.values[self._end]
+        one, other = ended[copy], ended[-1]
+        if not self._probe.model.is_own:
+            one, other = one[self.written], other[self.written]
+        return not torch.equal(one, other)
+
+    def at(self, name: str, layer: int) -> Tensor:
+        """A point of the stack in every copy, in float32 at least."""
+        return self.values[self._probe.stack.point(name), layer].to(self._probe.wide)
+
+    def _pattern(self, copy: int, layer: int, pattern: Tensor) -> Tensor:
+        row = pattern[copy]
+        least = row.masked_fill(row == 0, torch.inf).argmin(dim=-1, keepdim=True)
+        self.patterns[layer] = torch.zeros_like(row).scatter(-1, least, 1.0)
+        pattern[copy] = self.patterns[layer]
+        return pattern
+
+    def _resid_mid(self, copy: int, middle: Tensor) -> Tensor:
+        generator = torch.Generator().manual_seed(SEED)
+        noise = torch.randn(middle[copy].shape, generator=generator, dtype=torch.float32)
+        middle[copy] += noise.to(middle)
+        return middle

@@ -1,0 +1,88 @@
+"""How far must a probe reach to pass every window, and every position at which a model's code branches?
+
+A window of 4,096 tokens costs a pass through all layers too much, so that far probe runs one block of each kind alone.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Final
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from ...batch import Batch
+from ..run.hooked import HookedModel
+from ..run.passes import call
+from ..stack.stack import Stack
+from ..structure.architectures import first_tensor, submodule
+from ..structure.signals import below_head
+from .probe import LONG
+
+_WINDOWS: Final = (
+    "sliding_window", "sliding_window_size", "window_size", "local_attention", "attention_chunk_size",
+    "attention_window_size", "local_attention_window_len",
+)  # fmt: skip
+"""What configs call the number of keys that a query sees."""
+_BEYOND: Final = 24
+"""How many tokens the probe has past the last branch."""
+_FARTHEST: Final = 2**13
+"""Branches farther out are not probed: attention grows with the square of the length."""
+_BLOCKS: Final = 3
+"""The most blocks that the far probe runs."""
+
+
+def far_length(model: HookedModel) -> int | None:
+    """How many tokens reach past every branch of a model's code; None if the other probes do."""
+    limit = model.architecture.position_limit
+    branches = [place for place in _branches(model.config.get_text_config()) if LONG <= place <= _FARTHEST]
+    if limit is not None:
+        branches = [place for place in branches if place < limit]
+    if not branches or not model.writes_tokens or model.is_own or len(model.stacks) > 1:
+        return None
+    length = max(branches) + _BEYOND
+    return length if limit is None else min(length, limit)
+
+
+def _branches(config: Any) -> Iterator[int]:
+    """The lengths from which a model does something else: its windows, and where its rotation changes."""
+    for name in _WINDOWS:
+        window = getattr(config, name, None)
+        if isinstance(window, int):
+            yield window
+    for kind, parameters in _rotations(getattr(config, "rope_parameters", None) or {}):
+        if kind == "longrope":
+            yield int(parameters["original_max_position_embeddings"])
+        elif kind == "dynamic":
+            yield int(config.max_position_embeddings)
+
+
+def _rotations(parameters: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """Each kind of rotation with its parameters, which some configs give by kind of layer."""
+    for own in (parameters, *parameters.values()):
+        if isinstance(own, Mapping) and "rope_type" in own:
+            yield own["rope_type"], own
+
+
+def one_of_each_kind(config: Any, layers: Sequence[int]) -> list[int]:
+    """The first layer of each kind that a config names; of layers that are all alike, the first."""
+    text = config.get_text_config()
+    kinds = getattr(text, "layer_types", None) or getattr(text, "attention_layers", None)
+    if not kinds:
+        return [layers[0]]
+    first = {kinds[layer]: layer for layer in reversed(layers) if layer < len(kinds)}
+    return sorted(first.values())[:_BLOCKS]
+
+
+def plain_block(model: HookedModel, stack: Stack, layer: int, batch: Batch) -> Float[Tensor, "batch position d_model"]:
+    """What plain transformers makes of the embeddings in one block alone; our blocks must have run before."""
+    blocks = submodule(model.plain.base_model, stack.architecture.blocks)
+    assert isinstance(blocks, nn.ModuleList)
+    ended: list[Tensor] = []
+    handle = blocks[layer].register_forward_hook(lambda module, args, output: ended.append(first_tensor(output)))
+    try:
+        with torch.no_grad(), stack.alone(layer, blocks):
+            call(below_head(model.plain), batch)
+    finally:
+        handle.remove()
+    (found,) = ended
+    return found

@@ -1,0 +1,507 @@
+"""A few probe tokens on one model, run through ours, transformers' and TransformerLens's; and how runs are compared."""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any, Final
+
+import torch
+from jaxtyping import Bool
+from torch import Tensor, nn
+
+from ...basics.axes import spread
+from ...batch import Batch
+from ...errors import UnsupportedModelError
+from ...maths.precision import least_rounding, pass_tolerance, step_tolerance, table_tolerance
+from ...points import POINTS, PointKey, split_stack
+from ..attention.local_global import GLOBAL_MASK
+from ..attention.observed import RowBlock
+from ..inputs.images import ImageEncoder
+from ..inputs.own_inputs import OwnEncoder
+from ..inputs.sounds import SoundEncoder
+from ..inputs.transcripts import TranscriptEncoder
+from ..parts.certificate import Check, LensHook
+from ..run.hooked import HookedModel
+from ..run.passes import call
+from ..stack.stack import Stack
+
+_LENGTH: Final = 24
+LONG: Final = 104
+_PADDING: Final = 8
+"""Of the long probe, how many places of each text are padding: on the left of the first, on the right of the second."""
+_LONG_LAYERS: Final = 3
+"""In how many layers of a stack the long probe is checked; the short one is checked in all."""
+_EDITED_LAYERS: Final = 6
+"""In how many layers edits are tried, since each takes a copy of a text."""
+_FILLED: Final = 3
+"""How many tokens of padding are added to a text that is run with different tokens there."""
+BEGINNING: Final = 12
+"""Tokens of a text that is run once for each of them."""
+
+SEED: Final = 20
+
+FROM_STREAM: Final = tuple(name for name in POINTS if name != "embed")
+"""What is computed from the stream: if it is wrong, all of these are."""
+
+
+@dataclass(frozen=True, eq=False)
+class Run:
+    """One pass of the probe through our model: its values at every point of some layers."""
+
+    batch: Batch
+    layers: Mapping[str, Sequence[int]]
+    """The layers checked, by stack."""
+    values: Mapping[PointKey, Tensor]
+    blocks: Mapping[tuple[str, int], RowBlock]
+    given: Mapping[tuple[str, int], Tensor]
+    """The input of W_O, by stack and layer."""
+
+    def real(self, stack: str) -> Bool[Tensor, "batch position"]:
+        """True at the real query tokens."""
+        return self.batch.queries(stack).mask
+
+    def real_keys(self, stack: str) -> Bool[Tensor, "batch position"]:
+        """True at the real key tokens."""
+        return self.batch.keys(stack).mask
+
+
+@dataclass(frozen=True)
+class Compared:
+    """One comparison: where, and how far apart in units of what rounding explains there."""
+
+    where: str
+    excess: float
+
+
+class Passes:
+    """The passes of the probe over one model, which the statements about all of its stacks share."""
+
+    def __init__(self, model: HookedModel) -> None:
+        self.model = model
+        self.batch = probe_batch(model)
+        self.runs: tuple[Run, ...] = ()
+        """A short text and one padded, in all layers; and longer ones, padded on either side, in some."""
+
+    def run(self) -> None:
+        """Runs our model on both probes, with every point; raises what a broken model raises."""
+        stacks = self.model.stacks.values()
+        every = {stack.label: stack.layers for stack in stacks}
+        runs = [self._run(self.batch, every)]
+        long = long_batch(self.model)
+        if long is not None:
+            some = {
+                stack.label: [stack.layers[place] for place in spread(stack.n_layers, _LONG_LAYERS)] for stack in stacks
+            }
+            runs.append(self._run(long, some))
+        self.runs = tuple(runs)
+
+    @cached_property
+    def plain(self) -> Tensor:
+        """Plain transformers' output for the short probe."""
+        return plain_output(self.model, self.batch)
+
+    @cached_property
+    def eager(self) -> Any:
+        """The short probe in transformers' eager attention, which returns its patterns; or what it raises."""
+        return self.in_attention("eager", output_attentions=True)
+
+    @cached_property
+    def longer(self) -> Any:
+        """The longer texts by plain transformers, below the head; or what it raises."""
+        return _attempt(lambda: _hidden_states(self.model.plain.base_model, self.runs[-1].batch))
+
+    def in_attention(self, implementation: str, **options: Any) -> Any:
+        """The short probe in one of transformers' implementations; or what it raises."""
+        return _attempt(lambda: _hidden_states(self.model.plain_in(implementation), self.batch, **options))
+
+    def _run(self, batch: Batch, layers: Mapping[str, Sequence[int]]) -> Run:
+        model, points = self.model, self.model.points
+        names = [name for name, point in points.items() if point.absent is None]
+        chosen = {(label, layer) for label, each in layers.items() for layer in each}
+        keys = [key for key in points.resolve(names) if key[1] is None or (split_stack(key[0])[0], key[1]) in chosen]
+        blocks: dict[tuple[str, int], RowBlock] = {}
+        given: dict[tuple[str, int], Tensor] = {}
+
+        def keep(block: RowBlock) -> None:
+            blocks.setdefault((block.stack, block.layer), block)
+
+        with self._keeping_given(chosen, given):
+            values = model.forward(batch, captures=keys, rows=[keep], layers=sorted(chosen))
+        return Run(batch, layers, values, blocks, given)
+
+    @contextmanager
+    def _keeping_given(self, layers: Iterable[tuple[str, int]], found: dict[tuple[str, int], Tensor]) -> Iterator[None]:
+        """Keeps the input of W_O, independently of our own points."""
+
+        def keeping(place: tuple[str, int]) -> Callable[..., None]:
+            def keep(module: Any, args: Any) -> None:
+                found[place] = args[0].detach().clone()
+
+            return keep
+
+        handles = []
+        for label, layer in layers:
+            stack = self.model.stacks[label]
+            out = stack.module(layer, stack.architecture.out)
+            handles.append(out.register_forward_pre_hook(keeping((label, layer))))
+        try:
+            yield
+        finally:
+            for handle in handles:
+                handle.remove()
+
+
+class Probe:
+    """Comparisons on one stack of a model that become checks."""
+
+    def __init__(self, passes: Passes, stack: Stack) -> None:
+        self.passes, self.model = passes, passes.model
+        self.stack, self.plan = stack, stack.architecture
+        self.layers = list(stack.layers)
+        self.edited = [self.layers[place] for place in spread(stack.n_layers, _EDITED_LAYERS)]
+        dtype = self.model.dtype
+        self.wide = torch.promote_types(dtype, torch.float32)
+        self.local, self.whole, self.tables = step_tolerance(dtype), pass_tolerance(dtype), table_tolerance(dtype)
+        self.batch = passes.batch
+        self.lens_hooks: tuple[LensHook, ...] = ()
+
+    @property
+    def short(self) -> Run:
+        """The pass over the short probe."""
+        return self.passes.runs[0]
+
+    def places(self) -> Iterator[tuple[Run, int]]:
+        """Every layer of the stack that a run checked."""
+        for run in self.passes.runs:
+            for layer in run.layers[self.stack.label]:
+                yield run, layer
+
+    def plain_by_token(self, batch: Batch) -> list[Tensor]:
+        """`by_token` of plain transformers; empty if its output does not have one row per token."""
+        output = plain_output(self.model, batch)
+        return [output] if _has_row_a_token(output, self.written(batch)) else []
+
+    def output(self, batch: Batch) -> Tensor:
+        """Our model's output: logits or, without a head, the last stream after the final norm."""
+        return output_of(self.model.output(batch))
+
+    def by_token(self, batch: Batch) -> Tensor:
+        """Our output if it has one row per token, else (a head for whole texts) the last stream."""
+        output = self.output(batch)
+        return output if _has_row_a_token(output, self.written(batch)) else self.last_stream(batch)
+
+    def last_stream(self, batch: Batch) -> Tensor:
+        """The stream that leaves our last block."""
+        last = self.model.last_stream
+        return self.model.forward(batch, captures=[last])[last]
+
+    def written(self, batch: Batch) -> Batch:
+        """The tokens that the output has rows for."""
+        return batch.queries(self.model.output_stack.label)
+
+    def at(self, run: Run, name: str, layer: int) -> Tensor:
+        """A point of the stack under proof, in float32 at least."""
+        return run.values[self.stack.point(name), layer].to(self.wide)
+
+    def block(self, run: Run, layer: int) -> RowBlock:
+        """The attention of a layer of the stack under proof."""
+        return run.blocks[self.stack.label, layer]
+
+    def comparable(self, run: Run, name: str, layer: int | None, value: Tensor) -> Tensor:
+        """Where two models must agree: at real tokens, and for scores at visible pairs."""
+        if layer is not None and name in ("scores", "pattern"):
+            mask = self.block(run, layer).mask
+            visible = mask.visible(range(mask.queries)) & run.real(self.stack.label)[:, None, :, None]
+            return visible.expand_as(value)
+        real = self.written(run.batch).mask if layer is None else run.real(self.stack.label)
+        if name in ("k", "v", "k_rot"):
+            real = run.real_keys(self.stack.label)
+        return real if value.shape[:2] == real.shape else torch.ones_like(value, dtype=torch.bool)
+
+    def compared(
+        self, run: Run, layer: int, ours: Tensor, theirs: Tensor, allowed: Tensor, keep: Tensor | None = None
+    ) -> Compared:
+        """A comparison at the real query tokens, or where `keep` says."""
+        keep = run.real(self.stack.label) if keep is None else keep
+        where = f"layer {layer}" if run is self.short else f"layer {layer} in texts of {run.batch.ids.shape[1]} tokens"
+        return Compared(where, excess_of(ours, theirs, with_least(allowed, self.model.dtype), keep))
+
+    def by_layer(
+        self,
+        name: str,
+        statement: str,
+        points: tuple[str, ...],
+        found: Iterable[Compared],
+        tolerance: float | None = None,
+    ) -> Check:
+        """The worst of many comparisons, and the layer it is in."""
+        limit = self.local if tolerance is None else tolerance
+        worst = Compared("nowhere", 0.0)
+        with torch.no_grad():
+            for each in found:
+                if not each.excess <= worst.excess:
+                    worst = each
+        passed = worst.excess <= 1
+        residual = worst.excess * limit
+        detail = "" if passed else f"{worst.where}: off by {residual:.1e} of what is summed there"
+        return Check(name, statement, () if passed else points, passed, residual, limit, detail)
+
+    def compare(
+        self,
+        name: str,
+        statement: str,
+        points: tuple[str, ...],
+        ours: Tensor,
+        theirs: Tensor,
+        tolerance: float | None = None,
+        real: Tensor | None = None,
+    ) -> Check:
+        """One comparison of two tensors, row by row, at real tokens, or whole if they have one row per text."""
+        limit = self.whole if tolerance is None else tolerance
+        keep = self.comparable(self.short, name, None, ours) if real is None else real
+        excess = excess_of(ours, theirs, by_row(theirs, limit), keep)
+        passed = excess <= 1
+        detail = "" if passed else f"off by {excess * limit:.1e} of the largest value of its row"
+        return Check(name, statement, points, passed, excess * limit, limit, detail)
+
+
+def _has_row_a_token(output: Tensor, tokens: Batch) -> bool:
+    return output.ndim == 3 and output.shape[:2] == tokens.mask.shape
+
+
+def by_row(value: Tensor, tolerance: float) -> Tensor:
+    """A share of the largest value of each row."""
+    return tolerance * value.abs().amax(dim=-1, keepdim=True)
+
+
+def with_least(allowed: Tensor, dtype: torch.dtype) -> Tensor:
+    """allowed + `least_rounding(dtype)`."""
+    least = least_rounding(dtype)
+    # Where the sum would round back to `allowed`, it is left out: subnormal numbers make it many times slower.
+    if bool((allowed > 4 * least / torch.finfo(allowed.dtype).eps).all()):
+        return allowed
+    return allowed + least
+
+
+def excess_of(ours: Tensor, theirs: Tensor, allowed: Tensor, keep: Tensor | None = None) -> float:
+    """max |ours − theirs| / allowed where `keep`, 0 where they are equal; NaN, which always fails, if either is NaN.
+
+    `keep` names the leading axes of the tensors.
+    """
+    wide = torch.promote_types(torch.promote_types(ours.dtype, theirs.dtype), torch.float32)
+    difference = (ours.to(wide) - theirs.to(wide)).abs()
+    if keep is not None and not keep.all():
+        difference = difference.masked_fill(~keep.reshape(*keep.shape, *[1] * (difference.ndim - keep.ndim)), 0.0)
+    if not difference.any():
+        return 0.0
+    return float(torch.where(difference == 0, 0.0, difference / allowed).amax())
+
+
+def probe_batch(model: HookedModel) -> Batch:
+    """Two sequences of seeded random tokens, the second shorter and padded on the right; two random images; or, of a
+    user's own module, texts of its example with and without noise.
+    """
+    if isinstance(model.encoder, OwnEncoder):
+        return model.encoder.probe
+    generator = torch.Generator().manual_seed(SEED)
+    limit = _limit(model)
+    length = _LENGTH if limit is None else min(_LENGTH, limit)
+    if isinstance(model.encoder, TranscriptEncoder):
+        return model.encode(_heard(model.encoder, *_padded(model, length - 2, generator, (0, 1))))
+    if isinstance(model.encoder, ImageEncoder | SoundEncoder):
+        return model.encode(model.encoder.signal.noise(2, SEED, next(model.base.parameters())))
+    ids = torch.randint(0, model.n_vocab, (2, length), generator=generator)
+    mask = torch.ones_like(ids)
+    if length > 1:
+        # One token only: in a sliding window, rows of padding that see nothing are NaN in transformers' float64.
+        mask[1, -1] = 0
+    given = {"input_ids": ids, "attention_mask": mask, **_global_tokens(model, ids)}
+    if "decoder" in model.stacks:
+        given["decoder_input_ids"] = torch.randint(
+            0, model.n_vocab, (2, _of_target(model, length)), generator=generator
+        )
+    return model.encode(given)
+
+
+def long_batch(model: HookedModel) -> Batch | None:
+    """Two longer texts, one padded on the left, one on the right; None for images and short position tables."""
+    limit = _limit(model)
+    # Longer than a window reaches.
+    length = max(LONG, max(model.architecture.windows, default=0) // 2 + _LENGTH)
+    length = length if limit is None else min(length, limit)
+    if not model.writes_tokens or length <= 2 * _PADDING:
+        return None
+    generator = torch.Generator().manual_seed(SEED + 1)
+    if isinstance(model.encoder, TranscriptEncoder):
+        return model.encode(_heard(model.encoder, *_padded(model, length, generator)))
+    given = dict(zip(("input_ids", "attention_mask"), _padded(model, length, generator), strict=True))
+    given |= _global_tokens(model, given["input_ids"])
+    if "decoder" in model.stacks:
+        target = _padded(model, _of_target(model, length), generator)
+        given |= dict(zip(("decoder_input_ids", "decoder_attention_mask"), target, strict=True))
+    return model.encode(given)
+
+
+def text_of(model: HookedModel, length: int) -> Batch:
+    """One text of random tokens."""
+    generator = torch.Generator().manual_seed(SEED + 3)
+    return model.encode(torch.randint(0, model.n_vocab, (1, length), generator=generator))
+
+
+def _global_tokens(model: HookedModel, ids: Tensor, *same: int) -> dict[str, Tensor]:
+    """Two global tokens in the first text and one in the others, or `same` in all, if the model has such tokens."""
+    if not model.architecture.windows:
+        return {}
+    chosen = torch.zeros_like(ids)
+    if same:
+        chosen[:, list(same)] = 1
+    else:
+        length = ids.shape[1]
+        chosen[0, [length // 3, length // 2]] = 1
+        chosen[1:, length // 4] = 1
+    return {GLOBAL_MASK: chosen}
+
+
+def _of_target(model: HookedModel, length: int) -> int:
+    """The length of the decoder's text beside one of the encoder's: another, and no longer than the decoder allows."""
+    limit = model.output_stack.architecture.position_limit
+    return length - 2 if limit is None else min(length - 2, limit)
+
+
+def _limit(model: HookedModel) -> int | None:
+    """How many tokens a text may have, if tokens are numbered: of a model that is given sound, the decoder's."""
+    return (model.architecture if model.reads_tokens else model.output_stack.architecture).position_limit
+
+
+def _heard(encoder: TranscriptEncoder, ids: Tensor, mask: Tensor) -> dict[str, Tensor]:
+    """Texts of a decoder, each with a recording of noise."""
+    noise = encoder.signal.noise(len(ids), SEED, torch.empty(0, dtype=encoder.dtype, device=encoder.device))
+    return {**noise, "decoder_input_ids": ids, "decoder_attention_mask": mask}
+
+
+def _padded(
+    model: HookedModel, length: int, generator: torch.Generator, padding: tuple[int, int] = (_PADDING, _PADDING)
+) -> tuple[Tensor, Tensor]:
+    """Two texts of random tokens with their mask, the first padded on the left, the second on the right."""
+    ids = torch.randint(0, model.n_vocab, (2, length), generator=generator)
+    mask = torch.ones_like(ids)
+    mask[0, : padding[0]] = mask[1, length - padding[1] :] = 0
+    return ids, mask
+
+
+def padded_batch(model: HookedModel) -> Batch | None:
+    """One text four times: padded on the left with one token and with another, and so on the right.
+
+    None for images, and for models with few positions. The padding is never the tokenizer's own, from which some
+    families (RoBERTa) count positions.
+    """
+    limit = _limit(model)
+    length = BEGINNING if limit is None else min(BEGINNING, limit - _FILLED)
+    if not model.writes_tokens or length < 1:
+        return None
+    generator = torch.Generator().manual_seed(SEED + 2)
+    pad = getattr(model.config, "pad_token_id", None)
+    fillings = [token for token in range(min(3, model.n_vocab)) if token != pad][:2]
+
+    def filled() -> tuple[Tensor, Tensor]:
+        text = torch.randint(0, model.n_vocab, (length,), generator=generator)
+        rows = [(torch.full((_FILLED,), token), text) for token in (fillings[0], fillings[-1])]
+        ids = torch.stack(
+            [*(torch.cat((pad, text)) for pad, text in rows), *(torch.cat((text, pad)) for pad, text in rows)]
+        )
+        real = torch.ones_like(ids)
+        real[:2, :_FILLED] = real[2:, length:] = 0
+        return ids, real
+
+    if isinstance(model.encoder, TranscriptEncoder):
+        heard = _heard(model.encoder, *filled())
+        # The same for all of them.
+        return model.encode(
+            {name: value[:1].expand_as(value) if value.is_floating_point() else value for name, value in heard.items()}
+        )
+    given = dict(zip(("input_ids", "attention_mask"), filled(), strict=True))
+    given |= _global_tokens(model, given["input_ids"], _FILLED + 1)
+    if "decoder" in model.stacks:
+        given |= dict(zip(("decoder_input_ids", "decoder_attention_mask"), filled(), strict=True))
+    return model.encode(given)
+
+
+def beginning_of(batch: Batch, number: int, length: int) -> Batch:
+    """The first tokens of one text of a batch, and of what its decoder is given; what has no tokens stays whole."""
+    text = batch.texts(torch.tensor([number]))
+    target = None if text.target is None else text.target.beginning(length)
+    return replace(text if text.texts_of is None else text.beginning(length), target=target)
+
+
+def each_token_changed(batch: Batch, n_vocab: int) -> Batch:
+    """Copies of one text, the n-th with another token at place n + 1 and the last as it is.
+
+    Of the decoder's tokens, where there are any.
+    """
+    written = batch if batch.target is None else batch.target
+    copies = written.ids.shape[1] - 1
+    made = batch.texts(torch.zeros(copies + 1, dtype=torch.long))
+    places = torch.arange(copies, device=batch.ids.device)
+    ids = written.ids.repeat(copies + 1, 1)
+    ids[places, places + 1] = other_ids(ids[places, places + 1], n_vocab)
+    return replace(made, ids=ids) if made.target is None else replace(made, target=replace(made.target, ids=ids))
+
+
+def end_changed(batch: Batch, n_vocab: int) -> tuple[Batch, int]:
+    """The batch with other tokens in the second half, of the decoder where there is one; and where that half begins."""
+    written = batch if batch.target is None else batch.target
+    half = written.ids.shape[1] // 2
+    ids = written.ids.clone()
+    ids[:, half:] = other_ids(ids[:, half:], n_vocab)
+    changed = replace(written, ids=ids)
+    return (changed if batch.target is None else replace(batch, target=changed)), half
+
+
+def other_ids(ids: Tensor, n_vocab: int) -> Tensor:
+    """Each token replaced by another."""
+    return (ids + max(1, n_vocab // 2)) % n_vocab
+
+
+def output_of(output: object) -> Tensor:
+    """The logits or, for a model without a head, the last stream after the final norm."""
+    logits = getattr(output, "logits", None)
+    found = getattr(output, "last_hidden_state", None) if logits is None else logits
+    if not isinstance(found, torch.Tensor):
+        raise UnsupportedModelError(
+            f"expected a model that returns logits or its last stream; this one returns a {type(output).__name__}. "
+            "Load the model below its head: am.load(model.base_model)."
+        )
+    return found
+
+
+def plain_output(model: HookedModel, batch: Batch) -> Tensor:
+    with torch.no_grad():
+        return output_of(call(model.plain, batch))
+
+
+def _hidden_states(model: nn.Module, batch: Batch, **options: Any) -> Any:
+    with torch.no_grad():
+        return call(model, batch, output_hidden_states=True, **options)
+
+
+def _attempt(run: Callable[[], Any]) -> Any:
+    """What a run returns, or its exception: a model that transformers cannot run this way is not at fault."""
+    try:
+        return run()
+    except Exception as error:
+        return error.with_traceback(None)  # whose frames hold the passes, which would hold it
+
+
+def bridge_run(model: HookedModel, batch: Batch, hooks: Sequence[str]) -> tuple[Tensor, Mapping[str, Tensor]]:
+    """The output of TransformerLens's bridge, and its values at some hooks."""
+    mask = batch.mask.long() if batch.padded else None
+    inputs = batch.extra.get("pixel_values", batch.ids)
+    options: dict[str, Any] = {} if mask is None else {"attention_mask": mask}
+    with torch.no_grad(), model._bridges.passing() as bridge:
+        logits, cache = bridge.run_with_cache(
+            inputs, names_filter=set(hooks).__contains__, return_cache_object=True, **options
+        )
+        values = dict(cache.items())  # type: ignore[no-untyped-call]
+    assert isinstance(logits, torch.Tensor)
+    return logits, values

@@ -1,0 +1,1 @@
+"""What is read from a finished stream: logits, writers, other layers."""

@@ -1,0 +1,46 @@
+"""Which layers of a hybrid have no attention, and what do they have in its place?"""
+
+from itertools import groupby
+
+from torch import nn
+
+from ..stack.stack import Stack
+
+
+def other_layers(stack: Stack) -> dict[int, str]:
+    """The layers without attention, each with the kind of module that it has in its place (GatedDeltaNet, MambaMixer).
+
+    Those are the modules of a block of whose class no block with attention has one; their name is that of the class.
+    """
+    known = {type(part) for block in stack.blocks.values() for part in block.children()}
+    family = stack.architecture.name
+    return {
+        place: _kind([part for part in block.children() if type(part) not in known] or [block], family)
+        for place, block in enumerate(stack.places)
+        if place not in stack.blocks
+    }
+
+
+def about_other_layers(stack: Stack) -> str:
+    """A sentence that names them; empty if every layer has attention."""
+    by_kind: dict[str, list[int]] = {}
+    for layer, kind in other_layers(stack).items():
+        by_kind.setdefault(kind, []).append(layer)
+    if not by_kind:
+        return ""
+    named = "; ".join(f"{_ranges(layers)} ({kind})" for kind, layers in by_kind.items())
+    return f"layers without attention, and so without heads: {named}"
+
+
+def _kind(parts: list[nn.Module], family: str) -> str:
+    """The class of the first that is no norm and, if there is another, no MLP."""
+    names = [type(part).__name__ for part in parts]
+    first = [name for name in names if not any(word in name.lower() for word in ("norm", "mlp", "moe", "feedforward"))]
+    name = next(iter([*first, *(name for name in names if "norm" not in name.lower()), *names]))
+    return name.removeprefix(family) or name
+
+
+def _ranges(layers: list[int]) -> str:
+    """Layers as they are written: "0-2, 4"."""
+    runs = [[layer for _, layer in run] for _, run in groupby(enumerate(layers), lambda each: each[1] - each[0])]
+    return ", ".join(str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs)

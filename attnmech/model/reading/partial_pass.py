@@ -1,0 +1,123 @@
+"""How is part of a model run? From a block on with a stored stream, up to a block, or only the head.
+
+Blocks that are left out pass the stream on unchanged, so that everything else in the model (masks, rotary tables,
+what it passes to its blocks) stays transformers' own code.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from ...batch import Batch
+from ...errors import InputError
+from ...points import PointKey
+from ..attention.in_force import Part
+from ..attention.observed import RowObserver
+from ..run.hooked import HookedModel
+from ..structure.architectures import submodule
+
+MIDDLE: Final = "middle"
+"""The certificate's check that a pass may begin at any block."""
+
+
+AFTER_ATTENTION: Final = ("z", "result", "attn_raw", "attn_out", "mixer_out", "resid_mid", "mlp_out", "resid_post")
+"""The points of a block that its q, k, v and pattern do not depend on."""
+
+
+@dataclass(frozen=True)
+class Ran:
+    """What a partial pass returned."""
+
+    streams: Mapping[int, Float[Tensor, "batch position d_model"]]
+    """The stream as it enters each requested block, before hooks there; at the number of blocks, the last's output."""
+    values: Mapping[PointKey, Tensor]
+    """The requested points."""
+    z: Mapping[int, Float[Tensor, "batch position head d_value"]]
+    """z of the requested blocks, before hooks there, where attention itself makes it (without a gate)."""
+
+
+def can_begin_in_the_middle(model: HookedModel) -> bool:
+    """Whether a stored stream is all that the blocks from some block on need, as the certificate found."""
+    certificate = model.__dict__.get("certificate")
+    differs = certificate is not None and any(check.name == MIDDLE for check in certificate.remarks)
+    return len(model.stacks) == 1 and not model.output_stack.architecture.hands_on and not differs
+
+
+class Blocks:
+    """The blocks of a model with one stack, any of which a pass can skip."""
+
+    def __init__(self, model: HookedModel) -> None:
+        if not can_begin_in_the_middle(model):
+            raise InputError(
+                f"passes of {model.name} cannot begin in the middle: its blocks need more than the stream."
+            )
+        found = submodule(model.base, model.output_stack.architecture.blocks)
+        assert isinstance(found, nn.ModuleList)
+        self._model = model
+        self._blocks = found
+
+    @property
+    def first(self) -> nn.Module:
+        """The first block."""
+        return self._blocks[0]
+
+    def __len__(self) -> int:
+        return len(self._blocks)
+
+    def run(
+        self,
+        batch: Batch,
+        *,
+        start: int = 0,
+        stream: Float[Tensor, "batch position d_model"] | None = None,
+        stop: int | None = None,
+        streams: Iterable[int] = (),
+        captures: Iterable[PointKey] = (),
+        rows: Sequence[RowObserver] = (),
+        layers: Iterable[tuple[str, int]] | None = None,
+        z: Float[Tensor, "batch position head d_value"] | None = None,
+        keep_z: Iterable[int] = (),
+    ) -> Ran:
+        """One pass without gradients through the blocks from `start` up to but not including `stop`.
+
+        Block `start` is given `stream`; block 0 needs none. Given `z` too, its attention is not computed: allowed where
+        `attention_may_be_left_out`, and nothing acts on or reads a point before z there. Blocks that are left out have
+        no points.
+        """
+        end = len(self) if stop is None else stop
+        part = Part(start, end, stream, frozenset(streams), z=z, keep_z=frozenset(keep_z))
+        values = self._model.forward(batch, captures=captures, rows=rows, layers=layers, part=part)
+        return Ran(part.kept, values, part.kept_z)
+
+    def attention_may_be_left_out(
+        self, batch: Batch, block: int, stream: Float[Tensor, "batch position d_model"]
+    ) -> bool:
+        """Whether a block with its own z given makes of a stream what it makes with its attention computed."""
+        end = len(self)
+        whole = self.run(batch, start=block, stream=stream, stop=block + 1, streams=[end], keep_z=[block])
+        if block not in whole.z:
+            return False
+        rest = self.run(batch, start=block, stream=stream, stop=block + 1, streams=[end], z=whole.z[block])
+        expected = whole.streams[end]
+        difference, size = (float(each.abs().max()) for each in (rest.streams[end] - expected, expected))
+        return difference <= 8 * torch.finfo(expected.dtype).eps * size
+
+    def logits(self, batch: Batch, stream: Float[Tensor, "batch position d_model"]) -> Tensor:
+        """What the head makes of the stream that leaves the last block."""
+        part = Part(len(self), len(self), stream)
+        return self._model.forward(batch, captures=[("logits", None)], part=part)["logits", None]
+
+    def logits_of_rows(self, rows: Float[Tensor, "row d_model"]) -> Float[Tensor, "row vocab"]:
+        """The logits of single tokens, if the head treats every token alike (`by_row`)."""
+        ids = torch.zeros(len(rows), 1, dtype=torch.long, device=rows.device)
+        batch = Batch(ids, torch.ones_like(ids, dtype=torch.bool), (), None)
+        return self.logits(batch, rows[:, None])[:, 0]
+
+    @property
+    def by_row(self) -> bool:
+        """Whether a token's logits depend only on that token's stream, and no hook acts on them on the way."""
+        return self._model.unembedding is not None and not any(name.startswith("logits") for name in self._model.edited)

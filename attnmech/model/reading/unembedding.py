@@ -1,0 +1,145 @@
+"""From the last stream to a logit: the model's final norm and head, and which direction of the stream a logit reads.
+
+logit_a = s · N(x) W_U[a] + b[a], softly capped to c · tanh(logit / c) where the model does so, with
+N(x) = γ ⊙ (x − mean x) · r + β, r = 1 / √(var x + ε) (a LayerNorm) or γ ⊙ x · r, r = 1 / √(mean x² + ε) (an RMSNorm).
+With r frozen at its value, a part u of x adds r · u·d to the logit before the cap, d = s γ ⊙ W_U[a], minus its mean
+where the norm subtracts the mean.
+"""
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from ...errors import InputError
+from ...maths.norms import reciprocal_rms
+from ...maths.precision import product_rounding, steps_rounding
+from ..parts.norms import epsilon_of, is_centred, weight_of
+from ..parts.weights import bias_of
+from ..run.hooked import HookedModel
+from ..structure.architectures import submodule
+
+
+@dataclass(frozen=True)
+class Unembedding:
+    """The final norm and the head of one model, read from its weights; in float32 at least."""
+
+    gamma: Float[Tensor, " d_model"]
+    beta: Float[Tensor, " d_model"] | None
+    epsilon: float
+    centred: bool
+    W_U: Float[Tensor, "vocab d_model"]
+    bias: Float[Tensor, " vocab"] | None
+    logit_scale: float
+    softcap: float | None
+    dtype: torch.dtype
+    """The precision of the model."""
+    in_float32: bool = True
+    """Whether its final norm computes in float32 in a float64 model, too: all but torch's own LayerNorm."""
+
+    @property
+    def unit(self) -> str:
+        """The unit of a head's part in a logit: under a soft cap, logits before the cap."""
+        return "logits" if self.softcap is None else "pre-cap logits"
+
+    def direction(
+        self, answers: Int[Tensor, " batch"], against: Int[Tensor, " batch"] | None = None
+    ) -> Float[Tensor, "batch d_model"]:
+        """The direction that reads the stream: d of the answer, minus that of the token it is compared with."""
+        rows = self.W_U[answers].to(self.gamma.dtype)
+        rows = rows if against is None else rows - self.W_U[against].to(self.gamma.dtype)
+        scaled = self.logit_scale * rows * self.gamma
+        return scaled - scaled.mean(dim=-1, keepdim=True) if self.centred else scaled
+
+    def above_mean(self, answers: Int[Tensor, "*places"]) -> Float[Tensor, "*places d_model"]:
+        """The direction that reads how far a token's logit is above the mean over the vocabulary."""
+        above = self.W_U[answers].to(self.gamma.dtype) - self._mean_row
+        scaled: Tensor = self.logit_scale * above * self.gamma
+        return scaled - scaled.mean(dim=-1, keepdim=True) if self.centred else scaled
+
+    @cached_property
+    def _mean_row(self) -> Float[Tensor, " d_model"]:
+        return self.W_U.mean(dim=0, dtype=self.gamma.dtype)
+
+    def scale(self, stream: Float[Tensor, "*places d_model"]) -> Float[Tensor, "*places"]:
+        """r, by which the final norm multiplies."""
+        return reciprocal_rms(self._centred(stream), self.epsilon)
+
+    def logits(self, stream: Float[Tensor, "*places d_model"]) -> Float[Tensor, "*places vocab"]:
+        """The logits that the head makes of the last stream."""
+        uncapped: Tensor = self.logit_scale * (self._normed(stream) @ self.W_U.to(self.gamma.dtype).T)
+        uncapped = uncapped if self.bias is None else uncapped + self.bias.to(uncapped)
+        return uncapped if self.softcap is None else self.softcap * torch.tanh(uncapped / self.softcap)
+
+    def rounding(
+        self, stream: Float[Tensor, "*places d_model"], logits: Float[Tensor, "*places vocab"]
+    ) -> Float[Tensor, "*places vocab"]:
+        """How far rounding alone may move each of the logits that the head makes of the last stream.
+
+        s ((2 + √d) ε ‖n‖ + 4ε max_d |n_d|) ‖W_U[a]‖ + 4ε (|b| + |logit|) with n = |N(x)| + r |γ ⊙ mean x|: a product of
+        d terms, and what the model rounds to its own precision. A norm of transformers' own is taken in float32 in
+        float64 models, too.
+        """
+        removed = self.gamma * self.scale(stream)[..., None] * (stream.to(self.gamma) - self._centred(stream))
+        size = self._normed(stream).abs() + removed.abs()
+        rows = torch.linalg.vector_norm(self.W_U, dim=-1, dtype=self.gamma.dtype)
+        in_norm = torch.float32 if self.in_float32 and self.dtype == torch.float64 else self.dtype
+        by_product = product_rounding(self.dtype, len(self.gamma)) * torch.linalg.vector_norm(size, dim=-1)
+        by_steps = steps_rounding(in_norm) * size.amax(dim=-1)
+        values = logits.abs()
+        values = values if self.bias is None else values + self.bias.abs().to(values)
+        products: Tensor = abs(self.logit_scale) * (by_product + by_steps)[..., None] * rows
+        return products + steps_rounding(self.dtype) * values
+
+    def _centred(self, stream: Tensor) -> Tensor:
+        x: Tensor = stream.to(self.gamma)
+        return x if not self.centred else x - x.mean(dim=-1, keepdim=True)
+
+    def _normed(self, stream: Tensor) -> Tensor:
+        normed: Tensor = self.gamma * self._centred(stream) * self.scale(stream)[..., None]
+        return normed if self.beta is None else normed + self.beta
+
+
+def unembedding_of(model: HookedModel) -> Unembedding:
+    """A model's head; `InputError`, with the reason, if logits are not one norm and one matrix of the last stream."""
+    plan = model.output_stack.architecture
+    reason = why_not_linear(model)
+    if reason is not None:
+        raise InputError(
+            f"{model.name} does not compute logits with one norm and one matrix ({reason}), so no head's part in them "
+            "is exact; use an ablation."
+        )
+    assert plan.final_norm is not None and model.unembedding is not None
+    norm = submodule(model.base, plan.final_norm)
+    head: nn.Module = model.plain.get_output_embeddings()  # type: ignore[no-untyped-call]
+    precision = torch.promote_types(model.dtype, torch.float32)
+    beta, bias = bias_of(norm), bias_of(head)
+    if plan.logit_bias:
+        added = model.plain.get_buffer(plan.logit_bias).flatten()
+        bias = added if bias is None else bias + added
+    return Unembedding(
+        weight_of(norm, model.unembedding).detach().to(precision) + plan.norm_offset,
+        None if beta is None else beta.detach().to(precision),
+        epsilon_of(norm),
+        is_centred(norm, model.unembedding),
+        model.unembedding.detach(),
+        None if bias is None else bias.detach(),
+        plan.logit_scale,
+        plan.logit_softcap,
+        model.dtype,
+        not isinstance(norm, nn.LayerNorm),
+    )
+
+
+def why_not_linear(model: HookedModel) -> str | None:
+    """Why the logits are not a final norm's output times a matrix; None if they are."""
+    plan = model.output_stack.architecture
+    if model.points["logits"].absent is not None:
+        return "it was loaded without a head"
+    if plan.head_refused:
+        return plan.head_refused
+    if model.unembedding is None:
+        return "its head is not an unembedding of tokens"
+    return None

@@ -1,0 +1,217 @@
+"""Which row is looked up for a token, as it enters the stream?
+
+row_v = N(c · (P (s · E_v) + further)): E the token embedding, s its factor (Gemma), P the projection of a factorised
+embedding (OPT), `further` what else is embedded there (a position, a token type), c the factor of the stream (Granite),
+and N the norm of the embedding (BERT, BLOOM). Where positions and norm have the width of a factorised embedding
+(ALBERT, ELECTRA, RemBERT), the projection comes last: row_v = c · P N(s · E_v + further).
+"""
+
+from dataclasses import dataclass, replace
+from typing import Final, Literal
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from ...batch import Batch
+from ...errors import InputError
+from ...maths.norms import reciprocal_rms
+from ...maths.precision import pass_tolerance
+from ..inputs.transcripts import TranscriptEncoder
+from ..parts.norms import epsilon_of, gamma_of, is_centred
+from ..parts.weights import bias_of
+from ..run.hooked import HookedModel
+from ..stack.stack import Stack
+from ..structure.architectures import submodule
+from .partial_pass import Blocks, can_begin_in_the_middle
+
+_PROBE: Final = 5
+"""How many tokens are embedded to see that rows are what the model makes of them."""
+
+
+Step = Literal["projection", "further", "scale", "norm"]
+"""A step between a token's row and the stream."""
+_WIDE: Final[tuple[Step, ...]] = ("projection", "further", "scale", "norm")
+_NARROW: Final[tuple[Step, ...]] = ("further", "norm", "projection", "scale")
+
+
+@dataclass(frozen=True, eq=False)
+class EmbedNorm:
+    """A norm of the embedding: γ ⊙ (x − mean x) · r + β, or γ ⊙ x · r."""
+
+    gamma: Float[Tensor, " width"]
+    beta: Float[Tensor, " width"] | None
+    epsilon: float
+    centred: bool
+
+    def __call__(self, x: Float[Tensor, "*places width"]) -> Float[Tensor, "*places width"]:
+        x = x - x.mean(dim=-1, keepdim=True) if self.centred else x
+        normed: Tensor = self.gamma.to(x) * x * reciprocal_rms(x, self.epsilon)[..., None]
+        return normed if self.beta is None else normed + self.beta.to(x)
+
+
+@dataclass(frozen=True, eq=False)
+class Vocabulary:
+    """The token embedding of a model, row by row."""
+
+    weight: Float[Tensor, "vocab d_embed"]
+    factor: Float[Tensor, ""]
+    projection: nn.Linear | None
+    stream_scale: float
+    norm: EmbedNorm | None
+    order: tuple[Step, ...]
+    """The steps that make what enters the stream of a row."""
+
+    def __len__(self) -> int:
+        return len(self.weight)
+
+    def rows(
+        self,
+        tokens: slice | Int[Tensor, " token"],
+        precision: torch.dtype,
+        further: Float[Tensor, "*#token width"] | None = None,
+    ) -> Float[Tensor, "token d_model"]:
+        """The rows of some tokens; with `further`, what else is embedded at their place."""
+        return self.entering(self.factor.to(precision) * self.weight[tokens].to(precision), further)
+
+    def entering(
+        self, embedded: Float[Tensor, "*places d_embed"], further: Float[Tensor, "*#places width"] | None
+    ) -> Float[Tensor, "*places d_model"]:
+        """What enters the stream of what the embedding gives."""
+        x = embedded
+        for step in self.order:
+            match step:
+                case "projection":
+                    x = self._projected(x)
+                case "further":
+                    x = x if further is None else x + further.to(x)
+                case "scale":
+                    x = x if self.stream_scale == 1 else self.stream_scale * x
+                case "norm":
+                    x = x if self.norm is None else self.norm(x)
+        return x
+
+    def _projected(self, x: Float[Tensor, "*places d_embed"]) -> Float[Tensor, "*places d_model"]:
+        if self.projection is None:
+            return x
+        projected = x @ self.projection.weight.detach().to(x).T
+        bias = bias_of(self.projection)
+        return projected if bias is None else projected + bias.detach().to(x)
+
+    def without_norm(self) -> "Vocabulary":
+        """The same rows before the norm of the embedding."""
+        return replace(self, norm=None)
+
+
+def vocabulary_of(model: HookedModel, stack: Stack) -> Vocabulary:
+    """The rows that a model looks its tokens up in.
+
+    Raises `InputError` for images and for cross-attention, and if what enters the first block is not made of these
+    rows in the way above.
+    """
+    plan = stack.architecture
+    if plan.reads in ("pixels", "sound"):
+        what = "images, whose patches" if plan.reads == "pixels" else "sound, whose frames"
+        raise InputError(
+            f"{model.name} has no embedding of tokens: it reads {what} are projected ({plan.name}), so there is no "
+            "vocabulary to compare with."
+        )
+    if stack.label == "cross":
+        raise InputError(
+            "cross-attention has no stream of its own: what it writes goes into the decoder's. Give "
+            'stack="decoder" or stack="encoder".'
+        )
+    found = Vocabulary(
+        model.embedding.detach(),
+        torch.tensor(plan.embed_scale, dtype=torch.float32).to(model.embedding.dtype).to(model.device),
+        _projection(model, stack),
+        plan.stream_scale,
+        _norm(model, stack),
+        _WIDE if plan.narrow_norm is None else _NARROW,
+    )
+    _check(model, stack, found)
+    return found
+
+
+def further_of(model: HookedModel, batch: Batch) -> Float[Tensor, "#batch position d_model"]:
+    """What is embedded besides tokens at each position of a batch: positions, and token types where there are any."""
+    ran = Blocks(model).run(batch, stop=0, captures=[(label, None) for label in model.further_embeddings])
+    total = sum(ran.values[label, None] for label in model.further_embeddings)
+    assert isinstance(total, Tensor)
+    return total
+
+
+def require_positions(model: HookedModel) -> None:
+    """Raises `InputError` for a model that does not embed positions."""
+    if not any("position" in label for label in model.further_embeddings):
+        raise InputError(
+            f"`position=True` adds the embedding of each token's position, and {model.name} "
+            f"({model.architecture.name}) has none: it marks positions inside attention. Use position=False."
+        )
+
+
+def _projection(model: HookedModel, stack: Stack) -> nn.Linear | None:
+    """The matrix between a factorised embedding and the stream."""
+    path = stack.architecture.embed_projection
+    if path is not None:
+        projection = submodule(model.base, path)
+        assert isinstance(projection, nn.Linear)
+        return projection
+    width = model.embedding.shape[1]
+    if width != stack.d_model:
+        raise InputError(
+            f"the embedding of {model.name} has {width} dimensions and its stream {stack.d_model}, and no projection "
+            "between them was found."
+        )
+    return None
+
+
+def _norm(model: HookedModel, stack: Stack) -> EmbedNorm | None:
+    plan = stack.architecture
+    path, width = plan.embed_norm, stack.d_model
+    if plan.narrow_norm is not None:
+        path, width = plan.narrow_norm, model.embedding.shape[1]
+    if path is None:
+        return None
+    norm = submodule(model.base, path)
+    like = torch.zeros(1, 1, width, dtype=model.dtype, device=model.device)
+    beta = bias_of(norm)
+    with torch.no_grad():
+        gamma = gamma_of(norm, like)
+    return EmbedNorm(gamma.detach(), None if beta is None else beta.detach(), epsilon_of(norm), is_centred(norm, like))
+
+
+def _with_noise(model: HookedModel, ids: Int[Tensor, "1 position"]) -> Batch:
+    """Tokens for the decoder of a model that is given sound."""
+    assert isinstance(model.encoder, TranscriptEncoder)
+    return model.encode({**model.encoder.signal.noise(1, 0, model.embedding), "decoder_input_ids": ids})
+
+
+def _check(model: HookedModel, stack: Stack, found: Vocabulary) -> None:
+    """Raises `InputError` unless what enters the first block is made of the rows as `Vocabulary` says."""
+    count = len(found)
+    ids = torch.arange(_PROBE, device=model.device)[None] * max(1, (count - 1) // _PROBE) % count
+    batch = model.encode(ids) if model.reads_tokens else _with_noise(model, ids)
+    wide = torch.promote_types(model.dtype, torch.float64)
+    if can_begin_in_the_middle(model):
+        labels = list(model.further_embeddings)
+        ran = Blocks(model).run(
+            batch, stop=1, streams=[0], captures=[("embed", None), *((name, None) for name in labels)]
+        )
+        values, entered, embedded = ran.values, ran.streams[0], ran.values["embed", None].to(wide)
+    else:
+        key = (stack.point("resid_pre"), stack.layers[0])
+        labels = [label for label in model.further_embeddings if label.startswith(f"{stack.label} ")]
+        values = model.forward(batch, captures=[key, *((label, None) for label in labels)])
+        entered = values[key]
+        embedded = found.factor.to(wide) * found.weight[batch.queries(stack.label).ids].to(wide)
+    width = embedded.shape[-1] if found.order == _NARROW else stack.d_model
+    parts = [values[label, None].to(wide) for label in labels]
+    fits = all(part.shape[-1] == width for part in parts)
+    further = sum(parts, torch.zeros(*embedded.shape[:-1], width, dtype=wide, device=model.device)) if fits else None
+    difference = found.entering(embedded, further) - entered.to(wide)
+    if not fits or not bool(difference.norm() <= 10 * pass_tolerance(model.dtype) * entered.to(wide).norm()):
+        raise InputError(
+            f"what enters the first block of {model.name} is not its embedding's row, scaled, projected and normed as "
+            "in the families that attnmech knows, so there are no rows to compare the stream with."
+        )

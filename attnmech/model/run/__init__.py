@@ -1,0 +1,1 @@
+"""A model to run: passes, gradients, generation."""

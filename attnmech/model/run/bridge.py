@@ -1,0 +1,70 @@
+"""TransformerLens's own view of a model: the `TransformerBridge`, built with no network and on a copy."""
+
+import copy
+import inspect
+from collections.abc import Mapping
+from typing import Any, Final
+
+import torch
+from jaxtyping import Int
+from torch import Tensor
+from transformer_lens.model_bridge import TransformerBridge
+from transformer_lens.model_bridge.sources._bridge_builder import build_bridge_from_module
+from transformers import PreTrainedModel
+
+from ...basics.arguments import flag, shown
+from ...errors import InputError, UnsupportedModelError, first_line
+from ..structure.copies import copy_of, use_attention
+
+_OPTIONS: Final = (
+    "stop_at_eos", "eos_token_id", "do_sample", "top_k", "top_p", "temperature", "freq_penalty", "repetition_penalty",
+    "use_past_kv_cache", "verbose", "stop_strings", "stopping_criteria",
+)  # fmt: skip
+"""The sampling options of the bridge's `generate`; the others say what goes in and comes out."""
+
+
+def build_bridge(original: PreTrainedModel, tokenizer: Any) -> TransformerBridge:
+    """A bridge on another copy that shares the parameters, in eager attention so that its hooks fire."""
+    copied = use_attention(copy_of(original), "eager")
+    name = type(original).__name__
+    try:
+        # TransformerLens initialises layers before filling them: that must not advance the caller's random generator.
+        with torch.random.fork_rng(devices=[]):
+            return build_bridge_from_module(copied, name, hf_config=copied.config, tokenizer=_own_tokenizer(tokenizer))
+    except Exception as error:
+        raise UnsupportedModelError(f"TransformerLens has no bridge for {name}: {first_line(error)}") from error
+
+
+def continued(
+    bridge: TransformerBridge, ids: Int[Tensor, "batch position"], count: int, options: Mapping[str, Any]
+) -> Int[Tensor, "batch longer"]:
+    """The ids with up to `count` more by the bridge's `generate`; greedy unless the options say do_sample=True.
+
+    Raises `InputError` for options that it does not know (it would silently ignore them), for those that would change
+    its inputs or outputs, and for values that it cannot use.
+    """
+    known = {name: each for name, each in inspect.signature(bridge.generate).parameters.items() if name in _OPTIONS}
+    for name, value in options.items():
+        if name not in known:
+            raise InputError(f"generate has no option {name!r}; it takes {', '.join(known)}.")
+        if known[name].annotation is bool:
+            flag(name, value)
+    try:
+        with torch.no_grad():
+            found = bridge.generate(
+                ids, count, **{"do_sample": False, "verbose": False, **options}, return_type="tokens"
+            )
+    except Exception as error:  # of options that do not fit together, or of values out of range
+        given = ", ".join(f"{name}={shown(value)}" for name, value in options.items())
+        raise InputError(f"TransformerLens cannot generate with {given or 'these ids'}: {first_line(error)}") from error
+    assert isinstance(found, torch.Tensor)
+    return found
+
+
+def _own_tokenizer(tokenizer: Any) -> Any:
+    if tokenizer is None:
+        return None
+    own = copy.deepcopy(tokenizer)
+    # With these set, TransformerLens takes the tokenizer as it is, and does not look it up on the hub.
+    own.init_kwargs = {"name_or_path": "", **own.init_kwargs, "add_bos_token": True}
+    return own

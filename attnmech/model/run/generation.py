@@ -1,0 +1,170 @@
+"""How is a text continued under hooks and interventions? A pass of our own for every token, without a cache."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import Any, Final, Self
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+from torch.nn.functional import pad
+
+from ...activations.activations import Activations
+from ...basics.arguments import finite_number, flag, shown, whole_number
+from ...batch import Batch
+from ...errors import InputError
+from ...points import PointKey, PointName, parse, split_stack
+
+OPTIONS: Final = ("do_sample", "temperature", "top_k", "top_p", "stop_at_eos")
+"""The sampling options of a pass of our own, besides its generator."""
+
+
+@dataclass(frozen=True, repr=False)
+class Generated(Batch):
+    """A prompt and its continuation, a batch that `model.run` takes as it is, with what was captured on the way."""
+
+    steps: tuple[Activations, ...] = ()
+    """What each step's pass captured, in order: step n chose new token n from its last position."""
+
+    def __repr__(self) -> str:
+        count, length = self.ids.shape
+        return f"Generated({count} × {length} tokens, {len(self.steps)} steps; .tokens has their texts)"
+
+    @classmethod
+    def of(cls, batch: Batch, steps: Sequence[Activations] = ()) -> Self:
+        """A batch with its steps."""
+        return cls(**{each.name: getattr(batch, each.name) for each in fields(Batch)}, steps=tuple(steps))
+
+    def joined(self, point: str = "pattern") -> Activations:
+        """The attention by which each token was chosen, as if of one pass: of every step the newest row.
+
+        >>> said = model.generate("The keys", 5, points=["cross.pattern"])    # doctest: +SKIP
+        >>> said.joined("cross.pattern").show("cross.pattern")                # doctest: +SKIP
+
+        The rows of the prompt are the first step's. A row's label is the token that was read there; the token that it
+        chose is the next row's. Without hooks that change from step to step it equals `run` on all but the last token.
+
+        Raises `InputError` for a point other than a pattern or scores that was captured at every step.
+        """
+        name = parse(point)[0]
+        stack, bare = split_stack(name)
+        if bare not in ("pattern", "scores") or stack == "encoder":
+            raise InputError(f"steps are joined at the pattern or the scores of what is written; got {point!r}.")
+        if not self.steps:
+            raise InputError(f"no step captured anything; give generate points=[{point!r}].")
+        first, *later = self.steps
+        found: dict[PointKey, Tensor] = {}
+        for layer in sorted(layer for held, layer in first.values if held == name and layer is not None):
+            rows = [first[name, layer], *(step[name, layer][:, :, -1:] for step in later)]
+            width, hidden = rows[-1].shape[-1], 0.0 if bare == "pattern" else torch.finfo(rows[0].dtype).min
+            found[name, layer] = torch.cat([pad(row, (0, width - row.shape[-1]), value=hidden) for row in rows], dim=2)
+        if not found:
+            raise InputError(f"the steps hold no {point!r}; give generate points=[{point!r}].")
+        return Activations(self.steps[-1].batch, found, model=self.steps[-1].model)
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """How the next token is chosen from its logits."""
+
+    do_sample: bool = False
+    temperature: float = 1.0
+    top_k: int | None = None
+    top_p: float | None = None
+    stop_at_eos: bool = True
+    generator: torch.Generator | None = None
+
+    @classmethod
+    def of(cls, options: Mapping[str, Any], generator: torch.Generator | None) -> Self:
+        """Checked options; `InputError` for unknown ones and for values that cannot be used."""
+        for name in options:
+            if name not in OPTIONS:
+                raise InputError(
+                    f"generate has no option {name!r} here: hooks, `points`, `generator` and encoder-decoders take "
+                    f"{', '.join(OPTIONS)}."
+                )
+        if generator is not None and not isinstance(generator, torch.Generator):
+            raise InputError(f"`generator` must be a torch.Generator; got {shown(generator)}.")
+        found = {**options}
+        for name in ("do_sample", "stop_at_eos"):
+            if name in found:
+                flag(name, found[name])
+        if "temperature" in found:
+            found["temperature"] = finite_number("temperature", found["temperature"], above=0.0)
+        if found.get("top_k") is not None:
+            found["top_k"] = whole_number("top_k", found["top_k"], least=1)
+        if found.get("top_p") is not None and found["top_p"] != 1:
+            found["top_p"] = finite_number("top_p", found["top_p"], above=0.0, below=1.0)
+        return cls(**found, generator=generator)
+
+    def choose(self, logits: Float[Tensor, "batch vocab"]) -> Int[Tensor, " batch"]:
+        """The highest logit, or a draw from softmax(logits / temperature) among `top_k` or within mass `top_p`."""
+        if not self.do_sample:
+            return logits.argmax(dim=-1)
+        logits = logits.float() / self.temperature
+        if self.top_k is not None and self.top_k < logits.shape[-1]:
+            logits = logits.masked_fill(logits < logits.topk(self.top_k).values[:, -1:], -torch.inf)
+        if self.top_p is not None:
+            ranked, order = logits.softmax(dim=-1).sort(dim=-1, descending=True)
+            # The tokens before which less than `top_p` of the mass lies.
+            outside = ranked.cumsum(dim=-1) - ranked >= self.top_p
+            logits = logits.masked_fill(torch.zeros_like(outside).scatter(1, order, outside), -torch.inf)
+        return torch.multinomial(logits.softmax(dim=-1), 1, generator=self.generator)[:, 0]
+
+
+@dataclass(frozen=True)
+class Continuing:
+    """A model that continues texts, step by step."""
+
+    run: Callable[[Batch, Sequence[PointName]], Activations]
+    encode: Callable[[Mapping[str, Tensor]], Batch]
+    ends: frozenset[int]
+    """The ids that end a text."""
+
+    def __call__(self, batch: Batch, count: int, sampling: Sampling, points: Sequence[PointName]) -> Generated:
+        """Up to `count` new tokens for each text; fewer if all have ended."""
+        keeps_logits = any(parse(point) == ("logits", None) for point in points)
+        asked = list(points) if keeps_logits else [*points, "logits"]
+        ends = torch.tensor(sorted(self.ends), device=batch.ids.device, dtype=torch.long)
+        ended = torch.zeros(len(batch.ids), dtype=torch.bool, device=batch.ids.device)
+        steps = []
+        for _ in range(count):
+            acts = self.run(batch, asked)
+            chosen = sampling.choose(acts.logits[:, -1])
+            if points:
+                steps.append(acts if keeps_logits else _without_logits(acts))
+            batch = self._longer(batch, chosen, ended, ends)
+            ended = ended | torch.isin(chosen, ends)
+            if sampling.stop_at_eos and bool(ended.all()):
+                break
+            if not sampling.stop_at_eos:
+                ended = torch.zeros_like(ended)
+        return Generated.of(batch, steps)
+
+    def _longer(
+        self, batch: Batch, chosen: Int[Tensor, " batch"], ended: Bool[Tensor, " batch"], ends: Tensor
+    ) -> Batch:
+        """The batch with one more token; padding where a text had ended."""
+        whole = batch if batch.target is None else batch.target
+        token = torch.where(ended, ends[0], chosen) if len(ends) else chosen
+        ids = torch.cat((whole.ids, token[:, None]), dim=1)
+        mask = torch.cat((whole.mask, ~ended[:, None]), dim=1).long()
+        if batch.target is None:
+            return self.encode({"input_ids": ids, "attention_mask": mask})
+        given = dict(batch.extra)
+        if batch.texts_of is not None:
+            given |= {"input_ids": batch.ids, "attention_mask": batch.mask.long()}
+        return self.encode({**given, "decoder_input_ids": ids, "decoder_attention_mask": mask})
+
+
+def _without_logits(acts: Activations) -> Activations:
+    values = {key: value for key, value in acts.values.items() if key != ("logits", None)}
+    return Activations(acts.batch, values, unchecked=acts.unchecked, model=acts.model)
+
+
+def ends_of(tokenizer: Any, config: Any) -> frozenset[int]:
+    """The ids that end a text, by the tokenizer and the config."""
+    found: set[int] = set()
+    for each in (getattr(tokenizer, "eos_token_id", None), getattr(config, "eos_token_id", None)):
+        found.update(each if isinstance(each, list | tuple) else [] if each is None else [each])
+    return frozenset(found)

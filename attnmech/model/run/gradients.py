@@ -1,0 +1,63 @@
+"""What is the derivative of a function of the logits with respect to the points?"""
+
+import inspect
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from ...activations.activations import Activations
+from ...basics.arguments import shown
+from ...batch import Batch
+from ...errors import InputError
+from ...points import PointKey
+from ..attention.in_force import Pass
+from .passes import CheckedPasses
+
+Measure = Callable[..., Tensor]
+"""`f(logits)` or `f(logits, batch)` -> one number, or one per sequence."""
+
+
+def run_with_gradients(passes: CheckedPasses, batch: Batch, keys: Sequence[PointKey], measure: Measure) -> Activations:
+    """The values at the points, and in `.gradients` d(Σ measure)/d(value) of each; zero where nothing depends on it."""
+    wanted = Pass(batch, frozenset(keys), gradients=True)
+    with torch.enable_grad():
+        logits = passes.run(wanted)
+        if logits is None:
+            raise InputError("gradients_of needs logits; this model was loaded without a head on top.")
+        value = _measured(measure, logits, batch)
+        values = [wanted.values[key] for key in keys]
+        gradients = torch.autograd.grad(value.sum(), values, allow_unused=True, materialize_grads=True)
+    return Activations(
+        batch,
+        {key: value.detach() for key, value in zip(keys, values, strict=True)},
+        Activations(batch, dict(zip(keys, gradients, strict=True))),
+        unchecked=wanted.skipped,
+    )
+
+
+def _measured(measure: Measure, logits: Tensor, batch: Batch) -> Tensor:
+    given = (logits, batch) if _wants_batch(measure) else (logits,)
+    try:
+        inspect.signature(measure).bind(*given)
+    except TypeError as error:
+        raise InputError(f"gradients_of must be a function (logits) or (logits, batch): {error}.") from error
+    except ValueError:  # builtins may have no signature
+        pass
+    value = measure(*given)
+    if not isinstance(value, torch.Tensor) or value.ndim > 1 or not value.requires_grad or value.is_complex():
+        raise InputError(
+            "gradients_of must return a tensor computed from the logits, one number or one per sequence; got "
+            f"{shown(value)}."
+        )
+    return value
+
+
+def _wants_batch(measure: Measure) -> bool:
+    """Whether a function has a second required argument."""
+    try:
+        parameters = inspect.signature(measure).parameters.values()
+    except (TypeError, ValueError):  # builtins may have no signature
+        return False
+    positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    return sum(each.kind in positional and each.default is inspect.Parameter.empty for each in parameters) >= 2

@@ -1,0 +1,62 @@
+"""How well does a model predict each text? The mean cross-entropy of its next tokens, or of masked ones."""
+
+from collections.abc import Callable
+from typing import Final, TypeAlias
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from ...batch import Batch
+from ...errors import InputError
+from ...maths.metrics import cross_entropy
+from .masking import MaskedCopies
+
+LogitsOf: TypeAlias = Callable[[Batch], Float[Tensor, "batch position vocab"]]
+"""What a model makes of a batch."""
+
+_TOKENS: Final = 512
+"""Roughly how many tokens of logits are held at once."""
+
+
+def next_token_losses(batch: Batch, logits_of: LogitsOf) -> Float[Tensor, " text"]:
+    """−ln p(next token), in nats, mean over the tokens of each text that have a next one, in float64.
+
+    Raises `InputError` for a text of a single token.
+    """
+    whole = batch if batch.target is None else batch.target
+    if int(whole.lengths.min()) < 2:
+        short = int(whole.lengths.argmin())
+        raise InputError(f"a loss needs a text of two tokens or more; text {short} has one.")
+    # Between a text's tokens there is no padding.
+    predicted = torch.zeros_like(whole.mask)
+    predicted[:, :-1] = whole.mask[:, :-1] & whole.mask[:, 1:]
+    sums = _sums(batch, predicted, whole.ids.roll(-1, dims=1), logits_of)
+    return sums / predicted.sum(dim=1).cpu()
+
+
+def masked_token_losses(batch: Batch, mask_id: int, logits_of: LogitsOf) -> Float[Tensor, " text"]:
+    """−ln p(token), in nats, mean over the ordinary tokens of each text, each masked once (`MaskedCopies`), in float64.
+
+    Raises `InputError` for a text without such tokens.
+    """
+    copies = MaskedCopies.of(batch, mask_id)
+    copies.require_all(range(len(batch.ids)))
+    hidden = copies.hidden >= 0
+    by_copy = torch.stack((_sums(copies.batch, hidden, copies.hidden, logits_of), hidden.sum(dim=1).double().cpu()))
+    sums, counts = by_copy.new_zeros(2, len(batch.ids)).index_add(1, copies.text_of, by_copy).unbind()
+    return sums / counts
+
+
+def _sums(
+    batch: Batch, rows: Bool[Tensor, "batch position"], targets: Int[Tensor, "batch position"], logits_of: LogitsOf
+) -> Float[Tensor, " batch"]:
+    """The sum of −ln p(target) over some rows of each text."""
+    found = []
+    for chosen in torch.split(torch.arange(len(batch.ids)), max(1, _TOKENS // batch.ids.shape[1])):
+        here = chosen.to(rows.device)
+        logits, (text, position) = logits_of(batch.texts(chosen)), rows[here].nonzero().unbind(dim=1)
+        losses = cross_entropy(logits[text, position], targets[here][text, position]).double()
+        sums = torch.zeros(len(chosen), dtype=torch.float64, device=losses.device)
+        found.append(sums.index_add(0, text, losses).cpu())
+    return torch.cat(found)

@@ -1,0 +1,109 @@
+"""How does one pass run, and is it checked?"""
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from ...batch import Batch
+from ...errors import UnsupportedModelError
+from ..attention.in_force import InForce, Pass
+from ..attention.running import Balance, Directions
+from ..own.module import OwnModule
+from ..stack.stack import Stack
+from ..structure.signals import KINDS, below_head, size_options
+
+
+def _set_up_vector_functions() -> None:
+    """Has one thread make the first call of each of torch's vector functions.
+
+    That call sets up Intel's MKL behind them. Where two threads make it at once, now and then one of them gets less
+    exact results, and the certificate refuses the model for it.
+    """
+    for dtype in (torch.float32, torch.float64):
+        one = torch.ones(1, dtype=dtype)
+        for function in (torch.tanh, torch.exp, torch.erf, torch.log, torch.sin, torch.cos):
+            function(one)
+
+
+_set_up_vector_functions()
+
+
+class CheckedPasses:
+    """The forward passes of one model, each checked by the running certificate."""
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        stacks: Mapping[str, Stack],
+        in_force: InForce,
+        device: torch.device,
+        refused: Callable[[], Mapping[str, str]],
+    ) -> None:
+        self._model, self._stacks, self._in_force, self._refused = model, stacks, in_force, refused
+        self._directions = Directions(next(iter(stacks.values())).d_model, device)
+        self._columns = [stack.column for stack in stacks.values()]
+
+    def run(self, wanted: Pass) -> Tensor | None:
+        """Runs a pass, which keeps what it captures; returns the logits if they were computed.
+
+        Raises `UnsupportedModelError` if a point was never reached, and `ExactnessError` as `checked` does.
+        """
+        with self.checked(wanted):
+            # With a large vocabulary, the logits may cost more than all layers.
+            needs_head = wanted.gradients or self._in_force.wants("logits", None)
+            output = call(self._model if needs_head else below_head(self._model), wanted.batch)
+            logits = getattr(output, "logits", None)
+            if logits is not None:
+                logits = self._in_force.visit("logits", None, logits)
+        missed = (wanted.captures | wanted.watch.points) - set(wanted.values) - wanted.reached
+        if missed:
+            name, layer = sorted(missed, key=str)[0]
+            raise UnsupportedModelError(
+                f"point {name!r} of layer {layer} was never reached: this model's attention or block does not go "
+                "through the modules of its family, so attnmech cannot vouch for it."
+            )
+        return logits
+
+    @contextmanager
+    def checked(self, wanted: Pass) -> Iterator[None]:
+        """Makes `wanted` the current pass; raises `ExactnessError` if its values do not add up."""
+        if self._in_force.checks:
+            dtype = next(self._model.parameters()).dtype
+            wanted.balance = Balance(self._directions, self._columns, dtype, self._refused())
+        with self._in_force.recording(wanted):
+            yield
+        balance = wanted.balance
+        if balance is None or (found := balance.unbalanced(wanted.batch)) is None:
+            return
+        if found.identity == "heads":
+            stack = self._stacks[found.stack]
+            out = stack.module(found.layer, stack.architecture.out)
+            if self._directions.forget_changed((found.stack, found.layer), out):
+                balance.skip("heads", found.stack, found.layer, "the weights were just changed")
+                return
+        raise found.error(wanted.batch)
+
+
+def call(model: nn.Module, batch: Batch, **options: Any) -> Any:
+    """One forward pass of a model on a batch, without a cache."""
+    if isinstance(model, OwnModule):
+        return model(batch.extra, **options)
+    of_signals = bool(KINDS.keys() & batch.extra.keys())
+    given: dict[str, Any] = {**batch.extra, **options}
+    if of_signals:
+        given |= size_options(model, batch.extra)
+        if batch.target is None:
+            return model(**given, return_dict=True)
+    else:
+        given["input_ids"] = batch.ids
+        if batch.padded:
+            given["attention_mask"] = batch.mask.long()
+    if batch.target is not None:
+        given["decoder_input_ids"] = batch.target.ids
+        if batch.target.padded:
+            given["decoder_attention_mask"] = batch.target.mask.long()
+    return model(**given, use_cache=False, return_dict=True)

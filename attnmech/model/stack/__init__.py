@@ -1,0 +1,1 @@
+"""A column of layers: its points, blocks and ledger."""

@@ -1,0 +1,58 @@
+"""What does a head write of a key that it attends to? f(x_j) = v_j W_O, and its norm where pattern and v are kept."""
+
+from collections.abc import Mapping
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from ...maths.flow import value_norms
+from ...points import PointKey, split_stack
+from ..parts.norms import gamma_of
+from .stack import Stack
+
+
+def output_weights(stack: Stack, layer: int, precision: torch.dtype) -> Float[Tensor, "head d_value d_model"]:
+    """W_O of a layer, times the γ of the norm between attention and stream where there is one (Gemma 2).
+
+    That norm's factor for each query is left out: it is the same for all keys of a row.
+    """
+    W_O = stack.weights(layer).W_O.detach().to(precision)
+    path = stack.architecture.attn_out
+    if not path or path == stack.architecture.out:
+        return W_O
+    norm = stack.module(layer, path)
+    gamma = gamma_of(norm, W_O[0, :1].to(next(norm.parameters(), W_O).dtype))
+    return W_O * gamma.detach().to(precision)
+
+
+def values_read(
+    v: Float[Tensor, "*places d_value"], stack: Stack, *, by_global: bool = False
+) -> Float[Tensor, "*places d_value"]:
+    """The values that a row reads: v or, of heads with two halves (Longformer), the half of local or global tokens."""
+    if not stack.architecture.windows:
+        return v
+    local, of_global = v.chunk(2, dim=-1)
+    parts = (torch.zeros_like(local), of_global) if by_global else (local, torch.zeros_like(of_global))
+    return torch.cat(parts, dim=-1)
+
+
+def captured_norms(stacks: Mapping[str, Stack], values: Mapping[PointKey, Tensor]) -> dict[PointKey, Tensor]:
+    """‖f(x_j)‖ [batch head key] by pattern, of each layer whose pattern and v a run captured.
+
+    A gate (Qwen3-Next, Longformer) or a norm (BitNet) between attention and W_O makes f depend on the query: then there
+    is none.
+    """
+    found: dict[PointKey, Tensor] = {}
+    for name, layer in values:
+        label, base = split_stack(name)
+        if base != "pattern" or layer is None:
+            continue
+        stack = stacks[label]
+        v = values.get((stack.point("v"), layer))
+        if v is None or stack.architecture.gate is not None:
+            continue
+        wide = v.detach().to(torch.promote_types(v.dtype, torch.float32))
+        norms = value_norms(wide, output_weights(stack, layer, wide.dtype).to(wide.device))
+        found[name, layer] = norms.transpose(1, 2)
+    return found

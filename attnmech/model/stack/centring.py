@@ -1,0 +1,230 @@
+"""At which means are the queries and keys of a layer split (formulas §6)?
+
+Means are of q_i = R_i⁻¹ q_rot,i, what enters the score rotated back, and of k_j likewise. So the terms add up exactly,
+whatever order norm, scaling and rotation have.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Final, Literal, TypeAlias
+
+import torch
+from einops import rearrange, repeat
+from jaxtyping import Bool, Float, Float64, Int
+from torch import Tensor
+
+from ...basics.arguments import shown
+from ...batch import Batch
+from ...errors import InputError
+from ...maths.scores import ScoreParts
+from ...results.mean_qk import MeanQK, padded
+from ...results.score_terms import Reference
+from ..attention.observed import LayerAttention, RowBlock
+from ..parts.position import Rotation
+from .stack import Stack
+
+Centre: TypeAlias = Literal["mean", "position"] | MeanQK
+"""The reference: each text's own means, those of the other texts at each position, or fixed ones."""
+
+_KINDS: Final = ("mean", "position")
+
+LEAST_TEXTS: Final = 50
+"""The fewest texts that give a mean at a position."""
+
+
+def checked_centre(centre: object) -> Centre | None:
+    """The reference, or `InputError` for anything else."""
+    if centre is None or isinstance(centre, MeanQK) or (isinstance(centre, str) and centre in _KINDS):
+        return centre  # type: ignore[return-value]
+    raise InputError(f'`centre` must be None, "mean", "position" or what am.mean_qk returns; got {shown(centre)}.')
+
+
+def require_means_of(means: MeanQK, weights: str, stack: Stack, layers: Iterable[int]) -> None:
+    """Raises `InputError` for means of other weights, another stack, without one of the layers, or with NaN."""
+    require_fitting(means, stack, layers)
+    require_weights(means, weights)
+
+
+def require_weights(means: MeanQK, weights: str) -> None:
+    """Raises `InputError` for means of other weights, or with NaN."""
+    if means.provenance.weights != weights:
+        raise InputError(
+            f"the means are those of {means.provenance.model!r}, weights {means.provenance.weights[:12]}…, not of this "
+            f"model, weights {weights[:12]}…; take them again: am.mean_qk(model, corpus)."
+        )
+    for name in ("query_sums", "key_sums"):
+        if not bool(torch.isfinite(getattr(means, name)).all()):
+            raise InputError(f"the means must be finite; `{name}` holds NaN or infinity.")
+
+
+def require_fitting(means: MeanQK, stack: Stack, layers: Iterable[int]) -> None:
+    """Raises `InputError` for means of another stack or other sizes, or without one of the layers."""
+    given = means.stack, means.query_sums.shape[2:], means.key_sums.shape[2:]
+    if given != (stack.label, (stack.n_heads, stack.d_head), (stack.n_kv_heads, stack.d_head)):
+        raise InputError(
+            f"the means are of {means.query_sums.shape[2]} heads of the stack {means.stack!r}, d_head "
+            f"{means.query_sums.shape[3]}; here there are {stack.n_heads} of {stack.label!r}, d_head {stack.d_head}. "
+            "Take them again: am.mean_qk(model, corpus)."
+        )
+    missing = sorted(set(layers) - set(means.layers))
+    if missing:
+        raise InputError(f"the means are of layers {list(means.layers)}; there are none for {missing}.")
+
+
+def reference_of(centre: Centre, batch: Batch, stack: Stack) -> Reference:
+    """What a result says of the means that its scores are split at."""
+    by_position = is_by_position(centre)
+    if isinstance(centre, MeanQK):
+        return Reference("fixed", by_position, (), str(centre))
+    if centre == "position":
+        return Reference("position", True, (), f"the means of the other {len(batch.ids) - 1} texts at each position")
+    counts = _counted(batch.queries(stack.label), by_position=False).sum(dim=1).tolist()
+    return Reference("mean", False, tuple(counts), "the text's own means")
+
+
+def is_by_position(centre: Centre) -> bool:
+    """Whether there is a mean for each position."""
+    return (centre.by if isinstance(centre, MeanQK) else centre) == "position"
+
+
+def centred(
+    parts: ScoreParts,
+    stack: Stack,
+    block: RowBlock | LayerAttention,
+    batch: Batch,
+    centre: Centre,
+    *,
+    own_out: bool = True,
+    empty: bool = False,
+) -> ScoreParts:
+    """The terms of a layer's scores, with its queries and keys split at reference means.
+
+    With `own_out`, a text that is part of fixed means is taken out of them. With `empty`, a text without a token that
+    its own mean could be over is split at 0, for callers that use no row of it.
+    """
+    rotation = stack.rotation(block.layer, block.notes)
+    queries, keys = batch.queries(stack.label), batch.keys(stack.label)
+    return parts.centred_at(
+        _split_at(_Role("query", block.layer, queries, batch, own_out, empty), parts.query, rotation, 1, centre),
+        _split_at(
+            _Role("key", block.layer, keys, batch, own_out, empty),
+            parts.key,
+            rotation,
+            stack.n_heads // stack.n_kv_heads,
+            centre,
+        ),
+    )
+
+
+def sums_of(
+    value: Float[Tensor, "batch head position d_head"], batch: Batch, *, by_position: bool
+) -> tuple[Float64[Tensor, "batch place head d_head"], Int[Tensor, "batch place"]]:
+    """Each text's sums of its queries or keys, and how many there are: at each position, or of all together.
+
+    Left out are the first token, unless each position has its own mean, and other special tokens: a mean would follow
+    the key of a sink.
+    """
+    chosen = _counted(batch, by_position)
+    kept = rearrange(value.double(), "batch head position d_head -> batch position head d_head")
+    kept = kept.masked_fill(~chosen[:, :, None, None], 0.0)
+    if not by_position:
+        return kept.sum(dim=1, keepdim=True), chosen.sum(dim=1, keepdim=True)
+    sums = kept.new_zeros(kept.shape).scatter_add(1, batch.places[:, :, None, None].expand_as(kept), kept)
+    return sums, batch.places.new_zeros(batch.places.shape).scatter_add(1, batch.places, chosen.long())
+
+
+def _counted(batch: Batch, by_position: bool) -> Bool[Tensor, "batch position"]:
+    ordinary = ~batch.is_special & ~batch.first
+    return batch.mask & (ordinary | batch.first if by_position else ordinary)
+
+
+@dataclass(frozen=True)
+class _Role:
+    """The queries or the keys of a layer."""
+
+    name: Literal["query", "key"]
+    layer: int
+    batch: Batch
+    """The tokens that make them: in an encoder-decoder model, the source or the target."""
+    given: Batch
+    """Everything that the model was given: what a text is known by."""
+    own_out: bool
+    empty: bool
+    """Whether a text may have no token that counts."""
+
+
+def _split_at(
+    role: _Role,
+    value: Float[Tensor, "batch head position d_head"],
+    rotation: Rotation | None,
+    group: int,
+    centre: Centre,
+) -> Float[Tensor, "*places d_head"]:
+    """The means of queries or keys as they enter the score."""
+    unrotated = value[:, ::group] if rotation is None else rotation.back(value[:, ::group])
+    by_position = is_by_position(centre)
+    sums, counts = sums_of(unrotated, role.batch, by_position=by_position)
+    mean = _reference(role, sums, counts, centre).to(value)
+    mean = repeat(mean, "batch place head d_head -> batch (head group) place d_head", group=group)
+    if by_position:
+        place = role.batch.places[:, None, :, None].expand(-1, mean.shape[1], -1, mean.shape[3])
+        mean = mean.gather(2, place)
+    elif rotation is None:
+        return mean[:, :, 0]
+    mean = mean.expand(-1, -1, value.shape[2], -1)
+    return mean if rotation is None else rotation(mean)
+
+
+def _reference(
+    role: _Role, sums: Float64[Tensor, "batch place head d_head"], counts: Int[Tensor, "batch place"], centre: Centre
+) -> Float64[Tensor, "batch place head d_head"]:
+    """The mean that belongs to each text, at each of its places."""
+    if isinstance(centre, MeanQK):
+        return _without(centre, role, sums, counts)
+    if centre == "position":
+        others = counts.sum(dim=0) - counts
+        _require_texts(others, role.batch)
+        return (sums.sum(dim=0) - sums) / others.clamp_min(1)[:, :, None, None]
+    for text, count in enumerate(counts[:, 0].tolist()):
+        if not count and not role.empty:
+            raise InputError(
+                f'text {text} has no token but its first and special ones, so centre="mean" has nothing to take a '
+                "mean over. Leave it out, or give fixed means: centre=am.mean_qk(model, corpus)."
+            )
+    return sums / counts.clamp_min(1)[:, :, None, None]
+
+
+def _without(
+    means: MeanQK, role: _Role, sums: Float64[Tensor, "batch place head d_head"], counts: Int[Tensor, "batch place"]
+) -> Float64[Tensor, "batch place head d_head"]:
+    """Fixed means, less what each text has put into them: (S − m · own) / (N − m · n_own) if it is in them m times."""
+    batch, places = role.batch, counts.shape[1]
+    every, numbers = (each.to(sums.device) for each in means.sums(role.name, role.layer))
+    if means.by == "position" and (longest := int(batch.lengths.max())) > len(numbers):
+        raise InputError(
+            f"the means are for texts of up to {len(numbers)} tokens; got one of {longest}. Take them from longer "
+            "texts, or cut this one."
+        )
+    every, numbers = (padded(each[:places], places, 0) for each in (every, numbers))
+    own = means.times(role.given.digests) if role.own_out else torch.zeros(len(batch.ids), dtype=torch.long)
+    times = own.to(sums.device)[:, None]
+    left = numbers - times * counts
+    if means.by == "position":
+        _require_texts(left, batch)
+    elif bool((left <= 0).any()):
+        raise InputError(
+            "the means are over no other token than those of the text that is split; give am.mean_qk more texts."
+        )
+    return (every - times[..., None, None] * sums) / left.clamp_min(1)[:, :, None, None]
+
+
+def _require_texts(others: Int[Tensor, "batch place"], batch: Batch) -> None:
+    """Raises `InputError` for a position, used by a text of the batch, whose mean is over too few other texts."""
+    count = others.gather(1, batch.places).masked_fill(~batch.mask, LEAST_TEXTS)
+    if bool((count >= LEAST_TEXTS).all()):
+        return
+    text, at = divmod(int(count.argmin()), count.shape[1])
+    raise InputError(
+        f"a mean for each position needs {LEAST_TEXTS} other texts at each; position {int(batch.places[text, at])} of "
+        f"text {text} has {int(count[text, at])}. Give more texts of that length, or cut the texts."
+    )

@@ -1,0 +1,264 @@
+"""Which of the named points does a model have, in which sizes, and why are the others missing?"""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from math import prod
+from typing import Any, Final
+
+import pandas as pd
+
+from ...basics.arguments import listed, shown
+from ...batch import Batch
+from ...errors import CertificateError, InputError, MissingPointError, integer
+from ...points import POINTS, Point, PointKey, PointName, parse, point_of, split_stack
+from ..own.module import NO_TOKENS
+from ..structure.architectures import Architecture
+from .stack import Stack
+
+MAX_BYTES: Final = 4 * 2**30
+"""The most that a run keeps: a 16 GB laptop has room for it next to a model, and it is seven times the size of GPT-2's
+patterns over 1,024 tokens."""
+
+
+@dataclass(frozen=True)
+class ModelPoint:
+    """One point on one model: its axes with their sizes, its meaning, and why it is missing if it is."""
+
+    name: str
+    shape: str
+    """Axes, with sizes where the model fixes them: "batch position head=8 d_head=16"."""
+    meaning: str
+    absent: str | None
+    """Why this model does not have the point; None if it does."""
+
+
+class ModelPoints(Mapping[str, ModelPoint]):
+    """The points of one model; displays as a table."""
+
+    def __init__(self, entries: Iterable[ModelPoint], layers: Mapping[str, tuple[int, ...]]) -> None:
+        self._entries = {entry.name: entry for entry in entries}
+        self._layers = layers
+
+    def __getitem__(self, name: str) -> ModelPoint:
+        if not isinstance(name, str) or name not in self._entries:
+            raise MissingPointError(f"this model has no point {shown(name)}; its points are: {', '.join(self)}.")
+        return self._entries[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._entries)
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def resolve(
+        self,
+        names: Iterable[PointName],
+        layers: Iterable[int] | None = None,
+        refused: Mapping[str, str] | None = None,
+    ) -> list[PointKey]:
+        """The (name, layer) keys that a user's names refer to; a name alone means every layer in `layers`.
+
+        Raises `InputError` for an unknown point or a layer out of range, `MissingPointError` for a point that
+        this model lacks, `CertificateError` for one in `refused`, each with the reason.
+        """
+        chosen = _chosen(layers)
+        keys: dict[PointKey, None] = {}
+        for name in [names] if isinstance(names, str) else names:
+            full, layer = parse(name)
+            entry = self._entry(full)
+            if entry.absent is not None:
+                raise MissingPointError(f"this model has no point {full!r}: {entry.absent}.")
+            if refused and full in refused:
+                raise CertificateError(f"point {full!r} is refused on this model: {refused[full]}.")
+            if not point_of(full).per_layer:
+                keys[full, None] = None
+                continue
+            stack = split_stack(full)[0]
+            wanted = self.check_layers(chosen if layer is None else [layer], stack)
+            keys.update(dict.fromkeys((full, each) for each in wanted))
+        return list(keys)
+
+    def _entry(self, name: str) -> ModelPoint:
+        if name in self._entries:
+            return self._entries[name]
+        stacks = ", ".join(repr(f"{stack}.{split_stack(name)[1]}") for stack in self._layers if stack)
+        if stacks:
+            raise InputError(f"this model has several stacks: choose one for {name!r}: {stacks}.")
+        raise InputError(
+            f"this model has one stack, so its points have no prefix: {split_stack(name)[1]!r}; got {name!r}."
+        )
+
+    def check_layers(self, layers: Iterable[int] | None, stack: str = "") -> list[int]:
+        """The chosen layers of a stack, all of them for None; `InputError` if one is out of range."""
+        there = self._layers[stack]
+        chosen = _chosen(layers)
+        if chosen is None:
+            return list(there)
+        for layer in chosen:
+            if layer not in there:
+                owner = f"its {stack} stack" if stack else "this model"
+                raise InputError(f"`layer` must be {_range(there, owner)}; got {layer}.")
+        if not chosen:
+            raise InputError("`layers` must name at least one layer; got an empty list.")
+        return chosen
+
+    def to_frame(self) -> pd.DataFrame:
+        """One row per point: point, shape, meaning, absent."""
+        return pd.DataFrame(
+            [(p.name, p.shape, p.meaning, p.absent or "") for p in self.values()],
+            columns=["point", "shape", "meaning", "absent"],
+        )
+
+    def __repr__(self) -> str:
+        width = max(len(name) for name in self)
+        lines = []
+        for point in self.values():
+            about = f"{point.shape}  {point.meaning}" if point.absent is None else f"absent: {point.absent}"
+            lines.append(f"{point.name:<{width}}  {about}")
+        return "\n".join(lines)
+
+    def _repr_html_(self) -> str:
+        return self.to_frame().to_html(index=False, escape=True)
+
+
+def check_size(
+    keys: Iterable[PointKey], stacks: Mapping[str, Stack], batch: Batch, itemsize: int, *, gradients: bool
+) -> None:
+    """Raises `InputError` if the values at the points would take more than `MAX_BYTES` on this batch.
+
+    With `gradients`, there is one for each value. Logits do not count: no call could need fewer.
+    """
+    sizes: dict[str, int] = {}
+    for name, _ in keys:
+        if name != "logits":
+            sizes[name] = sizes.get(name, 0) + _numbers(name, stacks, batch) * itemsize * (2 if gradients else 1)
+    total = sum(sizes.values())
+    if total > MAX_BYTES:
+        largest = max(sizes, key=lambda name: sizes[name])
+        of_gradients = " with their gradients" if gradients else ""
+        raise InputError(
+            f"the requested values{of_gradients} would take {total / 2**30:.1f} GiB ({largest!r} alone "
+            f"{sizes[largest] / 2**30:.1f}); the limit is {MAX_BYTES / 2**30:.0f} GiB. Choose fewer layers "
+            "(layers=[0]) or a shorter text, or reduce the values during the run: am.stream(model, inputs, [reducer])."
+        )
+
+
+def _numbers(name: str, stacks: Mapping[str, Stack], batch: Batch) -> int:
+    """How many numbers a point has in one layer on a batch."""
+    label = split_stack(name)[0]
+    stack = stacks.get(label) or next(iter(stacks.values()))
+    queries = batch.queries(label).ids.shape[1]
+    sizes = stack.sizes(split_stack(name)[1]) | {
+        "batch": len(batch.ids),
+        "position": queries,
+        "query": queries,
+        "key": batch.keys(label).ids.shape[1],
+    }
+    axes = point_of(name).axes
+    if label == "cross" and "kv_head" in axes:
+        sizes["position"] = sizes["key"]
+    return prod(sizes[axis] for axis in axes)
+
+
+def _chosen(layers: Any) -> list[int] | None:
+    """The layers of a selection (a single one or several) as ints; None for all of them."""
+    if layers is None:
+        return None
+    try:
+        return [integer(layers)]
+    except TypeError:
+        given = listed("layers", layers, "a list of ints")
+    try:
+        return [integer(layer) for layer in given]
+    except TypeError:
+        raise InputError(f"`layers` must be a list of ints; got {shown(layers)}.") from None
+
+
+def _range(layers: tuple[int, ...], owner: str) -> str:
+    if layers == tuple(range(len(layers))):
+        return f"from 0 to {len(layers) - 1} ({owner} has {len(layers)} layers)"
+    return f"one of {', '.join(map(str, layers))} (the layers of {owner} with attention)"
+
+
+def points_of(stacks: Sequence[Stack], has_logits: bool) -> ModelPoints:
+    """The points of a model with these stacks, with their sizes."""
+    outside = {}
+    if stacks[0].label:
+        outside["embed"] = "the stacks share one embedding, which runs once for each; resid_pre of layer 0 holds it"
+    if stacks[0].architecture.reads == "pixels":
+        outside["embed"] = "an image has no tokens; its patches are projected, and resid_pre of layer 0 holds them"
+    if stacks[0].architecture.reads == "sound":
+        outside["embed"] = "sound has no tokens; its frames are projected, and resid_pre of layer 0 holds them"
+        if stacks[0].label:
+            outside["embed"] = (
+                "its encoder projects frames of sound and its decoder embeds tokens; resid_pre of layer 0 of each "
+                "holds what enters it"
+            )
+    if stacks[0].architecture.reads == "tensors":
+        outside["embed"] = NO_TOKENS
+    if not has_logits:
+        outside["logits"] = "this model was loaded without a head on top; its last stream is resid_post"
+    entries = []
+    for point in POINTS.values():
+        if not point.per_layer:
+            entries.append(_entry_of(point, point.name, stacks[0], outside.get(point.name)))
+            continue
+        for stack in stacks:
+            reason = _absent_in(stack.architecture).get(point.name)
+            entries.append(_entry_of(point, stack.point(point.name), stack, reason))
+    return ModelPoints(entries, {stack.label: stack.layers for stack in stacks})
+
+
+def _absent_in(plan: Architecture) -> dict[str, str]:
+    """The points that every layer of a stack lacks, with the reason."""
+    absent: dict[str, str] = {}
+    if not plan.streams:
+        reason = plan.no_stream or "no module around its attention takes and returns a stream"
+        if plan.within:
+            reason = f"{reason}: it is part of the decoder's blocks (decoder.resid_mid enters it)"
+        absent |= dict.fromkeys(("resid_pre", "attn_out", "resid_mid", "mlp_out", "resid_post"), reason)
+        if plan.attn_out:
+            absent.pop("attn_out")
+    if plan.rotary is None:
+        reason = f"{plan.name} does not rotate queries and keys, so the scores use q and k themselves"
+        absent |= {"q_rot": reason, "k_rot": reason}
+    if plan.expanded is None:
+        absent["latent"] = f"{plan.name} makes keys and values of attn_in, without a latent between them"
+    if plan.gate is None:
+        absent["gate"] = f"{plan.name} has no gate, and no norm, between attention and W_O"
+    if not plan.mixer:
+        absent["mixer_out"] = f"{plan.name} has no mixer beside attention"
+    if plan.streams and plan.mlp_out is None:
+        reason = f"the blocks of {plan.name} with attention have no MLP; resid_post is resid_pre + attn_out"
+        if plan.stack:
+            reason = (
+                f"the {plan.stack} stack has no MLP; resid_post is resid_pre + attn_out, and the decoder continues "
+                "from it"
+            )
+        absent |= {"resid_mid": reason, "mlp_out": reason}
+    elif plan.streams and plan.mid_norm is None:
+        absent["resid_mid"] = f"{plan.name} adds attention and MLP to the stream in one step"
+    return absent
+
+
+def _meanings(plan: Architecture) -> dict[str, str]:
+    """What points mean in a stack with latents, where the general meaning does not apply."""
+    if plan.expanded is None:
+        return {}
+    meanings = {
+        "attn_in": "what latents and the shared part of the keys are projected from",
+        "k": "(latent, attn_in) W_K + b_K, before rotary",
+        "v": "latent W_V + b_V",
+    }
+    if plan.expanded.query_latent is not None:
+        meanings["q"] = "W_Q of the queries' own latent + b_Q, before rotary"
+    return meanings
+
+
+def _entry_of(point: Point, name: str, stack: Stack, absent: str | None) -> ModelPoint:
+    if stack.architecture.reads == "tensors" and point.name == "logits":
+        return ModelPoint(name, "as the module returns it", "the first tensor that the module returns", absent)
+    sizes = stack.sizes(point.name)
+    meaning = _meanings(stack.architecture).get(point.name, point.meaning)
+    shape = " ".join(f"{axis}={sizes[axis]}" if axis in sizes else axis for axis in point.axes)
+    return ModelPoint(name, shape, meaning, absent)

@@ -1,0 +1,584 @@
+"""What is one block built of? Read from its calls in a traced pass.
+
+Queries, keys and values are columns of what the modules inside the attention return, W_O is the matrix that reads z
+(or z times a gate), norms and sums are what their inputs and outputs are.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Final, NoReturn
+
+import torch
+from einops import rearrange
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from ...errors import UnsupportedModelError
+from ..parts.mask import MaskRule
+from ..parts.norms import kind_of
+from ..parts.position import FORMS, Rotary, as_tables, rotary_tables, tables_for, tables_of
+from ..parts.weights import Columns, Expanded, Latent, Separate, bias_of, has_matrix
+from .architectures import Architecture, Gate, NormGate
+from .traced import Attended, Call, columns_of, distance, same
+
+_ROUNDINGS: Final = 32
+"""How many roundings of a value may stand between two computations of it."""
+_LEAST: Final = 1e-2
+"""The least factor of what is added to the stream: with 0, any value would fit."""
+_USUAL_BASE: Final = 10_000.0
+"""θ of rotary angles (Su et al. 2021)."""
+_GATES: Final = ("sigmoid", "softplus", "silu", "tanh")
+"""The functions that make gates, by their names in torch.nn.functional."""
+
+_Stream = Float[Tensor, "batch position features"]
+_Normed = Float[Tensor, "batch position normed"]
+"""Of another width where the stream is read by a matrix."""
+
+
+class UnreadableError(UnsupportedModelError):
+    """A model whose structure could not be read; the message says what was found and what is missing."""
+
+
+class Factors:
+    """The numbers of a config, as which measured factors are recognised."""
+
+    def __init__(self, config: Any, epsilon: float) -> None:
+        self.epsilon = epsilon
+        self.numbers = {
+            name: float(value)
+            for name, value in config.to_dict().items()
+            if isinstance(value, int | float) and not isinstance(value, bool) and value
+        }
+        self.has_rotary = bool(getattr(config, "rope_parameters", None))
+        """Whether the config gives the base of rotary angles."""
+        self._known, layers = [1.0], self.numbers.get("num_hidden_layers", 1.0)
+        for value in self.numbers.values():
+            self._known += [value, 1 / value]
+            if value > 0:
+                self._known += [value**0.5, value**-0.5, value * layers**-0.5]
+
+    def knows(self, factor: float) -> bool:
+        """Whether the config accounts for a factor."""
+        return factor in self._known
+
+    def named(self, factor: float, d_head: int = 1, within: float = 0.0) -> float:
+        """A measured factor as what it is, or as measured.
+
+        It may be 1, 1/√d_head, a number of the config, its root, one over these, or a number over √layers (MiniCPM).
+        `within` says how far off the measurement may be, besides rounding.
+        """
+        within = max(within, max(1e-4, 4 * self.epsilon) * abs(factor))
+        if abs(factor - 1) <= within:
+            return 1.0
+        near = min([d_head**-0.5, *self._known], key=lambda each: abs(each - factor))
+        return near if abs(near - factor) <= within else factor
+
+
+@dataclass(frozen=True, eq=False)
+class _Source:
+    """Where queries, keys or values come from: columns of a projection, times a factor, and perhaps a norm."""
+
+    call: Call
+    made: _Stream
+    """What the columns are columns of: the projection's output, for keys from a latent followed by that of another."""
+    columns: tuple[int, ...]
+    factor: float
+    norm: Call | None
+    latent: Latent | None
+    """What the projection reads, if that is not what the attention is given."""
+
+
+@dataclass(frozen=True)
+class _Fit:
+    """The factors of a sum, and how far from it they leave its total."""
+
+    factors: Sequence[float]
+    apart: float
+
+
+class BlockReader:
+    """Reads one block; `plan` is what `start` becomes."""
+
+    def __init__(self, start: Architecture, attended: Attended, calls: Sequence[Call], factors: Factors) -> None:
+        self._path, self._attended, self._calls, self._factors = start.attention, attended, calls, factors
+        # A class token is the same in every image, so where nothing rotates all positions tell more than the first.
+        self._has_patches = start.reads == "pixels"
+        self._first = slice(1) if start.reads == "tokens" else slice(None)
+        self._batch, self._length = attended.q.shape[:2]
+        self._own, block = (next(call for call in calls if call.path == path) for path in (self._path, ""))
+        stream, attn_in = self._by_token(block.given), self._by_token(self._own.given)
+        ended = self._by_token(block.made[0] if block.made else None)
+        if attn_in is None:
+            _refuse("its attention is not given one tensor with a row for each token")
+        if not start.streams:
+            stream = ended = attn_in
+        if stream is None or ended is None or ended.shape != stream.shape:
+            _refuse("its block does not take and return a stream")
+        self._stream, self._attn_in, self._ended = stream, attn_in, ended
+        self._below_path = f"{self._path}." if self._path else ""
+        self._inside = [call for call in calls if call.path != self._path and call.path.startswith(self._below_path)]
+        self.plan = self._around(self._attention(start))
+
+    # -- queries, keys, values -----------------------------------------------------------------------------
+
+    def _attention(self, plan: Architecture) -> Architecture:
+        attended = self._attended
+        heads, d_head = attended.q.shape[2:]
+        v = self._source("v", attended.v)
+        try:
+            q, k = self._source("q", attended.q), self._source("k", attended.k, v)
+        except UnreadableError:
+            if self._first == slice(1):
+                raise
+            self._first = slice(1)
+            q, k = self._source("q", attended.q), self._source("k", attended.k, v)
+        if v.norm is not None and v.latent is not None:
+            _refuse("it has a norm of values that are expanded from a latent")
+        if v.latent is None and (q.latent is not None or k.latent is not None):
+            _refuse("its queries or keys are expanded from a latent, but not its values")
+        if v.latent is not None and q.norm is not None:
+            _refuse("it has a norm of queries that are expanded from a latent")
+        if (q.norm is None) != (k.norm is None):
+            _refuse("it has a norm of queries or of keys, but not of both")
+        rotary, scale = self._rotary(q, k)
+        asked, key_scale = attended.options, self._factors.named(k.factor / scale)
+        plan = replace(
+            plan,
+            n_heads=heads,
+            query_scale=self._factors.named(q.factor / scale, d_head),
+            key_scale=key_scale if self._factors.knows(key_scale) else 1.0,
+            rotary=rotary,
+            causal=isinstance(attended.mask, MaskRule) and _is_causal(attended.mask, self._length),
+            trusted="eager" if asked.get("softcap") or asked.get("s_aux") is not None else None,
+        )
+        if q.norm is not None and k.norm is not None:
+            plan = replace(
+                plan,
+                qk_norm=(self._below(q.norm), self._below(k.norm)),
+                qk_norm_axes=self._axes_of(q.norm),
+                norm_after_rotary=rotary is not None and self._norm_is_last(q),
+            )
+        if v.norm is not None:
+            plan = replace(plan, v_norm=self._below(v.norm), v_norm_axes=self._axes_of(v.norm))
+        return self._with_layout(plan, q, k, v)
+
+    def _source(self, name: str, value: Tensor, values: _Source | None = None) -> _Source:
+        """The columns of a projection that make q, k or v.
+
+        q and k are compared where a rotation is the identity, at position 0, up to a factor. Given that the values are
+        expanded from a latent, keys are columns of the same projection and of the one that makes the latent.
+        """
+        places = slice(None) if name == "v" else self._first
+        wanted, norm = rearrange(value, "batch position head d -> batch position (head d)"), None
+        if values is not None and values.latent is not None:
+            latent = values.latent
+            shared = next(call for call in self._inside if self._below(call) == latent.projection)
+            both = torch.cat((values.made, self._output(shared)), dim=-1)
+            held = self._columns(wanted, both, places)
+            if held is None:
+                _refuse("its keys are not columns of what its values come from and of what makes their latent")
+            return _Source(values.call, both, *held, None, latent)
+        while True:
+            found = list(self._holding(wanted, places))
+            for call, columns, factor in reversed(found):
+                if has_matrix(call.module):
+                    whole = same(self._by_token(call.given), self._attn_in)
+                    return _Source(
+                        call, self._output(call), columns, factor, norm, None if whole else self._latent(name, call)
+                    )
+            before = [(call, columns) for call, columns, _ in found if self._by_token(call.given) is not None]
+            if norm is not None or not before:
+                _refuse(f"its {name} are not columns of one projection")
+            norm, columns = before[-1]
+            if columns != tuple(range(len(columns))):
+                _refuse(f"the norm of its {name} has another order than its heads")
+            given = self._by_token(norm.given)
+            assert given is not None
+            wanted = given
+
+    def _holding(self, target: _Stream, places: slice) -> Iterator[tuple[Call, tuple[int, ...], float]]:
+        """The calls inside the attention whose output holds the target's columns."""
+        for call in self._inside:
+            for made in call.made[:2] if call.order < self._attended.order else ():
+                value = self._by_token(made)
+                held = None if value is None else self._columns(target, value, places)
+                if held is not None:
+                    yield call, *held
+
+    def _columns(
+        self,
+        target: Float[Tensor, "batch position wanted"],
+        there: Float[Tensor, "batch position there"],
+        places: slice,
+    ) -> tuple[tuple[int, ...], float] | None:
+        """`columns_of` at some positions, up to the scale of rotary tables."""
+        _, tables = next(self._tables(), ("", None))
+        scale = 1.0 if tables is None else abs(float(tables[0][0, 0, 0])) or 1.0
+        wanted, there = (each[:, places].flatten(0, 1) for each in (target, there))
+        return columns_of(wanted, there, self._factors.epsilon, scale)
+
+    def _latent(self, name: str, reader: Call) -> Latent:
+        """What a projection reads that does not read what the attention is given."""
+        read = self._by_token(reader.given)
+        for norm in self._inside:
+            given = self._by_token(norm.given)
+            if given is None or not norm.made or not same(self._by_token(norm.made[0]), read):
+                continue
+            for call, columns, factor in self._holding(given, slice(None)):
+                if has_matrix(call.module) and self._reads(call, self._attn_in) and factor == 1:
+                    return Latent(self._below(call), columns, self._below(norm))
+        _refuse(f"the projection {reader.path!r} of its {name} reads neither what its attention is given nor a latent")
+
+    def _output(self, call: Call) -> _Stream:
+        """What a projection returned."""
+        made = self._by_token(call.made[0])
+        assert made is not None
+        return made
+
+    def _with_layout(self, plan: Architecture, q: _Source, k: _Source, v: _Source) -> Architecture:
+        """The projections, and how many heads the keys have before they are repeated for their queries."""
+        made = self._attended.k.shape[2]
+        by_head = torch.tensor(k.columns).view(made, -1).tolist()
+        kv_heads = len({tuple(columns) for columns in by_head})
+        once = [_first_of_groups(each.columns, kv_heads, made // kv_heads) for each in (k, v)]
+        columns, paths = (q.columns, once[0], once[1]), tuple(self._below(each.call) for each in (q, k, v))
+        if v.latent is not None:
+            expanded = Expanded(paths[0], paths[2], columns, v.latent, q.latent)
+            return replace(plan, qkv=expanded, n_kv_heads=kv_heads)
+        in_order = all(each == tuple(range(len(each))) for each in columns)
+        layout: Columns | Separate = Columns((paths[0], paths[1], paths[2]), columns)
+        if len(set(paths)) == 3 and in_order:
+            layout = Separate(*paths)
+        return replace(plan, qkv=layout, n_kv_heads=kv_heads)
+
+    def _axes_of(self, norm: Call) -> str:
+        """The axes of what a norm of queries is given."""
+        assert norm.given is not None
+        if norm.given.ndim == 3:
+            return "batch position (head d_head)"
+        first = norm.given.shape[1] == self._length
+        return "batch position head d_head" if first else "batch head position d_head"
+
+    # -- rotation ------------------------------------------------------------------------------------------
+
+    def _rotary(self, q: _Source, k: _Source) -> tuple[Rotary | None, float]:
+        """How queries and keys are rotated between their projections and the score; None if they are not.
+
+        And the factor by which the tables multiply the first column (YaRN's).
+        """
+        d_head = self._attended.q.shape[-1]
+        pairs = [self._before_and_after(q, self._attended.q), self._before_and_after(k, self._attended.k)]
+        found: list[tuple[float, Rotary | None, float]] = [(max(distance(*pair) for pair in pairs), None, 1.0)]
+        for path, tables in self._tables():
+            cos, sin = (table[:, :, None].double() for table in tables)
+            for form in FORMS:
+                width = form.width(cos.shape[-1])
+                for first in dict.fromkeys((0, d_head - width)) if width <= d_head and width % 2 == 0 else ():
+                    rotary = replace(form, share=width / d_head, first=first, tables=path)
+                    scale = 1.0 if first else float(cos[0, 0, 0, 0])
+                    apart = max(distance(rotary(before, cos, sin), scale * after) for before, after in pairs)
+                    found.append((apart, rotary, scale))
+        apart, rotary_found, scale = min(found, key=lambda each: each[0])
+        if apart <= _ROUNDINGS * self._factors.epsilon:
+            return self._with_base(rotary_found), scale
+        _refuse("its queries and keys are rotated in a way, or by tables, that were not found")
+
+    def _with_base(self, rotary: Rotary | None) -> Rotary | None:
+        """With the base of the angles, if the config does not give it and it is the usual one (RoFormer)."""
+        if rotary is None or self._factors.has_rotary:
+            return rotary
+        tables = next(tables for path, tables in self._tables() if path == rotary.tables)
+        width, places = rotary.width(tables[0].shape[-1]), torch.arange(self._length)
+        closed = rotary_tables({"rope_theta": _USUAL_BASE}, width, places)
+        assert closed is not None
+        apart = max(
+            distance(table[0].double().cpu(), rotary.spread(one)) for table, one in zip(tables, closed, strict=True)
+        )
+        return replace(rotary, theta=_USUAL_BASE) if apart <= _ROUNDINGS * self._factors.epsilon else rotary
+
+    def _before_and_after(self, source: _Source, value: Tensor) -> tuple[Tensor, Tensor]:
+        """Queries or keys before and after the place where they may be rotated, by head."""
+        d_head = value.shape[-1]
+        before, after = self._projected(source), value
+        if source.norm is not None and self._norm_is_last(source):
+            given = self._by_token(source.norm.given)
+            assert given is not None
+            after = rearrange(given, "batch position (head d) -> batch position head d", d=d_head)
+        elif source.norm is not None:
+            normed = self._by_token(source.norm.made[0])
+            assert normed is not None
+            before = normed
+        before = rearrange(before, "batch position (head d) -> batch position head d", d=d_head)
+        if before.shape[2] != after.shape[2]:
+            before = before.repeat_interleave(after.shape[2] // before.shape[2], dim=2)
+        return source.factor * before.double(), after.double()
+
+    def _norm_is_last(self, source: _Source) -> bool:
+        """Whether the norm of queries or keys reads them after the rotation."""
+        given = None if source.norm is None else self._by_token(source.norm.given)
+        if given is None:
+            return False
+        return distance(source.factor * self._projected(source), given) > _ROUNDINGS * self._factors.epsilon
+
+    def _projected(self, source: _Source) -> _Stream:
+        return source.made[..., list(source.columns)]
+
+    def _tables(self) -> Iterator[tuple[str, tuple[Tensor, Tensor]]]:
+        """Cosine and sine among what the attention is given or, with its path, what a module inside it returns."""
+        candidates = [("", tables_of(self._own.args, self._own.kwargs))]
+        candidates += [(self._below(call), as_tables(call.made)) for call in self._inside]
+        for path, tables in candidates:
+            fewer = () if tables is None else range(2, self._length) if self._has_patches else ()
+            if tables is not None and (tables[0].shape[1] == self._length or tables[0].shape[1] in fewer):
+                yield path, tables_for(tables, self._length)
+
+    # -- W_O, norms and sums -------------------------------------------------------------------------------
+
+    def _around(self, plan: Architecture) -> Architecture:
+        out = self._out()
+        if not plan.streams:
+            return replace(plan, out=out.path, gate=self._gate(out), attn_norm=self._norm_before())
+        plan = replace(plan, out=out.path, gate=self._gate(out), attn_norm=self._attn_norm())
+        raw = self._by_token(out.made[0])
+        assert raw is not None
+        written = [(out, raw), *((call, made) for call, made in self._writes(out.order) if self._reads(call, raw))]
+        later = [call for call in self._calls if call.order > out.order and call.path]
+        middle = self._middle(written, later)
+        if middle is None and (beside := self._beside(written, later)) is not None:
+            middle, mixer, mixer_scale = beside
+            plan = replace(plan, mixer=mixer.path, mixer_scale=mixer_scale)
+        if middle is None:
+            return self._parallel(plan, written)
+        norm, writer, factor = middle
+        plan = replace(plan, mid_norm=norm.path, attn_scale=factor, attn_out="" if writer is out else writer.path)
+        return self._ending(plan, norm, later)
+
+    def _ending(self, plan: Architecture, norm: Call, later: Sequence[Call]) -> Architecture:
+        """The end of a block, from the first module that reads what attention has written to."""
+        given, normed = self._by_token(norm.given), self._by_token(norm.made[0] if norm.made else None)
+        assert given is not None
+        return self._with_mlp(plan, given, normed, norm.order, later)
+
+    def _with_mlp(
+        self, plan: Architecture, given: _Stream, normed: _Normed | None, after: int, later: Sequence[Call]
+    ) -> Architecture:
+        """The MLP, which in pre-norm blocks adds to `given`, in post-norm blocks to `normed`."""
+        if (added := self._added(given, self._ended, after)) is not None:
+            return replace(plan, mlp_out=added[0].path, mlp_scale=added[1])
+        if (both := self._added_together(given, after)) is not None:
+            first, last, factor = both
+            return replace(plan, mlp_out=last.path, mlp_further=(first.path,), mlp_scale=factor)
+        for last in reversed(later):
+            entered, left = self._by_token(last.given), self._by_token(last.made[0] if last.made else None)
+            if normed is None or entered is None or entered.shape != normed.shape or not same(left, self._ended):
+                continue
+            added = self._added(normed, entered, after, last.order)
+            if added is not None and plan.attn_norm is None and plan.attn_scale == added[1] == 1:
+                return replace(plan, norm="post", mlp_out=added[0].path, post_norm=last.path)
+        _refuse("its block does not end in a sum of the stream and what its MLP writes")
+
+    def _out(self) -> Call:
+        """The projection that reads z or, failing that, what has its shape."""
+        z = rearrange(self._attended.z, "batch position head d -> batch position (head d)")
+        readers = [
+            call for call in self._calls
+            if call.order > self._attended.order and has_matrix(call.module)
+            and (given := self._by_token(call.given)) is not None and given.shape == z.shape
+        ]  # fmt: skip
+        if not readers:
+            _refuse("no matrix reads z, so W_O was not found")
+        return next((call for call in readers if self._reads(call, z)), readers[0])
+
+    def _gate(self, out: Call) -> Gate | NormGate | None:
+        """What z is multiplied by before W_O; None if W_O reads z itself."""
+        z = rearrange(self._attended.z, "batch position head d -> batch position (head d)")
+        given = self._by_token(out.given)
+        assert given is not None
+        if same(given, z):
+            return None
+        for call in self._inside:
+            made = self._by_token(call.made[0] if call.made else None)
+            if self._reads(call, z) and same(made, given):
+                kind = kind_of(call.module, z)
+                if kind is None or kind.centred or bias_of(call.module) is not None:
+                    _refuse(f"{call.path!r}, between z and W_O, is neither a gate nor an RMSNorm")
+                return NormGate(self._below(call), kind.offset)
+        ratio = torch.where(z == 0, 0.0, given.double() / z.double()).flatten(0, 1)
+        for call in self._inside:
+            value = self._by_token(call.made[0] if call.made else None)
+            if value is None or not has_matrix(call.module) or not self._reads(call, self._attn_in):
+                continue
+            for function in _GATES:
+                made = getattr(nn.functional, function)(value.double()).flatten(0, 1)
+                found = columns_of(ratio, made, _ROUNDINGS * self._factors.epsilon)
+                if found is not None and found[1] == 1:
+                    return Gate(self._below(call), found[0], function)
+        _refuse(f"{out.path!r} reads neither z nor z times a gate that was found (a norm of z?)")
+
+    def _attn_norm(self) -> str | None:
+        """The norm that makes `attn_in` of the stream; None if that is the stream itself."""
+        if same(self._attn_in, self._stream):
+            return None
+        for call in self._calls:
+            before = call.order < self._attended.order and call.made and self._reads(call, self._stream)
+            if before and same(self._by_token(call.made[0]), self._attn_in):
+                return call.path
+        _refuse("what its attention is given is neither the stream nor a norm of it")
+
+    def _norm_before(self) -> str | None:
+        """The norm that makes `attn_in`, of whatever."""
+        before = [call for call in self._calls if call.order < self._attended.order and call.made and call.path]
+        for call in before:
+            given = call.given is not None and call.given.is_floating_point() and kind_of(call.module, call.given)
+            if given and same(self._by_token(call.made[0]), self._attn_in):
+                return call.path
+        return None
+
+    def _middle(
+        self, written: Sequence[tuple[Call, _Stream]], later: Sequence[Call]
+    ) -> tuple[Call, Call, float] | None:
+        """The first module that reads stream + r · what attention writes, the module that writes it, and r."""
+        for call in later:
+            given = self._by_token(call.given)
+            if given is None or given.shape != self._stream.shape or same(given, self._stream):
+                continue
+            fits = [(self._fitted(given, self._stream, [value]), writer) for writer, value in written]
+            found = [(fit, writer) for fit, writer in fits if fit is not None]
+            if found:
+                least = min(fit.apart for fit, _ in found)
+                fit, writer = next(each for each in found if each[0].apart <= 2 * least)
+                return call, writer, fit.factors[0]
+        return None
+
+    def _beside(
+        self, written: Sequence[tuple[Call, _Stream]], later: Sequence[Call]
+    ) -> tuple[tuple[Call, Call, float], Call, float] | None:
+        """As `_middle`, where another module writes into the stream in the same step; that module and its factor."""
+        mixers = [
+            (call, value) for call, value in self._writes(0)
+            if self._outermost(call, 0) and not f"{self._path}.".startswith(f"{call.path}.")
+        ]  # fmt: skip
+        for call in later:
+            given = self._by_token(call.given)
+            if given is None or given.shape != self._stream.shape or same(given, self._stream):
+                continue
+            for writer, value in written:
+                for mixer, other in mixers:
+                    before = mixer.order < call.order
+                    fit = self._fitted(given, self._stream, [value, other]) if before else None
+                    if fit is not None:
+                        return (call, writer, fit.factors[0]), mixer, fit.factors[1]
+        return None
+
+    def _added(
+        self, start: _Stream, total: _Stream, after: int, before: int | None = None
+    ) -> tuple[Call, float] | None:
+        """The outermost module whose output, times a factor, makes `total` of `start`."""
+        found = []
+        if same(total, start):
+            # An MLP that writes nothing (a pruned one).
+            silent = [call for call, value in self._writes(after) if not bool(value.any())]
+            return (silent[-1], 1.0) if silent else None
+        for call, value in self._writes(after):
+            fit = self._fitted(total, start, [value]) if before is None or call.order < before else None
+            if fit is not None:
+                found.append((call, fit))
+        if not found:
+            return None
+        least = min(fit.apart for _, fit in found)
+        alike = [(call, fit.factors[0]) for call, fit in found if fit.apart <= 2 * least]
+        return min(alike, key=lambda each: (each[0].path.count("."), each[0].order))
+
+    def _added_together(self, start: _Stream, after: int) -> tuple[Call, Call, float] | None:
+        """Two modules, in the order in which they end, whose outputs times one factor make the block's end of `start`.
+
+        Neither is within another that writes into the stream.
+        """
+        calls = [(call, value) for call, value in self._writes(after) if self._outermost(call, after)]
+        for place, (first, one) in enumerate(calls):
+            for last, other in calls[place + 1 :]:
+                fit = self._fitted(self._ended, start, [one, other])
+                if fit is not None and fit.factors[0] == fit.factors[1]:
+                    return first, last, fit.factors[0]
+        return None
+
+    def _outermost(self, call: Call, after: int) -> bool:
+        return not any(call.path.startswith(f"{other.path}.") for other, _ in self._writes(after))
+
+    def _parallel(self, plan: Architecture, written: Sequence[tuple[Call, _Stream]]) -> Architecture:
+        """A block that adds attention and MLP in one step."""
+        others = [
+            (call, value) for call, value in self._writes(0)
+            if call.path != self._path and not call.path.startswith(f"{self._path}.")
+        ]  # fmt: skip
+        others.sort(key=lambda each: (each[0].path.count("."), each[0].order))
+        for writer, value in written:
+            if (fit := self._fitted(self._ended, self._stream, [value])) is not None:
+                attn_out = "" if writer.path == plan.out else writer.path
+                return replace(plan, attn_out=attn_out, attn_scale=fit.factors[0])
+        for writer, value in written:
+            for call, other in others:
+                fit = None if same(value, other) else self._fitted(self._ended, self._stream, [value, other])
+                if fit is not None:
+                    factors = fit.factors
+                    attn_out = "" if writer.path == plan.out else writer.path
+                    return replace(
+                        plan, attn_out=attn_out, attn_scale=factors[0], mlp_out=call.path, mlp_scale=factors[1]
+                    )
+        _refuse("no sum of the stream and what attention writes was found")
+
+    def _writes(self, after: int) -> Iterator[tuple[Call, _Stream]]:
+        """The modules that ended after some moment and return something of the stream's shape."""
+        for call in self._calls:
+            value = self._by_token(call.made[0] if call.made else None)
+            if call.order > after and call.path and value is not None and value.shape == self._stream.shape:
+                yield call, value
+
+    def _fitted(self, total: _Stream, start: _Stream, parts: Sequence[_Stream]) -> "_Fit | None":
+        """The factors r of total = start + Σ r · part; None if there are none, or one of them is next to nothing."""
+        columns = torch.stack([part.double().flatten() for part in parts], dim=1)
+        difference = (total.double() - start.double()).flatten()
+        found = torch.linalg.lstsq(columns, difference[:, None]).solution[:, 0]
+        added = float((columns * found).norm())
+        slack = 4 * self._factors.epsilon * (float(start.double().norm()) + added)
+        apart = float((difference - columns @ found).norm())
+        if bool((found.abs() < _LEAST).any()) or apart > min(slack, added / 2):
+            return None
+        within = (slack / columns.norm(dim=0)).tolist()
+        named = [self._factors.named(r, within=off) for r, off in zip(found.tolist(), within, strict=True)]
+        return _Fit(named, apart)
+
+    # -- small things --------------------------------------------------------------------------------------
+
+    def _reads(self, call: Call, value: _Stream) -> bool:
+        return same(self._by_token(call.given), value)
+
+    def _below(self, call: Call) -> str:
+        """A path below the attention."""
+        return call.path[len(self._below_path) :]
+
+    def _by_token(self, value: Tensor | None) -> _Stream | None:
+        """A tensor with one row a token, whatever its axes of heads; None if it is no such thing."""
+        if value is None or not value.is_floating_point():
+            return None
+        batch, length = self._batch, self._length
+        if value.ndim >= 3 and value.shape[:2] == (batch, length):
+            return value.reshape(batch, length, -1)
+        if value.ndim == 2 and len(value) == batch * length:
+            return value.reshape(batch, length, -1)
+        if value.ndim == 4 and value.shape[0] == batch and value.shape[2] == length:
+            return rearrange(value, "batch head position d -> batch position (head d)")
+        return None
+
+
+def _first_of_groups(columns: tuple[int, ...], kv_heads: int, group: int) -> tuple[int, ...]:
+    """The columns of keys or values before each was repeated for its group of queries."""
+    return tuple(torch.tensor(columns).view(kv_heads, group, -1)[:, 0].flatten().tolist())
+
+
+def _refuse(found: str) -> NoReturn:
+    raise UnreadableError(found)
+
+
+def _is_causal(mask: MaskRule, length: int) -> bool:
+    return not bool(mask.visible(range(length))[0, 0].triu(1).any())

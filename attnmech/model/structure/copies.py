@@ -1,0 +1,101 @@
+"""How is a model copied, sharing its parameters, so that the caller's own is never changed?"""
+
+import copy
+from collections.abc import Callable, Mapping
+from functools import partial
+from types import MappingProxyType
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import PreTrainedConfig, PreTrainedModel
+
+from ...errors import UnsupportedModelError, WeightsError, first_line
+
+
+def copy_of(
+    model: PreTrainedModel,
+    parameter: Callable[[nn.Parameter], nn.Parameter] = lambda same: same,
+    instead: Mapping[int, nn.Module] = MappingProxyType({}),
+) -> PreTrainedModel:
+    """A copy of a model's modules, config and buffers in eval mode, which shares all its parameters.
+
+    `parameter` says what stands in for each parameter where they are not to be shared, and `instead` what the copy
+    holds in place of some modules, by their `id`.
+    """
+    shared: dict[int, Any] = {id(each): parameter(each) for each in model.parameters()} | dict(instead)
+    for part in model.modules():
+        # Weights that a pre-hook remakes in every pass (torch.nn.utils.prune) are not leaves, so torch won't copy them.
+        made = [each for each in vars(part).values() if isinstance(each, torch.Tensor) and not each.is_leaf]
+        shared |= {id(each): each.detach() for each in made}
+    try:
+        copied: PreTrainedModel = copy.deepcopy(model, shared)
+    except Exception as error:
+        raise UnsupportedModelError(
+            f"{type(model).__name__} cannot be copied ({error}), so attnmech cannot work without changing it. "
+            "Remove what was attached to it, or load it again from its folder."
+        ) from error
+    for buffer_owner in copied.modules():
+        for name, buffer in buffer_owner.named_buffers(recurse=False):
+            setattr(buffer_owner, name, buffer.to(next(copied.parameters()).device))
+    copied.eval()  # type: ignore[no-untyped-call]
+    return copied
+
+
+def take_apart(model: nn.Module) -> None:
+    """Removes hooks and replaced forwards from a copy that nobody runs any more."""
+    for part in model.modules():
+        part._forward_hooks.clear()
+        part._forward_pre_hooks.clear()
+        for name in ("forward", "as_used"):
+            vars(part).pop(name, None)
+
+
+def moved(parameter: nn.Parameter, device: torch.device | None, dtype: torch.dtype | None) -> nn.Parameter:
+    """A parameter on another device or in another precision; the same one where neither changes."""
+    device, dtype = device or parameter.device, dtype or parameter.dtype
+    if (device, dtype) == (parameter.device, parameter.dtype):
+        return parameter
+    return nn.Parameter(parameter.detach().to(device=device, dtype=dtype), requires_grad=parameter.requires_grad)
+
+
+def cannot_run(model: PreTrainedModel, error: Exception) -> WeightsError:
+    """What to raise where transformers itself cannot run a model in its precision on its device."""
+    weights = next(model.parameters())
+    kind = str(weights.dtype).removeprefix("torch.")
+    if hasattr(model, "cannot_run"):
+        return model.cannot_run(error)  # type: ignore[no-any-return, operator]
+    hint = "" if weights.dtype == torch.float32 else " Try dtype=torch.float32."
+    return WeightsError(
+        f"transformers cannot run {type(model).__name__} in {kind} on {weights.device}: "
+        f"{first_line(error).rstrip('.')}.{hint}"
+    )
+
+
+def forget_lengths(model: nn.Module) -> None:
+    """Has rotary tables that depend on a text's length (dynamic, longrope) made anew in each pass.
+
+    transformers keeps on the module what the longest text so far needed, so that a pass would depend on those before
+    it, and on those in other threads.
+    """
+    for module in model.modules():
+        kinds = getattr(module, "rope_type", None)
+        kinds = list(kinds.values()) if isinstance(kinds, Mapping) else [kinds]
+        if any("dynamic" in str(kind) or kind == "longrope" for kind in kinds):
+            module.forward = partial(_on_a_fresh_copy, module, type(module).forward)
+
+
+def _on_a_fresh_copy(module: nn.Module, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    fresh = copy.copy(module)
+    fresh._buffers = {name: None if value is None else value.clone() for name, value in module._buffers.items()}
+    return forward(fresh, *args, **kwargs)
+
+
+def use_attention(model: PreTrainedModel, implementation: str) -> PreTrainedModel:
+    """Sets the attention of a model and of all its parts, which may have their own configs (T5)."""
+    if hasattr(model, "own_attention"):
+        model.own_attention(implementation)  # type: ignore[operator]
+    for part in model.modules():
+        if isinstance(getattr(part, "config", None), PreTrainedConfig):
+            part.config._attn_implementation = implementation  # type: ignore[union-attr]
+    return model

@@ -1,0 +1,251 @@
+"""What are the three stacks of an encoder-decoder built of? Read from a traced pass, as `structure.py` reads one stack.
+
+What encoder and decoder are given differs in length, so each call of the attention function says whose it is: queries
+and keys of one length are self-attention, queries of the decoder over keys of the encoder are cross-attention. The
+encoder reads tokens or sound, the decoder tokens.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from ..parts.weights import Separate
+from .architectures import Architecture
+from .block_structure import BlockReader, UnreadableError
+from .copies import cannot_run, copy_of
+from .crossed_blocks import CrossReader, DecoderReader
+from .signals import KINDS, signal_of
+from .structure import SEED, TEXTS, Reader, common_plan, family
+from .traced import Attended, Trace, distance, factor_of, same
+
+_LENGTH: Final = 13
+"""The length of the decoder's texts: not that of the encoder's, and a number of heads that no model has."""
+_LABELS: Final = ("encoder", "decoder", "cross")
+_SAME: Final = 1e-3
+"""How far apart two tensors are at most, as a share of one, that are the same but for rounding."""
+_NO_HEAD: Final = "its stream goes to the decoder, not to the unembedding"
+
+
+def read_stacks(model: PreTrainedModel) -> tuple[Architecture, ...]:
+    """The architectures of encoder, decoder and cross-attention of an encoder-decoder.
+
+    Raises `UnreadableError`, which says what was found and what is missing.
+    """
+    return _StacksReader(model).architectures()
+
+
+@dataclass(frozen=True)
+class _Place:
+    """Where a stack's attention stands."""
+
+    blocks: str
+    attention: str
+    layers: tuple[int, ...]
+
+    def __str__(self) -> str:
+        return f"{self.blocks}.N.{self.attention}"
+
+    def by_path(self) -> dict[str, int]:
+        """The layers by the paths of their blocks."""
+        return {f"{self.blocks}.{layer}": layer for layer in self.layers}
+
+
+class _StacksReader(Reader):
+    def __init__(self, original: PreTrainedModel) -> None:
+        super().__init__(original, None)
+        if KINDS.get(original.main_input_name) == "pixels":
+            raise UnreadableError(
+                "its encoder reads images; encoder-decoders are read whose encoder reads text or sound"
+            )
+        self._heard = signal_of(original)
+        """What the encoder is given, if not tokens."""
+        self._of_encoder = self._ids if self._heard is None else self._ids[:, :0]
+        frames = getattr(original.config, "max_source_positions", 0)
+        self._of_decoder = self._random_ids(_LENGTH if self._heard is None or frames != _LENGTH else _LENGTH + 1)
+        self._plans: dict[str, dict[int, Architecture]] = {label: {} for label in _LABELS}
+        self._unread: list[tuple[str, Exception]] = []
+        self._crossed: Tensor | None = None
+        """The encoder's states that cross-attention makes keys and values of."""
+
+    def _inputs(self) -> dict[str, Any]:
+        given = {"decoder_input_ids": self._of_decoder, "use_cache": False}
+        if self._heard is None:
+            return {"input_ids": self._of_encoder, **given}
+        return {**self._heard.noise(TEXTS, SEED, self._rows), **given}
+
+    def _require_that_it_runs(self) -> None:
+        """Raises `WeightsError` if transformers cannot run the stacks; a head may refuse these texts."""
+        try:
+            with torch.no_grad():
+                copy_of(self._original).base_model(**self._inputs())
+        except Exception as error:  # whatever transformers raises over sizes and precisions that it cannot run
+            raise cannot_run(self._original, error) from error
+
+    def architectures(self) -> tuple[Architecture, ...]:
+        """The three, in the order in which the certificate names them."""
+        self._require_one_vocabulary()
+        places = self._places_of_stacks(self._run({}))
+        trace = self._run(self._every_module(), self._reading(places))
+        self._require_one_embedding(trace)
+        encoder, decoder, cross = (self._plan_of(label) for label in _LABELS)
+        self._ids = self._of_encoder
+        crossed_norm = self._norm_of_states(trace, places["encoder"])
+        ends = self._ends_of(trace, places["encoder"]) | {"final_norm": crossed_norm, "head_refused": _NO_HEAD}
+        if self._heard is not None:
+            ends["position_limit"] = None
+        encoder = replace(encoder, **ends)
+        self._ids = self._of_decoder
+        decoder = replace(decoder, **self._ends_of(trace, places["decoder"]))
+        return encoder, decoder, cross
+
+    # -- where attention stands ------------------------------------------------------------------------------
+
+    def _places_of_stacks(self, trace: Trace) -> dict[str, _Place]:
+        found: dict[str, dict[tuple[str, str], list[int]]] = {label: {} for label in _LABELS}
+        for each in trace.attended:
+            blocks, layer, attention = self._place(each)
+            found[self._label_of(each)].setdefault((blocks, attention), []).append(layer)
+        places = {}
+        for label, lists in found.items():
+            if not lists:
+                raise UnreadableError(f"no attention of the {label} goes through transformers' attention interface")
+            if len(lists) > 1:
+                named = ", ".join(f"{blocks}.N.{attention}" for blocks, attention in lists)
+                raise UnreadableError(f"the attention of its {label} stands in more than one place ({named})")
+            ((blocks, attention), layers), *_ = lists.items()
+            if len(set(layers)) < len(layers):
+                raise UnreadableError(f"blocks of {blocks!r} attend more than once in a pass (shared blocks)")
+            places[label] = _Place(blocks, attention, tuple(layers))
+        if (places["decoder"].blocks, places["decoder"].layers) != (places["cross"].blocks, places["cross"].layers):
+            raise UnreadableError(f"cross-attention ({places['cross']}) is not in each block of {places['decoder']}")
+        return places
+
+    def _label_of(self, attended: Attended) -> str:
+        target = self._of_decoder.shape[1]
+        queries, keys = attended.q.shape[1], attended.k.shape[1]
+        if queries == keys:
+            return "decoder" if keys == target else "encoder"
+        if queries != target:
+            raise UnreadableError(
+                f"it attends from {queries} to {keys} positions, given "
+                f"{'a text' if self._heard is None else 'a recording'} and a decoder's text of {target} tokens"
+            )
+        return "cross"
+
+    def _require_one_vocabulary(self) -> None:
+        """Raises `UnreadableError` if a table of the decoder has another number of tokens."""
+        tokens = getattr(self._model.config, "decoder_vocab_size", None) or len(self._rows)
+        if tokens != len(self._rows):
+            raise UnreadableError(
+                f"its encoder has {len(self._rows)} tokens and its decoder {tokens}; attnmech needs one vocabulary"
+            )
+
+    def _require_one_embedding(self, trace: Trace) -> None:
+        for call in trace.calls:
+            table, ids = call.module, call.given
+            if not isinstance(table, nn.Embedding) or table.weight is self._rows or not same(ids, self._of_decoder):
+                continue
+            assert ids is not None
+            if int(ids.max()) >= len(table.weight):
+                continue
+            rows = table.weight.detach()[ids].double()
+            if distance(factor_of(call.made[0].double(), rows) * rows, call.made[0].double()) < _SAME:
+                raise UnreadableError("its encoder and its decoder embed tokens with different matrices")
+
+    # -- the blocks ------------------------------------------------------------------------------------------
+
+    def _every_module(self) -> dict[str, nn.Module]:
+        return {
+            path: module for path, module in self._base.named_modules()
+            if path and not isinstance(module, nn.ModuleList)
+        }  # fmt: skip
+
+    def _reading(self, places: Mapping[str, _Place]) -> Callable[[Trace, str], None]:
+        """Reads a block of either list as it ends."""
+        encoder, decoder = places["encoder"].by_path(), places["decoder"].by_path()
+
+        def read(trace: Trace, path: str) -> None:
+            if path not in encoder and path not in decoder:
+                return
+            try:
+                if path in encoder:
+                    start = self._start("encoder", places["encoder"])
+                    self._plans["encoder"][encoder[path]] = BlockReader(start, *trace.take(path), self._factors).plan
+                else:
+                    self._read_decoder(trace, path, decoder[path], places)
+            except Exception as error:  # judged after the pass, which would take it for the model's
+                self._unread.append((path, error))
+
+        return read
+
+    def _read_decoder(self, trace: Trace, path: str, layer: int, places: Mapping[str, _Place]) -> None:
+        crossing = trace.attended.pop()
+        attended, calls = trace.take(path)
+        cross = CrossReader(self._start("cross", places["cross"]), crossing, calls, self._factors)
+        start = self._start("decoder", places["decoder"])
+        self._plans["decoder"][layer] = DecoderReader(start, attended, calls, self._factors, cross).plan
+        self._plans["cross"][layer] = cross.plan
+        self._crossed = cross.states
+
+    def _start(self, label: str, place: _Place) -> Architecture:
+        plan = Architecture(
+            name=family(self._model), stack=label, blocks=place.blocks, attention=place.attention, mid_norm=None,
+            mlp_out=None, qkv=Separate("", "", ""), out="", hands_on=True,
+        )  # fmt: skip
+        if label == "encoder" and self._heard is not None:
+            plan = replace(plan, reads=self._heard.reads)
+        if label != "cross":
+            return plan
+        return replace(plan, within=place.attention, attention="", streams=False)
+
+    def _plan_of(self, label: str) -> Architecture:
+        for path, error in self._unread:
+            if not isinstance(error, UnreadableError):
+                raise error
+            if not self._plans[label]:
+                raise UnreadableError(f"{path}: {error}") from error
+        return common_plan(self._plans[label])
+
+    # -- around the blocks -----------------------------------------------------------------------------------
+
+    def _ends_of(self, trace: Trace, place: _Place) -> dict[str, Any]:
+        blocks = self._base.get_submodule(place.blocks)
+        assert isinstance(blocks, nn.ModuleList)
+        if len(blocks) > len(place.layers):
+            raise UnreadableError(f"only some blocks of {place.blocks!r} attend")
+        found = self._ends(trace, place.blocks, f"{place.blocks}.{len(blocks) - 1}")
+        if found["embed_scale"] == found["stream_scale"] == 1:
+            found["embed_scale"] = self._scale_beside_positions(trace, f"{place.blocks}.0", found["embed_norm"])
+        return found
+
+    def _scale_beside_positions(self, trace: Trace, block: str, norm: str | None) -> float:
+        """The factor between a token's row and its part of the stream, to which positions are added (Marian).
+
+        What is added does not depend on the text, so differences between texts at one position show the factor.
+        """
+        entered = trace.call(block if norm is None else norm)
+        rows = self._rows.detach()[self._ids].double()
+        if entered is None or entered.given is None or entered.given.shape != rows.shape:
+            return 1.0
+        stream, rows = (value[1:] - value[:1] for value in (entered.given.double(), rows))
+        factor = self._factors.named(factor_of(stream, rows))
+        exact = self._factors.knows(factor) and distance(factor * rows, stream) <= _SAME
+        return factor if exact else 1.0
+
+    def _norm_of_states(self, trace: Trace, encoder: _Place) -> str | None:
+        """The norm between the encoder's last block and cross-attention; None if there is none."""
+        last = trace.call(f"{encoder.blocks}.{encoder.layers[-1]}")
+        assert last is not None
+        if same(last.made[0], self._crossed):
+            return None
+        for call in trace.calls:
+            between = bool(call.made) and same(call.given, last.made[0]) and same(call.made[0], self._crossed)
+            if between and self._kind_of(call) is not None:
+                return call.path
+        raise UnreadableError(
+            "its cross-attention reads neither what its encoder's last block returns nor a norm of it"
+        )

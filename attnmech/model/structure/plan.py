@@ -1,0 +1,133 @@
+"""Which architecture does a model have: the table's, or the one read from it?"""
+
+from dataclasses import replace
+from typing import Final
+
+from torch import nn
+from transformers import PreTrainedModel
+
+from ...errors import AttnmechError, UnsupportedModelError, WeightsError, first_line
+from .architectures import ARCHITECTURES, REFUSED, Architecture, Config, has_module
+from .block_structure import UnreadableError
+from .encoder_decoder import read_stacks
+from .signals import KINDS, encodes_alone
+from .structure import read_structure
+
+_SPARSE: Final = "BigBirdBlockSparseAttention"
+
+
+def architectures_of(module: nn.Module) -> tuple[Architecture, ...]:
+    """The architecture of each stack of a model; `UnsupportedModelError` says what is not supported, and why."""
+    model = require_transformers(module)
+    kind = model.config.model_type
+    entry = ARCHITECTURES.get(kind)
+    if entry is not None:
+        found = entry(model.config)
+        stacks = found if isinstance(found, tuple) else (found,)
+        there = [plan for plan in stacks if len(stacks) == 1 or has_module(model.base_model, plan.blocks)]
+        if len(there) == 1:
+            there = [replace(there[0], stack="")]
+        return tuple(_with_heads(plan, model.config) for plan in there)
+    what = f"{type(model).__name__} (model_type {kind!r})"
+    reason = REFUSED.get(kind) or _sparse_blocks(model) or _shared_keys(model)
+    if reason:
+        raise UnsupportedModelError(f"{what} is not supported: {reason}.")
+    crossed = model.config.is_encoder_decoder and not encodes_alone(model)
+    if not crossed and (towers := _towers(model)):
+        named = " or ".join(f"am.load(model.{tower})" for tower in towers)
+        raise UnsupportedModelError(f"{what} holds separate models of images (or sound) and text; load one: {named}.")
+    if not _attends(model):
+        raise UnsupportedModelError(f"{what} is a model without attention.")
+    try:
+        return read_stacks(model) if crossed else (read_structure(model),)
+    except UnreadableError as error:
+        raise UnsupportedModelError(
+            f"{what} is not in attnmech's table, and its structure cannot be read: {error}. If you know how it is "
+            "built, describe it: am.load(model, architecture=am.Architecture(...))."
+        ) from error
+    except AttnmechError:
+        raise
+    except Exception as error:  # what a model is built of can be anything
+        raise UnsupportedModelError(
+            f"{what} is not in attnmech's table, and reading its structure fails: {first_line(error)}."
+        ) from error
+
+
+def described(module: nn.Module, plan: Architecture) -> Architecture:
+    """A user's architecture for a model, with the numbers of heads that its config gives if the user gave none."""
+    model = require_transformers(module)
+    for path in (plan.blocks, plan.final_norm, plan.embed_norm, plan.embed_projection, plan.narrow_norm):
+        if path and not has_module(model.base_model, path):
+            raise UnsupportedModelError(
+                f"`architecture` names a module {path!r}, which {type(model).__name__} does not have."
+            )
+    return _with_heads(plan, model.config)
+
+
+def unwrapped(model: nn.Module) -> nn.Module:
+    """A model without its wrappers."""
+    parallel = isinstance(model, nn.DataParallel | nn.parallel.DistributedDataParallel)
+    wrapped = getattr(model, "module" if parallel else "_orig_mod", None)
+    return unwrapped(wrapped) if isinstance(wrapped, nn.Module) else model
+
+
+def require_transformers(model: nn.Module) -> PreTrainedModel:
+    """The model without its wrappers; raises `UnsupportedModelError` for any other module."""
+    model = unwrapped(model)
+    if not isinstance(model, PreTrainedModel):
+        what = (
+            "which is none. A module of your own needs an example of what it is called with: am.load(module, example=x)"
+            if _attends(model)
+            else "a model without attention"
+        )
+        raise UnsupportedModelError(f"expected a transformers model; got {type(model).__name__}, {what}.")
+    return model
+
+
+def _shared_keys(model: nn.Module) -> str:
+    """Why a model whose last layers have no keys and values of their own is not supported; empty for others."""
+    count = getattr(model.config.get_text_config(), "num_kv_shared_layers", 0)  # type: ignore[union-attr, operator]
+    if not count:
+        return ""
+    return (
+        f"its last {count} layers share keys and values: they attend to those that an earlier layer made, and have no "
+        "W_K and W_V of their own"
+    )
+
+
+def _sparse_blocks(model: PreTrainedModel) -> str:
+    """Why a BigBird is refused whose attention is sparse; empty for any other model.
+
+    By its modules: transformers exchanges them for full attention, for good, once such a model is given a short text.
+    """
+    if not any(type(part).__name__ == _SPARSE for part in model.modules()):
+        return ""
+    return (
+        "its attention is sparse (attention_type='block_sparse'), by blocks of tokens, some of them random. The same "
+        f"weights run with full attention: am.load(transformers.{type(model).__name__}.from_pretrained(folder, "
+        "attention_type='original_full'))"
+    )
+
+
+def _with_heads(plan: Architecture, config: Config) -> Architecture:
+    heads = plan.n_heads or int(config.num_attention_heads)
+    kv_heads = plan.n_kv_heads or int(getattr(config, "num_key_value_heads", None) or heads)
+    if heads < 1 or kv_heads < 1:
+        raise WeightsError(f"a config must ask for at least one head; this one asks for {heads} ({kv_heads} of keys).")
+    if heads % kv_heads:
+        raise WeightsError(f"the config's {heads} heads must be a multiple of its {kv_heads} heads of keys and values.")
+    return replace(plan, n_heads=heads, n_kv_heads=kv_heads)
+
+
+def _towers(model: PreTrainedModel) -> list[str]:
+    """The parts of a model that has one for images or sound beside one for text, and no output that tells of tokens."""
+    parts = {name: part for name, part in model.named_children() if isinstance(part, PreTrainedModel)}
+    kinds = {name: str(part.main_input_name) for name, part in parts.items()}
+    both = "input_ids" in kinds.values() and bool(KINDS.keys() & set(kinds.values()))
+    return list(kinds) if both and not model.can_generate() else []
+
+
+def _attends(model: nn.Module) -> bool:
+    # MLA: multi-head latent attention (LongCat-Flash).
+    names = {type(part).__name__ for part in model.modules()}
+    return any("attention" in name.lower() or name.endswith("MLA") for name in names)

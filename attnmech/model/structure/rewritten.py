@@ -1,0 +1,96 @@
+"""Which models are rewritten before they are read, so that every layer is a block with plain projections?
+
+ALBERT uses one block as several layers: each use becomes a block of its own. GPT-NeoX-Japanese keeps the bias of its
+last W_O beside the projection: it becomes the projection's. Parameters stay the same tensors.
+"""
+
+import copy
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from ...errors import UnsupportedModelError
+from ...maths.precision import pass_tolerance
+from .copies import copy_of
+
+_TEXTS: Final = (2, 7)
+_SEED: Final = 37
+
+
+def rewritten(model: PreTrainedModel) -> PreTrainedModel:
+    """A copy of a model, rewritten where its family is one that is; any other model as it is.
+
+    All parameters are shared with the model, and between layers that share them. Raises `UnsupportedModelError` if the
+    copy does not return what the model does.
+    """
+    found = [(path, part) for path, part in model.named_modules() if type(part).__name__ in _REWRITTEN]
+    if not found:
+        return model
+    copied = copy_of(model)
+    for path, part in found:
+        _REWRITTEN[type(part).__name__](copied.get_submodule(path))
+    _require_the_same(model, copied)
+    return copied
+
+
+def _albert(encoder: Any) -> None:
+    """Groups of layers, each used for several layers in a row (Lan et al. 2020, section 3.1)."""
+    layers, groups = encoder.config.num_hidden_layers, encoder.albert_layer_groups
+    of_layer = [groups[int(number / (layers / encoder.config.num_hidden_groups))] for number in range(layers)]
+    uses = [layer for group in of_layer for layer in group.albert_layers]
+    seen: set[int] = set()
+    inner = groups[0].albert_layers
+    encoder.albert_layer_groups = nn.ModuleList(
+        copy.deepcopy(groups[0], {id(inner): nn.ModuleList([_use(layer, seen)])}) for layer in uses
+    )
+    # Of the encoder alone: the model's says what its checkpoint holds.
+    encoder.config = copy.deepcopy(encoder.config)
+    encoder.config.num_hidden_layers = encoder.config.num_hidden_groups = len(uses)
+    encoder.config.inner_group_num = 1
+
+
+def _gpt_neox_japanese(attention: Any) -> None:
+    """What is added to attn_raw by the block becomes b_O."""
+    attention.dense.bias, attention.dense_bias = attention.dense_bias, None
+
+
+_REWRITTEN: Final[Mapping[str, Callable[[Any], None]]] = {
+    "AlbertTransformer": _albert,
+    "GPTNeoXJapaneseAttention": _gpt_neox_japanese,
+}
+"""By the class of the module that is rewritten."""
+
+
+def _use(block: nn.Module, seen: set[int]) -> nn.Module:
+    """The block where it is used first, then copies that share its parameters and buffers."""
+    if id(block) not in seen:
+        seen.add(id(block))
+        return block
+    return copy.deepcopy(block, {id(each): each for each in (*block.parameters(), *block.buffers())})
+
+
+@torch.no_grad()
+def _require_the_same(model: PreTrainedModel, copied: PreTrainedModel) -> None:
+    rows = model.get_input_embeddings().weight
+    assert isinstance(rows, torch.Tensor)
+    generator = torch.Generator().manual_seed(_SEED)
+    ids = torch.randint(len(rows), _TEXTS, generator=generator).to(rows.device)
+    try:
+        before = _last(copy_of(model).base_model(input_ids=ids))
+    except Exception:  # a model that does not run at all is refused where it is run first
+        return
+    after = _last(copied.base_model(input_ids=ids))
+    if not float((before - after).abs().amax()) <= pass_tolerance(before.dtype) * float(before.abs().amax()):
+        raise UnsupportedModelError(
+            f"{type(model).__name__} uses its blocks in a way that attnmech does not know: with one block per layer, "
+            "it returns something else."
+        )
+
+
+def _last(output: Any) -> Tensor:
+    found = output.last_hidden_state
+    assert isinstance(found, torch.Tensor)
+    return found

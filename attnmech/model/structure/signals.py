@@ -1,0 +1,171 @@
+"""What is a model of images or sound given, of which size, and what enters its first block?"""
+
+import inspect
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import prod
+from typing import Any, Final, Literal, NoReturn, TypeAlias
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from ..attention.attend import IMPLEMENTATION
+from ..parts.mask import MaskRule
+from .architectures import submodule
+from .block_structure import UnreadableError
+from .copies import copy_of, use_attention
+
+Kind: TypeAlias = Literal["pixels", "sound"]
+
+KINDS: Final[Mapping[str, Kind]] = {"pixel_values": "pixels", "input_values": "sound", "input_features": "sound"}
+"""What a model reads, by the argument that it is given."""
+
+_FRAMES: Final = 12
+"""How many frames of a recording the passes that read and prove a model have at least."""
+
+
+def pair(size: Any) -> tuple[int, int]:
+    """Height and width, of one number or of two."""
+    return (int(size), int(size)) if isinstance(size, int) else (int(size[0]), int(size[1]))
+
+
+@dataclass(frozen=True)
+class Signal:
+    """What a model of images or sound is given."""
+
+    argument: str
+    """The name of its argument."""
+    shape: tuple[int, ...]
+    """Of one image, channels, height, width; of one recording, samples or the axes of its spectrogram."""
+
+    @property
+    def reads(self) -> Kind:
+        """What the model reads."""
+        return KINDS[self.argument]
+
+    @property
+    def is_wave(self) -> bool:
+        """Whether a recording is given sample by sample, of any length."""
+        return len(self.shape) == 1
+
+    def noise(self, count: int, seed: int, like: Tensor) -> dict[str, Tensor]:
+        """Random images or recordings."""
+        generator = torch.Generator().manual_seed(seed)
+        return {self.argument: torch.randn((count, *self.shape), generator=generator).to(like)}
+
+
+def signal_config(model: PreTrainedModel) -> Any:
+    """The config of the part of a model that is given images or sound."""
+    return getattr(model.config, "vision_config", model.config)
+
+
+def signal_of(model: PreTrainedModel) -> Signal | None:
+    """What a model is given; None of a model of tokens.
+
+    Raises `UnreadableError` if its config does not say the size.
+    """
+    argument = model.main_input_name
+    if argument not in KINDS or argument not in inspect.signature(model.forward).parameters:
+        return None
+    config = signal_config(model)
+    try:
+        return Signal(argument, _shape(argument, config))
+    except (AttributeError, TypeError, IndexError):
+        _refuse(f"its config does not say the size of its {argument}")
+
+
+def _shape(argument: str, config: Any) -> tuple[int, ...]:
+    if argument == "pixel_values":
+        return (int(config.num_channels), *pair(config.image_size))
+    if argument == "input_features":
+        return int(config.num_mel_bins), 2 * int(config.max_source_positions)
+    if hasattr(config, "num_mel_bins"):
+        return int(config.max_length), int(config.num_mel_bins)
+    return (samples_of(config, _FRAMES * getattr(config, "squeeze_factor", 1)),)
+
+
+def samples_of(config: Any, frames: int) -> int:
+    """The least number of samples that the convolutions of a model make this many frames of."""
+    samples = frames
+    for kernel, stride in zip(reversed(config.conv_kernel), reversed(config.conv_stride), strict=True):
+        samples = (samples - 1) * stride + kernel
+    return samples
+
+
+def samples_per_frame(config: Any) -> int:
+    """How many samples lie between the beginnings of two frames."""
+    return int(prod(config.conv_stride)) * int(getattr(config, "squeeze_factor", 1))
+
+
+def encodes_alone(model: PreTrainedModel) -> bool:
+    """Whether a model is the encoder of an encoder-decoder, without the decoder."""
+    return model.main_input_name in KINDS and not hasattr(model.base_model, "decoder")
+
+
+def below_head(model: PreTrainedModel) -> nn.Module:
+    """The part of a model that is given its inputs and makes its stream; some base models are given the stream."""
+    base: nn.Module = model.base_model
+    of_signals = model.main_input_name in KINDS
+    return model if of_signals and model.main_input_name not in inspect.signature(base.forward).parameters else base
+
+
+def takes_other_sizes(model: nn.Module) -> bool:
+    """Whether a model can be asked to interpolate its table of positions for images of other sizes."""
+    return "interpolate_pos_encoding" in inspect.signature(model.forward).parameters
+
+
+def size_options(model: nn.Module, given: Mapping[str, Tensor]) -> dict[str, bool]:
+    """What asks a model to interpolate its positions, if it is given images of another size than its own."""
+    if "pixel_values" not in given or not takes_other_sizes(model):
+        return {}
+    size = pair(signal_config(model).image_size)  # type: ignore[arg-type]
+    return {} if tuple(given["pixel_values"].shape[2:]) == size else {"interpolate_pos_encoding": True}
+
+
+class _Entered(Exception):
+    """Ends a pass where the first block begins."""
+
+    def __init__(self, stream: Tensor, mask: Any) -> None:
+        super().__init__()
+        self.stream, self.mask = stream, mask
+
+
+class FrontEnd:
+    """What enters the first block, found without running the blocks."""
+
+    def __init__(self, original: PreTrainedModel, blocks: str) -> None:
+        # attnmech's attention has the mask as a rule.
+        copied = use_attention(copy_of(original), IMPLEMENTATION)
+        self._model = below_head(copied)
+        found = submodule(copied.base_model, blocks)
+        assert isinstance(found, nn.ModuleList)
+        found[0].register_forward_pre_hook(self._end, with_kwargs=True)
+
+    @staticmethod
+    def _end(module: nn.Module, args: Any, kwargs: Any) -> NoReturn:
+        rules = (each for each in (*args[1:], *kwargs.values()) if isinstance(each, MaskRule))
+        raise _Entered(args[0] if args else kwargs["hidden_states"], next(rules, None))
+
+    def __call__(self, inputs: Mapping[str, Any]) -> Float[Tensor, "batch position d_model"]:
+        """The stream of these inputs; raises what the model raises over inputs that it cannot take."""
+        return self.entered(inputs)[0]
+
+    def entered(
+        self, inputs: Mapping[str, Any]
+    ) -> tuple[Float[Tensor, "batch position d_model"], Bool[Tensor, "batch position"]]:
+        """The same with the positions that are not padding."""
+        try:
+            with torch.no_grad():
+                self._model(**inputs, return_dict=True)
+        except _Entered as found:
+            stream, rule = found.stream, found.mask
+            if rule is None:
+                return stream, torch.ones(stream.shape[:2], dtype=torch.bool, device=stream.device)
+            return stream, rule.visible(range(stream.shape[1]))[:, 0].any(dim=1)
+        raise AssertionError("a model's first block was not reached")
+
+
+def _refuse(found: str) -> NoReturn:
+    raise UnreadableError(found)

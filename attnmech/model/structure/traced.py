@@ -1,0 +1,227 @@
+"""What happens in one pass of a model that nobody has described? Every call of a module, and of the attention function.
+
+The pass runs on a copy whose attention is attnmech's own, so that what it shows is what every later pass computes.
+"""
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, field, replace
+from typing import Any, Final
+
+import torch
+from einops import rearrange
+from jaxtyping import Float
+from torch import Tensor, nn
+from transformers import AttentionInterface, AttentionMaskInterface
+
+from ...batch import Batch
+from ..attention.attend import Site, attention_of_site
+from ..attention.in_force import InForce, Pass
+from ..parts.mask import mask_rule
+
+TRACED: Final = "attnmech_traced"
+"""The name under which transformers finds the attention function of a traced pass."""
+
+
+@dataclass(frozen=True, eq=False)
+class Call:
+    """One call of a module: what it was given and what it returned."""
+
+    path: str
+    module: nn.Module
+    given: Tensor | None
+    """Its first tensor, as it was before the call."""
+    made: tuple[Tensor, ...]
+    args: tuple[Any, ...]
+    kwargs: Mapping[str, Any]
+    order: int
+    """When it ended, counted over all calls of the pass."""
+
+
+@dataclass(frozen=True, eq=False)
+class Attended:
+    """One call of the attention function: what it was given, and z."""
+
+    module: nn.Module
+    q: Float[Tensor, "batch position head d_head"]
+    k: Float[Tensor, "batch key kv_head d_head"]
+    v: Float[Tensor, "batch key kv_head d_value"]
+    z: Float[Tensor, "batch position head d_value"]
+    mask: Any
+    options: Mapping[str, Any]
+    order: int
+
+
+@dataclass(eq=False)
+class Trace:
+    """What one pass showed, in order."""
+
+    in_force: InForce = field(default_factory=InForce)
+    attended: list[Attended] = field(default_factory=list)
+    calls: list[Call] = field(default_factory=list)
+    output: Any = None
+    n_attended: int = 0
+    """How often the attention function was called."""
+    _ticks: int = 0
+
+    def tick(self) -> int:
+        """The next number of the order."""
+        self._ticks += 1
+        return self._ticks
+
+    def take(self, path: str) -> tuple[Attended, list[Call]]:
+        """What happened in a block that has just ended, which the trace forgets; paths begin in the block.
+
+        Only the call of the block itself is kept.
+        """
+        within = [call for call in self.calls if call.path == path or call.path.startswith(f"{path}.")]
+        self.calls = [call for call in self.calls if not call.path.startswith(f"{path}.")]
+        return self.attended.pop(), [replace(call, path=call.path[len(path) + 1 :]) for call in within]
+
+    def call(self, path: str) -> Call | None:
+        """The last call of a module."""
+        return next((call for call in reversed(self.calls) if call.path == path), None)
+
+
+_UNDER_WAY: ContextVar[Trace] = ContextVar("traced pass")
+
+
+def trace_pass(
+    model: nn.Module,
+    inputs: Mapping[str, Any],
+    recorded: Mapping[str, nn.Module],
+    ended: Callable[[Trace, str], None],
+) -> Trace:
+    """Runs a copy made for it (`use_attention(copy, TRACED)`) and records the calls of some modules, by their paths.
+
+    `ended` is told the path of each of them when its call ends.
+    """
+    trace = Trace()
+    # Of its batch a traced pass needs only the number of texts.
+    rows = next(tensors_of(tuple(inputs.values())))
+    ids = torch.zeros(len(rows), 1, dtype=torch.long, device=rows.device)
+    batch = Batch(ids, torch.ones_like(ids, dtype=torch.bool), (), None)
+    token = _UNDER_WAY.set(trace)
+    try:
+        with (
+            torch.no_grad(),
+            recording(trace, recorded, ended),
+            trace.in_force.unchecked(),
+            trace.in_force.recording(Pass(batch)),
+        ):
+            trace.output = model(**inputs, return_dict=True)
+    finally:
+        _UNDER_WAY.reset(token)
+    return trace
+
+
+def tensors_of(value: Any) -> Iterator[Tensor]:
+    """The tensors of a module's arguments or output: itself, or those in a tuple or list."""
+    for each in value if isinstance(value, tuple | list) else (value,):
+        if isinstance(each, torch.Tensor):
+            yield each
+
+
+@contextmanager
+def recording(trace: Trace, recorded: Mapping[str, nn.Module], ended: Callable[[Trace, str], None]) -> Iterator[None]:
+    """Records the calls of some modules."""
+    handles = []
+    for path, module in recorded.items():
+        entering, leaving = _hooks(trace, path, ended)
+        handles.append(module.register_forward_pre_hook(entering, with_kwargs=True))
+        handles.append(module.register_forward_hook(leaving, with_kwargs=True))
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def _hooks(
+    trace: Trace, path: str, ended: Callable[[Trace, str], None]
+) -> tuple[Callable[..., None], Callable[..., None]]:
+    before: list[Tensor | None] = []
+
+    def entering(module: nn.Module, args: Any, kwargs: Any) -> None:
+        given = next(tensors_of((*args, kwargs.get("hidden_states"))), None)
+        # A block may later add to this very tensor.
+        before.append(None if given is None else given.detach().clone())
+
+    def leaving(module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
+        made = tuple(each.detach().clone() for each in tensors_of(output))
+        trace.calls.append(Call(path, module, before.pop(), made, args, kwargs, trace.tick()))
+        ended(trace, path)
+
+    return entering, leaving
+
+
+def traced_attention(
+    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Any, **options: Any
+) -> tuple[Tensor, None]:
+    """The attention function of a traced pass."""
+    trace = _UNDER_WAY.get()
+    module.attnmech_site = Site(trace.in_force, trace.n_attended)  # type: ignore[assignment]
+    z, _ = attention_of_site(module, query, key, value, attention_mask, **options)
+    q, k, v = (
+        rearrange(each, "batch head position d -> batch position head d").clone() for each in (query, key, value)
+    )
+    trace.n_attended += 1
+    trace.attended.append(Attended(module, q, k, v, z.clone(), attention_mask, options, trace.tick()))
+    return z, None
+
+
+AttentionInterface.register(TRACED, traced_attention)
+AttentionMaskInterface.register(TRACED, mask_rule)
+
+
+def same(one: Tensor | None, other: Tensor | None) -> bool:
+    """Whether two tensors are equal to the last bit."""
+    return one is not None and other is not None and one.shape == other.shape and torch.equal(one, other)
+
+
+def distance(one: Tensor, other: Tensor) -> float:
+    """How far apart two tensors are, as a share of the second.
+
+    >>> distance(torch.tensor([3.0, 6.5]), torch.tensor([3.0, 4.0]))
+    0.5
+    """
+    return float((one - other).norm() / other.norm()) if one.shape == other.shape else torch.inf
+
+
+def factor_of(total: Tensor, value: Tensor) -> float:
+    """r of the best total ≈ r · value.
+
+    >>> factor_of(torch.tensor([3.0, 6.0]), torch.tensor([1.0, 2.0]))
+    3.0
+    """
+    return float((total * value).sum() / value.pow(2).sum())
+
+
+def columns_of(
+    target: Float[Tensor, "row wanted"], source: Float[Tensor, "row there"], epsilon: float, scale: float = 1.0
+) -> tuple[tuple[int, ...], float] | None:
+    """Which column of `source` each column of `target` is, up to one common factor; None if one of them is none.
+
+    ε is the rounding of the entries: cosines of equal columns are then off by no more than a few ε². Some columns may
+    have been multiplied by `scale` besides (by rotary tables); the factor returned is that of the first.
+
+    >>> source = torch.tensor([[1.0, 5.0, -2.0], [4.0, 0.0, 3.0]])
+    >>> columns_of(2 * source[:, [2, 0]], source, 1e-7)
+    ((2, 0), 2.0)
+    """
+    wanted, there = target.double(), source.double()
+    sizes, lengths = wanted.norm(dim=0), there.norm(dim=0)
+    if not len(lengths) or not bool((sizes > 0).all()):
+        return None
+    alike = (wanted / sizes).T @ (there / lengths.clamp_min(torch.finfo(torch.float64).tiny))
+    best = alike.max(dim=1)
+    factors = sizes / lengths[best.indices]
+    if scale != 1:
+        factors = factors / scale ** ((factors / factors[0]).log() / math.log(scale)).round().clamp(-1, 1)
+    factor = float(factors.median())
+    near, least = 64 * epsilon, 1 - max(1e-9, 32 * epsilon**2)
+    if bool((best.values < least).any()) or bool(((factors - factor).abs() > near * factor).any()):
+        return None
+    return tuple(best.indices.tolist()), 1.0 if abs(factor - 1) <= near else factor

@@ -1,0 +1,1 @@
+"""The page about one text: several results behind one shell."""

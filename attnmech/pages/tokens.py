@@ -1,0 +1,81 @@
+"""What becomes of each token of a report's text? Its drift, inflows and sentence, measured in the report's own pass."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from ..batch import Batch
+from ..draw.section import Section
+from ..errors import InputError, first_line
+from ..methods.drift.result import ResidualDrift
+from ..methods.flow.result import AttentionFlow, FlowReducer
+from ..methods.segments.segment_attention import SegmentAttention, SegmentReducer
+from ..methods.segments.segmentation import Segmented
+from ..model.run.hooked import HookedModel
+from ..runs.stream import Reducer
+
+MAX_SCAN: Final = 30_000_000_000
+"""A page's scans of the vocabulary take at most so many multiplications, 2 to 3 seconds on one core."""
+
+NEAREST: Final = 100
+"""How many nearest rows churn compares, where the vocabulary has as many."""
+
+
+@dataclass(frozen=True)
+class TokenPaths:
+    """What becomes of the tokens of one text; what could not be measured is None."""
+
+    drift: ResidualDrift | None = None
+    flow: AttentionFlow | None = None
+    segments: SegmentAttention | None = None
+
+    @classmethod
+    def reducers(cls, model: HookedModel, batch: Batch, notes: list[str]) -> dict[str, Reducer]:
+        """What measures them in one pass, by the names of the fields; says in `notes` what is left out, and why."""
+        if len(model.stacks) > 1:
+            notes.append("What becomes of a token is left out: it is shown for models with one stack.")
+            return {}
+        found: dict[str, Reducer] = {}
+        if (drift := _drift(model, batch, notes)) is not None:
+            found["drift"] = drift
+        architecture = model.stack().architecture
+        if architecture.streams and architecture.gate is None:
+            found["flow"] = FlowReducer("norm_residual")
+        elif architecture.streams:
+            notes.append(
+                "Where a token's parts come from is left out: a gate or a norm between attention and W_O makes what a "
+                "key writes depend on the query."
+            )
+        if model.reads_tokens and Segmented.of(batch, "sentence").most > 1:
+            found["segments"] = SegmentReducer("sentence")
+        return found
+
+    def sections(self, given: str, tokens: Sequence[str], layers: Sequence[int]) -> list[Section]:
+        """Their sections of the page, which follow its chosen query; `given` is what the calls are given."""
+        found = []
+        if self.drift is not None:
+            found.append(self.drift.token_section(f"am.residual_drift{given}", layers))
+        if self.flow is not None:
+            found.append(self.flow.token_section(f'am.attention_flow{given[:-1]}, kind="norm_residual")', layers))
+        if self.segments is not None:
+            found.append(self.segments.token_section(f"am.segment_attention{given}", tokens, layers))
+        return found
+
+
+def _drift(model: HookedModel, batch: Batch, notes: list[str]) -> Reducer | None:
+    """The reducer of drift, if the vocabulary can be scanned in seconds."""
+    if not model.reads_tokens:
+        return None
+    stack = model.stack()
+    work = stack.n_layers * batch.ids.numel() * model.n_vocab * stack.d_model
+    if work > MAX_SCAN:
+        notes.append(
+            "How far tokens move from their embeddings is left out, since a vocabulary this large would take long: see "
+            "attnmech drift."
+        )
+        return None
+    try:
+        return ResidualDrift.reducer(model, k=min(NEAREST, model.n_vocab))
+    except InputError as error:
+        notes.append(f"How far tokens move from their embeddings is left out: {first_line(error)}")
+        return None

@@ -1,0 +1,505 @@
+"""The command line: what it prints, what it writes, and what it says of a mistake."""
+
+import importlib
+import json
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import models
+import numpy as np
+import pandas as pd
+import pytest
+import typer
+
+import attnmech as am
+from attnmech.cli import main as cli
+
+importlib.import_module("attnmech.pages.report")  # so that the first test's report too measures few other texts
+
+
+def run(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
+    """The exit status of `attnmech ARGUMENTS`, run in this process."""
+    monkeypatch.setattr(sys, "argv", ["attnmech", *arguments])
+    monkeypatch.setenv("COLUMNS", "200")
+    with pytest.raises(SystemExit) as stopped:
+        cli.main()
+    return int(stopped.value.code or 0)
+
+
+def test_report_writes_a_page_and_prints_a_table(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    out = tmp_path / "page.html"
+    assert run(monkeypatch, "report", "--text", "Anna painted a small boat.", "--out", str(out)) == 0
+    printed = capsys.readouterr().out
+    assert str(out) in printed
+    assert "HookedModel('demo'" in printed
+    for column in ("layer", "query_key", "key_bias", "position", "residual"):
+        assert column in printed
+    page = out.read_text(encoding="utf-8")
+    assert "painted" in page
+    assert "attnmech" in page
+    assert list(tmp_path.iterdir()) == [out]
+
+
+def test_report_reads_a_file(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    text, out = tmp_path / "text.txt", tmp_path / "page.html"
+    text.write_text("Tom gave an old anchor to Anna.", encoding="utf-8")
+    assert run(monkeypatch, "report", "--file", str(text), "--out", str(out)) == 0
+    assert "anchor" in out.read_text(encoding="utf-8")
+
+
+def test_focus_of_a_text_and_of_a_corpus(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    out = tmp_path / "heads.csv"
+    assert run(monkeypatch, "focus", "--text", "Anna painted a small boat.", "--out", str(out)) == 0
+    one = pd.read_csv(out)
+    assert len(one) == 32 and "first_top_low" not in one
+    corpus, table = tmp_path / "corpus.jsonl", tmp_path / "corpus.parquet"
+    texts = [
+        "Anna sang of shells.",
+        "Tom gave an old anchor to Clara.",
+        "The keys are here.",
+        "Anna sang.",
+        "Tom slept.",
+    ]
+    corpus.write_text("".join(f'{{"text": "{text}"}}\n' for text in texts), encoding="utf-8")
+    assert run(monkeypatch, "focus", "--file", str(corpus), "--out", str(table)) == 0
+    assert "AttentionFocus(5 texts" in capsys.readouterr().out
+    several = pd.read_parquet(table)
+    model = models.demo()
+    expected = am.attention_focus(model, texts).to_frame()
+    assert several.columns.tolist() == expected.columns.tolist()
+    assert np.allclose(several.first_mass, expected.first_mass, atol=1e-6)
+    assert (several.first_mass_low <= several.first_mass).all() and (
+        several.first_mass <= several.first_mass_high
+    ).all()
+    names = sorted(path.name for path in tmp_path.iterdir())
+    assert names == ["corpus.html", "corpus.jsonl", "corpus.parquet", "heads.csv", "heads.html"]
+    page = table.with_suffix(".html").read_text(encoding="utf-8")
+    assert "Figure 5. How often heads look at the first token" in page
+
+
+def test_drift_of_a_text_and_of_a_corpus(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    out, corpus = tmp_path / "drift.csv", tmp_path / "corpus.txt"
+    assert run(monkeypatch, "drift", "--text", "Anna painted a small boat.", "-k", "12", "--out", str(out)) == 0
+    printed = capsys.readouterr().out
+    assert "ResidualDrift(On 1 text" in printed and "no story is claimed" in printed
+    model = models.demo()
+    expected = am.residual_drift(model, "Anna painted a small boat.", k=12).to_frame()
+    pd.testing.assert_frame_equal(pd.read_csv(out), expected, check_dtype=False, atol=1e-6, rtol=1e-5)
+    corpus.write_text("\n".join(TEXTS * 2), encoding="utf-8")
+    assert run(monkeypatch, "drift", "--file", str(corpus), "--at", "resid_post", "--out", str(out)) == 2
+    assert "give --overwrite" in capsys.readouterr().err
+    assert run(
+        monkeypatch, "drift", "--file", str(corpus), "--at", "resid_post", "--overwrite", "--out", str(out)
+    ) == 0  # fmt: skip
+    expected = am.residual_drift(model, iter(TEXTS * 2), at="resid_post").to_frame()
+    pd.testing.assert_frame_equal(pd.read_csv(out), expected, check_dtype=False, atol=1e-6, rtol=1e-5)
+    assert "Churn of the nearest rows" in out.with_suffix(".html").read_text(encoding="utf-8")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["corpus.txt", "drift.csv", "drift.html"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--out", "heads.txt"], "a table's name must end in .csv or .parquet; got heads.txt."),
+        (["--file", "/nowhere/corpus.txt"], "there is no file /nowhere/corpus.txt."),
+        (["--out", "/nowhere/heads.csv"], "there is no folder /nowhere."),
+        (["--text", "a", "--file", "b"], "give either --text or --file, not both."),
+    ],
+)
+def test_focus_says_what_is_wrong(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], arguments: list[str], said: str
+) -> None:
+    assert run(monkeypatch, "focus", *arguments) == 2
+    assert said in capsys.readouterr().err
+
+
+def test_ablate_and_null_write_what_the_methods_find(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    corpus = tmp_path / "corpus.txt"
+    texts = ["Anna sang of shells.", "Tom gave an old anchor to Clara.", "The keys are here."]
+    corpus.write_text("\n".join(texts), encoding="utf-8")
+    model = models.demo()
+    for command, method, shown in (
+        ("ablate", am.ablate_heads, "has the largest effect"),
+        ("null", am.null_attention, "not attending"),
+    ):
+        out = tmp_path / f"{command}.csv"
+        assert run(monkeypatch, command, "--file", str(corpus), "--out", str(out)) == 0
+        assert shown in capsys.readouterr().out
+        found, expected = pd.read_csv(out, keep_default_na=False, na_values=[""]), method(model, texts).to_frame()
+        pd.testing.assert_frame_equal(found, expected, check_dtype=False, atol=1e-5, rtol=1e-4)
+        assert shown in out.with_suffix(".html").read_text(encoding="utf-8")
+    names = sorted(path.name for path in tmp_path.iterdir())
+    assert names == ["ablate.csv", "ablate.html", "corpus.txt", "null.csv", "null.html"]
+
+
+TEXTS = ["Anna sang of shells.", "Tom gave an old anchor to Clara.", "The keys are here."]
+
+
+@pytest.mark.parametrize("command", ["focus", "ablate", "null"])
+def test_what_an_earlier_run_wrote_is_left_alone(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path, command: str
+) -> None:
+    table, page = tmp_path / "heads.csv", tmp_path / "heads.html"
+    arguments = [command, "--text", "Anna sang of shells.", "--out", str(table)]
+
+    def refused(*more: str) -> str:
+        with monkeypatch.context() as patched:
+            patched.setattr("attnmech.model.files.load.load", None)  # no work begins
+            assert run(patched, *arguments, *more) == 2
+        return " ".join(capsys.readouterr().err.split())
+
+    for there in (table, page):
+        there.write_text("of an earlier run")
+        assert f"{there} exists; give --overwrite to replace it, or name another --out." in refused()
+        assert "exists; give --overwrite" in refused("--no-overwrite")
+        assert [there.read_text() for there in tmp_path.iterdir()] == ["of an earlier run"]
+        there.unlink()
+    page.mkdir()
+    assert f"cannot write {page}: it is a folder" in refused("--overwrite")
+    page.rmdir()
+    table.write_text("of an earlier run")
+    assert run(monkeypatch, *arguments, "--overwrite") == 0
+    assert len(pd.read_csv(table)) == 32 and sorted(tmp_path.iterdir()) == [table, page]
+
+
+@pytest.mark.parametrize("command", ["focus", "null", "heads"])
+def test_what_another_command_wrote_in_the_meantime_is_left_alone(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path, command: str
+) -> None:
+    """The other command ends between this one's first look at the files and its lock on their journal."""
+    table, page = tmp_path / "heads.csv", tmp_path / "heads.html"
+    arguments = [command, *(() if command == "heads" else ("--text", "Anna sang of shells.")), "--out", str(table)]
+    check = cli.Outputs.check
+
+    def other_ends(self: cli.Outputs, overwrite: bool) -> None:
+        check(self, overwrite)
+        for path in (table, page):
+            path.write_text("of another run")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(cli.Outputs, "check", other_ends)
+        patched.setattr("attnmech.model.files.load.load", None)  # no work begins
+        assert run(patched, *arguments) == 2
+        assert f"{table} exists; give --overwrite to replace it" in " ".join(capsys.readouterr().err.split())
+    assert [path.read_text() for path in (table, page)] == ["of another run"] * 2
+    assert sorted(tmp_path.iterdir()) == [table, page]
+
+
+@pytest.mark.parametrize("command", ["report", "focus", "ablate", "null"])
+def test_what_is_read_is_not_written(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path, command: str
+) -> None:
+    names = {"report": ["text.html"], "focus": ["a.csv", "a.html", "a.csv.journal"]}.get(command, ["a.csv", "a.html"])
+    for name in names:
+        file = tmp_path / name
+        file.write_text("\n".join(TEXTS))
+        out = tmp_path / names[0]
+        more = [] if command == "report" else ["--overwrite"]
+        assert run(monkeypatch, command, "--file", str(file), "--out", str(out), *more) == 2
+        assert "it is what --file reads; name another --out." in " ".join(capsys.readouterr().err.split())
+        assert file.read_text() == "\n".join(TEXTS)
+        file.unlink()
+
+
+def test_a_journal_of_something_else_stops_the_command(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    table, journal = tmp_path / "heads.csv", tmp_path / "heads.csv.journal"
+    journal.write_text("of another run")
+    for arguments, said in (
+        (["focus", "--text", "Anna sang."], "holds an unfinished run that would write"),
+        (["ablate", "--text", "Anna sang."], "is not a valid journal"),
+    ):
+        assert run(monkeypatch, *arguments, "--out", str(table), "--overwrite") == 2
+        assert said in " ".join(capsys.readouterr().err.split())
+        assert journal.read_text() == "of another run" and list(tmp_path.iterdir()) == [journal]
+
+
+def test_the_journal_stays_until_table_and_page_stand(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    corpus, journal = tmp_path / "corpus.txt", tmp_path / "heads.csv.journal"
+    corpus.write_text("\n".join(TEXTS))
+
+    def full(*_: Any, **__: Any) -> str:
+        raise OSError(28, "No space left on device")
+
+    from attnmech.runs import engine, stream
+
+    measured: list[str] = []
+
+    def counted(owner: Any, name: str) -> Any:
+        real = getattr(owner, name)
+
+        def counting(*arguments: Any) -> Any:
+            measured.append(name)
+            return real(*arguments)
+
+        return counting
+
+    for command in ("focus", "ablate", "null"):
+        arguments = [command, "--file", str(corpus), "--out", str(tmp_path / "heads.csv")]
+        with monkeypatch.context() as patched:
+            patched.setattr("attnmech.results.result.render_figures", full)
+            assert run(patched, *arguments) == 2
+        assert "No space left on device" in capsys.readouterr().err
+        assert sorted(tmp_path.iterdir()) == [corpus, journal]
+        with monkeypatch.context() as patched:
+            patched.setattr(engine.Texts, "after", counted(engine.Texts, "after"))
+            patched.setattr(stream.Streaming, "_reduced", counted(stream.Streaming, "_reduced"))
+            assert run(patched, *arguments) == 0
+        # A sweep compares its first changes with the journal; the sinks of null are no part of it.
+        assert measured == {"focus": [], "ablate": ["after"], "null": ["_reduced", "after"]}[command]
+        measured.clear()
+        assert sorted(path.name for path in tmp_path.iterdir()) == ["corpus.txt", "heads.csv", "heads.html"]
+        for path in tmp_path.glob("heads.*"):
+            path.unlink()
+
+
+STOPS = """
+import signal, sys
+from pathlib import Path
+from attnmech import cli
+from attnmech.runs import engine, stream
+signal.signal(signal.SIGINT, signal.default_int_handler)
+ready, command = Path(sys.argv[1]), sys.argv[2]
+owner, name = (stream.Streaming, "_reduced") if command == "focus" else (engine.Texts, "after")
+real, calls = getattr(owner, name), []
+def waiting(self, *arguments):
+    calls.append(1)
+    if len(calls) == 2:
+        ready.touch()
+        signal.pause()
+    return real(self, *arguments)
+setattr(owner, name, waiting)
+sys.argv = ["attnmech", *sys.argv[2:]]
+cli.main()
+"""
+
+
+@pytest.mark.parametrize("command", ["report", "focus", "ablate", "null"])
+def test_ctrl_c(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path, command: str
+) -> None:
+    corpus, out, ready = tmp_path / "corpus.txt", tmp_path / "heads.csv", tmp_path / "ready"
+    corpus.write_text("\n".join(TEXTS * 100 if command == "focus" else TEXTS))
+    arguments = [command, "--file", str(corpus), "--out", str(out)]
+    if command != "report":
+        arguments.append("--overwrite")
+    out.write_text("of an earlier run")
+    process = subprocess.Popen([sys.executable, "-c", STOPS, str(ready), *arguments], stderr=subprocess.PIPE, text=True)
+    while not ready.exists() and process.poll() is None:
+        time.sleep(0.02)
+    if command == "ablate":
+        assert run(monkeypatch, *arguments) == 2
+        said = " ".join(capsys.readouterr().err.split())
+        assert f"error: {out}.journal is in use by another run." in said
+    process.send_signal(signal.SIGINT)
+    _, said = process.communicate()
+    assert process.returncode == 130 and out.read_text() == "of an earlier run"
+    journal = out.with_name("heads.csv.journal")
+    kept = {corpus, out, ready} | (set() if command == "report" else {journal})
+    assert set(tmp_path.iterdir()) == kept
+    resume = "" if command == "report" else f"; run the same command again to resume from {journal}"
+    assert [line for line in said.splitlines() if line.strip()] == [f"interrupted{resume}"]
+    if command == "report":
+        return
+    assert run(monkeypatch, *arguments) == 0
+    whole = tmp_path / "whole.csv"
+    assert run(monkeypatch, command, "--file", str(corpus), "--out", str(whole)) == 0
+    found, expected = (pd.read_csv(path).select_dtypes("number") for path in (out, whole))
+    pd.testing.assert_frame_equal(found, expected, atol=1e-6, rtol=1e-5)
+    assert not journal.exists() and out.with_suffix(".html").exists()
+
+
+@pytest.mark.parametrize("command", ["ablate", "null"])
+def test_sweeps_say_what_is_wrong(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], command: str
+) -> None:
+    for arguments, said in (
+        (["--out", "heads.txt"], "a table's name must end in .csv or .parquet; got heads.txt."),
+        (["--file", "/nowhere/corpus.txt"], "there is no file /nowhere/corpus.txt."),
+        (["--text", "a", "--file", "b"], "give either --text or --file, not both."),
+        (["--text", "Anna sang.", "--metric", "accuracy", "--out", "/tmp/heads.csv"], "needs `answers`"),
+    ):
+        assert run(monkeypatch, command, *arguments) == 2
+        assert said in capsys.readouterr().err
+
+
+def test_check_prints_every_check(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(monkeypatch, "check") == 0
+    printed = capsys.readouterr().out
+    assert "certified" in printed.splitlines()[-1]
+    for name in ("transformers", "ledger", "pattern edit", "hook_embed ≠ embed", "resid_mid"):
+        assert name in printed
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--text", " "], "the text is empty"),
+        (["--model", "./nowhere"], "there is no folder ./nowhere."),
+        (["--model", "nobody/nothing"], "'nobody/nothing' is not a folder and not in the local cache"),
+        (["--out", "/nowhere/page.html"], "there is no folder /nowhere."),
+        (["--out", "."], "it is a folder"),
+        (["--file", "/nowhere/text.txt"], "cannot read /nowhere/text.txt"),
+        (["--text", "a", "--file", "b"], "give either --text or --file"),
+    ],
+)
+def test_a_mistake_is_one_line_and_writes_nothing(
+    arguments: list[str],
+    said: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert run(monkeypatch, "report", *arguments) == 2
+    error = capsys.readouterr().err.strip()
+    assert error.splitlines()[-1].startswith("error: ")
+    assert said in error
+    assert "Traceback" not in error
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_file_that_is_no_text(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    binary = tmp_path / "image.png"
+    binary.write_bytes(b"\x89PNG\xff\xfe")
+    assert run(monkeypatch, "report", "--file", str(binary), "--out", str(tmp_path / "page.html")) == 2
+    assert "it is not UTF-8 text" in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == [binary]
+
+
+def test_help_needs_neither_torch_nor_transformers() -> None:
+    code = (
+        "import sys; from attnmech import cli; sys.argv = ['attnmech', '--help']\n"
+        "try: cli.main()\n"
+        "except SystemExit: pass\n"
+        "assert not {'torch', 'transformers', 'transformer_lens', 'plotly'} & set(sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "report" in done.stdout
+
+
+REPORTS = """
+import runpy, sys
+import attnmech.report
+sys.modules["attnmech.pages.report"].OTHER_TEXTS = 2
+sys.argv = sys.argv[1:]
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
+
+
+def test_the_installed_command_runs(tmp_path: Path) -> None:
+    """As installed, in a process of its own; with as few other texts as the reports of all tests."""
+    command = Path(sys.executable).with_name("attnmech")
+    done = subprocess.run(
+        [sys.executable, "-c", REPORTS, str(command), "report", "--text", "Anna sang."],
+        cwd=tmp_path, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "report.html").is_file()
+    version = subprocess.run([command, "--version"], capture_output=True, text=True, check=False)
+    assert version.returncode == 0, version.stderr
+
+
+def test_heads_without_and_with_a_corpus(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "heads.csv"
+    assert run(monkeypatch, "heads", "--out", str(out)) == 0
+    expected = am.head_types(models.demo())
+    assert pd.read_csv(out).types.fillna("").tolist() == expected.by_head().types.tolist()
+    printed = " ".join(capsys.readouterr().out.split())
+    assert expected.lead in printed and "induction" in printed
+    assert "All heads by type" in out.with_suffix(".html").read_text("utf-8")
+
+    corpus, table = tmp_path / "texts.txt", tmp_path / "of_texts.csv"
+    corpus.write_text("\n".join(TEXTS * 2), "utf-8")
+    assert run(monkeypatch, "heads", "--file", str(corpus), "--out", str(table)) == 0
+    of_texts = am.head_types(models.demo(), iter(TEXTS * 2)).by_head()
+    assert pd.read_csv(table)["first"].to_numpy() == pytest.approx(of_texts["first"].to_numpy(), abs=1e-4)
+    assert run(monkeypatch, "heads", "--out", str(out)) == 2
+    assert "exists; give --overwrite" in capsys.readouterr().err
+
+
+def test_embed_writes_a_table_and_a_page(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out, text = tmp_path / "embed.csv", "When Anna and Tom met at the shore, Tom gave an old anchor to Clara."
+    options = ["--projection", "pca", "--dims", "3", "--layers", "0,2", "--out", str(out)]
+    assert run(monkeypatch, "embed", "--text", text, *options) == 0
+    expected = am.joint_embedding(models.demo(), [text], layers=[0, 2], dims=3)
+    table = pd.read_csv(out)
+    assert table[["layer", "head"]].drop_duplicates().to_numpy().tolist() == [list(each) for each in expected.heads]
+    assert table.correlation.to_numpy() == pytest.approx(expected.to_frame().correlation.to_numpy(), nan_ok=True)
+    assert expected.lead in " ".join(capsys.readouterr().out.split())
+    assert "Joint embedding of the queries and keys" in out.with_suffix(".html").read_text("utf-8")
+    assert run(monkeypatch, "embed", "--layers", "0;2", "--out", str(tmp_path / "other.csv")) == 2
+    assert "--layers takes whole numbers between commas, such as 0,5,11; got 0;2." in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", ["report", "focus", "drift", "heads", "embed", "ablate", "null", "check"])
+def test_help_has_two_examples_that_the_command_takes(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], command: str
+) -> None:
+    assert run(monkeypatch, command, "--help") == 0
+    examples = [line.strip() for line in capsys.readouterr().out.splitlines() if f"attnmech {command} " in line]
+    examples = [line for line in examples if line.startswith("attnmech")]
+    assert len(examples) == 2
+    click = typer.main.get_command(cli.app).commands[command]
+    for example in examples:
+        click.make_context(command, shlex.split(example)[2:])  # raises for an option that it does not take
+
+
+def test_a_table_says_what_it_leaves_out_and_in_which_units(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    out = tmp_path / "effects.csv"
+    arguments = ["ablate", "--text", "Anna sang of shells.", "--out", str(out), "--overwrite", "--rows"]
+    assert run(monkeypatch, *arguments, "3") == 0
+    printed = capsys.readouterr().out
+    assert "(nats of loss)" in printed and "… 29 more (--rows 32)" in printed and "No intervals: 1 text" in printed
+    found = pd.read_csv(out)
+    largest = found.loc[found.effect.abs().nlargest(3).index]
+    shown = [line.split("│")[1:4] for line in printed.splitlines() if line.startswith("│")]
+    assert [(int(layer), int(head)) for layer, head, _ in shown] == list(
+        zip(largest.layer, largest["head"], strict=True)
+    )
+    assert [float(effect.replace("−", "-")) for *_, effect in shown] == pytest.approx(largest.effect.tolist(), rel=5e-3)
+
+    assert run(monkeypatch, *arguments, "2", "--json") == 0
+    told = json.loads(capsys.readouterr().out)
+    assert len(told["table"]["rows"]) == 32 and told["table"]["units"]["effect"] == "nats of loss"
+    assert [row["effect"] for row in told["table"]["rows"]][:3] == pytest.approx(largest.effect.tolist())
+    assert told["files"] == [str(out), str(out.with_suffix(".html"))]
+
+
+def test_check_and_report_as_json(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    assert run(monkeypatch, "check", "--json") == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told["ok"] and len(told["table"]["rows"]) == len(models.demo().certificate.checks)
+    assert {each["point"] for each in told["points"]} == set(models.demo().points)
+    out = tmp_path / "page.html"
+    assert run(monkeypatch, "report", "--text", "Anna sang.", "--out", str(out), "--json") == 0
+    told = json.loads(capsys.readouterr().out)
+    assert "opens offline" in told["notes"][-1] and told["files"] == [str(out)]
+    assert [row["layer"] for row in told["table"]["rows"]] == [0, 1, 2, 3]

@@ -1,0 +1,520 @@
+"""Effects of ablations equal those of ablations by hand on the raw transformers model."""
+
+import itertools
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import models
+import pandas as pd
+import pytest
+import torch
+from by_hand import divergences, losses, plan_of, z_changed
+from safetensors import safe_open
+from torch import Tensor, nn
+
+import attnmech as am
+from attnmech.methods.joint_embedding.chosen_texts import choose_texts
+from attnmech.model.structure.architectures import submodule
+
+FAMILIES = ["gpt2", "llama", "bert", "bloom", "gemma2", "gpt_neox", "opt", "qwen3"]
+
+
+@pytest.fixture(params=FAMILIES)
+def family(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+def test_zeroing_each_head_equals_the_raw_model(family: str) -> None:
+    hooked, plain, ids = models.hooked(family), models.plain(family), models.token_ids(family)
+    metric = "loss" if hooked.causal else "kl"
+    lengths = [ids.shape[1]] * len(ids)
+    effects = am.ablate_heads(hooked, ids, metric=metric)
+    with torch.no_grad():
+        clean = plain(ids).logits
+        for layer in range(hooked.n_layers):
+            for head in range(hooked.n_heads):
+
+                def zeroed(z: Tensor, head: int = head) -> Tensor:
+                    z[..., head, :] = 0
+                    return z
+
+                with z_changed(plain, layer, zeroed):
+                    now = plain(ids).logits
+                expected = losses(now, ids, lengths) if metric == "loss" else divergences(now, clean, lengths)
+                torch.testing.assert_close(effects.after[layer, head], expected, rtol=1e-4, atol=1e-5)
+    assert effects.complete
+    if metric == "loss":
+        torch.testing.assert_close(effects.before, losses(clean, ids, lengths), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", ["gpt2", "bloom", "bert", "gemma2", "gpt_neox"])
+def test_frozen_keeps_all_that_comes_later(name: str) -> None:
+    """Direct effect: every module after the ablated attention is made to return its clean output."""
+    hooked, plain, ids = models.hooked(name), models.plain(name), models.token_ids(name)
+    metric = "kl"
+    effects = am.ablate_heads(hooked, ids, metric=metric, later="frozen")
+    plan = plan_of(plain)
+    blocks = submodule(plain.base_model, plan.blocks)
+    written = [(layer, path) for layer in range(hooked.n_layers) for path in (plan.attn_out or plan.out, plan.mlp_out)]
+
+    def module(layer: int, path: str) -> nn.Module:
+        return submodule(blocks[layer], path)  # type: ignore[index]
+
+    with torch.no_grad():
+        kept: dict[tuple[int, str], Any] = {}
+        handles = [
+            module(*place).register_forward_hook(lambda _, __, out, place=place: kept.__setitem__(place, out))
+            for place in written
+        ]
+        clean = plain(ids).logits
+        for handle in handles:
+            handle.remove()
+        for layer in range(hooked.n_layers):
+            later = [place for place in written if place[0] > layer or place == (layer, plan.mlp_out)]
+            for head in range(hooked.n_heads):
+
+                def zeroed(z: Tensor, head: int = head) -> Tensor:
+                    z[..., head, :] = 0
+                    return z
+
+                handles = [module(*place).register_forward_hook(lambda *_, place=place: kept[place]) for place in later]
+                with z_changed(plain, layer, zeroed):
+                    now = plain(ids).logits
+                for handle in handles:
+                    handle.remove()
+                expected = divergences(now, clean, [ids.shape[1]] * len(ids))
+                torch.testing.assert_close(effects.after[layer, head], expected, rtol=2e-4, atol=1e-5)
+
+
+def test_mean_over_a_reference_and_per_position() -> None:
+    hooked, plain, ids = models.hooked("gpt2"), models.plain("gpt2"), models.token_ids("gpt2")
+    reference = ids.flip(0).roll(1, dims=1)
+    for per_position in (False, True):
+        effects = am.ablate_heads(
+            hooked, ids, [(1, 2)], "mean", reference=reference, per_position=per_position, layers=[1]
+        )
+        with torch.no_grad():
+            seen: list[Tensor] = []
+            with z_changed(plain, 1, lambda z, seen=seen: (seen.append(z), z)[1]):
+                plain(reference)
+            mean = seen[0].mean(dim=0 if per_position else (0, 1))[..., 2, :]
+
+            def replaced(z: Tensor, mean: Tensor = mean) -> Tensor:
+                z[..., 2, :] = mean
+                return z
+
+            with z_changed(plain, 1, replaced):
+                expected = losses(plain(ids).logits, ids, [ids.shape[1]] * len(ids))
+        torch.testing.assert_close(effects.after[1, 2], expected, rtol=1e-4, atol=1e-5)
+        assert effects.layers == (1,)
+        assert effects.swept.sum() == 1
+        assert effects.effect.isnan().sum() == 14
+
+
+def test_resampling_takes_z_of_another_text() -> None:
+    hooked, plain, ids = models.hooked("bloom"), models.plain("bloom"), models.token_ids("bloom")
+    seen: list[Tensor] = []
+    with torch.no_grad(), z_changed(plain, 0, lambda z: (seen.append(z.clone()), z)[1]):
+        plain(ids)
+    effects = am.ablate_heads(hooked, ids, [(0, 1)], "resample", seed=3)
+    candidates = []
+    for shift in range(1, len(ids)):
+        donors = [(row + shift) % len(ids) for row in range(len(ids))]
+
+        def replaced(z: Tensor, donors: list[int] = donors) -> Tensor:
+            z[..., 1, :] = seen[0][donors][..., 1, :]
+            return z
+
+        with torch.no_grad(), z_changed(plain, 0, replaced):
+            candidates.append(losses(plain(ids).logits, ids, [ids.shape[1]] * len(ids)))
+    found = effects.after[0, 1]
+    for row, value in enumerate(found):
+        assert any(abs(float(value - each[row])) < 1e-5 for each in candidates)
+    again = am.ablate_heads(hooked, ids, [(0, 1)], "resample", seed=3)
+    assert torch.equal(found, again.after[0, 1])
+
+
+def test_donors_come_from_the_reference() -> None:
+    """Each text has z of one reference text, longer or shorter than it; several draws take each donor once."""
+    hooked, plain, ids = models.hooked("bloom"), models.plain("bloom"), models.token_ids("bloom")
+    reference = [models.token_ids("bloom", batch=1, length=length, seed=length)[0] for length in (9, 7)]
+    seen = []
+    for donor in reference:
+        with torch.no_grad(), z_changed(plain, 1, lambda z: (seen.append(z.clone()), z)[1]):
+            plain(donor[None])
+    candidates = []
+    for z_of_donor in seen:
+
+        def replaced(z: Tensor, z_of_donor: Tensor = z_of_donor) -> Tensor:
+            z[..., 2, :] = z_of_donor[:, :7, 2]
+            return z
+
+        with torch.no_grad(), z_changed(plain, 1, replaced):
+            candidates.append(losses(plain(ids).logits, ids, [ids.shape[1]] * len(ids)))
+    one = am.ablate_heads(hooked, ids, [(1, 2)], "resample", reference=reference, seed=1).after[1, 2]
+    for row, value in enumerate(one):
+        assert min(abs(float(value - each[row])) for each in candidates) < 1e-5
+    both = am.ablate_heads(hooked, ids, [(1, 2)], "resample", reference=reference, draws=2)
+    torch.testing.assert_close(both.after[1, 2], (candidates[0] + candidates[1]) / 2, rtol=1e-4, atol=1e-5)
+    assert both.provenance.options["values"] == "that of one of 2 reference texts (seed 0)"
+    alone = am.ablate_heads(hooked, ids[:1], [(1, 2)], "resample", reference=reference[:1])
+    torch.testing.assert_close(alone.after[1, 2, 0], candidates[0][0], rtol=1e-4, atol=1e-5)
+    with pytest.raises(am.InputError, match=r"`draws` must be .* 1 to 2 \(the 2 texts of `reference`\); got 3"):
+        am.ablate_heads(hooked, ids, [(1, 2)], "resample", reference=reference, draws=3)
+    with pytest.raises(am.InputError, match="`reference` must be texts, whose z is taken as it is; got values of"):
+        am.ablate_heads(hooked, ids, [(1, 2)], "resample", reference=am.mean_z(hooked, ids))
+
+
+def test_one_answer_for_all_texts() -> None:
+    hooked, ids = models.hooked("llama"), models.token_ids("llama")
+    one = am.ablate_heads(hooked, ids, [(1, 3)], metric="logit_difference", answers=5, against=7)
+    each = am.ablate_heads(hooked, ids, [(1, 3)], metric="logit_difference", answers=[5] * 3, against=[7] * 3)
+    assert torch.equal(one.after[1, 3], each.after[1, 3])
+
+
+@pytest.mark.parametrize("family", ["gpt2", "llama", "bloom"])
+def test_an_answer_of_several_tokens_is_scored_as_a_sum(family: str) -> None:
+    hooked, plain = models.hooked(family), models.plain(family)
+    given, counts = models.padded(family), (3, 1, 2)
+    texts = [given["input_ids"][row, :length] for row, length in enumerate((7, 5, 3))]
+    answers = [text[-count:].tolist() for text, count in zip(texts, counts, strict=True)]
+    found = am.ablate_heads(hooked, iter(texts), [(1, 2)], metric="log_probability", answers=answers)
+
+    def scored() -> list[float]:
+        sums = []
+        for text, count in zip(texts, counts, strict=True):
+            chances = torch.log_softmax(plain(text[None]).logits[0].double(), dim=-1)
+            sums.append(sum(float(chances[place - 1, text[place]]) for place in range(len(text) - count, len(text))))
+        return sums
+
+    def without(z: Tensor) -> Tensor:
+        z[..., 2, :] = 0
+        return z
+
+    with torch.no_grad():
+        assert found.before.tolist() == pytest.approx(scored(), rel=1e-4)
+        with z_changed(plain, 1, without):
+            assert found.after[1, 2].tolist() == pytest.approx(scored(), rel=1e-4)
+    assert "nats of log-probability" in repr(found)
+    one = am.ablate_heads(hooked, texts[0][None], [(1, 2)], metric="log_probability", answers=int(texts[0][-1]))
+    importance = am.head_importance(hooked, texts[0][None], metric="log_probability", answers=[answers[0]])
+    assert importance.metric == "log_probability" and float(one.before[0]) < 0
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"answers": [[9, 9], [9], [9]]}, "each text must end with its answer, .*; the answer's ids are .9, 9., and a"),
+        ({"answers": [[5], [6]]}, "one answer for each of the 3 texts; got 2"),
+        ({"answers": [[5], [], [6]]}, r"at least one token; got \[\]"),
+        ({"answers": [[5], [99], [6]]}, "`answers` must be from 0 to 52"),
+        ({"answers": " New York"}, "loaded without a tokenizer"),
+        ({}, 'metric="log_probability" needs `answers`, with which the texts end'),
+        ({"answers": 5, "against": 6}, "takes no `against`"),
+    ],
+)
+def test_bad_answers_of_several_tokens(options: dict[str, Any], said: str) -> None:
+    with pytest.raises(am.InputError, match=said):
+        am.ablate_heads(models.hooked("gpt2"), models.token_ids("gpt2"), metric="log_probability", **options)
+
+
+def test_an_answer_in_words_of_several_tokens() -> None:
+    hooked = am.load(models.fresh("gpt2"), tokenizer=models.tokenizer())
+    texts = ["the keys to the cabinet are here", "a dog to the cabinet are here"]
+    words = am.ablate_heads(hooked, texts, [(0, 1)], metric="log_probability", answers=" are here")
+    ids = hooked.tokenizer(" are here", add_special_tokens=False)["input_ids"]
+    assert len(ids) == 2
+    same = am.ablate_heads(hooked, texts, [(0, 1)], metric="log_probability", answers=[ids, ids])
+    assert torch.equal(words.after[0, 1], same.after[0, 1])
+    with pytest.raises(am.InputError, match=r'becomes 2: .*score the whole answer: metric="log_probability"'):
+        am.ablate_heads(hooked, texts, metric="logit_difference", answers=" are here", against=" dog")
+
+
+def test_answers_and_a_function_of_ones_own() -> None:
+    hooked, plain, ids = models.hooked("llama"), models.plain("llama"), models.token_ids("llama")
+    answers, against = torch.tensor([5, 9, 11][: len(ids)]), torch.tensor([7, 4, 30][: len(ids)])
+
+    def zeroed(z: Tensor) -> Tensor:
+        z[..., 3, :] = 0
+        return z
+
+    with torch.no_grad(), z_changed(plain, 1, zeroed):
+        last = plain(ids).logits[:, -1]
+    difference = last.gather(1, answers[:, None])[:, 0] - last.gather(1, against[:, None])[:, 0]
+    options: dict[str, Any] = {"answers": answers, "against": against}
+    found = am.ablate_heads(hooked, ids, [(1, 3)], metric="logit_difference", **options)
+    torch.testing.assert_close(found.after[1, 3], difference.double(), rtol=1e-4, atol=1e-5)
+    right = am.ablate_heads(hooked, ids, [(1, 3)], metric="accuracy", **options)
+    assert right.after[1, 3].tolist() == (difference > 0).double().tolist()
+    best = am.ablate_heads(hooked, ids, [(1, 3)], metric="accuracy", answers=last.argmax(dim=-1))
+    assert best.after[1, 3].tolist() == [1.0] * len(ids)
+
+    def own(logits: Tensor, batch: am.Batch) -> Tensor:
+        assert batch.answers is not None and torch.equal(batch.answers, answers[: len(batch.ids)])
+        return logits[:, -1].gather(1, batch.answers[:, None])[:, 0]
+
+    mine = am.ablate_heads(hooked, ids, [(1, 3)], metric=own, answers=answers)
+    torch.testing.assert_close(mine.after[1, 3], last.gather(1, answers[:, None])[:, 0].double(), rtol=1e-4, atol=1e-5)
+    assert mine.metric == "own"
+
+
+def test_padding_changes_nothing() -> None:
+    hooked = models.hooked("bloom")
+    texts = [torch.arange(4, 4 + length) for length in (9, 3, 6, 2)]
+    together = am.ablate_heads(hooked, iter(texts))
+    for place, text in enumerate(texts):
+        alone = am.ablate_heads(hooked, text[None])
+        torch.testing.assert_close(together.after[:, :, place], alone.after[:, :, 0], rtol=1e-4, atol=1e-5)
+
+
+def test_how_patterns_move() -> None:
+    hooked, ids = models.hooked("gpt2"), models.token_ids("gpt2")
+    effects = am.ablate_heads(hooked, ids, [(0, 1), (1, 4)], shifts=True)
+    assert effects.shift is not None
+    clean = hooked.run(ids, points=["pattern"])
+    for index, (layer, head) in enumerate([(0, 1), (1, 4)]):
+        with hooked.intervene(am.Intervention.zero([(layer, head)])):
+            now = hooked.run(ids, points=["pattern"])
+        for later in range(hooked.n_layers):
+            p, q = clean["pattern", later].double(), now["pattern", later].double()
+            m = (p + q) / 2
+            js = (torch.xlogy(p, p) + torch.xlogy(q, q) - 2 * torch.xlogy(m, m)).sum(-1).mean(dim=(0, 2)) / 2
+            found = effects.shift[index, head, later]
+            torch.testing.assert_close(found, js, rtol=1e-4, atol=1e-6)
+            assert bool((found > 1e-7).any()) is (later > layer)
+
+
+def test_intervals_and_what_it_says() -> None:
+    hooked = models.hooked("gpt2")
+    ids = torch.randint(3, 50, (30, 9), generator=torch.Generator().manual_seed(0))
+    effects = am.ablate_heads(hooked, ids)
+    low, high = effects.interval()
+    assert bool(((low <= effects.effect) & (effects.effect <= high)).all())
+    spread = effects.per_text.std(dim=-1) / 30**0.5
+    torch.testing.assert_close((high - low) / (2 * 1.96 * spread), torch.ones_like(spread), rtol=0.35, atol=0)
+    frame = effects.to_frame()
+    assert list(frame.columns) == [
+        "layer", "head", "effect", "effect_low", "effect_high", "agreeing", "clear", "clear_size", "one_text", "before",
+        "after", "texts",
+    ]  # fmt: skip
+    assert len(frame) == hooked.n_layers * hooked.n_heads
+    top = effects.strongest(1).iloc[0]
+    assert bool(top["clear"]) and f"the largest is that of L{int(top['layer'])}H{int(top['head'])}" in repr(effects)
+    assert f"{int(effects.clear.sum())} of 15 heads have a clear effect" in repr(effects)
+    one = am.ablate_heads(hooked, ids[:1])
+    assert all(end.isnan().all() for end in (*one.interval(), *one.simultaneous())) and not one.clear.any()
+    assert repr(one).endswith("; 1 text is too few for an interval, which needs 5 or more.)")
+    assert (
+        one.to_frame().attrs["intervals"] == "No intervals: 1 text is too few for an interval, which needs 5 or more."
+    )
+
+
+def test_saved_and_loaded(tmp_path: Path) -> None:
+    effects = am.ablate_heads(models.hooked("gpt2"), models.token_ids("gpt2"), shifts=True)
+    again = am.HeadEffects.load(effects.save(tmp_path / "effects.safetensors"))
+    assert again.to_frame().equals(effects.to_frame())
+    assert repr(again) == repr(effects)
+    page = effects.to_html(tmp_path / "effects.html").read_text(encoding="utf-8")
+    assert "has the largest effect" in page
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"heads": [(9, 0)]}, r"`layer` must be from 0 to 2"),
+        ({"heads": [(0, 5)]}, r"`head` must be from 0 to 4"),
+        ({"heads": []}, "at least one head"),
+        ({"heads": [(2, 0), (1, 3)], "layers": [1]}, "names layer 2, which is not in `layers`"),
+        ({"heads": "every"}, r'"all" or a list of \(layer, head\)'),
+        ({"method": "remove"}, "`method` must be one of zero, mean, resample"),
+        ({"method": "mean"}, "needs `reference`"),
+        ({"reference": torch.arange(5, 9)[None]}, '`reference` is for method="mean"'),
+        ({"metric": "perplexity"}, "`metric` must be one of 'loss'"),
+        ({"metric": "accuracy"}, "needs `answers`"),
+        ({"metric": "logit_difference", "answers": [3, 4, 5]}, "needs `against`"),
+        ({"against": [3, 4, 5]}, "`against` needs `answers`"),
+        ({"metric": "accuracy", "answers": [3]}, "one token for each of the 3 texts; got 1"),
+        ({"metric": "accuracy", "answers": [3, 4, 99]}, "`answers` must be from 0 to 52"),
+        ({"metric": "accuracy", "answers": [" a", " b", " c"]}, "loaded without a tokenizer"),
+        ({"metric": lambda logits: logits}, "must take"),
+        ({"metric": lambda logits, batch: logits}, r"one number for each of the 3 texts"),
+        ({"metric": lambda logits, batch: logits[:, 0, 0] * torch.nan}, "is NaN for text 0"),
+        ({"metric": lambda logits, batch: logits[:, 0, 0].abs() / 0}, "is inf for text 0 .with nothing changed"),
+        ({"metric": lambda logits, batch: torch.tensor([1.0, -torch.inf, 2.0])[: len(logits)]}, "is -inf for text 1"),
+        ({"memory": 1e-6}, "`memory` is"),
+        ({"later": "never"}, '"recompute" or "frozen"'),
+        ({"later": "frozen", "shifts": True}, "which holds the patterns fixed"),
+    ],
+)
+def test_bad_input(options: dict[str, Any], said: str) -> None:
+    ids = models.token_ids("gpt2")[:3]
+    with pytest.raises(am.InputError, match=said):
+        am.ablate_heads(models.hooked("gpt2"), ids, **options)
+
+
+def test_several_donors_for_each_text(tmp_path: Path) -> None:
+    """Each draw is a sweep by itself; a text's donors differ, and what is told is their mean and their spread."""
+    hooked, heads = models.hooked("gpt2"), [(0, 1), (2, 4)]
+    ids = models.token_ids("gpt2", batch=6)
+    found = am.ablate_heads(hooked, ids, heads, "resample", draws=5, seed=3)
+    z = hooked.run(ids, points=["z"])
+    effects = torch.zeros(2, 6, 6)
+    for place, (layer, head) in enumerate(heads):
+        for text, donor in itertools.permutations(range(6), 2):
+            values = z["z", layer][donor : donor + 1]
+            with hooked.intervene(am.Intervention.replace([(layer, head)], {layer: values})):
+                effects[place, text, donor] = loss_of(hooked, ids[text : text + 1])
+        effects[place] -= torch.tensor([loss_of(hooked, ids[text : text + 1]) for text in range(6)])[:, None]
+        # Five draws of six texts are all there are.
+        wanted = (effects[place].sum(dim=-1) - effects[place].diagonal()) / 5
+        torch.testing.assert_close(found.per_text[layer, head].float(), wanted, rtol=1e-4, atol=1e-5)
+    assert found.by_draw is not None and found.draw_spread is not None
+    torch.testing.assert_close(found.by_draw.mean(dim=-1), found.effect, equal_nan=True)
+    assert float(found.draw_spread[2, 4]) == pytest.approx(float(found.by_draw[2, 4].std()))
+    assert found.to_frame()["draw_spread"].tolist() == [float(found.draw_spread[head]) for head in heads]
+    again = am.HeadEffects.load(found.save(tmp_path / "drawn"))
+    assert again.to_frame().equals(found.to_frame()) and again.provenance.options["draws"] == 5
+    one = am.ablate_heads(hooked, ids, heads, "resample", seed=3)
+    torch.testing.assert_close(one.effect[2, 4], found.by_draw[2, 4, 0])
+    assert one.draw_spread is None and "draw_spread" not in one.to_frame()
+    with pytest.raises(am.InputError, match=r"`draws` must be a whole number, 1 to 5 \(the other texts, of 6\); got 6"):
+        am.ablate_heads(hooked, ids, heads, "resample", draws=6)
+    with pytest.raises(am.InputError, match='`draws` is for method="resample"; got 2 with'):
+        am.ablate_heads(hooked, ids, heads, draws=2)
+
+
+def loss_of(hooked: am.HookedModel, ids: Tensor) -> float:
+    logits = hooked.run(ids).logits[0]
+    return float(torch.nn.functional.cross_entropy(logits[:-1], ids[0, 1:]))
+
+
+def test_resample_with_one_text_and_loss_of_an_encoder_are_refused() -> None:
+    with pytest.raises(am.InputError, match="give at least two"):
+        am.ablate_heads(models.hooked("gpt2"), torch.arange(4, 9)[None], method="resample")
+    with pytest.raises(am.InputError, match='use metric="kl"'):
+        am.ablate_heads(models.hooked("bert"), models.token_ids("bert"))
+    with pytest.raises(am.InputError, match="single tokens; ' zzxq' becomes 5"):
+        am.ablate_heads(models.demo(), ["Anna sang."], metric="accuracy", answers=[" zzxq"])
+
+
+def test_an_interrupted_sweep_returns_what_is_done_where_that_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    from attnmech.runs import engine
+
+    hooked = models.hooked("gpt2")
+    ids = torch.randint(3, 50, (4, 9), generator=torch.Generator().manual_seed(0))
+    monkeypatch.setattr(engine, "step_tokens", lambda widest: 72)
+    real, calls = engine.Texts.after, []
+
+    def stopping(self: Any, *arguments: Any) -> Any:
+        calls.append(1)
+        if len(calls) > 3:
+            raise KeyboardInterrupt
+        return real(self, *arguments)
+
+    monkeypatch.setattr(engine.Texts, "after", stopping)
+    with pytest.raises(KeyboardInterrupt):
+        am.ablate_heads(hooked, ids)
+    calls.clear()
+    effects = am.ablate_heads(hooked, ids, partial=True)
+    assert not effects.complete
+    assert effects.effect.isnan().any()
+    assert not effects.effect.isnan().all()
+    assert "stopped early" in repr(effects)
+
+
+SCRIPT = """
+import sys, torch, models, attnmech as am
+from attnmech.runs import engine
+engine.step_tokens = lambda widest: 60
+ids = torch.randint(3, 50, (30, 9), generator=torch.Generator().manual_seed(0))
+am.ablate_heads(models.hooked("gpt2"), ids, journal=sys.argv[1])
+print("done")
+"""
+
+
+def test_killed_sweeps_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import os
+    import time
+
+    from attnmech.runs import engine
+
+    monkeypatch.setattr(engine, "step_tokens", lambda widest: 60)
+    journal = tmp_path / "sweep.journal"
+    tests = str(Path(__file__).parents[2])
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join([tests, os.environ.get("PYTHONPATH", "")])}
+    process = subprocess.Popen([sys.executable, "-c", SCRIPT, str(journal)], env=environment)
+    for _ in range(3000):
+        if journal.exists() or process.poll() is not None:
+            break
+        time.sleep(0.02)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    assert journal.exists()
+    ids = torch.randint(3, 50, (30, 9), generator=torch.Generator().manual_seed(0))
+    hooked = models.hooked("gpt2")
+    with pytest.raises(am.JournalError, match="another run"):
+        am.ablate_heads(hooked, ids.flip(0), journal=journal)
+    counted: list[int] = []
+    real = engine.Texts.after
+
+    def counting(self: Any, changes: Any, *arguments: Any) -> Any:
+        counted.append(len(changes) * len(self.documents))
+        return real(self, changes, *arguments)
+
+    with safe_open(journal, framework="pt") as file:
+        done = int((~file.get_tensor("1").isnan()).sum())
+    monkeypatch.setattr(engine.Texts, "after", counting)
+    found = am.ablate_heads(hooked, ids, journal=journal)
+    # The first group again, and what is missing.
+    assert done > 0 and counted[0] <= 60 and sum(counted[1:]) == 15 * 30 - done
+    assert not journal.exists()
+    whole = am.ablate_heads(hooked, ids)
+    assert torch.equal(found.after, whole.after)
+
+
+def test_a_metric_that_becomes_infinite_under_an_ablation_is_refused() -> None:
+    hooked, ids = models.hooked("gpt2"), models.token_ids("gpt2")
+    clean = hooked.run(ids).logits[:, -1, 0]
+
+    def odds(logits: torch.Tensor, batch: am.Batch) -> torch.Tensor:
+        moved = (logits[:, -1, 0] - clean[: len(logits)]).abs()
+        return torch.where(moved > 1e-3, torch.inf, 1.0)
+
+    with pytest.raises(am.InputError, match=r"the metric odds is inf for text \d \(z of L"):
+        am.ablate_heads(hooked, ids, metric=odds)
+
+
+def test_donors_do_not_depend_on_the_order_of_texts() -> None:
+    hooked = models.hooked("llama")
+    ids = [models.token_ids("llama", batch=1, length=length, seed=length)[0] for length in range(4, 14)]
+    expected = am.ablate_heads(hooked, ids, [(1, 2)], "resample", draws=3)
+    reference = [models.token_ids("llama", batch=1, length=length, seed=30 + length)[0] for length in range(5, 12)]
+    others = am.ablate_heads(hooked, ids, [(1, 2)], "resample", reference=reference, draws=2)
+    for seed in range(3):
+        order = torch.randperm(len(ids), generator=torch.Generator().manual_seed(seed))
+        shuffled = [ids[place] for place in order]
+        found = am.ablate_heads(hooked, shuffled, [(1, 2)], "resample", draws=3)
+        assert torch.allclose(found.after[1, 2], expected.after[1, 2][order], rtol=1e-6)
+        again = am.ablate_heads(hooked, shuffled, [(1, 2)], "resample", reference=reference[::-1], draws=2)
+        assert torch.allclose(again.after[1, 2], others.after[1, 2][order], rtol=1e-6)
+
+
+def test_rows_and_texts_are_sampled_alike_in_any_order() -> None:
+    hooked = models.hooked("llama")
+    ids = [models.token_ids("llama", batch=1, length=length, seed=length)[0] for length in range(12, 22)]
+    expected, chosen = am.redundancy(hooked, ids, rows=3), choose(hooked, ids)
+    for seed in range(3):
+        order = torch.randperm(len(ids), generator=torch.Generator().manual_seed(seed)).tolist()
+        shuffled = [ids[place] for place in order]
+        found = am.redundancy(hooked, shuffled, rows=3)
+        drawn = ["low", "high", "clear"]
+        measured, wanted = (each.to_frame().drop(columns=drawn, errors="ignore") for each in (found, expected))
+        pd.testing.assert_frame_equal(measured, wanted, rtol=1e-5)
+        assert {order[number] for number in choose(hooked, shuffled)} == set(chosen)
+
+
+def choose(hooked: am.HookedModel, texts: list[Tensor]) -> tuple[int, ...]:
+    return choose_texts(hooked, iter(texts), tokens=60, seed=2, bos=None, truncate=False).documents

@@ -1,0 +1,250 @@
+"""Importance equals the formula on the raw model's own gradients, and the derivative that it claims to be."""
+
+from pathlib import Path
+from typing import Any
+
+import maps
+import models
+import pytest
+import torch
+from by_hand import block_of, logit_differences, losses, plan_of, z_changed
+from einops import rearrange
+from torch import Tensor, nn
+
+import attnmech as am
+from attnmech.model.structure.architectures import submodule
+
+FAMILIES = ["gpt2", "llama", "bert", "bloom"]
+ANSWERS, AGAINST = torch.tensor([5, 9, 11]), torch.tensor([7, 4, 30])
+
+
+def metric_of(name: str) -> dict[str, Any]:
+    """The loss, or for the model that has none, a logit difference."""
+    if name == "bert":
+        return {"metric": "logit_difference", "answers": ANSWERS, "against": AGAINST}
+    return {"metric": "loss"}
+
+
+def judged(name: str, logits: Tensor, ids: Tensor) -> Tensor:
+    if name == "bert":
+        return logit_differences(logits, ANSWERS, AGAINST)
+    return losses(logits, ids, [ids.shape[1]] * len(ids))
+
+
+def by_autograd(name: str, ids: Tensor) -> list[tuple[Tensor, Tensor]]:
+    """z and the gradient of each text's metric at z, layer by layer, from torch's autograd on the raw model."""
+    plain = models.fresh(name)
+    models.in_attention(plain, "eager")
+    kept: list[Tensor] = []
+
+    def keep(module: nn.Module, args: Any) -> None:
+        args[0].retain_grad()
+        kept.append(args[0])
+
+    layers = len(models.blocks_of(plain))
+    for layer in range(layers):
+        submodule(block_of(plain, layer), plan_of(plain).out).register_forward_pre_hook(keep)
+    judged(name, plain(ids).logits, ids).sum().backward()
+    heads = plan_of(plain).n_heads
+
+    def split(value: Tensor) -> Tensor:
+        return rearrange(value.detach(), "text position (head d) -> text position head d", head=heads).double()
+
+    return [(split(z), split(z.grad)) for z in kept]  # type: ignore[arg-type]
+
+
+def spearman(one: list[float], other: list[float]) -> float:
+    """1 − 6 Σ d² / (n (n² − 1)), d the difference of ranks; without ties."""
+    ranks = [[sorted(values).index(value) for value in values] for values in (one, other)]
+    squares = sum((a - b) ** 2 for a, b in zip(*ranks, strict=True))
+    return 1 - 6 * squares / (len(one) * (len(one) ** 2 - 1))
+
+
+@pytest.fixture(params=FAMILIES)
+def family(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+def test_scores_equal_autograd_on_the_raw_model(family: str) -> None:
+    hooked, ids = models.hooked(family), models.token_ids(family)
+    reference = ids.flip(0).roll(1, dims=1)
+    options = metric_of(family)
+    michel = am.head_importance(hooked, ids, **options)
+    zero = am.head_importance(hooked, ids, method="zero", **options)
+    mean = am.head_importance(hooked, ids, method="mean", reference=reference, **options)
+    given = am.head_importance(hooked, ids, method="mean", reference=am.mean_z(hooked, reference), **options)
+    torch.testing.assert_close(given.per_text, mean.per_text)
+    placed = am.head_importance(hooked, ids, method="mean", reference=reference, per_position=True, **options)
+    references = by_autograd(family, reference)
+    for layer, (z, gradient) in enumerate(by_autograd(family, ids)):
+        theirs = references[layer][0]
+        for head in range(hooked.n_heads):
+            for text in range(3):
+                along = [float(z[text, i, head] @ gradient[text, i, head]) for i in range(7)]
+                expected = sum(map(abs, along)) / 7
+                assert float(michel.per_text[layer, head, text]) == pytest.approx(expected, rel=1e-3, abs=1e-6)
+                assert float(zero.per_text[layer, head, text]) == pytest.approx(-sum(along), rel=1e-3, abs=1e-5)
+                pooled = theirs[:, :, head].mean(dim=(0, 1))
+                moved = sum(float((pooled - z[text, i, head]) @ gradient[text, i, head]) for i in range(7))
+                assert float(mean.per_text[layer, head, text]) == pytest.approx(moved, rel=1e-3, abs=1e-5)
+                at = theirs[:, :, head].mean(dim=0)
+                moved = sum(float((at[i] - z[text, i, head]) @ gradient[text, i, head]) for i in range(7))
+                assert float(placed.per_text[layer, head, text]) == pytest.approx(moved, rel=1e-3, abs=1e-5)
+    torch.testing.assert_close(michel.before, judged(family, models.plain(family)(ids).logits, ids).detach())
+    torch.testing.assert_close(michel.score, michel.per_text.mean(dim=-1))
+
+
+def test_zero_is_the_derivative_of_fading_a_head_out() -> None:
+    hooked, ids = models.hooked("gpt2", torch.float64), models.token_ids("gpt2")
+    plain = models.plain("gpt2", torch.float64)
+    found = am.head_importance(hooked, ids, method="zero")
+    step = 1e-5
+    for layer in range(hooked.n_layers):
+        for head in range(hooked.n_heads):
+            ends = []
+            for factor in (1 - step, 1 + step):
+
+                def faded(z: Tensor, factor: float = factor, head: int = head) -> Tensor:
+                    z[..., head, :] *= factor
+                    return z
+
+                with torch.no_grad(), z_changed(plain, layer, faded):
+                    ends.append(losses(plain(ids).logits, ids, [7] * 3))
+            derivative = (ends[0] - ends[1]) / (2 * step)
+            torch.testing.assert_close(found.per_text[layer, head], derivative, rtol=1e-6, atol=1e-8)
+
+
+def test_each_layer_has_norm_1() -> None:
+    found = am.head_importance(models.hooked("bloom"), models.token_ids("bloom"))
+    assert bool((found.score > 0).all())
+    for row, raw in zip(found.normalised, found.score, strict=True):
+        norm = sum(float(each) ** 2 for each in raw) ** 0.5
+        torch.testing.assert_close(row, raw / norm)
+
+
+def test_texts_of_several_lengths_and_few_at_a_time() -> None:
+    hooked = models.hooked("llama")
+    texts = [torch.arange(4, 4 + length) for length in (9, 3, 6, 2)]
+    for method in ("michel", "zero"):
+        together = am.head_importance(hooked, iter(texts), method=method, layers=[1])
+        few = am.head_importance(hooked, texts, method=method, layers=[1], memory=1e-9)
+        torch.testing.assert_close(few.per_text, together.per_text, equal_nan=True, rtol=1e-4, atol=1e-6)
+        for place, text in enumerate(texts):
+            alone = am.head_importance(hooked, text[None], method=method)
+            torch.testing.assert_close(together.per_text[1, :, place], alone.per_text[1, :, 0], rtol=1e-4, atol=1e-6)
+        assert together.layers == (1,)
+        assert [len(row) for row in together.tokens] == [9, 3, 6, 2]
+
+
+@pytest.mark.parametrize("method", ["michel", "zero"])
+def test_left_padding_counts_for_nothing(method: str) -> None:
+    hooked, given = models.hooked("bloom"), models.padded("bloom", side="left")
+    found = am.head_importance(hooked, given, method=method)
+    for row, length in enumerate((7, 5, 3)):
+        alone = am.head_importance(hooked, given["input_ids"][row, 7 - length :][None], method=method)
+        torch.testing.assert_close(found.per_text[:, :, row], alone.per_text[:, :, 0], rtol=1e-4, atol=1e-6)
+
+
+def test_the_decoder_of_t5() -> None:
+    hooked = models.hooked("t5")
+    given = {"input_ids": models.token_ids("t5"), "decoder_input_ids": models.token_ids("t5", length=5, seed=2)}
+    found = am.head_importance(hooked, given, method="zero")
+    assert found.score.shape == (3, 4)
+    ids, ends = given["decoder_input_ids"], []
+    z = hooked.run(given, points=["decoder.z"])["decoder.z", 2]
+    for factor in (0.99, 1.01):
+        with hooked.intervene(am.Intervention.replace([(2, 3)], {2: z * factor}, stack="decoder")):
+            ends.append(losses(hooked.run(given).logits, ids, [5] * 3))
+    torch.testing.assert_close(found.per_text[2, 3], (ends[0] - ends[1]) / 0.02, rtol=0.02, atol=1e-4)
+
+
+@pytest.mark.parametrize("method", ["michel", "zero"])
+def test_rank_correlation_with_the_sweep(method: str) -> None:
+    hooked, ids = models.hooked("gpt2"), models.token_ids("gpt2")
+    sweep = am.ablate_heads(hooked, ids)
+    found = am.head_importance(hooked, ids, method=method, sweep=sweep)
+    effects = sweep.effect.abs() if method == "michel" else sweep.effect
+    expected = spearman(found.score.flatten().tolist(), effects.flatten().tolist())
+    assert found.rank_correlation == pytest.approx(expected)
+    assert f"rank correlation {expected:.2f} with the zero sweep of 15 heads" in repr(found)
+    chosen = [(0, 3), (2, 0), (2, 1), (2, 4)]
+    some = am.head_importance(hooked, ids, method=method, sweep=am.ablate_heads(hooked, ids, chosen))
+    places = tuple(torch.tensor(chosen).T)
+    assert some.rank_correlation == pytest.approx(spearman(found.score[places].tolist(), effects[places].tolist()))
+    assert some.to_frame()["exact"].isna().sum() == 11
+    one = am.head_importance(hooked, ids, method=method, sweep=am.ablate_heads(hooked, ids, [(1, 1)]))
+    assert one.rank_correlation != one.rank_correlation
+    assert am.head_importance(hooked, ids, method=method).rank_correlation is None
+
+
+def test_the_estimate_orders_heads_as_the_sweep_does() -> None:
+    hooked, ids = models.hooked("gpt2"), models.token_ids("gpt2")
+    found = am.head_importance(hooked, ids, method="zero", sweep=am.ablate_heads(hooked, ids))
+    assert found.rank_correlation is not None and found.rank_correlation > 0.8
+
+
+def test_saved_drawn_and_written(tmp_path: Path) -> None:
+    hooked, ids = models.hooked("gpt2"), models.token_ids("gpt2", batch=6)
+    found = am.head_importance(hooked, ids, method="zero", sweep=am.ablate_heads(hooked, ids))
+    again = am.HeadImportance.load(found.save(tmp_path / "found.safetensors"))
+    assert again.to_frame().equals(found.to_frame()) and repr(again) == repr(found)
+    assert "rank correlation" in found.to_html(tmp_path / "page.html").read_text(encoding="utf-8")
+    torch.testing.assert_close(torch.tensor(maps.shown(found.plot())), found.score)
+    frame = found.to_frame()
+    assert list(frame.columns) == [
+        "layer",
+        "head",
+        "score",
+        "score_low",
+        "score_high",
+        "agreeing",
+        "clear",
+        "clear_size",
+        "one_text",
+        "normalised",
+        "exact",
+    ]
+    row = frame[(frame["layer"] == 1) & (frame["head"] == 3)].iloc[0]
+    assert row["score"] == float(found.score[1, 3])
+    low, high = found.interval()
+    assert bool(((low <= found.score) & (found.score <= high)).all())
+    alone = am.head_importance(hooked, ids[:1])
+    assert "not compared with a sweep" in repr(alone) and "(" not in repr(alone).partition(":")[2]
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"method": "taylor"}, "`method` must be one of michel, zero, mean"),
+        ({"method": "mean"}, "needs `reference`"),
+        ({"reference": torch.arange(5, 9)[None]}, '`reference` is for method="mean"'),
+        ({"per_position": True}, '`per_position` is for method="mean"'),
+        (
+            {"method": "mean", "reference": torch.arange(5, 9)[None], "per_position": True},
+            "the means cover 4 positions, but a text has 7",
+        ),
+        ({"metric": "kl"}, "its gradient there is 0"),
+        ({"metric": "accuracy", "answers": [3, 4, 5]}, "has no gradient"),
+        ({"metric": lambda logits, batch: logits[:, 0].argmax(-1).float()}, "computed from the logits"),
+        ({"metric": lambda logits, batch: logits[:, 0, 0] * torch.nan}, "is NaN for text 0"),
+        ({"metric": lambda logits, batch: logits[:, 0, 0].abs() / 0}, "is inf for text 0"),
+        ({"layers": [3]}, "`layer` must be from 0 to 2"),
+    ],
+)
+def test_bad_input(options: dict[str, Any], said: str) -> None:
+    with pytest.raises(am.InputError, match=said):
+        am.head_importance(models.hooked("gpt2"), models.token_ids("gpt2"), **options)
+
+
+def test_a_sweep_of_something_else_is_refused() -> None:
+    hooked, ids = models.hooked("gpt2"), models.token_ids("gpt2")
+    other = am.ablate_heads(hooked, ids.flip(0), [(0, 1)])
+    with pytest.raises(am.InputError, match="inputs there"):
+        am.head_importance(hooked, ids, sweep=other)
+    kl = am.ablate_heads(hooked, ids, [(0, 1)], metric="kl")
+    with pytest.raises(am.InputError, match="metric there: kl, here: loss"):
+        am.head_importance(hooked, ids, sweep=kl)
+    with pytest.raises(am.InputError, match=r"no head in layers \[2\]; it covers layers \[0\]"):
+        am.head_importance(hooked, ids, layers=[2], sweep=am.ablate_heads(hooked, ids, [(0, 1)]))
+    with pytest.raises(am.InputError, match=r"means for layers \[1\], but not for layer 0"):
+        am.head_importance(hooked, ids, method="mean", reference=am.mean_z(hooked, ids, layers=[1]))

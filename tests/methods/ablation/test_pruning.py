@@ -1,0 +1,253 @@
+"""Greedy pruning equals brute force on the raw transformers model, and goes on where it was cut off."""
+
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import models
+import pytest
+import torch
+from by_hand import divergences, logit_differences, losses, z_changed, zeroed
+from torch import Tensor
+
+import attnmech as am
+
+Head = tuple[int, int]
+ANSWERS, AGAINST = torch.tensor([5, 9, 11]), torch.tensor([7, 4, 30])
+
+
+def judged(name: str, metric: str, gone: list[Head]) -> Tensor:
+    """The metric of each text on the raw model with z of some heads at 0."""
+    plain, ids = models.plain(name), models.token_ids(name)
+    with torch.no_grad():
+        clean = plain(ids).logits
+        with ExitStack() as until:
+            for layer, head in gone:
+                until.enter_context(z_changed(plain, layer, zeroed(head)))
+            logits = plain(ids).logits
+    if metric == "loss":
+        return losses(logits, ids, [7] * 3)
+    if metric == "kl":
+        return divergences(logits, clean, [7] * 3)
+    return logit_differences(logits, ANSWERS, AGAINST)
+
+
+def brute_force(name: str, metric: str, heads: list[Head], steps: int) -> list[tuple[Head, Tensor]]:
+    gone: list[Head] = []
+    found = []
+    sign = -1 if metric == "logit_difference" else 1
+    for _ in range(steps):
+        tried = {head: judged(name, metric, [*gone, head]) for head in heads if head not in gone}
+        best = min(tried, key=lambda head: sign * float(tried[head].mean()))
+        gone.append(best)
+        found.append((best, tried[best]))
+    return found
+
+
+@pytest.mark.parametrize(
+    ("name", "metric", "steps"),
+    [("bloom", "loss", 6), ("gpt2", "logit_difference", 4), ("llama", "loss", 3), ("bert", "kl", 5)],
+)
+def test_equals_brute_force_on_the_raw_model(name: str, metric: str, steps: int) -> None:
+    hooked = models.hooked(name)
+    heads = [(layer, head) for layer in range(2) for head in range(hooked.n_heads)]
+    options = {"answers": ANSWERS, "against": AGAINST} if metric == "logit_difference" else {}
+    curve = am.prune_heads(
+        hooked, models.token_ids(name), layers=[0, 1], steps=steps, metric=metric, random=2, **options
+    )
+    expected = brute_force(name, metric, heads, steps)
+    assert curve.order == tuple(head for head, _ in expected)
+    torch.testing.assert_close(curve.after, torch.stack([after for _, after in expected]), rtol=1e-3, atol=1e-5)
+    before = judged(name, metric, [])
+    torch.testing.assert_close(curve.before, before, rtol=1e-4, atol=1e-5)
+    for order, values in zip(curve.random_orders, curve.random, strict=True):
+        assert sorted(order) == heads
+        for step in range(steps):
+            after = judged(name, metric, list(order[: step + 1]))
+            torch.testing.assert_close(values[step], after, rtol=1e-3, atol=1e-5)
+    assert curve.complete
+    mean = (torch.stack([after for _, after in expected]) - before).mean(dim=-1)
+    torch.testing.assert_close(curve.effect, mean, rtol=1e-3, atol=1e-5)
+
+
+def test_the_first_head_is_that_of_the_sweep_and_all_orders_end_alike() -> None:
+    hooked, ids = models.hooked("llama"), models.token_ids("llama")
+    reference = ids.flip(0).roll(1, dims=1)
+    chosen = [(0, 4), (1, 5), (1, 0)]
+    curve = am.prune_heads(hooked, ids, heads=chosen, method="mean", reference=reference, random=3)
+    singles = am.ablate_heads(hooked, ids, chosen, "mean", reference=reference)
+    best = min(chosen, key=lambda head: float(singles.effect[head]))
+    assert curve.order[0] == best and sorted(curve.order) == sorted(chosen)
+    torch.testing.assert_close(curve.after[0], singles.after[best], rtol=1e-5, atol=1e-6)
+    for values in curve.random:
+        torch.testing.assert_close(values[-1], curve.after[-1], rtol=1e-5, atol=1e-6)
+    again = am.prune_heads(hooked, ids, heads=chosen, method="mean", reference=reference, random=3)
+    assert again.random_orders == curve.random_orders
+    other = am.prune_heads(hooked, ids, heads=chosen, random=6, seed=1)
+    assert len(set(other.random_orders)) > 1
+
+
+def test_a_function_of_ones_own_says_what_is_better() -> None:
+    hooked, ids = models.hooked("bloom"), models.token_ids("bloom")
+
+    def own(logits: Tensor, batch: am.Batch) -> Tensor:
+        return logits[:, -1, 7]
+
+    low = am.prune_heads(hooked, ids, metric=own, higher_is_better=False, steps=1, random=0)
+    high = am.prune_heads(hooked, ids, metric=own, higher_is_better=True, steps=1, random=0)
+    singles = am.ablate_heads(hooked, ids, metric=own)
+    assert float(low.effect[0]) == pytest.approx(float(singles.effect.min()), abs=1e-5)
+    assert float(high.effect[0]) == pytest.approx(float(singles.effect.max()), abs=1e-5)
+    assert low.random.shape == (0, 1, 3) and low.complete and low.to_frame()["random"].isna().all()
+    with pytest.raises(am.InputError, match="say what is better"):
+        am.prune_heads(hooked, ids, metric=own)
+    with pytest.raises(am.InputError, match="for loss, lower is better; leave `higher_is_better` out"):
+        am.prune_heads(hooked, ids, higher_is_better=True)
+
+
+def test_what_it_says_draws_and_saves(tmp_path: Path) -> None:
+    ids = torch.randint(3, 50, (12, 9), generator=torch.Generator().manual_seed(0))
+    curve = am.prune_heads(models.hooked("gpt2"), ids, layers=[2], random=4)
+    frame = curve.to_frame()
+    assert frame["removed"].tolist() == [1, 2, 3, 4, 5]
+    assert list(zip(frame["layer"], frame["head"], strict=True)) == list(curve.order)
+    low, high = curve.interval()
+    assert frame["effect_low"].tolist() == low.tolist() and frame["effect_high"].tolist() == high.tolist()
+    drawn = curve.random.mean(dim=-1) - curve.before.mean()
+    torch.testing.assert_close(torch.tensor(frame["random"].to_numpy()), drawn.mean(dim=0))
+    torch.testing.assert_close(torch.tensor(frame["random_least"].to_numpy()), drawn.min(dim=0).values)
+    torch.testing.assert_close(torch.tensor(frame["random_most"].to_numpy()), drawn.max(dim=0).values)
+    assert repr(curve).startswith("PruningCurve(zero ablation of 3 of 5 heads, the least harmful first, on 12 texts: ")
+    assert "chosen on the same texts" in repr(curve)
+    again = am.PruningCurve.load(curve.save(tmp_path / "curve.safetensors"))
+    assert again.to_frame().equals(frame) and repr(again) == repr(curve)
+    assert again.random_orders == curve.random_orders
+    assert "chosen on the same texts" in curve.to_html(tmp_path / "curve.html").read_text(encoding="utf-8")
+    *random, band, line = curve.plot().data
+    assert len(random) == 4 and [trace.showlegend for trace in random] == [True, False, False, False]
+    expected = [float(curve.before.mean()), *curve.after.mean(dim=-1).tolist()]
+    assert list(line.y) == expected and line.text[0] == "none"
+    assert list(random[2].y) == [expected[0], *curve.random[2].mean(dim=-1).tolist()]
+    assert len(band.x) == 12
+    alone = am.prune_heads(models.hooked("gpt2"), ids[:1], layers=[2], random=0, steps=2)
+    assert len(alone.plot().data) == 1 and "in random order" not in repr(alone)
+
+
+def interrupted(monkeypatch: pytest.MonkeyPatch, calls: int) -> list[int]:
+    """Makes every pass of changes after so many raise KeyboardInterrupt; counts the changes measured."""
+    from attnmech.runs import engine
+
+    real, measured = engine.Texts.after, []
+
+    def counting(self: Any, changes: Any, judge: Any) -> Any:
+        if len(measured) >= calls:
+            raise KeyboardInterrupt
+        measured.append(len(changes))
+        return real(self, changes, judge)
+
+    monkeypatch.setattr(engine.Texts, "after", counting)
+    return measured
+
+
+def test_interrupted_it_resumes_from_its_journal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from attnmech.methods.ablation import pruning
+    from attnmech.runs import engine, sweep
+
+    # What is measured again to compare it with the journal has tests of its own.
+    monkeypatch.setattr(sweep.Sweeping, "check", lambda *_: None)
+    monkeypatch.setattr(pruning._Greedy, "_check", lambda *_: None)
+    hooked, ids = models.hooked("bloom"), models.token_ids("bloom")
+    # Three changes of the three texts at once, so that steps and random orders take several passes each.
+    monkeypatch.setattr(engine, "step_tokens", lambda widest: 3 * 3 * 7)
+    whole = am.prune_heads(hooked, ids, random=2)
+    journal = tmp_path / "journal"
+    measured: list[int] = []
+    rounds = 0
+    while True:
+        rounds += 1
+        assert rounds < 60, "it never comes to its end"
+        with monkeypatch.context() as patched:
+            # One for the clean texts, and two of the work: mostly in the middle of a step.
+            done = interrupted(patched, 3)
+            try:
+                curve = am.prune_heads(hooked, ids, random=2, journal=journal, partial=rounds % 2 == 0)
+            except KeyboardInterrupt:
+                continue
+            finally:
+                measured += done[1:]
+        if curve.complete:
+            break
+        assert rounds % 2 == 0 and journal.exists()
+        assert curve.order == whole.order[: len(curve.order)]
+        assert len(curve.order) == 6 or "stopped early" in repr(curve)
+    assert curve.order == whole.order
+    torch.testing.assert_close(curve.after, whole.after, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(curve.random, whole.random, rtol=1e-5, atol=1e-6)
+    assert rounds > 6
+    assert sum(measured) == 6 * 7 // 2 + 2 * 6, "nothing is measured twice"
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_journal_of_another_call_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    hooked, ids = models.hooked("bloom"), models.token_ids("bloom")
+    journal = tmp_path / "journal"
+    with monkeypatch.context() as patched:
+        interrupted(patched, 5)
+        part = am.prune_heads(hooked, ids, journal=journal, partial=True)
+    assert not part.complete and 0 < len(part.order) < 6
+    held = journal.read_bytes()
+    with pytest.raises(am.JournalError, match="steps: expected 4"):
+        am.prune_heads(hooked, ids, steps=4, journal=journal)
+    assert journal.read_bytes() == held
+
+
+def test_a_metric_or_a_hook_of_other_code_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    hooked, ids = models.hooked("bloom"), models.token_ids("bloom")
+    journal = tmp_path / "journal"
+
+    def scaled(by: float) -> Any:
+        return lambda logits, batch: by * logits[:, -1, 0]
+
+    def prune(by: float) -> am.PruningCurve:
+        return am.prune_heads(hooked, ids, random=0, metric=scaled(by), higher_is_better=True, journal=journal)
+
+    with monkeypatch.context() as patched:
+        interrupted(patched, 5)
+        with pytest.raises(KeyboardInterrupt):
+            prune(1.0)
+    held = journal.read_bytes()
+    with pytest.raises(am.JournalError, match="code of the metric: expected"):
+        prune(2.0)
+    with hooked.hooks({("z", 0): lambda z: z}), pytest.raises(am.JournalError, match="code and values of the hooks"):
+        prune(1.0)
+    # As if the code had hidden what it does: then the numbers tell.
+    monkeypatch.setattr("attnmech.runs.sweep.digest_of", lambda _: "same")
+    monkeypatch.setattr("attnmech.runs.sweep.digest_of", lambda _: "same")
+    journal.unlink()
+    Path(f"{journal}.step").unlink(missing_ok=True)
+    with monkeypatch.context() as patched:
+        interrupted(patched, 5)
+        with pytest.raises(KeyboardInterrupt):
+            prune(1.0)
+    held = journal.read_bytes()
+    with pytest.raises(am.JournalError, match=r"text \d with \d heads? ablated is .* in the journal, .* now"):
+        prune(2.0)
+    assert journal.read_bytes() == held
+    assert prune(1.0).complete and list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"steps": 0}, r"`steps` must be a whole number, 1 to 6 \(the heads chosen\); got 0"),
+        ({"steps": 7}, r"`steps` must be a whole number, 1 to 6"),
+        ({"heads": [(0, 1)], "steps": 2}, r"`steps` must be a whole number, 1 to 1"),
+        ({"random": -1}, r"`random` must be a whole number, 0 or more; got -1"),
+        ({"heads": [(0, 3)]}, "`head` must be from 0 to 2"),
+        ({"method": "mean"}, "needs `reference`"),
+        ({"metric": "accuracy"}, "needs `answers`"),
+    ],
+)
+def test_bad_input(options: dict[str, Any], said: str) -> None:
+    with pytest.raises(am.InputError, match=said):
+        am.prune_heads(models.hooked("bloom"), models.token_ids("bloom"), **options)

@@ -1,0 +1,506 @@
+"""Claims about sets of heads: planted circuits, every number by hand, false positives, sentences, bad input."""
+
+import itertools
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import models
+import naive
+import planted
+import pytest
+import torch
+from scipy.stats import t as student_t
+from scipy.stats import ttest_1samp
+from torch import Tensor
+
+import attnmech as am
+from attnmech.methods.claims.formulas import added, least_p, rank_p, strength
+from attnmech.methods.claims.shapes import same_shape
+from attnmech.methods.claims.tasks import by_group, require_apart
+
+FAMILIES = list(planted.MAKERS)
+PAIR = [(0, 2), (2, 5)]
+
+
+@cache
+def model_of(kind: str, name: str) -> am.HookedModel:
+    made: am.HookedModel = getattr(planted, kind)(name)
+    return made
+
+
+@cache
+def claim_of(
+    kind: str, name: str, heads: tuple[tuple[int, int], ...], metric: str = "", **options: Any
+) -> am.HeadClaim:
+    return am.confirm_heads(model_of(kind, name), list(heads), planted.cued(metric=metric), **options)
+
+
+# -- planted circuits ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_heads_in_series_are_found_and_confirmed(name: str) -> None:
+    claim = am.confirm_heads(model_of("and_pair", name), lambda half: half.strongest(2), planted.cued())
+    assert claim.heads == tuple(PAIR) and claim.chosen_by_rule
+    assert claim.verdict == "confirmed" and claim.p_each == 1 / 64
+    # Sets with one of the two break the circuit too, so the set as such need not be the strongest.
+    assert bool(claim._sharing[claim.as_strong].all())
+    with_decoy = claim_of("and_pair", name, ((0, 2), (2, 4)))
+    assert with_decoy.verdict != "confirmed" and "L2H4 does not clearly add to this" in with_decoy.lead
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_heads_that_back_each_other_up_are_confirmed(name: str) -> None:
+    claim = claim_of("or_pair", name, tuple(PAIR))
+    assert claim.verdict == "confirmed" and claim.p == claim.p_each == claim.least_p == 1 / 64
+    by_accuracy = claim_of("or_pair", name, tuple(PAIR), "accuracy")
+    assert by_accuracy.p == 1 / 64 and by_accuracy.effect < -0.4
+    for decoys in ([(0, 2), (2, 4)], [(0, 1), (2, 4)]):
+        assert claim_of("or_pair", name, tuple(decoys)).verdict != "confirmed"
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_a_head_that_answers_is_confirmed_and_a_sink_is_not(name: str) -> None:
+    found = am.confirm_heads(model_of("lookup", name), lambda half: half.strongest(1), planted.cued())
+    assert found.heads == ((1, 3),) and found.verdict == "confirmed" and found.p == 1 / 24 and found.wider
+    for other in ((1, 6), (0, 0), (2, 7)):
+        assert claim_of("lookup", name, (other,)).verdict == "not confirmed"
+
+
+def test_previous_token_and_induction_heads_are_found_and_confirmed() -> None:
+    model, task = planted.induction(), planted.repeats()
+    claim = am.confirm_heads(model, lambda half: half.strongest(2), task)
+    assert claim.heads == ((0, 1), (1, 3)) and claim.verdict == "confirmed" and claim.p_each == claim.least_p == 1 / 25
+    assert float(claim.restored.mean) == pytest.approx(1.0, abs=0.2)
+    assert am.confirm_heads(model, [(0, 1), (1, 2)], task).verdict == "not confirmed"
+
+
+def test_a_head_for_duplicates_is_found_and_confirmed() -> None:
+    claim = am.confirm_heads(planted.duplicate(), lambda half: half.strongest(1), planted.duplicates())
+    assert claim.heads == ((3, 2),) and claim.verdict == "confirmed" and claim.p == 1 / 25
+
+
+# -- every number, by hand -------------------------------------------------------------------------------------------
+
+
+def logits_without(model: am.HookedModel, prompt: tuple[int, ...], heads: Any) -> Tensor:
+    acts = [am.Intervention.zero(list(heads))] if heads else []
+    with model.intervene(*acts):
+        logits: Tensor = model.run(torch.tensor([prompt])).logits[0, -1]
+    return logits.double()
+
+
+def test_every_number_of_a_claim_by_hand() -> None:
+    model, task = model_of("and_pair", "gpt2"), planted.cued(seed=3)
+    further = planted.cued(6, 2, seed=9)
+    texts = torch.randint(10, 40, (3, 6), generator=torch.Generator().manual_seed(0))
+    claim = am.confirm_heads(model, PAIR, task, others=[further], general=texts, seed=5)
+    half = task.halves(5)[1]
+    assert claim.groups == half.groups and not {*claim.groups} & {*claim.discovery_groups}
+    assert len(claim.groups) == 6 and {*claim.groups, *claim.discovery_groups} == {*task.groups}
+
+    def by_hand(heads: Any, of: am.Task = half) -> list[float]:
+        """The metric in each group."""
+        found: dict[str, list[float]] = {}
+        with model.intervene(*([am.Intervention.zero(list(heads))] if heads else [])):
+            ran = model.run([torch.tensor(case.prompt) for case in of.cases]).logits.double()
+        for case, rows in zip(of.cases, ran, strict=True):
+            logits = rows[len(case.prompt) - 1]
+            found.setdefault(case.group, []).append(float(logits[case.answer] - logits[case.against]))  # type: ignore[index]
+        return [sum(some) / len(some) for some in found.values()]
+
+    sets = [tuple(PAIR), *(((0, a), (2, b)) for a, b in itertools.product(range(8), range(8)) if (a, b) != (2, 5))]
+    assert [tuple(map(tuple, each)) for each in claim.sets.tolist()] == sets
+    clean = by_hand([])
+    single = {head: by_hand([head]) for head in itertools.product((0, 2), range(8))}
+    harm = {each: [c - w for c, w in zip(clean, by_hand(each), strict=True)] for each in sets}
+    limit = student_t.ppf(0.999, 5)
+
+    def strong(values: list[float]) -> float:
+        mean = sum(values) / len(values)
+        error = math.sqrt(sum((x - mean) ** 2 for x in values) / (len(values) - 1) / len(values))
+        return limit + mean if mean / error > limit else mean / error
+
+    tested = strong(harm[sets[0]])
+    assert claim.p == sum(strong(harm[each]) >= tested * (1 - 1e-4) for each in sets) / 64
+    low, high = naive.t_interval([-x for x in harm[sets[0]]])
+    assert claim.effect == pytest.approx(-sum(harm[sets[0]]) / 6, rel=1e-5)
+    assert tuple(map(float, claim.interval())) == pytest.approx((low, high), rel=1e-4)
+
+    def adds(each: Any) -> list[list[float]]:
+        found = []
+        for head, other in (each, each[::-1]):
+            alone = [c - w for c, w in zip(clean, single[head], strict=True)]
+            rest = [c - w for c, w in zip(clean, single[other], strict=True)]
+            found.append([(a + s - r) / 2 for a, s, r in zip(alone, harm[each], rest, strict=True)])
+        return found
+
+    needed, least = [[min(map(strong, adds(each))) for each in some] for some in (sets, sets[:1])]
+    share = sum(each >= least[0] - 1e-4 * abs(least[0]) for each in needed) / 64
+    of_t_test = max(float(ttest_1samp(values, 0, alternative="greater").pvalue) for values in adds(sets[0]))
+    assert claim.p_each == pytest.approx(max(share, of_t_test)) and share == 1 / 64
+    torch.testing.assert_close(
+        claim.general[0], losses(model, texts, PAIR) - losses(model, texts, []), atol=1e-5, rtol=1e-4
+    )  # type: ignore[index]
+    gap = (claim.general.mean(dim=1) - claim.general[0].mean()).abs()  # type: ignore[union-attr]
+    assert {*claim.matched.tolist()} == {*gap[1:].argsort()[:20].add(1).tolist()}
+    moved = [w - c for w, c in zip(by_hand(PAIR, further), by_hand([], further), strict=True)]
+    assert claim.others[0].effect.tolist() == pytest.approx(moved, abs=1e-4)
+    every = [(layer, head) for layer in range(3) for head in range(8)]
+    nothing, only = by_hand(every), by_hand([head for head in every if head not in PAIR])
+    restored = sum(o - n for o, n in zip(only, nothing, strict=True)) / sum(
+        c - n for c, n in zip(clean, nothing, strict=True)
+    )
+    assert float(claim.restored.mean) == pytest.approx(restored, rel=1e-4)
+    frame = claim.to_frame()
+    assert list(frame.heads[:2]) == ["L0H2 L2H5", "L0H0 L2H0"] and frame.tested.sum() == 1 and len(frame) == 64
+    assert frame.as_strong.mean() == claim.p and frame.matched.sum() == 20
+
+
+def losses(model: am.HookedModel, ids: Tensor, heads: Any) -> Tensor:
+    with model.intervene(*([am.Intervention.zero(heads)] if heads else [])):
+        logits = model.run(ids).logits.double()
+    return torch.stack([torch.nn.functional.cross_entropy(x[:-1], y[1:]) for x, y in zip(logits, ids, strict=True)])
+
+
+@pytest.mark.parametrize("method", ["mean", "resample", am.Intervention.scale("query_key")])
+def test_sets_are_removed_in_any_way(method: Any) -> None:
+    """As `am.ablate_heads` removes single heads, and as `model.intervene` removes several."""
+    model, task = model_of("and_pair", "gpt2"), planted.cued(8, 2)
+    confirming = task.halves()[1]
+    claim = am.confirm_heads(model, [(0, 2), (1, 1)], task, method=method)
+    if isinstance(method, str):
+        prompts = [torch.tensor(case.prompt) for case in confirming.cases]
+        finding = [torch.tensor(case.prompt) for case in task.halves()[0].cases]
+        reference = {"reference": iter(finding)} if method == "mean" else {}
+        effects = am.ablate_heads(
+            model, iter(prompts), [(0, 2)], method, "logit_difference", answers=confirming.answers,
+            against=confirming.against, **reference,
+        )  # fmt: skip
+        torch.testing.assert_close(claim.after_alone[0, 0], effects.after[0, 2], rtol=1e-4, atol=1e-4)
+    else:
+        with model.intervene(am.Intervention.scale("query_key", heads=[(0, 2), (1, 1)])):
+            for case, found in zip(confirming.cases, claim.after[0], strict=True):
+                last = model.run(torch.tensor([case.prompt])).logits[0, -1]
+                assert float(found) == pytest.approx(float(last[case.answer] - last[case.against]), abs=1e-4)  # type: ignore[index]
+
+
+# -- false positives -------------------------------------------------------------------------------------------------
+
+RUNS, ALPHAS = 400, (0.01, 0.05, 0.1)
+
+
+@cache
+def effects() -> tuple[list[Any], Tensor, Tensor]:
+    """The change of the metric of every case without each pair (one head in layers 0 and 2) and each head alone."""
+    claim = am.confirm_heads(
+        model_of("and_pair", "bloom"), PAIR, planted.cued(20, 3), discovery=[((1, 12, 7), 5, 6, "apart")]
+    )
+    pairs = [tuple(map(tuple, each)) for each in claim.sets.tolist()]
+    return pairs, claim.before - claim.after, claim.before - claim.after_alone
+
+
+def shares(found: list[float]) -> list[float]:
+    return [sum(p <= alpha + 1e-9 for p in found) / RUNS for alpha in ALPHAS]
+
+
+def at_most(found: list[float]) -> None:
+    for share, alpha in zip(shares(found), ALPHAS, strict=True):
+        assert share <= alpha + 2 * math.sqrt(alpha * (1 - alpha) / RUNS), (share, alpha)
+
+
+def p_values(pairs: list[Any], harm: Tensor, alone: Tensor, tested: int) -> tuple[float, float]:
+    """p and p_each of one of the sets, given each group's harm."""
+    order = [tested, *(number for number in range(len(pairs)) if number != tested)]
+    harm, alone = harm[order], alone[order]
+    each = strength(added(harm, alone, alone.flip(1))).amin(dim=1)
+    return rank_p(strength(harm)), max(rank_p(each), least_p(added(harm, alone, alone.flip(1))[0]))
+
+
+def test_random_sets_are_rarely_confirmed() -> None:
+    pairs, harm, alone = effects()
+    rng, found = Random(0), []
+    for _ in range(RUNS):
+        groups = rng.sample(range(20), 8)
+        of_group, of_alone = (each.unflatten(-1, (20, -1)).mean(dim=-1)[..., groups] for each in (harm, alone))
+        found.append(p_values(pairs, of_group, of_alone, rng.randrange(len(pairs))))
+    for values in zip(*found, strict=True):
+        at_most(list(values))
+
+
+def test_sets_chosen_by_a_rule_on_shuffled_answers_are_rarely_confirmed() -> None:
+    """Shuffled answers turn the sign of a case's effects at random; the strongest heads of one half are tested on the
+    other."""
+    pairs, harm, alone = effects()
+    generator, found = torch.Generator().manual_seed(1), []
+    for _ in range(RUNS):
+        sign = torch.randint(0, 2, (harm.shape[-1],), generator=generator) * 2 - 1
+        groups = torch.randperm(20, generator=generator)
+        of_group, of_alone = ((each * sign).unflatten(-1, (20, -1)).mean(dim=-1) for each in (harm, alone))
+        strongest = of_alone[..., groups[:10]].mean(dim=-1).sum(dim=1).argmax()
+        half = of_group[:, groups[10:]], of_alone[..., groups[10:]]
+        found.append(p_values(pairs, *half, int(strongest)))
+    for values in zip(*found, strict=True):
+        at_most(list(values))
+
+
+# -- sets of a shape -------------------------------------------------------------------------------------------------
+
+
+def test_the_null_is_every_set_of_the_shape() -> None:
+    shape = same_shape([(0, 1), (0, 3), (2, 2)], range(3), 5, 1000)
+    wanted = {
+        (*one, other)
+        for one in itertools.combinations([(0, h) for h in range(5)], 2)
+        for other in [(2, h) for h in range(5)]
+    }
+    assert {*shape.sets} == wanted and len(shape.sets) == shape.possible == 50
+    assert shape.sets[0] == ((0, 1), (0, 3), (2, 2)) and shape.enumerated and not shape.wider
+    wide = same_shape([(0, 1), (2, 0)], range(4), 3, 1000)
+    assert wide.wider and len({*wide.sets}) == wide.possible == 6 * 9
+    drawn = same_shape([(0, 1), (1, 3), (2, 2)], range(3), 8, 100, seed=4)
+    assert len({*drawn.sets}) == 100 and drawn.possible == 512 and not drawn.enumerated
+    assert drawn == same_shape([(0, 1), (1, 3), (2, 2)], range(3), 8, 100, seed=4)
+    assert all([layer for layer, _ in each] == [0, 1, 2] for each in drawn.sets)
+
+
+def test_drawn_sets_are_equally_likely() -> None:
+    counts: dict[Any, int] = {}
+    for seed in range(300):
+        for each in same_shape([(0, 0), (1, 0)], range(2), 6, 21, seed).sets[1:]:
+            counts[each] = counts.get(each, 0) + 1
+    expected = 300 * 20 / 35
+    assert len(counts) == 35 and sum((n - expected) ** 2 / expected for n in counts.values()) < 60
+
+
+def test_ties_count_and_size_decides_among_consistent_effects() -> None:
+    same = torch.tensor([[1.0, 1.1, 0.9, 1.0, 1.0]] * 3 + [[0.0] * 5]).double()
+    assert rank_p(strength(same)) == 0.75
+    # A hundredth of the effect, as consistent: t is the same.
+    assert rank_p(strength(torch.stack([same[0], same[0] / 100]))) == 0.5
+    assert rank_p(strength(torch.stack([same[0] / 100, same[0]]))) == 1.0
+
+
+# -- what it says ----------------------------------------------------------------------------------------------------
+
+
+def test_the_sentence_says_what_the_numbers_say() -> None:
+    claim = claim_of("or_pair", "bloom", tuple(PAIR))
+    low, high = map(float, claim.interval())
+    assert claim.lead.startswith(
+        f"Removing L0H2 and L2H5 lowers the logit difference on cued answers by {-claim.effect:.2g} logits "
+        f"({-high:.2g} to {-low:.2g} over 6 groups), more than all 63 other sets in these layers (p = 0.016, the least "
+        "possible). Each of them adds to this, L"
+    )
+    assert "in none of the 63 other sets does every head add as much (p = 0.016)." in claim.lead
+    decoys = (claim_of("lookup", "gpt2", ((0, head),)) for head in range(8))
+    idle = next(each for each in decoys if each.interval()[0] <= 0 <= each.interval()[1])
+    assert "has no clear effect on cued answers: " in idle.lead and " of 23 other heads in any layer hurt" in idle.lead
+    assert "controls come from other layers too, as this layer has fewer than 20 heads" in idle.lead
+    opposing = claim_of("or_pair", "bloom", ((1, 6),))
+    assert "raises the logit difference" in opposing.lead and opposing.lead.endswith(
+        "the model does better without it."
+    )
+    assert opposing.verdict == "not confirmed"
+    series = claim_of("and_pair", "bloom", tuple(PAIR))
+    stronger = int(series.as_strong.sum()) - 1
+    assert series.p == (1 + stronger) / 64 and f"(p = {series.p:.2g}" in series.lead
+    shares = (
+        f", but {stronger} of 63 other sets in these layers hurt at least as much, all of which share a head with it "
+    )
+    assert (shares in series.lead) is (series.p > 0.05)
+
+
+def test_losses_rise() -> None:
+    model = model_of("lookup", "gpt2")
+    cases = [((*case.prompt, case.answer), case.group) for case in planted.cued().cases]
+    claim = am.confirm_heads(model, [(1, 3)], cases)
+    assert claim.metric == "loss" and not claim.higher_is_better
+    if claim.effect > 0 and claim.interval()[0] > 0:
+        assert "raises the loss on the task by" in claim.lead and "nats" in claim.lead
+    own = am.Task("last logit", tuple(cases), lambda logits, batch: logits[:, -1, 5], higher_is_better=True)  # type: ignore[arg-type]
+    claim = am.confirm_heads(model, [(1, 3)], own)
+    assert claim.metric == "metric" and "the metric changes by" in claim.lead and "<lambda>" not in claim.lead
+
+
+def test_it_is_saved_with_its_page(tmp_path: Path) -> None:
+    claim = am.confirm_heads(
+        model_of("and_pair", "llama"), PAIR, planted.cued(), others=[planted.cued(6, 2, seed=7)],
+        general=torch.randint(10, 40, (2, 5)), sets=30,
+    )  # fmt: skip
+    assert len(claim.sets) == 30 and claim.possible == 64 and "drawn from the 63 in these layers" in claim.lead
+    again = am.HeadClaim.load(claim.save(tmp_path / "claim"))
+    assert (
+        again.lead == claim.lead and again.to_frame().equals(claim.to_frame()) and again.provenance == claim.provenance
+    )
+    assert claim.provenance.options["heads"] == [[0, 2], [2, 5]]
+    page = claim.to_html(tmp_path / "page.html").read_text(encoding="utf-8")
+    assert "Against other sets" in page and "Head by head" in page
+
+
+def test_it_resumes_from_its_journal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from attnmech.runs import sweep as sweeps
+
+    model, path = model_of("and_pair", "gpt2"), tmp_path / "claim.journal"
+    texts = torch.randint(10, 40, (2, 5), generator=torch.Generator().manual_seed(2))
+    whole = am.confirm_heads(model, PAIR, planted.cued(), general=texts)
+    calls = 0
+    written = sweeps.Journal.write
+
+    def interrupted(*arguments: Any) -> None:
+        nonlocal calls
+        written(*arguments)
+        calls += 1
+        if calls == 3:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(sweeps.Journal, "write", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        am.confirm_heads(model, PAIR, planted.cued(), general=texts, journal=path)
+    assert path.exists()
+    monkeypatch.setattr(sweeps.Journal, "write", written)
+    found = am.confirm_heads(model, PAIR, planted.cued(), general=texts, journal=path)
+    torch.testing.assert_close(found.after, whole.after)
+    assert not list(tmp_path.iterdir())
+
+
+# -- tasks and halves ------------------------------------------------------------------------------------------------
+
+
+def test_a_rule_sees_the_discovery_half_alone() -> None:
+    seen: list[Any] = []
+
+    def rule(half: Any) -> list[tuple[int, int]]:
+        seen.append(half)
+        return [(0, 2)]
+
+    task = planted.cued(16, 2)
+    claim = am.confirm_heads(model_of("and_pair", "gpt2"), rule, task)
+    (half,) = seen
+    assert half.task.groups == claim.discovery_groups and not {*half.task.groups} & {*claim.groups}
+    reached = repr([half.task, half.measuring.removal.reference, vars(half.measuring).keys()])
+    assert not [group for group in claim.groups if repr(group) in reached]
+    assert claim.provenance.options["rule"] == "rule"
+
+
+def test_halves_depend_on_the_seed_and_keep_groups_whole() -> None:
+    task = planted.cued(13, 3)
+    splits = {task.halves(seed)[1].groups for seed in range(8)}
+    assert len(splits) > 1
+    for seed in range(8):
+        one, other = task.halves(seed)
+        assert len(one.groups) == 6 and len(other.groups) == 7 and not {*one.groups} & {*other.groups}
+        assert len(one.cases) + len(other.cases) == len(task.cases)
+    values = torch.arange(len(task.cases)).double()
+    for group, mean in zip(task.groups, by_group(values, task.group_of).tolist(), strict=True):
+        numbers = [number for number, case in enumerate(task.cases) if case.group == group]
+        assert mean == pytest.approx(sum(numbers) / len(numbers))
+
+
+@pytest.mark.parametrize("name", ["copying", "agreement", "gender", "recipient"])
+def test_the_demo_models_tasks_are_single_tokens_that_it_gets_right(name: str) -> None:
+    model, task = am.load(), am.Task.of_demo(name, each=2)
+    right = 0
+    for case in task.cases:
+        for word in (case.answer, case.against):
+            assert len(model.tokenizer(word, add_special_tokens=False)["input_ids"]) == 1
+        last = model.run(case.prompt).logits[0, -1]  # type: ignore[arg-type]
+        one, other = (model.tokenizer.convert_tokens_to_ids(word) for word in (case.answer, case.against))
+        right += bool(last[one] > last[other])
+    assert right / len(task.cases) >= 0.85
+    assert len({case.prompt for case in task.cases}) == len(task.cases)
+
+
+# -- bad input -------------------------------------------------------------------------------------------------------
+
+CASE = ((1, 12, 7), 5, 6)
+BAD: list[tuple[Callable[[], Any], str]] = [
+    (lambda: planted.cued(5).halves(), "has 5 groups of cases; a claim needs at least 6"),
+    (lambda: am.confirm_heads(model_of("and_pair", "gpt2"), PAIR, planted.cued(4)), "a claim needs at least 6"),
+    (
+        lambda: am.confirm_heads(model_of("and_pair", "gpt2"), PAIR, planted.cued(), discovery=planted.cued()),
+        "the group 'fillers 0' is in both halves",
+    ),
+    (lambda: require_apart(planted.cued(2), planted.cued(2, seed=5)), "is in both halves"),
+    (
+        lambda: require_apart(am.Task("a", [am.Case((1, 12), 5, 6, "x")]), am.Task("b", [am.Case((1, 12), 5, 6, "y")])),
+        "the prompt (1, 12) is in both halves",
+    ),
+    (lambda: am.Task("t", (am.Case((1, 12), 5, 6, "x"), am.Case((1, 12), 6, 5, "y"))), "in two groups, 'x' and 'y'"),
+    (lambda: am.confirm_heads(model_of("and_pair", "gpt2"), [(0, 9)], planted.cued()), "`head` must be from 0 to 7"),
+    (lambda: am.confirm_heads(model_of("and_pair", "gpt2"), [(7, 0)], planted.cued()), "layer"),
+    (lambda: am.confirm_heads(model_of("and_pair", "gpt2"), [], planted.cued()), "at least one head"),
+    (lambda: am.confirm_heads(model_of("and_pair", "gpt2"), "all", planted.cued()), "got a string"),
+    (lambda: am.confirm_heads(model_of("and_pair", "gpt2"), PAIR, planted.cued(), sets=5), "`sets` must be"),
+    (lambda: am.confirm_heads(model_of("and_pair", "gpt2"), PAIR, planted.cued(), method="swap"), "`method` must be"),
+    (lambda: am.confirm_heads(model_of("and_pair", "gpt2"), PAIR, planted.cued(), reference="x"), '`reference` is for'),
+    (
+        lambda: am.confirm_heads(
+            model_of("and_pair", "gpt2"), [(layer, head) for layer in range(3) for head in range(8)], planted.cued()
+        ),
+        "no other set of 24 heads",
+    ),
+    (lambda: am.confirm_heads(model_of("and_pair", "gpt2"), PAIR, "no such task"), "the demo model's tasks are"),
+    (lambda: am.confirm_heads(model_of("and_pair", "gpt2"), PAIR, [("a text",)]), "a case must be"),
+    (lambda: am.confirm_heads(model_of("and_pair", "gpt2"), PAIR, [(*CASE, "")]), "a case needs its `group`"),
+    (lambda: am.Task("t", ((*CASE, "x"), ((1, 13), " a", " b", "y"))), "all have `answer` as text, all as token ids"),
+    (lambda: am.Task("t", ()), "has no cases"),
+    (lambda: am.Task("t", ((*CASE, "x"),), metric="perplexity"), "`metric` must be one of"),
+    (lambda: am.Task("t", ((*CASE, "x"),), metric=lambda logits, batch: logits), "needs higher_is_better"),
+    (lambda: am.Task.of_demo("recipient", templates=9), "`templates` must be a whole number, 1 to 7"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("number", range(len(BAD)))
+@pytest.mark.usefixtures("unchecked")
+def test_bad_input_is_told(number: int) -> None:
+    call, told = BAD[number]
+    with pytest.raises(am.InputError) as caught:
+        call()
+    assert told in str(caught.value), str(caught.value)
+
+
+def test_answers_of_several_tokens_are_scored_as_a_sum() -> None:
+    model, things = models.demo(), ("shells", "boats", "waves", "owls", "lamps", "drums")
+    cases = [
+        am.Case(f"Anna sang of {one} and {other}, of {one}", f" and {other}.", group=one)
+        for one in things
+        for other in things[:3]
+        if one != other
+    ]
+    task = am.Task("the refrain", cases, "log_probability")
+    claim = am.confirm_heads(model, [(2, 6)], task, discovery=None)
+    confirming = task.halves()[1]
+    tokenizer = model.tokenizer
+    for case, before in zip(confirming.cases, claim.before.tolist(), strict=True):
+        ids = torch.tensor([[tokenizer.bos_token_id, *tokenizer(case.prompt + case.answer)["input_ids"]]])
+        ids = ids[:, 1:] if int(ids[0, 1]) == tokenizer.bos_token_id else ids
+        with torch.no_grad():
+            found = model.plain(ids).logits[0].double().log_softmax(dim=-1)
+        assert before == pytest.approx(sum(float(found[place - 1, ids[0, place]]) for place in (-3, -2, -1)), abs=1e-4)
+    assert "log probability of the answer on the refrain" in claim.lead
+    with pytest.raises(am.InputError, match='metric="log_probability"'):
+        am.confirm_heads(model, [(2, 6)], replace(task, metric="accuracy"))
+    with pytest.raises(am.InputError, match="scores an answer alone"):
+        am.Task("compared", [("a", " b", " c", "x")], "log_probability")
+
+
+def test_padding_and_batches_do_not_matter() -> None:
+    hooked = models.hooked("llama")
+    rng = Random(2)
+    cases = [
+        (tuple(rng.randrange(3, 40) for _ in range(rng.randint(4, 9))), rng.randrange(40), 41, f"group {number % 7}")
+        for number in range(21)
+    ]
+    claim = am.confirm_heads(hooked, [(0, 1), (1, 4)], cases)
+    tight = am.confirm_heads(hooked, [(0, 1), (1, 4)], cases, memory=0.01)
+    torch.testing.assert_close(claim.after, tight.after, rtol=1e-4, atol=1e-5)
+    half = planted.am.Task("the task", tuple(cases)).halves()[1]  # type: ignore[arg-type]
+    for case, found in zip(half.cases, claim.after[0], strict=True):
+        logits = logits_without(hooked, case.prompt, [(0, 1), (1, 4)])  # type: ignore[arg-type]
+        assert float(found) == pytest.approx(float(logits[case.answer] - logits[case.against]), abs=1e-4)  # type: ignore[index]

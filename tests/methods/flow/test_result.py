@@ -1,0 +1,187 @@
+"""Flow against naive loops over patterns, values and weights, vector by vector."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import models
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+import attnmech as am
+
+FAMILIES = ("bloom", "gpt2", "llama", "bert", "mistral", "gpt_oss", "qwen3_bias", "falcon_new")
+
+
+def loaded(name: str) -> tuple[am.HookedModel, Tensor]:
+    dtype = torch.float32 if name in models.SINGLE_ONLY else torch.float64
+    return models.hooked(name, dtype), models.token_ids(name, 1)
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_rollout_is_that_of_a_loop(name: str) -> None:
+    model, ids = loaded(name)
+    flow = am.attention_flow(model, ids)
+    acts = model.run(ids, points=["pattern"])
+    rolled = torch.eye(7, dtype=flow.maps.dtype)
+    for layer in range(model.n_layers):
+        mean = sum(acts["pattern", layer][0, head] for head in range(model.n_heads)) / model.n_heads
+        mixed = (mean + torch.eye(7)) / 2
+        rolled = (mixed / mixed.sum(-1, keepdim=True)) @ rolled
+        torch.testing.assert_close(flow.maps[layer], rolled, atol=1e-6, rtol=1e-5)
+    torch.testing.assert_close(flow.maps.sum(-1), torch.ones_like(flow.maps[..., 0]), atol=1e-6, rtol=0)
+    if model.causal:
+        assert not bool(flow.maps.triu(1).any())
+
+
+def carried(model: am.HookedModel, ids: Tensor, layer: int) -> Tensor:
+    """p_ij f(x_j) of each head, [head query key d_model]."""
+    acts = model.run(ids, points=["pattern", "v"])
+    W_O, pattern, v = model.weights(layer).W_O.detach(), acts["pattern", layer][0], acts["v", layer][0]
+    found = torch.zeros(*pattern.shape, model.d_model, dtype=pattern.dtype)
+    for head in range(model.n_heads):
+        for key in range(len(v)):
+            f = v[key, head // (model.n_heads // v.shape[1])] @ W_O[head]
+            found[head, :, key] = pattern[head, :, key, None] * f
+    return found
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_norms_are_those_of_a_loop_and_sum_to_attn_raw(name: str) -> None:
+    model, ids = loaded(name)
+    flow = am.attention_flow(model, ids, "norm")
+    acts = model.run(ids, points=["attn_raw"])
+    assert flow.head_maps is not None
+    error = 2e-5 if name in models.SINGLE_ONLY else 1e-7
+    for layer in range(model.n_layers):
+        parts = carried(model, ids, layer)
+        b_O = model.weights(layer).b_O
+        whole = parts.sum(dim=(0, 2)) + (0 if b_O is None else b_O.detach())
+        torch.testing.assert_close(whole, acts["attn_raw", layer][0], atol=error, rtol=error)
+        torch.testing.assert_close(flow.head_maps[layer], parts.norm(dim=-1), atol=error, rtol=error)
+        torch.testing.assert_close(flow.maps[layer], parts.sum(dim=0).norm(dim=-1), atol=error, rtol=error)
+
+
+@pytest.mark.parametrize("name", ["bloom", "llama", "bert", "roberta", "opt_post"])
+def test_with_residual_and_norm(name: str) -> None:
+    model, ids = loaded(name)
+    flow = am.attention_flow(model, ids, "norm_residual")
+    points = ["resid_pre", "resid_mid"] if model.architecture.norm == "post" else ["resid_pre"]
+    acts = model.run(ids, points=points)
+    for layer in range(model.n_layers):
+        parts = carried(model, ids, layer).sum(dim=0)
+        x = acts["resid_pre", layer][0]
+        for row in range(len(x)):
+            parts[row, row] += x[row]
+        if model.architecture.norm == "post":
+            norm = model.stack().module(layer, model.architecture.mid_norm)
+            mid = acts["resid_mid", layer][0]
+            spread = (mid.var(dim=-1, unbiased=False) + norm.eps).sqrt()
+            parts = (parts - parts.mean(-1, keepdim=True)) / spread[:, None, None] * norm.weight.detach()
+        torch.testing.assert_close(flow.maps[layer], parts.norm(dim=-1), atol=1e-7, rtol=1e-6)
+
+
+def test_a_norm_between_attention_and_stream_is_part_of_f() -> None:
+    model, ids = models.hooked("gemma2", torch.float64), models.token_ids("gemma2", 1)
+    flow = am.attention_flow(model, ids, "norm")
+    acts = model.run(ids, points=["attn_raw", "attn_out"])
+    for layer in range(model.n_layers):
+        scale = acts["attn_out", layer][0] / acts["attn_raw", layer][0]
+        parts = carried(model, ids, layer) * scale[:, None]
+        torch.testing.assert_close(flow.maps[layer], parts.sum(dim=0).norm(dim=-1), atol=1e-6, rtol=1e-5)
+
+
+@pytest.mark.parametrize("kind", ["rollout", "norm", "norm_residual"])
+def test_padding_changes_nothing(kind: str) -> None:
+    model = models.hooked("llama", torch.float64)
+    ids = models.token_ids("llama", 1, 5)
+    given = {"input_ids": torch.cat((torch.zeros(1, 2, dtype=torch.long), ids), 1)}
+    given["attention_mask"] = torch.tensor([[0, 0, 1, 1, 1, 1, 1]])
+    one, other = am.attention_flow(model, ids, kind), am.attention_flow(model, given, kind)
+    torch.testing.assert_close(other.maps, one.maps, atol=1e-6, rtol=1e-5)  # rotary tables are float32
+
+
+def test_shown_saved_and_drawn(tmp_path: Path) -> None:
+    for kind in ("rollout", "norm", "norm_residual"):
+        flow = am.attention_flow(models.demo(), "Anna sang of <b>shells</b>.", kind)
+        again = am.AttentionFlow.load(flow.save(tmp_path / "flow.safetensors"))
+        assert torch.equal(again.maps, flow.maps)
+        torch.testing.assert_close(flow.shares.sum(-1), torch.ones_like(flow.shares[..., 0]))
+        assert flow.show(view="sentence", layer=1).data["heads"] == flow.shares.shape[1]
+        assert "<b>" not in flow.to_html(tmp_path / "page.html").read_text().split("</head>")[1]
+
+
+BAD: list[tuple[Callable[[am.HookedModel], Any], str]] = [
+    (lambda m: am.attention_flow(m, torch.tensor([[5, 7], [8, 9]])), "one text at a time; got 2"),
+    (lambda m: am.attention_flow(m, torch.tensor([[5, 7]]), "values"), "must be one of rollout, norm"),
+    (lambda m: am.attention_flow(m, torch.tensor([[5, 7]]), layers=[0]), "leave out `layers`"),
+    (
+        lambda m: am.attention_flow(m, torch.tensor([[5, 7]])).plot(head=0),
+        'only kind="norm" and kind="gradient" have maps by head',
+    ),
+]
+
+
+@pytest.mark.parametrize(("call", "words"), BAD)
+def test_bad_input(call: Callable[[am.HookedModel], Any], words: str) -> None:
+    with pytest.raises(am.InputError) as caught:
+        call(models.hooked("llama"))
+    assert words in str(caught.value)
+
+
+def test_too_large_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    from attnmech.methods.flow import result as module
+
+    monkeypatch.setattr(module, "MOST_BYTES", 100)
+    with pytest.raises(am.InputError, match="Give a text of up to"):
+        am.attention_flow(models.hooked("llama"), models.token_ids("llama", 1))
+
+
+@pytest.mark.parametrize("name", [*FAMILIES, "gemma2"])
+def test_views_weighted_by_value_are_the_norms_of_flow_as_shares(name: str) -> None:
+    model, ids = loaded(name)
+    acts, flow = model.run(ids, points=["pattern", "v"]), am.attention_flow(model, ids, "norm")
+    assert flow.head_maps is not None
+    assert not any(norms.requires_grad for norms in acts.value_norms.values())
+    expected = flow.head_maps / flow.head_maps.sum(dim=-1, keepdim=True)
+    for layer in range(model.n_layers):
+        pattern = acts["pattern", layer][0]
+        by_loop = torch.zeros_like(flow.head_maps[layer])
+        for head in range(model.n_heads):
+            for key in range(len(ids[0])):
+                v = acts["v", layer][0, key, head // (model.n_heads // acts["v", layer].shape[2])]
+                written = v @ model.weights(layer).W_O[head].detach()
+                if name == "gemma2":
+                    written = written * (1 + model.stack().module(layer, "post_attention_layernorm").weight.detach())
+                by_loop[head, :, key] = pattern[head, :, key] * written.norm()
+        by_loop /= by_loop.sum(dim=-1, keepdim=True)
+        torch.testing.assert_close(expected[layer], by_loop, atol=2e-5, rtol=2e-5)
+        for head in (0, model.n_heads - 1):
+            view = acts.show("pattern", layer=layer, head=head, weighted="value")
+            cells = _cells(view)
+            torch.testing.assert_close(cells, by_loop[head].double(), atol=1e-3, rtol=1e-3)
+            assert "‖p f(x)‖" in view.reading
+    lines = acts.show("pattern", view="sentence", weighted="value")
+    assert lines.data["words"]["whole"] == "value-weighted attention"
+
+
+def test_weighted_views_say_what_they_need() -> None:
+    model, ids = loaded("llama")
+    acts = model.run(ids, points=["pattern", "scores"])
+    with pytest.raises(am.MissingPointError, match=r"capture both with model.run\(..., points=\['pattern', 'v'\]\)"):
+        acts.show("pattern", layer=0, weighted="value")
+    with pytest.raises(am.InputError, match="must be one of value"):
+        acts.show("pattern", layer=0, weighted="norm")
+    with pytest.raises(am.InputError, match="for the point \"pattern\"; got 'scores'"):
+        acts.show("scores", layer=0, weighted="value")
+    text = {"input_ids": torch.cat((torch.zeros(1, 2, dtype=torch.long), ids), 1)}
+    text["attention_mask"] = torch.tensor([[0, 0, *[1] * 7]])
+    whole, padded = (model.run(each, points=["pattern", "v"]) for each in (ids, text))
+    cells = [_cells(each.show("pattern", layer=1, head=2, weighted="value")) for each in (whole, padded)]
+    torch.testing.assert_close(cells[0], cells[1], atol=1e-3, rtol=1e-3)
+
+
+def _cells(view: Any) -> Tensor:
+    return torch.tensor(np.array(view.data["props"]["attention"], dtype=np.float64)).nan_to_num()

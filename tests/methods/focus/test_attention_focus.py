@@ -1,0 +1,449 @@
+"""Where heads look, against loops over the patterns that plain transformers hands out."""
+
+import math
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import models
+import numpy as np
+import pytest
+import reference
+import torch
+from torch import Tensor
+
+import attnmech as am
+from attnmech.demo.grammar import document
+from attnmech.maths.focus import STATISTICS
+from attnmech.model.attention import attend as attention
+from attnmech.runs.token_types import TOKEN_TYPES
+
+LAST = 3
+NAMES = (
+    "bloom", "gpt2", "llama", "bert", "gemma2", "mistral", "falcon_rotary_serial", "gpt_neox", "opt", "mpt3", "qwen3",
+    "gpt_oss", "roberta",
+)  # fmt: skip
+
+
+def patterns(name: str, dtype: torch.dtype, inputs: dict[str, Tensor]) -> list[Tensor]:
+    """Attention probabilities of transformers' eager attention, layer by layer."""
+    model = models.in_attention(models.fresh(name, dtype), "eager")
+    with torch.no_grad():
+        return [each.double() for each in model(**inputs, output_attentions=True).attentions]
+
+
+def by_hand(pattern: Tensor, visible: Tensor, mask: Tensor, *, first_row: bool = False) -> dict[str, list[float]]:
+    """Every statistic of each head of one layer, row by row; pattern `[batch head query key]`."""
+    heads = pattern.shape[1]
+    found: dict[str, list[float]] = {name: [] for name in STATISTICS}
+    for h in range(heads):
+        rows: dict[str, list[float]] = {name: [] for name in STATISTICS}
+        for b in range(len(pattern)):
+            begin = next(i for i in range(mask.shape[1]) if mask[b, i])
+            for i in range(pattern.shape[2]):
+                if not mask[b, i] or (i == begin and not first_row):
+                    continue
+                seen = [j for j in range(pattern.shape[3]) if visible[b, 0, i, j]]
+                p = {j: float(pattern[b, h, i, j]) for j in seen}
+                ordered = sorted(p.values(), reverse=True)
+                top = max(seen, key=lambda j: p[j])
+                if len(seen) > 1:
+                    rows["tied_top"].append(float(ordered[0] == ordered[1]))
+                    rows["concentration"].append(ordered[0] - ordered[1])
+                    rows["distance"].append(sum(p[j] * abs(i - j) for j in seen))
+                for key, place in (("self", i), ("first", begin), ("previous", i - 1)):
+                    if place in seen:
+                        rows[f"{key}_mass"].append(p[place])
+                        if len(seen) > 1:
+                            rows[f"{key}_top"].append(float(top == place))
+                others = [j for j in seen if j not in (i, begin, i - 1)]
+                if others:
+                    rows["elsewhere_top"].append(float(top in others))
+                recent = [j for j in seen if i - LAST < j <= i]
+                if len(recent) < len(seen):
+                    rows["last_mass"].append(sum(p[j] for j in recent))
+                entropy = -sum(x * math.log(x) for x in p.values() if x > 0)
+                rows["entropy"].append(entropy)
+                if len(seen) > 1:
+                    rows["normalised_entropy"].append(entropy / math.log(len(seen)))
+        for name, values in rows.items():
+            found[name].append(sum(values) / len(values) if values else math.nan)
+    return found
+
+
+def require_as_by_hand(focus: am.AttentionFocus, expected: list[dict[str, list[float]]], close: float) -> None:
+    for place, layer in enumerate(expected):
+        for name, values in layer.items():
+            found = focus.mean(name)[place]
+            wanted = torch.tensor(values, dtype=torch.float64)
+            assert torch.allclose(found, wanted, rtol=0, atol=close, equal_nan=True), (name, place, found, wanted)
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(("side", "dtype"), [("right", torch.float32), ("left", torch.float32), ("", torch.float64)])
+def test_every_statistic_is_that_of_a_loop(name: str, side: str, dtype: torch.dtype) -> None:
+    if name == "gpt_oss" and dtype == torch.float64:
+        pytest.skip("transformers does not run it in float64")
+    inputs = models.padded(name, side, batch=3, length=11)
+    if not side:  # in float64 transformers' eager attention gives NaN on rows that see padding alone
+        inputs["attention_mask"][:] = 1
+    model = models.plain(name)
+    # In float64, too, transformers takes the softmax in float32.
+    close = 1e-5 if dtype == torch.float32 else 1e-6
+    mask = inputs["attention_mask"].bool()
+    expected = [
+        by_hand(pattern, reference.visible(model, mask, layer), mask)
+        for layer, pattern in enumerate(patterns(name, dtype, inputs))
+    ]
+    focus = am.attention_focus(models.hooked(name, dtype), inputs, last=LAST)
+    require_as_by_hand(focus, expected, close)
+
+
+@pytest.mark.parametrize("name", ["bloom", "llama", "bert", "gemma2"])
+@pytest.mark.parametrize("rows", [3, 7, 11])
+def test_blocks_that_do_not_divide_the_text(name: str, rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    ids = models.token_ids(name, batch=2, length=19)
+    hooked = models.hooked(name)
+    whole = am.attention_focus(hooked, ids)
+    monkeypatch.setattr(attention, "_row_blocks", lambda q, keys, whole, gathered: _in_steps(q.shape[2], rows))
+    blocks = am.attention_focus(hooked, ids)
+    for key in ("sums", "counts", "distance", "received", "uniform", "seen", "by_type", "sink_rate", "values"):
+        assert torch.allclose(whole.state[key].double(), blocks.state[key].double(), atol=1e-5), key
+    for key in ("valid", "top_key", "sinks", "samples", "classes"):
+        assert torch.equal(whole.state[key], blocks.state[key]), key
+
+
+def _in_steps(length: int, step: int) -> list[range]:
+    return [range(start, min(length, start + step)) for start in range(0, length, step)]
+
+
+@pytest.mark.parametrize("name", ["bloom", "bert", "llama"])
+def test_what_keys_receive(name: str) -> None:
+    """By position, by distance, sink rate: loops again."""
+    inputs = models.padded(name, batch=3, length=9)
+    mask = inputs["attention_mask"].bool()
+    focus = am.attention_focus(models.hooked(name), inputs)
+    for layer, pattern in enumerate(patterns(name, torch.float32, inputs)):
+        visible = reference.visible(models.plain(name), mask, layer)
+        heads, length = pattern.shape[1], pattern.shape[2]
+        for h in range(heads):
+            for j in range(length):
+                rows = [
+                    (b, i) for b in range(3) for i in range(1, length) if mask[b, i] and visible[b, 0, i, j]
+                ]  # row 0 is left out
+                if rows:
+                    mean = sum(float(pattern[b, h, i, j]) for b, i in rows) / len(rows)
+                    assert float(focus.received[layer, h, j]) == pytest.approx(mean, abs=1e-6)
+            cells = [
+                (float(pattern[b, h, i, j]), abs(i - j))
+                for b in range(3)
+                for i in range(1, length)
+                for j in range(length)
+                if mask[b, i] and visible[b, 0, i, j]
+            ]
+            for far in range(length):
+                share = sum(p for p, d in cells if d == far) / sum(p for p, _ in cells)
+                assert float(focus.distance_histogram[layer, h, far]) == pytest.approx(share, abs=1e-6)
+
+
+def test_sink_rate_after_gu() -> None:
+    """α_k = mean over i ≥ k of p_ik, by text, layer and head; the share of them above 0.3."""
+    ids = models.token_ids("bloom", batch=4, length=6)
+    focus = am.attention_focus(models.hooked("bloom"), ids)
+    found = patterns("bloom", torch.float32, {"input_ids": ids})
+    for k in range(6):
+        above = total = 0
+        for layer, pattern in enumerate(found):
+            for h in range(pattern.shape[1]):
+                alphas = [sum(float(pattern[b, h, i, k]) for i in range(k, 6)) / (6 - k) for b in range(4)]
+                assert float(focus.sink_rate[layer, h, k]) == pytest.approx(sum(alphas) / 4, abs=1e-6)
+                above += sum(alpha > 0.3 for alpha in alphas)
+                total += 4
+        assert focus.sink_share(k) == pytest.approx(above / total)
+
+
+def edited(hooked: am.HookedModel, ids: Tensor, make: Any, **options: Any) -> am.AttentionFocus:
+    with hooked.hooks({"pattern": make}):
+        return am.attention_focus(hooked, ids, **options)
+
+
+def test_a_uniform_causal_head() -> None:
+    length = 50
+
+    def uniform(pattern: Tensor) -> Tensor:
+        rows = torch.ones(pattern.shape[-1], pattern.shape[-1]).tril()
+        return (rows / rows.sum(-1, keepdim=True)).expand_as(pattern)
+
+    focus = edited(models.hooked("bloom"), models.token_ids("bloom", batch=2, length=length), uniform)
+    harmonic = sum(1 / i for i in range(1, length + 1))
+    assert torch.allclose(focus.bos_mass, torch.tensor(harmonic / length, dtype=torch.float64))
+    every = focus.where(first_row=True)
+    entropy = sum(math.log(i) for i in range(1, length + 1)) / length
+    assert torch.allclose(every.entropy, torch.tensor(entropy, dtype=torch.float64))
+    assert torch.allclose(focus.normalised_entropy, torch.ones(1, dtype=torch.float64))
+    assert (focus.tied_top == 1).all() and (focus.self_top == 0).all() and (focus.first_top == 0).all()
+    assert torch.allclose(focus.received_by_type[:, 0], focus.expected_by_type, atol=1e-6)
+
+
+def test_a_hard_sink() -> None:
+    def first(pattern: Tensor) -> Tensor:
+        return torch.zeros_like(pattern).index_fill_(-1, torch.tensor([0]), 1.0)
+
+    focus = edited(models.hooked("gpt2"), models.token_ids("gpt2", batch=2, length=18), first)
+    assert (focus.first_top == 1).all() and (focus.first_mass == 1).all() and (focus.concentration == 1).all()
+    assert (focus.entropy == 0).all() and (focus.bos_mass == 1).all()
+    assert set(sum(focus.collapse, ())) == {"dead"}
+    assert focus.sink_share(0) == 1.0 and focus.sink_share(3) == 0.0
+    assert float(focus.distance[0, 0]) == pytest.approx(sum(range(1, 18)) / 17)
+
+
+@pytest.mark.parametrize(
+    ("first", "itself", "expected"),
+    [(0.96, 0.0, "dead"), (0.6, 0.0, "sink"), (0.1, 0.9, "low entropy"), (0.4, 0.6, ""), (0.4, 0.0, "")],
+)
+def test_collapse_classes(first: float, itself: float, expected: str) -> None:
+    """The rest of the mass is spread over the other keys."""
+
+    def make(pattern: Tensor) -> Tensor:
+        length = pattern.shape[-1]
+        made = torch.full_like(pattern, (1 - first - itself) / (length - 1))
+        made[..., 0] = first
+        return made + itself * torch.eye(length)
+
+    focus = edited(models.hooked("bloom"), models.token_ids("bloom", batch=1, length=200), make)
+    assert set(sum(focus.collapse, ())) == {expected}
+
+
+def test_where_leaves_out_rows_afterwards() -> None:
+    ids = models.token_ids("bert", batch=2, length=8)
+    hooked = models.hooked("bert")
+    focus = am.attention_focus(hooked, ids, last=LAST)
+    whole = torch.ones(2, 8, dtype=torch.bool)
+    visible = reference.visible(models.plain("bert"), whole)
+    found = patterns("bert", torch.float32, {"input_ids": ids})
+    every = [by_hand(pattern, visible, whole, first_row=True) for pattern in found]
+    require_as_by_hand(focus.where(first_row=True), every, 1e-5)
+
+    rows = torch.zeros(2, 8, dtype=torch.bool)
+    rows[0, 3] = rows[1, 5] = True
+    some = focus.where(rows=rows)
+    entropy = focus.by_row("entropy")
+    assert torch.allclose(some.entropy, ((entropy[:, :, 0, 3] + entropy[:, :, 1, 5]) / 2).double(), atol=1e-6)
+    assert some.interval("entropy") is None  # of two texts
+    with pytest.raises(am.MissingPointError, match="individually chosen rows"):
+        _ = some.received
+    with pytest.raises(am.InputError, match=r"each of the \[2, 8\] rows"):
+        focus.where(rows=rows[:1])
+
+
+def test_special_tokens_are_a_class_of_rows() -> None:
+    hooked = am.load(models.fresh("bloom"), tokenizer=models.tokenizer(adds_bos=True))
+    ids = torch.tensor([[2, 4, 0, 5, 6], [2, 7, 8, 1, 9]])  # [PAD] as a token that is there, and [UNK]
+    focus = am.attention_focus(hooked, ids)
+    entropy = focus.by_row("entropy")
+    without = focus.where(special=False).entropy
+    rows = [entropy[:, :, 0, i] for i in (1, 3, 4)] + [entropy[:, :, 1, i] for i in (1, 2, 4)]
+    assert torch.allclose(without, torch.stack(rows).mean(0).double(), atol=1e-6)
+
+
+def test_token_types() -> None:
+    model = models.demo()
+    focus = am.attention_focus(model, "Anna sang, and 7 keys (old) fell.")
+    received, expected = focus.received_by_type, focus.expected_by_type
+    assert received.shape[-1] == len(TOKEN_TYPES)
+    assert torch.allclose(received.sum(-1), torch.ones(1, dtype=torch.float64), atol=1e-6)
+    assert torch.allclose(expected.sum(-1), torch.ones(1, dtype=torch.float64), atol=1e-6)
+    place = {name: n for n, name in enumerate(TOKEN_TYPES)}
+    batch = model.encode("Anna sang, and 7 keys (old) fell.")
+    comma = batch.tokens[0].index(",")
+    rows = range(comma, len(batch.tokens[0]))
+    uniform = sum(1 / (i + 1) for i in rows if i) / (len(batch.tokens[0]) - 1)
+    assert float(expected[0, place["comma"]]) == pytest.approx(uniform)
+    pattern = model.run(batch, points=["pattern"])["pattern", 2][0]
+    assert float(received[2, 1, place["comma"]]) == pytest.approx(float(pattern[1, 1:, comma].mean()), abs=1e-6)
+    assert float(received[2, 1, place["first token"]]) == pytest.approx(float(pattern[1, 1:, 0].mean()), abs=1e-6)
+
+
+def test_cross_attention_has_no_self() -> None:
+    inputs = models.inputs_of("t5")
+    model = models.in_attention(models.fresh("t5"), "eager")
+    with torch.no_grad():
+        found = model(**inputs, output_attentions=True).cross_attentions
+    focus = am.attention_focus(models.hooked("t5"), inputs, stack="cross")
+    for layer, pattern in enumerate(found):
+        mass = pattern[:, :, 1:, 0].double().mean(dim=(0, 2))
+        assert torch.allclose(focus.first_mass[layer], mass, atol=1e-5)
+        ordered = pattern[:, :, 1:].double().sort(dim=-1, descending=True).values
+        assert torch.allclose(
+            focus.concentration[layer], (ordered[..., 0] - ordered[..., 1]).mean(dim=(0, 2)), atol=1e-5
+        )
+    for name in ("self_top", "previous_mass", "distance", "last_mass", "elsewhere_top"):
+        assert focus.mean(name).isnan().all()
+
+
+def test_layers_and_saving(tmp_path: Path) -> None:
+    ids = models.token_ids("gpt2", batch=2, length=9)
+    hooked = models.hooked("gpt2")
+    focus, some = am.attention_focus(hooked, ids), am.attention_focus(hooked, ids, layers=[2, 0])
+    assert some.layers == (2, 0)
+    assert torch.allclose(some.entropy[[2, 0]], focus.entropy[[2, 0]], atol=1e-9) and some.entropy[1].isnan().all()
+    again = am.AttentionFocus.load(focus.save(tmp_path / "focus.safetensors"))
+    assert again.to_frame().equals(focus.to_frame())
+    assert again.last == focus.last and again.provenance == focus.provenance
+    frame = am.attention_focus(hooked, models.token_ids("gpt2", batch=5)).to_frame()
+    assert list(frame.columns[:3]) == ["layer", "head", "self_top"]
+    assert {"first_top_low", "first_top_high", "collapse"} <= set(frame.columns)
+    assert "first token on top" in repr(focus)
+
+
+def test_what_cannot_be_measured() -> None:
+    hooked = models.hooked("bloom")
+    with pytest.raises(am.InputError, match="`last` must be"):
+        am.attention_focus(hooked, models.token_ids("bloom"), last=0)
+    focus = am.attention_focus(hooked, models.token_ids("bloom"))
+    with pytest.raises(am.InputError, match="`statistic` must be one of self_top"):
+        focus.mean("sharpness")
+    with pytest.raises(am.InputError, match="`position` must be from 0 to 6"):
+        focus.sink_share(7)
+
+
+def test_figures_and_page(tmp_path: Path) -> None:
+    texts = ["Anna sang of shells.", "Tom gave an old anchor to Clara.", "The keys are here."]
+    focus = am.attention_focus(models.demo(), texts)
+    for name, statistic in (
+        ("self_focus", "self_top"),
+        ("first_focus", "first_top"),
+        ("concentration", "concentration"),
+    ):
+        drawn = sorted(value for trace in focus.plot(name).data for value in trace.y if value is not None)
+        assert set(np.round(drawn, 5)) == set(np.round(focus.mean(statistic).flatten().tolist(), 5))
+    with pytest.raises(am.InputError, match="`figure` must be one of self_focus"):
+        focus.plot("sharpness")
+    page = focus.to_html(tmp_path / "focus.html").read_text(encoding="utf-8")
+    assert "Figure 6. How concentrated attention is" in page and "3 texts" in page
+    assert page.count('<script type="text/plain"') == 2  # plotly's and our own, for three figures
+
+
+def test_parts_of_a_corpus_merge() -> None:
+    model = models.demo()
+    texts = [document(Random(seed), sentences=1 + seed % 4).text for seed in range(23)]
+    whole = am.attention_focus(model, iter(texts))
+    parts = [am.attention_focus(model, iter(texts), shard=(k, 3)) for k in (2, 0, 1)]
+    merged = parts[0].merged(*parts[1:])
+    assert merged.documents == 23
+    for name, value in whole.state.items():
+        assert torch.allclose(merged.state[name].double(), value.double(), rtol=1e-6, atol=1e-5), name
+    assert torch.equal(merged.state["counts"], whole.state["counts"])
+    for ends, wanted in zip(merged.interval("entropy"), whole.interval("entropy"), strict=True):
+        assert torch.allclose(ends, wanted, atol=1e-6)
+    with pytest.raises(am.InputError, match="must have the same model, layers, options"):
+        whole.merged(am.attention_focus(model, iter(texts), layers=[1]))
+    with pytest.raises(am.InputError, match="results on texts that were run together cannot be merged"):
+        whole.merged(am.attention_focus(model, texts[:2]))
+
+
+def focus_of(documents: Iterable[Any], k: int = 0, n: int = 1, **options: Any) -> am.AttentionFocus:
+    found: am.AttentionFocus = am.attention_focus(
+        models.hooked("bloom"), iter(list(documents)), shard=(k, n), **options
+    )
+    return found
+
+
+def some_documents(count: int = 12) -> list[Tensor]:
+    return [torch.arange(3, 6 + number % 5) + number for number in range(count)]
+
+
+def refused(call: Callable[[], Any]) -> str:
+    with pytest.raises(am.InputError) as caught:
+        call()
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def test_a_document_counts_once_in_a_merged_result(tmp_path: Path) -> None:
+    texts = some_documents()
+    whole, half, other, quarter = (focus_of(texts, *shard) for shard in ((0, 1), (0, 2), (1, 2), (2, 4)))
+    for twice in (lambda: half.merged(half), lambda: half.merged(other, half), lambda: whole.merged(other)):
+        assert "only disjoint shards" in refused(twice)
+    assert refused(lambda: half.merged(quarter)).endswith(
+        "only disjoint shards can be merged; (0, 2) and (2, 4) share documents."
+    )
+    assert "(0, 2) and (2, 3)" in refused(lambda: half.merged(focus_of(texts, 2, 3)))
+    merged = other.merged(quarter)
+    assert merged.provenance.options["shard"] == [[1, 2], [2, 4]]
+    assert "(2, 4) and (0, 2)" in refused(lambda: merged.merged(half))
+    rest = am.AttentionFocus.load(focus_of(texts, 0, 4).save(tmp_path / "rest"))
+    everything = merged.merged(rest)
+    assert everything.documents == 12
+    torch.testing.assert_close(everything.mean("entropy"), whole.mean("entropy"), rtol=1e-6, atol=1e-7)
+    assert "only disjoint shards" in refused(lambda: everything.merged(rest))
+
+
+def test_parts_of_two_corpora_are_not_merged() -> None:
+    texts = some_documents()
+    half = focus_of(texts, 0, 2)
+    changed = [*texts[:4], texts[4] + 1, *texts[5:]]
+    for corpus in (changed, texts[:-1], texts[::-1], [*texts, texts[0]]):
+        assert "shards of the same corpus can be merged; got two" in refused(
+            lambda corpus=corpus: half.merged(focus_of(corpus, 1, 2))
+        )
+    # In whatever form the same token ids come.
+    padded = {"input_ids": torch.stack([texts[0], texts[5]]), "attention_mask": torch.ones(2, len(texts[0]))}
+    mine = [padded, texts[1], texts[2]]
+    yours = [texts[0], texts[5].numpy(), [texts[1], texts[2]]]
+    assert focus_of(mine, 0, 2).merged(focus_of(yours, 1, 2)).documents == 4
+
+
+def test_shards_of_texts_know_their_corpus(tmp_path: Path) -> None:
+    model = am.load(models.fresh("bloom"), tokenizer=models.tokenizer())
+    path = tmp_path / "corpus.txt"
+    path.write_text("the keys\na dog\nthe cabinet\nthe dog and the keys\n")
+    first, second = (am.attention_focus(model, am.Corpus(path), shard=(k, 2)) for k in range(2))
+    assert first.merged(second).documents == 4
+    digest = first.provenance.options["corpus"]
+    path.write_text("the keys\na dog\nthe cabinet\nthe dog and a cabinet\n")
+    assert am.attention_focus(model, am.Corpus(path), shard=(0, 2)).provenance.options["corpus"] != digest
+    assert "got two, with the SHA-256" in refused(
+        lambda: first.merged(am.attention_focus(model, am.Corpus(path), shard=(1, 2)))
+    )
+
+
+def test_a_result_that_does_not_know_its_corpus_is_not_merged() -> None:
+    half, other = (focus_of(some_documents(), k, 2) for k in range(2))
+    options = {name: value for name, value in half.provenance.options.items() if name != "corpus"}
+    old = replace(half, provenance=replace(half.provenance, options=options))
+    for merge in (lambda: old.merged(other), lambda: other.merged(old)):
+        assert "saved before that was recorded. Measure it again." in refused(merge)
+
+
+def test_a_resumed_run_knows_its_corpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from attnmech.runs import corpus, stream
+
+    monkeypatch.setattr(stream, "batches", partial(corpus.batches, window=2))
+    texts, journal = some_documents(), tmp_path / "journal"
+    whole = focus_of(texts, 0, 2)
+    real, calls = stream.Total.add, []
+
+    def stopping(self: Any, *arguments: Any) -> None:
+        calls.append(1)
+        if len(calls) == 3:
+            raise KeyboardInterrupt
+        real(self, *arguments)
+
+    monkeypatch.setattr(stream.Total, "add", stopping)
+    with pytest.raises(KeyboardInterrupt):
+        focus_of(texts, 0, 2, journal=journal)
+    assert journal.exists()
+    resumed = focus_of(texts, 0, 2, journal=journal)
+    assert resumed.provenance == whole.provenance
+    assert resumed.merged(focus_of(texts, 1, 2)).documents == 12
+
+
+def test_the_lead_counts_heads_that_look_at_the_first_token_equally_often() -> None:
+    focus = am.attention_focus(models.hooked("gpt2"), models.token_ids("gpt2", 1, 2))
+    tied = (focus.first_top == 1).nonzero().tolist()
+    assert 1 < len(tied) < 15 and tied[0] == [0, 0]
+    assert f"; L0H0 and {len(tied) - 1} more look at the first token most often (" in focus.lead

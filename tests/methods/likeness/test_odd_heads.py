@@ -1,0 +1,213 @@
+"""Which heads are odd? Long-range mass in loops, planted heads, and random weights, where none should be."""
+
+import math
+from collections.abc import Callable
+from pathlib import Path
+
+import models
+import numpy as np
+import pytest
+import torch
+from scipy.stats import median_abs_deviation
+from torch import Tensor
+
+import attnmech as am
+from attnmech.demo.text import documents
+from attnmech.methods.likeness.odd_heads import STATISTICS
+from attnmech.methods.likeness.outliers import critical_score, robust_scores, spread_of
+
+
+def texts(count: int = 7, length: int = 15, seed: int = 0) -> list[Tensor]:
+    """Token ids of different lengths."""
+    generator = torch.Generator().manual_seed(seed)
+    return [torch.randint(3, 40, (1, length - number), generator=generator) for number in range(count)]
+
+
+def far_by_hand(model: am.HookedModel, given: list[Tensor], beyond: int, layer: int, head: int) -> list[float]:
+    """Long-range mass and what uniform attention gives, with the first token and without."""
+    found: list[list[float]] = [[], [], [], []]
+    for ids in given:
+        pattern = model.run(ids, points=["pattern"])["pattern", layer][0, head]
+        length = ids.shape[1]
+        for row in range(1, length):
+            seen = range(row + 1) if model.causal else range(length)
+            for place, first in enumerate((0, 1)):
+                far = [key for key in seen if abs(row - key) >= beyond and key >= first]
+                if far:
+                    found[2 * place].append(sum(float(pattern[row, key]) for key in far))
+                    found[2 * place + 1].append(len(far) / len(seen))
+    return [float(np.mean(each)) for each in found]
+
+
+@pytest.mark.parametrize("name", ["bloom", "gpt2", "bert", "gpt_oss"])
+def test_long_range_mass_is_that_of_a_loop(name: str) -> None:
+    config = {"sliding_window": 30} if name == "gpt_oss" else {}
+    model = am.load(models.randomised(models.gpt_oss(**config)) if config else models.fresh(name))
+    given = texts()
+    odd = am.odd_heads(model, given, beyond=4)
+    for layer, head in ((0, 0), (1, odd.far_mass.shape[1] - 1)):
+        far, uniform, ordinary, ordinary_uniform = far_by_hand(model, given, 4, layer, head)
+        assert float(odd.far_mass[layer, head]) == pytest.approx(far, abs=2e-6)
+        assert float(odd.far_baseline[layer]) == pytest.approx(uniform, abs=1e-9)
+        assert float(odd.far_ordinary[layer, head]) == pytest.approx(ordinary, abs=2e-6)
+        assert float(odd.far_ordinary_baseline[layer]) == pytest.approx(ordinary_uniform, abs=1e-9)
+
+
+def test_uniform_attention_is_its_own_baseline() -> None:
+    model = am.load(models.fresh("llama"))
+
+    def even(pattern: Tensor) -> Tensor:
+        seen = torch.ones_like(pattern).tril()
+        return seen / seen.sum(dim=-1, keepdim=True)
+
+    with model.hooks({("pattern", 1): even}):
+        odd = am.odd_heads(model, texts(), beyond=5)
+    assert torch.allclose(odd.far_mass[1], odd.far_baseline[1].float().double(), atol=1e-6)
+    assert torch.allclose(odd.far_ordinary[1], odd.far_ordinary_baseline[1], atol=1e-6)
+    assert float(odd.far_baseline[1]) > float(odd.far_ordinary_baseline[1])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_the_other_numbers_are_those_of_the_methods_that_measure_them(dtype: torch.dtype) -> None:
+    model, given = am.load(models.fresh("llama", dtype)), texts()
+    odd = am.odd_heads(model, iter(given), layers=[1])
+    focus, updates = am.attention_focus(model, iter(given)), am.residual_updates(model, iter(given))
+    expected = {"bos_mass": focus.bos_mass, **{name: focus.mean(name) for name in ("entropy", "self_mass", "distance")}}
+    expected |= {name: updates.mean(name) for name in ("magnitude", "orientation")}
+    for name, values in expected.items():
+        assert torch.allclose(odd.mean(name)[1], values[1], atol=1e-6)
+        assert bool(odd.mean(name)[0].isnan().all())
+    ends, wanted = odd.interval("entropy"), focus.interval("entropy")
+    assert wanted is not None and all(torch.allclose(a[1], b[1], atol=1e-6) for a, b in zip(ends, wanted, strict=True))
+    assert odd.collapse[1] == focus.collapse[1] and set(odd.collapse[0]) == {"not measured"}
+
+
+def at_first(head: int, share: float) -> Callable[[Tensor], Tensor]:
+    """A head gives the first token a share of its attention."""
+
+    def edited(pattern: Tensor) -> Tensor:
+        pattern = pattern.clone()
+        pattern[:, head] *= 1 - share
+        pattern[:, head, :, 0] += share
+        return pattern
+
+    return edited
+
+
+def test_planted_heads_are_found_and_ranked() -> None:
+    """A dead head, a sink and a head that sees one key of its own: the first that holds names the class."""
+    model, given = models.demo(), documents(10)
+
+    def own(pattern: Tensor) -> Tensor:
+        pattern = pattern.clone()
+        pattern[:, 5] = 0.04 * pattern[:, 5] + 0.96 * torch.eye(pattern.shape[-1])
+        return pattern
+
+    with model.hooks({("pattern", 0): at_first(2, 0.99), ("pattern", 1): own, ("pattern", 2): at_first(1, 0.6)}):
+        odd = am.odd_heads(model, given)
+    assert (odd.collapse[0][2], odd.collapse[2][1], odd.collapse[1][5]) == ("dead", "sink", "low entropy")
+    first = odd.odd.iloc[0]
+    assert (first.layer, first["head"], first.reason) == (0, 2, "dead") and first.value == pytest.approx(
+        float(odd.mean("bos_mass")[0, 2])
+    )
+    reasons = list(odd.odd.reason)
+    assert reasons == sorted(reasons, key=["dead", "sink", "low entropy", "unusual"].index)
+    unusual = odd.odd[odd.odd.reason == "unusual"]
+    assert bool((unusual.score.abs() > odd.critical).all())
+    assert bool(unusual.score.abs().is_monotonic_decreasing)
+    assert {(0, 2, "bos_mass"), (1, 5, "self_mass")} <= set(
+        unusual[["layer", "head", "statistic"]].itertuples(index=False, name=None)
+    )
+    own_row = unusual[(unusual.layer == 1) & (unusual["head"] == 5) & (unusual.statistic == "self_mass")].iloc[0]
+    assert bool(own_row.steady) and own_row.value == pytest.approx(0.96, abs=0.02)
+    assert "Of 32 heads on 10 texts, 1 is dead, " in odd.lead and "1 has low entropy" in odd.lead
+
+
+def test_few_texts_are_never_steady() -> None:
+    model = models.demo()
+    with model.hooks({("pattern", 0): at_first(2, 0.99)}):
+        odd = am.odd_heads(model, documents(3))
+    unusual = odd.odd[odd.odd.reason == "unusual"]
+    assert len(unusual) and not unusual.steady.any() and bool(unusual.low.isna().all())
+    assert "3 texts are too few to know about others" in odd.lead
+
+
+def test_random_weights_have_unusual_heads_no_more_often_than_the_nominal_rate() -> None:
+    """On average over seeds at most about one model in twenty, and these are called steady more rarely still."""
+    found, steady = 0, 0
+    for seed in range(24):
+        odd = am.odd_heads(am.load(models.fresh("llama", seed=seed)), texts(6, 24, seed=seed), beyond=4).odd
+        unusual = odd[odd.reason == "unusual"]
+        found += not unusual.empty
+        steady += bool(unusual.steady.any())
+    assert found <= 4 and steady <= 3
+
+
+def test_scores_and_their_limit_by_other_means() -> None:
+    generator = np.random.default_rng(0)
+    values = generator.normal(size=37)
+    expected = (values - np.median(values)) / (1.4826 * median_abs_deviation(values))
+    assert torch.allclose(robust_scores(torch.from_numpy(values)), torch.from_numpy(expected), atol=1e-12)
+    drawn = generator.normal(size=(20_000, 37))
+    off = np.abs(drawn - np.median(drawn, axis=1, keepdims=True))
+    largest = (off / (1.4826 * np.median(off, axis=1, keepdims=True))).max(axis=1)
+    for statistics in (1, 8):
+        share = (largest > critical_score(37, statistics)).mean()
+        assert share == pytest.approx(0.05 / statistics, abs=0.004)
+    assert spread_of(torch.tensor([2.0, 2.0, 2.0, 2.0, 4.0])) == pytest.approx((2.0, 1.2533 * 0.4))
+    assert robust_scores(torch.full((2, 3), 0.5)).tolist() == [[0.0] * 3] * 2
+    assert critical_score(2, 8) == math.inf
+
+
+def test_shards_files_and_pages(tmp_path: Path) -> None:
+    model, given = models.demo(), documents(12)
+    whole = am.odd_heads(model, iter(given), beyond=9)
+    together = am.odd_heads(model, given, beyond=9)
+    parts = [am.odd_heads(model, iter(given), beyond=9, shard=(part, 3)) for part in range(3)]
+    for other in (together, parts[1].merged(parts[2], parts[0])):
+        frame, expected = other.to_frame(), whole.to_frame()
+        assert list(frame.columns) == list(expected.columns)
+        numbers = frame.select_dtypes("number").to_numpy()
+        assert np.allclose(numbers, expected.select_dtypes("number").to_numpy(), atol=1e-4, equal_nan=True)
+    loaded = am.OddHeads.load(whole.save(tmp_path / "odd.safetensors"))
+    assert loaded.to_frame().equals(whole.to_frame()) and loaded.lead == whole.lead and loaded.odd.equals(whole.odd)
+    page = whole.to_html(tmp_path / "odd.html").read_text(encoding="utf-8")
+    assert "Heads unlike the others" in page and "Long-range attention" in page
+    shown = torch.stack([whole.score(name) for name in STATISTICS]).nan_to_num(0.0)
+    assert float(whole.plot().data[0].z[1][4]) == pytest.approx(
+        float(shown[:, 1, 4][shown[:, 1, 4].abs().argmax()]), abs=1e-9
+    )
+    with pytest.raises(am.InputError, match="is merged only with"):
+        parts[0].merged(am.odd_heads(model, iter(given), beyond=8, shard=(1, 3)))
+
+
+def test_texts_too_short_for_a_long_range(tmp_path: Path) -> None:
+    odd = am.odd_heads(am.load(models.fresh("bloom")), texts(5, 12), beyond=12)
+    assert bool(odd.far_mass.isnan().all() and odd.far_baseline.isnan().all())
+    assert "No row sees a key 12 tokens away" in odd.lead
+    odd.to_html(tmp_path / "short.html")
+
+
+@pytest.mark.usefixtures("unchecked")
+def test_bad_input() -> None:
+    with pytest.raises(am.InputError, match="`beyond` must be a whole number, 1 or more"):
+        am.odd_heads(models.demo(), documents(3), beyond=0)
+    with pytest.raises(am.InputError, match="which have no distance"):
+        am.odd_heads(models.hooked("t5"), models.inputs_of("t5"), stack="cross")
+    odd = am.odd_heads(models.demo(), documents(3))
+    with pytest.raises(am.InputError, match="`statistic` must be one of"):
+        odd.plot("length")
+    with pytest.raises(am.InputError, match=r"one\.far_mass"):
+        odd - odd
+
+
+def test_long_range_mass_by_type_is_the_mean_over_its_heads() -> None:
+    model = models.demo()
+    odd = am.odd_heads(model, documents(12))
+    types = {(2, 6): "induction", (2, 7): "induction", (0, 0): "self"}
+    frame = odd.far_by_type(types).set_index("type")
+    assert frame.heads.to_dict() == {"induction": 2, "self": 1, "": 29}
+    assert frame.far_mass["induction"] == pytest.approx(float(odd.far_mass[2, 6:8].mean()))
+    assert frame.far_ordinary["self"] == pytest.approx(float(odd.far_ordinary[0, 0]))
+    assert frame.far_baseline["self"] == pytest.approx(float(odd.far_baseline[0]))
+    assert odd.far_by_type(am.head_types(model).strongest).heads.sum() == 32

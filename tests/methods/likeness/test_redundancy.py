@@ -1,0 +1,463 @@
+"""Which heads attend alike? Divergences against scipy in loops, heads planted by hand, and any way of running texts."""
+
+import math
+from collections.abc import Callable, Sequence
+from functools import cache
+from itertools import combinations
+from pathlib import Path
+from typing import Any
+
+import models
+import numpy as np
+import pytest
+import tiny
+import torch
+from scipy.cluster.hierarchy import fcluster, linkage
+from scipy.spatial.distance import jensenshannon, squareform
+from scipy.stats import t as student_t
+from torch import Tensor
+
+import attnmech as am
+from attnmech.demo.text import documents
+from attnmech.maths.divergence import among_heads, between_heads, effective_number, jensen_shannon, placed
+from attnmech.maths.intervals import TextMeans
+from attnmech.methods.likeness import divergences as module
+
+LN2 = math.log(2)
+
+
+@cache
+def hooked(name: str, dtype: torch.dtype = torch.float32) -> am.HookedModel:
+    return am.load(tiny.model_of("gpt2") if name == "gpt2" else models.fresh(name, dtype))
+
+
+def texts(count: int = 7, length: int = 15, seed: int = 0) -> list[Tensor]:
+    """Token ids of different lengths."""
+    generator = torch.Generator().manual_seed(seed)
+    return [torch.randint(3, 40, (1, length - number), generator=generator) for number in range(count)]
+
+
+def apart(one: Tensor, other: Tensor) -> float:
+    """By scipy, in float64; a sink's share is one more key."""
+    rows = [np.append(row.double().numpy(), max(0.0, 1 - float(row.double().sum()))) for row in (one, other)]
+    return float(jensenshannon(*rows)) ** 2
+
+
+def by_hand(patterns: Sequence[dict[int, Tensor]], first: tuple[int, int], second: tuple[int, int]) -> float:
+    """The mean over the rows of all texts, but the first of each."""
+    found = [
+        apart(text[first[0]][first[1], query], text[second[0]][second[1], query])
+        for text in patterns
+        for query in range(1, text[first[0]].shape[1])
+    ]
+    return float(np.mean(np.nan_to_num(found)))
+
+
+def patterns_of(model: am.HookedModel, given: Sequence[Tensor]) -> list[dict[int, Tensor]]:
+    runs = [model.run(ids, points=["pattern"]) for ids in given]
+    return [{layer: acts["pattern", layer][0] for layer in range(model.n_layers)} for acts in runs]
+
+
+@pytest.mark.parametrize("name", ["bloom", "llama", "gpt2", "bert", "gpt_oss"])
+def test_divergences_are_those_of_a_loop_with_scipy(name: str) -> None:
+    model, given = hooked(name), texts()
+    alike, patterns = am.redundancy(model, given), patterns_of(model, given)
+    heads = alike.divergence.shape[1]
+    for first in [(0, 0), (1, heads - 1)]:
+        for second in [(0, 1), (0, heads - 1), (1, 0), (1, heads - 1)]:
+            expected = by_hand(patterns, first, second)
+            assert float(alike.divergence[*first, *second]) == pytest.approx(expected, abs=2e-6)
+            if first[0] == second[0]:
+                assert float(alike.within[first[0], first[1], second[1]]) == pytest.approx(expected, abs=2e-6)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_both_precisions(dtype: torch.dtype) -> None:
+    model, given = hooked("llama", dtype), texts()
+    found = am.redundancy(model, given).divergence[0, 1, 1, 2]
+    error = 1e-6 if dtype == torch.float32 else 1e-13
+    assert float(found) == pytest.approx(by_hand(patterns_of(model, given), (0, 1), (1, 2)), abs=error)
+
+
+def test_the_three_forms_agree_with_scipy() -> None:
+    generator = torch.Generator().manual_seed(0)
+    one = torch.softmax(3 * torch.randn(4, 5, 6, generator=generator, dtype=torch.float64), dim=-1)
+    other = torch.softmax(3 * torch.randn(4, 3, 6, generator=generator, dtype=torch.float64), dim=-1)
+    between, among = between_heads(one, other), among_heads(one)
+    for row in range(4):
+        for head in range(5):
+            for second in range(3):
+                expected = apart(one[row, head], other[row, second])
+                assert float(between[row, head, second]) == pytest.approx(expected, abs=1e-12)
+        for pair, (first, second) in enumerate(combinations(range(5), 2)):
+            assert float(among[row, pair]) == pytest.approx(apart(one[row, first], one[row, second]), abs=1e-12)
+            assert float(jensen_shannon(one[row, first], one[row, second])) == pytest.approx(float(among[row, pair]))
+
+
+def test_the_smallest_probability_gives_no_infinity() -> None:
+    smallest = torch.tensor([1.0, 1.4e-45])
+    assert float(jensen_shannon(smallest, torch.tensor([1.0, 0.0]))) == pytest.approx(0.0, abs=1e-7)
+    assert float(jensen_shannon(smallest, smallest)) == 0.0
+
+
+@pytest.mark.parametrize("name", ["bloom", "llama", "bert"])
+def test_it_is_symmetric_nothing_on_itself_and_at_most_ln_2(name: str) -> None:
+    found = am.redundancy(hooked(name), texts()).divergence
+    layers, heads = found.shape[:2]
+    flat = found.reshape(layers * heads, -1)
+    assert torch.equal(flat, flat.T)
+    assert bool((flat.diagonal() == 0).all())
+    assert bool((flat >= 0).all()) and float(flat.max()) <= LN2 + 1e-6
+    assert not bool(flat.isnan().any())
+
+
+def copied(source: int, *copies: int) -> Callable[[Tensor], Tensor]:
+    def edited(pattern: Tensor) -> Tensor:
+        pattern = pattern.clone()
+        pattern[:, list(copies)] = pattern[:, source : source + 1]
+        return pattern
+
+    return edited
+
+
+def test_copied_heads_are_one_cluster() -> None:
+    """Under hooks it measures what the model then does: three heads of layer 1 attend as its head 1 does."""
+    model = hooked("gpt2")
+    heads = model.stack("").n_heads
+    with model.hooks({("pattern", 1): copied(1, 2, heads - 1)}):
+        alike = am.redundancy(model, texts())
+    plain = am.redundancy(model, texts())
+    same = [1, 2, heads - 1]
+    assert float(alike.within[1][same][:, same].max()) == 0.0
+    assert float(plain.within[1, 1, 2]) > 0.001
+    assert alike.clusters(1e-9)[0] == tuple((1, head) for head in same)
+    assert alike.clusters(1e-9, layer=1)[0] == tuple((1, head) for head in same)
+    assert all(len(each) == 1 for each in plain.clusters(1e-9))
+    assert torch.equal(alike.divergence[0, :, 0], plain.divergence[0, :, 0])
+    first = alike.nearest.iloc[0]
+    assert (first.layer, first["head"], first.nearest_layer, first.nearest_head, first.divergence) == (1, 1, 1, 2, 0.0)
+    points = alike.positions(layer=1)[same]
+    assert torch.allclose(points, points[:1].expand_as(points), atol=1e-6)
+    with model.hooks({("pattern", 1): copied(0, *range(1, heads))}):
+        collapsed = am.redundancy(model, texts(), layers=[1])
+    assert float(collapsed.effective_heads[1]) == pytest.approx(1.0, abs=1e-9)
+    assert bool(collapsed.effective_heads[[0, 2]].isnan().all())
+
+
+def looking_at(pattern: Tensor) -> Tensor:
+    """Head h looks at key h mod 2 alone; a row that sees no other key at the first."""
+    found = torch.zeros_like(pattern)
+    for head in range(pattern.shape[1]):
+        found[:, head, :, head % 2] = 1.0
+    found[:, :, 0] = 0.0
+    found[:, :, 0, 0] = 1.0
+    return found
+
+
+def test_heads_without_a_key_in_common_are_ln_2_apart() -> None:
+    model = hooked("gpt2")
+    with model.hooks({("pattern", 1): looking_at, ("pattern", 2): looking_at}):
+        alike = am.redundancy(model, texts(), layers=[1, 2])
+    heads = alike.divergence.shape[1]
+    for head in range(heads):
+        for other in range(heads):
+            expected = LN2 * ((head + other) % 2)
+            assert float(alike.within[1, head, other]) == pytest.approx(expected, abs=1e-6)
+            assert float(alike.divergence[1, head, 2, other]) == pytest.approx(expected, abs=1e-6)
+    assert alike.effective_heads[1:3].tolist() == pytest.approx([2.0, 2.0], abs=1e-6)
+    assert [len(each) for each in alike.clusters(0.1)] == [heads, heads]
+    assert bool(alike.divergence[0].isnan().all() and alike.divergence[:, :, 0].isnan().all())
+
+
+def test_effective_number_and_plane_by_hand() -> None:
+    different = torch.full((4, 4), LN2, dtype=torch.float64).fill_diagonal_(0.0)
+    assert float(effective_number(different)) == pytest.approx(4.0)
+    assert float(effective_number(torch.zeros(4, 4))) == pytest.approx(1.0)
+    two_of_one = different.clone()
+    two_of_one[0, 1] = two_of_one[1, 0] = 0.0
+    shares = np.array([0.5, 0.25, 0.25])
+    assert float(effective_number(two_of_one)) == pytest.approx(float(np.exp(-(shares * np.log(shares)).sum())))
+    assert bool(effective_number(torch.full((2, 2), torch.nan)).isnan())
+    generator = torch.Generator().manual_seed(0)
+    plane = torch.randn(6, 2, generator=generator, dtype=torch.float64)
+    points, share = placed(torch.cdist(plane, plane) ** 2)
+    assert share == pytest.approx(1.0)
+    assert torch.allclose(torch.cdist(points, points), torch.cdist(plane, plane), atol=1e-7)
+    assert placed(torch.zeros(3, 3))[0].tolist() == [[0.0, 0.0]] * 3
+    assert placed(torch.zeros(1, 1))[0].shape == (1, 2)
+
+
+def test_clusters_are_those_of_average_linkage() -> None:
+    alike = am.redundancy(hooked("gpt2"), texts())
+    flat = alike.divergence.flatten(2).flatten(0, 1).numpy()
+    labels = fcluster(linkage(squareform(flat), method="average"), 0.1, criterion="distance")
+    heads = alike.divergence.shape[1]
+    expected = {tuple(divmod(int(each), heads) for each in np.flatnonzero(labels == label)) for label in set(labels)}
+    found = alike.clusters(0.1)
+    assert set(found) == expected and sorted(found, key=lambda each: (-len(each), each)) == list(found)
+    assert len(alike.clusters(1.0)) == 1
+
+
+def test_random_weights_have_many_different_heads() -> None:
+    """Random heads that see content alone differ: each layer counts nearly all of its heads, none as a copy."""
+    for seed in range(3):
+        alike = am.redundancy(am.load(models.fresh("llama", seed=seed)), texts(10, 20))
+        heads = alike.within.shape[1]
+        assert bool((alike.effective_heads > 1).all() and (alike.effective_heads <= heads).all())
+        assert float(alike.nearest.divergence.min()) > 1e-3
+
+
+# -- how texts are run ------------------------------------------------------------------------------------------
+
+
+def same(one: am.Redundancy, other: am.Redundancy) -> None:
+    assert torch.allclose(one.divergence, other.divergence, atol=1e-6, equal_nan=True)
+    for end, its in zip(
+        (*one.interval(), *one.simultaneous()), (*other.interval(), *other.simultaneous()), strict=True
+    ):
+        assert torch.allclose(end, its, atol=1e-5, equal_nan=True)
+
+
+def test_batches_shards_and_order_change_nothing(tmp_path: Path) -> None:
+    """With 5 sampled rows of each text, so that these must be the same ones."""
+    model, given = hooked("bloom"), texts(9)
+    whole = am.redundancy(model, iter(given), rows=5)
+    padded = torch.zeros(len(given), given[0].shape[1], dtype=torch.long)
+    mask = torch.zeros_like(padded)
+    for row, ids in enumerate(given):
+        padded[row, : ids.shape[1]], mask[row, : ids.shape[1]] = ids[0], 1
+    same(whole, am.redundancy(model, {"input_ids": padded, "attention_mask": mask}, rows=5))
+    parts = [am.redundancy(model, iter(given), rows=5, shard=(part, 3)) for part in range(3)]
+    same(whole, parts[2].merged(parts[0], parts[1]))
+    # In another order, the replicates behind simultaneous intervals draw other texts.
+    one, other = am.redundancy(model, given), am.redundancy(model, given[::-1])
+    assert torch.allclose(one.divergence, other.divergence, atol=1e-6)
+    assert torch.allclose(torch.stack(one.interval()), torch.stack(other.interval()), atol=1e-5)
+    same(whole, am.redundancy(model, iter(given), rows=5, journal=tmp_path / "alike.journal"))
+    path = whole.save(tmp_path / "alike.safetensors")
+    loaded = am.Redundancy.load(path)
+    same(whole, loaded)
+    assert loaded.to_frame().equals(whole.to_frame()) and loaded.lead == whole.lead
+    with pytest.raises(am.InputError, match="share documents"):
+        parts[0].merged(parts[0])
+    with pytest.raises(am.InputError, match="is merged only with"):
+        parts[0].merged(am.redundancy(model, iter(given), rows=4, shard=(1, 3)))
+    with pytest.raises(am.InputError, match=r"one\.divergence"):
+        whole - whole
+
+
+def test_sampled_rows_depend_on_the_seed_and_are_rows_of_the_text() -> None:
+    model, given = hooked("bloom"), texts(3)
+    one, other = (am.redundancy(model, given, rows=4, seed=seed) for seed in (0, 1))
+    assert not torch.equal(one.divergence[0, :, 1], other.divergence[0, :, 1])
+    assert torch.equal(one.within, other.within)
+    patterns = patterns_of(model, given)
+    ordinary = torch.ones(3, given[0].shape[1], dtype=torch.bool)
+    ordinary[:, 0] = False
+    for row, ids in enumerate(given):
+        ordinary[row, ids.shape[1] :] = False
+    digests = torch.cat([model.encode(ids).digests for ids in given])
+    chosen = module._sampled(ordinary, digests, 4, 0)
+    assert bool((chosen >= 1).all()) and all(len(set(row.tolist())) == 4 for row in chosen)
+    assert chosen[0].tolist() != chosen[1].tolist()
+    alone = module._sampled(ordinary[1:2].expand(1, -1), digests[1:2], 4, 0)
+    assert torch.equal(alone, chosen[1:2])
+    expected = np.mean(
+        [apart(text[0][1, row], text[1][2, row]) for text, rows in zip(patterns, chosen, strict=True) for row in rows]
+    )
+    assert float(one.divergence[0, 1, 1, 2]) == pytest.approx(float(expected), abs=2e-6)
+
+
+# BERT counts its positions from padding on the left, so that its patterns are others there.
+@pytest.mark.parametrize(
+    ("name", "side"), [("llama", "left"), ("llama", "right"), ("bloom", "left"), ("bert", "right")]
+)
+def test_padding_does_not_count(name: str, side: str) -> None:
+    model, inputs = hooked(name), models.padded(name, side, batch=3, length=11)
+    alone = [ids[mask.bool()][None] for ids, mask in zip(*inputs.values(), strict=True)]
+    found, expected = am.redundancy(model, inputs, rows=3), am.redundancy(model, iter(alone), rows=3)
+    assert torch.allclose(found.divergence, expected.divergence, atol=1e-5)
+
+
+def test_intervals_are_those_over_texts() -> None:
+    model, given = hooked("gpt2"), [ids[:, :9] for ids in texts(6, 16)]
+    alike, patterns = am.redundancy(model, given), patterns_of(model, given)
+    by_text = np.array([by_hand([each], (1, 0), (1, 2)) for each in patterns])
+    low, high = (float(end[1, 2, 0]) for end in alike.interval())
+    half = 2.5705818 * by_text.std(ddof=1) / math.sqrt(6)
+    assert (low, high) == pytest.approx((max(0.0, by_text.mean() - half), by_text.mean() + half), abs=1e-6)
+    wide_low, wide_high = (float(end[1, 0, 2]) for end in alike.simultaneous())
+    assert wide_low <= low and high <= wide_high <= LN2 + 1e-12
+    assert bool(am.redundancy(model, given[:4]).interval()[0][1, 0, 2].isnan())
+
+
+def test_intervals_between_layers_are_those_over_texts() -> None:
+    """Texts of different lengths, every row sampled: a ratio with its jackknife, in a loop."""
+    model, given = hooked("bloom"), texts(7)
+    alike, patterns = am.redundancy(model, given), patterns_of(model, given)
+    for first, second in (((0, 1), (1, 2)), ((1, 0), (0, 2)), ((0, 1), (0, 2))):
+        sizes = np.array([ids.shape[1] - 1.0 for ids in given])
+        sums = sizes * [by_hand([each], first, second) for each in patterns]
+        mean, n = sums.sum() / sizes.sum(), len(given)
+        left_out = [(sums[t] - mean * sizes[t]) / (sizes.sum() - sizes[t]) for t in range(n)]
+        error = math.sqrt((n - 1) / n * sum(each**2 for each in left_out))
+        half = student_t.ppf(0.975, sizes.sum() ** 2 / (sizes**2).sum() - 1) * error
+        low, high = (float(end[*first, *second]) for end in alike.divergence_interval())
+        assert (low, high) == pytest.approx((max(0.0, mean - half), min(LN2, mean + half)), abs=2e-6)
+        wide_low, wide_high = (float(end[*second, *first]) for end in alike.divergence_simultaneous())
+        assert wide_low <= low + 1e-12 and high <= wide_high + 1e-12
+    simultaneous = alike.divergence_simultaneous()
+    for ends, within in ((alike.divergence_interval(), alike.interval()), (simultaneous, alike.simultaneous())):
+        for end, of_layer in zip(ends, within, strict=True):
+            if ends is not simultaneous:
+                assert torch.equal(end[1, :, 1], of_layer[1])
+            assert end.shape == alike.divergence.shape
+            assert torch.equal(end, end.permute(2, 3, 0, 1))
+    few = am.redundancy(model, given[:4])
+    assert bool(few.divergence_interval()[0][0, 1, 1].isnan().all()) and bool(few.nearest.low.isna().all())
+
+
+def test_simultaneous_intervals_hold_for_all_pairs_at_once() -> None:
+    """The family is every pair of heads, of any layers: the intervals are those of all pairs given together."""
+    alike = am.redundancy(hooked("bloom"), texts(8), rows=6)
+    layers, heads = alike.divergence.shape[:2]
+    state, above, below = alike.state, [], []
+    for layer in range(layers):
+        for pair in range(heads * (heads - 1) // 2):
+            above.append(state["within"][layer, pair])
+            below.append(state["counts"][layer])
+    for head in range(heads):
+        for other in range(heads):
+            above.append(state["between"][0, head, other])
+            below.append(state["sampled"][0])
+    low, high = TextMeans.of_ratio(torch.stack(above), torch.stack(below)).simultaneous()
+    ends = alike.divergence_simultaneous()
+    assert float(ends[0][0, 2, 1, 1]) == pytest.approx(max(0.0, float(low[-heads + 1])), abs=1e-12)
+    assert float(ends[1][1, 1, 0, 2]) == pytest.approx(float(high[-heads + 1]), abs=1e-12)
+    row = alike.nearest.iloc[0]
+    place = tuple(int(row[name]) for name in ("layer", "head", "nearest_layer", "nearest_head"))
+    assert (row.low, row.high) == pytest.approx(tuple(float(end[place]) for end in ends))
+
+
+def test_sums_between_layers_stay_small(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Where memory allows for few groups of texts, texts share one; the means are the same, and shards merge."""
+    model, given = hooked("bloom"), [ids[:, : 5 + number % 7] for number in range(6) for ids in texts(7)]
+    whole = am.redundancy(model, iter(given), rows=4)
+    pairs = 3 * 3
+    monkeypatch.setattr(module, "SUMS_BYTES", 8 * pairs * 19)
+    small = am.redundancy(model, iter(given), rows=4)
+    assert small.state["between"].shape[-1] == small.state["within"].shape[-1] == 16 < whole.state["between"].shape[-1]
+    assert torch.allclose(small.divergence, whole.divergence, atol=1e-12)
+    parts = [am.redundancy(model, iter(given), rows=4, shard=(part, 2)) for part in range(2)]
+    same(small, parts[1].merged(parts[0]))
+    same(small, am.redundancy(model, given, rows=4))
+    assert am.Redundancy.load(small.save(tmp_path / "small.safetensors")).lead == small.lead
+    monkeypatch.setattr(module, "SUMS_BYTES", 8 * pairs * 7)
+    with pytest.raises(am.InputError, match=r"9 pairs of heads of different layers are too many .* rows=0"):
+        am.redundancy(model, given)
+    assert not bool(am.redundancy(model, given, rows=0).within.isnan().any())
+
+
+def test_a_corpus_of_many_texts_has_groups() -> None:
+    model, given = hooked("bloom"), [ids[:, :4] for _ in range(43) for ids in texts(7, 12)]
+    alike = am.redundancy(model, iter(given))
+    assert alike.documents == 301 and alike.state["within"].shape[-1] <= 256
+    same(am.redundancy(model, iter(given)), alike)
+
+
+# -- what is shown ----------------------------------------------------------------------------------------------
+
+
+def test_the_demo_models_heads(tmp_path: Path) -> None:
+    alike = am.redundancy(models.demo(), documents(8))
+    assert "layer 0 has the fewest different heads, 2.3 of 8" in alike.lead
+    assert "L0H3 and L0H4" in alike.lead and "(95 % interval, corrected for 112 pairs: " in alike.lead
+    frame = alike.to_frame()
+    assert len(frame) == len(alike.nearest) == 32 and bool(alike.nearest.divergence.is_monotonic_increasing)
+    within = alike.nearest[alike.nearest.layer == alike.nearest.nearest_layer]
+    assert bool(((within.low <= within.divergence) & (within.divergence <= within.high)).all())
+    assert len(alike.plot().data) == 4 and len(alike.plot("map", layer=2).data) == 1
+    figure = alike.plot("within", layer=2)
+    assert float(figure.data[0].z[3][5]) == pytest.approx(float(alike.within[2, 3, 5]))
+    assert "L0H4" in alike.plot("within").data[0].text[3][4]
+    page = alike.to_html(tmp_path / "alike.html").read_text(encoding="utf-8")
+    assert "All heads in a plane" in page and "Within a layer" in page
+
+
+def test_one_layer_and_no_sampled_rows() -> None:
+    model, given = hooked("gpt2"), texts()
+    alone = am.redundancy(model, given, layers=[2])
+    assert alone.clusters(1.0) and "of two layers" not in alone.lead
+    none = am.redundancy(model, given, rows=0)
+    assert torch.equal(none.within[2], alone.within[2])
+    assert bool(none.divergence[0, :, 1].isnan().all())
+    assert none.clusters(1.0, layer=1) and len(none._sections()) == 1
+    with pytest.raises(am.InputError, match="give a `layer`"):
+        none.clusters(1.0)
+    with pytest.raises(am.InputError, match="give a `layer`"):
+        none.plot()
+
+
+# -- bad input --------------------------------------------------------------------------------------------------
+
+
+def test_too_many_patterns_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, given = hooked("bloom"), texts(4)
+    layers, heads = model.n_layers, model.stack("").n_heads
+    kept = layers * 4 * heads * (given[0].shape[1] + 1) * 4
+    monkeypatch.setattr(module, "KEPT_BYTES", 6 * kept)
+    padded = [ids[:, :12] for ids in texts(4)]
+    am.redundancy(model, given, rows=5)
+    with pytest.raises(am.InputError, match=r"8 sampled rows .* Use rows=6, fewer `layers`"):
+        am.redundancy(model, given, rows=8)
+    am.redundancy(model, given, rows=6)
+    am.redundancy(model, given, rows=8, layers=[1])
+    am.redundancy(model, padded, rows=6)
+
+
+def test_bad_input() -> None:
+    model, given = hooked("bloom"), texts(5)
+    calls: list[tuple[dict[str, Any], str]] = [
+        ({"rows": -1}, "`rows` must be a whole number"),
+        ({"seed": -1}, "`seed` must be a whole number"),
+        ({"layers": [7]}, "7"),
+        ({"shard": (0, 2)}, "for a corpus"),
+    ]
+    for options, message in calls:
+        with pytest.raises(am.InputError, match=message):
+            am.redundancy(model, given, **options)
+    alike = am.redundancy(model, given, layers=[1])
+    with pytest.raises(am.InputError, match="threshold"):
+        alike.clusters(0.0)
+    with pytest.raises(am.InputError, match="the layers measured"):
+        alike.clusters(0.1, layer=0)
+    with pytest.raises(am.InputError, match="figure"):
+        alike.plot("heat")
+    with pytest.raises(am.InputError, match="the layers measured"):
+        alike.plot("within", layer=0)
+
+
+def test_texts_of_one_token_compare_nothing() -> None:
+    alike = am.redundancy(hooked("bloom"), [ids[:, :1] for ids in texts(5)])
+    assert bool(alike.divergence.isnan().all()) and alike.nearest.empty
+    assert "no row sees two keys" in alike.lead
+    with pytest.raises(am.InputError, match="Give longer texts"):
+        alike.clusters(0.1)
+
+
+def test_rows_that_see_one_key_do_not_count() -> None:
+    """In a layer whose window is one token, every head sees that token alone."""
+    model = am.load(models.randomised(models.gemma2(sliding_window=1)))
+    alike = am.redundancy(model, texts())
+    narrow, wide = (float(each) for each in alike.state["counts"].sum(dim=-1))
+    assert (narrow, wide) == (0.0, sum(ids.shape[1] - 1 for ids in texts()))
+    assert bool(alike.within[0].isnan().all() and alike.divergence[0, :, 1].isnan().all())
+    assert bool(alike.effective_heads[0].isnan()) and not bool(alike.effective_heads[1].isnan())
+    assert set(alike.nearest.layer) == {1} and "of two layers" not in alike.lead
+    assert alike.plot("within", layer=0).data and alike.clusters(1.0, layer=1)
+
+
+def test_cross_attention() -> None:
+    model = hooked("t5")
+    alike = am.redundancy(model, models.inputs_of("t5"), stack="cross")
+    assert not bool(alike.divergence.isnan().any()) and float(alike.divergence.max()) > 0

@@ -1,0 +1,592 @@
+"""query_key over pairs of writers, against a naive model that keeps its stream as a list of writers."""
+
+import copy
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import models
+import pytest
+import reference
+import torch
+from torch import Tensor
+
+import attnmech as am
+from attnmech.draw.text import signed
+from attnmech.methods.scores import decompose_by_source as decomposition_by_source
+from attnmech.methods.scores import sources
+
+F32, F64 = torch.float32, torch.float64
+NAIVE = (
+    "gpt2", "llama", "llama_bias", "bert", "bloom", "gemma2", "gpt_neox", "gpt_neox_serial", "qwen3", "qwen3_bias",
+    "roberta", "opt", "gptj", "mpt3", "falcon_alibi_serial", "mistral",
+)  # fmt: skip
+"""One model of every place of norms, embeddings and biases."""
+
+Parts = dict[str, Tensor]
+
+
+# -- the naive model -----------------------------------------------------------------------------------------
+
+MLP: dict[str, Callable[[Any, Tensor], Tensor]] = {
+    "gpt2": lambda block, x: block.mlp(block.ln_2(x)),
+    "bloom": lambda block, x: block.mlp(block.post_attention_layernorm(x), torch.zeros_like(x)),
+    "llama": lambda block, x: block.mlp(block.post_attention_layernorm(x)),
+    "gemma2": lambda block, x: block.post_feedforward_layernorm(block.mlp(block.pre_feedforward_layernorm(x))),
+    "bert": lambda block, x: block.output.dense(block.intermediate(x)),
+    "opt": lambda block, x: block.fc2(block.activation_fn(block.fc1(block.final_layer_norm(x)))),
+    "gptj": lambda block, x: block.mlp(block.ln_1(x)),
+    "mpt": lambda block, x: block.ffn(block.norm_2(x), torch.zeros_like(x)),
+}
+MLP |= dict.fromkeys(("gpt_neox", "qwen3", "falcon", "mistral"), MLP["llama"]) | {"roberta": MLP["bert"]}
+
+
+def embeddings(model: Any, ids: Tensor, mask: Tensor) -> Parts:
+    kind, state = reference.family(model), model.state_dict()
+    found = {"token embedding": model.get_input_embeddings().weight[ids]}
+    places = torch.arange(ids.shape[1]).expand(ids.shape)
+    if kind == "gemma2":
+        found["token embedding"] = found["token embedding"] * model.config.hidden_size**0.5
+    elif kind == "gpt2":
+        found["position embedding"] = state["transformer.wpe.weight"][places]
+    elif kind == "opt":
+        counted = mask.cumsum(1) * mask - 1
+        found["position embedding"] = state["model.decoder.embed_positions.weight"][counted + 2]
+    elif kind in ("bert", "roberta"):
+        if kind == "roberta":
+            real = (ids != model.config.pad_token_id).long()
+            places = real.cumsum(1) * real + model.config.pad_token_id
+        at = f"{kind}.embeddings."
+        found["position embedding"] = state[at + "position_embeddings.weight"][places]
+        found["token-type embedding"] = state[at + "token_type_embeddings.weight"][torch.zeros_like(ids)]
+    return found
+
+
+def layer_norm(part: Tensor, x: Tensor, gamma: Tensor, eps: float) -> Tensor:
+    """What a LayerNorm whose variance is that of x makes of a part of x, without its shift."""
+    return (part - part.mean(-1, keepdim=True)) * gamma / (x.var(-1, unbiased=False, keepdim=True) + eps).sqrt()
+
+
+def rms_norm(part: Tensor, x: Tensor, gamma: Tensor, eps: float) -> Tensor:
+    return part * gamma / (x.pow(2).mean(-1, keepdim=True) + eps).sqrt()
+
+
+def total(parts: Parts) -> Tensor:
+    return torch.stack(list(parts.values())).sum(0)
+
+
+def through(parts: Parts, norm: Callable[..., Tensor], gamma: Tensor, eps: float) -> Parts:
+    x = total(parts)
+    return {label: norm(part, x, gamma, eps) for label, part in parts.items()}
+
+
+def everywhere(value: Tensor, like: Tensor) -> Tensor:
+    return value.expand_as(like)
+
+
+@torch.no_grad()
+def naive(name: str, dtype: torch.dtype, inputs: dict[str, Tensor]) -> list[Parts]:
+    """The parts of every layer's attn_in by writer, from raw weights and the model's MLPs."""
+    model, ids, mask = models.plain(name, dtype), inputs["input_ids"], inputs["attention_mask"]
+    kind, state = reference.family(model), model.state_dict()
+    parts = embeddings(model, ids, mask)
+    example = parts["token embedding"]
+    norms = {"bloom": "transformer.word_embeddings_layernorm", "bert": "bert.embeddings.LayerNorm"}
+    norms["roberta"] = "roberta.embeddings.LayerNorm"
+    if kind in norms:
+        parts = through(parts, layer_norm, state[norms[kind] + ".weight"], reference.layer_weights(model, 0).eps)
+        parts["embedding norm shift"] = everywhere(state[norms[kind] + ".bias"], example)
+    found = []
+    for layer, block in enumerate(models.blocks_of(model)):
+        weights, place = reference.layer_weights(model, layer), reference._place(model)
+        stream, read = total(parts), parts
+        if place.norm is not None:
+            one = 1 if place.norm_kind == "rms + 1" else 0
+            norm = layer_norm if place.norm_kind == "layer" else rms_norm
+            assert weights.gamma is not None
+            read = through(parts, norm, weights.gamma + one, weights.eps)
+            if weights.beta is not None:
+                read = {**read, "norm shift": everywhere(weights.beta, example)}
+        found.append(read)
+        attn_in = reference.attention_input(model, layer, stream)
+        terms = reference.terms(model, layer, attn_in, mask)
+        scores = sum(value for term, value in terms.items() if term != "mask")
+        pattern = torch.softmax(scores.masked_fill(~reference.visible(model, mask, layer), -1e30), dim=-1)
+        group = len(weights.W_Q) // len(weights.W_V)
+        written = {}
+        for head, W_O in enumerate(weights.W_O):
+            value = attn_in @ weights.W_V[head // group]
+            value = value if weights.b_V is None else value + weights.b_V[head // group]
+            written[f"L{layer}H{head}"] = pattern[:, head] @ value @ W_O
+        if weights.b_O is not None:
+            written[f"L{layer} b_O"] = everywhere(weights.b_O, example)
+        if kind == "gemma2":
+            gamma = state[f"model.layers.{layer}.post_attention_layernorm.weight"] + 1
+            written = through(written, rms_norm, gamma, weights.eps)
+        parts = parts | written
+        at = place.block.format(layer)
+        if kind in ("bert", "roberta"):
+            parts = through(parts, layer_norm, state[at + "attention.output.LayerNorm.weight"], weights.eps)
+            parts[f"L{layer} attention norm shift"] = everywhere(state[at + "attention.output.LayerNorm.bias"], example)
+        parallel = kind == "gptj" or (kind == "gpt_neox" and model.config.use_parallel_residual)
+        parts[f"L{layer} MLP"] = MLP[kind](block, stream if parallel else total(parts))
+        if kind in ("bert", "roberta"):
+            parts = through(parts, layer_norm, state[at + "output.LayerNorm.weight"], weights.eps)
+            parts[f"L{layer} MLP norm shift"] = everywhere(state[at + "output.LayerNorm.bias"], example)
+    return found
+
+
+@torch.no_grad()
+def naive_vectors(name: str, dtype: torch.dtype, layer: int, head: int, parts: Parts) -> tuple[Parts, Parts]:
+    """What each writer puts into the queries and keys `[batch position d_head]` of a head, normalised and rotated."""
+    model, weights = models.plain(name, dtype), reference.layer_weights(models.plain(name, dtype), layer)
+    kv = head // (len(weights.W_Q) // len(weights.W_K))
+    x = total(parts)
+    turned = reference.turns(model, x.shape[1], dtype)
+
+    def side(W: Tensor, b: Tensor | None, which: str) -> Parts:
+        frozen = reference._frozen(model, layer, x @ W if b is None else x @ W + b, which)
+        made = {label: part @ W * frozen for label, part in parts.items()}
+        if turned is None:
+            return made
+        return {
+            label: torch.stack([value[:, place] @ turned[place] for place in range(x.shape[1])], dim=1)
+            for label, value in made.items()
+        }
+
+    b_Q = None if weights.b_Q is None else weights.b_Q[head]
+    b_K = None if weights.b_K is None else weights.b_K[kv]
+    return side(weights.W_Q[head], b_Q, "q"), side(weights.W_K[kv], b_K, "k")
+
+
+def close(ours: Tensor, theirs: Tensor, tolerance: float) -> None:
+    size, difference = float(theirs.abs().max()), float((ours - theirs).abs().max())
+    assert difference <= tolerance * size, f"off by {difference:.2e}, largest {size:.2e}"
+
+
+def tolerance_of(name: str, dtype: torch.dtype) -> float:
+    # In float64 an RMSNorm works in float32, so that the last bit of a stream decides over much more.
+    rms = reference._place(models.plain(name, dtype)).norm_kind != "layer"
+    return 2e-5 if dtype == F32 else 1e-6 if rms else 1e-10
+
+
+CASES = [(name, F32) for name in NAIVE] + [
+    (name, F64) for name in ("gpt2", "llama", "bert", "bloom", "gemma2", "qwen3")
+]
+
+
+@pytest.mark.parametrize(("name", "dtype"), CASES)
+def test_every_pair_is_what_the_raw_weights_give(name: str, dtype: torch.dtype) -> None:
+    inputs, hooked = models.padded(name, length=6), models.hooked(name, dtype)
+    why, by_layer = am.decompose_by_source(hooked, inputs), naive(name, dtype, inputs)
+    scale, mask = reference.scale(models.plain(name, dtype)), inputs["attention_mask"].bool()
+    assert why.layers == tuple(range(hooked.n_layers))
+    for layer, parts in enumerate(by_layer):
+        assert why.sources_of(layer) == tuple(parts)
+        top = why.parts[layer].key_at
+        for head in range(hooked.n_heads):
+            queries, keys = naive_vectors(name, dtype, layer, head, parts)
+            largest = max(float(total(queries).norm(dim=-1).max() * total(keys).norm(dim=-1).max()) * scale, 1.0)
+            for text, query in mask.nonzero().tolist():
+                key = int(top[text, head, query])
+                expected = torch.tensor(
+                    [[scale * float(q[text, query] @ k[text, key]) for k in keys.values()] for q in queries.values()],
+                    dtype=dtype,
+                )
+                found = why.matrix(layer, head, query, key, sequence=text)
+                assert float((found - expected).abs().max()) <= tolerance_of(name, dtype) * largest
+            assert bool((top[:, head][~mask] == -1).all())
+
+
+@pytest.mark.parametrize(
+    ("name", "dtype", "side"),
+    [(name, dtype, "right") for name, dtype in [*CASES, ("gpt_oss", F32)]]
+    + [(name, F64, "left") for name in ("gpt2", "llama", "bert", "bloom")]
+    + [("llama_bias", F32, "left"), ("opt", F32, "left")],
+)
+def test_the_pairs_add_up_to_query_key_of_the_ledger(name: str, dtype: torch.dtype, side: str) -> None:
+    hooked, inputs = models.hooked(name, dtype), models.padded(name, side, length=6)
+    why, split = am.decompose_by_source(hooked, inputs), am.decompose_scores(hooked, inputs)
+    tolerance = 1e-12 if dtype == F64 else 1e-5
+    assert why.residual.shape == (hooked.n_layers, hooked.n_heads)
+    assert bool((why.residual <= tolerance * split.largest.amax(dim=1, keepdim=True)).all())
+    scores = sum(value for term, value in split.terms.items() if term != "mask")
+    query_key = split.terms["query_key"].expand_as(scores)
+    for layer in why.layers:
+        limit = tolerance * float(split.largest[layer].max())
+        for head in range(hooked.n_heads):
+            for text, query in inputs["attention_mask"].nonzero().tolist():
+                seen = split.visible[text, layer, 0, query].nonzero()[:, 0]
+                here = (text, layer, head, query)
+                key = int(seen[scores[here][seen].argmax()])
+                whole = why.matrix(layer, head, query, sequence=text)
+                assert abs(float(whole.sum() - query_key[(*here, key)])) <= limit
+                contrast = why.matrix(layer, head, query, key, sequence=text, contrast=True)
+                beyond = float(query_key[(*here, key)] - query_key[here][seen].mean())
+                assert abs(float(contrast.sum()) - beyond) <= limit
+                preference = float(scores[(*here, key)] - scores[here][seen].mean())
+                part = why.parts[layer]
+                assert abs(float(part.preference[text, head, query]) - preference) <= limit
+                assert int(part.keys_seen[text, query]) == len(seen)
+
+
+@pytest.mark.parametrize("name", ["bloom", "gemma2", "llama", "qwen3"])
+def test_writers_give_the_same_one_at_a_time_and_together(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    hooked, inputs = models.hooked(name, F64), models.padded(name, length=6)
+    together = am.decompose_by_source(hooked, inputs)
+    monkeypatch.setattr(sources, "_TOGETHER_BYTES", 1)
+    alone = am.decompose_by_source(hooked, inputs)
+    for one, other in zip(alone.parts, together.parts, strict=True):
+        assert one.sources == other.sources
+        for field in ("query", "key", "mean_key"):
+            # Cells that a text does not have hold anything.
+            there = (one.key_at >= 0)[..., None, None]
+            close(getattr(other, field) * there, getattr(one, field) * there, 1e-12)
+
+
+# -- models whose answer is known ----------------------------------------------------------------------------
+
+
+def test_a_head_that_writes_nothing_has_no_part_in_any_pair() -> None:
+    model = models.fresh("gpt2")
+    block = models.blocks_of(model)[0]
+    with torch.no_grad():
+        block.attn.c_proj.weight[2 * 4 : 3 * 4] = 0
+    why = am.decompose_by_source(am.load(model), models.token_ids("gpt2"))
+    for layer in (1, 2):
+        place = why.sources_of(layer).index("L0H2")
+        for head in range(5):
+            pairs = why.matrix(layer, head)
+            assert bool((pairs[place] == 0).all() and (pairs[:, place] == 0).all())
+            others = [n for n in range(len(pairs)) if n != place]
+            assert bool((pairs[others][:, others] != 0).all())
+
+
+def wired() -> Any:
+    """A Llama in which L1H3 asks with what the token wrote for what L0H1 wrote, and with nothing else."""
+    model = models.fresh("llama")
+    first, second = models.blocks_of(model)
+    with torch.no_grad():
+        model.model.embed_tokens.weight[:, 8:] = 0
+        first.mlp.down_proj.weight[:16] = 0
+        W_O = first.self_attn.o_proj.weight.view(36, 6, 8)
+        W_O[:16] = 0
+        W_O[:, 1] = 0
+        W_O[8:16, 1] = torch.randn(8, 8, generator=torch.Generator().manual_seed(3))
+        second.self_attn.q_proj.weight.view(6, 8, 36)[3, :, 8:] = 0
+        W_K = second.self_attn.k_proj.weight.view(2, 8, 36)
+        W_K[1, :, :8] = 0
+        W_K[1, :, 16:] = 0
+    return model
+
+
+def test_a_wired_head_is_explained_by_its_wire() -> None:
+    hooked, ids = am.load(wired()), models.token_ids("llama", 1, 7)
+    why = am.decompose_by_source(hooked, ids, heads=[(1, 3)])
+    assert why.sources == ("token embedding", *(f"L0H{head}" for head in range(6)), "L0 MLP")
+    asks, answers = why.sources.index("token embedding"), why.sources.index("L0H1")
+    expected = am.decompose_scores(hooked, ids).terms["query_key"][0, 1, 3]
+    for query in range(1, 7):
+        pairs = why.matrix(1, 3, query)
+        key = int(why.parts[0].key_at[0, 0, query])
+        assert float(pairs[asks, answers]) == pytest.approx(float(expected[query, key]), abs=1e-5)
+        pairs[asks, answers] = 0
+        assert bool((pairs == 0).all())
+        line = why.explain(1, 3, query)
+        assert f"L1H3 at {query} “{ids[0, query]}” looks most at {key} “{ids[0, key]}”: score " in line
+        assert f"against the mean of the {query + 1} keys it sees" in line
+        assert ": L0H1 (key) × token embedding (query) " in line
+        beyond = float(expected[query, key] - expected[query, : query + 1].mean())
+        # All other terms are the same for all keys in this model without biases and positions of its own.
+        said = signed(beyond, ".2f")
+        assert f"score {said} against" in line and f"of which query_key {said}: " in line
+        assert f"{said} (100\u00a0%), " in line and "61 other pairs" in line
+    assert why.explain(1, 3, 0) == f"L1H3 at 0 “{ids[0, 0]}” sees only one key, so it has no choice"
+
+
+def test_what_is_the_same_at_every_key_is_no_reason_to_look_at_one() -> None:
+    why = am.decompose_by_source(models.hooked("gpt2", F64), models.token_ids("gpt2"))
+    for layer in why.layers:
+        place = why.sources_of(layer).index("norm shift")
+        pairs = why.matrix(layer, 2)
+        beyond = why.matrix(layer, 2, contrast=True)
+        assert float(pairs[:, place].abs().max()) > 1e-3
+        assert float(beyond[:, place].abs().max()) < 1e-12
+        assert float(beyond[place].abs().max()) > 1e-3
+
+
+@pytest.mark.parametrize("name", ["gpt2", "bert", "gemma2"])
+def test_a_head_that_writes_twice_as_much_counts_twice(name: str) -> None:
+    hooked, ids = models.hooked(name, F64), models.token_ids(name, 1, 5)
+
+    def doubled(z: Tensor) -> Tensor:
+        return z * torch.where(torch.arange(z.shape[2]) == 1, 2.0, 1.0)[:, None].to(z)
+
+    clean = am.decompose_by_source(hooked, ids, heads=[(1, 0)], cells=[(4, 2)])
+    with hooked.hooks({("z", 0): doubled}):
+        twice = am.decompose_by_source(hooked, ids, heads=[(1, 0)], cells=[(4, 2)])
+    assert twice.provenance.edits == ("z 0",)
+    one, other = clean.sources.index("L0H1"), clean.sources.index("L0H0")
+    ratios = twice.matrix(1, 0) / clean.matrix(1, 0)
+    # The norms' multipliers at the query and at the key differ too, by one number for all heads.
+    ratios = ratios / ratios[other, other]
+    for place, expected in (((one, one), 4), ((one, other), 2), ((other, one), 2)):
+        assert float(ratios[place]) == pytest.approx(expected, rel=1e-5 if name == "gemma2" else 1e-8)
+
+
+# -- cells, means and what is read off them ------------------------------------------------------------------
+
+
+def test_the_mean_is_over_the_rows_that_have_a_choice() -> None:
+    inputs = models.padded("bloom", length=6)
+    why = am.decompose_by_source(models.hooked("bloom", F64), inputs)
+    rows = [(text, query) for text, query in inputs["attention_mask"].nonzero().tolist() if query > 0]
+    for contrast in (False, True):
+        each = [why.matrix(1, 2, query, sequence=text, contrast=contrast) for text, query in rows]
+        torch.testing.assert_close(
+            why.matrix(1, 2, contrast=contrast), torch.stack(each).mean(0), rtol=1e-12, atol=1e-12
+        )
+
+
+@pytest.mark.parametrize("name", ["gpt2", "llama_bias", "bert"])
+def test_cells_of_ones_own_are_the_same_cells(name: str) -> None:
+    hooked, ids = models.hooked(name, F64), models.token_ids(name, 2, 6)
+    why = am.decompose_by_source(hooked, ids)
+    cells = [(5, 1), (2, 0), (5, 4), (5, 1)]
+    chosen = am.decompose_by_source(hooked, ids, cells=cells, heads=[(1, 2), (1, 0), (0, 1)], layers=[1, 0])
+    assert chosen.layers == (1, 0) and chosen.parts[0].heads == (2, 0) and chosen.parts[1].heads == (1,)
+    assert chosen.parts[0].query_at.tolist() == [2, 5, 5] and chosen.parts[0].key_at[1, 0].tolist() == [0, 1, 4]
+    query_key = am.decompose_scores(hooked, ids).terms["query_key"]
+    for text in (0, 1):
+        for query, key in cells:
+            found = chosen.matrix(1, 0, query, key, sequence=text)
+            assert float(found.sum()) == pytest.approx(float(query_key[text, 1, 0, query, key]), abs=1e-10)
+            if int(why.parts[1].key_at[text, 0, query]) == key:
+                torch.testing.assert_close(found, why.matrix(1, 0, query, sequence=text), rtol=1e-12, atol=1e-12)
+    mean = torch.stack([chosen.matrix(1, 0, q, k, sequence=n) for q, k in set(cells) for n in (0, 1)]).mean(0)
+    torch.testing.assert_close(chosen.matrix(1, 0), mean, rtol=1e-10, atol=1e-12)
+    assert why.provenance.options["heads"] == "all" and why.provenance.options["cells"] is None
+    assert chosen.provenance.options["heads"] == [[1, 2], [1, 0], [0, 1]]
+    assert chosen.provenance.options["cells"] == [[2, 0], [5, 1], [5, 4]]
+    heads = {0: [1], 1: [0, 2]}
+    assert chosen.residual.isnan().tolist() == [
+        [head not in heads.get(layer, []) for head in range(hooked.n_heads)] for layer in range(hooked.n_layers)
+    ]
+    line = chosen.explain(1, 0, 2)
+    assert ", key" not in line and line.startswith("L1H0 at 2 “") and "” and 0 “" in line
+    with pytest.raises(am.InputError, match=r"which cell of query 5 is meant: one of 1, 4\."):
+        chosen.matrix(1, 0, 5)
+
+
+def test_a_cell_counts_in_the_texts_that_have_it() -> None:
+    inputs = models.padded("gpt2", length=7)
+    why = am.decompose_by_source(models.hooked("gpt2"), inputs, cells=[(5, 3), (2, 1)], layers=[1])
+    assert (why.parts[0].key_at[:, 0] >= 0).tolist() == [[True, True], [True, False], [True, False]]
+    both = [why.matrix(1, 4, 2, sequence=text) for text in range(3)]
+    mean = (torch.stack(both).sum(0) + why.matrix(1, 4, 5)) / 4
+    torch.testing.assert_close(why.matrix(1, 4), mean, rtol=1e-4, atol=1e-6)
+    with pytest.raises(am.InputError, match=r"no cell \(5, 3\) in text 1"):
+        why.matrix(1, 4, 5, 3, sequence=1)
+    tops = am.decompose_by_source(models.hooked("gpt2"), inputs, layers=[1])
+    with pytest.raises(am.InputError, match=r"no cell \(5, \.\.\.\) in text 1"):
+        tops.matrix(1, 4, 5, sequence=1)
+
+
+def test_a_cell_that_a_sliding_window_hides_in_some_layers() -> None:
+    kinds = models.plain("gemma2").config.layer_types
+    assert kinds == ["sliding_attention", "full_attention"]
+    why = am.decompose_by_source(models.hooked("gemma2"), models.token_ids("gemma2"), cells=[(6, 1)])
+    assert bool((why.parts[0].key_at == -1).all() and (why.parts[1].key_at == 1).all())
+    assert bool(why.matrix(0, 1).isnan().all()) and not bool(why.matrix(1, 1).isnan().any())
+
+
+def test_a_long_text_in_row_blocks_is_as_one_block(monkeypatch: pytest.MonkeyPatch) -> None:
+    from attnmech.model.attention import attend as attention
+
+    ids, hooked = models.token_ids("bloom", 2, 50), models.hooked("bloom", F64)
+    whole = [am.decompose_by_source(hooked, ids, cells=cells) for cells in (None, [(3, 1), (40, 2), (40, 39), (17, 0)])]
+    monkeypatch.setattr(attention, "_BLOCK_BYTES", 1)
+    blocks = [
+        am.decompose_by_source(hooked, ids, cells=cells) for cells in (None, [(3, 1), (40, 2), (40, 39), (17, 0)])
+    ]
+    for one, other in zip(whole, blocks, strict=True):
+        for part, same in zip(one.parts, other.parts, strict=True):
+            assert torch.equal(part.key_at, same.key_at) and torch.equal(part.keys_seen, same.keys_seen)
+            torch.testing.assert_close(part.query, same.query, rtol=1e-10, atol=1e-10)
+            torch.testing.assert_close(part.mean_key, same.mean_key, rtol=1e-10, atol=1e-10)
+            torch.testing.assert_close(part.preference, same.preference, rtol=1e-10, atol=1e-10, equal_nan=True)
+
+
+def test_the_frame_holds_every_pair() -> None:
+    hooked = models.hooked("bloom")
+    why = am.decompose_by_source(hooked, models.token_ids("bloom"), heads=[(1, 2), (0, 1)])
+    frame = why.to_frame()
+    assert list(frame.columns) == ["layer", "head", "source_q", "source_k", "query_key", "contrast"]
+    assert len(frame) == sum(len(why.sources_of(layer)) ** 2 for layer in (0, 1))
+    assert why.sources_of(0) == ("token embedding", "embedding norm shift", "norm shift")
+    row = frame[(frame["layer"] == 1) & (frame["source_q"] == "L0 MLP") & (frame["source_k"] == "L0H2")]
+    place = (why.sources.index("L0 MLP"), why.sources.index("L0H2"))
+    assert float(row["query_key"].iloc[0]) == float(why.matrix(1, 2)[place])
+    assert float(row["contrast"].iloc[0]) == float(why.matrix(1, 2, contrast=True)[place])
+    assert "<table" in why._repr_html_()
+
+
+def test_a_result_comes_back_from_its_file(tmp_path: Path) -> None:
+    why = am.decompose_by_source(models.hooked("llama"), models.padded("llama"), heads=[(1, 4), (1, 0)])
+    loaded = am.SourceDecomposition.load(why.save(tmp_path / "why.safetensors"))
+    assert loaded.provenance == why.provenance and loaded.tokens == why.tokens
+    assert loaded.provenance.options["heads"] == [[1, 4], [1, 0]] and loaded.provenance.options["cells"] is None
+    assert torch.equal(loaded.matrix(1, 0, 3, sequence=1), why.matrix(1, 0, 3, sequence=1))
+    assert loaded.explain(1, 4, 5) == why.explain(1, 4, 5)
+    assert repr(loaded) == repr(why)
+    assert "2 heads of layers [1], the highest key of each row in 3 × 7 tokens: 8 writers; residual" in repr(why)
+    assert torch.equal(copy.deepcopy(why).matrix(1, 4), why.matrix(1, 4))
+
+
+def test_a_line_names_the_strongest_pairs_and_the_rest() -> None:
+    why = am.decompose_by_source(models.hooked("gpt2"), models.token_ids("gpt2"), layers=[2])
+    for query in range(1, 7):
+        for head in range(5):
+            pairs = why.matrix(2, head, query, sequence=1, contrast=True)
+            line = why.explain(2, head, query, sequence=1).replace("−", "-")
+            whole, (source_q, source_k) = float(pairs.sum()), divmod(int(pairs.abs().argmax()), len(pairs))
+            value = float(pairs[source_q, source_k])
+            named = f": {why.sources[source_k]} (key) × {why.sources[source_q]} (query) {value:+.2f}"
+            assert named + (f" ({100 * value / whole:.0f}\u00a0%), " if whole > 0 else ", ") in line
+            assert f"of which query_key {whole:+.2f}: " in line
+            assert line.count(" × ") == 3 and f"{len(pairs) ** 2 - 3} other pairs" in line
+            parts = [float(piece.rsplit("(query) ")[1].split()[0].rstrip(",")) for piece in line.split(" × ")[1:]]
+            assert sum(parts) + float(line.split(" other pairs ")[1].split(";")[0]) == pytest.approx(whole, abs=0.021)
+
+
+def test_one_token_has_no_choice() -> None:
+    for name in ("gpt2", "llama", "bert"):
+        why = am.decompose_by_source(models.hooked(name), torch.tensor([[5]]))
+        assert bool(why.matrix(1, 0).isnan().all()) and not bool(why.matrix(1, 0, 0).isnan().any())
+        assert bool((why.matrix(1, 0, 0, contrast=True) == 0).all())
+        assert why.explain(0, 0, 0).endswith("sees only one key, so it has no choice")
+
+
+# -- what it leaves alone, and what it refuses ---------------------------------------------------------------
+
+
+def hook_counts(hooked: am.HookedModel) -> list[int]:
+    return [len(module._forward_hooks) for module in hooked.base.modules()]
+
+
+def test_nothing_stays_behind() -> None:
+    hooked, ids = models.hooked("bert"), models.token_ids("bert")
+    before = hook_counts(hooked)
+    logits = hooked.run(ids).logits
+    am.decompose_by_source(hooked, ids)
+    with hooked.hooks({("resid_pre", 1): lambda x: x + 1 + x.abs()}), pytest.raises(am.ExactnessError):
+        am.decompose_by_source(hooked, ids)
+    assert hook_counts(hooked) == before
+    assert torch.equal(hooked.run(ids).logits, logits)
+
+
+def test_a_result_stays_as_it_is_when_the_model_is_trained_on() -> None:
+    model = models.fresh("gpt2")
+    why = am.decompose_by_source(am.load(model), models.token_ids("gpt2"))
+    before = why.to_frame()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(1.1).add_(0.01)
+    assert why.to_frame().equals(before)
+
+
+@pytest.mark.parametrize("name", ["gpt2", "bert", "llama"])
+@pytest.mark.parametrize("point", ["resid_pre", "attn_in", "attn_out", "q", "k", "scores"])
+def test_a_hook_that_no_writer_explains_is_refused(name: str, point: str) -> None:
+    hooked, ids = models.hooked(name), models.token_ids(name)
+    layer = 0 if point == "attn_out" else 1
+    generator = torch.Generator().manual_seed(4)
+
+    def change(x: Tensor) -> Tensor:
+        return x * (1 + 0.1 * torch.randn(x.shape, generator=generator))
+
+    with hooked.hooks({(point, layer): change}), pytest.raises(am.ExactnessError, match=r"layer 1, head [0-9]: the "):
+        am.decompose_by_source(hooked, ids, layers=[1])
+
+
+@pytest.mark.parametrize("name", ["gpt2", "bert", "llama"])
+@pytest.mark.parametrize("point", [("z", 0), ("mlp_out", 0), ("pattern", 0), ("v", 0), ("embed", None)])
+def test_a_hook_on_what_is_written_is_part_of_it(name: str, point: tuple[str, int | None]) -> None:
+    hooked, ids = models.hooked(name), models.token_ids(name)
+    where = point[0] if point[1] is None else point
+    with hooked.hooks({where: lambda x: x * 0.5}):  # type: ignore[dict-item]
+        why, split = am.decompose_by_source(hooked, ids), am.decompose_scores(hooked, ids)
+    key = int(why.parts[1].key_at[1, 2, 6])
+    found = float(why.matrix(1, 2, 6, sequence=1).sum())
+    assert found == pytest.approx(float(split.terms["query_key"][1, 1, 2, 6, key]), abs=1e-4)
+
+
+def test_models_whose_stream_is_no_sum_of_points_are_refused_with_the_reason() -> None:
+    narrow = am.load(models.fresh("opt_post"))
+    cases = [
+        (models.hooked("t5"), "its stacks share one embedding"),
+        (models.hooked("vit"), "patches or frames and their positions enter the stream as one value"),
+        (models.hooked("jamba"), "its layers without attention write into the stream"),
+        (narrow, "its token embedding of 10 dimensions is projected to the 24 of the stream"),
+    ]
+    for hooked, reason in cases:
+        name = "vit" if hooked.grid is not None else "opt"
+        inputs = models.inputs_of("vit") if name == "vit" else torch.tensor([[3, 4]])
+        with pytest.raises(am.UnsupportedModelError, match=reason):
+            am.decompose_by_source(hooked, inputs)
+
+
+@pytest.mark.parametrize("name", ["t5_encoder_alone", "falcon_new", "falcon_multi_query", "opt_post_norm"])
+def test_models_of_other_makes_add_up_too(name: str) -> None:
+    post = models.randomised(models.opt(do_layer_norm_before=False)) if name == "opt_post_norm" else None
+    hooked = am.load(post or models.fresh(name))
+    why = am.decompose_by_source(hooked, torch.tensor([[5, 9, 7, 12, 5, 30]]))
+    assert len(why.to_frame()) == sum(hooked.n_heads * len(why.sources_of(layer)) ** 2 for layer in why.layers)
+
+
+def test_half_precision_models_keep_to_their_own_tolerance() -> None:
+    for dtype in (torch.bfloat16, torch.float16):
+        why = am.decompose_by_source(am.load(models.fresh("bloom"), dtype=dtype), models.token_ids("bloom"))
+        assert why.parts[1].query.dtype == F32
+
+
+def test_what_takes_too_much_memory_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(decomposition_by_source, "MAX_BYTES", 20_000)
+    hooked, ids = models.hooked("bloom"), models.token_ids("bloom")
+    with pytest.raises(am.InputError, match=r"to 7 cells of 6 heads takes about .* GiB.*layers=\[3\]"):
+        am.decompose_by_source(hooked, ids)
+    assert len(am.decompose_by_source(hooked, ids, cells=[(4, 1)], heads=[(1, 2)]).sources) == 8
+
+
+def test_what_is_out_of_range_is_named_with_its_range(unchecked: None) -> None:
+    hooked, ids = models.hooked("gpt2"), models.token_ids("gpt2")
+    why = am.decompose_by_source(hooked, ids, heads=[(2, 1), (0, 3)])
+
+    def ask(**options: Any) -> Callable[[], Any]:
+        return lambda: am.decompose_by_source(hooked, ids, **options)
+
+    bad: list[tuple[Callable[[], Any], str]] = [
+        (ask(layers=[3]), r"from 0 to 2 \(this model has 3 layers\); got 3"),
+        (ask(layers=[]), "at least one layer"),
+        (ask(heads="some"), r'`heads` must be "all" or a list of \(layer, head\); got \'some\''),
+        (ask(heads=[]), r'"all" or a list of \(layer, head\); got an empty list'),
+        (ask(heads=[5]), r"a list of \(layer, head\); got \[5\]"),
+        (ask(heads=[(0, 5)]), r"`head` must be from 0 to 4 \(this model has 5 heads in each layer\); got 5"),
+        (ask(heads=[(3, 0)]), r"from 0 to 2 \(this model has 3 layers\); got 3"),
+        (ask(heads=[(1, 0)], layers=[0, 2]), "`heads` names layer 1, which is not in `layers`"),
+        (ask(cells=[(7, 0)]), "`query` must be from 0 to 6; got 7"),
+        (ask(cells=[(2, -1)]), "`key` must be from 0 to 6; got -1"),
+        (ask(cells=[]), r"`cells` must be a list of \(query, key\); got an empty list"),
+        (ask(cells=[3]), r"`cells` must be a list of \(query, key\); got \[3\]"),
+        (ask(cells=[(4, 1), (2, 5)]), "token 2 cannot see key 5 in any text"),
+        (lambda: why.matrix(1, 1), r"one of the layers decomposed, \[2, 0\]; got 1"),
+        (lambda: why.matrix(2, 3), r"one of those decomposed in layer 2, \[1\]; got 3"),
+        (lambda: why.sources_of(4), r"one of the layers decomposed, \[2, 0\]; got 4"),
+        (lambda: why.explain(2, 1, 7), "`query` must be from 0 to 6; got 7"),
+        (lambda: why.explain(2, 1, 4, 9), "`key` must be from 0 to 6; got 9"),
+        (lambda: why.explain(2, 1, 4, sequence=3), r"`sequence` must be from 0 to 2 \(3 texts were run\); got 3"),
+        (lambda: why.explain(2, 1, 1, 5), r"no cell \(1, 5\) in text 0\. Choose a key .*cells=\[\(1, 5\)\]"),
+    ]
+    for call, message in bad:
+        with pytest.raises(am.InputError, match=message):
+            call()

@@ -1,0 +1,679 @@
+"""The score ledger against the same terms computed from raw transformers weights, and what is made of it."""
+
+import copy
+import json
+import math
+import re
+from pathlib import Path
+from typing import Any
+
+import models
+import pandas as pd
+import pytest
+import reference
+import torch
+from torch import Tensor
+
+import attnmech as am
+from attnmech.model.stack import ledger
+from attnmech.results import score_terms
+
+F32, F64 = torch.float32, torch.float64
+LEDGERS = ("bloom", "bloom12", "bloom5", "gpt2", "llama", "llama_bias", "bert")
+CASES = [
+    (name, dtype, side)
+    for name in LEDGERS
+    for dtype in (F32, F64)
+    for side in ("right", "left")
+    if side == "right" or name in ("bloom", "bloom5", "llama", "llama_bias")
+]
+
+
+def plain_run(name: str, dtype: torch.dtype, inputs: dict[str, Tensor]) -> Any:
+    with torch.no_grad():
+        return models.plain(name, dtype)(**inputs, output_hidden_states=True, output_attentions=True)
+
+
+def close(ours: Tensor, theirs: Tensor, tolerance: float) -> None:
+    size = float(theirs.abs().max())
+    difference = float((ours - theirs).abs().max())
+    assert difference <= tolerance * max(size, 1e-30), f"off by {difference:.2e}, largest {size:.2e}"
+
+
+def split_of(name: str, dtype: torch.dtype = F32, length: int = 7, **options: Any) -> am.ScoreDecomposition:
+    return am.decompose_scores(models.hooked(name, dtype), models.padded(name, length=length), **options)
+
+
+@pytest.mark.parametrize("fold_norm", [False, True])
+@pytest.mark.parametrize(("name", "dtype", "side"), CASES)
+def test_every_term_is_what_the_raw_weights_give(name: str, dtype: torch.dtype, side: str, fold_norm: bool) -> None:
+    model, inputs = models.plain(name, dtype), models.padded(name, side, length=5)
+    split = am.decompose_scores(models.hooked(name, dtype), inputs, fold_norm=fold_norm)
+    output, mask = plain_run(name, dtype, inputs), inputs["attention_mask"]
+    pairs = reference.visible(model, mask) & mask.bool()[:, None, :, None]
+    real = mask.bool()[:, None, :, None] & mask.bool()[:, None, None, :]
+    # transformers itself comes to NaN above that, where float64 rows see no key.
+    layers = 2 if (dtype, side) == (F64, "left") else model.config.num_hidden_layers
+    for layer in range(layers):
+        x = reference.attention_input(model, layer, output.hidden_states[layer])
+        expected = reference.terms(model, layer, x, mask, fold_norm)
+        assert set(split.terms) == set(expected)
+        # In float64 transformers takes some softmaxes in float32, so that only layer 0 has inputs of full precision.
+        tolerance = 1e-5 if dtype == F32 else 1e-12 if layer == 0 else 1e-6
+        for term, value in expected.items():
+            ours = split.terms[term][:, layer].expand_as(value)
+            # ALiBi's slopes are made in float32 in any model.
+            limit = max(tolerance, 1e-6) if term == "position" else tolerance
+            keep = real.expand_as(value)
+            close(ours[keep], value[keep], limit)
+        if (dtype, side) == (F64, "left"):
+            continue
+        total = sum(value for term, value in expected.items() if term != "mask")
+        pattern = torch.softmax(total.masked_fill(~pairs, -1e30), dim=-1)
+        close(
+            (pattern * pairs)[real.expand_as(pattern)],
+            (output.attentions[layer] * pairs)[real.expand_as(pattern)],
+            1e-5 if dtype == F32 else 1e-6,
+        )
+
+
+@pytest.mark.parametrize("fold_norm", [False, True])
+@pytest.mark.parametrize(("name", "dtype", "side"), CASES)
+def test_the_terms_add_up_to_the_scores_the_model_used(
+    name: str, dtype: torch.dtype, side: str, fold_norm: bool
+) -> None:
+    hooked, inputs = models.hooked(name, dtype), models.padded(name, side)
+    split = am.decompose_scores(hooked, inputs, fold_norm=fold_norm)
+    acts = hooked.run(inputs, points=["scores", "pattern", "resid_pre"])
+    nan_in_transformers = (dtype, side) == (F64, "left")
+    attentions = plain_run(name, F32 if nan_in_transformers else dtype, inputs).attentions
+    mask = inputs["attention_mask"].bool()
+    expected = reference.visible(models.plain(name, dtype), inputs["attention_mask"]) & mask[:, None, :, None]
+    assert split.visible.shape == (3, hooked.n_layers, 1, 7, 7)
+    tolerance = 1e-5 if dtype == F32 else 1e-12
+    assert split.residual.shape == split.largest.shape == (hooked.n_layers, hooked.n_heads)
+    assert float((split.residual / split.largest.amax(dim=1, keepdim=True)).max()) <= tolerance
+    for layer in range(hooked.n_layers):
+        seen = split.visible[:, layer]
+        assert torch.equal(seen, expected)
+        scores = acts["scores", layer]
+        keep = seen.expand_as(scores)
+        total = sum(term[:, layer].expand_as(scores) for name_, term in split.terms.items() if name_ != "mask")
+        close(total[keep], scores[keep], tolerance)
+        masked = total + split.terms["mask"][:, layer]
+        rows = mask[:, None, :, None].expand_as(scores)
+        ours = torch.softmax(masked, dim=-1)
+        single = dtype == F32 or nan_in_transformers
+        close(ours[rows], attentions[layer][rows].to(dtype), 1e-5 if single else 1e-6)
+        largest = scores.masked_fill(~keep, 0.0).abs().amax(dim=(0, 2, 3))
+        torch.testing.assert_close(split.largest[layer].to(scores), largest, rtol=1e-6, atol=0)
+
+
+@pytest.mark.parametrize("name", ["bloom", "gpt2", "llama_bias", "bert"])
+def test_the_terms_hold_to_full_precision_in_every_layer(name: str) -> None:
+    hooked, inputs = models.hooked(name, F64), models.padded(name, length=4, batch=2)
+    split = am.decompose_scores(hooked, inputs)
+    acts = hooked.run(inputs, points=["resid_pre"])
+    for layer in range(hooked.n_layers):
+        model = models.plain(name, F64)
+        x = reference.attention_input(model, layer, acts["resid_pre", layer])
+        expected = reference.terms(model, layer, x, inputs["attention_mask"])
+        for term in ("query_key", "key_bias", "query_bias", "constant"):
+            close(split.terms[term][:, layer].expand_as(expected[term]), expected[term], 1e-12)
+
+
+def test_positions_that_a_caller_gives_turn_the_queries_and_keys() -> None:
+    hooked, ids = models.hooked("llama", F64), models.token_ids("llama", 1, 5)
+    places = torch.tensor([[3, 4, 9, 11, 12]])
+    split = am.decompose_scores(hooked, {"input_ids": ids, "position_ids": places})
+    model = models.plain("llama", F64)
+    x = reference.attention_input(model, 0, model.get_input_embeddings()(ids).detach())
+    w = reference.layer_weights(model, 0)
+    for query, key in ((4, 0), (3, 2)):
+        left = x[0, query] @ w.W_Q[5] @ reference.rotation(int(places[0, query]), 8, 10000.0, F64)
+        right = x[0, key] @ w.W_K[1] @ reference.rotation(int(places[0, key]), 8, 10000.0, F64)
+        assert float(split.terms["query_key"][0, 0, 5, query, key]) == pytest.approx(
+            float(left @ right) / math.sqrt(8), abs=1e-12
+        )
+
+
+@pytest.mark.parametrize("heads", [1, 2, 3, 6, 7, 8, 11, 20])
+def test_alibi_term_on_any_number_of_heads(heads: int) -> None:
+    hooked = am.load(models.randomised(models.bloom(heads=heads, d_head=2, layers=1)))
+    split = am.decompose_scores(hooked, torch.arange(3, 12)[None])
+    expected = torch.tensor(reference.slopes(heads))[:, None] * torch.arange(9)
+    torch.testing.assert_close(split.terms["position"][0, 0, :, 0], expected, rtol=1e-6, atol=0)
+
+
+# -- which terms there are, and along which axes they change -------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "present"),
+    [
+        ("bloom", {"query_key", "key_bias", "query_bias", "constant", "position", "mask"}),
+        ("gpt2", {"query_key", "key_bias", "query_bias", "constant", "mask"}),
+        ("bert", {"query_key", "key_bias", "query_bias", "constant", "mask"}),
+        ("llama_bias", {"query_key", "key_bias", "query_bias", "constant", "mask"}),
+        ("llama", {"query_key", "mask"}),
+    ],
+)
+def test_terms_that_a_model_has_not_are_absent(name: str, present: set[str]) -> None:
+    terms = split_of(name).terms
+    assert set(terms) == present
+    assert len(terms) == len(present)
+    for absent in {"key_bias", "position"} - present:
+        with pytest.raises(KeyError, match=f"no term '{absent}'; they have query_key"):
+            terms[absent]
+
+
+@pytest.mark.parametrize("name", models.FAMILIES)
+def test_terms_broadcast_to_all_axes(name: str) -> None:
+    hooked, split = models.hooked(name), split_of(name)
+    full = (3, hooked.n_layers, hooked.n_heads, 7, 7)
+    for term in split.terms.values():
+        assert torch.broadcast_shapes(term.shape, full) == full
+        assert term.shape[1] == hooked.n_layers
+    if hooked.architecture.rotary is None:
+        assert split.terms["key_bias"].shape[3] == 1
+        assert split.terms["query_bias"].shape[4] == 1
+        assert split.terms["constant"].shape[3:] == (1, 1)
+
+
+def test_terms_other_than_the_mask_are_unmasked() -> None:
+    split = split_of("gpt2")
+    assert bool((split.terms["query_key"][..., 0, 1:] != 0).all())
+    assert set(split.terms["mask"].unique().tolist()) == {0.0, torch.finfo(F32).min}
+
+
+def test_without_biases_folding_the_norm_of_llama_changes_nothing() -> None:
+    once, folded = split_of("llama"), split_of("llama", fold_norm=True)
+    assert torch.equal(once.terms["query_key"], folded.terms["query_key"])
+
+
+def test_folding_moves_the_shift_from_query_key_to_the_biases() -> None:
+    once, folded = split_of("gpt2", F64), split_of("gpt2", F64, fold_norm=True)
+    assert float((once.terms["query_key"] - folded.terms["query_key"]).abs().max()) > 1e-2
+    assert folded.provenance.options["fold_norm"] is True
+    total, other = (sum(v for n, v in s.terms.items() if n != "mask") for s in (once, folded))
+    torch.testing.assert_close(total, other, rtol=0, atol=1e-12)
+
+
+# -- which biases matter -------------------------------------------------------------------------------------
+
+
+def without_key_bias(name: str) -> Any:
+    model = models.fresh(name)
+    with torch.no_grad():
+        for block in models.blocks_of(model):
+            kind = reference.family(model)
+            if kind == "bloom":
+                block.self_attention.query_key_value.bias.view(model.config.n_head, 3, -1)[:, 1] = 0
+            elif kind == "gpt2":
+                block.attn.c_attn.bias.view(3, -1)[1] = 0
+            elif kind == "bert":
+                block.attention.self.key.bias.zero_()
+            else:
+                block.self_attn.k_proj.bias.zero_()
+    return model
+
+
+@pytest.mark.parametrize("name", ["bloom", "gpt2", "bert"])
+def test_key_bias_of_the_projection_is_inert_without_rotary(name: str) -> None:
+    inputs = models.padded(name)
+    changed = am.load(without_key_bias(name)).run(inputs, points=["pattern"])
+    before = models.hooked(name).run(inputs, points=["pattern"])
+    real = inputs["attention_mask"].bool()[None, :, None, :, None].expand_as(before["pattern"])
+    assert float((changed["pattern"] - before["pattern"])[real].abs().max()) <= 1e-6
+
+
+def test_key_bias_of_the_projection_matters_with_rotary() -> None:
+    ids = models.token_ids("llama_bias")
+    changed = am.load(without_key_bias("llama_bias")).run(ids, points=["pattern"])
+    before = models.hooked("llama_bias").run(ids, points=["pattern"])
+    assert float((changed["pattern"] - before["pattern"]).abs().max()) > 1e-2
+
+
+# -- shares --------------------------------------------------------------------------------------------------
+
+
+def naive_shares(split: am.ScoreDecomposition, rank: int, survives: list[str]) -> tuple[Tensor, dict[str, Tensor]]:
+    heads = split.residual.shape[1]
+    batch, length = split.real.shape
+    shape = (batch, len(split.layers), heads, length)
+    terms = {name: split.terms[name].expand(*shape, length) for name in split.terms}
+    keys = torch.full(shape, -1)
+    shares = {name: torch.full(shape, torch.nan, dtype=terms["query_key"].dtype) for name in survives}
+    for n in range(batch):
+        for index in range(len(split.layers)):
+            for h in range(heads):
+                for i in range(length):
+                    seen = [j for j in range(length) if split.visible[n, index, 0, i, j]]
+                    score = {
+                        j: sum(float(t[n, index, h, i, j]) for name, t in terms.items() if name != "mask") for j in seen
+                    }
+                    order = sorted(seen, key=lambda j: -score[j])
+                    if rank >= len(order):
+                        continue
+                    key = keys[n, index, h, i] = order[rank]
+                    above = {
+                        name: float(terms[name][n, index, h, i, key])
+                        - min(float(terms[name][n, index, h, i, j]) for j in seen)
+                        for name in survives
+                    }
+                    if len(seen) > 1 and sum(above.values()) > 0:
+                        for name in survives:
+                            shares[name][n, index, h, i] = above[name] / sum(above.values())
+    return keys, shares
+
+
+@pytest.mark.parametrize("rank", [0, 1, 4])
+@pytest.mark.parametrize(
+    ("name", "survives"),
+    [
+        ("bloom", ["query_key", "key_bias", "position"]),
+        ("gpt2", ["query_key", "key_bias"]),
+        ("bert", ["query_key", "key_bias"]),
+        ("llama_bias", ["query_key", "key_bias", "query_bias", "constant"]),
+        ("llama", ["query_key"]),
+    ],
+)
+def test_shares_are_those_of_the_definition(name: str, survives: list[str], rank: int) -> None:
+    split = split_of(name, F64, length=6)
+    shares = split.shares(rank)
+    keys, expected = naive_shares(split, rank, survives)
+    assert list(shares) == survives
+    assert torch.equal(shares.key, keys)
+    for term in survives:
+        torch.testing.assert_close(shares[term], expected[term], rtol=0, atol=1e-12, equal_nan=True)
+
+
+def test_shares_sum_to_one_and_row_0_of_a_causal_model_has_none() -> None:
+    for name in ("bloom", "gpt2", "llama_bias", "bert"):
+        split = split_of(name)
+        shares = split.shares(0)
+        total = torch.stack(list(shares.values())).sum(0)
+        valid = ~total.isnan()
+        torch.testing.assert_close(total[valid], torch.ones_like(total[valid]))
+        assert all(bool(((v >= 0) | v.isnan()).all()) for v in shares.values())
+        assert bool(total[..., 0].isnan().all()) == (name != "bert")
+        assert bool(total[0, ..., 1:].isfinite().all())
+        padding = ~split.real[:, None, None, :].expand_as(total)
+        assert bool(total[padding].isnan().all())
+        assert bool((shares.key[padding] == -1).all())
+
+
+# -- contrast ------------------------------------------------------------------------------------------------
+
+
+def test_contrast_is_the_difference_of_two_scores_term_by_term() -> None:
+    for name in models.FAMILIES:
+        hooked, ids = models.hooked(name, F64), models.token_ids(name)
+        split = am.decompose_scores(hooked, ids)
+        scores = hooked.run(ids, points=["scores"])["scores"]
+        contrast = split.contrast(query=5, key_a=1, key_b=4)
+        assert set(contrast) == set(split.terms) - {"mask"}
+        difference = (scores[..., 5, 1] - scores[..., 5, 4]).transpose(0, 1)
+        torch.testing.assert_close(contrast.total, difference, rtol=0, atol=1e-12)
+        for term, value in contrast.items():
+            whole = split.terms[term].expand(3, hooked.n_layers, hooked.n_heads, 7, 7)
+            torch.testing.assert_close(value, whole[..., 5, 1] - whole[..., 5, 4], rtol=0, atol=1e-12)
+        frame = contrast.to_frame()
+        row = frame.query("sequence == 2 and layer == 1 and head == 2").iloc[0]
+        assert row.total == pytest.approx(float(difference[2, 1, 2]), abs=1e-12)
+
+
+def test_contrast_says_in_words_which_key_wins_and_why() -> None:
+    split = am.decompose_scores(models.hooked("bloom"), torch.tensor([[7, 11, 13, 17, 19]]))
+    contrast = split.contrast(query=4, key_a=1, key_b=3)
+    for head in range(3):
+        total = float(contrast.total[0, 1, head])
+        said = contrast.explain(layer=1, head=head)
+        winner, loser = ("'11' (1)", "'17' (3)") if total > 0 else ("'17' (3)", "'11' (1)")
+        assert said.startswith(f"layer 1 head {head}: '19' (4) prefers {winner} to {loser} by {abs(total):.2f}")
+        assert f"that is {math.exp(abs(total)):.3g} times" in said
+        biggest = max(contrast, key=lambda name: abs(float(contrast[name][0, 1, head])))
+        assert said.split("times: ")[1].startswith(biggest)
+        sign = 1 if total > 0 else -1
+        assert f"position {sign * float(contrast['position'][0, 1, head]):+.2f}" in said
+        assert "constant" not in said
+        assert "mask" not in said
+
+
+def test_contrast_is_blank_where_a_text_is_too_short() -> None:
+    split = am.decompose_scores(models.hooked("bloom"), models.padded("bloom"))
+    contrast = split.contrast(query=5, key_a=0, key_b=1)
+    assert bool(contrast.total[0].isfinite().all())
+    assert bool(contrast.total[1:].isnan().all())
+    assert "cannot see both keys" in contrast.explain(layer=0, head=0, sequence=1)
+
+
+# -- the ledger of one row -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "sequence", "query"),
+    [("bloom", 1, 3), ("bloom", 0, None), ("gpt2", 2, None), ("bert", 1, 2), ("gemma2", 0, 4), ("gpt_oss", 1, None)],
+)
+@pytest.mark.parametrize("side", ["right", "left"])
+def test_the_ledger_of_a_row_is_that_row_of_the_terms(name: str, sequence: int, query: int | None, side: str) -> None:
+    hooked, inputs, layer, head = models.hooked(name), models.padded(name, side), 1, 2
+    split = am.decompose_scores(hooked, inputs)
+    pattern = hooked.run(inputs, points=["pattern"])["pattern", layer][sequence, head]
+    here = inputs["attention_mask"][sequence].nonzero()[:, 0]
+    number = len(here) - 1 if query is None else query
+    row = here[number]
+    seen = split.visible[sequence, layer, 0, row][here]
+    order = sorted(seen.nonzero()[:, 0].tolist(), key=lambda key: -float(pattern[row, here[key]]))
+    figure = split.plot("row_ledger", layer=layer, head=head, query=query, sequence=sequence)
+    traces = {trace.meta: trace for trace in figure.data}
+    assert set(traces) == set(split.terms) - {"mask"} | {"score", "probability"}
+    for trace in figure.data:
+        assert [int(label.split()[0]) for label in trace.y] == order
+    shape = (3, hooked.n_layers, hooked.n_heads, 7, 7)
+    keys = here[order]
+    for term in set(split.terms) - {"mask"}:
+        expected = split.terms[term].expand(shape)[sequence, layer, head, row, keys]
+        close(torch.tensor(traces[term].x), expected, 1e-6)
+    close(torch.tensor(traces["probability"].x), pattern[row, keys], 1e-5)
+    total = sum(torch.tensor(traces[term].x) for term in set(split.terms) - {"mask"})
+    close(total, torch.tensor(traces["score"].x), 1e-6)
+    assert figure.layout.title.text.startswith(f"query {number} “{split.tokens[sequence][row]}”")
+
+
+def test_a_view_with_heads_to_choose_opens_on_the_figure_of_one() -> None:
+    split = am.decompose_scores(models.hooked("gpt2"), models.padded("gpt2", "right"), layers=[0, 2])
+    view = split.show(layer=2, head=3, query=3, sequence=1)
+    drawn = json.loads(split.plot("row_ledger", layer=2, head=3, query=3, sequence=1).to_json())
+    assert (view.data["data"], view.data["layout"]) == (drawn["data"], drawn["layout"])
+    assert (view.data["layers"], view.data["heads"], view.data["chosen"]) == ([0, 2], 5, {"layer": 1, "head": 3})
+
+
+@pytest.mark.parametrize("name", ["bloom", "gemma2", "gpt_oss"])
+def test_one_score_in_one_line(name: str) -> None:
+    hooked, inputs, layer, head = models.hooked(name), models.padded(name, "left"), 1, 2
+    split = am.decompose_scores(hooked, inputs)
+    pattern = hooked.run(inputs, points=["pattern"])["pattern", layer][1, head]
+    here = inputs["attention_mask"][1].nonzero()[:, 0]
+    query, key = here[-1], here[int(pattern[here[-1], here].argmax())]
+    told = split.explain(layer, head, query=len(here) - 1, sequence=1)
+    found = re.fullmatch(
+        r"L1H2: .+ \((\d+)\) looks at .+ \((\d+)\) with ([\d.]+), score (-?[\d.]+): (.+)", told, flags=re.DOTALL
+    )
+    assert found is not None
+    assert (int(found[1]), int(found[2])) == (len(here) - 1, (here == key).nonzero().item())
+    assert float(found[3]) == pytest.approx(float(pattern[query, key]), abs=6e-5)
+    terms = dict(each.split(" ") for each in found[5].split(", "))
+    assert set(terms) == set(split.terms) - {"mask"}
+    shape = (3, hooked.n_layers, hooked.n_heads, 7, 7)
+    for term, value in terms.items():
+        expected = float(split.terms[term].expand(shape)[1, layer, head, query, key])
+        assert float(value) == pytest.approx(expected, abs=6e-3)
+    assert sum(map(float, terms.values())) == pytest.approx(float(found[4]), abs=0.03)
+    with pytest.raises(am.InputError, match="token 0 cannot see key 1 in this text"):
+        split.explain(layer, head, query=0, key=1, sequence=1)
+
+
+# -- select, save, provenance --------------------------------------------------------------------------------
+
+
+def test_layers_chosen_at_once_or_afterwards_are_the_same() -> None:
+    whole, some = split_of("gpt2"), split_of("gpt2", layers=[2, 0])
+    assert some.layers == (2, 0)
+    chosen = whole.select([2, 0])
+    assert chosen.layers == (2, 0)
+    for name in whole.terms:
+        assert torch.equal(some.terms[name], chosen.terms[name])
+        if whole.terms[name].shape[1] == 3:
+            assert torch.equal(chosen.terms[name][:, 0], whole.terms[name][:, 2])
+    for found in (some, chosen):
+        assert torch.equal(found.residual[[2, 0]], whole.residual[[2, 0]]) and found.residual[1].isnan().all()
+        assert torch.equal(found.largest[[2, 0]], whole.largest[[2, 0]]) and found.largest[1].isnan().all()
+    assert repr(some) == repr(chosen) and "nan" not in repr(some)
+    assert torch.equal(chosen.shares(1).key, whole.shares(1).key[:, [2, 0]])
+
+
+@pytest.mark.parametrize("name", models.FAMILIES)
+@pytest.mark.parametrize("fold_norm", [False, True])
+def test_a_saved_result_comes_back_whole(name: str, fold_norm: bool, tmp_path: Path) -> None:
+    split = split_of(name, fold_norm=fold_norm)
+    back = am.ScoreDecomposition.load(split.save(tmp_path / "split.safetensors"))
+    assert list(tmp_path.iterdir()) == [tmp_path / "split.safetensors"]
+    assert list(back.terms) == list(split.terms)
+    for term, value in split.terms.items():
+        torch.testing.assert_close(back.terms[term], value, rtol=1e-6, atol=1e-6)
+    for field in ("residual", "largest", "real", "visible"):
+        assert torch.equal(getattr(back, field), getattr(split, field))
+    assert (back.layers, back.tokens) == (split.layers, split.tokens)
+    assert back.provenance.to_dict() == split.provenance.to_dict()
+    pd.testing.assert_frame_equal(back.to_frame(), split.to_frame(), rtol=1e-4)
+
+
+def test_what_is_no_saved_result_is_refused(tmp_path: Path) -> None:
+    junk = tmp_path / "junk.safetensors"
+    junk.write_bytes(b"not a result")
+    with pytest.raises(am.InputError, match="is not a result that attnmech saved"):
+        am.ScoreDecomposition.load(junk)
+    with pytest.raises(am.InputError, match="there is no file"):
+        am.ScoreDecomposition.load(tmp_path / "none")
+    with pytest.raises(am.OutputError, match="there is no folder"):
+        split_of("gpt2").save(tmp_path / "missing" / "x.safetensors")
+    assert list(tmp_path.iterdir()) == [junk]
+
+
+def test_the_frame_has_a_row_a_head() -> None:
+    split = split_of("bloom", layers=[1])
+    frame = split.to_frame()
+    assert frame[["layer", "head"]].to_numpy().tolist() == [[1, 0], [1, 1], [1, 2]]
+    shares = split.shares(0)
+    assert frame.position_share[2] == pytest.approx(float(shares["position"][:, 0, 2].nanmean()))
+    assert frame.residual[1] == float(split.residual[1, 1])
+
+
+def test_a_result_stays_as_it_is_when_the_model_is_trained_on() -> None:
+    for name in models.FAMILIES:
+        model = models.fresh(name)
+        hooked = am.load(model)
+        for fold_norm in (False, True):
+            split = am.decompose_scores(hooked, models.token_ids(name), fold_norm=fold_norm)
+            before = {term: value.clone() for term, value in split.terms.items()}
+            weights = split.provenance.weights
+            with torch.no_grad():
+                for parameter in model.parameters():
+                    parameter.mul_(1.1).add_(0.01)
+            for term, value in before.items():
+                assert torch.equal(split.terms[term], value)
+            assert hooked.weights_hash != weights
+            with torch.no_grad():
+                for parameter in model.parameters():
+                    parameter.sub_(0.01).div_(1.1)
+
+
+def test_the_hash_of_the_weights_tells_models_apart() -> None:
+    one, same, other = (am.load(models.fresh("gpt2", seed=seed)) for seed in (0, 0, 1))
+    assert one.weights_hash == same.weights_hash != other.weights_hash
+    assert split_of("gpt2").provenance.weights == one.weights_hash
+
+
+# -- refusals ------------------------------------------------------------------------------------------------
+
+
+def test_a_term_that_is_too_large_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    split = split_of("bloom")
+    size = 3 * 2 * 3 * 7 * 7 * 4
+    monkeypatch.setattr(score_terms, "MAX_TERM_BYTES", size)
+    assert split.terms["query_key"].numel() * 4 == size
+    monkeypatch.setattr(score_terms, "MAX_TERM_BYTES", size - 1)
+    with pytest.raises(am.InputError, match=r"the term 'query_key' of 2 layers takes .* GiB.*layers=\[0\]"):
+        split.terms["query_key"]
+    assert split.select([0]).terms["query_key"].shape == (3, 1, 3, 7, 7)
+    assert split.terms["key_bias"].shape == (3, 2, 3, 1, 7)
+
+
+@pytest.mark.parametrize("name", models.FAMILIES)
+@pytest.mark.parametrize("point", ["q", "k", "scores"])
+def test_a_hook_that_changes_the_scores_is_not_explained_away(name: str, point: str) -> None:
+    hooked = models.hooked(name)
+    with hooked.hooks({(point, 1): lambda x: x * 1.01}), pytest.raises(am.ExactnessError, match="layer 1, head"):
+        am.decompose_scores(hooked, models.token_ids(name))
+    assert am.decompose_scores(hooked, models.token_ids(name)).layers[-1] == hooked.n_layers - 1
+
+
+def strong_and_weak(name: str) -> Any:
+    """A model whose head 0 has scores of thousands in layer 1, and head 1 of thousandths."""
+    model = models.fresh(name)
+    attention = models.blocks_of(model)[1]
+    with torch.no_grad():
+        if name == "gpt2":
+            fused, bias = attention.attn.c_attn.weight.view(20, 3, 5, 4), attention.attn.c_attn.bias.view(3, 5, 4)
+            for part in (0, 1):
+                fused[:, part, 0] *= 50
+                fused[:, part, 1] *= 0.05
+                bias[part, 0] *= 50
+                bias[part, 1] *= 0.05
+        else:
+            for projection in (attention.self_attn.q_proj, attention.self_attn.k_proj):
+                for value in (projection.weight, projection.bias):
+                    value[:6] *= 50
+                    value[6:12] *= 0.05
+    return model
+
+
+@pytest.mark.parametrize("dtype", [F32, F64])
+@pytest.mark.parametrize("share", [0.5, 1e-3])
+@pytest.mark.parametrize(("name", "weak"), [("gpt2", 1), ("llama_bias", 2)])
+def test_noise_in_a_weak_head_beside_a_strong_one_is_refused(
+    name: str, weak: int, share: float, dtype: torch.dtype
+) -> None:
+    hooked, ids = am.load(strong_and_weak(name), dtype=dtype), models.token_ids(name)
+    split = am.decompose_scores(hooked, ids)
+    strongest, weakest = float(split.largest[1, 0]), float(split.largest[1, weak])
+    assert strongest > 1000 * weakest
+
+    def noisy(scores: Tensor) -> Tensor:
+        noise = torch.randn(scores[:, weak].shape, generator=torch.Generator().manual_seed(0)).to(scores)
+        scores[:, weak] += torch.where(scores[:, weak] > -1e30, share * weakest * noise, 0.0)
+        return scores
+
+    assert share * weakest < 1e-5 * strongest or dtype == F64 or share == 0.5
+    with hooked.hooks({("scores", 1): noisy}):
+        with pytest.raises(
+            am.ExactnessError, match=rf"layer 1, head {weak}: the terms .* times what rounding explains"
+        ):
+            am.decompose_scores(hooked, ids)
+        certificate = am.certify(hooked)
+    assert "ledger" in {check.name for check in certificate.failed}
+
+
+@pytest.mark.parametrize("dtype", [F32, F64, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("name", ["bloom", "gpt2", "llama_bias", "qwen3_bias", "gemma2", "gpt_neox"])
+def test_what_rounding_leaves_is_well_within_what_it_explains(
+    name: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    excess: list[float] = []
+    honest = ledger.require_exact
+
+    def recorded(layer: int, heads: Any, what: str, residual: Tensor, found: Tensor) -> None:
+        excess.append(float(found.max()))
+        honest(layer, heads, what, residual, found)
+
+    monkeypatch.setattr(ledger, "require_exact", recorded)
+    hooked = am.load(models.fresh(name), dtype=dtype)
+    am.decompose_scores(hooked, models.padded(name, "left"))
+    am.decompose_scores(hooked, models.token_ids(name, 2, 15), fold_norm=True)
+    assert len(excess) == 2 * hooked.n_layers
+    assert max(excess) < 0.5
+
+
+def test_a_hook_upstream_of_the_scores_is_part_of_them() -> None:
+    hooked, ids = models.hooked("gpt2"), models.token_ids("gpt2")
+    with hooked.hooks({("resid_pre", 1): lambda x: x + 1 + torch.arange(20.0)}):
+        changed = am.decompose_scores(hooked, ids)
+    clean = am.decompose_scores(hooked, ids)
+    assert torch.equal(changed.terms["query_key"][:, 0], clean.terms["query_key"][:, 0])
+    assert not torch.allclose(changed.terms["query_key"][:, 1], clean.terms["query_key"][:, 1])
+
+
+def test_nan_in_the_scores_is_refused() -> None:
+    hooked = models.hooked("bloom")
+
+    def spoil(x: Tensor) -> Tensor:
+        return x.index_fill(1, torch.tensor([2]), torch.nan)
+
+    with hooked.hooks({("resid_pre", 1): spoil}), pytest.raises(am.ExactnessError, match="layer 1"):
+        am.decompose_scores(hooked, models.token_ids("bloom"))
+
+
+def test_what_is_out_of_range_is_named_with_its_range() -> None:
+    hooked, ids = models.hooked("gpt2"), models.token_ids("gpt2")
+    split = am.decompose_scores(hooked, ids, layers=[0, 2])
+    bad: list[tuple[Any, str]] = [
+        (lambda: am.decompose_scores(hooked, ids, layers=[3]), r"from 0 to 2 \(this model has 3 layers\); got 3"),
+        (lambda: am.decompose_scores(hooked, ids, layers=[-1]), r"from 0 to 2 .* got -1"),
+        (lambda: am.decompose_scores(hooked, ids, layers=[]), "at least one layer"),
+        (lambda: am.decompose_scores(hooked, ids, layers=[True]), r"must be a list of ints; got \[True\]"),
+        (lambda: split.select([1]), r"one of the layers decomposed, \[0, 2\]; got 1"),
+        (lambda: split.shares(7), r"`rank` must be from 0 to 6 \(0 is the highest score\); got 7"),
+        (lambda: split.shares(-1), "got -1"),
+        (lambda: split.contrast(7, 0, 1), "`query` must be from 0 to 6; got 7"),
+        (lambda: split.contrast(4, -1, 1), "`key_a` must be from 0 to 6; got -1"),
+        (lambda: split.contrast(4, 0, 9), "`key_b` must be from 0 to 6; got 9"),
+        (lambda: split.contrast(2, 0, 3), "token 2 cannot see both key 0 and key 3"),
+        (lambda: split.contrast(4, 0, 3).explain(layer=1, head=0), r"one of the layers decomposed, \[0, 2\]; got 1"),
+        (lambda: split.contrast(4, 0, 3).explain(layer=0, head=5), "`head` must be from 0 to 4; got 5"),
+        (lambda: split.contrast(4, 0, 3).explain(layer=0, head=0, sequence=3), "`sequence` must be from 0 to 2"),
+        (lambda: split.plot(head=5), r"`head` must be from 0 to 4 \(this model has 5 heads in each layer\); got 5"),
+        (lambda: split.plot(layer=1), "`layer` must be one of the layers"),
+        (lambda: split.plot(sequence=3), r"`sequence` must be from 0 to 2 \(3 texts were run\); got 3"),
+        (lambda: split.plot(rank=7), "`rank` must be from 0 to 6"),
+        (lambda: split.plot("row_ledger", query=7), r"`query` must be from 0 to 6 \(the text has 7 tokens\); got 7"),
+        (lambda: split.plot("nothing"), "`figure` must be one of attention_map, "),
+        (lambda: split.show("nothing"), "`figure` must be one of attention_map, "),
+        (lambda: split.show(layer=1), "`layer` must be one of the layers"),
+        (lambda: split.show(head=5), "`head` must be from 0 to 4; got 5"),
+    ]
+    for call, message in bad:
+        with pytest.raises(am.InputError, match=message):
+            call()
+
+
+def test_an_attention_that_goes_around_attnmech_is_refused_by_name() -> None:
+    model = models.fresh("llama")
+    attention = models.blocks_of(model)[1].self_attn
+    attention.forward = lambda hidden_states, **kwargs: (attention.o_proj(attention.q_proj(hidden_states)), None)
+    with pytest.warns(UserWarning, match="NOT certified"):
+        hooked = am.load(model)
+    with pytest.raises(am.AttnmechError):
+        am.decompose_scores(hooked, models.token_ids("llama"))
+
+
+def test_one_token_and_one_text() -> None:
+    for name in models.FAMILIES:
+        split = am.decompose_scores(models.hooked(name), torch.tensor([[5]]))
+        assert split.terms["query_key"].shape[-2:] == (1, 1)
+        assert bool(split.shares(0)["query_key"].isnan().all())
+        assert len(split.to_frame()) == split.residual.numel()
+
+
+def test_a_long_text_in_row_blocks_is_as_one_block(monkeypatch: pytest.MonkeyPatch) -> None:
+    from attnmech.model.attention import attend as attention
+
+    ids = models.token_ids("bloom", 2, 50)
+    whole = am.decompose_scores(models.hooked("bloom", F64), ids)
+    monkeypatch.setattr(attention, "_BLOCK_BYTES", 1)
+    blocks = am.decompose_scores(models.hooked("bloom", F64), ids)
+    torch.testing.assert_close(blocks.residual, whole.residual, rtol=0, atol=1e-12)
+    torch.testing.assert_close(blocks.largest, whole.largest, rtol=1e-12, atol=0)
+
+
+def test_half_precision_models_keep_to_their_own_tolerance() -> None:
+    for dtype, tolerance in ((torch.bfloat16, 3e-2), (torch.float16, 4e-3)):
+        hooked = am.load(models.fresh("bloom"), dtype=dtype)
+        split = am.decompose_scores(hooked, models.token_ids("bloom"))
+        assert float(split.residual.max() / split.largest.max()) <= tolerance
+        assert split.terms["query_key"].dtype == F32
+
+
+def test_the_copy_of_a_result_is_equal() -> None:
+    split = split_of("bloom")
+    assert torch.equal(copy.deepcopy(split).terms["query_key"], split.terms["query_key"])

@@ -1,0 +1,331 @@
+"""Attention between segments: against loops over captured patterns, heads planted by hand, and any way of running."""
+
+from collections.abc import Callable, Sequence
+from functools import cache
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import models
+import pytest
+import torch
+from scipy.stats import kurtosis
+from torch import Tensor
+
+import attnmech as am
+from attnmech.demo.text import documents, labelled
+from attnmech.methods.segments import sums as segment_sums
+from attnmech.methods.segments.formulas import ByDistance, peakedness, receivers
+from attnmech.methods.segments.segmentation import Segmented
+
+SPANS = [[(0, 1), (1, 4), (4, 7)], [(0, 3), (3, 5)], [(0, 2), (2, 3)]]
+"""Segments of the three texts of `models.padded`, of 7, 5 and 3 tokens."""
+
+
+def by_hand(pattern: Tensor, spans: Sequence[tuple[int, int]]) -> Tensor:
+    """M of one head, cell by cell."""
+    found = torch.zeros(len(spans), len(spans), dtype=torch.float64)
+    for s, (first, last) in enumerate(spans):
+        for t, (start, end) in enumerate(spans):
+            for i in range(first, last):
+                for j in range(start, end):
+                    found[s, t] += float(pattern[i, j]) / (last - first)
+    return found
+
+
+def patterns_of(model: am.HookedModel, given: Any, text: int) -> Tensor:
+    """[layer head query key] of one text, without padding."""
+    acts = model.run(given, points=["pattern"])
+    real = acts.batch.mask[text]
+    return torch.stack([acts["pattern", layer][text][:, real][..., real] for layer in range(model.n_layers)])
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+@pytest.mark.parametrize("name", ["bloom", "llama", "gpt2", "bert", "mistral", "gpt_oss", "gemma2"])
+def test_cells_are_those_of_a_loop(name: str, side: str) -> None:
+    model, given = models.hooked(name), models.padded(name, side)
+    found = am.segment_attention(model, given, SPANS)
+    for text, spans in enumerate(SPANS):
+        pattern = patterns_of(model, given, text)
+        mass, expected = found.mass(text), found.expected(text)
+        assert mass.shape == (model.n_layers, model.n_heads, len(spans), len(spans))
+        for layer in range(model.n_layers):
+            for head in range(model.n_heads):
+                rows = pattern[layer, head]
+                torch.testing.assert_close(mass[layer, head].double(), by_hand(rows, spans), atol=1e-6, rtol=1e-5)
+                given_by_rows = torch.tensor([float(rows[a:b].sum()) / (b - a) for a, b in spans])
+                torch.testing.assert_close(mass[layer, head].sum(-1), given_by_rows, atol=1e-6, rtol=1e-5)
+                torch.testing.assert_close(expected[layer, head].sum(-1), given_by_rows, atol=1e-5, rtol=1e-4)
+                if name != "gpt_oss":
+                    torch.testing.assert_close(given_by_rows, torch.ones(len(spans)), atol=1e-5, rtol=1e-5)
+
+
+def test_float64() -> None:
+    model = models.hooked("llama", torch.float64)
+    ids = models.token_ids("llama", 1)
+    found = am.segment_attention(model, ids, SPANS[0])
+    torch.testing.assert_close(
+        found.mass()[1, 2], by_hand(patterns_of(model, ids, 0)[1, 2], SPANS[0]), atol=1e-14, rtol=0
+    )
+
+
+@pytest.mark.parametrize("name", ["bloom", "bert", "mistral"])
+def test_without_the_first_token(name: str) -> None:
+    model, given = models.hooked(name), models.padded(name, "left")
+    found = am.segment_attention(model, given, SPANS, first=False)
+    for text, spans in enumerate(SPANS):
+        pattern = patterns_of(model, given, text).clone()
+        pattern[..., 0] = 0
+        torch.testing.assert_close(found.mass(text)[1, 2].double(), by_hand(pattern[1, 2], spans), atol=1e-6, rtol=1e-5)
+        sums = found.expected(text)[1, 2].double().sum(-1)
+        torch.testing.assert_close(sums, by_hand(pattern[1, 2], spans).sum(-1), atol=1e-4, rtol=1e-3)
+
+
+def banded(weights: Tensor, length: int, both_ways: bool, first_key: int = 0) -> Tensor:
+    """The pattern of a head that attends by distance alone."""
+    place = torch.arange(length)
+    distance = place[:, None] - place
+    seen = (place >= first_key) & ((distance >= 0) | torch.tensor(both_ways))
+    chosen = torch.where(seen, weights[distance + length - 1], 0.0)
+    return chosen / chosen.sum(-1, keepdim=True).clamp_min(1e-300)
+
+
+@pytest.mark.parametrize("both_ways", [True, False])
+@pytest.mark.parametrize("first_key", [0, 1])
+@pytest.mark.parametrize("window", [4, 50])
+def test_a_head_that_attends_by_distance_alone_is_its_own_baseline(
+    both_ways: bool, first_key: int, window: int
+) -> None:
+    length, starts = 23, [0, 4, 5, 16, 23]
+    generator = torch.Generator().manual_seed(0)
+    weights = torch.rand(2 * length - 1, generator=generator, dtype=torch.float64)
+    weights[(torch.arange(2 * length - 1) - length + 1).abs() >= window] = 0
+    pattern = banded(weights, length, both_ways, first_key)
+    distances = range(1 - length if both_ways else 0, length)
+    sums = torch.stack([pattern.diagonal(-d).sum() for d in distances])
+    fit = ByDistance.fitted(sums, pattern.sum(-1), first_key)
+    cells = by_hand(pattern, list(pairwise(starts)))
+    torch.testing.assert_close(fit.cells(starts), cells, atol=2e-4, rtol=0)
+
+
+def test_each_head_is_fitted_as_if_it_were_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However soon others are close."""
+    generator = torch.Generator().manual_seed(0)
+    scores = 6 * torch.randn(2, 3, 31, 31, generator=generator, dtype=torch.float64)
+    scores *= torch.tensor([[0.0, 0.2, 1.0], [0.5, 0.0, 2.0]], dtype=torch.float64)[..., None, None]
+    pattern = scores.masked_fill(~torch.ones(31, 31).tril().bool(), -torch.inf).softmax(dim=-1)
+    sums = torch.stack([pattern.diagonal(-d, dim1=-2, dim2=-1).sum(dim=-1) for d in range(31)], dim=-1)
+    together = ByDistance.fitted(sums, pattern.sum(-1))
+    for layer in range(2):
+        for head in range(3):
+            alone = ByDistance.fitted(sums[layer, head], pattern[layer, head].sum(-1))
+            assert torch.equal(together.weights[layer, head], alone.weights)
+            assert torch.equal(together.at(layer).factors[head], alone.factors)
+            p = alone.factors[:, None] * alone.weights[(torch.arange(31)[:, None] - torch.arange(31)).clamp_min(0)]
+            of_fit = torch.stack([p.tril().diagonal(-d).sum() for d in range(31)])
+            assert float((of_fit - sums[layer, head]).abs().sum()) < 2e-5 * 31
+    model, ids = models.hooked("bloom"), models.token_ids("bloom", 1)
+    whole = am.segment_attention(model, ids, SPANS[0]).state
+    monkeypatch.setattr(segment_sums, "_FITTED", 1)
+    layer_by_layer = am.segment_attention(model, ids, SPANS[0]).state
+    assert all(torch.equal(whole[name], layer_by_layer[name]) for name in whole)
+
+
+def test_alibi_without_content_is_explained_by_distance() -> None:
+    """BLOOM whose queries and keys are 0: its slopes alone, so that nothing is above the baseline."""
+    raw = models.fresh("bloom", torch.float64)
+    for name, parameter in raw.named_parameters():
+        if "query_key_value" in name:
+            parameter.data.zero_()
+    model = am.load(raw)
+    found = am.segment_attention(model, models.token_ids("bloom", 1, 41), [(0, 9), (9, 10), (10, 30), (30, 41)])
+    torch.testing.assert_close(found.expected(), found.mass(), atol=1e-4, rtol=0)
+    assert float(found.excess("earlier").abs().max()) < 1e-4
+
+
+def test_the_baseline_keeps_the_total_at_each_distance() -> None:
+    model, ids = models.hooked("llama"), models.token_ids("llama", 1, 20)
+    found = am.segment_attention(model, ids, [(i, i + 1) for i in range(20)])
+    pattern, expected = patterns_of(model, ids, 0)[1, 4].double(), found.expected()[1, 4].double()
+    for distance in range(20):
+        have, want = expected.diagonal(-distance).sum(), pattern.diagonal(-distance).sum()
+        assert float(have) == pytest.approx(float(want), abs=3e-4)
+
+
+def test_baseline_by_distance_in_segments() -> None:
+    found = am.segment_attention(models.hooked("llama"), models.token_ids("llama", 1), SPANS[0])
+    mass, alike = found.mass()[0, 1], found.expected(by="segments")[0, 1]
+    assert float(alike[1, 0]) == pytest.approx(float(mass[1, 0] + mass[2, 1]) / 2, abs=1e-6)
+    assert float(alike[2, 0]) == pytest.approx(float(mass[2, 0]))
+    assert float(alike[1, 1]) == pytest.approx(float(mass.diagonal().mean()), abs=1e-6)
+
+
+def test_receivers_and_kurtosis_as_published() -> None:
+    """Thought Anchors: column means of the mean per pair of tokens, from `gap` on; scipy kurtosis."""
+    spans = [(2 * i, 2 * i + 2) for i in range(9)] + [(18, 19)]
+    ids = models.token_ids("bloom", 1, 19)
+    model = models.hooked("bloom")
+    found = am.segment_attention(model, ids, spans, gap=2)
+    pattern = patterns_of(model, ids, 0)[1, 2].double()
+    per_token = by_hand(pattern, spans) / torch.tensor([b - a for a, b in spans])
+    for gap in (1, 2):
+        scores = found.receivers(gap=gap)[1, 2]
+        for t in range(10 - gap):
+            assert float(scores[t]) == pytest.approx(float(per_token[t + gap :, t].mean()), rel=1e-4)
+        assert bool(scores[10 - gap :].isnan().all())
+    expected = kurtosis(found.receivers(gap=2)[1, 2, :8].double().numpy())
+    assert float(found.kurtosis[1, 2]) == pytest.approx(float(expected), rel=1e-4)
+    frame = found.receiver_heads
+    assert frame["kurtosis"].is_monotonic_decreasing
+    assert float(frame["kurtosis"].max()) == pytest.approx(float(found.kurtosis.max()))
+
+
+def test_equal_receivers_have_no_kurtosis() -> None:
+    assert bool(peakedness(torch.full((2, 5), 0.1)).isnan().all())
+    assert bool(peakedness(receivers(torch.rand(4, 4), 1)[None]).isnan().all())
+
+
+@pytest.mark.parametrize("name", ["llama", "bert"])
+def test_parts_by_distance_in_segments(name: str) -> None:
+    model, given = models.hooked(name), models.padded(name)
+    found = am.segment_attention(model, given, SPANS)
+    sums = dict.fromkeys(("own", "previous", "further"), 0.0)
+    rows = dict.fromkeys(sums, 0)
+    for text, spans in enumerate(SPANS):
+        cells = by_hand(patterns_of(model, given, text)[1, 2], spans)
+        for s, (a, b) in enumerate(spans):
+            for part, columns in (("own", [s]), ("previous", [s - 1]), ("further", range(s - 1))):
+                there = [t for t in columns if t >= 0]
+                if there:
+                    sums[part] += (b - a) * float(cells[s, there].sum())
+                    rows[part] += b - a
+    for part in sums:
+        assert float(found.mean(part)[1, 2]) == pytest.approx(sums[part] / rows[part], rel=1e-4)
+    frame = found.to_frame()
+    assert list(frame["own"]) == pytest.approx(found.own.flatten().tolist())
+
+
+def test_a_corpus_is_its_texts_and_shards_merge(many_batches: None) -> None:
+    model, given = models.demo(), documents(12)
+    whole = am.segment_attention(model, given)
+    corpus = am.segment_attention(model, iter(given))
+    for name in ("by_lag", "expected_by_lag", "kurtosis"):
+        torch.testing.assert_close(getattr(corpus, name), getattr(whole, name), atol=2e-5, rtol=1e-4, equal_nan=True)
+    shards = [am.segment_attention(model, iter(given), shard=(number, 3)) for number in range(3)]
+    merged = shards[0].merged(*shards[1:])
+    torch.testing.assert_close(merged.by_lag, corpus.by_lag, atol=2e-5, rtol=1e-4, equal_nan=True)
+    low, high = merged.interval("previous")
+    assert bool((low <= merged.previous).all()) and bool((merged.previous <= high).all())
+    with pytest.raises(am.MissingPointError, match="not for a corpus"):
+        corpus.mass()
+    with pytest.raises(am.InputError, match="run together"):
+        whole.merged(whole)
+
+
+def test_sentences_of_the_grammar_are_the_words_between_full_stops() -> None:
+    model = models.demo()
+    for text in documents(8):
+        found = am.segment_attention(model, text).segments()
+        assert "".join(found).removeprefix("<s>") == text
+        assert all(each.strip()[-1] in '.?!")]' for each in found)
+        inside = [each.strip().removeprefix("<s>")[:-1] for each in found]
+        assert not any(mark + " " in each for each in inside for mark in ".?!")
+
+
+@pytest.mark.parametrize(
+    ("tokens", "kind", "expected"),
+    [
+        (["Hi", ".", '"', " He", " ran", " 3", ".", "14", "!", "?", " So"], "sentence", [0, 3, 10]),
+        (["你好", "。", "再见", "。"], "sentence", [0, 2]),
+        (["a", "\n", "\n", "b", ".\n", " c"], "line", [0, 3, 5]),
+        (["a", " b"], "document", [0]),
+        (["a", ".", " ", "b"], "sentence", [0, 3]),
+    ],
+)
+def test_where_segments_begin(tokens: list[str], kind: str, expected: list[int]) -> None:
+    ids = torch.arange(len(tokens))[None]
+    batch = am.Batch(ids, torch.ones_like(ids, dtype=torch.bool), (tuple(tokens),), None, texts_of=lambda _: ())
+    assert Segmented.of(batch, kind).starts[0] == (*expected, len(tokens))
+
+
+def test_relations_across_sentences_stand_above_the_baseline() -> None:
+    """Some head of the demo model looks back to the sentence that holds what a word refers to, beyond distance."""
+    model = models.demo()
+
+    @cache
+    def of_text(text: str) -> tuple[Tensor, Tensor]:
+        """Where its segments end, and the mass above the expected one."""
+        found = am.segment_attention(model, text, first=False)
+        sizes = torch.tensor([len(each.removeprefix("<s>")) for each in found.segments()]).cumsum(0)
+        return sizes, found.mass() - found.expected()
+
+    above: list[Tensor] = []
+    for words, query, key, _ in labelled(40):
+        sizes, beyond = of_text("".join(words))
+        ends = torch.tensor([len("".join(words[: place + 1])) for place in range(len(words))])
+        s, t = (int(torch.searchsorted(sizes, ends[place] - 1, right=True)) for place in (query, key))
+        if s - t >= 1:
+            above.append(beyond[:, :, s, t].flatten())
+    assert len(above) >= 10
+    means = torch.stack(above).double()
+    spread = means.std(dim=0) / len(above) ** 0.5
+    assert float((means.mean(dim=0) / spread).max()) > 4
+
+
+def test_saved_shown_and_drawn(tmp_path: Path) -> None:
+    found = am.segment_attention(models.demo(), documents(6))
+    again = am.SegmentAttention.load(found.save(tmp_path / "found.safetensors"))
+    torch.testing.assert_close(again.by_lag, found.by_lag, equal_nan=True)
+    assert again.segments(2) == found.segments(2)
+    torch.testing.assert_close(again.expected(1), found.expected(1))
+    assert found.plot("mass", layer=1, head=2).data[0].z[1][0] == pytest.approx(float(found.mass()[1, 2, 1, 0]))
+    for figure in ("heads", "excess", "per_token", "receivers"):
+        assert found.plot(figure).data
+    page = found.to_html(tmp_path / "page.html").read_text()
+    assert "Which heads look at earlier sentences" in page
+    assert found.show(view="model", layer=2).data["layers"] == [2]
+
+
+ONE = torch.tensor([[5, 7, 9, 4]])
+BAD: list[tuple[Callable[[am.HookedModel], Any], str]] = [
+    (lambda m: am.segment_attention(m, ONE, [(0, 2), (1, 4)]), "segment 1 of text 0, (1, 4), overlaps"),
+    (lambda m: am.segment_attention(m, ONE, [(0, 1), (3, 4)]), "tokens 1 to 2 of text 0 belong to no segment"),
+    (lambda m: am.segment_attention(m, ONE, [(0, 2)]), "tokens 2 to 3 of text 0 belong to no segment"),
+    (lambda m: am.segment_attention(m, ONE, [(0, 9)]), "≤ 4, the number of tokens"),
+    (lambda m: am.segment_attention(m, ONE, [(0, 0), (0, 4)]), "must satisfy 0 ≤ start < end"),
+    (lambda m: am.segment_attention(m, ONE, []), "got an empty list"),
+    (lambda m: am.segment_attention(m, ONE, "word"), "must be one of sentence, line, document"),
+    (lambda m: am.segment_attention(m, iter([ONE]), [(0, 4)]), "spans are for a list of texts"),
+    (lambda m: am.segment_attention(m, ONE, "document", gap=0), "`gap` must be a whole number"),
+    (lambda m: am.segment_attention(m, ONE.repeat(2, 1), [(0, 4)]), "for each of the 2 texts"),
+    (lambda m: am.segment_effects(m, ONE.repeat(2, 1)), "one text at a time; got 2"),
+    (lambda m: am.segment_effects(m, ONE, [(0, 4)]), "two segments or more"),
+    (lambda m: am.segment_effects(m, ONE, [(0, 2), (2, 4)], answers=3), "takes no `answers`"),
+    (lambda m: am.segment_effects(m, ONE, [(0, 2), (2, 4)], partial=True), "with `journal`, the same call resumes"),
+]
+
+
+@pytest.mark.parametrize(("call", "words"), BAD)
+def test_bad_input(call: Callable[[am.HookedModel], Any], words: str) -> None:
+    with pytest.raises(am.InputError) as caught:
+        call(models.hooked("llama"))
+    assert words in str(caught.value)
+
+
+def test_too_many_cells_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    from attnmech.methods.segments import sums as module
+
+    monkeypatch.setattr(module, "KEPT_BYTES", 100)
+    with pytest.raises(am.InputError, match="Use longer segments"):
+        am.segment_attention(models.hooked("llama"), ONE, [(0, 2), (2, 4)])
+
+
+def test_cross_attention_is_refused() -> None:
+    given = models.inputs_of("t5")
+    with pytest.raises(am.InputError, match="not across"):
+        am.segment_attention(models.hooked("t5"), given, "document", stack="cross")
+
+
+def test_effects_need_logits() -> None:
+    with pytest.raises(am.InputError, match="a metric needs logits, but this model was loaded without a head"):
+        am.segment_effects(models.hooked("bert_headless"), models.token_ids("bert_headless", batch=1), [(0, 3), (3, 7)])

@@ -1,0 +1,207 @@
+"""What each head writes towards an answer's logit, against the final norm and the unembedding written out."""
+
+import warnings
+from pathlib import Path
+from typing import Any
+
+import models
+import pytest
+import reference
+import torch
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from torch import Tensor
+from transformers import PreTrainedTokenizerFast
+
+import attnmech as am
+from attnmech.draw.text import signed
+from attnmech.model.reading.unembedding import unembedding_of
+from attnmech.runs.answers import AnswerWarning, answer_ids
+
+FINAL_NORMS = {
+    "bloom": "transformer.ln_f", "gpt2": "transformer.ln_f", "llama": "model.norm", "gemma2": "model.norm",
+    "mpt3": "transformer.norm_f", "gpt_neox": "gpt_neox.final_layer_norm", "opt": "model.decoder.final_layer_norm",
+    "falcon_new": "transformer.ln_f", "gptj": "transformer.ln_f", "mistral": "model.norm", "qwen3": "model.norm",
+}  # fmt: skip
+
+
+def by_hand(model: Any, norm_path: str, stream: Tensor, part: Tensor, token: int) -> tuple[float, float]:
+    """The logit of a token from one position's last stream, before a cap; and what a part of that stream adds to it."""
+    state, config = model.state_dict(), model.config
+    gamma = state[f"{norm_path}.weight"]
+    beta = state.get(f"{norm_path}.bias", torch.zeros_like(gamma))
+    head = model.get_output_embeddings()
+    row = head.weight[token].detach()
+    bias = 0.0 if getattr(head, "bias", None) is None else float(head.bias[token])
+    if reference.family(model) in ("llama", "gemma2", "mistral", "qwen3"):
+        gamma = 1 + gamma if reference.family(model) == "gemma2" else gamma
+        size = (stream.pow(2).mean() + config.rms_norm_eps).sqrt()
+        return float(((stream / size * gamma) * row).sum()) + bias, float(((part / size * gamma) * row).sum())
+    eps = {"gpt_neox": "layer_norm_eps"}.get(reference.family(model), "layer_norm_epsilon")
+    eps = getattr(config, eps, 1e-5)
+    size = (stream - stream.mean()).pow(2).mean().add(eps).sqrt()
+    logit = ((stream - stream.mean()) / size * gamma + beta) @ row
+    return float(logit) + bias, float(((part - part.mean()) / size * gamma) @ row)
+
+
+@pytest.mark.parametrize("name", FINAL_NORMS)
+def test_each_heads_part_of_a_logit(name: str) -> None:
+    inputs, model, hooked = models.padded(name), models.plain(name), models.hooked(name)
+    answers, against = torch.tensor([5, 7, 11]), [6, 9, 4]
+    updates = am.residual_updates(hooked, inputs, answers=answers)
+    compared = am.residual_updates(hooked, inputs, answers=answers.tolist(), against=against)
+    acts = hooked.run(inputs, points=["result", "attn_raw", "attn_out", "resid_post", "logits"])
+    for text, length in enumerate(inputs["attention_mask"].sum(dim=1).tolist()):
+        last = length - 1
+        stream = acts["resid_post", hooked.n_layers - 1][text, last]
+        cap = getattr(model.config, "final_logit_softcapping", None)
+        for layer in range(hooked.n_layers):
+            for head in range(hooked.n_heads):
+                part = acts["result", layer][text, last, head]
+                if hooked.architecture.attn_out:
+                    part = part * acts["attn_out", layer][text, last] / acts["attn_raw", layer][text, last]
+                logit, share = by_hand(model, FINAL_NORMS[name], stream, part, int(answers[text]))
+                _, other = by_hand(model, FINAL_NORMS[name], stream, part, against[text])
+                assert float(updates.logits[layer, head, text]) == pytest.approx(share, abs=2e-5)
+                assert float(compared.logits[layer, head, text]) == pytest.approx(share - other, abs=4e-5)
+        told = float(acts["logits"][text, last, answers[text]])
+        written = logit if cap is None else cap * float(torch.tensor(logit / cap).tanh())
+        assert told == pytest.approx(written, rel=1e-4, abs=1e-4)
+
+
+def test_all_parts_of_the_stream_make_the_logit() -> None:
+    """Heads, biases, MLPs and the first stream: their parts add up to the logit less what the norm's shift adds."""
+    hooked, inputs = models.hooked("bloom", torch.float64), {"input_ids": models.token_ids("bloom", 2, 6)}
+    answers = torch.tensor([4, 9])
+    updates = am.residual_updates(hooked, inputs, answers=answers)
+    acts = hooked.run(inputs, points=["resid_pre", "mlp_out", "resid_post", "logits"])
+    unembedding = unembedding_of(hooked)
+    direction = unembedding.direction(answers)
+    scale = unembedding.scale(acts["resid_post", hooked.n_layers - 1][:, -1])
+    others = acts["resid_pre", 0][:, -1] + acts["mlp_out"][:, :, -1].sum(dim=0)
+    for layer in range(hooked.n_layers):
+        others = others + hooked.weights(layer).b_O
+    assert unembedding.beta is not None
+    shift = (unembedding.W_U[answers] * unembedding.beta).sum(dim=-1)
+    total = updates.logits.sum(dim=(0, 1)) + (others * direction).sum(dim=-1) * scale + shift
+    expected = acts["logits"][torch.arange(2), -1, answers]
+    assert torch.allclose(total, expected, atol=1e-10)
+
+
+def test_answers_by_their_text() -> None:
+    model = models.demo()
+    prompt = "When Anna and Tom went to the harbour, Tom gave a shell to"
+    by_text = am.residual_updates(model, prompt, answers=" Anna", against=" Tom").logits
+    ids = [model.tokenizer.convert_tokens_to_ids(each) for each in (" Anna", " Tom")]
+    assert torch.equal(by_text, am.residual_updates(model, prompt, answers=ids[:1], against=ids[1:]).logits)
+
+
+def test_a_word_without_its_leading_space_is_taken_as_given_with_a_warning() -> None:
+    model = models.demo()
+    prompt = "When Anna and Tom went to the harbour, Tom gave a shell to"
+    bare, spaced = (model.tokenizer.get_vocab()[each] for each in ("Anna", " Anna"))
+    said = rf"`answers`: both 'Anna' \(id {bare}\) and ' Anna' \(id {spaced}\) are single .*; 'Anna' was used, as given"
+    with pytest.warns(AnswerWarning, match=said):
+        given = am.residual_updates(model, prompt, answers="Anna")
+    assert torch.equal(given.logits, am.residual_updates(model, prompt, answers=bare).logits)
+    with pytest.warns(AnswerWarning, match=r"`against`: both 'Tom' .* give that to choose it, or the id \d+ to keep"):
+        am.residual_updates(model, prompt, answers=" Anna", against="Tom")
+    with pytest.warns(AnswerWarning, match="`answers`: both 'Anna'"):
+        am.ablate_heads(model, prompt, [(0, 1)], metric="accuracy", answers="Anna")
+
+
+def test_other_answers_are_taken_without_a_warning() -> None:
+    model, spaces_kept = models.demo(), Tokenizer(WordLevel({"[UNK]": 0, "Anna": 1}, unk_token="[UNK]"))
+    assert all(each in model.tokenizer.get_vocab() for each in ("(", " (", "Anna", " Anna"))
+    of_words = PreTrainedTokenizerFast(tokenizer_object=spaces_kept, unk_token="[UNK]")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for answer in (" Anna", model.tokenizer.get_vocab()["Anna"], "("):
+            answer_ids(model, "answers", answer, 1)
+        hooked = am.load(models.fresh("gpt2"), tokenizer=of_words)
+        assert answer_ids(hooked, "answers", "Anna", 1).tolist() == [1]
+        assert answer_ids(am.load(models.fresh("gpt2"), tokenizer=models.tokenizer()), "answers", "the", 1) == 3
+
+
+def test_what_cannot_be_asked() -> None:
+    model, text = models.demo(), "Anna sang of shells."
+    with pytest.raises(am.InputError, match=r"must be single tokens; 'zebra crossing' becomes .* Check the leading"):
+        am.residual_updates(model, text, answers="zebra crossing")
+    with pytest.raises(am.InputError, match=r"becomes 2: \['é\[1/2\]', 'é\[2/2\]'\]"):
+        am.residual_updates(model, text, answers="é")
+    with pytest.raises(am.InputError, match="one token for each of the 1 texts; got 2"):
+        am.residual_updates(model, text, answers=[4, 5])
+    with pytest.raises(am.InputError, match="`against` needs `answers`"):
+        am.residual_updates(model, text, against=" Tom")
+    with pytest.raises(am.InputError, match="the model's last layer"):
+        am.residual_updates(model, text, answers=" Tom", layers=[0, 1])
+    with pytest.raises(am.InputError, match="`answers` must be from 0 to"):
+        am.residual_updates(model, text, answers=99999)
+    with pytest.raises(am.MissingPointError, match="ask for it"):
+        _ = am.residual_updates(model, text).logits
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        ("bert", "its head transforms the stream with its own layer before the unembedding"),
+        ("bert_headless", "it was loaded without a head"),
+        ("opt_post", "its stream is projected before the unembedding"),
+        ("t5", "the norm above its stacks is not among its points, and tied heads scale it"),
+    ],
+)
+def test_where_the_head_is_not_linear_answers_alone_are_refused(name: str, reason: str) -> None:
+    hooked = models.hooked(name)
+    stack = "decoder" if name == "t5" else None
+    inputs = models.inputs_of(name)
+    with pytest.raises(am.InputError, match=rf"compute logits with one norm and one matrix \({reason}\), so no head's"):
+        am.residual_updates(hooked, inputs, answers=[5, 5, 5], stack=stack)
+    assert am.residual_updates(hooked, inputs, stack=stack).magnitude.isfinite().any()
+
+
+def test_under_a_soft_cap_they_are_pre_cap_logits(tmp_path: Path) -> None:
+    for name, unit in (("gemma2", "pre-cap logits"), ("llama", "logits")):
+        updates = am.residual_updates(models.hooked(name), models.padded(name), answers=[4, 5, 6])
+        assert updates.logit_unit == unit
+        assert f" {unit} on average." in updates.lead
+        assert am.ResidualUpdates.load(updates.save(tmp_path / f"{name}.safetensors")).logit_unit == unit
+    plain = am.residual_updates(models.hooked("gemma2"), models.padded("gemma2"))
+    assert "towards the answers" not in plain.lead
+    with pytest.raises(am.MissingPointError, match="ask for it"):
+        _ = plain.logit_unit
+
+
+def test_the_lead_names_the_head_that_writes_most() -> None:
+    updates = am.residual_updates(models.hooked("gpt2"), models.padded("gpt2"), answers=[4, 5, 6])
+    mean = updates.logits.mean(dim=-1)
+    layer, head = divmod(int(mean.abs().argmax()), 5)
+    assert (
+        f"L{layer}H{head} writes most towards the answers: {signed(float(mean[layer, head]), '.2f')} logits"
+        in updates.lead
+    )
+
+
+def test_a_head_that_somebody_has_changed_is_refused() -> None:
+    model = models.fresh("llama")
+    model.lm_head.register_forward_hook(lambda module, args, output: 1.5 * output)
+    with pytest.warns(UserWarning, match="NOT certified: 1 of 26 checks fail, first 'logits'"):
+        hooked = am.load(model)
+    with pytest.raises(am.CertificateError, match=r"'logits' is refused on this model: logits = N\(resid_post\) W_U "):
+        am.residual_updates(hooked, models.token_ids("llama", 1), answers=5)
+    assert am.residual_updates(hooked, models.token_ids("llama", 1)).magnitude.isfinite().all()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("name", FINAL_NORMS)
+def test_the_head_written_out_is_the_models(name: str, dtype: torch.dtype) -> None:
+    """From the weights alone, within what rounding explains; a small share of some logits would be outside."""
+    share = {torch.bfloat16: 0.3, torch.float16: 0.03}.get(dtype, 1e-4)
+    hooked = am.load(models.fresh(name), dtype=dtype)
+    acts = hooked.run(models.token_ids(name), points=["resid_post", "logits"])
+    head = unembedding_of(hooked)
+    stream = acts["resid_post", hooked.n_layers - 1]
+    expected = head.logits(stream)
+    difference = (expected - acts["logits"].to(head.gamma)).abs()
+    allowed = head.rounding(stream, expected)
+    assert float((difference / allowed).max()) < 0.5
+    assert bool((share * expected.abs() > allowed).any())

@@ -1,0 +1,759 @@
+"""What heads write, against loops over raw weights and over what plain transformers hands out."""
+
+import math
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cache, partial
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, Final
+
+import models
+import pytest
+import reference
+import torch
+from torch import Tensor, nn
+
+import attnmech as am
+from attnmech.methods.updates.result import BLOCK_STATISTICS, STATISTICS, BlockUpdates
+from attnmech.model.attention import attend as attention
+from attnmech.runs import stream
+
+F32, F64 = torch.float32, torch.float64
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a family's block has what it adds to the stream, under transformers' names."""
+
+    attn_out: str
+    mlp_out: str
+    before_mlp: str
+    """The module that is given the stream that the MLP adds to; empty for the block itself."""
+    gives: bool = False
+    """Whether that stream is what the module puts out (post-norm), and not what it is given."""
+
+
+_LLAMA: Final = Place("self_attn.o_proj", "mlp", "post_attention_layernorm")
+_BERT: Final = Place("attention.output.dense", "output.dense", "attention.output.LayerNorm", gives=True)
+_FALCON: Final = Place("self_attention.dense", "mlp", "")
+_GEMMA: Final = Place("post_attention_layernorm", "post_feedforward_layernorm", "pre_feedforward_layernorm")
+_NEOX: Final = Place("attention.dense", "mlp", "")
+
+PLACES: Final = {
+    "bloom": Place("self_attention.dense", "mlp.dense_4h_to_h", "post_attention_layernorm"),
+    "mpt3": Place("attn.out_proj", "ffn.down_proj", "norm_2"),
+    "gpt2": Place("attn.c_proj", "mlp", "ln_2"),
+    "gptj": Place("attn.out_proj", "mlp", ""),
+    "llama": _LLAMA,
+    "llama_bias": _LLAMA,
+    "mistral": _LLAMA,
+    "qwen2": _LLAMA,
+    "qwen3": _LLAMA,
+    "gpt_oss": _LLAMA,
+    "gemma2": _GEMMA,
+    "gemma2_bias": _GEMMA,
+    "bert": _BERT,
+    "roberta": _BERT,
+    "opt": Place("self_attn.out_proj", "fc2", "final_layer_norm"),
+    "opt_post": Place("self_attn.out_proj", "fc2", "self_attn_layer_norm", gives=True),
+    "falcon_new": _FALCON,
+    "falcon_multi_query": _FALCON,
+    "falcon_rotary_serial": Place("self_attention.dense", "mlp", "post_attention_layernorm"),
+    "gpt_neox": _NEOX,
+    "gpt_neox_serial": Place("attention.dense", "mlp", "post_attention_layernorm"),
+    "encoder": Place("layer.0.SelfAttention.o", "layer.1.DenseReluDense", "layer.1.layer_norm"),
+    "decoder": Place("layer.0.SelfAttention.o", "layer.2.DenseReluDense", "layer.2.layer_norm"),
+    "cross": Place("layer.1.EncDecAttention.o", "", "layer.1.layer_norm"),
+}
+"""By the names of `models`, T5 by stack, and a Gemma 2 whose output projection has a bias in front of the norm."""
+
+T5: Final = ("encoder", "decoder", "cross")
+WINDOWED: Final = ("mistral", "gemma2", "gemma2_bias")
+"""Where rows of padding see padding alone; there, in float64, transformers' eager attention gives NaN."""
+
+CASES: Final = [
+    (name, "" if name in WINDOWED and dtype == F64 else side, dtype)
+    for name in PLACES
+    for side, dtype in (("right", F32), ("left", F32), ("right", F64))
+    if not (name in T5 and side == "left") and not (name in models.SINGLE_ONLY and dtype == F64)
+]
+
+
+@dataclass(frozen=True)
+class Truth:
+    """One layer as transformers computed it: its tensors in float64."""
+
+    weights: reference.Layer
+    x: Tensor
+    """The stream as it enters the block `[batch query d_model]`."""
+    key_stream: Tensor
+    v: Tensor
+    """Values from the raw weights `[batch key kv_head d_head]`."""
+    pattern: Tensor
+    visible: Tensor
+    mask: Tensor
+    """True at real queries."""
+    key_mask: Tensor
+    scale: Tensor
+    """By what the norm after attention multiplies `[batch query d_model]`; ones where there is none."""
+    attn_out: Tensor
+    mlp_out: Tensor | None
+    before_mlp: Tensor
+    cross: bool = False
+
+    def written(self, b: int, h: int, i: int, j: int) -> Tensor:
+        """The value of key j through head h's output matrix, as row i would add it."""
+        group = len(self.weights.W_O) // len(self.weights.W_V)
+        return self.v[b, j, h // group] @ self.weights.W_O[h].double() * self.scale[b, i]
+
+    def update(self, b: int, h: int, i: int) -> Tensor:
+        """Σ_j p_ij v_j W_O."""
+        keys = self.pattern.shape[-1]
+        return torch.stack([self.pattern[b, h, i, j] * self.written(b, h, i, j) for j in range(keys)]).sum(0)
+
+    def bias(self, b: int, i: int) -> Tensor:
+        """What the output projection's bias comes to at row i."""
+        b_O = self.weights.b_O
+        return torch.zeros_like(self.x[b, i]) if b_O is None else b_O.double() * self.scale[b, i]
+
+
+@contextmanager
+def watched(modules: dict[str, nn.Module]) -> Iterator[dict[str, tuple[Tensor, Tensor]]]:
+    """What modules of a plain model are given and put out during the block, by name."""
+    found: dict[str, tuple[Tensor, Tensor]] = {}
+    given: dict[str, Tensor] = {}
+
+    def before(name: str) -> Any:
+        def hook(module: nn.Module, args: Any, kwargs: Any) -> None:
+            given[name] = (args[0] if args else kwargs["hidden_states"]).detach().clone().double()
+
+        return hook
+
+    def after(name: str) -> Any:
+        def hook(module: nn.Module, args: Any, output: Any) -> None:
+            # A copy: Falcon adds to it in place.
+            first = output if isinstance(output, Tensor) else output[0]
+            found[name] = given[name], first.detach().clone().double()
+
+        return hook
+
+    handles = [module.register_forward_pre_hook(before(name), with_kwargs=True) for name, module in modules.items()]
+    handles += [module.register_forward_hook(after(name)) for name, module in modules.items()]
+    try:
+        yield found
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def t5_weights(block: nn.Module, stack: str) -> reference.Layer:
+    part: Any = block.get_submodule("layer.1.EncDecAttention" if stack == "cross" else "layer.0.SelfAttention")
+    heads, d = part.n_heads, part.key_value_proj_dim
+    q, k, v = ([each.weight.detach()[h * d : (h + 1) * d].T for h in range(heads)] for each in (part.q, part.k, part.v))
+    W_O = [part.o.weight.detach().T[h * d : (h + 1) * d] for h in range(heads)]
+    return reference.Layer(q, k, v, W_O, None, None, None, None, None, None, 1e-6, d)
+
+
+def fresh(name: str, dtype: torch.dtype) -> Any:
+    if name == "gemma2_bias":
+        return models.randomised(models.gemma2(attention_bias=True), dtype=dtype)
+    return models.fresh("t5" if name in T5 else name, dtype)
+
+
+@cache
+def plain(name: str, dtype: torch.dtype) -> Any:
+    return models.in_attention(fresh(name, dtype), "eager")
+
+
+@cache
+def hooked(name: str, dtype: torch.dtype) -> am.HookedModel:
+    return am.load(fresh(name, dtype))
+
+
+def given_to(name: str, side: str = "right") -> dict[str, Tensor]:
+    """Texts of 11, 9 and 7 tokens, or all of 11 where no side is padded; T5's decoder has 6 of its own."""
+    known = "t5" if name in T5 else name.removesuffix("_bias")
+    inputs = models.padded(known, side or "right", batch=3, length=11)
+    if not side:
+        inputs["attention_mask"][:] = 1
+    if name in T5:
+        inputs["decoder_input_ids"] = models.token_ids("t5", batch=3, length=6, seed=2)
+    return inputs
+
+
+@cache
+def truths(name: str, side: str = "right", dtype: torch.dtype = F32) -> list[Truth]:
+    """Every layer of a model (or of a stack of T5) run by plain transformers."""
+    if name in T5:
+        return t5_truths(name, dtype)
+    model, inputs, place = plain(name, dtype), given_to(name, side), PLACES[name]
+    mask, modules = inputs["attention_mask"].bool(), {}
+    for layer, block in enumerate(models.blocks_of(model)):
+        modules |= {f"{layer}{path}": block.get_submodule(path) for path in vars(place).values() if type(path) is str}
+        modules[f"{layer}"] = block
+        if PLACES[name] is _GEMMA:
+            modules[f"{layer}raw"] = block.get_submodule("self_attn.o_proj")
+    with torch.no_grad(), watched(modules) as found:
+        patterns = model(**inputs, output_attentions=True).attentions
+    made = []
+    for layer, pattern in enumerate(patterns):
+        weights = reference.layer_weights(model, layer)
+        x = found[f"{layer}"][0]
+        attn_in = reference.attention_input(model, layer, x.to(dtype))
+        scale = torch.ones_like(x)
+        if PLACES[name] is _GEMMA:
+            raw = found[f"{layer}raw"][1]
+            weight = model.state_dict()[f"model.layers.{layer}.post_attention_layernorm.weight"].double()
+            scale = (1 + weight) / (raw.pow(2).mean(-1, keepdim=True) + model.config.rms_norm_eps).sqrt()
+        truth = Truth(
+            weights, x, x, reference.project(attn_in, weights.W_V, weights.b_V).double(), pattern.double(),
+            reference.visible(model, mask, layer), mask, mask, scale, found[f"{layer}{place.attn_out}"][1],
+            found[f"{layer}{place.mlp_out}"][1].view_as(x), found[f"{layer}{place.before_mlp}"][place.gives].view_as(x),
+        )  # fmt: skip
+        made.append(truth)
+    return made
+
+
+def t5_truths(stack: str, dtype: torch.dtype) -> list[Truth]:
+    model, inputs, place = fresh(stack, dtype), given_to(stack), PLACES[stack]
+    model.set_attn_implementation("eager")
+    side = model.encoder if stack == "encoder" else model.decoder
+    entry = "layer.1" if stack == "cross" else ""
+    paths = ["", place.attn_out, place.before_mlp, *filter(None, [place.mlp_out, entry])]
+    modules = {f"{n}{path}": block.get_submodule(path) for n, block in enumerate(side.block) for path in paths}
+    with torch.no_grad(), watched(modules) as found:
+        out = model(**inputs, output_attentions=True, use_cache=False)
+    mask = inputs["attention_mask"].bool()
+    real = mask if stack == "encoder" else torch.ones(3, 6, dtype=torch.bool)
+    key_mask = real if stack == "decoder" else mask
+    made = []
+    for layer, block in enumerate(side.block):
+        weights, (x, _) = t5_weights(block, stack), found[f"{layer}{entry}"]
+        norm = block.get_submodule("layer.1" if stack == "cross" else "layer.0").layer_norm.weight.detach().double()
+        normed = x / (x.pow(2).mean(-1, keepdim=True) + 1e-6).sqrt() * norm
+        key_stream = out.encoder_last_hidden_state.double() if stack == "cross" else x
+        source = key_stream if stack == "cross" else normed
+        seen = key_mask[:, None, None].expand(-1, 1, x.shape[1], -1)
+        if stack == "decoder":
+            seen = seen & torch.ones(6, 6).tril().bool()
+        truth = Truth(
+            weights, x, key_stream, reference.project(source, [w.double() for w in weights.W_V], None),
+            out[f"{stack}_attentions"][layer].double(), seen, real, key_mask, torch.ones_like(x),
+            found[f"{layer}{place.attn_out}"][1], found[f"{layer}{place.mlp_out}"][1] if place.mlp_out else None,
+            found[f"{layer}{place.before_mlp}"][0], stack == "cross",
+        )  # fmt: skip
+        made.append(truth)
+    return made
+
+
+def cosine(one: Tensor, other: Tensor) -> float:
+    return float(one @ other / one.norm() / other.norm())
+
+
+def by_hand(truth: Truth) -> dict[str, Tensor]:
+    """Every statistic of one layer, row by row `[head batch query]`; NaN where it is not defined."""
+    batch, heads, queries, keys = truth.pattern.shape
+    found = {name: torch.full((heads, batch, queries), math.nan, dtype=F64) for name in STATISTICS}
+    found |= {name: torch.full((1, batch, queries), math.nan, dtype=F64) for name in BLOCK_STATISTICS}
+    found["top_key"] = torch.full((heads, batch, queries), -1, dtype=torch.int32)
+    for b in range(batch):
+        begin = next(j for j in range(keys) if truth.key_mask[b, j])
+        for i in range(queries):
+            if not truth.mask[b, i]:
+                continue
+            x = truth.x[b, i]
+            updates = [truth.update(b, h, i) for h in range(heads)]
+            seen = [j for j in range(keys) if truth.visible[b, 0, i, j]]
+            for h, u in enumerate(updates):
+
+                def put(name: str, value: Tensor | float, at: tuple[int, int, int] = (h, b, i)) -> None:
+                    found[name][at] = value
+
+                put("magnitude", u.norm() / x.norm())
+                put("orientation", cosine(u, x))
+                part = (u @ x) / (x @ x) * x
+                put("along", (u @ x) / (x @ x))
+                put("across", (u - part).norm() / x.norm())
+                if len(seen) < 2:
+                    continue
+                top = max(seen, key=lambda j: float(truth.pattern[b, h, i, j]))
+                put("top_key", top)
+                value, target = truth.written(b, h, i, top), truth.key_stream[b, top]
+                put("target_magnitude", value.norm() / target.norm())
+                put("target_orientation", cosine(value, target))
+                itself = top == i and not truth.cross
+                where = "self" if itself else "first" if top == begin else "elsewhere"
+                put(f"magnitude_{'at_' if where != 'elsewhere' else ''}{where}", u.norm() / x.norm())
+            out, parts = truth.attn_out[b, i], sum(float(u.norm()) for u in updates)
+            found["attn_magnitude"][0, b, i] = out.norm() / x.norm()
+            found["attn_orientation"][0, b, i] = cosine(out, x)
+            found["cancellation"][0, b, i] = torch.stack(updates).sum(0).norm() / parts
+            if truth.mlp_out is not None:
+                mlp, before = truth.mlp_out[b, i], truth.before_mlp[b, i]
+                found["mlp_magnitude"][0, b, i] = mlp.norm() / before.norm()
+                found["mlp_orientation"][0, b, i] = cosine(mlp, before)
+    return found
+
+
+@cache
+def expected(name: str, side: str = "right", dtype: torch.dtype = F32) -> dict[str, Tensor]:
+    """`by_hand` of every layer `[layer head batch query]`."""
+    layers = [by_hand(truth) for truth in truths(name, side, dtype)]
+    return {key: torch.stack([layer[key] for layer in layers]) for key in layers[0]}
+
+
+def measured(name: str, side: str = "right", dtype: torch.dtype = F32, **options: Any) -> am.ResidualUpdates:
+    stack = name if name in T5 else None
+    return am.residual_updates(hooked("t5" if stack else name, dtype), given_to(name, side), stack=stack, **options)
+
+
+def require_close(found: Tensor, wanted: Tensor, close: float, what: Any) -> None:
+    """Equal to a share of the largest, and NaN in the same places."""
+    assert found.shape == wanted.shape, what
+    assert torch.equal(found.isnan(), wanted.isnan()), what
+    size = float(wanted.nan_to_num().abs().max())
+    difference = float((found.double() - wanted).nan_to_num().abs().max())
+    assert difference <= close * size, (what, difference, size)
+
+
+def precision(dtype: torch.dtype) -> float:
+    # In float64, too, transformers takes the softmax and the variance of RMS norms in float32.
+    return 1e-5 if dtype == F32 else 1e-6
+
+
+@pytest.mark.parametrize(("name", "side", "dtype"), CASES)
+def test_every_row_is_that_of_a_loop(name: str, side: str, dtype: torch.dtype) -> None:
+    updates, wanted = measured(name, side, dtype), expected(name, side, dtype)
+    assert torch.equal(updates.top_key, wanted["top_key"])
+    for statistic in STATISTICS:
+        require_close(updates.by_row(statistic), wanted[statistic], precision(dtype), statistic)
+    for statistic in BLOCK_STATISTICS:
+        require_close(updates.blocks.by_row(statistic), wanted[statistic], precision(dtype), statistic)
+
+
+@pytest.mark.parametrize("name", PLACES)
+def test_heads_and_bias_are_what_attention_adds(name: str) -> None:
+    """Σ_h u + u_bias = attn_out: for the loops, and along the stream for what is measured."""
+    updates = measured(name)
+    along, blocks = updates.by_row("along"), updates.blocks
+    whole = blocks.by_row("attn_magnitude") * blocks.by_row("attn_orientation")
+    for layer, truth in enumerate(truths(name)):
+        largest = float(truth.attn_out[truth.mask].abs().max())
+        for b, i in truth.mask.nonzero().tolist():
+            heads = torch.stack([truth.update(b, h, i) for h in range(truth.pattern.shape[1])])
+            total = heads.sum(0) + truth.bias(b, i)
+            assert float((total - truth.attn_out[b, i]).abs().max()) <= 1e-5 * largest
+            x = truth.x[b, i]
+            bias = float(truth.bias(b, i) @ x / (x @ x))
+            assert float(along[layer, :, b, i].sum()) + bias == pytest.approx(float(whole[layer, 0, b, i]), abs=3e-5)
+
+
+@pytest.mark.parametrize("name", ["gpt2", "gemma2", "bert", "opt_post", "falcon_new", "gpt_neox", "decoder"])
+def test_the_loops_take_the_stream_that_the_mlp_adds_to(name: str) -> None:
+    """Of the tests themselves: stream, attention and MLP come to the stream of the next block."""
+    layers = truths(name)
+    for now, after in pairwise(layers):
+        assert now.mlp_out is not None
+        total = now.before_mlp + now.mlp_out
+        if name in ("falcon_new", "gpt_neox"):
+            assert torch.equal(now.before_mlp, now.x)
+            total = total + now.attn_out
+        if PLACES[name].gives:
+            norm = {"bert": "output.LayerNorm", "opt_post": "final_layer_norm"}[name]
+            block = models.blocks_of(plain(name, F32))[layers.index(now)]
+            with torch.no_grad():
+                total = block.get_submodule(norm)(total.float()).double()
+        torch.testing.assert_close(total, after.x, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("name", ["gpt2", "bert", "llama", "gemma2"])
+def test_what_a_norm_after_attention_and_other_streams_would_change(name: str) -> None:
+    """The traps are wide enough to be seen: other choices give other numbers."""
+    first, second = truths(name)[:2]
+    assert float((first.x - second.x)[first.mask].abs().max()) > 0.1
+    scales = first.scale[first.mask]
+    assert bool((scales == 1).all()) == (name != "gemma2")
+    if name == "gemma2":
+        assert float(scales.std(dim=0).min()) > 0.01 and float(scales.std(dim=1).min()) > 0.01
+
+
+# -- means, intervals, choices of rows -----------------------------------------------------------------------
+
+
+def mean_over(values: Tensor, rows: Tensor) -> Tensor:
+    """The mean of `[layer head batch query]` over the rows chosen, in a loop; NaN where nothing is."""
+    found = torch.full(values.shape[:2], math.nan, dtype=F64)
+    for layer in range(values.shape[0]):
+        for head in range(values.shape[1]):
+            here = [float(values[layer, head, b, i]) for b, i in rows.nonzero().tolist()]
+            known = [value for value in here if not math.isnan(value)]
+            if known:
+                found[layer, head] = sum(known) / len(known)
+    return found
+
+
+def firsts(mask: Tensor) -> Tensor:
+    found = torch.zeros_like(mask)
+    for b in range(len(mask)):
+        found[b, next(i for i in range(mask.shape[1]) if mask[b, i])] = True
+    return found
+
+
+@pytest.mark.parametrize(
+    ("name", "side"), [("bloom", "left"), ("bert", "right"), ("gemma2", "right"), ("cross", "right")]
+)
+def test_means_leave_out_first_rows_and_padding(name: str, side: str) -> None:
+    updates, wanted, mask = measured(name, side), expected(name, side), truths(name, side)[0].mask
+    for chosen, rows in ((updates, mask & ~firsts(mask)), (updates.where(first_row=True), mask)):
+        frame, blocks = chosen.to_frame(), chosen.blocks.to_frame()
+        for statistic in STATISTICS:
+            mean = mean_over(wanted[statistic], rows)
+            require_close(chosen.mean(statistic), mean, 1e-5, statistic)
+            require_close(getattr(chosen, statistic), chosen.mean(statistic), 0, statistic)
+            require_close(torch.tensor(frame[statistic].tolist()).view_as(mean), mean, 1e-5, statistic)
+        for statistic in BLOCK_STATISTICS:
+            mean = mean_over(wanted[statistic], rows)
+            require_close(chosen.blocks.mean(statistic), mean, 1e-5, statistic)
+            require_close(torch.tensor(blocks[statistic].tolist()), mean[:, 0], 1e-5, statistic)
+    heads = updates.magnitude.shape[1]
+    assert frame["head"].tolist() == [*range(heads)] * len(updates.layers)
+    assert frame["layer"].tolist() == [layer for layer in updates.layers for _ in range(heads)]
+    assert "head" not in blocks and blocks["layer"].tolist() == list(updates.layers)
+
+
+def test_rows_chosen_one_by_one() -> None:
+    updates, wanted = measured("llama"), expected("llama")
+    rows = torch.zeros(3, 11, dtype=torch.bool)
+    for b, i in ((0, 0), (0, 4), (1, 7), (2, 2), (2, 9)):  # the first is a first row, the last is padding
+        rows[b, i] = True
+    without = rows.clone()
+    without[0, 0] = False
+    some, all_ = updates.where(rows=rows), updates.where(rows=rows, first_row=True)
+    for statistic in ("magnitude", "across", "target_orientation", "magnitude_elsewhere"):
+        require_close(some.mean(statistic), mean_over(wanted[statistic], without), 1e-5, statistic)
+        require_close(all_.mean(statistic), mean_over(wanted[statistic], rows), 1e-5, statistic)
+        require_close(some.where(first_row=True).mean(statistic), all_.mean(statistic), 0, statistic)
+        assert some.interval(statistic) is None
+    assert not [name for name in some.to_frame() if name.endswith(("_low", "_high"))]
+    chosen = updates.blocks.where(rows=rows)
+    for statistic in BLOCK_STATISTICS:
+        require_close(chosen.mean(statistic), mean_over(wanted[statistic], without), 1e-5, statistic)
+    assert torch.equal(some.top_key, updates.top_key)
+    with pytest.raises(am.InputError, match=r"use `\.blocks\.where\(rows=\.\.\.\)`"):
+        _ = some.blocks
+    with pytest.raises(am.InputError, match=r"each of the \[3, 11\] rows; got a Tensor of torch.bool \[3, 10\]"):
+        updates.where(rows=rows[:, 1:])
+
+
+@pytest.fixture(scope="module")
+def words() -> am.HookedModel:
+    return am.load(models.fresh("gpt2", F64), tokenizer=models.tokenizer(adds_bos=True))
+
+
+TEXTS: Final = [
+    "the keys to the cabinet are here .",
+    "a dog",
+    "there are keys and a [PAD] dog [UNK] .",
+    "the dog and the dog and the cabinet",
+    "here .",
+    "are the keys there",
+    "a",
+]
+
+
+def test_special_tokens_are_rows_that_may_be_left_out(words: am.HookedModel) -> None:
+    updates = am.residual_updates(words, TEXTS)
+    ids = [words.encode(text).ids[0].tolist() for text in TEXTS]
+    assert all(row[0] == 2 for row in ids) and any({0, 1} <= set(row[1:]) for row in ids)
+    ordinary, special, first = torch.zeros(3, *updates.by_row("along").shape[2:], dtype=torch.bool)
+    for b, row in enumerate(ids):
+        for i, token in enumerate(row):
+            (first if i == 0 else special if token in (0, 1, 2) else ordinary)[b, i] = True
+    for statistic in STATISTICS:
+        values = updates.by_row(statistic)
+        for chosen, counted in (
+            (updates, ordinary | special),
+            (updates.where(special=False), ordinary),
+            (updates.where(special=False, first_row=True), ordinary | first),
+            (updates.where(first_row=True), ordinary | special | first),
+        ):
+            require_close(chosen.mean(statistic), mean_over(values, counted), 1e-12, statistic)
+            blocks = mean_over(updates.blocks.by_row("cancellation"), counted)
+            require_close(chosen.blocks.mean("cancellation"), blocks, 1e-12, "cancellation")
+
+
+def small_batches(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Makes a corpus go through in batches of at most 14 tokens; the list fills with how many documents each has."""
+    sizes: list[int] = []
+    cut = partial(stream.batches, tokens_per_batch=14, window=3)
+
+    def counted(*args: Any, **options: Any) -> Iterator[Any]:
+        for part in cut(*args, **options):
+            sizes.append(len(part.documents))
+            yield part
+
+    monkeypatch.setattr(stream, "batches", counted)
+    return sizes
+
+
+def require_same_means(one: am.ResidualUpdates, other: am.ResidualUpdates) -> None:
+    for first_row in (False, True):
+        for special in (False, True):
+            left, right = (each.where(first_row=first_row, special=special) for each in (one, other))
+            for a, b in ((left, right), (left.blocks, right.blocks)):
+                for statistic in a.STATISTICS:
+                    require_close(a.mean(statistic), b.mean(statistic), 1e-9, statistic)
+                    ends = a.interval(statistic), b.interval(statistic)
+                    assert ends[0] is not None and ends[1] is not None
+                    for x, y in zip(*ends, strict=True):
+                        require_close(x, y, 1e-9, statistic)
+
+
+def test_a_corpus_is_the_texts_together(words: am.HookedModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    together = am.residual_updates(words, TEXTS)
+    sizes = small_batches(monkeypatch)
+    corpus = am.residual_updates(words, iter(TEXTS))
+    assert len(sizes) >= 4 and sum(sizes) == corpus.documents == together.documents == len(TEXTS)
+    require_same_means(corpus, together)
+    assert corpus.tokens == () and "values" not in corpus.state
+    for ask in (
+        lambda: corpus.by_row("magnitude"),
+        lambda: corpus.top_key,
+        lambda: corpus.blocks.by_row("cancellation"),
+    ):
+        with pytest.raises(am.MissingPointError, match="not for a corpus"):
+            ask()
+    with pytest.raises(am.MissingPointError, match="not for a corpus"):
+        corpus.where(rows=torch.ones(7, 9, dtype=torch.bool))
+
+
+def test_shards_add_up_to_the_whole(words: am.HookedModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    small_batches(monkeypatch)
+    whole = am.residual_updates(words, iter(TEXTS))
+    parts = [am.residual_updates(words, iter(TEXTS), shard=(k, 3)) for k in (2, 0, 1)]
+    assert sorted(part.documents for part in parts) == [2, 2, 3]
+    reducer = am.ResidualUpdates.reducer()
+    merged = reducer.merge(reducer.merge(dict(parts[0].state), dict(parts[1].state)), dict(parts[2].state))
+    assert set(merged) == set(whole.state)
+    for name, value in whole.state.items():
+        assert torch.allclose(merged[name], value, rtol=1e-12, atol=1e-12), name
+        if name.endswith("counts"):
+            assert torch.equal(merged[name], value), name
+
+
+def test_few_texts_have_no_interval(words: am.HookedModel) -> None:
+    for inputs in (TEXTS[0], [TEXTS[0]], iter(TEXTS[:1])):
+        updates = am.residual_updates(words, inputs)
+        assert updates.documents == 1
+        assert updates.interval("magnitude") is None and updates.blocks.interval("cancellation") is None
+        assert list(updates.to_frame().columns) == ["layer", "head", *STATISTICS]
+        assert list(updates.blocks.to_frame().columns) == ["layer", *BLOCK_STATISTICS]
+    four, five = (am.residual_updates(words, [TEXTS[0] + " and" * more for more in range(n)]) for n in (4, 5))
+    assert four.interval("magnitude") is None and five.interval("magnitude") is not None
+    assert (
+        four.to_frame().attrs["intervals"]
+        == "No intervals: 4 texts are too few for an interval, which needs 5 or more."
+    )
+    assert {"magnitude_low", "magnitude_high"} <= set(five.to_frame().columns)
+    assert {"cancellation_low", "cancellation_high"} <= set(five.blocks.to_frame().columns)
+
+
+def test_intervals_are_as_wide_as_the_texts_differ() -> None:
+    """Texts of one length: the mean's standard error is that of the texts' means."""
+    ids = models.token_ids("gpt2", batch=80, length=6, seed=4)
+    updates = am.residual_updates(hooked("gpt2", F32), ids)
+    for statistic in ("magnitude", "orientation", "target_magnitude"):
+        by_text = updates.by_row(statistic)[..., 1:].double().mean(-1)
+        error = by_text.std(dim=-1) / 80**0.5
+        low, high = updates.interval(statistic) or pytest.fail("no interval")
+        narrow_low, narrow_high = updates.interval(statistic, 0.5) or pytest.fail("no interval")
+        mean = updates.mean(statistic)
+        assert (low < narrow_low).all() and (narrow_low < mean).all() and (mean < narrow_high).all()
+        ratio = (high - low) / (2 * 1.96 * error)
+        assert float(ratio.min()) > 0.7 and float(ratio.max()) < 1.35
+        assert float(ratio.mean()) == pytest.approx(1, abs=0.07)
+        halves = (narrow_high - narrow_low) / (2 * 0.6745 * error)
+        assert float(halves.mean()) == pytest.approx(1, abs=0.12)
+    quarter = am.residual_updates(hooked("gpt2", F32), ids[:20])
+    widths = [
+        float((high - low).mean()) for low, high in (updates.interval("magnitude"), quarter.interval("magnitude"))
+    ]
+    assert 1.5 < widths[1] / widths[0] < 2.6
+
+
+# -- closed forms, and the rest of the result ----------------------------------------------------------------
+
+
+def test_a_head_that_looks_at_a_first_token_without_value_writes_nothing() -> None:
+    """Figure 10's claim, made by hand: head 1 of a GPT-2 attends position 0 alone, whose value there is zero."""
+    model = models.randomised(models.gpt2(heads=3, d_head=8, layers=1), dtype=F64)
+    ids, d, width = torch.tensor([[1, 7, 30, 11, 46, 25, 9]]), 8, 24
+    with torch.no_grad():
+        stream_in = model.transformer.wte(ids[0]) + model.transformer.wpe(torch.arange(7))
+        x = model.transformer.h[0].ln_1(stream_in)
+        fused = model.transformer.h[0].attn.c_attn
+        q, k, v = (slice(part * width + d, part * width + 2 * d) for part in range(3))
+        keys = x @ fused.weight[:, k] + fused.bias[k]
+        fused.weight[:, q] = 0
+        fused.bias[q] = torch.linalg.pinv(keys) @ (60 * d**0.5 * torch.eye(7, dtype=F64)[0])
+        fused.bias[v] = -(x[0] @ fused.weight[:, v])
+    updates = am.residual_updates(am.load(model), ids)
+    assert (updates.top_key[0, 1, 0, 1:] == 0).all() and updates.top_key[0, 1, 0, 0] == -1
+    assert float(updates.magnitude[0, 1]) < 1e-12 and float(updates.magnitude_at_first[0, 1]) < 1e-12
+    assert float(updates.across[0, 1]) < 1e-12 and float(updates.target_magnitude[0, 1]) < 1e-12
+    assert updates.magnitude_elsewhere[0, 1].isnan() and updates.magnitude_at_self[0, 1].isnan()
+    assert (updates.magnitude[0, [0, 2]] > 0.05).all()
+
+
+def edited(name: str, hooks: dict[Any, Any], ids: Tensor, dtype: torch.dtype = F64) -> am.ResidualUpdates:
+    model = hooked(name, dtype)
+    with model.hooks(hooks):
+        return am.residual_updates(model, ids)
+
+
+def test_a_value_of_nothing_has_no_direction() -> None:
+    """Nothing is written: magnitude 0 counts, an orientation does not exist, on either side."""
+    ids = models.token_ids("gpt2", batch=2, length=8)
+    updates = edited("gpt2", {("v", 1): torch.zeros_like}, ids)
+    for statistic in ("magnitude", "across", "along", "target_magnitude"):
+        assert (updates.mean(statistic)[1] == 0).all() and (updates.mean(statistic)[0] != 0).all()
+    for statistic in ("orientation", "target_orientation"):
+        assert updates.mean(statistic)[1].isnan().all() and not updates.mean(statistic)[[0, 2]].isnan().any()
+    assert updates.blocks.mean("cancellation")[1].isnan().all()
+
+
+@pytest.mark.parametrize("at", [0, 3])
+def test_a_stream_of_nothing_measures_nothing(at: int) -> None:
+    """An embedding of zeros (a padding token's): there is nothing to compare with, for the row nor for its key."""
+
+    def zero(x: Tensor) -> Tensor:
+        x[:, at] = 0
+        return x
+
+    def look(pattern: Tensor) -> Tensor:
+        pattern[:] = 0
+        pattern[..., 0] = 1
+        pattern[:, :, at:, 0] = 0
+        pattern[:, :, at:, at] = 1
+        return pattern
+
+    ids = models.token_ids("gpt2", batch=2, length=7)
+    updates = edited("gpt2", {("resid_pre", 0): zero, ("pattern", 0): look}, ids)
+    assert (updates.top_key[0, :, :, max(at, 1) :] == at).all()
+    for statistic in STATISTICS:
+        values = updates.by_row(statistic)[0]
+        assert values[..., at].isnan().all(), statistic
+        assert values.nan_to_num().abs().max() < 1e4, statistic
+        if statistic.startswith("target"):
+            assert values[..., at:].isnan().all()
+    for statistic in ("attn_magnitude", "attn_orientation"):
+        assert updates.blocks.by_row(statistic)[0, :, :, at].isnan().all()
+    assert not updates.blocks.by_row("mlp_magnitude").isnan().any()
+
+
+def test_heads_that_write_the_same_do_not_cancel_and_opposites_do() -> None:
+    model = models.fresh("gpt2", F64)
+    with torch.no_grad():
+        out, fused = model.transformer.h[0].attn.c_proj, model.transformer.h[0].attn.c_attn
+        for head in range(1, 5):  # d_head 4: every head becomes head 0
+            for part in range(3):
+                start = part * 20
+                fused.weight[:, start + 4 * head : start + 4 * head + 4] = fused.weight[:, start : start + 4]
+                fused.bias[start + 4 * head : start + 4 * head + 4] = fused.bias[start : start + 4]
+            out.weight[4 * head : 4 * head + 4] = out.weight[:4]
+        out.bias.fill_(3.0)
+    ids = models.token_ids("gpt2", batch=2, length=9)
+    same = am.residual_updates(am.load(model), ids).blocks.mean("cancellation")
+    assert float(same[0, 0]) == pytest.approx(1, abs=1e-9)
+    with torch.no_grad():
+        out.weight[4:8] *= -1
+        out.weight[8:12] *= -1
+    opposite = am.residual_updates(am.load(model), ids).blocks.mean("cancellation")
+    assert float(opposite[0, 0]) == pytest.approx(1 / 5, abs=1e-9)
+
+
+def test_blocks_of_rows_that_do_not_divide_the_text(monkeypatch: pytest.MonkeyPatch) -> None:
+    inputs = given_to("gemma2")
+    whole = am.residual_updates(hooked("gemma2", F32), inputs)
+    steps = [range(start, min(start + 4, 11)) for start in range(0, 11, 4)]
+    monkeypatch.setattr(attention, "_row_blocks", lambda q, keys, whole, gathered: steps)
+    parts = am.residual_updates(hooked("gemma2", F32), inputs)
+    assert torch.equal(whole.top_key, parts.top_key)
+    for statistic in STATISTICS:
+        require_close(parts.by_row(statistic), whole.by_row(statistic).double(), 1e-5, statistic)
+
+
+def test_bfloat16_is_measured_in_float32() -> None:
+    ids = models.token_ids("gpt2", batch=2, length=9)
+    half = am.residual_updates(am.load(models.fresh("gpt2", torch.bfloat16)), ids)
+    rounded = models.fresh("gpt2", torch.bfloat16).float()
+    whole = am.residual_updates(am.load(rounded), ids)
+    assert half.by_row("magnitude").dtype == torch.float32
+    for statistic in ("magnitude", "orientation", "along", "across"):
+        require_close(half.mean(statistic), whole.mean(statistic), 0.05, statistic)
+
+
+def test_layers_come_in_the_order_asked_for() -> None:
+    every, some = measured("gpt2"), measured("gpt2", layers=[2, 0])
+    assert some.layers == some.blocks.layers == (2, 0)
+    for statistic in STATISTICS:
+        require_close(some.by_row(statistic), every.by_row(statistic)[[2, 0]].double(), 1e-9, statistic)
+    assert some.to_frame()["layer"].tolist() == [2] * 5 + [0] * 5
+    assert some.blocks.to_frame()["layer"].tolist() == [2, 0]
+
+
+def test_several_reducers_in_one_pass_give_what_each_gives_alone() -> None:
+    ids = models.token_ids("mistral", batch=2, length=9)
+    model = hooked("mistral", F32)
+    _, updates = am.stream(model, ids, [am.AttentionFocus.reducer(), am.ResidualUpdates.reducer()])
+    alone = am.residual_updates(model, ids)
+    for statistic in STATISTICS:
+        require_close(updates.mean(statistic), alone.mean(statistic), 1e-6, statistic)
+
+
+@pytest.mark.parametrize("inputs", [TEXTS, TEXTS[0], iter(TEXTS)], ids=["together", "one", "corpus"])
+def test_saved_and_loaded(inputs: Iterable[str], words: am.HookedModel, tmp_path: Path) -> None:
+    updates = am.residual_updates(words, inputs).where(special=False)
+    again = am.ResidualUpdates.load(updates.save(tmp_path / "updates.safetensors"))
+    assert again.to_frame().equals(updates.to_frame()) and again.provenance == updates.provenance
+    assert again.blocks.to_frame().equals(updates.blocks.to_frame())
+    assert (again.layers, again.documents, again.truncated, again.chosen, again.tokens) == (
+        updates.layers, updates.documents, updates.truncated, updates.chosen, updates.tokens,
+    )  # fmt: skip
+    assert set(again.state) == set(updates.state)
+    assert all(torch.equal(again.state[name], value) for name, value in updates.state.items())
+    assert again.where(first_row=True).to_frame().equals(updates.where(first_row=True).to_frame())
+    blocks = BlockUpdates.load(updates.blocks.save(tmp_path / "blocks.safetensors"))
+    assert blocks.to_frame().equals(updates.blocks.to_frame())
+    with pytest.raises(am.InputError, match=r"holds a BlockUpdates; load it with BlockUpdates\.load"):
+        am.ResidualUpdates.load(tmp_path / "blocks.safetensors")
+
+
+def test_what_it_says_of_itself(words: am.HookedModel) -> None:
+    updates = measured("gpt2")
+    magnitude, cosine = float(updates.magnitude.mean()), float(updates.orientation.mean())
+    assert repr(updates) == (
+        f"ResidualUpdates(3 texts, 3 layers × 5 heads; mean magnitude {magnitude:.3g} of the stream's norm, "
+        f"mean cosine {cosine:+.2f})"
+    )
+    assert repr(am.residual_updates(words, "a dog")).startswith("ResidualUpdates(1 text, 3 layers")
+    assert updates.provenance.model == hooked("gpt2", F32).name
+    assert measured("cross").provenance.options["stack"] == "cross"
+
+
+def test_what_cannot_be_asked() -> None:
+    updates = measured("gpt2")
+    with pytest.raises(am.InputError, match=r"`statistic` must be one of magnitude, .*; got 'size'"):
+        updates.mean("size")
+    with pytest.raises(am.InputError, match="`statistic` must be one of magnitude, "):
+        updates.by_row("cancellation")
+    with pytest.raises(am.InputError, match="`statistic` must be one of attn_magnitude, "):
+        updates.blocks.interval("magnitude")
+    with pytest.raises(am.InputError, match="`stack` must be one of 'encoder', 'decoder', 'cross'"):
+        am.residual_updates(hooked("t5", F32), given_to("cross"))
+    with pytest.raises(am.InputError, match="from 0 to 2"):
+        measured("gpt2", layers=[3])
+    with pytest.raises(am.InputError, match="are for a corpus"):
+        measured("gpt2", shard=(0, 2))

@@ -1,0 +1,153 @@
+"""Attention cut between two spans: rows without keys, transformers with a mask, and effects run by run."""
+
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import models
+import pytest
+import torch
+
+import attnmech as am
+from attnmech.demo.grammar import document
+from attnmech.demo.text import documents
+from attnmech.interventions import Intervention
+from attnmech.runs.sweep import sweep
+
+
+@pytest.mark.parametrize("name", ["bloom", "llama", "gpt_oss", "bert"])
+def test_a_row_without_keys_attends_to_nothing(name: str) -> None:
+    model, ids = models.hooked(name), models.token_ids(name)
+    end = 1 if model.causal else 7
+    with model.intervene(Intervention.cut((0, 1), (0, end), [(0, 1)])):
+        acts = model.run(ids, points=["z", "pattern"])
+    assert not bool(acts["z", 0][:, 0, 1].any()) and not bool(acts["pattern", 0][:, 1, 0].any())
+    empty = (acts["pattern", 0].sum(-1) == 0).sum()
+    assert int(empty) == len(ids)
+
+
+@pytest.mark.parametrize("name", ["llama", "gpt2", "qwen2"])
+def test_all_heads_cut_is_transformers_with_a_mask(name: str) -> None:
+    ids = models.token_ids(name)
+    length = ids.shape[1]
+    allowed = torch.ones(length, length, dtype=torch.bool).tril()
+    allowed[4:6, 1:3] = False
+    mask = torch.where(allowed, 0.0, torch.finfo(torch.float32).min)[None, None].expand(len(ids), 1, -1, -1)
+    with torch.no_grad():
+        expected: Any = models.plain(name)(input_ids=ids, attention_mask=mask).logits
+    model = models.hooked(name)
+    with model.intervene(Intervention.cut((4, 6), (1, 3))):
+        found = model.run(ids).logits
+    torch.testing.assert_close(found, expected, atol=2e-5, rtol=2e-4)
+    assert float((found - model.run(ids).logits).abs().max()) > 1e-3
+
+
+def test_spans_must_lie_in_every_text() -> None:
+    model = models.hooked("llama")
+    with (
+        pytest.raises(am.InputError, match="a text has only 3 tokens"),
+        model.intervene(Intervention.cut((1, 5), (0, 1))),
+    ):
+        model.run(models.padded("llama"))
+    for spans in (((0, 0), (1, 2)), ((3, 1), (0, 1)), ((-1, 1), (0, 1))):
+        with pytest.raises(am.InputError, match="0 ≤ start < end"):
+            Intervention("pattern", "cut", spans=spans)  # type: ignore[arg-type]
+    with pytest.raises(am.InputError, match="`spans` belong to a cut"):
+        Intervention("pattern", "uniform", spans=((0, 1), (1, 2)))
+
+
+def test_saved(tmp_path: Path) -> None:
+    cut = Intervention.cut((6, 9), (0, 3), [(3, 5)])
+    assert Intervention.load(cut.save(tmp_path / "cut.safetensors")) == cut
+
+
+def test_effects_are_those_of_single_runs() -> None:
+    model = models.demo()
+    text = documents(1, seed=3)[0]
+    found = am.segment_effects(model, text)
+    batch, starts = model.encode(text), found.starts
+    clean = model.run(batch).logits[0].double().log_softmax(-1)
+    targets = batch.ids[0, 1:]
+    assert found.loss is not None and found.loss_from_later is not None
+    for query, key in [(1, 0), (len(starts) - 2, 1), (None, 1)]:
+        first = starts[2] if query is None else starts[query]
+        last = starts[-1] if query is None else starts[query + 1]
+        with model.intervene(Intervention.cut((first, last), (starts[key], starts[key + 1]))):
+            now = model.run(batch).logits[0].double().log_softmax(-1)
+        kl = (clean.exp() * (clean - now)).sum(-1)
+        worse = -(now - clean)[:-1].gather(-1, targets[:, None])[:, 0]
+        assert float(kl[:first].abs().max()) < 1e-9
+        measured = (found.kl_from_later[key], found.loss_from_later[key])
+        if query is not None:
+            measured = found.kl[query, key], found.loss[query, key]
+        assert float(measured[0]) == pytest.approx(float(kl[first:].mean()), rel=1e-3, abs=1e-6)
+        assert float(measured[1]) == pytest.approx(float(worse[first:].mean()), rel=1e-3, abs=1e-5)
+
+
+def test_beyond_the_budget_the_strongest_segments_follow(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from attnmech.methods.segments import segment_effects as module
+
+    monkeypatch.setattr(module, "STRONGEST", 1)
+    model, text = models.demo(), documents(1, seed=3)[0]
+    whole, some = am.segment_effects(model, text), am.segment_effects(model, text, budget=1e-9)
+    said = capsys.readouterr().err
+    assert said.index("pairs of segments: about") < said.index("more than 0 s: the pairs of 1 segments")
+    best = int(whole.kl_from_later.nan_to_num(-1).argmax())
+    measured = ~some.kl.isnan()
+    assert set(measured.nonzero()[:, 1].tolist()) == {best}
+    torch.testing.assert_close(some.kl[measured], whole.kl[measured], atol=1e-7, rtol=1e-4)
+
+
+def test_interrupted_in_its_last_sweep_it_resumes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from attnmech.methods.segments import segment_effects as module
+
+    model, text, calls = models.demo(), documents(1, seed=3)[0], []
+    whole = am.segment_effects(model, text)
+
+    def interrupted(*given: Any, **options: Any) -> Any:
+        calls.append(options["journal"])
+        if len(calls) == 4:
+            raise KeyboardInterrupt
+        return sweep(*given, **options)
+
+    monkeypatch.setattr(module, "sweep", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        am.segment_effects(model, text, journal=tmp_path / "cuts")
+    assert len(set(calls)) == 4
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["cuts.later.kl", "cuts.later.loss", "cuts.pairs.kl"]
+    again = am.segment_effects(model, text, journal=tmp_path / "cuts")
+    torch.testing.assert_close(again.kl, whole.kl, equal_nan=True)
+    torch.testing.assert_close(again.loss, whole.loss, equal_nan=True)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_copied_list_needs_the_sentence_that_it_copies_and_the_next_sentence_does_not() -> None:
+    """Cut off the sentence before, a copy is no longer foreseen; an unrelated sentence at the same distance loses
+    nothing. Some head looks back further than distance explains in the first case alone."""
+    model, rng = models.demo(), Random(5)
+    kinds = ("agreement", "copy", "habit")
+    effects, above = [], []
+    for _ in range(8):
+        text = " ".join(document(rng, sentences=1, kinds=[kind]).text for kind in kinds)
+        cut = am.segment_effects(model, text, progress=False)
+        assert len(cut.segments) == 4 and cut.loss is not None
+        effects.append(torch.stack((cut.loss[2, 1], cut.loss[3, 2])))
+        found = am.segment_attention(model, text, first=False)
+        excess = found.mass() - found.expected()
+        above.append(torch.stack((excess[..., 2, 1].flatten(), excess[..., 3, 2].flatten())))
+    copied, next_one = torch.stack(effects).T
+    assert float(copied.min()) > 1.0 and float(next_one.abs().max()) < 0.5
+    looks_at_source, elsewhere = torch.stack(above).mean(dim=0).amax(dim=-1)
+    assert float(looks_at_source) > 0.3 and float(looks_at_source) > 2 * float(elsewhere)
+
+
+def test_a_model_that_looks_ahead_has_kl_alone(tmp_path: Path) -> None:
+    model, ids = models.hooked("bert"), models.token_ids("bert", 1)
+    found = am.segment_effects(model, ids, [(0, 2), (2, 4), (4, 7)])
+    assert found.loss is None and int((~found.kl.isnan()).sum()) == 6
+    again = am.SegmentEffects.load(found.save(tmp_path / "found.safetensors"))
+    torch.testing.assert_close(again.kl, found.kl, equal_nan=True)
+    with pytest.raises(am.InputError, match='metric="kl"'):
+        found.plot("loss")

@@ -1,0 +1,327 @@
+"""Longformer: windows that differ by layer, global tokens with projections of their own, against transformers."""
+
+from functools import cache
+from typing import Any
+
+import models
+import pytest
+import torch
+from torch import Tensor
+
+import attnmech as am
+from attnmech.model.attention import attend as attention
+from attnmech.model.attention import local_global
+from attnmech.model.attention.observed import RowBlock
+from attnmech.model.files.load import UnprovenWarning
+from attnmech.model.parts.mask import MaskRule
+from attnmech.runs.stream import Run
+
+F32, F64 = torch.float32, torch.float64
+WINDOWS = (4, 8, 4)
+LENGTH = 29
+"""No multiple of a window."""
+
+
+def inputs(*, chosen: bool = True) -> dict[str, Tensor]:
+    """Three texts of 29, 23 and 26 tokens, the last padded on the left, with two, three and no global tokens."""
+    generator = torch.Generator().manual_seed(3)
+    real = torch.ones(3, LENGTH, dtype=torch.long)
+    real[1, 23:] = 0
+    real[2, :3] = 0
+    is_global = torch.zeros_like(real)
+    is_global[0, [0, 17]] = 1
+    is_global[1, [5, 6, 27]] = 1  # the last is padding
+    given = {"input_ids": torch.randint(3, 59, (3, LENGTH), generator=generator), "attention_mask": real}
+    return given | ({"global_attention_mask": is_global} if chosen else {})
+
+
+@cache
+def plain_output(dtype: torch.dtype, chosen: bool) -> Any:
+    with torch.no_grad():
+        return models.plain("longformer", dtype)(
+            **inputs(chosen=chosen), output_attentions=True, output_hidden_states=True
+        )
+
+
+@cache
+def acts(dtype: torch.dtype = F32, chosen: bool = True) -> am.Activations:
+    model = models.hooked("longformer", dtype)
+    return model.run(inputs(chosen=chosen), [name for name, about in model.points.items() if about.absent is None])
+
+
+def real() -> Tensor:
+    return inputs()["attention_mask"].bool()
+
+
+def is_global() -> Tensor:
+    return inputs()["global_attention_mask"].bool() & real()
+
+
+def visible(window: int, chosen: bool = True) -> Tensor:
+    """Which key each row sees, cell by cell."""
+    found = torch.zeros(3, LENGTH, LENGTH, dtype=torch.bool)
+    for text in range(3):
+        for i in range(LENGTH):
+            for j in range(LENGTH):
+                near = abs(i - j) <= window // 2
+                either = chosen and bool(is_global()[text, i] or is_global()[text, j])
+                found[text, i, j] = (near or either) and bool(real()[text, j])
+    return found
+
+
+def by_hand(layer: int, dtype: torch.dtype = F64) -> tuple[Tensor, Tensor]:
+    """Pattern and z of a layer, row by row, from transformers' hidden states and raw weights."""
+    model = models.plain("longformer", dtype)
+    theirs = model.longformer.encoder.layer[layer].attention.self
+    x = acts(dtype)["resid_pre", layer]
+    pattern = torch.zeros(3, 3, LENGTH, LENGTH, dtype=dtype)
+    z = torch.zeros(3, LENGTH, 3, 7, dtype=dtype)
+    seen = visible(WINDOWS[layer])
+    for text in range(3):
+        for i in range(LENGTH):
+            suffix = "_global" if is_global()[text, i] else ""
+            q, k, v = (getattr(theirs, name + suffix)(x[text]).view(LENGTH, 3, 7) for name in ("query", "key", "value"))
+            for head in range(3):
+                scores = (k[:, head] @ q[i, head]) / 7**0.5
+                row = torch.softmax(scores.masked_fill(~seen[text, i], -torch.inf), dim=0)
+                pattern[text, head, i] = row
+                z[text, i, head] = row @ v[:, head]
+    return pattern.detach(), z.detach()
+
+
+@pytest.mark.parametrize("chosen", [True, False])
+@pytest.mark.parametrize("dtype", [F32, F64])
+def test_logits_and_streams_are_transformers(dtype: torch.dtype, chosen: bool) -> None:
+    theirs, ours = plain_output(dtype, chosen), acts(dtype, chosen)
+    torch.testing.assert_close(ours["logits"][real()], theirs.logits[real()], atol=3e-5, rtol=1e-4)
+    for layer, states in enumerate(theirs.hidden_states[:-1]):
+        torch.testing.assert_close(ours["resid_pre", layer][real()], states[real()], atol=3e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize("layer", [0, 1, 2])
+def test_patterns_are_transformers_bands_and_rows(layer: int) -> None:
+    """Cell by cell: a local row's global columns, then its window; a global token's row."""
+    theirs, window = plain_output(F64, True), WINDOWS[layer]
+    ours = acts(F64)["pattern", layer]
+    band, rows = theirs.attentions[layer], theirs.global_attentions[layer]
+    for text in range(3):
+        places = is_global()[text].nonzero()[:, 0].tolist()
+        for i in real()[text].nonzero()[:, 0].tolist():
+            expected = torch.zeros(3, LENGTH, dtype=F64)
+            if i in places:
+                expected = rows[text, :, :LENGTH, places.index(i)]
+            else:
+                for offset in range(window + 1):
+                    j = i + offset - window // 2
+                    if 0 <= j < LENGTH:
+                        expected[:, j] += band[text, :, i, 2 + offset]
+                for column, j in enumerate(places):
+                    expected[:, j] += band[text, :, i, column]
+            torch.testing.assert_close(ours[text, :, i], expected, atol=1e-6, rtol=1e-5)
+
+
+@pytest.mark.parametrize("layer", [0, 1])
+def test_patterns_and_z_by_hand(layer: int) -> None:
+    pattern, z = by_hand(layer)
+    found, both = acts(F64)["pattern", layer], acts(F64)["z", layer]
+    keep = real()[:, None, :, None].expand_as(pattern)
+    torch.testing.assert_close(found[keep], pattern[keep], atol=1e-12, rtol=1e-10)
+    local, of_global = both[..., :7], both[..., 7:]
+    chosen = is_global()[..., None, None]
+    torch.testing.assert_close((local + of_global)[real()], z[real()], atol=1e-12, rtol=1e-10)
+    # The half that a row does not use is 0, and at padding both are.
+    assert not local.masked_fill(~chosen, 0).any() and not of_global.masked_fill(chosen, 0).any()
+    assert not both[~real()].any()
+
+
+def test_points_have_both_halves() -> None:
+    theirs = models.plain("longformer", F64).longformer.encoder.layer[1].attention.self
+    x = acts(F64)["attn_in", 1]
+    for name, point in (("query", "q"), ("key", "k"), ("value", "v")):
+        value = acts(F64)[point, 1]
+        assert value.shape == (3, LENGTH, 3, 14)
+        for half, suffix in ((value[..., :7], ""), (value[..., 7:], "_global")):
+            expected = getattr(theirs, name + suffix)(x).view(3, LENGTH, 3, 7)
+            torch.testing.assert_close(half, expected, atol=1e-12, rtol=1e-10)
+
+
+def test_ledger_of_local_and_global_rows() -> None:
+    model = models.hooked("longformer", F64)
+    given = {name: value[:1] for name, value in inputs().items()}
+    theirs = models.plain("longformer", F64).longformer.encoder.layer[1].attention.self
+    found = am.decompose_scores(model, given, layers=[1])
+    x = model.run(given, ["attn_in"], layers=[1])["attn_in", 1][0]
+    for i, suffix in ((0, "_global"), (1, ""), (17, "_global"), (20, "")):
+        query, key = (getattr(theirs, f"{name}{suffix}") for name in ("query", "key"))
+        W_Q, W_K = (part.weight[14:].detach() for part in (query, key))
+        b_Q, b_K = (part.bias[14:].detach() for part in (query, key))
+        q, k = x @ W_Q.T, x @ W_K.T
+        expected = {
+            "query_key": k @ q[i],
+            "key_bias": k @ b_Q,
+            "query_bias": (q[i] @ b_K).expand(LENGTH),
+            "constant": (b_Q @ b_K).expand(LENGTH),
+        }
+        for name, value in expected.items():
+            term = found.terms[name].expand(1, 1, 3, LENGTH, LENGTH)[0, 0, 2, i]
+            torch.testing.assert_close(term.double(), value / 7**0.5, atol=1e-10, rtol=1e-8)
+
+
+def test_certificate_holds_and_its_probe_has_global_tokens() -> None:
+    certificate = models.hooked("longformer").certificate
+    assert certificate.ok, certificate
+    held = {check.name for check in certificate.checks if check.passed}
+    assert {"transformers", "streams", "attentions", "projections", "ledger", "mask", "gate", "z", "heads"} <= held
+
+
+def failing(monkeypatch: pytest.MonkeyPatch, name: str, value: Any) -> set[str]:
+    monkeypatch.setattr(local_global, name, value)
+    with pytest.warns(UnprovenWarning, match="NOT certified"):
+        model = am.load(models.fresh("longformer"))
+    return {check.name for check in model.certificate.failed}
+
+
+def test_certificate_finds_swapped_projections(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Swapped(local_global.Halves):
+        def __init__(self, first: Any, second: Any, heads: int) -> None:
+            super().__init__(second, first, heads)
+
+    assert {"transformers", "streams", "attentions"} <= failing(monkeypatch, "Halves", Swapped)
+
+
+@pytest.mark.parametrize("by", [-1, 1])
+def test_certificate_finds_a_window_off_by_one(monkeypatch: pytest.MonkeyPatch, by: int) -> None:
+    class Wider(local_global.WindowRule):
+        def reaching(self, reach: int) -> local_global.WindowRule:
+            return super().reaching(reach + by)
+
+    assert {"transformers", "streams", "attentions"} <= failing(monkeypatch, "WindowRule", Wider)
+
+
+def test_certificate_finds_ignored_global_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Ignoring(local_global.WindowRule):
+        @classmethod
+        def of(cls, real: Tensor, is_global: Tensor | None) -> local_global.WindowRule:
+            return super().of(real, None)
+
+    assert {"transformers", "streams", "attentions", "gate"} <= failing(monkeypatch, "WindowRule", Ignoring)
+
+
+class Filled(am.Reducer):
+    """What reducers see of scores, pattern and the highest key, row by row over all keys."""
+
+    def start(self, run: Run) -> dict[str, Tensor]:
+        """Nothing yet."""
+        texts, length = run.batch.ids.shape
+        self.gathered: list[Tensor] = []
+        shape = run.n_layers, texts, run.n_heads, length
+        return {
+            "pattern": torch.zeros(*shape, length, dtype=F64),
+            "scores": torch.full((*shape, length), torch.finfo(F64).min, dtype=F64),
+            "visible": torch.zeros(run.n_layers, texts, 1, length, length, dtype=torch.bool),
+            "top": torch.zeros(shape, dtype=torch.int64),
+        }
+
+    def add(self, state: dict[str, Tensor], block: RowBlock, run: Run) -> None:
+        """Keeps all."""
+        rows = slice(block.rows.start, block.rows.stop)
+        if block.keys is not None:
+            self.gathered.append(block.keys)
+        for name in ("pattern", "scores", "visible"):
+            values = getattr(block, name)
+            state[name][block.index][:, :, rows, : values.shape[-1]] = values
+        state["top"][block.index][:, :, rows] = block.top.key
+
+    def merge(self, one: dict[str, Tensor], other: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Not for a corpus."""
+        raise NotImplementedError
+
+
+@pytest.mark.parametrize("name", ["longformer", "sliding window"])
+def test_keys_that_are_left_out_change_nothing(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    if name == "longformer":
+        model, texts = models.hooked("longformer", F64), inputs()
+    else:
+        model = am.load(models.randomised(models.like_llama("Mistral", sliding_window=5), dtype=F64))
+        texts = {"input_ids": models.token_ids("llama", 2, 50)}
+    monkeypatch.setattr(attention, "_BLOCK_BYTES", 2**10)
+    names = ("scores", "pattern")
+    reducer = Filled()
+    (seen,) = am.stream(model, texts, [reducer])
+    assert any(len(keys) < 25 for keys in reducer.gathered)
+    whole = model.run(texts, points=names)  # with whole rows
+    real = model.encode(texts).mask
+    for layer in range(model.n_layers):
+        rows = real[:, None, :, None].expand_as(seen["pattern"][layer])
+        for each in names:
+            torch.testing.assert_close(seen[each][layer][rows], whole[each, layer][rows])
+        hidden = (seen["scores"][layer] == torch.finfo(F64).min).all(dim=1, keepdim=True)
+        assert torch.equal(seen["visible"][layer] | ~real[:, None, :, None], ~hidden | ~real[:, None, :, None])
+        highest = whole["pattern", layer].argmax(dim=-1)
+        assert torch.equal(seen["top"][layer][rows[..., 0]], highest[rows[..., 0]])
+    focus = am.attention_focus(model, texts)
+    monkeypatch.setattr(MaskRule, "gathered", lambda *_: None)
+    monkeypatch.setattr(local_global.WindowRule, "gathered", lambda *_: None)
+    for key, value in am.attention_focus(model, texts).state.items():
+        torch.testing.assert_close(focus.state[key], value, equal_nan=True, msg=key)
+
+
+def test_local_and_global_mass() -> None:
+    """Against sums over transformers' bands: the first columns are global keys, the others the window."""
+    mass = am.global_attention(models.hooked("longformer", F64), inputs())
+    for layer in range(3):
+        band = plain_output(F64, True).attentions[layer]
+        local = real() & ~is_global() & is_global().any(dim=1, keepdim=True)
+        to_global = band[..., :2].sum(dim=-1).transpose(0, 1)[:, local].mean(dim=-1)
+        within = band[..., 2:].sum(dim=-1).transpose(0, 1)[:, local].mean(dim=-1)
+        torch.testing.assert_close(mass.global_mass[layer].double(), to_global.double(), atol=1e-6, rtol=1e-5)
+        torch.testing.assert_close(mass.window_mass[layer].double(), within.double(), atol=1e-6, rtol=1e-5)
+        seen = visible(WINDOWS[layer])
+        share = (seen & is_global()[:, None]).sum(-1) / seen.sum(-1).clamp_min(1)
+        torch.testing.assert_close(mass.uniform_global_mass[layer, 0].double(), share[local].double().mean())
+        rows = acts(F64)["pattern", layer].transpose(1, 2)[is_global()]
+        texts = is_global().nonzero()[:, 0]
+        expected = torch.stack([row[:, is_global()[text]].sum(-1) for row, text in zip(rows, texts, strict=True)]).mean(
+            0
+        )
+        torch.testing.assert_close(mass.among_global[layer].double(), expected, atol=1e-9, rtol=1e-9)
+    assert "global tokens" in mass.lead and "window" in repr(mass)
+
+
+def test_mass_of_a_corpus_is_that_of_its_texts() -> None:
+    model = models.hooked("longformer", F64)
+    whole = am.global_attention(model, inputs())
+    texts = [{name: value[row : row + 1, real()[row]] for name, value in inputs().items()} for row in range(3)]
+    parts = [am.global_attention(model, text) for text in texts]
+    rows = [int((part.state["counts"][0]).sum()) for part in parts]
+    assert sum(rows) == int(whole.state["counts"][0].sum()) and rows[2] == 0
+    assert parts[2].global_mass.isnan().all() and "No local token" in parts[2].lead
+
+
+def test_models_without_global_tokens_are_refused() -> None:
+    with pytest.raises(am.InputError, match="has no global tokens"):
+        am.global_attention(models.hooked("gpt2"), models.token_ids("gpt2"))
+
+
+def test_global_tokens_by_default() -> None:
+    ids = inputs()["input_ids"][:1]
+    classify = am.load(models.randomised(models.longformer("ForSequenceClassification")))
+    assert classify.encode(ids).extra["global_attention_mask"].nonzero().tolist() == [[0, 0]]
+    assert not models.hooked("longformer").encode(ids).extra["global_attention_mask"].any()
+
+
+def test_bad_inputs() -> None:
+    model = models.hooked("longformer")
+    ids = torch.randint(3, 59, (1, 69), generator=torch.Generator().manual_seed(0))
+    with pytest.raises(am.InputError, match="68 positions; the text has 69"):
+        model.run(ids)
+    with pytest.raises(am.InputError, match="global_attention_mask must be from 0 to 1"):
+        model.run({"input_ids": ids[:, :5], "global_attention_mask": torch.full((1, 5), 2)})
+
+
+def test_methods_that_need_one_set_of_projections_refuse() -> None:
+    model = models.hooked("longformer")
+    with pytest.raises(am.InputError, match="two sets of W_Q"):
+        am.composition(model)
+    with pytest.raises(am.InputError, match="global tokens have their own"):
+        am.joint_embedding(model, inputs())

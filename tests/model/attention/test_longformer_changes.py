@@ -1,0 +1,442 @@
+"""Sweeps, patches and sinks of Longformer with global tokens, against transformers' own model with hooks."""
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from functools import cache
+from itertools import product
+from typing import Any, Final
+
+import models
+import pytest
+import torch
+from by_hand import block_of, divergences, logit_differences, output_changed, plan_of, point_changed, z_changed, zeroed
+from einops import rearrange
+from torch import Tensor, nn
+
+import attnmech as am
+from attnmech.methods.null_attention.result import INTERVENTIONS
+from attnmech.methods.null_attention.sums import FACTS
+
+F64 = torch.float64
+WINDOWS: Final = (4, 8, 4)
+LAYERS, HEADS, LENGTH = 3, 3, 13
+HEADED: Final = list(product(range(LAYERS), range(HEADS)))
+ANSWERS, AGAINST = torch.tensor([5, 9]), torch.tensor([7, 4])
+JUDGED: Final[dict[str, Any]] = {"answers": ANSWERS, "against": AGAINST}
+CLOSE: Final[dict[str, Any]] = {"rtol": 1e-5, "atol": 1e-6}
+"""transformers' Longformer takes its softmax in float32."""
+
+
+def inputs(seed: int = 3, globals_of_second: tuple[int, ...] = (5, 6)) -> dict[str, Tensor]:
+    """Two texts of 13 and 10 tokens, with global tokens 0 and 9, and two others."""
+    real = torch.ones(2, LENGTH, dtype=torch.long)
+    real[1, 10:] = 0
+    is_global = torch.zeros_like(real)
+    is_global[0, [0, 9]] = 1
+    is_global[1, list(globals_of_second)] = 1
+    ids = torch.randint(3, 59, (2, LENGTH), generator=torch.Generator().manual_seed(seed))
+    return {"input_ids": ids, "attention_mask": real, "global_attention_mask": is_global}
+
+
+LENGTHS: Final = [13, 10]
+
+
+def hooked() -> am.HookedModel:
+    return models.hooked("longformer", F64)
+
+
+def plain() -> Any:
+    return models.plain("longformer", F64)
+
+
+def logits(given: dict[str, Tensor] | None = None) -> Tensor:
+    with torch.no_grad():
+        found: Tensor = plain()(**(inputs() if given is None else given)).logits
+    return found
+
+
+def kl(found: Tensor) -> Tensor:
+    """From the clean output."""
+    return divergences(found, _clean(), LENGTHS)
+
+
+@cache
+def _clean() -> Tensor:
+    return logits()
+
+
+def differences(found: Tensor) -> Tensor:
+    """At each text's last token."""
+    last = torch.stack([row[length - 1 : length] for row, length in zip(found, LENGTHS, strict=True)])
+    return logit_differences(last, ANSWERS, AGAINST)
+
+
+def z_of(given: dict[str, Tensor], layer: int) -> Tensor:
+    """z of the texts' own length, as transformers' output projection is given it."""
+    kept: list[Tensor] = []
+    with z_changed(plain(), layer, lambda z: (kept.append(z.clone()), z)[1]):
+        logits(given)
+    return kept[0][:, :LENGTH]
+
+
+@contextmanager
+def z_put(layer: int, head: int, z: Tensor) -> Iterator[None]:
+    """One head's z `[batch position d_head]` put into the plain model."""
+
+    def change(now: Tensor) -> Tensor:
+        now[:, :LENGTH, head] = z
+        return now
+
+    with z_changed(plain(), layer, change):
+        yield
+
+
+# -- a layer by hand ---------------------------------------------------------------------------------------------
+
+
+class ByHand:
+    """Attention of one layer, row by row, from transformers' hidden states and raw weights."""
+
+    def __init__(self, layer: int) -> None:
+        given = inputs()
+        with torch.no_grad():
+            states = plain()(**given, output_hidden_states=True).hidden_states
+        self.x = states[layer]
+        self.real = given["attention_mask"].bool()
+        self.chosen = given["global_attention_mask"].bool() & self.real
+        module = block_of(plain(), layer).attention.self
+        self.made = {
+            (name, suffix): getattr(module, name + suffix)(self.x).detach().view(2, LENGTH, HEADS, 7)
+            for name in ("query", "key", "value")
+            for suffix in ("", "_global")
+        }
+        self.W_O = rearrange(
+            block_of(plain(), layer).attention.output.dense.weight.detach(), "d (head e) -> head e d", head=HEADS
+        )
+        self.seen = torch.zeros(2, LENGTH, LENGTH, dtype=torch.bool)
+        for text, i, j in product(range(2), range(LENGTH), range(LENGTH)):
+            near = abs(i - j) <= WINDOWS[layer] // 2
+            either = bool(self.chosen[text, i] or self.chosen[text, j])
+            self.seen[text, i, j] = (near or either) and bool(self.real[text, j])
+
+    def suffix(self, text: int, i: int) -> str:
+        return "_global" if self.chosen[text, i] else ""
+
+    def pattern(self, head: int, seen: Tensor | None = None, added: Callable[..., Any] = lambda *_: 0.0) -> Tensor:
+        """`[text row key]`, of the keys that `seen` leaves, with something added to each row's scores."""
+        seen = self.seen if seen is None else seen
+        found = torch.zeros(2, LENGTH, LENGTH, dtype=F64)
+        for text, i in self.real.nonzero().tolist():
+            suffix = self.suffix(text, i)
+            scores = self.made["key", suffix][text, :, head] @ self.made["query", suffix][text, i, head] / 7**0.5
+            scores = scores + added(text, i, suffix)
+            if seen[text, i].any():
+                found[text, i] = scores.masked_fill(~seen[text, i], -torch.inf).softmax(dim=0)
+        return found
+
+    def z(self, head: int, pattern: Tensor, values: dict[str, Tensor] | None = None) -> Tensor:
+        """`[text row d_head]`, with values `[text key d_head]` of local and global rows, the model's own if None."""
+        values = values or {suffix: self.made["value", suffix][:, :, head] for suffix in ("", "_global")}
+        found = torch.zeros(2, LENGTH, 7, dtype=F64)
+        for text, i in self.real.nonzero().tolist():
+            found[text, i] = pattern[text, i] @ values[self.suffix(text, i)][text]
+        return found
+
+
+@cache
+def by_hand(layer: int) -> ByHand:
+    return ByHand(layer)
+
+
+def after(layer: int, head: int, z: Tensor) -> Tensor:
+    with z_put(layer, head, z):
+        return logits()
+
+
+# -- ablation ------------------------------------------------------------------------------------------------------
+
+
+def test_zeroing_and_resampling_each_head() -> None:
+    found = am.ablate_heads(hooked(), inputs(), metric="kl")
+    # The donor texts' global tokens are at other positions.
+    donors = inputs(seed=8, globals_of_second=(2, 7, 8)) | {"attention_mask": torch.ones(2, LENGTH, dtype=torch.long)}
+    drawn = am.ablate_heads(hooked(), inputs(), method="resample", reference=donors, metric="kl", seed=1)
+    means = am.ablate_heads(hooked(), inputs(), method="mean", reference=donors, metric="kl")
+    for layer, head in HEADED:
+        with z_changed(plain(), layer, zeroed(head)):
+            without = logits()
+        torch.testing.assert_close(found.after[layer, head], kl(without), **CLOSE)
+        theirs = z_of(donors, layer)[:, :, head]
+        mean = theirs.mean(dim=(0, 1))
+        torch.testing.assert_close(means.after[layer, head], kl(after(layer, head, mean.expand(2, LENGTH, 7))), **CLOSE)
+        # Each text's donor is one of two texts.
+        either = torch.stack(
+            [kl(after(layer, head, theirs[[donor, donor]])) - drawn.after[layer, head] for donor in (0, 1)]
+        )
+        assert float(either.abs().amin(dim=0).max()) < 1e-6
+
+
+def test_later_layers_frozen() -> None:
+    frozen = am.ablate_heads(hooked(), inputs(), metric="kl", later="frozen", heads=[(0, 1), (1, 2)])
+    plan = plan_of(plain())
+    written = [(layer, path) for layer in range(LAYERS) for path in (plan.attn_out or plan.out, plan.mlp_out or "")]
+    kept: dict[tuple[int, str], Tensor] = {}
+    with ExitStack() as stack:
+        for layer, path in written:
+            keep = lambda now, key=(layer, path): kept.__setitem__(key, now)  # noqa: E731
+            stack.enter_context(output_changed(plain(), layer, path, keep))
+        logits()
+    for layer, head in ((0, 1), (1, 2)):
+        with ExitStack() as stack:
+            stack.enter_context(z_changed(plain(), layer, zeroed(head)))
+            for place in written:
+                if place[0] > layer or place == (layer, plan.mlp_out):
+                    stack.enter_context(output_changed(plain(), *place, lambda now, place=place: kept[place]))
+            without = logits()
+        torch.testing.assert_close(frozen.after[layer, head], kl(without), **CLOSE)
+
+
+def test_how_far_patterns_move() -> None:
+    """The mean Jensen-Shannon divergence over a text's rows, then texts, by loops over the patterns of two runs."""
+    found = am.ablate_heads(hooked(), inputs(), heads=[(0, 1)], metric="kl", shifts=True)
+    before = hooked().run(inputs(), ["pattern"])
+    with hooked().intervene(am.Intervention.zero([(0, 1)])):
+        now = hooked().run(inputs(), ["pattern"])
+    sums = torch.zeros(LAYERS, HEADS, dtype=F64)
+    rows = [place for text, length in enumerate(LENGTHS) for place in product([text], range(length))]
+    for (layer, head), (text, i) in product(HEADED, rows):
+        p, q = (acts["pattern", layer][text, head, i] for acts in (before, now))
+        middle = (p + q) / 2
+        for one in (p, q):
+            used = one > 0
+            sums[layer, head] += (one[used] * (one[used] / middle[used]).log()).sum() / 2 / LENGTHS[text] / 2
+    assert found.shift is not None
+    torch.testing.assert_close(found.shift[0, 1].double(), sums, rtol=1e-4, atol=1e-7, equal_nan=True)
+
+
+def interventions(head: tuple[int, int]) -> dict[str, am.Intervention]:
+    change, keys = am.Intervention, torch.zeros(2, LENGTH, dtype=torch.bool)
+    keys[0, [0, 4]] = keys[1, [5, 8]] = True
+    return {
+        "remove": change.remove_keys([head], keys),
+        "zero values": change.zero_values([head], keys),
+        "cut": change.cut((2, 7), (4, 10), [head]),
+        "uniform": change.attend([head], "uniform"),
+        "first": change.attend([head], "first"),
+        "self": change.attend([head], "self"),
+        "half key_bias": change.scale("key_bias", 0.5, [head]),
+        "no query_key": change.scale("query_key", 0.0, [head]),
+    }
+
+
+def changed_by_hand(what: str, layer: int, head: int) -> Tensor:
+    """z under one of `interventions`."""
+    hand = by_hand(layer)
+    keys = torch.zeros(2, LENGTH, dtype=torch.bool)
+    keys[0, [0, 4]] = keys[1, [5, 8]] = True
+    place = torch.arange(LENGTH)
+    module = block_of(plain(), layer).attention.self
+
+    def biases(name: str, suffix: str) -> Tensor:
+        return getattr(module, name + suffix).bias.detach()[7 * head : 7 * head + 7]
+
+    def half_key_bias(text: int, i: int, suffix: str) -> Tensor:
+        content = hand.made["key", suffix][text, :, head] - biases("key", suffix)
+        return -0.5 * content @ biases("query", suffix) / 7**0.5
+
+    def no_query_key(text: int, i: int, suffix: str) -> Tensor:
+        content = hand.made["key", suffix][text, :, head] - biases("key", suffix)
+        return -content @ (hand.made["query", suffix][text, i, head] - biases("query", suffix)) / 7**0.5
+
+    if what == "remove":
+        return hand.z(head, hand.pattern(head, hand.seen & ~keys[:, None]))
+    if what == "cut":
+        cells = ((place >= 2) & (place < 7))[:, None] & ((place >= 4) & (place < 10))
+        return hand.z(head, hand.pattern(head, hand.seen & ~cells))
+    if what == "zero values":
+        values = {
+            suffix: hand.made["value", suffix][:, :, head].masked_fill(keys[..., None], 0) for suffix in ("", "_global")
+        }
+        return hand.z(head, hand.pattern(head), values)
+    if what == "uniform":
+        return hand.z(head, hand.seen / hand.seen.sum(dim=-1, keepdim=True).clamp_min(1).double())
+    if what in ("first", "self"):
+        pattern = torch.eye(LENGTH, dtype=F64) if what == "self" else (place == 0).double().expand(LENGTH, LENGTH)
+        return hand.z(head, pattern.expand(2, -1, -1))
+    return hand.z(head, hand.pattern(head, added=half_key_bias if what == "half key_bias" else no_query_key))
+
+
+@pytest.mark.parametrize("head", [(0, 2), (1, 0), (2, 1)])
+def test_a_sweep_of_every_kind_of_change(head: tuple[int, int]) -> None:
+    given = interventions(head)
+    found = am.sweep(hooked(), inputs(), given, metric="kl")
+    for place, what in enumerate(given):
+        expected = kl(after(*head, changed_by_hand(what, *head)))
+        torch.testing.assert_close(found.after[place], expected, **CLOSE, msg=lambda text, what=what: f"{what}: {text}")
+    assert found.rows_without_keys.tolist() == [0] * len(given)
+
+
+# -- patching -----------------------------------------------------------------------------------------------------
+
+
+def corrupted() -> dict[str, Tensor]:
+    given = inputs()
+    given["input_ids"][:, [2, 9]] = inputs(seed=8)["input_ids"][:, [2, 9]]
+    return given
+
+
+def keeping(kept: dict[str, Tensor], path: str, columns: slice) -> Callable[[Tensor], None]:
+    return lambda now: kept.__setitem__(path, now[..., columns])
+
+
+def putting(given: Tensor, columns: slice) -> Callable[[Tensor], Tensor]:
+    def put(now: Tensor) -> Tensor:
+        now[..., columns] = given
+        return now
+
+    return put
+
+
+def test_patching_z_queries_keys_and_values() -> None:
+    other = corrupted()
+    for at, name in (("z", ""), ("q", "query"), ("k", "key"), ("v", "value")):
+        found = am.patch(hooked(), inputs(), other, at=at, heads=[(0, 1), (2, 2)], **JUDGED)
+        torch.testing.assert_close(found.before, differences(logits(other)), **CLOSE)
+        for layer, head in ((0, 1), (2, 2)):
+            chosen = slice(7 * head, 7 * head + 7)
+            kept: dict[str, Tensor] = {}
+            paths = [f"attention.self.{name}{suffix}" for suffix in ("", "_global")] if name else []
+            with ExitStack() as stack:
+                for path in paths:
+                    stack.enter_context(output_changed(plain(), layer, path, keeping(kept, path, chosen)))
+                theirs = z_of(inputs(), layer)[:, :, head]
+            with ExitStack() as stack:
+                for path in paths:
+                    stack.enter_context(output_changed(plain(), layer, path, putting(kept[path], chosen)))
+                if not paths:
+                    stack.enter_context(z_put(layer, head, theirs))
+                expected = differences(logits(other))
+            torch.testing.assert_close(found.after[layer, head], expected, **CLOSE)
+
+
+def test_patching_the_stream() -> None:
+    clean_texts, other = ({name: value[:1] for name, value in each.items()} for each in (inputs(), corrupted()))
+    judged_one: dict[str, Any] = {"answers": ANSWERS[:1], "against": AGAINST[:1]}
+    for at in ("resid_pre", "attn_out"):
+        found = am.patch(hooked(), clean_texts, other, at=at, positions=[2, 9, 12], **judged_one)
+        kept: list[Tensor] = []
+        with point_changed(plain(), at, 1, lambda now, kept=kept: (kept.append(now.clone()), now)[1]):
+            logits(clean_texts)
+        for position in (2, 9, 12):
+
+            def put(now: Tensor, position: int = position, kept: list[Tensor] = kept) -> Tensor:
+                now[:, position] = kept[0][:, position]
+                return now
+
+            with point_changed(plain(), at, 1, put):
+                expected = logit_differences(logits(other), ANSWERS[:1], AGAINST[:1])
+            torch.testing.assert_close(found.after[1, position], expected, **CLOSE)
+
+
+@pytest.mark.parametrize("through", ["q", "k", "v"])
+def test_paths_to_a_head(through: str) -> None:
+    """By the two passes of Wang et al., with hooks on both projections of the receiver."""
+    sender, (layer, head) = (0, 1), (2, 2)
+    found = am.path_patch(hooked(), inputs(), corrupted(), [(layer, head)], through, senders=[sender], **JUDGED)
+    name, chosen = {"q": "query", "k": "key", "v": "value"}[through], slice(7 * head, 7 * head + 7)
+    sent, held = z_of(corrupted(), 0)[:, :, 1], z_of(inputs(), 1)
+    received: dict[str, Tensor] = {}
+    paths = [f"attention.self.{name}{suffix}" for suffix in ("", "_global")]
+    with ExitStack() as stack:
+        stack.enter_context(z_put(*sender, sent))
+        for other in range(HEADS):
+            stack.enter_context(z_put(1, other, held[:, :, other]))
+        for path in paths:
+            keep = lambda now, path=path: received.__setitem__(path, now[..., chosen])  # noqa: E731
+            stack.enter_context(output_changed(plain(), layer, path, keep))
+        logits()
+    with ExitStack() as stack:
+        for path in paths:
+
+            def put(now: Tensor, path: str = path) -> Tensor:
+                now[..., chosen] = received[path]
+                return now
+
+            stack.enter_context(output_changed(plain(), layer, path, put))
+        torch.testing.assert_close(found.after[sender], differences(logits()), **CLOSE)
+
+
+# -- gradients and sinks -------------------------------------------------------------------------------------------
+
+
+def test_importance_equals_autograd_on_the_raw_model() -> None:
+    found = am.head_importance(hooked(), inputs(), method="zero", metric="logit_difference", **JUDGED)
+    model, kept = models.in_attention(models.fresh("longformer", F64), "eager"), []
+
+    def keep(module: nn.Module, args: Any) -> None:
+        args[0].retain_grad()
+        kept.append(args[0])
+
+    for layer in range(LAYERS):
+        block_of(model, layer).attention.output.dense.register_forward_pre_hook(keep)
+    differences(model(**inputs()).logits).sum().backward()
+    for layer, z in enumerate(kept):
+        along = rearrange(z * z.grad, "text position (head d) -> head text position d", head=HEADS)
+        torch.testing.assert_close(found.per_text[layer], -along.sum(dim=(2, 3)).detach(), **CLOSE)
+
+
+def sink_of(target: str, pattern: Tensor, real: list[int]) -> int:
+    if target == "first":
+        return real[0]
+    return max(real, key=lambda j: sum(float(pattern[i, j]) for i in real if i != j))
+
+
+@pytest.mark.parametrize("target", ["first", "most_attended"])
+def test_sinks(target: str) -> None:
+    found = am.null_attention(hooked(), inputs(), target=target, metric="kl")
+    for layer, head in HEADED:
+        hand = by_hand(layer)
+        pattern = hand.pattern(head)
+        values = {suffix: hand.made["value", suffix][:, :, head] for suffix in ("", "_global")}
+        z = hand.z(head, pattern)
+        others, sinks = [], []
+        for text in range(2):
+            real = hand.real[text].nonzero()[:, 0].tolist()
+            sink = sink_of(target, pattern[text], real)
+            sinks.append(sink)
+            others.append([i for i in real if i != sink])
+            norm = {j: float((values[""][text, j] @ hand.W_O[head]).norm()) for j in real}
+            update = {i: float((z[text, i] @ hand.W_O[head]).norm() / hand.x[text, i].norm()) for i in real}
+            at = [update[i] for i in others[text] if int(pattern[text, i].argmax()) == sink]
+            elsewhere = [update[i] for i in others[text] if int(pattern[text, i].argmax()) != sink]
+            expected = torch.tensor(
+                [
+                    sum(float(pattern[text, i, sink]) for i in others[text]) / len(others[text]),
+                    norm[sink] / sorted(norm[j] for j in others[text])[(len(others[text]) - 1) // 2],
+                    sum(at) / len(at) if at else float("nan"),
+                    sum(elsewhere) / len(elsewhere) if elsewhere else float("nan"),
+                ],
+                dtype=F64,
+            )
+            keep = torch.tensor([True, len(others[text]) % 2 == 1, True, True])
+            torch.testing.assert_close(
+                found.facts[keep, layer, head, text], expected[keep], rtol=1e-6, atol=1e-8, equal_nan=True
+            )
+        mean = {
+            suffix: torch.cat([value[text, others[text]] for text in range(2)]).mean(dim=0)
+            for suffix, value in values.items()
+        }
+        for name in INTERVENTIONS:
+            seen, now = hand.seen.clone(), {suffix: value.clone() for suffix, value in values.items()}
+            for text, sink in enumerate(sinks):
+                if name == "remove":
+                    seen[text, :, sink] = False
+                for suffix, value in now.items():
+                    if name == "only_sink":
+                        value[text, [j for j in range(LENGTH) if j != sink]] = 0
+                    elif name != "remove":
+                        value[text, sink] = mean[suffix] if name == "mean_value" else 0
+            expected = kl(after(layer, head, hand.z(head, hand.pattern(head, seen), now)))
+            effect = found.effects[name].after[layer, head]
+            torch.testing.assert_close(effect, expected, **CLOSE, msg=lambda text, name=name: f"{name}: {text}")
+    assert len(FACTS) == 4

@@ -1,0 +1,264 @@
+"""The running certificate: faults that begin after load, or with a text, stop the pass that they are in."""
+
+import pytest
+import torch
+from models import CROSSED, FAMILIES, MAKERS, NEW, OTHERS, fresh, hooked, inputs_of, plain, token_ids
+from torch import nn
+
+import attnmech as am
+from attnmech.model.attention import running
+
+IDS = torch.randint(0, 40, (2, 17), generator=torch.Generator().manual_seed(3))
+
+
+def out_of(model: am.HookedModel, layer: int) -> nn.Module:
+    stack = model.stack()
+    return stack.module(layer, stack.architecture.out)
+
+
+def block_of(model: am.HookedModel, layer: int) -> nn.Module:
+    return model.stack().blocks[layer]
+
+
+def tried(model: am.HookedModel, monkeypatch: pytest.MonkeyPatch, **options: object) -> set[tuple[str, str, int]]:
+    """The identities that a run compared."""
+    found: set[tuple[str, str, int]] = set()
+    equations = running._equations
+
+    def spied(*args: object) -> object:
+        made = equations(*args)
+        found.update(made.identities)
+        return made
+
+    with monkeypatch.context() as patched:
+        patched.setattr(running, "_equations", spied)
+        model.run(**options)
+    return found
+
+
+@pytest.mark.parametrize("sizes", [(64,), (40, 24), (40, 25), (1, 63, 1, 100, 3), ()])
+def test_quantities_kept_in_a_few_arrays_are_those_that_came(sizes: tuple[int, ...]) -> None:
+    kept, came = running._Kept(), [torch.randn(2, size, 5) for size in sizes]
+    for found in came:
+        kept.add(found)
+    parts = kept.all()
+    assert len(parts) <= -(-sum(sizes) // 64) + 1
+    if came:
+        assert torch.equal(torch.cat(parts, dim=1), torch.cat(came, dim=1))
+        kept.add(came[0])
+        assert torch.equal(torch.cat(kept.all(), dim=1), torch.cat([*came, came[0]], dim=1))
+
+
+@pytest.mark.parametrize("name", [*dict.fromkeys((*MAKERS, *NEW, *OTHERS, *CROSSED))])
+def test_every_layer_of_every_family_is_compared(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = hooked(name)
+    model.run(inputs_of(name))
+    found = tried(model, monkeypatch, inputs=inputs_of(name))
+    for stack in model.stacks.values():
+        for layer in stack.layers:
+            assert ("heads", stack.label, layer) in found
+            assert ("block", stack.label, layer) in found or not stack.architecture.streams
+            assert stack.architecture.norm == "pre" or ("mlp", stack.label, layer) in found
+    assert model.run(inputs_of(name)).unchecked == ()
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("name", FAMILIES)
+def test_other_precisions_raise_no_false_alarm(name: str, dtype: torch.dtype) -> None:
+    model = am.load(fresh(name, dtype))
+    for seed in range(4):
+        model.run(token_ids(name, length=16, seed=seed))
+
+
+def test_streams_with_large_outliers_raise_no_false_alarm() -> None:
+    module = fresh("llama")
+    with torch.no_grad():
+        module.model.embed_tokens.weight[:, 3] = 3000.0
+        module.model.layers[0].mlp.down_proj.weight[5] *= 4000.0
+    model = am.load(module)
+    stream = model.run(token_ids("llama"), points=["resid_post"])["resid_post", 0]
+    assert stream.abs().max() > 3000
+    half_of_attention_again(model, 1)
+    with pytest.raises(am.ExactnessError, match="layer 1"):
+        model.run(token_ids("llama"))
+
+
+def half_of_attention_again(model: am.HookedModel, layer: int) -> None:
+    """A block that adds half of its attn_out a second time."""
+    added: list[torch.Tensor] = []
+    out_of(model, layer).register_forward_hook(lambda module, args, output: added.append(output))
+
+    def more(module: nn.Module, args: object, output: object) -> object:
+        tensor = output if isinstance(output, torch.Tensor) else output[0]  # type: ignore[index]
+        changed = tensor + 0.5 * added[-1].reshape(tensor.shape)
+        return changed if isinstance(output, torch.Tensor) else (changed, *output[1:])  # type: ignore[index]
+
+    submodule = model.stack().architecture.mlp_out
+    assert submodule is not None
+    model.stack().module(layer, submodule).register_forward_hook(more)
+
+
+@pytest.mark.parametrize("name", ["bloom", "gpt2", "llama", "bert", "opt_post", "gpt_neox", "gemma2", "falcon_new"])
+def test_a_block_that_adds_something_twice_is_named_with_its_token(name: str) -> None:
+    model = am.load(fresh(name))
+    half_of_attention_again(model, 1)
+    with pytest.raises(am.ExactnessError, match=r"layer 1, token 0 \('.*'\) of text 0: "):
+        model.run(token_ids(name))
+
+
+@pytest.mark.parametrize("name", ["bloom", "gpt2", "llama", "bert", "falcon_new", "gptj"])
+def test_z_that_is_doubled_after_a_position_is_named_with_the_first_token_that_it_touches(name: str) -> None:
+    model = am.load(fresh(name))
+
+    def double(module: nn.Module, args: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
+        z = args[0].clone()
+        z[:, 9:] *= 2
+        return (z,)
+
+    out_of(model, 0).register_forward_pre_hook(double)
+    ids = token_ids(name, length=14)
+    model.run(ids[:, :9])
+    with pytest.raises(am.ExactnessError, match=r"layer 0, token 9 .*attn_raw = Σ_h z W_O \+ b_O does not hold"):
+        model.run(ids)
+
+
+VALUES = {
+    "gpt2": "attn.c_attn", "bloom": "self_attention.query_key_value", "llama": "self_attn.v_proj",
+    "gptj": "attn.v_proj", "bert": "attention.self.value", "falcon_new": "self_attention.query_key_value",
+    "gpt_neox": "attention.query_key_value",
+}  # fmt: skip
+
+
+def changing_values(model: am.HookedModel, name: str, *, in_place: bool) -> None:
+    """What layer 1 attends with is no longer, from position 9 on, the v that its projection returned."""
+
+    def change(module: nn.Module, args: object, output: torch.Tensor) -> torch.Tensor:
+        changed = output if in_place else output.clone()
+        changed[:, 9:] *= 1.001
+        return changed
+
+    model.stack().module(1, VALUES[name]).register_forward_hook(change)
+
+
+@pytest.mark.parametrize("name", list(VALUES))
+def test_values_that_change_after_a_position_are_named_with_the_first_token(name: str) -> None:
+    model, ids = am.load(fresh(name)), token_ids(name, length=14)
+    changing_values(model, name, in_place=False)
+    model.run(ids[:, :9])
+    with pytest.raises(am.ExactnessError, match=r"layer 1, token 9 .*z = pattern v, of the v that the projection made"):
+        model.run(ids)
+    with pytest.raises(am.ExactnessError, match=r"layer 1, token 9 .*the two sides differ by"):
+        model.run(ids, points=["v"])
+
+
+def test_values_that_are_changed_in_place_are_compared_from_the_next_pass_on() -> None:
+    model, ids = am.load(fresh("llama")), token_ids("llama", length=14)
+    changing_values(model, "llama", in_place=True)
+    (said,) = model.run(ids).unchecked
+    assert said == "z = pattern v, of the v that the projection made, layer 1: the model changes v in place"
+    with pytest.raises(am.ExactnessError, match="layer 1, token 9"):
+        model.run(ids)
+
+
+def test_a_point_v_that_is_edited_is_what_attention_weights() -> None:
+    for name in ("gpt2", "llama", "falcon_new", "bert"):
+        model = hooked(name)
+        with model.hooks({("v", 1): lambda v: 1.5 * v}):
+            assert not any("pattern v" in said for said in model.run(token_ids(name)).unchecked)
+        with model.intervene(am.Intervention.zero_values([(1, 0)], "first")):
+            model.run(token_ids(name))
+
+
+def test_a_stream_that_changes_between_two_blocks_is_told() -> None:
+    model = am.load(fresh("llama"))
+    first = block_of(model, 0)
+    first.register_forward_hook(lambda module, args, output: output * 1.001)
+    with pytest.raises(am.ExactnessError, match=r"layer 1.*resid_pre = resid_post of the layer before"):
+        model.run(token_ids("llama"))
+
+
+def test_what_does_not_sum_to_one_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    from attnmech.model.attention import attend as attention
+
+    model = am.load(fresh("gpt2"))
+
+    def leaking(scores: torch.Tensor, sink: object) -> tuple[torch.Tensor, None]:
+        return scores.softmax(dim=-1) * 0.999, None
+
+    monkeypatch.setattr(attention, "softmax_with_sink", leaking)
+    with pytest.raises(am.ExactnessError, match=r"layer 0, token 0 .*a row of the pattern sums to 1 does not hold"):
+        model.run(token_ids("gpt2"))
+
+
+def test_infinite_numbers_are_called_so() -> None:
+    module = fresh("llama", torch.float16)
+    model = am.load(module)
+    with torch.no_grad():
+        module.model.layers[1].mlp.down_proj.weight.mul_(3e4)
+    with pytest.raises(am.ExactnessError, match=r"layer 1.* computes NaN or infinity.* try dtype=torch.float32"):
+        am.attention_focus(model, token_ids("llama"))
+
+
+@pytest.mark.parametrize("name", ["bloom", "gpt2", "llama", "bert", "opt_post", "gemma2", "falcon_new", "gpt_neox"])
+def test_edits_are_no_faults(name: str) -> None:
+    model = hooked(name)
+    ids = token_ids(name)
+    model.run(ids)  # the first pass finds out what the model changes in place (Falcon's MLP)
+    for point, about in model.points.items():
+        if about.absent is None and "position" in about.shape and point != "logits":
+            with model.hooks({point: lambda value: value * 1.25}):
+                unchecked = model.run(ids).unchecked
+                assert bool(unchecked) == (point == "result")
+    with model.intervene(am.Intervention.zero([(0, 1)]), am.Intervention.attend([(1, 0)], "uniform")):
+        assert model.run(ids).unchecked == ()
+
+
+def test_a_run_says_what_an_edit_of_results_kept_it_from_comparing() -> None:
+    model = hooked("gpt2")
+    with model.hooks({("result", 1): lambda value: value * 2}):
+        assert model.run(token_ids("gpt2")).unchecked == (
+            "attn_raw = Σ_h z W_O + b_O, layer 1: an edit of `result` stands between them",
+        )
+
+
+def test_faults_are_found_in_a_layer_whose_neighbours_are_edited() -> None:
+    model = am.load(fresh("gpt2"))
+    half_of_attention_again(model, 1)
+    edits = {"resid_mid": lambda value: value + 0.3, "attn_out": lambda value: value * 0.5}
+    with model.hooks(edits), pytest.raises(am.ExactnessError, match="layer 1"):
+        model.run(token_ids("gpt2"))
+
+
+@pytest.mark.parametrize("change", ["in place", "data", "fused step"])
+def test_weights_that_change_between_passes_are_no_faults(change: str) -> None:
+    module = fresh("gpt2")
+    model = am.load(module)
+    ids = token_ids("gpt2")
+    before = model.run(ids).logits
+    weights = [block.attn.c_proj.weight for block in module.transformer.h]
+    for weight in weights:
+        if change == "in place":
+            with torch.no_grad():
+                weight.mul_(1.5)
+        elif change == "data":
+            weight.data.mul_(1.5)
+        else:
+            weight.data = weight.data * 1.5
+    after = model.run(ids).logits
+    assert not torch.allclose(before, after)
+    torch.testing.assert_close(after, module(ids).logits, rtol=1e-4, atol=1e-4)
+    assert model.run(ids).unchecked == ()
+
+
+def test_passes_that_are_differentiated_are_compared_too() -> None:
+    model = am.load(fresh("bloom"))
+    half_of_attention_again(model, 1)
+    with pytest.raises(am.ExactnessError, match="layer 1"):
+        model.run(token_ids("bloom"), points=["z"], gradients_of=lambda logits: logits.sum())
+
+
+def test_the_caller_may_run_in_inference_mode() -> None:
+    model = hooked("falcon_new")
+    with torch.inference_mode():
+        found = model.run(token_ids("falcon_new")).logits
+    torch.testing.assert_close(found, plain("falcon_new")(token_ids("falcon_new")).logits, rtol=1e-4, atol=1e-4)

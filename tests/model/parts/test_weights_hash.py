@@ -1,0 +1,59 @@
+"""The hash of a model's weights is that of the weights as they are now, whatever changed them."""
+
+import hashlib
+
+import pytest
+import torch
+from torch import nn
+
+from attnmech.model.parts import weights
+from attnmech.model.parts.weights import WeightsHash, tensors_hash
+
+
+class Parts(nn.Module):
+    """Parameters of several shapes and precisions."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.a = nn.Parameter(torch.randn(7, 5))
+        self.b = nn.Parameter(torch.randn(3).to(torch.bfloat16))
+        self.c = nn.Parameter(torch.randn(4, 6).T)
+        self.none = nn.Parameter(torch.zeros(0))
+        self.scalar = nn.Parameter(torch.tensor(3.0, dtype=torch.float64))
+
+
+def test_every_byte_counts_and_sha256_is_computed_only_after_a_change(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, hashed, computed = Parts(), WeightsHash(), []
+    monkeypatch.setattr(weights, "tensors_hash", lambda tensors: (computed.append(1), tensors_hash(tensors))[1])
+    before = hashed.of(model)
+    assert hashed.of(model) == before and len(computed) == 1
+    for name, parameter in model.named_parameters():
+        for place in range(parameter.numel()):
+            flat = parameter.data.T if name == "c" else parameter.data
+            byte = flat.view(-1).view(torch.uint8)[place * parameter.element_size() :]
+            byte[0] ^= 1
+            assert hashed.of(model) == WeightsHash().of(model) != before, (name, place)
+            byte[0] ^= 1
+    assert hashed.of(model) == before
+
+
+def test_order_names_shapes_and_types_count() -> None:
+    hashed, model = WeightsHash(), Parts()
+    hashes = {hashed.of(model)}
+    for change in (
+        lambda: setattr(model, "a", nn.Parameter(model.a.data.flip(0))),
+        lambda: setattr(model, "a", nn.Parameter(model.a.data.T.contiguous())),
+        lambda: setattr(model, "a", nn.Parameter(model.a.data.view(5, 7).view(35))),
+        lambda: setattr(model, "b", nn.Parameter(model.b.data.view(torch.float16))),
+        lambda: setattr(model, "d", model._parameters.pop("b")),
+    ):
+        change()
+        hashes.add(hashed.of(model))
+    assert len(hashes) == 6
+
+
+def test_against_sha256_of_each_tensor() -> None:
+    value = torch.arange(6.0).view(2, 3)
+    line = f"x torch.float32 (2, 3) {hashlib.sha256(value.numpy().tobytes()).hexdigest()}"
+    assert tensors_hash({"x": value}) == hashlib.sha256(line.encode()).hexdigest()

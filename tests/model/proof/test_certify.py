@@ -1,0 +1,1075 @@
+"""The certificate holds on healthy models, and names what is wrong with broken ones."""
+
+import functools
+import math
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import models
+import pytest
+import torch
+import transformers
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.nn.utils import prune
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+from transformers.models.bert import modeling_bert
+from transformers.models.bloom import modeling_bloom
+from transformers.models.gpt2 import modeling_gpt2
+from transformers.models.llama import modeling_llama
+
+import attnmech as am
+from attnmech.maths.precision import least_rounding
+from attnmech.model.files.load import UnprovenWarning
+from attnmech.model.proof.probe import excess_of, with_least
+
+F32, F64 = torch.float32, torch.float64
+Broken = Callable[[], Any]
+
+
+# -- healthy models ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", [F32, F64])
+@pytest.mark.parametrize("name", list(models.MAKERS))
+def test_every_check_holds_on_a_healthy_model(name: str, dtype: torch.dtype) -> None:
+    certificate = models.hooked(name, dtype).certificate
+    assert certificate.ok, repr(certificate)
+    assert certificate.refused == {}
+    held = {check.name for check in certificate.checks if check.passed}
+    always = {"weights", "points", "transformers", "padding", "attn_in", "projections", "ledger", "softmax", "mask",
+              "z",
+              "heads", "attn_out", "stream", "mlp", "chain", "embed", "pattern edit", "resid_mid edit"}  # fmt: skip
+    assert always <= held
+    assert ("alibi" in held) == name.startswith("bloom")
+    assert ("rotary" in held) == ("rotary tables" in held) == name.startswith("llama")
+    assert ("causal" in held) == (not name.startswith("bert"))
+    assert ("bridge" in held) == (name != "bert_headless")
+    assert ("logits" in held) == (not name.startswith("bert"))
+    for check in certificate.checks:
+        if check.residual is not None and check.tolerance is not None:
+            assert check.residual <= check.tolerance
+        if check.passed is None:
+            assert check.detail
+
+
+HALF = (torch.bfloat16, torch.float16)
+VARIED = (
+    *models.FAMILIES,
+    "gemma2",
+    "qwen3_bias",
+    "falcon_new",
+    "gpt_neox",
+    "opt",
+    "gptj",
+    "mpt3",
+    "t5",
+    "bart",
+    "mbart",
+    "lfm2",
+    "vit",
+)
+
+
+@pytest.mark.parametrize("dtype", HALF)
+@pytest.mark.parametrize("name", VARIED)
+def test_every_check_holds_in_half_precision(name: str, dtype: torch.dtype) -> None:
+    certificate = am.load(models.fresh(name), dtype=dtype).certificate
+    assert certificate.ok, repr(certificate)
+
+
+# BLOOM's logits overflow in float16: its head is its embedding.
+@pytest.mark.parametrize(
+    ("name", "dtype"),
+    [
+        (name, dtype)
+        for name in models.FAMILIES
+        for dtype in (F32, F64, *HALF)
+        if (name, dtype) != ("bloom", torch.float16)
+    ],
+)
+def test_large_streams_and_outlier_dimensions_are_no_fault(name: str, dtype: torch.dtype) -> None:
+    """Streams of ±30000 (SmolLM2 has them), in one dimension and in whole tokens."""
+    model = models.fresh(name)
+    with torch.no_grad():
+        embedding = model.get_input_embeddings().weight
+        embedding[5] *= 300.0
+        embedding[:, 3] = 30_000.0 * torch.where(torch.arange(len(embedding)) % 2 == 0, 1.0, -1.0)
+    hooked = am.load(model, dtype=dtype)
+    assert hooked.certificate.ok, repr(hooked.certificate)
+    am.decompose_scores(hooked, models.padded(name))
+
+
+@pytest.mark.parametrize("name", models.FAMILIES)
+def test_what_a_healthy_model_leaves_is_far_below_what_is_allowed(name: str) -> None:
+    allowed_by_order = ("mlp",)  # three numbers, added in another order
+    for check in models.hooked(name).certificate.checks:
+        if check.passed and check.residual is not None and check.name not in allowed_by_order:
+            assert check.tolerance is not None
+            assert check.residual <= check.tolerance / 3, repr(check)
+
+
+def test_sums_in_the_stream_of_gpt2_leave_nothing() -> None:
+    residuals = {check.name: check.residual for check in models.hooked("gpt2").certificate.checks}
+    assert [residuals[name] for name in ("stream", "mlp", "chain", "attn_out", "attn_in")] == [0.0] * 5
+
+
+# -- what is unusual and no fault ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("name", ["gpt2", "llama", "bloom", "bert"])
+def test_mlps_that_write_nothing_are_no_fault(name: str, bias: bool) -> None:
+    """A model of attention only: the last matrix of every MLP is 0, its bias 0 or not."""
+    model = models.fresh(name)
+    last = {"gpt2": "mlp.c_proj", "llama": "mlp.down_proj", "bloom": "mlp.dense_4h_to_h", "bert": "output.dense"}
+    with torch.no_grad():
+        for block in models.blocks_of(model):
+            module = block.get_submodule(last[name])
+            module.weight.zero_()
+            if module.bias is not None and not bias:
+                module.bias.zero_()
+    hooked = am.load(model)
+    assert hooked.certificate.ok, repr(hooked.certificate)
+    assert hooked.certificate.refused == {}
+
+
+PRUNED = {
+    "gpt2": ("attn.c_attn", "attn.c_proj", "mlp.c_fc"),
+    "llama_bias": ("self_attn.q_proj", "self_attn.o_proj", "mlp.up_proj"),
+    "bloom": ("self_attention.query_key_value", "self_attention.dense"),
+}
+
+
+@pytest.mark.parametrize("with_gradients", [False, True])
+@pytest.mark.parametrize("name", PRUNED)
+def test_a_model_pruned_by_torch_is_taken_as_it_computes(name: str, with_gradients: bool) -> None:
+    model, ids = models.fresh(name), models.token_ids(name)
+    unpruned = am.load(models.fresh(name))
+    for block in models.blocks_of(model):
+        for path in PRUNED[name]:
+            with torch.set_grad_enabled(with_gradients):
+                prune.l1_unstructured(block.get_submodule(path), "weight", amount=0.4)
+                if block.get_submodule(path).bias is not None:
+                    prune.random_unstructured(block.get_submodule(path), "bias", amount=0.3)
+    hooked = am.load(model)
+    assert hooked.certificate.ok, repr(hooked.certificate)
+    assert hooked.weights_hash != unpruned.weights_hash
+    module = models.blocks_of(model)[1].get_submodule(PRUNED[name][1])
+    kept = module.weight_orig * module.weight_mask
+    W_O = hooked.weights(1).W_O.flatten(0, 1)
+    assert torch.equal(W_O, kept if name == "gpt2" else kept.T)
+    assert float((W_O == 0).float().mean()) == pytest.approx(0.4, abs=0.01)
+    # Trained on: what torch keeps under the weight's own name is of the pass before.
+    with torch.no_grad():
+        module.weight_orig.mul_(1.5)
+        expected = model(ids).logits
+    assert torch.allclose(hooked.weights(1).W_O.flatten(0, 1), 1.5 * W_O)
+    assert am.certify(hooked).ok
+    torch.testing.assert_close(hooked.run(ids).logits, expected, rtol=1e-4, atol=1e-4)
+    am.decompose_scores(hooked, ids)
+    assert prune.is_pruned(model)
+
+
+def test_other_masks_are_other_weights() -> None:
+    hashes = set()
+    for amount in (0.2, 0.4):
+        model = models.fresh("gpt2")
+        prune.l1_unstructured(models.blocks_of(model)[0].attn.c_proj, "weight", amount=amount)
+        hashes.add(am.load(model).weights_hash)
+    assert len(hashes) == 2
+
+
+def test_keys_and_values_that_the_model_repeats_itself_are_those_of_the_kv_heads() -> None:
+    hooked = am.load(llama_attention(attention=repeats)())
+    assert hooked.certificate.ok, repr(hooked.certificate)
+    ids, plain = models.token_ids("llama_bias"), models.hooked("llama_bias")
+    points = ["k", "v", "k_rot", "z", "pattern", "logits"]
+    ours, theirs = (each.run(ids, points=points) for each in (hooked, plain))
+    for point in points:
+        torch.testing.assert_close(ours[point], theirs[point])
+    assert ours["k_rot"].shape[-2:] == (2, 6)
+    split = am.decompose_scores(hooked, ids)
+    torch.testing.assert_close(split.terms["query_key"], am.decompose_scores(plain, ids).terms["query_key"])
+
+
+def test_padding_on_either_side_is_tried() -> None:
+    check = {check.name: check for check in models.hooked("roberta").certificate.checks}["padding"]
+    assert check.passed and check.statement == "neither padding nor the tokens in it change any output"
+
+
+def test_where_the_head_is_not_linear_the_certificate_says_so_and_holds() -> None:
+    reasons = {
+        "bert": "its head transforms the stream with its own layer before the unembedding",
+        "bert_headless": "it was loaded without a head",
+        "opt_post": "its stream is projected before the unembedding",
+        "bart": "no norm stands between its last block and its unembedding",
+        "t5": "the norm above its stacks is not among its points, and tied heads scale it",
+        "vit": "its head unembeds no tokens",
+    }
+    for name, reason in reasons.items():
+        certificate = models.hooked(name).certificate
+        check = next(check for check in certificate.checks if check.name == "logits")
+        assert (check.passed, check.detail) == (None, f"{reason}; logit attribution is refused")
+        assert certificate.ok
+
+
+def test_the_certificate_shows_itself() -> None:
+    certificate = models.hooked("bloom").certificate
+    text = repr(certificate)
+    assert text.startswith("Certificate('BloomForCausalLM': certified:")
+    assert "edits tried in layers 0, 1" in text.splitlines()[0]
+    frame = certificate.to_frame()
+    assert list(frame.columns) == ["check", "status", "residual", "tolerance", "statement", "detail"]
+    assert set(frame.status) <= {"holds", "not checked"}
+    assert len(frame) == len(certificate.checks)
+    lens = certificate.lens_frame()
+    assert set(lens.verdict) <= {"agrees", "differs", "absent"}
+    assert (lens.set_index("point").verdict[["resid_pre", "q", "k", "v", "pattern", "z"]] == "agrees").all()
+
+
+def test_lens_hooks_that_mean_something_else_are_known() -> None:
+    verdicts = models.hooked("bert").certificate.lens_frame().set_index("point").verdict
+    assert verdicts["scores"] == "differs"
+    assert verdicts["attn_out"] == "differs"
+    assert verdicts["pattern"] == "agrees"
+
+
+@pytest.mark.parametrize(("heads", "layers"), [(1, 1), (7, 2), (16, 9)])
+def test_odd_numbers_of_heads_and_deep_models(heads: int, layers: int) -> None:
+    certificate = am.load(models.randomised(models.bloom(heads=heads, d_head=2, layers=layers))).certificate
+    assert certificate.ok
+    assert certificate.edited[-1] == layers - 1
+    assert len(certificate.edited) == min(layers, 6)
+
+
+def test_configs_that_change_the_formula_are_certified_or_refused() -> None:
+    import transformers
+
+    options: list[dict[str, Any]] = [
+        {"scale_attn_weights": False}, {"scale_attn_by_inverse_layer_idx": True}, {"reorder_and_upcast_attn": True},
+        {"tie_word_embeddings": False}, {"activation_function": "relu"},
+    ]  # fmt: skip
+    for option in options:
+        config = transformers.GPT2Config(
+            vocab_size=31, n_positions=19, n_embd=20, n_layer=2, n_head=5, bos_token_id=1, eos_token_id=2, **option
+        )
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", UnprovenWarning)
+            hooked = am.load(models.randomised(transformers.GPT2LMHeadModel(config)))
+        # TransformerLens does not read these options; ours and transformers must agree.
+        assert failed(hooked.certificate) <= {"bridge"}, (option, repr(hooked.certificate))
+        assert hooked.certificate.refused == {}
+        ids = torch.arange(3, 9)[None]
+        with torch.no_grad():
+            theirs = models.randomised(transformers.GPT2LMHeadModel(config))(ids).logits
+        torch.testing.assert_close(hooked.run(ids).logits, theirs, rtol=1e-4, atol=1e-4)
+        am.decompose_scores(hooked, ids)
+
+
+def test_scaled_rotary_tables_have_no_closed_form_and_are_used_as_they_are() -> None:
+    import transformers
+
+    config = transformers.LlamaConfig(
+        vocab_size=31, hidden_size=24, intermediate_size=30, num_hidden_layers=2, num_attention_heads=3,
+        num_key_value_heads=1, max_position_embeddings=64,
+        rope_parameters={"rope_type": "linear", "factor": 4.0, "rope_theta": 500.0},
+    )  # fmt: skip
+    hooked = am.load(models.randomised(transformers.LlamaForCausalLM(config)))
+    assert hooked.certificate.ok
+    tables = next(check for check in hooked.certificate.checks if check.name == "rotary tables")
+    assert (tables.passed, tables.detail) == (None, "rope_type 'linear' has no closed form here")
+    am.decompose_scores(hooked, torch.arange(3, 9)[None])
+
+
+# -- faults in transformers' modules -------------------------------------------------------------------------
+
+
+class LlamaAttention(modeling_llama.LlamaAttention):
+    """transformers' Llama attention with places where a fault can be put in."""
+
+    def on_q(self, q: Tensor) -> Tensor:
+        return q
+
+    def on_k(self, k: Tensor) -> Tensor:
+        return k
+
+    def on_v(self, v: Tensor) -> Tensor:
+        return v
+
+    def on_z(self, z: Tensor, x: Tensor) -> Tensor:
+        return z
+
+    def rotated(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+        return q, k
+
+    def attention(self, q: Tensor, k: Tensor, v: Tensor, mask: Any, **options: Any) -> tuple[Tensor, Any]:
+        attend = ALL_ATTENTION_FUNCTIONS.get_interface(
+            self.config._attn_implementation, modeling_llama.eager_attention_forward
+        )
+        found: tuple[Tensor, Any] = attend(self, q, k, v, mask, scaling=self.scaling, **options)
+        return found
+
+    def forward(
+        self, hidden_states: Tensor, position_embeddings: Any = None, attention_mask: Any = None, **options: Any
+    ) -> Any:
+        options.pop("past_key_values", None)
+        shape = (*hidden_states.shape[:-1], -1, self.head_dim)
+        q = self.on_q(self.q_proj(hidden_states).view(shape).transpose(1, 2))
+        k = self.on_k(self.k_proj(hidden_states).view(shape).transpose(1, 2))
+        v = self.on_v(self.v_proj(hidden_states).view(shape).transpose(1, 2))
+        q, k = self.rotated(*modeling_llama.apply_rotary_pos_emb(q, k, *position_embeddings))
+        z, pattern = self.attention(q, k, v, attention_mask, **options)
+        z = self.on_z(z.reshape(*hidden_states.shape[:-1], -1), hidden_states)
+        return self.o_proj(z), pattern
+
+
+def llama_attention(layer: int = 1, **methods: Any) -> Broken:
+    """Llama, with one layer's attention of a faulty subclass."""
+
+    def broken() -> Any:
+        model = models.fresh("llama_bias")
+        models.blocks_of(model)[layer].self_attn.__class__ = type("Faulty", (LlamaAttention,), methods)
+        return model
+
+    return broken
+
+
+def swap(x: Tensor, axis: int = 1) -> Tensor:
+    order = torch.arange(x.shape[axis])
+    order[:2] = order[:2].flip(0)
+    return x.index_select(axis, order)
+
+
+def own_softmax(self: Any, q: Tensor, k: Tensor, v: Tensor, mask: Any, **options: Any) -> tuple[Tensor, Any]:
+    """Attention of its own, which never asks for ours."""
+    group = q.shape[1] // k.shape[1]
+    scores = q @ k.repeat_interleave(group, 1).transpose(2, 3) * self.scaling
+    later = torch.ones_like(scores, dtype=torch.bool).triu(1)
+    pattern = scores.masked_fill(later, -torch.inf).softmax(-1)
+    return (pattern @ v.repeat_interleave(group, 1)).transpose(1, 2), pattern
+
+
+def own_kernel(self: Any, q: Tensor, k: Tensor, v: Tensor, mask: Any, **options: Any) -> tuple[Tensor, None]:
+    """The same by a fused kernel, without the weights."""
+    return F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True).transpose(1, 2), None
+
+
+def asks_and_ignores(self: Any, q: Tensor, k: Tensor, v: Tensor, mask: Any, **options: Any) -> tuple[Tensor, Any]:
+    LlamaAttention.attention(self, q, k, v, mask, **options)
+    return own_softmax(self, q, k, v, mask)
+
+
+def tells_no_weights(self: Any, q: Tensor, k: Tensor, v: Tensor, mask: Any, **options: Any) -> tuple[Tensor, None]:
+    return LlamaAttention.attention(self, q, swap(k), v, mask, **options)[0], None
+
+
+def twice(self: Any, q: Tensor, k: Tensor, v: Tensor, mask: Any, **options: Any) -> tuple[Tensor, Any]:
+    first, pattern = LlamaAttention.attention(self, q, k, v, mask, **options)
+    return (first + LlamaAttention.attention(self, q, k, v, mask, **options)[0]) / 2, pattern
+
+
+def repeats(
+    self: Any, q: Tensor, k: Tensor, v: Tensor, mask: Any, *, tiled: bool = False, **options: Any
+) -> tuple[Tensor, Any]:
+    """Repeats keys and values for their query heads ahead of the attention, as some models do; or in another order."""
+    group = q.shape[1] // k.shape[1]
+    k, v = (x.repeat(1, group, 1, 1) if tiled else x.repeat_interleave(group, 1) for x in (k, v))
+    groups, self.num_key_value_groups = self.num_key_value_groups, 1
+    try:
+        return LlamaAttention.attention(self, q, k, v, mask, **options)
+    finally:
+        self.num_key_value_groups = groups
+
+
+class BertAttention(modeling_bert.BertSelfAttention):
+    """transformers' BERT attention with two query heads or two value heads exchanged."""
+
+    exchanged = "q"
+
+    def forward(self, hidden_states: Tensor, attention_mask: Any = None, *args: Any, **options: Any) -> Any:
+        shape = (*hidden_states.shape[:-1], -1, self.attention_head_size)
+        q, k, v = (
+            swap(part(hidden_states).view(shape).transpose(1, 2))
+            if name == self.exchanged
+            else part(hidden_states).view(shape).transpose(1, 2)
+            for name, part in (("q", self.query), ("k", self.key), ("v", self.value))
+        )
+        attend = ALL_ATTENTION_FUNCTIONS.get_interface(
+            self.config._attn_implementation, modeling_bert.eager_attention_forward
+        )
+        z, pattern = attend(self, q, k, v, attention_mask, scaling=self.scaling)
+        return z.reshape(*hidden_states.shape[:-1], -1), pattern
+
+
+def replaced(name: str, path: str, kind: type[nn.Module], layer: int | None = 1, **methods: Any) -> Broken:
+    """A model with one module of a faulty subclass; path from the block or, without a layer, the base model."""
+
+    def broken() -> Any:
+        model = models.fresh(name)
+        root = model.base_model if layer is None else models.blocks_of(model)[layer]
+        module = root.get_submodule(path) if path else root
+        module.__class__ = type("Faulty", (kind,), methods)
+        return model
+
+    return broken
+
+
+def scaled(kind: type[nn.Module], factor: float = 1.1) -> Any:
+    def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
+        output = kind.forward(self, *args, **kwargs)
+        return output * factor if isinstance(output, Tensor) else (output[0] * factor, *output[1:])
+
+    return forward
+
+
+def residual_inside(self: Any, x: Tensor) -> Tensor:
+    return F.linear(x, self.weight, self.bias) + x
+
+
+def without_bias(self: Any, x: Tensor) -> Tensor:
+    return F.linear(x, self.weight)
+
+
+def conv_without_bias(self: Any, x: Tensor) -> Tensor:
+    return x @ self.weight
+
+
+def doubled_alibi(self: Any, *args: Any, **kwargs: Any) -> Tensor:
+    return 2 * modeling_bloom.BloomModel.build_alibi_tensor(self, *args, **kwargs)
+
+
+def reversed_slopes(self: Any, attention_mask: Tensor, num_heads: int, dtype: torch.dtype) -> Tensor:
+    alibi = modeling_bloom.BloomModel.build_alibi_tensor(self, attention_mask, num_heads, dtype)
+    return alibi.unflatten(0, (-1, num_heads)).flip(1).flatten(0, 1)
+
+
+def shifted_alibi(self: Any, attention_mask: Tensor, num_heads: int, dtype: torch.dtype) -> Tensor:
+    alibi = modeling_bloom.BloomModel.build_alibi_tensor(self, attention_mask, num_heads, dtype)
+    return alibi.roll(1, dims=-1)
+
+
+def half_residual(self: Any, hidden_states: Tensor, attention_mask: Any = None, **options: Any) -> Tensor:
+    attended, _ = self.self_attn(
+        hidden_states=self.input_layernorm(hidden_states), attention_mask=attention_mask, **options
+    )
+    hidden_states = 0.5 * hidden_states + attended
+    return hidden_states + self.mlp(self.post_attention_layernorm(hidden_states))
+
+
+def mlp_twice(self: Any, hidden_states: Tensor, attention_mask: Any = None, **options: Any) -> Tensor:
+    attended, _ = self.self_attn(
+        hidden_states=self.input_layernorm(hidden_states), attention_mask=attention_mask, **options
+    )
+    hidden_states = hidden_states + attended
+    return hidden_states + 2 * self.mlp(self.post_attention_layernorm(hidden_states))
+
+
+def scaled_attn_in(self: Any, hidden_states: Tensor, attention_mask: Any = None, **options: Any) -> Tensor:
+    attended, _ = self.self_attn(
+        hidden_states=1.5 * self.input_layernorm(hidden_states), attention_mask=attention_mask, **options
+    )
+    hidden_states = hidden_states + attended
+    return hidden_states + self.mlp(self.post_attention_layernorm(hidden_states))
+
+
+def parallel(self: Any, hidden_states: Tensor, attention_mask: Any = None, **options: Any) -> Tensor:
+    attended, _ = self.self_attn(
+        hidden_states=self.input_layernorm(hidden_states), attention_mask=attention_mask, **options
+    )
+    return hidden_states + attended + self.mlp(self.post_attention_layernorm(hidden_states))
+
+
+def attention_twice(self: Any, hidden_states: Tensor, attention_mask: Any = None, **options: Any) -> Tensor:
+    for _ in range(2):
+        attended, _ = self.self_attn(
+            hidden_states=self.input_layernorm(hidden_states), attention_mask=attention_mask, **options
+        )
+        hidden_states = hidden_states + attended
+    return hidden_states + self.mlp(self.post_attention_layernorm(hidden_states))
+
+
+def always_dropout(self: Any, x: Tensor) -> Tensor:
+    return F.dropout(x, 0.3, training=True)
+
+
+def drops_mask(kind: type[nn.Module]) -> Any:
+    def forward(self: Any, input_ids: Tensor, attention_mask: Any = None, **options: Any) -> Any:
+        return kind.forward(self, input_ids, attention_mask=None, **options)
+
+    return forward
+
+
+def bert_mask_ignored(self: Any, attention_mask: Any, *args: Any, **kwargs: Any) -> Any:
+    whole = None if attention_mask is None else torch.ones_like(attention_mask)
+    return modeling_bert.BertModel._create_attention_masks(self, whole, *args, **kwargs)
+
+
+def shared_blocks() -> Any:
+    model = models.fresh("llama_bias")
+    blocks = models.blocks_of(model)
+    blocks[2] = blocks[1]
+    return model
+
+
+def shared_attention() -> Any:
+    model = models.fresh("gpt2")
+    blocks = models.blocks_of(model)
+    blocks[2].attn = blocks[0].attn
+    return model
+
+
+def doubled_rotary(self: Any, x: Tensor, position_ids: Tensor) -> Any:
+    return modeling_llama.LlamaRotaryEmbedding.forward(self, x, 2 * position_ids)
+
+
+def bloom_swaps_q() -> Any:
+    """Two heads' q swapped in BLOOM's own split of its fused projection."""
+
+    def reshape(self: Any, fused: Tensor) -> Any:
+        q, k, v = modeling_bloom.BloomAttention._reshape(self, fused)
+        return swap(q), k, v
+
+    return replaced("bloom", "self_attention", modeling_bloom.BloomAttention, _reshape=reshape)()
+
+
+def hook_on(name: str, path: str, change: Callable[[Tensor], Tensor], layer: int = 1) -> Broken:
+    """A model with a forward hook of its owner's on one module."""
+
+    def broken() -> Any:
+        model = models.fresh(name)
+
+        def hook(module: Any, args: Any, output: Any) -> Any:
+            return change(output) if isinstance(output, Tensor) else (change(output[0]), *output[1:])
+
+        models.blocks_of(model)[layer].get_submodule(path).register_forward_hook(hook)
+        return model
+
+    return broken
+
+
+def from_place(value: Tensor, place: int, factor: float, axis: int = 1) -> Tensor:
+    """The value, from one position on by a factor."""
+    here = torch.arange(value.shape[axis]) >= place
+    shape = [-1 if each == axis else 1 for each in range(value.ndim)]
+    return torch.where(here.view(shape), factor * value, value)
+
+
+def of_head(z: Tensor, head: int, factor: float) -> Tensor:
+    """z of 4 heads of 6 dimensions, one of them by a factor."""
+    by_head = z.unflatten(-1, (4, 6)).clone()
+    by_head[..., head, :] *= factor
+    return by_head.flatten(-2)
+
+
+def weak_head(faulty: Callable[[], Any], head: int = 2, layer: int = 1) -> Broken:
+    """A Llama in which one head writes a millionth of what the others do."""
+
+    def broken() -> Any:
+        model = faulty()
+        out = models.blocks_of(model)[layer].self_attn.o_proj
+        with torch.no_grad():
+            out.weight[:, 6 * head : 6 * head + 6] *= 1e-6
+        return model
+
+    return broken
+
+
+def doubles_weak_head(self: Any, x: Tensor) -> Tensor:
+    return F.linear(of_head(x, 2, 2.0), self.weight, self.bias)
+
+
+def on_outlier_stream(faulty: Callable[[], Any]) -> Broken:
+    """The model with one dimension of the stream at 3000."""
+
+    def broken() -> Any:
+        model = faulty()
+        with torch.no_grad():
+            model.get_input_embeddings().weight[:, 3] = 3000.0
+        return model
+
+    return broken
+
+
+def attention_one_and_a_half_times(
+    self: Any, hidden_states: Tensor, attention_mask: Any = None, **options: Any
+) -> Tensor:
+    attended, _ = self.self_attn(
+        hidden_states=self.input_layernorm(hidden_states), attention_mask=attention_mask, **options
+    )
+    hidden_states = hidden_states + 1.5 * attended
+    return hidden_states + self.mlp(self.post_attention_layernorm(hidden_states))
+
+
+def ignores_left_padding(kind: type[nn.Module]) -> Any:
+    def forward(self: Any, input_ids: Tensor, attention_mask: Any = None, **options: Any) -> Any:
+        left = attention_mask is not None and not bool(attention_mask[:, 0].all())
+        return kind.forward(self, input_ids, attention_mask=None if left else attention_mask, **options)
+
+    return forward
+
+
+def reads_first_token(self: Any, x: Tensor) -> Tensor:
+    return modeling_llama.LlamaMLP.forward(self, x + 0.1 * x[:, :1])
+
+
+def at_head(name: str, path: str, change: Callable[[Tensor], Tensor]) -> Broken:
+    """A model with a forward hook of its owner's on its head or on the norm before it."""
+
+    def broken() -> Any:
+        model = models.fresh(name)
+        model.get_submodule(path).register_forward_hook(lambda module, args, output: change(output))
+        return model
+
+    return broken
+
+
+LINEAR, CONV = nn.Linear, modeling_gpt2.Conv1D
+FAULTS: dict[str, tuple[Broken, set[str], set[str]]] = {
+    # name: the model, the checks of which one at least must fail, the points of which all must be refused
+    "residual added into attn_out, BLOOM": (
+        replaced("bloom", "self_attention.dense", LINEAR, forward=residual_inside), {"heads"}, {"attn_raw"}),
+    "residual added into attn_out, BERT": (
+        replaced("bert", "attention.output.dense", LINEAR, forward=residual_inside), {"heads"}, {"attn_raw"}),
+    "lost b_O, BLOOM": (
+        replaced("bloom", "self_attention.dense", LINEAR, forward=without_bias), {"heads"}, {"attn_raw"}),
+    "lost b_O, GPT-2": (replaced("gpt2", "attn.c_proj", CONV, forward=conv_without_bias), {"heads"}, {"attn_raw"}),
+    "lost b_O, Llama": (
+        replaced("llama_bias", "self_attn.o_proj", LINEAR, forward=without_bias), {"heads"}, {"attn_raw"}),
+    "lost b_Q, Llama": (
+        replaced("llama_bias", "self_attn.q_proj", LINEAR, forward=without_bias), {"projections", "ledger"}, {"q"}),
+    "lost b_V, BERT": (
+        replaced("bert", "attention.self.value", LINEAR, forward=without_bias), {"projections"}, {"v"}),
+    "lost b_Q, b_K, b_V, GPT-2": (
+        replaced("gpt2", "attn.c_attn", CONV, forward=conv_without_bias), {"projections"}, {"q", "k", "v"}),
+    "doubled ALiBi": (
+        replaced("bloom", "", modeling_bloom.BloomModel, layer=None, build_alibi_tensor=doubled_alibi),
+        {"alibi"}, {"scores"}),
+    "reversed slopes": (
+        replaced("bloom", "", modeling_bloom.BloomModel, layer=None, build_alibi_tensor=reversed_slopes),
+        {"alibi"}, {"scores"}),
+    "shifted ALiBi": (
+        replaced("bloom", "", modeling_bloom.BloomModel, layer=None, build_alibi_tensor=shifted_alibi),
+        {"alibi"}, {"scores"}),
+    "two heads' q swapped, Llama": (llama_attention(on_q=lambda self, q: swap(q)), {"rotary"}, {"q_rot"}),
+    "two heads' q swapped, BLOOM": (bloom_swaps_q, {"transformers"}, {"q", "scores", "pattern"}),
+    "two heads' q swapped, BERT": (
+        replaced("bert", "attention.self", BertAttention, exchanged="q"), {"ledger"}, {"q", "scores"}),
+    "two heads' v swapped, BERT": (replaced("bert", "attention.self", BertAttention, exchanged="v"), {"z"}, {"v", "z"}),
+    "two kv heads swapped": (llama_attention(on_k=lambda self, k: swap(k)), {"rotary"}, {"k_rot"}),
+    "q swapped after rotary": (llama_attention(rotated=lambda self, q, k: (swap(q), k)), {"rotary"}, {"q_rot"}),
+    "a norm on q": (llama_attention(on_q=lambda self, q: F.normalize(q, dim=-1)), {"rotary"}, {"q_rot"}),
+    "a bias on k": (llama_attention(on_k=lambda self, k: k + torch.arange(6.0)), {"rotary"}, {"k_rot"}),
+    "no rotary on k": (llama_attention(rotated=lambda self, q, k: (q, q[:, ::2])), {"rotary"}, {"k_rot"}),
+    "rotary twice as fast": (
+        replaced("llama", "rotary_emb", modeling_llama.LlamaRotaryEmbedding, layer=None, forward=doubled_rotary),
+        {"rotary tables"}, {"q_rot"}),
+    "values permuted": (llama_attention(on_v=lambda self, v: swap(v)), {"z"}, {"z"}),
+    "values scaled": (llama_attention(on_v=lambda self, v: v * 1.05), {"z"}, {"z"}),
+    "values of the next token": (llama_attention(on_v=lambda self, v: v.roll(-1, dims=2)), {"z", "causal"}, {"z"}),
+    "gate on z": (
+        llama_attention(on_z=lambda self, z, x: z * torch.sigmoid(x.mean(-1, keepdim=True))), {"heads"}, {"attn_raw"}),
+    "z scaled": (llama_attention(on_z=lambda self, z, x: z * 0.9), {"heads"}, {"attn_raw"}),
+    "heads of z swapped": (
+        llama_attention(on_z=lambda self, z, x: swap(z.unflatten(-1, (4, 6)), 2).flatten(2)), {"heads"}, {"attn_raw"}),
+    "z plus a constant": (llama_attention(on_z=lambda self, z, x: z + 0.1), {"heads"}, {"attn_raw"}),
+    "own softmax": (llama_attention(attention=own_softmax), {"points"}, {"pattern", "scores", "z"}),
+    "own kernel": (llama_attention(attention=own_kernel), {"points"}, {"pattern", "scores", "z"}),
+    "k swapped, no weights told": (llama_attention(attention=tells_no_weights), {"rotary"}, {"k_rot"}),
+    "ours asked and ignored": (llama_attention(attention=asks_and_ignores), {"pattern edit", "heads"}, {"pattern"}),
+    "attention asked twice": (llama_attention(attention=twice), {"points"}, {"pattern", "scores", "z"}),
+    "attention module called twice": (
+        replaced("llama", "", modeling_llama.LlamaDecoderLayer, forward=attention_twice),
+        {"points"}, {"pattern", "scores"}),
+    "two blocks that are one": (shared_blocks, {"points"}, {"pattern", "resid_pre"}),
+    "two blocks with one attention": (shared_attention, {"points"}, {"pattern"}),
+    "half the residual": (
+        replaced("llama", "", modeling_llama.LlamaDecoderLayer, forward=half_residual), {"stream"}, {"resid_mid"}),
+    "MLP added twice": (
+        replaced("llama", "", modeling_llama.LlamaDecoderLayer, forward=mlp_twice), {"mlp"}, {"mlp_out"}),
+    "attention's input scaled": (
+        replaced("llama", "", modeling_llama.LlamaDecoderLayer, forward=scaled_attn_in), {"attn_in"}, {"attn_in"}),
+    "embedding scaled": (
+        replaced("llama", "embed_tokens", nn.Embedding, layer=None, forward=scaled(nn.Embedding, 4.0)),
+        {"embed"}, {"embed"}),
+    "projection scaled": (
+        replaced("llama", "self_attn.q_proj", LINEAR, forward=scaled(LINEAR)), {"projections"}, {"q"}),
+    "output projection scaled": (
+        replaced("llama", "self_attn.o_proj", LINEAR, forward=scaled(LINEAR)), {"heads"}, {"attn_raw"}),
+    "dropout in eval, attention out": (
+        replaced("gpt2", "attn.resid_dropout", nn.Dropout, forward=always_dropout), {"transformers"}, {"attn_out"}),
+    "dropout in eval, embedding": (
+        replaced("gpt2", "drop", nn.Dropout, layer=None, forward=always_dropout), {"transformers"}, {"resid_pre"}),
+    "dropout in eval, MLP": (
+        replaced("bert", "output.dropout", nn.Dropout, forward=always_dropout), {"transformers"}, {"resid_post"}),
+    "padding mask ignored, BERT": (
+        replaced("bert", "", modeling_bert.BertModel, layer=None, _create_attention_masks=bert_mask_ignored),
+        {"padding"}, {"pattern"}),
+    "an owner's hook on the projection": (
+        hook_on("llama", "self_attn.q_proj", lambda x: x + 0.1), {"projections"}, {"q"}),
+    "an owner's hook on attention": (hook_on("llama", "self_attn", lambda x: x * 1.1), {"stream"}, {"attn_out"}),
+    "an owner's hook on the MLP inside": (hook_on("bloom", "mlp", lambda x: x * 1.1), {"mlp"}, {"mlp_out"}),
+    "an owner's hook on BLOOM's attention": (
+        hook_on("bloom", "self_attention", lambda x: x * 1.1), {"transformers", "stream"}, {"attn_out"}),
+    "z doubled after position 30": (
+        llama_attention(on_z=lambda self, z, x: from_place(z, 30, 2.0)), {"heads"}, {"z", "attn_raw"}),
+    "z of one head doubled at the last of 90 positions": (
+        llama_attention(on_z=lambda self, z, x: z if z.shape[1] < 90 else of_head(z, 1, 2.0)), {"heads"}, {"z"}),
+    "values scaled after position 50": (
+        llama_attention(on_v=lambda self, v: from_place(v, 50, 1.01, axis=2)), {"z"}, {"v", "z"}),
+    "q turned too far after position 40": (
+        llama_attention(rotated=lambda self, q, k: (from_place(q, 40, 0.99, axis=2), k)), {"rotary"}, {"q_rot"}),
+    "output projection scaled after position 60": (
+        hook_on("llama", "self_attn.o_proj", lambda x: from_place(x, 60, 1.01)), {"heads"}, {"attn_raw"}),
+    "a weak head doubled before W_O": (
+        weak_head(llama_attention(on_z=lambda self, z, x: of_head(z, 2, 2.0))), {"heads"}, {"z"}),
+    "a weak head doubled inside W_O": (
+        weak_head(replaced("llama_bias", "self_attn.o_proj", LINEAR, forward=doubles_weak_head)),
+        {"heads"}, {"result"}),
+    "half of attn_out more, beside an outlier": (
+        on_outlier_stream(replaced(
+            "llama", "", modeling_llama.LlamaDecoderLayer, forward=attention_one_and_a_half_times)),
+        {"stream"}, {"attn_out", "resid_mid"}),
+    "left padding ignored": (
+        replaced("llama", "", modeling_llama.LlamaModel, layer=None,
+                 forward=ignores_left_padding(modeling_llama.LlamaModel)), {"padding", "mask"}, {"pattern"}),
+    "left padding ignored, GPT-2": (
+        replaced("gpt2", "", modeling_gpt2.GPT2Model, layer=None,
+                 forward=ignores_left_padding(modeling_gpt2.GPT2Model)), {"padding", "mask"}, {"pattern"}),
+    "an MLP that reads the first token": (
+        replaced("llama", "mlp", modeling_llama.LlamaMLP, forward=reads_first_token), {"padding"}, {"mlp_out"}),
+    "a hook on lm_head": (at_head("llama", "lm_head", lambda x: 1.5 * x), {"logits"}, {"logits"}),
+    "a hook on GPT-2's lm_head": (at_head("gpt2", "lm_head", lambda x: x + 0.01), {"logits"}, {"logits"}),
+    "a hook on lm_head after position 80": (
+        at_head("bloom", "lm_head", lambda x: from_place(x, 80, 1.01)), {"logits"}, {"logits"}),
+    "a hook on the final norm": (at_head("llama", "model.norm", lambda x: 1.01 * x), {"logits"}, {"logits"}),
+    "a hook on BLOOM's final norm": (at_head("bloom", "transformer.ln_f", lambda x: x + 0.01), {"logits"}, {"logits"}),
+    "a hook on one answer's logit": (
+        at_head("gpt2", "lm_head", lambda x: x + 0.01 * (torch.arange(53) == 7)), {"logits"}, {"logits"}),
+    "keys repeated in another order": (
+        llama_attention(attention=functools.partialmethod(repeats, tiled=True)), {"rotation", "ledger"}, {"k_rot"}),
+}  # fmt: skip
+
+
+def failed(certificate: am.Certificate) -> set[str]:
+    return {check.name for check in certificate.failed}
+
+
+def test_values_scaled_beyond_the_probe_are_found_by_the_pass_that_reaches_them() -> None:
+    """Load certifies a model whose module changes v after position 130 alone; a longer text does not pass."""
+    hooked = am.load(llama_attention(on_v=lambda self, v: from_place(v, 130, 1.01, axis=2))())
+    ids = torch.randint(0, 47, (2, 140), generator=torch.Generator().manual_seed(4))
+    assert hooked.certificate.ok and hooked.run(ids[:, :130]).unchecked == ()
+    with pytest.raises(am.ExactnessError, match=r"layer 1, token 130 .*of text 0: z = pattern v"):
+        hooked.run(ids)
+
+
+@pytest.mark.parametrize("fault", list(FAULTS))
+def test_a_broken_model_is_caught(fault: str) -> None:
+    broken, checks, refused = FAULTS[fault]
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        hooked = am.load(broken())
+    certificate = hooked.certificate
+    assert not certificate.ok, repr(certificate)
+    assert checks & failed(certificate), repr(certificate)
+    assert refused <= set(certificate.refused), certificate.refused
+    messages = [str(w.message) for w in caught if w.category is UnprovenWarning]
+    assert len(messages) == 1
+    assert "NOT certified" in messages[0]
+    assert "\n" not in messages[0]
+    for point in refused:
+        with pytest.raises(am.CertificateError, match=f"point '{point}' is refused on this model: "):
+            hooked.run(torch.tensor([[5, 7]]), points=[point])
+        with pytest.raises(am.CertificateError), hooked.hooks({point: lambda x: x}):
+            pass
+
+
+def look_ahead(monkeypatch: pytest.MonkeyPatch, module: Any) -> None:
+    original = module.create_causal_mask
+    monkeypatch.setattr(
+        module,
+        "create_causal_mask",
+        functools.partial(original, or_mask_function=lambda batch, head, query, key: key <= query + 1),
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "module"), [("llama", modeling_llama), ("gpt2", modeling_gpt2), ("bloom", modeling_bloom)]
+)
+def test_one_position_of_look_ahead(name: str, module: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    look_ahead(monkeypatch, module)
+    with pytest.warns(UnprovenWarning):
+        hooked = am.load(models.fresh(name))
+    assert "causal" in failed(hooked.certificate)
+    assert {"scores", "pattern", "z"} <= set(hooked.certificate.refused)
+
+
+# -- faults put in by hooks around the certificate -----------------------------------------------------------
+
+
+def leak(pattern: Tensor) -> Tensor:
+    """A tenth of each row goes to the next token."""
+    ahead = torch.eye(pattern.shape[-1]).roll(1, dims=1).to(pattern)
+    ahead[-1] = 0
+    ahead[-1, -1] = 1
+    return 0.9 * pattern + 0.1 * ahead
+
+
+HOOKED_FAULTS: list[tuple[str, dict[Any, Any], set[str]]] = [
+    ("post-softmax under scores", {("scores", 1): lambda s: torch.softmax(s, -1)}, {"ledger", "mask"}),
+    ("scores off by a key", {("scores", 1): lambda s: s.roll(1, dims=-1)}, {"ledger"}),
+    ("scores scaled", {("scores", 1): lambda s: s * 1.01}, {"ledger"}),
+    ("q swapped", {("q", 1): lambda q: swap(q, 2)}, {"projections", "ledger"}),
+    ("k shifted", {("k", 1): lambda k: k + 0.1}, {"projections", "ledger"}),
+    ("v scaled", {("v", 1): lambda v: v * 1.01}, {"projections"}),
+    ("rows that do not sum to 1", {("pattern", 1): lambda p: p * 1.01}, {"softmax"}),
+    ("pattern that leaks", {("pattern", 1): leak}, {"mask"}),
+    ("pattern of another head", {("pattern", 1): swap}, {"softmax"}),
+    ("z permuted", {("z", 1): lambda z: swap(z, 2)}, {"z"}),
+    ("result with another head's", {("result", 1): lambda r: swap(r, 2)}, {"heads"}),
+    ("attn_raw without its bias", {("attn_raw", 1): lambda x: x - 0.05}, {"heads"}),
+    ("attn_out with more", {("attn_out", 1): lambda x: x * 2}, {"attn_out"}),
+    ("resid_mid shifted", {("resid_mid", 1): lambda x: x + 1}, {"stream"}),
+    ("mlp_out scaled", {("mlp_out", 1): lambda x: x * 1.1}, {"transformers"}),
+    ("resid_post shifted", {("resid_post", 0): lambda x: x + torch.arange(x.shape[-1])}, {"mlp", "transformers"}),
+    ("resid_pre shifted", {("resid_pre", 1): lambda x: x + torch.arange(x.shape[-1])}, {"chain"}),
+    ("attn_in scaled", {("attn_in", 1): lambda x: x * 1.1}, {"attn_in"}),
+    ("embed scaled", {"embed": lambda x: x * 1.1}, {"embed"}),
+    ("logits scaled", {"logits": lambda x: x * 1.1}, {"transformers"}),
+    ("NaN in the stream", {("resid_pre", 1): lambda x: x * torch.nan}, {"transformers"}),
+    ("infinity in q", {("q", 0): lambda x: x / 0}, {"projections"}),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ["bloom", "bert"])
+@pytest.mark.parametrize(("fault", "edits", "checks"), HOOKED_FAULTS, ids=[fault for fault, *_ in HOOKED_FAULTS])
+def test_an_edit_around_the_certificate_shows_in_it(name: str, fault: str, edits: Any, checks: set[str]) -> None:
+    hooked = models.hooked(name)
+    with hooked.hooks(edits):
+        certificate = am.certify(hooked)
+    if not (fault == "pattern that leaks" and name == "bert"):
+        assert checks <= failed(certificate), repr(certificate)
+    assert hooked.certificate.ok
+
+
+def test_the_certificate_holds_again_after_the_edit() -> None:
+    hooked = models.hooked("gpt2")
+    with hooked.hooks({"pattern": lambda p: p * 2}):
+        assert not am.certify(hooked).ok
+    assert am.certify(hooked).ok
+
+
+def test_the_residual_inside_attn_out_by_a_hook() -> None:
+    for name in models.FAMILIES:
+        hooked = models.hooked(name)
+        stream: list[Tensor] = []
+
+        def keep(x: Tensor, stream: list[Tensor] = stream) -> None:
+            stream[:] = [x]
+
+        with hooked.hooks({("resid_pre", 1): keep, ("attn_out", 1): lambda x, stream=stream: x + stream[0]}):
+            certificate = am.certify(hooked)
+        assert {"attn_out", "transformers"} <= failed(certificate)
+        assert "attn_out" in certificate.refused
+
+
+@pytest.mark.parametrize("name", models.FAMILIES)
+def test_nan_in_one_norm_after_loading(name: str) -> None:
+    model = models.fresh(name)
+    hooked = am.load(model)
+    norm = next(n for n, p in model.named_parameters() if "norm" in n.lower() or "ln_" in n)
+    with torch.no_grad():
+        dict(model.named_parameters())[norm].view(-1)[1] = torch.nan
+    certificate = am.certify(hooked)
+    weights = next(check for check in certificate.checks if check.name == "weights")
+    assert weights.passed is False
+    assert norm in weights.detail
+    assert set(certificate.refused) >= {"pattern", "scores", "logits", "resid_post"}
+
+
+@pytest.mark.parametrize("layer", [1, 3, 5, 10])
+def test_a_fault_in_any_layer_of_a_deep_model_is_caught(layer: int) -> None:
+    model = models.randomised(models.bloom(heads=2, d_head=3, layers=12))
+    dense = models.blocks_of(model)[layer].self_attention.dense
+    dense.__class__ = type("Faulty", (nn.Linear,), {"forward": without_bias})
+    with pytest.warns(UnprovenWarning):
+        hooked = am.load(model)
+    assert "heads" in failed(hooked.certificate)
+
+
+def test_a_padding_mask_that_is_ignored_by_a_causal_model_is_caught() -> None:
+    for name, kind in (("llama", modeling_llama.LlamaModel), ("gpt2", modeling_gpt2.GPT2Model)):
+        model = replaced(name, "", kind, layer=None, forward=drops_mask(kind))()
+        with pytest.warns(UnprovenWarning):
+            hooked = am.load(model)
+        assert {"padding", "mask"} & failed(hooked.certificate)
+
+
+def test_a_scale_that_is_not_one_over_the_root_of_d_head_is_reported() -> None:
+    model = models.fresh("llama")
+    models.blocks_of(model)[1].self_attn.scaling *= 1.3
+    hooked = am.load(model)
+    split = am.decompose_scores(hooked, torch.tensor([[5, 7, 9]]))
+    assert split.parts[0].scale == pytest.approx(1 / math.sqrt(8))
+    assert split.parts[1].scale == pytest.approx(1.3 / math.sqrt(8))
+
+
+def test_look_ahead_in_the_middle_of_a_text_is_caught() -> None:
+    model = models.fresh("llama")
+    mlp = models.blocks_of(model)[0].mlp
+    honest = mlp.forward
+
+    def leaks(x: Tensor) -> Tensor:
+        out = honest(x)
+        if out.shape[1] > 4:
+            out = out + torch.nn.functional.pad(out[:, 4:5], (0, 0, 0, out.shape[1] - 1))
+        return out
+
+    mlp.forward = leaks
+    with pytest.warns(UnprovenWarning):
+        hooked = am.load(model)
+    assert "causal" in failed(hooked.certificate)
+
+
+def test_a_new_certificate_takes_the_place_of_the_old_one() -> None:
+    source = models.fresh("gpt2")
+    hooked = am.load(source)
+    with torch.no_grad():
+        source.transformer.h[1].ln_1.weight[0] = torch.nan
+    assert hooked.certificate.ok
+    assert am.certify(hooked) is hooked.certificate
+    assert not hooked.certificate.ok
+    with pytest.raises(am.CertificateError):
+        hooked.run(models.token_ids("gpt2"), points=["pattern"])
+
+
+def test_a_certificate_under_hooks_is_not_kept() -> None:
+    hooked = am.load(models.fresh("gpt2"))
+    before = hooked.certificate
+    with hooked.hooks({("attn_out", 1): lambda value: value * 2}):
+        assert not am.certify(hooked).ok
+    assert hooked.certificate is before
+
+
+def test_two_certificates_have_no_difference() -> None:
+    one = models.hooked("gpt2").certificate
+    with pytest.raises(am.InputError, match="compare their checks"):
+        one - one
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
+def test_the_least_rounding_is_added_wherever_it_changes_a_number(dtype: torch.dtype) -> None:
+    wide, least = torch.promote_types(dtype, torch.float32), least_rounding(dtype)
+    borders = [least, least / torch.finfo(wide).eps, 8 * least / torch.finfo(wide).eps, 1e-5, 1.0]
+    for start in (0.0, *borders):
+        allowed = torch.tensor([each for each in borders if each >= start] + [start], dtype=wide)
+        assert torch.equal(with_least(allowed, dtype), allowed + least)
+
+
+def test_only_what_is_kept_is_compared_and_nan_fails() -> None:
+    ours, theirs = torch.zeros(2, 3, 4), torch.zeros(2, 3, 4)
+    keep = torch.tensor([[True, True, False], [True, False, False]])
+    ours[0, 2], ours[1, 1], ours[1, 0, 3] = torch.nan, 7.0, 0.5
+    assert excess_of(ours, theirs, torch.ones(2, 3, 1), keep) == 0.5
+    ours[0, 0, 0] = torch.nan
+    assert not excess_of(ours, theirs, torch.ones(2, 3, 1), keep) <= 1
+
+
+# -- past windows and branches -------------------------------------------------------------------------------
+
+
+def wide_gpt_neo(window: int) -> Any:
+    """GPT-Neo with a window of 256 in its config, and in the mask that its local layer keeps another."""
+    config = transformers.GPTNeoConfig(
+        vocab_size=43, max_position_embeddings=320, hidden_size=24, num_layers=2, num_heads=3, intermediate_size=29,
+        attention_types=[[["global", "local"], 1]], window_size=window, bos_token_id=1, eos_token_id=2,
+    )  # fmt: skip
+    model = models.randomised(transformers.GPTNeoForCausalLM(config))
+    model.config.window_size = 256
+    return model
+
+
+@pytest.mark.parametrize("window", [220, 256, 290])
+def test_gpt_neo_sees_what_its_own_mask_shows(window: int) -> None:
+    model = wide_gpt_neo(window)
+    hooked = am.load(model)
+    assert hooked.certificate.ok
+    ids = torch.randint(0, 43, (1, 300), generator=torch.Generator().manual_seed(5))
+    run = hooked.run(ids, points=["pattern", "logits"])
+    with torch.no_grad():
+        torch.testing.assert_close(run.logits, model(ids).logits, rtol=1e-4, atol=1e-4)
+    seen = run["pattern", 1][0, 0] > 0
+    assert torch.equal(seen, torch.ones(300, 300, dtype=torch.bool).tril().triu(1 - window))
+
+
+def test_gpt_neo_with_a_mask_of_another_shape_is_refused() -> None:
+    model = wide_gpt_neo(256)
+    model.transformer.h[1].attn.attention.bias[0, 0, 100, 3] = False
+    with pytest.raises(am.UnsupportedModelError, match=r"mask of the last 256 tokens.*`attention.bias`"):
+        am.load(model)
+
+
+def windowed(family: str, **options: Any) -> Any:
+    return models.randomised(models.like_llama(family, **{"max_position_embeddings": 512, "layers": 3, **options}))
+
+
+LONGROPE = {
+    "rope_type": "longrope", "rope_theta": 10_000.0, "short_factor": [1.0] * 4, "long_factor": [1.0, 2.0, 3.0, 4.0],
+    "original_max_position_embeddings": 150, "factor": 3.0,
+}  # fmt: skip
+PHI = {"d_head": None, "hidden": 48, "kv_heads": 6, "original_max_position_embeddings": 150}
+BRANCHES: dict[str, tuple[Callable[[], Any], int]] = {
+    "GPT-Neo": (lambda: wide_gpt_neo(256), 280),
+    "Mistral": (lambda: windowed("Mistral", sliding_window=200), 224),
+    "Gemma 2": (lambda: windowed("Gemma2", sliding_window=170, query_pre_attn_scalar=8), 194),
+    "Phi-3, longrope": (lambda: windowed("Phi3", rope_parameters=LONGROPE, **PHI), 174),
+    "Llama, dynamic": (
+        lambda: windowed("Llama", max_position_embeddings=130, rope_parameters={
+            "rope_type": "dynamic", "rope_theta": 10_000.0, "factor": 2.0}), 154),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", list(BRANCHES))
+def test_a_probe_reaches_past_every_branch(name: str) -> None:
+    make, length = BRANCHES[name]
+    hooked = am.load(make())
+    (far,) = (check for check in hooked.certificate.checks if check.name == "far")
+    assert far.passed and hooked.certificate.ok, repr(hooked.certificate)
+    block = hooked.base.get_submodule(hooked.architecture.blocks)[0]
+    # From there on, a block of ours and one of transformers' differ.
+    handle = block.get_submodule(hooked.architecture.mlp_out).register_forward_hook(
+        lambda module, args, output: from_place(output, length - 5, 1.1)
+    )
+    broken = am.certify(hooked)
+    handle.remove()
+    assert failed(broken) == {"far"}
+    assert f"in a text of {length} tokens" in next(check.detail for check in broken.failed)
+    assert {"scores", "pattern", "z", "logits", "resid_pre"} <= set(broken.refused) and "embed" not in broken.refused
+    assert am.certify(hooked).ok
+
+
+def with_first(output: Any, change: Callable[[Tensor], Tensor]) -> Any:
+    return change(output) if isinstance(output, Tensor) else (change(output[0]), *output[1:])
+
+
+def test_a_model_without_branches_needs_no_far_probe() -> None:
+    (far,) = (check for check in models.hooked("llama").certificate.checks if check.name == "far")
+    assert far.passed is None and "as far as" in far.detail
+
+
+def test_whatever_is_computed_from_a_wrong_stream_is_refused() -> None:
+    """A block of ours that differs from transformers' after position 60: the long probe alone reaches it."""
+    hooked = am.load(models.fresh("llama"))
+    block = hooked.base.get_submodule(hooked.architecture.blocks)[0]
+    handle = block.register_forward_hook(
+        lambda module, args, output: with_first(output, lambda x: from_place(x, 60, 1.5))
+    )
+    certificate = am.certify(hooked)
+    handle.remove()
+    assert failed(certificate) == {"chain", "streams"}
+    assert {"resid_pre", "attn_in", "q", "k_rot", "scores", "pattern", "v", "z", "result", "mlp_out", "logits"} <= set(
+        certificate.refused
+    )
+    assert "embed" not in certificate.refused

@@ -1,0 +1,204 @@
+"""Passes that begin or end at a block equal the same part of whole passes, on every family."""
+
+from collections.abc import Callable
+from typing import Any
+
+import models
+import pytest
+import torch
+from by_hand import plan_of
+from torch import Tensor, nn
+
+import attnmech as am
+from attnmech.batch import Batch
+from attnmech.interventions import Intervention
+from attnmech.model.reading.partial_pass import Blocks
+from attnmech.model.structure.architectures import submodule
+
+# XLNet's blocks take positions first: tests/families/test_xlnet.py.
+ELSEWHERE = {"t5", "mt5", "t5_encoder_alone", "mvp", "xlnet", "led"}
+ONE_STACK = sorted((models.MAKERS | models.NEW | models.OTHERS).keys() - ELSEWHERE)
+HEADED = [name for name in ONE_STACK if "headless" not in name]
+TEXTS = [name for name in HEADED if name != "vit"]
+
+
+def batch_of(name: str, inputs: Any = None) -> Batch:
+    return models.hooked(name).encode(models.inputs_of(name) if inputs is None else inputs)
+
+
+def whole_pass(name: str, inputs: dict[str, Tensor]) -> tuple[list[Tensor], Tensor]:
+    """The stream before each block and after the last, and the output, of the plain model.
+
+    Of the texts' own length: Longformer pads them to a multiple of its window.
+    """
+    model, streams = models.plain(name), []
+    plan = plan_of(model)
+    blocks = submodule(model.base_model, plan.blocks)
+
+    def before(module: nn.Module, args: Any, kwargs: Any) -> None:
+        streams.append((args[0] if args else kwargs["hidden_states"]).clone())
+
+    def after(module: nn.Module, args: Any, output: Any) -> None:
+        streams.append((output if isinstance(output, Tensor) else output[0]).clone())
+
+    handles = [block.register_forward_pre_hook(before, with_kwargs=True) for block in blocks]  # type: ignore[union-attr]
+    handles.append(blocks[-1].register_forward_hook(after))  # type: ignore[index]
+    try:
+        with torch.no_grad():
+            output = model(**inputs)
+    finally:
+        for handle in handles:
+            handle.remove()
+    if "attention_mask" in inputs:
+        streams = [stream[:, : inputs["attention_mask"].shape[1]] for stream in streams]
+    return streams, output.logits if "logits" in output else output[0]
+
+
+def real_of(inputs: dict[str, Tensor]) -> Any:
+    return inputs["attention_mask"].bool() if "attention_mask" in inputs else slice(None)
+
+
+@pytest.mark.parametrize("name", ONE_STACK)
+def test_a_pass_from_any_block_is_the_rest_of_the_whole(name: str) -> None:
+    hooked, inputs = models.hooked(name), models.inputs_of(name)
+    batch, blocks, real = batch_of(name), Blocks(hooked), real_of(inputs)
+    depth = len(blocks)
+    streams, output = whole_pass(name, inputs)
+    assert len(streams) == depth + 1
+    clean = blocks.run(batch, streams=range(depth + 1)).streams
+    for place in range(depth + 1):
+        torch.testing.assert_close(clean[place][real], streams[place][real], rtol=1e-4, atol=1e-4)
+    last_layer = hooked.output_stack.layers[-1]
+    for start in range(depth + 1):
+        rest = blocks.run(batch, start=start, stream=clean[start], streams=range(depth + 1))
+        assert set(rest.streams) == (set(range(start, depth + 1)) if start < depth else set())
+        for place, stream in rest.streams.items():
+            assert torch.equal(stream, clean[place]), (start, place)
+        # Another stream gives what the plain model makes of it; block 0 takes what the model gives it.
+        if start < depth:
+            changed = clean[start] + 0.3 * torch.randn(clean[start].shape, generator=torch.Generator().manual_seed(1))
+            ran = blocks.run(batch, start=start, stream=changed, streams=[depth])
+            expected = plain_from(name, inputs, start, changed) if start else streams[depth]
+            torch.testing.assert_close(ran.streams[depth][real], expected[real], rtol=2e-4, atol=2e-4)
+    for stop in range(1, depth + 1):
+        some = blocks.run(batch, stop=stop, streams=[0, depth]).streams
+        assert torch.equal(some[depth], clean[stop])
+    if last_layer > 0 and hooked.points["logits"].absent is None:
+        ran = blocks.run(
+            batch, start=last_layer, stream=clean[last_layer], captures=[("pattern", last_layer), ("logits", None)]
+        )
+        whole = hooked.run(batch, points=["pattern", "logits"])
+        assert torch.equal(ran.values["pattern", last_layer], whole["pattern", last_layer])
+        assert torch.equal(ran.values["logits", None], whole.logits)
+        torch.testing.assert_close(
+            whole.logits[real] if name != "vit" else whole.logits, output[real], rtol=2e-4, atol=2e-4
+        )
+
+
+def plain_from(name: str, inputs: dict[str, Tensor], start: int, stream: Tensor) -> Tensor:
+    """The stream after the last block where the plain model's block `start` is given another stream."""
+    model = models.plain(name)
+    plan = plan_of(model)
+    block = submodule(model.base_model, plan.blocks)[start]  # type: ignore[index]
+
+    def put(module: nn.Module, args: Any, kwargs: Any) -> Any:
+        given = (args[0] if args else kwargs["hidden_states"]).clone()
+        given[:, : stream.shape[1]] = stream
+        return ((given, *args[1:]), kwargs) if args else (args, {**kwargs, "hidden_states": given})
+
+    handle = block.register_forward_pre_hook(put, with_kwargs=True)
+    try:
+        return whole_pass(name, inputs)[0][-1]
+    finally:
+        handle.remove()
+
+
+@pytest.mark.parametrize("name", HEADED)
+def test_the_head_alone(name: str) -> None:
+    hooked, inputs = models.hooked(name), models.inputs_of(name)
+    batch, blocks, real = batch_of(name), Blocks(hooked), real_of(inputs)
+    streams, expected = whole_pass(name, inputs)
+    logits = blocks.logits(batch, streams[-1])
+    torch.testing.assert_close(logits[real], expected[real], rtol=1e-4, atol=1e-4)
+    if name == "vit":
+        assert not blocks.by_row
+        return
+    assert blocks.by_row
+    rows = blocks.logits_of_rows(streams[-1][real])
+    torch.testing.assert_close(rows, expected[real], rtol=1e-4, atol=1e-4)
+    # More tokens than the model has positions, and none.
+    many = streams[-1][real].repeat(9, 1)
+    torch.testing.assert_close(blocks.logits_of_rows(many), expected[real].repeat(9, 1), rtol=1e-4, atol=1e-4)
+
+
+def test_a_model_without_a_head_has_no_logits_by_row() -> None:
+    assert not Blocks(models.hooked("bert_headless")).by_row
+
+
+def test_a_hook_at_the_logits_sees_whole_texts() -> None:
+    hooked, ids = models.hooked("gpt2"), models.token_ids("gpt2")
+    blocks = Blocks(hooked)
+    with hooked.hooks({"logits": lambda logits: logits - logits.mean(dim=1, keepdim=True)}):
+        assert not blocks.by_row
+        end = blocks.run(hooked.encode(ids), streams=[3]).streams[3]
+        torch.testing.assert_close(blocks.logits(hooked.encode(ids), end), hooked.run(ids).logits)
+    assert blocks.by_row
+
+
+@pytest.mark.parametrize("name", ["gpt2", "bert", "opt_post", "jamba"])
+def test_streams_are_those_before_interventions_and_what_stands_later_sees_them(name: str) -> None:
+    hooked, batch = models.hooked(name), batch_of(name)
+    blocks, layer = Blocks(hooked), hooked.output_stack.layers[-1]
+    clean = blocks.run(batch, streams=range(len(blocks) + 1)).streams
+    zeros = {layer: torch.zeros(1, 1, hooked.d_model)}
+    with hooked.intervene(Intervention.stream("resid_pre", [layer], zeros), Intervention.zero([(layer, 1)])):
+        ran = blocks.run(batch, start=layer, stream=clean[layer], streams=[layer, len(blocks)])
+        whole = blocks.run(batch, streams=[layer, len(blocks)])
+    assert torch.equal(ran.streams[layer], clean[layer])
+    assert torch.equal(ran.streams[len(blocks)], whole.streams[len(blocks)])
+    assert not torch.equal(ran.streams[len(blocks)], clean[len(blocks)])
+
+
+def test_observers_see_the_layers_that_run() -> None:
+    hooked, batch = models.hooked("gpt2"), batch_of("gpt2")
+    blocks, seen = Blocks(hooked), []
+    stream = blocks.run(batch, streams=[1]).streams[1]
+    blocks.run(batch, start=1, stream=stream, rows=[lambda block: seen.append((block.layer, block.index))])
+    assert seen == [(1, 1), (2, 2)]
+    seen.clear()
+    observers: list[Callable[..., None]] = [lambda block: seen.append((block.layer, block.index))]
+    blocks.run(batch, start=1, stream=stream, rows=observers, layers=[("", 2)])
+    assert seen == [(2, 0)]
+    with pytest.raises(am.UnsupportedModelError, match="point 'z' of layer 0 was never reached"):
+        blocks.run(batch, start=1, stream=stream, captures=[("z", 0)])
+
+
+@pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt])
+@pytest.mark.parametrize("name", ["gpt2", "jamba", "opt_post"])
+def test_blocks_are_put_back(name: str, error: type[BaseException]) -> None:
+    hooked, batch = models.hooked(name), batch_of(name)
+    blocks = Blocks(hooked)
+    found = submodule(hooked.base, hooked.output_stack.architecture.blocks)
+    before = list(found)  # type: ignore[call-overload]
+    hooks = [(len(block._forward_hooks), len(block._forward_pre_hooks)) for block in before]
+    clean = hooked.run(batch).logits
+    layer = hooked.output_stack.layers[-1]
+    stream = blocks.run(batch, streams=[layer]).streams[layer]
+
+    def broken(value: Tensor) -> Tensor:
+        raise error
+
+    for options in ({"start": layer, "stream": stream}, {"stop": layer + 1}, {}):
+        with pytest.raises(error), hooked.hooks({("z", layer): broken}):
+            blocks.run(batch, streams=[0, len(blocks)], **options)  # type: ignore[arg-type]
+    with pytest.raises(error), hooked.hooks({"logits": broken}):
+        blocks.logits(batch, stream)
+    assert list(found) == before  # type: ignore[call-overload]
+    assert [(len(block._forward_hooks), len(block._forward_pre_hooks)) for block in before] == hooks
+    assert torch.equal(hooked.run(batch).logits, clean)
+
+
+@pytest.mark.parametrize("name", ["t5", "mt5", "t5_encoder_alone", "bart"])
+def test_models_whose_blocks_hand_on_more_than_the_stream_are_refused(name: str) -> None:
+    with pytest.raises(am.InputError, match="cannot begin in the middle: its blocks need more than the stream"):
+        Blocks(models.hooked(name))

@@ -1,0 +1,235 @@
+"""Continuing a text: through the bridge, and by passes that hooks, interventions and captures see."""
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import models
+import pytest
+import torch
+from by_hand import z_changed, zeroed
+from torch import Tensor
+
+import attnmech as am
+from attnmech.model.run.generation import Sampling
+
+
+@pytest.fixture(scope="module")
+def demo() -> am.HookedModel:
+    return am.load()
+
+
+def test_each_token_is_the_likeliest_of_a_run_without_a_cache(demo: am.HookedModel) -> None:
+    prompt = "When Anna and Tom came to the harbour, Tom gave an old anchor"
+    start = demo.encode(prompt).ids.shape[1]
+    said = demo.generate(prompt, 8)
+    assert said.ids[:, :start].tolist() == demo.encode(prompt).ids.tolist()
+    logits = demo.run(said).logits
+    assert logits[0, start - 1 : -1].argmax(-1).tolist() == said.ids[0, start:].tolist()
+
+
+def test_every_point_is_the_same_with_and_without_the_continuation(demo: am.HookedModel) -> None:
+    prompt = "Anna painted a small boat near the harbour"
+    alone, said = demo.run(prompt, points=["pattern"]), demo.run(demo.generate(prompt, 6), points=["pattern"])
+    length = alone.batch.ids.shape[1]
+    for layer in range(demo.n_layers):
+        torch.testing.assert_close(
+            said["pattern", layer][..., :length, :length], alone["pattern", layer], rtol=1e-5, atol=1e-6
+        )
+
+
+def test_what_cannot_be_continued_is_refused(demo: am.HookedModel) -> None:
+    with pytest.raises(am.InputError, match="the same length"):
+        demo.generate(["Anna sang.", "Anna lost her book."])
+    with pytest.raises(am.InputError, match="no head that continues"):
+        models.hooked("bert").generate(torch.tensor([[5, 7]]))
+
+
+FAMILIES = ["gpt2", "llama", "bloom", "gemma2"]
+
+
+def by_hand(
+    plain: Any,
+    ids: Tensor,
+    count: int,
+    choose: Callable[[Tensor], Tensor] = lambda logits: logits.argmax(dim=-1),
+    changed: Callable[[], AbstractContextManager[None]] = nullcontext,
+) -> Tensor:
+    """Token by token on the raw model."""
+    for _ in range(count):
+        with torch.no_grad(), changed():
+            ids = torch.cat((ids, choose(plain(ids).logits[:, -1])[:, None]), dim=1)
+    return ids
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_step_sees_hooks_and_interventions(family: str) -> None:
+    hooked, plain, ids = models.hooked(family), models.plain(family), models.token_ids(family)
+    options: dict[str, Any] = {"stop_at_eos": False}
+
+    def last_doubled(z: Tensor) -> Tensor:
+        z[:, -1] *= -2
+        return z
+
+    free = hooked.generate(ids, 5, points=["z"], **options)
+    assert torch.equal(free.ids, by_hand(plain, ids, 5)) and len(free.steps) == 5
+    with hooked.intervene(am.Intervention.zero([(1, 2), (1, 0)])):
+        found = hooked.generate(ids, 5, **options)
+
+    def two(z: Tensor) -> Tensor:
+        return zeroed(0)(zeroed(2)(z))
+
+    assert torch.equal(found.ids, by_hand(plain, ids, 5, changed=lambda: z_changed(plain, 1, two)))
+    with hooked.hooks({("z", 0): last_doubled}):
+        last = hooked.generate(ids, 5, **options)
+    assert torch.equal(last.ids, by_hand(plain, ids, 5, changed=lambda: z_changed(plain, 0, last_doubled)))
+
+    def last_zeroed(z: Tensor) -> Tensor:
+        z[:, -1] = 0
+        return z
+
+    with hooked.intervene(am.Intervention.zero([(0, head) for head in range(hooked.n_heads)], positions="last")):
+        stepwise = hooked.generate(ids, 5, points=[("z", 0)], **options)
+    assert torch.equal(stepwise.ids, by_hand(plain, ids, 5, changed=lambda: z_changed(plain, 0, last_zeroed)))
+    assert [int((step["z", 0] == 0).all(dim=-1).all(dim=-1).sum()) for step in stepwise.steps] == [3] * 5
+    assert len({tuple(each.ids.flatten().tolist()) for each in (free, found, last, stepwise)}) > 2
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"temperature": 0.3}, {"top_k": 4}, {"top_p": 0.5}, {"top_k": 9, "top_p": 0.8, "temperature": 2.0}]
+)
+def test_draws_are_those_of_the_generator(options: dict[str, Any]) -> None:
+    hooked, plain, ids = models.hooked("llama"), models.plain("llama"), models.token_ids("llama")
+    generator = torch.Generator().manual_seed(5)
+
+    def draw(logits: Tensor) -> Tensor:
+        chances = (logits / options.get("temperature", 1.0)).softmax(dim=-1)
+        for row in chances:
+            ranked = sorted(range(len(row)), key=lambda token: -float(row[token]))
+            allowed = ranked[: options.get("top_k", len(row))]
+            row[[token for token in ranked if token not in allowed]] = 0
+            row.div_(row.sum())
+            mass, kept = 0.0, []
+            for token in allowed:
+                if mass >= options.get("top_p", 2.0):
+                    break
+                mass += float(row[token])
+                kept.append(token)
+            row[[token for token in ranked if token not in kept]] = 0
+        return torch.multinomial(chances, 1, generator=generator)[:, 0]
+
+    expected = by_hand(plain, ids, 6, draw)
+    given = {"do_sample": True, "stop_at_eos": False, **options}
+    found = hooked.generate(ids, 6, generator=torch.Generator().manual_seed(5), **given)
+    assert torch.equal(found.ids, expected)
+    assert torch.equal(found.ids, hooked.generate(ids, 6, generator=torch.Generator().manual_seed(5), **given).ids)
+
+
+def test_an_encoder_decoder_and_its_cross_attention_step_by_step() -> None:
+    hooked, plain = models.hooked("t5"), models.plain("t5")
+    given = models.padded("t5")
+    said = hooked.generate(given, 4, points=["cross.pattern"], stop_at_eos=False)
+    assert said.target is not None and said.target.ids.shape == (3, 5) and len(said.steps) == 4
+    target = torch.zeros(3, 1, dtype=torch.long)
+    for step in said.steps:
+        with torch.no_grad():
+            ran = plain(**given, decoder_input_ids=target, output_attentions=True)
+        for layer, theirs in enumerate(ran.cross_attentions):
+            torch.testing.assert_close(step["cross.pattern", layer], theirs, rtol=1e-4, atol=1e-5)
+        assert "logits" not in step
+        target = torch.cat((target, ran.logits[:, -1].argmax(dim=-1, keepdim=True)), dim=1)
+    assert torch.equal(said.target.ids, target)
+    _require_steps_are_one_pass(hooked, {**given, "decoder_input_ids": target[:, :-1]}, said)
+    with hooked.intervene(am.Intervention.zero("all", stack="cross")):
+        without = hooked.generate(given, 4, stop_at_eos=False)
+    assert without.target is not None and not torch.equal(without.target.ids, target)
+
+
+def _require_steps_are_one_pass(hooked: am.HookedModel, given: Any, said: Any) -> None:
+    whole, joined = hooked.run(given, points=["cross.pattern"]), said.joined("cross.pattern")
+    assert joined.batch.target is not None and joined.batch.target.tokens == whole.batch.target.tokens
+    for layer in range(3):
+        torch.testing.assert_close(joined["cross.pattern", layer], whole["cross.pattern", layer])
+    assert len(joined.show("cross.pattern").data["queries"]) == 4
+
+
+def test_the_steps_of_a_decoder_are_one_pass_until_a_hook_changes_with_the_step() -> None:
+    hooked, ids = models.hooked("gpt2"), models.token_ids("gpt2", length=3)
+    said = hooked.generate(ids, 4, points=["pattern", "scores"], stop_at_eos=False)
+    for name in ("pattern", "scores"):
+        torch.testing.assert_close(
+            said.joined(name)[name], hooked.run(said.ids[:, :-1], points=[name])[name], rtol=1e-4, atol=1e-5
+        )
+
+    def looks_at_itself_in_a_long_text(pattern: Tensor) -> Tensor:
+        return torch.eye(pattern.shape[-1]).expand_as(pattern) if pattern.shape[-1] > 4 else pattern
+
+    with hooked.hooks({("pattern", 1): looks_at_itself_in_a_long_text}):
+        joined = hooked.generate(ids, 4, points=["pattern"], stop_at_eos=False).joined()["pattern", 1]
+    assert not torch.equal(joined[:, :, 3, :4], torch.eye(4)[3].expand(3, 5, 4))
+    assert torch.equal(joined[:, :, 4], torch.eye(6)[4].expand(3, 5, 6))
+
+
+def test_what_cannot_be_joined() -> None:
+    said = models.hooked("gpt2").generate(models.token_ids("gpt2"), 2, points=["z"])
+    with pytest.raises(am.InputError, match="joined at the pattern or the scores of what is written; got 'z'"):
+        said.joined("z")
+    with pytest.raises(am.InputError, match=r"hold no 'pattern'; give generate points=\['pattern'\]"):
+        said.joined()
+    with pytest.raises(am.InputError, match="no step captured anything"):
+        models.hooked("gpt2").generate(models.token_ids("gpt2"), 2).joined()
+
+
+def test_a_text_ends_at_its_end_token() -> None:
+    """Row 0 is made to say the end token (2) at once, row 1 in the third step; row 2 never does."""
+    hooked, ids = models.hooked("gpt2"), models.token_ids("gpt2", length=4)
+
+    def say(logits: Tensor) -> None:
+        logits[:, :, 2] = -99
+        logits[0, -1, 2] = 99
+        if logits.shape[1] == 6 and len(logits) > 1:
+            logits[1, -1, 2] = 99
+
+    with hooked.hooks({"logits": say}):
+        found = hooked.generate(ids, 5, points=["logits"])
+        both = hooked.generate(ids[:2], 9)
+        on = hooked.generate(ids[:1], 3, stop_at_eos=False)
+    assert found.ids[0, 4:].tolist() == [2] * 5 and found.mask.sum(dim=1).tolist() == [5, 7, 9]
+    assert found.steps[0].logits.shape == (3, 4, 53)
+    assert both.ids.shape == (2, 7) and both.mask.sum(dim=1).tolist() == [5, 7]
+    assert on.ids[0, 4:].tolist() == [2, 2, 2] and not on.padded
+
+
+def test_passes_of_our_own_say_what_the_bridge_says(demo: am.HookedModel) -> None:
+    prompt = "When Anna and Tom came to the harbour, Tom gave an old anchor"
+    fast, own = demo.generate(prompt, 8), demo.generate(prompt, 8, points=["pattern"])
+    assert torch.equal(fast.ids, own.ids) and fast.steps == () and len(own.steps) == 8
+    again = demo.run(own, points=["pattern"])["pattern", 1]
+    row = own.ids.shape[1] - 2
+    torch.testing.assert_close(own.steps[-1]["pattern", 1][0, :, -1], again[0, :, row, : row + 1], atol=1e-5, rtol=1e-4)
+
+
+@pytest.mark.usefixtures("unchecked")
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"repetition_penalty": 2.0}, "generate has no option 'repetition_penalty' here"),
+        ({"generator": 5}, "`generator` must be a torch.Generator; got 5"),
+        ({"do_sample": "no"}, "`do_sample` must be True or False"),
+        ({"temperature": 0}, "`temperature` must be a finite number above 0"),
+        ({"top_k": 0}, "`top_k` must be a whole number, 1 or more"),
+        ({"top_p": 1.5}, "`top_p` must be a finite number above 0 and below 1"),
+        ({"points": ["zz"]}, "there is no point 'zz'"),
+        ({"points": 3}, "`points` must be a list of names"),
+        ({"max_new_tokens": 13}, "this model has 19 positions; a prompt of 7 tokens and 13 new ones do not fit"),
+    ],
+)
+def test_bad_options(options: dict[str, Any], said: str) -> None:
+    with pytest.raises(am.InputError, match=said):
+        models.hooked("gpt2").generate(models.token_ids("gpt2"), **{"max_new_tokens": 3, "points": ["z"], **options})
+
+
+def test_a_nucleus_of_all_keeps_all() -> None:
+    logits = torch.tensor([[1.0, 2.0, 0.5]])
+    one, other = (Sampling.of({"do_sample": True, "top_p": p}, torch.Generator().manual_seed(1)) for p in (1.0, None))
+    assert [one.choose(logits).item() for _ in range(9)] == [other.choose(logits).item() for _ in range(9)]

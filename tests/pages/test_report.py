@@ -1,0 +1,380 @@
+"""The report: what it shows, what it leaves out, and that its file is whole or absent."""
+
+import importlib
+import json
+import re
+from base64 import b64decode
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import replace
+from functools import cache
+from gzip import decompress
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import models
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+import attnmech as am
+from attnmech.demo.about import ABOUT
+from attnmech.demo.text import PARAGRAPH
+from attnmech.draw.text import bound, percent
+
+module = importlib.import_module("attnmech.pages.report")  # the package's `report` is the function
+
+
+@pytest.fixture(scope="module")
+def demo() -> am.HookedModel:
+    return models.demo()
+
+
+@cache
+def reported(text: str) -> am.Report:
+    """The report of a text on the demo model, and so its sweeps, once."""
+    return am.report(models.demo(), text)
+
+
+def test_the_page_holds_the_text_the_residual_and_the_checks(demo: am.HookedModel) -> None:
+    report = reported(PARAGRAPH)
+    page = report.to_html()
+    assert "harbour" in page
+    assert f"{bound(float(report.scores.residual.max()), 2)}</td>" in page
+    for check in demo.certificate.checks:
+        assert check.name in page
+    assert demo.weights_hash in page
+    assert "http-equiv" in page
+    assert 'src="http' not in page
+
+
+def test_the_lead_says_what_the_numbers_support(demo: am.HookedModel) -> None:
+    report = reported(PARAGRAPH)
+    shares = report.scores.shares(0)
+    means = {name: float(share[0].nanmean(dim=-1).mean()) for name, share in shares.items()}
+    first = max(means, key=lambda name: means[name])
+    page = report.to_html()
+    assert (
+        f"{first.replace('_', '-')} makes up {100 * means[first]:.0f}\u00a0% of what lifts a row&#39;s highest score"
+        in page
+    )
+    worst, largest = float(report.scores.residual.max()), float(report.scores.largest.max())
+    assert report.lead == (
+        f"32 heads on one text, each score the sum of its terms to within {bound(worst, 2)} "
+        f"of a largest score of {largest:.3g}."
+    )
+    assert report.focus.lead in page and report.effects is not None and report.effects.lead in page
+
+
+@pytest.mark.parametrize("text", ["Anna sang.", PARAGRAPH])
+def test_the_page_begins_at_the_head_that_is_most_clearly_of_a_kind(
+    demo: am.HookedModel, text: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "OTHER_TEXTS", 0)
+    report = am.report(demo, text)
+    assert report.types is not None
+    found = re.search(r'"start":\s*(\{[^}]*\})', report.to_html())
+    assert found
+    start = json.loads(found[1])
+    strongest = report.types.to_frame().query("type not in ('first', 'self')").iloc[0]
+    assert (start["layer"], start["head"], strongest.type) == (strongest.layer, strongest["head"], "induction")
+    pattern = report.scores.numbers().pattern[start["layer"], start["head"]]
+    tokens, count = report.scores.numbers().tokens, len(pattern)
+    found_at = [sum(pattern[i, j] for j in range(1, i) if tokens[j - 1] == tokens[i]) for i in range(count)]
+    weights = [(pattern[i, j], i) for i in range(count) for j in range(1, count) if i != j]
+    assert start["query"] == (int(np.argmax(found_at)) if max(found_at) > 0 else max(weights)[1])
+
+
+def test_a_sum_without_residual_is_exact(demo: am.HookedModel) -> None:
+    report = reported("Anna sang.")
+    exact = replace(report.scores, residual=torch.zeros_like(report.scores.residual))
+    report = replace(report, scores=exact)
+    assert report.lead == "32 heads on one text, each score the sum of its terms exactly."
+    assert "e+00" not in report.to_html().split("<script")[0]
+
+
+def test_a_frame_gives_the_largest_residual_of_a_layer_and_the_mean_share(demo: am.HookedModel) -> None:
+    report = reported(PARAGRAPH)
+    frame, heads = report.to_frame(), report.scores.to_frame()
+    for layer in range(4):
+        of_layer = heads[heads.layer == layer]
+        assert frame.residual[layer] == float(report.scores.residual[layer].max()) == of_layer.residual.max()
+        assert frame.largest_score[layer] == of_layer.largest_score.max()
+        assert frame.query_key_share[layer] == pytest.approx(of_layer.query_key_share.mean())
+
+
+def test_one_token_has_no_shares_and_a_page_all_the_same(demo: am.HookedModel) -> None:
+    report = am.report(demo, torch.tensor([[400]]))
+    assert report.lead.startswith("32 heads on one text")
+    assert report.to_html()
+
+
+def test_ablations_and_reasons_are_those_of_the_methods(demo: am.HookedModel) -> None:
+    text = "Anna sang of shells, of shells."
+    report = am.report(demo, text)
+    assert report.effects is not None and report.null is not None and report.sources is not None
+    alone = am.ablate_heads(demo, text)
+    torch.testing.assert_close(report.effects.after[..., :1], alone.after, rtol=1e-4, atol=1e-5)
+    assert len(report.effects.before) == 3
+    page = report.to_html()
+    assert "Figure 11" in page and "Figure 12" in page
+    assert "this text and 2 others that the grammar generated" in page
+    reason = am.decompose_by_source(demo, text).explain(layer=2, head=6, query=4)
+    assert text_at(page_data(page), "reason", layer=2, head=6, query=4) == reason
+
+
+def test_what_would_take_minutes_is_left_out_and_told(demo: am.HookedModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "MAX_WORK", 0)
+    monkeypatch.setattr(module, "MAX_REASONS", 0)
+    report = am.report(demo, "Anna sang of shells.")
+    assert report.effects is None and report.null is None and report.sources is None
+    page = report.to_html()
+    assert "attnmech ablate" in page and "am.decompose_by_source" in page
+    assert "Figure 11" not in page
+
+
+def test_encoders_have_a_page_without_ablations() -> None:
+    report = am.report(models.hooked("bert"), models.token_ids("bert")[:1])
+    assert report.effects is None and report.null is None
+    assert "Figure 10" in report.to_html()
+
+
+def test_the_page_of_a_model_whose_logits_are_refused_leaves_them_out() -> None:
+    plain = models.fresh("llama")
+    plain.lm_head.register_forward_hook(lambda module, args, output: 1.5 * output)
+    with pytest.warns(UserWarning, match="1 of 26 checks fail, first 'logits'"):
+        model = am.load(plain)
+    report = am.report(model, models.token_ids("llama", 1))
+    assert report.expected is None
+    assert any(
+        "What the model expects is left out: logits = N(resid_post) W_U does not" in note for note in report.notes
+    )
+    assert "What the model expects</h" not in report.to_html()
+
+
+def test_hooks_in_force_are_told(demo: am.HookedModel) -> None:
+    with demo.hooks({("resid_pre", 1): lambda stream: stream * 1.5}):
+        report = am.report(demo, "Anna sang.")
+    assert report.scores.provenance.edits == ("resid_pre 1",)
+    assert report.notes == (
+        ABOUT,
+        "Hooks were in force at resid_pre 1: these numbers are not the model's own.",
+    )
+    assert report.scores.provenance != reported("Anna sang.").scores.provenance
+
+
+def page_data(page: str) -> Any:
+    found = re.search(r'<script type="application/json" id="data">(.*?)</script>', page, re.DOTALL)
+    assert found
+    return json.loads(found[1])
+
+
+def attention_of(data: Any) -> np.ndarray:
+    """The attention that a page carries, [layer head query key]: each weight by its logarithm in 16 bits."""
+    packed, tokens = data["arrays"][data["pattern"]], len(data["tokens"])
+    planes = np.frombuffer(decompress(b64decode(packed["codes"])), dtype=np.uint8).reshape(2, -1).astype(np.int64)
+    code = (planes[0] * 256 + planes[1]).reshape(len(packed["low"]), -1)
+    logarithms = np.array(packed["low"])[:, None] + np.array(packed["step"])[:, None] * code
+    return np.where(code == 65535, 0, np.exp(logarithms)).reshape(-1, len(data["choices"]["head"]), tokens, tokens)
+
+
+def text_at(data: Any, name: str, **chosen: int) -> str:
+    """A sentence of the page for a choice."""
+    column = data["texts"][name]
+    sizes = [len(data["choices"][each]) for each in column["over"]]
+    place = int(np.ravel_multi_index([chosen[each] for each in column["over"]], sizes))
+    texts = json.loads(decompress(b64decode(data["arrays"][column["array"]]["texts"])))
+    assert len(texts) == np.prod(sizes)
+    return str(texts[place])
+
+
+def turned(pattern: Tensor) -> Tensor:
+    """Every row the other way round, from its first key to itself: what no softmax of the scores is."""
+    rows = [pattern[:, :, i, : i + 1].flip(-1) for i in range(pattern.shape[2])]
+    return torch.stack([torch.nn.functional.pad(row, (0, pattern.shape[3] - row.shape[-1])) for row in rows], dim=2)
+
+
+EDITS: dict[str, Callable[[am.HookedModel], AbstractContextManager[Any]]] = {
+    "pattern": lambda model: model.hooks({("pattern", 1): turned}),
+    "pattern of all layers": lambda model: model.hooks({"pattern": turned}),
+    "z": lambda model: model.hooks({("z", 0): lambda z: z.roll(1, dims=2)}),
+    "half of the pattern": lambda model: model.hooks({("pattern", 0): lambda pattern: pattern / 2}),
+    "an intervention": lambda model: model.intervene(am.Intervention.attend([(1, 2)], "self")),
+}
+
+
+# Rows of an encoder see later keys, too, which `turned` would hide.
+@pytest.mark.parametrize(("name", "edit"), [*product(["bloom", "gpt2"], EDITS), ("bert", "z")])
+def test_the_page_shows_the_attention_that_the_model_used(name: str, edit: str) -> None:
+    model, ids = models.hooked(name), models.token_ids(name)[:1]
+    with EDITS[edit](model):
+        report = am.report(model, ids)
+        used = model.run(ids, points=["pattern"])["pattern"][:, 0].numpy()
+    data = page_data(report.to_html())
+    np.testing.assert_allclose(attention_of(data), used, rtol=1e-3, atol=1e-6)
+    np.testing.assert_allclose(report.pattern.numpy(), used, rtol=1e-5, atol=1e-7)
+    softmax = report.scores.numbers().pattern
+    if edit == "z":
+        np.testing.assert_allclose(softmax, used, rtol=1e-3, atol=1e-5)
+        assert not np.allclose(used, model.run(ids, points=["pattern"])["pattern"][:, 0].numpy(), atol=1e-3)
+    else:
+        assert not np.allclose(softmax, used, atol=1e-2)
+    key = int(used[1, 0, -1].argmax())
+    told = text_at(data, "row-finding", weight=0, layer=1, head=0, query=used.shape[2] - 1)
+    assert f"attends {percent(float(used[1, 0, -1, key]))} to {key} “" in told
+    with EDITS[edit](model):
+        carried = am.attention_flow(model, ids, "norm").shares[1, 0, -1]
+    told = text_at(data, "row-finding", weight=1, layer=1, head=0, query=used.shape[2] - 1)
+    assert f": {percent(float(carried.max()))} from {int(carried.argmax())} “" in told
+    (note,) = [each for each in report.scores.numbers().notes if "softmax of these scores" in each]
+    assert note not in report.to_html() and "Hooks were in force" in report.to_html()
+
+
+def test_what_a_sink_takes_is_shown_under_a_hook_too() -> None:
+    model, ids = models.hooked("bloom"), models.token_ids("bloom")[:1]
+    with EDITS["half of the pattern"](model):
+        data = page_data(am.report(model, ids).to_html())
+    assert data["rest"] and page_data(am.report(model, ids).to_html())["rest"] is None
+
+
+def test_the_attention_of_a_padded_text_in_some_layers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "MAX_CELLS", 2 * 5 * 6**2)
+    monkeypatch.setattr(module, "MAX_REASONS", 0)
+    model = models.hooked("gpt2")
+    given = {"input_ids": torch.tensor([[0, 5, 9, 11, 3, 8]]), "attention_mask": torch.tensor([[0, 1, 1, 1, 1, 1]])}
+    report = am.report(model, given)
+    used = model.run(given, points=["pattern"])["pattern"][:, 0, :, 1:, 1:]
+    assert report.scores.layers == (0, 2)
+    np.testing.assert_allclose(report.pattern, used[[0, 2]], rtol=1e-5, atol=1e-7)
+    np.testing.assert_allclose(attention_of(page_data(report.to_html())), report.pattern, rtol=1e-3, atol=1e-6)
+
+
+def test_there_is_no_page_under_what_changes_the_scores() -> None:
+    model, ids = models.hooked("bloom"), models.token_ids("bloom")[:1]
+    for edit in (
+        model.hooks({("scores", 1): lambda scores: scores * 0.5}),
+        model.intervene(am.Intervention.remove_keys([(1, 2)], "first")),
+    ):
+        said = r"layer 1, head \d: the terms of its scores differ .* Does an active hook .* q, k or the scores"
+        with edit, pytest.raises(am.ExactnessError, match=said):
+            am.report(model, ids)
+
+
+def test_the_certificate_on_the_page_is_that_of_the_weights_as_they_are() -> None:
+    source = models.fresh("gpt2")
+    model = am.load(source)
+    assert am.report(model, torch.arange(5)).certificate is model.certificate
+    with torch.no_grad():
+        source.transformer.h[1].mlp.c_fc.bias.data += 0.5
+    old = model.certificate
+    renewed = am.report(model, torch.arange(5)).certificate
+    assert renewed is not old
+    assert renewed.weights == model.weights_hash != old.weights
+
+
+def test_a_frame_has_a_row_a_layer(demo: am.HookedModel) -> None:
+    frame = am.report(demo, "Anna sang of shells and waves.").to_frame()
+    assert frame.layer.tolist() == [0, 1, 2, 3]
+    assert frame.filter(like="_share").sum(axis=1).round(4).tolist() == [1, 1, 1, 1]
+
+
+def test_a_long_text_is_cut_and_the_page_says_so(demo: am.HookedModel) -> None:
+    report = am.report(demo, " ".join(["Anna sang of shells and waves."] * 60))
+    assert len(report.scores.tokens[0]) == module.MAX_TOKENS
+    assert report.notes[:2] == (ABOUT, "The text has 421 tokens; the first 192 were run and are shown.")
+    assert report.sources is None and "for want of space" in report.notes[2]
+    assert report.notes[1] in report.to_html()
+
+
+def test_another_part_of_a_long_text_can_be_chosen(demo: am.HookedModel) -> None:
+    text = " ".join(f"Anna sang of shells and waves {number}." for number in range(40))
+    whole = demo.encode(text)
+    report = am.report(demo, text, start=100)
+    assert report.scores.tokens[0] == (whole.tokens[0][0], *whole.tokens[0][100:291])
+    count = len(whole.tokens[0])
+    said = f"The text has {count} tokens; tokens 100 to 290 were run and are shown after the first token, "
+    assert any(note.startswith(said) for note in report.notes)
+    assert f"text = model.encode({text!r}).part(100, 192)" in report.calls["setup"]
+    torch.testing.assert_close(
+        report.focus.first_top, am.attention_focus(demo, whole.part(100, 192)).first_top, equal_nan=True
+    )
+    with pytest.raises(am.InputError, match=rf"`start` must be from 0 to {count - 1}"):
+        am.report(demo, text, start=count)
+    assert am.report(demo, "Anna sang.", start=1).notes == am.report(demo, "Anna sang.").notes  # nothing is left out
+
+
+def test_the_page_says_what_the_demo_model_is_and_what_it_cannot_read(demo: am.HookedModel) -> None:
+    report = am.report(demo, "The wug is new.")
+    assert report.notes[0] == ABOUT
+    assert report.notes[1].startswith("4 of the 9 tokens are single bytes")
+    assert all(note in report.to_html() for note in report.notes)
+    assert am.report(models.hooked("bloom"), torch.arange(6)).notes == ()
+
+
+def test_of_many_heads_some_layers_are_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "MAX_CELLS", 2 * 5 * 6**2)
+    report = am.report(models.hooked("gpt2"), torch.arange(6))
+    assert report.scores.layers == (0, 2)
+    assert report.notes == ("The model has 3 layers; 2 of them are shown.",)
+
+
+def test_one_text_at_a_time(demo: am.HookedModel) -> None:
+    with pytest.raises(am.InputError, match="a report shows one text; got 2"):
+        am.report(demo, ["Anna sang.", "Tom sang."])
+
+
+def test_ctrl_c_reaches_the_caller(demo: am.HookedModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    from attnmech.runs.engine import Texts
+
+    real, calls = Texts.after, []
+
+    def after(self: Any, *arguments: Any) -> Any:
+        calls.append(1)
+        if len(calls) == 2:
+            raise KeyboardInterrupt
+        return real(self, *arguments)
+
+    monkeypatch.setattr(Texts, "after", after)
+    with pytest.raises(KeyboardInterrupt):
+        am.report(demo, "Anna sang of shells.")
+
+
+def test_nothing_half_written_is_left(demo: am.HookedModel, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    report = reported("Anna sang.")
+    target = tmp_path / "page.html"
+    target.write_text("what stood there before")
+
+    def broken(self: object) -> str:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(module.Report, "to_html", broken)
+    with pytest.raises(KeyboardInterrupt):
+        report.save(target)
+    assert target.read_text() == "what stood there before"
+    assert list(tmp_path.iterdir()) == [target]
+    with pytest.raises(am.OutputError, match="there is no folder"):
+        report.save(tmp_path / "nowhere" / "page.html")
+
+
+def test_hostile_names_and_tokens_are_text() -> None:
+    hostile = "</script><script>window.owned=1</script>"
+    model = am.load(models.fresh("gpt2"), tokenizer=models.tokenizer(words=("[PAD]", "[UNK]", "[BOS]", hostile, "b")))
+    model.name = hostile
+    page = am.report(model, torch.tensor([[3, 4, 3]])).to_html()
+    assert hostile not in page
+
+
+@pytest.mark.parametrize("kinds", [("first", "previous"), ("previous",)])
+def test_the_page_begins_in_a_row_of_the_kind_that_the_head_was_chosen_for(
+    kinds: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A head that also rests on the first token is shown where it does what it was chosen for; never in row 0."""
+    report = reported("Anna sang.")
+    assert report.types is not None
+    monkeypatch.setattr(am.HeadTypes, "example", (1, 1))
+    monkeypatch.setattr(am.HeadTypes, "types_of", lambda *_: kinds)
+    view = report.scores.numbers()
+    before = np.diagonal(view.pattern[1, 1], -1)
+    assert report._start(view) == (1, 1, 1 + int(before.argmax()))
