@@ -8,15 +8,13 @@ where there are more tokens than d_head.
 """
 
 from functools import cached_property
-from typing import Final
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 from torch.nn.functional import linear
 
-_TOKENS: Final = 512
-"""How many tokens are measured at a time, so that what heads see of a stream stays in the cache."""
+from .blocks import block_bytes
 
 
 class Writer:
@@ -36,7 +34,7 @@ class Writer:
 
     def norm(self, z: Float[Tensor, "batch position kv_head d_head"]) -> Float[Tensor, "batch head position"]:
         """‖z W_O‖."""
-        return _by_text([self._norm(self._by_head(part)) for part in _parts(z)], len(z))
+        return _by_text([self._norm(self._by_head(part)) for part in self._parts(z)], len(z))
 
     def against(
         self, x: Float[Tensor, "batch position d_model"], *z: Float[Tensor, "batch position _ d_head"]
@@ -44,7 +42,7 @@ class Writer:
         """‖z W_O‖ and (z W_O)·x, for each z."""
         norms: list[list[Tensor]] = [[] for _ in z]
         products: list[list[Tensor]] = [[] for _ in z]
-        for stream, *parts in zip(_parts(x), *map(_parts, z), strict=True):
+        for stream, *parts in zip(self._parts(x), *map(self._parts, z), strict=True):
             seen = linear(stream, self._W_O.flatten(0, 1)).view(len(stream), *self._W_O.shape[:2])
             for place, part in enumerate(parts):
                 each = self._by_head(part)
@@ -52,6 +50,13 @@ class Writer:
                 products[place].append(torch.linalg.vecdot(each, seen).mT)
         both = zip(norms, products, strict=True)
         return [(_by_text(norm, len(x)), _by_text(product, len(x))) for norm, product in both]
+
+    def _parts(self, values: Float[Tensor, "batch position ..."]) -> list[Float[Tensor, "token ..."]]:
+        """The tokens of all texts, as many at a time as four of what heads see of them fit a block."""
+        heads, d_head, _ = self._W_O.shape
+        tokens = max(1, block_bytes(values.device) // (4 * heads * d_head * values.element_size()))
+        flat = values.flatten(0, 1)
+        return [flat[begin : begin + tokens] for begin in range(0, max(1, len(flat)), tokens)]
 
     def _by_head(self, z: Float[Tensor, "token kv_head d_head"]) -> Float[Tensor, "token head d_head"]:
         group = len(self._W_O) // z.shape[1]
@@ -66,12 +71,6 @@ class Writer:
     @cached_property
     def _triangle(self) -> Float[Tensor, "head row d_head"]:
         return _triangle(self._W_O)
-
-
-def _parts(values: Float[Tensor, "batch position ..."]) -> list[Float[Tensor, "token ..."]]:
-    """The tokens of all texts, some at a time."""
-    flat = values.flatten(0, 1)
-    return [flat[begin : begin + _TOKENS] for begin in range(0, max(1, len(flat)), _TOKENS)]
 
 
 def _by_text(parts: list[Float[Tensor, "head token"]], texts: int) -> Float[Tensor, "batch head position"]:

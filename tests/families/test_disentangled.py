@@ -83,7 +83,7 @@ def test_what_is_not_supported_is_refused_by_name(options: dict[str, Any], said:
 def test_many_blocks_of_rows_are_as_one(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     hooked = models.hooked(name, F64)
     whole = hooked.run(long_ids()).logits
-    monkeypatch.setattr(attention, "_BLOCK_BYTES", 1)
+    monkeypatch.setattr(attention, "block_bytes", lambda device: 1)
     close(hooked.run(long_ids()).logits, whole, 1e-12)
     assert am.decompose_scores(hooked, long_ids()).residual.max() < 1e-13
 

@@ -203,7 +203,7 @@ def test_layers_and_their_places(chosen: Any, expected: tuple[int, ...]) -> None
 def test_blocks_of_rows_make_the_whole(monkeypatch: pytest.MonkeyPatch) -> None:
     hooked, ids = models.hooked("bloom", torch.float64), models.token_ids("bloom", batch=2, length=53)
     whole = am.stream(hooked, ids, [Rows(2)])[0]
-    monkeypatch.setattr(attention, "_BLOCK_BYTES", 1)
+    monkeypatch.setattr(attention, "block_bytes", lambda device: 1)
     starts: list[range] = []
 
     class Blocks(Rows):
@@ -333,7 +333,7 @@ def test_padding_changes_numbers_by_less_than_1e_5(
     name: str, stack: str | None, of: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Against transformers' own patterns of each text alone, with blocks of 16 rows."""
-    monkeypatch.setattr(attention, "_BLOCK_BYTES", 1)
+    monkeypatch.setattr(attention, "block_bytes", lambda device: 1)
     longest = 23 if name == "bert" else 70
     lengths = [(7 * n) % longest + 1 for n in range(24)]
     documents = documents_of(name, lengths)
@@ -872,7 +872,7 @@ def example() -> Any:
 @pytest.mark.usefixtures("many_batches")
 @pytest.mark.parametrize("name", ["bloom", "llama", "bert"])
 def test_largest_score(example: Any, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(attention, "_BLOCK_BYTES", 1)
+    monkeypatch.setattr(attention, "block_bytes", lambda device: 1)
     hooked, documents = models.hooked(name), documents_of(name, [*LENGTHS, 21])
     (found,) = am.stream(hooked, iter(documents), [example.LargestScore()])
     for layer in range(hooked.n_layers):
@@ -888,7 +888,7 @@ def test_largest_score(example: Any, name: str, monkeypatch: pytest.MonkeyPatch)
 @pytest.mark.usefixtures("many_batches")
 @pytest.mark.parametrize(("name", "count", "around"), [("bloom", 4, 2), ("llama", 3, 1), ("bert", 2, 0)])
 def test_top_pairs(example: Any, name: str, count: int, around: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(attention, "_BLOCK_BYTES", 1)
+    monkeypatch.setattr(attention, "block_bytes", lambda device: 1)
     hooked, documents = models.hooked(name), documents_of(name, [*LENGTHS, 20])
     reducer = example.TopPairs(count, around)
     (found,) = am.stream(hooked, iter(documents), [reducer], layers=[1, 0])

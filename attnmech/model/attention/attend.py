@@ -19,6 +19,7 @@ from transformers import AttentionInterface, AttentionMaskInterface
 
 from ...batch import Batch
 from ...errors import InputError, UnsupportedModelError
+from ...maths.blocks import block_bytes
 from ...maths.relative import Relative
 from ...maths.scores import ScoreParts
 from ...maths.softmax import Attention, softmax_with_sink
@@ -31,9 +32,6 @@ from .observed import LayerAttention, RowBlock
 
 IMPLEMENTATION: Final = "attnmech"
 """The name under which transformers finds `attend` (`config._attn_implementation`)."""
-
-_BLOCK_BYTES: Final = 8 * 2**20
-"""Rows are processed in blocks whose scores have roughly this size, so that they stay in the CPU's cache."""
 
 
 def attend(
@@ -321,7 +319,9 @@ def _rows_of(position: Tensor, rows: range) -> Tensor:
 def _row_blocks(q: Tensor, mask: MaskRule, whole: bool, gathered: bool) -> Iterable[range]:
     batch, heads, queries, _ = q.shape
     cell_bytes = batch * heads * q.element_size()
-    return [range(queries)] if whole else mask.row_blocks(_BLOCK_BYTES // max(1, cell_bytes), gathered=gathered)
+    return (
+        [range(queries)] if whole else mask.row_blocks(block_bytes(q.device) // max(1, cell_bytes), gathered=gathered)
+    )
 
 
 @dataclass(frozen=True)

@@ -405,7 +405,7 @@ def test_a_long_text_in_row_blocks_is_as_one_block(monkeypatch: pytest.MonkeyPat
 
     ids, hooked = models.token_ids("bloom", 2, 50), models.hooked("bloom", F64)
     whole = [am.decompose_by_source(hooked, ids, cells=cells) for cells in (None, [(3, 1), (40, 2), (40, 39), (17, 0)])]
-    monkeypatch.setattr(attention, "_BLOCK_BYTES", 1)
+    monkeypatch.setattr(attention, "block_bytes", lambda device: 1)
     blocks = [
         am.decompose_by_source(hooked, ids, cells=cells) for cells in (None, [(3, 1), (40, 2), (40, 39), (17, 0)])
     ]

@@ -660,7 +660,7 @@ def test_a_long_text_in_row_blocks_is_as_one_block(monkeypatch: pytest.MonkeyPat
 
     ids = models.token_ids("bloom", 2, 50)
     whole = am.decompose_scores(models.hooked("bloom", F64), ids)
-    monkeypatch.setattr(attention, "_BLOCK_BYTES", 1)
+    monkeypatch.setattr(attention, "block_bytes", lambda device: 1)
     blocks = am.decompose_scores(models.hooked("bloom", F64), ids)
     torch.testing.assert_close(blocks.residual, whole.residual, rtol=0, atol=1e-12)
     torch.testing.assert_close(blocks.largest, whole.largest, rtol=1e-12, atol=0)

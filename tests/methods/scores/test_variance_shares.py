@@ -115,7 +115,7 @@ def test_rows_in_blocks_are_rows_in_one(monkeypatch: pytest.MonkeyPatch) -> None
 
     model, ids = models.hooked("gemma2", F64), models.token_ids("gemma2", 2, 20)
     whole = [am.variance_shares(model, ids, first_key=first).shares for first in (True, False)]
-    monkeypatch.setattr(attention, "_BLOCK_BYTES", 1)
+    monkeypatch.setattr(attention, "block_bytes", lambda device: 1)
     for first, expected in zip((True, False), whole, strict=True):
         torch.testing.assert_close(am.variance_shares(model, ids, first_key=first).shares, expected)
 

@@ -651,11 +651,11 @@ def test_rows_in_blocks_are_rows_in_one(name: str, monkeypatch: pytest.MonkeyPat
         with hooked.intervene(each):
             whole = hooked.run(inputs).logits
             with monkeypatch.context() as patch:
-                patch.setattr(attention, "_BLOCK_BYTES", 1)
+                patch.setattr(attention, "block_bytes", lambda device: 1)
                 blocks = hooked.run(inputs).logits
         torch.testing.assert_close(blocks, whole, rtol=1e-5, atol=1e-5)
     with monkeypatch.context() as patch:
-        patch.setattr(attention, "_BLOCK_BYTES", 1)
+        patch.setattr(attention, "block_bytes", lambda device: 1)
         beyond = Intervention.attend("all", "uniform", positions=[40], stack=stack)
         with pytest.raises(am.InputError, match="the text has only 40 positions"), hooked.intervene(beyond):
             hooked.run(inputs)

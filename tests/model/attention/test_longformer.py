@@ -244,7 +244,7 @@ def test_keys_that_are_left_out_change_nothing(name: str, monkeypatch: pytest.Mo
     else:
         model = am.load(models.randomised(models.like_llama("Mistral", sliding_window=5), dtype=F64))
         texts = {"input_ids": models.token_ids("llama", 2, 50)}
-    monkeypatch.setattr(attention, "_BLOCK_BYTES", 2**10)
+    monkeypatch.setattr(attention, "block_bytes", lambda device: 2**10)
     names = ("scores", "pattern")
     reducer = Filled()
     (seen,) = am.stream(model, texts, [reducer])
