@@ -24,7 +24,6 @@ from .basics.arguments import dense, finite_number, option, pairs_of, shown, str
 from .basics.files import path_of
 from .errors import InputError, integer
 from .results.codec import packed, unpacked
-from .results.earlier import renewed
 from .results.mean_qk import MeanQK
 from .results.provenance import Provenance
 from .results.tensor_file import FORMAT, read_tensors, write_tensors
@@ -457,7 +456,7 @@ class Intervention:
             if header["kind"] != cls.__name__:
                 raise ValueError("it is another kind of file")
             origin = {"provenance": Provenance.from_dict(header["provenance"])} if "provenance" in header else {}
-            tensors, rest = renewed(tensors, header)
+            rest = header["facts"]
             unknown = rest.keys() - {each.name for each in fields(cls)}
             if unknown:
                 raise ValueError(f"it has unknown fields: {', '.join(sorted(unknown))}")

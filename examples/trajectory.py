@@ -4,7 +4,7 @@
 
 Two layers with rotation, trained on random tokens that are repeated once. For the demo model's own training:
 
-    python -m attnmech.demo.train --checkpoints 12
+    python examples/demo_model/train.py --checkpoints 12
     python examples/trajectory.py --folders demo/checkpoints --out trajectory.html
 """
 

@@ -44,7 +44,6 @@ SETS_THE_PROCESS: Final = r"mallopt|ctypes|GOMP|_storage\b|mkldnn\._|/proc\b|set
 ALLOWED: Final = {
     "runs/threads.py": "measures heads side by side, each on one thread, and restores the number before it returns",
     "distributed/worker.py": "a worker of Ray is a process of attnmech's own",
-    "demo/train.py": "a program that trains the demo model",
 }
 
 

@@ -59,7 +59,7 @@ def load(folder: Path | None = None) -> tuple[BloomForCausalLM, PreTrainedTokeni
     if not (source / "config.json").is_file():
         raise ModelNotFoundError(
             f"expected a folder with a config.json; got {source}. "
-            f"`python -m attnmech.demo.train --out {source}` makes one."
+            f"`python examples/demo_model/train.py --out {source}` makes one."
         )
     model = BloomForCausalLM.from_pretrained(source, local_files_only=True, attn_implementation="eager")
     tokenizer = PreTrainedTokenizerFast.from_pretrained(source, local_files_only=True)

@@ -17,7 +17,6 @@ from ..draw.section import Section
 from ..draw.text import html_text
 from ..errors import InputError, OutputError, first_line
 from .codec import packed, unpacked
-from .earlier import renewed
 from .figure_file import SavesFigures
 from .provenance import Provenance
 from .tensor_file import FORMAT, read_tensors, write_tensors
@@ -101,8 +100,7 @@ class Result(SavesFigures, ABC):
     @classmethod
     def _read(cls, tensors: Mapping[str, Tensor], about: Mapping[str, Any]) -> Self:
         """The reverse of `_written`."""
-        tensors, rest = renewed(tensors, about)
-        found: Self = unpacked(cls, tensors, rest, provenance=Provenance.from_dict(about["provenance"]))
+        found: Self = unpacked(cls, tensors, about["facts"], provenance=Provenance.from_dict(about["provenance"]))
         return found
 
     def _repr_html_(self) -> str:

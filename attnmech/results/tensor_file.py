@@ -14,8 +14,8 @@ from ..errors import OutputError
 
 _HEADER: Final = "attnmech"
 
-FORMAT: Final = 2
-"""The version of the layout of saved results and interventions; files of attnmech 0.1.0 have none."""
+FORMAT: Final = 1
+"""The version of the layout of saved results and interventions."""
 
 
 def write_tensors(path: str | Path, tensors: Mapping[str, Tensor], header: Mapping[str, Any]) -> Path:

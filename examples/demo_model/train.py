@@ -1,4 +1,4 @@
-"""Train the demo model from scratch: `python -m attnmech.demo.train`."""
+"""Train the demo model from scratch: `python examples/demo_model/train.py`."""
 
 import argparse
 import math
@@ -9,15 +9,15 @@ from pathlib import Path
 from random import Random
 
 import torch
+from checkpoint import Checkpoint
 from rich.progress import MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from sequences import batch
 from torch import Tensor
 from transformers import BloomConfig, BloomForCausalLM, PreTrainedTokenizerFast
 from transformers.utils.logging import disable_progress_bar
 
-from ..errors import AttnmechError, first_line
-from .checkpoint import Checkpoint
-from .sequences import batch
-from .tokenizer import build_tokenizer
+from attnmech.demo.tokenizer import build_tokenizer
+from attnmech.errors import AttnmechError, first_line
 
 
 @dataclass(frozen=True)
@@ -147,7 +147,7 @@ def save(model: BloomForCausalLM, tokenizer: PreTrainedTokenizerFast, folder: Pa
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """The command line."""
-    parser = argparse.ArgumentParser(prog="python -m attnmech.demo.train", description=__doc__)
+    parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument(
         "--out", type=Path, default=Path("demo"), help="folder for the trained model (default %(default)s)"
     )

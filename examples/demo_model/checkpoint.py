@@ -7,8 +7,8 @@ from random import Random
 import torch
 from safetensors import SafetensorError
 
-from ..errors import InputError
-from ..results.tensor_file import read_tensors, write_tensors
+from attnmech.errors import InputError
+from attnmech.results.tensor_file import read_tensors, write_tensors
 
 MOMENTS = ("step", "exp_avg", "exp_avg_sq")
 """What AdamW keeps of each parameter."""
