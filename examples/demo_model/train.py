@@ -11,11 +11,11 @@ from random import Random
 import torch
 from checkpoint import Checkpoint
 from rich.progress import MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-from sequences import batch
 from torch import Tensor
 from transformers import BloomConfig, BloomForCausalLM, PreTrainedTokenizerFast
 from transformers.utils.logging import disable_progress_bar
 
+from attnmech.demo.sequences import batch
 from attnmech.demo.tokenizer import build_tokenizer
 from attnmech.errors import AttnmechError, first_line
 

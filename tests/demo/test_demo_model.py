@@ -9,13 +9,13 @@ from random import Random
 
 import pytest
 import torch
-from sequences import repeated_tokens
 from transformers import BloomForCausalLM, PreTrainedTokenizerFast
 
 import attnmech as am
 from attnmech.demo import model_folder, words
 from attnmech.demo.evaluate import CHOICES, evaluate, head_figures, held_out_tokens, load, loss_figures, main
 from attnmech.demo.grammar import HELD_OUT, TRAINING, Side, document
+from attnmech.demo.sequences import repeated_tokens
 from attnmech.demo.text import PARAGRAPH
 from attnmech.demo.tokenizer import build_tokenizer
 from attnmech.errors import ModelNotFoundError

@@ -7,14 +7,13 @@ from random import Random
 from typing import Any
 
 import pytest
-import sequences
 import torch
-from sequences import altered_tokens, batch, document_tokens, repeated_tokens
 from train import Settings, checkpoint_steps, learning_rate_share, main, new_model, next_word_loss, train
 from transformers import BloomForCausalLM
 
-from attnmech.demo import words
+from attnmech.demo import sequences, words
 from attnmech.demo.grammar import Document, document
+from attnmech.demo.sequences import altered_tokens, batch, document_tokens, repeated_tokens
 from attnmech.demo.tokenizer import FIRST_WORD, build_tokenizer
 from attnmech.errors import InputError
 

@@ -7,9 +7,9 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerFast
 
-from attnmech.demo import words
-from attnmech.demo.grammar import document
-from attnmech.demo.tokenizer import FIRST_WORD, token_ids
+from . import words
+from .grammar import document
+from .tokenizer import FIRST_WORD, token_ids
 
 
 def repeated_tokens(
