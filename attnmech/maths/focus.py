@@ -13,14 +13,8 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from .softmax import Attention
+from .statistic import RowStatistic, Statistics
 from .sums_by_text import sums_by_text
-
-STATISTICS: Final = (
-    "self_top", "first_top", "previous_top", "elsewhere_top", "tied_top",
-    "self_mass", "first_mass", "previous_mass", "last_mass",
-    "concentration", "entropy", "normalised_entropy", "distance",
-)  # fmt: skip
-"""What is measured on every row, in the order of the axis `statistic`."""
 
 
 @dataclass(frozen=True)
@@ -59,35 +53,54 @@ def defined_rows(
     `aligned` says that queries and keys are the same tokens; in cross-attention there is no self, previous or
     distance.
     """
-    seen = visible[:, 0]
-    count = seen.sum(dim=-1)
-    place = torch.arange(rows.start, rows.stop, device=seen.device)
-    choice = real & (count > 1)
-    sees = real[..., None] & ~places.missing[:, 0] & seen.gather(-1, places.at)
-    none = torch.zeros_like(real)
-    start = sees[..., 0]
-    itself, before = (sees[..., 1], sees[..., 2]) if aligned else (none, none)
-    apart = itself.int() + (before & (place > first[:, None])).int()
-    apart = apart + (start & (place > first[:, None] + 1)).int()
-    recent = sees[..., 1 : 1 + min(last, rows.stop)].sum(dim=-1)
-    beyond = choice & (count > recent) if aligned else none
-    by_distance = choice if aligned else none
-    valid = {
-        "self_top": choice & itself,
-        "first_top": choice & start,
-        "previous_top": choice & before,
-        "elsewhere_top": choice & (count > apart) if aligned else none,
-        "tied_top": choice,
-        "self_mass": itself,
-        "first_mass": start,
-        "previous_mass": before,
-        "last_mass": beyond,
-        "concentration": choice,
-        "entropy": real & (count > 0),
-        "normalised_entropy": choice,
-        "distance": by_distance,
-    }
-    return DefinedRows(first, count, torch.stack([valid[name] for name in STATISTICS]))
+    sees = SeenRows.of(visible[:, 0], rows, real, first, places, last, aligned)
+    return DefinedRows(first, sees.count, torch.stack([each.defined(sees) for each in STATISTICS.values()]))
+
+
+@dataclass(frozen=True)
+class SeenRows:
+    """What the mask says of a block's rows: which keys each can see."""
+
+    real: Bool[Tensor, "batch row"]
+    """The rows of tokens; all below are among them."""
+    count: Int[Tensor, "batch row"]
+    """How many keys a row can see."""
+    choice: Bool[Tensor, "batch row"]
+    """It sees two or more."""
+    itself: Bool[Tensor, "batch row"]
+    """It sees its own token; so below, the first of its text, and the one before."""
+    first: Bool[Tensor, "batch row"]
+    previous: Bool[Tensor, "batch row"]
+    others: Bool[Tensor, "batch row"]
+    """It has a choice, and sees keys other than these three."""
+    beyond: Bool[Tensor, "batch row"]
+    """It has a choice, and sees keys other than the last."""
+    apart: Bool[Tensor, "batch row"]
+    """It has a choice, and keys have a distance to it."""
+
+    @classmethod
+    def of(
+        cls,
+        seen: Bool[Tensor, "batch row key"],
+        rows: range,
+        real: Bool[Tensor, "batch row"],
+        begins: Int[Tensor, " batch"],
+        places: "Places",
+        last: int,
+        aligned: bool,
+    ) -> "SeenRows":
+        """Those of one block."""
+        count = seen.sum(dim=-1)
+        place = torch.arange(rows.start, rows.stop, device=seen.device)
+        choice = real & (count > 1)
+        sees = real[..., None] & ~places.missing[:, 0] & seen.gather(-1, places.at)
+        none = torch.zeros_like(real)
+        itself, before = (sees[..., 1], sees[..., 2]) if aligned else (none, none)
+        named = itself.int() + (before & (place > begins[:, None])).int()
+        named = named + (sees[..., 0] & (place > begins[:, None] + 1)).int()
+        recent = sees[..., 1 : 1 + min(last, rows.stop)].sum(dim=-1)
+        others, beyond, apart = (each if aligned else none for each in (count > named, count > recent, choice))
+        return cls(real, count, choice, itself, sees[..., 0], before, choice & others, choice & beyond, choice & apart)
 
 
 @dataclass(frozen=True)
@@ -170,45 +183,154 @@ def statistics_by_class(
     return values, sums_by_text(values, classes)
 
 
-def _log_count(defined: DefinedRows, precision: torch.dtype) -> Float[Tensor, "batch row"]:
-    """ln of the number of keys that a row sees, at least of two."""
-    return defined.count.clamp_min(2).to(precision).log()
-
-
 def row_statistics(measures: RowMeasures, defined: DefinedRows) -> Float[Tensor, "statistic batch head row"]:
-    """Every statistic of every row from the first on, 0 where it is undefined.
-
-    The highest key is the row's own token, the first, the one before, or elsewhere; if the two highest keys are equal,
-    it counts only as tied.
-
-        mass on a place   p_ij                      concentration        p(1) − p(2), the two highest
-        entropy           −Σ_j p_ij ln p_ij, nats    normalised entropy   entropy / ln(number of keys seen)
-        distance          Σ_j p_ij |i − j|, tokens
-    """
-    first_mass, self_mass, previous_mass, last_mass = measures.masses
-    entropy, tied = measures.entropy, measures.first == measures.second
-    place = torch.arange(entropy.shape[-1], device=entropy.device)
-    tops = {
-        "self_top": measures.key == place,
-        "first_top": measures.key == defined.first[:, None, None],
-        "previous_top": measures.key == place - 1,
-    }
-    elsewhere = ~(tops["self_top"] | tops["first_top"] | tops["previous_top"])
-    found = {
-        **{name: hit & ~tied for name, hit in tops.items()},
-        "elsewhere_top": elsewhere & ~tied,
-        "tied_top": tied,
-        "self_mass": self_mass,
-        "first_mass": first_mass,
-        "previous_mass": previous_mass,
-        "last_mass": last_mass,
-        "concentration": measures.first - measures.second,
-        "entropy": entropy,
-        "normalised_entropy": entropy / _log_count(defined, entropy.dtype)[:, None],
-        "distance": measures.distance,
-    }
-    values = torch.stack([found[name].to(entropy.dtype) for name in STATISTICS])
+    """Every statistic of every row from the first on, 0 where it is undefined."""
+    rows = FocusRows(measures, defined)
+    values = torch.stack([each.value(rows).to(measures.entropy.dtype) for each in STATISTICS.values()])
     return values.masked_fill(~defined.valid[:, :, None], 0.0)
+
+
+@dataclass(frozen=True)
+class FocusRows:
+    """The rows of a layer, from the first on, as the formulas of `STATISTICS` read them."""
+
+    measures: RowMeasures
+    defined: DefinedRows
+
+    def highest(self, at: Int[Tensor, "*places"]) -> Bool[Tensor, "batch head row"]:
+        """Whether the one highest key is at a position."""
+        return (self.measures.key == at) & ~self.tied
+
+    @property
+    def place(self) -> Int[Tensor, " row"]:
+        """The position of each row."""
+        return torch.arange(self.measures.key.shape[-1], device=self.measures.key.device)
+
+    @property
+    def first(self) -> Int[Tensor, "batch 1 1"]:
+        """The position of each text's first token."""
+        return self.defined.first[:, None, None]
+
+    @property
+    def tied(self) -> Bool[Tensor, "batch head row"]:
+        """Whether the two highest keys are equal; the highest then counts nowhere."""
+        return self.measures.first == self.measures.second
+
+    @property
+    def elsewhere(self) -> Bool[Tensor, "batch head row"]:
+        """Whether the one highest key is neither the row's own token, nor the first, nor the one before."""
+        key = self.measures.key
+        return ~self.tied & (key != self.place) & (key != self.first) & (key != self.place - 1)
+
+    @property
+    def log_count(self) -> Float[Tensor, "batch 1 row"]:
+        """ln of the number of keys that a row sees, at least of two."""
+        return self.defined.count.clamp_min(2).to(self.measures.entropy.dtype).log()[:, None]
+
+
+STATISTICS: Final = Statistics(
+    RowStatistic(
+        name="self_top",
+        meaning="Share of rows whose highest key is the token itself: figure 4.",
+        label="rows whose highest key<br>is the token itself",
+        unit="share",
+        defined=lambda seen: seen.choice & seen.itself,
+        value=lambda rows: rows.highest(rows.place),
+    ),
+    RowStatistic(
+        name="first_top",
+        meaning="Share of rows whose highest key is the first token: figure 5.",
+        label="rows whose highest key<br>is the first token",
+        unit="share",
+        defined=lambda seen: seen.choice & seen.first,
+        value=lambda rows: rows.highest(rows.first),
+    ),
+    RowStatistic(
+        name="previous_top",
+        meaning="Share of rows whose highest key is the token before.",
+        label="rows whose highest key<br>is the token before",
+        unit="share",
+        defined=lambda seen: seen.choice & seen.previous,
+        value=lambda rows: rows.highest(rows.place - 1),
+    ),
+    RowStatistic(
+        name="elsewhere_top",
+        meaning="Share of rows whose highest key is another, among the rows that see another key.",
+        label="rows whose highest key<br>is another",
+        unit="share",
+        defined=lambda seen: seen.others,
+        value=lambda rows: rows.elsewhere,
+    ),
+    RowStatistic(
+        name="tied_top",
+        meaning="Share of rows whose two highest keys are equal.",
+        label="rows whose two highest<br>keys are equal",
+        unit="share",
+        defined=lambda seen: seen.choice,
+        value=lambda rows: rows.tied,
+    ),
+    RowStatistic(
+        name="self_mass",
+        meaning="Mean probability p_ii of the token itself.",
+        label="mean p of<br>the token itself",
+        defined=lambda seen: seen.itself,
+        value=lambda rows: rows.measures.masses[1],
+    ),
+    RowStatistic(
+        name="first_mass",
+        meaning="Mean probability of the first token, on rows that see it.",
+        label="mean p of<br>the first token",
+        defined=lambda seen: seen.first,
+        value=lambda rows: rows.measures.masses[0],
+    ),
+    RowStatistic(
+        name="previous_mass",
+        meaning="Mean probability of the token before.",
+        label="mean p of<br>the token before",
+        defined=lambda seen: seen.previous,
+        value=lambda rows: rows.measures.masses[2],
+    ),
+    RowStatistic(
+        name="last_mass",
+        meaning="Mean total probability of the last `last` keys, on rows that see more keys than these.",
+        label="mean total p<br>of the last keys",
+        defined=lambda seen: seen.beyond,
+        value=lambda rows: rows.measures.masses[3],
+    ),
+    RowStatistic(
+        name="concentration",
+        meaning="Mean of p(1) − p(2), the two highest probabilities: figure 6.",
+        label="mean of p(1) − p(2)",
+        defined=lambda seen: seen.choice,
+        value=lambda rows: rows.measures.first - rows.measures.second,
+    ),
+    RowStatistic(
+        name="entropy",
+        meaning="Mean of −Σ_j p_ij ln p_ij, in nats.",
+        label="mean entropy",
+        unit="nats",
+        bounds=(0.0, math.inf),
+        defined=lambda seen: seen.real & (seen.count > 0),
+        value=lambda rows: rows.measures.entropy,
+    ),
+    RowStatistic(
+        name="normalised_entropy",
+        meaning="Mean of entropy / ln(number of keys seen): 1 where attention is uniform.",
+        label="mean entropy /<br>ln(keys seen)",
+        defined=lambda seen: seen.choice,
+        value=lambda rows: rows.measures.entropy / rows.log_count,
+    ),
+    RowStatistic(
+        name="distance",
+        meaning="Mean of Σ_j p_ij |i − j|, in tokens.",
+        label="mean distance",
+        unit="tokens",
+        bounds=(0.0, math.inf),
+        defined=lambda seen: seen.apart,
+        value=lambda rows: rows.measures.distance,
+    ),
+)
+"""What is measured on every row, in the order of the axis `statistic`."""
 
 
 def collapse_class(bos_mass: float, entropy: float) -> str:

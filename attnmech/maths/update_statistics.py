@@ -3,21 +3,18 @@
 The formulas are those of `updates.py` (formulas §1).
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Final
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from .statistic import RowStatistic, Statistics
 from .updates import cosine
-
-STATISTICS: Final = (
-    "magnitude", "orientation", "along", "across", "target_magnitude", "target_orientation",
-    "magnitude_at_self", "magnitude_at_first", "magnitude_elsewhere",
-)  # fmt: skip
-"""What is measured for every head, row by row, in the order of the axis `statistic`."""
 
 
 @dataclass(frozen=True)
@@ -65,43 +62,23 @@ def update_statistics(
 ) -> tuple[Float[Tensor, "statistic head batch row"], Bool[Tensor, "statistic head batch row"]]:
     """Every statistic of every row, 0 where it is undefined, and where it is defined.
 
-        magnitude           m = ‖u‖ / ‖x‖            orientation         c = cos(u, x)
-        along               m c                       across              m √(1 − c²)
-        target_magnitude    that of the key that the row attends to most, if the row read nothing else
-        magnitude at self   m of the rows whose highest key is their own; likewise at first and elsewhere
-
     `read` are the keys' values against the stream there; of two, the second are those that rows of global tokens read.
     """
     factor = rows.by_token[:, None]
     written = AgainstStream(written.norm * factor, written.product * factor, written.stream)
-    magnitude, orientation = written.magnitude, written.orientation
     target = _target(read[0], rows)
     if rows.by_global is not None:
         for of_global in read[1:]:
             target = target.but(rows.by_global[:, None], _target(of_global, rows))
-    real = rows.real[:, None] & (written.stream > 0)[:, None]
-    seen = real & (rows.key >= 0)
-    at_first = rows.key == rows.begins[:, None, None]
-    at_self = rows.key == torch.arange(rows.key.shape[-1], device=rows.key.device)
-    at_self = at_self if rows.aligned else torch.zeros_like(at_self)
-    found = {
-        "magnitude": (magnitude, real),
-        "orientation": (orientation, real & (written.norm > 0)),
-        "along": (magnitude * orientation, real),
-        "across": (magnitude * (1 - orientation**2).clamp_min(0).sqrt(), real),
-        "target_magnitude": (target.magnitude, real & target.compared),
-        "target_orientation": (target.orientation, real & target.directed),
-        "magnitude_at_self": (magnitude, seen & at_self),
-        "magnitude_at_first": (magnitude, seen & at_first & ~at_self),
-        "magnitude_elsewhere": (magnitude, seen & ~at_first & ~at_self),
-    }
-    valid = torch.stack([found[name][1].expand_as(magnitude) for name in STATISTICS])
-    values = torch.stack([found[name][0] for name in STATISTICS]).masked_fill_(~valid, 0.0)
+    of_rows = UpdateRows(written, target, rows)
+    shape = written.norm
+    valid = torch.stack([each.defined(of_rows).expand_as(shape) for each in STATISTICS.values()])
+    values = torch.stack([each.value(of_rows) for each in STATISTICS.values()]).masked_fill_(~valid, 0.0)
     return values.transpose(1, 2), valid.transpose(1, 2)
 
 
 @dataclass(frozen=True)
-class _Target:
+class Target:
     """What the key that each row attends to most would write, against the stream there."""
 
     magnitude: Float[Tensor, "batch head row"]
@@ -111,16 +88,126 @@ class _Target:
     directed: Bool[Tensor, "batch head row"]
     """Whether, in addition, its value is nonzero."""
 
-    def but(self, rows: Bool[Tensor, "batch 1 row"], other: "_Target") -> "_Target":
+    def but(self, rows: Bool[Tensor, "batch 1 row"], other: "Target") -> "Target":
         """The same with other numbers in some rows."""
-        return _Target(*(torch.where(rows, vars(other)[name], value) for name, value in vars(self).items()))
+        return Target(*(torch.where(rows, vars(other)[name], value) for name, value in vars(self).items()))
 
 
-def _target(read: AgainstStream, rows: LayerRows) -> _Target:
+def _target(read: AgainstStream, rows: LayerRows) -> Target:
     """v_j W_O against x_j, for the key j that each row attends to most."""
     tokens = read.stream.shape[-1]
     at = rows.key.clamp(0, tokens - 1)
     compared = (rows.key >= 0) & (rows.key < tokens) & (read.stream > 0)[:, None].expand_as(read.norm).gather(-1, at)
     directed = compared & (read.norm > 0).gather(-1, at)
     magnitude = read.magnitude.gather(-1, at) * rows.by_token[:, None]
-    return _Target(magnitude, read.orientation.gather(-1, at), compared, directed)
+    return Target(magnitude, read.orientation.gather(-1, at), compared, directed)
+
+
+@dataclass(frozen=True)
+class UpdateRows:
+    """The rows of a layer, as the formulas of `STATISTICS` read them."""
+
+    written: AgainstStream
+    """What each head writes, after the norm that follows attention."""
+    target: Target
+    rows: LayerRows
+
+    @cached_property
+    def magnitude(self) -> Float[Tensor, "batch head row"]:
+        """m = ‖u‖ / ‖x‖."""
+        return self.written.magnitude
+
+    @cached_property
+    def orientation(self) -> Float[Tensor, "batch head row"]:
+        """c = cos(u, x)."""
+        return self.written.orientation
+
+    @cached_property
+    def real(self) -> Bool[Tensor, "batch 1 row"]:
+        """The rows of tokens with a stream that is not 0."""
+        return (self.rows.real & (self.written.stream > 0))[:, None]
+
+    @cached_property
+    def chooses(self) -> Bool[Tensor, "batch head row"]:
+        """Those that attend to one key most."""
+        return self.real & (self.rows.key >= 0)
+
+    @cached_property
+    def at_self(self) -> Bool[Tensor, "batch head row"]:
+        """Whether that key is the row's own token."""
+        key = self.rows.key
+        here = key == torch.arange(key.shape[-1], device=key.device)
+        return here if self.rows.aligned else torch.zeros_like(here)
+
+    @cached_property
+    def at_first(self) -> Bool[Tensor, "batch head row"]:
+        """Whether it is the first of the text, and not the row's own."""
+        return (self.rows.key == self.rows.begins[:, None, None]) & ~self.at_self
+
+
+STATISTICS: Final = Statistics(
+    RowStatistic(
+        name="magnitude",
+        meaning="Mean of ‖u‖ / ‖x‖, the update at each row against the stream there: figure 7.",
+        bounds=(0.0, math.inf),
+        defined=lambda rows: rows.real,
+        value=lambda rows: rows.magnitude,
+    ),
+    RowStatistic(
+        name="orientation",
+        meaning="Mean of cos(u, x): negative where the head removes some of what is there. Figure 8.",
+        bounds=(-1.0, 1.0),
+        defined=lambda rows: rows.real & (rows.written.norm > 0),
+        value=lambda rows: rows.orientation,
+    ),
+    RowStatistic(
+        name="along",
+        meaning="Mean of the update's signed component along the stream, u·x / ‖x‖².",
+        bounds=(-math.inf, math.inf),
+        defined=lambda rows: rows.real,
+        value=lambda rows: rows.magnitude * rows.orientation,
+    ),
+    RowStatistic(
+        name="across",
+        meaning="Mean size of the update's component orthogonal to the stream, in units of ‖x‖.",
+        bounds=(0.0, math.inf),
+        defined=lambda rows: rows.real,
+        value=lambda rows: rows.magnitude * (1 - rows.orientation**2).clamp_min(0).sqrt(),
+    ),
+    RowStatistic(
+        name="target_magnitude",
+        meaning="Mean of ‖v_j W_O‖ / ‖x_j‖ for the key j that each row attends to most.",
+        bounds=(0.0, math.inf),
+        defined=lambda rows: rows.real & rows.target.compared,
+        value=lambda rows: rows.target.magnitude,
+    ),
+    RowStatistic(
+        name="target_orientation",
+        meaning="Mean of cos(v_j W_O, x_j) for the key j that each row attends to most.",
+        bounds=(-1.0, 1.0),
+        defined=lambda rows: rows.real & rows.target.directed,
+        value=lambda rows: rows.target.orientation,
+    ),
+    RowStatistic(
+        name="magnitude_at_self",
+        meaning="Mean magnitude on rows that attend most to their own token.",
+        bounds=(0.0, math.inf),
+        defined=lambda rows: rows.chooses & rows.at_self,
+        value=lambda rows: rows.magnitude,
+    ),
+    RowStatistic(
+        name="magnitude_at_first",
+        meaning="Mean magnitude on rows that attend most to the first token: figure 10 claims that it is small.",
+        bounds=(0.0, math.inf),
+        defined=lambda rows: rows.chooses & rows.at_first,
+        value=lambda rows: rows.magnitude,
+    ),
+    RowStatistic(
+        name="magnitude_elsewhere",
+        meaning="Mean magnitude on rows that attend most to any other key.",
+        bounds=(0.0, math.inf),
+        defined=lambda rows: rows.chooses & ~rows.at_first & ~rows.at_self,
+        value=lambda rows: rows.magnitude,
+    ),
+)
+"""What is measured for every head, row by row, in the order of the axis `statistic`."""

@@ -117,7 +117,7 @@ class FocusSums(Reducer):
         state["uniform"][layer], state["seen"][layer] = uniform, seen
         if "values" in state:
             state["values"][:, layer], state["valid"][:, layer] = values, defined.valid[:, None]
-            choice = defined.valid[STATISTICS.index("tied_top")]
+            choice = defined.valid[STATISTICS.place("tied_top")]
             state["top_key"][layer] = found.key.masked_fill(~choice[:, None], -1).transpose(0, 1).int()
 
     def close(self, state: State, run: Run) -> State:

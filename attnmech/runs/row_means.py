@@ -5,11 +5,10 @@ A method sums what it measures on each row by text and by the class of the row; 
 """
 
 import json
-import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Final, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Self
 
 import numpy as np
 import pandas as pd
@@ -25,6 +24,7 @@ from ..draw.effects import effect_map
 from ..draw.section import Section
 from ..errors import InputError, MissingPointError, index_of
 from ..maths.intervals import LEAST_TEXTS, LEVEL, TextMeans, checked_level, difference
+from ..maths.statistic import Statistic, Statistics
 from ..maths.sums_by_text import counts_by_text, sums_by_text
 from ..results import Provenance, TextResult, by_layer, clarity_of, shared_layers
 from .claims import for_map, interval_note
@@ -68,8 +68,18 @@ class RowMeans(TextResult):
     has means, their intervals, and rows; its two `parts` have the rest.
     """
 
-    STATISTICS: ClassVar[tuple[str, ...]]
-    """The statistics, in the order of the axis `statistic`."""
+    STATISTICS: ClassVar[Statistics[Any]]
+    """The statistics, in the order of the axis `statistic`; the mean of each is a property of its name."""
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        for each in vars(cls).get("STATISTICS", {}).values():
+            setattr(cls, each.name, _mean_of(each))
+
+    if TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Float[Tensor, "layer head"]:
+            """A statistic by its name."""
 
     STATE: ClassVar[Mapping[str, Any]] = {
         "sums": Float[Tensor, "statistic class layer head group"],
@@ -208,13 +218,9 @@ class RowMeans(TextResult):
     def _ends(self, statistic: str, ends: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor] | None:
         if not self.has_intervals:
             return None
-        lowest, highest = self._bounds(statistic)
+        lowest, highest = self.STATISTICS[statistic].bounds
         low, high = (end if self.parts is not None else end.clamp(lowest, highest) for end in ends)
         return self._by_layer(low), self._by_layer(high)
-
-    def _bounds(self, statistic: str) -> tuple[float, float]:
-        """The bounds of a statistic; its intervals are clamped to them."""
-        return -math.inf, math.inf
 
     @property
     def has_intervals(self) -> bool:
@@ -300,7 +306,7 @@ class RowMeans(TextResult):
         return (places[0].tolist(), places[1].tolist()) if len(places[0]) else None
 
     def _place(self, statistic: str) -> int:
-        return self.STATISTICS.index(option("statistic", statistic, self.STATISTICS))
+        return self.STATISTICS.place(option("statistic", statistic, self.STATISTICS))
 
     def _row(self, name: str) -> Tensor:
         return self._kept(name, "rows are kept for texts that are run together (a string or a list), not for a corpus")
@@ -333,7 +339,7 @@ class RowMeans(TextResult):
                     flags = self._clarity(name)
                     columns |= {f"{name}_agreeing": flags.pop("agreeing")}
                     columns |= {f"{name}_{flag}": value.bool() for flag, value in flags.items()}
-        heads, rows = columns[self.STATISTICS[0]].shape[1], list(self.layers)
+        heads, rows = next(iter(columns.values())).shape[1], list(self.layers)
         frame = pd.DataFrame(
             {
                 "layer": [layer for layer in rows for _ in range(heads)],
@@ -367,7 +373,9 @@ class RowMeans(TextResult):
     def _map(self, statistic: str, label: str) -> "go.Figure":
         """Layers × heads, coloured by a statistic, with intervals in the hover."""
         shown = for_map(self._means(statistic), range(len(self.layers)))
-        if self.parts is None and self._bounds(statistic)[0] >= 0:  # no number is below 0, so none stands out from it
+        if (
+            self.parts is None and self.STATISTICS[statistic].bounds[0] >= 0
+        ):  # no number is below 0, so none stands out from it
             shown |= {"clear": None, "signed": False}
         return effect_map(**shown, layers=self.layers, label=label)
 
@@ -375,16 +383,14 @@ class RowMeans(TextResult):
         """Any statistic as a map of layers × heads, with a frame around one head if it is given."""
         if bool(self.mean(statistic).isnan().all()):
             raise InputError(f'"{statistic}" is not defined on any row of these texts.')
-        figure = self._difference_map(statistic) if self.parts else self._map(statistic, self._label(statistic))
+        figure = (
+            self._difference_map(statistic) if self.parts else self._map(statistic, self.STATISTICS[statistic].axis)
+        )
         if layer is None or head is None:
             return figure
         place = self.layers.index(member("layer", layer, self.layers, "the layers measured"))
         head = index_of("head", head, self.mean(statistic).shape[1])
         return at_head(figure, self.layers, self.layers).figure(layer=place, head=head)
-
-    def _label(self, statistic: str) -> str:
-        """What a statistic is, and its unit, beside a scale of colours."""
-        return statistic.replace("_", " ")
 
     def _difference_map(self, statistic: str) -> "go.Figure":
         """Layers × heads, coloured by the difference of a statistic."""
@@ -439,6 +445,17 @@ class RowMeans(TextResult):
     @property
     def _n_texts(self) -> int:
         return self.documents
+
+
+def _mean_of(statistic: Statistic) -> property:
+    """The property of a result that is a statistic's mean."""
+
+    def mean(self: RowMeans) -> Float[Tensor, "layer head"]:
+        return self.mean(statistic.name)
+
+    mean.__name__ = statistic.name
+    mean.__doc__ = statistic.meaning
+    return property(mean)
 
 
 def _of_groups(means: TextMeans, places: list[int]) -> TextMeans:

@@ -1,5 +1,6 @@
 """What is summed of what heads write into the residual stream: statistics of rows by text."""
 
+import math
 from dataclasses import dataclass
 from typing import Final
 
@@ -10,6 +11,7 @@ from torch import Tensor
 
 from ..errors import InputError
 from ..maths.compared import Compared, compared
+from ..maths.statistic import Statistic, Statistics
 from ..maths.sums_by_text import counts_by_text, sums_by_text
 from ..maths.update_statistics import STATISTICS, AgainstStream, LayerRows, update_statistics
 from ..maths.updates import Writer, cosine
@@ -24,7 +26,15 @@ from .row_classes import row_classes
 from .row_means import added, closed
 from .stream import Reducer, Run, State
 
-BLOCK_STATISTICS: Final = ("attn_magnitude", "attn_orientation", "mlp_magnitude", "mlp_orientation", "cancellation")
+BLOCK_STATISTICS: Final = Statistics(
+    Statistic(
+        name="attn_magnitude", meaning="Mean of ‖attn_out‖ / ‖x‖, x the stream before it.", bounds=(0.0, math.inf)
+    ),
+    Statistic(name="attn_orientation", meaning="Mean of cos(attn_out, x).", bounds=(-1.0, 1.0)),
+    Statistic(name="mlp_magnitude", meaning="Mean of ‖mlp_out‖ / ‖x‖, x the stream before it.", bounds=(0.0, math.inf)),
+    Statistic(name="mlp_orientation", meaning="Mean of cos(mlp_out, x).", bounds=(-1.0, 1.0)),
+    Statistic(name="cancellation", meaning="Mean of ‖Σ_h u_h‖ / Σ_h ‖u_h‖: 1 where all heads write one direction."),
+)
 """What is measured for a layer's whole attention and whole MLP, row by row."""
 
 

@@ -4,7 +4,6 @@ Figures 4 to 6 of "Attention Focus Plots" (R. Claus); sink rate after Gu et al. 
 arXiv 2603.09616.
 """
 
-import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Final
@@ -25,7 +24,7 @@ from ...model.run.hooked import HookedModel
 from ...runs.focus_sums import BY_ROW, FocusSums
 from ...runs.row_means import RowMeans
 from ...runs.stream import Source, State, stream
-from .figures import LABELS, rank_lines_of
+from .figures import rank_lines_of
 from .section import focus_sections
 
 FIGURES: Final = {"self_focus": "self_top", "first_focus": "first_top", "concentration": "concentration"}
@@ -115,80 +114,12 @@ class AttentionFocus(RowMeans):
     last: int
     """How many keys `last_mass` counts."""
 
-    def _bounds(self, statistic: str) -> tuple[float, float]:
-        return 0.0, math.inf if statistic in ("entropy", "distance") else 1.0
-
     @classmethod
     def reducer(cls, *, last: int = 8) -> FocusReducer:
         """The reducer that computes an `AttentionFocus` in `am.stream`."""
         return FocusReducer(last)
 
     # -- what a head's rows do, on average --------------------------------------------------------------------
-
-    @property
-    def self_top(self) -> Float[Tensor, "layer head"]:
-        """Share of rows whose highest key is the token itself: figure 4."""
-        return self.mean("self_top")
-
-    @property
-    def first_top(self) -> Float[Tensor, "layer head"]:
-        """Share of rows whose highest key is the first token: figure 5."""
-        return self.mean("first_top")
-
-    @property
-    def previous_top(self) -> Float[Tensor, "layer head"]:
-        """Share of rows whose highest key is the token before."""
-        return self.mean("previous_top")
-
-    @property
-    def elsewhere_top(self) -> Float[Tensor, "layer head"]:
-        """Share of rows whose highest key is another, among the rows that see another key."""
-        return self.mean("elsewhere_top")
-
-    @property
-    def tied_top(self) -> Float[Tensor, "layer head"]:
-        """Share of rows whose two highest keys are equal."""
-        return self.mean("tied_top")
-
-    @property
-    def self_mass(self) -> Float[Tensor, "layer head"]:
-        """Mean probability of the token itself."""
-        return self.mean("self_mass")
-
-    @property
-    def first_mass(self) -> Float[Tensor, "layer head"]:
-        """Mean probability of the first token, on rows that see it."""
-        return self.mean("first_mass")
-
-    @property
-    def previous_mass(self) -> Float[Tensor, "layer head"]:
-        """Mean probability of the token before."""
-        return self.mean("previous_mass")
-
-    @property
-    def last_mass(self) -> Float[Tensor, "layer head"]:
-        """Mean total probability of the last `last` keys, on rows that see more keys than these."""
-        return self.mean("last_mass")
-
-    @property
-    def concentration(self) -> Float[Tensor, "layer head"]:
-        """Mean of p(1) − p(2), the two highest probabilities: figure 6."""
-        return self.mean("concentration")
-
-    @property
-    def entropy(self) -> Float[Tensor, "layer head"]:
-        """Mean of −Σ p ln p, in nats."""
-        return self.mean("entropy")
-
-    @property
-    def normalised_entropy(self) -> Float[Tensor, "layer head"]:
-        """Mean of entropy / ln(number of keys seen): 1 where attention is uniform."""
-        return self.mean("normalised_entropy")
-
-    @property
-    def distance(self) -> Float[Tensor, "layer head"]:
-        """Mean of Σ_j p_ij |i − j|, in tokens."""
-        return self.mean("distance")
 
     @property
     def top_key(self) -> Int[Tensor, "layer head batch query"]:
@@ -252,7 +183,7 @@ class AttentionFocus(RowMeans):
 
     def _over_all_rows(self, statistic: str) -> Float[Tensor, "layer head"]:
         rows = self._all_rows("rows").sum()
-        return self._by_layer(self.state["sums"][STATISTICS.index(statistic)].sum(dim=(0, -1)) / rows)
+        return self._by_layer(self.state["sums"][STATISTICS.place(statistic)].sum(dim=(0, -1)) / rows)
 
     def _all_rows(self, name: str) -> Tensor:
         return self._kept(name, "it is defined over all rows, but this result has only selected ones")
@@ -272,9 +203,6 @@ class AttentionFocus(RowMeans):
             return self._statistic_map(FIGURES.get(figure, figure), layer, head)
         chosen = None if layer is None or head is None else (layer, head)
         return rank_lines_of(self.numbers(), FIGURES[figure], chosen)
-
-    def _label(self, statistic: str) -> str:
-        return LABELS[statistic]
 
     def numbers(self) -> "FocusNumbers":
         """The numbers of figures 4 to 6, as arrays for drawing."""

@@ -34,23 +34,6 @@ QUANTITIES: Final = {
 }
 """The axis titles of figures 4, 5 and 6."""
 
-LABELS: Final = {
-    "self_top": "rows whose highest key<br>is the token itself, share",
-    "first_top": "rows whose highest key<br>is the first token, share",
-    "previous_top": "rows whose highest key<br>is the token before, share",
-    "elsewhere_top": "rows whose highest key<br>is another, share",
-    "tied_top": "rows whose two highest<br>keys are equal, share",
-    "self_mass": "mean p of<br>the token itself",
-    "first_mass": "mean p of<br>the first token",
-    "previous_mass": "mean p of<br>the token before",
-    "last_mass": "mean total p<br>of the last keys",
-    "concentration": "mean of p(1) − p(2)",
-    "entropy": "mean entropy, nats",
-    "normalised_entropy": "mean entropy /<br>ln(keys seen)",
-    "distance": "mean distance, tokens",
-}
-"""What each statistic of the rows is, and its unit, beside the colours of its map."""
-
 
 def focus_chart(view: FocusNumbers, number: str, layers: Sequence[int]) -> Chart:
     """Figure 4, 5 or 6 by its `number` ("self_top", "first_top", "concentration"), its ring at the chosen head.

@@ -6,7 +6,25 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-MASSES: Final = ("global_mass", "window_mass", "uniform_global_mass", "among_global")
+from ...maths.statistic import Statistic, Statistics
+
+MASSES: Final = Statistics(
+    Statistic(
+        name="global_mass",
+        meaning="Mean attention of local tokens to the global ones.",
+        label="attention of local tokens to global ones",
+    ),
+    Statistic(
+        name="window_mass",
+        meaning="Mean attention of local tokens to the other keys of their windows.",
+        label="attention in the window",
+    ),
+    Statistic(
+        name="uniform_global_mass",
+        meaning="`global_mass` if every row attended uniformly to the keys that it sees.",
+    ),
+    Statistic(name="among_global", meaning="Mean attention of global tokens to global tokens."),
+)
 """What is measured on every row, in the order of the axis `statistic`."""
 
 

@@ -6,8 +6,6 @@ from typing import Any, Final
 
 import plotly.graph_objects as go  # type: ignore[import-untyped]
 import torch
-from jaxtyping import Float
-from torch import Tensor
 
 from ...basics.arguments import option
 from ...draw.section import Section
@@ -23,8 +21,8 @@ from ...runs.row_means import RowMeans, added, closed
 from ...runs.stream import Reducer, Run, Source, State, stream
 from .formulas import MASSES, masses
 
-FIGURES: Final = {"global_mass": "attention of local tokens to global ones", "window_mass": "attention in the window"}
-"""The maps, each with what it shows."""
+FIGURES: Final = ("global_mass", "window_mass")
+"""The maps of a page."""
 
 
 def global_attention(
@@ -139,35 +137,9 @@ class GlobalAttention(RowMeans):
         """The result for a state, with the first row of each text."""
         return super().of(state, source, **more).where(first_row=True)
 
-    def _bounds(self, statistic: str) -> tuple[float, float]:
-        return 0.0, 1.0
-
-    @property
-    def global_mass(self) -> Float[Tensor, "layer head"]:
-        """Mean attention of local tokens to the global ones."""
-        return self.mean("global_mass")
-
-    @property
-    def window_mass(self) -> Float[Tensor, "layer head"]:
-        """Mean attention of local tokens to the other keys of their windows."""
-        return self.mean("window_mass")
-
-    @property
-    def uniform_global_mass(self) -> Float[Tensor, "layer head"]:
-        """`global_mass` if every row attended uniformly to the keys that it sees."""
-        return self.mean("uniform_global_mass")
-
-    @property
-    def among_global(self) -> Float[Tensor, "layer head"]:
-        """Mean attention of global tokens to global tokens."""
-        return self.mean("among_global")
-
     def plot(self, figure: str = "global_mass") -> "go.Figure":
         """Layers × heads, coloured by `global_mass`, `window_mass` or another of the masses; returned, not shown."""
         return self._statistic_map(option("figure", figure, MASSES))
-
-    def _label(self, statistic: str) -> str:
-        return FIGURES.get(statistic) or super()._label(statistic)
 
     def _sections(self) -> "Sequence[Section]":
         if self.parts is not None:

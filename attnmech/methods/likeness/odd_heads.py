@@ -470,17 +470,17 @@ class OddHeads(Summed):
             return self._far(1)
         if statistic == "bos_mass":
             # Over all rows, also those that do not see the first token.
-            mass = self.state["focus_sums"][OF_FOCUS.index("first_mass")].sum(dim=0)
-            return TextMeans.of_ratio(mass, self.state["focus_counts"][OF_FOCUS.index("entropy")].sum(dim=0))
+            mass = self.state["focus_sums"][OF_FOCUS.place("first_mass")].sum(dim=0)
+            return TextMeans.of_ratio(mass, self.state["focus_counts"][OF_FOCUS.place("entropy")].sum(dim=0))
         if statistic in OF_FOCUS:
             return self._of_focus(statistic)
-        sums, counts = (self.state[name][OF_UPDATES.index(statistic)] for name in ("update_sums", "update_counts"))
+        sums, counts = (self.state[name][OF_UPDATES.place(statistic)] for name in ("update_sums", "update_counts"))
         return TextMeans.of_ratio(*(each[: ROW_CLASSES.index("first")].sum(dim=0) for each in (sums, counts)))
 
     def _of_focus(self, statistic: str, *, first: bool = False) -> TextMeans:
         """With the first row of each text, or without."""
         some = slice(None) if first else slice(ROW_CLASSES.index("first"))
-        sums, counts = (self.state[name][OF_FOCUS.index(statistic)][some] for name in ("focus_sums", "focus_counts"))
+        sums, counts = (self.state[name][OF_FOCUS.place(statistic)][some] for name in ("focus_sums", "focus_counts"))
         return TextMeans.of_ratio(sums.sum(dim=0), counts.sum(dim=0))
 
     def _far(self, place: int) -> TextMeans:

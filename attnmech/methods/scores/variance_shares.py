@@ -1,5 +1,6 @@
 """What distinguishes the keys of a row: their position, the key, or query and key together (formulas §6)?"""
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
@@ -18,6 +19,7 @@ from ...draw.style import term_style
 from ...draw.text import percent
 from ...errors import InputError
 from ...maths.relative import RELATIVE_TERMS
+from ...maths.statistic import Statistic, Statistics
 from ...maths.variance_shares import row_covariances
 from ...model.attention.observed import RowBlock
 from ...model.inputs.encoder import Inputs
@@ -168,7 +170,9 @@ class VarianceShares(RowMeans):
     variance of its scores.
     """
 
-    STATISTICS = ALL_TERMS
+    STATISTICS = Statistics(
+        *(Statistic(name=term, meaning=f"The share of `{term}`.", bounds=(-math.inf, math.inf)) for term in ALL_TERMS)
+    )
 
     centre: str
     """Where queries and keys are split; "None" is at the model's own biases."""

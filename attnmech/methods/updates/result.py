@@ -3,7 +3,6 @@
 Figures 7 to 10 of "Attention Focus Plots" (R. Claus).
 """
 
-import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Final, cast
@@ -117,19 +116,8 @@ class UpdateReducer(UpdateSums):
         return ResidualUpdates.of(state, source)
 
 
-class _Updates(RowMeans):
-    """What the updates of heads and of whole blocks have in common."""
-
-    def _bounds(self, statistic: str) -> tuple[float, float]:
-        if statistic.endswith("orientation"):
-            return -1.0, 1.0
-        if statistic == "along":
-            return -math.inf, math.inf
-        return 0.0, 1.0 if statistic == "cancellation" else math.inf
-
-
 @dataclass(frozen=True, repr=False)
-class ResidualUpdates(_Updates):
+class ResidualUpdates(RowMeans):
     """What a model's heads write into the residual stream, averaged over the rows of the texts.
 
     Magnitudes are in units of the stream's own norm, orientations are cosines.
@@ -152,51 +140,6 @@ class ResidualUpdates(_Updates):
     def reducer(cls) -> UpdateReducer:
         """The reducer that computes a `ResidualUpdates` in `am.stream`."""
         return UpdateReducer()
-
-    @property
-    def magnitude(self) -> Float[Tensor, "layer head"]:
-        """Mean of ‖u‖ / ‖x‖, the update at each row against the stream there: figure 7."""
-        return self.mean("magnitude")
-
-    @property
-    def orientation(self) -> Float[Tensor, "layer head"]:
-        """Mean of cos(u, x): negative where the head removes some of what is there. Figure 8."""
-        return self.mean("orientation")
-
-    @property
-    def along(self) -> Float[Tensor, "layer head"]:
-        """Mean of the update's signed component along the stream, u·x / ‖x‖²."""
-        return self.mean("along")
-
-    @property
-    def across(self) -> Float[Tensor, "layer head"]:
-        """Mean size of the update's component orthogonal to the stream, in units of ‖x‖."""
-        return self.mean("across")
-
-    @property
-    def target_magnitude(self) -> Float[Tensor, "layer head"]:
-        """Mean of ‖v_j W_O‖ / ‖x_j‖ for the key j that each row attends to most."""
-        return self.mean("target_magnitude")
-
-    @property
-    def target_orientation(self) -> Float[Tensor, "layer head"]:
-        """Mean of cos(v_j W_O, x_j) for the key j that each row attends to most."""
-        return self.mean("target_orientation")
-
-    @property
-    def magnitude_at_first(self) -> Float[Tensor, "layer head"]:
-        """Mean magnitude on rows that attend most to the first token: figure 10 claims that it is small."""
-        return self.mean("magnitude_at_first")
-
-    @property
-    def magnitude_at_self(self) -> Float[Tensor, "layer head"]:
-        """Mean magnitude on rows that attend most to their own token."""
-        return self.mean("magnitude_at_self")
-
-    @property
-    def magnitude_elsewhere(self) -> Float[Tensor, "layer head"]:
-        """Mean magnitude on rows that attend most to any other key."""
-        return self.mean("magnitude_elsewhere")
 
     @property
     def top_key(self) -> Int[Tensor, "layer head batch query"]:
@@ -360,7 +303,7 @@ class ResidualUpdates(_Updates):
 
 
 @dataclass(frozen=True, repr=False)
-class BlockUpdates(_Updates):
+class BlockUpdates(RowMeans):
     """What a layer's whole attention and whole MLP add to the stream; means are `[layer 1]`.
 
     `attn_magnitude` ‖attn_out‖ / ‖x‖ and `attn_orientation` cos(attn_out, x) against the stream that enters the
