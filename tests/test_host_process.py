@@ -42,7 +42,7 @@ SETS_THE_PROCESS: Final = r"mallopt|ctypes|GOMP|_storage\b|mkldnn\._|/proc\b|set
 """What would change the process, or look behind it."""
 
 ALLOWED: Final = {
-    "runs/threads.py": "measures heads side by side, each on one thread, and restores the number before it returns",
+    "methods/joint_embedding/threads.py": "measures heads side by side, and restores the number of threads",
     "distributed/worker.py": "a worker of Ray is a process of attnmech's own",
 }
 
