@@ -123,6 +123,6 @@ def is_from_import() -> bool:
     Of an `AttributeError` such an import shows nothing.
     """
     frame: FrameType | None = inspect.currentframe()
-    while frame is not None and frame.f_globals.get("__name__") in (__name__, __package__):
+    while frame is not None and frame.f_globals.get("__name__") in (__name__, "attnmech"):
         frame = frame.f_back
     return frame is not None and opname[frame.f_code.co_code[frame.f_lasti]] == "IMPORT_FROM"

@@ -139,7 +139,7 @@ import resource, sys
 from pathlib import Path
 import pandas as pd, torch
 import attnmech as am
-from attnmech.files import writing
+from attnmech.basics.files import writing
 from attnmech.runs.journal import Entry, Journal
 folder = Path(sys.argv[1])
 values = am.Values({0: torch.ones(1, 1, 3, 4000)})
@@ -193,7 +193,7 @@ def test_what_cannot_be_moved_into_place_is_an_output_error(tmp_path: Path, monk
 WRITER = """
 import sys
 from pathlib import Path
-from attnmech.files import writing
+from attnmech.basics.files import writing
 with writing(Path(sys.argv[1])) as draft:
     draft.write_text("theirs")
     print(draft, flush=True)

@@ -272,7 +272,7 @@ def test_the_journal_stays_until_table_and_page_stand(
 STOPS = """
 import signal, sys
 from pathlib import Path
-from attnmech import cli
+from attnmech.cli import main as cli
 from attnmech.runs import engine, stream
 signal.signal(signal.SIGINT, signal.default_int_handler)
 ready, command = Path(sys.argv[1]), sys.argv[2]
@@ -387,7 +387,7 @@ def test_a_file_that_is_no_text(
 
 def test_help_needs_neither_torch_nor_transformers() -> None:
     code = (
-        "import sys; from attnmech import cli; sys.argv = ['attnmech', '--help']\n"
+        "import sys; from attnmech.cli import main as cli; sys.argv = ['attnmech', '--help']\n"
         "try: cli.main()\n"
         "except SystemExit: pass\n"
         "assert not {'torch', 'transformers', 'transformer_lens', 'plotly'} & set(sys.modules)"
@@ -399,7 +399,7 @@ def test_help_needs_neither_torch_nor_transformers() -> None:
 
 REPORTS = """
 import runpy, sys
-import attnmech.report
+import attnmech.pages.report
 sys.modules["attnmech.pages.report"].OTHER_TEXTS = 2
 sys.argv = sys.argv[1:]
 runpy.run_path(sys.argv[0], run_name="__main__")
