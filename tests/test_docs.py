@@ -94,7 +94,7 @@ def _prints(code: str, out: str) -> None:
 
 
 def _tiny_gguf(path: Path) -> None:
-    from model.test_gguf import llama, tensors, write
+    from model.files.test_gguf import llama, tensors, write
 
     write(path, tensors(llama()))
 

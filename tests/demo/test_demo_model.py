@@ -160,7 +160,9 @@ def test_evaluate_refuses_what_it_cannot_do(tmp_path: Path, capsys: pytest.Captu
 
 
 def test_a_folder_without_a_model_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ModelNotFoundError, match=r"expected a folder with a config\.json; got .*demo_model/train\.py --out"):
+    with pytest.raises(
+        ModelNotFoundError, match=r"expected a folder with a config\.json; got .*demo_model/train\.py --out"
+    ):
         load(tmp_path)
 
 

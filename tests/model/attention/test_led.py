@@ -261,7 +261,7 @@ def wrong(stack: str, **changes: Any) -> set[str]:
     raw = models.fresh("led")
     plans = [each.architecture for each in am.load(raw).stacks.values()]
     plans = [replace(plan, **changes) if plan.stack == stack else plan for plan in plans]
-    return {check.name for check in am.certify(am.model.hooked.HookedModel(raw, plans, name="led")).failed}
+    return {check.name for check in am.certify(am.HookedModel(raw, plans, name="led")).failed}
 
 
 def test_certificate_finds_wrong_norms() -> None:

@@ -21,6 +21,7 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 import attnmech as am
+from attnmech.model.structure.architectures import ARCHITECTURES
 
 HEADS, KV_HEADS, D_HEAD = 4, 2, 16
 NAMES = {
@@ -392,7 +393,7 @@ def test_a_model_that_attnmech_refuses_is_not_kept(file: Path, copies: Path, mon
     def refuse(config: object) -> None:
         raise am.UnsupportedModelError("LlamaForCausalLM is refused.")
 
-    monkeypatch.setitem(am.model.architectures.ARCHITECTURES, "llama", refuse)
+    monkeypatch.setitem(ARCHITECTURES, "llama", refuse)
     assert "LlamaForCausalLM" in message_of(lambda: am.load(file), am.UnsupportedModelError)
     assert made(copies) == []
 

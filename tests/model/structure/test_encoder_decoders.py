@@ -254,7 +254,7 @@ def failed(name: str, stack: str, **changes: Any) -> set[str]:
     model = am.load(raw)
     plan = model.stacks[stack].architecture
     plans = [replace(s.architecture, **changes) if s.label == stack else s.architecture for s in model.stacks.values()]
-    wrong = am.model.hooked.HookedModel(raw, plans, name=name)
+    wrong = am.HookedModel(raw, plans, name=name)
     assert wrong.stacks[stack].architecture != plan
     return {check.name for check in am.certify(wrong).failed}
 
@@ -308,7 +308,7 @@ def test_swapped_heads_of_cross_attention_are_found() -> None:
     order = [1, 0, 2, 3]
     columns = tuple(head * d + place for head in order for place in range(d))
     same = tuple(range(heads * d))
-    qkv = am.model.weights.Columns(("q_proj", "k_proj", "v_proj"), (columns, same, same))
+    qkv = am.Columns(("q_proj", "k_proj", "v_proj"), (columns, same, same))
     assert failed("bart", "cross", qkv=qkv) == {"cross ledger"}
 
 
