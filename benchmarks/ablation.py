@@ -233,7 +233,7 @@ def times_of(shape: Shape, tokens: int, layers: int, repeats: int) -> dict[str, 
     whole = ids.repeat(STEP // ids.numel() + 1, 1)[: max(1, STEP // tokens)]
     steps[CEILING] = partial(plain_pass, model, whole)
     shape_of = Model.of_config(config)
-    share = ablation(shape_of, tokens).multiplications / plain(shape_of, tokens).in_torch
+    share = ablation(shape_of, tokens).multiplications / plain(shape_of, tokens).multiplications
     scale[CEILING] = everything * ids.numel() / whole.numel() * share
     times = alternating_times(steps, repeats)
     return {name: [seconds * scale[name] for seconds in found] for name, found in times.items()}
