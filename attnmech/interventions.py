@@ -26,7 +26,7 @@ from .errors import InputError, integer
 from .results.codec import packed, unpacked
 from .results.mean_qk import MeanQK
 from .results.provenance import Provenance
-from .results.tensor_file import FORMAT, read_tensors, write_tensors
+from .results.tensor_file import read_tensors, write_tensors
 
 Head: TypeAlias = tuple[int, int]
 """(layer, head)."""
@@ -440,7 +440,7 @@ class Intervention:
     def save(self, path: str | Path) -> Path:
         """Writes it to a safetensors file."""
         tensors, rest = packed(self)
-        header = {"kind": type(self).__name__, "format": FORMAT, "facts": rest}
+        header = {"kind": type(self).__name__, "facts": rest}
         if self.centre is not None:
             header["provenance"] = self.centre.provenance.to_dict()
         return write_tensors(path, tensors, header)

@@ -54,9 +54,7 @@ def test_the_numbers_are_those_of_before(name: str) -> None:
         if before[column].dtype.kind == "f":
             # An interaction is a difference of effects, and rounded as they are.
             largest = before[column.replace("interaction", "both")].abs().max()
-            # How many texts would decide an effect near 0 follows from its square, nearly all of which is rounding.
-            rtol = 1e-2 if column == "texts_needed" else ROUNDING
-            close = {"rtol": rtol, "atol": ROUNDING * largest, "check_dtype": False}
+            close = {"rtol": ROUNDING, "atol": ROUNDING * largest, "check_dtype": False}
             pd.testing.assert_series_equal(now[column], before[column], **close)
         else:
             assert now[column].tolist() == before[column].tolist(), column

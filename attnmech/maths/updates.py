@@ -34,7 +34,8 @@ class Writer:
 
     def norm(self, z: Float[Tensor, "batch position kv_head d_head"]) -> Float[Tensor, "batch head position"]:
         """‖z W_O‖."""
-        return _by_text([self._norm(self._by_head(part)) for part in self._parts(z)], len(z))
+        matrix = self._of_same_norm(z)
+        return _by_text([_norm(self._by_head(part), matrix) for part in self._parts(z)], len(z))
 
     def against(
         self, x: Float[Tensor, "batch position d_model"], *z: Float[Tensor, "batch position _ d_head"]
@@ -42,19 +43,20 @@ class Writer:
         """‖z W_O‖ and (z W_O)·x, for each z."""
         norms: list[list[Tensor]] = [[] for _ in z]
         products: list[list[Tensor]] = [[] for _ in z]
+        matrix = self._of_same_norm(x)
         for stream, *parts in zip(self._parts(x), *map(self._parts, z), strict=True):
             seen = linear(stream, self._W_O.flatten(0, 1)).view(len(stream), *self._W_O.shape[:2])
             for place, part in enumerate(parts):
                 each = self._by_head(part)
-                norms[place].append(self._norm(each))
+                norms[place].append(_norm(each, matrix))
                 products[place].append(torch.linalg.vecdot(each, seen).mT)
         both = zip(norms, products, strict=True)
         return [(_by_text(norm, len(x)), _by_text(product, len(x))) for norm, product in both]
 
     def _parts(self, values: Float[Tensor, "batch position ..."]) -> list[Float[Tensor, "token ..."]]:
-        """The tokens of all texts, as many at a time as four of what heads see of them fit a block."""
+        """The tokens of all texts, as many at a time as a block holds of what heads see of them."""
         heads, d_head, _ = self._W_O.shape
-        tokens = max(1, block_bytes(values.device) // (4 * heads * d_head * values.element_size()))
+        tokens = max(1, block_bytes(values.device) // (heads * d_head * values.element_size()))
         flat = values.flatten(0, 1)
         return [flat[begin : begin + tokens] for begin in range(0, max(1, len(flat)), tokens)]
 
@@ -62,15 +64,19 @@ class Writer:
         group = len(self._W_O) // z.shape[1]
         return z if group == 1 else z.repeat_interleave(group, dim=1)
 
-    def _norm(self, z: Float[Tensor, "token head d_head"]) -> Float[Tensor, "head token"]:
-        # The triangle costs as much as the updates of d_head tokens.
-        of_same_norm = self._W_O if len(z) <= self._W_O.shape[1] else self._triangle.mT
-        norm: Tensor = torch.linalg.vector_norm(torch.bmm(z.transpose(0, 1), of_same_norm), dim=-1)
-        return norm
+    def _of_same_norm(self, values: Float[Tensor, "batch position ..."]) -> Float[Tensor, "head d_head _"]:
+        """A matrix M with ‖z M‖ = ‖z W_O‖: W_O, or Rᵀ, which is worth making for more than d_head tokens."""
+        few = values.shape[0] * values.shape[1] <= self._W_O.shape[1]
+        return self._W_O if few else self._transposed_triangle
 
     @cached_property
-    def _triangle(self) -> Float[Tensor, "head row d_head"]:
-        return _triangle(self._W_O)
+    def _transposed_triangle(self) -> Float[Tensor, "head d_head row"]:
+        return _triangle(self._W_O).mT
+
+
+def _norm(z: Float[Tensor, "token head d_head"], matrix: Float[Tensor, "head d_head _"]) -> Float[Tensor, "head token"]:
+    norm: Tensor = torch.linalg.vector_norm(torch.bmm(z.transpose(0, 1), matrix), dim=-1)
+    return norm
 
 
 def _by_text(parts: list[Float[Tensor, "head token"]], texts: int) -> Float[Tensor, "batch head position"]:

@@ -19,7 +19,7 @@ from ..errors import InputError, OutputError, first_line
 from .codec import packed, unpacked
 from .figure_file import SavesFigures
 from .provenance import Provenance
-from .tensor_file import FORMAT, read_tensors, write_tensors
+from .tensor_file import read_tensors, write_tensors
 
 
 class Result(SavesFigures, ABC):
@@ -95,7 +95,7 @@ class Result(SavesFigures, ABC):
     def _written(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """What a file holds: tensors, and the rest as JSON values."""
         tensors, rest = packed(self)
-        return tensors, {"format": FORMAT, "facts": rest, "provenance": self.provenance.to_dict()}
+        return tensors, {"facts": rest, "provenance": self.provenance.to_dict()}
 
     @classmethod
     def _read(cls, tensors: Mapping[str, Tensor], about: Mapping[str, Any]) -> Self:

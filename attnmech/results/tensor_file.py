@@ -14,9 +14,6 @@ from ..errors import OutputError
 
 _HEADER: Final = "attnmech"
 
-FORMAT: Final = 1
-"""The version of the layout of saved results and interventions."""
-
 
 def write_tensors(path: str | Path, tensors: Mapping[str, Tensor], header: Mapping[str, Any]) -> Path:
     """Writes them whole or not at all; returns the path."""

@@ -8,7 +8,7 @@ import torch
 from attnmech.maths.softmax import Attention, softmax_of, top_two
 
 
-@pytest.mark.parametrize("keys", [1, 2, 5, 63, 64, 127, 255, 256, 257, 319, 320, 321, 1000])
+@pytest.mark.parametrize("keys", [1, 2, 5, 31, 63, 64, 127, 128, 129, 161, 255, 256, 257, 319, 320, 321, 1000])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_the_two_highest_are_those_of_a_sort(keys: int, dtype: torch.dtype) -> None:
     generator = torch.Generator().manual_seed(keys)
@@ -20,7 +20,7 @@ def test_the_two_highest_are_those_of_a_sort(keys: int, dtype: torch.dtype) -> N
     assert torch.equal(found.second, ordered.values[..., 1] if keys > 1 else torch.zeros_like(found.first))
 
 
-@pytest.mark.parametrize("keys", [4, 259, 321])
+@pytest.mark.parametrize("keys", [4, 130, 259, 321])
 def test_wherever_the_highest_two_stand(keys: int) -> None:
     """Every pair of places, so that no column, window or rest is missed."""
     rows = [(one, other) for one in range(keys) for other in range(0, keys, 7) if one != other]
@@ -32,7 +32,7 @@ def test_wherever_the_highest_two_stand(keys: int) -> None:
     assert (found.first == 2).all() and (found.second == 1).all()
 
 
-@pytest.mark.parametrize("keys", [4, 259, 321])
+@pytest.mark.parametrize("keys", [4, 130, 259, 321])
 def test_equal_highest_are_seen_as_equal(keys: int) -> None:
     rows = [(one, other) for one in range(0, keys, 3) for other in range(keys) if one != other]
     values = torch.zeros(len(rows), keys)

@@ -399,8 +399,8 @@ class WeightsHash:
 
     And of the masks of pruned ones (`torch.nn.utils.prune`) and what is added to logits (Marian's `final_logits_bias`),
     which are part of what the model computes. All bytes are read each time, since a fused optimizer step or
-    `parameter.data` changes weights without a trace; SHA-256 is computed anew only if their checksum, which takes a
-    fifteenth of the time, has changed.
+    `parameter.data` changes weights without a trace; SHA-256 is computed anew only if their checksum, which is far
+    quicker, has changed.
     """
 
     def __init__(self) -> None:

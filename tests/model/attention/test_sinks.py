@@ -28,3 +28,14 @@ def test_sinks_come_back_from_a_file(tmp_path: object) -> None:
     split = am.decompose_scores(models.hooked("gpt_oss"), models.token_ids("gpt_oss", 1))
     loaded = am.ScoreDecomposition.load(split.save(f"{tmp_path}/scores.safetensors"))
     assert torch.equal(torch.from_numpy(loaded.numbers().pattern), torch.from_numpy(split.numbers().pattern))
+
+
+def test_rows_of_padding_on_the_left_see_a_sink_alone() -> None:
+    """No key gets anything there, and no statistic is NaN for it: each text gets what it gets alone."""
+    model, ids = models.hooked("gpt_oss"), models.token_ids("gpt_oss", 1)
+    padded = torch.cat([torch.zeros(1, 3, dtype=ids.dtype), ids], dim=1)
+    mask = torch.cat([torch.zeros(1, 3, dtype=torch.long), torch.ones_like(ids)], dim=1)
+    texts = {"input_ids": padded, "attention_mask": mask}
+    alone, beside = (am.attention_focus(model, given).entropy for given in (ids, texts))
+    torch.testing.assert_close(beside, alone, rtol=1e-5, atol=1e-6)
+    assert not am.head_types(model, texts).state["breadth"].isnan().any()
