@@ -20,13 +20,13 @@ from typing import Any, Final, Literal, Self, TypeAlias
 import torch
 from torch import Tensor
 
-from .basics.arguments import dense, finite_number, option, pairs_of, shown, string
-from .basics.files import path_of
-from .errors import InputError, integer
-from .results.codec import packed, unpacked
-from .results.mean_qk import MeanQK
-from .results.provenance import Provenance
-from .results.tensor_file import read_tensors, write_tensors
+from ..basics.arguments import dense, finite_number, option, pairs_of, shown, string
+from ..basics.files import path_of
+from ..errors import InputError, integer
+from ..results.codec import packed, unpacked
+from ..results.mean_qk import MeanQK
+from ..results.provenance import Provenance
+from ..results.tensor_file import read_tensors, write_tensors
 
 Head: TypeAlias = tuple[int, int]
 """(layer, head)."""

@@ -13,7 +13,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 import attnmech as am
-from attnmech.interventions import EDITS, Intervention, Values, checked_heads
+from attnmech.interventions.intervention import EDITS, Intervention, Values, checked_heads
 
 MASK = torch.tensor([[True, False, False], [True, True, False]])
 
