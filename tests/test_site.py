@@ -54,7 +54,7 @@ def visiting(chromium: Any, name: str, *, width: int = 1280, dark: bool = False)
     """A page of the site in an offline browser; fails where it logs an error or asks for anything beyond the site."""
     complaints: list[str] = []
     scheme = "dark" if dark else "light"
-    context = chromium.new_context(offline=True, viewport={"width": width, "height": 800}, color_scheme=scheme)
+    context = chromium.browser.new_context(offline=True, viewport={"width": width, "height": 800}, color_scheme=scheme)
 
     def only_the_site(route: Any) -> None:
         if route.request.url.startswith(SITE.as_uri()):

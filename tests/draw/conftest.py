@@ -30,6 +30,9 @@ TOKENS = (
     " the",
 )
 SHOWN = 'acts.show("pattern", view="{figure}")'
+START = "#layer=2&head=0&rank=0&query=6"
+FULL_START = "#layer=2&head=0&rank=0&split=means&side=query&query=6"
+"""Where the pages begin."""
 HOSTILE = "</script><script>window.owned=1</script><img src=x onerror=window.owned=1>\u2028"
 
 
@@ -170,16 +173,62 @@ def page_html(view: ScoreNumbers) -> str:
     )
 
 
-@pytest.fixture
-def opened(chromium: Any, page_html: str, tmp_path: Path) -> Iterator[Any]:
-    """The page of figures 1 to 3."""
-    with opening(chromium, page_html, tmp_path / "page.html", **WHOLE) as page:
+def choose_by_address(page: Any, address: str) -> None:
+    """The choice of an address as on a page just opened, at its top; nothing else changes."""
+    page.evaluate(
+        """address => {
+             document.activeElement.blur();
+             scrollTo(0, 0);
+             history.replaceState({ queryChosen: false }, "", address);
+             dispatchEvent(new Event("hashchange"));
+           }""",
+        address,
+    )
+
+
+def settle(page: Any) -> None:
+    """Waits for two frames: what the first asks for, the second has drawn."""
+    page.evaluate("async () => { for (const _ of [1, 2]) await new Promise(requestAnimationFrame); }")
+
+
+@pytest.fixture(scope="module")
+def visit(chromium: Any, page_html: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    with opening(chromium, page_html, tmp_path_factory.mktemp("page") / "page.html", **WHOLE) as page:
         yield page
 
 
 @pytest.fixture
-def opened_full(chromium: Any, full_page_html: str, tmp_path: Path) -> Iterator[Any]:
-    """The page of figures 1 to 10."""
+def opened(visit: Any) -> Any:
+    """The page of figures 1 to 3, shared by tests that change only its choice."""
+    visit.mouse.move(0, 0)
+    choose_by_address(visit, START)
+    return visit
+
+
+@pytest.fixture
+def opened_alone(chromium: Any, page_html: str, tmp_path: Path) -> Iterator[Any]:
+    """The page of figures 1 to 3, for one test."""
+    with opening(chromium, page_html, tmp_path / "page.html", **WHOLE) as page:
+        yield page
+
+
+@pytest.fixture(scope="module")
+def visit_full(chromium: Any, full_page_html: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    with opening(chromium, full_page_html, tmp_path_factory.mktemp("page") / "page.html", **WHOLE) as page:
+        yield page
+
+
+@pytest.fixture
+def opened_full(visit_full: Any) -> Any:
+    """The page of figures 1 to 10, shared by tests that change only its choice."""
+    visit_full.mouse.move(0, 0)
+    choose_by_address(visit_full, FULL_START)
+    return visit_full
+
+
+@pytest.fixture
+def opened_full_alone(chromium: Any, full_page_html: str, tmp_path: Path) -> Iterator[Any]:
+    """The page of figures 1 to 10, for one test."""
     with opening(chromium, full_page_html, tmp_path / "page.html", **WHOLE) as page:
         yield page
 

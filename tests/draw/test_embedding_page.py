@@ -201,11 +201,10 @@ def test_small_plots_show_each_head_where_its_points_are(chromium: Any, tmp_path
     """Every point of every head has ink at its place."""
     view = made_view(hostile=False)
     path = tmp_path / "page.html"
-    with opening(chromium, embedding_page(view), path, ready=READY) as page:
-        if not gl:
-            page.add_init_script(WITHOUT_GL)
-            page.reload()
-            page.wait_for_selector(READY)
+    html = embedding_page(view)
+    if not gl:
+        html = html.replace("<head>", f"<head><script>{WITHOUT_GL}</script>", 1)
+    with opening(chromium, html, path, ready=READY) as page:
         about = of_page(page, "matrix.about()")
         assert about["webgl"] is gl
         inked = np.array(

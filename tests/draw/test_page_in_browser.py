@@ -16,7 +16,7 @@ from attnmech.draw.numbers import FocusNumbers, ScoreNumbers, UpdateNumbers
 from attnmech.draw.section import Section
 from attnmech.draw.text import shorten, visible_token
 
-from .conftest import TOKENS
+from .conftest import FULL_START, START, TOKENS, choose_by_address
 
 pytestmark = pytest.mark.browser
 
@@ -31,12 +31,14 @@ def traces(page: Any, figure: str) -> dict[str, dict[str, Any]]:
     return {trace["meta"]: trace for trace in drawn}
 
 
-def drawn_at(page: Any, figure: str, path: str) -> Any:
-    """What a property of a figure is on the page."""
-    return page.evaluate(
-        "([id, path]) => path.split('.').reduce((place, step) => place[step], document.getElementById(id))",
-        [figure, path],
+def drawn_at(page: Any, figure: str, *paths: str) -> list[Any]:
+    """What properties of a figure are on the page."""
+    drawn = page.evaluate(
+        """([id, paths]) => paths.map(path =>
+             path.split(".").reduce((place, step) => place[step], document.getElementById(id)))""",
+        [figure, paths],
     )
+    return list(drawn)
 
 
 def assert_alike(drawn: Any, expected: Any, place: str) -> None:
@@ -71,27 +73,46 @@ CHOICES = [
 ]
 
 
-@pytest.mark.parametrize("chosen", CHOICES)
+@pytest.mark.parametrize("by", ["controls", "address"])
 def test_the_page_fills_every_slot_and_sentence_as_python_does(
-    opened_full: Any, all_sections: list[Section], view: ScoreNumbers, chosen: dict[str, int]
+    opened_full: Any, all_sections: list[Section], by: str
 ) -> None:
-    for name, index in chosen.items():
-        if name == "query":
-            opened_full.click(f".token >> nth={index}")
+    for chosen in CHOICES[1:2] if by == "controls" else (CHOICES[0], *CHOICES[2:]):
+        if by == "address":
+            choose_by_address(opened_full, address_of(opened_full, chosen))
         else:
-            opened_full.select_option(f"#{name}", index=index)
+            for name, index in chosen.items():
+                if name == "query":
+                    opened_full.click(f".token >> nth={index}")
+                else:
+                    opened_full.select_option(f"#{name}", index=index)
+        assert slots_filled(opened_full, all_sections, chosen) > 100
+
+
+def address_of(page: Any, chosen: dict[str, int]) -> str:
+    """The address of a choice, from the values of the page's own selectors."""
+    values = {
+        name: index if name == "query" else page.locator(f"#{name} option").nth(index).get_attribute("value")
+        for name, index in chosen.items()
+    }
+    return "#" + "&".join(f"{name}={value}" for name, value in values.items())
+
+
+def slots_filled(page: Any, sections: list[Section], chosen: dict[str, int]) -> int:
+    """How many slots the page shows, each of which has Python's value, as do the sentences."""
     slots = 0
-    for section in all_sections:
+    for section in sections:
         for text, element in ((section.finding, "finding"), (section.reading, "reading")):
             if isinstance(text, ByChoice):
-                assert opened_full.text_content(f"#{section.anchor}-{element}") == str(text.at(chosen))
+                assert page.text_content(f"#{section.anchor}-{element}") == str(text.at(chosen))
         for name, figure in section.figures.items():
-            for slot in figure.slots if isinstance(figure, Chart) else ():
-                if not is_shown(figure, slot, chosen):
-                    continue
-                assert_alike(drawn_at(opened_full, name, slot.path), slot.value(chosen), f"{name}: {slot.path}")
-                slots += 1
-    assert slots > 100
+            if isinstance(figure, Chart):
+                seen = [slot for slot in figure.slots if is_shown(figure, slot, chosen)]
+                drawn = drawn_at(page, name, *(slot.path for slot in seen))
+                for slot, value in zip(seen, drawn, strict=True):
+                    assert_alike(value, slot.value(chosen), f"{name}: {slot.path}")
+                slots += len(seen)
+    return slots
 
 
 def test_a_small_map_chooses_its_head_for_the_whole_page(opened: Any, view: ScoreNumbers) -> None:
@@ -107,62 +128,73 @@ def test_a_small_map_chooses_its_head_for_the_whole_page(opened: Any, view: Scor
     np.testing.assert_allclose(np.array(drawn, dtype=float), view.scores[1, 1], atol=1e-4)
 
 
-def test_lines_and_edges_are_those_of_the_chosen_head(opened: Any, view: ScoreNumbers) -> None:
+def test_lines_and_edges_are_those_of_the_chosen_head(opened_alone: Any, view: ScoreNumbers) -> None:
     def weights(stage: str) -> Any:
-        return opened.evaluate(f"document.getElementById('{stage}').control.weights()")
+        return opened_alone.evaluate(f"document.getElementById('{stage}').control.weights()")
 
-    opened.select_option("#layer", "5")
-    opened.select_option("#head", "2")
+    opened_alone.select_option("#layer", "5")
+    opened_alone.select_option("#head", "2")
     shown = np.array(weights("sentence-view")[0], dtype=float).reshape(7, 7)
     np.testing.assert_allclose(shown, view.pattern[1, 2], rtol=1e-3)
-    opened.check("#sentence-view label:has-text('hide the first token') input")
+    opened_alone.check("#sentence-view label:has-text('hide the first token') input")
     hidden = view.pattern[1, 2].copy()
     hidden[:, 0] = 0
     shown = np.array(weights("sentence-view")[0], dtype=float).reshape(7, 7)
     np.testing.assert_allclose(shown[1:], hidden[1:] / hidden[1:].sum(-1, keepdims=True), rtol=1e-3)
-    edges = opened.evaluate("document.getElementById('token-graph').control.edges().length")
+    edges = opened_alone.evaluate("document.getElementById('token-graph').control.edges().length")
     assert edges == (view.pattern[1, 2] >= 0.1).sum()
 
 
-def test_the_contents_lead_to_every_section_and_leave_the_address(opened_full: Any) -> None:
-    opened_full.set_viewport_size({"width": 1280, "height": 700})
-    sections = opened_full.eval_on_selector_all("[id$='-section']", "all => all.map(one => one.id.slice(0, -8))")
-    assert opened_full.eval_on_selector_all("nav a", "all => all.map(one => one.dataset.section)") == sections
-    before = opened_full.url
-    opened_full.click("nav a[data-section='concentration']")
-    opened_full.wait_for_selector("nav a[data-section='concentration'][aria-current]")
-    assert opened_full.url == before
-    assert 0 <= opened_full.locator("#concentration-section h2").bounding_box()["y"] < 200
+def test_the_contents_lead_to_every_section_and_leave_the_address(opened_low: Any) -> None:
+    sections = opened_low.eval_on_selector_all("[id$='-section']", "all => all.map(one => one.id.slice(0, -8))")
+    assert opened_low.eval_on_selector_all("nav a", "all => all.map(one => one.dataset.section)") == sections
+    before = opened_low.url
+    opened_low.click("nav a[data-section='concentration']")
+    opened_low.wait_for_selector("nav a[data-section='concentration'][aria-current]")
+    assert opened_low.url == before
+    assert 0 <= opened_low.locator("#concentration-section h2").bounding_box()["y"] < 200
 
 
-def test_a_page_begins_where_it_is_told_to(chromium: Any, full_page_html: str, tmp_path: Path) -> None:
+def test_a_page_begins_where_it_is_told_to(chromium: Any, page_html: str, tmp_path: Path) -> None:
     path = tmp_path / "page.html"
     start = '"start": {"layer": 2, "head": 0, "query": 6}'
-    assert start in full_page_html
-    full_page_html = full_page_html.replace(start, '"start": {"layer": 5, "head": 1, "query": 4}')
+    assert start in page_html
+    html = page_html.replace(start, '"start": {"layer": 5, "head": 1, "query": 4}')
+    for address, head in (("", 1), ("#head=2", 2)):
+        with opening(chromium, html, path, address=address, ready="html[data-ready]") as page:
+            assert page.evaluate("location.hash") == f"#layer=5&head={head}&rank=0&query=4"
+
+
+@pytest.fixture(scope="module")
+def visit_low(chromium: Any, full_page_html: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    path = tmp_path_factory.mktemp("page") / "page.html"
     with opening(chromium, full_page_html, path, ready="html[data-whole]") as page:
-        assert page.evaluate("location.hash") == "#layer=5&head=1&rank=0&split=means&side=query&query=4"
-    with opening(chromium, full_page_html, path, address="#head=2", ready="html[data-whole]") as page:
-        assert page.evaluate("location.hash") == "#layer=5&head=2&rank=0&split=means&side=query&query=4"
+        yield page
 
 
-def test_figures_off_the_screen_are_drawn_while_nothing_moves_and_never_show_another_head(
-    chromium: Any, full_page_html: str, updates: UpdateNumbers, tmp_path: Path
-) -> None:
+@pytest.fixture
+def opened_low(visit_low: Any) -> Any:
+    """The page of figures 1 to 10 on a usual screen, drawn whole."""
+    choose_by_address(visit_low, FULL_START)
+    visit_low.wait_for_selector(".stale", state="detached")
+    return visit_low
+
+
+def test_figures_off_the_screen_are_drawn_while_nothing_moves_and_never_show_another_head(opened_low: Any) -> None:
     stale = """() => [...document.querySelectorAll(".figure")].filter(one => one.data && one.firstElementChild
                  && getComputedStyle(one.firstElementChild).visibility === "hidden").map(one => one.id)"""
-    with opening(chromium, full_page_html, tmp_path / "page.html", ready="html[data-whole]") as page:
-        assert page.eval_on_selector_all(".figure", "all => all.filter(one => one.data).length") == 12
-        page.evaluate("""() => { window.moving = setInterval(() => dispatchEvent(new Event("scroll")), 20); }""")
-        page.select_option("#head", "2")
-        hidden = page.evaluate(stale)
-        assert "magnitude" in hidden
-        page.wait_for_timeout(600)
-        assert page.evaluate(stale) == hidden
-        page.evaluate("() => clearInterval(window.moving)")
-        page.wait_for_function(f"() => ({stale})().length === 0", timeout=20000)
-        opacity = page.evaluate("document.getElementById('magnitude').data.map(({opacity}) => opacity)")
-        assert [head for head, each in enumerate(opacity[:3]) if each == 1] == [2]
+    page = opened_low
+    assert page.eval_on_selector_all(".figure", "all => all.filter(one => one.data).length") == 12
+    page.evaluate("""() => { window.moving = setInterval(() => dispatchEvent(new Event("scroll")), 20); }""")
+    page.select_option("#head", "2")
+    hidden = page.evaluate(stale)
+    assert "magnitude" in hidden
+    page.wait_for_timeout(300)
+    assert page.evaluate(stale) == hidden
+    page.evaluate("() => clearInterval(window.moving)")
+    page.wait_for_function(f"() => ({stale})().length === 0", timeout=20000)
+    opacity = page.evaluate("document.getElementById('magnitude').data.map(({opacity}) => opacity)")
+    assert [head for head, each in enumerate(opacity[:3]) if each == 1] == [2]
 
 
 UNDER_WAY = """document.getElementById("magnitude").data &&
@@ -197,7 +229,7 @@ def half_drawn(chromium: Any, full_page_html: str, tmp_path: Path) -> Iterator[A
 
 
 def test_a_figure_that_is_half_drawn_waits_until_scrolling_rests(half_drawn: Any) -> None:
-    half_drawn.wait_for_timeout(600)
+    half_drawn.wait_for_timeout(300)
     assert half_drawn.evaluate(UNDER_WAY)
     assert half_drawn.locator("#magnitude .scatterlayer .trace").count() == 0
     half_drawn.evaluate("() => clearInterval(window.moving)")
@@ -244,21 +276,18 @@ def test_a_half_drawn_figure_is_printed_whole(half_drawn: Any) -> None:
     assert width == half_drawn.evaluate("document.getElementById('magnitude').clientWidth")
 
 
-def test_nothing_is_drawn_ahead_while_a_box_in_the_page_scrolls(
-    chromium: Any, full_page_html: str, tmp_path: Path
-) -> None:
-    with opening(chromium, full_page_html, tmp_path / "page.html", ready="html[data-whole]") as page:
-        page.evaluate(
-            """() => {
-                 const box = document.querySelector("main").appendChild(document.createElement("div"));
-                 window.moving = setInterval(() => box.dispatchEvent(new Event("scroll")), 20);
-               }"""
-        )
-        page.select_option("#head", "2")
-        page.wait_for_timeout(600)
-        assert page.locator(".stale").count() > 0
-        page.evaluate("() => clearInterval(window.moving)")
-        page.wait_for_selector(".stale", state="detached")
+def test_nothing_is_drawn_ahead_while_a_box_in_the_page_scrolls(opened_low: Any) -> None:
+    opened_low.evaluate(
+        """() => {
+             window.box = document.querySelector("main").appendChild(document.createElement("div"));
+             window.moving = setInterval(() => window.box.dispatchEvent(new Event("scroll")), 20);
+           }"""
+    )
+    opened_low.select_option("#head", "2")
+    opened_low.wait_for_timeout(300)
+    assert opened_low.locator(".stale").count() > 0
+    opened_low.evaluate("() => { clearInterval(window.moving); window.box.remove(); }")
+    opened_low.wait_for_selector(".stale", state="detached")
 
 
 def test_all_figures_are_drawn_before_they_are_printed(chromium: Any, full_page_html: str, tmp_path: Path) -> None:
@@ -361,12 +390,9 @@ def test_the_address_keeps_the_choice(opened: Any) -> None:
     assert opened.get_attribute('.token[aria-pressed="true"]', "title").startswith("token 4:")
 
 
-@pytest.mark.parametrize("name", ["constructor", "toString", "__proto__", "valueOf"])
-def test_an_address_of_names_that_every_object_has_is_ignored(
-    chromium: Any, page_html: str, tmp_path: Path, name: str
-) -> None:
-    with opening(chromium, page_html, tmp_path / "page.html", address=f"#{name}=2", ready="html[data-ready]") as page:
-        assert page.evaluate("location.hash") == "#layer=2&head=0&rank=0&query=6"
+def test_an_address_of_names_that_every_object_has_is_ignored(opened: Any) -> None:
+    opened.evaluate("location.hash = '#constructor=2&toString=2&__proto__=2&valueOf=2'")
+    opened.wait_for_url(f"**{START}")
 
 
 def test_no_figure_can_be_sent_anywhere(opened_full: Any) -> None:
@@ -402,19 +428,17 @@ COLOURS = """bytes => new Promise(proceed => {
 })"""
 
 
-@pytest.mark.parametrize(("theme", "background"), [("light", [255, 255, 255]), ("dark", [21, 23, 28])])
-def test_a_saved_picture_has_a_name_a_title_and_a_background(
-    opened_full: Any, theme: str, background: list[int]
-) -> None:
-    opened_full.select_option("#layer", "5")
-    opened_full.select_option("#head", "2")
-    while opened_full.inner_text("#theme") != f"Theme: {theme}":
-        opened_full.click("#theme")
-    png = saved(opened_full, "#attention-map", "Save as PNG")
-    assert png.name == "L5H2_attention_map.png"
-    shown = opened_full.evaluate("document.getElementById('attention-map').layout.width")
-    assert opened_full.evaluate(COLOURS, b64encode(png.read_bytes()).decode()) == [3 * shown, True, background]
-    svg = saved(opened_full, "#magnitude-by-position", "Save as SVG")
+def test_a_saved_picture_has_a_name_a_title_and_a_background(opened_full_alone: Any) -> None:
+    page = opened_full_alone
+    choose_by_address(page, FULL_START.replace("layer=2&head=0", "layer=5&head=2"))
+    width = 3 * page.evaluate("document.getElementById('attention-map').layout.width")
+    for theme, background in (("light", [255, 255, 255]), ("dark", [21, 23, 28])):
+        page.click("#theme")
+        assert page.inner_text("#theme") == f"Theme: {theme}"
+        png = saved(page, "#attention-map", "Save as PNG")
+        assert png.name == "L5H2_attention_map.png"
+        assert page.evaluate(COLOURS, b64encode(png.read_bytes()).decode()) == [width, True, background]
+    svg = saved(page, "#magnitude-by-position", "Save as SVG")
     assert svg.name == "L5H2_magnitude_by_position.svg"
     title, *_ = ElementTree.parse(svg).getroot().iter("{http://www.w3.org/2000/svg}text")
     assert title.text == "Figure 10. Magnitude along the text, L5H2, query side"
@@ -442,39 +466,41 @@ def test_the_keys_of_a_chosen_query_are_listed_below(opened: Any, view: ScoreNum
         assert said == f"Query 5 “{visible_token(TOKENS[5])}”: {', '.join(weights)}."
 
 
-def test_back_goes_to_the_choice_before(opened: Any) -> None:
+def test_back_goes_to_the_choice_before(opened_alone: Any) -> None:
     def pinned() -> int:
-        return int(opened.locator(".attnmech-sentence-query button[aria-pressed='true']").count())
+        return int(opened_alone.locator(".attnmech-sentence-query button[aria-pressed='true']").count())
 
-    before = opened.evaluate("history.length")
-    opened.select_option("#head", "2")
-    opened.click(".token >> nth=3")
-    drawn = traces(opened, "attention-map")
+    before = opened_alone.evaluate("history.length")
+    opened_alone.select_option("#head", "2")
+    opened_alone.click(".token >> nth=3")
+    drawn = traces(opened_alone, "attention-map")
     for _ in range(3):  # one step for Back
-        opened.click("[data-control='rank'][data-step='1']")
-    assert opened.evaluate("history.length") == before + 3
-    assert opened.evaluate("location.hash") == "#layer=2&head=2&rank=3&query=3"
-    opened.evaluate("history.back()")
-    opened.wait_for_url("**#layer=2&head=2&rank=0&query=3")
-    assert (opened.input_value("#rank"), pinned()) == ("0", 1)
-    assert traces(opened, "attention-map") == drawn
-    opened.evaluate("history.back()")
-    opened.wait_for_url("**#layer=2&head=2&rank=0&query=6")
-    opened.wait_for_function("document.querySelectorAll('.attnmech-sentence-box [aria-pressed=true]').length === 0")
-    opened.evaluate("history.back()")
-    opened.wait_for_url("**#layer=2&head=0&rank=0&query=6")
-    opened.wait_for_function("document.getElementById('head').value === '0'")
-    opened.evaluate("history.forward()")
-    opened.wait_for_url("**#layer=2&head=2&rank=0&query=6")
-    assert opened.evaluate("history.length") == before + 3
+        opened_alone.click("[data-control='rank'][data-step='1']")
+    assert opened_alone.evaluate("history.length") == before + 3
+    assert opened_alone.evaluate("location.hash") == "#layer=2&head=2&rank=3&query=3"
+    opened_alone.evaluate("history.back()")
+    opened_alone.wait_for_url("**#layer=2&head=2&rank=0&query=3")
+    assert (opened_alone.input_value("#rank"), pinned()) == ("0", 1)
+    assert traces(opened_alone, "attention-map") == drawn
+    opened_alone.evaluate("history.back()")
+    opened_alone.wait_for_url("**#layer=2&head=2&rank=0&query=6")
+    opened_alone.wait_for_function(
+        "document.querySelectorAll('.attnmech-sentence-box [aria-pressed=true]').length === 0"
+    )
+    opened_alone.evaluate("history.back()")
+    opened_alone.wait_for_url("**#layer=2&head=0&rank=0&query=6")
+    opened_alone.wait_for_function("document.getElementById('head').value === '0'")
+    opened_alone.evaluate("history.forward()")
+    opened_alone.wait_for_url("**#layer=2&head=2&rank=0&query=6")
+    assert opened_alone.evaluate("history.length") == before + 3
 
 
-def test_sentences_name_heads_quote_tokens_and_write_minus_in_one_way(opened_full: Any) -> None:
-    opened_full.select_option("#head", "1")
-    opened_full.click(".token >> nth=5")
+def test_sentences_name_heads_quote_tokens_and_write_minus_in_one_way(opened_full_alone: Any) -> None:
+    opened_full_alone.select_option("#head", "1")
+    opened_full_alone.click(".token >> nth=5")
     for name in ("mean of the heads", "one head"):
-        opened_full.locator("#sentence-view select").select_option(name)
-    shown = opened_full.eval_on_selector_all(
+        opened_full_alone.locator("#sentence-view select").select_option(name)
+    shown = opened_full_alone.eval_on_selector_all(
         ".finding, .lead, .brief, .attnmech-finding, .gtitle, #reason",
         "all => all.map(one => one.textContent).join(' ')",
     )
@@ -579,24 +605,33 @@ def test_sentences_count_the_rows(opened: Any, view: ScoreNumbers) -> None:
     assert opened.inner_text("#score-shares-finding").startswith(f"{position_0}: key bias {100 * rows.mean():.1f}")
 
 
-def test_the_theme_button_goes_through_light_and_dark(opened: Any) -> None:
+def test_the_theme_button_goes_through_light_and_dark(opened_alone: Any) -> None:
     def ink() -> str:
-        return str(opened.evaluate("document.getElementById('key-terms').layout.font.color"))
+        return str(opened_alone.evaluate("document.getElementById('key-terms').layout.font.color"))
 
-    opened.click("#theme")
-    assert opened.inner_text("#theme") == "Theme: light"
+    opened_alone.click("#theme")
+    assert opened_alone.inner_text("#theme") == "Theme: light"
     light = ink()
-    opened.click("#theme")
-    assert opened.inner_text("#theme") == "Theme: dark"
+    opened_alone.click("#theme")
+    assert opened_alone.inner_text("#theme") == "Theme: dark"
     assert ink() != light
 
 
-@pytest.mark.parametrize("width", [390, 1280])
-def test_nothing_is_wider_than_the_screen(opened: Any, width: int) -> None:
-    opened.set_viewport_size({"width": width, "height": 16000})
-    opened.evaluate("() => new Promise(requestAnimationFrame)")
-    assert opened.evaluate("document.documentElement.scrollWidth") <= width
-    assert widths_beyond(opened) == [0] * 6
+def test_nothing_is_wider_than_the_screen(opened_alone: Any) -> None:
+    for width in (390, 1280):
+        assert_fits(opened_alone, width, figures=6)
+
+
+def test_no_figure_of_the_full_page_is_wider_than_the_screen(opened_full_alone: Any) -> None:
+    for width in (390, 1280):
+        assert_fits(opened_full_alone, width, figures=12)
+
+
+def assert_fits(page: Any, width: int, figures: int) -> None:
+    page.set_viewport_size({"width": width, "height": 16000})
+    page.evaluate("() => new Promise(requestAnimationFrame)")
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
+    assert widths_beyond(page) == [0] * figures
 
 
 def widths_beyond(page: Any) -> list[float]:
@@ -755,11 +790,3 @@ def test_the_calls_of_figures_4_to_10_name_figure_layer_and_side(opened_full: An
             for name in ("magnitude", "orientation", "orientation_by_magnitude", "magnitude_by_position")
         ),
     ]
-
-
-@pytest.mark.parametrize("width", [390, 1280])
-def test_no_figure_of_the_full_page_is_wider_than_the_screen(opened_full: Any, width: int) -> None:
-    opened_full.set_viewport_size({"width": width, "height": 16000})
-    opened_full.evaluate("() => new Promise(requestAnimationFrame)")
-    assert opened_full.evaluate("document.documentElement.scrollWidth") <= width
-    assert widths_beyond(opened_full) == [0] * 12

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator
 from itertools import pairwise
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,7 +14,7 @@ from attnmech.draw.section import Section
 from attnmech.draw.text import plotly_text, shorten, visible_token
 from attnmech.draw.token_sections import NAMED, DriftNumbers, drift_section, flow_section, segment_section, strongest
 
-from .conftest import TOKENS, page, sections_of
+from .conftest import START, TOKENS, choose_by_address, page, sections_of
 from .test_page_in_browser import assert_alike, drawn_at
 
 LAYERS = (1, 2, 4, 5)
@@ -113,10 +112,19 @@ def test_the_table_names_the_nearest_rows_and_its_own_in_bold(drift: DriftNumber
             assert cells[place + 2][layer] == (f"<b>{written}</b>" if name == " the" else written)
 
 
-@pytest.fixture
-def opened_tokens(chromium: Any, view: ScoreNumbers, sections: list[Section], tmp_path: Path) -> Iterator[Any]:
-    with opening(chromium, page(view, sections_of(view, *sections)), tmp_path / "page.html", **WHOLE) as page_:
+@pytest.fixture(scope="module")
+def visit(
+    chromium: Any, view: ScoreNumbers, sections: list[Section], tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Any]:
+    path = tmp_path_factory.mktemp("page") / "page.html"
+    with opening(chromium, page(view, sections_of(view, *sections)), path, **WHOLE) as page_:
         yield page_
+
+
+@pytest.fixture
+def opened_tokens(visit: Any) -> Any:
+    choose_by_address(visit, START)
+    return visit
 
 
 @pytest.mark.browser
@@ -132,8 +140,9 @@ def test_the_page_fills_them_as_python_does(
         assert opened_tokens.text_content(f"#{section.anchor}-finding") == str(section.finding.at(chosen))
         for name, figure in section.figures.items():
             assert isinstance(figure, Chart)
-            for slot in figure.slots:
-                drawn, expected = drawn_at(opened_tokens, name, slot.path), slot.value(chosen)
+            values = drawn_at(opened_tokens, name, *(slot.path for slot in figure.slots))
+            for slot, drawn in zip(figure.slots, values, strict=True):
+                expected = slot.value(chosen)
                 if slot.columns[0].logarithmic:
                     np.testing.assert_allclose(np.array(drawn, dtype=float), expected, rtol=1e-3)
                 else:

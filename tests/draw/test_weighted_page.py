@@ -2,17 +2,17 @@
 
 from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from browser import WHOLE, opening
+from bs4 import BeautifulSoup
 
 from attnmech.draw.chart import Chart
 from attnmech.draw.numbers import ScoreNumbers, row_sentences
 
-from .conftest import TOKENS, page, sections_of
+from .conftest import TOKENS, choose_by_address, page, sections_of, settle
 from .test_page_in_browser import assert_alike, drawn_at, is_shown
 
 pytestmark = pytest.mark.browser
@@ -31,10 +31,17 @@ def html(weighted: ScoreNumbers) -> str:
     return page(weighted, sections_of(weighted))
 
 
-@pytest.fixture
-def opened_weighted(chromium: Any, html: str, tmp_path: Path) -> Iterator[Any]:
-    with opening(chromium, html, tmp_path / "page.html", **WHOLE, address="#weight=value&layer=5&head=2") as page:
+@pytest.fixture(scope="module")
+def visit(chromium: Any, html: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    with opening(chromium, html, tmp_path_factory.mktemp("page") / "page.html", **WHOLE) as page:
         yield page
+
+
+@pytest.fixture
+def opened_weighted(visit: Any) -> Any:
+    choose_by_address(visit, "#weight=value&layer=5&head=2&query=6")
+    visit.uncheck("#sentence-view label:has-text('hide the first token') input")
+    return visit
 
 
 def carried(view: ScoreNumbers, layer: int, head: int) -> np.ndarray:
@@ -92,10 +99,10 @@ def test_the_small_maps_follow_the_choice(opened_weighted: Any, weighted: ScoreN
             }"""
         )
 
-    opened_weighted.wait_for_timeout(300)
+    settle(opened_weighted)
     for choice, shares in (("value", carried(weighted, 1, 2)), ("p", weighted.pattern[1, 2])):
         opened_weighted.select_option("#weight", choice)
-        opened_weighted.wait_for_timeout(300)
+        settle(opened_weighted)
         np.testing.assert_allclose(pixels(), 255 * np.sqrt(shares.flatten()), atol=1.01)
         legend = opened_weighted.inner_text("#model-view .attnmech-model-scale")
         assert legend.startswith("share of the row's ‖p f(x)‖" if choice == "value" else "probability")
@@ -107,11 +114,15 @@ def test_figure_1_shows_the_shares_and_its_call_makes_them(opened_weighted: Any,
     chart = section.figures["attention-map"]
     assert isinstance(chart, Chart)
     chosen = {"layer": 1, "head": 2, "measure": 3, "query": 6}
-    for slot in (slot for slot in chart.slots if is_shown(chart, slot, chosen)):
-        assert_alike(drawn_at(opened_weighted, "attention-map", slot.path), slot.value(chosen), slot.path)
-    drawn = np.array(drawn_at(opened_weighted, "attention-map", "data.3.z"), dtype=float)
-    np.testing.assert_allclose(np.nan_to_num(drawn), carried(weighted, 1, 2), rtol=1e-3, atol=1e-9)
-    assert drawn_at(opened_weighted, "attention-map", "data.3.visible")
+    slots = [slot for slot in chart.slots if is_shown(chart, slot, chosen)]
+    values = drawn_at(opened_weighted, "attention-map", *(slot.path for slot in slots))
+    for slot, value in zip(slots, values, strict=True):
+        assert_alike(value, slot.value(chosen), slot.path)
+    drawn, visible = drawn_at(opened_weighted, "attention-map", "data.3.z", "data.3.visible")
+    np.testing.assert_allclose(
+        np.nan_to_num(np.array(drawn, dtype=float)), carried(weighted, 1, 2), rtol=1e-3, atol=1e-9
+    )
+    assert visible
     call = opened_weighted.inner_text("#attention-map-section code")
     assert call == 'acts.show("pattern", view="attention_pattern")'
     opened_weighted.select_option("#measure", "relative")
@@ -119,6 +130,10 @@ def test_figure_1_shows_the_shares_and_its_call_makes_them(opened_weighted: Any,
     assert call == 'scores.plot("attention_map", layer=5, head=2, measure="relative")'
 
 
-def test_without_norms_there_is_no_such_choice(opened: Any) -> None:
-    assert opened.locator("#weight").count() == 0
-    assert opened.locator("#measure option").count() == 3
+def test_without_norms_there_is_no_such_choice(page_html: str, html: str) -> None:
+    selects = [
+        {tag["id"]: len(tag("option")) for tag in BeautifulSoup(each, "html.parser")("select")}
+        for each in (page_html, html)
+    ]
+    assert "weight" not in selects[0] and selects[0]["measure"] == 3
+    assert selects[1]["weight"] == 2 and selects[1]["measure"] == 4
