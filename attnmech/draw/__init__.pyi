@@ -1,4 +1,5 @@
 from .all_heads import model_view as model_view
+from .attention_map import attention_map as attention_map
 from .circuitsvis import attention_heads as attention_heads
 from .circuitsvis import attention_pattern as attention_pattern
 from .circuitsvis import colored_tokens as colored_tokens
@@ -14,5 +15,4 @@ from .lines import lines_by_layer as lines_by_layer
 from .maps_by_hand import edges as edges
 from .maps_by_hand import heatmap as heatmap
 from .maps_by_hand import heatmaps as heatmaps
-from .scores import attention_map as attention_map
 from .sentence import sentence_view as sentence_view

@@ -12,7 +12,9 @@ from typing import Any, Final
 
 import numpy as np
 import plotly.graph_objects as go  # type: ignore[import-untyped]
+from jaxtyping import Float
 
+from ..basics.axes import axis_label
 from .figure import Figure
 from .patterns import value_weighted
 from .style import NEUTRAL
@@ -22,7 +24,7 @@ OWN_COLOUR: Final = "own colour"
 """The name of a shape whose colour does not follow the text's."""
 
 CHOSEN_COLOUR: Final = "#d55e00"
-"""The frame around the chosen head's cell."""
+"""The frame around the chosen head's cell, and what belongs to the chosen token."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -92,6 +94,11 @@ class ByChoice:
         if self.words:
             return self.words[int(value)]
         return value.item() if self.digits is None else signed(float(value), f".{self.digits}f")
+
+
+def of_heads(probabilities: Float[np.ndarray, "layer head ..."]) -> ByChoice:
+    """Probabilities by layer and head, of which a page keeps the ratios; 0 is none."""
+    return ByChoice(probabilities, ("layer", "head"), logarithmic=True)
 
 
 def with_split(values: np.ndarray, choices: tuple[str, ...], rest: int) -> tuple[str, ...]:
@@ -221,6 +228,24 @@ def row_frame(rows: int) -> tuple[dict[str, object], tuple[Slot, ...]]:
         Slot("layout.shapes.0.y0", ByChoice(places - 0.5, ("query",))),
         Slot("layout.shapes.0.y1", ByChoice(places + 0.5, ("query",))),
     )
+
+
+def token_axis(labels: list[str], axis: str, *, downwards: bool = False) -> dict[str, object]:
+    """An axis with one category per token: plotly thins out its labels to fit the room there is."""
+    ends = [-0.5, len(labels) - 0.5]
+    return {
+        "type": "category",
+        "categoryorder": "array",
+        "categoryarray": labels,
+        "range": ends[::-1] if downwards else ends,
+        "title": {"text": axis_label(axis)},
+        "tickfont": {"size": 11},
+    }
+
+
+def height_of_rows(rows: int) -> int:
+    """Pixels for the area of a figure with one row per token: some 14 per row, within what fits a screen."""
+    return int(np.clip(14 * rows, 250, 800))
 
 
 def _is_there(values: np.ndarray) -> np.ndarray:

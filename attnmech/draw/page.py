@@ -15,12 +15,11 @@ from markupsafe import Markup
 
 from . import scripts
 from .carried import Carried
-from .chart import ByChoice, Chart
+from .chart import ByChoice, Chart, of_heads
 from .embed import View
 from .numbers import ScoreNumbers, TableRow, row_sentences
 from .packing import precision_of
 from .patterns import PROBABILITY, VALUE_WEIGHTED
-from .scores import of_heads
 from .section import Choice, OfPattern, Section
 from .style import CROSS_MARKS, MARKS, MarkStyle
 from .templates import rendered

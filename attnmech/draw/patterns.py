@@ -162,6 +162,15 @@ def as_array(values: Array, dtype: type[np.floating] = np.float32) -> Float[np.n
         raise InputError(f"{wanted}; got {shown(values)} ({first_line(error)}).") from error
 
 
+def require_length(length: int, tokens: Sequence[str], name: str) -> None:
+    """Raises `InputError` unless an array has one entry for each token."""
+    if length != len(tokens):
+        raise InputError(
+            f"`{name}` must have one entry for each of the {len(tokens)} tokens; got {length}. "
+            "Give the tokens of the text that the numbers come from."
+        )
+
+
 def _first_odd(found: Float[np.ndarray, "..."]) -> float:
     odd = ~np.isfinite(found) | (found < 0)
     return float(found[odd][0])

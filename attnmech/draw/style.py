@@ -4,10 +4,13 @@ The hues come from the Okabe-Ito palette (safe for colour-blind readers), moved 
 on a white and on a near-black background; every mark also has a symbol and every line a dash of its own.
 """
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+import numpy as np
 import plotly.graph_objects as go  # type: ignore[import-untyped]
+from jaxtyping import Int, Integer
 
 
 @dataclass(frozen=True)
@@ -72,6 +75,28 @@ CROSS_MARKS: Final = {
     "other": MarkStyle("another key token", "#d55e00", "square", "■"),
 }
 """The same in cross-attention, where no key is the query itself; many source texts end with a special token."""
+
+
+def marks_of(keys: Integer[np.ndarray, "*head query"], crossing: int | None = None) -> Int[np.ndarray, "*head query"]:
+    """The place in `MARKS` of each query's key: the query itself, else the first token, else another; -1 without a key.
+
+    In cross-attention, `crossing` is the number of keys, and the place is that in `CROSS_MARKS`: the first key, the
+    last, or another.
+
+    >>> marks_of(np.array([-1, 1, 0, 1])).tolist(), marks_of(np.array([-1, 1, 0, 3]), crossing=4).tolist()
+    ([-1, 0, 1, 2], [-1, 2, 0, 1])
+    """
+    if crossing is not None:
+        mark = np.where(keys == 0, 0, np.where(keys == crossing - 1, 1, 2))
+        return np.where(keys < 0, -1, mark)
+    mark = np.where(keys == np.arange(keys.shape[-1]), 0, np.where(keys == 0, 1, 2))
+    return np.where(keys < 0, -1, mark)
+
+
+def mark_styles(keys: Sequence[str] | None) -> Mapping[str, MarkStyle]:
+    """How marks are drawn, by whether keys are tokens of another text."""
+    return MARKS if keys is None else CROSS_MARKS
+
 
 SCORE_COLOURS: Final = ["#dce7f0", "#a9c5dc", "#6f9cc1", "#40739f", "#1f4a73"]
 """Low to high scores: one hue of falling lightness, both ends distinct from white and from near black."""

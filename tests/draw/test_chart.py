@@ -5,15 +5,14 @@ from typing import Any
 import numpy as np
 import pytest
 
+from attnmech.draw.attention_map import MEASURES, attention_chart, attention_map
 from attnmech.draw.chart import ByChoice, Chart, Slot, at_head
 from attnmech.draw.effects import effect_map
 from attnmech.draw.figure import Figure
 from attnmech.draw.ledger import REFERENCES, ledger_chart, row_ledger
 from attnmech.draw.numbers import FocusNumbers, ScoreNumbers, UpdateNumbers
-from attnmech.draw.scores import (
-    MEASURES,
-    attention_chart,
-    attention_map,
+from attnmech.methods.focus.figures import focus_chart, rank_lines_of
+from attnmech.methods.scores.figures import (
     bars_chart,
     key_terms,
     key_terms_chart,
@@ -21,7 +20,6 @@ from attnmech.draw.scores import (
     share_triangle,
     triangle_chart,
 )
-from attnmech.methods.focus.figures import focus_chart, rank_lines_of
 from attnmech.methods.updates.figures import (
     magnitude_by_position,
     magnitude_by_position_chart,

@@ -9,7 +9,7 @@ import plotly.graph_objects as go
 from IPython.core.formatters import DisplayFormatter
 
 from attnmech.draw.figure import Figure
-from attnmech.draw.scores import key_terms
+from attnmech.methods.scores.figures import key_terms
 
 
 def test_ipython_shows_the_numbers_as_html_alone() -> None:

@@ -5,18 +5,12 @@ from typing import Any
 import numpy as np
 import pytest
 
+from attnmech.draw.attention_map import attention_map, highest_key
 from attnmech.draw.numbers import ScoreNumbers
-from attnmech.draw.scores import (
-    attention_map,
-    highest_key,
-    key_terms,
-    score_shares,
-    share_bars,
-    share_triangle,
-)
 from attnmech.draw.style import MARKS, TERMS
 from attnmech.draw.text import token_labels
 from attnmech.errors import InputError
+from attnmech.methods.scores.figures import key_terms, score_shares, share_bars, share_triangle
 
 NAN = np.nan
 TOKENS = ["What", " does", " it", " do"]

@@ -12,7 +12,9 @@ from attnmech.draw.chart import ByChoice, Chart
 from attnmech.draw.numbers import ScoreNumbers
 from attnmech.draw.section import Section
 from attnmech.draw.text import plotly_text, shorten, visible_token
-from attnmech.draw.token_sections import NAMED, DriftNumbers, drift_section, flow_section, segment_section, strongest
+from attnmech.methods.drift.section import NAMED, DriftNumbers, drift_section
+from attnmech.methods.flow.section import flow_section, strongest
+from attnmech.methods.segments.section import segment_section
 
 from .conftest import START, TOKENS, choose_by_address, page, sections_of
 from .test_page_in_browser import assert_alike, drawn_at

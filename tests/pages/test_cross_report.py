@@ -16,7 +16,7 @@ from torch import Tensor, nn
 import attnmech as am
 from attnmech.cli import main as cli
 from attnmech.draw.numbers import row_sentences
-from attnmech.draw.scores import marks_of
+from attnmech.draw.style import marks_of
 
 HOSTILE = ("<img/src=x/onerror=window.owned=1>", "</script><script>window.owned=1</script>")
 WORDS = ("[PAD]", "[UNK]", "</s>", "the", "old", "sea", "is", "here", "le", "vieux", "mer", *HOSTILE)

@@ -30,7 +30,7 @@ from ...runs.options import SweepOptions, require_known
 from ...runs.progress import Steps
 from ...runs.progress import steps as bar_of
 from ...runs.sweep import Sweeps, Swept, identity_of_sweep
-from .figures import pruning_lines
+from .pruning_figures import pruning_lines
 
 
 @dataclass(frozen=True, repr=False)

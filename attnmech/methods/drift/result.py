@@ -21,7 +21,6 @@ from ...basics.fields import check_entries, check_rows
 from ...draw.lines import lines_by_layer
 from ...draw.section import Section
 from ...draw.text import quoted, shorten, visible_token
-from ...draw.token_sections import NAMED, DriftNumbers, drift_section, nearest_chart
 from ...errors import InputError, MissingPointError, index_of
 from ...maths.intervals import LEAST_TEXTS, LEVEL, TextMeans, checked_level
 from ...model.inputs.encoder import Inputs
@@ -31,6 +30,7 @@ from ...runs.claims import interval_note, no_interval
 from ...runs.stream import Reducer, Source, State, stream
 from ...runs.summed import Summed
 from .formulas import METRICS, churn
+from .section import NAMED, DriftNumbers, drift_section, nearest_chart
 from .sums import OWN_LIST, PLACES, STATISTICS, DriftSums, Reference, stream_points
 from .verdicts import MOVEMENTS, DriftVerdicts, Movement
 from .word_types import ORDINARY, WORD_TYPES, checked_words

@@ -21,7 +21,6 @@ from ...draw.section import Section
 from ...draw.segments import segment_map
 from ...draw.sentence import sentence_view
 from ...draw.text import percent, quoted, signed, token_labels
-from ...draw.token_sections import flow_section
 from ...errors import InputError, index_of
 from ...maths.flow import positive_part, rolled_out, summed_norms, value_norms
 from ...maths.norms import norm_multiplier
@@ -37,6 +36,7 @@ from ...runs.answers import Answers
 from ...runs.metrics import Metric, MetricLike
 from ...runs.stream import Reducer, Run, Source, State, stream
 from .pattern_gradients import weighted_gradients
+from .section import flow_section
 
 KINDS: Final = ("rollout", "norm", "norm_residual", "gradient")
 
@@ -313,7 +313,10 @@ class AttentionFlow(PagedResult):
             raise InputError(f'only kind="norm" and kind="gradient" have maps by head; this is "{self.kind}".')
         whole = self.maps[row] if self.head_maps is None or head is None else self.head_maps[row, self._head(head)]
         place = f"L{self.layers[row]}" + ("" if head is None else f"H{head}")
-        return segment_map(whole.float().numpy(), token_labels(self.tokens), kind=self.kind, title=place, unit="token")
+        return segment_map(
+            whole.float().numpy(), token_labels(self.tokens), label=_LABELS[self.kind], title=place,
+            signs=self.kind == "gradient", unit="token",
+        )  # fmt: skip
 
     def to_frame(self) -> pd.DataFrame:
         """One row per layer and token: layer, token, `itself` (its row's share from itself), `first` (from the first
@@ -398,6 +401,11 @@ class AttentionFlow(PagedResult):
         assert self.head_maps is not None
         return index_of("head", head, self.head_maps.shape[1])
 
+
+_LABELS: Final = {
+    "rollout": "rollout, share", "norm": "norm", "norm_residual": "norm", "gradient": "p · ∂metric/∂p"
+}  # fmt: skip
+"""What is beside the scale of a map."""
 
 _TITLES: Final = {
     "rollout": "Attention rollout",

@@ -19,7 +19,7 @@ from ...model.run.hooked import HookedModel, require_model
 from ...runs.row_classes import ROW_CLASSES, row_classes
 from ...runs.row_means import RowMeans, added, closed
 from ...runs.stream import Reducer, Run, Source, State, stream
-from .formulas import MASSES, masses
+from .global_formulas import MASSES, masses
 
 FIGURES: Final = ("global_mass", "window_mass")
 """The maps of a page."""

@@ -28,7 +28,7 @@ from .formulas import spread_ratio
 from .page import embedding_page, embedding_view
 from .page_data import EmbeddingHead, EmbeddingText, EmbeddingView
 from .patch_images import PatchImages
-from .projected import AFTER
+from .pictures import AFTER
 
 _RANDOM_POINTS: Final = 1_000
 """Among how many points of a head at most `search` takes the mean distance of two."""

@@ -23,7 +23,7 @@ from .embedded_head import NUMBERS, EmbeddedHead, Plan
 from .embedded_points import EmbeddedPoints
 from .formulas import ScaleAndShift
 from .patch_images import patch_images
-from .projected import AFTER, Projecting, after_projection
+from .pictures import AFTER, Projecting, after_projection
 from .projections import CANNOT_PLACE, PROJECTIONS, Projection, check_enough, require_installed
 from .sums import Embedder
 from .threads import in_threads

@@ -29,7 +29,7 @@ from ...runs.claims import interval_of
 from ...runs.stream import Reducer, Source, State, stream
 from ...runs.summed import Summed
 from .divergences import STATE, DivergenceReducer, Divergences, axis_lengths, clustered
-from .figures import divergence_map, heads_in_plane
+from .redundancy_figures import divergence_map, heads_in_plane
 
 _MAPS: Final = 6
 """How many layers a page shows as maps."""

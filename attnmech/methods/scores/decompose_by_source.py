@@ -1,6 +1,6 @@
 """Which writers make a head look there? Its query-key scores, split exactly over pairs of upstream writers.
 
-The equations are in `attnmech.methods.scores.formulas`; the term split is `query_key` of `am.decompose_scores`.
+The equations are in `attnmech.methods.scores.source_formulas`; the term split is `query_key` of `am.decompose_scores`.
 """
 
 from collections.abc import Iterable, Mapping
@@ -41,8 +41,9 @@ def decompose_by_source(
     """Says which upstream writers make a head look where it looks, on the query side and on the key side.
 
     query_key_ij = Σ_s Σ_t scale · q_s(i)·k_t(j), over all pairs of writers s of the stream at the query and t of the
-    stream at the key (equations in `attnmech.methods.scores.formulas`). Writers are the embeddings of token, position
-    and token type, every head in earlier layers, every b_O, every MLP, and the shift β of every norm on the way. Norms
+    stream at the key (equations in `attnmech.methods.scores.source_formulas`). Writers are the embeddings of token,
+    position and token type, every head in earlier layers, every b_O, every MLP, and the shift β of every norm on the
+    way. Norms
     are frozen at the scales of this run, those of queries and keys (qk-norm) included; in post-norm models each writer
     goes through every norm that comes after it.
 

@@ -18,8 +18,8 @@ from torch import Tensor
 from ...basics.arguments import flag, listed, member, option, whole_number
 from ...basics.fields import check_fields, check_layers, check_rows
 from ...basics.files import path_of, writing
-from ...draw import scores as draw
 from ...draw.all_heads import model_view
+from ...draw.attention_map import attention_map
 from ...draw.embed import View
 from ...draw.figure_page import in_notebook_output
 from ...draw.head_picker import head_picker
@@ -41,6 +41,7 @@ from ...results import Provenance, Result, by_layer
 from ...results.mean_qk import MeanQK
 from ...results.score_terms import Contrast, Reference, Shares, Terms, TermsByHead
 from ...runs.layers import count_layers
+from .figures import key_terms, score_shares
 from .position_kernel import PositionKernel
 from .score_numbers import score_numbers
 from .section import score_sections
@@ -488,12 +489,12 @@ class ScoreDecomposition(Result):
             )
         if figure == "attention_map":
             scores, pattern = view.scores[0, head], view.pattern[0, head]
-            return draw.attention_map(scores, view.tokens, measure=measure, pattern=pattern, keys=others)
+            return attention_map(scores, view.tokens, measure=measure, pattern=pattern, keys=others)
         if figure == "key_terms":
-            return draw.key_terms({name: term[0, head] for name, term in view.key_terms.items()}, view.key_tokens)
+            return key_terms({name: term[0, head] for name, term in view.key_terms.items()}, view.key_tokens)
         index_of("rank", rank, view.ranked_key.shape[-1], "of this text")
         shares = {name: share[0, head, :, rank] for name, share in view.ranked_share.items()}
-        return draw.score_shares(shares, view.ranked_key[0, head, :, rank], view.tokens, rank=rank, key_tokens=others)
+        return score_shares(shares, view.ranked_key[0, head, :, rank], view.tokens, rank=rank, key_tokens=others)
 
     def show(self, figure: str = "row_ledger", *, layer: int | None = None, head: int = 0, **options: Any) -> View:
         """A figure of `plot`, with a layer and a head to choose; `options` are those of `plot`.

@@ -7,24 +7,16 @@ from typing import Final
 import numpy as np
 from jaxtyping import Float, Int
 
+from ...draw.attention_map import MEASURES, VALUE, attention_chart, highest_key
 from ...draw.carried import error_of
 from ...draw.chart import ByChoice, Chart
 from ...draw.ledger import REFERENCES, ROW_READING, along_keys, ledger_chart, likeliest, of_every_cell
 from ...draw.numbers import ScoreNumbers
 from ...draw.patterns import VALUE_WEIGHTED
-from ...draw.scores import (
-    MEASURES,
-    VALUE,
-    attention_chart,
-    bars_chart,
-    highest_key,
-    key_terms_chart,
-    marks_of,
-    triangle_chart,
-)
 from ...draw.section import Choice, OfPattern, Section
-from ...draw.style import MARKS, term_style
+from ...draw.style import MARKS, marks_of, term_style
 from ...draw.text import bound, percent, signed
+from .figures import bars_chart, key_terms_chart, triangle_chart
 
 MEASURE: Final = Choice(
     "measure", "Cells show", tuple(MEASURES), ("the score", "the score minus its row's highest", "the probability")

@@ -1,6 +1,6 @@
 """What does each writer of the stream add to the queries and keys of chosen cells? Collected during one pass.
 
-The equations are in `attnmech.methods.scores.formulas`.
+The equations are in `attnmech.methods.scores.source_formulas`.
 """
 
 from collections.abc import Mapping
@@ -19,7 +19,7 @@ from ...model.attention.observed import RowBlock
 from ...model.reading.writers import Writers
 from ...model.run.hooked import HookedModel
 from ...model.stack.ledger import Cells, ScoreAudit, made_of_parts
-from .formulas import pair_terms
+from .source_formulas import pair_terms
 
 _TOGETHER_BYTES: Final = 2**24
 """Queries, and keys, of so many writers are made together: enough for large matrix products, few enough for a cache."""

@@ -21,10 +21,9 @@ from ...draw.all_heads import model_view
 from ...draw.effects import effect_map
 from ...draw.embed import View
 from ...draw.section import Section
-from ...draw.segments import receiver_lines, segment_labels, segment_map
+from ...draw.segments import segment_labels, segment_map
 from ...draw.sentence import sentence_view
 from ...draw.text import percent
-from ...draw.token_sections import segment_section
 from ...errors import InputError, MissingPointError, index_of
 from ...maths.intervals import LEVEL, TextMeans, checked_level
 from ...model.inputs.encoder import Inputs
@@ -33,7 +32,9 @@ from ...results import by_layer
 from ...runs.claims import about_largest, for_map, interval_note
 from ...runs.stream import Reducer, Source, State, stream
 from ...runs.summed import Summed
+from .figures import receiver_lines
 from .formulas import ByDistance, peakedness, receivers, same_distance
+from .section import segment_section
 from .segmentation import Segmented, Segments
 from .sums import SegmentSums, lags_of, of_text
 
@@ -44,6 +45,10 @@ BASELINES: Final = ("tokens", "segments")
 """By what distance a baseline is."""
 
 FIGURES: Final = ("mass", "excess", "per_token", "heads", "receivers")
+
+_LABELS: Final = {
+    "mass": "share of attention", "excess": "share above baseline", "per_token": "mean p per pair of tokens"
+}  # fmt: skip
 
 
 def segment_attention(
@@ -412,7 +417,10 @@ class SegmentAttention(Summed):
         values = self.mass(text)[row, place] - self.expected(text)[row, place]
         if figure != "excess":
             values = (self.mass if figure == "mass" else self.per_token)(text)[row, place]
-        return segment_map(values.numpy(), names, kind=figure, title=f"L{self.layers[row]}H{place}")
+        return segment_map(
+            values.numpy(), names, label=_LABELS[figure], title=f"L{self.layers[row]}H{place}",
+            signs=figure == "excess",
+        )  # fmt: skip
 
     def _figure_place(self, *figure: str, **options: Any) -> Mapping[str, int]:
         named = (*figure, options.get("figure"))

@@ -37,6 +37,8 @@ STRONGEST: Final = 20
 
 METRICS: Final = ("kl", "loss")
 
+_LABELS: Final = {"kl": "KL, nats", "loss": "loss, nats"}
+
 
 def segment_effects(
     model: HookedModel,
@@ -266,7 +268,10 @@ class SegmentEffects(PagedResult):
         values = self.loss if option("metric", metric, METRICS) == "loss" else self.kl
         if values is None:
             raise InputError('this model predicts neither the next token nor masked ones; use metric="kl".')
-        return segment_map(values.numpy(), segment_labels(self.segments), kind=metric, title="attention cut")
+        return segment_map(
+            values.numpy(), segment_labels(self.segments), label=_LABELS[metric], title="attention cut",
+            signs=metric == "loss",
+        )  # fmt: skip
 
     @property
     def lead(self) -> str:

@@ -18,8 +18,7 @@ from jaxtyping import Float, Int, Integer
 from ...draw.chart import ByChoice, Chart, Slot
 from ...draw.figure import Figure
 from ...draw.numbers import Side
-from ...draw.scores import marks_of
-from ...draw.style import FIGURE_STYLE, MARKS, NEUTRAL, SCORE_COLOURS, MarkStyle
+from ...draw.style import FIGURE_STYLE, MARKS, NEUTRAL, SCORE_COLOURS, MarkStyle, marks_of
 from ...draw.text import token_labels
 from ...errors import InputError, index_of
 

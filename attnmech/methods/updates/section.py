@@ -9,9 +9,8 @@ from jaxtyping import Float
 from ...draw.carried import carried_error
 from ...draw.chart import ByChoice
 from ...draw.numbers import Side, UpdateNumbers
-from ...draw.scores import marks_of
 from ...draw.section import Choice, Section
-from ...draw.style import MARKS
+from ...draw.style import MARKS, marks_of
 from ...draw.text import bound, quoted, signed
 from .figures import (
     magnitude_by_position_chart,

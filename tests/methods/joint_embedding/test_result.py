@@ -19,7 +19,7 @@ from torch import Tensor
 
 import attnmech as am
 from attnmech.demo.text import documents
-from attnmech.methods.joint_embedding import projected, token_pairs
+from attnmech.methods.joint_embedding import pictures, token_pairs
 from attnmech.methods.joint_embedding import result as module
 
 BIDIRECTIONAL = ("bert", "vit")
@@ -518,7 +518,7 @@ def test_tsne_and_pacmap_cannot_place(name: str) -> None:
 
 def test_beyond_the_limit_a_sample_is_projected_and_the_rest_placed(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("umap")
-    monkeypatch.setattr(projected, "FITTED", 60)
+    monkeypatch.setattr(pictures, "FITTED", 60)
     model, given = hooked("gpt2"), texts()
     found = am.joint_embedding(model, given, projection="umap", heads=[(1, 2)])
     assert found.points["umap"].shape == (1, 96, 2) and not bool(found.points["umap"].isnan().any())

@@ -1,0 +1,175 @@
+"""What a page says about the chosen token's drift from its own embedding, layer by layer."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+from jaxtyping import Float, Int
+
+from ...draw.carried import error_of
+from ...draw.chart import CHOSEN_COLOUR, ByChoice, Chart, Slot
+from ...draw.figure import Figure
+from ...draw.section import Section
+from ...draw.style import FIGURE_STYLE, NEUTRAL
+from ...draw.text import bound, plotly_text, quoted, shorten, visible_token
+
+NAMED: Final = 4
+"""How many of the nearest rows a table names."""
+
+
+@dataclass(frozen=True)
+class DriftNumbers:
+    """What a page shows of each token's way through the layers."""
+
+    layers: tuple[int, ...]
+    tokens: tuple[str, ...]
+    vocabulary: int
+    """The number of rows."""
+    k: int
+    """How many nearest rows churn compares."""
+    cosine: Float[np.ndarray, "token layer"]
+    rank: Float[np.ndarray, "token layer"]
+    churn: Float[np.ndarray, "token layer"]
+    """NaN in the first layer."""
+    means: Mapping[str, Float[np.ndarray, " layer"]]
+    """Of the text's ordinary tokens: "cosine", "rank" (geometric mean of 1 + rank, minus 1) and "churn"."""
+    between_tokens: Float[np.ndarray, " layer"]
+    """The mean cosine of two ordinary tokens."""
+    to_any_row: Float[np.ndarray, " layer"]
+    """The mean cosine of a token and any row."""
+    nearest: Int[np.ndarray, "token layer place"]
+    """The nearest rows, as indices into `names`."""
+    names: tuple[str, ...]
+
+
+def drift_section(view: DriftNumbers, call: str, layers: Sequence[int]) -> Section:
+    """How far the chosen token moves from its own embedding.
+
+    Args:
+        view: the numbers.
+        call: the Python that gives the result.
+        layers: those that can be chosen on the page, which a line marks.
+
+    """
+    charts = {
+        "token-cosine": _lines(view, layers, "cosine", "cosine to the own embedding", view.cosine),
+        "token-rank": _lines(view, layers, "rank", f"1 + rows more similar (of {view.vocabulary:,})", 1 + view.rank),
+        "token-churn": _lines(view, layers, "churn", f"share of the {view.k} nearest that is new", view.churn),
+        "token-nearest": nearest_chart(view),
+    }
+    rounded = max(error_of(charts[f"token-{name}"]) for name in ("cosine", "churn"))
+    return Section(
+        name="token-drift",
+        contents="What becomes of a token",
+        heading="What becomes of a token",
+        finding=_about_drift(view),
+        reading="For the chosen token, after attention in each layer: the cosine of its stream and its own row of the "
+        "embedding; how many rows are more similar to the stream than its own; the share of the nearest rows that the "
+        "layer below did not have; and the nearest rows, with its own in bold. Orange: this token; grey: baselines, "
+        "which are the mean of the text's ordinary tokens and, for the cosine, that of two tokens of the text and of a "
+        "token and any row. The upright line is the chosen layer: click a point to choose another.",
+        caveat="Streams of one layer point in much the same direction, so a cosine says little beside its baselines.",
+        figures=charts,
+        call=f'{call}.plot("cosine", token={{query}})',
+        rounding=f"cosines and churn of tokens are off by at most {bound(rounded)}" if rounded else "",
+    )
+
+
+def _lines(
+    view: DriftNumbers, layers: Sequence[int], name: str, label: str, values: Float[np.ndarray, "token layer"]
+) -> Chart:
+    """One number of the chosen token over the layers, beside its baselines."""
+    logarithmic = name == "rank"
+    baselines = {"mean of the text's tokens": view.means[name] + (1 if logarithmic else 0)}
+    if name == "cosine":
+        baselines |= {"two tokens of the text": view.between_tokens, "a token and any row": view.to_any_row}
+    figure = Figure()
+    figure.add_scatter(
+        x=list(view.layers),
+        mode="lines+markers",
+        name="this token",
+        line={"color": CHOSEN_COLOUR, "width": 2.5},
+        marker={"size": 8},
+        hovertemplate=f"layer %{{x}}<br>{label}: %{{y:.4g}}<extra></extra>",
+        showlegend=True,
+    )
+    for dash, (words, mean) in zip(("solid", "dot", "longdash"), baselines.items(), strict=False):
+        figure.add_scatter(
+            x=list(view.layers), y=mean, mode="lines", name=words, line={"color": NEUTRAL, "dash": dash, "width": 2},
+            hovertemplate=f"layer %{{x}}<br>{words}: %{{y:.4g}}<extra></extra>", showlegend=True,
+        )  # fmt: skip
+    line = {"type": "line", "yref": "paper", "y0": 0, "y1": 1, "line": {"color": NEUTRAL, "width": 1, "dash": "dot"}}
+    figure.update_layout(
+        template=FIGURE_STYLE,
+        height=360,
+        shapes=[line],
+        legend={"orientation": "h", "yref": "container", "y": 0.995, "yanchor": "top", "x": 0, "xanchor": "left"},
+        margin={"t": 90, "r": 10},
+        xaxis={"title": {"text": "layer"}, "dtick": max(1, len(view.layers) // 12)},
+        yaxis={"title": {"text": label}},
+    )
+    if logarithmic:
+        figure.update_yaxes(type="log", dtick=1, exponentformat="none", separatethousands=True)
+    chosen = ByChoice(np.array(layers, dtype=np.float64), ("layer",))
+    slots = (
+        Slot("data.0.y", ByChoice(values, ("query",), logarithmic=logarithmic)),
+        Slot("layout.shapes.0.x0", chosen),
+        Slot("layout.shapes.0.x1", chosen),
+    )
+    return Chart(figure, slots, clicks={"layer": "x"})
+
+
+def nearest_chart(view: DriftNumbers) -> Chart:
+    """A table of the rows nearest to the chosen token, layer by layer; its own is bold."""
+    plain = [plotly_text(shorten(visible_token(name))) for name in view.names]
+    words = (*plain, *(f"<b>{name}</b>" for name in plain))
+    own = np.array([[name == token for name in view.names] for token in view.tokens])
+    named = view.nearest + len(plain) * np.take_along_axis(own[:, None], view.nearest, axis=2)
+    places = min(NAMED, view.nearest.shape[2])
+    clear = "rgba(0,0,0,0)"
+    figure = Figure()
+    figure.add_table(
+        header={
+            "values": ["layer", "rank of<br>its own", *(f"nearest {place + 1}" for place in range(places))],
+            "fill": {"color": clear}, "line": {"color": NEUTRAL}, "align": "left",
+        },
+        cells={
+            "values": [list(view.layers), *([] for _ in range(places + 1))],
+            "fill": {"color": clear}, "line": {"color": NEUTRAL}, "align": "left", "height": 26,
+        },
+        columnwidth=[1.2, 1.5, *[2] * places],
+    )  # fmt: skip
+    figure.update_layout(
+        template=FIGURE_STYLE, height=min(110 + 26 * len(view.layers), 360), margin=dict.fromkeys("lrtb", 8)
+    )
+    # In words, since numbers on a page are rounded: a rank is a whole number.
+    ranks, which = np.unique(view.rank, return_inverse=True)
+    in_words = tuple("" if np.isnan(rank) else f"{int(rank):,}" for rank in ranks)
+    slots = [Slot("data.0.cells.values.1", ByChoice(which.reshape(view.rank.shape), ("query",), words=in_words))]
+    slots += [
+        Slot(f"data.0.cells.values.{place + 2}", ByChoice(named[:, :, place], ("query",), words=words))
+        for place in range(places)
+    ]
+    return Chart(figure, tuple(slots))
+
+
+def _about_drift(view: DriftNumbers) -> ByChoice:
+    def told(query: int) -> str:
+        known = np.flatnonzero(np.isfinite(view.cosine[query]) & np.isfinite(view.rank[query]))
+        name = f"Token {query} {quoted(view.tokens[query])}"
+        if not known.size:
+            return f"{name}: its stream is 0."
+        first, last = known[[0, -1]].tolist()
+        cosines, pairs = (
+            [float(each[at]) for at in (first, last)] for each in (view.cosine[query], view.between_tokens)
+        )
+        ranks = [int(view.rank[query, at]) for at in (first, last)]
+        beside = f" (two tokens of the text: {pairs[0]:.2f} and {pairs[1]:.2f})" if np.isfinite(pairs).all() else ""
+        return (
+            f"{name}: its cosine to its own embedding goes from {cosines[0]:.2f} in layer {view.layers[first]} to "
+            f"{cosines[1]:.2f} in layer {view.layers[last]}{beside}; of {view.vocabulary:,} rows, {ranks[0]:,} and "
+            f"{ranks[1]:,} are more similar to its stream."
+        )
+
+    return ByChoice.texts(("query",), (len(view.tokens),), told)

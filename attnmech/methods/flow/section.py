@@ -1,0 +1,140 @@
+"""What a page says about where the chosen token's stream gets its parts."""
+
+from collections.abc import Sequence
+from typing import Any, Final
+
+import numpy as np
+from jaxtyping import Float, Int
+from plotly.colors import sample_colorscale  # type: ignore[import-untyped]
+
+from ...draw.carried import error_of
+from ...draw.chart import CHOSEN_COLOUR, ByChoice, Chart, Slot, row_frame
+from ...draw.figure import Figure
+from ...draw.section import Section
+from ...draw.style import FIGURE_STYLE, SCORE_COLOURS
+from ...draw.text import bound, percent, quoted, token_labels
+
+_INFLOWS: Final = 4
+"""How many of a token's largest inflows a sentence names."""
+
+_STEPS: Final = np.linspace(0, 1, 11)
+_ROOT_COLOURS: Final = [
+    [float(step**2), colour]
+    for step, colour in zip(_STEPS, sample_colorscale(SCORE_COLOURS, _STEPS.tolist()), strict=True)
+]
+"""Colours by the square root of a share, so that small ones stay visible."""
+
+
+def flow_section(
+    shares: Float[np.ndarray, "layer query key"],
+    tokens: Sequence[str],
+    *,
+    layers_of_flow: Sequence[int],
+    layers: Sequence[int],
+    call: str,
+) -> Section:
+    """From which tokens the chosen one gets its parts, layer by layer.
+
+    Args:
+        shares: of each key in its row of ‖Σ_h p f(x) + δ x‖; rows sum to 1.
+        tokens: the text's tokens.
+        layers_of_flow: the layers of `shares`.
+        layers: those that can be chosen on the page, one of which has a frame.
+        call: the Python that gives the result.
+
+    """
+    chart = _flow_chart(shares, tokens, layers_of_flow, layers)
+    return Section(
+        name="token-flow",
+        contents="Where a token's parts come from",
+        heading="Where a token's parts come from",
+        finding=_about_flow(shares, tokens, layers_of_flow),
+        reading="The stream of the chosen token after attention, layer by layer, as a sum of what all heads together "
+        "bring from each token and, from itself, the stream that it had before: the share of each in the sum of their "
+        "norms (Kobayashi et al. 2021). The square is the largest share from another token. Click a cell to follow "
+        "that token; the frame is the chosen layer.",
+        caveat="A share is of norms, not of meaning: parts may cancel, and MLPs are not in it. Shades follow the "
+        "square root, so that small shares stay visible.",
+        figures={"token-inflow": chart},
+        call=f"{call}.sources({{query}})",
+        rounding=f"shares of inflow are off by at most {bound(error_of(chart))}",
+    )
+
+
+def _flow_chart(
+    shares: Float[np.ndarray, "layer query key"],
+    tokens: Sequence[str],
+    own_layers: Sequence[int],
+    layers: Sequence[int],
+) -> Chart:
+    labels, names = token_labels(tokens), [str(layer) for layer in own_layers]
+    by_query = np.where(shares > 0, shares, np.nan).transpose(1, 0, 2)
+    most, _ = strongest(shares)
+    figure = Figure()
+    figure.add_heatmap(
+        x=labels,
+        y=names,
+        zmin=0,
+        zmax=1,
+        colorscale=_ROOT_COLOURS,
+        colorbar={"title": {"text": "share", "side": "right"}, "thickness": 12, "tickvals": [0.02, 0.1, 0.25, 0.5, 1],
+                  "tickformat": ".0%"},
+        hovertemplate="layer %{y}<br>from %{x}<br>%{z:.1%}<extra></extra>",
+        hoverongaps=False,
+        xgap=1 if len(labels) <= 64 else 0,
+        ygap=1,
+    )  # fmt: skip
+    figure.add_scatter(
+        y=names, mode="markers", hoverinfo="skip", showlegend=False, name="largest from another token",
+        marker={"color": CHOSEN_COLOUR, "symbol": "square", "size": 8, "line": {"color": "white", "width": 1}},
+    )  # fmt: skip
+    frame, _ = row_frame(len(names))
+    rows = np.array([own_layers.index(layer) for layer in layers], dtype=np.float64)
+    axis: dict[str, Any] = {"type": "category", "categoryorder": "array"}
+    figure.update_layout(
+        template=FIGURE_STYLE,
+        height=int(np.clip(170 + 22 * len(names), 250, 800)),
+        shapes=[frame],
+        xaxis=axis | {"categoryarray": labels, "range": [-0.5, len(labels) - 0.5], "title": {"text": "from token"},
+                      "tickangle": -90, "showgrid": False, "tickfont": {"size": 11}},
+        yaxis=axis | {"categoryarray": names, "range": [-0.5, len(names) - 0.5], "title": {"text": "layer"},
+                      "showgrid": False},
+        margin={"t": 20},
+    )  # fmt: skip
+    slots = (
+        Slot("data.0.z", ByChoice(by_query, ("query",))),
+        Slot("data.1.x", ByChoice(most.T, ("query",), words=tuple(labels))),
+        Slot("layout.shapes.0.y0", ByChoice(rows - 0.5, ("layer",))),
+        Slot("layout.shapes.0.y1", ByChoice(rows + 0.5, ("layer",))),
+    )
+    return Chart(figure, slots, clicks={"query": "x"})
+
+
+def strongest(
+    shares: Float[np.ndarray, "layer query key"],
+) -> tuple[Int[np.ndarray, "layer query"], Float[np.ndarray, "layer query"]]:
+    """The other token from which each gets most, -1 where there is none, and its share."""
+    others = shares.copy()
+    every = np.arange(shares.shape[1])
+    others[:, every, every] = 0
+    share = others.max(axis=-1)
+    return np.where(share > 0, others.argmax(axis=-1), -1), share
+
+
+def _about_flow(shares: Float[np.ndarray, "layer query key"], tokens: Sequence[str], layers: Sequence[int]) -> ByChoice:
+    most, share = strongest(shares)
+
+    def told(query: int) -> str:
+        own = shares[:, query, query]
+        low, high = (percent(float(each), 0) for each in (own.min(), own.max()))
+        itself = f"{low} of its parts come" if low == high else f"{low} to {high} of its parts come"
+        order = [at for at in np.argsort(-share[:, query], kind="stable").tolist() if most[at, query] >= 0][:_INFLOWS]
+        parts = [
+            f"{percent(float(share[at, query]))} from {most[at, query]} {quoted(tokens[most[at, query]])} in layer "
+            f"{layers[at]}"
+            for at in order
+        ]
+        found = f"most from others: {', '.join(parts)}" if parts else "nothing from other tokens"
+        return f"Token {query} {quoted(tokens[query])}: in each layer {itself} from itself; {found}."
+
+    return ByChoice.texts(("query",), (len(tokens),), told)
