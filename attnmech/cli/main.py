@@ -18,7 +18,7 @@ from typer.core import TyperGroup
 
 from .. import __version__
 from ..errors import AttnmechError, InputError, JournalError, OutputError
-from .terminal import Column, Rows, Said, plain, say
+from .terminal import Column, Rows, Said, columns_of, plain, say
 
 if TYPE_CHECKING:
     from ..model.parts.certificate import Certificate
@@ -182,13 +182,8 @@ def focus(
     shown = Rows(
         "Heads by how often they look at the first token",
         found.to_frame().sort_values("first_top", ascending=False),
-        (
-            LAYER, HEAD, Column("first_top", "first on top", "share of rows"),
-            Column("self_top", "itself on top", "share of rows"),
-            Column("previous_top", "previous on top", "share of rows"), Column("concentration", "p(1) − p(2)"),
-            Column("entropy", unit="nats"), Column("distance", unit="tokens"),
-        ),
-    )  # fmt: skip
+        (LAYER, HEAD, *columns_of(found.STATISTICS.printed)),
+    )
     say(_said(hooked, found, outputs, shown), rows=rows, as_json=as_json)
 
 
@@ -229,10 +224,11 @@ def drift(
         "Tokens against their own embeddings, layer by layer",
         found.to_frame(),
         (
-            LAYER, Column(metric.replace(" ", "_")), Column("rank", "rank of the own row"),
-            Column("churn", unit=f"share new of {k}"), Column("anisotropy", unit="mean cosine"),
+            LAYER,
+            *columns_of(found.STATISTICS[name] for name in (metric.replace(" ", "_"), "rank", "churn")),
+            Column("anisotropy", unit="mean cosine"),
         ),
-    )  # fmt: skip
+    )
     say(_said(hooked, found, outputs, shown, found.verdicts().lead), rows=rows, as_json=as_json)
 
 
@@ -336,11 +332,8 @@ def embed(
     shown = Rows(
         "Heads whose distances say most of their scores: correlation closest to −1 first",
         found.to_frame().sort_values("correlation"),
-        (
-            LAYER, HEAD, Column("correlation"), Column("spearman"), Column("scale", "scale c"),
-            Column("disparity", unit="‖k‖ / ‖q‖"), Column("separation"),
-        ),
-    )  # fmt: skip
+        (LAYER, HEAD, *columns_of(found.STATISTICS.printed), Column("disparity", unit="‖k‖ / ‖q‖")),
+    )
     say(_said(hooked, found, outputs, shown), rows=rows, as_json=as_json)
 
 

@@ -5,7 +5,7 @@ Neither torch nor transformers is imported.
 
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,6 +15,8 @@ from rich.table import Table
 
 if TYPE_CHECKING:
     import pandas as pd
+
+    from ..maths.statistic import Statistic
 
 
 @dataclass(frozen=True)
@@ -32,6 +34,11 @@ class Column:
         """The heading with its unit below."""
         heading = self.heading or self.name.replace("_", " ")
         return f"{heading}\n({self.unit})" if self.unit else heading
+
+
+def columns_of(statistics: "Iterable[Statistic]") -> list[Column]:
+    """The columns of statistics, under their names and units."""
+    return [Column(each.name, each.title, each.unit) for each in statistics]
 
 
 @dataclass(frozen=True)

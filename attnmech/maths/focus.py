@@ -231,6 +231,8 @@ class FocusRows:
 STATISTICS: Final = Statistics(
     RowStatistic(
         name="self_top",
+        short="itself on top",
+        printed=True,
         meaning="Share of rows whose highest key is the token itself: figure 4.",
         label="rows whose highest key<br>is the token itself",
         unit="share",
@@ -239,6 +241,8 @@ STATISTICS: Final = Statistics(
     ),
     RowStatistic(
         name="first_top",
+        short="first on top",
+        printed=True,
         meaning="Share of rows whose highest key is the first token: figure 5.",
         label="rows whose highest key<br>is the first token",
         unit="share",
@@ -247,6 +251,8 @@ STATISTICS: Final = Statistics(
     ),
     RowStatistic(
         name="previous_top",
+        short="previous on top",
+        printed=True,
         meaning="Share of rows whose highest key is the token before.",
         label="rows whose highest key<br>is the token before",
         unit="share",
@@ -299,6 +305,8 @@ STATISTICS: Final = Statistics(
     ),
     RowStatistic(
         name="concentration",
+        short="p(1) − p(2)",
+        printed=True,
         meaning="Mean of p(1) − p(2), the two highest probabilities: figure 6.",
         label="mean of p(1) − p(2)",
         defined=lambda seen: seen.choice,
@@ -306,6 +314,7 @@ STATISTICS: Final = Statistics(
     ),
     RowStatistic(
         name="entropy",
+        printed=True,
         meaning="Mean of −Σ_j p_ij ln p_ij, in nats.",
         label="mean entropy",
         unit="nats",
@@ -322,6 +331,7 @@ STATISTICS: Final = Statistics(
     ),
     RowStatistic(
         name="distance",
+        printed=True,
         meaning="Mean of Σ_j p_ij |i − j|, in tokens.",
         label="mean distance",
         unit="tokens",

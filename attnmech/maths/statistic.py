@@ -1,24 +1,33 @@
-"""What is known of a statistic by layer and head? Declared once: formula, unit, bounds, and what it says."""
+"""What is known of a statistic by layer and head? Declared once: formula, names, unit, bounds, and what it says."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
 from torch import Tensor
 
 
 @dataclass(frozen=True, kw_only=True)
 class Statistic:
-    """A number of each head that is a mean over rows."""
+    """A number of each head, or of each layer: mostly a mean over rows."""
 
     name: str
     meaning: str
     """The sentence that documents it."""
     label: str = ""
     """What stands beside its scale, without the unit; by default its name."""
+    short: str = ""
+    """What heads its column and stands in sentences; by default its name."""
     unit: str = ""
+    printed: bool = False
+    """Whether the command line prints its column; files have all."""
     bounds: tuple[float, float] = (0.0, 1.0)
     """No mean can be outside; intervals are clamped to them."""
+
+    @property
+    def title(self) -> str:
+        """`short`, or its name in words."""
+        return self.short or self.name.replace("_", " ")
 
     @property
     def axis(self) -> str:
@@ -56,3 +65,37 @@ class Statistics(dict[str, Kind], Generic[Kind]):
     def place(self, name: str) -> int:
         """Where a statistic is along the axis."""
         return list(self).index(name)
+
+    @property
+    def printed(self) -> Iterable[Kind]:
+        """Those that the command line prints."""
+        return [each for each in self.values() if each.printed]
+
+
+class WithStatistics:
+    """A result with a property for each of its `STATISTICS`."""
+
+    STATISTICS: ClassVar[Statistics[Any]]
+    """The statistics, in the order of the axis `statistic`."""
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        for each in vars(cls).get("STATISTICS", {}).values():
+            setattr(cls, each.name, _property_of(each))
+
+    if TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Tensor:
+            """A statistic by its name."""
+
+    def _value_of(self, statistic: str) -> Tensor:
+        """The statistic of every head, or of every layer."""
+        raise NotImplementedError
+
+
+def _property_of(statistic: Statistic) -> property:
+    def value(self: WithStatistics) -> Tensor:
+        return self._value_of(statistic.name)
+
+    value.__name__, value.__doc__ = statistic.name, statistic.meaning
+    return property(value)

@@ -148,6 +148,7 @@ class UpdateRows:
 STATISTICS: Final = Statistics(
     RowStatistic(
         name="magnitude",
+        short="update magnitude",
         meaning="Mean of ‖u‖ / ‖x‖, the update at each row against the stream there: figure 7.",
         bounds=(0.0, math.inf),
         defined=lambda rows: rows.real,
@@ -155,6 +156,7 @@ STATISTICS: Final = Statistics(
     ),
     RowStatistic(
         name="orientation",
+        short="update orientation",
         meaning="Mean of cos(u, x): negative where the head removes some of what is there. Figure 8.",
         bounds=(-1.0, 1.0),
         defined=lambda rows: rows.real & (rows.written.norm > 0),

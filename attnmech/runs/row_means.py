@@ -8,7 +8,7 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, ClassVar, Final, Self
+from typing import Any, ClassVar, Final, Self
 
 import numpy as np
 import pandas as pd
@@ -24,7 +24,7 @@ from ..draw.effects import effect_map
 from ..draw.section import Section
 from ..errors import InputError, MissingPointError, index_of
 from ..maths.intervals import LEAST_TEXTS, LEVEL, TextMeans, checked_level, difference
-from ..maths.statistic import Statistic, Statistics
+from ..maths.statistic import WithStatistics
 from ..maths.sums_by_text import counts_by_text, sums_by_text
 from ..results import Provenance, TextResult, by_layer, clarity_of, shared_layers
 from .claims import for_map, interval_note
@@ -59,7 +59,7 @@ def _sum(one: Tensor, other: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True, repr=False)
-class RowMeans(TextResult):
+class RowMeans(WithStatistics, TextResult):
     """Statistics measured on the rows of some texts: their means, intervals and, for texts run together, every row.
 
     `state` holds "sums" `[statistic class layer head group]` and "counts" `[statistic class layer #head group]`, where
@@ -67,19 +67,6 @@ class RowMeans(TextResult):
     head batch query]`, "valid" `[statistic layer #head batch query]` and "classes" `[batch class query]`. A difference
     has means, their intervals, and rows; its two `parts` have the rest.
     """
-
-    STATISTICS: ClassVar[Statistics[Any]]
-    """The statistics, in the order of the axis `statistic`; the mean of each is a property of its name."""
-
-    def __init_subclass__(cls, **options: Any) -> None:
-        super().__init_subclass__(**options)
-        for each in vars(cls).get("STATISTICS", {}).values():
-            setattr(cls, each.name, _mean_of(each))
-
-    if TYPE_CHECKING:
-
-        def __getattr__(self, name: str) -> Float[Tensor, "layer head"]:
-            """A statistic by its name."""
 
     STATE: ClassVar[Mapping[str, Any]] = {
         "sums": Float[Tensor, "statistic class layer head group"],
@@ -177,6 +164,9 @@ class RowMeans(TextResult):
     def mean(self, statistic: str) -> Float[Tensor, "layer head"]:
         """The mean of a statistic over the rows that count and on which it is defined; NaN if there are none."""
         return self._by_layer(self._means(statistic).mean)
+
+    def _value_of(self, statistic: str) -> Float[Tensor, "layer head"]:
+        return self.mean(statistic)
 
     def interval(
         self, statistic: str, level: float = LEVEL
@@ -445,17 +435,6 @@ class RowMeans(TextResult):
     @property
     def _n_texts(self) -> int:
         return self.documents
-
-
-def _mean_of(statistic: Statistic) -> property:
-    """The property of a result that is a statistic's mean."""
-
-    def mean(self: RowMeans) -> Float[Tensor, "layer head"]:
-        return self.mean(statistic.name)
-
-    mean.__name__ = statistic.name
-    mean.__doc__ = statistic.meaning
-    return property(mean)
 
 
 def _of_groups(means: TextMeans, places: list[int]) -> TextMeans:

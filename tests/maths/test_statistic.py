@@ -2,11 +2,14 @@
 
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 import attnmech as am
 from attnmech.maths import focus, update_statistics
+from attnmech.methods.drift import sums as drift_sums
+from attnmech.methods.joint_embedding.numbers import NUMBERS
 from attnmech.methods.updates.result import BlockUpdates
 from attnmech.runs.update_sums import BLOCK_STATISTICS
 
@@ -15,7 +18,8 @@ from attnmech.maths.focus import STATISTICS
 from attnmech.maths.statistic import RowStatistic
 
 STATISTICS["second_mass"] = RowStatistic(
-    name="second_mass", meaning="Mean of the second highest probability.", label="mean of p(2)", bounds=(0.0, 0.5),
+    name="second_mass", meaning="Mean of the second highest probability.", label="mean of p(2)", short="second",
+    unit="share", bounds=(0.0, 0.5), printed=True,
     defined=lambda seen: seen.choice, value=lambda rows: rows.measures.second,
 )
 
@@ -30,11 +34,23 @@ assert type(found).second_mass.__doc__ == "Mean of the second highest probabilit
 assert found.to_frame()["second_mass"].tolist() == found.second_mass.flatten().tolist()
 assert "mean of p(2)" in found.plot("second_mass").to_json()
 assert found.interval("second_mass") is None and found.by_row("second_mass").shape[:2] == (4, 8)
+
+import contextlib, io, json
+from attnmech.cli.main import app
+
+printed = io.StringIO()
+with contextlib.redirect_stdout(printed):
+    app(["focus", "--text", text, "--out", "focus.csv", "--json"], standalone_mode=False)
+table = json.loads(printed.getvalue())["table"]
+assert table["units"]["second_mass"] == "share"
+wanted = {(row["layer"], row["head"]): row["second_mass"] for row in table["rows"]}
+for (layer, head), value in wanted.items():
+    assert abs(value - float(found.second_mass[layer, head])) < 1e-6
 """
 
 
-def test_adding_one_is_one_declaration() -> None:
-    done = subprocess.run([sys.executable, "-c", ADDED], capture_output=True, text=True, check=False)
+def test_adding_one_is_one_declaration(tmp_path: Path) -> None:
+    done = subprocess.run([sys.executable, "-c", ADDED], capture_output=True, text=True, check=False, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
 
 
@@ -44,10 +60,12 @@ def test_adding_one_is_one_declaration() -> None:
         (am.AttentionFocus, focus.STATISTICS),
         (am.ResidualUpdates, update_statistics.STATISTICS),
         (BlockUpdates, BLOCK_STATISTICS),
+        (am.ResidualDrift, drift_sums.STATISTICS),
+        (am.JointEmbedding, NUMBERS),
     ],
 )
 def test_each_has_a_property_that_says_what_it_is(kind: type, statistics: dict) -> None:
     for name, statistic in statistics.items():
-        assert statistic.name == name and statistic.meaning.endswith(".")
+        assert statistic.name == name and statistic.meaning.strip().endswith(".")
         assert statistic.bounds[0] < statistic.bounds[1]
         assert getattr(kind, name).__doc__ == statistic.meaning

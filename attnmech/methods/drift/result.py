@@ -3,7 +3,6 @@
 After "More Attention to Attention" (the attention-encodings demo).
 """
 
-import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -23,6 +22,7 @@ from ...draw.section import Section
 from ...draw.text import quoted, shorten, visible_token
 from ...errors import InputError, MissingPointError, index_of
 from ...maths.intervals import LEAST_TEXTS, LEVEL, TextMeans, checked_level
+from ...maths.statistic import WithStatistics
 from ...model.inputs.encoder import Inputs
 from ...model.run.hooked import HookedModel, require_model
 from ...results import by_layer
@@ -42,15 +42,6 @@ NEAREST: Final = "nearest"
 
 _NAMED: Final = 10
 """How many of the nearest rows are named."""
-
-_BOUNDS: Final = {
-    "cosine": (-1.0, 1.0),
-    "centred_cosine": (-1.0, 1.0),
-    "vocabulary_cosine": (-1.0, 1.0),
-    "dot": (-math.inf, math.inf),
-    "churn": (0.0, 1.0),
-}
-"""What a statistic can be; others are 0 or more."""
 
 _PLACE_WORDS: Final = {"resid_mid": "attention + residual", "resid_post": "the stream as it leaves each block"}
 
@@ -146,16 +137,16 @@ class DriftReducer(DriftSums):
 
 
 @dataclass(frozen=True, repr=False)
-class ResidualDrift(Summed):
+class ResidualDrift(WithStatistics, Summed):
     """How far tokens are from their own embeddings, layer by layer.
 
-    Statistics: `cosine`, `centred_cosine`, `dot`, `rank` (rows more similar than the own one), `log_rank`
-    (log10(1 + rank)), `churn` (share of the k nearest rows that the layer below did not have), `cosine_step` and
-    `rank_step` (absolute change of cosine and of log rank since the layer below), `vocabulary_cosine` (mean cosine to
-    all rows). Means are over ordinary tokens: all but the first of a text and special tokens.
+    Each of `STATISTICS` is a property `[layer]`: its mean over ordinary tokens, all but the first of a text and special
+    tokens.
     """
 
     SUBTRACT = "subtract what you compare: one.cosine - other.cosine"
+
+    STATISTICS = STATISTICS
 
     STATE: ClassVar[Mapping[str, Any]] = {
         "sums": Float[Tensor, "statistic type layer group"],
@@ -253,26 +244,6 @@ class ResidualDrift(Summed):
     # -- means by layer ---------------------------------------------------------------------------------------
 
     @property
-    def cosine(self) -> Float[Tensor, " layer"]:
-        """Mean cosine of the stream and its token's own row."""
-        return self.mean("cosine")
-
-    @property
-    def centred_cosine(self) -> Float[Tensor, " layer"]:
-        """The same after the means of both are taken off: of the text's ordinary tokens, and of all rows."""
-        return self.mean("centred_cosine")
-
-    @property
-    def rank(self) -> Float[Tensor, " layer"]:
-        """Mean number of rows more similar than the token's own; few tokens may carry it: see `log_rank`."""
-        return self.mean("rank")
-
-    @property
-    def churn(self) -> Float[Tensor, " layer"]:
-        """Mean share of the k nearest rows that the layer below did not have; NaN in the first layer."""
-        return self.mean("churn")
-
-    @property
     def anisotropy(self) -> Float[Tensor, " layer"]:
         """Mean cosine of two ordinary tokens of the same text and layer: (‖Σ ŷ‖² − n) / (n (n − 1)), over all pairs.
 
@@ -292,6 +263,9 @@ class ResidualDrift(Summed):
         """The mean of a statistic over tokens, by default ordinary ones, or over those of some types (`by_type`)."""
         return self._by_layer(self._means(statistic, types).mean)
 
+    def _value_of(self, statistic: str) -> Float[Tensor, " layer"]:
+        return self.mean(statistic)
+
     def interval(
         self, statistic: str, types: str | Iterable[str] | None = None, level: float = LEVEL
     ) -> tuple[Float[Tensor, " layer"], Float[Tensor, " layer"]]:
@@ -301,7 +275,7 @@ class ResidualDrift(Summed):
 
     def _bounded(self, statistic: str, ends: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
         """An interval within what a statistic can be."""
-        lowest, highest = _BOUNDS.get(statistic, (0.0, math.inf))
+        lowest, highest = STATISTICS[statistic].bounds
         return ends[0].clamp(lowest, highest), ends[1].clamp(lowest, highest)
 
     def by_type(self, statistic: str) -> pd.DataFrame:
@@ -343,7 +317,7 @@ class ResidualDrift(Summed):
 
     def by_token(self, statistic: str) -> Float[Tensor, "layer batch position"]:
         """A statistic of every token in the layers measured; NaN where it is not defined, and at padding."""
-        place = STATISTICS.index(option("statistic", statistic, STATISTICS))
+        place = STATISTICS.place(option("statistic", statistic, STATISTICS))
         found: Tensor = self._kept("values")[place].masked_fill(~self._kept("valid")[place], torch.nan)
         return found
 
@@ -514,7 +488,7 @@ class ResidualDrift(Summed):
 
     def _label(self, figure: str) -> str:
         if figure == "cosine":
-            return "cosine to the own embedding"
+            return STATISTICS["cosine"].axis
         if figure == "rank":
             return f"1 + rows more similar than the own (of {self.vocabulary:,})"
         return f"share of the {self.k} nearest rows that are new"
@@ -635,7 +609,7 @@ class ResidualDrift(Summed):
         return TextMeans.of_ratio(self.state["pairs"], self.state["pair_counts"])
 
     def _means(self, statistic: str, types: str | Iterable[str] | None) -> TextMeans:
-        place = STATISTICS.index(option("statistic", statistic, STATISTICS))
+        place = STATISTICS.place(option("statistic", statistic, STATISTICS))
         named = ORDINARY if types is None else (types,) if isinstance(types, str) else tuple(types)
         chosen = [WORD_TYPES.index(option("types", name, WORD_TYPES)) for name in named]
         sums, counts = (self.state[name][place][chosen].sum(dim=0) for name in ("sums", "counts"))

@@ -1,5 +1,6 @@
 """How is drift measured during a pass? Streams are held until there are enough for a scan of the vocabulary."""
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Final
@@ -10,6 +11,7 @@ from torch import Tensor
 
 from ...basics.arguments import optional_flag
 from ...errors import InputError
+from ...maths.statistic import Statistic, Statistics
 from ...model.attention.observed import LayerEnd
 from ...model.reading.vocabulary import Vocabulary, further_of, require_positions, vocabulary_of
 from ...model.run.hooked import HookedModel
@@ -19,9 +21,51 @@ from ...runs.stream import Reducer, Run, State
 from .formulas import METRICS, Scan, churn, directions, sum_over_pairs
 from .word_types import FUNCTION_WORDS, ORDINARY, WORD_TYPES, word_types
 
-STATISTICS: Final = (
-    "cosine", "centred_cosine", "dot", "rank", "log_rank", "churn", "cosine_step", "rank_step", "vocabulary_cosine",
-)  # fmt: skip
+STATISTICS: Final = Statistics(
+    Statistic(
+        name="cosine",
+        meaning="Mean cosine of the stream and its token's own row.",
+        label="cosine to the own embedding",
+        bounds=(-1.0, 1.0),
+    ),
+    Statistic(
+        name="centred_cosine",
+        meaning="Mean of the same after the means are taken off: of the text's ordinary tokens, and of all rows.",
+        bounds=(-1.0, 1.0),
+    ),
+    Statistic(
+        name="dot",
+        meaning="Mean dot product of the stream and its token's own row.",
+        bounds=(-math.inf, math.inf),
+    ),
+    Statistic(
+        name="rank",
+        meaning="Mean number of rows more similar than the token's own; few tokens may carry it: see `log_rank`.",
+        short="rank of the own row",
+        bounds=(0.0, math.inf),
+    ),
+    Statistic(name="log_rank", meaning="Mean of log10(1 + rank).", bounds=(0.0, math.inf)),
+    Statistic(
+        name="churn",
+        meaning="Mean share of the k nearest rows that the layer below did not have; NaN in the first layer.",
+        unit="share",
+    ),
+    Statistic(
+        name="cosine_step",
+        meaning="Mean absolute change of the cosine since the layer below.",
+        bounds=(0.0, math.inf),
+    ),
+    Statistic(
+        name="rank_step",
+        meaning="Mean absolute change of log10(1 + rank) since the layer below.",
+        bounds=(0.0, math.inf),
+    ),
+    Statistic(
+        name="vocabulary_cosine",
+        meaning="Mean cosine of the stream and all rows.",
+        bounds=(-1.0, 1.0),
+    ),
+)
 """What is measured of every token in every layer, in the order of the axis `statistic`."""
 
 PLACES: Final = ("resid_mid", "resid_post")
@@ -261,11 +305,11 @@ class DriftSums(Reducer):
             for some in torch.split(chosen, _STREAMS_AT_ONCE):
                 mean = means[texts[some]]
                 found[:, some], nearest[some] = self._compared(streams[some], mean, own[some], further)
-        centred = STATISTICS.index("centred_cosine")
+        centred = STATISTICS.place("centred_cosine")
         found[centred].masked_fill_(~now.centred.repeat(repeats), torch.nan)
         if self.reference.metric == METRICS[1]:
             for name in ("rank", "log_rank"):
-                found[STATISTICS.index(name)].masked_fill_(~now.centred.repeat(repeats), torch.nan)
+                found[STATISTICS.place(name)].masked_fill_(~now.centred.repeat(repeats), torch.nan)
         for each, values, ids in zip(held, found.chunk(repeats, dim=1), nearest.chunk(repeats), strict=True):
             if each.follows and now.nearest is not None and now.values is not None:
                 _add_steps(values, ids, now.values, now.nearest)
@@ -343,12 +387,12 @@ class DriftSums(Reducer):
 
 def _add_steps(values: Tensor, ids: Tensor, before: Tensor, ids_before: Tensor) -> None:
     """Adds churn, and how far cosine and log rank moved, since the layer below."""
-    rank = STATISTICS.index("log_rank")
-    cosine = STATISTICS.index("cosine")
+    rank = STATISTICS.place("log_rank")
+    cosine = STATISTICS.place("cosine")
     undefined = (values[rank] + before[rank]).isnan()
-    values[STATISTICS.index("churn")] = churn(ids, ids_before).masked_fill(undefined, torch.nan)
-    values[STATISTICS.index("cosine_step")] = (values[cosine] - before[cosine]).abs()
-    values[STATISTICS.index("rank_step")] = (values[rank] - before[rank]).abs()
+    values[STATISTICS.place("churn")] = churn(ids, ids_before).masked_fill(undefined, torch.nan)
+    values[STATISTICS.place("cosine_step")] = (values[cosine] - before[cosine]).abs()
+    values[STATISTICS.place("rank_step")] = (values[rank] - before[rank]).abs()
 
 
 def _ordinary(types: Int[Tensor, "batch position"]) -> Tensor:

@@ -24,21 +24,6 @@ from .distances import (
 from .formulas import ScaleAndShift, Sphere, norm_scale, scale_grid
 from .token_pairs import Pairs, Tokens
 
-NUMBERS: Final = (
-    "scale",
-    "correlation",
-    "spearman",
-    "row_spearman",
-    "query_norm",
-    "key_norm",
-    "centroid_distance",
-    "separation",
-    "shift_share",
-    "attention_change",
-    "first_attention",
-)
-"""What is measured of every head, before projection."""
-
 CURVE_PAIRS: Final = 20_000
 """On how many pairs at most, drawn at random, c is chosen; the correlation at that c is on all."""
 

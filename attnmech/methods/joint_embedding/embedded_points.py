@@ -20,11 +20,12 @@ from ...basics.files import path_of, writing
 from ...draw.figure_page import table_html
 from ...draw.section import Section
 from ...errors import InputError, OutputError
+from ...maths.statistic import WithStatistics
 from ...results import PagedResult, Provenance
 from ...runs.token_types import TOKEN_TYPES
-from .embedded_head import NUMBERS
 from .figures import criterion_curve, joint_scatter
 from .formulas import spread_ratio
+from .numbers import NUMBERS
 from .page import embedding_page, embedding_view
 from .page_data import EmbeddingHead, EmbeddingText, EmbeddingView
 from .patch_images import PatchImages
@@ -53,10 +54,12 @@ class Anomaly(NamedTuple):
 
 
 @dataclass(frozen=True, repr=False)
-class EmbeddedPoints(PagedResult):
+class EmbeddedPoints(WithStatistics, PagedResult):
     """Queries and keys of heads as points of one space, with what was measured on them."""
 
     SUBTRACT = "subtract what you compare: one.correlation - other.correlation"
+
+    STATISTICS = NUMBERS
 
     heads: tuple[tuple[int, int], ...]
     """The (layer, head) embedded; the axis `chosen` of tensors counts these."""
@@ -142,6 +145,9 @@ class EmbeddedPoints(PagedResult):
 
     # -- by layer and head ------------------------------------------------------------------------------------
 
+    def _value_of(self, statistic: str) -> Float[Tensor, "layer head"]:
+        return self._by_head(self.numbers[statistic])
+
     def _by_head(self, values: Float[Tensor, " chosen"]) -> Float[Tensor, "layer head"]:
         found = torch.full((self.n_layers, self.n_heads), torch.nan, dtype=values.dtype)
         layer, head = torch.tensor(self.heads).T
@@ -149,79 +155,14 @@ class EmbeddedPoints(PagedResult):
         return found
 
     @property
-    def correlation(self) -> Float[Tensor, "layer head"]:
-        """The weighted correlation of distance and dot product (with `geometry="exact"`, score), before projection.
-
-        Pearson's, over the pairs of a query and a key it sees that are nearer than τ, each with weight (τ − distance)²;
-        τ is the 20th percentile of the distances of all pairs. −1 where distance says all about near pairs.
-        """
-        return self._by_head(self.numbers["correlation"])
-
-    @property
-    def spearman(self) -> Float[Tensor, "layer head"]:
-        """The rank correlation over all pairs, before projection."""
-        return self._by_head(self.numbers["spearman"])
-
-    @property
-    def row_spearman(self) -> Float[Tensor, "layer head"]:
-        """With `geometry="exact"`: the rank correlation of distance and score furthest from −1 among all queries."""
-        return self._by_head(self.numbers["row_spearman"])
-
-    @property
-    def scale(self) -> Float[Tensor, "layer head"]:
-        """c of each head; NaN with `geometry="exact"`."""
-        return self._by_head(self.numbers["scale"])
-
-    @property
     def at_edge(self) -> Bool[Tensor, "layer head"]:
         """Where the best c is at an end of the grid, so that a better one may lie beyond."""
         return self._by_head(torch.tensor([float(each == "edge") for each in self.flags])) == 1
 
     @property
-    def query_norm(self) -> Float[Tensor, "layer head"]:
-        """The median norm of queries, before scale and shift."""
-        return self._by_head(self.numbers["query_norm"])
-
-    @property
-    def key_norm(self) -> Float[Tensor, "layer head"]:
-        """The median norm of keys, before scale and shift."""
-        return self._by_head(self.numbers["key_norm"])
-
-    @property
     def disparity(self) -> Float[Tensor, "layer head"]:
         """`key_norm` / `query_norm`."""
         return self.key_norm / self.query_norm
-
-    @property
-    def centroid_distance(self) -> Float[Tensor, "layer head"]:
-        """The distance between the means of queries and keys after scaling, before the shift: ‖c q̄ − k̄ / c‖."""
-        return self._by_head(self.numbers["centroid_distance"])
-
-    @property
-    def separation(self) -> Float[Tensor, "layer head"]:
-        """`centroid_distance`, in spreads: the root mean square distance of a point from the mean of its kind."""
-        return self._by_head(self.numbers["separation"])
-
-    @property
-    def shift_share(self) -> Float[Tensor, "layer head"]:
-        """The share of q̄·k in what distinguishes the keys of a row: what distances lose by the shift (formulas §6).
-
-        Σ_rows Σ_j (t_ij − t̄_i)(s_ij − s̄_i) / Σ_rows Σ_j (s_ij − s̄_i)² of t = q̄·k and s = q·k, q̄ the mean query.
-        """
-        return self._by_head(self.numbers["shift_share"])
-
-    @property
-    def attention_change(self) -> Float[Tensor, "layer head"]:
-        """The largest change of an attention probability, if scores were made from the points: 0 but for rounding.
-
-        A shift adds a constant to each row of scores. Under a soft cap, or beside a sink, that does change attention.
-        """
-        return self._by_head(self.numbers["attention_change"])
-
-    @property
-    def first_attention(self) -> Float[Tensor, "layer head"]:
-        """The mean attention to a text's first token, over all other rows."""
-        return self._by_head(self.numbers["first_attention"])
 
     @property
     def projected_correlation(self) -> dict[str, Float[Tensor, "layer head"]]:
@@ -344,17 +285,17 @@ class EmbeddedPoints(PagedResult):
             texts={int(number): self._text_view(number) for number in self.patterns},
             notes=self.notes,
             anomalies=self.anomalies,
-            meanings=_MEANINGS,
+            meanings={number.label: number.reading for number in _SHOWN},
             images=None if self.images is None else self.images.view(self.labels),
             provenance=self.provenance.entries,
         )
 
     def _head_view(self, place: int) -> EmbeddingHead:
         (layer, head), numbers = self.heads[place], {}
-        for label, name in _SHOWN.items():
-            value = float(self.numbers[name][place])
+        for number in _SHOWN:
+            value = float(self.numbers[number.name][place])
             if not math.isnan(value):
-                numbers[label] = value
+                numbers[number.label] = value
         ratio = float(self.numbers["key_norm"][place] / self.numbers["query_norm"][place])
         numbers["key norm / query norm"] = ratio
         for projection, found in self.after.items():
@@ -531,24 +472,5 @@ _CHANGED: Final = 1e-5
 
 NAMES: Final = {"pca": "PCA", "tsne": "t-SNE", "umap": "UMAP", "pacmap": "PaCMAP", "opentsne": "openTSNE"}
 
-_SHOWN: Final = {
-    "correlation": "correlation",
-    "Spearman": "spearman",
-    "Spearman, worst query": "row_spearman",
-    "distance of centroids, in spreads": "separation",
-    "share lost by the shift": "shift_share",
-    "change of attention": "attention_change",
-    "attention to first token": "first_attention",
-}
-"""What the page shows of a head, by label."""
-
-_MEANINGS: Final = {
-    "Spearman, worst query": "rank correlation of distance and score over the keys of the query furthest from −1",
-    "distance of centroids, in spreads": "between queries and keys before the shift; 1 is a point's usual distance "
-    "from the centroid of its kind",
-    "share lost by the shift": "of what distinguishes a query's keys, the part due to the mean query, which distances "
-    "no longer hold",
-    "change of attention": "the largest change of a probability by scale and shift; above rounding only under a soft "
-    "cap or beside a sink",
-    "attention to first token": "mean over all other rows",
-}
+_SHOWN: Final = [number for number in NUMBERS.values() if number.label]
+"""What the page shows of a head."""

@@ -19,9 +19,10 @@ from ...runs.layers import count_layers
 from ...runs.progress import steps
 from ...runs.token_types import token_types
 from .chosen_texts import TOKENS, ChosenTexts, choose_texts
-from .embedded_head import NUMBERS, EmbeddedHead, Plan
+from .embedded_head import EmbeddedHead, Plan
 from .embedded_points import EmbeddedPoints
 from .formulas import ScaleAndShift
+from .numbers import NUMBERS
 from .patch_images import patch_images
 from .pictures import AFTER, Projecting, after_projection
 from .projections import CANNOT_PLACE, PROJECTIONS, Projection, check_enough, require_installed

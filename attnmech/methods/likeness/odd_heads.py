@@ -23,6 +23,7 @@ from ...errors import InputError
 from ...maths.focus import STATISTICS as OF_FOCUS
 from ...maths.focus import collapse_class
 from ...maths.intervals import LEAST_TEXTS, TextMeans
+from ...maths.statistic import Statistic, Statistics
 from ...maths.update_statistics import STATISTICS as OF_UPDATES
 from ...model.attention.observed import LayerEnd, RowBlock
 from ...model.inputs.encoder import Inputs
@@ -37,17 +38,13 @@ from ...runs.summed import Summed
 from ...runs.update_sums import UpdateSums
 from .outliers import critical_score, robust_scores, spread_of
 
-STATISTICS: Final = {
-    "bos_mass": "BOS mass",
-    "entropy": "entropy",
-    "concentration": "p(1) − p(2)",
-    "self_mass": "self mass",
-    "distance": "distance",
-    "far_ordinary": "long-range mass",
-    "magnitude": "update magnitude",
-    "orientation": "update orientation",
-}
-"""What heads are compared by, and what it reads as."""
+STATISTICS: Final = Statistics(
+    Statistic(name="bos_mass", meaning="Mean probability of the first token over all rows.", short="BOS mass"),
+    *(OF_FOCUS[name] for name in ("entropy", "concentration", "self_mass", "distance")),
+    Statistic(name="far_ordinary", meaning="Long-range mass without the first token.", short="long-range mass"),
+    *(OF_UPDATES[name] for name in ("magnitude", "orientation")),
+)
+"""What heads are compared by."""
 
 CLASSES: Final = ("dead", "sink", "low entropy")
 """The classes of collapse, the first to hold."""
@@ -317,7 +314,7 @@ class OddHeads(Summed):
         return sorted(rows, key=lambda row: -abs(row["score"]))
 
     def _row(self, reason: str, statistic: str, place: int, head: int) -> dict[str, Any]:
-        number = list(STATISTICS).index(statistic)
+        number = STATISTICS.place(statistic)
         low, high = (float(end[number, place, head]) for end in self._simultaneous)
         means = self._means_of(statistic).mean
         middle, wide = spread_of(_compared(statistic, means).flatten())
@@ -389,7 +386,7 @@ class OddHeads(Summed):
         else:
             shown = self.score(statistic)[list(self.layers)]
         nothing = torch.full_like(shown, torch.nan).numpy()
-        label = f"score, {STATISTICS.get(statistic, statistic)}"
+        label = f"score, {STATISTICS[statistic].title if statistic in STATISTICS else statistic}"
         return effect_map(shown.numpy(), nothing, nothing, layers=self.layers, label=label)
 
     @property
@@ -410,7 +407,7 @@ class OddHeads(Summed):
                 else f"; {'also' if first['steady'] else 'not clearly'} beyond on other texts"
             )
             most = (
-                f", most of all L{first['layer']}H{first['head']} ({STATISTICS[first['statistic']]} "
+                f", most of all L{first['layer']}H{first['head']} ({STATISTICS[first['statistic']].title} "
                 f"{first['value']:.3g} against a median of {first['peers']:.3g}, score {first['score']:.3g} beyond "
                 f"±{self.critical:.3g}{known})"
             )
@@ -440,7 +437,7 @@ class OddHeads(Summed):
             "Each cell is one head, coloured by how far its most unusual number is from the median over all heads, in "
             f"robust standard deviations; beyond ±{self.critical:.2g} it is called unusual. "
         )
-        compared = f"Compared are {', '.join(STATISTICS.values())}."
+        compared = f"Compared are {', '.join(each.title for each in STATISTICS.values())}."
         caveat = (
             "Heads are no sample, so an unusual head is described, not claimed: the limit is what the most extreme of "
             "as many normal heads exceeds in one of twenty cases, over all numbers together."

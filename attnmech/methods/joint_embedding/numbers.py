@@ -1,0 +1,96 @@
+"""What is measured of each head's queries and keys before projection? Each number declared once."""
+
+import math
+from dataclasses import dataclass
+from typing import Final
+
+from ...maths.statistic import Statistic, Statistics
+
+
+@dataclass(frozen=True, kw_only=True)
+class Number(Statistic):
+    """What is measured of every head; the page shows those with a `label`."""
+
+    reading: str = ""
+    """What the page says that the number means."""
+
+
+NUMBERS: Final = Statistics(
+    Number(
+        name="scale",
+        meaning='c of each head; NaN with `geometry="exact"`.',
+        short="scale c",
+        bounds=(0.0, math.inf),
+        printed=True,
+    ),
+    Number(
+        name="correlation",
+        meaning="""The correlation of distance and dot product (of score, for geometry="exact"), before projection.
+
+        Pearson's, over the pairs of a query and a key it sees that are nearer than τ, each with weight (τ − distance)²;
+        τ is the 20th percentile of the distances of all pairs. −1 where distance says all about near pairs.
+        """,
+        label="correlation",
+        bounds=(-1.0, 1.0),
+        printed=True,
+    ),
+    Number(
+        name="spearman",
+        meaning="The rank correlation over all pairs, before projection.",
+        label="Spearman",
+        bounds=(-1.0, 1.0),
+        printed=True,
+    ),
+    Number(
+        name="row_spearman",
+        meaning='With `geometry="exact"`: the rank correlation of distance and score furthest from −1 among all '
+        "queries.",
+        label="Spearman, worst query",
+        reading="rank correlation of distance and score over the keys of the query furthest from −1",
+        bounds=(-1.0, 1.0),
+    ),
+    Number(name="query_norm", meaning="The median norm of queries, before scale and shift.", bounds=(0.0, math.inf)),
+    Number(name="key_norm", meaning="The median norm of keys, before scale and shift.", bounds=(0.0, math.inf)),
+    Number(
+        name="centroid_distance",
+        meaning="The distance between the means of queries and keys after scaling, before the shift: ‖c q̄ − k̄ / c‖.",
+        bounds=(0.0, math.inf),
+    ),
+    Number(
+        name="separation",
+        meaning="`centroid_distance`, in spreads: the root mean square distance of a point from the mean of its kind.",
+        label="distance of centroids, in spreads",
+        reading="between queries and keys before the shift; 1 is a point's usual distance from the centroid of its "
+        "kind",
+        bounds=(0.0, math.inf),
+        printed=True,
+    ),
+    Number(
+        name="shift_share",
+        meaning="""The share of q̄·k in what distinguishes the keys of a row, which distances lose by the shift.
+
+        Σ_rows Σ_j (t_ij − t̄_i)(s_ij − s̄_i) / Σ_rows Σ_j (s_ij − s̄_i)² of t = q̄·k and s = q·k, q̄ the mean query
+        (formulas §6).
+        """,
+        label="share lost by the shift",
+        reading="of what distinguishes a query's keys, the part due to the mean query, which distances no longer hold",
+        bounds=(-math.inf, math.inf),
+    ),
+    Number(
+        name="attention_change",
+        meaning="""The largest change of a probability, if scores were made from the points: 0 but for rounding.
+
+        A shift adds a constant to each row of scores. Under a soft cap, or beside a sink, that does change attention.
+        """,
+        label="change of attention",
+        reading="the largest change of a probability by scale and shift; above rounding only under a soft cap or "
+        "beside a sink",
+    ),
+    Number(
+        name="first_attention",
+        meaning="The mean attention to a text's first token, over all other rows.",
+        label="attention to first token",
+        reading="mean over all other rows",
+    ),
+)
+"""What is measured of every head before projection, each once."""
