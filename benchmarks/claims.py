@@ -18,9 +18,9 @@ from rich.progress import track
 from torch import Tensor
 
 import attnmech as am
-from attnmech.methods.claims.formulas import added, least_p, rank_p, strength
+from attnmech.methods.claims.formulas import added_by_each, least_p, rank_p, strength
 from attnmech.methods.claims.set_effects import Measuring, Removal
-from attnmech.methods.claims.tasks import by_group
+from attnmech.methods.claims.tasks import group_means
 
 ALPHAS = (0.01, 0.05, 0.1)
 GROUPS = 16
@@ -34,7 +34,7 @@ def effects() -> dict[Pair, Tensor]:
     heads = [(layer, head) for layer in range(model.n_layers) for head in range(model.n_heads)]
     sets: list[Pair] = [*((head,) for head in heads), *combinations(heads, 2)]
     swept = Measuring(Removal.of(model, "zero", None, 0, None), progress=True).swept(task, sets)
-    assert by_group(swept.before, task.group_of).shape == (GROUPS,)
+    assert group_means(swept.before, task.group_of).shape == (GROUPS,)
     harm = (swept.before - swept.after).unflatten(-1, (GROUPS, -1))
     return dict(zip(sets, harm, strict=True))
 
@@ -57,7 +57,7 @@ def tested(harm: dict[Pair, Tensor], chosen: Pair) -> dict[str, float]:
     found["left out"] = (1 + int((strong[without] >= strong[0]).sum())) / (1 + len(without))
     if len(chosen) == 2:
         alone = torch.stack([torch.stack([harm[(head,)] for head in each]) for each in null])
-        adds = added(together, alone, alone.flip(1))
+        adds = added_by_each(together, alone, alone.flip(1))
         share = rank_p(strength(adds).amin(dim=1))
         found["p_each"] = max(share, least_p(adds[0]))
     return found

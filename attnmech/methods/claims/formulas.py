@@ -69,7 +69,7 @@ def least_p(values: Float[Tensor, "head group"]) -> float:
     return float(student_t.sf(studentised(values).numpy(), values.shape[-1] - 1).max())
 
 
-def added(
+def added_by_each(
     together: Float[Tensor, "set group"],
     alone: Float[Tensor, "set head group"],
     others: Float[Tensor, "set head group"],

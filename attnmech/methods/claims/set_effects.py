@@ -1,6 +1,6 @@
 """What does removing whole sets of heads do to a task? Many sets in one sweep, each measured once."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -13,13 +13,14 @@ from torch import Tensor
 from ...basics.arguments import whole_number
 from ...errors import InputError
 from ...interventions import HEAD_POINTS, Head, Intervention, Values
+from ...model.inputs.encoder import Inputs
 from ...model.run.hooked import HookedModel
-from ...runs.ablations import METHODS, Ablations, mean_of
+from ...runs.ablations import METHODS, Ablations, mean_of, reread
 from ...runs.engine import Change
 from ...runs.sweep import Swept, sweep
 from ...runs.workers import Workers
-from .shapes import HeadSet
-from .tasks import Task, by_group
+from .shapes import HeadSet, Shape
+from .tasks import Task, group_means
 
 
 @dataclass(frozen=True)
@@ -112,7 +113,7 @@ class Discovery:
         stack = self.model.output_stack
         heads = [(layer, head) for layer in stack.layers for head in range(stack.n_heads)]
         swept = self.measuring.swept(self.task, [(each,) for each in heads])
-        harm = by_group(harm_of(self.task, swept.before, swept.after), self.task.group_of)
+        harm = group_means(harm_of(self.task, swept.before, swept.after), self.task.group_of)
         found = torch.full((max(stack.layers) + 1, stack.n_heads, harm.shape[-1]), torch.nan, dtype=torch.float64)
         found[tuple(torch.tensor(heads).T)] = harm
         return found
@@ -131,3 +132,65 @@ def harm_of(
 ) -> Float[Tensor, "*set case"]:
     """How much worse the model does after than before: before − after where higher is better, else after − before."""
     return before - after if task.higher else after - before
+
+
+def measured_sets(
+    measuring: Measuring, task: Task, shape: Shape, journal: str | Path | None, noted: Mapping[str, Any]
+) -> dict[str, Any]:
+    """The metric without each set, without each of its heads alone, and without all of its other heads."""
+    stack = measuring.removal.model.output_stack
+    every = tuple((layer, head) for layer in stack.layers for head in range(stack.n_heads))
+    tested, size, count = shape.sets[0], len(shape.sets[0]), len(shape.sets)
+    alone = [(head,) for each in shape.sets for head in each]
+    rest = [tuple(other for other in each if other != head) for each in shape.sets for head in each]
+    only = tuple(head for head in every if head not in tested)
+    changes = [*shape.sets, every, *([only] if only else []), *(alone + rest if size > 1 else [])]
+    swept = measuring.swept(task, changes, journal, noted)
+    after = swept.after[:count]
+    ends = count + 1 + len(only[:1])
+    singles, others = after[:, None], swept.before.expand(count, 1, -1)
+    if size > 1:
+        singles, others = swept.after[ends:].reshape(2, count, size, -1)
+    return {
+        "metric": str(swept.provenance.options["metric"]),
+        "sets": torch.tensor(shape.sets),
+        "before": swept.before,
+        "after": after,
+        "after_alone": singles,
+        "after_rest": others.clone(),
+        "after_all": swept.after[count],
+        "after_only": swept.after[count + 1] if only else swept.before,
+        "provenance": swept.provenance,
+    }
+
+
+def general_effects(
+    measuring: Measuring, texts: Inputs | Iterable[Inputs], shape: Shape, journal: str | None
+) -> Float[Tensor, "set text"]:
+    """The change of the loss of other texts without each set."""
+    texts, removal = reread(texts), measuring.removal
+    if isinstance(texts, str):
+        texts = [texts]
+    swept = sweep(
+        removal.model, texts, removal.changes(texts, shape.sets), "loss", bos=removal.bos, memory=measuring.memory,
+        journal=journal, progress=measuring.progress, engine=measuring.engine, noted={"method": removal.name},
+    )  # fmt: skip
+    return swept.after - swept.before
+
+
+@dataclass(frozen=True)
+class OtherTask:
+    """What removing the heads does to another task."""
+
+    name: str
+    metric: str
+    higher_is_better: bool
+    effect: Float[Tensor, " other_group"]
+    """The metric after minus before, in each group."""
+
+
+def other_task(measuring: Measuring, task: Task, heads: HeadSet) -> "OtherTask":
+    """What removing the heads does to another task."""
+    swept = measuring.swept(task, [heads])
+    effect = group_means(swept.after[0] - swept.before, task.group_of)
+    return OtherTask(task.name, str(swept.provenance.options["metric"]), task.higher, effect)

@@ -196,10 +196,10 @@ def require_apart(discovery: Task, confirmation: Task) -> None:
         )
 
 
-def by_group(values: Float[Tensor, "*place case"], group_of: Sequence[str]) -> Float[Tensor, "*place group"]:
+def group_means(values: Float[Tensor, "*place case"], group_of: Sequence[str]) -> Float[Tensor, "*place group"]:
     """The mean over the cases of each group, in the order of the groups' first cases; `group_of` is that of each case.
 
-    >>> by_group(torch.tensor([1.0, 3.0, 5.0]), ["a", "b", "a"])
+    >>> group_means(torch.tensor([1.0, 3.0, 5.0]), ["a", "b", "a"])
     tensor([3., 3.])
     """
     place = {group: number for number, group in enumerate(dict.fromkeys(group_of))}

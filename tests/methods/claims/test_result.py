@@ -19,9 +19,9 @@ from scipy.stats import ttest_1samp
 from torch import Tensor
 
 import attnmech as am
-from attnmech.methods.claims.formulas import added, least_p, rank_p, strength
+from attnmech.methods.claims.formulas import added_by_each, least_p, rank_p, strength
 from attnmech.methods.claims.shapes import same_shape
-from attnmech.methods.claims.tasks import by_group, require_apart
+from attnmech.methods.claims.tasks import group_means, require_apart
 
 FAMILIES = list(planted.MAKERS)
 PAIR = [(0, 2), (2, 5)]
@@ -218,8 +218,8 @@ def p_values(pairs: list[Any], harm: Tensor, alone: Tensor, tested: int) -> tupl
     """p and p_each of one of the sets, given each group's harm."""
     order = [tested, *(number for number in range(len(pairs)) if number != tested)]
     harm, alone = harm[order], alone[order]
-    each = strength(added(harm, alone, alone.flip(1))).amin(dim=1)
-    return rank_p(strength(harm)), max(rank_p(each), least_p(added(harm, alone, alone.flip(1))[0]))
+    each = strength(added_by_each(harm, alone, alone.flip(1))).amin(dim=1)
+    return rank_p(strength(harm)), max(rank_p(each), least_p(added_by_each(harm, alone, alone.flip(1))[0]))
 
 
 def test_random_sets_are_rarely_confirmed() -> None:
@@ -397,7 +397,7 @@ def test_halves_depend_on_the_seed_and_keep_groups_whole() -> None:
         assert len(one.groups) == 6 and len(other.groups) == 7 and not {*one.groups} & {*other.groups}
         assert len(one.cases) + len(other.cases) == len(task.cases)
     values = torch.arange(len(task.cases)).double()
-    for group, mean in zip(task.groups, by_group(values, task.group_of).tolist(), strict=True):
+    for group, mean in zip(task.groups, group_means(values, task.group_of).tolist(), strict=True):
         numbers = [number for number, case in enumerate(task.cases) if case.group == group]
         assert mean == pytest.approx(sum(numbers) / len(numbers))
 

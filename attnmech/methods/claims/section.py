@@ -1,0 +1,165 @@
+"""What is said of a claim about heads, sentence by sentence."""
+
+from collections.abc import Sequence
+from typing import Final
+
+import torch
+
+from ...draw.text import with_minus_signs
+from ...maths.intervals import TextMeans
+from .set_effects import OtherTask
+from .set_test import ALPHA, SetTest, named
+from .shapes import FEWEST
+from .tasks import group_means
+
+_QUANTITY: Final = {
+    "logit_difference": ("logit difference", "logits"),
+    "log_probability": ("log probability of the answer", "nats"),
+    "accuracy": ("accuracy", ""),
+    "loss": ("loss", "nats"),
+    "cross_entropy": ("cross-entropy", "nats"),
+    "kl": ("divergence from the clean output", "nats"),
+}
+
+
+def quantity_of(metric: str) -> tuple[str, str]:
+    """What a metric measures, and its unit."""
+    return _QUANTITY.get(metric, (metric, ""))
+
+
+def about_set(test: SetTest) -> str:
+    """What removing the tested set does, beside what removing the others does."""
+    what, unit = quantity_of(test.metric)
+    (low, high), effect = test.ends, test.effect
+    names, count = _listed([named([head]) for head in test.heads]), len(test.groups)
+    if low <= 0 <= high:
+        return (
+            f"Removing {names} has no clear effect on {test.task}: the {what} changes by {effect:+.2g}{_of(unit)} "
+            f"({low:+.2g} to {high:+.2g} over {count} groups), and {_stronger(test)}."
+        )
+    done = "lowers" if effect < 0 else "raises"
+    ends = sorted((abs(low), abs(high)))
+    told = (
+        f"Removing {names} {done} the {what} on {test.task} by {abs(effect):.2g}{_of(unit)} ({ends[0]:.2g} to "
+        f"{ends[1]:.2g} over {count} groups)"
+    )
+    if (effect < 0) is not test.higher_is_better:
+        return f"{told}: the model does better without {'it' if len(test.heads) == 1 else 'them'}."
+    return f"{told}, {_more_than(test)}." if test.p <= ALPHA else f"{told}, but {_stronger(test)}."
+
+
+def _more_than(test: SetTest) -> str:
+    others, stronger = len(test.sets) - 1, int(test.as_strong.sum()) - 1
+    larger = int((test.harm.mean(dim=-1) > test.harm[0].mean())[~test.as_strong].sum())
+    beaten = f"all {others} {_things(test)}" if not stronger else f"{others - stronger} of {others} {_things(test)}"
+    how = "more than" if not larger else "more consistently than"
+    size = f"; {_sets(larger)} of these {_have(larger)} a larger effect" if larger else ""
+    return f"{how} {beaten} {_where(test)} ({_p_value(test, test.p)}{size})"
+
+
+def _stronger(test: SetTest) -> str:
+    """How many other sets do at least as much."""
+    others, stronger = len(test.sets) - 1, int(test.as_strong.sum()) - 1
+    which = test.as_strong & (torch.arange(len(test.sets)) > 0)
+    shared = bool(test.sharing[which].all()) and stronger and len(test.heads) > 1
+    all_share = f", {'which shares' if stronger == 1 else 'all of which share'} a head with it" if shared else ""
+    hurt = "hurts" if stronger == 1 else "hurt"
+    count = f"{stronger} of {others} {_things(test)} {_where(test)}"
+    return f"{count} {hurt} at least as much{all_share} ({_p_value(test, test.p)})"
+
+
+def _where(test: SetTest) -> str:
+    one = len({layer for layer, _ in test.heads}) == 1
+    drawn = "" if len(test.sets) == test.possible else f"drawn from the {test.possible - 1:,} "
+    return f"{drawn}in {'any' if test.wider else 'this' if one else 'these'} layer{'' if one else 's'}"
+
+
+def _things(test: SetTest) -> str:
+    return "other heads" if len(test.heads) == 1 else "other sets"
+
+
+def _p_value(test: SetTest, p: float) -> str:
+    least = ", the least possible" if p == test.least_p else ""
+    few = "these layers have" if len({layer for layer, _ in test.heads}) > 1 else "this layer has"
+    things = "heads" if len(test.heads) == 1 else "sets"
+    wider = f"; controls come from other layers too, as {few} fewer than {FEWEST} {things}" if test.wider else ""
+    return f"p = {p:.2g}{least}{wider}"
+
+
+def about_each(test: SetTest) -> str:
+    """Whether every head of the set adds to it, in a sentence; empty for a single head."""
+    if len(test.heads) == 1:
+        return ""
+    means = test.adds
+    low, high = means.interval()
+    if idle := test.idle:
+        verb = "does" if len(idle) == 1 else "do"
+        return f"{_listed([named([head]) for head in idle])} {verb} not clearly add to this."
+    least = int(means.mean.argmin())
+    stronger, others = int(test.as_needed.sum()) - 1, len(test.sets) - 1
+    told = (
+        f"Each of them adds to this, {named([test.heads[least]])} least: {float(means.mean[least]):.2g} "
+        f"({float(low[least]):.2g} to {float(high[least]):.2g})"
+    )
+    rarely = f"in {stronger or 'none'} of the {others} other sets does every head add as much"
+    return f"{told}; {rarely} (p = {test.p_each:.2g})."
+
+
+def about_other(other: OtherTask) -> str:
+    """What removing the tested set does to another task."""
+    what, unit = quantity_of(other.metric)
+    means = TextMeans.of_values(other.effect)
+    low, high = map(float, means.interval())
+    effect = float(means.mean)
+    if low > 0 or high < 0:
+        ends = sorted((abs(low), abs(high)))
+        moves = "falls" if effect < 0 else "rises"
+        return f"The {what} on {other.name} {moves} by {abs(effect):.2g}{_of(unit)} ({ends[0]:.2g} to {ends[1]:.2g})."
+    span = f", {low:+.2g} to {high:+.2g}" if low <= high else f" on {other.effect.shape[-1]} groups"
+    return f"The {what} on {other.name} does not clearly change ({effect:+.2g}{_of(unit)}{span})."
+
+
+def about_matched(test: SetTest) -> str:
+    """How the sets nearest in their effect on general loss compare, in a sentence; empty without general texts."""
+    if test.general is None:
+        return ""
+    mean, near = test.general.mean(dim=-1), test.matched
+    sign = -1 if test.higher_is_better else 1
+    count = int(test.as_strong[near].sum())
+    stronger = "none of them hurts" if not count else f"{count} of them hurt{'s' if count == 1 else ''}"
+    reach, effect = mean[near], sign * test.harm[near].mean(dim=-1)
+    return with_minus_signs(
+        f"The set changes the loss of {test.general.shape[1]} other texts by {float(mean[0]):+.2g} nats. The "
+        f"{len(near)} sets nearest in this ({float(reach.min()):+.2g} to {float(reach.max()):+.2g} nats) change "
+        f"the metric by {float(effect.mean()):+.2g} on average ({float(effect.min()):+.2g} to "
+        f"{float(effect.max()):+.2g}), and {stronger} at least as much."
+    )
+
+
+def about_restored(test: SetTest) -> str:
+    """What the set alone restores, in a sentence."""
+    low, high = map(float, TextMeans.of_values(group_means(test.before - test.after_all, test.case_groups)).interval())
+    if low <= 0 <= high:
+        return "Removing every head does not clearly change the metric, so there is nothing for a set to restore."
+    means = test.restored
+    low, high = map(float, means.interval())
+    return with_minus_signs(
+        f"With no other head left, the set restores {float(means.mean):.2g} times what all heads together do "
+        f"({low:.2g} to {high:.2g})."
+    )
+
+
+def _listed(names: Sequence[str]) -> str:
+    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
+
+
+def _of(unit: str) -> str:
+    return f" {unit}" if unit else ""
+
+
+def _sets(count: int) -> str:
+    return "one" if count == 1 else str(count)
+
+
+def _have(count: int) -> str:
+    return "has" if count == 1 else "have"
