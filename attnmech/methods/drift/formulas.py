@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Final
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from torch.nn.functional import linear
 
@@ -63,6 +63,19 @@ def sum_over_pairs(unit: Float[Tensor, "token d_model"]) -> Float[Tensor, ""]:
     tensor(1.2000)
     """
     return unit.sum(dim=0).square().sum() - unit.square().sum()
+
+
+def centred(products: Float[Tensor, "layer row row"], members: Bool[Tensor, " row"]) -> Float[Tensor, "layer row row"]:
+    """The products of streams minus the mean of some of them, from the products of the streams."""
+    with_mean = products[:, :, members].mean(dim=-1)
+    square = with_mean[:, members].mean(dim=-1)
+    return products - with_mean[:, :, None] - with_mean[:, None, :] + square[:, None, None]
+
+
+def cosine_of(products: Float[Tensor, "layer row row"], one: int, other: int) -> Float[Tensor, " layer"]:
+    """The cosine of two streams, from the products of all; NaN where one is 0."""
+    norms = (products[:, one, one] * products[:, other, other]).clamp_min(0).sqrt()
+    return torch.where(norms > 0, products[:, one, other] / norms, torch.nan).clamp(-1, 1)
 
 
 @dataclass(frozen=True)

@@ -3,47 +3,34 @@
 After "More Attention to Attention" (the attention-encodings demo).
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
-from typing import Any, ClassVar, Final
+from typing import Any, Final
 
 import numpy as np
-import pandas as pd
 import plotly.graph_objects as go  # type: ignore[import-untyped]
 import torch
-from jaxtyping import Bool, Float, Int
-from torch import Tensor
 
 from ...basics.arguments import flag, option, optional_flag, shown, whole_number
-from ...basics.fields import check_entries, check_rows
 from ...draw.lines import lines_by_layer
 from ...draw.section import Section
 from ...draw.text import quoted, shorten, visible_token
-from ...errors import InputError, MissingPointError, index_of
-from ...maths.intervals import LEAST_TEXTS, LEVEL, TextMeans, checked_level
-from ...maths.statistic import WithStatistics
+from ...errors import InputError
 from ...model.inputs.encoder import Inputs
 from ...model.run.hooked import HookedModel, require_model
-from ...results import by_layer
-from ...runs.claims import interval_note, no_interval
+from ...runs.claims import no_interval
 from ...runs.stream import Reducer, Source, State, stream
-from ...runs.summed import Summed
-from .formulas import METRICS, churn
-from .section import NAMED, DriftNumbers, drift_section, nearest_chart
+from .by_token import MOST_NAMED, DriftByToken
+from .formulas import METRICS
+from .section import NAMED, PLACE_WORDS, DriftNumbers, drift_section, nearest_chart, reading_of
 from .sums import OWN_LIST, PLACES, STATISTICS, DriftSums, Reference, stream_points
 from .verdicts import MOVEMENTS, DriftVerdicts, Movement
-from .word_types import ORDINARY, WORD_TYPES, checked_words
+from .word_types import WORD_TYPES, checked_words
 
 FIGURES: Final = ("cosine", "rank", "churn")
 
 NEAREST: Final = "nearest"
 """A figure of one token: the table of its nearest rows."""
-
-_NAMED: Final = 10
-"""How many of the nearest rows are named."""
-
-_PLACE_WORDS: Final = {"resid_mid": "attention + residual", "resid_post": "the stream as it leaves each block"}
 
 
 def residual_drift(
@@ -124,7 +111,7 @@ class DriftReducer(DriftSums):
         if source.batch is not None:
             batch = source.batch.queries(source.stack.label)
             tokens = batch.tokens
-            ids = torch.unique(state["nearest"][..., :_NAMED]).tolist()
+            ids = torch.unique(state["nearest"][..., :MOST_NAMED]).tolist()
             label = source.stack.label
             names = {each: source.model.position_texts([each], label)[0] for each in ids if each >= 0}
         found = self.reference
@@ -137,7 +124,7 @@ class DriftReducer(DriftSums):
 
 
 @dataclass(frozen=True, repr=False)
-class ResidualDrift(WithStatistics, Summed):
+class ResidualDrift(DriftByToken):
     """How far tokens are from their own embeddings, layer by layer.
 
     Each of `STATISTICS` is a property `[layer]`: its mean over ordinary tokens, all but the first of a text and special
@@ -146,35 +133,10 @@ class ResidualDrift(WithStatistics, Summed):
 
     SUBTRACT = "subtract what you compare: one.cosine - other.cosine"
 
-    STATISTICS = STATISTICS
-
-    STATE: ClassVar[Mapping[str, Any]] = {
-        "sums": Float[Tensor, "statistic type layer group"],
-        "counts": Float[Tensor, "statistic type layer group"],
-        "pairs": Float[Tensor, "layer group"],
-        "pair_counts": Float[Tensor, "layer group"],
-        "unit_counts": Float[Tensor, "layer group"],
-        "squares": Float[Tensor, "layer group"],
-        "units": Float[Tensor, "layer d_model"],
-        "groups": Int[Tensor, " group"],
-        "modulus": Int[Tensor, " 1"],
-    }
-    """The types of the entries of `state`."""
-
-    BY_TOKEN: ClassVar[Mapping[str, Any]] = {
-        "values": Float[Tensor, "statistic layer batch row"],
-        "valid": Bool[Tensor, "statistic layer batch row"],
-        "types": Int[Tensor, "batch row"],
-        "nearest": Int[Tensor, "layer batch row k"],
-        "products": Float[Tensor, "layer batch row row"],
-    }
-    """Further entries, for texts that were run together."""
-
     at: str
     """Where the stream was measured: resid_mid or resid_post."""
     metric: str
     """The similarity by which rows are ranked."""
-    k: int
     position: bool
     """Whether rows have the embedding of the token's position added."""
     embed_norm: bool
@@ -183,10 +145,6 @@ class ResidualDrift(WithStatistics, Summed):
     """The number of rows."""
     vocabulary_anisotropy: float
     """The mean cosine of two different rows."""
-    tokens: tuple[tuple[str, ...], ...]
-    """The tokens, for texts that were run together."""
-    names: Mapping[int, str]
-    """The texts of the nearest tokens, by id."""
     attention_layers: tuple[int, ...]
     """All layers of the model's stack that have attention."""
 
@@ -216,19 +174,6 @@ class ResidualDrift(WithStatistics, Summed):
         return DriftReducer(reference, at, points, checked_words(function_words))
 
     @property
-    def axis_lengths(self) -> Mapping[str, int]:
-        """The lengths of the axes of `state` that are known from elsewhere."""
-        rows = {"batch": len(self.tokens), "row": len(self.tokens[0])} if self.tokens else {}
-        return {
-            "statistic": len(STATISTICS), "type": len(WORD_TYPES), "layer": len(self.layers), "k": self.k, **rows
-        }  # fmt: skip
-
-    def _check(self) -> None:
-        super()._check()
-        check_entries("state", self.state, self.BY_TOKEN, self.axis_lengths)
-        check_rows("tokens", self.tokens, len(self.tokens), self.axis_lengths.get("row"))
-
-    @property
     def _reducer(self) -> Reducer:
         return _Merging()
 
@@ -240,147 +185,6 @@ class ResidualDrift(WithStatistics, Summed):
         if any(isinstance(each, ResidualDrift) and each.tokens for each in (self, *others)):
             raise InputError("results on texts that were run together cannot be merged; merge those of a corpus.")
         return super().merged(*others)
-
-    # -- means by layer ---------------------------------------------------------------------------------------
-
-    @property
-    def anisotropy(self) -> Float[Tensor, " layer"]:
-        """Mean cosine of two ordinary tokens of the same text and layer: (‖Σ ŷ‖² − n) / (n (n − 1)), over all pairs.
-
-        Source: Ethayarajh 2019, with all pairs instead of random ones.
-        """
-        return self._by_layer(self._pairs.mean)
-
-    @property
-    def anisotropy_across(self) -> Float[Tensor, " layer"]:
-        """Mean cosine of two ordinary tokens of different texts; NaN for one text."""
-        within = self.state["pairs"].sum(dim=-1) + self.state["unit_counts"].sum(dim=-1)
-        count = self.state["unit_counts"].sum(dim=-1) ** 2 - self.state["squares"].sum(dim=-1)
-        across = (self.state["units"].square().sum(dim=-1) - within) / count
-        return self._by_layer(across.masked_fill(count <= 0, torch.nan))
-
-    def mean(self, statistic: str, types: str | Iterable[str] | None = None) -> Float[Tensor, " layer"]:
-        """The mean of a statistic over tokens, by default ordinary ones, or over those of some types (`by_type`)."""
-        return self._by_layer(self._means(statistic, types).mean)
-
-    def _value_of(self, statistic: str) -> Float[Tensor, " layer"]:
-        return self.mean(statistic)
-
-    def interval(
-        self, statistic: str, types: str | Iterable[str] | None = None, level: float = LEVEL
-    ) -> tuple[Float[Tensor, " layer"], Float[Tensor, " layer"]]:
-        """Low and high end of the pointwise t interval of `mean` over texts; NaN for fewer than five texts."""
-        low, high = self._bounded(statistic, self._means(statistic, types).interval(checked_level(level)))
-        return self._by_layer(low), self._by_layer(high)
-
-    def _bounded(self, statistic: str, ends: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
-        """An interval within what a statistic can be."""
-        lowest, highest = STATISTICS[statistic].bounds
-        return ends[0].clamp(lowest, highest), ends[1].clamp(lowest, highest)
-
-    def by_type(self, statistic: str) -> pd.DataFrame:
-        """One row per layer and type of token that occurs: the mean, its interval, and the number of tokens."""
-        rows = []
-        for name in WORD_TYPES:
-            means = self._means(statistic, name)
-            low, high = self._bounded(statistic, means.interval())
-            for place, layer in enumerate(self.layers):
-                count = int(means.below[place].sum())
-                if count:
-                    ends = {f"{statistic}_low": float(low[place]), f"{statistic}_high": float(high[place])}
-                    value = {statistic: float(means.mean[place])}
-                    rows.append({"layer": layer, "type": name, **value, **ends, "tokens": count})
-        return pd.DataFrame(rows)
-
-    def to_frame(self) -> pd.DataFrame:
-        """One row per layer: every statistic of ordinary tokens with its interval, and the cosines of pairs."""
-        columns: dict[str, Tensor] = {}
-        for name in STATISTICS:
-            columns |= {name: self.mean(name)} | self._ends(name, self.interval(name))
-        ends = [self._by_layer(end) for end in self._pairs.interval()]
-        columns |= {"anisotropy": self.anisotropy} | self._ends("anisotropy", ends)
-        columns["anisotropy_across"] = self.anisotropy_across
-        chosen = list(self.layers)
-        frame = pd.DataFrame({"layer": chosen, **{name: each[chosen].tolist() for name, each in columns.items()}})
-        frame.attrs["intervals"] = interval_note(len(self.state["groups"]))
-        return frame
-
-    def _ends(self, name: str, ends: Sequence[Tensor]) -> dict[str, Tensor]:
-        """The columns of an interval; none for fewer than five texts."""
-        return dict(zip((f"{name}_low", f"{name}_high"), ends, strict=True)) if self._has_intervals else {}
-
-    @property
-    def _has_intervals(self) -> bool:
-        return self._texts_counted >= LEAST_TEXTS
-
-    # -- token by token ---------------------------------------------------------------------------------------
-
-    def by_token(self, statistic: str) -> Float[Tensor, "layer batch position"]:
-        """A statistic of every token in the layers measured; NaN where it is not defined, and at padding."""
-        place = STATISTICS.place(option("statistic", statistic, STATISTICS))
-        found: Tensor = self._kept("values")[place].masked_fill(~self._kept("valid")[place], torch.nan)
-        return found
-
-    def tokens_frame(self) -> pd.DataFrame:
-        """One row per text, token and layer: its type, and every statistic."""
-        types = self._kept("types")
-        values = [self.by_token(name) for name in STATISTICS]
-        rows = []
-        for text, position in (types >= 0).nonzero().tolist():
-            for place, layer in enumerate(self.layers):
-                about = {"text": text, "position": position, "token": self.tokens[text][position]}
-                about |= {"type": WORD_TYPES[int(types[text, position])], "layer": layer}
-                numbers = {
-                    name: float(each[place, text, position]) for name, each in zip(STATISTICS, values, strict=True)
-                }
-                rows.append(about | numbers)
-        return pd.DataFrame(rows)
-
-    def nearest(self, text: int = 0, position: int = 0, count: int = _NAMED) -> pd.DataFrame:
-        """The rows of the vocabulary nearest to a token, nearest first: one row per layer, with the own row's rank."""
-        text, position = self._place(text, position)
-        most = min(_NAMED, self.k)
-        count = min(whole_number("count", count, least=1, most=_NAMED), most)
-        ids = self._kept("nearest")[:, text, position, :count].tolist()
-        rank = self.by_token("rank")[:, text, position].tolist()
-        named = [[self.names[token] for token in row] for row in ids]
-        rows = [
-            {"layer": layer, "rank": own, **{str(place + 1): name for place, name in enumerate(names)}}
-            for layer, own, names in zip(self.layers, rank, named, strict=True)
-        ]
-        return pd.DataFrame(rows)
-
-    def pair(self, one: int, other: int, text: int = 0) -> pd.DataFrame:
-        """Two tokens of a text against each other, such as two occurrences of one word: one row per layer.
-
-        Their cosine, the same after the mean of the text's ordinary tokens is taken off, the mean cosine of pairs in
-        this layer (`anisotropy`), the share of their k nearest rows that they have in common, and cosine and rank of
-        each with its own row.
-        """
-        text, one = self._place(text, one)
-        _, other = self._place(text, other)
-        products = self._kept("products")[:, text]
-        members = torch.isin(self._kept("types")[text], torch.tensor([WORD_TYPES.index(name) for name in ORDINARY]))
-        nearest = self._kept("nearest")[:, text]
-        columns: dict[str, Tensor] = {
-            "cosine": _cosine(products, one, other),
-            "centred_cosine": _cosine(_centred(products, members), one, other),
-            "anisotropy": self.anisotropy[list(self.layers)],
-            "shared": 1 - churn(nearest[:, one], nearest[:, other]),
-        }
-        for name, place in (("one", one), ("other", other)):
-            for statistic in ("cosine", "rank"):
-                columns[f"{statistic}_{name}"] = self.by_token(statistic)[:, text, place]
-        return pd.DataFrame({"layer": self.layers, **{name: each.tolist() for name, each in columns.items()}})
-
-    def _place(self, text: Any, position: Any) -> tuple[int, int]:
-        types = self._kept("types")
-        text = index_of("text", text, len(types), f"{len(types)} texts were run")
-        length = len(self.tokens[text])
-        position = index_of("position", position, length, f"the text has {length} tokens")
-        if types[text, position] < 0:
-            raise InputError(f"position {position} of text {text} is padding; give the position of a token.")
-        return text, position
 
     # -- which story is true ----------------------------------------------------------------------------------
 
@@ -453,16 +257,6 @@ class ResidualDrift(WithStatistics, Summed):
         names = [f"{place} {shorten(visible_token(self.tokens[text][place]))}" for place in places]
         return lines_by_layer(rows, layers, names, label=label, baselines=baselines, logarithmic=log)
 
-    def _real(self, text: int) -> list[int]:
-        found: list[int] = (self._kept("types")[text] >= 0).nonzero()[:, 0].tolist()
-        return found
-
-    def _first(self, text: int) -> int:
-        """The first ordinary token of a text; the first of all if there is none."""
-        types = self._kept("types")[index_of("text", text, len(self.tokens), f"{len(self.tokens)} texts were run")]
-        named = (place for place, kind in enumerate(types.tolist()) if kind >= 0 and WORD_TYPES[kind] in ORDINARY)
-        return next(named, self._real(text)[0])
-
     def _lines_of_types(self, figure: str, order: list[int]) -> tuple[list[str], Any, Any, Any]:
         statistic = "log_rank" if figure == "rank" else figure
         names: list[str] = []
@@ -498,7 +292,7 @@ class ResidualDrift(WithStatistics, Summed):
         """The three figures with what they say, for a page."""
         return Section(
             "How far tokens move from their embeddings",
-            " ".join(self._reading(name) for name in FIGURES),
+            " ".join(map(self._reading, FIGURES)),
             {f"drift-{name}": self.plot(name) for name in FIGURES},
             'drift.plot("cosine")',
             name="drift",
@@ -538,7 +332,12 @@ class ResidualDrift(WithStatistics, Summed):
 
     def _sections(self) -> Sequence[Section]:
         made = [
-            Section(heading, self._reading(name), {f"drift-{name}": self.plot(name)}, f'drift.plot("{name}")')
+            Section(
+                heading,
+                self._reading(name),
+                {f"drift-{name}": self.plot(name)},
+                f'drift.plot("{name}")',
+            )
             for name, heading in _HEADINGS.items()
         ]
         if self.tokens:
@@ -555,17 +354,7 @@ class ResidualDrift(WithStatistics, Summed):
         return [replace(made[0], finding=self.verdicts().lead, caveat=self._caveat), *made[1:]]
 
     def _reading(self, figure: str) -> str:
-        """How to read one of the figures."""
-        of = "token" if len(self.tokens) == 1 else "type of token, with 95 % intervals over texts"
-        if figure == "cosine":
-            return (
-                f"One line for each {of}: the cosine of the stream ({_PLACE_WORDS[self.at]}) and the token's own row "
-                "of the embedding. In grey, the mean cosine of two tokens of a text, and of a token and any row."
-            )
-        if figure == "rank":
-            mean = "" if len(self.tokens) == 1 else " Geometric means of 1 + rank."
-            return f"1 + the number of rows more similar to the stream than the token's own, on a log axis.{mean}"
-        return f"Of the {self.k} rows nearest to the stream, the share that was not among those of the layer below."
+        return reading_of(figure, self.at, self.k, len(self.tokens))
 
     @property
     def _caveat(self) -> str:
@@ -591,7 +380,7 @@ class ResidualDrift(WithStatistics, Summed):
         first, last = min(layers), max(layers)
         rank = [10 ** float(self.mean("log_rank")[layer]) - 1 for layer in (first, last)]
         return (
-            f"On {texts}, measured at {_PLACE_WORDS[self.at]}: the cosine to the own embedding goes from "
+            f"On {texts}, measured at {PLACE_WORDS[self.at]}: the cosine to the own embedding goes from "
             f"{float(self.cosine[first]):.2f} in layer {first} to {float(self.cosine[last]):.2f} in layer {last} (two "
             f"tokens of a text: {float(self.anisotropy[first]):.2f} and {float(self.anisotropy[last]):.2f}); of "
             f"{self.vocabulary:,} rows, {rank[0]:,.0f} and {rank[1]:,.0f} are more similar than the own one (geometric "
@@ -599,36 +388,6 @@ class ResidualDrift(WithStatistics, Summed):
         )
 
     # -- the numbers behind it --------------------------------------------------------------------------------
-
-    @property
-    def _texts_counted(self) -> int:
-        return len(self.state["groups"])
-
-    @cached_property
-    def _pairs(self) -> TextMeans:
-        return TextMeans.of_ratio(self.state["pairs"], self.state["pair_counts"])
-
-    def _means(self, statistic: str, types: str | Iterable[str] | None) -> TextMeans:
-        place = STATISTICS.place(option("statistic", statistic, STATISTICS))
-        named = ORDINARY if types is None else (types,) if isinstance(types, str) else tuple(types)
-        chosen = [WORD_TYPES.index(option("types", name, WORD_TYPES)) for name in named]
-        sums, counts = (self.state[name][place][chosen].sum(dim=0) for name in ("sums", "counts"))
-        return TextMeans.of_ratio(sums, counts)
-
-    def _by_layer(self, measured: Tensor) -> Tensor:
-        return by_layer(measured, self.layers, self.n_layers)
-
-    def _kept(self, name: str) -> Tensor:
-        if name in self.state:
-            return self.state[name]
-        if name == "products" and self.tokens:
-            raise MissingPointError(
-                "the text is too long for `pair`: the products of all pairs of its tokens were not kept. Give a "
-                "shorter text or fewer `layers`."
-            )
-        raise MissingPointError(
-            "single tokens are kept for texts that run together (a string or a list), not a corpus."
-        )
 
 
 _LEVELS: Final = {"cosine": "cosine", "rank": "log_rank"}
@@ -645,15 +404,3 @@ class _Merging(DriftSums):
 
     def __init__(self) -> None:
         """It needs no reference."""
-
-
-def _centred(products: Float[Tensor, "layer row row"], members: Bool[Tensor, " row"]) -> Float[Tensor, "layer row row"]:
-    """The products of streams minus the mean of some of them, from the products of the streams."""
-    with_mean = products[:, :, members].mean(dim=-1)
-    square = with_mean[:, members].mean(dim=-1)
-    return products - with_mean[:, :, None] - with_mean[:, None, :] + square[:, None, None]
-
-
-def _cosine(products: Float[Tensor, "layer row row"], one: int, other: int) -> Float[Tensor, " layer"]:
-    norms = (products[:, one, one] * products[:, other, other]).clamp_min(0).sqrt()
-    return torch.where(norms > 0, products[:, one, other] / norms, torch.nan).clamp(-1, 1)

@@ -1,4 +1,4 @@
-"""What a page says about the chosen token's drift from its own embedding, layer by layer."""
+"""What a page says about drift: how to read its lines, and the way of the chosen token through the layers."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -16,6 +16,23 @@ from ...draw.text import bound, plotly_text, quoted, shorten, visible_token
 
 NAMED: Final = 4
 """How many of the nearest rows a table names."""
+
+
+PLACE_WORDS: Final = {"resid_mid": "attention + residual", "resid_post": "the stream as it leaves each block"}
+
+
+def reading_of(figure: str, at: str, k: int, texts: int) -> str:
+    """How to read one of the figures of the lines over layers; of one text, each line is a token."""
+    of = "token" if texts == 1 else "type of token, with 95 % intervals over texts"
+    if figure == "cosine":
+        return (
+            f"One line for each {of}: the cosine of the stream ({PLACE_WORDS[at]}) and the token's own row "
+            "of the embedding. In grey, the mean cosine of two tokens of a text, and of a token and any row."
+        )
+    if figure == "rank":
+        mean = "" if texts == 1 else " Geometric means of 1 + rank."
+        return f"1 + the number of rows more similar to the stream than the token's own, on a log axis.{mean}"
+    return f"Of the {k} rows nearest to the stream, the share that was not among those of the layer below."
 
 
 @dataclass(frozen=True)

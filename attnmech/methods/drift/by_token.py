@@ -1,0 +1,142 @@
+"""How does each token of a text drift, layer by layer, and which rows of the vocabulary come nearest to it?"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar, Final
+
+import pandas as pd
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from ...basics.arguments import option, whole_number
+from ...basics.fields import check_entries, check_rows
+from ...errors import InputError, MissingPointError, index_of
+from .formulas import centred, churn, cosine_of
+from .means import DriftMeans
+from .sums import STATISTICS
+from .word_types import ORDINARY, WORD_TYPES
+
+MOST_NAMED: Final = 10
+"""How many of the nearest rows are named."""
+
+
+@dataclass(frozen=True, repr=False)
+class DriftByToken(DriftMeans):
+    """The means of drift and, for texts that run together, every token."""
+
+    BY_TOKEN: ClassVar[Mapping[str, Any]] = {
+        "values": Float[Tensor, "statistic layer batch row"],
+        "valid": Bool[Tensor, "statistic layer batch row"],
+        "types": Int[Tensor, "batch row"],
+        "nearest": Int[Tensor, "layer batch row k"],
+        "products": Float[Tensor, "layer batch row row"],
+    }
+    """Further entries, for texts that were run together."""
+
+    k: int
+    """How many nearest rows churn compares."""
+    tokens: tuple[tuple[str, ...], ...]
+    """The tokens, for texts that were run together."""
+    names: Mapping[int, str]
+    """The texts of the nearest tokens, by id."""
+
+    @property
+    def axis_lengths(self) -> Mapping[str, int]:
+        """The lengths of the axes of `state` that are known from elsewhere."""
+        rows = {"batch": len(self.tokens), "row": len(self.tokens[0])} if self.tokens else {}
+        return {**super().axis_lengths, "k": self.k, **rows}
+
+    def _check(self) -> None:
+        super()._check()
+        check_entries("state", self.state, self.BY_TOKEN, self.axis_lengths)
+        check_rows("tokens", self.tokens, len(self.tokens), self.axis_lengths.get("row"))
+
+    def by_token(self, statistic: str) -> Float[Tensor, "layer batch position"]:
+        """A statistic of every token in the layers measured; NaN where it is not defined, and at padding."""
+        place = STATISTICS.place(option("statistic", statistic, STATISTICS))
+        found: Tensor = self._kept("values")[place].masked_fill(~self._kept("valid")[place], torch.nan)
+        return found
+
+    def tokens_frame(self) -> pd.DataFrame:
+        """One row per text, token and layer: its type, and every statistic."""
+        types = self._kept("types")
+        values = [self.by_token(name) for name in STATISTICS]
+        rows = []
+        for text, position in (types >= 0).nonzero().tolist():
+            for place, layer in enumerate(self.layers):
+                about = {"text": text, "position": position, "token": self.tokens[text][position]}
+                about |= {"type": WORD_TYPES[int(types[text, position])], "layer": layer}
+                numbers = {
+                    name: float(each[place, text, position]) for name, each in zip(STATISTICS, values, strict=True)
+                }
+                rows.append(about | numbers)
+        return pd.DataFrame(rows)
+
+    def nearest(self, text: int = 0, position: int = 0, count: int = MOST_NAMED) -> pd.DataFrame:
+        """The rows of the vocabulary nearest to a token, nearest first: one row per layer, with the own row's rank."""
+        text, position = self._place(text, position)
+        most = min(MOST_NAMED, self.k)
+        count = min(whole_number("count", count, least=1, most=MOST_NAMED), most)
+        ids = self._kept("nearest")[:, text, position, :count].tolist()
+        rank = self.by_token("rank")[:, text, position].tolist()
+        named = [[self.names[token] for token in row] for row in ids]
+        rows = [
+            {"layer": layer, "rank": own, **{str(place + 1): name for place, name in enumerate(names)}}
+            for layer, own, names in zip(self.layers, rank, named, strict=True)
+        ]
+        return pd.DataFrame(rows)
+
+    def pair(self, one: int, other: int, text: int = 0) -> pd.DataFrame:
+        """Two tokens of a text against each other, such as two occurrences of one word: one row per layer.
+
+        Their cosine, the same after the mean of the text's ordinary tokens is taken off, the mean cosine of pairs in
+        this layer (`anisotropy`), the share of their k nearest rows that they have in common, and cosine and rank of
+        each with its own row.
+        """
+        text, one = self._place(text, one)
+        _, other = self._place(text, other)
+        products = self._kept("products")[:, text]
+        members = torch.isin(self._kept("types")[text], torch.tensor([WORD_TYPES.index(name) for name in ORDINARY]))
+        nearest = self._kept("nearest")[:, text]
+        columns: dict[str, Tensor] = {
+            "cosine": cosine_of(products, one, other),
+            "centred_cosine": cosine_of(centred(products, members), one, other),
+            "anisotropy": self.anisotropy[list(self.layers)],
+            "shared": 1 - churn(nearest[:, one], nearest[:, other]),
+        }
+        for name, place in (("one", one), ("other", other)):
+            for statistic in ("cosine", "rank"):
+                columns[f"{statistic}_{name}"] = self.by_token(statistic)[:, text, place]
+        return pd.DataFrame({"layer": self.layers, **{name: each.tolist() for name, each in columns.items()}})
+
+    def _place(self, text: Any, position: Any) -> tuple[int, int]:
+        types = self._kept("types")
+        text = index_of("text", text, len(types), f"{len(types)} texts were run")
+        length = len(self.tokens[text])
+        position = index_of("position", position, length, f"the text has {length} tokens")
+        if types[text, position] < 0:
+            raise InputError(f"position {position} of text {text} is padding; give the position of a token.")
+        return text, position
+
+    def _real(self, text: int) -> list[int]:
+        found: list[int] = (self._kept("types")[text] >= 0).nonzero()[:, 0].tolist()
+        return found
+
+    def _first(self, text: int) -> int:
+        """The first ordinary token of a text; the first of all if there is none."""
+        types = self._kept("types")[index_of("text", text, len(self.tokens), f"{len(self.tokens)} texts were run")]
+        named = (place for place, kind in enumerate(types.tolist()) if kind >= 0 and WORD_TYPES[kind] in ORDINARY)
+        return next(named, self._real(text)[0])
+
+    def _kept(self, name: str) -> Tensor:
+        if name in self.state:
+            return self.state[name]
+        if name == "products" and self.tokens:
+            raise MissingPointError(
+                "the text is too long for `pair`: the products of all pairs of its tokens were not kept. Give a "
+                "shorter text or fewer `layers`."
+            )
+        raise MissingPointError(
+            "single tokens are kept for texts that run together (a string or a list), not a corpus."
+        )
