@@ -25,8 +25,8 @@ from .atlas import HeadExample, HeadRow, atlas_view
 from .figures import types_map
 from .formulas import ANSWERED, POSITIONAL, TYPES
 from .repeated import repeated_sequences
-from .type_scores import TypeScores
 from .sums import AROUND_KEY, HeadTypeSums
+from .type_scores import TypeScores
 
 BROAD: Final = 0.8
 """A head without a claim is described as broad where its rows have this share of uniform attention's entropy."""

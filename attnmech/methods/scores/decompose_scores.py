@@ -4,19 +4,15 @@ The equations are in `attnmech.maths.scores`; the figures are 1 to 3 of "Attenti
 """
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-import pandas as pd
 import plotly.graph_objects as go  # type: ignore[import-untyped]
 import torch
-from jaxtyping import Bool, Float
-from torch import Tensor
 
-from ...basics.arguments import flag, listed, member, option, whole_number
-from ...basics.fields import check_fields, check_layers, check_rows
+from ...basics.arguments import flag, option
 from ...basics.files import path_of, writing
 from ...draw.all_heads import model_view
 from ...draw.attention_map import attention_map
@@ -28,29 +24,22 @@ from ...draw.numbers import ScoreNumbers, TableRow
 from ...draw.page import Page, render_page
 from ...draw.section import Section
 from ...draw.text import signed, token_labels
-from ...errors import InputError, OutputError, UnsupportedModelError, index_of, integer
-from ...maths.scores import ScoreParts, names_along_row, ranked_shares
-from ...maths.variance_shares import row_covariances
+from ...errors import InputError, OutputError, UnsupportedModelError, index_of
 from ...model.attention.observed import RowBlock
 from ...model.inputs.encoder import Inputs
 from ...model.run.hooked import HookedModel, require_model
 from ...model.stack.centring import Centre, checked_centre, reference_of, require_means_of
 from ...model.stack.ledger import ScoreAudit
 from ...model.stack.stack import Stack
-from ...results import Provenance, Result, by_layer
+from ...results import by_layer
 from ...results.mean_qk import MeanQK
-from ...results.score_terms import Contrast, Reference, Shares, Terms, TermsByHead
 from ...runs.layers import count_layers
 from .figures import key_terms, score_shares
-from .position_kernel import PositionKernel
-from .score_numbers import score_numbers
 from .section import score_sections
+from .split_scores import SplitScores
 from .wavelength_figures import dimension_bars
-from .wavelengths import EDGES, Wavelengths
 
 FIGURES: Final = ("attention_map", "score_shares", "key_terms", "row_ledger", "dimensions")
-
-_ROWS_AT_ONCE: Final = 256
 
 
 def decompose_scores(
@@ -167,284 +156,11 @@ class _Ledgers:
 
 
 @dataclass(frozen=True, repr=False)
-class ScoreDecomposition(Result):
+class ScoreDecomposition(SplitScores):
     """Attention scores as a sum of terms, with the proof that they add up.
 
     Scores are in the units of the softmax's input (natural log-odds).
     """
-
-    SUBTRACT = 'subtract a term of texts of one length: one.terms["query_key"] - other.terms["query_key"]'
-
-    layers: tuple[int, ...]
-    """The layers decomposed, in the order of the axis `layer` of tensors with a query or key axis.
-
-    Tensors with neither have one row for every layer of the model, NaN where it was not decomposed.
-    """
-    parts: tuple[ScoreParts, ...]
-    """What the terms are computed from, layer by layer."""
-    residual: Float[Tensor, "layer head"]
-    """Largest |Σ terms − score| over visible pairs of real tokens, in units of the score."""
-    largest: Float[Tensor, "layer head"]
-    """Largest |score| over the same pairs."""
-    real: Bool[Tensor, "batch position"]
-    """True at real tokens, False at padding."""
-    tokens: tuple[tuple[str, ...], ...]
-    """The query tokens, as text."""
-    key_tokens: tuple[tuple[str, ...], ...]
-    """The key tokens, as text: the same, except in cross-attention."""
-    provenance: Provenance
-    reference: Reference | None = None
-    """The means at which queries and keys are split; None for the model's own biases."""
-
-    @property
-    def axis_lengths(self) -> Mapping[str, int]:
-        """The lengths of the axes that tokens label."""
-        queries, keys = len(self.tokens[0]), len(self.key_tokens[0])
-        return {
-            "batch": len(self.tokens),
-            "position": queries,
-            "query": queries,
-            "key": keys,
-        }
-
-    def _check(self) -> None:
-        lengths = self.axis_lengths
-        check_rows("tokens", self.tokens, lengths["batch"], lengths["position"])
-        check_rows("key_tokens", self.key_tokens, lengths["batch"], lengths["key"])
-        if len(self.parts) != len(self.layers):
-            raise ValueError(f"`parts` must be those of {len(self.layers)} layers; got {len(self.parts)}")
-        check_layers(self.layers, len(self.residual))
-        check_fields(self, {**lengths, "head": self.residual.shape[-1]})
-        if len({parts.names() for parts in self.parts}) != 1:
-            raise ValueError("all layers must have the same terms")
-
-    @property
-    def terms(self) -> "Terms":
-        """Each term by name, computed on demand; terms that the model does not have are absent keys."""
-        return Terms(self.parts)
-
-    @property
-    def sink(self) -> Float[Tensor, "layer head"] | None:
-        """Each head's sink logit, an extra term in the softmax denominator of every row (gpt-oss); None without."""
-        sinks = [parts.sink for parts in self.parts if parts.sink is not None]
-        return by_layer(torch.stack(sinks), self.layers, len(self.residual)) if sinks else None
-
-    @property
-    def visible(self) -> Bool[Tensor, "batch layer 1 query key"]:
-        """Which keys each real token can see; False at padding."""
-        return torch.stack([_seen(parts, self.real) for parts in self.parts], dim=1)
-
-    @property
-    def variance_shares(self) -> "TermsByHead":
-        """How much of what distinguishes the keys of a row each term makes up: by term, `[layer head]`.
-
-        Over all texts, and all rows that see two keys or more; see `am.variance_shares`, which has intervals too.
-        """
-        found: dict[str, Tensor] = {}
-        for index, parts in enumerate(self.parts):
-            names = [name for name in parts.names() if name != "mask"]
-            sums: dict[str, Tensor] = {name: self.residual.new_zeros(()).double() for name in (*names, "")}
-            for start in range(0, self.real.shape[1], _ROWS_AT_ONCE):
-                rows = slice(start, start + _ROWS_AT_ONCE)
-                terms = {name: parts.term(name, rows) for name in names}
-                of_terms, whole = row_covariances(terms, parts.total(rows), _seen(parts, self.real)[:, :, rows])
-                for name, value in (*of_terms.items(), ("", whole)):
-                    sums[name] = sums[name] + value.double().sum(dim=(0, 2))
-            for name in names:
-                here = found.setdefault(name, torch.full(self.residual.shape, torch.nan, dtype=torch.float64))
-                here[self.layers[index]] = sums[name] / sums[""]
-        return TermsByHead(self.layers, found)
-
-    def by_wavelength(self, edges: Sequence[float] = EDGES) -> "Wavelengths":
-        """Scores as a sum over bands of rotary wavelength, in tokens: by band, `[batch layer head query key]`.
-
-        >>> bands = am.decompose_scores(model, text).by_wavelength([8, 64])                # doctest: +SKIP
-        >>> list(bands), bands.variance_shares["under 8 tokens"]                           # doctest: +SKIP
-
-        `edges` are where bands end. Raises `UnsupportedModelError` for a model that does not rotate.
-        """
-        return Wavelengths.of(self.parts, self.real, self.layers, len(self.residual), edges)
-
-    def position_kernel(self, sequence: int = 0, edges: Sequence[float] = EDGES) -> "PositionKernel":
-        """Each head's position term as a function of distance, and of the bands of wavelength that it is made of.
-
-        Raises `InputError` where the term is no function of distance: for means by position.
-        """
-        sequence = index_of("sequence", sequence, len(self.real), f"{len(self.real)} texts were run")
-        if self._crosses:
-            raise InputError("cross-attention has no distances between queries and keys.")
-        return PositionKernel.of(
-            [parts.of_text(sequence, self.real[sequence].nonzero()[:, 0]) for parts in self.parts],
-            self.layers,
-            edges,
-            by_position=self.reference is not None and self.reference.by_position,
-        )
-
-    def dimensions(self, layer: int, head: int, query: int, key: int, sequence: int = 0) -> pd.DataFrame:
-        """One score as a sum over the dimensions of a head: dimension, query, key, product, wavelength.
-
-        product = scale · q_d k_d, of query and key as they enter the score; their sum is the score without what the
-        model adds for positions, and without its soft cap. `wavelength` is the number of tokens in a turn, infinite
-        where there is none.
-        """
-        parts = self.parts[self._index(layer)]
-        sequence = index_of("sequence", sequence, len(self.real), f"{len(self.real)} texts were run")
-        head = index_of("head", head, self.residual.shape[1])
-        query = index_of("query", query, self.real.shape[1])
-        key = index_of("key", key, len(self.key_tokens[0]))
-        q, k = parts.query[sequence, head, query], parts.key[sequence, head, key]
-        turns = q.new_full(q.shape, torch.inf) if parts.wavelengths is None else parts.wavelengths
-        columns = {"query": q, "key": k, "product": parts.scale * q * k, "wavelength": turns}
-        return pd.DataFrame({name: value.double().tolist() for name, value in columns.items()}).rename_axis("dimension")
-
-    def select(self, layers: int | Iterable[int]) -> "ScoreDecomposition":
-        """The same decomposition for some of its layers."""
-        try:
-            given: list[Any] = [integer(layers)]
-        except TypeError:
-            given = listed("layers", layers, "a list of ints")
-        wanted = [self._index(layer) for layer in given]
-        if not wanted:
-            raise InputError("`layers` must name at least one layer; got an empty list.")
-        kept, count = [self.layers[i] for i in wanted], len(self.residual)
-        return replace(
-            self,
-            layers=tuple(kept),
-            parts=tuple(self.parts[i] for i in wanted),
-            residual=by_layer(self.residual[kept], kept, count),
-            largest=by_layer(self.largest[kept], kept, count),
-        )
-
-    def shares(self, rank: int = 0) -> "Shares":
-        """What each term contributes to the `rank`-th highest key of each row (0 = the highest): figure 2.
-
-        share = (t_ij − min_j t_ij) / Σ_terms (t_ij − min_j t_ij), over the terms that survive the softmax.
-        NaN where the row has no such key, or sees only one key (row 0 of a causal model).
-        """
-        length = len(self.key_tokens[0])
-        rank = index_of("rank", rank, length, "0 is the highest score")
-        names = names_along_row(self.parts)
-        found = [ranked_shares(parts, names, rank + 1, _seen(parts, self.real)) for parts in self.parts]
-        return Shares(
-            rank,
-            self.layers,
-            {name: torch.stack([share[name][..., rank] for _, share in found], dim=1) for name in names},
-            torch.stack([keys[..., rank] for keys, _ in found], dim=1),
-        )
-
-    def contrast(self, query: int, key_a: int, key_b: int) -> "Contrast":
-        """Why each head prefers one key to another: term by term, score(query, key_a) − score(query, key_b).
-
-        The exponential of the sum is the ratio of the attention to `key_a` and to `key_b`.
-        """
-        queries, keys = self.real.shape[1], len(self.key_tokens[0])
-        query = index_of("query", query, queries)
-        key_a, key_b = index_of("key_a", key_a, keys), index_of("key_b", key_b, keys)
-        both = self.visible[:, :, 0, query, [key_a, key_b]].all(dim=-1)
-        if not both.any():
-            raise InputError(f"token {query} cannot see both key {key_a} and key {key_b}; choose keys it can see.")
-        rows = slice(query, query + 1)
-        batch = self.real.shape[0]
-        differences: dict[str, list[Tensor]] = {}
-        for parts in self.parts:
-            for name in parts.names():
-                if name != "mask":
-                    term = parts.term(name, rows)
-                    term = term.expand(batch, self.residual.shape[1], 1, keys)[:, :, 0]
-                    differences.setdefault(name, []).append(term[..., key_a] - term[..., key_b])
-        values = {
-            name: by_layer(
-                torch.stack(found, dim=1).masked_fill(~both[..., None], torch.nan),
-                self.layers,
-                len(self.residual),
-                axis=1,
-            )
-            for name, found in differences.items()
-        }
-        places = tuple(
-            (row[query], others[key_a], others[key_b]) for row, others in zip(self.tokens, self.key_tokens, strict=True)
-        )
-        return Contrast(query, key_a, key_b, self.layers, values, places)
-
-    def to_frame(self) -> pd.DataFrame:
-        """One row per head: layer, head, residual, largest_score, and the mean share of each term in each row's
-        highest score (row 0 left out).
-        """
-        shares = self.shares(0)
-        rows = []
-        for index, layer in enumerate(self.layers):
-            for head in range(self.residual.shape[1]):
-                row: dict[str, Any] = {
-                    "layer": layer,
-                    "head": head,
-                    "residual": float(self.residual[layer, head]),
-                    "largest_score": float(self.largest[layer, head]),
-                }
-                for name, share in shares.items():
-                    row[f"{name}_share"] = float(share[:, index, head].nanmean())
-                rows.append(row)
-        return pd.DataFrame(rows)
-
-    def numbers(
-        self, sequence: int = 0, ranks: int = 10, *, pattern: Float[Tensor, "layer head query key"] | None = None
-    ) -> "ScoreNumbers":
-        """The numbers of figures 1 to 3 for one text, as arrays for drawing.
-
-        `pattern` is the attention of the run itself, over the text's real tokens, in the layers decomposed. Without
-        it, the softmax of the scores is shown, which is what the model used unless a hook changed the pattern.
-        """
-        ranks = whole_number("ranks", ranks, least=1)
-        sequence = index_of("sequence", sequence, len(self.real), f"{len(self.real)} texts were run")
-        if self.tokens != self.key_tokens and not self._crosses:
-            raise InputError(
-                "figures 1 to 3 show attention among tokens; here some keys are no tokens. Use .to_frame(), or "
-                'model.run(..., points=["pattern"]).show("pattern").'
-            )
-        here = self.real[sequence].nonzero()[:, 0]
-        at_keys = self.keys_seen(sequence).nonzero()[:, 0] if self._crosses else here
-        tokens = tuple(self.tokens[sequence][place] for place in here.tolist())
-        keys = tuple(self.key_tokens[sequence][place] for place in at_keys.tolist())
-        notes = (*self._notes(sequence), *(self._softmax_note if pattern is None else ()))
-        return score_numbers(
-            [parts.of_text(sequence, here, at_keys) for parts in self.parts],
-            layers=self.layers,
-            tokens=tokens,
-            keys=keys if self._crosses else (),
-            ranks=min(ranks, len(keys)),
-            pattern=pattern,
-            notes=notes,
-        )
-
-    @property
-    def _crosses(self) -> bool:
-        """Whether queries and keys are tokens of two texts, which may read alike."""
-        return self.provenance.options.get("stack") == "cross"
-
-    def keys_seen(self, sequence: int) -> Bool[Tensor, " key"]:
-        """Which keys of a text any of its tokens can see: all of them but padding."""
-        return _seen(self.parts[0], self.real)[sequence].any(dim=0).any(dim=0)
-
-    def _notes(self, sequence: int) -> tuple[str, ...]:
-        """How the scores are split, and what figures leave out."""
-        if self.reference is None:
-            return _notes(self.parts[0], crosses=self._crosses)
-        note = self.reference.note(sequence)
-        if "position" in names_along_row(self.parts):
-            return (note,)
-        return (
-            note,
-            "Without rotation or a position term, position is in the stream; means by position find it there.",
-        )
-
-    @property
-    def _softmax_note(self) -> tuple[str, ...]:
-        if not self.provenance.edits:
-            return ()
-        edits = ", ".join(self.provenance.edits)
-        return (
-            f"Hooks were active ({edits}). The attention shown is the softmax of these scores; where a hook changed "
-            "the pattern, the model used a different one.",
-        )
 
     def _figure_place(self, *figure: str, **options: Any) -> Mapping[str, int]:
         return {"layer": self.layers[0], "head": 0, **super()._figure_place(*figure, **options)}
@@ -612,44 +328,3 @@ class ScoreDecomposition(Result):
         section = Section("", maps.reading, {"all-heads": maps})
         lead = " ".join((repr(self), *self._softmax_note))
         return in_notebook_output(title="Attention scores", lead=lead, sections=[section], frame=self.to_frame())
-
-    def __repr__(self) -> str:
-        batch, length = self.real.shape
-        return (
-            f"ScoreDecomposition({self.provenance.model!r}, layers {list(self.layers)}, {batch} × {length} tokens: "
-            f"{', '.join(self.terms)}; residual {float(self.residual[list(self.layers)].max()):.1e})"
-        )
-
-    def _index(self, layer: int) -> int:
-        return self.layers.index(member("layer", layer, self.layers, "the layers decomposed"))
-
-
-def _seen(parts: ScoreParts, real: Tensor) -> Bool[Tensor, "batch 1 query key"]:
-    return parts.visible & real[:, None, :, None]
-
-
-def _notes(parts: ScoreParts, *, crosses: bool = False) -> tuple[str, ...]:
-    notes = []
-    if crosses and parts.position is None and parts.wavelengths is None:
-        notes.append("Cross-attention has no position term here: where a token stands is in the two streams.")
-    elif parts.relative is not None and parts.relative.by_input:
-        notes.append(
-            "content_to_position is what a distance is worth to the query, position what it is worth to every query."
-        )
-    elif parts.relative is not None and parts.relative.names:
-        notes.append(
-            "Position enters these scores through products with the content: content_to_position (where a query looks) "
-            "and position_to_content (where a key is looked for), each with the biases of queries and keys."
-        )
-    elif parts.position is None and parts.wavelengths is None:
-        notes.append("This model's scores have no position term: its position information is in the stream.")
-    elif parts.position is None:
-        notes.append(
-            "This model's scores have no position term of their own: position rotates queries and keys, and so is part "
-            'of query_key. decompose_scores(..., centre="mean") takes it apart.'
-        )
-    if parts.query_from_bias is None:
-        notes.append("This model's queries have no bias, so its scores have no key_bias term.")
-    elif parts.query_from_bias.ndim == 4:
-        notes.append("Rotary: key_bias depends on the distance between query and key too, so figure 3 leaves it out.")
-    return tuple(notes)
