@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import permutations
-from typing import Any, Final, TypeAlias
+from typing import Any, Final
 
 import pandas as pd
 import plotly.graph_objects as go  # type: ignore[import-untyped]
@@ -19,20 +19,18 @@ from torch import Tensor
 
 from ...basics.arguments import finite_number, listed, shown, whole_number
 from ...basics.fields import check_layers
-from ...batch import Batch
 from ...draw.effects import effect_map
 from ...draw.section import Section
 from ...draw.text import with_minus_signs
 from ...errors import InputError
 from ...maths.intervals import LEAST_TEXTS, LEVEL, TextMeans, checked_level
-from ...model.attention.observed import RowBlock
 from ...model.run.hooked import HookedModel, require_model
 from ...results import PagedResult, Provenance, by_layer
 from ...runs.claims import PALE, for_map, interval_note, interval_of
 from ...runs.groups import by_group, joined
 from ...runs.layers import count_layers
-from ...runs.stream import Reducer, Run, State, stream
-from ...runs.words import bare, members_of, split_words
+from ...runs.words import bare, split_words
+from .sums import Matching, sums_of_text
 
 LEAST_PAIRS: Final = 5
 """The fewest matched pairs of which a claim is made."""
@@ -115,12 +113,12 @@ def group_attention(
     shape = len(directions), len(chosen), model.n_heads, len(vocabulary)
     by_word = {name: torch.zeros(shape, dtype=torch.float64) for name in SIDES}
     word_pairs = {name: torch.zeros(len(directions), len(vocabulary), dtype=torch.float64) for name in SIDES}
-    match = _Match(within, factor, counts, group_of, model.causal)
+    match = Matching(within, factor, counts, group_of, model.causal)
     digest, total = hashlib.sha256(), None
     for number, text in enumerate(texts):
         batch = model.encode(text, bos=bos)
         digest.update(batch.ids.cpu().numpy().tobytes())
-        sums, pairs = _of_text(model, batch, text, match, directions, chosen)
+        sums, pairs = sums_of_text(model, batch, text, match, directions, chosen)
         for direction, names, difference in pairs:
             for side, word in zip(SIDES, map(vocabulary.index, names), strict=True):
                 by_word[side][direction, ..., word] += difference
@@ -197,122 +195,6 @@ def _missing(groups: Mapping[str, Sequence[str]], counts: Mapping[str, int]) -> 
         if not any(word in counts for word in words):
             raise InputError(f"no text has a word of group {name!r}: {', '.join(words[:8])}.")
     return tuple(word for words in groups.values() for word in words if word not in counts)
-
-
-@dataclass(frozen=True)
-class _Match:
-    """Which words are like a key word."""
-
-    within: int
-    factor: float
-    counts: Mapping[str, int]
-    group_of: Mapping[str, str]
-    causal: bool
-
-    def others(self, words: "Sequence[_Word]", query: int, key: int) -> list[int]:
-        """The places of the words that match a key word, seen from a query word."""
-        q, k = words[query], words[key]
-        far, frequent = q.start - k.start, self.counts[k.name]
-        return [
-            place
-            for place, c in enumerate(words)
-            if c.counts and c.name and c.name not in self.group_of and place != query and c.tokens == k.tokens
-            and (q.start - c.start > 0) == (far > 0) and abs(q.start - c.start - far) <= self.within
-            and frequent <= self.factor * self.counts[c.name] and self.counts[c.name] <= self.factor * frequent
-        ]  # fmt: skip
-
-
-@dataclass(frozen=True)
-class _Word:
-    """A word of a text: its name, its first token, how many tokens it has, and whether it counts."""
-
-    name: str
-    start: int
-    tokens: int
-    counts: bool
-
-
-def _of_text(
-    model: HookedModel,
-    batch: Batch,
-    text: str,
-    match: _Match,
-    directions: Sequence[tuple[str, str]],
-    layers: Sequence[int],
-) -> "tuple[State, list[_Difference]]":
-    """The sums of one text, `[direction layer head 1]`, how many pairs there are, and each that is matched."""
-    shape = len(directions), len(layers), model.n_heads, 1
-    sums = {name: torch.zeros(shape, dtype=torch.float64) for name in ("attention", "baseline")}
-    sums |= {name: torch.zeros(len(directions), 1, dtype=torch.float64) for name in ("matched", "found")}
-    pieces = split_words(text)
-    if len({match.group_of.get(bare(piece)) for piece in pieces} - {None}) < 2:
-        return sums, []
-    member = members_of(model, batch, pieces)
-    ordinary = ~(batch.is_special | batch.first)[0].cpu()
-    words = [
-        _Word(
-            bare(piece), int(own.argmax()), int(own.sum()), bool(bare(piece) and own.any() and ordinary[own > 0].all())
-        )
-        for piece, own in zip(pieces, member, strict=True)
-    ]
-    pairs = []
-    in_group = [place for place, word in enumerate(words) if word.counts and word.name in match.group_of]
-    for query, key in permutations(in_group, 2):
-        names = match.group_of[words[query].name], match.group_of[words[key].name]
-        if names[0] == names[1] or (match.causal and key > query):
-            continue
-        direction = directions.index(names)
-        sums["found"][direction] += 1
-        if others := match.others(words, query, key):
-            pairs.append((direction, query, key, others))
-    if not pairs:
-        return sums, []
-    queries = sorted({query for _, query, _, _ in pairs})
-    (state,) = stream(model, batch, [_Words(member, tuple(queries))], layers=layers)
-    differences: list[_Difference] = []
-    for direction, query, key, others in pairs:
-        row = state["mass"][:, :, queries.index(query)]
-        attention, baseline = row[..., key], row[..., others].mean(dim=-1)
-        sums["matched"][direction] += 1
-        sums["attention"][direction, ..., 0] += attention
-        sums["baseline"][direction, ..., 0] += baseline
-        differences.append((direction, (words[query].name, words[key].name), attention - baseline))
-    return sums, differences
-
-
-_Difference: TypeAlias = tuple[int, tuple[str, str], Tensor]
-"""A matched pair: its direction, its words, and attention − baseline `[layer head]`."""
-
-
-class _Words(Reducer):
-    """What some words of one text give each word: the mean over their tokens of the sum over the word's tokens."""
-
-    points = ()
-
-    def __init__(self, member: Float[Tensor, "word position"], queries: tuple[int, ...]) -> None:
-        self.member, self.queries = member, queries
-
-    @property
-    def options(self) -> dict[str, str]:
-        """The query words."""
-        return {"queries": str(self.queries)}
-
-    def start(self, run: Run) -> State:
-        """No attention."""
-        shape = run.n_layers, run.n_heads, len(self.queries), len(self.member)
-        return {"mass": torch.zeros(shape, dtype=torch.float64, device=run.model.device)}
-
-    def add(self, state: State, block: RowBlock, run: Run) -> None:
-        """Adds a block of rows."""
-        member = self.member.to(block.pattern)
-        asks = member[list(self.queries)]
-        asks = (asks / asks.sum(dim=-1, keepdim=True))[:, block.rows.start : block.rows.stop]
-        got = asks @ block.pattern[0] @ member[:, : block.pattern.shape[-1]].T
-        state["mass"][block.index] += got.double()
-
-    def merge(self, one: State, other: State) -> State:
-        """The sum of both."""
-        return {"mass": one["mass"] + other["mass"]}
 
 
 @dataclass(frozen=True, repr=False)

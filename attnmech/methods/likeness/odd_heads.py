@@ -5,7 +5,7 @@ Classes after arXiv 2603.09616 (formulas §3, "Collapse"); robust scores after I
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, ClassVar, Final
 
@@ -25,17 +25,14 @@ from ...maths.focus import collapse_class
 from ...maths.intervals import LEAST_TEXTS, TextMeans
 from ...maths.statistic import Statistic, Statistics
 from ...maths.update_statistics import STATISTICS as OF_UPDATES
-from ...model.attention.observed import LayerEnd, RowBlock
 from ...model.inputs.encoder import Inputs
 from ...model.run.hooked import HookedModel, require_model
 from ...results import by_layer
 from ...runs.claims import interval_note
-from ...runs.focus_sums import FocusSums
-from ...runs.groups import by_group, joined
-from ...runs.row_classes import ROW_CLASSES, row_classes
-from ...runs.stream import Reducer, Run, Source, State, stream
+from ...runs.row_classes import ROW_CLASSES
+from ...runs.stream import Reducer, Source, State, stream
 from ...runs.summed import Summed
-from ...runs.update_sums import UpdateSums
+from .odd_head_sums import FAR, OddHeadSums
 from .outliers import critical_score, robust_scores, spread_of
 
 STATISTICS: Final = Statistics(
@@ -48,9 +45,6 @@ STATISTICS: Final = Statistics(
 
 CLASSES: Final = ("dead", "sink", "low entropy")
 """The classes of collapse, the first to hold."""
-
-FAR: Final = ("far", "far_ordinary")
-"""Attention beyond a distance: to all keys, and to all but the text's first token."""
 
 
 def odd_heads(
@@ -108,90 +102,12 @@ def odd_heads(
 
 
 @dataclass(frozen=True)
-class OddHeadsReducer(Reducer):
-    """Sums what `am.attention_focus` and `am.residual_updates` sum, and the attention beyond a distance."""
-
-    beyond: int = 16
-
-    points = UpdateSums.points
-    optional_points = UpdateSums.optional_points
-
-    def start(self, run: Run) -> State:
-        """The sums of the parts, each under its name."""
-        texts = len(run.documents)
-        far = {
-            "mass": torch.zeros(len(FAR), run.n_layers, run.n_heads, texts, dtype=torch.float64),
-            "uniform": torch.zeros(len(FAR), run.n_layers, texts, dtype=torch.float64),
-            "rows": torch.zeros(len(FAR), run.n_layers, texts, dtype=torch.float64),
-        }
-        of_parts = {name: part.start(_as_corpus(run)) for name, part in _PARTS.items()}
-        of_parts["far"] = {name: value.to(run.model.device) for name, value in far.items()}
-        return {f"{part} {name}": value for part, state in of_parts.items() for name, value in state.items()}
-
-    def add(self, state: State, block: RowBlock, run: Run) -> None:
-        """Adds a block of rows."""
-        for name, part in _PARTS.items():
-            part.add(_of(state, name), block, _as_corpus(run))
-        self._add_far(_of(state, "far"), block)
-
-    def _add_far(self, far: State, block: RowBlock) -> None:
-        batch = block.batch.queries(block.stack)
-        # As elsewhere, the first row of a text does not count.
-        classes = row_classes(batch)[:, : ROW_CLASSES.index("first"), block.rows.start : block.rows.stop].any(dim=1)
-        seen = block.visible[:, 0]
-        keys = torch.arange(seen.shape[-1], device=seen.device)
-        rows = torch.arange(block.rows.start, block.rows.stop, device=seen.device)
-        beyond = seen & ((rows[:, None] - keys).abs() >= self.beyond)
-        first = batch.first[:, None, : seen.shape[-1]]
-        for place, some in enumerate((beyond, beyond & ~first)):
-            counted = classes & some.any(dim=-1)
-            chosen = some & counted[..., None]
-            mass = torch.einsum("thrk,trk->ht", block.pattern, chosen.to(block.pattern))
-            share = chosen.sum(dim=-1) / seen.sum(dim=-1).clamp_min(1).double()
-            far["mass"][place, block.index] += mass.double()
-            far["uniform"][place, block.index] += share.sum(dim=-1)
-            far["rows"][place, block.index] += counted.sum(dim=-1)
-
-    def add_layer(self, state: State, end: LayerEnd, run: Run) -> None:
-        """Adds what a layer's heads wrote."""
-        _PARTS["updates"].add_layer(_of(state, "updates"), end, _as_corpus(run))
-
-    def close(self, state: State, run: Run) -> State:
-        """Sums by group of texts."""
-        whole = _as_corpus(run)
-        focus, updates = (part.close(_of(state, name), whole) for name, part in _PARTS.items())
-        far = {f"far_{name}": value.cpu() for name, value in _of(state, "far").items()}
-        return by_group(far, run.documents, tuple(far)) | {
-            "focus_sums": focus["sums"],
-            "focus_counts": focus["counts"],
-            "update_sums": updates["sums"],
-            "update_counts": updates["counts"],
-        }
-
-    def merge(self, one: State, other: State) -> State:
-        """The sums of both."""
-        return joined(one, other, _BY_TEXT)
+class OddHeadsReducer(OddHeadSums):
+    """Sums what heads are compared by, and makes the result."""
 
     def finish(self, state: State, source: Source) -> "OddHeads":
         """The result."""
         return OddHeads.of(state, source, beyond=self.beyond)
-
-
-_PARTS: Final[Mapping[str, Reducer]] = {"focus": FocusSums(), "updates": UpdateSums()}
-_BY_TEXT: Final = (
-    "far_mass", "far_uniform", "far_rows", "focus_sums", "focus_counts", "update_sums", "update_counts",
-)  # fmt: skip
-
-
-def _of(state: State, part: str) -> State:
-    """The tensors of one part; what changes them in place changes the state."""
-    beginning = f"{part} "
-    return {name.removeprefix(beginning): value for name, value in state.items() if name.startswith(beginning)}
-
-
-def _as_corpus(run: Run) -> Run:
-    """The same run, of which no rows are kept."""
-    return replace(run, corpus=True)
 
 
 @dataclass(frozen=True, repr=False)
