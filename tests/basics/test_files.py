@@ -247,7 +247,7 @@ def test_a_folder_that_cannot_be_listed_can_be_written(tmp_path: Path, monkeypat
 
 
 def test_tables_and_pages_stand_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from attnmech.cli.tables import write_table_and_page
+    from attnmech.cli.outputs import write_table_and_page
 
     found = am.attention_focus(am.load(), "Anna sang of shells.")
     table, page = tmp_path / "heads.csv", tmp_path / "heads.html"
@@ -273,7 +273,7 @@ def test_tables_and_pages_stand_together(tmp_path: Path, monkeypatch: pytest.Mon
 def test_a_full_disk_names_the_file_that_was_asked_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fails: str
 ) -> None:
-    from attnmech.cli.tables import write_table_and_page
+    from attnmech.cli.outputs import write_table_and_page
 
     found = am.attention_focus(am.load(), "Anna sang of shells.")
     files = {"table": tmp_path / "heads.csv", "page": tmp_path / "heads.html"}

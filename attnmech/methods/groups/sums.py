@@ -1,4 +1,4 @@
-"""How much do words of one group attend to words of another, and to words like these? Summed over the pairs of a text."""
+"""How much do words of one group attend to words of another, and to words like these? Sums over pairs of a text."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
