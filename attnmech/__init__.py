@@ -19,10 +19,10 @@ _load, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)
 
 
 def __getattr__(name: str) -> Any:
-    from .basics.lens_names import OF_PACKAGE, about, is_from_import
+    from .basics.lens_names import OF_PACKAGE, is_from_import, missing_name
     from .basics.signatures import readable
 
     if name in OF_PACKAGE:
         error = ImportError if is_from_import() else AttributeError
-        raise error(about("attnmech", name, OF_PACKAGE), name=name)
+        raise error(missing_name("attnmech", name, OF_PACKAGE), name=name)
     return readable(_load(name))

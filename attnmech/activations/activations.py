@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Shaped
 from torch import Tensor
 
-from ..basics.lens_names import OF_CACHE, about
+from ..basics.lens_names import OF_CACHE, missing_name
 from ..batch import Batch
 from ..errors import InputError, MissingPointError
 from ..points import PointKey, PointName, parse
@@ -132,7 +132,7 @@ class Activations:
     if not TYPE_CHECKING:  # a type checker knows the attributes
 
         def __getattr__(self, name: str) -> Any:
-            raise AttributeError(about("Activations", name, OF_CACHE), name=name, obj=self)
+            raise AttributeError(missing_name("Activations", name, OF_CACHE), name=name, obj=self)
 
     def __repr__(self) -> str:
         batch, length = self.batch.ids.shape

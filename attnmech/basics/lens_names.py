@@ -1,6 +1,6 @@
 """What is it called here, for someone who types TransformerLens's name for it?
 
->>> print(about("HookedModel", "to_tokens"))
+>>> print(missing_name("HookedModel", "to_tokens"))
 'HookedModel' has no 'to_tokens'; TransformerLens's `to_tokens` is `model.encode(text).ids`.
 """
 
@@ -109,7 +109,7 @@ OF_PACKAGE: Final[Mapping[str, str]] = {
 """What to write for a name of TransformerLens's package."""
 
 
-def about(owner: str, name: str, table: Mapping[str, str] = OF_MODEL) -> str:
+def missing_name(owner: str, name: str, table: Mapping[str, str] = OF_MODEL) -> str:
     """The message of an `AttributeError`: that there is no such name and, if it is TransformerLens's, what to write."""
     instead = table.get(name)
     if instead is None:

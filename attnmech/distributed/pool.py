@@ -18,7 +18,7 @@ AT_ONCE: Final = 2
 
 
 @dataclass(eq=False)
-class Task:
+class WorkerCall:
     """One call of a worker's method."""
 
     method: str
@@ -33,11 +33,11 @@ class Task:
 class Done:
     """A task, with a reference to its result; None if its worker ended."""
 
-    task: Task
+    task: WorkerCall
     result: Any
 
 
-Feed: TypeAlias = Callable[[], Task | None]
+Feed: TypeAlias = Callable[[], WorkerCall | None]
 """The next task; None if there is none at the moment."""
 
 
@@ -49,7 +49,7 @@ class _Seat:
     ready: bool = False
     starting: Any = None
     """The call under way that loads the model."""
-    queue: deque[tuple[Any, Any, Task]] = field(default_factory=deque)
+    queue: deque[tuple[Any, Any, WorkerCall]] = field(default_factory=deque)
     """Calls under way, the oldest first: whether the worker had the model, the result, the task."""
 
 
@@ -59,9 +59,9 @@ class Pool:
     def __init__(self, workers: Sequence[Any], prepare: Callable[[Any], Any]) -> None:
         self._seats = [_Seat(worker) for worker in workers]
         self._prepare = prepare
-        self._again: deque[Task] = deque()
+        self._again: deque[WorkerCall] = deque()
 
-    def again(self, task: Task) -> None:
+    def again(self, task: WorkerCall) -> None:
         """Gives a task once more, before all others."""
         self._again.append(task)
 

@@ -29,7 +29,7 @@ def shipped(thing: Any, what: str) -> bytes:
         ) from error
 
 
-def unpacked(sent: bytes) -> Any:
+def received(sent: bytes) -> Any:
     """The reverse, on a worker."""
     return cloudpickle.loads(sent)
 

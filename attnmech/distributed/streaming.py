@@ -25,7 +25,7 @@ from ..runs.progress import Meter
 from ..runs.stream import Covered, Journalling, Reducer, State, Streaming, Total, merged_states
 from .merging import Node, Tree
 from .poison import divided
-from .pool import Done, Pool, Task, fetched
+from .pool import Done, Pool, WorkerCall, fetched
 from .worker import Piece
 
 BATCHES: Final = {8: 1, 64: 4}
@@ -43,14 +43,14 @@ _MERGES: Final = 4
 
 
 @dataclass(frozen=True)
-class InForce:
+class CallerChanges:
     """The hooks and interventions that the caller has put in force."""
 
     edits: tuple[tuple[PointKey, Edit], ...]
     interventions: tuple[Intervention, ...]
 
     @classmethod
-    def of(cls, model: HookedModel) -> "InForce":
+    def of(cls, model: HookedModel) -> "CallerChanges":
         """Those of a model, now."""
         return cls(model.edit_functions, model.interventions)
 
@@ -71,12 +71,12 @@ class Reducing:
     reducers: tuple[Reducer, ...]
     stack: str
     layers: tuple[int, ...]
-    in_force: InForce
+    in_force: CallerChanges
 
     @classmethod
     def of(cls, work: Streaming) -> "Reducing":
         """That of a call."""
-        return cls(work.reducers, work.stack.label, work.layers, InForce.of(work.model))
+        return cls(work.reducers, work.stack.label, work.layers, CallerChanges.of(work.model))
 
     def at(self, model: HookedModel) -> "_Reducing":
         """The same on a worker's model."""
@@ -180,7 +180,7 @@ class Summing:
             self._fold()
         assert not self._leaves and not self._tree.held and self._tree.start == self._begun
 
-    def _next(self) -> Task | None:
+    def _next(self) -> WorkerCall | None:
         """The next batches to reduce."""
         count = next((count for tasks, count in BATCHES.items() if self._begun < tasks), MOST)
         parts = list(islice(self._parts, count))
@@ -190,8 +190,8 @@ class Summing:
         self._leaves[number] = _Leaf(parts)
         return self._reduce(number, [Piece.of(part.batch, part.documents) for part in parts])
 
-    def _reduce(self, number: int, pieces: list[Piece], deaths: int = 0) -> Task:
-        return Task("do", (*self._call, pieces), _Reduce(number, pieces), deaths)
+    def _reduce(self, number: int, pieces: list[Piece], deaths: int = 0) -> WorkerCall:
+        return WorkerCall("do", (*self._call, pieces), _Reduce(number, pieces), deaths)
 
     def _reduced(self, done: Done, about: "_Reduce") -> None:
         leaf = self._leaves[about.leaf]
@@ -218,7 +218,7 @@ class Summing:
         self._pair(self._tree.add((0, number), _Found(result, leaf.covered)))
 
     def _merge(self, about: "_Merge", results: Sequence[Any]) -> None:
-        self._pool.again(Task("merge", (*self._call, about.covered.documents, *results), about))
+        self._pool.again(WorkerCall("merge", (*self._call, about.covered.documents, *results), about))
 
     def _pair(self, pair: tuple[Node, Node] | None) -> None:
         """Has two neighbours merged, if there are two."""

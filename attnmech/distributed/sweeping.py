@@ -15,8 +15,8 @@ from ..runs.metrics import Metric
 from ..runs.progress import Steps
 from ..runs.sweep import Measured, Sweeping, measured
 from .poison import divided
-from .pool import Pool, Task, fetched
-from .streaming import InForce
+from .pool import Pool, WorkerCall, fetched
+from .streaming import CallerChanges
 from .worker import Piece
 
 TASKS: Final = 32
@@ -30,12 +30,12 @@ class Changing:
     engine: Engine
     changes: Sequence[Change]
     judge: Metric
-    in_force: InForce
+    in_force: CallerChanges
 
     @classmethod
     def of(cls, work: Sweeping) -> "Changing":
         """That of a call."""
-        return cls(work.engine.on(None), work.changes, work.judge, InForce.of(work.model))
+        return cls(work.engine.on(None), work.changes, work.judge, CallerChanges.of(work.model))
 
     def at(self, model: HookedModel) -> "_Changing":
         """The same on a worker's model."""
@@ -91,10 +91,10 @@ class Dividing:
                 self._pool.again(self._task(Groups(pieces[0], asked.groups), done.task.deaths))
             self._work.record.left_out |= set(outcome.left_out)
 
-    def _task(self, asked: Groups, deaths: int = 0) -> Task:
-        return Task("do", (*self._call, asked), asked, deaths)
+    def _task(self, asked: Groups, deaths: int = 0) -> WorkerCall:
+        return WorkerCall("do", (*self._call, asked), asked, deaths)
 
-    def _divided(self, parts: Sequence[CorpusBatch]) -> Iterator[Task]:
+    def _divided(self, parts: Sequence[CorpusBatch]) -> Iterator[WorkerCall]:
         shares = max(1, -(-TASKS // len(parts)))
         for part in parts:
             groups = self._work.missing(part, self._bar)

@@ -14,7 +14,7 @@ from torch import Tensor
 from ..batch import Batch
 from ..model.inputs.encoder import Encoder
 from ..model.run.hooked import HookedModel
-from .shipping import unpacked
+from .shipping import received
 
 STARTS: Final = 5
 """How often a worker starts again if it ends while it loads the model."""
@@ -83,7 +83,7 @@ class Worker:
         if self._model is not None and self._model[0] == key:
             return True
         self._model = self._work = None
-        plan = unpacked(ray.get(blueprint[0]))
+        plan = received(ray.get(blueprint[0]))
         if weights is None:
             found = plan.from_disk(self._device)
         else:
@@ -103,5 +103,5 @@ class Worker:
         if self._model is None:  # it has started again since it was prepared
             return False, b""
         if self._work is None or self._work[0] != key:
-            self._work = key, unpacked(ray.get(work[0])).at(self._model[1])
+            self._work = key, received(ray.get(work[0])).at(self._model[1])
         return True, _written(asked(self._work[1]))

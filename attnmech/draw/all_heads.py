@@ -8,7 +8,7 @@ from jaxtyping import Bool, Float, Int32, Integer
 
 from ..errors import InputError
 from .embed import View
-from .packing import pack_keys, pack_probabilities, precision_of
+from .packing import pack_keys, pack_probabilities, rounding_note
 from .patterns import PROBABILITY, Array, Measure, as_array, checked_pattern, of_layers
 
 MOST_NUMBERS: Final = 40_000_000
@@ -61,7 +61,7 @@ def model_view(
     packed = pack_probabilities(found)
     data = of_layers(found, tokens, layers=layers, keys=keys, head=head, measure=measure)
     data |= {"pattern": packed, **_per_head(found, aligned=keys is None)}
-    return View("model", title, READING + measure.reading + precision_of(packed, measure.weight), data)
+    return View("model", title, READING + measure.reading + rounding_note(packed, measure.weight), data)
 
 
 def _per_head(pattern: Float[np.ndarray, "layer head query key"], *, aligned: bool) -> dict[str, Any]:

@@ -120,7 +120,7 @@ def save_figure(figure: go.Figure, path: str | Path, *, size: str = "column", ti
     }
 
     def drawn(page: Any) -> Drawn:
-        page.set_content(document(title, "<main></main>"))
+        page.set_content(html_document(title, "<main></main>"))
         page.add_script_tag(content=script)
         page.add_script_tag(content=package_text("figure_files.js"))
         found = page.evaluate("(given) => attnmechSvg(given)", given)
@@ -179,7 +179,7 @@ def write_page(target: Path, size: Size, draw: Callable[[Any], Drawn]) -> Path:
     return target
 
 
-def document(title: str, main: str, **properties: str) -> str:
+def html_document(title: str, main: str, **properties: str) -> str:
     """The page that the browser draws; its title becomes the PDF's, and figure_files.css uses the `properties`."""
     given = {"ink": INK, "fonts": FONTS, **properties}
     style = ":root {" + "".join(f"--{name}: {value};" for name, value in given.items()) + "}"

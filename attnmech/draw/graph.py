@@ -7,7 +7,7 @@ from typing import Final
 from ..basics.arguments import shown
 from ..errors import InputError
 from .embed import View
-from .packing import precision_of
+from .packing import rounding_note
 from .patterns import PROBABILITY, Array, Measure
 from .token_weights import token_weights
 
@@ -65,4 +65,4 @@ def token_graph(
     )
     data |= {"threshold": threshold, "across": keys is not None}
     reading = (READING if keys is None else READING_ACROSS) + measure.reading
-    return View("token_graph", title, reading + precision_of(packed, measure.weight), data)
+    return View("token_graph", title, reading + rounding_note(packed, measure.weight), data)

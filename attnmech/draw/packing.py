@@ -74,10 +74,10 @@ def pack_probabilities(pattern: Float[np.ndarray, "layer head *rest"]) -> Packed
     return {"low": [0.0] * blocks, "step": [1 / 255] * blocks, "codes": _compressed(codes), "scale": "root"}
 
 
-def precision_of(packed: PackedValues, what: str = "probability") -> str:
+def rounding_note(packed: PackedValues, what: str = "probability") -> str:
     """How far packed probabilities, or other shares, may be from what was given, in words.
 
-    >>> precision_of(pack_logarithms(np.array([[[0.25, 0.75]]])))
+    >>> rounding_note(pack_logarithms(np.array([[[0.25, 0.75]]])))
     'Each probability is within 0.001 % of its value.'
     """
     error = max(packed["step"]) / 2

@@ -18,7 +18,7 @@ from .carried import Carried
 from .chart import ByChoice, Chart, of_heads
 from .embed import View
 from .numbers import ScoreNumbers, TableRow, row_sentences
-from .packing import precision_of
+from .packing import rounding_note
 from .patterns import PROBABILITY, VALUE_WEIGHTED
 from .section import Choice, OfPattern, Section
 from .style import CROSS_MARKS, MARKS, MarkStyle
@@ -243,7 +243,7 @@ def _precision(sections: Sequence[Section], data: Mapping[str, Any]) -> str:
     rounded = "; ".join(section.rounding for section in sections if section.rounding)
     numbers = f"The numbers on this page have 16 bits each, scaled within their head: {rounded}. " if rounded else ""
     packed = [data["arrays"][data[name]] for name in ("pattern", "norms") if data[name] is not None]
-    found = f"{numbers}The marks are exact. {precision_of(packed[0])}"
+    found = f"{numbers}The marks are exact. {rounding_note(packed[0])}"
     if len(packed) < 2:
         return found
     # A share is a product over a sum of products, each off by what its two factors are off by.

@@ -6,7 +6,7 @@ from typing import Final
 from ..basics.arguments import listed
 from ..errors import InputError
 from .embed import View
-from .packing import precision_of
+from .packing import rounding_note
 from .patterns import PROBABILITY, Array, Measure
 from .token_weights import token_weights
 
@@ -66,4 +66,4 @@ def sentence_view(
             f"`special` must say for each of the {count} key tokens whether it is special; got {len(marks)}."
         )
     data["special"] = [bool(each) for each in marks]
-    return View("sentence", title, READING + measure.reading + precision_of(packed, measure.weight), data)
+    return View("sentence", title, READING + measure.reading + rounding_note(packed, measure.weight), data)

@@ -9,7 +9,7 @@ from typing import Any
 
 from ..basics.arguments import string
 from ..errors import OutputError, first_line
-from .figure_files import PIXELS_PER_MM, Drawn, checked_target, document, write_page
+from .figure_files import PIXELS_PER_MM, Drawn, checked_target, html_document, write_page
 from .scripts import Script, boot, carriers, package_text
 from .text import html_text
 
@@ -31,7 +31,7 @@ def save_view(
         )
     heading = f'<p class="title">{html_text(title)}</p>' if title else ""
     main = f'<main class="view">{heading}{element}</main>{carriers(scripts)}<script>{boot()}</script>'
-    page_of_view = document(title, main, width=f"{chosen.pixels[0]}px", scale=str(chosen.scale))
+    page_of_view = html_document(title, main, width=f"{chosen.pixels[0]}px", scale=str(chosen.scale))
     most = chosen.most * PIXELS_PER_MM
 
     def drawn(page: Any) -> Drawn:

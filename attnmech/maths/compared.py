@@ -8,7 +8,7 @@ from torch import Tensor
 
 
 @dataclass(frozen=True)
-class Compared:
+class StreamPair:
     """The norms of two streams and their product, for every token."""
 
     norm: Float[Tensor, "batch position"]
@@ -26,7 +26,7 @@ def compared(
     stream: Float[Tensor, "batch position d_model"],
     constant: Float[Tensor, " d_model"] | None = None,
     by_token: Float[Tensor, "batch position"] | None = None,
-) -> Compared:
+) -> StreamPair:
     """What a block adds against the stream that it adds it to.
 
     >>> found = compared(torch.tensor([[[3.0, 4.0]]]), torch.tensor([[[1.0, 0.0]]]), torch.tensor([3.0, 0.0]))
@@ -36,4 +36,4 @@ def compared(
     factors = update.new_ones(update.shape[:2]) if by_token is None else by_token
     norm, of_stream = (torch.linalg.vector_norm(each, dim=-1) for each in (update, stream))
     rest = norm if constant is None else torch.linalg.vector_norm(update - factors[..., None] * constant, dim=-1)
-    return Compared(norm, of_stream, torch.linalg.vecdot(update, stream), rest)
+    return StreamPair(norm, of_stream, torch.linalg.vecdot(update, stream), rest)

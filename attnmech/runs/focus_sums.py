@@ -14,7 +14,7 @@ from ..maths.received import Received, neighbours, uniform_attention
 from ..maths.sums_by_text import counts_by_text
 from ..model.attention.observed import RowBlock
 from .row_classes import ROW_CLASSES, row_classes
-from .row_means import RowMeans, added, closed
+from .row_means import RowMeans, closed, sum_of_states
 from .stream import Reducer, Run, State
 from .token_types import TOKEN_TYPES, token_types
 
@@ -144,7 +144,7 @@ class FocusSums(Reducer):
 
     def merge(self, one: State, other: State) -> State:
         """The sum of both; positions and distances extend to the longer text."""
-        return added(one, other)
+        return sum_of_states(one, other)
 
 
 @dataclass(frozen=True)

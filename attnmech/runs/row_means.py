@@ -45,7 +45,7 @@ def closed(state: State, run: Run) -> State:
     return by_group(here, run.documents, [name for name in SUMMED if name in here])
 
 
-def added(one: State, other: State) -> State:
+def sum_of_states(one: State, other: State) -> State:
     """The sums of both; axes of positions extend to the longer."""
     summed = [name for name in SUMMED if name in one]
     grouped = joined(one, other, summed)
@@ -153,7 +153,7 @@ class RowMeans(WithStatistics, TextResult):
                 raise InputError(
                     f"merged results must have the same model, layers, options and hooks; got {self!r} and {each!r}."
                 )
-        return replace(self, **over_shards(parts, added))
+        return replace(self, **over_shards(parts, sum_of_states))
 
     @property
     def _kind(self) -> tuple[Any, ...]:

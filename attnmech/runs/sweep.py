@@ -60,7 +60,7 @@ class Swept:
         return not bool(self.after.isnan().any())
 
 
-def sweep(
+def run_sweep(
     model: HookedModel,
     inputs: Inputs | Iterable[Inputs],
     changes: Sequence[Change],

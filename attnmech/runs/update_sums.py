@@ -10,7 +10,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from ..errors import InputError
-from ..maths.compared import Compared, compared
+from ..maths.compared import StreamPair, compared
 from ..maths.statistic import Statistic, Statistics
 from ..maths.sums_by_text import counts_by_text, sums_by_text
 from ..maths.update_statistics import STATISTICS, AgainstStream, LayerRows, update_statistics
@@ -23,7 +23,7 @@ from ..model.stack.block import attention_scale, before_mlp
 from ..model.stack.carried import values_read
 from ..model.stack.stack import Stack
 from .row_classes import row_classes
-from .row_means import added, closed
+from .row_means import closed, sum_of_states
 from .stream import Reducer, Run, State
 
 BLOCK_STATISTICS: Final = Statistics(
@@ -145,11 +145,11 @@ class UpdateSums(Reducer):
 
     def merge(self, one: State, other: State) -> State:
         """The sum of both."""
-        return added(one, other)
+        return sum_of_states(one, other)
 
 
 def _whole_blocks(
-    stack: Stack, end: LayerEnd, attention: Compared, parts: Float[Tensor, "batch position"]
+    stack: Stack, end: LayerEnd, attention: StreamPair, parts: Float[Tensor, "batch position"]
 ) -> dict[str, tuple[Tensor, Tensor]]:
     """Each of `BLOCK_STATISTICS` as values and where they are defined; `parts` are the sums of the heads' norms."""
     found = _against("attn", attention, end.real) | {
@@ -163,7 +163,7 @@ def _whole_blocks(
     return {name: (value[:, None], valid[:, None]) for name, (value, valid) in found.items()}
 
 
-def _against(name: str, block: Compared, real: Tensor) -> dict[str, tuple[Tensor, Tensor]]:
+def _against(name: str, block: StreamPair, real: Tensor) -> dict[str, tuple[Tensor, Tensor]]:
     """Magnitude and orientation of a block's update, by their names."""
     magnitude = block.norm / block.stream.clamp_min(torch.finfo(block.norm.dtype).tiny)
     orientation = cosine(block.product, block.norm, block.stream)

@@ -15,7 +15,7 @@ from draw.conftest import TOKENS
 
 from attnmech.draw.all_heads import model_view
 from attnmech.draw.embed import View
-from attnmech.draw.packing import precision_of
+from attnmech.draw.packing import rounding_note
 from attnmech.errors import InputError
 
 LAYERS, HEADS, COUNT = (2, 5, 9), 4, len(TOKENS)
@@ -54,8 +54,8 @@ def test_probabilities_come_back_within_the_stated_precision(pattern: np.ndarray
     view = model_view(pattern, TOKENS, layers=LAYERS)
     back = decoded(view.data["pattern"], len(LAYERS) * HEADS).reshape(pattern.shape)
     np.testing.assert_allclose(back, pattern, rtol=1e-3, atol=0)
-    assert precision_of(view.data["pattern"]) in view.reading
-    assert "within" in precision_of(view.data["pattern"])
+    assert rounding_note(view.data["pattern"]) in view.reading
+    assert "within" in rounding_note(view.data["pattern"])
 
 
 def test_many_probabilities_take_a_byte_each_and_the_reading_says_so() -> None:

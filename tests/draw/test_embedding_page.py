@@ -16,7 +16,7 @@ from browser import opening
 
 from attnmech.draw.text import visible_token
 from attnmech.errors import InputError
-from attnmech.methods.joint_embedding.page import embedding_page, embedding_view, mean_distance
+from attnmech.methods.joint_embedding.page import embedding_page, embedding_view, mean_apart
 from attnmech.methods.joint_embedding.page_data import EmbeddingView
 
 from .embedding_views import made_images, made_view
@@ -80,8 +80,8 @@ def test_mean_distances_are_those_of_queries_and_of_keys() -> None:
 
 def test_of_many_points_a_thousand_are_compared() -> None:
     points = np.random.default_rng(0).normal(size=(2500, 2))
-    assert mean_distance(points) == pytest.approx(naive_mean_distance(points[np.arange(1000) * 5 // 2]), rel=1e-6)
-    assert mean_distance(points[:1]) == 0
+    assert mean_apart(points) == pytest.approx(naive_mean_distance(points[np.arange(1000) * 5 // 2]), rel=1e-6)
+    assert mean_apart(points[:1]) == 0
 
 
 def test_tokens_norms_and_highest_keys_are_carried() -> None:

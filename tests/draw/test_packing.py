@@ -14,8 +14,8 @@ from attnmech.draw.packing import (
     pack_logarithms,
     pack_probabilities,
     pack_values,
-    precision_of,
     rounding_error,
+    rounding_note,
 )
 from attnmech.errors import InputError
 
@@ -78,7 +78,7 @@ def test_logarithms_keep_every_ratio_within_what_is_said() -> None:
     pattern = some_pattern()
     packed = pack_logarithms(pattern)
     back = unpacked(packed, pattern.shape)
-    said = re.fullmatch(r"Each probability is within (.*) % of its value\.", precision_of(packed))
+    said = re.fullmatch(r"Each probability is within (.*) % of its value\.", rounding_note(packed))
     assert said
     seen = pattern > 0
     assert (back[~seen] == 0).all()
@@ -91,6 +91,6 @@ def test_many_probabilities_have_8_bits_of_their_roots(monkeypatch: pytest.Monke
     monkeypatch.setattr(packing, "MOST_LOGARITHMS", 10)
     packed = pack_probabilities(pattern)
     error = np.abs(unpacked(packed, pattern.shape) - pattern)
-    assert precision_of(packed) == "Probabilities are off by at most 0.004, those below 0.01 by at most 0.0004."
+    assert rounding_note(packed) == "Probabilities are off by at most 0.004, those below 0.01 by at most 0.0004."
     assert error.max() <= 0.004
     assert error[pattern < 0.01].max() <= 0.0004

@@ -12,7 +12,7 @@ import attnmech as am
 from attnmech.demo.grammar import document
 from attnmech.demo.text import documents
 from attnmech.interventions import Intervention
-from attnmech.runs.sweep import sweep
+from attnmech.runs.sweep import run_sweep
 
 
 @pytest.mark.parametrize("name", ["bloom", "llama", "gpt_oss", "bert"])
@@ -110,9 +110,9 @@ def test_interrupted_in_its_last_sweep_it_resumes(tmp_path: Path, monkeypatch: p
         calls.append(options["journal"])
         if len(calls) == 4:
             raise KeyboardInterrupt
-        return sweep(*given, **options)
+        return run_sweep(*given, **options)
 
-    monkeypatch.setattr(module, "sweep", interrupted)
+    monkeypatch.setattr(module, "run_sweep", interrupted)
     with pytest.raises(KeyboardInterrupt):
         am.segment_effects(model, text, journal=tmp_path / "cuts")
     assert len(set(calls)) == 4

@@ -14,7 +14,7 @@ from torch import Tensor
 
 import attnmech as am
 from attnmech import Intervention
-from attnmech.runs.sweep import sweep
+from attnmech.runs.sweep import run_sweep
 
 WITH_ONE_TOKEN = [*LENGTHS[:-1], 1]
 
@@ -393,7 +393,7 @@ def test_a_sweep_over_heads_is_what_each_intervention_gives_alone() -> None:
         for term in ("position", "query_key")
         for layer, head in ((0, 1), (1, 3))
     ]
-    swept = sweep(model, ids, changes)
+    swept = run_sweep(model, ids, changes)
     for number, (change,) in enumerate(changes):
         with model.intervene(change):
             logits = model.run(ids, points=["logits"]).logits
@@ -403,4 +403,4 @@ def test_a_sweep_over_heads_is_what_each_intervention_gives_alone() -> None:
     assert float((swept.after - swept.before).abs().min()) > 1e-6
     other = am.load(models.fresh("llama", seed=5))
     with pytest.raises(am.InputError, match="not of this model"):
-        sweep(other, ids, changes)
+        run_sweep(other, ids, changes)

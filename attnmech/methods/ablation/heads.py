@@ -11,7 +11,7 @@ from ...runs.effects import HeadEffects, effects_of
 from ...runs.journal import owning_journal
 from ...runs.metrics import MetricLike
 from ...runs.options import SweepOptions, require_known
-from ...runs.sweep import sweep
+from ...runs.sweep import run_sweep
 
 
 @owning_journal
@@ -93,7 +93,7 @@ def ablate_heads(
         bos=options.get("bos"),
     )  # fmt: skip
     noted = {**ablations.options, "heads": "all" if isinstance(heads, str) else [list(head) for head in chosen]}
-    swept = sweep(
+    swept = run_sweep(
         model, inputs, [(ablations.of_head(head, draw),) for head in chosen for draw in range(draws)], metric,
         later=later, shifts=shifts, noted=noted, **options,
     )  # fmt: skip

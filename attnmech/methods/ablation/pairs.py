@@ -27,7 +27,7 @@ from ...runs.effects import unit_of
 from ...runs.journal import owning_journal
 from ...runs.metrics import MetricLike
 from ...runs.options import SweepOptions, require_known
-from ...runs.sweep import sweep
+from ...runs.sweep import run_sweep
 
 Pair = tuple[Head, Head]
 """Two heads, each (layer, head)."""
@@ -232,7 +232,7 @@ def ablate_pairs(
         bos=options.get("bos"),
     )  # fmt: skip
     changed = [*((head,) for head in named), *chosen]
-    swept = sweep(
+    swept = run_sweep(
         model, inputs, [tuple(ablations.of_head(head) for head in each) for each in changed], metric,
         noted=ablations.options, **options,
     )  # fmt: skip

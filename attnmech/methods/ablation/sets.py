@@ -12,7 +12,7 @@ from ...runs.ablations import Ablations, reread
 from ...runs.journal import owning_journal
 from ...runs.metrics import MetricLike
 from ...runs.options import SweepOptions, require_known
-from ...runs.sweep import sweep
+from ...runs.sweep import run_sweep
 from .sweep_effects import SweepEffects, removes_keys, sweep_effects
 
 
@@ -70,7 +70,7 @@ def ablate_set(
     )  # fmt: skip
     changes = [ablations.of_set(each) for each in sets.values()]
     noted = ablations.options | {"sets": {name: [list(head) for head in each] for name, each in sets.items()}}
-    swept = sweep(
+    swept = run_sweep(
         model, inputs, changes, metric, later=later, keyless=removes_keys(changes), noted=noted, **options
     )  # fmt: skip
     return sweep_effects(list(sets), changes, swept)

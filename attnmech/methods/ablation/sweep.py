@@ -12,7 +12,7 @@ from ...runs.ablations import reread
 from ...runs.journal import owning_journal
 from ...runs.metrics import MetricLike
 from ...runs.options import SweepOptions, require_known
-from ...runs.sweep import sweep as run_sweep
+from ...runs.sweep import run_sweep
 from .sweep_effects import SweepEffects, removes_keys, sweep_effects
 
 Entry: TypeAlias = Intervention | Sequence[Intervention]

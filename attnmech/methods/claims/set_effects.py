@@ -17,7 +17,7 @@ from ...model.inputs.encoder import Inputs
 from ...model.run.hooked import HookedModel
 from ...runs.ablations import METHODS, Ablations, mean_of, reread
 from ...runs.engine import Change
-from ...runs.sweep import Swept, sweep
+from ...runs.sweep import Swept, run_sweep
 from ...runs.workers import Workers
 from .shapes import HeadSet, Shape
 from .tasks import Task, group_means
@@ -84,7 +84,7 @@ class Measuring:
     ) -> Swept:
         """The metric of each case without each set; sets that occur twice are measured once."""
         once = {tuple(sorted(each)): None for each in sets}
-        found = sweep(
+        found = run_sweep(
             self.removal.model, iter(task.inputs), self.removal.changes(task.inputs, list(once)), task.metric,
             answers=task.answers, against=task.against, bos=self.removal.bos, memory=self.memory, journal=journal,
             progress=self.progress, engine=self.engine, noted={"method": self.removal.name, **(noted or {})},
@@ -171,7 +171,7 @@ def general_effects(
     texts, removal = reread(texts), measuring.removal
     if isinstance(texts, str):
         texts = [texts]
-    swept = sweep(
+    swept = run_sweep(
         removal.model, texts, removal.changes(texts, shape.sets), "loss", bos=removal.bos, memory=measuring.memory,
         journal=journal, progress=measuring.progress, engine=measuring.engine, noted={"method": removal.name},
     )  # fmt: skip

@@ -23,7 +23,7 @@ from ...runs.stream import Reducer, Source, State, stream
 from .by_token import MOST_NAMED, DriftByToken
 from .formulas import METRICS
 from .section import NAMED, PLACE_WORDS, DriftNumbers, drift_section, nearest_chart, reading_of
-from .sums import OWN_LIST, PLACES, STATISTICS, DriftSums, Reference, stream_points
+from .sums import OWN_LIST, PLACES, STATISTICS, ComparedRows, DriftSums, stream_points
 from .verdicts import MOVEMENTS, DriftVerdicts, Movement
 from .word_types import WORD_TYPES, checked_words
 
@@ -168,7 +168,7 @@ class ResidualDrift(DriftByToken):
         k = whole_number("k", k, least=1)
         chosen = model.stack(stack)
         points = stream_points(model, chosen, at)
-        reference = Reference.of(
+        reference = ComparedRows.of(
             model, chosen, metric, k, flag("position", position), optional_flag("embed_norm", embed_norm)
         )
         return DriftReducer(reference, at, points, checked_words(function_words))

@@ -105,7 +105,7 @@ class Moments:
 
 
 @dataclass(frozen=True, eq=False)
-class Reference:
+class ComparedRows:
     """What streams are compared with: the rows of a vocabulary, by one similarity."""
 
     vocabulary: Vocabulary
@@ -119,7 +119,7 @@ class Reference:
     @classmethod
     def of(
         cls, model: HookedModel, stack: Stack, metric: str, k: int, position: bool, embed_norm: bool | None
-    ) -> "Reference":
+    ) -> "ComparedRows":
         """The reference of a model; `InputError` for what it does not have."""
         vocabulary = vocabulary_of(model, stack)
         if position:
@@ -200,7 +200,7 @@ class _Batch:
 class DriftSums(Reducer):
     """Sums by text, layer and type of token how far streams are from their tokens' embeddings."""
 
-    reference: Reference
+    reference: ComparedRows
     at: str
     reads: tuple[str, ...]
     """The points that make the stream: one, or two that are added."""

@@ -17,7 +17,7 @@ from ...model.attention.observed import RowBlock
 from ...model.inputs.encoder import Inputs
 from ...model.run.hooked import HookedModel, require_model
 from ...runs.row_classes import ROW_CLASSES, row_classes
-from ...runs.row_means import RowMeans, added, closed
+from ...runs.row_means import RowMeans, closed, sum_of_states
 from ...runs.stream import Reducer, Run, Source, State, stream
 from .global_formulas import MASSES, masses
 
@@ -116,7 +116,7 @@ class GlobalReducer(Reducer):
 
     def merge(self, one: State, other: State) -> State:
         """The sum of both."""
-        return added(one, other)
+        return sum_of_states(one, other)
 
     def finish(self, state: State, source: Source) -> "GlobalAttention":
         """The result, over all rows."""

@@ -21,7 +21,7 @@ from .distances import (
     row_rank_correlation,
     weighted_correlation,
 )
-from .formulas import ScaleAndShift, Sphere, norm_scale, scale_grid
+from .formulas import ScaleAndShift, Sphere, scale_grid, scale_of_norms
 from .token_pairs import Pairs, Tokens
 
 CURVE_PAIRS: Final = 20_000
@@ -94,7 +94,7 @@ class OneHead:
             curve=measured.curve,
         )
 
-    def _scaled(self, q: Tensor, k: Tensor) -> "Measured":
+    def _scaled(self, q: Tensor, k: Tensor) -> "HeadPoints":
         plan, pairs = self.plan, self.pairs
         fixed = plan.fixed.get((self.block.layer, self.head))
         mean_q, mean_k = q.mean(dim=0), k.mean(dim=0)
@@ -127,13 +127,13 @@ class OneHead:
                 embedding.queries(self.q.double()), embedding.keys(self.k.double()), self.block.scale, self._position
             ),
         }
-        return Measured(embedding.queries(q), embedding.keys(k), embedding.offset, numbers, flag, grid, curve)
+        return HeadPoints(embedding.queries(q), embedding.keys(k), embedding.offset, numbers, flag, grid, curve)
 
     def _chosen(
         self, q: Tensor, k: Tensor, distances: PairDistances, product: Tensor
     ) -> tuple[float, str, Tensor, Tensor]:
         """c, whether it is to be trusted, and the criterion on the grid."""
-        plan, middle = self.plan, norm_scale(q, k)
+        plan, middle = self.plan, scale_of_norms(q, k)
         grid = scale_grid(middle)
         if plan.scale != "auto" or plan.fixed:
             c = middle if isinstance(plan.scale, str) else plan.scale
@@ -146,7 +146,7 @@ class OneHead:
         best = int(curve.nan_to_num(torch.inf).argmin())
         return float(grid[best]), "edge" if best in (0, len(grid) - 1) else "", grid, curve
 
-    def _exact(self, q: Tensor, k: Tensor) -> "Measured":
+    def _exact(self, q: Tensor, k: Tensor) -> "HeadPoints":
         pairs, tokens = self.pairs, self.tokens
         slope, by_key = self._slope()
         p = tokens.of_each(by_key)
@@ -165,7 +165,7 @@ class OneHead:
             "attention_change": self._attention_change(sphere.queries(self.q), sphere.keys(self.k, by_key), 1.0, None),
         }
         nothing = torch.full_like(scale_grid(1.0), torch.nan)
-        return Measured(queries, keys, torch.zeros_like(keys[0]), numbers, "", nothing, nothing)
+        return HeadPoints(queries, keys, torch.zeros_like(keys[0]), numbers, "", nothing, nothing)
 
     # -- the position term ------------------------------------------------------------------------------------
 
@@ -246,7 +246,7 @@ class OneHead:
 
 
 @dataclass(frozen=True)
-class Measured:
+class HeadPoints:
     """All tokens of one head as points, with what was measured."""
 
     queries: Float[Tensor, "token d"]

@@ -18,10 +18,10 @@ GRID: Final = 25
 """How many values of c are tried, from 1/8 to 8 times the closed form, in steps of 2^(1/4)."""
 
 
-def norm_scale(q: Float[Tensor, "query d"], k: Float[Tensor, "key d"]) -> float:
+def scale_of_norms(q: Float[Tensor, "query d"], k: Float[Tensor, "key d"]) -> float:
     """c = √(median ‖k‖ / median ‖q‖), which gives queries and keys the same median norm; 1 where a median is 0.
 
-    >>> norm_scale(torch.tensor([[3.0, 4.0]]), torch.tensor([[0.0, 20.0]]))
+    >>> scale_of_norms(torch.tensor([[3.0, 4.0]]), torch.tensor([[0.0, 20.0]]))
     2.0
     """
     queries, keys = (float(each.double().norm(dim=-1).quantile(0.5)) for each in (q, k))

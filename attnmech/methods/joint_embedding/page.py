@@ -109,14 +109,14 @@ def _projection(view: EmbeddingView, name: str) -> dict[str, Any]:
         "dims": points.shape[-1],
         "centre": centre.tolist(),
         "points": pack_values((points - centre[:, None]).astype(np.float64), axes=1),
-        "spread": [[mean_distance(half) for half in np.split(each, 2)] for each in points.astype(np.float32)],
+        "spread": [[mean_apart(half) for half in np.split(each, 2)] for each in points.astype(np.float32)],
     }
 
 
-def mean_distance(points: Float[np.ndarray, "point dim"]) -> float:
+def mean_apart(points: Float[np.ndarray, "point dim"]) -> float:
     """The mean distance between two different points; of many, between those that are evenly chosen.
 
-    >>> mean_distance(np.array([[0.0, 0.0], [3.0, 4.0], [0.0, 0.0]]))
+    >>> mean_apart(np.array([[0.0, 0.0], [3.0, 4.0], [0.0, 0.0]]))
     3.3333333333333335
     """
     count = min(len(points), MOST_COMPARED)

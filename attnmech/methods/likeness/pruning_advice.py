@@ -26,7 +26,7 @@ from ...results import OverTexts, PagedResult, Provenance
 from ...runs.ablations import Ablations, reread
 from ...runs.claims import interval_note, interval_of, no_interval
 from ...runs.stream import stream
-from ...runs.sweep import sweep
+from ...runs.sweep import run_sweep
 from .divergences import DivergenceReducer, Divergences, clustered
 from .halves import halves
 
@@ -117,7 +117,7 @@ def pruning_advice(
     def costs(inputs: Sequence[Batch], changes: Sequence[Sequence[Head]]) -> "tuple[_Costs, Provenance]":
         acts: list[tuple[Intervention, ...]] = [tuple(map(ablations.of_head, each)) for each in changes]
         noted = {**ablations.options, "threshold": threshold, "rows": rows, "seed": seed, "forming": _count(forming)}
-        swept = sweep(model, iter(inputs), acts, "loss", bos=bos, memory=memory, noted=noted)
+        swept = run_sweep(model, iter(inputs), acts, "loss", bos=bos, memory=memory, noted=noted)
         found = zip(changes, swept.after - swept.before, strict=True)
         return _Costs({tuple(each): values for each, values in found}, swept.before), swept.provenance
 

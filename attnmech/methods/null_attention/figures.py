@@ -36,7 +36,7 @@ LETTER_COLOUR: Final = "#111111"
 
 
 @dataclass(frozen=True)
-class Measured:
+class HeadValues:
     """A number of every head, with its interval where there is one (else NaN)."""
 
     label: str
@@ -47,7 +47,7 @@ class Measured:
 
 def verdict_map(
     verdicts: Sequence[Sequence[str]],
-    numbers: Sequence[Measured],
+    numbers: Sequence[HeadValues],
     *,
     layers: Sequence[int],
     null_share: Sequence[float],
@@ -98,7 +98,7 @@ def _layer_label(layer: int, share: float) -> str:
     return str(layer) if math.isnan(share) else f"{layer} · {percent(share, 0)}"
 
 
-def _hover(layer: int, head: int, verdict: str, numbers: Sequence[Measured], place: int) -> str:
+def _hover(layer: int, head: int, verdict: str, numbers: Sequence[HeadValues], place: int) -> str:
     if not verdict:
         return f"L{layer}H{head}<br>not measured"
     lines = [

@@ -31,8 +31,8 @@ from ...runs.engine import Change
 from ...runs.journal import owning_journal
 from ...runs.metrics import MetricLike
 from ...runs.options import SweepOptions, require_known
-from ...runs.sweep import sweep
-from .figures import Measured, verdict_map
+from ...runs.sweep import run_sweep
+from .figures import HeadValues, verdict_map
 from .formulas import VERDICTS, texts_to_decide, verdict_of
 from .sums import FACTS, TARGETS, Sinks, sinks_of
 
@@ -128,7 +128,7 @@ def null_attention(
         for layer, mean in zip(touched, others.mean_value, strict=True)
     }
     changed = _attending(sinks, touched, chosen, least_mass) if attending else chosen
-    swept = sweep(
+    swept = run_sweep(
         model,
         inputs,
         [
@@ -369,9 +369,9 @@ class NullAttention(TextResult):
             return self.effects["zero_value"].plot()
         rows = list(self.layers)
 
-        def measured(label: str, value: Tensor, ends: tuple[Tensor, Tensor] | None = None) -> Measured:
+        def measured(label: str, value: Tensor, ends: tuple[Tensor, Tensor] | None = None) -> HeadValues:
             low, high = ends or (torch.full_like(value, torch.nan),) * 2
-            return Measured(label, *(each[rows].numpy() for each in (value, low, high)))
+            return HeadValues(label, *(each[rows].numpy() for each in (value, low, high)))
 
         numbers = [
             measured("sink mass", self.sink_mass),

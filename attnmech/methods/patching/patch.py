@@ -24,7 +24,7 @@ from ...runs.effects import Effects, HeadEffects, effect_fields, head_fields
 from ...runs.journal import owning_journal
 from ...runs.metrics import MetricLike
 from ...runs.options import SweepOptions, require_known
-from ...runs.sweep import Swept, sweep
+from ...runs.sweep import Swept, run_sweep
 from .prompt_pairs import PromptPairs
 
 BY_HEAD: Final = ("z", "q", "k", "v", "pattern")
@@ -315,11 +315,11 @@ class _Run:
         """The corrupted prompts under each change."""
         _, corrupted = self.pairs.given
         each_alone = [(change,) for change in changes]
-        return sweep(self.model, corrupted, each_alone, self.metric, noted=noted, **self.options)
+        return run_sweep(self.model, corrupted, each_alone, self.metric, noted=noted, **self.options)
 
     def clean_fields(self) -> dict[str, Any]:
         """The fields of a result about the clean prompts."""
         clean, _ = self.pairs.given
         measuring = self.options | {"journal": None, "partial": False, "progress": False}
-        swept = sweep(self.model, clean, [()], self.metric, **measuring)
+        swept = run_sweep(self.model, clean, [()], self.metric, **measuring)
         return {"clean": swept.before, "clean_tokens": swept.tokens}

@@ -17,7 +17,7 @@ from ...runs.engine import Receivers
 from ...runs.journal import owning_journal
 from ...runs.metrics import MetricLike
 from ...runs.options import SweepOptions, require_known
-from ...runs.sweep import LATER, sweep
+from ...runs.sweep import LATER, run_sweep
 from .prompt_pairs import PromptPairs
 
 THROUGH: Final = ("q", "k", "v")
@@ -138,7 +138,7 @@ def path_patch(
         "receivers": [list(head) for head in received] or "logits",
         "senders": "all" if isinstance(senders, str) else [list(head) for head in chosen],
     }  # fmt: skip
-    swept = sweep(
+    swept = run_sweep(
         model, pairs.given[0], [changes.of_sender(head) for head in chosen], metric, later=later,
         through=_points(model, received, entered) if received else None, noted=noted, **options,
     )  # fmt: skip

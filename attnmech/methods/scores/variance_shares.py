@@ -28,7 +28,7 @@ from ...model.stack.centring import Centre, checked_centre, require_means_of
 from ...model.stack.ledger import ScoreAudit
 from ...results.mean_qk import MeanQK
 from ...runs.row_classes import ROW_CLASSES, row_classes
-from ...runs.row_means import RowMeans, added, closed
+from ...runs.row_means import RowMeans, closed, sum_of_states
 from ...runs.stream import Reducer, Run, Source, State, stream
 
 ALL_TERMS: Final = ("position", "key_bias", "query_key", "query_bias", "constant", "softcap", *RELATIVE_TERMS)
@@ -149,7 +149,7 @@ class VarianceReducer(Reducer):
 
     def merge(self, one: State, other: State) -> State:
         """The sum of both."""
-        return added(one, other)
+        return sum_of_states(one, other)
 
     def finish(self, state: State, source: Source) -> "VarianceShares":
         """The result."""

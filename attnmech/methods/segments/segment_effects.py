@@ -29,7 +29,7 @@ from ...runs.engine import Change
 from ...runs.journal import kept
 from ...runs.metrics import Metric
 from ...runs.options import SweepOptions, require_known
-from ...runs.sweep import sweep
+from ...runs.sweep import run_sweep
 from .segmentation import Segmented, Segments
 
 STRONGEST: Final = 20
@@ -187,7 +187,7 @@ class _Cutting:
         found = {}
         for metric in METRICS if self.model.has_loss else METRICS[:1]:
             options = {**self.options, "journal": self._journal(what, metric)}
-            swept = sweep(self.model, self.batch, changes, metric, **options)
+            swept = run_sweep(self.model, self.batch, changes, metric, **options)
             effects = (swept.after - swept.before)[:, 0].tolist()
             found[metric] = {
                 pair: effect * self._scale(pair, metric) for pair, effect in zip(pairs, effects, strict=True)

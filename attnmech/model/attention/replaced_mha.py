@@ -43,7 +43,7 @@ def further_keys(module: nn.MultiheadAttention) -> tuple[str, ...]:
     return (*labels, ZERO) if module.add_zero_attn else labels
 
 
-class Projection(nn.Module):
+class PackedProjection(nn.Module):
     """W_Q, W_K or W_V: rows of the packed weight, or a weight of its own."""
 
     def __init__(self, of: nn.MultiheadAttention, number: int) -> None:
@@ -91,7 +91,7 @@ class Core(nn.Module):
         super().__init__()
         self._of = (of,)
         self.heads, self.d_head = of.num_heads, of.head_dim
-        self.q_proj, self.k_proj, self.v_proj = (Projection(of, number) for number in range(3))
+        self.q_proj, self.k_proj, self.v_proj = (PackedProjection(of, number) for number in range(3))
 
     def forward(
         self,

@@ -78,7 +78,7 @@ STATEMENTS: Final = {
 
 
 @dataclass(frozen=True)
-class Column:
+class StackTraits:
     """What the identities of a stack depend on."""
 
     label: str
@@ -228,7 +228,7 @@ class Balance:
     """What one pass records for comparison."""
 
     def __init__(
-        self, directions: Directions, columns: Sequence[Column], dtype: torch.dtype, refused: Mapping[str, str]
+        self, directions: Directions, columns: Sequence[StackTraits], dtype: torch.dtype, refused: Mapping[str, str]
     ) -> None:
         self._directions, self._columns, self._dtype = directions, tuple(columns), dtype
         self._wide = torch.promote_types(dtype, torch.float32)
@@ -549,7 +549,7 @@ def _equations(
     names: tuple[tuple[tuple[Kind, str, int], int], ...],
     streams: int,
     z_keys: tuple[tuple[str, int], ...],
-    columns: tuple[Column, ...],
+    columns: tuple[StackTraits, ...],
     refused: frozenset[str],
 ) -> _Equations:
     """The identities that can be tried between the recorded quantities."""

@@ -20,7 +20,7 @@ from transformers.pytorch_utils import Conv1D
 
 from ...errors import InputError, ModelNotFoundError, UnsupportedModelError, WeightsError, first_line
 from ...maths.precision import pass_tolerance
-from .stored import tensors_of
+from .stored import tensors_in_file
 
 CONFIG: Final = "adapter_config.json"
 WEIGHTS: Final = "adapter_model.safetensors"
@@ -87,7 +87,7 @@ def adapted(model: PreTrainedModel, folder: Path) -> nn.Module:
         ) from error
     if not (folder / WEIGHTS).is_file():
         raise ModelNotFoundError(f"folder {folder} has an {CONFIG}, but no {WEIGHTS} (other files may run code).")
-    stored = tensors_of(folder / WEIGHTS)
+    stored = tensors_in_file(folder / WEIGHTS)
     try:
         with warnings.catch_warnings():
             # Of weights that are missing; said below.

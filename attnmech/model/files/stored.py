@@ -78,7 +78,7 @@ def stored_tensors(folder: Path) -> dict[str, StoredTensor]:
     tensors.
     """
     if (folder / WHOLE).is_file():
-        return tensors_of(folder / WHOLE)
+        return tensors_in_file(folder / WHOLE)
     try:
         places = json.loads((folder / SHARDED).read_text(encoding="utf-8"))["weight_map"]
         files = sorted(set(places.values()))
@@ -93,7 +93,7 @@ def stored_tensors(folder: Path) -> dict[str, StoredTensor]:
             f"folder {folder}: {len(absent)} of the {len(files)} files of its weights are missing, including "
             f"{absent[0]}. Copy the folder again, whole."
         )
-    held = {name: tensors_of(folder / name) for name in files}
+    held = {name: tensors_in_file(folder / name) for name in files}
     lost = sorted(name for name, file in places.items() if name not in held[file])
     if lost:
         raise WeightsError(
@@ -103,7 +103,7 @@ def stored_tensors(folder: Path) -> dict[str, StoredTensor]:
     return {name: held[file][name] for name, file in places.items()}
 
 
-def tensors_of(path: Path) -> dict[str, StoredTensor]:
+def tensors_in_file(path: Path) -> dict[str, StoredTensor]:
     """Every tensor of a safetensors file by name; none of their numbers is read."""
     found = {}
     try:

@@ -296,7 +296,7 @@ def named_by_user(plan: OwnModule, architecture: Architecture) -> tuple[str, ...
     return tuple(f"{blocks}.{number}.{architecture.attention}" for number in range(len(found)))
 
 
-def described(plain: OwnModule, trace: Traced, architecture: Architecture) -> Architecture:
+def described_stack(plain: OwnModule, trace: Traced, architecture: Architecture) -> Architecture:
     """A user's architecture, completed by what the traced pass shows of its attention."""
     blocks = f"module.{architecture.blocks}"
     by_path = {use.path: use for use in trace.uses}

@@ -12,7 +12,7 @@ from ..structure.architectures import Architecture
 from ..structure.copies import copy_of
 from .call import CallForm
 from .module import EachUse, OwnModule, first_output
-from .stacks import described, named_by_user, stacks_of
+from .stacks import described_stack, named_by_user, stacks_of
 from .trace import Traced, above, named, traced
 
 _MOST_SHARED: Final = 8
@@ -37,7 +37,7 @@ def read_own(
     _unroll(plain, rows)
     trace = traced(plain, rows)
     if architecture is not None:
-        return plain, (described(plain, trace, architecture),)
+        return plain, (described_stack(plain, trace, architecture),)
     layers, plans = stacks_of(plain, trace)
     plain.build(layers)
     return plain, plans

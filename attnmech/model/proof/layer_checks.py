@@ -30,7 +30,7 @@ from .probe import (
     FROM_STREAM,
     Compared,
     Probe,
-    Run,
+    ProbeRun,
     by_row,
 )
 from .relative_checks import relative_scores
@@ -302,7 +302,7 @@ class LayerChecks(Probe):
                     continue
                 yield self.compared(run, layer, self.at(run, name, layer), product + bias, allowed, keep)
 
-    def _normed_values(self, run: Run, layer: int, value: Tensor, keep: Tensor) -> Compared:
+    def _normed_values(self, run: ProbeRun, layer: int, value: Tensor, keep: Tensor) -> Compared:
         """v against the norm, without hooks, of each head's attn_in W_V + b_V."""
         norm = self.model.plain_module(self.stack, layer, f"{self.plan.attention}.{self.plan.v_norm}")
         by_head = "batch position head d_head"
@@ -335,7 +335,7 @@ class LayerChecks(Probe):
         tolerance = max(self._rotated_to(run, layer) for run, layer in self.places())
         return self.by_layer("rotary", "q_rot, k_rot = R q, R k", ("q_rot", "k_rot"), self._rotary(), tolerance)
 
-    def _rotated_to(self, run: Run, layer: int) -> float:
+    def _rotated_to(self, run: ProbeRun, layer: int) -> float:
         """The rounding of a layer's rotation; some families rotate in float32 in a float64 model, too."""
         rotation = self.stack.rotation(layer, self.block(run, layer).notes)
         values = [run.values[self.stack.point(f"{name}_rot"), layer] for name in "qk"]
@@ -504,7 +504,7 @@ class LayerChecks(Probe):
             everywhere = torch.ones_like(expected[..., 0], dtype=torch.bool)
             yield self.compared(run, layer, self.at(run, "z", layer), expected, allowed, everywhere)
 
-    def _pattern_v(self, run: Run, layer: int, v: Tensor, *, size: bool = False) -> Tensor:
+    def _pattern_v(self, run: ProbeRun, layer: int, v: Tensor, *, size: bool = False) -> Tensor:
         """Σ_j p_ij v_j of each head, or Σ_j p_ij |v_j|."""
         values = self._with_further(self._by_head(v), self.block(run, layer).notes.further_values)
         return einsum(

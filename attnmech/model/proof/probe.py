@@ -46,7 +46,7 @@ FROM_STREAM: Final = tuple(name for name in POINTS if name != "embed")
 
 
 @dataclass(frozen=True, eq=False)
-class Run:
+class ProbeRun:
     """One pass of the probe through our model: its values at every point of some layers."""
 
     batch: Batch
@@ -80,7 +80,7 @@ class Passes:
     def __init__(self, model: HookedModel) -> None:
         self.model = model
         self.batch = probe_batch(model)
-        self.runs: tuple[Run, ...] = ()
+        self.runs: tuple[ProbeRun, ...] = ()
         """A short text and one padded, in all layers; and longer ones, padded on either side, in some."""
 
     def run(self) -> None:
@@ -115,7 +115,7 @@ class Passes:
         """The short probe in one of transformers' implementations; or what it raises."""
         return _attempt(lambda: _hidden_states(self.model.plain_in(implementation), self.batch, **options))
 
-    def _run(self, batch: Batch, layers: Mapping[str, Sequence[int]]) -> Run:
+    def _run(self, batch: Batch, layers: Mapping[str, Sequence[int]]) -> ProbeRun:
         model, points = self.model, self.model.points
         names = [name for name, point in points.items() if point.absent is None]
         chosen = {(label, layer) for label, each in layers.items() for layer in each}
@@ -128,7 +128,7 @@ class Passes:
 
         with self._keeping_given(chosen, given):
             values = model.forward(batch, captures=keys, rows=[keep], layers=sorted(chosen))
-        return Run(batch, layers, values, blocks, given)
+        return ProbeRun(batch, layers, values, blocks, given)
 
     @contextmanager
     def _keeping_given(self, layers: Iterable[tuple[str, int]], found: dict[tuple[str, int], Tensor]) -> Iterator[None]:
@@ -167,11 +167,11 @@ class Probe:
         self.lens_hooks: tuple[LensHook, ...] = ()
 
     @property
-    def short(self) -> Run:
+    def short(self) -> ProbeRun:
         """The pass over the short probe."""
         return self.passes.runs[0]
 
-    def places(self) -> Iterator[tuple[Run, int]]:
+    def places(self) -> Iterator[tuple[ProbeRun, int]]:
         """Every layer of the stack that a run checked."""
         for run in self.passes.runs:
             for layer in run.layers[self.stack.label]:
@@ -200,15 +200,15 @@ class Probe:
         """The tokens that the output has rows for."""
         return batch.queries(self.model.output_stack.label)
 
-    def at(self, run: Run, name: str, layer: int) -> Tensor:
+    def at(self, run: ProbeRun, name: str, layer: int) -> Tensor:
         """A point of the stack under proof, in float32 at least."""
         return run.values[self.stack.point(name), layer].to(self.wide)
 
-    def block(self, run: Run, layer: int) -> RowBlock:
+    def block(self, run: ProbeRun, layer: int) -> RowBlock:
         """The attention of a layer of the stack under proof."""
         return run.blocks[self.stack.label, layer]
 
-    def comparable(self, run: Run, name: str, layer: int | None, value: Tensor) -> Tensor:
+    def comparable(self, run: ProbeRun, name: str, layer: int | None, value: Tensor) -> Tensor:
         """Where two models must agree: at real tokens, and for scores at visible pairs."""
         if layer is not None and name in ("scores", "pattern"):
             mask = self.block(run, layer).mask
@@ -220,7 +220,7 @@ class Probe:
         return real if value.shape[:2] == real.shape else torch.ones_like(value, dtype=torch.bool)
 
     def compared(
-        self, run: Run, layer: int, ours: Tensor, theirs: Tensor, allowed: Tensor, keep: Tensor | None = None
+        self, run: ProbeRun, layer: int, ours: Tensor, theirs: Tensor, allowed: Tensor, keep: Tensor | None = None
     ) -> Compared:
         """A comparison at the real query tokens, or where `keep` says."""
         keep = run.real(self.stack.label) if keep is None else keep

@@ -12,7 +12,7 @@ from ...maths.precision import product_rounding, steps_rounding
 from ..attention.disentangled import reach_of, row_of_distance
 from ..attention.in_force import Part
 from ..attention.observed import RowBlock
-from .probe import Compared, Probe, Run, text_of
+from .probe import Compared, Probe, ProbeRun, text_of
 
 _BEYOND: Final = 16
 """How many tokens a text has beyond those whose distances have a row each."""
@@ -29,7 +29,7 @@ def relative_scores(probe: Probe) -> Iterator[Compared]:
         yield _compared(probe, longer, probe.layers[0])
 
 
-def _compared(probe: Probe, run: Run, layer: int) -> Compared:
+def _compared(probe: Probe, run: ProbeRun, layer: int) -> Compared:
     q, k = (rearrange(probe.at(run, name, layer), "b position head d -> b head position d") for name in "qk")
     if probe.plan.relative == "XLNet":
         return _compared_sinusoids(probe, run, layer, q, k)
@@ -56,7 +56,7 @@ def _compared(probe: Probe, run: Run, layer: int) -> Compared:
     return probe.compared(run, layer, scores, scale * expected, rounding * scale * size, keep)
 
 
-def _compared_sinusoids(probe: Probe, run: Run, layer: int, q: Tensor, k: Tensor) -> Compared:
+def _compared_sinusoids(probe: Probe, run: ProbeRun, layer: int, q: Tensor, k: Tensor) -> Compared:
     """XLNet: score = (q·k + (q − u + v)·r) / √d_head, of q with u, and r the projected sinusoids of the distance."""
     weights: Any = probe.model.plain_module(probe.stack, layer, probe.plan.replaced)
     u, v, r = (each.detach().to(probe.wide) for each in (weights.r_w_bias, weights.r_r_bias, weights.r))
@@ -93,7 +93,7 @@ def _table(encoder: Any, attention: nn.Module, kind: str, heads: int) -> Float[T
     return rearrange(made, "place (head d) -> head place d", head=heads)
 
 
-def _beyond_linear(probe: Probe) -> Run | None:
+def _beyond_linear(probe: Probe) -> ProbeRun | None:
     """The first layer on one text in which distances share a row; None if the probe's texts do, or none can be."""
     config, model = probe.model.config, probe.model
     if probe.plan.relative == "XLNet":
@@ -110,4 +110,4 @@ def _beyond_linear(probe: Probe) -> Run | None:
 
     points = [(probe.stack.point(name), layer) for name in ("q", "k", "scores")]
     values = model.forward(batch, captures=points, rows=[keep], layers=[(probe.stack.label, layer)], part=Part(0, 1))
-    return Run(batch, {probe.stack.label: [layer]}, values, blocks, {})
+    return ProbeRun(batch, {probe.stack.label: [layer]}, values, blocks, {})

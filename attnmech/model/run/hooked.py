@@ -18,7 +18,7 @@ from transformers.utils.generic import ModelOutput
 
 from ...activations.activations import Activations
 from ...basics.arguments import listed, optional_flag, shown, whole_number
-from ...basics.lens_names import about
+from ...basics.lens_names import missing_name
 from ...batch import Batch
 from ...errors import CertificateError, InputError, index_of
 from ...interventions import HEAD_POINTS, Head, Heads, Intervention, checked_heads
@@ -577,7 +577,7 @@ class HookedModel:
     if not TYPE_CHECKING:  # a type checker knows the attributes
 
         def __getattr__(self, name: str) -> Any:
-            raise AttributeError(about("HookedModel", name), name=name, obj=self)
+            raise AttributeError(missing_name("HookedModel", name), name=name, obj=self)
 
     def __repr__(self) -> str:
         shape = "; ".join(_shape_of(stack) for stack in self.stacks.values())

@@ -16,7 +16,7 @@ from ...points import full_name
 from ..attention.attend import Site
 from ..attention.in_force import InForce
 from ..attention.observed import Notes
-from ..attention.running import Column, Kind
+from ..attention.running import Kind, StackTraits
 from ..parts.norms import epsilon_of, frozen_norm, weight_of
 from ..parts.position import Rotation, as_tables, tables_for, tables_of
 from ..parts.weights import AttentionWeights, Columns, Expanded, attention_weights, bias_of, select
@@ -67,11 +67,11 @@ class Stack:
             self._wire_end(found)
 
     @property
-    def column(self) -> Column:
+    def column(self) -> StackTraits:
         """The facts that the running certificate's identities depend on."""
         plan = self.architecture
         chained = plan.chained and not plan.within
-        return Column(
+        return StackTraits(
             plan.stack, plan.norm == "post", plan.mlp_out is not None, plan.interposed, chained, bool(plan.mixer)
         )
 

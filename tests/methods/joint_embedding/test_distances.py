@@ -14,7 +14,7 @@ from attnmech.methods.joint_embedding.distances import (
     row_rank_correlation,
     weighted_correlation,
 )
-from attnmech.methods.joint_embedding.formulas import ScaleAndShift, Sphere, norm_scale, scale_grid, spread_ratio
+from attnmech.methods.joint_embedding.formulas import ScaleAndShift, Sphere, scale_grid, scale_of_norms, spread_ratio
 
 
 def drawn(*shape: int, seed: int = 0) -> torch.Tensor:
@@ -87,14 +87,14 @@ def test_the_plain_criterion_would_run_away_and_the_weighted_one_has_a_minimum()
         for c in (1.0, 10.0, 1e3)
     ]
     assert per_query[0] > per_query[1] > per_query[2] and per_query[2] < -0.999
-    curve = criterion(made, products, scale_grid(norm_scale(q, k)))
+    curve = criterion(made, products, scale_grid(scale_of_norms(q, k)))
     assert 0 < int(curve.argmin()) < 24
 
 
 def test_c_follows_the_lengths() -> None:
     q, k = drawn(9, 4), drawn(11, 4, seed=1)
-    assert norm_scale(5 * q, k) == pytest.approx(norm_scale(q, k) / math.sqrt(5))
-    assert norm_scale(0 * q, k) == 1.0
+    assert scale_of_norms(5 * q, k) == pytest.approx(scale_of_norms(q, k) / math.sqrt(5))
+    assert scale_of_norms(0 * q, k) == 1.0
 
 
 def test_the_sphere_is_exact() -> None:
