@@ -60,7 +60,7 @@ def atlas_view(rows: Sequence[HeadRow]) -> View:
         "columns": COLUMNS,
         "rows": [_row(row) for row in rows],
         "types": found,
-        "letters": {name: letter_of(name) for name in {*found, *(row.nearest for row in rows)} if name},
+        "letters": {name: letter_of(name) for name in sorted({*found, *(row.nearest for row in rows)}) if name},
     }
     return View("atlas", "All heads", "", data)
 
