@@ -49,7 +49,7 @@ def test_heads_in_series_are_found_and_confirmed(name: str) -> None:
     assert claim.heads == tuple(PAIR) and claim.chosen_by_rule
     assert claim.verdict == "confirmed" and claim.p_each == 1 / 64
     # Sets with one of the two break the circuit too, so the set as such need not be the strongest.
-    assert bool(claim._sharing[claim.as_strong].all())
+    assert bool(claim.sharing[claim.as_strong].all())
     with_decoy = claim_of("and_pair", name, ((0, 2), (2, 4)))
     assert with_decoy.verdict != "confirmed" and "L2H4 does not clearly add to this" in with_decoy.lead
 
