@@ -18,6 +18,8 @@ import typer
 
 import attnmech as am
 from attnmech.cli import main as cli
+from attnmech.runs import engine
+from attnmech.runs.stream import Streaming
 
 importlib.import_module("attnmech.pages.report")  # so that the first test's report too measures few other texts
 
@@ -273,56 +275,87 @@ STOPS = """
 import signal, sys
 from pathlib import Path
 from attnmech.cli import main as cli
-from attnmech.runs import engine, stream
+from attnmech.runs import engine
+from attnmech.runs.stream import Streaming
+from attnmech.runs import engine
 signal.signal(signal.SIGINT, signal.default_int_handler)
-ready, command = Path(sys.argv[1]), sys.argv[2]
-owner, name = (stream.Streaming, "_reduced") if command == "focus" else (engine.Texts, "after")
-real, calls = getattr(owner, name), []
+ready = Path(sys.argv[1])
+real, calls = engine.Texts.after, []
 def waiting(self, *arguments):
     calls.append(1)
     if len(calls) == 2:
         ready.touch()
         signal.pause()
     return real(self, *arguments)
-setattr(owner, name, waiting)
+engine.Texts.after = waiting
 sys.argv = ["attnmech", *sys.argv[2:]]
 cli.main()
 """
 
 
-@pytest.mark.parametrize("command", ["report", "focus", "ablate", "null"])
-def test_ctrl_c(
+@pytest.mark.parametrize("command", ["report", "focus", "null"])
+def test_an_interrupted_run_leaves_what_was_there_and_resumes(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path, command: str
 ) -> None:
-    corpus, out, ready = tmp_path / "corpus.txt", tmp_path / "heads.csv", tmp_path / "ready"
+    corpus, out = tmp_path / "corpus.txt", tmp_path / "heads.csv"
     corpus.write_text("\n".join(TEXTS * 100 if command == "focus" else TEXTS))
     arguments = [command, "--file", str(corpus), "--out", str(out)]
     if command != "report":
         arguments.append("--overwrite")
     out.write_text("of an earlier run")
+    owner, name = (Streaming, "_reduced") if command == "focus" else (engine.Texts, "after")
+    real, calls = getattr(owner, name), []
+
+    def stopping(self: Any, *given: Any) -> Any:
+        calls.append(1)
+        if len(calls) == 2:
+            raise KeyboardInterrupt
+        return real(self, *given)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(owner, name, stopping)
+        assert run(monkeypatch, *arguments) == 130
+    assert_stopped(out, capsys.readouterr().err, {corpus, out}, resumes=command != "report")
+    if command != "report":
+        assert_resumes(monkeypatch, corpus, out, arguments)
+
+
+def test_ctrl_c(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """A signal to a process of its own, while whose journal no other run can use."""
+    corpus, out, ready = tmp_path / "corpus.txt", tmp_path / "heads.csv", tmp_path / "ready"
+    corpus.write_text("\n".join(TEXTS))
+    arguments = ["ablate", "--file", str(corpus), "--out", str(out), "--overwrite"]
+    out.write_text("of an earlier run")
     process = subprocess.Popen([sys.executable, "-c", STOPS, str(ready), *arguments], stderr=subprocess.PIPE, text=True)
     while not ready.exists() and process.poll() is None:
         time.sleep(0.02)
-    if command == "ablate":
-        assert run(monkeypatch, *arguments) == 2
-        said = " ".join(capsys.readouterr().err.split())
-        assert f"error: {out}.journal is in use by another run." in said
+    assert run(monkeypatch, *arguments) == 2
+    said = " ".join(capsys.readouterr().err.split())
+    assert f"error: {out}.journal is in use by another run." in said
     process.send_signal(signal.SIGINT)
     _, said = process.communicate()
-    assert process.returncode == 130 and out.read_text() == "of an earlier run"
+    assert process.returncode == 130
+    assert_stopped(out, said, {corpus, out, ready}, resumes=True)
+    assert_resumes(monkeypatch, corpus, out, arguments)
+
+
+def assert_stopped(out: Path, said: str, files: set[Path], *, resumes: bool) -> None:
+    """What was there is as it was; the run says that it was interrupted, and how to resume it."""
+    assert out.read_text() == "of an earlier run"
     journal = out.with_name("heads.csv.journal")
-    kept = {corpus, out, ready} | (set() if command == "report" else {journal})
-    assert set(tmp_path.iterdir()) == kept
-    resume = "" if command == "report" else f"; run the same command again to resume from {journal}"
+    assert set(out.parent.iterdir()) == files | ({journal} if resumes else set())
+    resume = f"; run the same command again to resume from {journal}" if resumes else ""
     assert [line for line in said.splitlines() if line.strip()] == [f"interrupted{resume}"]
-    if command == "report":
-        return
+
+
+def assert_resumes(monkeypatch: pytest.MonkeyPatch, corpus: Path, out: Path, arguments: list[str]) -> None:
+    """The same command again writes what a run without an interruption writes."""
     assert run(monkeypatch, *arguments) == 0
-    whole = tmp_path / "whole.csv"
-    assert run(monkeypatch, command, "--file", str(corpus), "--out", str(whole)) == 0
+    whole = out.with_name("whole.csv")
+    assert run(monkeypatch, arguments[0], "--file", str(corpus), "--out", str(whole)) == 0
     found, expected = (pd.read_csv(path).select_dtypes("number") for path in (out, whole))
     pd.testing.assert_frame_equal(found, expected, atol=1e-6, rtol=1e-5)
-    assert not journal.exists() and out.with_suffix(".html").exists()
+    assert not out.with_name("heads.csv.journal").exists() and out.with_suffix(".html").exists()
 
 
 @pytest.mark.parametrize("command", ["ablate", "null"])

@@ -172,10 +172,12 @@ def test_random_weights_are_claimed_no_more_often_than_the_nominal_rate() -> Non
     words = tuple(map(letters, range(40)))
     tokenizer = models.tokenizer(adds_bos=True, words=("[PAD]", "[UNK]", "[BOS]", *words))
     claimed, over_texts = 0, 0
+    weights = models.fresh("llama")
+    model = am.load(weights, tokenizer=tokenizer)
     for seed in range(16):
+        models.randomised(weights, seed=seed)
         rng = Random(seed)
         given = [" ".join(rng.choices(words, k=40)) for _ in range(9)]
-        model = am.load(models.fresh("llama", seed=seed), tokenizer=tokenizer)
         found = am.group_attention(model, given, {"one": words[:8], "other": words[8:16]}, within=6, factor=9.0)
         assert found.matched("one", "other") >= 5 and set(found.to_frame().holds_for) == {"words like these"}
         claimed += not found.claims.empty

@@ -260,10 +260,10 @@ def test_from_the_word_before_it_is_as_if_that_were_the_query() -> None:
 def test_ablating_the_heads_of_a_relation_hurts_what_it_predicts() -> None:
     """More than as many heads of the same layers with the nearest effect on the loss of other texts."""
     model = models.demo()
-    found = am.relations(model, labelled(200), before=True)
-    general = am.ablate_heads(model, documents(40)).effect
-    known = {tuple(text) for text, *_ in labelled(200)}
-    new = [label for label in labelled(260) if tuple(label[0]) not in known]
+    found = am.relations(model, labelled(120), before=True)
+    general = am.ablate_heads(model, documents(12)).effect
+    known = {tuple(text) for text, *_ in labelled(120)}
+    new = [label for label in labelled(150) if tuple(label[0]) not in known]
 
     def surprisal(relation: str, heads: list[tuple[int, int]]) -> float:
         zeroed = am.Intervention.zero(heads) if heads else None

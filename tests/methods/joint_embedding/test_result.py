@@ -1,5 +1,6 @@
 """Joint embeddings against loops over pairs, on transformers of several families."""
 
+import itertools
 import math
 import sys
 from collections.abc import Sequence
@@ -81,8 +82,9 @@ def _gemma2(dtype: torch.dtype) -> am.HookedModel:
     return am.load(models.randomised(models.gemma2(sliding_window=64), dtype=dtype))
 
 
-@pytest.mark.parametrize("name", FAMILIES)
-@pytest.mark.parametrize("shift", [True, False])
+@pytest.mark.parametrize(
+    ("name", "shift"), [*zip(FAMILIES, itertools.cycle([True, False])), ("llama", False), ("bert", True)]
+)
 def test_correlations_are_those_of_a_loop_over_pairs(name: str, shift: bool) -> None:
     model, given = model_of(name), texts()
     found = am.joint_embedding(model, given, shift=shift)
@@ -464,17 +466,6 @@ def test_what_is_left_in_the_picture_pair_by_pair() -> None:
     )
 
 
-@pytest.mark.parametrize("name", ["tsne", "umap", "pacmap", "opentsne"])
-def test_the_same_seed_gives_the_same_picture(name: str) -> None:
-    if name in ("umap", "pacmap", "opentsne"):
-        pytest.importorskip({"umap": "umap", "pacmap": "pacmap", "opentsne": "openTSNE"}[name])
-    options: dict[str, Any] = {"projection": ["pca", name], "perplexity": 5.0, "heads": [(1, 2)]}
-    found, again = (am.joint_embedding(hooked("gpt2"), texts(), **options) for _ in range(2))
-    assert found.points[name].shape == (1, 96, 2) and not bool(found.points[name].isnan().any())
-    assert torch.equal(found.points[name], again.points[name])
-    assert float(found.trustworthiness[name][1, 2]) > float(found.trustworthiness["pca"][1, 2]) - 0.05
-
-
 def test_further_points_are_placed_by_pca_with_scale_and_shift() -> None:
     model, given = hooked("llama"), texts()
     found = am.joint_embedding(model, given)
@@ -493,37 +484,35 @@ def test_further_points_are_placed_by_pca_with_scale_and_shift() -> None:
         found.place_texts(hooked("gpt2"), given[1])
 
 
-@pytest.mark.parametrize("name", ["umap", "opentsne"])
-def test_umap_and_opentsne_place_near(name: str) -> None:
-    pytest.importorskip({"umap": "umap", "opentsne": "openTSNE"}[name])
+@pytest.mark.parametrize("name", ["tsne", "umap", "pacmap", "opentsne"])
+def test_projections_have_seeds_and_two_of_them_place_near(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    if name != "tsne":
+        pytest.importorskip({"umap": "umap", "pacmap": "pacmap", "opentsne": "openTSNE"}[name])
     model, given = hooked("gpt2"), texts()
-    found = am.joint_embedding(model, given, projection=name, perplexity=5.0, heads=[(1, 2)])
-    again = found.place_texts(model, given[0])
+    options: dict[str, Any] = {"projection": ["pca", name], "perplexity": 5.0, "heads": [(1, 2)]}
+    found, again = (am.joint_embedding(model, given, **options) for _ in range(2))
     here = found.points[name][0]
-    own = torch.cat((here[:48][found.text == 0], here[48:][found.text == 0]))
-    spread = float(torch.pdist(here).median())
-    assert float((again.points[name][0] - own).norm(dim=1).median()) < 0.3 * spread
-
-
-@pytest.mark.parametrize("name", ["tsne", "pacmap"])
-def test_tsne_and_pacmap_cannot_place(name: str) -> None:
-    if name == "pacmap":
-        pytest.importorskip("pacmap")
-    found = am.joint_embedding(hooked("gpt2"), texts(), projection=name, perplexity=5.0, heads=[(1, 2)])
-    with pytest.raises(am.InputError, match=f'projection="{name}" cannot place further points'):
-        found.place(1, 2, queries=torch.zeros(1, 4))
-    with pytest.raises(am.InputError, match="cannot place"):
-        found.place_texts(hooked("gpt2"), texts()[0])
-
-
-def test_beyond_the_limit_a_sample_is_projected_and_the_rest_placed(monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("umap")
+    assert here.shape == (96, 2) and not bool(here.isnan().any())
+    assert torch.equal(found.points[name], again.points[name])
+    assert float(found.trustworthiness[name][1, 2]) > float(found.trustworthiness["pca"][1, 2]) - 0.05
+    if name in ("tsne", "pacmap"):
+        alone = am.joint_embedding(model, given, **options | {"projection": name})
+        with pytest.raises(am.InputError, match=f'projection="{name}" cannot place further points'):
+            alone.place(1, 2, queries=torch.zeros(1, 4))
+        with pytest.raises(am.InputError, match="cannot place"):
+            alone.place_texts(model, given[0])
+    else:
+        placed = found.place_texts(model, given[0]).points[name][0]
+        own = torch.cat((here[:48][found.text == 0], here[48:][found.text == 0]))
+        assert float((placed - own).norm(dim=1).median()) < 0.3 * float(torch.pdist(here).median())
+    # Beyond the limit a sample is projected, and the rest placed.
     monkeypatch.setattr(pictures, "FITTED", 60)
-    model, given = hooked("gpt2"), texts()
-    found = am.joint_embedding(model, given, projection="umap", heads=[(1, 2)])
-    assert found.points["umap"].shape == (1, 96, 2) and not bool(found.points["umap"].isnan().any())
-    with pytest.raises(am.InputError, match="sample=30 or less"):
-        am.joint_embedding(model, given, projection="tsne", perplexity=5.0, heads=[(1, 2)])
+    if name == "umap":
+        many = am.joint_embedding(model, given, projection="umap", heads=[(1, 2)])
+        assert many.points["umap"].shape == (1, 96, 2) and not bool(many.points["umap"].isnan().any())
+    elif name == "tsne":
+        with pytest.raises(am.InputError, match="sample=30 or less"):
+            am.joint_embedding(model, given, **options)
 
 
 # -- search, anomalies, tables, files -------------------------------------------------------------------------
