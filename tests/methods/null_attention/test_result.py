@@ -236,20 +236,20 @@ def by_hand(plain: Any, ids: Tensor, mask: Tensor, target: str, metric: str) -> 
             kv = head // (heads // len(w.W_V))
             v = reference.project(reference.attention_input(plain, layer, x), w.W_V, w.b_V)[:, :, kv].double()
             p = clean.attentions[layer][:, head].double()
-            W_O = w.W_O[head].double()
+            written = v @ w.W_O[head].double()
             sinks, others = [], []
             for n in range(texts):
                 real = mask[n].nonzero()[:, 0].tolist()
                 sinks.append(sink_of(target, p[n], ids[n].tolist(), real))
                 others.append([i for i in real if i not in sinks[n]])
-                norm = {j: float((v[n, j] @ W_O).norm()) for j in real}
+                norm = {j: float(written[n, j].norm()) for j in real}
                 got = {s: sum(float(p[n, i, s]) for i in others[n]) for s in sinks[n]}
                 total = sum(got.values())
                 wrote = sum(got[s] * norm[s] for s in sinks[n]) / total if total else norm[sinks[n][0]]
                 at, elsewhere = [], []
                 for i in others[n]:
                     seen = [j for j in real if not causal or j <= i]
-                    u = sum((p[n, i, j] * (v[n, j] @ W_O) for j in seen), torch.zeros(W_O.shape[1], dtype=F64))
+                    u = sum((p[n, i, j] * written[n, j] for j in seen), torch.zeros(written.shape[-1], dtype=F64))
                     size = float(u.norm() / x[n, i].double().norm())
                     if len(seen) > 1:
                         top = max(seen, key=lambda j: float(p[n, i, j]))

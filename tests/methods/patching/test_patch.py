@@ -74,7 +74,14 @@ def test_each_head_equals_the_raw_model(family: str, positions: list[int] | None
             torch.testing.assert_close(found.recovered[layer, head], share, rtol=1e-3, atol=1e-4)
 
 
-@pytest.mark.parametrize("at", ["resid_pre", "resid_mid", "resid_post", "attn_out", "mlp_out"])
+@pytest.mark.parametrize(
+    ("family", "at"),
+    [
+        *(("gpt2", at) for at in ("resid_pre", "resid_mid", "resid_post", "attn_out", "mlp_out")),
+        ("llama", "resid_mid"), ("llama", "mlp_out"), ("bert", "resid_mid"), ("bert", "resid_post"),
+        ("bert", "attn_out"), ("bloom", "resid_pre"), ("bloom", "attn_out"),
+    ],
+)  # fmt: skip
 def test_each_position_equals_the_raw_model(family: str, at: str) -> None:
     hooked, plain = models.hooked(family), models.plain(family)
     clean, corrupted = pair(family)
@@ -83,7 +90,7 @@ def test_each_position_equals_the_raw_model(family: str, at: str) -> None:
     before = judged(plain, corrupted)
     for layer in range(hooked.n_layers):
         theirs = seen(plain, clean, at, layer)
-        for position in range(7):
+        for position in (0, 2, 5, 6):
 
             def patched(value: Tensor, theirs: Tensor = theirs, position: int = position) -> Tensor:
                 value[:, position] = theirs[:, position]
@@ -104,9 +111,15 @@ def projected(plain: Any, name: str, ids: Tensor, point: str, layer: int, head: 
     return kept[0]
 
 
-@pytest.mark.parametrize("positions", [None, [1, -2]])
-@pytest.mark.parametrize("at", ["q", "k", "v", "pattern"])
-@pytest.mark.parametrize("name", ["gpt2", "llama", "bloom", "gpt_neox", "qwen3"])
+@pytest.mark.parametrize(
+    ("name", "at", "positions"),
+    [
+        ("gpt2", "q", None), ("gpt2", "k", [1, -2]), ("gpt2", "v", None), ("gpt2", "pattern", [1, -2]),
+        ("llama", "q", [1, -2]), ("llama", "k", [1, -2]), ("llama", "v", None), ("llama", "pattern", None),
+        ("bloom", "q", [1, -2]), ("bloom", "v", [1, -2]), ("gpt_neox", "k", None), ("gpt_neox", "q", None),
+        ("qwen3", "q", None), ("qwen3", "k", [1, -2]),
+    ],
+)  # fmt: skip
 def test_each_head_of_a_projection_or_pattern_equals_the_raw_model(name: str, at: str, positions: Any) -> None:
     hooked, plain = models.hooked(name), models.plain(name)
     clean, corrupted = (ids.clamp(max=42) for ids in pair(name))

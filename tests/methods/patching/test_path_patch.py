@@ -47,8 +47,10 @@ def prompts() -> tuple[Tensor, Tensor]:
     return clean, corrupted
 
 
-def kept(plain: Any, ids: Tensor, what: str) -> list[Tensor]:
-    """z, or what the MLP returns, in every layer."""
+@cache
+def kept(family: str, of: int, what: str) -> list[Tensor]:
+    """z, or what the MLP returns, in every layer, for the clean prompts (0) or the corrupted ones (1)."""
+    plain, ids = both(family)[1], prompts()[of]
     found: list[Tensor] = []
 
     def keep(value: Tensor) -> Tensor:
@@ -70,8 +72,8 @@ def by_hand(
     family: str, sender: tuple[int, int], receivers: list[tuple[int, int]], through: str, mlps: str = "recompute"
 ) -> Tensor:
     """The logit differences, by the two passes of Wang et al.; for no receivers, those of the first."""
-    plain, (clean, corrupted) = both(family)[1], prompts()
-    z, sent, mlp = kept(plain, clean, "z"), kept(plain, corrupted, "z"), kept(plain, clean, "mlp")
+    plain, clean = both(family)[1], prompts()[0]
+    z, sent, mlp = kept(family, 0, "z"), kept(family, 1, "z"), kept(family, 0, "mlp")
     first, head = sender
 
     def held(layer: int) -> Callable[[Tensor], Tensor]:
@@ -119,14 +121,16 @@ def by_hand(
         return logit_differences(plain(clean).logits, ANSWERS, AGAINST)
 
 
-@pytest.mark.parametrize("mlps", ["recompute", "frozen"])
+@pytest.mark.parametrize(
+    ("family", "mlps"), [*((family, "recompute") for family in MAKERS), ("gpt2", "frozen"), ("gemma2", "frozen")]
+)
 def test_paths_to_the_logits_equal_the_raw_model(family: str, mlps: str) -> None:
     hooked = both(family)[0]
     found = am.path_patch(hooked, *prompts(), mlps=mlps, **JUDGED)
     before = logit_differences(hooked.run(prompts()[0]).logits, ANSWERS, AGAINST)
     torch.testing.assert_close(found.before, before, rtol=1e-4, atol=1e-4)
     for layer in range(LAYERS):
-        for head in range(hooked.n_heads):
+        for head in (layer % hooked.n_heads, hooked.n_heads - 1):
             expected = by_hand(family, (layer, head), [], "", mlps)
             torch.testing.assert_close(found.after[layer, head], expected, rtol=1e-4, atol=1e-4)
     assert found.complete and float(found.effect.abs().max()) > 1e-2
@@ -134,14 +138,19 @@ def test_paths_to_the_logits_equal_the_raw_model(family: str, mlps: str) -> None
 
 
 @pytest.mark.parametrize(
-    ("receivers", "through"), [([(3, 1)], "q"), ([(2, 2), (3, 0)], "k"), ([(2, 2)], "v"), ([(3, 2), (1, 1)], "qkv")]
-)
+    ("family", "receivers", "through"),
+    [
+        ("gpt2", [(3, 1)], "q"), ("gpt2", [(3, 2), (1, 1)], "qkv"), ("llama", [(2, 2), (3, 0)], "k"),
+        ("llama", [(3, 2), (1, 1)], "qkv"), ("bloom", [(2, 2)], "v"), ("gpt_neox", [(2, 2), (3, 0)], "k"),
+        ("gemma2", [(3, 2), (1, 1)], "qkv"), ("qwen3", [(3, 1)], "q"), ("qwen3", [(2, 2)], "v"),
+    ],
+)  # fmt: skip
 def test_paths_to_heads_equal_the_raw_model(family: str, receivers: list[tuple[int, int]], through: str) -> None:
     hooked = both(family)[0]
     found = am.path_patch(hooked, *prompts(), receivers, list(through), **JUDGED)
     last = max(layer for layer, _ in receivers)
     for layer in range(last):
-        for head in range(hooked.n_heads):
+        for head in ((layer + 1) % hooked.n_heads, hooked.n_heads - 1):
             expected = by_hand(family, (layer, head), receivers, through)
             torch.testing.assert_close(found.after[layer, head], expected, rtol=1e-4, atol=1e-4)
     assert found.swept[:last].all() and not found.swept[last:].any() and found.after[last:].isnan().all()
