@@ -23,6 +23,11 @@ settings.register_profile("attnmech", deadline=None, derandomize=True)
 settings.load_profile("attnmech")
 
 
+def pytest_xdist_auto_num_workers() -> int:
+    """A worker for every core that this process may use; of many, eight, since a worker takes a gigabyte."""
+    return min(8, len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup() -> None:
     """Weights that a test does not seed are the same in every run, whatever ran before."""
