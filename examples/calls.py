@@ -22,7 +22,8 @@ END: Final = "<!-- end -->"
 ABOUT: Final = """# Calls
 
 Every public call on a small random model of each family that the README names, made by
-`python examples/architectures.py --calls`; `tests/test_matrix.py` makes the calls again and compares.
+`python examples/architectures.py --calls`; `tests/test_matrix.py` makes every call again on some model of each row
+and compares.
 
 **{cells} cells: {works} work, {refused} are refused, by an error of attnmech that says why (the notes below).**
 

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from inspect import Parameter, signature
+from itertools import chain
 from pathlib import Path
 from typing import Any, Final
 
@@ -574,13 +575,31 @@ def models_of_all() -> dict[str, Callable[[], Any]]:
     return {kind: make for row in FAMILIES.values() for of_name in row.values() for kind, make in of_name.items()}
 
 
+_SHARED: Final = 4
+"""How many models of a row share its calls."""
+
+
+def calls_of(kind: str) -> dict[str, Call]:
+    """The share of the calls that a model makes in the tests: every row makes every call, every model a quarter."""
+    (row,) = (
+        [*chain.from_iterable(row.values())] for row in FAMILIES.values() if any(kind in of for of in row.values())
+    )
+    turn, turns = row.index(kind), min(len(row), _SHARED)
+    return {name: function for number, (name, function) in enumerate(CALLS.items()) if (number + turn) % turns == 0}
+
+
+def stacks_of(subject: Subject, name: str) -> tuple[str | None, ...]:
+    """The stacks that a call is tried on, one by one; None for the model as a whole."""
+    return tuple(subject.model.stacks) if subject.crossed and name in OF_A_STACK else (None,)
+
+
 def cells(subject: Subject, calls: Mapping[str, Call] = CALLS) -> Iterator[tuple[str, str, str]]:
     """Makes every call on every stack that it can be about: its name, the stack, and why it is refused ("": it works).
 
     Any error but an `AttnmechError` is raised.
     """
     for name, function in calls.items():
-        for stack in subject.model.stacks if subject.crossed and name in OF_A_STACK else (None,):
+        for stack in stacks_of(subject, name):
             subject.stack = stack
             refused = ""
             try:
@@ -597,14 +616,17 @@ class Row:
     """What became of all calls on one model."""
 
     cells: int
+    """How many there are in all."""
     refused: Mapping[str, str]
     """The reasons, by call and, of a model with several, its stack in brackets."""
 
 
-def row_of(make: Callable[[], Any], folder: Path) -> Row:
-    """Makes all calls on a small model."""
-    done = list(cells(Subject(make(), folder)))
-    return Row(len(done), {f"{name} ({stack})" if stack else name: why for name, stack, why in done if why})
+def row_of(make: Callable[[], Any], folder: Path, calls: Mapping[str, Call] = CALLS) -> Row:
+    """Makes calls on a small model, all of them or some."""
+    subject = Subject(make(), folder)
+    done = cells(subject, calls)
+    refused = {f"{name} ({stack})" if stack else name: why for name, stack, why in done if why}
+    return Row(sum(len(stacks_of(subject, name)) for name in CALLS), refused)
 
 
 def _reason(model: am.HookedModel, error: str) -> str:
