@@ -11,7 +11,7 @@ import inspect
 from collections.abc import Callable
 from importlib.machinery import SourceFileLoader
 from types import CodeType, FunctionType
-from typing import Any, get_type_hints
+from typing import Any, Final, get_type_hints
 from unittest.mock import patch
 
 import jaxtyping
@@ -59,7 +59,7 @@ def jaxtyped(thing: Any = _decorator._sentinel, *, typechecker: Any = _decorator
 
 
 def _at_every_call(function: FunctionType, typechecker: Any) -> Callable[..., Any]:
-    under_beartype = beartype(_with_hints(function))
+    under_beartype = _inner(function) if "<locals>" in function.__qualname__ else beartype(_with_hints(function))
 
     @functools.wraps(function)
     def called(*args: Any, **kwargs: Any) -> Any:
@@ -78,6 +78,24 @@ def _at_every_call(function: FunctionType, typechecker: Any) -> Callable[..., An
 
     called.__checked__ = True  # type: ignore[attr-defined]
     return called
+
+
+_INNER: Final[dict[tuple[str, CodeType], Callable[..., Any]]] = {}
+"""By module and code, the checks of functions that other functions make, at every call anew."""
+
+
+def _inner(function: FunctionType) -> Callable[..., Any]:
+    """beartype's checks around a function within another, written once for all functions of the same code."""
+    key = (function.__module__, function.__code__)
+    if key not in _INNER:
+        _INNER[key] = beartype(_with_hints(function))
+    checks = _INNER[key]
+    # beartype returns a function as it is where no hint says anything.
+    return functools.partial(checks, __beartype_func=function) if "__beartype_func" in _options(checks) else function
+
+
+def _options(function: Callable[..., Any]) -> Any:
+    return getattr(function, "__kwdefaults__", None) or {}
 
 
 def _with_hints(function: FunctionType) -> FunctionType:

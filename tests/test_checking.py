@@ -38,6 +38,13 @@ def inside(value: Float[Tensor, "one"]) -> Float[Tensor, "other"]:
     return part(value.expand(len(value), -1))
 
 
+def scaled(by: float) -> Callable[[float], float]:
+    def part(value: float) -> float:
+        return value * by
+
+    return part
+
+
 @dataclass(frozen=True)
 class Later:
     values: Float[Tensor, "head"]
@@ -88,6 +95,7 @@ def test_what_is_right_passes(planted: Any) -> None:
     assert planted.later(made) is made.plus(3) is made
     assert list(planted.counted(2)) == [0, 1] and planted.Later.still(2) == 2
     assert planted.inside(V).shape == (5,)
+    assert [planted.scaled(by)(3.0) for by in (2.0, 5.0)] == [6.0, 15.0]
     assert planted.Latest(V, V, further=2).further == 2
 
 
@@ -103,6 +111,7 @@ WRONG = {
     "what a string names": lambda m: m.later(3),
     "what a generator is given": lambda m: m.counted("3"),
     "a function within": lambda m: m.inside(torch.ones(5, 4)),
+    "a function made anew": lambda m: [m.scaled(by)(value) for by, value in ((2.0, 3.0), (5.0, "3"))],
     "a field": lambda m: m.Later(V, 3),
     "an axis that differs between fields": lambda m: m.Later(V, torch.ones(4)),
     "an inherited field": lambda m: m.Latest(V, torch.ones(4)),
