@@ -9,6 +9,7 @@ from typing import Any, Final
 
 import torch
 import transformers
+from caching import cached
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from torch import Tensor, nn
 
@@ -355,7 +356,7 @@ def fresh(name: str, dtype: torch.dtype = torch.float32, seed: int = 0) -> Any:
     return randomised((MAKERS | NEW | OTHERS | CROSSED)[name](), dtype=dtype, seed=seed)
 
 
-@cache
+@cached
 def plain(name: str, dtype: torch.dtype = torch.float32) -> Any:
     """transformers' model, shared by all tests: not to be changed.
 
@@ -371,7 +372,7 @@ def in_attention(model: Any, implementation: str) -> Any:
     return model
 
 
-@cache
+@cached
 def hooked(name: str, dtype: torch.dtype = torch.float32) -> am.HookedModel:
     """attnmech's model of the same weights, shared by all tests."""
     return am.load(fresh(name, dtype))

@@ -1,11 +1,11 @@
 """Small models of images and sound with random weights, no two axes of one length."""
 
 from collections.abc import Callable
-from functools import cache
 from typing import Any, Final
 
 import torch
 import transformers
+from caching import cached
 from models import randomised
 from torch import Tensor
 
@@ -117,13 +117,13 @@ def raw(name: str, dtype: torch.dtype = torch.float32) -> Any:
     return model
 
 
-@cache
+@cached
 def plain(name: str, dtype: torch.dtype = torch.float32) -> Any:
     """transformers' model, shared: not to be changed."""
     return raw(name, dtype)
 
 
-@cache
+@cached
 def hooked(name: str, dtype: torch.dtype = torch.float32) -> am.HookedModel:
     """attnmech's model of the same weights, shared."""
     return am.load(plain(name, dtype))

@@ -12,6 +12,7 @@ import pytest
 import senses
 import torch
 import transformers
+from caching import cached
 from models import randomised
 from scipy.io import wavfile  # type: ignore[import-untyped]
 from torch import Tensor
@@ -31,12 +32,12 @@ def raw(dtype: torch.dtype = F32, kind: str = "WhisperForConditionalGeneration",
     return model
 
 
-@cache
+@cached
 def plain(dtype: torch.dtype = F32) -> Any:
     return raw(dtype)
 
 
-@cache
+@cached
 def hooked(dtype: torch.dtype = F32) -> am.HookedModel:
     return am.load(plain(dtype))
 

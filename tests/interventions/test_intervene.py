@@ -118,8 +118,7 @@ def check(
     moves: bool = True,
 ) -> Tensor:
     """The logits of all real tokens equal those by hand, and differ from those without a change."""
-    # Two caches: a default that is given is another key.
-    hooked, plain = (make(name) if dtype == F32 else make(name, dtype) for make in (models.hooked, models.plain))
+    hooked, plain = models.hooked(name, dtype), models.plain(name, dtype)
     inputs = inputs_of(name, side)
     real = inputs["attention_mask"].bool()
     with hooked.intervene(*interventions):
@@ -135,8 +134,7 @@ def check(
 
 @cache
 def clean_logits(name: str, side: str, dtype: torch.dtype) -> Tensor:
-    hooked = models.hooked(name) if dtype == F32 else models.hooked(name, dtype)
-    return hooked.run(as_inputs(inputs_of(name, side))).logits
+    return models.hooked(name, dtype).run(as_inputs(inputs_of(name, side))).logits
 
 
 def in_heads(heads: Sequence[int], change: Callable[..., Tensor]) -> Callable[..., Tensor]:
@@ -455,8 +453,7 @@ def on_input(change: Callable[[Tensor], Tensor]) -> Any:
 # -- several together --------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("dtype", [F32, F64])
-@pytest.mark.parametrize("name", ["gpt2", "bloom", "bert", "llama_bias"])
+@pytest.mark.parametrize(("name", "dtype"), [("gpt2", F32), ("bloom", F64), ("bert", F64), ("llama_bias", F32)])
 def test_several_in_several_layers(name: str, dtype: torch.dtype) -> None:
     mask = inputs_of(name, "right")["attention_mask"]
     heads = len(reference.layer_weights(models.plain(name), 0).W_Q)

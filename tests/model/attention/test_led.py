@@ -1,13 +1,13 @@
 """LED: an encoder with a window and global tokens, a decoder and cross-attention, against transformers."""
 
 from dataclasses import replace
-from functools import cache
 from itertools import product
 from typing import Any
 
 import models
 import pytest
 import torch
+from caching import cached
 from torch import Tensor
 
 import attnmech as am
@@ -46,7 +46,7 @@ def is_global() -> Tensor:
     return inputs()["global_attention_mask"].bool() & real()
 
 
-@cache
+@cached
 def theirs(dtype: torch.dtype = F64, chosen: bool = True) -> Any:
     given = inputs()
     if not chosen:
@@ -55,7 +55,7 @@ def theirs(dtype: torch.dtype = F64, chosen: bool = True) -> Any:
         return models.plain("led", dtype)(**given, output_attentions=True, output_hidden_states=True, use_cache=False)
 
 
-@cache
+@cached
 def acts(dtype: torch.dtype = F64) -> am.Activations:
     model = models.hooked("led", dtype)
     return model.run(inputs(), [name for name, about in model.points.items() if about.absent is None])

@@ -6,6 +6,7 @@ from typing import Any
 import models
 import pytest
 import torch
+from caching import cached
 from torch import Tensor
 
 import attnmech as am
@@ -43,7 +44,7 @@ def plain_output(dtype: torch.dtype, chosen: bool) -> Any:
         )
 
 
-@cache
+@cached
 def acts(dtype: torch.dtype = F32, chosen: bool = True) -> am.Activations:
     model = models.hooked("longformer", dtype)
     return model.run(inputs(chosen=chosen), [name for name, about in model.points.items() if about.absent is None])

@@ -2,13 +2,13 @@
 
 import copy
 from dataclasses import replace
-from functools import cache
 from typing import Any
 
 import models
 import pytest
 import tiny
 import torch
+from caching import cached
 from torch import Tensor
 
 import attnmech as am
@@ -20,7 +20,7 @@ STACKS = ("encoder", "decoder", "cross")
 POST = ("bart", "marian", "mvp")
 
 
-@cache
+@cached
 def hooked(name: str, dtype: torch.dtype = F32) -> am.HookedModel:
     return am.load(models.fresh(name, dtype))
 
@@ -38,7 +38,7 @@ def inputs(name: str) -> dict[str, Tensor]:
     }
 
 
-@cache
+@cached
 def attended(name: str, dtype: torch.dtype = F32) -> dict[tuple[str, int], tuple[Any, Tensor, Tensor]]:
     """Each attention module of plain transformers with what it was given: the stream, and what keys are made of."""
     found, handles, model = {}, [], models.fresh(name, dtype)

@@ -8,6 +8,7 @@ import models
 import pytest
 import torch
 import transformers
+from caching import cached
 from torch import Tensor
 
 import attnmech as am
@@ -16,7 +17,7 @@ F32, F64 = torch.float32, torch.float64
 STACKS = ("encoder", "decoder", "cross")
 
 
-@cache
+@cached
 def t5(dtype: torch.dtype, name: str = "t5") -> Any:
     return models.fresh(name, dtype)
 

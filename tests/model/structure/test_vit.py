@@ -1,11 +1,11 @@
 """ViT: images in, patches as labels."""
 
-from functools import cache
 from typing import Any
 
 import models
 import pytest
 import torch
+from caching import cached
 from torch import Tensor
 
 import attnmech as am
@@ -13,7 +13,7 @@ import attnmech as am
 F32, F64 = torch.float32, torch.float64
 
 
-@cache
+@cached
 def vit(dtype: torch.dtype, headless: bool = False) -> Any:
     return models.fresh("vit_headless" if headless else "vit", dtype)
 
