@@ -152,10 +152,9 @@ print(am.attention_focus(am.load(), ["Anna sang of shells.", "He left."]).state[
 """
 
 
-@pytest.mark.parametrize("threads", ["3", "8"])
-def test_threads_of_the_environment(threads: str) -> None:
-    one, some = (float(run(FOCUS, OMP_NUM_THREADS=count)) for count in ("1", threads))
-    assert some == pytest.approx(one, rel=1e-6)
+def test_threads_of_the_environment() -> None:
+    one, *others = (float(run(FOCUS, OMP_NUM_THREADS=count)) for count in ("1", "3", "8"))
+    assert others == pytest.approx([one, one], rel=1e-6)
 
 
 THREADS: Final = """

@@ -149,6 +149,12 @@ def _own(kind: str, size: Mapping[str, int]) -> Mapping[str, Any]:
         },
         "qwen4_exp": {"text_config": indexer},
         "qwen4_exp_text": indexer,
+        "qwen3_next": {
+            "linear_num_key_heads": 2,
+            "linear_num_value_heads": heads,
+            "linear_key_head_dim": 14,
+            "linear_value_head_dim": size["value"],
+        },
         "reformer": {"is_decoder": True, "axial_pos_embds": False},
         "rembert": {"input_embedding_size": size["hidden"] - 12, "output_embedding_size": size["hidden"] + 12},
         "roformer": factorised,

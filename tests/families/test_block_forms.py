@@ -3,6 +3,7 @@
 import copy
 from collections.abc import Callable
 from functools import cache, partial
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 
@@ -190,8 +191,10 @@ REFUSED: dict[str, Callable[[am.HookedModel], object]] = {
 }
 
 
-@pytest.mark.parametrize("what", REFUSED)
-@pytest.mark.parametrize(("kind", "why"), [("minimax", "normalise and scale"), ("zamba2", "side by side")])
+@pytest.mark.parametrize(
+    ("what", "kind", "why"),
+    [(what, *of) for what, of in zip(REFUSED, cycle([("minimax", "normalise and scale"), ("zamba2", "side by side")]))],
+)
 def test_what_needs_a_stream_is_refused_with_the_reason(kind: str, why: str, what: str) -> None:
     with pytest.raises(am.AttnmechError, match=why):
         REFUSED[what](hooked(kind))

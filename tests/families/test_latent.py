@@ -2,12 +2,12 @@
 
 from collections.abc import Callable
 from dataclasses import replace
-from functools import cache
 from typing import Any, Final
 
 import pytest
 import torch
 import transformers
+from caching import cached
 from models import in_attention, randomised
 from torch import Tensor, nn
 
@@ -52,12 +52,12 @@ def fresh(case: str, dtype: torch.dtype = F32) -> Any:
     return randomised(transformers.AutoModelForCausalLM.from_config(config), dtype=dtype)
 
 
-@cache
+@cached
 def plain(case: str, dtype: torch.dtype = F32) -> Any:
     return in_attention(fresh(case, dtype), "eager")
 
 
-@cache
+@cached
 def hooked(case: str, dtype: torch.dtype = F32) -> am.HookedModel:
     return am.load(fresh(case, dtype))
 
@@ -269,8 +269,10 @@ def test_an_edit_of_the_latent_is_that_of_a_hook_on_its_norm(case: str) -> None:
     assert not torch.equal(run["v", LAYER], before["v", LAYER])
 
 
-@pytest.mark.parametrize("case", ["V2, YaRN", "V3", "V3, biases", "V3 without a latent of queries"])
-@pytest.mark.parametrize("name", ["q", "k", "v"])
+@pytest.mark.parametrize(
+    ("case", "name"),
+    [("V2, YaRN", "q"), ("V3", "k"), ("V3, biases", "v"), ("V3 without a latent of queries", "q"), ("V2, YaRN", "k")],
+)
 def test_edits_of_single_heads_change_what_the_points_after_them_say(case: str, name: str) -> None:
     """Of keys, too, whose last part comes from one vector for all heads."""
     model, head = hooked(case), 1

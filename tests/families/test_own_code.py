@@ -2,14 +2,14 @@
 
 import copy
 from dataclasses import replace
-from functools import cache
-from itertools import count
+from itertools import count, cycle
 from typing import Any
 
 import pytest
 import tiny
 import torch
 import transformers
+from caching import cached
 from models import randomised
 from torch import Tensor
 
@@ -29,13 +29,9 @@ F32, F64 = torch.float32, torch.float64
 LENGTH = 9
 
 
+@cached
 def raw(kind: str, other: bool = False, dtype: torch.dtype = F32) -> Any:
     """transformers' model in eager attention, shared: not to be changed."""
-    return _raw(kind, other, dtype)
-
-
-@cache
-def _raw(kind: str, other: bool, dtype: torch.dtype) -> Any:
     if kind == "albert_groups":
         config = tiny.config_of("albert")
         config.num_hidden_layers, config.num_hidden_groups, config.inner_group_num = 5, 2, 3
@@ -51,7 +47,7 @@ def _raw(kind: str, other: bool, dtype: torch.dtype) -> Any:
     return model
 
 
-@cache
+@cached
 def hooked(kind: str, other: bool = False, dtype: torch.dtype = F32) -> am.HookedModel:
     return am.load(raw(kind, other, dtype))
 
@@ -109,8 +105,7 @@ def test_the_certificate_holds(kind: str) -> None:
     assert (model.architecture.replacement is through_attend) == (kind in ENCODERS[1:] + DECODERS)
 
 
-@pytest.mark.parametrize("side", ["", "right", "left"])
-@pytest.mark.parametrize("kind", [*KINDS, "albert_groups"])
+@pytest.mark.parametrize(("side", "kind"), [*zip(cycle(("", "right", "left")), [*KINDS, "albert_groups"])])
 def test_logits_are_those_of_plain_transformers(kind: str, side: str) -> None:
     real = inputs_of(side)["attention_mask"].bool()
     ours = hooked(kind).run(inputs_of(side)).logits
@@ -118,7 +113,7 @@ def test_logits_are_those_of_plain_transformers(kind: str, side: str) -> None:
     close(ours[real], output_of(raw(kind), side).logits[real], 2e-5)
 
 
-@pytest.mark.parametrize("kind", ["albert", "mpnet", "roformer", "openai-gpt", "xglm"])
+@pytest.mark.parametrize("kind", ["albert", "roformer", "openai-gpt"])
 def test_other_sizes_and_weights(kind: str) -> None:
     assert hooked(kind, True).certificate.ok
     ours = hooked(kind, True).run(inputs_of("right")).logits
@@ -126,7 +121,7 @@ def test_other_sizes_and_weights(kind: str) -> None:
     close(ours[0], output_of(raw(kind, True), "right").logits[0], 2e-5)
 
 
-@pytest.mark.parametrize("kind", ["albert", "mpnet", "roformer", "gpt_neox_japanese"])
+@pytest.mark.parametrize("kind", ["mpnet", "gpt_neox_japanese"])
 def test_in_float64(kind: str) -> None:
     model = hooked(kind, dtype=F64)
     assert model.certificate.ok, repr(model.certificate)

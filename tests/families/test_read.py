@@ -4,11 +4,13 @@ import copy
 import sys
 from collections.abc import Callable
 from functools import cache
+from itertools import cycle
 from typing import Any
 
 import pytest
 import tiny
 import torch
+from caching import cached
 from torch import Tensor
 from transformers import AttentionMaskInterface
 from transformers.masking_utils import eager_mask
@@ -26,8 +28,10 @@ KINDS = (
     "seed_oss", "ernie4_5", "arcee", "apertus", "biogpt", "falcon_h1", "granitemoehybrid", "granitemoeshared",
     "nemotron_h", "bitnet", "minimax", "gemma4_text",
 )  # fmt: skip
-OTHERS = ("phi3", "gpt_bigcode", "llama4_text", "olmo2", "biogpt", "falcon_h1", "bitnet", "gemma4_text")
-DOUBLE = ("phi3", "olmo2", "gpt_bigcode", "glm4", "falcon_h1", "bitnet")
+SIDES = dict(zip(KINDS, cycle(("", "right", "left"))))
+"""The side of the padding, in turn from type to type; none in a third of them."""
+OTHERS = ("phi3", "gpt_bigcode", "olmo2", "falcon_h1", "gemma4_text")
+DOUBLE = ("phi3", "gpt_bigcode", "glm4", "falcon_h1")
 NO_STREAM = ("minimax", "gemma4_text")
 """Types whose blocks combine attention and stream in a way of their own, so that the stream's points are absent."""
 NO_HEAD = ("olmo", "nemotron_h", *NO_STREAM)
@@ -47,7 +51,7 @@ OUT = (
 )
 
 
-@cache
+@cached
 def raw(kind: str, other: bool = False, dtype: torch.dtype = F32) -> Any:
     """transformers' model in eager attention, shared: not to be changed."""
     model = tiny.model_of(kind, tiny.OTHER if other else tiny.ONE, dtype=dtype)
@@ -55,7 +59,7 @@ def raw(kind: str, other: bool = False, dtype: torch.dtype = F32) -> Any:
     return model
 
 
-@cache
+@cached
 def hooked(kind: str, other: bool = False, dtype: torch.dtype = F32) -> am.HookedModel:
     return am.load(raw(kind, other, dtype))
 
@@ -70,14 +74,14 @@ def inputs_of(kind: str, side: str = "") -> dict[str, Tensor]:
     return {"input_ids": ids, "attention_mask": mask}
 
 
-@cache
+@cached
 def acts_of(kind: str, side: str = "", other: bool = False, dtype: torch.dtype = F32) -> am.Activations:
     model = hooked(kind, other, dtype)
     wanted = [name for name in ("q", "k", "v", "q_rot", "k_rot", "pattern", "scores", "logits") if present(model, name)]
     return model.run(inputs_of(kind, side), points=wanted)
 
 
-@cache
+@cached
 def output_of(kind: str, side: str = "", other: bool = False, dtype: torch.dtype = F32) -> Any:
     with torch.no_grad():
         return raw(kind, other, dtype)(**inputs_of(kind, side), use_cache=False, output_attentions=True)
@@ -113,8 +117,7 @@ def test_the_certificate_holds(kind: str) -> None:
     assert hooked(kind).causal
 
 
-@pytest.mark.parametrize("side", ["", "right", "left"])
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("kind", "side"), [*SIDES.items()])
 def test_logits_are_those_of_plain_transformers(kind: str, side: str) -> None:
     real = inputs_of(kind, side)["attention_mask"].bool()
     close(acts_of(kind, side)["logits"][real], output_of(kind, side).logits[real], 2e-5)
@@ -135,7 +138,7 @@ def test_in_float64(kind: str) -> None:
     assert float((split.residual / split.largest).max()) <= 1e-12
 
 
-@pytest.mark.parametrize("kind", ["cohere", "llama4_text", "modernbert"])
+@pytest.mark.parametrize("kind", ["llama4_text", "modernbert"])
 def test_families_that_rotate_in_float32_are_certified_in_float64(kind: str) -> None:
     """Their queries and keys are float32's, and so is what the ledger may be off by; a little more fails."""
     model = hooked(kind, dtype=F64)
@@ -159,7 +162,7 @@ def test_a_rotation_in_float32_excuses_no_more(monkeypatch: pytest.MonkeyPatch) 
     assert {"rotary", "ledger"} <= {check.name for check in model.certificate.failed}
 
 
-@pytest.mark.parametrize("kind", ["phi3", "glm4"])
+@pytest.mark.parametrize("kind", ["phi3"])
 def test_in_bfloat16(kind: str) -> None:
     model = hooked(kind, dtype=torch.bfloat16)
     assert model.certificate.ok, repr(model.certificate)

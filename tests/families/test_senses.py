@@ -1,12 +1,13 @@
 """Models of images and sound, read from a traced pass, against plain transformers and their raw weights."""
 
 import copy
-from functools import cache
+from itertools import cycle
 from typing import Any
 
 import pytest
 import senses
 import torch
+from caching import cached
 from senses import IMAGES, SENSES, SOUND, WAVE, hooked, inputs_of, plain, raw
 from torch import Tensor, nn
 
@@ -23,7 +24,7 @@ def close(ours: Tensor, theirs: Tensor, tolerance: float) -> None:
     assert float((ours - theirs).abs().max()) <= tolerance * float(theirs.abs().max())
 
 
-@cache
+@cached
 def acts_of(name: str, dtype: torch.dtype = F32) -> am.Activations:
     model = hooked(name, dtype)
     points = ["q", "k", "v", "scores", "pattern", "z", "attn_raw", "attn_out", "resid_pre", "resid_post"]
@@ -32,7 +33,7 @@ def acts_of(name: str, dtype: torch.dtype = F32) -> am.Activations:
     return model.run(inputs_of(name, dtype=dtype), points=points)
 
 
-@cache
+@cached
 def output_of(name: str, dtype: torch.dtype = F32) -> Any:
     with torch.no_grad():
         return plain(name, dtype)(**inputs_of(name, dtype=dtype), output_attentions=True, output_hidden_states=True)
@@ -217,8 +218,9 @@ def test_a_dropped_position_bias_fails(monkeypatch: pytest.MonkeyPatch) -> None:
 # -- other sizes, padding ------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", ["dinov2", "dinov3", "clip_vision", "siglip_vision", "ijepa"])
-@pytest.mark.parametrize("size", [(8, 16), (21, 14)])
+@pytest.mark.parametrize(
+    ("name", "size"), [*zip(("dinov2", "dinov3", "clip_vision", "siglip_vision", "ijepa"), cycle([(8, 16), (21, 14)]))]
+)
 def test_images_of_other_sizes(name: str, size: tuple[int, int]) -> None:
     pixels = torch.randn(2, 2, *size, generator=torch.Generator().manual_seed(3))
     model, options = plain(name), {}

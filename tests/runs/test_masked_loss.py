@@ -1,7 +1,6 @@
 """The loss of a masked language model, by hand: mask, run transformers' own model, −ln p of what was masked."""
 
 import math
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +9,7 @@ import pytest
 import torch
 import transformers
 from by_hand import block_of, plan_of, z_changed, zeroed
+from caching import cached
 from tokenizers import processors
 from torch import Tensor
 
@@ -91,7 +91,7 @@ def plain_of(name: str, dtype: torch.dtype = torch.float32) -> Any:
     return made
 
 
-@cache
+@cached
 def loaded(name: str, dtype: torch.dtype = torch.float32) -> am.HookedModel:
     return am.load(plain_of(name, dtype), tokenizer=tokenizer())
 
@@ -152,8 +152,7 @@ def test_each_ordinary_token_is_masked_once(side: str) -> None:
     assert groups[0].shape != groups[1].shape or not torch.equal(*groups)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@pytest.mark.parametrize("name", ["bert", "roberta"])
+@pytest.mark.parametrize(("name", "dtype"), [("bert", torch.float32), ("roberta", torch.float64)])
 def test_ablation_is_the_loop_with_columns_of_w_o_zeroed(name: str, dtype: torch.dtype) -> None:
     model = loaded(name, dtype)
     effects = am.ablate_heads(model, TEXTS)

@@ -1,5 +1,7 @@
 """The running certificate: faults that begin after load, or with a text, stop the pass that they are in."""
 
+from itertools import cycle
+
 import pytest
 import torch
 from models import CROSSED, FAMILIES, MAKERS, NEW, OTHERS, fresh, hooked, inputs_of, plain, token_ids
@@ -62,8 +64,7 @@ def test_every_layer_of_every_family_is_compared(name: str, monkeypatch: pytest.
     assert model.run(inputs_of(name)).unchecked == ()
 
 
-@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize(("name", "dtype"), [*zip(FAMILIES, cycle((torch.float64, torch.bfloat16, torch.float16)))])
 def test_other_precisions_raise_no_false_alarm(name: str, dtype: torch.dtype) -> None:
     model = am.load(fresh(name, dtype))
     for seed in range(4):

@@ -5,6 +5,7 @@ import socket
 import warnings
 from collections import Counter
 from importlib.resources import files
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 
@@ -241,8 +242,9 @@ def test_a_model_without_layers() -> None:
     message_of(lambda: am.load(models.randomised(models.bloom(layers=0))), am.UnsupportedModelError)
 
 
-@pytest.mark.parametrize("name", models.FAMILIES)
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
+@pytest.mark.parametrize(
+    ("name", "dtype"), [*zip(models.FAMILIES, cycle((torch.float16, torch.bfloat16, torch.float64)))]
+)
 def test_another_precision_works_or_is_refused_in_a_line(name: str, dtype: torch.dtype) -> None:
     model, ids = models.fresh(name), models.token_ids(name)
     before = {key: (value.data_ptr(), value.dtype, value.clone()) for key, value in model.state_dict().items()}

@@ -1,6 +1,7 @@
 """TransformerLens's bridges as models: what is loaded computes what the bridge does, and the bridge stays as it is."""
 
 import copy
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 
@@ -58,25 +59,24 @@ def assert_same(before: dict[str, Any], after: dict[str, Any]) -> None:
         assert torch.equal(after["tensors"][path][2], value)
 
 
-@pytest.mark.parametrize("name", FAMILIES)
-def test_a_bridge_is_the_model_that_was_bridged(name: str) -> None:
+@pytest.mark.parametrize(("name", "original"), [*zip(FAMILIES, cycle((False, True)))])
+def test_a_bridge_is_the_model_that_was_bridged(name: str, original: bool) -> None:
     plain, bridge = models.plain(name), bridge_of(name)
     before = state_of(bridge)
-    for source in (bridge, bridge.original_model):
-        hooked = am.load(source)
-        assert hooked.certificate.ok
-        ours = loaded_logits(hooked, name)
-        torch.testing.assert_close(ours, logits_of(plain, name), atol=2e-5, rtol=2e-5)
-        torch.testing.assert_close(ours, logits_of(bridge.original_model, name), atol=2e-5, rtol=2e-5)
-        theirs = {id(weight) for weight in bridge.original_model.parameters()}
-        assert {id(weight) for _, weight in hooked.named_parameters()} <= theirs
-        assert hooked.weights_hash == am.load(plain).weights_hash
+    hooked = am.load(bridge.original_model if original else bridge)
+    assert hooked.certificate.ok
+    ours = loaded_logits(hooked, name)
+    torch.testing.assert_close(ours, logits_of(plain, name), atol=2e-5, rtol=2e-5)
+    torch.testing.assert_close(ours, logits_of(bridge.original_model, name), atol=2e-5, rtol=2e-5)
+    theirs = {id(weight) for weight in bridge.original_model.parameters()}
+    assert {id(weight) for _, weight in hooked.named_parameters()} <= theirs
+    assert hooked.weights_hash == models.hooked(name).weights_hash
     assert_same(before, state_of(bridge))
 
 
 @pytest.mark.parametrize("name", FAMILIES)
 def test_a_bridge_in_compatibility_mode_is_what_it_computes(name: str) -> None:
-    plain, bridge = models.plain(name), bridge_of(name)
+    bridge = bridge_of(name)
     bridge.enable_compatibility_mode(disable_warnings=True)
     before = state_of(bridge)
     hooked = am.load(bridge)
@@ -84,12 +84,13 @@ def test_a_bridge_in_compatibility_mode_is_what_it_computes(name: str) -> None:
     torch.testing.assert_close(
         loaded_logits(hooked, name), logits_of(bridge.original_model, name), atol=2e-5, rtol=2e-5
     )
-    assert hooked.weights_hash != am.load(plain).weights_hash
+    assert hooked.weights_hash != models.hooked(name).weights_hash
     assert_same(before, state_of(bridge))
     if name == "gpt2":
         # The mode centres all that is written to the stream.
         streams = [
-            each.run(models.inputs_of(name), points=["resid_post"])["resid_post"] for each in (hooked, am.load(plain))
+            each.run(models.inputs_of(name), points=["resid_post"])["resid_post"]
+            for each in (hooked, models.hooked(name))
         ]
         centred, trained = (stream.mean(-1).abs().max() for stream in streams)
         assert centred < 1e-4 < trained
@@ -104,7 +105,7 @@ def test_changed_parts_of_a_fused_layer_are_joined(name: str) -> None:
         attention.k.original_component.weight.mul_(1.5)
         attention.v.original_component.bias.sub_(0.25)
     state = torch.random.get_rng_state()
-    hooked, unchanged = am.load(bridge), am.load(models.plain(name))
+    hooked, unchanged = am.load(bridge), models.hooked(name)
     assert torch.equal(torch.random.get_rng_state(), state)
     ours = loaded_logits(hooked, name)
     torch.testing.assert_close(ours, logits_of(bridge.original_model, name), atol=2e-5, rtol=2e-5)

@@ -76,8 +76,7 @@ def test_a_batch_of_texts_is_each_text_alone(name: str) -> None:
 FORMS: list[Callable[[Tensor], Any]] = [lambda ids: ids, lambda ids: ids.int().numpy(), lambda ids: ids[None]]
 
 
-@pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("name", ["gpt2", "bert", "t5"])
+@pytest.mark.parametrize(("name", "form"), [*zip(("gpt2", "bert", "t5"), FORMS, strict=True)])
 def test_a_list_of_token_ids_is_each_text_alone(name: str, form: Callable[[Tensor], Any]) -> None:
     hooked, rows = models.hooked(name), [torch.tensor(ids) for ids in ([5, 7, 9, 11], [3, 4], [8])]
     batch = hooked.encode([form(row) for row in rows])
@@ -95,12 +94,10 @@ def test_arrays_are_as_tensors() -> None:
     assert torch.equal(models.hooked("gpt2").run(ids.numpy()).logits, models.hooked("gpt2").run(ids).logits)
 
 
-@pytest.mark.parametrize("form", FORMS)
-def test_whatever_takes_inputs_takes_a_list_of_token_ids(form: Callable[[Tensor], Any]) -> None:
+def test_whatever_takes_inputs_takes_a_list_of_token_ids() -> None:
     hooked, rows = models.hooked("gpt2"), [torch.tensor(ids) for ids in ([5, 7, 9, 11], [3, 4, 6])]
     padded = {"input_ids": torch.tensor([[5, 7, 9, 11], [3, 4, 6, 0]]), "attention_mask": torch.ones(2, 4).long()}
     padded["attention_mask"][1, 3] = 0
-    given = [form(row) for row in rows]
     pairs = {"metric": "logit_difference", "answers": [9, 9], "against": [10, 10]}
     calls: dict[str, Callable[[Any], Any]] = {
         "focus": lambda inputs: am.attention_focus(hooked, inputs),
@@ -117,7 +114,7 @@ def test_whatever_takes_inputs_takes_a_list_of_token_ids(form: Callable[[Tensor]
         "patching": lambda inputs: am.patch(hooked, inputs, inputs, heads=[(0, 1)], **pairs),
     }
     for name, call in calls.items():
-        found, wanted = call(given).to_frame(), call(padded).to_frame()
+        found, wanted = call(rows).to_frame(), call(padded).to_frame()
         assert len(found) and list(found.columns) == list(wanted.columns), name
         numbers = found.select_dtypes("number")
         np.testing.assert_allclose(numbers, wanted[numbers.columns], rtol=1e-3, atol=1e-4, err_msg=name)

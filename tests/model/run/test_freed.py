@@ -14,8 +14,8 @@ from torch import nn
 import attnmech as am
 
 NAMES = [
-    "gpt2", "bloom", "llama", "bert", "gpt_neox", "gemma2", "mpt3", "falcon_multi_query", "deberta", "t5", "vit",
-    "jamba", "longformer", "led", "xlnet", "bart",
+    "gpt2", "bloom", "llama", "bert", "falcon_multi_query", "deberta", "t5", "vit", "jamba", "longformer", "led",
+    "xlnet",
 ]  # fmt: skip
 
 
