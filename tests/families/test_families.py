@@ -89,6 +89,7 @@ def check_of(name: str, check: str, dtype: torch.dtype = F32) -> Any:
 # -- certificate ---------------------------------------------------------------------------------------------
 
 
+@pytest.mark.core
 @pytest.mark.parametrize(("name", "dtype"), CASES)
 def test_the_certificate_holds(name: str, dtype: torch.dtype) -> None:
     certificate = models.hooked(name, dtype).certificate
@@ -118,6 +119,7 @@ def test_the_certificate_says_that_eager_falcon_counts_alibi_otherwise(name: str
 # -- transformers ---------------------------------------------------------------------------------------------
 
 
+@pytest.mark.core
 @pytest.mark.parametrize(("name", "dtype", "side"), TURNS)
 def test_logits_are_those_of_plain_transformers(name: str, dtype: torch.dtype, side: str) -> None:
     inputs, real = padded(name, side), real_of(name, side)
@@ -162,6 +164,7 @@ def test_streams_are_the_hidden_states_of_plain_transformers(name: str, dtype: t
 # -- ledger -------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.core
 @pytest.mark.parametrize(("name", "dtype", "side"), TURNS)
 def test_every_term_is_what_the_raw_weights_give(name: str, dtype: torch.dtype, side: str) -> None:
     model, inputs = models.plain(name, dtype), padded(name, side)
@@ -334,6 +337,7 @@ def test_points_that_a_family_lacks_say_why(name: str, dtype: torch.dtype) -> No
             models.hooked(name, dtype).run(models.token_ids(name), points=["resid_mid"])
 
 
+@pytest.mark.core
 @pytest.mark.parametrize(("name", "dtype"), CASES)
 def test_points_fit_together(name: str, dtype: torch.dtype) -> None:
     hooked, acts, model = models.hooked(name, dtype), acts_of(name, dtype, "right"), models.plain(name, dtype)

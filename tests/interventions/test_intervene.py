@@ -207,6 +207,7 @@ def test_patterns_set_to_uniform_self_and_first(name: str) -> None:
             check(name, [Intervention.attend(HEADS, to, positions=rows)], changes, side)  # type: ignore[arg-type]
 
 
+@pytest.mark.core
 @pytest.mark.parametrize("name", FAMILIES)
 def test_keys_removed(name: str) -> None:
     side = side_of(name, 1)
@@ -540,6 +541,7 @@ def test_uniform_is_uniform_over_the_keys_that_are_left() -> None:
             torch.testing.assert_close(pattern[0, row], torch.tensor(expected))
 
 
+@pytest.mark.core
 @pytest.mark.parametrize("name", ["gpt2", "bert", "bloom", "llama", "gpt_oss", "opt_post", "falcon_new", "mpt3"])
 def test_all_heads_zeroed_is_attn_out_replaced_by_its_bias(name: str) -> None:
     hooked, ids = models.hooked(name), models.token_ids(name)
@@ -572,6 +574,7 @@ def test_all_heads_zeroed_in_gemma_is_the_norm_of_the_bias() -> None:
 # -- nothing -----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.core
 @pytest.mark.parametrize("name", FAMILIES)
 def test_what_changes_nothing_changes_no_bit(name: str) -> None:
     hooked = models.hooked(name)

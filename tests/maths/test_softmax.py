@@ -49,6 +49,7 @@ def masked_scores(dtype: torch.dtype, spread: float) -> torch.Tensor:
     return scores.masked_fill(hidden, torch.finfo(dtype).min)
 
 
+@pytest.mark.core
 @pytest.mark.parametrize(("dtype", "close"), [(torch.float32, 2e-6), (torch.float64, 1e-13)])
 @pytest.mark.parametrize("spread", [0.1, 3.0, 100.0])
 def test_entropy_is_its_definition(dtype: torch.dtype, close: float, spread: float) -> None:

@@ -200,6 +200,7 @@ def test_layers_and_their_places(chosen: Any, expected: tuple[int, ...]) -> None
     assert torch.equal(part[1]["z"], whole[1]["z"][list(expected)])
 
 
+@pytest.mark.core
 def test_blocks_of_rows_make_the_whole(monkeypatch: pytest.MonkeyPatch) -> None:
     hooked, ids = models.hooked("bloom", torch.float64), models.token_ids("bloom", batch=2, length=53)
     whole = am.stream(hooked, ids, [Rows(2)])[0]
@@ -297,6 +298,7 @@ def test_what_is_no_reducer() -> None:
 # -- corpora -------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.core
 @pytest.mark.usefixtures("many_batches")
 def test_a_corpus_is_its_documents_together() -> None:
     """In float64: read one by one, in batches, or as one padded batch, the sums are the same."""
@@ -350,6 +352,7 @@ def test_padding_changes_numbers_by_less_than_1e_5(
             torch.testing.assert_close(means, entropies(pattern[0]) / rows, rtol=0, atol=1e-5)
 
 
+@pytest.mark.core
 @pytest.mark.usefixtures("many_batches")
 def test_shards_merged_in_any_order_are_the_whole(tmp_path: Path) -> None:
     hooked = models.hooked("gpt2", torch.float64)

@@ -27,6 +27,7 @@ def family(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
 
+@pytest.mark.core
 def test_zeroing_each_head_equals_the_raw_model(family: str) -> None:
     hooked, plain, ids = models.hooked(family), models.plain(family), models.token_ids(family)
     metric = "loss" if hooked.causal else "kl"

@@ -65,6 +65,7 @@ def family(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
 
+@pytest.mark.core
 def test_scores_equal_autograd_on_the_raw_model(family: str) -> None:
     hooked, ids = models.hooked(family), models.token_ids(family)
     reference = ids.flip(0).roll(1, dims=1)

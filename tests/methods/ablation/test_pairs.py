@@ -16,6 +16,7 @@ FAMILIES = ["gpt2", "llama", "bert", "bloom"]
 PAIRS = [((0, 1), (1, 2)), ((1, 0), (1, 2)), ((1, 2), (0, 0))]
 
 
+@pytest.mark.core
 @pytest.mark.parametrize("family", FAMILIES)
 def test_zeroing_pairs_equals_the_raw_model(family: str) -> None:
     hooked, plain, ids = models.hooked(family), models.plain(family), models.token_ids(family)

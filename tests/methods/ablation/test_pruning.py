@@ -44,6 +44,7 @@ def brute_force(name: str, metric: str, heads: list[Head], steps: int) -> list[t
     return found
 
 
+@pytest.mark.core
 @pytest.mark.parametrize(
     ("name", "metric", "steps"),
     [("bloom", "loss", 6), ("gpt2", "logit_difference", 4), ("llama", "loss", 3), ("bert", "kl", 5)],

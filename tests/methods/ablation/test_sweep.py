@@ -36,6 +36,7 @@ def uniform_z(hooked: am.HookedModel, ids: Tensor, layer: int) -> Tensor:
     return v.cumsum(dim=1) / counts
 
 
+@pytest.mark.core
 def test_every_row_equals_the_raw_model(family: str) -> None:
     hooked, plain, ids = models.hooked(family), models.plain(family), models.token_ids(family)
     found = am.sweep(

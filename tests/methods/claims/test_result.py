@@ -91,6 +91,7 @@ def logits_without(model: am.HookedModel, prompt: tuple[int, ...], heads: Any) -
     return logits.double()
 
 
+@pytest.mark.core
 def test_every_number_of_a_claim_by_hand() -> None:
     model, task = model_of("and_pair", "gpt2"), planted.cued(seed=3)
     further = planted.cued(6, 2, seed=9)

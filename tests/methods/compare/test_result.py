@@ -33,6 +33,7 @@ def test_a_model_does_not_differ_from_itself(name: str) -> None:
         assert "is the same in every head" in found.lead
 
 
+@pytest.mark.core
 @pytest.mark.parametrize("name", NAMES)
 def test_differences_are_those_of_the_results_paired(name: str) -> None:
     one, other = models.hooked(name), am.load(models.fresh(name, seed=4))

@@ -218,6 +218,7 @@ CASES = [
 ]  # fmt: skip
 
 
+@pytest.mark.core
 @pytest.mark.parametrize(("name", "options"), CASES)
 def test_numbers_are_those_of_a_loop_over_the_vocabulary(name: str, options: dict[str, Any]) -> None:
     model = raw(name)

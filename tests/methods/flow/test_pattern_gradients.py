@@ -18,6 +18,7 @@ def some_logit(logits: Tensor, batch: Any) -> Tensor:
     return found
 
 
+@pytest.mark.core
 @pytest.mark.parametrize("name", ["gpt2", "llama", "bert", "bloom"])
 def test_maps_are_those_of_autograd_on_plain_transformers(name: str) -> None:
     plain, ids = models.fresh(name, torch.float64), models.token_ids(name, 1)

@@ -20,6 +20,7 @@ def loaded(name: str) -> tuple[am.HookedModel, Tensor]:
     return models.hooked(name, dtype), models.token_ids(name, 1)
 
 
+@pytest.mark.core
 @pytest.mark.parametrize("name", FAMILIES)
 def test_rollout_is_that_of_a_loop(name: str) -> None:
     model, ids = loaded(name)
@@ -48,6 +49,7 @@ def carried(model: am.HookedModel, ids: Tensor, layer: int) -> Tensor:
     return found
 
 
+@pytest.mark.core
 @pytest.mark.parametrize("name", FAMILIES)
 def test_norms_are_those_of_a_loop_and_sum_to_attn_raw(name: str) -> None:
     model, ids = loaded(name)

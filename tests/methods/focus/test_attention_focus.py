@@ -82,6 +82,7 @@ def require_as_by_hand(focus: am.AttentionFocus, expected: list[dict[str, list[f
             assert torch.allclose(found, wanted, rtol=0, atol=close, equal_nan=True), (name, place, found, wanted)
 
 
+@pytest.mark.core
 @pytest.mark.parametrize(
     ("name", "side", "dtype"),
     [
@@ -173,6 +174,7 @@ def edited(hooked: am.HookedModel, ids: Tensor, make: Any, **options: Any) -> am
         return am.attention_focus(hooked, ids, **options)
 
 
+@pytest.mark.core
 def test_a_uniform_causal_head() -> None:
     length = 50
 

@@ -70,6 +70,7 @@ def by_hand(
     return sum(got) / len(got), sum(expected) / len(got), len(got), found
 
 
+@pytest.mark.core
 def test_numbers_are_those_of_a_loop() -> None:
     model, texts = models.demo(), documents(25)
     found = am.group_attention(model, texts, GROUPS)

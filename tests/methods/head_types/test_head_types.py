@@ -82,6 +82,7 @@ def by_hand(model: am.HookedModel, given: list[Tensor], layer: int, head: int) -
     return found
 
 
+@pytest.mark.core
 @pytest.mark.parametrize("name", [*CAUSAL, "bert"])
 def test_scores_are_those_of_a_loop_over_the_pattern(name: str) -> None:
     model, given = hooked(name), texts()

@@ -31,6 +31,7 @@ def by_tokens(model: am.HookedModel, count: int = 3) -> list[tuple[str, int, int
     return found
 
 
+@pytest.mark.core
 def test_accuracies_are_those_of_a_loop() -> None:
     model = models.demo()
     labels = by_tokens(model)

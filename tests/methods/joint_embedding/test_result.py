@@ -82,6 +82,7 @@ def _gemma2(dtype: torch.dtype) -> am.HookedModel:
     return am.load(models.randomised(models.gemma2(sliding_window=64), dtype=dtype))
 
 
+@pytest.mark.core
 @pytest.mark.parametrize(
     ("name", "shift"), [*zip(FAMILIES, itertools.cycle([True, False])), ("llama", False), ("bert", True)]
 )

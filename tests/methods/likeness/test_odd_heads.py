@@ -39,6 +39,7 @@ def far_by_hand(model: am.HookedModel, given: list[Tensor], beyond: int, layer: 
     return [float(np.mean(each)) for each in found]
 
 
+@pytest.mark.core
 @pytest.mark.parametrize("name", ["bloom", "gpt2", "bert", "gpt_oss"])
 def test_long_range_mass_is_that_of_a_loop(name: str) -> None:
     config = {"sliding_window": 30} if name == "gpt_oss" else {}

@@ -58,6 +58,7 @@ def patterns_of(model: am.HookedModel, given: Sequence[Tensor]) -> list[dict[int
     return [{layer: acts["pattern", layer][0] for layer in range(model.n_layers)} for acts in runs]
 
 
+@pytest.mark.core
 @pytest.mark.parametrize("name", ["bloom", "llama", "gpt2", "bert", "gpt_oss"])
 def test_divergences_are_those_of_a_loop_with_scipy(name: str) -> None:
     model, given = hooked(name), texts()

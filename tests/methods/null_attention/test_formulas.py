@@ -14,6 +14,7 @@ BOUNDS = {"delta": 0.1, "least_mass": 0.3, "least_ratio": 0.5}
 NAN = float("nan")
 
 
+@pytest.mark.core
 @pytest.mark.parametrize(
     ("mass", "ratio", "low", "high", "verdict"),
     [
@@ -54,6 +55,7 @@ def test_both_indicators_make_the_verdict(mass: float, ratio: float, one: float,
     assert verdict == verdict_of(mass, ratio, -high, -low, **BOUNDS)
 
 
+@pytest.mark.core
 def test_mass_and_ratio_equal_loops() -> None:
     generator = torch.Generator().manual_seed(0)
     received, written = (torch.rand(2, 3, 6, generator=generator, dtype=torch.float64) for _ in range(2))

@@ -49,6 +49,7 @@ def judged(plain: Any, ids: Tensor) -> Tensor:
         return logit_differences(plain(ids).logits, ANSWERS, AGAINST)
 
 
+@pytest.mark.core
 @pytest.mark.parametrize("positions", [None, [1, 5]])
 def test_each_head_equals_the_raw_model(family: str, positions: list[int] | None) -> None:
     hooked, plain = models.hooked(family), models.plain(family)

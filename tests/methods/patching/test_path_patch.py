@@ -121,6 +121,7 @@ def by_hand(
         return logit_differences(plain(clean).logits, ANSWERS, AGAINST)
 
 
+@pytest.mark.core
 @pytest.mark.parametrize(
     ("family", "mlps"), [*((family, "recompute") for family in MAKERS), ("gpt2", "frozen"), ("gemma2", "frozen")]
 )

@@ -133,6 +133,7 @@ def test_a_text_alone_is_split_as_it_is_beside_others(name: str, side: str) -> N
 # -- means that are known ------------------------------------------------------------------------------------
 
 
+@pytest.mark.core
 @pytest.mark.parametrize("name", ["bloom", "gpt_neox", "qwen2", "llama_bias"])
 def test_split_at_the_biases_it_is_the_native_ledger(name: str) -> None:
     model, inputs = models.hooked(name, F64), inputs_of(name, "right")

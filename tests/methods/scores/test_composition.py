@@ -10,6 +10,7 @@ import attnmech as am
 from attnmech.methods.scores.composition import composed
 
 
+@pytest.mark.core
 @pytest.mark.parametrize("name", ["gpt2", "bloom", "bert"])
 @pytest.mark.parametrize("fold_norm", [True, False])
 def test_scores_are_those_of_whole_matrices(name: str, fold_norm: bool) -> None:

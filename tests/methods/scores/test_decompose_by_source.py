@@ -175,6 +175,7 @@ CASES = [(name, F32) for name in NAIVE] + [
 ]
 
 
+@pytest.mark.core
 @pytest.mark.parametrize(("name", "dtype"), CASES)
 def test_every_pair_is_what_the_raw_weights_give(name: str, dtype: torch.dtype) -> None:
     inputs, hooked = models.padded(name, length=6), models.hooked(name, dtype)
@@ -198,6 +199,7 @@ def test_every_pair_is_what_the_raw_weights_give(name: str, dtype: torch.dtype) 
             assert bool((top[:, head][~mask] == -1).all())
 
 
+@pytest.mark.core
 @pytest.mark.parametrize(
     ("name", "dtype", "side"),
     [(name, dtype, "right") for name, dtype in [*CASES, ("gpt_oss", F32)]]

@@ -77,6 +77,7 @@ def test_every_term_is_what_the_raw_weights_give(name: str, dtype: torch.dtype, 
         )
 
 
+@pytest.mark.core
 @pytest.mark.parametrize("fold_norm", [False, True])
 @pytest.mark.parametrize(("name", "dtype", "side"), CASES)
 def test_the_terms_add_up_to_the_scores_the_model_used(
@@ -306,6 +307,7 @@ def test_shares_sum_to_one_and_row_0_of_a_causal_model_has_none() -> None:
 # -- contrast ------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.core
 def test_contrast_is_the_difference_of_two_scores_term_by_term() -> None:
     for name in models.FAMILIES:
         hooked, ids = models.hooked(name, F64), models.token_ids(name)

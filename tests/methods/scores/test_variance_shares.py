@@ -64,6 +64,7 @@ def check(found: am.VarianceShares, expected: dict[str, np.ndarray], tolerance: 
 # -- the definition ------------------------------------------------------------------------------------------
 
 
+@pytest.mark.core
 @pytest.mark.parametrize(
     ("name", "side"),
     [

@@ -59,6 +59,7 @@ def test_bands_add_up_to_the_scores(name: str, centre: Any) -> None:
     assert repr(bands).startswith(f"Wavelengths({', '.join(bands)}; layers [0")
 
 
+@pytest.mark.core
 @pytest.mark.parametrize("name", ["llama", "gptj", "gpt_neox", "gemma3", "cohere"])
 def test_a_band_is_the_sum_over_its_planes(name: str) -> None:
     dtype = dtype_of(name)

@@ -40,6 +40,7 @@ def patterns_of(model: am.HookedModel, given: Any, text: int) -> Tensor:
     return torch.stack([acts["pattern", layer][text][:, real][..., real] for layer in range(model.n_layers)])
 
 
+@pytest.mark.core
 @pytest.mark.parametrize("side", ["left", "right"])
 @pytest.mark.parametrize("name", ["bloom", "llama", "gpt2", "bert", "mistral", "gpt_oss", "gemma2"])
 def test_cells_are_those_of_a_loop(name: str, side: str) -> None:

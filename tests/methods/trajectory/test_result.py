@@ -13,6 +13,7 @@ import torch
 import attnmech as am
 
 
+@pytest.mark.core
 def test_each_step_is_the_result_of_its_own_model(tmp_path: Path) -> None:
     folders = []
     for step in (0, 8):

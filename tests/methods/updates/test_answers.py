@@ -69,6 +69,7 @@ def test_each_heads_part_of_a_logit(name: str) -> None:
         assert told == pytest.approx(written, rel=1e-4, abs=1e-4)
 
 
+@pytest.mark.core
 def test_all_parts_of_the_stream_make_the_logit() -> None:
     """Heads, biases, MLPs and the first stream: their parts add up to the logit less what the norm's shift adds."""
     hooked, inputs = models.hooked("bloom", torch.float64), {"input_ids": models.token_ids("bloom", 2, 6)}

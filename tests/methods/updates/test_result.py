@@ -333,6 +333,7 @@ def test_every_row_is_that_of_a_loop(name: str, side: str, dtype: torch.dtype) -
         require_close(updates.blocks.by_row(statistic), wanted[statistic], precision(dtype), statistic)
 
 
+@pytest.mark.core
 @pytest.mark.parametrize("name", PLACES)
 def test_heads_and_bias_are_what_attention_adds(name: str) -> None:
     """Σ_h u + u_bias = attn_out: for the loops, and along the stream for what is measured."""

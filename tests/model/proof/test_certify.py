@@ -32,6 +32,7 @@ Broken = Callable[[], Any]
 # -- healthy models ------------------------------------------------------------------------------------------
 
 
+@pytest.mark.core
 @pytest.mark.parametrize(("name", "dtype"), [*zip(models.MAKERS, cycle((F32, F64)))])
 def test_every_check_holds_on_a_healthy_model(name: str, dtype: torch.dtype) -> None:
     certificate = models.hooked(name, dtype).certificate
@@ -835,6 +836,7 @@ HOOKED_FAULTS: list[tuple[str, dict[Any, Any], set[str]]] = [
 ]  # fmt: skip
 
 
+@pytest.mark.core
 @pytest.mark.parametrize(
     ("name", "fault"), [*zip(cycle(("bloom", "bert")), HOOKED_FAULTS)], ids=[fault for fault, *_ in HOOKED_FAULTS]
 )

@@ -190,6 +190,7 @@ def test_edited_values_are_what_the_run_returns(name: str) -> None:
                 assert bool((hooked.run(ids, points=[key])[key] == 0.25).all())
 
 
+@pytest.mark.core
 @pytest.mark.parametrize("name", models.FAMILIES)
 def test_zeroing_a_heads_z_is_zeroing_its_part_of_W_O(name: str) -> None:
     hooked, ids = models.hooked(name), models.token_ids(name)
@@ -206,6 +207,7 @@ def test_zeroing_a_heads_z_is_zeroing_its_part_of_W_O(name: str) -> None:
             torch.testing.assert_close(hooked.run(ids).logits, expected, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.core
 @pytest.mark.parametrize("name", models.FAMILIES)
 @pytest.mark.parametrize("identity", [lambda x: x, lambda x: None, lambda x: x.clone()])
 def test_edits_that_change_nothing_change_no_bit(name: str, identity: Change) -> None:

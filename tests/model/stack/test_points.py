@@ -85,6 +85,7 @@ def expected_points(name: str, dtype: torch.dtype, inputs: dict[str, Tensor]) ->
     return points
 
 
+@pytest.mark.core
 @pytest.mark.parametrize(("name", "dtype"), CASES)
 def test_every_point_means_what_its_name_says(name: str, dtype: torch.dtype) -> None:
     hooked, inputs = models.hooked(name, dtype), models.padded(name, length=6)
@@ -106,6 +107,7 @@ def test_every_point_means_what_its_name_says(name: str, dtype: torch.dtype) -> 
         assert difference <= (2e-5 if dtype == F32 else 1e-6) * size, (key, difference)
 
 
+@pytest.mark.core
 @pytest.mark.parametrize(("name", "dtype"), CASES)
 def test_points_fit_together(name: str, dtype: torch.dtype) -> None:
     hooked, inputs = models.hooked(name, dtype), models.padded(name)
