@@ -160,7 +160,18 @@ interface Words {
   mark: string;
 }
 
+/** What positions are called (basics/nouns.py). */
+interface Nouns {
+  first: string;
+  token: string;
+  tokens: string;
+  key: string;
+  queries: string;
+  keys: string;
+}
+
 interface LinesData extends LayersData {
+  nouns: Nouns;
   /** What no key has, by row. */
   rest?: Packed | Patterns;
   /** Rows in which the keys that are kept have no more than this are blank. */
@@ -358,6 +369,7 @@ interface PageData {
   norms: string | null;
   /** Of probabilities, and of what attention carries. */
   words: Words[];
+  nouns: Nouns;
   figures: Record<string, PageFigure>;
   /** By the id of a place, the kind of view of the chosen head. */
   views: Record<string, "sentence" | "token_graph" | "model">;

@@ -1,21 +1,7 @@
-"""The axes of a plot, how many places of one are shown, and how a token is written at it.
-
->>> axis_label("query")
-'query token'
-"""
+"""How many places of an axis are shown, and how a token is written at it."""
 
 import re
 from typing import Final
-
-QUERY: Final = "query"
-KEY: Final = "key"
-
-_LABELS: Final = {QUERY: "query token", KEY: "key token"}
-
-
-def axis_label(axis: str) -> str:
-    """The words that stand at a plot's axis for `axis`."""
-    return _LABELS[axis]
 
 
 def spread(count: int, at_most: int) -> list[int]:

@@ -75,10 +75,10 @@
       const mean = (name) => percent(means[name][block]);
       const count = (wanted) => highest.reduce((sum, key, query) => sum + (key === wanted(query) ? 1 : 0), 0);
       const first = `In ${where}, ${count(() => 0)} of the ${rows} rows with a choice look most at the first ${aligned ? "" : "key "}token`;
-      if (!aligned) return inWords(`${first}, which gets ${mean("first")} of the ${words.whole} on average.`);
-      return inWords(
+      if (!aligned) return `${first}, which gets ${mean("first")} of the ${words.whole} on average.`;
+      return (
         `${first}, ${count((query) => query)} at the token itself and ${count((query) => query - 1)} at the one before; ` +
-        `on average these get ${mean("first")}, ${mean("self")} and ${mean("previous")} of the ${words.whole}.`,
+        `on average these get ${mean("first")}, ${mean("self")} and ${mean("previous")} of the ${words.whole}.`
       );
     }
     return { sentence, markOf, top: ({ layer, head }) => tops.of(layer * heads + head), aligned };
@@ -473,7 +473,7 @@
   }
 
   function markLegend(aligned) {
-    const words = { self: "itself", first: inWords("the first token"), other: inWords("another token") };
+    const words = { self: "itself", first: "the first token", other: "another token" };
     const shown = Object.entries(words).filter(([mark]) => aligned || mark !== "self");
     const items = shown.map(([mark, text]) =>
       make("span", {}, make("b", { style: `color: var(--${mark})`, text: SIGNS[mark] }), ` ${text}`),

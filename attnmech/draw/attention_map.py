@@ -8,12 +8,12 @@ import plotly.graph_objects as go  # type: ignore[import-untyped]
 from jaxtyping import Float, Int
 
 from ..basics.arguments import option, strings
-from ..basics.axes import KEY, QUERY
+from ..basics.nouns import TEXT, Nouns
 from ..errors import InputError
 from .chart import ByChoice, Chart, Slot, height_of_rows, of_heads, row_frame, token_axis
 from .figure import Figure
 from .patterns import VALUE_WEIGHTED, as_array, require_length
-from .style import FIGURE_STYLE, SCORE_COLOURS, mark_styles, marks_of
+from .style import FIGURE_STYLE, SCORE_COLOURS, marks_for, marks_of
 from .text import token_labels
 
 MOST_TOKENS_WITH_GAPS: Final = 64
@@ -110,6 +110,7 @@ def attention_chart(
     keys: Sequence[str] | None = None,
     measures: Sequence[str] = tuple(MEASURES),
     framed: bool = True,
+    nouns: Nouns = TEXT,
 ) -> Chart:
     """Figure 1 of every head; with several measures these are a choice, "measure", with `norms` one more of them."""
     labels, key_labels = token_labels(tokens), token_labels(tokens if keys is None else keys)
@@ -136,7 +137,7 @@ def attention_chart(
     marks = ByChoice(marks_of(highest, None if keys is None else len(keys)), of_head)
     top = ByChoice(highest, of_head, words=tuple(key_labels))
     queries = ByChoice(np.arange(len(tokens)), words=tuple(labels))
-    for code, (mark, style) in enumerate(mark_styles(keys).items()):
+    for code, (mark, style) in enumerate(marks_for(nouns, crosses=keys is not None).items()):
         at = f"data.{len(figure.data)}"
         figure.add_scatter(
             mode="markers",
@@ -157,8 +158,8 @@ def attention_chart(
         template=FIGURE_STYLE,
         height=height_of_rows(len(tokens)) + 245,
         legend={"title": {"text": "highest score of a row (one key: no mark)"}},
-        xaxis=token_axis(key_labels, KEY) | {"showgrid": False, "tickangle": -90},
-        yaxis=token_axis(labels, QUERY, downwards=True) | {"showgrid": False},
+        xaxis=token_axis(key_labels, nouns.key_token) | {"showgrid": False, "tickangle": -90},
+        yaxis=token_axis(labels, nouns.query_token, downwards=True) | {"showgrid": False},
         margin={"t": 125},
         shapes=[frame] if framed else [],
     )

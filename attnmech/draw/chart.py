@@ -14,7 +14,6 @@ import numpy as np
 import plotly.graph_objects as go  # type: ignore[import-untyped]
 from jaxtyping import Float
 
-from ..basics.axes import axis_label
 from .figure import Figure
 from .patterns import value_weighted
 from .style import NEUTRAL
@@ -230,7 +229,7 @@ def row_frame(rows: int) -> tuple[dict[str, object], tuple[Slot, ...]]:
     )
 
 
-def token_axis(labels: list[str], axis: str, *, downwards: bool = False) -> dict[str, object]:
+def token_axis(labels: list[str], title: str, *, downwards: bool = False) -> dict[str, object]:
     """An axis with one category per token: plotly thins out its labels to fit the room there is."""
     ends = [-0.5, len(labels) - 0.5]
     return {
@@ -238,7 +237,7 @@ def token_axis(labels: list[str], axis: str, *, downwards: bool = False) -> dict
         "categoryorder": "array",
         "categoryarray": labels,
         "range": ends[::-1] if downwards else ends,
-        "title": {"text": axis_label(axis)},
+        "title": {"text": title},
         "tickfont": {"size": 11},
     }
 

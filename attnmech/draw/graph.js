@@ -55,7 +55,7 @@
 
   views.token_graph = async (stage, data) => {
     suitBackground(stage);
-    const { queries, keys, across } = data;
+    const { queries, keys, across, nouns } = data;
     const weights = await attentionWeights(data);
     const state = { ...data.chosen, mode: ONE, hideFirst: false, threshold: data.threshold };
     /** @type {boolean[]} */
@@ -81,7 +81,7 @@
 
     const selectors = headSelectors(data, chosen);
     const mode = selector("Edges of", MODES, state.mode, (index) => set({ mode: index }));
-    const first = checkbox(inWords("hide the first token"), false, (ticked) => set({ hideFirst: ticked }));
+    const first = checkbox(`hide the ${nouns.first}`, false, (ticked) => set({ hideFirst: ticked }));
     const bounds = { min: Math.min(LEAST_THRESHOLD, state.threshold), max: 1, step: "any", value: state.threshold };
     const threshold = slider("Threshold", { ...bounds, words: percent }, (value) => {
       state.threshold = value;
@@ -102,12 +102,11 @@
     const box = make("div", { className: "attnmech-graph-box" }, plot);
     const list = make("p", { className: "attnmech-reading attnmech-list" });
     if (across) {
-      box.prepend(make("div", { className: "attnmech-graph-side", text: "query tokens" }));
-      box.append(make("div", { className: "attnmech-graph-side", text: "key tokens" }));
+      box.prepend(make("div", { className: "attnmech-graph-side", text: nouns.queries }));
+      box.append(make("div", { className: "attnmech-graph-side", text: nouns.keys }));
     }
-    for (const [name, buttons] of Object.entries(nodes)) {
-      plot.append(make("div", { role: "group", "aria-label": across ? `${name} tokens` : "tokens" }, ...buttons));
-    }
+    plot.append(make("div", { role: "group", "aria-label": across ? nouns.queries : nouns.tokens }, ...nodes.query));
+    if (nodes.key) plot.append(make("div", { role: "group", "aria-label": nouns.keys }, ...nodes.key));
     stage.append(make("div", { className: "attnmech-graph" }, controls, finding, box, list));
     const widths = { query: widthsOf(queries), key: widthsOf(keys) };
 
@@ -203,7 +202,7 @@
 
     function ofWhole() {
       const whole = `${counting(found, "edge")} of at least ${percent(state.threshold)}, carrying ${percent(share)} of the ${data.words.whole}`;
-      return found > MOST_EDGES ? inWords(`${whole}; too many to draw: raise the threshold, or point at a token`) : whole;
+      return found > MOST_EDGES ? `${whole}; too many to draw: raise the threshold, or point at a ${nouns.token}` : whole;
     }
 
     function listOf(at) {

@@ -8,7 +8,7 @@ import plotly.graph_objects as go  # type: ignore[import-untyped]
 from jaxtyping import Float, Int
 
 from ..basics.arguments import option, shown, strings, whole_number
-from ..basics.axes import KEY, axis_label
+from ..basics.nouns import TEXT, Nouns
 from ..errors import InputError, index_of
 from .chart import ByChoice, Chart, Slot, with_split
 from .figure import Figure
@@ -105,6 +105,7 @@ def ledger_chart(
     queries: Sequence[int] | None = None,
     top: int = MOST_KEYS,
     references: Sequence[str] = tuple(REFERENCES),
+    nouns: Nouns = TEXT,
 ) -> Chart:
     """The ledger of every row of every head; `queries` are the tokens that look, by default all.
 
@@ -172,7 +173,7 @@ def ledger_chart(
             Slot(f"data.{place}.customdata", in_words, where=rows),
         ]
     slots.append(Slot(f"data.{len(drawn)}.text", written, where=rows))
-    figure.update_layout(_LAYOUT)
+    figure.update_layout(_LAYOUT).update_yaxes(title_text=nouns.key_token)
     return Chart(figure, (*slots, *_slots_of_layout(labels, scores, probability, rows, queries, references)))
 
 
@@ -283,7 +284,7 @@ _LAYOUT: Final = {
     "yaxis": {
         "type": "category",
         "categoryorder": "array",
-        "title": {"text": axis_label(KEY), "standoff": 8},
+        "title": {"standoff": 8},
         "showgrid": False,
     },
     "margin": {"t": 70, "r": 34},

@@ -7,6 +7,7 @@ from typing import Final, Literal
 import numpy as np
 from jaxtyping import Float32, Int32
 
+from ..basics.nouns import TEXT, Nouns
 from ..errors import InputError
 from .chart import ByChoice
 from .patterns import value_weighted
@@ -45,6 +46,8 @@ class ScoreNumbers:
     """In cross-attention the tokens of the text that `tokens` attend to; empty where these attend to each other."""
     key_special: tuple[bool, ...] = ()
     """Which of `keys` are special tokens; none if left out."""
+    nouns: Nouns = TEXT
+    """What the input and its positions are called."""
 
     @property
     def crosses(self) -> bool:
@@ -118,6 +121,8 @@ class FocusNumbers:
     """The upper ends, with the names of `low`."""
     crosses: bool = False
     """Whether queries and keys are tokens of two texts: then none is itself, or the one before."""
+    nouns: Nouns = TEXT
+    """What the input and its positions are called."""
 
     def __post_init__(self) -> None:
         if not self.layers:
@@ -169,6 +174,8 @@ class UpdateNumbers:
     """cos(v W_O, x) of that key; NaN where undefined."""
     attended: Int32[np.ndarray, "layer head token"]
     """The key that each query attends to most; -1 where it has no choice."""
+    nouns: Nouns = TEXT
+    """What the input and its positions are called."""
 
     def __post_init__(self) -> None:
         if not self.tokens or not self.layers:

@@ -337,7 +337,7 @@ async function drawOther(id) {
 async function drawPattern(id) {
   const stage = stageOf(id);
   const { layer, head } = state;
-  const about = { layers: choices.layer, heads, words, queries: tokens, keys, special: page.special };
+  const about = { layers: choices.layer, heads, words, nouns: page.nouns, queries: tokens, keys, special: page.special };
   const options = { chosen: { layer, head }, embedded: true, overview: true, threshold: 0.1, across: keys !== tokens };
   const given = { ...about, ...options, told: page.told[id], pattern: shown, rest };
   const control = await attnmech.views[page.views[id]](stage, given);
@@ -380,7 +380,7 @@ function shadeTokens(query) {
     if (mark) Object.assign(chip.dataset, { mark, sign: marks[mark] });
     else for (const name of ["mark", "sign"]) delete chip.dataset[name];
     chip.style.setProperty("--depth", String(Math.sqrt(weights[key]))); // the root keeps small ones visible
-    chip.title = `${chip.parentElement?.dataset.token ?? "token"} ${key}: ${words.whole} ${percent(weights[key])}`;
+    chip.title = `${page.nouns.key} ${key}: ${words.whole} ${percent(weights[key])}`;
   });
   chips.forEach((chip, position) => {
     chip.setAttribute("aria-pressed", String(position === state.query));

@@ -13,6 +13,7 @@ from typing import Any, Final
 import plotly.graph_objects as go  # type: ignore[import-untyped]
 from markupsafe import Markup
 
+from ..basics.nouns import TEXT
 from . import scripts
 from .carried import Carried
 from .chart import ByChoice, Chart, of_heads
@@ -21,11 +22,10 @@ from .numbers import ScoreNumbers, TableRow, row_sentences
 from .packing import rounding_note
 from .patterns import PROBABILITY, VALUE_WEIGHTED
 from .section import Choice, OfPattern, Section
-from .style import CROSS_MARKS, MARKS, MarkStyle
+from .style import MarkStyle, marks_for
 from .templates import rendered
 from .text import bound, json_for_script, token_labels, visible_token
 from .token_weights import unattended
-from .wording import TEXT, Wording
 
 SINK: Final = 1e-3
 """Where a row's probabilities fall short of 1 by more than this, a sink takes the rest."""
@@ -60,8 +60,6 @@ class Page:
     """What was found, in a sentence for each question."""
     start: tuple[int, int, int] | None = None
     """The layer, head and query that the page begins with; else the first head and the last token."""
-    wording: Wording = TEXT
-    """What the input and its positions are called, in the page's own sentences; sections have it already."""
 
 
 def render_page(page: Page) -> str:
@@ -113,8 +111,8 @@ def _values(page: Page, data: Mapping[str, Any]) -> dict[str, Any]:
         "lead": page.lead,
         "brief": page.brief,
         "notes": page.view.notes,
-        "contents": _contents(page.sections, page.wording),
-        "wording": page.wording,
+        "contents": _contents(page),
+        "nouns": page.view.nouns,
         "choices": _choices(page.view, page.sections),
         "tokens": page.view.tokens,
         "keys": page.view.keys,
@@ -164,7 +162,7 @@ def _data(page: Page) -> dict[str, Any]:
     choices = _choices(view, sections)
     store = Carried({choice.name: choice.values for choice in choices})
     drawn = {name: figure for section in sections for name, figure in section.figures.items()}
-    texts = {"row-finding": page.wording.said(row_sentences(view))}
+    texts = {"row-finding": row_sentences(view)}
     if reasons:
         texts["reason"] = ByChoice.texts(
             ("layer", "head", "query"), view.scores.shape[:3], lambda layer, head, query: reasons[layer][head][query]
@@ -186,6 +184,7 @@ def _data(page: Page) -> dict[str, Any]:
         "rest": store.array(of_heads(rest)) if rest.max() > SINK else None,
         "norms": None if view.value_norms is None else store.array(of_heads(view.value_norms)),
         "words": [PROBABILITY.words, VALUE_WEIGHTED.words],
+        "nouns": view.nouns.for_views,
         "figures": {
             name: _figure(name, figure, store)
             for name, figure in drawn.items()
@@ -228,10 +227,10 @@ def _libraries(sections: Sequence[Section]) -> list[scripts.Script]:
     return list({script.name: script for view in views for script in view.libraries}.values())
 
 
-def _contents(sections: Sequence[Section], wording: Wording) -> dict[str, str]:
+def _contents(page: Page) -> dict[str, str]:
     return {
-        "text": f"The {wording.text}",
-        **{section.anchor: section.contents or section.heading for section in sections},
+        "text": f"The {page.view.nouns.text}",
+        **{section.anchor: section.contents or section.heading for section in page.sections},
         "run": "Model and run",
         "checks": "Checks",
         "provenance": "Provenance",
@@ -252,10 +251,10 @@ def _precision(sections: Sequence[Section], data: Mapping[str, Any]) -> str:
 
 
 def _marks(view: ScoreNumbers) -> Mapping[str, MarkStyle]:
-    return CROSS_MARKS if view.crosses else MARKS
+    return marks_for(view.nouns, crosses=view.crosses)
 
 
 def _mark_colours(crosses: bool) -> str:
     """The marks' colours as CSS variables, so that chips and figures agree."""
-    marks = MARKS | CROSS_MARKS if crosses else MARKS
+    marks = marks_for(TEXT) | (marks_for(TEXT, crosses=True) if crosses else {})
     return ":root{" + "".join(f"--mark-{mark}:{style.colour};" for mark, style in marks.items()) + "}"

@@ -14,7 +14,7 @@
 
   views.sentence = async (stage, data) => {
     suitBackground(stage);
-    const { queries, keys, special } = data;
+    const { queries, keys, special, nouns } = data;
     const weights = await attentionWeights(data);
     const usual = { mode: ONE, hideFirst: false, hideSpecial: false, least: 0.02 };
     const state = { ...data.chosen, ...usual, ...data.options };
@@ -34,7 +34,7 @@
 
     const selectors = headSelectors(data, chosen);
     const mode = selector("Lines of", MODES, state.mode, (index) => setOption({ mode: index }));
-    const first = checkbox(inWords("hide the first token"), state.hideFirst, (ticked) => setOption({ hideFirst: ticked }));
+    const first = checkbox(`hide the ${nouns.first}`, state.hideFirst, (ticked) => setOption({ hideFirst: ticked }));
     const others = checkbox("hide special tokens", state.hideSpecial, (ticked) => setOption({ hideSpecial: ticked }));
     const steps = { min: 0, max: LEAST.length - 1, step: 1, value: LEAST.indexOf(state.least) };
     const least = slider("Least weight shown", { ...steps, words: (at) => percent(LEAST[at]) }, (at) => {
@@ -57,16 +57,16 @@
     const buttons = { query: queries.map(tokenButton), key: keys.map(tokenButton) };
     const canvas = make("canvas", { "aria-hidden": "true" });
     const middle = make("div", { className: "attnmech-sentence-lines" }, canvas);
-    const looks = make("span", { text: inWords("query tokens look …") });
-    const seen = make("span", { text: inWords("… at key tokens") });
+    const looks = make("span", { text: `${nouns.queries} look …` });
+    const seen = make("span", { text: `… at ${nouns.keys}` });
     const heading = make("div", { className: "attnmech-sentence-heading" }, looks, seen);
     const box = make("div", { className: "attnmech-sentence-box", style: `--row: ${ROW}px`, onscroll: scrolled });
-    box.append(heading, side("query"), middle, side("key"));
+    box.append(heading, side("query", nouns.queries), middle, side("key", nouns.keys));
     stage.append(make("div", { className: "attnmech-sentence" }, controls, finding, legend, box, cut, list));
 
-    function side(name) {
+    function side(name, label) {
       const className = `attnmech-sentence-${name}`;
-      return make("div", { className, role: "group", "aria-label": `${name} tokens` }, ...buttons[name]);
+      return make("div", { className, role: "group", "aria-label": label }, ...buttons[name]);
     }
 
     /** A button that switches a head's lines off and on again. */

@@ -3,13 +3,6 @@
 
 const { views } = window.attnmech;
 
-/** A sentence about tokens in the words of the page around it; its first position may be no patch, but a class token. */
-function inWords(sentence) {
-  const { token = "token", tokens = "tokens" } = document.getElementById("tokens")?.dataset ?? {};
-  const first = token === "token" ? "first token" : "first position";
-  return sentence.replace(/first token/g, first).replace(/\btokens\b/g, tokens).replace(/\btoken\b/g, token);
-}
-
 function range(length) {
   return Array.from({ length }, (_, index) => index);
 }

@@ -4,13 +4,14 @@ The hues come from the Okabe-Ito palette (safe for colour-blind readers), moved 
 on a white and on a near-black background; every mark also has a symbol and every line a dash of its own.
 """
 
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
 import plotly.graph_objects as go  # type: ignore[import-untyped]
 from jaxtyping import Int, Integer
+
+from ..basics.nouns import TEXT, Nouns
 
 
 @dataclass(frozen=True)
@@ -63,25 +64,32 @@ class MarkStyle:
     sign: str
 
 
-MARKS: Final = {
-    "self": MarkStyle("itself", "#009e73", "circle", "●"),
-    "first": MarkStyle("the first token", "#9a5fd6", "diamond", "◆"),
-    "other": MarkStyle("another token", "#d55e00", "square", "■"),
-}
+def marks_for(nouns: Nouns, *, crosses: bool = False) -> dict[str, MarkStyle]:
+    """The marks of keys by where they stand.
 
-CROSS_MARKS: Final = {
-    "first": MarkStyle("the first key token", "#9a5fd6", "diamond", "◆"),
-    "last": MarkStyle("the last key token", "#009e73", "triangle-up", "▲"),
-    "other": MarkStyle("another key token", "#d55e00", "square", "■"),
-}
-"""The same in cross-attention, where no key is the query itself; many source texts end with a special token."""
+    In cross-attention no key is the query itself, and the last has a mark: many source texts end with a special token.
+    """
+    if crosses:
+        return {
+            "first": MarkStyle(f"the first {nouns.key_token}", "#9a5fd6", "diamond", "◆"),
+            "last": MarkStyle(f"the last {nouns.key_token}", "#009e73", "triangle-up", "▲"),
+            "other": MarkStyle(f"another {nouns.key_token}", "#d55e00", "square", "■"),
+        }
+    return {
+        "self": MarkStyle("itself", "#009e73", "circle", "●"),
+        "first": MarkStyle(f"the {nouns.first}", "#9a5fd6", "diamond", "◆"),
+        "other": MarkStyle(f"another {nouns.token}", "#d55e00", "square", "■"),
+    }
+
+
+MARKS: Final = marks_for(TEXT)
 
 
 def marks_of(keys: Integer[np.ndarray, "*head query"], crossing: int | None = None) -> Int[np.ndarray, "*head query"]:
     """The place in `MARKS` of each query's key: the query itself, else the first token, else another; -1 without a key.
 
-    In cross-attention, `crossing` is the number of keys, and the place is that in `CROSS_MARKS`: the first key, the
-    last, or another.
+    In cross-attention, `crossing` is the number of keys, and the place is that of the first key, the last, or
+    another.
 
     >>> marks_of(np.array([-1, 1, 0, 1])).tolist(), marks_of(np.array([-1, 1, 0, 3]), crossing=4).tolist()
     ([-1, 0, 1, 2], [-1, 2, 0, 1])
@@ -91,11 +99,6 @@ def marks_of(keys: Integer[np.ndarray, "*head query"], crossing: int | None = No
         return np.where(keys < 0, -1, mark)
     mark = np.where(keys == np.arange(keys.shape[-1]), 0, np.where(keys == 0, 1, 2))
     return np.where(keys < 0, -1, mark)
-
-
-def mark_styles(keys: Sequence[str] | None) -> Mapping[str, MarkStyle]:
-    """How marks are drawn, by whether keys are tokens of another text."""
-    return MARKS if keys is None else CROSS_MARKS
 
 
 SCORE_COLOURS: Final = ["#dce7f0", "#a9c5dc", "#6f9cc1", "#40739f", "#1f4a73"]

@@ -6,6 +6,7 @@ from typing import Any, Final
 import numpy as np
 from jaxtyping import Float
 
+from ..basics.nouns import TEXT
 from ..errors import InputError
 from .embed import MOST_BYTES
 from .packing import PackedValues, pack_logarithms
@@ -40,7 +41,8 @@ def token_weights(
         )
     found = checked_pattern(pattern, tokens, keys, axes="layer head query key", sums_to_one=sums_to_one)
     packed = pack_logarithms(found)
-    data = of_layers(found, tokens, layers=layers, keys=keys, head=head, measure=measure) | {"pattern": packed}
+    data = of_layers(found, tokens, layers=layers, keys=keys, head=head, measure=measure)
+    data |= {"pattern": packed, "nouns": TEXT.for_views}
     return (data if sums_to_one else data | {"rest": pack_logarithms(unattended(found))}), packed
 
 

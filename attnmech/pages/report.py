@@ -13,6 +13,7 @@ from torch import Tensor
 
 from ..basics.axes import spread
 from ..basics.files import check_writable, path_of, writing
+from ..basics.nouns import TEXT, Nouns
 from ..batch import Batch
 from ..demo.about import notes as notes_on_demo
 from ..demo.text import documents
@@ -21,7 +22,6 @@ from ..draw.numbers import ScoreNumbers, TableRow
 from ..draw.page import Page, render_page, render_stacks
 from ..draw.section import OfPattern, Section
 from ..draw.text import bound, html_text, percent
-from ..draw.wording import HEARD, TEXT, Wording
 from ..errors import ExactnessError, InputError, OutputError, UnsupportedModelError, first_line, index_of
 from ..maths.scores import names_along_row
 from ..methods.ablation.heads import ablate_heads
@@ -45,7 +45,7 @@ from ..points import full_name
 from ..results.mean_qk import MeanQK
 from ..runs.effects import HeadEffects
 from ..runs.stream import Reducer, stream
-from .senses import sense_section, wording_of
+from .senses import nouns_of, sense_section
 from .tokens import TokenPaths
 
 MAX_TOKENS: Final = 192
@@ -72,13 +72,6 @@ STACK_WORDS: Final = {
     "cross": "cross: target to source",
 }
 """The stacks of an encoder-decoder, for a reader who chooses one."""
-
-HEARD_WORDS: Final = {
-    "encoder": "encoder: frames to frames",
-    "decoder": "decoder: tokens to tokens",
-    "cross": "cross: tokens to frames",
-}
-"""The same where the encoder is given sound."""
 
 MAX_CELLS: Final = 2_250_000
 """A page holds at most this many scores, about 20 MB; of larger models it shows some layers."""
@@ -142,7 +135,7 @@ class Report:
     """‖(x_j W_V + b_V) W_O‖ of each key in each head; None where a gate is between attention and W_O."""
     sense: Section | None = None
     """The image or the recording itself, with the attention of a row."""
-    wording: Wording = TEXT
+    nouns: Nouns = TEXT
     """What the input and its positions are called."""
     key_special: tuple[bool, ...] = ()
     """In cross-attention, which of the key tokens are special ones."""
@@ -170,10 +163,11 @@ class Report:
         if not self.others:
             return render_page(self._page())
         reports = {self.stack: self, **self.others}
-        heard = any(each.wording == HEARD for each in reports.values())
-        words = HEARD_WORDS if heard else STACK_WORDS
         pages = {name: report._page() for name, report in reports.items()}
-        return render_stacks(pages, {name: words[name] for name in pages})
+        if not any(report.nouns.keys for report in reports.values()):
+            return render_stacks(pages, {name: STACK_WORDS[name] for name in pages})
+        ends = {name: (report.nouns.tokens, report.nouns.of_keys.tokens) for name, report in reports.items()}
+        return render_stacks(pages, {name: f"{name}: {queries} to {keys}" for name, (queries, keys) in ends.items()})
 
     @property
     def stack(self) -> str:
@@ -182,12 +176,11 @@ class Report:
 
     def _page(self) -> Page:
         """What the page says of this stack."""
-        view = self.scores.numbers(pattern=self.pattern)
+        view = self.scores.numbers(pattern=self.pattern, nouns=self.nouns)
         norms = None if self.value_norms is None else self.value_norms.float().cpu().numpy()
-        said = self.wording
         view = replace(
             view,
-            notes=tuple(map(said, (*self.notes, *view.notes))),
+            notes=(*self.notes, *view.notes),
             special=self.special,
             key_special=self.key_special,
             value_norms=norms,
@@ -195,9 +188,9 @@ class Report:
         provenance = self.scores.provenance
         return Page(
             title=f"Where the attention of “{_short(provenance.model)}” looks, and why",
-            lead=said(self.lead),
+            lead=self.lead,
             view=view,
-            sections=[said.section(section) for section in self._sections(view)],
+            sections=self._sections(view),
             facts=self._facts(view),
             checks=[
                 TableRow(check.name, check.statement, _STATUS[check.status], check.evidence)
@@ -206,20 +199,19 @@ class Report:
             provenance=provenance.entries,
             setup=self.calls["setup"],
             reasons=self._reasons(len(view.tokens)),
-            brief={question: said(finding) for question, finding in self.findings.items()},
+            brief=self.findings,
             start=self._start(view),
-            wording=said,
         )
 
     @property
     def findings(self) -> dict[str, str]:
         """What was found, a sentence for each question."""
         found = {} if self.types is None else {"Kinds of heads": f"{self.types.lead}{self._beginning}"}
-        found["Where heads look"] = self.focus.lead
+        found["Where heads look"] = self.focus.finding(self.nouns)
         if self._why:
             found["Why they look there"] = self._why
         if self.updates is not None:
-            found["What they write"] = self.updates.lead
+            found["What they write"] = self.updates.finding(self.nouns)
         return found | {each.question: each.result.lead for each in self.measured}
 
     @property
@@ -248,10 +240,11 @@ class Report:
 
     def _sections(self, view: ScoreNumbers) -> list[Section]:
         """The page's sections: those of figures 1 to 10, and after them what else was measured."""
-        focus, layers, calls = self.focus.numbers(), view.layers, self.calls
-        other = None if self.native is None else self.native.numbers(pattern=self.pattern)
+        nouns, layers, calls = self.nouns, view.layers, self.calls
+        other = None if self.native is None else self.native.numbers(pattern=self.pattern, nouns=nouns)
         further = [each.result.section(each.call, layers, self._texts) for each in self.measured]
-        overview, *scores = self.scores.sections(view, calls["scores"], calls["view"], about_all_heads(focus), other)
+        heads = about_all_heads(self.focus.numbers(nouns))
+        overview, *scores = self.scores.sections(view, calls["scores"], calls["view"], heads, other)
         return [
             *([] if self.sense is None else [self.sense]),
             overview if self.types is None else self._with_types(overview, self.types),
@@ -259,9 +252,9 @@ class Report:
             *scores,
             *self._kernels,
             *([] if self.expected is None else [_expected(self.expected)]),
-            *self.paths.sections(calls["given"], view.tokens, layers),
-            *self.focus.sections(calls["focus"], layers),
-            *([] if self.updates is None else self.updates.sections(calls["updates"], layers)),
+            *self.paths.sections(calls["given"], view.tokens, layers, nouns),
+            *self.focus.sections(calls["focus"], layers, nouns),
+            *([] if self.updates is None else self.updates.sections(calls["updates"], layers, nouns)),
             *(_numbered(section, number) for number, section in enumerate(further, start=11)),
         ]
 
@@ -285,7 +278,7 @@ class Report:
         if by_position or "position" not in names_along_row(self.scores.parts):
             return []
         call = self.calls["scores"].replace("{split}", '"mean"')
-        return [self.scores.position_kernel().section(call)]
+        return [self.scores.position_kernel().section(call, self.nouns)]
 
     def _start(self, view: ScoreNumbers) -> tuple[int, int, int] | None:
         """The head that is most clearly of a kind, or else without which the loss changes most; and the row in which it
@@ -341,7 +334,7 @@ class Report:
         frame = self.scores.to_frame()
         residual, largest = float(frame.residual.max()), float(frame.largest_score.max())
         exactly = f"to within {bound(residual, 2)} of a largest score of {largest:.3g}" if residual else "exactly"
-        return f"{len(frame)} heads on one text, each score the sum of its terms {exactly}."
+        return f"{len(frame)} heads on one {self.nouns.text}, each score the sum of its terms {exactly}."
 
     @property
     def _why(self) -> str:
@@ -365,8 +358,8 @@ class Report:
         largest, residual = (float(each[shown].max()) for each in (self.scores.largest, self.scores.residual))
         terms = ", ".join(name for name in self.scores.terms if name != "mask")
         return [
-            TableRow("tokens" if self.wording in (TEXT, HEARD) else "positions", str(len(view.tokens))),
-            *([TableRow(self.wording("key tokens"), str(len(view.keys)))] if view.crosses else []),
+            TableRow(f"{self.nouns.place}s", str(len(view.tokens))),
+            *([TableRow(f"key {self.nouns.of_keys.tokens}", str(len(view.keys)))] if view.crosses else []),
             TableRow("layers shown", ", ".join(map(str, view.layers))),
             TableRow("heads in each", str(view.scores.shape[1])),
             TableRow("terms of a score", terms),
@@ -617,7 +610,7 @@ def _of_stack(made: _Made, shown: Stack, centre: Literal["auto", "mean"] | MeanQ
         sense_section(
             model, batch, pattern.float().cpu().numpy(), calls["view"].replace("{figure}", "map"), shown.label
         ),
-        wording_of(model, shown.label),
+        nouns_of(model, shown.label),
         key_special if shown.label == "cross" else (),
     )
 
@@ -637,7 +630,7 @@ def _streamed(
         notes.append(f"What heads write is left out: {model.points[shown.point('resid_pre')].absent}.")
     if with_types:
         reducers["types"] = HeadTypesReducer()
-    by_token = TokenPaths.reducers(model, batch, notes)
+    by_token = TokenPaths.reducers(model, batch, notes, nouns_of(model, shown.label))
     reducers |= by_token
     found = dict(zip(reducers, stream(model, batch, list(reducers.values()), stack=shown.label or None), strict=True))
     paths = TokenPaths(**{name: found[name] for name in by_token})

@@ -3,9 +3,9 @@
 import numpy as np
 from jaxtyping import Float
 
+from ..basics.nouns import HEARD, IMAGE, INPUT, SOUND, TEXT, Nouns
 from ..batch import Batch
 from ..draw.section import Section
-from ..draw.wording import HEARD, IMAGE, INPUT, SOUND, TEXT, Wording
 from ..methods.joint_embedding.patch_images import data_uri
 from ..model.inputs.sounds import SoundEncoder
 from ..model.inputs.spectrograms import spectrogram_of
@@ -41,7 +41,7 @@ def sense_section(
     return None
 
 
-def wording_of(model: HookedModel, stack: str = "") -> Wording:
+def nouns_of(model: HookedModel, stack: str = "") -> Nouns:
     """What the inputs of a model, or of one of its stacks, and their positions are called."""
     if isinstance(model.encoder, TranscriptEncoder):
         return {"encoder": SOUND, "decoder": TEXT, "cross": HEARD}[stack]

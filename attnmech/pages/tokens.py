@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from ..basics.nouns import TEXT, Nouns
 from ..batch import Batch
 from ..draw.section import Section
 from ..errors import InputError, first_line
@@ -30,10 +31,10 @@ class TokenPaths:
     segments: SegmentAttention | None = None
 
     @classmethod
-    def reducers(cls, model: HookedModel, batch: Batch, notes: list[str]) -> dict[str, Reducer]:
+    def reducers(cls, model: HookedModel, batch: Batch, notes: list[str], nouns: Nouns = TEXT) -> dict[str, Reducer]:
         """What measures them in one pass, by the names of the fields; says in `notes` what is left out, and why."""
         if len(model.stacks) > 1:
-            notes.append("What becomes of a token is left out: it is shown for models with one stack.")
+            notes.append(f"What becomes of a {nouns.token} is left out: it is shown for models with one stack.")
             return {}
         found: dict[str, Reducer] = {}
         if (drift := _drift(model, batch, notes)) is not None:
@@ -43,20 +44,22 @@ class TokenPaths:
             found["flow"] = FlowReducer("norm_residual")
         elif architecture.streams:
             notes.append(
-                "Where a token's parts come from is left out: a gate or a norm between attention and W_O makes what a "
-                "key writes depend on the query."
+                f"Where a {nouns.token}'s parts come from is left out: a gate or a norm between attention and W_O "
+                "makes what a key writes depend on the query."
             )
         if model.reads_tokens and Segmented.of(batch, "sentence").most > 1:
             found["segments"] = SegmentReducer("sentence")
         return found
 
-    def sections(self, given: str, tokens: Sequence[str], layers: Sequence[int]) -> list[Section]:
+    def sections(self, given: str, tokens: Sequence[str], layers: Sequence[int], nouns: Nouns = TEXT) -> list[Section]:
         """Their sections of the page, which follow its chosen query; `given` is what the calls are given."""
         found = []
         if self.drift is not None:
             found.append(self.drift.token_section(f"am.residual_drift{given}", layers))
         if self.flow is not None:
-            found.append(self.flow.token_section(f'am.attention_flow{given[:-1]}, kind="norm_residual")', layers))
+            found.append(
+                self.flow.token_section(f'am.attention_flow{given[:-1]}, kind="norm_residual")', layers, nouns)
+            )
         if self.segments is not None:
             found.append(self.segments.token_section(f"am.segment_attention{given}", tokens, layers))
         return found

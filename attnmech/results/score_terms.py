@@ -12,6 +12,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from ..basics.arguments import member, shown
+from ..basics.nouns import TEXT, Nouns
 from ..errors import InputError, MissingPointError, index_of
 from ..maths.scores import ScoreParts
 
@@ -34,16 +35,21 @@ class Reference:
     about: str
     """The reference in words."""
 
-    def note(self, sequence: int) -> str:
+    def note(self, sequence: int, nouns: Nouns = TEXT) -> str:
         """A sentence for figures of one text."""
-        said = f"Queries and keys are split at {self.about}, not at the model's biases"
         if self.kind != "mean":
-            return f"{said}."
+            return f"Queries and keys are split at {self.about}, not at the model's biases."
         tokens = self.tokens[sequence]
-        said = f"{said}: over {tokens} of its tokens, without the first and special ones"
+        sentence = (
+            f"Queries and keys are split at the {nouns.text}'s own means, not at the model's biases: over {tokens} of "
+            f"its {nouns.tokens}, without the first and special ones."
+        )
         if tokens >= ROUGH:
-            return f"{said}."
-        return f"{said}. With so few, the split is rough: at 10 tokens, shares of single heads have moved by up to 0.3."
+            return sentence
+        return (
+            f"{sentence} With so few, the split is rough: at 10 {nouns.tokens}, shares of single heads have moved by "
+            "up to 0.3."
+        )
 
 
 class _ByTerm(Mapping[str, Tensor]):

@@ -2,18 +2,24 @@
 
 import json
 import re
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import plotly.graph_objects as go  # type: ignore[import-untyped]
 import pytest
 import senses
 import torch
 from browser import opening
+from torch import nn
 
 import attnmech as am
-from attnmech.draw.wording import IMAGE, SOUND, TEXT
+from attnmech.basics.nouns import HEARD, IMAGE, INPUT, SOUND, TEXT, Nouns
+from attnmech.draw.chart import ByChoice, Chart
+from attnmech.draw.page import Page
 from attnmech.pages.senses import sense_section
 
 
@@ -66,14 +72,73 @@ def test_the_figure_shows_the_row_that_is_chosen(name: str) -> None:
     json.dumps(figure.to_plotly_json(), default=str)
 
 
-def test_words() -> None:
-    assert IMAGE("3 texts; a text. Tokens attend to a token or the first token.") == (
-        "3 images; an image. Patches attend to a patch or the first position."
-    )
-    assert SOUND("The text has one token; the tokenizer is not changed.") == (
-        "The recording has one frame; the tokenizer is not changed."
-    )
-    assert TEXT("a text") == "a text"
+def pages_of(report: am.Report, monkeypatch: pytest.MonkeyPatch) -> dict[str, Page]:
+    """What is written on the pages of a report's stacks, before it is HTML."""
+    pages: dict[str, Page] = {}
+    monkeypatch.setattr("attnmech.pages.report.render_page", lambda page: pages.update({report.stack: page}) or "")
+    monkeypatch.setattr("attnmech.pages.report.render_stacks", lambda found, words: pages.update(found) or "")
+    report.to_html()
+    return pages
+
+
+def shown_words(part: Any, name: str = "") -> Iterator[str]:
+    """The titles, legends and hover boxes in a figure; not the labels of positions."""
+    if isinstance(part, Mapping):
+        for key, value in part.items():
+            yield from shown_words(value, key)
+    elif isinstance(part, str) and name in ("text", "name", "hovertemplate", "title"):
+        yield part.replace("%{text}", "")
+
+
+def written_on(page: Page, leaving_out: str = "") -> str:
+    """The sentences, headings and figures' words of a page, but for those of one section."""
+    words: list[Any] = [page.lead, *page.brief.values(), *(row.label for row in page.facts)]
+    for section in (section for section in page.sections if section.anchor != leaving_out):
+        words += [section.heading, section.contents, section.reading, section.finding, section.caveat]
+        words += [word for choice in section.choices for word in (choice.label, *choice.words)]
+        for figure in section.figures.values():
+            drawn = figure.template if isinstance(figure, Chart) else figure
+            if isinstance(drawn, go.Figure):
+                drawn = drawn.to_plotly_json()
+                drawn["layout"].pop("template")
+                words += shown_words(drawn)
+    texts = (word.values.flat if isinstance(word, ByChoice) else [word] for word in words)
+    return "\n".join(str(text) for several in texts for text in several)
+
+
+@pytest.mark.parametrize("name", ["vit", "dinov3", "wav2vec2", "ast", "own"])
+def test_no_sentence_or_figure_speaks_of_texts(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    if name == "own":
+        torch.manual_seed(0)
+        module = nn.Transformer(12, 4, 1, 2, 20, dropout=0.0, batch_first=True).eval()
+        example = (torch.randn(1, 7, 12), torch.randn(1, 5, 12))
+        report = am.report(am.load(module, example=example), example)
+    else:
+        report = am.report(senses.hooked(name), senses.inputs_of(name, 1))
+    for page in pages_of(report, monkeypatch).values():
+        assert not re.findall(r".{0,40}\b(?:text|token)s?\b.{0,40}", written_on(page))
+
+
+@pytest.mark.parametrize("name", ["vit", "dinov3", "wav2vec2"])
+def test_all_nouns_come_from_one_place(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    report = am.report(senses.hooked(name), senses.inputs_of(name, 1))
+    made_up = replace(report, nouns=Nouns("zork", "blip", "blips", "spot"))
+    (page,) = pages_of(made_up, monkeypatch).values()
+    words = written_on(page, leaving_out="picture" if name in senses.IMAGES else "spectrogram")
+    assert not re.findall(r".{0,40}\b(?:texts?|tokens?|images?|patch|patches|recordings?|frames)\b.{0,40}", words)
+    assert "first spot" in words and "another blip" in words and "along the zork" in words
+
+
+def test_every_kind_of_input_has_its_nouns() -> None:
+    assert [nouns.first for nouns in (TEXT, IMAGE, SOUND, INPUT)] == ["first token", *["first position"] * 3]
+    assert [nouns.query_token for nouns in (TEXT, IMAGE, HEARD)] == ["query token", "query patch", "query token"]
+    assert [nouns.key_token for nouns in (TEXT, IMAGE, HEARD)] == ["key token", "key patch", "key frame"]
+    assert [nouns.both_texts for nouns in (TEXT, INPUT, HEARD)] == [
+        "two texts",
+        "two inputs",
+        "text and the recording",
+    ]
+    assert [nouns.key_text for nouns in (TEXT, INPUT, HEARD)] == ["encoder's text", "encoder's input", "recording"]
 
 
 def test_a_report_of_too_many_frames_is_refused() -> None:

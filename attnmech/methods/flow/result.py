@@ -13,6 +13,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from ...basics.arguments import member, option, whole_number
+from ...basics.nouns import TEXT, Nouns
 from ...draw.all_heads import model_view
 from ...draw.embed import View
 from ...draw.graph import token_graph
@@ -354,10 +355,15 @@ class AttentionFlow(PagedResult):
             columns[f"share_{place + 1}"] = top.values[:, place].clamp_min(0).tolist()
         return pd.DataFrame({"layer": list(self.layers), "itself": itself, **columns})
 
-    def token_section(self, call: str, layers: Sequence[int]) -> Section:
+    def token_section(self, call: str, layers: Sequence[int], nouns: Nouns = TEXT) -> Section:
         """The inflows of a chosen token, for a page on which `layers` can be chosen; `call` gives this result."""
         return flow_section(
-            self._row_shares.float().numpy(), self.tokens, layers_of_flow=self.layers, layers=layers, call=call
+            self._row_shares.float().numpy(),
+            self.tokens,
+            layers_of_flow=self.layers,
+            layers=layers,
+            call=call,
+            nouns=nouns,
         )
 
     @property

@@ -7,6 +7,7 @@ import numpy as np
 from jaxtyping import Float, Int
 from plotly.colors import sample_colorscale  # type: ignore[import-untyped]
 
+from ...basics.nouns import TEXT, Nouns
 from ...draw.carried import error_of
 from ...draw.chart import CHOSEN_COLOUR, ByChoice, Chart, Slot, row_frame
 from ...draw.figure import Figure
@@ -32,6 +33,7 @@ def flow_section(
     layers_of_flow: Sequence[int],
     layers: Sequence[int],
     call: str,
+    nouns: Nouns = TEXT,
 ) -> Section:
     """From which tokens the chosen one gets its parts, layer by layer.
 
@@ -41,18 +43,19 @@ def flow_section(
         layers_of_flow: the layers of `shares`.
         layers: those that can be chosen on the page, one of which has a frame.
         call: the Python that gives the result.
+        nouns: what the input and its positions are called.
 
     """
-    chart = _flow_chart(shares, tokens, layers_of_flow, layers)
+    chart = _flow_chart(shares, tokens, layers_of_flow, layers, nouns)
     return Section(
         name="token-flow",
-        contents="Where a token's parts come from",
-        heading="Where a token's parts come from",
-        finding=_about_flow(shares, tokens, layers_of_flow),
-        reading="The stream of the chosen token after attention, layer by layer, as a sum of what all heads together "
-        "bring from each token and, from itself, the stream that it had before: the share of each in the sum of their "
-        "norms (Kobayashi et al. 2021). The square is the largest share from another token. Click a cell to follow "
-        "that token; the frame is the chosen layer.",
+        contents=f"Where a {nouns.token}'s parts come from",
+        heading=f"Where a {nouns.token}'s parts come from",
+        finding=_about_flow(shares, tokens, layers_of_flow, nouns),
+        reading=f"The stream of the chosen {nouns.token} after attention, layer by layer, as a sum of what all heads "
+        f"together bring from each {nouns.token} and, from itself, the stream that it had before: the share of each in "
+        f"the sum of their norms (Kobayashi et al. 2021). The square is the largest share from another {nouns.token}. "
+        f"Click a cell to follow that {nouns.token}; the frame is the chosen layer.",
         caveat="A share is of norms, not of meaning: parts may cancel, and MLPs are not in it. Shades follow the "
         "square root, so that small shares stay visible.",
         figures={"token-inflow": chart},
@@ -66,6 +69,7 @@ def _flow_chart(
     tokens: Sequence[str],
     own_layers: Sequence[int],
     layers: Sequence[int],
+    nouns: Nouns,
 ) -> Chart:
     labels, names = token_labels(tokens), [str(layer) for layer in own_layers]
     by_query = np.where(shares > 0, shares, np.nan).transpose(1, 0, 2)
@@ -85,7 +89,7 @@ def _flow_chart(
         ygap=1,
     )  # fmt: skip
     figure.add_scatter(
-        y=names, mode="markers", hoverinfo="skip", showlegend=False, name="largest from another token",
+        y=names, mode="markers", hoverinfo="skip", showlegend=False, name=f"largest from another {nouns.token}",
         marker={"color": CHOSEN_COLOUR, "symbol": "square", "size": 8, "line": {"color": "white", "width": 1}},
     )  # fmt: skip
     frame, _ = row_frame(len(names))
@@ -95,7 +99,8 @@ def _flow_chart(
         template=FIGURE_STYLE,
         height=int(np.clip(170 + 22 * len(names), 250, 800)),
         shapes=[frame],
-        xaxis=axis | {"categoryarray": labels, "range": [-0.5, len(labels) - 0.5], "title": {"text": "from token"},
+        xaxis=axis | {"categoryarray": labels, "range": [-0.5, len(labels) - 0.5],
+                      "title": {"text": f"from {nouns.token}"},
                       "tickangle": -90, "showgrid": False, "tickfont": {"size": 11}},
         yaxis=axis | {"categoryarray": names, "range": [-0.5, len(names) - 0.5], "title": {"text": "layer"},
                       "showgrid": False},
@@ -121,7 +126,9 @@ def strongest(
     return np.where(share > 0, others.argmax(axis=-1), -1), share
 
 
-def _about_flow(shares: Float[np.ndarray, "layer query key"], tokens: Sequence[str], layers: Sequence[int]) -> ByChoice:
+def _about_flow(
+    shares: Float[np.ndarray, "layer query key"], tokens: Sequence[str], layers: Sequence[int], nouns: Nouns
+) -> ByChoice:
     most, share = strongest(shares)
 
     def told(query: int) -> str:
@@ -134,7 +141,9 @@ def _about_flow(shares: Float[np.ndarray, "layer query key"], tokens: Sequence[s
             f"{layers[at]}"
             for at in order
         ]
-        found = f"most from others: {', '.join(parts)}" if parts else "nothing from other tokens"
-        return f"Token {query} {quoted(tokens[query])}: in each layer {itself} from itself; {found}."
+        found = f"most from others: {', '.join(parts)}" if parts else f"nothing from other {nouns.tokens}"
+        return (
+            f"{nouns.token.capitalize()} {query} {quoted(tokens[query])}: in each layer {itself} from itself; {found}."
+        )
 
     return ByChoice.texts(("query",), (len(tokens),), told)

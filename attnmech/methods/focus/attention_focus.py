@@ -14,6 +14,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from ...basics.arguments import option
+from ...basics.nouns import TEXT, Nouns
 from ...draw.numbers import FOCUS_NUMBERS, FocusNumbers
 from ...draw.section import Section
 from ...draw.text import percent
@@ -204,8 +205,8 @@ class AttentionFocus(RowMeans):
         chosen = None if layer is None or head is None else (layer, head)
         return rank_lines_of(self.numbers(), FIGURES[figure], chosen)
 
-    def numbers(self) -> "FocusNumbers":
-        """The numbers of figures 4 to 6, as arrays for drawing."""
+    def numbers(self, nouns: Nouns = TEXT) -> "FocusNumbers":
+        """The numbers of figures 4 to 6, as arrays for drawing; `nouns` are what figures call the input."""
         if self.parts is not None:
             raise InputError("figures 4 to 6 show shares, which a difference does not have; use .plot().")
 
@@ -214,25 +215,30 @@ class AttentionFocus(RowMeans):
 
         ends = {name: self.interval(name) for name in FOCUS_NUMBERS}
         known = {name: pair for name, pair in ends.items() if pair is not None}
-        left_out = "" if "first" in self.chosen else " The first row of each text is left out."
+        left_out = "" if "first" in self.chosen else f" The first row of each {nouns.text} is left out."
         return FocusNumbers(
             layers=self.layers,
             crosses=self._crosses,
+            nouns=nouns,
             **{name: array(self.mean(name)) for name in FOCUS_NUMBERS},
             rows=f"Rows that see only one key have no choice and do not count.{left_out}",
             low={name: array(low) for name, (low, _) in known.items()},
             high={name: array(high) for name, (_, high) in known.items()},
         )
 
-    def sections(self, call: str = "focus", layers: Sequence[int] = ()) -> "list[Section]":
+    def sections(self, call: str = "focus", layers: Sequence[int] = (), nouns: Nouns = TEXT) -> "list[Section]":
         """Figures 4 to 6 as a page shows them; with `layers`, the reader can choose a head in these layers."""
-        return focus_sections(self.numbers(), call, layers)
+        return focus_sections(self.numbers(nouns), call, layers)
 
     def _sections(self) -> "Sequence[Section]":
         return self._difference_sections(FIGURES) if self.parts is not None else self.sections()
 
     @property
     def lead(self) -> str:
+        return self.finding()
+
+    def finding(self, nouns: Nouns = TEXT) -> str:
+        """The lead, in these words."""
         if self.parts is not None:
             return self._difference_lead("first_top")
         strongest = int(self.first_top.nan_to_num(-1).argmax())
@@ -247,17 +253,17 @@ class AttentionFocus(RowMeans):
             else f"; 95 % interval, corrected for {len(self.layers) * per_layer} heads: "
             f"{percent(float(ends[0][layer, head]), 0)} to {percent(float(ends[1][layer, head]), 0)}"
         )
-        over = f"Averaged over {len(self.layers) * per_layer} heads, the highest score of a row is at the first"
+        over = f"Averaged over {len(self.layers) * per_layer} heads, the highest score of a row is at the"
         mean, most = (percent(float(value), 0) for value in (self.first_top.nanmean(), self.first_top[layer, head]))
         if self._crosses:
             return (
-                f"{over} token of the encoder's text in {mean} of rows; {heads} look{s} there most often ({most}"
-                f"{known}). Where attention is uniform, normalised entropy is 1; the mean over heads is "
-                f"{float(self.normalised_entropy.nanmean()):.2f}."
+                f"{over} first {nouns.of_keys.token} of the {nouns.key_text} in {mean} of rows; {heads} look{s} there "
+                f"most often ({most}{known}). Where attention is uniform, normalised entropy is 1; the mean over heads "
+                f"is {float(self.normalised_entropy.nanmean()):.2f}."
             )
         return (
-            f"{over} token in {mean} of rows, at the token itself in "
-            f"{percent(float(self.self_top.nanmean()), 0)}; {heads} look{s} at the first token "
+            f"{over} {nouns.first} in {mean} of rows, at the {nouns.token} itself in "
+            f"{percent(float(self.self_top.nanmean()), 0)}; {heads} look{s} at the {nouns.first} "
             f"most often ({most}{known})."
         )
 

@@ -12,6 +12,7 @@ import plotly.graph_objects as go  # type: ignore[import-untyped]
 from jaxtyping import Float, Integer
 from plotly.colors import sample_colorscale  # type: ignore[import-untyped]
 
+from ...basics.nouns import Nouns
 from ...draw.chart import ByChoice, Chart, Slot
 from ...draw.figure import Figure
 from ...draw.numbers import FocusNumbers
@@ -26,13 +27,6 @@ MOST_LAYER_TICKS: Final = 32
 
 MOST_TIED_HEADS: Final = 6
 """A hover box names at most this many heads of one value."""
-
-QUANTITIES: Final = {
-    "self_top": "fraction of rows whose highest<br>score is at the token itself",
-    "first_top": "fraction of rows whose highest<br>score is at the first token",
-    "concentration": "mean of p(1) − p(2),<br>the two highest probabilities",
-}
-"""The axis titles of figures 4, 5 and 6."""
 
 
 def focus_chart(view: FocusNumbers, number: str, layers: Sequence[int]) -> Chart:
@@ -120,11 +114,19 @@ def rank_lines_of(view: FocusNumbers, number: str, chosen: tuple[int, int] | Non
     return rank_lines(
         getattr(view, number),
         view.layers,
-        quantity=QUANTITIES[number],
+        quantity=_quantity(number, view.nouns),
         low=view.low.get(number),
         high=view.high.get(number),
         chosen=chosen,
     )
+
+
+def _quantity(number: str, nouns: Nouns) -> str:
+    """The axis title of figure 4, 5 or 6."""
+    if number == "concentration":
+        return "mean of p(1) − p(2),<br>the two highest probabilities"
+    place = f"{nouns.token} itself" if number == "self_top" else nouns.first
+    return f"fraction of rows whose highest<br>score is at the {place}"
 
 
 def _hover_data(

@@ -6,6 +6,7 @@ from typing import Final
 
 import numpy as np
 
+from ...basics.nouns import Nouns
 from ...draw.chart import ByChoice
 from ...draw.numbers import FocusNumbers
 from ...draw.section import Section
@@ -35,52 +36,60 @@ class _Figure:
     written: Callable[[float], str] = percent
 
 
-_FIGURES: Final = (
-    _Figure(
-        "self_top",
-        "self_focus",
-        "4 Looks at itself",
-        "Figure 4. How often heads look at the token itself",
-        "Every head of every layer at the fraction of rows whose highest score is at the query token itself.",
-        _RANKS_JOINED,
-        "look at the token itself in at least half of the rows",
-    ),
-    _Figure(
-        "first_top",
-        "first_focus",
-        "5 Looks at the first token",
-        "Figure 5. How often heads look at the first token",
-        "The same for rows whose highest score is at position 0.",
-        "Lines join heads as in figure 4. Rows that look at any other token count in neither figure.",
-        "look at the first token in at least half of the rows",
-    ),
-    _Figure(
+def _figures(nouns: Nouns) -> tuple[_Figure, ...]:
+    return (
+        _Figure(
+            "self_top",
+            "self_focus",
+            "4 Looks at itself",
+            f"Figure 4. How often heads look at the {nouns.token} itself",
+            "Every head of every layer at the fraction of rows whose highest score is at the "
+            f"{nouns.query_token} itself.",
+            _RANKS_JOINED,
+            f"look at the {nouns.token} itself in at least half of the rows",
+        ),
+        _Figure(
+            "first_top",
+            "first_focus",
+            f"5 Looks at the {nouns.first}",
+            f"Figure 5. How often heads look at the {nouns.first}",
+            "The same for rows whose highest score is at position 0.",
+            f"Lines join heads as in figure 4. Rows that look at any other {nouns.token} count in neither figure.",
+            f"look at the {nouns.first} in at least half of the rows",
+        ),
+        _concentration(nouns, 4, " Rows with few visible keys weigh as much as long ones."),
+    )
+
+
+def _cross_figures(nouns: Nouns) -> tuple[_Figure, ...]:
+    """The same in cross-attention, where no key is the token itself."""
+    return (
+        _Figure(
+            "first_top",
+            "first_focus",
+            "5 Looks at the first key",
+            f"Figure 5. How often heads look at the first {nouns.key_token}",
+            "Every head of every layer at the fraction of rows whose highest score is at position 0 of the "
+            f"{nouns.key_text}.",
+            _RANKS_JOINED,
+            f"look at the first {nouns.key_token} in at least half of the rows",
+        ),
+        _concentration(nouns, 5),
+    )
+
+
+def _concentration(nouns: Nouns, joined_as_in: int, more: str = "") -> _Figure:
+    return _Figure(
         "concentration",
         "concentration",
         "6 Concentration",
         "Figure 6. How concentrated attention is",
         "The mean over rows of p(1) − p(2), the highest probability after softmax minus the second highest: near 1, a "
-        "head looks at one token at a time; near 0, at several.",
-        "Lines join heads as in figure 4. Rows with few visible keys weigh as much as long ones.",
+        f"head looks at one {nouns.of_keys.token} at a time; near 0, at several.",
+        f"Lines join heads as in figure {joined_as_in}.{more}",
         "reach 0.5",
         "{:.3f}".format,
-    ),
-)
-
-
-_CROSS_FIGURES: Final = (
-    replace(
-        _FIGURES[1],
-        contents="5 Looks at the first key",
-        heading="Figure 5. How often heads look at the first key token",
-        reading="Every head of every layer at the fraction of rows whose highest score is at position 0 of the "
-        "encoder's text.",
-        caveat=_RANKS_JOINED,
-        many="look at the first key token in at least half of the rows",
-    ),
-    replace(_FIGURES[2], caveat="Lines join heads as in figure 5."),
-)
-"""The same in cross-attention, where no key is the token itself."""
+    )
 
 
 def focus_sections(view: FocusNumbers, call: str, layers: Sequence[int] = ()) -> list[Section]:
@@ -92,7 +101,7 @@ def focus_sections(view: FocusNumbers, call: str, layers: Sequence[int] = ()) ->
         layers: those in which a page's reader can choose a head; if empty, none is chosen.
 
     """
-    figures = _CROSS_FIGURES if view.crosses else _FIGURES
+    figures = _cross_figures(view.nouns) if view.crosses else _figures(view.nouns)
     return [_chosen(view, each, call, layers) if layers else _plain(view, each, call) for each in figures]
 
 
@@ -126,12 +135,13 @@ def about_all_heads(view: FocusNumbers) -> str:
 
     if view.crosses:
         return (
-            f"Heads that look most at the first key token in at least half of their rows: {count('first_top')} of "
-            f"{view.self_top.size}."
+            f"Heads that look most at the first {view.nouns.key_token} in at least half of their rows: "
+            f"{count('first_top')} of {view.self_top.size}."
         )
     return (
-        f"Of {view.self_top.size} heads, in at least half of their rows {count('first_top')} look most at the first "
-        f"token, {count('self_top')} at the token itself, {count('previous_top')} at the one before."
+        f"Of {view.self_top.size} heads, in at least half of their rows {count('first_top')} look most at the "
+        f"{view.nouns.first}, {count('self_top')} at the {view.nouns.token} itself, {count('previous_top')} at the one "
+        "before."
     )
 
 
@@ -155,7 +165,7 @@ def _place_of_head(view: FocusNumbers, figure: _Figure, layers: Sequence[int]) -
         known = figure.written(own) if np.isfinite(own) else "undefined"
         previous = ""
         if figure.number == "self_top" and np.isfinite(before):
-            previous = f" The chosen head looks at the previous token in {percent(before)}."
+            previous = f" The chosen head looks at the previous {view.nouns.token} in {percent(before)}."
         return f"L{layers[layer]}H{head}: {known}. {rest}{previous}"
 
     return ByChoice.texts(("layer", "head"), (len(layers), values.shape[1]), told)
@@ -165,4 +175,4 @@ def _rows_in_words(view: FocusNumbers) -> str:
     rows = f"{view.rows[:1].upper()}{view.rows[1:].rstrip('.')}."
     if view.low:
         return f"{rows} The hover box gives each number's interval."
-    return f"{rows} Without intervals: another text may give other numbers."
+    return f"{rows} Without intervals: another {view.nouns.text} may give other numbers."

@@ -12,11 +12,11 @@ import numpy as np
 import plotly.graph_objects as go  # type: ignore[import-untyped]
 from jaxtyping import Float, Integer
 
-from ...basics.axes import KEY, QUERY
+from ...basics.nouns import TEXT, Nouns
 from ...draw.chart import ByChoice, Chart, Slot, height_of_rows, row_frame, token_axis, with_split
 from ...draw.figure import Figure
 from ...draw.patterns import require_length
-from ...draw.style import FIGURE_STYLE, TERMS, mark_styles, marks_of, term_order, term_style
+from ...draw.style import FIGURE_STYLE, TERMS, marks_for, marks_of, term_order, term_style
 from ...draw.text import percent, token_labels
 from ...errors import InputError
 
@@ -103,6 +103,8 @@ def triangle_chart(
     keys: Integer[np.ndarray, "layer head query rank"],
     tokens: Sequence[str],
     key_tokens: Sequence[str] | None = None,
+    *,
+    nouns: Nouns = TEXT,
 ) -> Chart:
     """Figure 2, left, of every head and rank, and of every split if there are several."""
     labels, key_labels = token_labels(tokens), token_labels(tokens if key_tokens is None else key_tokens)
@@ -114,7 +116,7 @@ def triangle_chart(
     in_words = (queries, ByChoice(key, _OF_RANK, words=tuple(key_labels)))
     nothing = ByChoice(np.zeros(len(tokens)))
     figure, slots = Figure(), []
-    for code, (mark, style) in enumerate(mark_styles(key_tokens).items()):
+    for code, (mark, style) in enumerate(marks_for(nouns, crosses=key_tokens is not None).items()):
         here: dict[str, Any] = {"where": marks, "equals": code}
         slots += [
             Slot(f"data.{code}.{corner}", by_rank.get(term, nothing), **here)
@@ -203,6 +205,7 @@ def bars_chart(
     key_tokens: Sequence[str] | None = None,
     *,
     framed: bool = True,
+    nouns: Nouns = TEXT,
 ) -> Chart:
     """Figure 2, right, of every head and rank."""
     labels, key_labels = token_labels(tokens), token_labels(tokens if key_tokens is None else key_tokens)
@@ -235,7 +238,7 @@ def bars_chart(
             "tickformat": ".0%",
         },
         margin={"r": 30},
-        yaxis=token_axis(labels, QUERY, downwards=True) | {"showgrid": False},
+        yaxis=token_axis(labels, nouns.query_token, downwards=True) | {"showgrid": False},
         shapes=[frame] if framed else [],
     )
     return Chart(figure, (*slots, *(follow if framed else ())), clicks={"query": "y"})
@@ -264,7 +267,9 @@ def key_terms(terms: Mapping[str, Float[np.ndarray, " key"]], tokens: Sequence[s
     return chart.figure(layer=0, head=0)
 
 
-def key_terms_chart(terms: Mapping[str, Float[np.ndarray, "*split layer head key"]], tokens: Sequence[str]) -> Chart:
+def key_terms_chart(
+    terms: Mapping[str, Float[np.ndarray, "*split layer head key"]], tokens: Sequence[str], *, nouns: Nouns = TEXT
+) -> Chart:
     """Figure 3 of every head, and of every split if there are several."""
     labels = token_labels(tokens)
     figure, slots = Figure(), []
@@ -286,7 +291,7 @@ def key_terms_chart(terms: Mapping[str, Float[np.ndarray, "*split layer head key
     figure.update_layout(
         template=FIGURE_STYLE,
         height=420,
-        xaxis=token_axis(labels, KEY) | {"tickangle": -90, "visible": bool(terms)},
+        xaxis=token_axis(labels, nouns.key_token) | {"tickangle": -90, "visible": bool(terms)},
         yaxis={
             "title": {"text": "score before softmax,<br>minus the term's mean"},
             "zeroline": True,

@@ -11,13 +11,14 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from ...basics.arguments import member
+from ...basics.nouns import TEXT, Nouns
 from ...draw.chart import ByChoice
 from ...draw.section import Section
 from ...errors import InputError, index_of
 from ...maths.scores import ScoreParts
 from ...results.figure_file import SavesFigures
 from .wavelength_figures import kernel_chart, position_kernel
-from .wavelengths import UNROTATED, bands_there, checked_edges, dimensions_of
+from .wavelengths import UNROTATED, band_names, bands_there, checked_edges, dimensions_of
 
 
 @dataclass(frozen=True, eq=False)
@@ -34,6 +35,8 @@ class PositionKernel(SavesFigures):
     values: Float[Tensor, "layer head distance"]
     bands: Mapping[str, Float[Tensor, "layer head distance"]]
     """What each band of wavelength adds; none without rotated means."""
+    edges: tuple[float, ...]
+    """The wavelengths between bands, in tokens."""
 
     @classmethod
     def of(
@@ -60,7 +63,7 @@ class PositionKernel(SavesFigures):
         turning = any(each.wavelengths is not None and each.centred for each in parts)
         names = [name for name in bands_there(edges, parts) if name != UNROTATED] if turning else []
         bands = {name: by_distance(partial(_of_means, name, edges)) for name in names}
-        return cls(layers, distances, by_distance(lambda each, rows: each.term("position", rows)), bands)
+        return cls(layers, distances, by_distance(lambda each, rows: each.term("position", rows)), bands, edges)
 
     def plot(self, layer: int, head: int) -> "go.Figure":
         """A head's kernel and its bands, as lines over distance."""
@@ -70,16 +73,17 @@ class PositionKernel(SavesFigures):
         values = self.values[index, head].cpu().double().numpy()
         return position_kernel(self.distances.cpu().double().numpy(), values, bands)
 
-    def section(self, call: str) -> Section:
+    def section(self, call: str, nouns: Nouns = TEXT) -> Section:
         """The kernels of every head, for a page whose reader chooses one."""
         values = self.values.float().cpu().numpy()
-        bands = {name: value.float().cpu().numpy() for name, value in self.bands.items()}
+        names = dict(zip(band_names(self.edges), band_names(self.edges, nouns.tokens), strict=True))
+        bands = {names[name]: value.float().cpu().numpy() for name, value in self.bands.items()}
 
         def told(layer: int, head: int) -> str:
             kernel = values[layer, head]
             best = int(self.distances[int(kernel.argmax())])
             spread = float(kernel.max() - kernel.min())
-            where = "at the token itself" if best == 0 else f"at distance {best}"
+            where = f"at the {nouns.token} itself" if best == 0 else f"at distance {best}"
             return f"By distance alone the score changes by {spread:.2f}; it is highest {where}."
 
         return Section(
@@ -87,12 +91,14 @@ class PositionKernel(SavesFigures):
             contents="Position by distance",
             heading="The position term by distance",
             finding=ByChoice.texts(("layer", "head"), values.shape[:2], told),
-            reading="What a key gains or loses from how far it stands behind the query, whatever both tokens are; thin "
-            "lines are the parts of different wavelengths, which add up to the thick one."
-            if bands
-            else "What a key gains or loses from how far it stands behind the query, whatever both tokens are.",
+            reading=f"What a key gains or loses from how far it stands behind the query, whatever both {nouns.tokens} "
+            + (
+                "are; thin lines are the parts of different wavelengths, which add up to the thick one."
+                if bands
+                else "are."
+            ),
             caveat="How strongly a head looks somewhere depends on all terms together: see one row as a sum.",
-            figures={"kernel": kernel_chart(self.distances.float().cpu().numpy(), values, bands)},
+            figures={"kernel": kernel_chart(self.distances.float().cpu().numpy(), values, bands, nouns)},
             call=f"{call}.position_kernel().plot(layer={{layer}}, head={{head}})",
         )
 

@@ -7,6 +7,7 @@ import torch
 from jaxtyping import Float, Float32
 from torch import Tensor
 
+from ...basics.nouns import TEXT, Nouns
 from ...draw.numbers import ScoreNumbers
 from ...maths.scores import ScoreParts, names_along_row, ranked_shares
 from ...maths.softmax import softmax_of
@@ -21,6 +22,7 @@ def score_numbers(
     ranks: int,
     pattern: Float[Tensor, "layer head query key"] | None,
     notes: tuple[str, ...],
+    nouns: Nouns = TEXT,
 ) -> ScoreNumbers:
     """The numbers of a text, from its parts in each layer; without a `pattern`, the softmax of the scores.
 
@@ -62,6 +64,7 @@ def score_numbers(
         key_terms={name: _stacked([term[name] for term in key_terms]) for name in key_terms[0]},
         key_terms_of_last=bool(by_last),
         notes=notes,
+        nouns=nouns,
         terms={name: _of_layers([term[name] for term in terms], heads) for name in terms[0]},
     )
 

@@ -7,6 +7,7 @@ from typing import Final
 import numpy as np
 from jaxtyping import Float, Int
 
+from ...basics.nouns import Nouns
 from ...draw.attention_map import MEASURES, VALUE, attention_chart, highest_key
 from ...draw.carried import error_of
 from ...draw.chart import ByChoice, Chart
@@ -14,7 +15,7 @@ from ...draw.ledger import REFERENCES, ROW_READING, along_keys, ledger_chart, li
 from ...draw.numbers import ScoreNumbers
 from ...draw.patterns import VALUE_WEIGHTED
 from ...draw.section import Choice, OfPattern, Section
-from ...draw.style import MARKS, marks_of, term_style
+from ...draw.style import marks_of, term_style
 from ...draw.text import bound, percent, signed
 from .figures import bars_chart, key_terms_chart, triangle_chart
 
@@ -31,15 +32,6 @@ WEIGHT: Final = Choice(
     ("p", "value"),
     ("probability p", "value-weighted"),
     in_calls=("None", '"value"'),
-    everywhere=True,
-)
-
-SPLIT: Final = Choice(
-    "split",
-    "Scores split at",
-    ("means", "biases"),
-    ("the text's means", "the model's biases"),
-    in_calls=('"mean"', "None"),
     everywhere=True,
 )
 
@@ -62,7 +54,7 @@ def score_sections(
             in `call` stands for where they are split.
 
     """
-    tokens, keys, heads = view.tokens, view.keys or None, view.scores.shape[1]
+    nouns, tokens, keys, heads = view.nouns, view.tokens, view.keys or None, view.scores.shape[1]
     splits = _Splits((view,) if other is None else (view, other))
 
     def plotted(figure: str, *options: str) -> str:
@@ -70,7 +62,7 @@ def score_sections(
 
     weighted = view.value_norms is not None
     shown = shown.replace("{weight}", "{weight}" if weighted else "None")
-    attention = attention_chart(view.scores, view.pattern, view.value_norms, tokens=tokens, keys=keys)
+    attention = attention_chart(view.scores, view.pattern, view.value_norms, tokens=tokens, keys=keys, nouns=nouns)
     measured = plotted("attention_map", 'measure="{measure}"')
     in_view = shown.replace("{figure}", "attention_pattern").replace("{weight}", '"value"')
     measure = replace(
@@ -78,6 +70,9 @@ def score_sections(
         values=(*MEASURE.values, VALUE),
         words=(*MEASURE.words, "the value-weighted share"),
         in_calls=(*(measured.replace("{measure}", each) for each in MEASURES), in_view),
+    )
+    lines = (
+        f"Lines between {nouns.tokens}" if nouns.keys is None else f"Lines from {nouns.tokens} to {nouns.keys.tokens}"
     )
     ledger = [_ledger(splits, plotted("row_ledger", "query={query}", 'against="{against}"'))] if view.terms else []
     rounded = max(error_of(each) for each in (attention, *(chart for each in ledger for chart in _charts(each))))
@@ -100,8 +95,8 @@ def score_sections(
             contents="1 Attention map",
             heading="Figure 1. Attention map",
             finding=_about_rows(view),
-            reading="One row for each query token, one column for each key token. The mark is the highest score of its "
-            "row; the frame is the chosen query: click a row to choose another.",
+            reading=f"One row for each {nouns.query_token}, one column for each {nouns.key_token}. The mark is "
+            "the highest score of its row; the frame is the chosen query: click a row to choose another.",
             caveat=f"A row with one visible key{'' if keys else ' (row 0 of a causal model)'} has no choice: it is "
             "neither marked nor counted. Hidden keys are blank. A high score says where the head looks, not that the "
             "model's output depends on it: attention is not explanation.",
@@ -112,20 +107,20 @@ def score_sections(
         ),
         *ledger,
         Section(
-            contents="Lines between tokens",
-            heading="Lines between tokens",
-            reading="Queries on the left, keys on the right; the stronger a line, the more attention. Point at a token "
-            "for its lines alone, click to keep them. When a token is hidden, its weight goes to the others in "
-            "proportion.",
-            caveat="What remains when a token is hidden may be a small part of the head's attention: the sentence "
-            "above the lines says how much the hidden one had.",
+            contents=lines,
+            heading=lines,
+            reading="Queries on the left, keys on the right; the stronger a line, the more attention. Point at "
+            f"a {nouns.any_token} for its lines alone, click to keep them. When a {nouns.any_token} is hidden, its "
+            "weight goes to the others in proportion.",
+            caveat=f"What remains when a {nouns.any_token} is hidden may be a small part of the head's attention: the "
+            "sentence above the lines says how much the hidden one had.",
             figures={"sentence-view": OfPattern("sentence")},
             name="sentence",
             call=shown.replace("{figure}", "sentence"),
         ),
         Section(
-            contents="Token graph",
-            heading="Token graph",
+            contents=f"{nouns.token.capitalize()} graph",
+            heading=f"{nouns.token.capitalize()} graph",
             reading="An arrow goes from a query to each key that it gives more than the threshold; width is weight.",
             caveat="A threshold hides as much as it shows: many small weights can carry more than one large one.",
             figures={"token-graph": OfPattern("token_graph")},
@@ -144,13 +139,13 @@ def score_sections(
             "keys than the rank asks for, are left out. The triangle shows three terms relative to their sum; a corner "
             "marked “not in this model” stays empty.",
             figures={
-                "share-triangle": triangle_chart(splits.shares, view.ranked_key, tokens, keys),
-                "share-bars": bars_chart(splits.shares, view.ranked_key, tokens, keys),
+                "share-triangle": triangle_chart(splits.shares, view.ranked_key, tokens, keys, nouns=nouns),
+                "share-bars": bars_chart(splits.shares, view.ranked_key, tokens, keys, nouns=nouns),
             },
             call=plotted("score_shares", "rank={rank}"),
             choices=(
                 Choice("rank", "Rank", tuple(range(view.ranked_key.shape[3])), everywhere=True),
-                *([] if other is None else [SPLIT]),
+                *([] if other is None else [_split(nouns)]),
             ),
         ),
         Section(
@@ -164,10 +159,21 @@ def score_sections(
             else "What each key gains or loses from these terms, the same for every query.",
             caveat="Each line is shown minus its mean over the keys: adding a constant to all keys changes nothing "
             "after the softmax, so only the trend matters.",
-            figures={"key-terms": key_terms_chart(splits.key_terms, view.key_tokens)},
+            figures={"key-terms": key_terms_chart(splits.key_terms, view.key_tokens, nouns=nouns)},
             call=plotted("key_terms"),
         ),
     ]
+
+
+def _split(nouns: Nouns) -> Choice:
+    return Choice(
+        "split",
+        "Scores split at",
+        ("means", "biases"),
+        (f"the {nouns.text}'s means", "the model's biases"),
+        in_calls=('"mean"', "None"),
+        everywhere=True,
+    )
 
 
 @dataclass(frozen=True)
@@ -225,7 +231,9 @@ def _ledger(splits: _Splits, call: str) -> Section:
         "minus the row's mean or minus the runner-up's, it vanishes. The hover box has the terms as the model computes "
         "them.",
         figures={
-            "row-ledger": ledger_chart(splits.terms, view.scores, view.pattern, view.tokens, keys=view.keys or None)
+            "row-ledger": ledger_chart(
+                splits.terms, view.scores, view.pattern, view.tokens, keys=view.keys or None, nouns=view.nouns
+            )
         },
         call=call,
         choices=(AGAINST,),
@@ -237,20 +245,20 @@ def _charts(section: Section) -> list[Chart]:
 
 
 def _about_rows(view: ScoreNumbers) -> ByChoice:
-    marks = marks_of(highest_key(view.scores), len(view.keys) or None)
+    marks, nouns = marks_of(highest_key(view.scores), len(view.keys) or None), view.nouns
 
     def told(layer: int, head: int) -> str:
-        counts = [int((marks[layer, head] == code).sum()) for code in range(len(MARKS))]
+        counts = [int((marks[layer, head] == code).sum()) for code in range(3)]
         if view.crosses:
             first, last, other = counts
             return (
-                f"Of the {sum(counts)} rows with a choice, {first} score highest at the first key token, {last} at the "
-                f"last, {other} at another."
+                f"Of the {sum(counts)} rows with a choice, {first} score highest at the first {nouns.key_token}, "
+                f"{last} at the last, {other} at another."
             )
         itself, first, other = counts
         return (
-            f"Of the {itself + first + other} rows with a choice, {itself} score highest at the token itself, {first} "
-            f"at the first token, {other} at another token."
+            f"Of the {itself + first + other} rows with a choice, {itself} score highest at the {nouns.token} "
+            f"itself, {first} at the {nouns.first}, {other} at another {nouns.token}."
         )
 
     return ByChoice.texts(("layer", "head"), view.scores.shape[:2], told)

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from ...basics.arguments import listed, member, whole_number
 from ...basics.fields import check_fields, check_layers, check_rows
+from ...basics.nouns import TEXT, Nouns
 from ...draw.numbers import ScoreNumbers
 from ...errors import InputError, index_of, integer
 from ...maths.scores import ScoreParts, names_along_row, ranked_shares
@@ -241,12 +242,18 @@ class SplitScores(Result):
         return pd.DataFrame(rows)
 
     def numbers(
-        self, sequence: int = 0, ranks: int = 10, *, pattern: Float[Tensor, "layer head query key"] | None = None
+        self,
+        sequence: int = 0,
+        ranks: int = 10,
+        *,
+        pattern: Float[Tensor, "layer head query key"] | None = None,
+        nouns: Nouns = TEXT,
     ) -> "ScoreNumbers":
         """The numbers of figures 1 to 3 for one text, as arrays for drawing.
 
         `pattern` is the attention of the run itself, over the text's real tokens, in the layers decomposed. Without
-        it, the softmax of the scores is shown, which is what the model used unless a hook changed the pattern.
+        it, the softmax of the scores is shown, which is what the model used unless a hook changed the pattern. `nouns`
+        are what notes and figures call the input and its positions.
         """
         ranks = whole_number("ranks", ranks, least=1)
         sequence = index_of("sequence", sequence, len(self.real), f"{len(self.real)} texts were run")
@@ -259,7 +266,7 @@ class SplitScores(Result):
         at_keys = self.keys_seen(sequence).nonzero()[:, 0] if self._crosses else here
         tokens = tuple(self.tokens[sequence][place] for place in here.tolist())
         keys = tuple(self.key_tokens[sequence][place] for place in at_keys.tolist())
-        notes = (*self._notes(sequence), *(self._softmax_note if pattern is None else ()))
+        notes = (*self._notes(sequence, nouns), *(self._softmax_note if pattern is None else ()))
         return score_numbers(
             [parts.of_text(sequence, here, at_keys) for parts in self.parts],
             layers=self.layers,
@@ -268,6 +275,7 @@ class SplitScores(Result):
             ranks=min(ranks, len(keys)),
             pattern=pattern,
             notes=notes,
+            nouns=nouns,
         )
 
     @property
@@ -279,11 +287,11 @@ class SplitScores(Result):
         """Which keys of a text any of its tokens can see: all of them but padding."""
         return _seen(self.parts[0], self.real)[sequence].any(dim=0).any(dim=0)
 
-    def _notes(self, sequence: int) -> tuple[str, ...]:
+    def _notes(self, sequence: int, nouns: Nouns) -> tuple[str, ...]:
         """How the scores are split, and what figures leave out."""
         if self.reference is None:
-            return _notes(self.parts[0], crosses=self._crosses)
-        note = self.reference.note(sequence)
+            return _notes(self.parts[0], nouns, crosses=self._crosses)
+        note = self.reference.note(sequence, nouns)
         if "position" in names_along_row(self.parts):
             return (note,)
         return (
@@ -316,10 +324,12 @@ def _seen(parts: ScoreParts, real: Tensor) -> Bool[Tensor, "batch 1 query key"]:
     return parts.visible & real[:, None, :, None]
 
 
-def _notes(parts: ScoreParts, *, crosses: bool = False) -> tuple[str, ...]:
+def _notes(parts: ScoreParts, nouns: Nouns, *, crosses: bool = False) -> tuple[str, ...]:
     notes = []
     if crosses and parts.position is None and parts.wavelengths is None:
-        notes.append("Cross-attention has no position term here: where a token stands is in the two streams.")
+        notes.append(
+            f"Cross-attention has no position term here: where a {nouns.any_token} stands is in the two streams."
+        )
     elif parts.relative is not None and parts.relative.by_input:
         notes.append(
             "content_to_position is what a distance is worth to the query, position what it is worth to every query."

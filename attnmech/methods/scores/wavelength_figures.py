@@ -10,6 +10,7 @@ from jaxtyping import Float
 from plotly.colors import sample_colorscale  # type: ignore[import-untyped]
 from plotly.subplots import make_subplots  # type: ignore[import-untyped]
 
+from ...basics.nouns import TEXT, Nouns
 from ...draw.chart import ByChoice, Chart, Slot
 from ...draw.effects import SIGNED_COLOURS
 from ...draw.figure import Figure
@@ -94,6 +95,7 @@ def kernel_chart(
     distances: Float[np.ndarray, " distance"],
     whole: Float[np.ndarray, "layer head distance"],
     bands: Mapping[str, Float[np.ndarray, "layer head distance"]],
+    nouns: Nouns = TEXT,
 ) -> Chart:
     """The position kernel of every head."""
     colours = sample_colorscale(SCORE_COLOURS[::-1][:4], np.linspace(0, 1, max(2, len(bands))).tolist())
@@ -117,8 +119,10 @@ def kernel_chart(
         slots.append(Slot(f"data.{place}.y", ByChoice(values, ("layer", "head"))))
     legend = {"title": {"text": "wavelength" if bands else "term"}}
     figure.update_layout(template=FIGURE_STYLE, height=420, legend=legend, margin={"t": 90})
-    figure.update_xaxes(title="distance from query to key, in tokens")
-    figure.update_yaxes(title="position term of the score,<br>less its value at the token itself", zeroline=True)
+    figure.update_xaxes(title=f"distance from query to key, in {nouns.tokens}")
+    figure.update_yaxes(
+        title=f"position term of the score,<br>less its value at the {nouns.token} itself", zeroline=True
+    )
     return Chart(figure, tuple(slots))
 
 

@@ -11,6 +11,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from ...basics.arguments import finite_number, listed
+from ...basics.nouns import TEXT
 from ...errors import InputError, UnsupportedModelError
 from ...maths.scores import ScoreParts
 from ...maths.variance_shares import row_covariances
@@ -108,7 +109,7 @@ def checked_edges(edges: Sequence[float]) -> tuple[float, ...]:
     return given
 
 
-def band_names(edges: Sequence[float]) -> tuple[str, ...]:
+def band_names(edges: Sequence[float], tokens: str = TEXT.tokens) -> tuple[str, ...]:
     """The bands between the edges, from short to long, and last that of dimensions that do not turn.
 
     >>> band_names((8.0, 64.0))
@@ -117,8 +118,8 @@ def band_names(edges: Sequence[float]) -> tuple[str, ...]:
     if not edges:
         return ("rotated", UNROTATED)
     ends = [f"{edge:g}" for edge in edges]
-    inner = [f"{low} to {high} tokens" for low, high in pairwise(ends)]
-    return (f"under {ends[0]} tokens", *inner, f"{ends[-1]} tokens and more", UNROTATED)
+    inner = [f"{low} to {high} {tokens}" for low, high in pairwise(ends)]
+    return (f"under {ends[0]} {tokens}", *inner, f"{ends[-1]} {tokens} and more", UNROTATED)
 
 
 def bands_there(edges: Sequence[float], parts: Sequence[ScoreParts]) -> list[str]:

@@ -15,10 +15,11 @@ import numpy as np
 import plotly.graph_objects as go  # type: ignore[import-untyped]
 from jaxtyping import Float, Int, Integer
 
+from ...basics.nouns import TEXT, Nouns
 from ...draw.chart import ByChoice, Chart, Slot
 from ...draw.figure import Figure
 from ...draw.numbers import Side
-from ...draw.style import FIGURE_STYLE, MARKS, NEUTRAL, SCORE_COLOURS, MarkStyle, marks_of
+from ...draw.style import FIGURE_STYLE, NEUTRAL, SCORE_COLOURS, MarkStyle, marks_for, marks_of
 from ...draw.text import token_labels
 from ...errors import InputError, index_of
 
@@ -37,8 +38,8 @@ AXIS_TITLES: Final = {
 FADED: Final = 0.4
 """The opacity of the heads that are not the chosen one."""
 
-POINT_MARKS: Final = MARKS | {"none": MarkStyle("no choice: one key", NEUTRAL, "x-thin-open", "×")}
-"""The marks of figures 9 and 10: where the head attends most at a token."""
+NO_CHOICE: Final = MarkStyle("no choice: one key", NEUTRAL, "x-thin-open", "×")
+"""The mark, in figures 9 and 10, of a token at which there is one key."""
 
 
 @dataclass(frozen=True)
@@ -92,10 +93,14 @@ def magnitude_histograms(
 
 
 def magnitude_histograms_chart(
-    magnitude: Float[np.ndarray, "side layer head token"], sides: Sequence[Side], *, chosen: bool = True
+    magnitude: Float[np.ndarray, "side layer head token"],
+    sides: Sequence[Side],
+    *,
+    chosen: bool = True,
+    nouns: Nouns = TEXT,
 ) -> Chart:
     """Figure 7 of every layer and side, with one axis for all layers; `chosen` makes one head stand out."""
-    return _histograms(magnitude, MAGNITUDE_BINS, sides, chosen)
+    return _histograms(magnitude, MAGNITUDE_BINS, sides, chosen, nouns)
 
 
 def orientation_histograms(
@@ -116,10 +121,14 @@ def orientation_histograms(
 
 
 def orientation_histograms_chart(
-    orientation: Float[np.ndarray, "side layer head token"], sides: Sequence[Side], *, chosen: bool = True
+    orientation: Float[np.ndarray, "side layer head token"],
+    sides: Sequence[Side],
+    *,
+    chosen: bool = True,
+    nouns: Nouns = TEXT,
 ) -> Chart:
     """Figure 8 of every layer and side."""
-    return _histograms(orientation, ORIENTATION_BINS, sides, chosen)
+    return _histograms(orientation, ORIENTATION_BINS, sides, chosen, nouns)
 
 
 def orientation_by_magnitude(
@@ -158,9 +167,10 @@ def orientation_by_magnitude_chart(
     attended: Integer[np.ndarray, "layer head token"],
     tokens: Sequence[str],
     chosen: bool = True,
+    nouns: Nouns = TEXT,
 ) -> Chart:
     """Figure 9 of every layer and side."""
-    figure, slots = _points(_magnitudes(magnitude), _numbers(orientation), attended, tokens, chosen)
+    figure, slots = _points(_magnitudes(magnitude), _numbers(orientation), attended, tokens, chosen, nouns)
     hover = f"{_POINT_HOVER}<br>magnitude %{{x:.3g}}<br>orientation %{{y}}<extra></extra>"
     figure.update_traces(hovertemplate=hover).update_layout(
         height=480, xaxis=_axis("magnitude", sides), yaxis=_axis("orientation", sides)
@@ -201,14 +211,15 @@ def magnitude_by_position_chart(
     attended: Integer[np.ndarray, "layer head token"],
     tokens: Sequence[str],
     chosen: bool = True,
+    nouns: Nouns = TEXT,
 ) -> Chart:
     """Figure 10 of every layer and side."""
     position = np.broadcast_to(np.arange(magnitude.shape[-1], dtype=np.float64), magnitude.shape)
-    figure, slots = _points(_numbers(position), _magnitudes(magnitude), attended, tokens, chosen)
+    figure, slots = _points(_numbers(position), _magnitudes(magnitude), attended, tokens, chosen, nouns)
     hover = f"{_POINT_HOVER}<br>magnitude %{{y:.3g}}<extra></extra>"
     figure.update_traces(hovertemplate=hover).update_layout(
         height=440,
-        xaxis={"title": {"text": "position of the query token"}, "range": [-1, len(tokens)]},
+        xaxis={"title": {"text": f"position of the {nouns.query_token}"}, "range": [-1, len(tokens)]},
         yaxis=_axis("magnitude", sides),
     )
     words = _titles({"magnitude": "yaxis"}, sides)
@@ -252,7 +263,7 @@ def _flat(values: np.ndarray, over: tuple[str, ...]) -> np.ndarray:
 
 
 def _histograms(
-    values: Float[np.ndarray, "side layer head token"], bins: Bins, sides: Sequence[Side], chosen: bool
+    values: Float[np.ndarray, "side layer head token"], bins: Bins, sides: Sequence[Side], chosen: bool, nouns: Nouns
 ) -> Chart:
     """One histogram per head, each on its own line: overlaid, the curves of 24 heads would hide each other."""
     heads = values.shape[2]
@@ -279,7 +290,7 @@ def _histograms(
             fill="toself",
             fillcolor=SCORE_COLOURS[2],
             opacity=1,
-            hovertemplate=f"head {head}: %{{customdata[0]}} tokens<br>"
+            hovertemplate=f"head {head}: %{{customdata[0]}} {nouns.tokens}<br>"
             f"{bins.words} %{{customdata[1]:.3g}} to %{{customdata[2]:.3g}}<extra></extra>",
             showlegend=False,
             meta=head,
@@ -329,6 +340,7 @@ def _points(
     attended: Integer[np.ndarray, "layer head token"],
     tokens: Sequence[str],
     chosen: bool,
+    nouns: Nouns,
 ) -> tuple[go.Figure, list[Slot]]:
     """A point for each head and token, by the mark of the key attended; those of the chosen head larger and on top."""
     heads, length = attended.shape[1:]
@@ -336,9 +348,9 @@ def _points(
         raise InputError(
             f"`tokens` must be the {length} tokens of the text that the numbers come from; got {len(tokens)}."
         )
-    labels = token_labels(tokens)
+    labels, styles = token_labels(tokens), marks_for(nouns) | {"none": NO_CHOICE}
     drawn = np.isfinite(x(_OF_HEAD).values) & np.isfinite(y(_OF_HEAD).values)
-    codes = np.where(drawn, np.where(attended < 0, len(MARKS), marks_of(attended)), -1)
+    codes = np.where(drawn, np.where(attended < 0, len(styles) - 1, marks_of(attended)), -1)
     head, query = (np.broadcast_to(each, (heads, length)).copy() for each in (np.arange(heads)[:, None], range(length)))
     key = np.where(attended < 0, length, attended)
     keys = (*(f"attends most to {label}" for label in labels), "one key")
@@ -350,7 +362,7 @@ def _points(
             ByChoice(_flat(query, only), only, words=tuple(labels)),
             ByChoice(_flat(key, over[1:]), over[1:], words=keys),
         )
-        for code, (name, style) in enumerate(POINT_MARKS.items()):
+        for code, (name, style) in enumerate(styles.items()):
             at = f"data.{len(figure.data)}"
             here: dict[str, Any] = {"where": ByChoice(_flat(codes, over), over), "equals": code}
             slots += [
@@ -370,7 +382,7 @@ def _points(
                 showlegend=False,
                 meta=f"{group} {name}",
             )
-    for name, style in POINT_MARKS.items():
+    for name, style in styles.items():
         figure.add_scatter(
             x=[None],  # a trace without any entry is not in the legend
             y=[None],

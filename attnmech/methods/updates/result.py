@@ -15,6 +15,7 @@ from torch import Tensor
 
 from ...basics.arguments import listed, member, option
 from ...basics.axes import spread
+from ...basics.nouns import TEXT, Nouns
 from ...draw.numbers import Side, UpdateNumbers
 from ...draw.section import Section
 from ...draw.text import percent, signed
@@ -224,8 +225,11 @@ class ResidualUpdates(RowMeans):
             )
         return self._difference_map(statistic)
 
-    def numbers(self, sequence: int = 0, layers: Iterable[int] | None = None) -> "UpdateNumbers":
-        """The numbers of figures 7 to 10 for one text, as arrays for drawing, in all its layers or some."""
+    def numbers(self, sequence: int = 0, layers: Iterable[int] | None = None, nouns: Nouns = TEXT) -> "UpdateNumbers":
+        """The numbers of figures 7 to 10 for one text, as arrays for drawing, in all its layers or some.
+
+        `nouns` are what figures call the input.
+        """
         real = self._row("classes").any(dim=1)
         sequence = index_of("sequence", sequence, len(real), f"{len(real)} texts were run")
         if self.provenance.options.get("stack") == "cross":
@@ -247,11 +251,14 @@ class ResidualUpdates(RowMeans):
             target_magnitude=rows("target_magnitude"),
             target_orientation=rows("target_orientation"),
             attended=torch.where(key >= 0, key - int(here[0]), -1).int().numpy(),
+            nouns=nouns,
         )
 
-    def sections(self, call: str = "updates", layers: Iterable[int] | None = None) -> "list[Section]":
+    def sections(
+        self, call: str = "updates", layers: Iterable[int] | None = None, nouns: Nouns = TEXT
+    ) -> "list[Section]":
         """Figures 7 to 10 of one text, for a page whose reader chooses a layer and a head."""
-        return update_sections(self.numbers(layers=layers), call)
+        return update_sections(self.numbers(layers=layers, nouns=nouns), call)
 
     def _sections(self) -> "Sequence[Section]":
         if self.parts is not None:
@@ -271,6 +278,10 @@ class ResidualUpdates(RowMeans):
 
     @property
     def lead(self) -> str:
+        return self.finding()
+
+    def finding(self, nouns: Nouns = TEXT) -> str:
+        """The lead, in these words."""
         if self.parts is not None:
             return self._difference_lead("magnitude")
         first, elsewhere = self.magnitude_at_first, self.magnitude_elsewhere
@@ -287,7 +298,7 @@ class ResidualUpdates(RowMeans):
             )
         return (
             f"On average a head's update is {percent(float(self.magnitude.nanmean()), 0)} as long as the stream. "
-            "Heads that write less where they attend most to the first token than elsewhere: "
+            f"Heads that write less where they attend most to the {nouns.first} than elsewhere: "
             f"{smaller} of the {int(both.sum())} with rows of both kinds.{answers}"
         )
 

@@ -1,16 +1,18 @@
 """What a page says about what the heads of a layer write: figures 7 to 10, on the query's side or the target's."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, Final
 
 import numpy as np
 from jaxtyping import Float
 
+from ...basics.nouns import Nouns
 from ...draw.carried import carried_error
 from ...draw.chart import ByChoice
 from ...draw.numbers import Side, UpdateNumbers
 from ...draw.section import Choice, Section
-from ...draw.style import MARKS, marks_of
+from ...draw.style import marks_for, marks_of
 from ...draw.text import bound, quoted, signed
 from .figures import (
     magnitude_by_position_chart,
@@ -23,23 +25,27 @@ SIDES: Final[tuple[Side, ...]] = ("query", "target")
 
 SIDE: Final = Choice("side", "Update", SIDES, tuple(f"{side} side" for side in SIDES), everywhere=True)
 
-_WHAT_A_SIDE_IS: Final = {
-    "query": "On the query side, u = Σ p v W_O over the keys is what the head adds at the query token, and x is the "
-    "residual stream that enters the block there.",
-    "target": "On the target side, u = v W_O of the key that the query attends to most, without its probability, and x "
-    "is the residual stream that enters the block at that key; a key counts once for each such query.",
-}
+
+def _what_a_side_is(nouns: Nouns) -> dict[str, str]:
+    return {
+        "query": "On the query side, u = Σ p v W_O over the keys is what the head adds at the "
+        f"{nouns.query_token}, and x is the residual stream that enters the block there.",
+        "target": "On the target side, u = v W_O of the key that the query attends to most, without its probability, "
+        "and x is the residual stream that enters the block at that key; a key counts once for each such query.",
+    }
+
 
 _OF_HEAD: Final = ("side", "layer", "head")
 
 
 def update_sections(view: UpdateNumbers, call: str) -> list[Section]:
     """Figures 7 to 10 of every layer; `call` is the Python that gives the result."""
+    nouns = view.nouns
     magnitude = np.stack([view.magnitude_of(side) for side in SIDES])
     orientation = np.stack([view.orientation_of(side) for side in SIDES])
     positive = np.where(magnitude > 0, magnitude, np.nan)
     off = carried_error(ByChoice(positive, _OF_HEAD, logarithmic=True))
-    points: dict[str, Any] = {"attended": view.attended, "tokens": view.tokens}
+    points: dict[str, Any] = {"attended": view.attended, "tokens": view.tokens, "nouns": nouns}
     by_magnitude = orientation_by_magnitude_chart(magnitude, orientation, SIDES, **points)
 
     def plotted(figure: str) -> str:
@@ -49,16 +55,16 @@ def update_sections(view: UpdateNumbers, call: str) -> list[Section]:
         Section(
             contents="7 Update magnitude",
             heading="Figure 7. How much each head changes the stream",
-            finding=_over_tokens(view, positive, _about_magnitudes),
+            finding=_over_tokens(view, positive, partial(_about_magnitudes, nouns)),
             reading=_by_side(
-                "One histogram over the text's tokens for each head of the chosen layer: update magnitude ‖u‖ / ‖x‖ "
-                "on a logarithmic axis.",
-                _WHAT_A_SIDE_IS,
+                f"One histogram over the {nouns.text}'s {nouns.tokens} for each head of the chosen layer: update "
+                "magnitude ‖u‖ / ‖x‖ on a logarithmic axis.",
+                _what_a_side_is(nouns),
             ),
-            caveat="Each histogram is scaled to its own fullest bin; the hover box counts tokens. Click one to choose "
-            "its head. The axis spans all layers shown. An update of exactly 0 has no place on it and is left out. A "
-            "large update need not matter for the output.",
-            figures={"magnitude": magnitude_histograms_chart(magnitude, SIDES)},
+            caveat=f"Each histogram is scaled to its own fullest bin; the hover box counts {nouns.tokens}. Click one "
+            "to choose its head. The axis spans all layers shown. An update of exactly 0 has no place on it and is "
+            "left out. A large update need not matter for the output.",
+            figures={"magnitude": magnitude_histograms_chart(magnitude, SIDES, nouns=nouns)},
             call=plotted("magnitude"),
             choices=(SIDE,),
             rounding=f"update magnitudes are off by at most {bound(off)} of their value" if off else "",
@@ -73,7 +79,7 @@ def update_sections(view: UpdateNumbers, call: str) -> list[Section]:
             ),
             caveat="Scaled as in figure 7. In many dimensions two unrelated directions are nearly orthogonal, so "
             "values near 0 are what chance would give.",
-            figures={"orientation": orientation_histograms_chart(orientation, SIDES)},
+            figures={"orientation": orientation_histograms_chart(orientation, SIDES, nouns=nouns)},
             call=plotted("orientation"),
         ),
         Section(
@@ -81,20 +87,22 @@ def update_sections(view: UpdateNumbers, call: str) -> list[Section]:
             heading="Figure 9. Orientation against magnitude",
             finding=_about_largest(view, magnitude, orientation),
             reading=_by_side(
-                "One point for each token and head of the chosen layer, marked by where the head attends most at that "
-                "token."
+                f"One point for each {nouns.token} and head of the chosen layer, marked by where the head attends most "
+                f"at that {nouns.token}."
             ),
             caveat="Where a row has one visible key there is no choice, and no mark. Click a point to choose its head.",
             figures={"orientation-by-magnitude": by_magnitude},
             call=plotted("orientation_by_magnitude"),
         ),
         Section(
-            contents="10 Magnitude along the text",
-            heading="Figure 10. Magnitude along the text",
+            contents=f"10 Magnitude along the {nouns.text}",
+            heading=f"Figure 10. Magnitude along the {nouns.text}",
             finding=_about_marks(view, magnitude),
-            reading=_by_side("The same points by the position of the query token, all heads of the layer together."),
-            caveat="On the target side, a first token whose x is very long makes ‖u‖ / ‖x‖ small whatever is written: "
-            "compare the query side before saying that a head which attends to it writes nothing.",
+            reading=_by_side(
+                f"The same points by the position of the {nouns.query_token}, all heads of the layer together."
+            ),
+            caveat=f"On the target side, a {nouns.first} whose x is very long makes ‖u‖ / ‖x‖ small whatever is "
+            "written: compare the query side before saying that a head which attends to it writes nothing.",
             figures={"magnitude-by-position": magnitude_by_position_chart(magnitude, SIDES, **points)},
             call=plotted("magnitude_by_position"),
         ),
@@ -119,9 +127,9 @@ def _over_tokens(
     return ByChoice.texts(_OF_HEAD, values.shape[:3], told)
 
 
-def _about_magnitudes(magnitude: Float[np.ndarray, " token"]) -> str:
+def _about_magnitudes(nouns: Nouns, magnitude: Float[np.ndarray, " token"]) -> str:
     ends = f"from {magnitude.min():.2g} to {magnitude.max():.2g}"
-    return f"median {np.median(magnitude):.2g} over {magnitude.size} tokens, {ends}."
+    return f"median {np.median(magnitude):.2g} over {magnitude.size} {nouns.tokens}, {ends}."
 
 
 def _about_orientations(orientation: Float[np.ndarray, " token"]) -> str:
@@ -142,7 +150,7 @@ def _about_largest(
         largest = int(values.argmax())
         cosine = float(orientation[side, layer, head, largest])
         return (
-            f"L{view.layers[layer]}H{head} is largest at token {largest} {quoted(view.tokens[largest])}: "
+            f"L{view.layers[layer]}H{head} is largest at {view.nouns.token} {largest} {quoted(view.tokens[largest])}: "
             f"magnitude {values[largest]:.2g}, orientation {signed(cosine, '.3f')}."
         )
 
@@ -154,7 +162,7 @@ def _about_marks(view: UpdateNumbers, magnitude: Float[np.ndarray, "side layer h
 
     def told(side: int, layer: int) -> str:
         parts = []
-        for code, style in enumerate(MARKS.values()):
+        for code, style in enumerate(marks_for(view.nouns).values()):
             values = magnitude[side, layer][marks[layer] == code]
             values = values[values > 0]
             if values.size:
