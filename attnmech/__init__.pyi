@@ -91,8 +91,8 @@ from .model.parts.weights import Separate as Separate
 from .model.proof.certify import certify as certify
 from .model.run.hooked import HookedModel as HookedModel
 from .model.structure.architectures import Architecture as Architecture
-from .pages.report import Report as Report
 from .pages.report import report as report
+from .pages.result import Report as Report
 from .results.mean_qk import MeanQK as MeanQK
 from .runs.corpus import Corpus as Corpus
 from .runs.corpus_files import CorpusFiles as CorpusFiles

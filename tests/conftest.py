@@ -59,6 +59,6 @@ def few_rows(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture(autouse=True)
 def few_texts(monkeypatch: pytest.MonkeyPatch) -> None:
     """Reports measure ablations on fewer texts than a user's would: the numbers have tests of their own."""
-    report = sys.modules.get("attnmech.pages.report")
-    if report is not None:
-        monkeypatch.setattr(report, "OTHER_TEXTS", 2)
+    limits = sys.modules.get("attnmech.pages.limits")
+    if limits is not None:
+        monkeypatch.setattr(limits, "OTHER_TEXTS", 2)

@@ -646,11 +646,11 @@ def test_the_version_without_torch() -> None:
 
 def test_the_report_stays_a_function_beside_its_module() -> None:
     """However it is imported, in an interpreter that has attnmech anew each time."""
-    after = "assert callable(am.report) and am.report.__name__ == 'report'; from attnmech.pages.report import Report"
+    after = "assert callable(am.report) and am.report.__name__ == 'report'; from attnmech.pages.result import Report"
     anew = "import sys; [sys.modules.pop(name) for name in list(sys.modules) if name.split('.')[0] == 'attnmech']"
     orders = (
         "import attnmech.pages.report",
-        "from attnmech.pages.report import Report",
+        "from attnmech.pages.result import Report",
         "am.report; from attnmech import pages",
     )
     run_python("-c", "\n".join(f"{anew}; import attnmech as am; {before}; {after}" for before in orders))

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from browser import CHROMIUM
 
-importlib.import_module("attnmech.pages.report")  # before the fixture `few_texts`, which shortens reports
+importlib.import_module("attnmech.pages.limits")  # before the fixture `few_texts`, which shortens reports
 DOCS = Path(__file__).parents[1] / "docs"
 BLOCK = re.compile(r"^```python\n(.*?)^```", flags=re.M | re.S)
 

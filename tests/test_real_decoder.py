@@ -189,7 +189,7 @@ def test_null_attention(decoder: Decoder) -> None:
 
 def test_the_report(decoder: Decoder, monkeypatch: pytest.MonkeyPatch) -> None:
     text = "Anna lost the keys."
-    module = importlib.import_module("attnmech.pages.report")
+    module = importlib.import_module("attnmech.pages.limits")
     monkeypatch.setattr(module, "MAX_REASONS", 0)  # 40 s with all annotations checked
     swept = decoder.hooked.dtype == torch.bfloat16
     if not swept:

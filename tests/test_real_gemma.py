@@ -186,7 +186,7 @@ def test_the_known_heads_are_named(gemma: Gemma) -> None:
 def test_the_report(gemma: Gemma, monkeypatch: pytest.MonkeyPatch) -> None:
     swept = gemma.hooked.dtype == torch.float32
     if not swept:
-        monkeypatch.setattr(importlib.import_module("attnmech.pages.report"), "MAX_WORK", 0)
+        monkeypatch.setattr(importlib.import_module("attnmech.pages.limits"), "MAX_WORK", 0)
     report = am.report(gemma.hooked, TEXTS[1])
     assert float((report.pattern.float() - gemma.raw[1].pattern).abs().max()) <= gemma.within(1e-5, 0.15)
     assert len(report.measured) == (2 if swept else 0) and report.expected is not None

@@ -37,7 +37,7 @@ from .terminal import Column, Rows, Said, columns_of, plain, say
 
 if TYPE_CHECKING:
     from ..model.run.hooked import HookedModel
-    from ..pages.report import Report
+    from ..pages.result import Report
     from ..results import PagedResult
 
 

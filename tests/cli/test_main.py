@@ -21,7 +21,7 @@ from attnmech.cli import main as cli
 from attnmech.runs import engine
 from attnmech.runs.stream import Streaming
 
-importlib.import_module("attnmech.pages.report")  # so that the first test's report too measures few other texts
+importlib.import_module("attnmech.pages.limits")  # so that the first test's report too measures few other texts
 
 
 def run(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
@@ -432,8 +432,8 @@ def test_help_needs_neither_torch_nor_transformers() -> None:
 
 REPORTS = """
 import runpy, sys
-import attnmech.pages.report
-sys.modules["attnmech.pages.report"].OTHER_TEXTS = 2
+import attnmech.pages.limits
+attnmech.pages.limits.OTHER_TEXTS = 2
 sys.argv = sys.argv[1:]
 runpy.run_path(sys.argv[0], run_name="__main__")
 """

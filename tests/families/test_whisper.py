@@ -1,7 +1,6 @@
 """Whisper: an encoder of sound, a decoder of tokens and cross-attention, against transformers and the raw weights."""
 
 import copy
-import importlib
 import re
 from functools import cache
 from pathlib import Path
@@ -19,6 +18,7 @@ from torch import Tensor
 
 import attnmech as am
 from attnmech.draw.page import render_page
+from attnmech.pages import limits
 from attnmech.pages.senses import sense_section
 
 F32, F64 = torch.float32, torch.float64
@@ -399,7 +399,7 @@ def test_without_a_text_the_report_takes_the_model_s_own_words() -> None:
 
 def test_of_a_long_recording_the_report_leaves_the_encoder_out(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whisper's 1,500 frames are too many for a map between them, not for one between them and a text."""
-    monkeypatch.setattr(importlib.import_module("attnmech.pages.report"), "MAX_POSITIONS", 8)
+    monkeypatch.setattr(limits, "MAX_POSITIONS", 8)
     report = am.report(hooked(), one())
     assert report.stack == "decoder" and list(report.others) == ["cross"]
     assert report.others["cross"].pattern.shape == (3, 4, 7, 9)

@@ -1,6 +1,5 @@
 """The report: what it shows, what it leaves out, and that its file is whole or absent."""
 
-import importlib
 import json
 import re
 from base64 import b64decode
@@ -23,8 +22,8 @@ import attnmech as am
 from attnmech.demo.about import ABOUT
 from attnmech.demo.text import PARAGRAPH
 from attnmech.draw.text import bound, percent
-
-module = importlib.import_module("attnmech.pages.report")  # the package's `report` is the function
+from attnmech.pages import limits
+from attnmech.pages.beginning import start_of
 
 
 @pytest.fixture(scope="module")
@@ -72,7 +71,7 @@ def test_the_lead_says_what_the_numbers_support(demo: am.HookedModel) -> None:
 def test_the_page_begins_at_the_head_that_is_most_clearly_of_a_kind(
     demo: am.HookedModel, text: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "OTHER_TEXTS", 0)
+    monkeypatch.setattr(limits, "OTHER_TEXTS", 0)
     report = am.report(demo, text)
     assert report.types is not None
     found = re.search(r'"start":\s*(\{[^}]*\})', report.to_html())
@@ -126,8 +125,8 @@ def test_ablations_and_reasons_are_those_of_the_methods(demo: am.HookedModel) ->
 
 
 def test_what_would_take_minutes_is_left_out_and_told(demo: am.HookedModel, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "MAX_WORK", 0)
-    monkeypatch.setattr(module, "MAX_REASONS", 0)
+    monkeypatch.setattr(limits, "MAX_WORK", 0)
+    monkeypatch.setattr(limits, "MAX_REASONS", 0)
     report = am.report(demo, "Anna sang of shells.")
     assert report.effects is None and report.null is None and report.sources is None
     page = report.to_html()
@@ -240,8 +239,8 @@ def test_what_a_sink_takes_is_shown_under_a_hook_too() -> None:
 
 
 def test_the_attention_of_a_padded_text_in_some_layers(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "MAX_CELLS", 2 * 5 * 6**2)
-    monkeypatch.setattr(module, "MAX_REASONS", 0)
+    monkeypatch.setattr(limits, "MAX_CELLS", 2 * 5 * 6**2)
+    monkeypatch.setattr(limits, "MAX_REASONS", 0)
     model = models.hooked("gpt2")
     given = {"input_ids": torch.tensor([[0, 5, 9, 11, 3, 8]]), "attention_mask": torch.tensor([[0, 1, 1, 1, 1, 1]])}
     report = am.report(model, given)
@@ -282,7 +281,7 @@ def test_a_frame_has_a_row_a_layer(demo: am.HookedModel) -> None:
 
 def test_a_long_text_is_cut_and_the_page_says_so(demo: am.HookedModel) -> None:
     report = am.report(demo, " ".join(["Anna sang of shells and waves."] * 60))
-    assert len(report.scores.tokens[0]) == module.MAX_TOKENS
+    assert len(report.scores.tokens[0]) == limits.MAX_TOKENS
     assert report.notes[:2] == (ABOUT, "The text has 421 tokens; the first 192 were run and are shown.")
     assert report.sources is None and "for want of space" in report.notes[2]
     assert report.notes[1] in report.to_html()
@@ -314,7 +313,7 @@ def test_the_page_says_what_the_demo_model_is_and_what_it_cannot_read(demo: am.H
 
 
 def test_of_many_heads_some_layers_are_shown(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "MAX_CELLS", 2 * 5 * 6**2)
+    monkeypatch.setattr(limits, "MAX_CELLS", 2 * 5 * 6**2)
     report = am.report(models.hooked("gpt2"), torch.arange(6))
     assert report.scores.layers == (0, 2)
     assert report.notes == ("The model has 3 layers; 2 of them are shown.",)
@@ -349,7 +348,7 @@ def test_nothing_half_written_is_left(demo: am.HookedModel, monkeypatch: pytest.
     def broken(self: object) -> str:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(module.Report, "to_html", broken)
+    monkeypatch.setattr(am.Report, "to_html", broken)
     with pytest.raises(KeyboardInterrupt):
         report.save(target)
     assert target.read_text() == "what stood there before"
@@ -377,4 +376,4 @@ def test_the_page_begins_in_a_row_of_the_kind_that_the_head_was_chosen_for(
     monkeypatch.setattr(am.HeadTypes, "types_of", lambda *_: kinds)
     view = report.scores.numbers()
     before = np.diagonal(view.pattern[1, 1], -1)
-    assert report._start(view) == (1, 1, 1 + int(before.argmax()))
+    assert start_of(report.types, report.effects, view) == (1, 1, 1 + int(before.argmax()))

@@ -75,8 +75,8 @@ def test_the_figure_shows_the_row_that_is_chosen(name: str) -> None:
 def pages_of(report: am.Report, monkeypatch: pytest.MonkeyPatch) -> dict[str, Page]:
     """What is written on the pages of a report's stacks, before it is HTML."""
     pages: dict[str, Page] = {}
-    monkeypatch.setattr("attnmech.pages.report.render_page", lambda page: pages.update({report.stack: page}) or "")
-    monkeypatch.setattr("attnmech.pages.report.render_stacks", lambda found, words: pages.update(found) or "")
+    monkeypatch.setattr("attnmech.pages.result.render_page", lambda page: pages.update({report.stack: page}) or "")
+    monkeypatch.setattr("attnmech.pages.result.render_stacks", lambda found, words: pages.update(found) or "")
     report.to_html()
     return pages
 

@@ -13,6 +13,7 @@ import torch
 import attnmech as am
 from attnmech.draw.chart import ByChoice, Chart
 from attnmech.draw.section import Section
+from attnmech.pages import limits
 from attnmech.pages.tokens import TokenPaths
 
 TEXT = "Anna gave an old anchor to Tom. Tom lost the old anchor. The sea was cold."
@@ -104,9 +105,8 @@ def test_what_is_left_out_is_said(demo: am.HookedModel, monkeypatch: pytest.Monk
 
 
 def test_the_report_has_the_sections_and_they_follow_the_query(demo: am.HookedModel) -> None:
-    module_of_report = importlib.import_module("attnmech.pages.report")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(module_of_report, "OTHER_TEXTS", 0)
+        patch.setattr(limits, "OTHER_TEXTS", 0)
         report = am.report(demo, TEXT)
     page = report.to_html()
     for name in ("token-drift", "token-flow", "token-segments"):

@@ -1,0 +1,74 @@
+"""The Python that makes a page's numbers again."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from ..model.inputs.encoder import Inputs
+from ..model.run.hooked import HookedModel
+from ..points import full_name
+from ..results.mean_qk import MeanQK
+from . import limits
+
+
+@dataclass(frozen=True)
+class Given:
+    """What a report was given, to write the calls that make its numbers again."""
+
+    inputs: Inputs
+    bos: bool | None
+    target: str | None
+    continued: int
+    """Where the target is the model's own continuation, up to how many tokens; else 0."""
+    part: tuple[int, int] | None
+    """Where a text was cut, and to how many tokens."""
+
+    @property
+    def text(self) -> str:
+        """The text, as Python."""
+        text, note = (
+            (repr(self.inputs), "") if isinstance(self.inputs, str) else ("...", "  # what this report was given")
+        )
+        if self.part is None and self.target is None and not self.continued:
+            return f"{text}{note}"
+        options = ("" if self.bos is None else f", bos={self.bos}") + (
+            "" if self.target is None else f", target={self.target!r}"
+        )
+        cut = "" if self.part is None else f".part{self.part}"
+        encoded = f"model.encode({text}{options}){cut}" if options or cut else text
+        return f"model.generate({encoded}, {self.continued}){note}" if self.continued else f"{encoded}{note}"
+
+    @property
+    def options(self) -> str:
+        """What calls that take the text are given besides it."""
+        return "" if self.bos is None or self.text.startswith("model.") else f", bos={self.bos}"
+
+
+def calls_of(
+    model: HookedModel, made_of: Given, stack: str, centre: Literal["mean"] | MeanQK | None, *, weighted: bool
+) -> dict[str, str]:
+    """The Python that makes the page's numbers again."""
+    captured, weight = ('"pattern", "v"', ", weighted={weight}") if weighted else ('"pattern"', "")
+    if stack:
+        captured = captured.replace('"pattern', f'"{stack}.pattern').replace('"v"', f'"{stack}.v"')
+    options = f", stack={stack!r}" if stack else ""
+    with_bos, text = made_of.options, made_of.text
+    given = f"(model, text{options}{with_bos})"
+    split = "" if centre is None else ", centre={split}" if centre == "mean" else ", centre=means"
+    setup = ["import attnmech as am", "", f"model = {model.source}", f"text = {text}"]
+    if model.is_demo:
+        documents = "from attnmech.demo.text import documents"
+        setup[1:1] = [documents]
+        setup.append(f"texts = [text, *documents({limits.OTHER_TEXTS})]")
+    else:
+        setup.append("texts = [text]")
+    if isinstance(centre, MeanQK):
+        setup.append("means = ...  # what this report was given")
+    return {
+        "setup": "\n".join(setup),
+        "scores": f"am.decompose_scores{given[:-1]}{split})",
+        "view": f"model.run(text{with_bos}, points=[{captured}])"
+        f'.show("{full_name(stack, "pattern")}", layer={{layer}}, head={{head}}, view="{{figure}}"{weight})',
+        "focus": f"am.attention_focus{given}",
+        "updates": f"am.residual_updates{given}",
+        "given": given,
+    }

@@ -1,0 +1,151 @@
+"""What a page measures of a model and an input, where it can be had in seconds; notes say what is left out, and why."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from ..basics.nouns import Nouns
+from ..batch import Batch
+from ..demo.text import documents
+from ..draw.embed import View
+from ..errors import ExactnessError, InputError, UnsupportedModelError, first_line
+from ..methods.ablation.heads import ablate_heads
+from ..methods.focus.attention_focus import AttentionFocus
+from ..methods.head_types.head_types import HeadTypes, HeadTypesReducer, head_types
+from ..methods.head_types.repeated import TOKENS
+from ..methods.null_attention.result import INTERVENTIONS, NullAttention, null_attention
+from ..methods.scores.decompose_by_source import SourceDecomposition, decompose_by_source
+from ..methods.updates.result import ResidualUpdates
+from ..model.run.hooked import HookedModel
+from ..model.run.masking import MaskedCopies
+from ..model.stack.stack import Stack
+from ..runs.effects import HeadEffects
+from ..runs.stream import Reducer, stream
+from . import limits
+from .tokens import TokenPaths
+
+
+@dataclass(frozen=True)
+class Measured:
+    """A result on the page whose sentence and section are its own."""
+
+    question: str
+    """What it answers, in a few words."""
+    result: HeadEffects | NullAttention
+    call: str
+    """The Python that makes it again."""
+
+
+def streamed(
+    model: HookedModel, batch: Batch, shown: Stack, notes: list[str], *, nouns: Nouns, with_types: bool
+) -> tuple[AttentionFocus, ResidualUpdates | None, TokenPaths, HeadTypes | None]:
+    """What one pass measures: where heads look, what they write if there is a stream, what becomes of each token, and
+    what heads do with the text's delimiters.
+    """
+    reducers: dict[str, Reducer] = {"focus": AttentionFocus.reducer()}
+    if shown.label == "cross":
+        notes.append('What heads write is left out: am.residual_updates(model, inputs, stack="cross") measures it.')
+    elif shown.architecture.streams:
+        reducers["updates"] = ResidualUpdates.reducer()
+    else:
+        notes.append(f"What heads write is left out: {model.points[shown.point('resid_pre')].absent}.")
+    if with_types:
+        reducers["types"] = HeadTypesReducer()
+    by_token = TokenPaths.reducers(model, batch, notes, nouns)
+    reducers |= by_token
+    streams = stream(model, batch, list(reducers.values()), stack=shown.label or None)
+    results = dict(zip(reducers, streams, strict=True))
+    paths = TokenPaths(**{name: results[name] for name in by_token})
+    return results["focus"], results.get("updates"), paths, results.get("types")
+
+
+def last_pass(
+    model: HookedModel, batch: Batch, stack: Stack, layers: list[int], notes: list[str]
+) -> tuple[Float[Tensor, "layer head query key"], Float[Tensor, "layer head key"] | None, View | None]:
+    """The attention between the text's real tokens, the norms of what each would write to another; and what the model
+    predicts, if it predicts each next token.
+    """
+    predicts = model.causal and model.points["logits"].absent is None and len(model.stacks) == 1
+    predicts = predicts and model.reads_tokens and batch.ids.shape[1] > 1
+    if predicts and (refused := model.refused.get("logits")) is not None:
+        notes.append(f"What the model expects is left out: {refused}.")
+        predicts = False
+    point = stack.point("pattern")
+    v = stack.point("v")
+    with_v = [] if model.points[v].absent is not None or v in model.refused else [v]
+    ran = model.run(batch, [point, *with_v, *(["logits"] if predicts else [])], layers=layers)
+    real, real_keys = batch.queries(stack.label).mask[0], batch.key_tokens(stack.label).mask[0]
+    pattern = torch.stack([ran[point, layer][0][:, real][:, :, real_keys] for layer in layers])
+    norms = None
+    if all((point, layer) in ran.value_norms for layer in layers):
+        norms = torch.stack([ran.value_norms[point, layer][0][:, real_keys] for layer in layers])
+    return pattern, norms, ran.show("logits") if predicts else None
+
+
+def types_of(model: HookedModel, stack: Stack, notes: list[str]) -> HeadTypes | None:
+    """What types of heads there are, where that can be had in seconds."""
+    if not model.reads_tokens:
+        return None
+    weights = sum(parameter.numel() for parameter in model.base.parameters()) - model.embedding.numel()
+    if weights * TOKENS > limits.MAX_WORK:
+        notes.append("The kinds of heads are left out, since they would take minutes: see attnmech heads.")
+        return None
+    try:
+        return head_types(model, stack=stack.label or None)
+    except InputError as error:
+        notes.append(f"The kinds of heads are left out: {first_line(error)}")
+        return None
+
+
+def sweeps(model: HookedModel, batch: Batch, notes: list[str]) -> tuple[Measured, ...]:
+    """The sweeps that can be had in seconds: on the page's text and, with the demo model, on more of its language."""
+    predicts_tokens = model.points["logits"].absent is None and model.predicts in ("next token", "masked token")
+    if not predicts_tokens or len(model.stacks) > 1:
+        return ()
+    copies = 1
+    if model.predicts == "masked token":
+        try:
+            masked = MaskedCopies.of(batch, model.mask_id)
+            masked.require_all([0])
+        except InputError as error:
+            notes.append(f"Ablations are left out: {first_line(error)}")
+            return ()
+        copies = len(masked.text_of)
+    texts: list[Any] = [batch]
+    if model.is_demo:
+        texts += documents(limits.OTHER_TEXTS)
+    heads = model.n_layers * model.n_heads
+    weights = sum(parameter.numel() for parameter in model.base.parameters()) - model.embedding.numel()
+    work = heads * weights * batch.ids.numel() * copies * len(texts)
+    if batch.ids.shape[1] < 2 or work > limits.MAX_WORK:
+        notes.append("Ablations are left out, since they would take minutes: see attnmech ablate and attnmech null.")
+        return ()
+    effects = Measured("What matters", ablate_heads(model, iter(texts)), "am.ablate_heads(model, texts)")
+    if len(INTERVENTIONS) * work > limits.MAX_WORK:
+        notes.append("The test of null attention is left out, since it would take minutes: see attnmech null.")
+        return (effects,)
+    if not model.output_stack.architecture.streams:
+        return (effects,)
+    null = Measured(
+        "First token",
+        null_attention(model, iter(texts), heads="attending"),
+        'am.null_attention(model, texts, heads="attending")',
+    )
+    return effects, null
+
+
+def sources_of(model: HookedModel, batch: Batch, layers: list[int], notes: list[str]) -> SourceDecomposition | None:
+    """Which writers make heads look where they look, where a page has room for it."""
+    if len(layers) * model.n_heads * batch.ids.shape[1] > limits.MAX_REASONS:
+        notes.append("Which writers make a head look there is left out for want of space: see am.decompose_by_source.")
+        return None
+    if model.edited:
+        return None
+    try:
+        return decompose_by_source(model, batch, layers=layers)
+    except (UnsupportedModelError, ExactnessError) as error:
+        notes.append(f"Which writers make a head look there is left out: {first_line(error)}")
+        return None

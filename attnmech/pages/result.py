@@ -1,0 +1,333 @@
+"""Several results of one text on one page: what `attnmech report` shows."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Final, Literal, TypeVar
+
+import pandas as pd
+from jaxtyping import Float
+from torch import Tensor
+
+from ..basics.files import check_writable, path_of, writing
+from ..basics.nouns import TEXT, Nouns
+from ..draw.embed import View
+from ..draw.numbers import ScoreNumbers, TableRow
+from ..draw.page import Page, render_page, render_stacks
+from ..draw.section import OfPattern, Section
+from ..draw.text import bound, html_text, percent
+from ..errors import InputError, OutputError
+from ..maths.scores import names_along_row
+from ..methods.focus.attention_focus import AttentionFocus
+from ..methods.focus.section import about_all_heads
+from ..methods.head_types.head_types import HeadTypes
+from ..methods.null_attention.result import NullAttention
+from ..methods.scores.decompose_by_source import SourceDecomposition
+from ..methods.scores.decompose_scores import ScoreDecomposition
+from ..methods.updates.result import ResidualUpdates
+from ..model.parts.certificate import Certificate
+from ..runs.effects import HeadEffects
+from .beginning import example_of, start_of
+from .measures import Measured
+from .tokens import TokenPaths
+
+STACK_WORDS: Final = {
+    "encoder": "encoder: source to source",
+    "decoder": "decoder: target to target",
+    "cross": "cross: target to source",
+}
+"""The stacks of an encoder-decoder, for a reader who chooses one."""
+
+
+_STATUS: Final[dict[str, Literal["ok", "warn", "fail"] | None]] = {
+    "holds": "ok",
+    "differs": "warn",
+    "FAILS": "fail",
+    "not checked": None,
+}
+"""How the page marks a check."""
+
+
+R = TypeVar("R", bound=HeadEffects | NullAttention)
+
+
+@dataclass(frozen=True, repr=False)
+class Report:
+    """One text on one model: why, where and what its heads write, the model's certificate, and the page of it all."""
+
+    scores: ScoreDecomposition
+    native: ScoreDecomposition | None
+    """The same scores split at the model's own biases, where `scores` are split at the text's means."""
+    focus: AttentionFocus
+    updates: ResidualUpdates | None
+    """What heads write; None where blocks have no stream."""
+    certificate: Certificate
+    notes: tuple[str, ...]
+    """What the page leaves out, and why."""
+    types: HeadTypes | None
+    """What types of heads the model has, on random tokens; None where it would take minutes."""
+    on_text: str
+    """What heads do with this text's delimiters, described and not claimed."""
+    measured: tuple[Measured, ...]
+    """What was found by ablations, on the page's text and others of the demo model's language."""
+    sources: SourceDecomposition | None
+    """Which upstream writers make each head look where it looks."""
+    special: tuple[bool, ...]
+    """Which tokens of the text are special ones of the tokenizer."""
+    expected: View | None
+    """What the model predicts at each token."""
+    calls: Mapping[str, str]
+    """The Python that makes the page's numbers again, by the method."""
+    pattern: Float[Tensor, "layer head query key"]
+    """The attention of the layers shown, as the model used it: after the hooks in force."""
+    paths: TokenPaths
+    """What becomes of each token."""
+    value_norms: Float[Tensor, "layer head key"] | None
+    """‖(x_j W_V + b_V) W_O‖ of each key in each head; None where a gate is between attention and W_O."""
+    sense: Section | None = None
+    """The image or the recording itself, with the attention of a row."""
+    nouns: Nouns = TEXT
+    """What the input and its positions are called."""
+    key_special: tuple[bool, ...] = ()
+    """In cross-attention, which of the key tokens are special ones."""
+    others: Mapping[str, "Report"] = field(default_factory=dict)
+    """Of a model with several stacks, the reports of the others by their names: `report.others["cross"]`."""
+
+    def __repr__(self) -> str:
+        return f"Report({self.lead})"
+
+    def __sub__(self, other: object) -> "Report":
+        raise InputError("two reports have no difference; subtract results that they hold: one.focus - other.focus.")
+
+    def to_frame(self) -> pd.DataFrame:
+        """One row per layer: the largest residual and score of its heads, and the heads' mean share of each term."""
+        frame = self.scores.to_frame()
+        how = {name: "mean" if name.endswith("_share") else "max" for name in map(str, frame.columns)}
+        return (
+            frame.drop(columns="head")
+            .groupby("layer", as_index=False)
+            .agg({name: way for name, way in how.items() if name not in ("layer", "head")})
+        )
+
+    def to_html(self) -> str:
+        """The page: one file that opens without a network; of several stacks a reader chooses one."""
+        if not self.others:
+            return render_page(self._page())
+        reports = {self.stack: self, **self.others}
+        pages = {name: report._page() for name, report in reports.items()}
+        if not any(report.nouns.keys for report in reports.values()):
+            return render_stacks(pages, {name: STACK_WORDS[name] for name in pages})
+        ends = {name: (report.nouns.tokens, report.nouns.of_keys.tokens) for name, report in reports.items()}
+        return render_stacks(pages, {name: f"{name}: {queries} to {keys}" for name, (queries, keys) in ends.items()})
+
+    @property
+    def stack(self) -> str:
+        """The stack that this is about: "encoder", "decoder", "cross", or "self" where there is one."""
+        return str(self.scores.provenance.options["stack"])
+
+    def _page(self) -> Page:
+        """What the page says of this stack."""
+        view = self.scores.numbers(pattern=self.pattern, nouns=self.nouns)
+        norms = None if self.value_norms is None else self.value_norms.float().cpu().numpy()
+        view = replace(
+            view,
+            notes=(*self.notes, *view.notes),
+            special=self.special,
+            key_special=self.key_special,
+            value_norms=norms,
+        )
+        provenance = self.scores.provenance
+        return Page(
+            title=f"Where the attention of “{_short(provenance.model)}” looks, and why",
+            lead=self.lead,
+            view=view,
+            sections=self._sections(view),
+            facts=self._facts(view),
+            checks=[
+                TableRow(check.name, check.statement, _STATUS[check.status], check.evidence)
+                for check in self.certificate.checks
+            ],
+            provenance=provenance.entries,
+            setup=self.calls["setup"],
+            reasons=self._reasons(len(view.tokens)),
+            brief=self.findings,
+            start=start_of(self.types, self.effects, view),
+        )
+
+    @property
+    def findings(self) -> dict[str, str]:
+        """What was found, a sentence for each question."""
+        found = {} if self.types is None else {"Kinds of heads": f"{self.types.lead}{self._beginning}"}
+        found["Where heads look"] = self.focus.finding(self.nouns)
+        if self._why:
+            found["Why they look there"] = self._why
+        if self.updates is not None:
+            found["What they write"] = self.updates.finding(self.nouns)
+        return found | {each.question: each.result.lead for each in self.measured}
+
+    @property
+    def _beginning(self) -> str:
+        """At which head the page begins."""
+        example = example_of(self.types, self.scores.layers)
+        if self.types is None or example is None:
+            return ""
+        layer, head, kind = example
+        score = float(self.types.scores[kind][layer, head])
+        return f" Start at L{layer}H{head} ({kind} {score:.2f}), which this page shows first."
+
+    @property
+    def effects(self) -> HeadEffects | None:
+        """What zeroing each head does to the loss; None where it would take minutes."""
+        return self._measured_as(HeadEffects)
+
+    @property
+    def null(self) -> NullAttention | None:
+        """What attention to the first token is good for; None where it would take minutes."""
+        return self._measured_as(NullAttention)
+
+    def _measured_as(self, kind: type[R]) -> R | None:
+        return next((sweep.result for sweep in self.measured if isinstance(sweep.result, kind)), None)
+
+    def _sections(self, view: ScoreNumbers) -> list[Section]:
+        """The page's sections: those of figures 1 to 10, and after them what else was measured."""
+        nouns, layers, calls = self.nouns, view.layers, self.calls
+        other = None if self.native is None else self.native.numbers(pattern=self.pattern, nouns=nouns)
+        further = [each.result.section(each.call, layers, self._texts) for each in self.measured]
+        heads = about_all_heads(self.focus.numbers(nouns))
+        overview, *scores = self.scores.sections(view, calls["scores"], calls["view"], heads, other)
+        return [
+            *([] if self.sense is None else [self.sense]),
+            overview if self.types is None else self._with_types(overview, self.types),
+            *([] if self.types is None else [self._types(self.types)]),
+            *scores,
+            *self._kernels,
+            *([] if self.expected is None else [_expected(self.expected)]),
+            *self.paths.sections(calls["given"], view.tokens, layers, nouns),
+            *self.focus.sections(calls["focus"], layers, nouns),
+            *([] if self.updates is None else self.updates.sections(calls["updates"], layers, nouns)),
+            *(_numbered(section, number) for number, section in enumerate(further, start=11)),
+        ]
+
+    def _with_types(self, overview: Section, types: HeadTypes) -> Section:
+        """The small maps, whose hover boxes say what type each head is of."""
+        heads = range(self.scores.residual.shape[1])
+        told = tuple(types.told(layer, head) for layer in self.scores.layers for head in heads)
+        return replace(overview, figures={name: OfPattern("model", told) for name in overview.figures})
+
+    def _types(self, types: HeadTypes) -> Section:
+        """The atlas, with the effects of ablations where there are any."""
+        effect = None if self.effects is None else self.effects.effect
+        measured = [] if effect is None else effect.isfinite().nonzero().tolist()
+        effects = {} if effect is None else {(layer, head): float(effect[layer, head]) for layer, head in measured}
+        return types.section("am.head_types(model)", effects=effects, about_text=self.on_text)
+
+    @property
+    def _kernels(self) -> list[Section]:
+        """The scores by distance, where their position term is a function of it."""
+        by_position = self.scores.reference is not None and self.scores.reference.by_position
+        if by_position or "position" not in names_along_row(self.scores.parts):
+            return []
+        call = self.calls["scores"].replace("{split}", '"mean"')
+        return [self.scores.position_kernel().section(call, self.nouns)]
+
+    @property
+    def _texts(self) -> str:
+        assert self.effects is not None
+        count = len(self.effects.before)
+        return "this text" if count == 1 else f"this text and {count - 1} others that the grammar generated"
+
+    def _reasons(self, tokens: int) -> list[list[list[str]]]:
+        """Why each head of the page looks where it looks, query by query."""
+        if self.sources is None:
+            return []
+        heads = range(self.scores.residual.shape[1])
+        return [
+            [[self.sources.explain(layer, head, query) for query in range(tokens)] for head in heads]
+            for layer in self.scores.layers
+        ]
+
+    def save(self, path: str | Path) -> Path:
+        """Writes the page, whole or not at all."""
+        target = path_of(path, OutputError)
+        check_writable(target)
+        with writing(target) as draft:
+            draft.write_text(self.to_html(), encoding="utf-8")
+        return target
+
+    @property
+    def lead(self) -> str:
+        """One sentence that the numbers support."""
+        frame = self.scores.to_frame()
+        residual, largest = float(frame.residual.max()), float(frame.largest_score.max())
+        exactly = f"to within {bound(residual, 2)} of a largest score of {largest:.3g}" if residual else "exactly"
+        return f"{len(frame)} heads on one {self.nouns.text}, each score the sum of its terms {exactly}."
+
+    @property
+    def _why(self) -> str:
+        """Which term makes up most of a row's highest score, where there are several."""
+        frame = self.scores.to_frame()
+        shares = frame.filter(like="_share").mean().dropna()
+        if len(shares) < 2:
+            return ""
+        first = str(shares.idxmax()).removesuffix("_share").replace("_", "-")
+        where = f"Averaged over {len(frame)} heads and all rows"
+        return (
+            f"{where}, {first} makes up {percent(shares.max(), 0)} of what lifts a row's highest score (see figure 2)."
+        )
+
+    def _repr_html_(self) -> str:
+        page = html_text(self.to_html())
+        return f'<iframe srcdoc="{page}" title="attnmech report" style="width:100%;height:85vh;border:0"></iframe>'
+
+    def _facts(self, view: ScoreNumbers) -> list[TableRow]:
+        shown = list(self.scores.layers)
+        largest, residual = (float(each[shown].max()) for each in (self.scores.largest, self.scores.residual))
+        terms = ", ".join(name for name in self.scores.terms if name != "mask")
+        return [
+            TableRow(f"{self.nouns.place}s", str(len(view.tokens))),
+            *([TableRow(f"key {self.nouns.of_keys.tokens}", str(len(view.keys)))] if view.crosses else []),
+            TableRow("layers shown", ", ".join(map(str, view.layers))),
+            TableRow("heads in each", str(view.scores.shape[1])),
+            TableRow("terms of a score", terms),
+            TableRow(
+                "largest residual",
+                bound(residual, 2) if residual else "none",
+                "ok",
+                f"max |Σ terms − score|, where the largest score is {largest:.3g}",
+            ),
+            TableRow(
+                "certificate",
+                self.certificate.verdict,
+                "ok" if self.certificate.ok else "fail",
+                "see the checks below",
+            ),
+        ]
+
+
+def _expected(view: View) -> Section:
+    return Section(
+        name="expected",
+        contents="What the model expects",
+        heading="What the model expects",
+        finding=view.finding,
+        reading="The redder a token, the likelier it was; white below e⁻⁵ = 0.7 %. Point at one for its probability, "
+        "its rank (0 the likeliest) and the ten likeliest in its place. Drawn by CircuitsVis.",
+        caveat="This is the whole model's prediction, not one head's doing. The first token is not predicted by "
+        "anything.",
+        figures={"expected-tokens": view},
+        call='model.run(text).show("logits")',
+    )
+
+
+def _numbered(section: Section, number: int) -> Section:
+    return replace(section, heading=f"Figure {number}. {section.heading}", contents=f"{number} {section.contents}")
+
+
+def _short(name: str) -> str:
+    """A model's name as a heading: of a folder the end of its path.
+
+    >>> _short("demo"), _short("bigscience/bloom-560m")
+    ('demo', 'bigscience/bloom-560m')
+    """
+    folder = Path(name)
+    return "/".join(folder.parts[-2:]) if folder.is_absolute() else name
