@@ -27,6 +27,8 @@ CASES = [
     for side in ("right", "left")
     if side == "right" or name in ("bloom", "bloom5", "llama", "llama_bias")
 ]
+FOLDED = [bool((place + place // 2) % 2) for place in range(len(CASES))]
+"""Whether the norm is folded: for each model once or twice, and on each side."""
 
 
 def plain_run(name: str, dtype: torch.dtype, inputs: dict[str, Tensor]) -> Any:
@@ -44,8 +46,9 @@ def split_of(name: str, dtype: torch.dtype = F32, length: int = 7, **options: An
     return am.decompose_scores(models.hooked(name, dtype), models.padded(name, length=length), **options)
 
 
-@pytest.mark.parametrize("fold_norm", [False, True])
-@pytest.mark.parametrize(("name", "dtype", "side"), CASES)
+@pytest.mark.parametrize(
+    ("name", "dtype", "side", "fold_norm"), [(*case, folded) for case, folded in zip(CASES, FOLDED, strict=True)]
+)
 def test_every_term_is_what_the_raw_weights_give(name: str, dtype: torch.dtype, side: str, fold_norm: bool) -> None:
     model, inputs = models.plain(name, dtype), models.padded(name, side, length=5)
     split = am.decompose_scores(models.hooked(name, dtype), inputs, fold_norm=fold_norm)
@@ -78,8 +81,9 @@ def test_every_term_is_what_the_raw_weights_give(name: str, dtype: torch.dtype, 
 
 
 @pytest.mark.core
-@pytest.mark.parametrize("fold_norm", [False, True])
-@pytest.mark.parametrize(("name", "dtype", "side"), CASES)
+@pytest.mark.parametrize(
+    ("name", "dtype", "side", "fold_norm"), [(*case, not folded) for case, folded in zip(CASES, FOLDED, strict=True)]
+)
 def test_the_terms_add_up_to_the_scores_the_model_used(
     name: str, dtype: torch.dtype, side: str, fold_norm: bool
 ) -> None:
