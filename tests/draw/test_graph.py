@@ -214,12 +214,14 @@ def test_on_paper_every_token_and_arrow_is_within_its_width(
     page.wait_for_selector("html.printing")
     paper = box.bounding_box()
     assert paper["width"] <= 700
-    drawn = page.locator(".attnmech-graph-box :is(button, path)").all()
+    drawn = page.eval_on_selector_all(
+        ".attnmech-graph-box :is(button, path)",
+        "all => all.map(one => one.getBoundingClientRect()).map(({ x, y, right, bottom }) => [x, y, right, bottom])",
+    )
     assert len(drawn) == nodes.count() + 2 * len(whole)
-    for each in drawn:
-        place = each.bounding_box()
-        assert paper["x"] <= place["x"] and place["x"] + place["width"] <= paper["x"] + paper["width"]
-        assert paper["y"] <= place["y"] and place["y"] + place["height"] <= paper["y"] + paper["height"]
+    for left, top, right, bottom in drawn:
+        assert paper["x"] <= left and right <= paper["x"] + paper["width"]
+        assert paper["y"] <= top and bottom <= paper["y"] + paper["height"]
     ends = page.evaluate(
         """() => {
              const names = document.querySelector("[aria-label='key tokens']") ? "key tokens" : "tokens";
