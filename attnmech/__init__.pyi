@@ -90,7 +90,7 @@ from .model.parts.weights import Fused as Fused
 from .model.parts.weights import Separate as Separate
 from .model.proof.certify import certify as certify
 from .model.run.hooked import HookedModel as HookedModel
-from .model.structure.architectures import Architecture as Architecture
+from .model.structure.architecture import Architecture as Architecture
 from .pages.report import report as report
 from .pages.result import Report as Report
 from .results.mean_qk import MeanQK as MeanQK

@@ -25,7 +25,8 @@ from transformers.pytorch_utils import Conv1D
 import attnmech as am
 from attnmech.model.run import bridge
 from attnmech.model.stack.stack import Stack
-from attnmech.model.structure.architectures import ARCHITECTURES, REFUSED
+from attnmech.model.structure.families import ARCHITECTURES
+from attnmech.model.structure.refused import REFUSED
 from attnmech.model.structure.signals import signal_of
 
 Result: TypeAlias = Literal["certified", "refused", "failed", "WRONG", "not built"]

@@ -9,7 +9,8 @@ import torch
 from einops import rearrange
 from torch import Tensor, nn
 
-from attnmech.model.structure.architectures import Architecture, submodule
+from attnmech.model.parts.modules import submodule
+from attnmech.model.structure.architecture import Architecture
 from attnmech.model.structure.plan import architectures_of
 
 LLAMA_LIKE: Final = {"q": "self_attn.q_proj", "k": "self_attn.k_proj", "v": "self_attn.v_proj"}

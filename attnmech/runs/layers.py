@@ -2,9 +2,9 @@
 
 from torch import nn
 
+from ..model.parts.modules import submodule
 from ..model.run.hooked import HookedModel
 from ..model.stack.stack import Stack
-from ..model.structure.architectures import submodule
 
 
 def count_layers(model: HookedModel, stack: Stack) -> int:

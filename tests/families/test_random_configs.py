@@ -10,7 +10,7 @@ import torch
 import transformers
 
 import attnmech as am
-from attnmech.model.structure.architectures import ARCHITECTURES
+from attnmech.model.structure.families import ARCHITECTURES
 
 Lot = Random
 

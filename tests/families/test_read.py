@@ -19,7 +19,7 @@ from transformers.pytorch_utils import Conv1D
 
 import attnmech as am
 from attnmech.model.files.load import UnprovenWarning
-from attnmech.model.structure.architectures import ARCHITECTURES
+from attnmech.model.structure.families import ARCHITECTURES
 
 KINDS = (
     "gemma", "gemma3", "gemma3_text", "llama4_text", "phi", "phi3", "phimoe", "mixtral", "ministral", "qwen2_moe",

@@ -7,7 +7,7 @@ from typing import Any
 import models
 import pytest
 
-from attnmech.model.structure.architectures import ARCHITECTURES
+from attnmech.model.structure.families import ARCHITECTURES
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 import attnmech as am
 from attnmech.interventions import Intervention
-from attnmech.model.structure.architectures import submodule
+from attnmech.model.parts.modules import submodule
 
 F32, F64 = torch.float32, torch.float64
 FAMILIES = (

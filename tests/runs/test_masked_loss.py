@@ -16,8 +16,8 @@ from torch import Tensor
 import attnmech as am
 from attnmech.batch import Batch
 from attnmech.interventions import Values
+from attnmech.model.parts.modules import submodule
 from attnmech.model.run.masking import MaskedCopies
-from attnmech.model.structure.architectures import submodule
 from attnmech.runs.judged import JudgedTexts
 from attnmech.runs.metrics import Metric
 from attnmech.runs.sweep import Sweeping, batches_of

@@ -14,9 +14,9 @@ from ...basics.arguments import option
 from ...draw.effects import effect_map
 from ...draw.section import Section
 from ...errors import InputError
+from ...model.parts.gates import NormGate
 from ...model.parts.norms import weight_of
 from ...model.run.hooked import HookedModel, require_model
-from ...model.structure.architectures import NormGate
 from ...results import PagedResult, Provenance
 from ...runs.layers import count_layers
 

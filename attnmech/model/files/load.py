@@ -26,7 +26,7 @@ from ..parts.weights import check_finite, check_real
 from ..proof.certify import certify_with, check_runs
 from ..proof.probe import Passes
 from ..run.hooked import HookedModel
-from ..structure.architectures import Architecture
+from ..structure.architecture import Architecture
 from ..structure.copies import copy_of, moved
 from ..structure.plan import architectures_of, described, require_transformers, unwrapped
 from ..structure.rewritten import rewritten

@@ -23,7 +23,7 @@ from safetensors import safe_open
 from transformers import PreTrainedModel
 
 from ...errors import WeightsError, first_line
-from ..structure.architectures import ARCHITECTURES
+from ..structure.families import ARCHITECTURES
 
 READING: Final = RLock()
 """Held while transformers reads weights. Meanwhile it keeps all models of the process from tying theirs; of two

@@ -21,7 +21,7 @@ from ..inputs.encoder import Encoder
 from ..own.module import OwnModule
 from ..parts.certificate import Certificate
 from ..run.hooked import HookedModel
-from ..structure.architectures import Architecture
+from ..structure.architecture import Architecture
 from ..structure.rewritten import rewritten
 from .load import from_files
 

@@ -12,7 +12,8 @@ from transformers import PreTrainedModel
 from ...errors import InputError
 from ..attention.in_force import InForce
 from ..attention.local_global import GLOBAL_MASK, globals_by_default
-from ..structure.architectures import Architecture, first_tensor
+from ..parts.calls import first_tensor
+from ..structure.architecture import Architecture
 from .encoder import Encoder
 
 _TRIED: Final = 3

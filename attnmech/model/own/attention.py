@@ -23,7 +23,7 @@ from ..attention.in_force import InForce, Pass
 from ..attention.replaced_attention import StandIn
 from ..attention.replaced_mha import Masked, joined_masks, sort_mask
 from ..parts.mask import MaskRule
-from ..structure.architectures import Architecture
+from ..structure.architecture import Architecture
 
 _CLOSE: Final = 1e-4
 """How far from what the user's attention returns, as a share of its size, a reading of it may be."""

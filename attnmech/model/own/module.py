@@ -15,7 +15,7 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from ...errors import InputError, UnsupportedModelError, WeightsError, first_line
 from ..attention.attend import IMPLEMENTATION
 from ..attention.replaced_mha import WIDTH, further_keys, pad_nested, use_our_mha
-from ..structure.architectures import Architecture
+from ..structure.architecture import Architecture
 from .attention import Described, DescribedAttention, keep_weights_of_product, use_our_product
 from .call import CallForm
 

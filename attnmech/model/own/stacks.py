@@ -11,8 +11,9 @@ from einops import rearrange
 from torch import Tensor, nn
 
 from ...errors import InputError, UnsupportedModelError
+from ..parts.modules import has_module, submodule
 from ..parts.weights import Separate
-from ..structure.architectures import Architecture, has_module, submodule
+from ..structure.architecture import Architecture
 from ..structure.block_structure import BlockReader, Factors, UnreadableError
 from ..structure.traced import Attended, Call, same
 from .attention import described_as, is_causal

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from ...errors import AttnmechError, InputError, UnsupportedModelError, first_line
-from ..structure.architectures import Architecture
+from ..structure.architecture import Architecture
 from ..structure.copies import copy_of
 from .call import CallForm
 from .module import EachUse, OwnModule, first_output

@@ -48,6 +48,20 @@ def alibi_slopes_mpt(heads: int) -> Float[Tensor, " head"]:
     return torch.tensor(slopes, dtype=torch.float32)
 
 
+@dataclass(frozen=True)
+class Alibi:
+    """How a family adds ALiBi, for the closed form that the certificate checks.
+
+    position_hj = slope_h · factor · place_j, with place_j counted from the first real token, or from the end.
+    """
+
+    slopes: Callable[[int], Tensor] = alibi_slopes
+    factor: float = 1.0
+    from_end: bool = False
+    rounded_to: torch.dtype = torch.float32
+    """The precision in which the family computes slope · place, whatever the model's."""
+
+
 def rotary_tables(
     parameters: Mapping[str, Any], d_head: int, positions: Int[Tensor, " position"]
 ) -> tuple[Float[Tensor, "position half"], Float[Tensor, "position half"]] | None:

@@ -18,7 +18,7 @@ from ...points import PointKey, full_name
 from ..attention.in_force import Edit
 from ..attention.observed import RowBlock
 from ..parts.certificate import Check
-from ..structure.architectures import NormGate
+from ..parts.gates import NormGate
 from .layer_checks import LayerChecks, norm_of
 from .probe import (
     BEGINNING,

@@ -11,10 +11,11 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from ...batch import Batch
+from ..parts.calls import first_tensor
+from ..parts.modules import submodule
 from ..run.hooked import HookedModel
 from ..run.passes import call
 from ..stack.stack import Stack
-from ..structure.architectures import first_tensor, submodule
 from ..structure.signals import below_head
 from .probe import LONG
 

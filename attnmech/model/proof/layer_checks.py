@@ -20,12 +20,13 @@ from ...maths.precision import (
 from ...points import PointKey, full_name
 from ..attention.local_global import halves_of, patterns_of, sum_of_halves
 from ..parts.certificate import Check
+from ..parts.gates import Gate, HalfOfRow, NormGate
+from ..parts.modules import submodule
 from ..parts.norms import epsilon_of, weight_of
 from ..parts.position import rotary_tables
 from ..parts.weights import Expanded, bias_of, matrix_of, select
 from ..stack.block import PostNormEnd
 from ..stack.ledger import ScoreAudit, rotated_in
-from ..structure.architectures import Gate, HalfOfRow, NormGate, submodule
 from .probe import (
     FROM_STREAM,
     Compared,

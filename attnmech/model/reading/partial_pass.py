@@ -17,8 +17,8 @@ from ...errors import InputError
 from ...points import PointKey
 from ..attention.in_force import Part
 from ..attention.observed import RowObserver
+from ..parts.modules import submodule
 from ..run.hooked import HookedModel
-from ..structure.architectures import submodule
 
 MIDDLE: Final = "middle"
 """The certificate's check that a pass may begin at any block."""

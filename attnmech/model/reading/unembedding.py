@@ -16,10 +16,10 @@ from torch import Tensor, nn
 from ...errors import InputError
 from ...maths.norms import reciprocal_rms
 from ...maths.precision import product_rounding, steps_rounding
+from ..parts.modules import submodule
 from ..parts.norms import epsilon_of, is_centred, weight_of
 from ..parts.weights import bias_of
 from ..run.hooked import HookedModel
-from ..structure.architectures import submodule
 
 
 @dataclass(frozen=True)

@@ -18,11 +18,11 @@ from ...errors import InputError
 from ...maths.norms import reciprocal_rms
 from ...maths.precision import pass_tolerance
 from ..inputs.transcripts import TranscriptEncoder
+from ..parts.modules import submodule
 from ..parts.norms import epsilon_of, gamma_of, is_centred
 from ..parts.weights import bias_of
 from ..run.hooked import HookedModel
 from ..stack.stack import Stack
-from ..structure.architectures import submodule
 from .partial_pass import Blocks, can_begin_in_the_middle
 
 _PROBE: Final = 5

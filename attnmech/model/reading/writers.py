@@ -17,11 +17,11 @@ from ...batch import Batch
 from ...maths.norms import FrozenNorm
 from ...points import PointKey
 from ..own.module import NO_TOKENS
+from ..parts.modules import submodule
 from ..parts.norms import frozen_norm
 from ..run.hooked import HookedModel
 from ..stack.block import PostNormEnd
 from ..stack.stack import Stack
-from ..structure.architectures import submodule
 
 
 def why_no_sum(model: HookedModel) -> str | None:

@@ -37,6 +37,7 @@ from ..inputs.senses import signal_encoder
 from ..inputs.sounds import SoundEncoder
 from ..inputs.transcripts import TranscriptEncoder
 from ..own.module import NO_TOKENS, OwnModule
+from ..parts.modules import submodule
 from ..parts.predictions import Prediction, predicted_by
 from ..parts.weights import AttentionWeights, WeightsHash, tensors_hash
 from ..stack.carried import captured_norms
@@ -44,7 +45,7 @@ from ..stack.centring import require_fitting, require_weights
 from ..stack.ledger import ledger_split_at
 from ..stack.points import ModelPoints, check_size, points_of
 from ..stack.stack import Stack
-from ..structure.architectures import Architecture, submodule
+from ..structure.architecture import Architecture
 from ..structure.copies import copy_of, forget_lengths, take_apart, use_attention
 from ..structure.signals import signal_config
 from .bridges import Bridges

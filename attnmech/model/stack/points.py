@@ -12,7 +12,7 @@ from ...batch import Batch
 from ...errors import CertificateError, InputError, MissingPointError, integer
 from ...points import POINTS, Point, PointKey, PointName, parse, point_of, split_stack
 from ..own.module import NO_TOKENS
-from ..structure.architectures import Architecture
+from ..structure.architecture import Architecture
 from .stack import Stack
 
 MAX_BYTES: Final = 4 * 2**30

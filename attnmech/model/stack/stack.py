@@ -17,10 +17,13 @@ from ..attention.attend import Site
 from ..attention.in_force import InForce
 from ..attention.observed import Notes
 from ..attention.running import Kind, StackTraits
+from ..parts.calls import KEY_STATES, first_tensor
+from ..parts.gates import Gate, NormGate
+from ..parts.modules import has_module, submodule
 from ..parts.norms import epsilon_of, frozen_norm, weight_of
 from ..parts.position import Rotation, as_tables, tables_for, tables_of
 from ..parts.weights import AttentionWeights, Columns, Expanded, attention_weights, bias_of, select
-from ..structure.architectures import KEY_STATES, Architecture, Gate, NormGate, first_tensor, has_module, submodule
+from ..structure.architecture import Architecture
 
 
 class Stack:

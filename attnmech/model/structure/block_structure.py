@@ -14,11 +14,12 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from ...errors import UnsupportedModelError
+from ..parts.gates import Gate, NormGate
 from ..parts.mask import MaskRule
 from ..parts.norms import kind_of
 from ..parts.position import FORMS, Rotary, as_tables, rotary_tables, tables_for, tables_of
 from ..parts.weights import Columns, Expanded, Latent, Separate, bias_of, has_matrix
-from .architectures import Architecture, Gate, NormGate
+from .architecture import Architecture
 from .traced import Attended, Call, columns_of, distance, same
 
 _ROUNDINGS: Final = 32

@@ -9,7 +9,8 @@ from dataclasses import replace
 from jaxtyping import Float
 from torch import Tensor
 
-from .architectures import KEY_STATES, Architecture
+from ..parts.calls import KEY_STATES
+from .architecture import Architecture
 from .block_structure import BlockReader, Factors, UnreadableError
 from .traced import Attended, Call, same
 

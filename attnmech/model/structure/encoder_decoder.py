@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from ..parts.weights import Separate
-from .architectures import Architecture
+from .architecture import Architecture
 from .block_structure import BlockReader, UnreadableError
 from .copies import cannot_run, copy_of
 from .crossed_blocks import CrossReader, DecoderReader

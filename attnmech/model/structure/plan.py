@@ -7,9 +7,12 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from ...errors import AttnmechError, UnsupportedModelError, WeightsError, first_line
-from .architectures import ARCHITECTURES, REFUSED, Architecture, Config, has_module
+from ..parts.modules import has_module
+from .architecture import Architecture
 from .block_structure import UnreadableError
 from .encoder_decoder import read_stacks
+from .families import ARCHITECTURES, Config
+from .refused import REFUSED
 from .signals import KINDS, encodes_alone
 from .structure import read_structure
 

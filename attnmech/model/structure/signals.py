@@ -13,7 +13,7 @@ from transformers import PreTrainedModel
 
 from ..attention.attend import IMPLEMENTATION
 from ..parts.mask import MaskRule
-from .architectures import submodule
+from ..parts.modules import submodule
 from .block_structure import UnreadableError
 from .copies import copy_of, use_attention
 

@@ -18,9 +18,10 @@ from transformers import PreTrainedModel
 
 from ...errors import UnsupportedModelError, first_line
 from ..attention.postponed import through, through_attend, watching_for_products
+from ..parts.modules import submodule
 from ..parts.norms import NormKind, kind_of
 from ..parts.weights import Separate, bias_of
-from .architectures import Architecture, submodule
+from .architecture import Architecture
 from .block_structure import BlockReader, Factors, UnreadableError
 from .copies import cannot_run, copy_of, use_attention
 from .no_stream import NO_STREAM

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 import attnmech as am
 from attnmech.methods.joint_embedding.chosen_texts import choose_texts
-from attnmech.model.structure.architectures import submodule
+from attnmech.model.parts.modules import submodule
 
 FAMILIES = ["gpt2", "llama", "bert", "bloom", "gemma2", "gpt_neox", "opt", "qwen3"]
 

@@ -12,7 +12,7 @@ from einops import rearrange
 from torch import Tensor, nn
 
 import attnmech as am
-from attnmech.model.structure.architectures import submodule
+from attnmech.model.parts.modules import submodule
 
 FAMILIES = ["gpt2", "llama", "bert", "bloom"]
 ANSWERS, AGAINST = torch.tensor([5, 9, 11]), torch.tensor([7, 4, 30])

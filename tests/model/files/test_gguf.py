@@ -21,7 +21,7 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 import attnmech as am
-from attnmech.model.structure.architectures import ARCHITECTURES
+from attnmech.model.structure.families import ARCHITECTURES
 
 HEADS, KV_HEADS, D_HEAD = 4, 2, 16
 NAMES = {

@@ -12,8 +12,8 @@ from torch import Tensor, nn
 import attnmech as am
 from attnmech.batch import Batch
 from attnmech.interventions import Intervention
+from attnmech.model.parts.modules import submodule
 from attnmech.model.reading.partial_pass import Blocks
-from attnmech.model.structure.architectures import submodule
 
 # XLNet's blocks take positions first: tests/families/test_xlnet.py.
 ELSEWHERE = {"t5", "mt5", "t5_encoder_alone", "mvp", "xlnet", "led"}

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 import attnmech as am
 from attnmech.batch import Batch
 from attnmech.model.attention.replaced_attention import codegen_layout
+from attnmech.model.parts.gates import Gate
 from attnmech.model.parts.mask import rule_of
 from attnmech.model.parts.norms import NormKind, kind_of
 from attnmech.model.parts.position import (
@@ -27,7 +28,6 @@ from attnmech.model.parts.position import (
     Rotary,
 )
 from attnmech.model.parts.weights import Columns, select
-from attnmech.model.structure.architectures import Gate
 from attnmech.model.structure.traced import columns_of, factor_of
 
 

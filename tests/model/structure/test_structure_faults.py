@@ -15,7 +15,7 @@ from torch.nn import functional as F
 
 import attnmech as am
 from attnmech.model.files.load import UnprovenWarning
-from attnmech.model.structure.architectures import ARCHITECTURES
+from attnmech.model.structure.families import ARCHITECTURES
 
 QKV = tuple[Tensor, Tensor, Tensor]
 Break = Callable[[Any, pytest.MonkeyPatch], object]

@@ -1,21 +1,17 @@
-"""How do architectures differ? In where things are and how blocks are built: one `Architecture` value each.
+"""The table of families: the architecture of those whose attention code or inputs are their own, and of the well-known.
 
-The table has families whose attention code, or inputs, are their own, and some that everybody knows: one of their
-models that is built otherwise fails its certificate. All others are read from the model (`structure.py`). Everything
-else in attnmech reads these values and never asks which architecture it has.
+A model that is built otherwise than its family fails its certificate. All other families are read from the model
+(`structure.py`).
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields, replace
-from typing import Any, Final, Literal, NoReturn, TypeAlias
+from dataclasses import replace
+from typing import Any, Final, NoReturn, TypeAlias
 
 import torch
-from einops import rearrange
-from jaxtyping import Float
-from torch import Tensor, nn
+from torch import nn
 
 from ...errors import UnsupportedModelError
-from ...maths.norms import reciprocal_rms
 from ..attention.disentangled import DisentangledAttention, FirstDisentangledAttention, why_not
 from ..attention.led import LedDecoderAttention, with_halves_in_encoder
 from ..attention.local_global import LongformerAttention, with_halves
@@ -30,238 +26,13 @@ from ..attention.replaced_attention import (
     codegen_layout,
 )
 from ..attention.two_stream import XLNetAttention, XLNetCore
-from ..parts.position import HALVES, HALVES_ONCE, PAIRS, Rotary, alibi_slopes, alibi_slopes_mpt
-from ..parts.weights import Expanded, Fused, Layout, Separate, select
+from ..parts.gates import HalfOfRow
+from ..parts.position import HALVES, HALVES_ONCE, PAIRS, Alibi, alibi_slopes_mpt
+from ..parts.weights import Fused, Separate
+from .architecture import Architecture
 
 Config: TypeAlias = Any
 """A transformers config; which entries it has depends on the family."""
-
-
-KEY_STATES: Final = ("key_value_states", "encoder_hidden_states")
-"""The arguments of transformers' attention modules that keys and values are made of, in cross-attention."""
-
-
-@dataclass(frozen=True)
-class Alibi:
-    """How a family adds ALiBi, for the closed form that the certificate checks.
-
-    position_hj = slope_h · factor · place_j, with place_j counted from the first real token, or from the end.
-    """
-
-    slopes: Callable[[int], Tensor] = alibi_slopes
-    factor: float = 1.0
-    from_end: bool = False
-    rounded_to: torch.dtype = torch.float32
-    """The precision in which the family computes slope · place, whatever the model's."""
-
-
-@dataclass(frozen=True)
-class Gate:
-    """What the pattern-weighted sum of v is multiplied by: a function of columns of a projection of `attn_in`."""
-
-    path: str
-    """The projection, below the attention module."""
-    columns: tuple[int, ...]
-    """Its columns, one for each entry of z, head by head."""
-    function: str
-    """The name of the function in torch.nn.functional."""
-
-    def __str__(self) -> str:
-        return f"{self.function} of columns of {self.path}"
-
-    def of(self, output: Float[Tensor, "*places features"], heads: int) -> Float[Tensor, "*places head d_value"]:
-        """The gate, from the projection's output."""
-        chosen: Tensor = getattr(nn.functional, self.function)(select(output, self.columns))
-        return rearrange(chosen, "... (head d_value) -> ... head d_value", head=heads)
-
-
-@dataclass(frozen=True)
-class NormGate:
-    """An RMSNorm of the pattern-weighted sum of v, all heads together (BitNet), as what it multiplies that sum by.
-
-    g = (weight + offset) / √(mean_d y² + ε), y the sum of all heads: the gate of each head depends on every head.
-    """
-
-    path: str
-    """The norm, below the attention module."""
-    offset: float = 0.0
-    """What it adds to its weight."""
-
-    def __str__(self) -> str:
-        return f"the norm {self.path}"
-
-    def of(
-        self, weight: Float[Tensor, " features"], epsilon: float, ungated: Float[Tensor, "*places head d_value"]
-    ) -> Float[Tensor, "*places head d_value"]:
-        """The gate, from the norm's weight and what it is given; in float32 at least, as these norms compute."""
-        heads = ungated.shape[-2]
-        y = rearrange(ungated, "... head d_value -> ... (head d_value)")
-        y = y.to(torch.promote_types(y.dtype, torch.float32))
-        scale = (weight.to(y) + self.offset) * reciprocal_rms(y, epsilon)[..., None]
-        return rearrange(scale, "... (head d_value) -> ... head d_value", head=heads)
-
-
-@dataclass(frozen=True)
-class HalfOfRow:
-    """A gate that is 1 in the half of a head's values that a row reads and 0 in the other (`local_global.py`)."""
-
-    def __str__(self) -> str:
-        return "1 in the half that a row uses, of the local or the global projections"
-
-
-@dataclass(frozen=True)
-class Architecture:
-    """Where a model keeps its parts, and how its blocks combine them.
-
-    Read from the model at load; give one to `am.load` for a model whose structure cannot be read. The certificate
-    tells whether it is true. Forms of rotation are in `attnmech.model.parts.position`.
-
-    >>> plan = Architecture(
-    ...     name="mine", blocks="layers", attention="attn", qkv=Separate("q", "k", "v"), out="attn.o",
-    ...     attn_norm="norm_1", mid_norm="norm_2", mlp_out="mlp", final_norm="norm", rotary=HALVES,
-    ... )
-    >>> print(plan)
-    mine: blocks layers; attention attn; qkv q, k, v; out attn.o; mid_norm norm_2; mlp_out mlp; attn_norm norm_1; \
-final_norm norm; rotary rotate_halves
-
-    Paths are dotted. `blocks`, `embed_norm`, `embed_projection` and `narrow_norm` start at the base model; `attention`,
-    `out`, `attn_out`, `attn_norm`, `mid_norm`, `mlp_out` and `post_norm` at the block; those of `qkv`, `qk_norm` and
-    `v_norm` at the attention module.
-    """
-
-    name: str
-    blocks: str
-    attention: str
-    """The module that receives `attn_in`."""
-    qkv: Layout | Expanded
-    out: str
-    """The projection whose output is `attn_raw`."""
-    mid_norm: str | None
-    """The norm whose input is `resid_mid`; None if attention and MLP are added in one step."""
-    mlp_out: str | None
-    """The module whose output the MLP adds to the stream; None if the stack's blocks have no MLP."""
-    mlp_further: tuple[str, ...] = ()
-    """Modules that end before `mlp_out` does, and whose outputs are added to its output (Granite's shared MLP)."""
-    mixer: str = ""
-    """A module beside attention that writes into the stream in the same step (Falcon-H1's Mamba)."""
-    mixer_scale: float = 1.0
-    """The factor by which its output is multiplied before it is added."""
-    stack: str = ""
-    """The label of the stack, in a model with several: "encoder", "decoder" or "cross"."""
-    within: str = ""
-    """The path within each module of `blocks` to this stack's block, if that is not the whole module."""
-    hybrid: bool = False
-    """Whether only some of the blocks have attention; the others are skipped."""
-    streams: bool = True
-    """Whether the blocks take and return a residual stream; if not, each is an attention alone."""
-    no_stream: str = ""
-    """Why they do not, in a family whose blocks combine attention and stream in a way of their own."""
-    chained: bool = True
-    """Whether each block is given what the one before returns."""
-    batch_first: bool = True
-    """Whether what blocks take and return is [batch position d_model], not [position batch d_model]."""
-    hands_on: bool = False
-    """Whether blocks pass on more than the stream (T5: the first computes the position bias for all)."""
-    interposed: str = ""
-    """The stack whose attn_out is added between attention and MLP."""
-    interposed_norm: str | None = None
-    """Post-norm only: the norm after that."""
-    positioned: bool = True
-    """Whether what the model passes as its position bias is one (in T5's cross-attention it is all zeros)."""
-    n_heads: int = 0
-    """0 if the config has it in the usual place; likewise the heads of keys and values."""
-    n_kv_heads: int = 0
-    attn_out: str = ""
-    """The module whose output is added to the stream, if that is not `out`."""
-    attn_scale: float = 1.0
-    """The factor by which that is multiplied before it is added."""
-    mlp_scale: float = 1.0
-    """The factor of what the MLP returns."""
-    norm: Literal["pre", "post"] = "pre"
-    """Whether norms come before attention and MLP, or after the sums."""
-    attn_norm: str | None = None
-    """Pre-norm only: the norm whose output is `attn_in`."""
-    post_norm: str | None = None
-    """Post-norm only: the norm whose output is `resid_post`."""
-    final_norm: str | None = None
-    """The norm between the last block and the unembedding."""
-    norm_offset: float = 0.0
-    """What norms add to their weight before they multiply by it (Gemma: 1)."""
-    logit_scale: float = 1.0
-    """The factor of the logits."""
-    logit_bias: str = ""
-    """The buffer beside the head that is added to its logits (Marian), by its name in the model with its head."""
-    logit_softcap: float | None = None
-    """c of soft-capped logits, c · tanh(logit / c)."""
-    head_refused: str = ""
-    """Why logits are not the final norm's output times W_U; empty if they are."""
-    embed_norm: str | None = None
-    """The norm whose output enters the stream."""
-    embed_projection: str | None = None
-    """The matrix between a factorised embedding and the stream (OPT, ALBERT)."""
-    narrow_norm: str | None = None
-    """The norm whose output `embed_projection` reads (ALBERT, ELECTRA)."""
-    embed_scale: float = 1.0
-    """The factor of the token embedding's rows."""
-    stream_scale: float = 1.0
-    """The factor by which embeddings are multiplied as they enter the stream (Granite)."""
-    alibi: Alibi | None = None
-    relative: Literal["", "DeBERTa", "XLNet"] = ""
-    """Whose tables of relative positions queries and keys are multiplied with; empty if there are none."""
-    rotary: Rotary | None = None
-    unrotated: tuple[int, ...] = ()
-    """The layers of a rotary model that do not rotate."""
-    qk_norm: tuple[str, str] | None = None
-    """Norms of each head's queries and keys, which multiply by one number per token and dimension."""
-    gate: Gate | NormGate | HalfOfRow | None = None
-    v_norm: str = ""
-    """A norm of each head's values, below the attention module; the point `v` is what it returns."""
-    v_norm_axes: str = "batch position head d_head"
-    norm_after_rotary: bool = False
-    """Whether these norms come after the rotation."""
-    qk_norm_axes: str = "batch position head d_head"
-    """The axes of what these norms are given, as einops writes them."""
-    query_scale: float = 1.0
-    """The factor by which the model multiplies q before calling its attention."""
-    key_scale: float = 1.0
-    """The same for k (Falcon-H1)."""
-    mask: str = ""
-    """Of attention code of a user's own, without a call of `scaled_dot_product_attention`: the argument that is its
-    mask."""
-    replaced: str = ""
-    """The module that `replacement` replaces, if that is not the attention."""
-    replacement: Callable[[nn.Module], nn.Module] | None = None
-    """Replaces an attention module that does not go through transformers' attention interface."""
-    adapt: Callable[[nn.Module], None] | None = None
-    """What else has to change in a base model so that the attention can be replaced."""
-    windows: tuple[int, ...] = ()
-    """How many tokens each layer's rows see around their own, half before and half after, if some are global."""
-    reads: Literal["tokens", "pixels", "sound", "tensors"] = "tokens"
-    """What a model is given; "tensors" for a module of the user's own."""
-    position_limit: int | None = None
-    """The number of positions; None if any number works."""
-    causal: bool = True
-    trusted: Literal["eager", "sdpa"] | None = None
-    """Transformers' attention implementation that computes what was trained, if the other does not."""
-
-    @property
-    def expanded(self) -> Expanded | None:
-        """How queries, keys and values are expanded from latents; None if they are columns of `attn_in` W + b."""
-        return self.qkv if isinstance(self.qkv, Expanded) else None
-
-    def __str__(self) -> str:
-        given = {each.name: getattr(self, each.name) for each in fields(self)[1:]}
-        default = {each.name: each.default for each in fields(self)}
-        said = (f"{name} {_said(value)}" for name, value in given.items() if value != default[name])
-        return f"{self.name}: {'; '.join(said)}"
-
-
-def _said(value: object) -> str:
-    if isinstance(value, float):
-        return f"{value:.6g}"
-    if isinstance(value, tuple):
-        return ", ".join(map(str, value))
-    return str(getattr(value, "__name__", value))
 
 
 def _refuse(reason: str) -> NoReturn:
@@ -768,78 +539,3 @@ ARCHITECTURES: Final[Mapping[str, Callable[[Config], Architecture | tuple[Archit
     "xlnet": _xlnet,
 }
 """By transformers' `config.model_type`."""
-
-_RECURRENT: Final = "a model without attention: its layers carry a state from token to token"
-_SPARSE: Final = (
-    "whose attention is sparse, or local and global with projections of its own; take a model with full attention"
-)
-_APPROXIMATED: Final = "its attention approximates the softmax ({}), so it has no pattern"
-_SELECTED: Final = "its attention sees the keys that an indexer selects in each layer; take a model with full attention"
-_IN_LISTS: Final = "its attentions, norms and MLPs are in separate lists, so no module is a block"
-
-_WINDOWS: Final = (
-    "it attends within windows of patches, shifted and merged from layer to layer, so that its positions are not those "
-    "of one stream"
-)
-
-REFUSED: Final[Mapping[str, str]] = {
-    **dict.fromkeys(("mamba", "mamba2", "falcon_mamba", "rwkv", "xlstm"), _RECURRENT),
-    **dict.fromkeys(("bigbird_pegasus", "reformer", "longt5"), _SPARSE),
-    **dict.fromkeys(("swin", "swinv2", "donut-swin", "maskformer-swin"), _WINDOWS),
-    "wavlm": "its position bias is gated by the query, in attention code of its own; take wav2vec2 or HuBERT",
-    "vit_mae": (
-        "it leaves out most patches at random in every pass; its encoder sees all of them in a ViTModel: "
-        "ViTModel.from_pretrained(folder)"
-    ),
-    **dict.fromkeys(("deepseek_v32", "deepseek_v4", "glm_moe_dsa"), _SPARSE),
-    "nllb-moe": "its experts take a limited number of tokens from a batch, so a text's output depends on other texts",
-    "pegasus_x": "its encoder attends to global tokens beside those of the text",
-    "prophetnet": "its decoder attends in several streams, one for each of the next tokens",
-    "t5gemma": "a norm stands between its cross-attention and the stream, and encoder and decoder embed separately",
-    "t5gemma2": "its decoder attends to its own tokens and to the encoder's in one softmax (merged attention)",
-    **dict.fromkeys(("axk2", "dots3_note_text", "hy_v4"), _SELECTED),
-    **dict.fromkeys(("xlm", "flaubert"), _IN_LISTS),
-    "convbert": "half of what its W_O reads comes from a convolution beside the attention",
-    "cpmant": "it puts prompt tokens of its own before every text, so its positions are not the text's tokens",
-    "diffllama": "its heads subtract one pattern from another (differential attention), so rows do not sum to 1",
-    "doge": "its attention adds to the scores what it makes of its values, which is no term of the ledger",
-    "fnet": "a model without attention: it mixes tokens by Fourier transforms",
-    "funnel": "it pools positions between blocks, so that they are not tokens",
-    "ibert": "its projections are quantised layers, which return a scaling factor, too",
-    "mra": _APPROXIMATED.format("blocks at several resolutions"),
-    "nystromformer": _APPROXIMATED.format("by landmarks"),
-    "squeezebert": "its projections are grouped convolutions, not matrices",
-    "yoso": _APPROXIMATED.format("by hashing"),
-    "recurrent_gemma": (
-        "whose recurrent layers read padding, so that what a text gives depends on the texts beside it; Gemma has "
-        "attention in every layer"
-    ),
-}
-"""Families that are not supported, each with the reason."""
-
-
-def has_module(root: nn.Module, path: str) -> bool:
-    """Whether there is a module at a dotted path."""
-    try:
-        root.get_submodule(path)
-    except AttributeError:
-        return False
-    return True
-
-
-def submodule(root: nn.Module, path: str) -> nn.Module:
-    """The module at a dotted path; `UnsupportedModelError` if the model is not built like its family."""
-    try:
-        return root.get_submodule(path)
-    except AttributeError as error:
-        raise UnsupportedModelError(
-            f"expected {type(root).__name__} to hold a module at {path!r}, as its family does; it has none. "
-            "The model has been rebuilt or wrapped: load it as its own class."
-        ) from error
-
-
-def first_tensor(output: Any) -> Tensor:
-    """The tensor that a block or attention module returns, alone or first in a tuple."""
-    found = output if isinstance(output, torch.Tensor) else output[0]
-    assert isinstance(found, torch.Tensor)
-    return found

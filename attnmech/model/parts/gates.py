@@ -1,0 +1,65 @@
+"""What the pattern-weighted sum of v is multiplied by before W_O, where a model has such a gate."""
+
+from dataclasses import dataclass
+
+import torch
+from einops import rearrange
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from ...maths.norms import reciprocal_rms
+from .weights import select
+
+
+@dataclass(frozen=True)
+class Gate:
+    """What the pattern-weighted sum of v is multiplied by: a function of columns of a projection of `attn_in`."""
+
+    path: str
+    """The projection, below the attention module."""
+    columns: tuple[int, ...]
+    """Its columns, one for each entry of z, head by head."""
+    function: str
+    """The name of the function in torch.nn.functional."""
+
+    def __str__(self) -> str:
+        return f"{self.function} of columns of {self.path}"
+
+    def of(self, output: Float[Tensor, "*places features"], heads: int) -> Float[Tensor, "*places head d_value"]:
+        """The gate, from the projection's output."""
+        chosen: Tensor = getattr(nn.functional, self.function)(select(output, self.columns))
+        return rearrange(chosen, "... (head d_value) -> ... head d_value", head=heads)
+
+
+@dataclass(frozen=True)
+class NormGate:
+    """An RMSNorm of the pattern-weighted sum of v, all heads together (BitNet), as what it multiplies that sum by.
+
+    g = (weight + offset) / √(mean_d y² + ε), y the sum of all heads: the gate of each head depends on every head.
+    """
+
+    path: str
+    """The norm, below the attention module."""
+    offset: float = 0.0
+    """What it adds to its weight."""
+
+    def __str__(self) -> str:
+        return f"the norm {self.path}"
+
+    def of(
+        self, weight: Float[Tensor, " features"], epsilon: float, ungated: Float[Tensor, "*places head d_value"]
+    ) -> Float[Tensor, "*places head d_value"]:
+        """The gate, from the norm's weight and what it is given; in float32 at least, as these norms compute."""
+        heads = ungated.shape[-2]
+        y = rearrange(ungated, "... head d_value -> ... (head d_value)")
+        y = y.to(torch.promote_types(y.dtype, torch.float32))
+        scale = (weight.to(y) + self.offset) * reciprocal_rms(y, epsilon)[..., None]
+        return rearrange(scale, "... (head d_value) -> ... head d_value", head=heads)
+
+
+@dataclass(frozen=True)
+class HalfOfRow:
+    """A gate that is 1 in the half of a head's values that a row reads and 0 in the other (`local_global.py`)."""
+
+    def __str__(self) -> str:
+        return "1 in the half that a row uses, of the local or the global projections"
