@@ -11,8 +11,8 @@ from typing import Any
 
 from ray import cloudpickle as untyped
 
+from ..basics.installed import is_installed
 from ..errors import EngineError, first_line
-from ..runs.identity import is_installed
 
 cloudpickle: Any = untyped
 

@@ -1,0 +1,27 @@
+"""Which code is the user's own? What neither Python nor an installed package brings."""
+
+import os
+import site
+import sysconfig
+import types
+from pathlib import Path
+from typing import Final
+
+_FOLDERS: Final[tuple[str | Path, ...]] = (
+    *(sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")),
+    *site.getsitepackages(),
+    site.getusersitepackages(),
+    Path(__file__).parents[1],
+)
+_INSTALLED: Final = tuple(f"{path}{os.sep}" for folder in _FOLDERS for path in (Path(folder), Path(folder).resolve()))
+"""The folders of code whose version says what it does."""
+
+
+def is_installed(module: types.ModuleType | None) -> bool:
+    """Whether a module's version says what it does: it is built in, or belongs to an installed package."""
+    if module is None or module.__name__ == "__main__":
+        return False
+    file: str | None = getattr(module, "__file__", None)
+    if file is None:
+        return not hasattr(module, "__path__")
+    return os.path.abspath(file).startswith(_INSTALLED)
