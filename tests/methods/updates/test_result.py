@@ -322,6 +322,7 @@ def precision(dtype: torch.dtype) -> float:
     return 1e-5 if dtype == F32 else 1e-6
 
 
+@pytest.mark.core
 @pytest.mark.parametrize(("name", "side", "dtype"), CASES)
 def test_every_row_is_that_of_a_loop(name: str, side: str, dtype: torch.dtype) -> None:
     updates, wanted = measured(name, side, dtype), expected(name, side, dtype)
