@@ -1,5 +1,6 @@
 """What a block or an attention module is called with and returns: the stream among its arguments."""
 
+from collections.abc import Callable
 from typing import Any, Final
 
 import torch
@@ -14,3 +15,30 @@ def first_tensor(output: Any) -> Tensor:
     found = output if isinstance(output, torch.Tensor) else output[0]
     assert isinstance(found, torch.Tensor)
     return found
+
+
+def stream_of(args: Any, kwargs: Any) -> Tensor:
+    """The input stream of a block."""
+    stream = args[0] if args else kwargs[_stream_name(kwargs)]
+    assert isinstance(stream, torch.Tensor)
+    return stream
+
+
+def with_stream(args: Any, kwargs: Any, change: Callable[[Tensor], Tensor]) -> tuple[Any, Any]:
+    """The arguments of a block with its stream changed."""
+    if args:
+        return (change(args[0]), *args[1:]), kwargs
+    name = _stream_name(kwargs)
+    return args, {**kwargs, name: change(kwargs[name])}
+
+
+def with_first(output: Any, first: Tensor) -> Any:
+    """An output with another first tensor."""
+    return first if isinstance(output, torch.Tensor) else (first, *output[1:])
+
+
+def _stream_name(kwargs: Any) -> str:
+    """The argument that is the stream: transformers' name, or the first tensor of a block of another kind."""
+    if "hidden_states" in kwargs:
+        return "hidden_states"
+    return next(str(name) for name, value in kwargs.items() if isinstance(value, torch.Tensor))

@@ -15,6 +15,7 @@ from ..parts.calls import first_tensor
 from ..parts.modules import submodule
 from ..run.hooked import HookedModel
 from ..run.passes import call
+from ..stack.skipping import alone
 from ..stack.stack import Stack
 from ..structure.signals import below_head
 from .probe import LONG
@@ -81,7 +82,7 @@ def plain_block(model: HookedModel, stack: Stack, layer: int, batch: Batch) -> F
     ended: list[Tensor] = []
     handle = blocks[layer].register_forward_hook(lambda module, args, output: ended.append(first_tensor(output)))
     try:
-        with torch.no_grad(), stack.alone(layer, blocks):
+        with torch.no_grad(), alone(stack, layer, blocks):
             call(below_head(model.plain), batch)
     finally:
         handle.remove()

@@ -45,6 +45,7 @@ from ..stack.centring import require_fitting, require_weights
 from ..stack.ledger import ledger_split_at
 from ..stack.points import ModelPoints, check_size, points_of
 from ..stack.stack import Stack
+from ..stack.wiring import wired_stack
 from ..structure.architecture import Architecture
 from ..structure.copies import copy_of, forget_lengths, take_apart, use_attention
 from ..structure.signals import signal_config
@@ -116,7 +117,7 @@ class HookedModel:
         for plan in plans:
             if plan.adapt is not None:
                 plan.adapt(base)
-        self.stacks = {plan.stack: Stack(base, plan, self._in_force) for plan in plans}
+        self.stacks = {plan.stack: wired_stack(base, plan, self._in_force) for plan in plans}
         first = next(iter(self.stacks.values()))
         self.architecture: Architecture = first.architecture
         self.n_layers, self.n_heads, self.n_kv_heads = first.n_layers, first.n_heads, first.n_kv_heads

@@ -1,0 +1,78 @@
+"""Lets a pass skip blocks: it keeps the stream that enters a block, and begins there with a stream of its own."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import wraps
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ..parts.calls import first_tensor, stream_of
+from .stack import Stack
+
+
+def wire_part(stack: Stack, place: int, block: nn.Module) -> None:
+    """Lets a pass skip the block, or keep its incoming stream (`Part`)."""
+    in_force, forward = stack.in_force, block.forward
+
+    def at_start(module: nn.Module, args: Any, kwargs: Any) -> None:
+        part = in_force.under_way.part
+        if part is not None and place in part.keep and part.runs(place):
+            part.kept[place] = stack.turned(stream_of(args, kwargs)).detach().clone()
+
+    @wraps(forward)
+    def through_or_past(*args: Any, **kwargs: Any) -> Any:
+        part = in_force.under_way.part
+        if part is None or part.runs(place):
+            output = forward(*args, **kwargs)
+            stack.returns.setdefault(place, None if isinstance(output, torch.Tensor) else len(output))
+            return output
+        given = part.stream if place == part.start - 1 else None
+        return _passed_on(stack, place, stream_of(args, kwargs) if given is None else stack.turned(given))
+
+    block.register_forward_pre_hook(at_start, with_kwargs=True)
+    block.forward = through_or_past
+
+
+def wire_end(stack: Stack) -> None:
+    """Keeps the output of a part's last block, after hooks there."""
+    in_force, end = stack.in_force, len(stack.places)
+
+    def at_end(place: int) -> Callable[..., None]:
+        def keep(module: nn.Module, args: Any, output: Any) -> None:
+            part = in_force.under_way.part
+            if part is not None and end in part.keep and place == part.stop - 1 and part.runs(place):
+                part.kept[end] = stack.turned(first_tensor(output)).detach().clone()
+
+        return keep
+
+    for place, block in enumerate(stack.places):
+        block.register_forward_hook(at_end(place))
+
+
+@contextmanager
+def alone(stack: Stack, layer: int, blocks: nn.ModuleList) -> Iterator[None]:
+    """Has all but one of the blocks of a plain copy pass the stream on; ours must have run before."""
+
+    def past(place: int) -> Callable[..., Any]:
+        return lambda *args, **kwargs: _passed_on(stack, place, stream_of(args, kwargs))
+
+    others = [(place, block) for place, block in enumerate(blocks) if place != layer]
+    kept = [block.__dict__.get("forward") for _, block in others]
+    try:
+        for place, block in others:
+            block.forward = past(place)
+        yield
+    finally:
+        for (_, block), forward in zip(others, kept, strict=True):
+            if forward is None:
+                block.__dict__.pop("forward", None)
+            else:
+                block.forward = forward
+
+
+def _passed_on(stack: Stack, place: int, stream: Tensor) -> Any:
+    """A stream as the block returns its own."""
+    returns = stack.returns[place]
+    return stream if returns is None else (stream, *(None for _ in range(returns - 1)))

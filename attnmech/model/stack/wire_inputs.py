@@ -1,0 +1,239 @@
+"""Visits what attention is made of: `attn_in`, latents, q, k and v; and notes their norms and rotations."""
+
+from collections.abc import Callable, Mapping
+from functools import wraps
+from typing import Any
+
+import torch
+from einops import rearrange
+from torch import Tensor, nn
+
+from ...maths.norms import FrozenNorm
+from ..parts.calls import KEY_STATES, stream_of, with_stream
+from ..parts.modules import has_module, submodule
+from ..parts.norms import frozen_norm
+from ..parts.position import as_tables, tables_for, tables_of
+from ..parts.weights import Columns, Expanded, select
+from .stack import Stack
+
+
+def wire_projections(stack: Stack, layer: int, block: nn.Module) -> None:
+    """Visits `attn_in`, latents, q, k and v where the modules of the attention are given or return them."""
+    in_force, plan = stack.in_force, stack.architecture
+    layout = plan.qkv
+    attention = submodule(block, plan.attention)
+
+    def at_all(module: nn.Module, args: Any, output: Tensor) -> Tensor | None:
+        names = [stack.point(name) for name in "qkv"]
+        if not any(in_force.wants(name, layer) for name in names):
+            return None
+        assert not isinstance(layout, Expanded)
+        parts = layout.split([output], plan.n_heads, plan.n_kv_heads, rest="batch position")
+        q, k, v = (in_force.visit(name, layer, part) for name, part in zip(names, parts, strict=True))
+        changed = in_force.under_way.gradients or any(in_force.edits(name, layer) for name in names)
+        return layout.join((q, k, v))[0] if changed else None  # type: ignore[union-attr]
+
+    def at_one(name: str, heads: int) -> Callable[..., Tensor | None]:
+        def at_projection(module: nn.Module, args: Any, output: Tensor) -> Tensor | None:
+            if not in_force.wants(name, layer):
+                return None
+            by_head = rearrange(output, "batch position (head d_head) -> batch position head d_head", head=heads)
+            visited = in_force.visit(name, layer, by_head)
+            return rearrange(visited, "batch position head d_head -> batch position (head d_head)")
+
+        return at_projection
+
+    def at_columns(parts: Mapping[str, tuple[int, ...]]) -> Callable[..., Tensor | None]:
+        def at_projection(module: nn.Module, args: Any, output: Tensor) -> Tensor | None:
+            changed = output
+            for name, columns in parts.items():
+                point, heads = stack.point(name), plan.n_heads if name == "q" else plan.n_kv_heads
+                if not in_force.wants(point, layer):
+                    continue
+                value = select(stack.by_token(changed), columns)
+                by_head = rearrange(value, "batch position (head d) -> batch position head d", head=heads)
+                visited = in_force.visit(point, layer, by_head)
+                if in_force.under_way.gradients or in_force.edits(point, layer):
+                    changed = stack.by_token(changed).clone()
+                    changed[..., list(columns)] = rearrange(visited, "batch position head d -> batch position (head d)")
+            return None if changed is output else changed.reshape(output.shape)
+
+        return at_projection
+
+    _wire_attn_in(stack, layer, attention)
+    _wire_tables(stack, attention)
+    for path in dict.fromkeys(layout.paths):
+        _wire_unread(stack, layer, submodule(attention, path))
+    if isinstance(layout, Expanded):
+        _wire_latents(stack, layer, attention, layout)
+        submodule(attention, layout.q).register_forward_hook(at_columns({"q": layout.columns[0]}))
+        submodule(attention, layout.kv).register_forward_hook(at_columns({"v": layout.columns[2]}))
+    elif isinstance(layout, Columns):
+        for path in layout.paths:
+            taken = {name: own for name, own in layout.taken(path).items() if name != "v" or not plan.v_norm}
+            submodule(attention, path).register_forward_hook(at_columns(taken))
+    elif len(layout.paths) == 1:
+        submodule(attention, layout.paths[0]).register_forward_hook(at_all)
+    else:
+        counts = (plan.n_heads, plan.n_kv_heads, plan.n_kv_heads)
+        for path, name, heads in zip(layout.paths, "qk" if plan.v_norm else "qkv", counts, strict=not plan.v_norm):
+            submodule(attention, path).register_forward_hook(at_one(stack.point(name), heads))
+    if not plan.v_norm:
+        _wire_values(stack, layer, attention)
+
+
+def _wire_attn_in(stack: Stack, layer: int, attention: nn.Module) -> None:
+    """Visits `attn_in`, and notes what else the attention is given."""
+    in_force, plan = stack.in_force, stack.architecture
+    patches = plan.reads == "pixels"
+
+    def at_attn_in(module: nn.Module, args: Any, kwargs: Any) -> Any:
+        rotates = plan.rotary is not None and not plan.rotary.tables
+        if rotates and (tables := tables_of(args, kwargs)) is not None:
+            in_force.note(rotary=tables_for(tables, stream_of(args, kwargs).shape[1]) if patches else tables)
+        for given, note in (*((name, "key_input") for name in KEY_STATES), ("value_states", "value_input")):
+            if kwargs.get(given) is not None:
+                in_force.note(**{note: kwargs[given]})
+        args, kwargs = with_stream(args, kwargs, lambda x: in_force.visit(stack.point("attn_in"), layer, x))
+        if in_force.scales_in(stack.label, layer):
+            in_force.note(attn_in=stream_of(args, kwargs))
+        return args, kwargs
+
+    attention.register_forward_pre_hook(at_attn_in, with_kwargs=True)
+
+
+def _wire_latents(stack: Stack, layer: int, attention: nn.Module, layout: Expanded) -> None:
+    """Visits the latent, and k, whose columns two projections make."""
+    in_force, name, plan = stack.in_force, stack.point("k"), stack.architecture
+
+    def at_query_latent(module: nn.Module, args: Any) -> None:
+        in_force.note(query_latent=stack.by_token(args[0]))
+
+    def at_shared(module: nn.Module, args: Any, output: Tensor) -> None:
+        in_force.note(shared=stack.by_token(output))
+
+    def at_latent(module: nn.Module, args: Any) -> Any:
+        visited = in_force.visit(stack.point("latent"), layer, stack.by_token(args[0]))
+        in_force.note(latent=visited)
+        return (visited.reshape(args[0].shape), *args[1:])
+
+    def at_keys(module: nn.Module, args: Any, output: Tensor) -> None:
+        if not in_force.wants(name, layer):
+            return
+        notes = in_force.under_way.notes
+        assert notes.shared is not None
+        keys = layout.keys(stack.by_token(output), notes.shared)
+        visited = in_force.visit(
+            name, layer, rearrange(keys, "batch position (head d) -> batch position head d", head=plan.n_kv_heads)
+        )
+        if in_force.under_way.gradients or in_force.edits(name, layer):
+            # Heads share a part of the keys, so the projections' outputs cannot hold what each head's became.
+            by_head = rearrange(visited, "batch position head d -> batch head position d")
+            rotate = stack.rotation(layer, notes)
+            in_force.note(edited_key=by_head if rotate is None else rotate(by_head).to(by_head))
+
+    if layout.query_latent is not None:
+        submodule(attention, layout.q).register_forward_pre_hook(at_query_latent)
+    submodule(attention, layout.latent.projection).register_forward_hook(at_shared)
+    submodule(attention, layout.kv).register_forward_pre_hook(at_latent)
+    submodule(attention, layout.kv).register_forward_hook(at_keys)
+
+
+def _wire_values(stack: Stack, layer: int, attention: nn.Module) -> None:
+    """Shows v, after what acts on it, to the running certificate."""
+    in_force, plan, layout = stack.in_force, stack.architecture, stack.architecture.qkv
+
+    def at_v(module: nn.Module, args: Any, output: Tensor) -> None:
+        if not in_force.compares_values(layer):
+            return
+        by_token = stack.by_token(output) if isinstance(layout, Columns | Expanded) else output
+        in_force.hold_made(stack.label, layer, layout.values(by_token, plan.n_heads, plan.n_kv_heads))
+
+    submodule(attention, layout.path_of_values).register_forward_hook(at_v)
+
+
+def wire_v_norm(stack: Stack, layer: int, attention: nn.Module) -> None:
+    """Visits v where a norm returns it."""
+    in_force, plan = stack.in_force, stack.architecture
+    if not plan.v_norm:
+        return
+
+    def at_v_norm(module: nn.Module, args: Any, output: Tensor) -> Tensor | None:
+        wants = in_force.wants(stack.point("v"), layer)
+        if not wants and not in_force.compares_values(layer):
+            return None
+        by_head = "batch position head d_head"
+        visited = rearrange(output, f"{plan.v_norm_axes} -> {by_head}", head=plan.n_kv_heads)
+        visited = in_force.visit(stack.point("v"), layer, visited) if wants else visited
+        if in_force.compares_values(layer):
+            in_force.hold_made(stack.label, layer, visited)
+        if not wants:
+            return None
+        return rearrange(visited, f"{by_head} -> {plan.v_norm_axes}").reshape(output.shape)
+
+    submodule(attention, plan.v_norm).register_forward_hook(at_v_norm)
+
+
+def wire_qk_norm(stack: Stack, layer: int, block: nn.Module) -> None:
+    """Notes what the norms of queries and keys did, as norms frozen at that."""
+    plan, in_force = stack.architecture, stack.in_force
+    attention = submodule(block, plan.attention)
+    if plan.qk_norm is None or (layer in plan.unrotated and not has_module(attention, plan.qk_norm[0])):
+        return
+    kinds = {"query_norm": stack.n_heads, "key_norm": stack.n_kv_heads}
+    by_path = dict(zip(("query_norm", "key_norm"), plan.qk_norm, strict=True))
+
+    def noting(path: str) -> Callable[..., None]:
+        mine = [kind for kind, own in by_path.items() if own == path]
+
+        def at_norm(module: nn.Module, args: Any, output: Tensor) -> None:
+            if not (in_force.under_way.watch.rows or in_force.scales_in(stack.label, layer)):
+                return
+            # One module for both is called for the queries first.
+            kind = next((kind for kind in mine if getattr(in_force.under_way.notes, kind) is None), mine[-1])
+            in_force.note(**{kind: _frozen_by_head(stack, module, args[0], output, kinds[kind])})
+
+        return at_norm
+
+    for path in dict.fromkeys(plan.qk_norm):
+        submodule(attention, path).register_forward_hook(noting(path))
+
+
+def _frozen_by_head(stack: Stack, norm: nn.Module, given: Tensor, made: Tensor, heads: int) -> FrozenNorm:
+    """A norm of queries or keys, frozen at what it did to them, with the axes of the points q and k."""
+    pattern = f"{stack.architecture.qk_norm_axes} -> batch position head d_head"
+    frozen = frozen_norm(norm, given, torch.promote_types(given.dtype, torch.float32), made)
+    multiplier, shift = (
+        None if each is None else rearrange(each.expand_as(given), pattern, head=heads)
+        for each in (frozen.multiplier, frozen.shift)
+    )
+    assert multiplier is not None
+    whole = "(head d_head)" in stack.architecture.qk_norm_axes
+    return FrozenNorm(multiplier, frozen.centred, shift, axes=(-2, -1) if whole else (-1,))
+
+
+def _wire_tables(stack: Stack, attention: nn.Module) -> None:
+    """Notes the rotary tables where a module inside the attention returns them."""
+    rotary = stack.architecture.rotary
+    if rotary is None or not rotary.tables:
+        return
+
+    def at_tables(module: nn.Module, args: Any, output: Any) -> None:
+        stack.in_force.note(rotary=as_tables(output))
+
+    submodule(attention, rotary.tables).register_forward_hook(at_tables)
+
+
+def _wire_unread(stack: Stack, layer: int, projection: nn.Module) -> None:
+    """Lets a projection do nothing in a pass that begins after this layer's attention: nobody reads its output."""
+    in_force, forward = stack.in_force, projection.forward
+
+    @wraps(forward)
+    def made_or_not(*args: Any, **kwargs: Any) -> Any:
+        if not args or in_force.given_z(layer) is None:
+            return forward(*args, **kwargs)
+        given, *others = args
+        one = forward(given[(slice(1),) * (given.ndim - 1)], *others, **kwargs)
+        return one.expand(*given.shape[:-1], -1).contiguous()
+
+    projection.forward = made_or_not
