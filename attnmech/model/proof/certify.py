@@ -7,7 +7,7 @@ A point whose check fails is refused.
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
-from functools import cached_property, partial
+from functools import cached_property
 from typing import Final
 
 import torch
@@ -25,22 +25,10 @@ from ..run.hooked import HookedModel, require_model
 from ..structure.copies import cannot_run
 from .edit_checks import EditChecks
 from .far import far_length, one_of_each_kind, plain_block
-from .probe import (
-    BEGINNING,
-    FROM_STREAM,
-    Compared,
-    Passes,
-    beginning_of,
-    bridge_run,
-    by_row,
-    each_token_changed,
-    end_changed,
-    excess_of,
-    output_of,
-    padded_batch,
-    text_of,
-    with_least,
-)
+from .layer_checks import layer_checks
+from .plain_checks import comes_through
+from .probe import FROM_STREAM, Compared, Passes, bridge_run, by_row, excess_of, output_of, with_least
+from .texts import BEGINNING, beginning_of, each_token_changed, end_changed, padded_batch, text_of
 
 _EVERY_POINT: Final = tuple(POINTS)
 _WHOLE: Final = (
@@ -119,16 +107,17 @@ class _Statements(EditChecks):
     def of_stack(self) -> Iterator[Check]:
         """The checks of the stack's layers; none if a pass failed."""
         if self.passes.runs:
-            of_stream = [self._resid_mid_edit] if self.plan.streams else []
-            yield from self._computed([*self._layer_by_layer(), self._pattern_edit, *of_stream])
+            edits = {"pattern_edit": self._pattern_edit}
+            if self.plan.streams:
+                edits["resid_mid_edit"] = self._resid_mid_edit
+            yield from self._computed(layer_checks(self) | edits)
 
-    def _computed(self, makers: list[Callable[[], Check]]) -> Iterator[Check]:
+    def _computed(self, makers: Mapping[str, Callable[[], Check]]) -> Iterator[Check]:
         """Makes the checks; one that cannot even be computed on a broken model counts as failed."""
-        for make in makers:
+        for name, make in makers.items():
             try:
                 check = make()
             except Exception as error:
-                name = make.args[0] if isinstance(make, partial) else make.__name__.strip("_")
                 check = Check(name, f"{name} can be checked", _EVERY_POINT, False, detail=first_line(error))
             yield self._spelled_out(check)
 
@@ -143,18 +132,18 @@ class _Statements(EditChecks):
         name = check.name if whole or not self.stack.label else f"{self.stack.label} {check.name}"
         return replace(check, name=name, points=points)
 
-    def _whole_passes(self) -> list[Callable[[], Check]]:
-        return [
-            self._transformers,
-            *([self._implementations] if self.plan.trusted == "sdpa" else []),
-            self._bridge,
-            self._padding,
-            self._causal,
-            self._embed,
-            self._logits,
-            self._middle,
-            self._far,
-        ]
+    def _whole_passes(self) -> dict[str, Callable[[], Check]]:
+        return {
+            "transformers": self._transformers,
+            **({"implementations": self._implementations} if self.plan.trusted == "sdpa" else {}),
+            "bridge": self._bridge,
+            "padding": self._padding,
+            "causal": self._causal,
+            "embed": self._embed,
+            "logits": self._logits,
+            "middle": self._middle,
+            "far": self._far,
+        }
 
     # -- the runs ------------------------------------------------------------------------------------------
 
@@ -252,7 +241,7 @@ class _Statements(EditChecks):
         for output in (self.by_token(batch), *self.plain_by_token(batch)):
             before.append(output[[0, 2]])
             after.append(output[[1, 3]])
-            keep.append(self.written(batch).mask[[0, 2]] & self._comes_through(output[[0, 2]]))
+            keep.append(self.written(batch).mask[[0, 2]] & comes_through(self, output[[0, 2]]))
         alone = self.by_token(beginning_of(batch, 2, int(real.sum())))
         unpadded = self.written(batch).mask[2:3]
         padded = before[0][1:2][unpadded][None]
@@ -330,7 +319,7 @@ class _Statements(EditChecks):
                     torch.ones_like(texts, dtype=torch.bool),
                 )
 
-        limit = self._product(self.model.d_model)
+        limit = self.product(self.model.d_model)
         return self.by_layer("logits", statement, ("logits",), found(), limit)
 
     def _middle(self) -> Check:

@@ -19,19 +19,13 @@ from ..attention.in_force import Edit
 from ..attention.observed import RowBlock
 from ..parts.certificate import Check
 from ..parts.gates import NormGate
-from .layer_checks import LayerChecks, norm_of
-from .probe import (
-    BEGINNING,
-    SEED,
-    Compared,
-    Probe,
-    beginning_of,
-    by_row,
-    excess_of,
-)
+from .output_checks import by_head, with_further
+from .probe import Compared, Probe, by_row, excess_of, norm_of
+from .stream_checks import block_end
+from .texts import BEGINNING, SEED, beginning_of
 
 
-class EditChecks(LayerChecks):
+class EditChecks(Probe):
     """The statements about edits of the pattern and of `resid_mid`."""
 
     @cached_property
@@ -53,10 +47,10 @@ class EditChecks(LayerChecks):
             for copy, layer in enumerate(self.edited):
                 weights = self.stack.weights(layer)
                 W_O = weights.W_O.to(self.wide)
-                values = self._by_head(edits.at("v", layer))[copy : copy + 1]
+                values = by_head(self, edits.at("v", layer))[copy : copy + 1]
                 z = einsum(
                     edits.patterns[layer][None].to(self.wide),
-                    self._with_further(values, edits.further.get(layer)),
+                    with_further(values, edits.further.get(layer)),
                     "batch head query key, batch key head d -> batch query head d",
                 )
                 if self.plan.gate is not None:
@@ -85,7 +79,7 @@ class EditChecks(LayerChecks):
             edits = self._edits
             for number, layer in enumerate(self.edited):
                 copy = len(self.edited) + number
-                ended, allowed = self._block_end(layer, [edits.at("resid_mid", layer)], edits.values)
+                ended, allowed = block_end(self, layer, [edits.at("resid_mid", layer)], edits.values)
                 real = edits.real[copy]
                 post = edits.at("resid_post", layer)
                 limit = allowed[copy][real] + least_rounding(self.model.dtype)

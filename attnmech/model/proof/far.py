@@ -18,7 +18,7 @@ from ..run.passes import call
 from ..stack.skipping import alone
 from ..stack.stack import Stack
 from ..structure.signals import below_head
-from .probe import LONG
+from .texts import LONG
 
 _WINDOWS: Final = (
     "sliding_window", "sliding_window_size", "window_size", "local_attention", "attention_chunk_size",

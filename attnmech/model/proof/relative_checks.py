@@ -12,7 +12,8 @@ from ...maths.precision import product_rounding, steps_rounding
 from ..attention.disentangled import reach_of, row_of_distance
 from ..attention.in_force import Part
 from ..attention.observed import RowBlock
-from .probe import Compared, Probe, ProbeRun, text_of
+from .probe import Compared, Probe, ProbeRun
+from .texts import text_of
 
 _BEYOND: Final = 16
 """How many tokens a text has beyond those whose distances have a row each."""

@@ -1,0 +1,121 @@
+"""Rotations and ALiBi are their closed forms."""
+
+from collections.abc import Iterator
+
+import torch
+from einops import einsum, rearrange
+from torch import Tensor
+
+from ...maths.norms import FrozenNorm
+from ...maths.precision import (
+    steps_rounding,
+    table_tolerance,
+)
+from ..parts.certificate import Check
+from ..parts.position import rotary_tables
+from ..stack.ledger import rotated_in
+from .probe import (
+    Compared,
+    Probe,
+    ProbeRun,
+    norm_of,
+)
+
+
+def rotated(probe: Probe) -> Check:
+    """Rotated queries and keys are R q and R k."""
+    tolerance = max(_rotated_to(probe, run, layer) for run, layer in probe.places())
+    return probe.by_layer("rotary", "q_rot, k_rot = R q, R k", ("q_rot", "k_rot"), _rotary(probe), tolerance)
+
+
+def _rotated_to(probe: Probe, run: ProbeRun, layer: int) -> float:
+    """The rounding of a layer's rotation; some families rotate in float32 in a float64 model, too."""
+    rotation = probe.stack.rotation(layer, probe.block(run, layer).notes)
+    values = [run.values[probe.stack.point(f"{name}_rot"), layer] for name in "qk"]
+    by_head = "batch position head d_head -> batch head position d_head"
+    used = {rotated_in(rearrange(value, by_head), rotation) for value in values}
+    return steps_rounding(torch.float32 if used == {torch.float32} else probe.model.dtype)
+
+
+def _rotary(probe: Probe) -> Iterator[Compared]:
+    rotary = probe.plan.rotary
+    assert rotary is not None
+    for run, layer in probe.places():
+        notes = probe.block(run, layer).notes
+        assert notes.rotary is not None
+        cos, sin = (table[:, :, None].to(probe.wide) for table in notes.rotary)
+        for name, norm in (("q", notes.query_norm), ("k", notes.key_norm)):
+            value = probe.at(run, name, layer) * (probe.plan.key_scale if name == "k" else 1.0)
+            after = probe.plan.norm_after_rotary
+            expected = _normed(value, None if after else norm)
+            expected = expected if layer in probe.plan.unrotated else rotary(expected, cos, sin)
+            expected = _normed(expected, norm if after else None)
+            allowed = _rotated_to(probe, run, layer) * norm_of(expected)[..., None]
+            yield probe.compared(run, layer, probe.at(run, f"{name}_rot", layer), expected, allowed)
+
+
+def _normed(value: Tensor, norm: FrozenNorm | None) -> Tensor:
+    if norm is None:
+        return value
+    return norm(value) if norm.shift is None else norm(value) + norm.shift
+
+
+def rotary_closed_form(probe: Probe) -> Check:
+    """The rotary tables are cosine and sine of position · θ^(−2i/d)."""
+    statement = "rotary tables = cos, sin of position · θ^(−2i/d)"
+    rotary = probe.plan.rotary
+    assert rotary is not None
+    if not probe.model.reads_tokens:
+        return Check("rotary tables", statement, (), None, detail="angles of rows and columns, not of one position")
+    positions = torch.arange(probe.passes.runs[-1].batch.ids.shape[1], device=probe.model.device)
+    parameters = dict(getattr(probe.model.config.get_text_config(), "rope_parameters", None) or {})
+    if rotary.theta is not None:
+        parameters["rope_theta"] = rotary.theta
+    expected = rotary_tables(parameters, round(probe.stack.d_head * rotary.share), positions)
+    if expected is None:
+        kind = parameters.get("rope_type", "that differs between layers")
+        return Check("rotary tables", statement, (), None, detail=f"rope_type {kind!r} has no closed form here")
+
+    # Angles are products of a position and a frequency, which a model may keep in its own precision.
+    frequency = torch.atan2(expected[1][1:2], expected[0][1:2])
+    slack = torch.finfo(min(probe.model.dtype, torch.float32, key=lambda kind: kind.itemsize)).eps
+    angles = rotary.spread(positions[:, None] * frequency)
+
+    def found() -> Iterator[Compared]:
+        for run, layer in probe.places():
+            tables = probe.block(run, layer).notes.rotary
+            if layer in probe.plan.unrotated:
+                continue
+            assert tables is not None
+            for table, by_position in zip(tables, expected, strict=True):
+                length = table.shape[1]
+                closed = rotary.spread(by_position)[:length]
+                allowed = probe.tables * closed.abs().amax() + slack * angles[:length]
+                everywhere = torch.ones_like(closed, dtype=torch.bool)
+                yield probe.compared(run, layer, table[-1].double(), closed, allowed, everywhere)
+
+    return probe.by_layer("rotary tables", statement, ("q_rot", "k_rot", "scores"), found(), probe.tables)
+
+
+def alibi_terms(probe: Probe) -> Check:
+    """The position term is slope · key position."""
+    alibi = probe.plan.alibi
+    assert alibi is not None
+    slopes = alibi.slopes(probe.stack.n_heads).to(probe.model.device) * alibi.factor
+    tolerance = max(probe.tables, table_tolerance(alibi.rounded_to))
+
+    def found() -> Iterator[Compared]:
+        for run, layer in probe.places():
+            real = run.real_keys(probe.stack.label)
+            place = (real.cumsum(dim=1) - 1) * real
+            if alibi.from_end:
+                length = real.shape[1]
+                place = torch.arange(1 - length, 1, device=probe.model.device).expand(real.shape)
+            expected = einsum(slopes, place.to(slopes.dtype), "head, batch key -> batch head key")
+            position = probe.block(run, layer).position
+            given = torch.zeros_like(expected) if position is None else position[:, :, -1].to(expected)
+            everywhere = torch.ones_like(expected, dtype=torch.bool)
+            allowed = tolerance * expected.abs().amax(dim=-1, keepdim=True)
+            yield probe.compared(run, layer, given.expand_as(expected), expected, allowed, everywhere)
+
+    return probe.by_layer("alibi", "position term = slope · key position", ("scores",), found(), tolerance)

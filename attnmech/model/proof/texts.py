@@ -1,0 +1,191 @@
+"""The inputs of the proof: a few random tokens, images or recordings, and their variations."""
+
+from dataclasses import replace
+from typing import Final
+
+import torch
+from torch import Tensor
+
+from ...batch import Batch
+from ..attention.local_global import GLOBAL_MASK
+from ..inputs.images import ImageEncoder
+from ..inputs.own_inputs import OwnEncoder
+from ..inputs.sounds import SoundEncoder
+from ..inputs.transcripts import TranscriptEncoder
+from ..run.hooked import HookedModel
+
+_LENGTH: Final = 24
+LONG: Final = 104
+_PADDING: Final = 8
+"""Of the long probe, how many places of each text are padding: on the left of the first, on the right of the second."""
+_FILLED: Final = 3
+"""How many tokens of padding are added to a text that is run with different tokens there."""
+BEGINNING: Final = 12
+"""Tokens of a text that is run once for each of them."""
+
+SEED: Final = 20
+
+
+def probe_batch(model: HookedModel) -> Batch:
+    """Two sequences of seeded random tokens, the second shorter and padded on the right; two random images; or, of a
+    user's own module, texts of its example with and without noise.
+    """
+    if isinstance(model.encoder, OwnEncoder):
+        return model.encoder.probe
+    generator = torch.Generator().manual_seed(SEED)
+    limit = _limit(model)
+    length = _LENGTH if limit is None else min(_LENGTH, limit)
+    if isinstance(model.encoder, TranscriptEncoder):
+        return model.encode(_heard(model.encoder, *_padded(model, length - 2, generator, (0, 1))))
+    if isinstance(model.encoder, ImageEncoder | SoundEncoder):
+        return model.encode(model.encoder.signal.noise(2, SEED, next(model.base.parameters())))
+    ids = torch.randint(0, model.n_vocab, (2, length), generator=generator)
+    mask = torch.ones_like(ids)
+    if length > 1:
+        # One token only: in a sliding window, rows of padding that see nothing are NaN in transformers' float64.
+        mask[1, -1] = 0
+    given = {"input_ids": ids, "attention_mask": mask, **_global_tokens(model, ids)}
+    if "decoder" in model.stacks:
+        given["decoder_input_ids"] = torch.randint(
+            0, model.n_vocab, (2, _of_target(model, length)), generator=generator
+        )
+    return model.encode(given)
+
+
+def long_batch(model: HookedModel) -> Batch | None:
+    """Two longer texts, one padded on the left, one on the right; None for images and short position tables."""
+    limit = _limit(model)
+    # Longer than a window reaches.
+    length = max(LONG, max(model.architecture.windows, default=0) // 2 + _LENGTH)
+    length = length if limit is None else min(length, limit)
+    if not model.writes_tokens or length <= 2 * _PADDING:
+        return None
+    generator = torch.Generator().manual_seed(SEED + 1)
+    if isinstance(model.encoder, TranscriptEncoder):
+        return model.encode(_heard(model.encoder, *_padded(model, length, generator)))
+    given = dict(zip(("input_ids", "attention_mask"), _padded(model, length, generator), strict=True))
+    given |= _global_tokens(model, given["input_ids"])
+    if "decoder" in model.stacks:
+        target = _padded(model, _of_target(model, length), generator)
+        given |= dict(zip(("decoder_input_ids", "decoder_attention_mask"), target, strict=True))
+    return model.encode(given)
+
+
+def padded_batch(model: HookedModel) -> Batch | None:
+    """One text four times: padded on the left with one token and with another, and so on the right.
+
+    None for images, and for models with few positions. The padding is never the tokenizer's own, from which some
+    families (RoBERTa) count positions.
+    """
+    limit = _limit(model)
+    length = BEGINNING if limit is None else min(BEGINNING, limit - _FILLED)
+    if not model.writes_tokens or length < 1:
+        return None
+    generator = torch.Generator().manual_seed(SEED + 2)
+    pad = getattr(model.config, "pad_token_id", None)
+    fillings = [token for token in range(min(3, model.n_vocab)) if token != pad][:2]
+
+    def filled() -> tuple[Tensor, Tensor]:
+        text = torch.randint(0, model.n_vocab, (length,), generator=generator)
+        rows = [(torch.full((_FILLED,), token), text) for token in (fillings[0], fillings[-1])]
+        ids = torch.stack(
+            [*(torch.cat((pad, text)) for pad, text in rows), *(torch.cat((text, pad)) for pad, text in rows)]
+        )
+        real = torch.ones_like(ids)
+        real[:2, :_FILLED] = real[2:, length:] = 0
+        return ids, real
+
+    if isinstance(model.encoder, TranscriptEncoder):
+        heard = _heard(model.encoder, *filled())
+        # The same for all of them.
+        return model.encode(
+            {name: value[:1].expand_as(value) if value.is_floating_point() else value for name, value in heard.items()}
+        )
+    given = dict(zip(("input_ids", "attention_mask"), filled(), strict=True))
+    given |= _global_tokens(model, given["input_ids"], _FILLED + 1)
+    if "decoder" in model.stacks:
+        given |= dict(zip(("decoder_input_ids", "decoder_attention_mask"), filled(), strict=True))
+    return model.encode(given)
+
+
+def text_of(model: HookedModel, length: int) -> Batch:
+    """One text of random tokens."""
+    generator = torch.Generator().manual_seed(SEED + 3)
+    return model.encode(torch.randint(0, model.n_vocab, (1, length), generator=generator))
+
+
+def beginning_of(batch: Batch, number: int, length: int) -> Batch:
+    """The first tokens of one text of a batch, and of what its decoder is given; what has no tokens stays whole."""
+    text = batch.texts(torch.tensor([number]))
+    target = None if text.target is None else text.target.beginning(length)
+    return replace(text if text.texts_of is None else text.beginning(length), target=target)
+
+
+def each_token_changed(batch: Batch, n_vocab: int) -> Batch:
+    """Copies of one text, the n-th with another token at place n + 1 and the last as it is.
+
+    Of the decoder's tokens, where there are any.
+    """
+    written = batch if batch.target is None else batch.target
+    copies = written.ids.shape[1] - 1
+    made = batch.texts(torch.zeros(copies + 1, dtype=torch.long))
+    places = torch.arange(copies, device=batch.ids.device)
+    ids = written.ids.repeat(copies + 1, 1)
+    ids[places, places + 1] = other_ids(ids[places, places + 1], n_vocab)
+    return replace(made, ids=ids) if made.target is None else replace(made, target=replace(made.target, ids=ids))
+
+
+def end_changed(batch: Batch, n_vocab: int) -> tuple[Batch, int]:
+    """The batch with other tokens in the second half, of the decoder where there is one; and where that half begins."""
+    written = batch if batch.target is None else batch.target
+    half = written.ids.shape[1] // 2
+    ids = written.ids.clone()
+    ids[:, half:] = other_ids(ids[:, half:], n_vocab)
+    changed = replace(written, ids=ids)
+    return (changed if batch.target is None else replace(batch, target=changed)), half
+
+
+def other_ids(ids: Tensor, n_vocab: int) -> Tensor:
+    """Each token replaced by another."""
+    return (ids + max(1, n_vocab // 2)) % n_vocab
+
+
+def _padded(
+    model: HookedModel, length: int, generator: torch.Generator, padding: tuple[int, int] = (_PADDING, _PADDING)
+) -> tuple[Tensor, Tensor]:
+    """Two texts of random tokens with their mask, the first padded on the left, the second on the right."""
+    ids = torch.randint(0, model.n_vocab, (2, length), generator=generator)
+    mask = torch.ones_like(ids)
+    mask[0, : padding[0]] = mask[1, length - padding[1] :] = 0
+    return ids, mask
+
+
+def _heard(encoder: TranscriptEncoder, ids: Tensor, mask: Tensor) -> dict[str, Tensor]:
+    """Texts of a decoder, each with a recording of noise."""
+    noise = encoder.signal.noise(len(ids), SEED, torch.empty(0, dtype=encoder.dtype, device=encoder.device))
+    return {**noise, "decoder_input_ids": ids, "decoder_attention_mask": mask}
+
+
+def _global_tokens(model: HookedModel, ids: Tensor, *same: int) -> dict[str, Tensor]:
+    """Two global tokens in the first text and one in the others, or `same` in all, if the model has such tokens."""
+    if not model.architecture.windows:
+        return {}
+    chosen = torch.zeros_like(ids)
+    if same:
+        chosen[:, list(same)] = 1
+    else:
+        length = ids.shape[1]
+        chosen[0, [length // 3, length // 2]] = 1
+        chosen[1:, length // 4] = 1
+    return {GLOBAL_MASK: chosen}
+
+
+def _of_target(model: HookedModel, length: int) -> int:
+    """The length of the decoder's text beside one of the encoder's: another, and no longer than the decoder allows."""
+    limit = model.output_stack.architecture.position_limit
+    return length - 2 if limit is None else min(length - 2, limit)
+
+
+def _limit(model: HookedModel) -> int | None:
+    """How many tokens a text may have, if tokens are numbered: of a model that is given sound, the decoder's."""
+    return (model.architecture if model.reads_tokens else model.output_stack.architecture).position_limit
