@@ -14,7 +14,8 @@ from ...errors import InputError, UnsupportedModelError
 from ..parts.modules import has_module, submodule
 from ..parts.weights import Separate
 from ..structure.architecture import Architecture
-from ..structure.block_structure import BlockReader, Factors, UnreadableError
+from ..structure.block_structure import BlockReader, UnreadableError
+from ..structure.factors import Factors
 from ..structure.traced import Attended, Call, same
 from .attention import described_as, is_causal
 from .module import Layer, OwnModule, blocks_of

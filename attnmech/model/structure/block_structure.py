@@ -6,7 +6,7 @@ Queries, keys and values are columns of what the modules inside the attention re
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Final, NoReturn
+from typing import Final, NoReturn
 
 import torch
 from einops import rearrange
@@ -20,12 +20,12 @@ from ..parts.norms import kind_of
 from ..parts.position import FORMS, Rotary, as_tables, rotary_tables, tables_for, tables_of
 from ..parts.weights import Columns, Expanded, Latent, Separate, bias_of, has_matrix
 from .architecture import Architecture
-from .traced import Attended, Call, columns_of, distance, same
+from .factors import Factors
+from .stream_sums import StreamSums
+from .traced import Attended, Call, by_token, columns_of, distance, same
 
 _ROUNDINGS: Final = 32
 """How many roundings of a value may stand between two computations of it."""
-_LEAST: Final = 1e-2
-"""The least factor of what is added to the stream: with 0, any value would fit."""
 _USUAL_BASE: Final = 10_000.0
 """θ of rotary angles (Su et al. 2021)."""
 _GATES: Final = ("sigmoid", "softplus", "silu", "tanh")
@@ -40,41 +40,6 @@ class UnreadableError(UnsupportedModelError):
     """A model whose structure could not be read; the message says what was found and what is missing."""
 
 
-class Factors:
-    """The numbers of a config, as which measured factors are recognised."""
-
-    def __init__(self, config: Any, epsilon: float) -> None:
-        self.epsilon = epsilon
-        self.numbers = {
-            name: float(value)
-            for name, value in config.to_dict().items()
-            if isinstance(value, int | float) and not isinstance(value, bool) and value
-        }
-        self.has_rotary = bool(getattr(config, "rope_parameters", None))
-        """Whether the config gives the base of rotary angles."""
-        self._known, layers = [1.0], self.numbers.get("num_hidden_layers", 1.0)
-        for value in self.numbers.values():
-            self._known += [value, 1 / value]
-            if value > 0:
-                self._known += [value**0.5, value**-0.5, value * layers**-0.5]
-
-    def knows(self, factor: float) -> bool:
-        """Whether the config accounts for a factor."""
-        return factor in self._known
-
-    def named(self, factor: float, d_head: int = 1, within: float = 0.0) -> float:
-        """A measured factor as what it is, or as measured.
-
-        It may be 1, 1/√d_head, a number of the config, its root, one over these, or a number over √layers (MiniCPM).
-        `within` says how far off the measurement may be, besides rounding.
-        """
-        within = max(within, max(1e-4, 4 * self.epsilon) * abs(factor))
-        if abs(factor - 1) <= within:
-            return 1.0
-        near = min([d_head**-0.5, *self._known], key=lambda each: abs(each - factor))
-        return near if abs(near - factor) <= within else factor
-
-
 @dataclass(frozen=True, eq=False)
 class _Source:
     """Where queries, keys or values come from: columns of a projection, times a factor, and perhaps a norm."""
@@ -87,14 +52,6 @@ class _Source:
     norm: Call | None
     latent: Latent | None
     """What the projection reads, if that is not what the attention is given."""
-
-
-@dataclass(frozen=True)
-class _Fit:
-    """The factors of a sum, and how far from it they leave its total."""
-
-    factors: Sequence[float]
-    apart: float
 
 
 class BlockReader:
@@ -116,6 +73,7 @@ class BlockReader:
         if stream is None or ended is None or ended.shape != stream.shape:
             _refuse("its block does not take and return a stream")
         self._stream, self._attn_in, self._ended = stream, attn_in, ended
+        self._sums = StreamSums(stream, ended, calls, factors, self._path)
         self._below_path = f"{self._path}." if self._path else ""
         self._inside = [call for call in calls if call.path != self._path and call.path.startswith(self._below_path)]
         self.plan = self._around(self._attention(start))
@@ -342,10 +300,10 @@ class BlockReader:
         plan = replace(plan, out=out.path, gate=self._gate(out), attn_norm=self._attn_norm())
         raw = self._by_token(out.made[0])
         assert raw is not None
-        written = [(out, raw), *((call, made) for call, made in self._writes(out.order) if self._reads(call, raw))]
+        written = [(out, raw), *((call, made) for call, made in self._sums.writes(out.order) if self._reads(call, raw))]
         later = [call for call in self._calls if call.order > out.order and call.path]
-        middle = self._middle(written, later)
-        if middle is None and (beside := self._beside(written, later)) is not None:
+        middle = self._sums.middle(written, later)
+        if middle is None and (beside := self._sums.beside(written, later)) is not None:
             middle, mixer, mixer_scale = beside
             plan = replace(plan, mixer=mixer.path, mixer_scale=mixer_scale)
         if middle is None:
@@ -364,16 +322,16 @@ class BlockReader:
         self, plan: Architecture, given: _Stream, normed: _Normed | None, after: int, later: Sequence[Call]
     ) -> Architecture:
         """The MLP, which in pre-norm blocks adds to `given`, in post-norm blocks to `normed`."""
-        if (added := self._added(given, self._ended, after)) is not None:
+        if (added := self._sums.added(given, self._ended, after)) is not None:
             return replace(plan, mlp_out=added[0].path, mlp_scale=added[1])
-        if (both := self._added_together(given, after)) is not None:
+        if (both := self._sums.added_together(given, after)) is not None:
             first, last, factor = both
             return replace(plan, mlp_out=last.path, mlp_further=(first.path,), mlp_scale=factor)
         for last in reversed(later):
             entered, left = self._by_token(last.given), self._by_token(last.made[0] if last.made else None)
             if normed is None or entered is None or entered.shape != normed.shape or not same(left, self._ended):
                 continue
-            added = self._added(normed, entered, after, last.order)
+            added = self._sums.added(normed, entered, after, last.order)
             if added is not None and plan.attn_norm is None and plan.attn_scale == added[1] == 1:
                 return replace(plan, norm="post", mlp_out=added[0].path, post_norm=last.path)
         _refuse("its block does not end in a sum of the stream and what its MLP writes")
@@ -435,91 +393,20 @@ class BlockReader:
                 return call.path
         return None
 
-    def _middle(
-        self, written: Sequence[tuple[Call, _Stream]], later: Sequence[Call]
-    ) -> tuple[Call, Call, float] | None:
-        """The first module that reads stream + r · what attention writes, the module that writes it, and r."""
-        for call in later:
-            given = self._by_token(call.given)
-            if given is None or given.shape != self._stream.shape or same(given, self._stream):
-                continue
-            fits = [(self._fitted(given, self._stream, [value]), writer) for writer, value in written]
-            found = [(fit, writer) for fit, writer in fits if fit is not None]
-            if found:
-                least = min(fit.apart for fit, _ in found)
-                fit, writer = next(each for each in found if each[0].apart <= 2 * least)
-                return call, writer, fit.factors[0]
-        return None
-
-    def _beside(
-        self, written: Sequence[tuple[Call, _Stream]], later: Sequence[Call]
-    ) -> tuple[tuple[Call, Call, float], Call, float] | None:
-        """As `_middle`, where another module writes into the stream in the same step; that module and its factor."""
-        mixers = [
-            (call, value) for call, value in self._writes(0)
-            if self._outermost(call, 0) and not f"{self._path}.".startswith(f"{call.path}.")
-        ]  # fmt: skip
-        for call in later:
-            given = self._by_token(call.given)
-            if given is None or given.shape != self._stream.shape or same(given, self._stream):
-                continue
-            for writer, value in written:
-                for mixer, other in mixers:
-                    before = mixer.order < call.order
-                    fit = self._fitted(given, self._stream, [value, other]) if before else None
-                    if fit is not None:
-                        return (call, writer, fit.factors[0]), mixer, fit.factors[1]
-        return None
-
-    def _added(
-        self, start: _Stream, total: _Stream, after: int, before: int | None = None
-    ) -> tuple[Call, float] | None:
-        """The outermost module whose output, times a factor, makes `total` of `start`."""
-        found = []
-        if same(total, start):
-            # An MLP that writes nothing (a pruned one).
-            silent = [call for call, value in self._writes(after) if not bool(value.any())]
-            return (silent[-1], 1.0) if silent else None
-        for call, value in self._writes(after):
-            fit = self._fitted(total, start, [value]) if before is None or call.order < before else None
-            if fit is not None:
-                found.append((call, fit))
-        if not found:
-            return None
-        least = min(fit.apart for _, fit in found)
-        alike = [(call, fit.factors[0]) for call, fit in found if fit.apart <= 2 * least]
-        return min(alike, key=lambda each: (each[0].path.count("."), each[0].order))
-
-    def _added_together(self, start: _Stream, after: int) -> tuple[Call, Call, float] | None:
-        """Two modules, in the order in which they end, whose outputs times one factor make the block's end of `start`.
-
-        Neither is within another that writes into the stream.
-        """
-        calls = [(call, value) for call, value in self._writes(after) if self._outermost(call, after)]
-        for place, (first, one) in enumerate(calls):
-            for last, other in calls[place + 1 :]:
-                fit = self._fitted(self._ended, start, [one, other])
-                if fit is not None and fit.factors[0] == fit.factors[1]:
-                    return first, last, fit.factors[0]
-        return None
-
-    def _outermost(self, call: Call, after: int) -> bool:
-        return not any(call.path.startswith(f"{other.path}.") for other, _ in self._writes(after))
-
     def _parallel(self, plan: Architecture, written: Sequence[tuple[Call, _Stream]]) -> Architecture:
         """A block that adds attention and MLP in one step."""
         others = [
-            (call, value) for call, value in self._writes(0)
+            (call, value) for call, value in self._sums.writes(0)
             if call.path != self._path and not call.path.startswith(f"{self._path}.")
         ]  # fmt: skip
         others.sort(key=lambda each: (each[0].path.count("."), each[0].order))
         for writer, value in written:
-            if (fit := self._fitted(self._ended, self._stream, [value])) is not None:
+            if (fit := self._sums.fitted(self._ended, self._stream, [value])) is not None:
                 attn_out = "" if writer.path == plan.out else writer.path
                 return replace(plan, attn_out=attn_out, attn_scale=fit.factors[0])
         for writer, value in written:
             for call, other in others:
-                fit = None if same(value, other) else self._fitted(self._ended, self._stream, [value, other])
+                fit = None if same(value, other) else self._sums.fitted(self._ended, self._stream, [value, other])
                 if fit is not None:
                     factors = fit.factors
                     attn_out = "" if writer.path == plan.out else writer.path
@@ -527,27 +414,6 @@ class BlockReader:
                         plan, attn_out=attn_out, attn_scale=factors[0], mlp_out=call.path, mlp_scale=factors[1]
                     )
         _refuse("no sum of the stream and what attention writes was found")
-
-    def _writes(self, after: int) -> Iterator[tuple[Call, _Stream]]:
-        """The modules that ended after some moment and return something of the stream's shape."""
-        for call in self._calls:
-            value = self._by_token(call.made[0] if call.made else None)
-            if call.order > after and call.path and value is not None and value.shape == self._stream.shape:
-                yield call, value
-
-    def _fitted(self, total: _Stream, start: _Stream, parts: Sequence[_Stream]) -> "_Fit | None":
-        """The factors r of total = start + Σ r · part; None if there are none, or one of them is next to nothing."""
-        columns = torch.stack([part.double().flatten() for part in parts], dim=1)
-        difference = (total.double() - start.double()).flatten()
-        found = torch.linalg.lstsq(columns, difference[:, None]).solution[:, 0]
-        added = float((columns * found).norm())
-        slack = 4 * self._factors.epsilon * (float(start.double().norm()) + added)
-        apart = float((difference - columns @ found).norm())
-        if bool((found.abs() < _LEAST).any()) or apart > min(slack, added / 2):
-            return None
-        within = (slack / columns.norm(dim=0)).tolist()
-        named = [self._factors.named(r, within=off) for r, off in zip(found.tolist(), within, strict=True)]
-        return _Fit(named, apart)
 
     # -- small things --------------------------------------------------------------------------------------
 
@@ -559,17 +425,7 @@ class BlockReader:
         return call.path[len(self._below_path) :]
 
     def _by_token(self, value: Tensor | None) -> _Stream | None:
-        """A tensor with one row a token, whatever its axes of heads; None if it is no such thing."""
-        if value is None or not value.is_floating_point():
-            return None
-        batch, length = self._batch, self._length
-        if value.ndim >= 3 and value.shape[:2] == (batch, length):
-            return value.reshape(batch, length, -1)
-        if value.ndim == 2 and len(value) == batch * length:
-            return value.reshape(batch, length, -1)
-        if value.ndim == 4 and value.shape[0] == batch and value.shape[2] == length:
-            return rearrange(value, "batch head position d -> batch position (head d)")
-        return None
+        return by_token(value, self._batch, self._length)
 
 
 def _first_of_groups(columns: tuple[int, ...], kv_heads: int, group: int) -> tuple[int, ...]:

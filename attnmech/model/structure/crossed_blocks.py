@@ -11,7 +11,8 @@ from torch import Tensor
 
 from ..parts.calls import KEY_STATES
 from .architecture import Architecture
-from .block_structure import BlockReader, Factors, UnreadableError
+from .block_structure import BlockReader, UnreadableError
+from .factors import Factors
 from .traced import Attended, Call, same
 
 
@@ -73,7 +74,7 @@ class DecoderReader(BlockReader):
             read = between.given
             if between.order < cross.order or read is None or read.shape != normed.shape:
                 continue
-            fit = self._fitted(read, normed, [crossed])
+            fit = self._sums.fitted(read, normed, [crossed])
             if fit is not None and fit.factors[0] == 1:
                 plan = replace(plan, interposed_norm=between.path)
                 return self._with_mlp(plan, normed + crossed, between.made[0], between.order, later)

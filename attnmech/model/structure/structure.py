@@ -22,8 +22,9 @@ from ..parts.modules import submodule
 from ..parts.norms import NormKind, kind_of
 from ..parts.weights import Separate, bias_of
 from .architecture import Architecture
-from .block_structure import BlockReader, Factors, UnreadableError
+from .block_structure import BlockReader, UnreadableError
 from .copies import cannot_run, copy_of, use_attention
+from .factors import Factors
 from .no_stream import NO_STREAM
 from .signals import Signal, signal_config, signal_of
 from .traced import TRACED, Attended, Call, Trace, distance, factor_of, same, trace_pass, traced_attention

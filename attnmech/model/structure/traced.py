@@ -181,6 +181,19 @@ def same(one: Tensor | None, other: Tensor | None) -> bool:
     return one is not None and other is not None and one.shape == other.shape and torch.equal(one, other)
 
 
+def by_token(value: Tensor | None, batch: int, length: int) -> Float[Tensor, "batch position features"] | None:
+    """A tensor with one row a token, whatever its axes of heads; None if it is no such thing."""
+    if value is None or not value.is_floating_point():
+        return None
+    if value.ndim >= 3 and value.shape[:2] == (batch, length):
+        return value.reshape(batch, length, -1)
+    if value.ndim == 2 and len(value) == batch * length:
+        return value.reshape(batch, length, -1)
+    if value.ndim == 4 and value.shape[0] == batch and value.shape[2] == length:
+        return rearrange(value, "batch head position d -> batch position (head d)")
+    return None
+
+
 def distance(one: Tensor, other: Tensor) -> float:
     """How far apart two tensors are, as a share of the second.
 

@@ -1,0 +1,38 @@
+"""The numbers of a config, as which measured factors are recognised."""
+
+from typing import Any
+
+
+class Factors:
+    """The numbers of a config, as which measured factors are recognised."""
+
+    def __init__(self, config: Any, epsilon: float) -> None:
+        self.epsilon = epsilon
+        self.numbers = {
+            name: float(value)
+            for name, value in config.to_dict().items()
+            if isinstance(value, int | float) and not isinstance(value, bool) and value
+        }
+        self.has_rotary = bool(getattr(config, "rope_parameters", None))
+        """Whether the config gives the base of rotary angles."""
+        self._known, layers = [1.0], self.numbers.get("num_hidden_layers", 1.0)
+        for value in self.numbers.values():
+            self._known += [value, 1 / value]
+            if value > 0:
+                self._known += [value**0.5, value**-0.5, value * layers**-0.5]
+
+    def knows(self, factor: float) -> bool:
+        """Whether the config accounts for a factor."""
+        return factor in self._known
+
+    def named(self, factor: float, d_head: int = 1, within: float = 0.0) -> float:
+        """A measured factor as what it is, or as measured.
+
+        It may be 1, 1/√d_head, a number of the config, its root, one over these, or a number over √layers (MiniCPM).
+        `within` says how far off the measurement may be, besides rounding.
+        """
+        within = max(within, max(1e-4, 4 * self.epsilon) * abs(factor))
+        if abs(factor - 1) <= within:
+            return 1.0
+        near = min([d_head**-0.5, *self._known], key=lambda each: abs(each - factor))
+        return near if abs(near - factor) <= within else factor

@@ -1,0 +1,126 @@
+"""Which modules' outputs, times which factors, a block adds to its stream."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from .factors import Factors
+from .traced import Call, by_token, same
+
+_LEAST: Final = 1e-2
+"""The least factor of what is added to the stream: with 0, any value would fit."""
+
+_Stream = Float[Tensor, "batch position features"]
+
+
+@dataclass(frozen=True)
+class Fit:
+    """The factors of a sum, and how far from it they leave its total."""
+
+    factors: Sequence[float]
+    apart: float
+
+
+class StreamSums:
+    """The sums in one block of its incoming stream and what modules within it return.
+
+    `attention` is the path of the block's attention.
+    """
+
+    def __init__(
+        self, stream: _Stream, ended: _Stream, calls: Sequence[Call], factors: Factors, attention: str
+    ) -> None:
+        self._stream, self._ended, self._calls, self._factors, self._path = stream, ended, calls, factors, attention
+
+    def middle(self, written: Sequence[tuple[Call, _Stream]], later: Sequence[Call]) -> tuple[Call, Call, float] | None:
+        """The first module that reads stream + r · what attention writes, the module that writes it, and r."""
+        for call in later:
+            given = by_token(call.given, *self._stream.shape[:2])
+            if given is None or given.shape != self._stream.shape or same(given, self._stream):
+                continue
+            fits = [(self.fitted(given, self._stream, [value]), writer) for writer, value in written]
+            found = [(fit, writer) for fit, writer in fits if fit is not None]
+            if found:
+                least = min(fit.apart for fit, _ in found)
+                fit, writer = next(each for each in found if each[0].apart <= 2 * least)
+                return call, writer, fit.factors[0]
+        return None
+
+    def beside(
+        self, written: Sequence[tuple[Call, _Stream]], later: Sequence[Call]
+    ) -> tuple[tuple[Call, Call, float], Call, float] | None:
+        """As `middle`, where another module writes into the stream in the same step; that module and its factor."""
+        mixers = [
+            (call, value) for call, value in self.writes(0)
+            if self.outermost(call, 0) and not f"{self._path}.".startswith(f"{call.path}.")
+        ]  # fmt: skip
+        for call in later:
+            given = by_token(call.given, *self._stream.shape[:2])
+            if given is None or given.shape != self._stream.shape or same(given, self._stream):
+                continue
+            for writer, value in written:
+                for mixer, other in mixers:
+                    before = mixer.order < call.order
+                    fit = self.fitted(given, self._stream, [value, other]) if before else None
+                    if fit is not None:
+                        return (call, writer, fit.factors[0]), mixer, fit.factors[1]
+        return None
+
+    def added(self, start: _Stream, total: _Stream, after: int, before: int | None = None) -> tuple[Call, float] | None:
+        """The outermost module whose output, times a factor, makes `total` of `start`."""
+        found = []
+        if same(total, start):
+            # An MLP that writes nothing (a pruned one).
+            silent = [call for call, value in self.writes(after) if not bool(value.any())]
+            return (silent[-1], 1.0) if silent else None
+        for call, value in self.writes(after):
+            fit = self.fitted(total, start, [value]) if before is None or call.order < before else None
+            if fit is not None:
+                found.append((call, fit))
+        if not found:
+            return None
+        least = min(fit.apart for _, fit in found)
+        alike = [(call, fit.factors[0]) for call, fit in found if fit.apart <= 2 * least]
+        return min(alike, key=lambda each: (each[0].path.count("."), each[0].order))
+
+    def added_together(self, start: _Stream, after: int) -> tuple[Call, Call, float] | None:
+        """Two modules, in the order in which they end, whose outputs times one factor make the block's end of `start`.
+
+        Neither is within another that writes into the stream.
+        """
+        calls = [(call, value) for call, value in self.writes(after) if self.outermost(call, after)]
+        for place, (first, one) in enumerate(calls):
+            for last, other in calls[place + 1 :]:
+                fit = self.fitted(self._ended, start, [one, other])
+                if fit is not None and fit.factors[0] == fit.factors[1]:
+                    return first, last, fit.factors[0]
+        return None
+
+    def fitted(self, total: _Stream, start: _Stream, parts: Sequence[_Stream]) -> Fit | None:
+        """The factors r of total = start + Σ r · part; None if there are none, or one of them is next to nothing."""
+        columns = torch.stack([part.double().flatten() for part in parts], dim=1)
+        difference = (total.double() - start.double()).flatten()
+        found = torch.linalg.lstsq(columns, difference[:, None]).solution[:, 0]
+        added = float((columns * found).norm())
+        slack = 4 * self._factors.epsilon * (float(start.double().norm()) + added)
+        apart = float((difference - columns @ found).norm())
+        if bool((found.abs() < _LEAST).any()) or apart > min(slack, added / 2):
+            return None
+        within = (slack / columns.norm(dim=0)).tolist()
+        named = [self._factors.named(r, within=off) for r, off in zip(found.tolist(), within, strict=True)]
+        return Fit(named, apart)
+
+    def writes(self, after: int) -> Iterator[tuple[Call, _Stream]]:
+        """The modules that ended after some moment and return something of the stream's shape."""
+        for call in self._calls:
+            value = by_token(call.made[0] if call.made else None, *self._stream.shape[:2])
+            if call.order > after and call.path and value is not None and value.shape == self._stream.shape:
+                yield call, value
+
+    def outermost(self, call: Call, after: int) -> bool:
+        """Whether no other of the modules that `writes` gives holds it."""
+        return not any(call.path.startswith(f"{other.path}.") for other, _ in self.writes(after))
