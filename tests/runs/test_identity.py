@@ -132,13 +132,13 @@ def helper(x):
     return [(lambda y: y + WEIGHTS)(part) for part in x]
 def make(shift):
     def metric(logits, batch, by=2.0, *, least=0):
-        return twice(helper(logits)) * by + shift - 7 * (logits > THRESHOLD)
+        return twice(helper(logits.real)) * by + shift - 7 * (logits > THRESHOLD)
     return metric
 f = make(4)
 """
 EDITS = {
     "the body": ("- 7", "- 8"),
-    "an attribute in the body": ("logits >", "logits.T >"),
+    "an attribute that the body names": ("logits.real", "logits.imag"),
     "an operation": ("* by", "/ by"),
     "a constant of the file": ("THRESHOLD = 0.5", "THRESHOLD = 0.6"),
     "a tensor of the file": ("ones(3)", "zeros(3)"),
