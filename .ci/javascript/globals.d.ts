@@ -199,7 +199,7 @@ interface ModelData extends LayersData, Partial<Facts> {
   overview?: boolean;
 }
 
-/** attnmech/draw/atlas.py */
+/** methods/head_types/atlas.py */
 interface AtlasData {
   columns: string[];
   rows: AtlasRow[];
@@ -225,7 +225,7 @@ interface Facts {
   means: Record<"first" | "self" | "previous", number[]>;
 }
 
-// ---- data of joint embeddings (embedding_page.py) -----------------------------------------------------------------
+// ---- data of joint embeddings (methods/joint_embedding/page.py) -----------------------------------------------------------------
 
 interface EmbeddingData {
   layers: number[];

@@ -17,7 +17,7 @@ from ..basics.nouns import TEXT
 from . import scripts
 from .carried import Carried
 from .chart import ByChoice, Chart, of_heads
-from .embed import View
+from .embed import View, files_of
 from .numbers import ScoreNumbers, TableRow, row_sentences
 from .packing import rounding_note
 from .patterns import PROBABILITY, VALUE_WEIGHTED
@@ -65,7 +65,7 @@ class Page:
 def render_page(page: Page) -> str:
     """The whole page as HTML, to be written as UTF-8; it opens from a file without a network."""
     data = _data(page)
-    return _document([page], data=_json(page, data), **_values(page, data))
+    return _document([page], data=_json(page, data, _carried([page])), **_values(page, data))
 
 
 def render_stacks(pages: Mapping[str, Page], words: Mapping[str, str]) -> str:
@@ -76,11 +76,11 @@ def render_stacks(pages: Mapping[str, Page], words: Mapping[str, str]) -> str:
         words: by the same names, the stack in words.
 
     """
-    bodies = {}
+    bodies, carried = {}, _carried(list(pages.values()))
     for name, page in pages.items():
         data = _data(page) | {"stack": name}
         values = _values(page, data) | {"stack_names": words, "stack": name}
-        numbers = Markup('<script type="application/json" id="data">{}</script>').format(_json(page, data))
+        numbers = Markup('<script type="application/json" id="data">{}</script>').format(_json(page, data, carried))
         bodies[name] = rendered("page_body.html", **values) + numbers
     first = next(iter(pages.values()))
     choose = scripts.package_text("stacks.js")
@@ -129,19 +129,20 @@ def _values(page: Page, data: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _json(page: Page, data: Mapping[str, Any]) -> Markup:
+def _json(page: Page, data: Mapping[str, Any], carried: Sequence[scripts.Script]) -> Markup:
     """The numbers as the page holds them, with where it begins and the names of its scripts."""
     first = page.start or (page.view.layers[0], 0, len(page.view.tokens) - 1)
     start = dict(zip(("layer", "head", "query"), first, strict=True))
-    names = {each.label: each.name for each in _carried([page])}
+    names = {script.label: script.name for script in carried}
     return Markup(json_for_script({**data, "start": start, "scripts": names}))
 
 
 def _carried(pages: Sequence[Page]) -> list[scripts.Script]:
     """The scripts that pages need, each once."""
-    further = {script.name: script for page in pages for script in _libraries(page.sections)}
-    types = _trace_types([section for page in pages for section in page.sections])
-    return [scripts.views(), scripts.plotly_for(types), *further.values()]
+    sections = [section for page in pages for section in page.sections]
+    views = [figure for section in sections for figure in section.figures.values() if isinstance(figure, View)]
+    further = {script.name: script for view in views for script in view.libraries}
+    return [scripts.views(files_of(views)), scripts.plotly_for(_trace_types(sections)), *further.values()]
 
 
 def _choices(view: ScoreNumbers, sections: Sequence[Section]) -> list[Choice]:
@@ -219,12 +220,6 @@ def _trace_types(sections: Sequence[Section]) -> set[str]:
     drawn = (figure for section in sections for figure in section.figures.values())
     charts = (figure.template if isinstance(figure, Chart) else figure for figure in drawn)
     return {str(trace.type) for chart in charts if isinstance(chart, go.Figure) for trace in chart.data} - {"table"}
-
-
-def _libraries(sections: Sequence[Section]) -> list[scripts.Script]:
-    """The scripts that the sections' views need besides attnmech's own."""
-    views = (figure for section in sections for figure in section.figures.values() if isinstance(figure, View))
-    return list({script.name: script for view in views for script in view.libraries}.values())
 
 
 def _contents(page: Page) -> dict[str, str]:

@@ -11,15 +11,12 @@ from functools import cache, cached_property
 from gzip import compress
 from hashlib import sha256
 from importlib.resources import files
+from importlib.resources.abc import Traversable
 
 from .text import json_for_script
 
-VIEWS = (
-    *("shared.js", "plotly_figure.js", "circuitsvis.js", "sentence.js", "graph.js", "all_heads.js", "atlas.js"),
-    *("embedding_points.js", "embedding_colours.js", "embedding_painters.js", "embedding_matrix.js"),
-    *("embedding_attention.js", "embedding_head.js", "embedding_numbers.js", "embedding_picture.js", "embedding.js"),
-)
-"""What attnmech's own script consists of."""
+VIEWS = ("shared.js", "plotly_figure.js", "circuitsvis.js", "sentence.js", "graph.js", "all_heads.js")
+"""What attnmech's own script begins with; the files of a view's question follow."""
 
 
 @dataclass(frozen=True)
@@ -78,11 +75,18 @@ def circuitsvis() -> Script:
 
 
 @cache
-def views() -> Script:
-    """attnmech's own views."""
-    text = "\n".join(package_text(name) for name in VIEWS)
+def views(files: tuple[Traversable, ...] = ()) -> Script:
+    """attnmech's own views, with those that these scripts and styles of a question add; they see the names of VIEWS."""
+    text = "\n".join((*map(package_text, VIEWS), *map(_added, files)))
     style = json_for_script(package_text("view.css"))
     return Script("attnmech", f'(() => {{\n"use strict";\nconst STYLE = {style};\n{text}\n}})();\n')
+
+
+def _added(file: Traversable) -> str:
+    """A script as it is; a style as the line of script that adds it."""
+    text = file.read_text("utf-8")
+    is_style = file.name.endswith(".css")
+    return f'document.head.append(make("style", {{ text: {json_for_script(text)} }}));' if is_style else text
 
 
 @cache

@@ -3,6 +3,8 @@
 import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from importlib.resources import files
+from typing import Final
 
 from ...draw.embed import View
 from ...draw.text import percent, signed, visible_token
@@ -42,6 +44,9 @@ class HeadRow:
     example: HeadExample | None
 
 
+FILES: Final = tuple(files(__package__) / name for name in ("atlas.js", "atlas.css"))
+"""What draws the table."""
+
 COLUMNS = ("head", "type", "score", "baseline", "above baseline", "writes", "copying", "example")
 """The table's columns: a name stands for one thing, so units are in the section's text."""
 
@@ -62,7 +67,7 @@ def atlas_view(rows: Sequence[HeadRow]) -> View:
         "types": found,
         "letters": {name: letter_of(name) for name in sorted({*found, *(row.nearest for row in rows)}) if name},
     }
-    return View("atlas", "All heads", "", data)
+    return View("atlas", "All heads", "", data, files=FILES)
 
 
 def _row(row: HeadRow) -> dict[str, object]:

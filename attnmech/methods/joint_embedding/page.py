@@ -1,5 +1,6 @@
 """The page of joint embeddings: all heads as small plots, one head large, sentences, search; numbers packed."""
 
+from importlib.resources import files
 from typing import Any, Final
 
 import numpy as np
@@ -11,6 +12,16 @@ from ...draw.packing import pack_keys, pack_texts, pack_values
 from ...draw.sentence import sentence_view
 from ...draw.text import visible_token
 from .page_data import EmbeddingHead, EmbeddingImages, EmbeddingText, EmbeddingView
+
+FILES: Final = tuple(
+    files(__package__) / name
+    for name in (
+        *("embedding_points.js", "embedding_colours.js", "embedding_painters.js", "embedding_matrix.js"),
+        *("embedding_attention.js", "embedding_head.js", "embedding_numbers.js", "embedding_picture.js"),
+        *("embedding.js", "embedding.css"),
+    )
+)
+"""What draws the page."""
 
 MOST_COMPARED: Final = 1000
 """Mean distances between points are taken over at most this many of a kind, evenly chosen."""
@@ -58,7 +69,7 @@ def embedding_view(view: EmbeddingView) -> View:
     heads, tokens, texts = len(view.heads), len(view.labels), len(set(view.text.tolist()))
     counted = "1 head" if heads == 1 else f"{heads} heads"
     found = f"{counted} of {view.model}, {tokens:,} tokens from {texts:,} {_unit(view)}{'' if texts == 1 else 's'}."
-    return View("embedding", view.title, READING, _data(view), finding=found)
+    return View("embedding", view.title, READING, _data(view), finding=found, files=FILES)
 
 
 def _unit(view: EmbeddingView) -> str:
