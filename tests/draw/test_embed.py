@@ -15,7 +15,7 @@ from browser import opening
 from attnmech.draw import embed, scripts
 from attnmech.draw.circuitsvis import colored_tokens
 from attnmech.draw.effects import effect_map
-from attnmech.draw.embed import View, in_notebook, plotly_view
+from attnmech.draw.embed import View, in_notebook, page_of_views, plotly_view
 from attnmech.draw.figure_page import render_figures
 from attnmech.draw.section import Section
 from attnmech.errors import InputError
@@ -128,6 +128,32 @@ def test_views_of_a_notebook_share_scripts_that_come_later(
         schemes = page.eval_on_selector_all(".attnmech", "all => all.map(one => one.style.colorScheme)")
         assert set(schemes) == {"dark"}
         assert page.eval_on_selector(".js-plotly-plot", "one => getComputedStyle(one).color") == "rgb(230, 232, 235)"
+
+
+@pytest.mark.browser
+@pytest.mark.parametrize("in_page", [True, False])
+def test_a_question_adds_its_script_and_style(
+    in_page: bool, notebook: SimpleNamespace, chromium: Any, tmp_path: Path
+) -> None:
+    """It sees the names of attnmech's own script; views of one page share one script, cells of a notebook need not."""
+    script, style = tmp_path / "counted.js", tmp_path / "counted.css"
+    sum_of = 'make("p", { className: "sum", text: signed(data.of, 1) })'
+    script.write_text(f"views.counted = (stage, data) => stage.append({sum_of});")
+    style.write_text(".sum { color: rgb(1, 2, 3); }")
+    counted = View("counted", "t", "", {"of": 2}, files=(script, style))
+    plain = plotly_view(go.Figure(go.Bar(y=[1, 2])))
+    if in_page:
+        blank = dict.fromkeys(("heading", "finding", "choices", "caveat", "call", "reading"), "")
+        sections = [blank | {"anchor": "a", "figures": ["plain", "counted"]}]
+        html = page_of_views({"plain": plain, "counted": counted}, sections, title="t", lead="l")
+        assert carried(html) == ["plotly", "attnmech"]
+    else:
+        html = f"<!doctype html><meta charset=utf-8>{plain._repr_html_()}{counted._repr_html_()}"
+        assert carried(html) == ["plotly", "attnmech", "attnmech"]
+    with opening(chromium, html, tmp_path / "page.html", ready=".sum") as page:
+        page.wait_for_selector(".js-plotly-plot")
+        assert page.text_content(".sum") == "+2.0"
+        assert page.eval_on_selector(".sum", "sum => getComputedStyle(sum).color") == "rgb(1, 2, 3)"
 
 
 @pytest.mark.browser
