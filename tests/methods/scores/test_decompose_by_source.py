@@ -199,7 +199,6 @@ def test_every_pair_is_what_the_raw_weights_give(name: str, dtype: torch.dtype) 
             assert bool((top[:, head][~mask] == -1).all())
 
 
-@pytest.mark.core
 @pytest.mark.parametrize(
     ("name", "dtype", "side"),
     [(name, dtype, "right") for name, dtype in [*CASES, ("gpt_oss", F32)]]

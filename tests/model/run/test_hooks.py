@@ -207,7 +207,6 @@ def test_zeroing_a_heads_z_is_zeroing_its_part_of_W_O(name: str) -> None:
             torch.testing.assert_close(hooked.run(ids).logits, expected, rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.core
 @pytest.mark.parametrize("name", models.FAMILIES)
 @pytest.mark.parametrize("identity", [lambda x: x, lambda x: None, lambda x: x.clone()])
 def test_edits_that_change_nothing_change_no_bit(name: str, identity: Change) -> None:
