@@ -98,10 +98,10 @@ from .runs.corpus import Corpus as Corpus
 from .runs.corpus_files import CorpusFiles as CorpusFiles
 from .runs.effects import HeadEffects as HeadEffects
 from .runs.mean_qk import mean_qk as mean_qk
+from .runs.reducer import Reducer as Reducer
+from .runs.reducer import Run as Run
+from .runs.reducer import Source as Source
 from .runs.reference import mean_z as mean_z
-from .runs.stream import Reducer as Reducer
-from .runs.stream import Run as Run
-from .runs.stream import Source as Source
 from .runs.stream import stream as stream
 
 __version__: str

@@ -22,7 +22,9 @@ from ..points import PointKey
 from ..runs.corpus import CorpusBatch
 from ..runs.journal import Journal
 from ..runs.progress import Meter
-from ..runs.stream import Covered, Journalling, Reducer, State, Streaming, Total, merged_states
+from ..runs.reducer import Reducer, State
+from ..runs.stream import Streaming
+from ..runs.total import Covered, Journalling, Total, merged_states
 from .merging import Node, Tree
 from .poison import divided
 from .pool import Done, Pool, WorkerCall, fetched

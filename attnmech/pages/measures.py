@@ -23,7 +23,8 @@ from ..model.run.hooked import HookedModel
 from ..model.run.masking import MaskedCopies
 from ..model.stack.stack import Stack
 from ..runs.effects import HeadEffects
-from ..runs.stream import Reducer, stream
+from ..runs.reducer import Reducer
+from ..runs.stream import stream
 from . import limits
 from .tokens import TokenPaths
 

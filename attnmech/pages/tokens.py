@@ -13,7 +13,7 @@ from ..methods.flow.result import AttentionFlow, FlowReducer
 from ..methods.segments.segment_attention import SegmentAttention, SegmentReducer
 from ..methods.segments.segmentation import Segmented
 from ..model.run.hooked import HookedModel
-from ..runs.stream import Reducer
+from ..runs.reducer import Reducer
 
 MAX_SCAN: Final = 30_000_000_000
 """A page's scans of the vocabulary take at most so many multiplications, 2 to 3 seconds on one core."""

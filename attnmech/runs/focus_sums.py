@@ -13,9 +13,9 @@ from ..maths.focus import STATISTICS, DefinedRows, Places, RowMeasures, defined_
 from ..maths.received import Received, neighbours, uniform_attention
 from ..maths.sums_by_text import counts_by_text
 from ..model.attention.observed import RowBlock
+from .reducer import Reducer, Run, State
 from .row_classes import ROW_CLASSES, row_classes
 from .row_means import RowMeans, closed, sum_of_states
-from .stream import Reducer, Run, State
 from .token_types import TOKEN_TYPES, token_types
 
 SINK_RATE: Final = 0.3

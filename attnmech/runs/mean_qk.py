@@ -16,7 +16,8 @@ from ..model.run.hooked import HookedModel
 from ..model.stack.centring import sums_of
 from ..results.mean_qk import MeanQK, padded
 from .layers import count_layers
-from .stream import Reducer, Run, Source, State, stream
+from .reducer import Reducer, Run, Source, State
+from .stream import stream
 
 
 def mean_qk(

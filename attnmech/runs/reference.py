@@ -15,7 +15,8 @@ from ..model.run.hooked import HookedModel
 from ..model.stack.points import MAX_BYTES
 from ..points import split_stack
 from .corpus import CorpusBatch, batches
-from .stream import Reducer, Run, Source, State, stream
+from .reducer import Reducer, Run, Source, State
+from .stream import stream
 
 
 def mean_z(

@@ -31,8 +31,8 @@ from .claims import for_map, interval_note
 from .differences import largest_of
 from .groups import by_group, joined
 from .layers import count_layers
+from .reducer import Run, Source, State
 from .row_classes import ROW_CLASSES
-from .stream import Run, Source, State
 from .summed import over_shards
 
 SUMMED: Final = ("sums", "counts", "block_sums", "block_counts")

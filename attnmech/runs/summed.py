@@ -13,7 +13,7 @@ from ..basics.fields import check_entries, check_layers
 from ..errors import InputError
 from ..results import PagedResult, Provenance
 from .layers import count_layers
-from .stream import Reducer, Source, State
+from .reducer import Reducer, Source, State
 
 
 def over_shards(parts: Sequence[Any], merge: Callable[[State, State], State]) -> dict[str, Any]:

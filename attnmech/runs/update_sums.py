@@ -22,9 +22,9 @@ from ..model.reading.unembedding import Unembedding
 from ..model.stack.block import attention_scale, before_mlp
 from ..model.stack.carried import values_read
 from ..model.stack.stack import Stack
+from .reducer import Reducer, Run, State
 from .row_classes import row_classes
 from .row_means import closed, sum_of_states
-from .stream import Reducer, Run, State
 
 BLOCK_STATISTICS: Final = Statistics(
     Statistic(

@@ -98,10 +98,10 @@ def test_means_with_and_without_bos_are_not_merged(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("many_batches")
 def test_an_interrupted_run_resumes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from attnmech.runs import stream
+    from attnmech.runs.total import Total
 
     model, texts, journal = models.hooked("llama"), documents(WITH_ONE_TOKEN), tmp_path / "journal"
-    whole, real, calls = am.mean_qk(model, iter(texts), by="position"), stream.Total.add, []
+    whole, real, calls = am.mean_qk(model, iter(texts), by="position"), Total.add, []
 
     def stopping(self: Any, *arguments: Any) -> None:
         calls.append(1)
@@ -109,7 +109,7 @@ def test_an_interrupted_run_resumes(tmp_path: Path, monkeypatch: pytest.MonkeyPa
             raise KeyboardInterrupt
         real(self, *arguments)
 
-    monkeypatch.setattr(stream.Total, "add", stopping)
+    monkeypatch.setattr(Total, "add", stopping)
     with pytest.raises(KeyboardInterrupt):
         am.mean_qk(model, iter(texts), by="position", journal=journal)
     with pytest.raises(am.JournalError):

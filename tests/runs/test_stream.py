@@ -24,6 +24,7 @@ import attnmech as am
 from attnmech.model.attention import attend as attention
 from attnmech.runs import corpus as corpus_module
 from attnmech.runs import stream as stream_module
+from attnmech.runs import total
 from attnmech.runs.progress import meter
 
 ROOT = Path(__file__).parents[2]
@@ -528,7 +529,7 @@ def held_by(path: Path) -> dict[str, Any]:
 def test_what_breaks_off_is_gone_on_with(
     where: str, error: BaseException, tmp_path: Path, forwards: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(stream_module, "_JOURNAL_SHARE", 0.0)
+    monkeypatch.setattr(total, "_JOURNAL_SHARE", 0.0)
     hooked, documents, path = models.hooked("gpt2"), documents_of("gpt2", [25, *LENGTHS[1:]]), tmp_path / "journal"
     seen = forwards(hooked)
     whole = am.stream(hooked, iter(documents), [InPlace(21), Breaks()], truncate=True)

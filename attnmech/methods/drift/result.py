@@ -19,7 +19,8 @@ from ...errors import InputError
 from ...model.inputs.encoder import Inputs
 from ...model.run.hooked import HookedModel, require_model
 from ...runs.claims import no_interval
-from ...runs.stream import Reducer, Source, State, stream
+from ...runs.reducer import Reducer, Source, State
+from ...runs.stream import stream
 from .by_token import MOST_NAMED, DriftByToken
 from .formulas import METRICS
 from .section import NAMED, PLACE_WORDS, DriftNumbers, drift_section, nearest_chart, reading_of

@@ -17,7 +17,7 @@ from ...model.reading.vocabulary import Vocabulary, further_of, require_position
 from ...model.run.hooked import HookedModel
 from ...model.stack.stack import Stack
 from ...runs.groups import by_group, joined
-from ...runs.stream import Reducer, Run, State
+from ...runs.reducer import Reducer, Run, State
 from .formulas import METRICS, Scan, churn, directions, sum_over_pairs
 from .word_types import FUNCTION_WORDS, ORDINARY, WORD_TYPES, word_types
 

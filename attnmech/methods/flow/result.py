@@ -35,7 +35,8 @@ from ...model.stack.carried import output_weights
 from ...results import PagedResult, Provenance
 from ...runs.answers import Answers
 from ...runs.metrics import Metric, MetricLike
-from ...runs.stream import Reducer, Run, Source, State, stream
+from ...runs.reducer import Reducer, Run, Source, State
+from ...runs.stream import stream
 from .pattern_gradients import weighted_gradients
 from .section import flow_section
 

@@ -23,8 +23,9 @@ from ...maths.focus import STATISTICS, collapse_class
 from ...model.inputs.encoder import Inputs
 from ...model.run.hooked import HookedModel
 from ...runs.focus_sums import BY_ROW, FocusSums
+from ...runs.reducer import Source, State
 from ...runs.row_means import RowMeans
-from ...runs.stream import Source, State, stream
+from ...runs.stream import stream
 from .figures import rank_lines_of
 from .section import focus_sections
 

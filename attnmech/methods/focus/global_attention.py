@@ -16,9 +16,10 @@ from ...model.attention.local_global import global_tokens
 from ...model.attention.observed import RowBlock
 from ...model.inputs.encoder import Inputs
 from ...model.run.hooked import HookedModel, require_model
+from ...runs.reducer import Reducer, Run, Source, State
 from ...runs.row_classes import ROW_CLASSES, row_classes
 from ...runs.row_means import RowMeans, closed, sum_of_states
-from ...runs.stream import Reducer, Run, Source, State, stream
+from ...runs.stream import stream
 from .global_formulas import MASSES, masses
 
 FIGURES: Final = ("global_mass", "window_mass")

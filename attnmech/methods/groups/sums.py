@@ -12,7 +12,8 @@ from torch import Tensor
 from ...batch import Batch
 from ...model.attention.observed import RowBlock
 from ...model.run.hooked import HookedModel
-from ...runs.stream import Reducer, Run, State, stream
+from ...runs.reducer import Reducer, Run, State
+from ...runs.stream import stream
 from ...runs.words import bare, members_of, split_words
 
 

@@ -20,7 +20,8 @@ from ...maths.intervals import LEAST_TEXTS
 from ...model.inputs.encoder import Inputs
 from ...model.run.hooked import HookedModel, require_model
 from ...runs.ablations import checked_seed
-from ...runs.stream import Reducer, Source, State, stream
+from ...runs.reducer import Reducer, Source, State
+from ...runs.stream import stream
 from .atlas import HeadExample, HeadRow, atlas_view
 from .figures import types_map
 from .formulas import ANSWERED, POSITIONAL, TYPES

@@ -20,8 +20,8 @@ from ...model.stack.block import attention_scale
 from ...model.stack.centring import centred
 from ...model.stack.ledger import ledger_of_block
 from ...runs.groups import by_group, joined
+from ...runs.reducer import Reducer, Run, State
 from ...runs.row_classes import ROW_CLASSES, row_classes
-from ...runs.stream import Reducer, Run, State
 from ...runs.token_types import TOKEN_TYPES, token_types
 from .formulas import ANSWERED, CONTENT, DISTANCES, POSITIONAL, TYPES, targets
 from .writing import copying, rank_above

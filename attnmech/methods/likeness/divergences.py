@@ -24,8 +24,8 @@ from ...maths.divergence import among_heads, between_heads
 from ...maths.intervals import LEAST_TEXTS, TextMeans
 from ...model.attention.observed import RowBlock
 from ...runs.groups import GROUPS, by_group, joined
+from ...runs.reducer import Reducer, Run, State
 from ...runs.row_classes import ROW_CLASSES, row_classes
-from ...runs.stream import Reducer, Run, State
 
 KEPT_BYTES: Final = 200_000_000
 """The most memory that the patterns of the sampled rows of a batch may take."""

@@ -29,8 +29,9 @@ from ...model.inputs.encoder import Inputs
 from ...model.run.hooked import HookedModel, require_model
 from ...results import by_layer
 from ...runs.claims import interval_note
+from ...runs.reducer import Reducer, Source, State
 from ...runs.row_classes import ROW_CLASSES
-from ...runs.stream import Reducer, Source, State, stream
+from ...runs.stream import stream
 from ...runs.summed import Summed
 from .odd_head_sums import FAR, OddHeadSums
 from .outliers import critical_score, robust_scores, spread_of

@@ -26,7 +26,8 @@ from ...model.inputs.encoder import Inputs
 from ...model.run.hooked import HookedModel, require_model
 from ...results import by_layer
 from ...runs.claims import interval_of
-from ...runs.stream import Reducer, Source, State, stream
+from ...runs.reducer import Reducer, Source, State
+from ...runs.stream import stream
 from ...runs.summed import Summed
 from .divergences import STATE, DivergenceReducer, Divergences, axis_lengths, clustered
 from .redundancy_figures import divergence_map, heads_in_plane

@@ -23,7 +23,8 @@ from ...model.run.hooked import HookedModel
 from ...model.stack.block import attention_scale
 from ...model.stack.carried import values_read
 from ...runs.corpus import is_one_batch
-from ...runs.stream import Reducer, Run, Source, State, stream
+from ...runs.reducer import Reducer, Run, Source, State
+from ...runs.stream import stream
 from ...runs.workers import Workers
 from .formulas import most_attended, sink_mass, value_ratio
 

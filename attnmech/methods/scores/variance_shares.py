@@ -27,9 +27,10 @@ from ...model.run.hooked import HookedModel, require_model
 from ...model.stack.centring import Centre, checked_centre, require_means_of
 from ...model.stack.ledger import ScoreAudit
 from ...results.mean_qk import MeanQK
+from ...runs.reducer import Reducer, Run, Source, State
 from ...runs.row_classes import ROW_CLASSES, row_classes
 from ...runs.row_means import RowMeans, closed, sum_of_states
-from ...runs.stream import Reducer, Run, Source, State, stream
+from ...runs.stream import stream
 
 ALL_TERMS: Final = ("position", "key_bias", "query_key", "query_bias", "constant", "softcap", *RELATIVE_TERMS)
 """Every term that scores may have, in the order of the axis `statistic`."""

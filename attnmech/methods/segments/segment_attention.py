@@ -27,7 +27,8 @@ from ...errors import InputError, MissingPointError, index_of
 from ...model.inputs.encoder import Inputs
 from ...model.run.hooked import HookedModel, require_model
 from ...runs.claims import about_largest, for_map
-from ...runs.stream import Reducer, Source, State, stream
+from ...runs.reducer import Reducer, Source, State
+from ...runs.stream import stream
 from .figures import receiver_lines
 from .formulas import ByDistance, peakedness, receivers, same_distance
 from .means import SegmentMeans

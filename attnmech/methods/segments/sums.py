@@ -14,7 +14,7 @@ from ...errors import InputError
 from ...maths.received import received_by_distance
 from ...model.attention.observed import RowBlock
 from ...runs.groups import by_group, joined
-from ...runs.stream import Reducer, Run, State
+from ...runs.reducer import Reducer, Run, State
 from .formulas import ByDistance, by_lag, peakedness, received_by_segment, receivers
 from .segmentation import KINDS, Segmented, Segments
 

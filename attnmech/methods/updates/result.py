@@ -25,8 +25,9 @@ from ...model.inputs.encoder import Inputs
 from ...model.reading.unembedding import unembedding_of
 from ...model.run.hooked import HookedModel, require_model
 from ...runs.answers import Answers, answer_ids
+from ...runs.reducer import Source, State
 from ...runs.row_means import RowMeans
-from ...runs.stream import Source, State, stream
+from ...runs.stream import stream
 from ...runs.update_sums import BLOCK_STATISTICS, Towards, UpdateSums
 from . import figures as draw
 from .section import update_sections

@@ -193,11 +193,11 @@ def test_fixed_means_serve_a_corpus_they_were_taken_on() -> None:
 
 @pytest.mark.usefixtures("many_batches")
 def test_an_interrupted_run_resumes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from attnmech.runs import stream
+    from attnmech.runs.total import Total
 
     model, texts, journal = models.hooked("llama"), documents(), tmp_path / "journal"
     means, other = (am.mean_qk(model, documents(seed=seed)) for seed in (7, 8))
-    whole, real, calls = am.variance_shares(model, iter(texts), centre=means), stream.Total.add, []
+    whole, real, calls = am.variance_shares(model, iter(texts), centre=means), Total.add, []
 
     def stopping(self: Any, *arguments: Any) -> None:
         calls.append(1)
@@ -205,7 +205,7 @@ def test_an_interrupted_run_resumes(tmp_path: Path, monkeypatch: pytest.MonkeyPa
             raise KeyboardInterrupt
         real(self, *arguments)
 
-    monkeypatch.setattr(stream.Total, "add", stopping)
+    monkeypatch.setattr(Total, "add", stopping)
     with pytest.raises(KeyboardInterrupt):
         am.variance_shares(model, iter(texts), centre=means, journal=journal)
     assert journal.exists()

@@ -15,7 +15,7 @@ from attnmech.model.attention import local_global
 from attnmech.model.attention.observed import RowBlock
 from attnmech.model.files.load import UnprovenWarning
 from attnmech.model.parts.mask import MaskRule
-from attnmech.runs.stream import Run
+from attnmech.runs.reducer import Run
 
 F32, F64 = torch.float32, torch.float64
 WINDOWS = (4, 8, 4)

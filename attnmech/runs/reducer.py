@@ -1,0 +1,145 @@
+"""A statistic of attention that is computed while the model runs.
+
+A reducer keeps a few tensors (its state) and adds to them what it needs from each block of rows; the states of two
+parts of a corpus can be merged, so the same code serves one text, a corpus and many workers, and memory grows with
+the length of a text, not with its square.
+"""
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+from jaxtyping import Int
+from torch import Tensor
+
+from ..batch import Batch
+from ..model.attention.observed import LayerEnd, RowBlock
+from ..model.run.hooked import HookedModel
+from ..model.stack.stack import Stack
+from ..results import Provenance
+
+State: TypeAlias = dict[str, Tensor]
+"""What a reducer has found so far: tensors by name."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """What a reducer knows before a batch goes through the model."""
+
+    model: HookedModel
+    stack: Stack
+    layers: tuple[int, ...]
+    """The layers that the reducer sees, in order; `block.index` is a layer's index among them."""
+    batch: Batch
+    documents: Int[Tensor, " batch"]
+    """The number of each text in its corpus."""
+    corpus: bool
+    """Whether more batches may follow; for a single batch, a reducer may keep every row."""
+    between: dict[Any, Any] = field(default_factory=dict, compare=False)
+    """What reducers keep from one block of rows of this batch to the next, each under a key of its own."""
+
+    @property
+    def n_layers(self) -> int:
+        """The number of layers that the reducer sees."""
+        return len(self.layers)
+
+    @property
+    def n_heads(self) -> int:
+        """The number of heads per layer."""
+        return self.stack.n_heads
+
+
+@dataclass(frozen=True)
+class Source:
+    """What a result comes from, known after the last batch."""
+
+    model: HookedModel
+    stack: Stack
+    layers: tuple[int, ...]
+    documents: int
+    """How many texts there were."""
+    truncated: int
+    """How many of them were cut to the model's length (`truncate` in `stream`)."""
+    batch: Batch | None
+    """The texts; None for a corpus, whose texts are not kept."""
+    provenance: Provenance
+
+
+class Reducer(ABC):
+    """A statistic of attention that is computed while the model runs; subclass it for your own.
+
+    The largest score of each head:
+
+    >>> class LargestScore(am.Reducer):                                             # doctest: +SKIP
+    ...     def start(self, run):
+    ...         shape = run.n_layers, run.n_heads
+    ...         return {"largest": torch.full(shape, -torch.inf, device=run.model.device)}
+    ...
+    ...     def add(self, state, block, run):
+    ...         counts = block.visible & block.real[:, None, :, None]
+    ...         largest = block.scores.masked_fill(~counts, -torch.inf).amax(dim=(0, 2, 3))
+    ...         state["largest"][block.index] = torch.maximum(state["largest"][block.index], largest)
+    ...
+    ...     def merge(self, one, other):
+    ...         return {"largest": torch.maximum(one["largest"], other["largest"])}
+    >>> am.stream(model, "Anna sang of shells.", [LargestScore()])[0]["largest"]       # doctest: +SKIP
+
+    For every batch, `start` makes the tensors of a state, on the model's device. `add` receives the blocks of rows of
+    each layer in turn; it changes the tensors in place, keeping shapes and dtypes, and must not keep views of a block's
+    tensors. `add_layer` does the same with the points of each finished layer. A reducer has one of the two, or both.
+    `close` may turn a batch's state into something else, such as sums. What it returns is moved to the CPU; then
+    `merge` joins the states of two batches, or of two shards, in any order: the tensors keep their names, dtypes and
+    number of axes. `finish` turns the final state into the result (by default, the state is the result).
+
+    `add` must leave padding out: `block.real` is True at rows of real tokens and `block.visible` at the keys that a
+    row can see; hidden keys have the lowest finite score and no weight. `run.batch` holds the tokens, `run.documents`
+    the number of each text in its corpus, and `block.rows` the positions of the rows in the text. A state with NaN is
+    refused; infinite numbers are allowed.
+
+    States hold numbers, so keep a token as its id: `source.model.encode(ids).tokens` gives the texts in `finish`, as in
+    `examples/reducers.py`.
+    """
+
+    points: tuple[str, ...] = ()
+    """Activation points of the layers to pass to the reducer: `block["resid_pre"]`, `end["z"]`.
+
+    Points that other reducers of the same call need may be there too; `block` has only those before attention.
+    """
+    optional_points: tuple[str, ...] = ()
+    """Likewise, if the model has them (`"resid_mid" in end`)."""
+
+    @abstractmethod
+    def start(self, run: Run) -> State:
+        """An empty state for one batch."""
+
+    def add(self, state: State, block: RowBlock, run: Run) -> None:  # noqa: B027 - one of the two may do
+        """Adds a block of rows of one layer."""
+
+    def add_layer(self, state: State, end: LayerEnd, run: Run) -> None:  # noqa: B027
+        """Adds the points of one finished layer."""
+
+    def close(self, state: State, run: Run) -> State:
+        """What to keep of a finished batch, padding included; by default the state as it is."""
+        return state
+
+    @abstractmethod
+    def merge(self, one: State, other: State) -> State:
+        """The state of both parts together."""
+
+    def finish(self, state: State, source: Source) -> Any:
+        """The result."""
+        return state
+
+    @property
+    def name(self) -> str:
+        """Its name in messages."""
+        return type(self).__name__
+
+    @property
+    def options(self) -> dict[str, str]:
+        """What distinguishes it from others of its class, for provenance and journal: by default its attributes.
+
+        A run resumes from a journal only if these texts are the same, so none may hold a memory address. The code of
+        the class must be the same too and, unless the class defines `options`, all attributes (tensors by content).
+        """
+        return {name: repr(value) for name, value in vars(self).items()}

@@ -1,0 +1,65 @@
+"""What the states of a reducer must be: tensors by name that keep their shapes, without NaN."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from ..errors import ExactnessError, ReducerError
+from .reducer import Reducer, State
+
+
+def shapes_of(reducer: Reducer, state: Any) -> dict[str, tuple[Any, ...]]:
+    """The shape and dtype of each tensor; `ReducerError` for anything but a dictionary of tensors."""
+    if not isinstance(state, dict) or not all(isinstance(value, torch.Tensor) for value in state.values()):
+        raise ReducerError(f"{reducer.name}: a state must be a dictionary of tensors by name; got {state!r}.")
+    return {name: (tuple(value.shape), value.dtype) for name, value in state.items()}
+
+
+def require_same_shapes(reducer: Reducer, before: dict[str, Any], after: dict[str, Any]) -> None:
+    """Raises `ReducerError` if `add` has replaced a tensor by one of another shape or dtype."""
+    if before == after:
+        return
+    name = next(name for name in (*before, *after) if before.get(name) != after.get(name))
+    raise ReducerError(
+        f"{reducer.name}: `add` must keep the tensors that `start` made; {name!r} was "
+        f"{_told(before.get(name))} and became {_told(after.get(name))}. Change them in place."
+    )
+
+
+def merged(reducer: Reducer, one: State, other: State, documents: Sequence[int]) -> State:
+    """What the reducer's `merge` returns, if it keeps names, dtypes and numbers of axes."""
+    expected = {name: (value.dtype, value.ndim) for name, value in other.items()}
+    found = finite(reducer, reducer.merge(one, other), documents)
+    for name in (*expected, *found):
+        if name not in found or (found[name].dtype, found[name].ndim) != expected.get(name):
+            raise ReducerError(
+                f"{reducer.name}: `merge` must keep names, dtypes and number of axes; {name!r} was "
+                f"{_told(shapes_of(reducer, other).get(name))} and became {_told(shapes_of(reducer, found).get(name))}."
+            )
+    return found
+
+
+def _told(shape: tuple[Any, ...] | None) -> str:
+    return "absent" if shape is None else f"{shape[1]} {list(shape[0])}"
+
+
+def finite(reducer: Reducer, state: Any, documents: Sequence[int]) -> State:
+    """The state; raises an error that names the documents if it holds NaN."""
+    shapes_of(reducer, state)
+    for name, value in state.items():
+        # A sum needs no second array; it is also NaN where both infinities are.
+        if value.is_floating_point() and bool(value.sum().isnan()) and bool(value.isnan().any()):
+            first, last = min(documents), max(documents)
+            where = f"document {first}" if len(documents) == 1 else f"documents {first} to {last}"
+            if type(reducer).__module__.startswith("attnmech."):
+                raise ExactnessError(
+                    f"{reducer.name}: {name!r} is NaN after {where}, which finite activations never give. "
+                    "Try dtype=torch.float32, and report it as a bug in attnmech."
+                )
+            raise ReducerError(
+                f"{reducer.name}: {name!r} is NaN after {where}. Leave out what is undefined (padding, rows without a "
+                "choice) before summing."
+            )
+    found: State = state
+    return found

@@ -1,0 +1,128 @@
+"""The merged states of the batches of a corpus so far, as a journal keeps them."""
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import torch
+
+from .corpus import CorpusBatch
+from .journal import Entry, Journal
+from .reducer import Reducer, State
+from .states import merged
+
+_JOURNAL_SHARE: Final = 0.05
+"""Roughly the largest share of the time spent on writing the journal."""
+
+_LEFT_OUT: Final = "left out"
+"""What a journal calls the numbers of the documents that were left out."""
+
+
+@dataclass(frozen=True)
+class Covered:
+    """Which part of a corpus some states are of."""
+
+    batches: int
+    documents: range
+    """As many numbers as there are documents, from the smallest one on."""
+    truncated: int
+    digest: str
+    """`CorpusBatch.digest` of the last batch."""
+    left_out: tuple[int, ...] = ()
+    """The numbers of documents that ended their workers; they are counted in `documents`."""
+
+    @classmethod
+    def of(cls, part: CorpusBatch) -> "Covered":
+        """A single batch."""
+        first = int(part.documents.min())
+        return cls(1, range(first, first + len(part.documents)), part.truncated, part.digest)
+
+    def then(self, other: "Covered") -> "Covered":
+        """With the batches that follow."""
+        first = min(self.documents.start, other.documents.start)
+        count = len(self.documents) + len(other.documents)
+        return Covered(
+            self.batches + other.batches,
+            range(first, first + count),
+            self.truncated + other.truncated,
+            other.digest,
+            self.left_out + other.left_out,
+        )
+
+
+class Total:
+    """The merged states of the batches so far."""
+
+    def __init__(self, reducers: Sequence[Reducer], done: Entry | None) -> None:
+        self.reducers = reducers
+        self.states: list[State] | None = None
+        self.batches = self.documents = self.truncated = 0
+        self.digest = ""
+        self.left_out: list[int] = []
+        """The numbers of the documents that ended their workers."""
+        self.fresh = False
+        """Whether it holds anything that the journal does not."""
+        if done is not None:
+            self.batches, self.digest = done.batches, done.digest
+            self.documents, self.truncated = done.counters["documents"], done.counters["truncated"]
+            self.left_out = done.tensors[_LEFT_OUT].tolist() if _LEFT_OUT in done.tensors else []
+            self.states = [
+                {name.split(" ", 1)[1]: value for name, value in done.tensors.items() if name.startswith(f"{place} ")}
+                for place in range(len(reducers))
+            ]
+
+    def add(self, part: CorpusBatch, states: list[State]) -> None:
+        """Merges the states of one more batch."""
+        self.extend(states, Covered.of(part))
+
+    def extend(self, states: list[State] | None, covered: "Covered") -> None:
+        """Merges the states of the next batches; None if no document of these was finished."""
+        # A merge may change its first argument; if interrupted half-way, that must not get into the journal.
+        self.fresh = False
+        if self.states is None:
+            self.states = states
+        elif states is not None:
+            self.states = merged_states(self.reducers, self.states, states, covered.documents)
+        self.batches += covered.batches
+        self.documents += len(covered.documents) - len(covered.left_out)
+        self.truncated += covered.truncated
+        self.left_out += covered.left_out
+        self.digest = covered.digest
+        self.fresh = self.states is not None
+
+    def entry(self) -> Entry:
+        """What the journal holds."""
+        tensors = {f"{place} {name}": x for place, state in enumerate(self.states or ()) for name, x in state.items()}
+        if self.left_out:
+            tensors[_LEFT_OUT] = torch.tensor(self.left_out)
+        return Entry(tensors, self.batches, self.digest, {"documents": self.documents, "truncated": self.truncated})
+
+
+class Journalling:
+    """Writes a run's journal now and then, for a bounded share of the time."""
+
+    def __init__(self, journal: Journal | None) -> None:
+        self._journal, self._spent, self._since = journal, 0.0, time.perf_counter()
+
+    @property
+    def due(self) -> bool:
+        """Whether it is time to write it."""
+        passed = time.perf_counter() - self._since
+        return self._journal is not None and self._spent <= _JOURNAL_SHARE * passed
+
+    def write(self, total: "Total") -> None:
+        """Writes what has been found so far, if it is time to."""
+        if self._journal is None or not self.due:
+            return
+        before = time.perf_counter()
+        self._journal.write(total.entry())
+        total.fresh = False
+        self._spent, self._since = time.perf_counter() - before, time.perf_counter()
+
+
+def merged_states(
+    reducers: Sequence[Reducer], one: list[State], other: list[State], documents: Sequence[int]
+) -> list[State]:
+    """The states of two parts of a corpus together; `documents` are those of the second part, for errors."""
+    return [merged(*each, documents) for each in zip(reducers, one, other, strict=True)]
