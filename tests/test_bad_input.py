@@ -20,6 +20,7 @@ from safetensors.torch import load_file, save_file
 
 import attnmech as am
 from attnmech import draw
+from attnmech.interventions.edits import Replace, Scale, Zero, ZeroValues
 from attnmech.model.stack import points as model_points
 
 pytestmark = pytest.mark.usefixtures("unchecked")
@@ -156,16 +157,17 @@ SELECTIONS: list[Case] = [
         '`positions` must be "last" or a list of whole numbers',
     ),
     (lambda: am.Intervention.zero([(0, 1)], stack=[1]), am.InputError, "`stack` must be a string; got [1]."),
-    (lambda: am.Intervention("z", "zero", 5), am.InputError, '`heads` must be "all"'),
-    (lambda: am.Intervention(["z"], "zero"), am.InputError, "`point` must be a string; got ['z']."),
-    (lambda: am.Intervention("v", "zero", keys=5), am.InputError, "`keys` must be"),
-    (lambda: am.Intervention("z", "zero", positions=1.5), am.InputError, "`positions` must be"),
-    (lambda: am.Intervention("scores", "scale", term="position", factor="x"), am.InputError, "`factor` must be a fin"),
-    (lambda: am.Intervention("z", "replace", values=5), am.InputError, "`values` must be am.Values; got 5."),
+    (lambda: am.Intervention(Zero(), 5), am.InputError, '`heads` must be "all"'),
+    (lambda: am.Intervention("zero"), am.InputError, "`edit` must be an edit"),
+    (lambda: Zero(["z"]), am.InputError, "`point` must be one of z, attn_out, mlp_out; got ['z']."),
+    (lambda: ZeroValues(5), am.InputError, "`keys` must be"),
+    (lambda: am.Intervention(Zero(), positions=1.5), am.InputError, "`positions` must be"),
+    (lambda: Scale("position", "x"), am.InputError, "`factor` must be a fin"),
+    (lambda: Replace(5), am.InputError, "values must be tensors by layer, such as {3: acts['z', 3]}; got int."),
     (lambda: am.Intervention.scale(["position"]), am.InputError, "`term` must be one of query_key"),
     (lambda: am.Intervention.scale("position", INF), am.InputError, "`factor` must be a finite number; got inf."),
     (lambda: am.Intervention.scale("position", np.bool_(True)), am.InputError, "`factor` must be a finite number"),
-    (lambda: am.Intervention.stream(["z"], [0]), am.InputError, "`point` must be a string"),
+    (lambda: am.Intervention.stream(["z"], [0]), am.InputError, "`point` must be one of"),
     (lambda: am.Intervention.remove_keys([(0, 1)], torch.ones(1, 6).bool().to_sparse()), am.InputError, "sparse"),
     (lambda: am.Intervention.remove_keys([(0, 1)], torch.ones(1, 6).bool().to("meta")), am.InputError, "meta"),
     (lambda: am.Values({1: META}), am.InputError, "the values of layer 1 must hold numbers; got a tensor on the meta"),

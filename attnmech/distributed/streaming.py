@@ -16,7 +16,7 @@ from torch import Tensor
 
 from ..errors import EngineError
 from ..interventions import Intervention
-from ..model.attention.in_force import Edit
+from ..model.attention.in_force import Hook
 from ..model.run.hooked import HookedModel
 from ..points import PointKey
 from ..runs.corpus import CorpusBatch
@@ -48,7 +48,7 @@ _MERGES: Final = 4
 class CallerChanges:
     """The hooks and interventions that the caller has put in force."""
 
-    edits: tuple[tuple[PointKey, Edit], ...]
+    edits: tuple[tuple[PointKey, Hook], ...]
     interventions: tuple[Intervention, ...]
 
     @classmethod

@@ -100,7 +100,7 @@ class Ablations:
 
 def check_template(model: HookedModel, template: Intervention) -> None:
     """Raises `InputError` for an intervention that cannot be applied head by head."""
-    if template.point not in HEAD_POINTS or template.heads != "all":
+    if not template.by_head or template.heads != "all":
         raise InputError(
             "an intervention given as `method` is a template that is applied to each head in turn, so it must act in "
             f'heads="all" at {", ".join(HEAD_POINTS)}; got {template}.'

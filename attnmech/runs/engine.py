@@ -13,7 +13,8 @@ from torch import Tensor
 
 from ..batch import Batch
 from ..errors import InputError
-from ..interventions import HEAD_POINTS, Intervention, Values
+from ..interventions import Intervention, Values
+from ..interventions.edits import Replace
 from ..model.attention.applied import Applied
 from ..model.attention.observed import RowObserver
 from ..model.reading.partial_pass import AFTER_ATTENTION, Blocks, can_begin_in_the_middle
@@ -348,8 +349,8 @@ class Texts:
         return [
             tuple(
                 Intervention(
-                    point, "replace", tuple((layer, head) for head in heads),
-                    values=Values({layer: values[point, layer][number]}), stack=stack.label,
+                    Replace(Values({layer: values[point, layer][number]}), point),
+                    tuple((layer, head) for head in heads), stack=stack.label,
                 )
                 for (point, layer), heads in later.items()
             )
@@ -433,7 +434,7 @@ class Texts:
     def _applied_at(self, changes: Sequence[Change], layer: int) -> list[Applied]:
         for change in changes:
             for each in change:
-                if each.point not in HEAD_POINTS:
+                if not each.by_head:
                     raise InputError(f'later="frozen" is only for changes to heads; got {each}.')
         return self._applied_now(changes, 1)
 

@@ -13,7 +13,8 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 import attnmech as am
-from attnmech.interventions.intervention import EDITS, Intervention, Values, checked_heads
+from attnmech.interventions import Intervention, Values, checked_heads
+from attnmech.interventions.edits import EDITS, Cut, Replace, Scale, Zero, ZeroValues
 
 MASK = torch.tensor([[True, False, False], [True, True, False]])
 
@@ -68,9 +69,20 @@ MADE: list[tuple[Intervention, str]] = [
     ),
     (Intervention.stream("attn_out", [2, 1]), "attn_out of L1, L2 becomes 0"),
     (Intervention.stream("mlp_out", [0], stack="encoder"), "mlp_out of encoder L0 becomes 0"),
-    (Intervention("mlp_out", "zero"), "mlp_out of all layers becomes 0"),
+    (Intervention(Zero("mlp_out"), ()), "mlp_out of all layers becomes 0"),
     (Intervention.stream("attn_out", [1], {1: torch.ones(1, 1, 8)}), "attn_out of L1 becomes given values"),
     (Intervention.stream("mlp_out", [1], {1: torch.ones(1, 1, 8)}), "mlp_out of L1 becomes given values"),
+    (Intervention.add("z", values(1), [(1, 2)]), "given values added to z of L1H2"),
+    (Intervention.add("v", values(0), [(0, 2)], factor=-0.5), "-0.5 × given values added to v of kv head L0H2"),
+    (
+        Intervention.add("q", values(0), "all", positions="last"),
+        "given values added to q of all heads at the last position",
+    ),
+    (Intervention.add("k", values(0), "all"), "given values added to k of all kv heads"),
+    *(
+        (Intervention.add(point, {2: torch.ones(1, 1, 8)}, layers=[2]), f"given values added to {point} of L2")
+        for point in ("resid_pre", "resid_mid", "resid_post", "attn_out", "mlp_out")
+    ),
 ]
 
 
@@ -80,7 +92,8 @@ def test_what_it_says(intervention: Intervention, said: str) -> None:
 
 
 def test_every_edit_is_among_them() -> None:
-    assert {(each.point, each.edit) for each, _ in MADE} == {(point, edit) for point in EDITS for edit in EDITS[point]}
+    made = {(type(each.edit).__name__, each.point) for each, _ in MADE}
+    assert made == {(name, point) for name, edit in EDITS.items() for point in edit.POINTS}
 
 
 def test_each_equals_itself_alone() -> None:
@@ -125,7 +138,7 @@ def test_what_it_touches() -> None:
     assert Intervention.zero([(3, 0), (1, 1), (3, 2)]).touches == (1, 3)
     assert Intervention.zero("all").touches is None
     assert Intervention.stream("mlp_out", [2, 0]).touches == (0, 2)
-    assert Intervention("mlp_out", "zero").touches is None
+    assert Intervention(Zero("mlp_out"), ()).touches is None
 
 
 def test_frozen() -> None:
@@ -154,8 +167,8 @@ def test_tensors_of_any_precision_are_kept(dtype: torch.dtype, tmp_path: Path) -
     intervention = Intervention.replace([(1, 2), (2, 0)], values(1, 2, dtype=dtype))
     again = Intervention.load(intervention.save(tmp_path / "change"))
     assert again == intervention
-    assert again.values is not None
-    assert again.values.by_layer[2].dtype == dtype
+    assert isinstance(again.edit, Replace)
+    assert again.edit.values.by_layer[2].dtype == dtype
 
 
 def test_tensors_that_share_memory_are_kept(tmp_path: Path) -> None:
@@ -167,9 +180,9 @@ def test_tensors_that_share_memory_are_kept(tmp_path: Path) -> None:
 
 
 def test_a_loaded_mask_is_the_mask(tmp_path: Path) -> None:
-    keys = Intervention.load(Intervention.zero_values("all", MASK).save(tmp_path / "change")).keys
-    assert isinstance(keys, Values)
-    assert torch.equal(keys.by_layer[0], MASK)
+    edit = Intervention.load(Intervention.zero_values("all", MASK).save(tmp_path / "change")).edit
+    assert isinstance(edit, ZeroValues) and isinstance(edit.keys, Values)
+    assert torch.equal(edit.keys.by_layer[0], MASK)
 
 
 def test_files_that_cannot_be_read_or_written(tmp_path: Path) -> None:
@@ -186,8 +199,8 @@ def test_files_that_cannot_be_read_or_written(tmp_path: Path) -> None:
     with safe_open(Intervention.zero("all").save(tmp_path / "whole"), framework="pt") as file:
         whole = json.loads(file.metadata()["attnmech"])
     broken = tmp_path / "broken"
-    for number, wrong in enumerate(({"edit": "double"}, {"colour": "red"}, {"point": "v"})):
-        header = json.dumps(whole | {"facts": whole["facts"] | wrong})
+    for number, wrong in enumerate(({"edit": "Double"}, {"facts": {"colour": "red"}}, {"facts": {"point": "v"}})):
+        header = json.dumps(whole | wrong)
         save_file({}, broken.with_suffix(f".{number}"), metadata={"attnmech": header})
     for path in (text, foreign, other, *(broken.with_suffix(f".{number}") for number in range(3))):
         with pytest.raises(am.InputError, match=f"{path.name} does not hold an intervention"):
@@ -258,26 +271,39 @@ WRONG: Mapping[str, tuple[Callable[[], Any], str]] = {
     ),
     "an unknown pattern": (
         lambda: Intervention.attend("all", "last"),
-        "there is no edit 'last' at 'pattern'; there are z: ",
+        "`to` must be one of uniform, self, first; got 'last'",
     ),
-    "a pattern without keys": (lambda: Intervention.attend("all", "remove"), "`keys` belong to edits of single keys"),
-    "a pattern without values": (
-        lambda: Intervention.attend("all", "replace"),
-        "`values` belong to an edit that replaces",
+    "v as a whole": (lambda: Intervention(Zero("v")), "`point` must be one of z, attn_out, mlp_out; got 'v'"),
+    "no edit": (
+        lambda: Intervention("zero"),
+        r"`edit` must be an edit, as am.Intervention.zero\(...\) makes it; got 'z",
     ),
-    "v without keys": (lambda: Intervention("v", "zero"), "`keys` belong to edits of single keys"),
-    "k with keys": (
-        lambda: Intervention("k", "replace", keys=(1,), values=Values(values(0))),
-        "`keys` belong to edits of single keys",
+    "a cut at positions": (
+        lambda: Intervention(Cut((0, 1), (0, 1)), positions=(1,)),
+        "Cut acts on all rows, so it takes no `positions`",
+    ),
+    "values added to z of no head": (
+        lambda: Intervention.add("z", values(0)),
+        "heads are chosen at z, pattern, scores, v, q, k",
+    ),
+    "an infinite multiple": (
+        lambda: Intervention.add("z", values(0), "all", factor=float("nan")),
+        "`factor` must be a finite number; got nan",
     ),
     "the stream by head": (
         lambda: Intervention.replace([(0, 1)], values(0), point="attn_out"),
         "heads are chosen at z, pattern, scores, v, q, k",
     ),
-    "z by layer": (lambda: Intervention.stream("z", [0]), "whole layers elsewhere; got 'zero' at 'z' with heads"),
-    "a stream of nothing": (lambda: Intervention.stream("resid_pre", [0]), "there is no edit 'zero' at 'resid_pre'"),
-    "an unknown point": (lambda: Intervention("result", "zero"), "there is no edit 'zero' at 'result'"),
-    "scores without a term": (lambda: Intervention("scores", "scale"), "`term` belongs to edits of scores"),
+    "z by layer": (lambda: Intervention.stream("z", [0]), "whole layers elsewhere; got heads"),
+    "a stream of nothing": (
+        lambda: Intervention.stream("resid_pre", [0]),
+        "`point` must be one of z, attn_out, mlp_out; got 'resid_pre'",
+    ),
+    "an unknown point": (
+        lambda: Intervention(Zero("result")),
+        "`point` must be one of z, attn_out, mlp_out; got 'result'",
+    ),
+    "scores without a term": (lambda: Intervention(Scale("")), "`term` must be one of"),
     "a tensor without its layer": (
         lambda: Intervention.replace([(0, 1)], torch.zeros(2)),
         "tensors by layer, .*; got Tensor",
@@ -313,5 +339,5 @@ def test_values_do_not_change_when_the_mapping_does() -> None:
     given = values(1)
     intervention = Intervention.replace([(1, 2)], given)
     given[2] = torch.zeros(1)
-    assert intervention.values is not None
-    assert set(intervention.values.by_layer) == {1}
+    assert isinstance(intervention.edit, Replace)
+    assert set(intervention.edit.values.by_layer) == {1}

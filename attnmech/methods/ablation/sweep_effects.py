@@ -14,6 +14,7 @@ from ...basics.fields import check_rows
 from ...draw.intervals import interval_rows
 from ...draw.section import Section
 from ...draw.text import plotly_text, visible_token
+from ...interventions.edits import KeyEdit
 from ...results import OverTexts, Provenance, TextResult, subtracted
 from ...runs.claims import interval_note
 from ...runs.differences import largest_of
@@ -183,7 +184,7 @@ def sweep_effects(names: Sequence[str], interventions: Sequence[Sequence[object]
 
 def removes_keys(changes: Sequence[Sequence[Any]]) -> bool:
     """Whether any of the interventions may leave a row without a key."""
-    return any(each.edit in ("remove", "cut") for change in changes for each in change)
+    return any(isinstance(one.edit, KeyEdit) for change in changes for one in change)
 
 
 def _label(name: str) -> str:

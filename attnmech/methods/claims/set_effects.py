@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ...basics.arguments import whole_number
 from ...errors import InputError
-from ...interventions import HEAD_POINTS, Head, Intervention, Values
+from ...interventions import Head, Intervention, Values
 from ...model.inputs.encoder import Inputs
 from ...model.run.hooked import HookedModel
 from ...runs.ablations import METHODS, Ablations, mean_of, reread
@@ -40,7 +40,7 @@ class Removal:
     ) -> "Removal":
         """Computes means over the reference texts, if the method needs them."""
         if isinstance(method, Intervention):
-            if method.point not in HEAD_POINTS:
+            if not method.by_head:
                 raise InputError(f"`method` must be a string or an intervention on heads; got {method}.")
         elif method not in METHODS:
             raise InputError(f"`method` must be one of {', '.join(METHODS)}, or an am.Intervention; got {method!r}.")

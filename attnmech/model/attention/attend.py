@@ -184,7 +184,7 @@ class _Layer:
         site = self.site
         removed = None
         if self.changes is not None:
-            removed = self.changes.removed(scores, site.queries_batch, site.keys_batch, self.mask, rows)
+            removed = self.changes.removed(scores, site.queries_batch, site.keys_batch, rows)
         return scores if removed is None else scores.masked_fill(removed, torch.finfo(scores.dtype).min), removed
 
     def edited(self, attention: Attention, removed: Tensor | None, rows: range) -> Attention:
@@ -263,12 +263,10 @@ def _terms_to_scale(
     in_force, layer = site.in_force, site.layer
     for name in (site.point(each) for each in ("q", "k", "q_rot", "k_rot")):
         if in_force.edits(name, layer):
-            raise InputError(
-                f"{changes.scales[0].intervention}: a hook at {name!r} {layer} changes its terms; remove that hook."
-            )
+            raise InputError(f"{changes.scales[0]}: a hook at {name!r} {layer} changes its terms; remove that hook.")
         if in_force.under_way.gradients and in_force.under_way.keeps((name, layer)):
             raise InputError(
-                f"{changes.scales[0].intervention}: its terms come from attn_in, so gradients at {name!r} {layer} "
+                f"{changes.scales[0]}: its terms come from attn_in, so gradients at {name!r} {layer} "
                 "would miss them; ask for those at attn_in."
             )
     return changes.ledgers(of_layer, mask, in_force.under_way.batch)

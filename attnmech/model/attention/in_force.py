@@ -26,7 +26,7 @@ from .applied import Applied, AppliedByPoint, AppliedInLayer
 from .observed import LayerEnd, LayerObserver, Notes, RowObserver
 from .running import Balance, Kind
 
-Edit: TypeAlias = Callable[[Tensor], Tensor | None]
+Hook: TypeAlias = Callable[[Tensor], Tensor | None]
 """A user's hook: takes the value at a point and returns another of the same shape, or None to keep it."""
 
 
@@ -81,7 +81,7 @@ class Pass:
     """The notes of the current layer."""
     reached: set[PointKey] = field(default_factory=set)
     """The points that were passed to observers and freed."""
-    edits: Mapping[PointKey, Sequence[Edit]] = field(default_factory=dict)
+    edits: Mapping[PointKey, Sequence[Hook]] = field(default_factory=dict)
     """The hooks in force when it began."""
     applied: AppliedByPoint = field(default_factory=AppliedByPoint)
     """The interventions in force when it began."""
@@ -108,7 +108,7 @@ class Pass:
 class _Block:
     """What one `with` block applies."""
 
-    edits: Sequence[tuple[PointKey, Edit]] = ()
+    edits: Sequence[tuple[PointKey, Hook]] = ()
     changes: Sequence[Applied] = ()
     unchecked: bool = False
     open: bool = True
@@ -134,7 +134,7 @@ class InForce:
         _in_force.set({**others, self: blocks} if blocks else others)
 
     @property
-    def edit_functions(self) -> tuple[tuple[PointKey, Edit], ...]:
+    def edit_functions(self) -> tuple[tuple[PointKey, Hook], ...]:
         """The hooks in force, each with its point, in the order in which they apply."""
         return tuple(entry for block in self._open() for entry in block.edits)
 
@@ -153,7 +153,7 @@ class InForce:
     def _applied_now(self) -> AppliedByPoint:
         return AppliedByPoint.of([change for block in self._open() for change in block.changes])
 
-    def editing(self, edits: Sequence[tuple[PointKey, Edit]]) -> AbstractContextManager[None]:
+    def editing(self, edits: Sequence[tuple[PointKey, Hook]]) -> AbstractContextManager[None]:
         """Adds edits after those already active; however the block ends, they are gone afterwards.
 
         Each block takes away its own, in whatever order blocks end.
@@ -202,7 +202,7 @@ class InForce:
         if any(each.in_force is self and each.in_edit for each in _passes()):
             raise InputError("a hook cannot run the model that it is a hook of; run it before, and use the result.")
         wanted.in_force, wanted.outer = self, _under_way.get()
-        edits: dict[PointKey, list[Edit]] = {}
+        edits: dict[PointKey, list[Hook]] = {}
         for key, edit in self.edit_functions:
             edits.setdefault(key, []).append(edit)
         wanted.edits, wanted.applied = edits, self._applied_now()
@@ -333,7 +333,7 @@ def _passes() -> Iterator[Pass]:
         now = now.outer
 
 
-def _applied(edit: Edit, key: PointKey, value: Tensor, now: Pass) -> Tensor:
+def _applied(edit: Hook, key: PointKey, value: Tensor, now: Pass) -> Tensor:
     # A copy, so that an in-place edit changes only this point and nothing that shares its memory.
     given = value.clone()
     try:

@@ -15,7 +15,7 @@ from ...maths.precision import (
     sum_rounding,
 )
 from ...points import PointKey, full_name
-from ..attention.in_force import Edit
+from ..attention.in_force import Hook
 from ..attention.observed import RowBlock
 from ..parts.certificate import Check
 from ..parts.gates import NormGate
@@ -127,7 +127,7 @@ class _Edits:
         if stack.architecture.interposed:
             names.append(full_name(stack.architecture.interposed, "attn_out"))
         there = [name for name in names if model.points[name].absent is None]
-        edits: dict[PointKey, Edit] = {
+        edits: dict[PointKey, Hook] = {
             (stack.point("pattern"), layer): partial(self._pattern, n, layer) for n, layer in enumerate(layers)
         }
         if stack.architecture.mid_norm is not None:

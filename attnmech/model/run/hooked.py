@@ -21,12 +21,14 @@ from ...basics.arguments import listed, optional_flag, shown, whole_number
 from ...basics.lens_names import missing_name
 from ...batch import Batch
 from ...errors import CertificateError, InputError, index_of
-from ...interventions import HEAD_POINTS, Head, Heads, Intervention, checked_heads
+from ...interventions import Head, Heads, Intervention, checked_heads
+from ...interventions.edits import TermEdit
+from ...interventions.place import BatchPart, Place
 from ...points import PointKey, PointName
 from ...results import Provenance
-from ..attention.applied import Applied, check_values
+from ..attention.applied import Applied
 from ..attention.attend import IMPLEMENTATION
-from ..attention.in_force import Edit, InForce, Part, Pass, Watch
+from ..attention.in_force import Hook, InForce, Part, Pass, Watch
 from ..attention.local_global import GLOBAL_MASK
 from ..attention.observed import LayerObserver, RowObserver
 from ..inputs.embeddings import encoder_of, first_position_of, token_embedding, wire_further, wire_tokens
@@ -260,7 +262,7 @@ class HookedModel:
         return replace(found, model=self.name)
 
     @contextmanager
-    def hooks(self, edits: Mapping[PointName, Edit]) -> Iterator["HookedModel"]:
+    def hooks(self, edits: Mapping[PointName, Hook]) -> Iterator["HookedModel"]:
         """Edits the values at points within the `with` block, however it ends.
 
         >>> with model.hooks({("pattern", 3): lambda pattern: pattern * 0}):     # doctest: +SKIP
@@ -282,7 +284,7 @@ class HookedModel:
         """
         if not isinstance(edits, Mapping):
             raise InputError(f'hooks must map points to functions, as in {{("pattern", 3): f}}; got {shown(edits)}.')
-        resolved: list[tuple[PointKey, Edit]] = []
+        resolved: list[tuple[PointKey, Hook]] = []
         for name, edit in edits.items():
             if not callable(edit):
                 raise InputError(f"the hook at {name!r} must be a function of the value; got {edit!r}.")
@@ -327,7 +329,8 @@ class HookedModel:
 
     def check_means(self, interventions: Iterable[Intervention]) -> None:
         """Raises `InputError` for an intervention whose means are of other weights; hashes the model's, so ask once."""
-        means = {each.centre for each in interventions if each.centre is not None}
+        edits = [one.edit for one in interventions if isinstance(one.edit, TermEdit)]
+        means = {edit.centre for edit in edits if edit.centre is not None}
         weights = self.weights_hash if means else ""
         for each in means:
             require_weights(each, weights)
@@ -523,7 +526,7 @@ class HookedModel:
         return self._in_force.edited
 
     @property
-    def edit_functions(self) -> tuple[tuple[PointKey, Edit], ...]:
+    def edit_functions(self) -> tuple[tuple[PointKey, Hook], ...]:
         """The active hook functions with their points, in the order in which they act."""
         return self._in_force.edit_functions
 
@@ -634,27 +637,28 @@ class HookedModel:
             raise InputError(
                 f"expected an am.Intervention, such as am.Intervention.zero([(0, 1)]); got {intervention!r}."
             )
-        stack = self.stack(intervention.stack or None)
-        if stack.label == "cross" and intervention.edit == "self":
-            raise InputError(f"{intervention}: in cross-attention no key is the token itself.")
+        stack, edit = self.stack(intervention.stack or None), intervention.edit
         by_layer: dict[int, tuple[int, ...]] = {}
-        if intervention.point not in HEAD_POINTS:
-            chosen = self.points.check_layers(intervention.layers, stack.label)
-            by_layer = dict.fromkeys(chosen, ())
-        else:
-            for layer, head in self._heads_of(intervention, stack):
-                by_layer[layer] = (*by_layer.get(layer, ()), head)
-        self.points.resolve([stack.point(intervention.point)], by_layer, self.refused)
-        if intervention.point == "scores":
+        if not intervention.by_head:
+            by_layer = dict.fromkeys(self.points.check_layers(intervention.layers, stack.label), ())
+        for layer, head in self._heads_of(intervention, stack) if intervention.by_head else ():
+            by_layer[layer] = (*by_layer.get(layer, ()), head)
+        self.points.resolve([stack.point(edit.point)], by_layer, self.refused)
+        if isinstance(edit, TermEdit):
             self.points.resolve([stack.point("attn_in")], by_layer, self.refused)
-        if intervention.centre is not None:
-            require_fitting(intervention.centre, stack, by_layer)
-        check_values(intervention, by_layer, stack.sizes(intervention.point))
-        if intervention.keys == "special" and not self.special_keys(stack.label):
-            frames = isinstance(self.encoder, TranscriptEncoder) and stack.label != "decoder"
-            why = "frames are no special tokens" if frames else "special tokens need a model loaded with a tokenizer"
-            raise InputError(f"{intervention}: {why}.")
-        return Applied(intervention, by_layer, texts, source, partial(ledger_split_at, self.stacks))
+            if edit.centre is not None:
+                require_fitting(edit.centre, stack, by_layer)
+        applied = Applied(intervention, by_layer, BatchPart(texts, source), partial(ledger_split_at, self.stacks))
+        with applied.named():
+            edit.check(Place(stack.label, tuple(by_layer), stack.sizes(edit.point), self._no_special_keys(stack)))
+        return applied
+
+    def _no_special_keys(self, stack: Stack) -> str:
+        """Why no key of a stack is a special token; empty where some may be."""
+        if self.special_keys(stack.label):
+            return ""
+        frames = isinstance(self.encoder, TranscriptEncoder) and stack.label != "decoder"
+        return "frames are no special tokens" if frames else "special tokens need a model loaded with a tokenizer"
 
     def check_heads(
         self, heads: Heads, layers: Iterable[int] | None = None, stack: str | None = None
@@ -692,7 +696,7 @@ class HookedModel:
         """`intervene` for sweeps: each act applies to its own rows of the batch."""
         return self._in_force.applying(acts)
 
-    def editing(self, edits: Mapping[PointKey, Edit]) -> AbstractContextManager[None]:
+    def editing(self, edits: Mapping[PointKey, Hook]) -> AbstractContextManager[None]:
         """`hooks` for the certificate: also on refused points."""
         return self._in_force.editing(list(edits.items()))
 
@@ -751,7 +755,7 @@ def require_model(model: object) -> None:
         raise InputError(f"the model must be what am.load returns; got {shown(model)}. Load it with am.load(...).")
 
 
-def _takes_one(function: Edit) -> bool:
+def _takes_one(function: Hook) -> bool:
     """Whether a function can be called with a value alone; True where Python cannot tell."""
     try:
         inspect.signature(function).bind(None)

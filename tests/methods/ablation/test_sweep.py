@@ -197,10 +197,7 @@ def test_a_template_is_applied_to_each_head_alone(template: am.Intervention) -> 
     hooked, ids = models.hooked("gpt2"), models.token_ids("gpt2")
     found = am.ablate_heads(hooked, ids, [(0, 3), (2, 1)], template)
     for layer, head in ((0, 3), (2, 1)):
-        one = am.Intervention(
-            template.point, template.edit, ((layer, head),), positions=template.positions, keys=template.keys,
-            term=template.term, factor=template.factor,
-        )  # fmt: skip
+        one = am.Intervention(template.edit, ((layer, head),), positions=template.positions)
         with hooked.intervene(one):
             expected = losses(hooked.run(ids).logits, ids, [7] * 3)
         torch.testing.assert_close(found.after[layer, head], expected, rtol=1e-4, atol=1e-5)
@@ -315,7 +312,7 @@ def test_bad_sweeps(given: Any, said: str) -> None:
         ({1: [(0, 1)]}, {}, "`heads` must have strings as names of its sets; got 1"),
         ([(0, 1)], {"method": "drop"}, "`method` must be one of zero, mean, resample"),
         ([(0, 1)], {"method": CHANGE.zero([(0, 2)])}, 'must act in heads="all"'),
-        ([(0, 1)], {"method": CHANGE("mlp_out", "zero")}, 'must act in heads="all"'),
+        ([(0, 1)], {"method": CHANGE.stream("mlp_out", [0])}, 'must act in heads="all"'),
         ([(0, 1)], {"method": CHANGE.zero("all"), "reference": [[5, 6]]}, '`reference` is for method="mean"'),
         ([(0, 1)], {"method": "mean"}, "needs `reference`"),
     ],

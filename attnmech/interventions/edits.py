@@ -1,0 +1,416 @@
+"""The edits, a class for each: its checks, its sentence, and what it does to a tensor.
+
+Five kinds act at five steps of a layer:
+
+| kind | what it changes |
+|---|---|
+| `PointEdit` | the value at a point: q, k, v, z, or the stream |
+| `TermEdit` | a term of the scores |
+| `KeyEdit` | which keys the softmax sees |
+| `PatternEdit` | the pattern |
+| `ValueEdit` | the values of some keys, for single heads |
+
+A new edit subclasses a kind; `EDITS` lists it by itself.
+"""
+
+import dataclasses
+import hashlib
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar, Final, Literal
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from ..basics.arguments import finite_number, option, shown
+from ..batch import Batch
+from ..errors import InputError
+from ..results.codec import packed
+from ..results.mean_qk import MeanQK
+from .place import BatchPart, Place
+from .selection import CheckedKeys, Span, checked_keys, checked_span, keys_shown, span_shown
+from .values import Values, checked_values
+
+EDITS: Final[dict[str, type["Edit"]]] = {}
+"""All edits by the names of their classes, as files hold them."""
+
+TERMS: Final = (
+    "query_key", "key_bias", "query_bias", "constant", "position", "content_to_position", "position_to_content",
+)  # fmt: skip
+"""The terms of the scores that can be scaled."""
+
+
+class Edit:
+    """What an intervention does, as a frozen value."""
+
+    POINTS: ClassVar[tuple[str, ...]]
+    """Where it may act."""
+    BY_POSITION: ClassVar[bool] = True
+    """Whether it can be limited to some rows."""
+
+    point: str
+
+    def __init_subclass__(cls) -> None:
+        if "POINTS" in vars(cls):
+            EDITS[cls.__name__] = cls
+
+    def __post_init__(self) -> None:
+        """Checks every field and gives it the type that it is compared by."""
+        option("point", self.point, self.POINTS)
+        for name, check in _CHECKS.items():
+            if name in (field.name for field in dataclasses.fields(self)):  # type: ignore[arg-type]
+                object.__setattr__(self, name, check(getattr(self, name)))
+
+    def check(self, place: Place) -> None:
+        """Raises `InputError` if it cannot act there."""
+
+    def sentence(self, heads: str) -> str:
+        """What it does, in `heads`."""
+        raise NotImplementedError
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 of its class and fields, tensors included."""
+        fields = (getattr(self, field.name) for field in dataclasses.fields(self))  # type: ignore[arg-type]
+        tensors = [field.digest for field in fields if isinstance(field, Values | MeanQK)]
+        return hashlib.sha256(
+            json.dumps([type(self).__name__, packed(self)[1], tensors], sort_keys=True).encode()
+        ).hexdigest()
+
+
+# -- at a point ----------------------------------------------------------------------------------------------
+
+
+class PointEdit(Edit):
+    """Changes the value at its point."""
+
+    def new(self, value: Tensor, layer: int, part: BatchPart) -> Tensor:
+        """What `value` becomes, `[batch position ...]`, in all heads and rows."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True)
+class Zero(PointEdit):
+    """The value becomes 0."""
+
+    POINTS = ("z", "attn_out", "mlp_out")
+
+    point: str = "z"
+
+    def sentence(self, heads: str) -> str:
+        return f"{self.point} of {heads} becomes 0"
+
+    def new(self, value: Tensor, layer: int, part: BatchPart) -> Tensor:
+        return torch.zeros_like(value)
+
+
+@dataclass(frozen=True)
+class Replace(PointEdit):
+    """The value becomes another."""
+
+    POINTS = ("z", "v", "q", "k", "resid_pre", "resid_mid", "resid_post", "attn_out", "mlp_out")
+
+    values: Values
+    point: str = "z"
+
+    def check(self, place: Place) -> None:
+        self.values.check(self.point, place)
+
+    def sentence(self, heads: str) -> str:
+        return f"{self.point} of {heads} becomes {self.values}"
+
+    def new(self, value: Tensor, layer: int, part: BatchPart) -> Tensor:
+        return self.values.fitted(layer, value, part)
+
+
+@dataclass(frozen=True)
+class Add(PointEdit):
+    """`factor` times another value is added to the value."""
+
+    POINTS = Replace.POINTS
+
+    values: Values
+    point: str = "z"
+    factor: float = 1.0
+
+    def check(self, place: Place) -> None:
+        self.values.check(self.point, place)
+
+    def sentence(self, heads: str) -> str:
+        times = "" if self.factor == 1 else f"{self.factor:g} × "
+        return f"{times}{self.values} added to {self.point} of {heads}"
+
+    def new(self, value: Tensor, layer: int, part: BatchPart) -> Tensor:
+        return value + self.factor * self.values.fitted(layer, value, part)
+
+
+# -- terms of the scores -------------------------------------------------------------------------------------
+
+
+class TermEdit(Edit):
+    """Multiplies a term of the score ledger, before a soft cap and the softmax."""
+
+    term: str
+    factor: float
+    centre: MeanQK | None
+
+
+@dataclass(frozen=True)
+class Scale(TermEdit):
+    """A term of the scores is multiplied by `factor`."""
+
+    POINTS = ("scores",)
+    BY_POSITION = False
+    point = "scores"
+
+    term: str
+    factor: float = 0.0
+    centre: MeanQK | None = None
+    """The means at which queries and keys are split; None for the model's own terms."""
+
+    def sentence(self, heads: str) -> str:
+        effect = "dropped" if self.factor == 0 else f"multiplied by {self.factor:g}"
+        split = "" if self.centre is None else f", split at {self.centre},"
+        return f"{self.term} in the scores of {heads}{split} is {effect}"
+
+
+# -- which keys a row sees -----------------------------------------------------------------------------------
+
+
+class KeyEdit(Edit):
+    """Hides keys; the softmax is taken without them, and a row left without keys attends to nothing."""
+
+    def hidden(
+        self, queries: Batch, keys: Batch, part: BatchPart, rows: slice, key_count: int
+    ) -> Bool[Tensor, "#batch #row key"]:
+        """The keys that it hides from a block of rows."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True)
+class RemoveKeys(KeyEdit):
+    """The keys are hidden from all rows."""
+
+    POINTS = ("pattern",)
+    point = "pattern"
+
+    keys: CheckedKeys
+
+    def check(self, place: Place) -> None:
+        _check_keys(self.keys, place)
+
+    def sentence(self, heads: str) -> str:
+        return f"{keys_shown(self.keys)} removed from the pattern of {heads}"
+
+    def hidden(
+        self, queries: Batch, keys: Batch, part: BatchPart, rows: slice, key_count: int
+    ) -> Bool[Tensor, "#batch #row key"]:
+        return _selected(self.keys, keys, part)[:, None, :key_count]
+
+
+@dataclass(frozen=True)
+class Cut(KeyEdit):
+    """The keys of one span are hidden from the rows of another."""
+
+    POINTS = ("pattern",)
+    BY_POSITION = False
+    point = "pattern"
+
+    query_span: Span
+    key_span: Span
+
+    def sentence(self, heads: str) -> str:
+        return f"attention of {span_shown(self.query_span)} to {span_shown(self.key_span)} cut in {heads}"
+
+    def hidden(
+        self, queries: Batch, keys: Batch, part: BatchPart, rows: slice, key_count: int
+    ) -> Bool[Tensor, "#batch #row key"]:
+        row = _inside(self.query_span, queries.mask[part.texts], "rows")[:, rows, None]
+        return row & _inside(self.key_span, keys.mask[part.texts], "keys")[:, None, :key_count]
+
+
+# -- the pattern ---------------------------------------------------------------------------------------------
+
+
+class PatternEdit(Edit):
+    """Changes the pattern."""
+
+    ANY_KEY: ClassVar[bool] = False
+    """Whether it may put weight on keys that no row of a block sees."""
+
+    def new(
+        self, pattern: Tensor, layer: int, part: BatchPart, seen: Tensor, keys: Batch, rows: slice
+    ) -> Float[Tensor, "#batch #head #row key"]:
+        """What the pattern of a block of rows becomes, in all heads; `seen` are the keys that each row sees."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True)
+class ReplacePattern(PatternEdit):
+    """The pattern becomes another."""
+
+    POINTS = ("pattern",)
+    ANY_KEY = True
+    point = "pattern"
+
+    values: Values
+
+    def check(self, place: Place) -> None:
+        self.values.check(self.point, place)
+
+    def sentence(self, heads: str) -> str:
+        return f"pattern of {heads} becomes {self.values}"
+
+    def new(
+        self, pattern: Tensor, layer: int, part: BatchPart, seen: Tensor, keys: Batch, rows: slice
+    ) -> Float[Tensor, "#batch #head #row key"]:
+        return self.values.fitted(layer, pattern, part, positions=(2, 3))
+
+
+@dataclass(frozen=True)
+class Attend(PatternEdit):
+    """All mass goes to the visible keys in equal parts, to the token itself, or to the first token."""
+
+    POINTS = ("pattern",)
+    point = "pattern"
+
+    to: Literal["uniform", "self", "first"]
+
+    def check(self, place: Place) -> None:
+        if self.to == "self" and place.stack == "cross":
+            raise InputError("in cross-attention no key is the token itself.")
+
+    def sentence(self, heads: str) -> str:
+        return f"pattern of {heads} becomes {'first token only' if self.to == 'first' else self.to}"
+
+    def new(
+        self, pattern: Tensor, layer: int, part: BatchPart, seen: Tensor, keys: Batch, rows: slice
+    ) -> Float[Tensor, "#batch #head #row key"]:
+        if self.to == "uniform":
+            return seen / seen.sum(dim=-1, keepdim=True).clamp(min=1)
+        place = torch.arange(pattern.shape[-1], device=pattern.device)
+        if self.to == "self":
+            target = torch.arange(rows.start, rows.stop, device=pattern.device)[:, None]
+        else:
+            target = keys.mask[part.texts].int().argmax(dim=1)[:, None, None, None]
+        return (place == target).to(pattern).expand_as(pattern)
+
+
+# -- the values of single heads --------------------------------------------------------------------------------
+
+
+class ValueEdit(Edit):
+    """Changes the values of some keys for its heads alone."""
+
+    keys: CheckedKeys
+
+    def check(self, place: Place) -> None:
+        _check_keys(self.keys, place)
+
+    def selected(self, keys: Batch, part: BatchPart) -> Bool[Tensor, "batch key"]:
+        """The keys whose values it changes."""
+        return _selected(self.keys, keys, part)
+
+    def new(self, v: Float[Tensor, "batch key head d_value"], layer: int, part: BatchPart) -> Tensor:
+        """What the values become, at all keys of all heads."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True)
+class ZeroValues(ValueEdit):
+    """The values become 0."""
+
+    POINTS = ("v",)
+    BY_POSITION = False
+    point = "v"
+
+    keys: CheckedKeys
+
+    def sentence(self, heads: str) -> str:
+        return f"v at {keys_shown(self.keys)} of {heads} becomes 0"
+
+    def new(self, v: Float[Tensor, "batch key head d_value"], layer: int, part: BatchPart) -> Tensor:
+        return torch.zeros_like(v)
+
+
+@dataclass(frozen=True)
+class ReplaceValues(ValueEdit):
+    """The values become others."""
+
+    POINTS = ("v",)
+    BY_POSITION = False
+    point = "v"
+
+    keys: CheckedKeys
+    values: Values
+
+    def check(self, place: Place) -> None:
+        super().check(place)
+        self.values.check(self.point, place, per_query_head=True)
+
+    def sentence(self, heads: str) -> str:
+        return f"v at {keys_shown(self.keys)} of {heads} becomes {self.values}"
+
+    def new(self, v: Float[Tensor, "batch key head d_value"], layer: int, part: BatchPart) -> Tensor:
+        groups = v.shape[2] // self.values.by_layer[layer].shape[2]
+        return self.values.fitted(layer, v[:, :, ::groups], part).repeat_interleave(groups, dim=2)
+
+
+def _check_keys(keys: CheckedKeys, place: Place) -> None:
+    if keys == "special" and place.no_special_keys:
+        raise InputError(f"{place.no_special_keys}.")
+
+
+def _selected(keys: CheckedKeys, batch: Batch, part: BatchPart) -> Bool[Tensor, "batch key"]:
+    """The selected keys of the texts in `part`; `batch` holds the key tokens."""
+    mask = batch.mask[part.texts]
+    texts, length = mask.shape
+    place = torch.arange(length, device=mask.device)
+    if isinstance(keys, Values):
+        chosen = part.of(keys.by_layer[0], texts).to(mask.device)
+        if chosen.shape[1] < length:
+            raise InputError(f"its mask is for {chosen.shape[1]} keys, but the text has {length}.")
+        return chosen[:, :length].expand(texts, -1)
+    if keys == "first":
+        return place == mask.int().argmax(dim=1, keepdim=True)
+    if keys == "special":
+        return (batch.is_special & batch.mask)[part.texts]
+    assert isinstance(keys, tuple)
+    if max(keys) >= length:
+        raise InputError(f"the text has only {length} keys, counted from 0.")
+    return torch.isin(place, torch.tensor(keys, device=mask.device)).expand(texts, -1)
+
+
+def _inside(span: Span, mask: Bool[Tensor, "batch position"], name: str) -> Bool[Tensor, "batch position"]:
+    """The positions of a span, counted from the first token of each text."""
+    shortest = int(mask.sum(dim=1).min())
+    if span[1] > shortest:
+        raise InputError(
+            f"its {name} reach to position {span[1] - 1}, but a text has only {shortest} tokens, counted from 0."
+        )
+    place = (mask.cumsum(dim=1) - 1).masked_fill(~mask, -1)
+    return (place >= span[0]) & (place < span[1])
+
+
+def _checked_centre(centre: Any) -> MeanQK | None:
+    if centre is not None and not isinstance(centre, MeanQK):
+        raise InputError(
+            "`centre` must be fixed means, am.mean_qk(model, corpus): those of the text itself would let later tokens "
+            f"change what earlier ones see; got {shown(centre)}."
+        )
+    return centre
+
+
+_CHECKS: Final[Mapping[str, Callable[[Any], Any]]] = {
+    "values": checked_values,
+    "keys": checked_keys,
+    "factor": lambda factor: finite_number("factor", factor),
+    "term": lambda term: option("term", term, TERMS),
+    "centre": _checked_centre,
+    "to": lambda to: option("to", to, ("uniform", "self", "first")),
+    "query_span": lambda span: checked_span("query_span", span),
+    "key_span": lambda span: checked_span("key_span", span),
+}
+"""How the field of each name is checked."""

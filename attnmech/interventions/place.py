@@ -1,0 +1,37 @@
+"""Where an edit acts: in which stack and layers of a model, and in which texts of a batch."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from torch import Tensor
+
+from ..errors import InputError
+
+
+@dataclass(frozen=True)
+class Place:
+    """The part of a model that an edit acts on."""
+
+    stack: str
+    layers: tuple[int, ...]
+    sizes: Mapping[str, int]
+    """The sizes of the point's axes, by name."""
+    no_special_keys: str
+    """Why no key is a special token; empty where some may be."""
+
+
+@dataclass(frozen=True)
+class BatchPart:
+    """The texts of a running batch that an intervention changes."""
+
+    texts: slice = field(default_factory=lambda: slice(None))
+    """Their places in the running batch."""
+    source: slice | Tensor = field(default_factory=lambda: slice(None))
+    """Their places among the texts that the intervention's own tensors were made for."""
+
+    def of(self, value: Tensor, texts: int) -> Tensor:
+        """Those of an intervention's own tensor, which holds a value for each text or one for all."""
+        chosen = value if len(value) == 1 else value[self.source]
+        if len(chosen) not in (1, texts):
+            raise InputError(f"it is made for {len(value)} texts, but {texts} run; give values for each or for one.")
+        return chosen

@@ -1,0 +1,116 @@
+"""How a user selects heads, layers, positions, keys and spans, checked and in one order."""
+
+from collections.abc import Sequence
+from typing import Any, Literal, TypeAlias
+
+import torch
+from torch import Tensor
+
+from ..basics.arguments import dense, pairs_of, shown
+from ..errors import InputError, integer
+from .values import Values
+
+Head: TypeAlias = tuple[int, int]
+"""(layer, head)."""
+
+Heads: TypeAlias = str | Sequence[Head]
+"""A list of (layer, head), or "all"."""
+
+Positions: TypeAlias = str | Sequence[int]
+"""Rows: a list of positions, where -1 is the last token of each text, -2 the one before; or "last"."""
+
+Keys: TypeAlias = str | Sequence[int] | Tensor
+"""Keys: the first token of each text, the tokenizer's special tokens, positions, or a mask `[batch key]`."""
+
+CheckedKeys: TypeAlias = tuple[int, ...] | Literal["first", "special"] | Values
+"""`Keys` once checked; `Values` hold a mask."""
+
+Span: TypeAlias = tuple[int, int]
+"""(start, end): positions from `start` to `end` − 1."""
+
+
+def checked_heads(heads: Any) -> tuple[Head, ...] | Literal["all"]:
+    """Heads in order, without duplicates."""
+    if isinstance(heads, str) and heads == "all":
+        return "all"
+    pairs = pairs_of("heads", heads, '"all" or a list of (layer, head)')
+    if not pairs:
+        raise InputError("`heads` must name at least one head; got an empty list.")
+    return tuple(sorted(pairs))
+
+
+def checked_numbers(name: str, numbers: Any) -> tuple[int, ...]:
+    """Whole numbers of 0 or more in order, without duplicates."""
+    try:
+        whole = {integer(number) for number in numbers}
+        if not whole or min(whole) < 0:
+            raise ValueError
+    except (TypeError, ValueError):
+        raise InputError(f"`{name}` must be a list of whole numbers, 0 or more; got {shown(numbers)}.") from None
+    return tuple(sorted(whole))
+
+
+def checked_positions(positions: Any) -> tuple[int, ...] | None:
+    """Positions in order, without duplicates: those counted from the start, then those from the end."""
+    if positions is None:
+        return None
+    if isinstance(positions, str) and positions == "last":
+        return (-1,)
+    try:
+        whole = {integer(position) for position in positions}
+        if not whole:
+            raise ValueError
+    except (TypeError, ValueError):
+        raise InputError(
+            '`positions` must be "last" or a list of whole numbers, below 0 from the end of each text; got '
+            f"{shown(positions)}."
+        ) from None
+    return tuple(sorted(whole, key=lambda position: (position < 0, position)))
+
+
+def checked_span(name: str, span: Any) -> Span:
+    """(start, end) of at least one token."""
+    try:
+        start, end = span
+        whole = integer(start), integer(end)
+        if not 0 <= whole[0] < whole[1]:
+            raise ValueError
+    except (TypeError, ValueError):
+        raise InputError(
+            f"`{name}` must be (start, end), token positions with 0 ≤ start < end; got {shown(span)}."
+        ) from None
+    return whole
+
+
+def checked_keys(keys: Any) -> CheckedKeys:
+    """Keys in order, without duplicates; a mask becomes `Values`."""
+    if isinstance(keys, Values):
+        return keys
+    if isinstance(keys, torch.Tensor):
+        if keys.dtype != torch.bool or keys.ndim != 2:
+            raise InputError(f"a tensor of `keys` must be a mask [batch key]; got {keys.dtype} {list(keys.shape)}.")
+        dense("a mask of keys", keys)
+        return Values({0: keys}, f"a mask of {int(keys.sum())} keys in {len(keys)} texts")
+    if isinstance(keys, str) and keys in ("first", "special"):
+        return keys  # type: ignore[return-value]
+    if keys is None or isinstance(keys, str):
+        raise InputError(f'`keys` must be "first", "special", positions, or a mask [batch key]; got {shown(keys)}.')
+    return checked_numbers("keys", keys)
+
+
+def keys_shown(keys: CheckedKeys) -> str:
+    """Keys in a sentence."""
+    if isinstance(keys, tuple):
+        return f"keys {listed_numbers(keys)}"
+    return {"first": "the first token", "special": "special tokens"}.get(str(keys), str(keys))
+
+
+def span_shown(span: Span) -> str:
+    """A span in a sentence."""
+    start, end = span
+    return f"token {start}" if end == start + 1 else f"tokens {start} to {end - 1}"
+
+
+def listed_numbers(numbers: tuple[int, ...]) -> str:
+    """Numbers in a sentence."""
+    return ", ".join(map(str, numbers))

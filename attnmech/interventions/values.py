@@ -1,0 +1,113 @@
+"""Tensors that an intervention puts in or adds, by layer."""
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..basics.arguments import dense, shown
+from ..errors import InputError, integer
+from ..points import POINTS
+from .place import BatchPart, Place
+
+
+@dataclass(frozen=True, eq=False)
+class Values:
+    """Tensors that an intervention puts in, by layer, with a description such as "mean over 12 texts".
+
+    At z and v a tensor is `[#batch #position head d_head]`, at pattern `[#batch head query key]`, at points of the
+    stream `[#batch #position d_model]`; a `#` axis may be 1. v also takes a `kv_head` axis: heads that share keys then
+    get the same values. Two `Values` are equal if their descriptions are, and their tensors bit for bit.
+    """
+
+    by_layer: Mapping[int, Tensor]
+    about: str = "given values"
+
+    def __post_init__(self) -> None:
+        given = self.by_layer
+        if (
+            not isinstance(given, Mapping)
+            or not given
+            or not all(_is_layer(layer) and isinstance(value, torch.Tensor) for layer, value in given.items())
+        ):
+            raise InputError(f"values must be tensors by layer, such as {{3: acts['z', 3]}}; got {_kind(given)}.")
+        for layer, value in given.items():
+            if dense(f"the values of layer {layer}", value).is_complex() or not bool(torch.isfinite(value).all()):
+                raise InputError(
+                    f"the values of layer {layer} must be finite real numbers; got {shown(value)}"
+                    f"{'' if value.is_complex() else ' with NaN or infinity in it'}."
+                )
+            if not value.numel():
+                raise InputError(f"the values of layer {layer} must not be empty; got a tensor {list(value.shape)}.")
+
+    @cached_property
+    def digest(self) -> str:
+        """SHA-256 of the tensors."""
+        found = hashlib.sha256()
+        for layer, value in sorted(self.by_layer.items()):
+            found.update(f"{layer} {value.dtype} {tuple(value.shape)}".encode())
+            found.update(value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
+        return found.hexdigest()
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Values) and self.about == other.about and self.digest == other.digest
+
+    def __hash__(self) -> int:
+        return hash(self.digest)
+
+    def __repr__(self) -> str:
+        return self.about
+
+    def fitted(self, layer: int, like: Tensor, part: BatchPart, *, positions: tuple[int, ...] = (1,)) -> Tensor:
+        """Those of a layer in the shape, precision and device of `like`, whose axes `positions` run over tokens."""
+        value = part.of(self.by_layer[layer], len(like)).to(like)
+        for axis in positions:
+            there, wanted = value.shape[axis], like.shape[axis]
+            if there < wanted and (there > 1 or len(positions) > 1):
+                raise InputError(f"its values are for {there} positions, but the text has {wanted}.")
+            value = value.narrow(axis, 0, min(there, wanted))
+        return value.expand(like.shape)
+
+    def check(self, point: str, place: Place, *, per_query_head: bool = False) -> None:
+        """Raises `InputError` if a layer of the place has no values, or values whose shape does not fit the point.
+
+        `per_query_head`: an axis of kv heads may have a size for each query head instead.
+        """
+        axes, sizes = POINTS[point].axes, place.sizes
+        shared = (sizes["kv_head"], sizes["head"]) if per_query_head else ()
+        for layer in place.layers:
+            if layer not in self.by_layer:
+                raise InputError(f"there are values for layers {sorted(self.by_layer)}, but none for {layer}.")
+            shape = self.by_layer[layer].shape
+            fits = len(shape) == len(axes) and all(
+                size == sizes.get(axis, size) or (axis == "kv_head" and size in shared)
+                for axis, size in zip(axes, shape, strict=True)
+            )
+            if not fits:
+                wanted = " ".join(f"{axis}={sizes[axis]}" if axis in sizes else axis for axis in axes)
+                raise InputError(f"its values must be [{wanted}]; those for layer {layer} are {[*shape]}.")
+
+
+def checked_values(values: Any) -> Values:
+    """`Values`, or tensors by layer."""
+    if isinstance(values, Values):
+        return values
+    return Values(dict(values) if isinstance(values, Mapping) else values)
+
+
+def _is_layer(layer: object) -> bool:
+    try:
+        return integer(layer) >= 0
+    except TypeError:
+        return False
+
+
+def _kind(values: object) -> str:
+    """What came instead of values, briefly: tensors are long."""
+    if isinstance(values, Mapping):
+        return "{" + ", ".join(f"{key!r}: {type(value).__name__}" for key, value in values.items()) + "}"
+    return type(values).__name__
