@@ -150,7 +150,8 @@ class Intervention:
     ) -> Self:
         """Adds `factor` times `values` to a point: of some heads, or of whole layers of the stream.
 
-        >>> print(Intervention.add("resid_post", {2: torch.ones(1, 1, 8)}, layers=[2], factor=4))
+        >>> import torch
+        >>> print(Intervention.add("resid_post", {2: torch.ones(1, 1, 8)}, layers=[2], factor=4.0))
         4 × given values added to resid_post of L2
 
         Args:

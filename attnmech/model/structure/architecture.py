@@ -21,6 +21,8 @@ class Architecture:
     Read from the model at load; give one to `am.load` for a model whose structure cannot be read. The certificate
     tells whether it is true. Forms of rotation are in `attnmech.model.parts.position`.
 
+    >>> from attnmech.model.parts.position import HALVES
+    >>> from attnmech.model.parts.weights import Separate
     >>> plan = Architecture(
     ...     name="mine", blocks="layers", attention="attn", qkv=Separate("q", "k", "v"), out="attn.o",
     ...     attn_norm="norm_1", mid_norm="norm_2", mlp_out="mlp", final_norm="norm", rotary=HALVES,
