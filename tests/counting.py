@@ -8,11 +8,11 @@ import torch
 from torch import Tensor
 
 import attnmech as am
-from attnmech.demo.text import documents
+from attnmech.demo.text import documents as demo_documents
 
 State = dict[str, Tensor]
 
-TEXTS = documents(120, seed=5)
+TEXTS = demo_documents(120, seed=5)
 
 
 class Lengths(am.Reducer):
