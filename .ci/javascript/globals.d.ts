@@ -225,7 +225,7 @@ interface Facts {
   means: Record<"first" | "self" | "previous", number[]>;
 }
 
-// ---- data of joint embeddings (methods/joint_embedding/page.py) -----------------------------------------------------------------
+// ---- data of joint embeddings (methods/joint_embedding/page.py) ------------------------------------------------
 
 interface EmbeddingData {
   layers: number[];

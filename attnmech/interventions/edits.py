@@ -29,7 +29,7 @@ from ..batch import Batch
 from ..errors import InputError
 from ..results.codec import packed
 from ..results.mean_qk import MeanQK
-from .place import BatchPart, Place
+from .place import BatchPart, Block, Place
 from .selection import CheckedKeys, Span, checked_keys, checked_span, keys_shown, span_shown
 from .values import Values, checked_values
 
@@ -182,9 +182,7 @@ class Scale(TermEdit):
 class KeyEdit(Edit):
     """Hides keys; the softmax is taken without them, and a row left without keys attends to nothing."""
 
-    def hidden(
-        self, queries: Batch, keys: Batch, part: BatchPart, rows: slice, key_count: int
-    ) -> Bool[Tensor, "#batch #row key"]:
+    def hidden(self, block: Block) -> Bool[Tensor, "#batch #row key"]:
         """The keys that it hides from a block of rows."""
         raise NotImplementedError
 
@@ -204,10 +202,8 @@ class RemoveKeys(KeyEdit):
     def sentence(self, heads: str) -> str:
         return f"{keys_shown(self.keys)} removed from the pattern of {heads}"
 
-    def hidden(
-        self, queries: Batch, keys: Batch, part: BatchPart, rows: slice, key_count: int
-    ) -> Bool[Tensor, "#batch #row key"]:
-        return _selected(self.keys, keys, part)[:, None, :key_count]
+    def hidden(self, block: Block) -> Bool[Tensor, "#batch #row key"]:
+        return _selected(self.keys, block.keys, block.part)[:, None, : block.key_count]
 
 
 @dataclass(frozen=True)
@@ -224,11 +220,10 @@ class Cut(KeyEdit):
     def sentence(self, heads: str) -> str:
         return f"attention of {span_shown(self.query_span)} to {span_shown(self.key_span)} cut in {heads}"
 
-    def hidden(
-        self, queries: Batch, keys: Batch, part: BatchPart, rows: slice, key_count: int
-    ) -> Bool[Tensor, "#batch #row key"]:
-        row = _inside(self.query_span, queries.mask[part.texts], "rows")[:, rows, None]
-        return row & _inside(self.key_span, keys.mask[part.texts], "keys")[:, None, :key_count]
+    def hidden(self, block: Block) -> Bool[Tensor, "#batch #row key"]:
+        texts = block.part.texts
+        rows = _inside(self.query_span, block.queries.mask[texts], "rows")[:, block.rows, None]
+        return rows & _inside(self.key_span, block.keys.mask[texts], "keys")[:, None, : block.key_count]
 
 
 # -- the pattern ---------------------------------------------------------------------------------------------
@@ -240,9 +235,7 @@ class PatternEdit(Edit):
     ANY_KEY: ClassVar[bool] = False
     """Whether it may put weight on keys that no row of a block sees."""
 
-    def new(
-        self, pattern: Tensor, layer: int, part: BatchPart, seen: Tensor, keys: Batch, rows: slice
-    ) -> Float[Tensor, "#batch #head #row key"]:
+    def new(self, pattern: Tensor, seen: Tensor, block: Block) -> Float[Tensor, "#batch #head #row key"]:
         """What the pattern of a block of rows becomes, in all heads; `seen` are the keys that each row sees."""
         raise NotImplementedError
 
@@ -263,10 +256,8 @@ class ReplacePattern(PatternEdit):
     def sentence(self, heads: str) -> str:
         return f"pattern of {heads} becomes {self.values}"
 
-    def new(
-        self, pattern: Tensor, layer: int, part: BatchPart, seen: Tensor, keys: Batch, rows: slice
-    ) -> Float[Tensor, "#batch #head #row key"]:
-        return self.values.fitted(layer, pattern, part, positions=(2, 3))
+    def new(self, pattern: Tensor, seen: Tensor, block: Block) -> Float[Tensor, "#batch #head #row key"]:
+        return self.values.fitted(block.layer, pattern, block.part, positions=(2, 3))
 
 
 @dataclass(frozen=True)
@@ -285,16 +276,14 @@ class Attend(PatternEdit):
     def sentence(self, heads: str) -> str:
         return f"pattern of {heads} becomes {'first token only' if self.to == 'first' else self.to}"
 
-    def new(
-        self, pattern: Tensor, layer: int, part: BatchPart, seen: Tensor, keys: Batch, rows: slice
-    ) -> Float[Tensor, "#batch #head #row key"]:
+    def new(self, pattern: Tensor, seen: Tensor, block: Block) -> Float[Tensor, "#batch #head #row key"]:
         if self.to == "uniform":
             return seen / seen.sum(dim=-1, keepdim=True).clamp(min=1)
         place = torch.arange(pattern.shape[-1], device=pattern.device)
         if self.to == "self":
-            target = torch.arange(rows.start, rows.stop, device=pattern.device)[:, None]
+            target = torch.arange(block.rows.start, block.rows.stop, device=pattern.device)[:, None]
         else:
-            target = keys.mask[part.texts].int().argmax(dim=1)[:, None, None, None]
+            target = block.keys.mask[block.part.texts].int().argmax(dim=1)[:, None, None, None]
         return (place == target).to(pattern).expand_as(pattern)
 
 

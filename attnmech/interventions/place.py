@@ -1,10 +1,11 @@
-"""Where an edit acts: in which stack and layers of a model, and in which texts of a batch."""
+"""Where an edit acts: in which stack and layers of a model, which texts of a batch, and which rows."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from torch import Tensor
 
+from ..batch import Batch
 from ..errors import InputError
 
 
@@ -35,3 +36,16 @@ class BatchPart:
         if len(chosen) not in (1, texts):
             raise InputError(f"it is made for {len(value)} texts, but {texts} run; give values for each or for one.")
         return chosen
+
+
+@dataclass(frozen=True)
+class Block:
+    """A block of rows of a layer's attention, in the texts that an intervention changes."""
+
+    layer: int
+    part: BatchPart
+    queries: Batch
+    keys: Batch
+    rows: slice
+    key_count: int
+    """How many keys the block is given."""

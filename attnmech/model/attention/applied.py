@@ -13,7 +13,7 @@ from ...batch import Batch
 from ...errors import InputError
 from ...interventions.edits import Edit, KeyEdit, PatternEdit, PointEdit, TermEdit, ValueEdit
 from ...interventions.intervention import Intervention
-from ...interventions.place import BatchPart
+from ...interventions.place import BatchPart, Block
 from ...maths.scores import ScoreParts
 from ...points import PointKey, full_name
 from ...results.mean_qk import MeanQK
@@ -144,15 +144,15 @@ class AppliedInLayer:
         self, scores: Tensor, queries: Batch, keys: Batch, rows: range
     ) -> Bool[Tensor, "batch head row key"] | None:
         """True at the keys that are removed from a block of rows; None if none are."""
-        removals, block = self._of(KeyEdit), slice(rows.start, rows.stop)
+        removals = self._of(KeyEdit)
         if not removals:
             return None
         removed = torch.zeros_like(scores, dtype=torch.bool)
         for change, edit in removals:
             with change.named():
-                hidden = edit.hidden(queries, keys, change.part, block, scores.shape[-1])
-                here = hidden & change.rows(queries)[:, block, None]
-            removed[change.cells(self.layer)] |= here[:, None]
+                block = Block(self.layer, change.part, queries, keys, slice(rows.start, rows.stop), scores.shape[-1])
+                hidden = edit.hidden(block) & change.rows(queries)[:, block.rows, None]
+            removed[change.cells(self.layer)] |= hidden[:, None]
         return removed
 
     def on_pattern(
@@ -165,7 +165,6 @@ class AppliedInLayer:
         rows: range,
     ) -> Float[Tensor, "batch head row key"]:
         """The pattern after all edits; rows left without keys are 0."""
-        block = slice(rows.start, rows.stop)
         seen = mask.visible(rows)[..., : pattern.shape[-1]].expand_as(pattern)
         if removed is not None:
             seen = seen & ~removed
@@ -174,8 +173,9 @@ class AppliedInLayer:
         for change, edit in self._of(PatternEdit):
             texts, heads = cells = change.cells(self.layer)
             with change.named():
-                here = change.rows(queries)[:, None, block, None]
-                new = edit.new(pattern[texts], self.layer, change.part, seen[texts], keys, block)[:, heads]
+                block = Block(self.layer, change.part, queries, keys, slice(rows.start, rows.stop), pattern.shape[-1])
+                new = edit.new(pattern[texts], seen[texts], block)[:, heads]
+                here = change.rows(queries)[:, None, block.rows, None]
             pattern[cells] = torch.where(here, new.to(pattern), pattern[cells])
         return pattern
 
