@@ -43,9 +43,8 @@ def decompose_by_source(
     query_key_ij = Σ_s Σ_t scale · q_s(i)·k_t(j), over all pairs of writers s of the stream at the query and t of the
     stream at the key (equations in `attnmech.methods.scores.source_formulas`). Writers are the embeddings of token,
     position and token type, every head in earlier layers, every b_O, every MLP, and the shift β of every norm on the
-    way. Norms
-    are frozen at the scales of this run, those of queries and keys (qk-norm) included; in post-norm models each writer
-    goes through every norm that comes after it.
+    way. Norms are frozen at the scales of this run, those of queries and keys (qk-norm) included; in post-norm models
+    each writer goes through every norm that comes after it.
 
     For each cell the sum over all pairs is compared with the query_key of the ledger, and the ledger with the scores
     that the model used.

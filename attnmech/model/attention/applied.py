@@ -47,7 +47,7 @@ class Applied:
         try:
             yield
         except InputError as error:
-            raise InputError(f"{self.intervention}: {error}") from error
+            raise InputError(f"{self.intervention}: {error}") from None
 
     def rows(self, batch: Batch) -> Bool[Tensor, "batch position"]:
         """The rows that it changes, in the texts that it changes; `batch` has the tokens that rows stand for."""

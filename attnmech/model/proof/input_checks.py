@@ -57,7 +57,7 @@ def crossed_states(probe: Probe) -> Iterator[Compared]:
 
 
 def projected(probe: Probe) -> Iterator[Compared]:
-    """q, k and v are the what they are read from, W + b."""
+    """q, k and v are W times what they are read from, plus b."""
     steps = steps_rounding(probe.model.dtype)
     for run, layer in probe.places():
         w, notes = probe.stack.weights(layer), probe.block(run, layer).notes

@@ -48,7 +48,7 @@ def hidden_keys(probe: Probe) -> Iterator[Compared]:
     """The pattern is 0 where a key is hidden."""
     for run, layer in probe.places():
         pattern, seen = probe.at(run, "pattern", layer), probe.block(run, layer).visible
-        # Padding may see itprobe (XLNet).
+        # Padding may see itself (XLNet).
         padding = ~run.real_keys(probe.stack.label)[:, None, None, :] & run.real(probe.stack.label)[:, None, :, None]
         hidden = ~seen | padding
         if probe.plan.causal and not probe.plan.within:

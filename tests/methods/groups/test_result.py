@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -161,6 +162,9 @@ def test_a_planted_bias_is_claimed_and_no_other(monkeypatch: pytest.MonkeyPatch)
     assert "from articles to verbs" in found.lead and "L1H3 attends more than to matched words" in found.lead
     assert "this holds for these words" in found.lead
     assert plain.claims.empty
+    of_one_word = torch.zeros_like(found.by_query)
+    of_one_word[..., 0] = found.by_query.sum(dim=-1)
+    assert replace(found, by_query=of_one_word, query_pairs=torch.ones_like(found.query_pairs)).claims.empty
 
 
 def letters(number: int) -> str:

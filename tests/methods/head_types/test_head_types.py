@@ -277,6 +277,15 @@ def test_bad_input() -> None:
         am.head_types(hooked("vit"))
 
 
+def test_much_attention_is_no_type_without_an_interval_above_the_baseline() -> None:
+    """In texts of three tokens random heads attend much to the first token and to the token itself, as all would."""
+    types = am.head_types(hooked("llama"), iter([torch.tensor([[3 + number, 4, 5]]) for number in range(9)]))
+    low = torch.stack([types.simultaneous()[name][0] for name in TYPES])
+    much = torch.stack([(types.scores[name] >= 0.3) | (types.tops[name] >= 0.5) for name in TYPES])
+    assert bool((much & (low < 0)).any())
+    assert torch.equal(types.claimed, much & (low > 0))
+
+
 def test_a_head_rests_where_it_finds_no_target() -> None:
     """The demo model's induction heads, against loops: mass on the first token with and without an earlier copy."""
     model = models.demo()
