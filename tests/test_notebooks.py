@@ -67,7 +67,7 @@ def test_a_notebook_runs_without_complaint(name: str) -> None:
         ("attention_focus", ["circuitsvis", "plotly"], 13, "<head>"),
         ("ablation", ["plotly"], 4, "<head>"),
         ("attention_encodings", ["plotly"], 9, "<head>"),
-        ("attentionviz_images", ["plotly"], 5, "<head>"),
+        ("attentionviz_images", ["joint_embedding", "plotly"], 5, "<head>"),
     ],
 )
 def test_an_exported_notebook_opens_without_a_network(

@@ -33,7 +33,7 @@ FRAMES = {
     "focus_of_a_corpus": lambda model: am.attention_focus(model, iter(texts())),
     "updates": lambda model: am.residual_updates(model, TEXT),
     "effects": lambda model: am.ablate_heads(model, iter(texts()), layers=[1, 2]),
-    "null": lambda model: am.null_attention(model, iter(texts()), layers=[1, 2]),
+    "null": lambda model: am.null_attention(model, iter(documents(24)), layers=[1, 2]),
     "importance": lambda model: am.head_importance(model, iter(texts())),
     "pairs": lambda model: am.ablate_pairs(model, iter(texts()), [((1, 0), (1, 3)), ((1, 3), (2, 6))]),
     "pruning": lambda model: am.prune_heads(model, iter(texts()), heads=[(1, 0), (1, 3), (2, 6)]),

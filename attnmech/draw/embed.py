@@ -9,7 +9,6 @@ import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from importlib.resources.abc import Traversable
 from pathlib import Path
 from typing import Any, Final, Self
 from uuid import uuid4
@@ -43,13 +42,11 @@ class View:
     data: Mapping[str, Any]
     """What that function is given, as JSON values."""
     libraries: tuple[Script, ...] = ()
-    """The scripts that it needs besides attnmech's own."""
+    """The scripts that it needs besides attnmech's own: those of libraries, and of its question."""
     finding: str = ""
     """The one sentence that its numbers support, where it does not depend on what is chosen in the view."""
     model: str = ""
     """The model that its numbers are of, for the title of a saved figure."""
-    files: tuple[Traversable, ...] = ()
-    """The scripts and styles that its question adds to attnmech's own script."""
 
     def __post_init__(self) -> None:
         string("title", self.title)
@@ -68,7 +65,7 @@ class View:
     @property
     def scripts(self) -> tuple[Script, ...]:
         """The scripts in the order in which they run."""
-        return (*self.libraries, scripts.views(self.files))
+        return (scripts.views(), *self.libraries)
 
     def element(self, name: str) -> str:
         """The view's place in a page, with its numbers; `name` is its id there."""
@@ -170,7 +167,6 @@ def page_of_views(
     provenance: Mapping[str, str] | None = None,
 ) -> str:
     """A page that opens from a file without a network, as HTML; `sections` place the views by their names."""
-    views = dict(zip(views, _with_one_script(views.values()), strict=True))
     carried = {script.name: script for view in views.values() for script in view.scripts}
     places = {name: f"figure-{number}" for number, name in enumerate(views)}
     starts = "\n".join(view.start(places[name]) for name, view in views.items())
@@ -198,22 +194,11 @@ def page_of_views(
 
 def in_notebook(views: Iterable[View]) -> str:
     """The elements of some views as a notebook's output, with the scripts that no earlier output carries."""
-    named = [(f"attnmech-{uuid4().hex[:12]}", view) for view in _with_one_script(views)]
+    named = [(f"attnmech-{uuid4().hex[:12]}", view) for view in views]
     needed = {script.name: script for _, view in named for script in view.scripts}
     elements = "".join(view.element(name) for name, view in named)
     starts = "\n".join(view.start(name) for name, view in named)
     return f"{elements}{scripts.carriers(_not_carried(needed))}<script>{scripts.boot()}\n{starts}</script>"
-
-
-def files_of(views: Iterable[View]) -> tuple[Traversable, ...]:
-    """What the questions of some views add to attnmech's own script, each file once."""
-    return tuple(dict.fromkeys(file for view in views for file in view.files))
-
-
-def _with_one_script(views: Iterable[View]) -> list[View]:
-    """The views, all drawn by the same script of attnmech's."""
-    views = list(views)
-    return [replace(view, files=files_of(views)) for view in views]
 
 
 _carried: Final[dict[str, tuple[str | None, int]]] = {}

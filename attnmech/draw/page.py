@@ -17,7 +17,7 @@ from ..basics.nouns import TEXT
 from . import scripts
 from .carried import Carried
 from .chart import ByChoice, Chart, of_heads
-from .embed import View, files_of
+from .embed import View
 from .numbers import ScoreNumbers, TableRow, row_sentences
 from .packing import rounding_note
 from .patterns import PROBABILITY, VALUE_WEIGHTED
@@ -142,7 +142,7 @@ def _carried(pages: Sequence[Page]) -> list[scripts.Script]:
     sections = [section for page in pages for section in page.sections]
     views = [figure for section in sections for figure in section.figures.values() if isinstance(figure, View)]
     further = {script.name: script for view in views for script in view.libraries}
-    return [scripts.views(files_of(views)), scripts.plotly_for(_trace_types(sections)), *further.values()]
+    return [scripts.views(), scripts.plotly_for(_trace_types(sections)), *further.values()]
 
 
 def _choices(view: ScoreNumbers, sections: Sequence[Section]) -> list[Choice]:

@@ -16,7 +16,15 @@ from importlib.resources.abc import Traversable
 from .text import json_for_script
 
 VIEWS = ("shared.js", "plotly_figure.js", "circuitsvis.js", "sentence.js", "graph.js", "all_heads.js")
-"""What attnmech's own script begins with; the files of a view's question follow."""
+"""What attnmech's own script consists of."""
+
+SHARED = (
+    "MOST_ASPECT", "NO_VALUE", "checkbox", "codesOf", "colourOf", "contextOf", "counting", "drawPlotly",
+    "heaviestFirst", "inNextFrame", "isolated", "joined", "make", "makeSvg", "numbersIn", "onChange", "patternsIn",
+    "patternsOf", "percent", "pointerBox", "range", "selector", "signed", "sizeCanvas", "slider", "suitBackground",
+    "unpack", "unpackTexts",
+)  # fmt: skip
+"""The names of that script that page.js and the scripts of questions use."""
 
 
 @dataclass(frozen=True)
@@ -75,11 +83,23 @@ def circuitsvis() -> Script:
 
 
 @cache
-def views(files: tuple[Traversable, ...] = ()) -> Script:
-    """attnmech's own views, with those that these scripts and styles of a question add; they see the names of VIEWS."""
-    text = "\n".join((*map(package_text, VIEWS), *map(_added, files)))
-    style = json_for_script(package_text("view.css"))
-    return Script("attnmech", f'(() => {{\n"use strict";\nconst STYLE = {style};\n{text}\n}})();\n')
+def views() -> Script:
+    """attnmech's own views."""
+    style = f"const STYLE = {json_for_script(package_text('view.css'))};"
+    shared = f"window.attnmech.shared = {{ {', '.join(SHARED)} }};"
+    return Script("attnmech", _in_a_function(style, *map(package_text, VIEWS), shared))
+
+
+@cache
+def of_question(label: str, files: tuple[Traversable, ...]) -> Script:
+    """The views that a question draws by scripts and styles of its own; the scripts see `views` and SHARED."""
+    seen = f"const {{ views, shared: {{ {', '.join(SHARED)} }} }} = window.attnmech;"
+    return Script(label, _in_a_function(seen, *map(_added, files)))
+
+
+def _in_a_function(*texts: str) -> str:
+    """A script whose names no other script sees."""
+    return "\n".join(("(() => {", '"use strict";', *texts, "})();", ""))
 
 
 def _added(file: Traversable) -> str:

@@ -590,4 +590,3 @@ function tokenPicker(stage, sides, { lines, show, pinned }) {
 if (!document.getElementById("attnmech-style")) {
   document.head.append(make("style", { id: "attnmech-style", text: STYLE }));
 }
-window.attnmech.shared = { unpack, unpackTexts, patternsOf, drawPlotly, percent, signed, MOST_ASPECT };

@@ -17,6 +17,7 @@ from attnmech.draw.circuitsvis import colored_tokens
 from attnmech.draw.effects import effect_map
 from attnmech.draw.embed import View, in_notebook, page_of_views, plotly_view
 from attnmech.draw.figure_page import render_figures
+from attnmech.draw.scripts import of_question
 from attnmech.draw.section import Section
 from attnmech.errors import InputError
 
@@ -42,7 +43,7 @@ def notebook(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
 
 
 def test_a_notebook_carries_a_script_once(notebook: SimpleNamespace) -> None:
-    assert carried(some_view()._repr_html_()) == ["circuitsvis", "attnmech"]
+    assert carried(some_view()._repr_html_()) == ["attnmech", "circuitsvis"]
     assert carried(some_view()._repr_html_()) == []
     notebook.cell, notebook.execution_count = "two", 2
     assert carried(some_view()._repr_html_()) == []
@@ -67,13 +68,13 @@ def test_a_cell_that_runs_again_carries_its_scripts_again(notebook: SimpleNamesp
     notebook.cell, notebook.execution_count = "two", 2
     some_view()._repr_html_()
     notebook.cell, notebook.execution_count = "one", 3
-    assert carried(some_view()._repr_html_()) == ["circuitsvis", "attnmech"]
+    assert carried(some_view()._repr_html_()) == ["attnmech", "circuitsvis"]
     assert carried(some_view()._repr_html_()) == []
 
 
 def test_where_cells_have_no_names_the_first_output_carries(notebook: SimpleNamespace) -> None:
     notebook.cell = None
-    assert carried(some_view()._repr_html_()) == ["circuitsvis", "attnmech"]
+    assert carried(some_view()._repr_html_()) == ["attnmech", "circuitsvis"]
     notebook.execution_count = 2
     assert carried(some_view()._repr_html_()) == []
 
@@ -83,18 +84,18 @@ def test_outputs_that_do_not_see_each_other_carry_everything(
 ) -> None:
     monkeypatch.setitem(sys.modules, "google.colab", SimpleNamespace())
     for _ in range(2):
-        assert carried(some_view()._repr_html_()) == ["circuitsvis", "attnmech"]
+        assert carried(some_view()._repr_html_()) == ["attnmech", "circuitsvis"]
 
 
 def test_outside_a_notebook_everything_is_carried() -> None:
     for _ in range(2):
-        assert carried(in_notebook([some_view(), some_view()])) == ["circuitsvis", "attnmech"]
+        assert carried(in_notebook([some_view(), some_view()])) == ["attnmech", "circuitsvis"]
 
 
 def test_a_page_carries_each_script_once() -> None:
     figure = go.Figure(go.Bar(y=[1, 2]))
     sections = [Section("a", "b", {"a": figure, "b": figure}), Section("e", "f", {"e": some_view()})]
-    assert carried(render_figures(title="t", lead="l", sections=sections)) == ["plotly", "attnmech", "circuitsvis"]
+    assert carried(render_figures(title="t", lead="l", sections=sections)) == ["attnmech", "plotly", "circuitsvis"]
 
 
 def test_another_text_of_a_script_has_another_name() -> None:
@@ -135,21 +136,21 @@ def test_views_of_a_notebook_share_scripts_that_come_later(
 def test_a_question_adds_its_script_and_style(
     in_page: bool, notebook: SimpleNamespace, chromium: Any, tmp_path: Path
 ) -> None:
-    """It sees the names of attnmech's own script; views of one page share one script, cells of a notebook need not."""
+    """It sees the names that attnmech's own script shares, which is carried once."""
     script, style = tmp_path / "counted.js", tmp_path / "counted.css"
     sum_of = 'make("p", { className: "sum", text: signed(data.of, 1) })'
     script.write_text(f"views.counted = (stage, data) => stage.append({sum_of});")
     style.write_text(".sum { color: rgb(1, 2, 3); }")
-    counted = View("counted", "t", "", {"of": 2}, files=(script, style))
+    counted = View("counted", "t", "", {"of": 2}, (of_question("counted", (script, style)),))
     plain = plotly_view(go.Figure(go.Bar(y=[1, 2])))
     if in_page:
         blank = dict.fromkeys(("heading", "finding", "choices", "caveat", "call", "reading"), "")
         sections = [blank | {"anchor": "a", "figures": ["plain", "counted"]}]
         html = page_of_views({"plain": plain, "counted": counted}, sections, title="t", lead="l")
-        assert carried(html) == ["plotly", "attnmech"]
+        assert carried(html) == ["attnmech", "plotly", "counted"]
     else:
         html = f"<!doctype html><meta charset=utf-8>{plain._repr_html_()}{counted._repr_html_()}"
-        assert carried(html) == ["plotly", "attnmech", "attnmech"]
+        assert carried(html) == ["attnmech", "plotly", "counted"]
     with opening(chromium, html, tmp_path / "page.html", ready=".sum") as page:
         page.wait_for_selector(".js-plotly-plot")
         assert page.text_content(".sum") == "+2.0"

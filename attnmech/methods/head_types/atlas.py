@@ -7,6 +7,7 @@ from importlib.resources import files
 from typing import Final
 
 from ...draw.embed import View
+from ...draw.scripts import of_question
 from ...draw.text import percent, signed, visible_token
 from .figures import letter_of
 
@@ -44,7 +45,7 @@ class HeadRow:
     example: HeadExample | None
 
 
-FILES: Final = tuple(files(__package__) / name for name in ("atlas.js", "atlas.css"))
+SCRIPT: Final = of_question("head_types", tuple(files(__package__) / name for name in ("atlas.js", "atlas.css")))
 """What draws the table."""
 
 COLUMNS = ("head", "type", "score", "baseline", "above baseline", "writes", "copying", "example")
@@ -67,7 +68,7 @@ def atlas_view(rows: Sequence[HeadRow]) -> View:
         "types": found,
         "letters": {name: letter_of(name) for name in sorted({*found, *(row.nearest for row in rows)}) if name},
     }
-    return View("atlas", "All heads", "", data, files=FILES)
+    return View("atlas", "All heads", "", data, (SCRIPT,))
 
 
 def _row(row: HeadRow) -> dict[str, object]:

@@ -9,18 +9,17 @@ from scipy.spatial.distance import pdist  # type: ignore[import-untyped]
 
 from ...draw.embed import View, page_of_views
 from ...draw.packing import pack_keys, pack_texts, pack_values
+from ...draw.scripts import of_question
 from ...draw.sentence import sentence_view
 from ...draw.text import visible_token
 from .page_data import EmbeddingHead, EmbeddingImages, EmbeddingText, EmbeddingView
 
-FILES: Final = tuple(
-    files(__package__) / name
-    for name in (
-        *("embedding_points.js", "embedding_colours.js", "embedding_painters.js", "embedding_matrix.js"),
-        *("embedding_attention.js", "embedding_head.js", "embedding_numbers.js", "embedding_picture.js"),
-        *("embedding.js", "embedding.css"),
-    )
+FILES: Final = (
+    *("embedding_points.js", "embedding_colours.js", "embedding_painters.js", "embedding_matrix.js"),
+    *("embedding_attention.js", "embedding_head.js", "embedding_numbers.js", "embedding_picture.js"),
+    *("embedding.js", "embedding.css"),
 )
+SCRIPT: Final = of_question("joint_embedding", tuple(files(__package__) / name for name in FILES))
 """What draws the page."""
 
 MOST_COMPARED: Final = 1000
@@ -69,7 +68,7 @@ def embedding_view(view: EmbeddingView) -> View:
     heads, tokens, texts = len(view.heads), len(view.labels), len(set(view.text.tolist()))
     counted = "1 head" if heads == 1 else f"{heads} heads"
     found = f"{counted} of {view.model}, {tokens:,} tokens from {texts:,} {_unit(view)}{'' if texts == 1 else 's'}."
-    return View("embedding", view.title, READING, _data(view), finding=found, files=FILES)
+    return View("embedding", view.title, READING, _data(view), (SCRIPT,), found)
 
 
 def _unit(view: EmbeddingView) -> str:
