@@ -23,8 +23,9 @@ from ...errors import InputError, UnsupportedModelError
 from ...interventions import Intervention
 from ...points import PointKey, split_stack
 from .applied import Applied, AppliedByPoint, AppliedInLayer
+from .identities import Kind
 from .observed import LayerEnd, LayerObserver, Notes, RowObserver
-from .running import Balance, Kind
+from .running import Balance
 
 Hook: TypeAlias = Callable[[Tensor], Tensor | None]
 """A user's hook: takes the value at a point and returns another of the same shape, or None to keep it."""

@@ -10,8 +10,9 @@ from transformers import PreTrainedModel
 
 from ...batch import Batch
 from ...errors import UnsupportedModelError
+from ..attention.directions import Directions
 from ..attention.in_force import InForce, Pass
-from ..attention.running import Balance, Directions
+from ..attention.running import Balance
 from ..own.module import OwnModule
 from ..stack.stack import Stack
 from ..structure.signals import KINDS, below_head, size_options

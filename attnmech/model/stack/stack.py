@@ -8,9 +8,9 @@ from torch import Tensor, nn
 from ...errors import UnsupportedModelError
 from ...points import full_name
 from ..attention.attend import Site
+from ..attention.identities import StackTraits
 from ..attention.in_force import InForce
 from ..attention.observed import Notes
-from ..attention.running import StackTraits
 from ..parts.gates import NormGate
 from ..parts.modules import has_module, submodule
 from ..parts.position import Rotation

@@ -7,7 +7,7 @@ import torch
 from einops import einsum, rearrange
 from torch import Tensor, nn
 
-from ..attention.running import Kind
+from ..attention.identities import Kind
 from ..parts.calls import first_tensor, with_first
 from ..parts.gates import Gate, NormGate
 from ..parts.modules import submodule

@@ -4,7 +4,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from ..attention.running import Kind
+from ..attention.identities import Kind
 from ..parts.calls import first_tensor, with_first, with_stream
 from ..parts.modules import submodule
 from .stack import Stack

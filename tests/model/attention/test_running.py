@@ -25,7 +25,7 @@ def block_of(model: am.HookedModel, layer: int) -> nn.Module:
 def tried(model: am.HookedModel, monkeypatch: pytest.MonkeyPatch, **options: object) -> set[tuple[str, str, int]]:
     """The identities that a run compared."""
     found: set[tuple[str, str, int]] = set()
-    equations = running._equations
+    equations = running.equations
 
     def spied(*args: object) -> object:
         made = equations(*args)
@@ -33,7 +33,7 @@ def tried(model: am.HookedModel, monkeypatch: pytest.MonkeyPatch, **options: obj
         return made
 
     with monkeypatch.context() as patched:
-        patched.setattr(running, "_equations", spied)
+        patched.setattr(running, "equations", spied)
         model.run(**options)
     return found
 
