@@ -1,11 +1,8 @@
-"""What does attnmech raise when it cannot use what a user gave it?
+"""The errors that attnmech raises on purpose; `AttnmechError` catches them all.
 
-Every message says what was expected, what arrived, and what to try; `AttnmechError` catches them all.
-Each class derives from the built-in that a caller would expect (`ValueError`, `FileNotFoundError`, ...).
+Each message says what was expected, what arrived and what to try. Each class also derives from the built-in error
+that a caller would expect (`ValueError`, `FileNotFoundError`, …).
 """
-
-import operator
-from typing import Any
 
 
 class AttnmechError(Exception):
@@ -57,46 +54,3 @@ class ReducerError(AttnmechError, ValueError):
 
 class EngineError(AttnmechError, RuntimeError):
     """Workers on other processes or machines that cannot be reached, started or used."""
-
-
-def first_line(error: BaseException) -> str:
-    """Another library's error message in one line; the first line, with the second if the first ends in a colon.
-
-    >>> first_line(ValueError("Bad field:\\n  too small"))
-    'Bad field: too small'
-    """
-    lines = [line.strip() for line in str(error).strip().splitlines() if line.strip()]
-    if not lines:
-        return type(error).__name__
-    return " ".join(lines[:2]) if lines[0].endswith(":") else lines[0]
-
-
-def integer(value: Any) -> int:
-    """A whole number of any type as an int, numpy's and torch's too; `TypeError` for anything else, bools included.
-
-    >>> integer(3)
-    3
-    """
-    # Python's and torch's bools pass as ints; numpy's do not.
-    if isinstance(value, bool) or str(getattr(value, "dtype", "")) == "torch.bool":
-        raise TypeError(f"expected an int; got {value!r}")
-    try:
-        return operator.index(value)
-    except RuntimeError as error:  # torch's, for a tensor without data
-        raise TypeError(str(error)) from error
-
-
-def index_of(name: str, value: object, count: int, owner: str = "") -> int:
-    """A whole number from 0 to count − 1, whatever its type; `InputError` for anything else.
-
-    >>> index_of("head", 3, 8)
-    3
-    """
-    try:
-        found = integer(value)
-    except TypeError:
-        found = -1
-    if not 0 <= found < count:
-        about = f" ({owner})" if owner else ""
-        raise InputError(f"`{name}` must be from 0 to {count - 1}{about}; got {value!r}.")
-    return found

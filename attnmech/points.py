@@ -18,7 +18,8 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import Final, TypeAlias
 
-from .errors import InputError, integer
+from .basics.arguments import integer
+from .errors import InputError
 
 PointName: TypeAlias = str | tuple[str, int]
 """How a user names a point: "pattern" (every layer), ("pattern", 3), or "blocks.3.attn.hook_pattern"."""

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..basics.arguments import option
+from ..basics.arguments import index_of, option
 from ..batch import Batch
 from ..draw.all_heads import model_view
 from ..draw.circuitsvis import (
@@ -25,7 +25,7 @@ from ..draw.graph import token_graph
 from ..draw.patterns import PROBABILITY, VALUE_WEIGHTED, value_weighted
 from ..draw.sentence import sentence_view
 from ..draw.text import quoted
-from ..errors import InputError, MissingPointError, index_of
+from ..errors import InputError, MissingPointError
 from ..points import PointKey, PointName, full_name, parse, point_of, split_stack
 
 OWN_VIEWS: Final[dict[str, Callable[..., View]]] = {

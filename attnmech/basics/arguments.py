@@ -5,6 +5,7 @@
 """
 
 import math
+import operator
 from collections.abc import Iterable, Sequence
 from numbers import Real
 from typing import Any, Final
@@ -13,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..errors import InputError, integer
+from ..errors import InputError
 
 _LONGEST: Final = 80
 """The most characters that a value takes in a message."""
@@ -38,6 +39,37 @@ def optional_flag(name: str, value: object) -> bool | None:
     if value is not None and not isinstance(value, bool):
         raise InputError(f"`{name}` must be True, False or None; got {shown(value)}.")
     return value
+
+
+def integer(value: Any) -> int:
+    """A whole number of any library's type as an int; `TypeError` for anything else, bools included.
+
+    >>> integer(3)
+    3
+    """
+    # Python's and torch's bools pass as ints; numpy's do not.
+    if isinstance(value, bool) or str(getattr(value, "dtype", "")) == "torch.bool":
+        raise TypeError(f"expected an int; got {value!r}")
+    try:
+        return operator.index(value)
+    except RuntimeError as error:  # torch's, for a tensor without data
+        raise TypeError(str(error)) from error
+
+
+def index_of(name: str, value: object, count: int, owner: str = "") -> int:
+    """A whole number from 0 to count − 1, of any integer type; `InputError` for anything else.
+
+    >>> index_of("head", 3, 8)
+    3
+    """
+    try:
+        index = integer(value)
+    except TypeError:
+        index = -1
+    if not 0 <= index < count:
+        known = f" ({owner})" if owner else ""
+        raise InputError(f"`{name}` must be from 0 to {count - 1}{known}; got {value!r}.")
+    return index
 
 
 def whole_number(name: str, value: object, *, least: int = 0, most: int | None = None, about: str = "") -> int:

@@ -13,7 +13,8 @@ from typing import Any, Final
 
 from safetensors import SafetensorError
 
-from ..errors import AttnmechError, InputError, OutputError, first_line
+from ..errors import AttnmechError, InputError, OutputError
+from .messages import first_line
 
 _HOST: Final = hashlib.sha256(platform.node().encode()).hexdigest()[:8]
 """This machine, in a draft's name: on a shared disk, process ids are only unique within one machine."""

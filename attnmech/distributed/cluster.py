@@ -8,7 +8,8 @@ from typing import Any, Final
 from urllib.parse import urlsplit
 
 from ..basics.arguments import shown
-from ..errors import EngineError, InputError, first_line
+from ..basics.messages import first_line
+from ..errors import EngineError, InputError
 
 ANSWER_WITHIN: Final = 5.0
 """How many seconds a cluster has to accept a connection; Ray itself would try for minutes, and then end the process."""

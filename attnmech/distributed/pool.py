@@ -11,7 +11,8 @@ from typing import Any, Final, TypeAlias
 import ray
 from ray.exceptions import RayActorError, RayError, RayTaskError
 
-from ..errors import AttnmechError, EngineError, first_line
+from ..basics.messages import first_line
+from ..errors import AttnmechError, EngineError
 
 AT_ONCE: Final = 2
 """How many tasks a worker is given at once, so that it need not wait for the next."""

@@ -12,7 +12,8 @@ from typing import Any
 from ray import cloudpickle as untyped
 
 from ..basics.installed import is_installed
-from ..errors import EngineError, first_line
+from ..basics.messages import first_line
+from ..errors import EngineError
 
 cloudpickle: Any = untyped
 

@@ -8,7 +8,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Final
 
-from ..errors import AttnmechError, OutputError, first_line
+from ..basics.messages import first_line
+from ..errors import AttnmechError, OutputError
 
 VARIABLE: Final = "BROWSER_PATH"
 """The environment variable that names a browser; kaleido reads the same."""

@@ -11,8 +11,8 @@ from typing import Any, Final
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
-from ..basics.arguments import listed, shown, string, strings, whole_number
-from ..errors import InputError, index_of
+from ..basics.arguments import index_of, listed, shown, string, strings, whole_number
+from ..errors import InputError
 from . import scripts
 from .effects import SIGNED_COLOURS
 from .embed import View

@@ -7,9 +7,9 @@ import numpy as np
 import plotly.graph_objects as go  # type: ignore[import-untyped]
 from jaxtyping import Float, Int
 
-from ..basics.arguments import option, shown, strings, whole_number
+from ..basics.arguments import index_of, option, shown, strings, whole_number
 from ..basics.nouns import TEXT, Nouns
-from ..errors import InputError, index_of
+from ..errors import InputError
 from .chart import ByChoice, Chart, Slot, with_split
 from .figure import Figure
 from .patterns import as_array

@@ -8,8 +8,9 @@ import numpy as np
 from jaxtyping import Float
 from torch import Tensor
 
-from ..basics.arguments import dense, flag, listed, shown, strings, whole_number
-from ..errors import InputError, first_line, index_of
+from ..basics.arguments import dense, flag, index_of, listed, shown, strings, whole_number
+from ..basics.messages import first_line
+from ..errors import InputError
 from .text import visible_token
 
 Array = np.ndarray | Tensor | Sequence[Any]

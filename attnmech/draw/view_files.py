@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from ..basics.arguments import string
-from ..errors import OutputError, first_line
+from ..basics.messages import first_line
+from ..errors import OutputError
 from .figure_files import PIXELS_PER_MM, Drawn, checked_target, html_document, write_page
 from .scripts import Script, boot, carriers, package_text
 from .text import html_text

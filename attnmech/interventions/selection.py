@@ -6,8 +6,8 @@ from typing import Any, Literal, TypeAlias
 import torch
 from torch import Tensor
 
-from ..basics.arguments import dense, pairs_of, shown
-from ..errors import InputError, integer
+from ..basics.arguments import dense, integer, pairs_of, shown
+from ..errors import InputError
 from .values import Values
 
 Head: TypeAlias = tuple[int, int]

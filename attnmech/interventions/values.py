@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..basics.arguments import dense, shown
-from ..errors import InputError, integer
+from ..basics.arguments import dense, integer, shown
+from ..errors import InputError
 from ..points import POINTS
 from .place import BatchPart, Place
 

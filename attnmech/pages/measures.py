@@ -7,11 +7,12 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from ..basics.messages import first_line
 from ..basics.nouns import Nouns
 from ..batch import Batch
 from ..demo.text import documents
 from ..draw.embed import View
-from ..errors import ExactnessError, InputError, UnsupportedModelError, first_line
+from ..errors import ExactnessError, InputError, UnsupportedModelError
 from ..methods.ablation.heads import ablate_heads
 from ..methods.focus.attention_focus import AttentionFocus
 from ..methods.head_types.head_types import HeadTypes, HeadTypesReducer, head_types

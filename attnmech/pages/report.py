@@ -3,10 +3,11 @@
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from ..basics.arguments import index_of
 from ..basics.axes import spread
 from ..batch import Batch
 from ..demo.about import notes as notes_on_demo
-from ..errors import InputError, index_of
+from ..errors import InputError
 from ..methods.scores.decompose_scores import decompose_scores
 from ..model.inputs.encoder import Inputs
 from ..model.parts.certificate import Certificate

@@ -4,10 +4,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from ..basics.messages import first_line
 from ..basics.nouns import TEXT, Nouns
 from ..batch import Batch
 from ..draw.section import Section
-from ..errors import InputError, first_line
+from ..errors import InputError
 from ..methods.drift.result import ResidualDrift
 from ..methods.flow.result import AttentionFlow, FlowReducer
 from ..methods.segments.segment_attention import SegmentAttention, SegmentReducer

@@ -12,10 +12,11 @@ from torch import Tensor
 from ..basics.arguments import string
 from ..basics.fields import check_fields
 from ..basics.files import path_of, writing
+from ..basics.messages import first_line
 from ..draw.figure_page import in_notebook_output, render_figures, table_html
 from ..draw.section import Section
 from ..draw.text import html_text
-from ..errors import InputError, OutputError, first_line
+from ..errors import InputError, OutputError
 from .codec import packed, unpacked
 from .figure_file import SavesFigures
 from .provenance import Provenance

@@ -11,9 +11,9 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from ..basics.arguments import member, shown
+from ..basics.arguments import index_of, member, shown
 from ..basics.nouns import TEXT, Nouns
-from ..errors import InputError, MissingPointError, index_of
+from ..errors import InputError, MissingPointError
 from ..maths.scores import ScoreParts
 
 MAX_TERM_BYTES: Final = 2 * 2**30

@@ -8,8 +8,8 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from ..basics.arguments import dense, listed
-from ..errors import InputError, index_of
+from ..basics.arguments import dense, index_of, listed
+from ..errors import InputError
 from ..model.parts.pieces import read_piece, texts_of_pieces
 from ..model.run.hooked import HookedModel
 

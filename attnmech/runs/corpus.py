@@ -20,10 +20,11 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from ..basics.arguments import flag, optional_flag, shown, whole_number
+from ..basics.arguments import flag, integer, optional_flag, shown, whole_number
 from ..basics.files import path_of
+from ..basics.messages import first_line
 from ..batch import Batch
-from ..errors import InputError, first_line, integer
+from ..errors import InputError
 from ..model.inputs.encoder import MOST_CHARACTERS, Encoder, Ids, Inputs, is_chat, is_list_of
 from ..model.inputs.processors import Picture
 from ..model.parts.weights import tensors_hash

@@ -10,7 +10,8 @@ from pathlib import Path, PurePosixPath
 from typing import Any, Literal
 
 from ..basics.arguments import listed, shown
-from ..errors import InputError, first_line
+from ..basics.messages import first_line
+from ..errors import InputError
 from .corpus import Documents, texts_of_file
 
 

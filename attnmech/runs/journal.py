@@ -18,7 +18,8 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from ..basics.files import check_writable, path_of, writing
-from ..errors import JournalError, OutputError, first_line
+from ..basics.messages import first_line
+from ..errors import JournalError, OutputError
 from ..model.parts.weights import tensors_hash
 
 ADVICE: Final = "Give another path or delete it."

@@ -17,12 +17,12 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from ..basics.arguments import dense, flag, member, option, shown
+from ..basics.arguments import dense, flag, index_of, member, option, shown
 from ..basics.fields import check_entries, check_layers, check_rows
 from ..draw.chart import at_head
 from ..draw.effects import effect_map
 from ..draw.section import Section
-from ..errors import InputError, MissingPointError, index_of
+from ..errors import InputError, MissingPointError
 from ..maths.intervals import LEAST_TEXTS, LEVEL, TextMeans, checked_level, difference
 from ..maths.statistic import WithStatistics
 from ..maths.sums_by_text import counts_by_text, sums_by_text

@@ -15,9 +15,10 @@ from torch import Tensor
 from transformers import BloomConfig, BloomForCausalLM, PreTrainedTokenizerFast
 from transformers.utils.logging import disable_progress_bar
 
+from attnmech.basics.messages import first_line
 from attnmech.demo.sequences import batch
 from attnmech.demo.tokenizer import build_tokenizer
-from attnmech.errors import AttnmechError, first_line
+from attnmech.errors import AttnmechError
 
 
 @dataclass(frozen=True)

@@ -11,10 +11,10 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from ...basics.arguments import shown
+from ...basics.arguments import integer, shown
 from ...draw.intervals import interval_rows
 from ...draw.section import Section
-from ...errors import InputError, integer
+from ...errors import InputError
 from ...interventions import Head, Heads, Values
 from ...maths.intervals import LEVEL, TextMeans
 from ...model.inputs.encoder import Inputs

@@ -10,10 +10,10 @@ from jaxtyping import Float
 from numpy.random import Philox
 from torch import Tensor
 
-from ...basics.arguments import shown
+from ...basics.arguments import integer, shown
 from ...batch import Batch
 from ...demo.tasks import told
-from ...errors import InputError, integer
+from ...errors import InputError
 from ...maths.intervals import LEAST_TEXTS
 from ...runs.metrics import HIGHER_IS_BETTER, MetricLike
 

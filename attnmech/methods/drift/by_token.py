@@ -9,9 +9,9 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from ...basics.arguments import option, whole_number
+from ...basics.arguments import index_of, option, whole_number
 from ...basics.fields import check_entries, check_rows
-from ...errors import InputError, MissingPointError, index_of
+from ...errors import InputError, MissingPointError
 from .formulas import centred, churn, cosine_of
 from .means import DriftMeans
 from .sums import STATISTICS

@@ -12,7 +12,7 @@ from einops import einsum
 from jaxtyping import Float
 from torch import Tensor
 
-from ...basics.arguments import member, option, whole_number
+from ...basics.arguments import index_of, member, option, whole_number
 from ...basics.nouns import TEXT, Nouns
 from ...draw.all_heads import model_view
 from ...draw.embed import View
@@ -22,7 +22,7 @@ from ...draw.section import Section
 from ...draw.segments import segment_map
 from ...draw.sentence import sentence_view
 from ...draw.text import percent, quoted, signed, token_labels
-from ...errors import InputError, index_of
+from ...errors import InputError
 from ...maths.flow import positive_part, rolled_out, summed_norms, value_norms
 from ...maths.norms import norm_multiplier
 from ...model.attention.observed import LayerEnd, RowBlock

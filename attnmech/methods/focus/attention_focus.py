@@ -13,12 +13,12 @@ import plotly.graph_objects as go  # type: ignore[import-untyped]
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from ...basics.arguments import option
+from ...basics.arguments import index_of, option
 from ...basics.nouns import TEXT, Nouns
 from ...draw.numbers import FOCUS_NUMBERS, FocusNumbers
 from ...draw.section import Section
 from ...draw.text import percent
-from ...errors import InputError, index_of
+from ...errors import InputError
 from ...maths.focus import STATISTICS, collapse_class
 from ...model.inputs.encoder import Inputs
 from ...model.run.hooked import HookedModel

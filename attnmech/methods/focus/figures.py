@@ -12,12 +12,13 @@ import plotly.graph_objects as go  # type: ignore[import-untyped]
 from jaxtyping import Float, Integer
 from plotly.colors import sample_colorscale  # type: ignore[import-untyped]
 
+from ...basics.arguments import index_of
 from ...basics.nouns import Nouns
 from ...draw.chart import ByChoice, Chart, Slot
 from ...draw.figure import Figure
 from ...draw.numbers import FocusNumbers
 from ...draw.style import FIGURE_STYLE, NEUTRAL, SCORE_COLOURS
-from ...errors import InputError, index_of
+from ...errors import InputError
 
 RANK_COLOURS: Final = SCORE_COLOURS[3:0:-1]
 """From the highest rank to the lowest; as lines, the ramp's ends would vanish on black and on white."""

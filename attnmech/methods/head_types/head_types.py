@@ -11,11 +11,11 @@ from typing import Any, Final
 import plotly.graph_objects as go  # type: ignore[import-untyped]
 import torch
 
-from ...basics.arguments import member
+from ...basics.arguments import index_of, member
 from ...draw.chart import Chart
 from ...draw.section import Section
 from ...draw.text import percent
-from ...errors import InputError, index_of
+from ...errors import InputError
 from ...maths.intervals import LEAST_TEXTS
 from ...model.inputs.encoder import Inputs
 from ...model.run.hooked import HookedModel, require_model

@@ -15,13 +15,13 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from ...basics.arguments import flag, listed, option, shown
+from ...basics.arguments import flag, integer, listed, option, shown
 from ...basics.fields import check_layers
 from ...batch import Batch
 from ...draw.effects import effect_map
 from ...draw.section import Section
 from ...draw.text import percent
-from ...errors import InputError, integer
+from ...errors import InputError
 from ...maths.intervals import LEAST_TEXTS, LEVEL, TextMeans, checked_level
 from ...model.run.hooked import HookedModel, require_model
 from ...results import PagedResult, Provenance, by_layer

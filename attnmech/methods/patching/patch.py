@@ -11,9 +11,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from ...basics.arguments import option, shown
+from ...basics.arguments import index_of, option, shown
 from ...basics.fields import check_rows
-from ...errors import InputError, index_of
+from ...errors import InputError
 from ...interventions import Head, Heads, Intervention, Positions, Values, checked_heads
 from ...maths.intervals import LEVEL, TextMeans, difference
 from ...model.inputs.encoder import Inputs

@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ...basics.arguments import listed, shown
-from ...errors import InputError, integer
+from ...basics.arguments import integer, listed, shown
+from ...errors import InputError
 from ...interventions import Positions, Values
 from ...model.run.hooked import HookedModel
 from ...runs.ablations import one_by_one

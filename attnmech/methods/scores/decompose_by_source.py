@@ -12,10 +12,10 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from ...basics.arguments import flag, member, pairs_of, shown
+from ...basics.arguments import flag, index_of, member, pairs_of, shown
 from ...basics.fields import check_layers, check_rows
 from ...draw.text import percent, quoted, signed, with_minus_signs
-from ...errors import InputError, UnsupportedModelError, index_of
+from ...errors import InputError, UnsupportedModelError
 from ...interventions import Heads
 from ...model.inputs.encoder import Inputs
 from ...model.reading.writers import most_writers, points_of_writers, why_no_sum

@@ -12,7 +12,7 @@ from typing import Any, Final
 import plotly.graph_objects as go  # type: ignore[import-untyped]
 import torch
 
-from ...basics.arguments import flag, option
+from ...basics.arguments import flag, index_of, option
 from ...basics.files import path_of, writing
 from ...draw.all_heads import model_view
 from ...draw.attention_map import attention_map
@@ -24,7 +24,7 @@ from ...draw.numbers import ScoreNumbers, TableRow
 from ...draw.page import Page, render_page
 from ...draw.section import Section
 from ...draw.text import signed, token_labels
-from ...errors import InputError, OutputError, UnsupportedModelError, index_of
+from ...errors import InputError, OutputError, UnsupportedModelError
 from ...model.attention.observed import RowBlock
 from ...model.inputs.encoder import Inputs
 from ...model.run.hooked import HookedModel, require_model

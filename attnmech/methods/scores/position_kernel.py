@@ -10,11 +10,11 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from ...basics.arguments import member
+from ...basics.arguments import index_of, member
 from ...basics.nouns import TEXT, Nouns
 from ...draw.chart import ByChoice
 from ...draw.section import Section
-from ...errors import InputError, index_of
+from ...errors import InputError
 from ...maths.scores import ScoreParts
 from ...results.figure_file import SavesFigures
 from .wavelength_figures import kernel_chart, position_kernel

@@ -9,11 +9,11 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from ...basics.arguments import listed, member, whole_number
+from ...basics.arguments import index_of, integer, listed, member, whole_number
 from ...basics.fields import check_fields, check_layers, check_rows
 from ...basics.nouns import TEXT, Nouns
 from ...draw.numbers import ScoreNumbers
-from ...errors import InputError, index_of, integer
+from ...errors import InputError
 from ...maths.scores import ScoreParts, names_along_row, ranked_shares
 from ...maths.variance_shares import row_covariances
 from ...results import Provenance, Result, by_layer

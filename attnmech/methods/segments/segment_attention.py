@@ -14,7 +14,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from ...basics.arguments import member, option, shown, whole_number
+from ...basics.arguments import index_of, member, option, shown, whole_number
 from ...basics.fields import check_entries
 from ...draw.all_heads import model_view
 from ...draw.effects import effect_map
@@ -23,7 +23,7 @@ from ...draw.section import Section
 from ...draw.segments import segment_labels, segment_map
 from ...draw.sentence import sentence_view
 from ...draw.text import percent
-from ...errors import InputError, MissingPointError, index_of
+from ...errors import InputError, MissingPointError
 from ...model.inputs.encoder import Inputs
 from ...model.run.hooked import HookedModel, require_model
 from ...runs.claims import about_largest, for_map

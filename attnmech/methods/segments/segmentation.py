@@ -11,9 +11,9 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from ...basics.arguments import listed, option, shown
+from ...basics.arguments import integer, listed, option, shown
 from ...batch import Batch
-from ...errors import InputError, integer
+from ...errors import InputError
 from ...runs.token_types import TOKEN_TYPES, type_of
 
 KINDS: Final = ("sentence", "line", "document")

@@ -15,13 +15,14 @@ import numpy as np
 import plotly.graph_objects as go  # type: ignore[import-untyped]
 from jaxtyping import Float, Int, Integer
 
+from ...basics.arguments import index_of
 from ...basics.nouns import TEXT, Nouns
 from ...draw.chart import ByChoice, Chart, Slot
 from ...draw.figure import Figure
 from ...draw.numbers import Side
 from ...draw.style import FIGURE_STYLE, NEUTRAL, SCORE_COLOURS, MarkStyle, marks_for, marks_of
 from ...draw.text import token_labels
-from ...errors import InputError, index_of
+from ...errors import InputError
 
 AXIS_TITLES: Final = {
     "query": {

@@ -13,13 +13,13 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from ...basics.arguments import listed, member, option
+from ...basics.arguments import index_of, listed, member, option
 from ...basics.axes import spread
 from ...basics.nouns import TEXT, Nouns
 from ...draw.numbers import Side, UpdateNumbers
 from ...draw.section import Section
 from ...draw.text import percent, signed
-from ...errors import InputError, index_of
+from ...errors import InputError
 from ...maths.update_statistics import STATISTICS
 from ...model.inputs.encoder import Inputs
 from ...model.reading.unembedding import unembedding_of

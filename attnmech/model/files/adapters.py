@@ -18,7 +18,8 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
-from ...errors import InputError, ModelNotFoundError, UnsupportedModelError, WeightsError, first_line
+from ...basics.messages import first_line
+from ...errors import InputError, ModelNotFoundError, UnsupportedModelError, WeightsError
 from ...maths.precision import pass_tolerance
 from .stored import tensors_in_file
 

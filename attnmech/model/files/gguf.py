@@ -18,7 +18,8 @@ from filelock import FileLock
 from safetensors import SafetensorError
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedConfig, PreTrainedModel
 
-from ...errors import InputError, ModelNotFoundError, OutputError, UnsupportedModelError, WeightsError, first_line
+from ...basics.messages import first_line
+from ...errors import InputError, ModelNotFoundError, OutputError, UnsupportedModelError, WeightsError
 from ..structure.plan import architectures_of
 from .gguf_header import check_header
 from .stored import READING, check_complete, check_sizes

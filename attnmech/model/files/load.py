@@ -16,8 +16,9 @@ from transformers.utils import logging
 
 from ...basics.arguments import optional_flag, shown
 from ...basics.files import path_of
+from ...basics.messages import first_line
 from ...demo import model_folder
-from ...errors import InputError, ModelNotFoundError, UnsupportedModelError, WeightsError, first_line
+from ...errors import InputError, ModelNotFoundError, UnsupportedModelError, WeightsError
 from ..inputs.own_inputs import Labels, OwnInputs
 from ..inputs.processors import check_processor, processor_in
 from ..own.module import OwnModule

@@ -22,7 +22,8 @@ import torch
 from safetensors import safe_open
 from transformers import PreTrainedModel
 
-from ...errors import WeightsError, first_line
+from ...basics.messages import first_line
+from ...errors import WeightsError
 from ..structure.families import ARCHITECTURES
 
 READING: Final = RLock()

@@ -16,8 +16,9 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from ...basics.messages import first_line
 from ...batch import Batch
-from ...errors import UnsupportedModelError, WeightsError, first_line
+from ...errors import UnsupportedModelError, WeightsError
 from ...maths.precision import pass_tolerance
 from ..proof.probe import Passes, by_row, excess_of, output_of, with_least
 from ..run.passes import call

@@ -12,8 +12,9 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from ...basics.arguments import dense, shown
+from ...basics.messages import first_line
 from ...batch import Batch
-from ...errors import InputError, first_line
+from ...errors import InputError
 from ..attention.local_global import GLOBAL_MASK
 from ..parts.pieces import read_piece, texts_of_pieces
 from .processors import Picture, Recording

@@ -10,8 +10,9 @@ from jaxtyping import Bool
 from torch import Tensor, nn
 
 from ...basics.arguments import listed, shown, strings
+from ...basics.messages import first_line
 from ...batch import Batch
-from ...errors import InputError, first_line
+from ...errors import InputError
 from ..attention.replaced_mha import further_keys, hides, pad_nested
 from ..own.call import CallForm
 from ..own.module import OwnModule

@@ -10,7 +10,8 @@ import numpy as np
 from transformers import AutoFeatureExtractor, AutoImageProcessor, PreTrainedModel
 
 from ...basics.arguments import shown
-from ...errors import InputError, first_line
+from ...basics.messages import first_line
+from ...errors import InputError
 from ..structure.signals import KINDS, Kind
 
 _FILES: Final = ("preprocessor_config.json", "processor_config.json")

@@ -7,8 +7,9 @@ import torch
 from torch import Tensor
 
 from ...basics.arguments import dense, shown
+from ...basics.messages import first_line
 from ...batch import Batch
-from ...errors import InputError, UnsupportedModelError, first_line
+from ...errors import InputError, UnsupportedModelError
 from ..structure.signals import FrontEnd, Signal, samples_of, samples_per_frame
 from .images import names_of
 from .patches import Lines, patch_places

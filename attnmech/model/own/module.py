@@ -12,7 +12,8 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 from transformers import PreTrainedConfig, PreTrainedModel
 
-from ...errors import InputError, UnsupportedModelError, WeightsError, first_line
+from ...basics.messages import first_line
+from ...errors import InputError, UnsupportedModelError, WeightsError
 from ..attention.attend import IMPLEMENTATION
 from ..attention.replaced_mha import WIDTH, further_keys, pad_nested, use_our_mha
 from ..structure.architecture import Architecture

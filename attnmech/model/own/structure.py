@@ -7,7 +7,8 @@ from typing import Any, Final
 import torch
 from torch import Tensor, nn
 
-from ...errors import AttnmechError, InputError, UnsupportedModelError, first_line
+from ...basics.messages import first_line
+from ...errors import AttnmechError, InputError, UnsupportedModelError
 from ..structure.architecture import Architecture
 from ..structure.copies import copy_of
 from .call import CallForm

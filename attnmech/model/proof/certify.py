@@ -13,7 +13,8 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from ...errors import UnsupportedModelError, WeightsError, first_line
+from ...basics.messages import first_line
+from ...errors import UnsupportedModelError, WeightsError
 from ...points import POINTS, PointKey, full_name, lens_name
 from ..attention.in_force import Part
 from ..parts.certificate import Certificate, Check, LensHook

@@ -13,7 +13,8 @@ from transformer_lens.model_bridge.sources._bridge_builder import build_bridge_f
 from transformers import PreTrainedModel
 
 from ...basics.arguments import flag, shown
-from ...errors import InputError, UnsupportedModelError, first_line
+from ...basics.messages import first_line
+from ...errors import InputError, UnsupportedModelError
 from ..structure.copies import copy_of, use_attention
 
 _OPTIONS: Final = (

@@ -17,10 +17,10 @@ from transformers import PreTrainedModel
 from transformers.utils.generic import ModelOutput
 
 from ...activations.activations import Activations
-from ...basics.arguments import listed, optional_flag, shown, whole_number
+from ...basics.arguments import index_of, listed, optional_flag, shown, whole_number
 from ...basics.lens_names import missing_name
 from ...batch import Batch
-from ...errors import CertificateError, InputError, index_of
+from ...errors import CertificateError, InputError
 from ...interventions import Head, Heads, Intervention, checked_heads
 from ...interventions.edits import TermEdit
 from ...interventions.place import BatchPart, Place

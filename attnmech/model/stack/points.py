@@ -7,9 +7,9 @@ from typing import Any, Final
 
 import pandas as pd
 
-from ...basics.arguments import listed, shown
+from ...basics.arguments import integer, listed, shown
 from ...batch import Batch
-from ...errors import CertificateError, InputError, MissingPointError, integer
+from ...errors import CertificateError, InputError, MissingPointError
 from ...points import POINTS, Point, PointKey, PointName, parse, point_of, split_stack
 from ..own.module import NO_TOKENS
 from ..structure.architecture import Architecture

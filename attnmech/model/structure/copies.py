@@ -10,7 +10,8 @@ import torch
 from torch import nn
 from transformers import PreTrainedConfig, PreTrainedModel
 
-from ...errors import UnsupportedModelError, WeightsError, first_line
+from ...basics.messages import first_line
+from ...errors import UnsupportedModelError, WeightsError
 
 
 def copy_of(

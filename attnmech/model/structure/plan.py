@@ -6,7 +6,8 @@ from typing import Final
 from torch import nn
 from transformers import PreTrainedModel
 
-from ...errors import AttnmechError, UnsupportedModelError, WeightsError, first_line
+from ...basics.messages import first_line
+from ...errors import AttnmechError, UnsupportedModelError, WeightsError
 from ..parts.modules import has_module
 from .architecture import Architecture
 from .block_structure import UnreadableError

@@ -16,7 +16,8 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from ...errors import UnsupportedModelError, first_line
+from ...basics.messages import first_line
+from ...errors import UnsupportedModelError
 from ..attention.postponed import through, through_attend, watching_for_products
 from ..parts.modules import submodule
 from ..parts.norms import NormKind, kind_of
