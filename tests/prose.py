@@ -1,0 +1,121 @@
+"""The patterns of English that the project does not write, and where they stand.
+
+Run on files or folders, it prints each place: `python tests/prose.py attnmech docs README.md`.
+"""
+
+import ast
+import io
+import json
+import re
+import sys
+import tokenize
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+PATTERNS = {
+    r"\bof which\b": "make two sentences, or say `whose`",
+    r"\bwhose [\w' -]{1,40} (is|are) (?!not|no )": "say who does what",
+    r"\b[Ss]uch an? \w": "say which one",
+    r"\bas many as\b": "the same number of",
+    r"\beach twice\b": "repeated",
+    r"\bstands? in for\b|\bstands? in (it|them)\b": "replaces; is listed in",
+    r"\b(is|are) none of (these|them|the)\b|, which is none\b": "say what it is",
+    r"\bat hand\b": "this, the current",
+    r"\bof (one's|its|their) own\b(?! (module|attention|class|loss|kernel|tokenizer|head|heads))": "own; a separate",
+    r"\bwhat cannot be\b": "say what fails",
+    r"\bbear(s)? it\b": "accept it",
+    r"\bthe (given|chosen|asked|named|found) (?=(of|in|at|are|is|and|to)\b)": "name the thing",
+    r"\bwhat (\w+ ){1,3}(is|are) of\b": "name the thing",
+    r"\bby the way of\b|\bsay it so\b": "say it plainly",
+    r"\bone after the other\b": "in turn",
+    r"\bthat of which\b|\bthose of which\b": "make two sentences",
+    r"\bnothing but\b": "only",
+    r"\bother than (this|these) ones?\b": "other",
+    r"\bas (it|they) (is|are|was|were) at\b": "the state at",
+}
+"""Regular expressions, each with what to write instead."""
+
+EMPTY_NAMES = {"each", "found", "given", "told", "said", "about"}
+"""Names of variables that say nothing of what they hold."""
+
+
+class Place(NamedTuple):
+    """One use of a pattern: file, line, the words and the advice."""
+
+    path: Path
+    line: int
+    words: str
+    advice: str
+
+    def __str__(self) -> str:
+        return f"{self.path}:{self.line}: {self.words!r}: {self.advice}"
+
+
+def places_in(path: Path) -> Iterator[Place]:
+    """The places in a Python file (docstrings, comments, strings, names), a Markdown page or a notebook."""
+    if path.suffix == ".py":
+        source = path.read_text(encoding="utf-8")
+        yield from _empty_names(path, source)
+        yield from _questions(path, source)
+        for line, text in _sentences(source):
+            yield from _matches(path, line, text)
+    elif path.suffix == ".ipynb":
+        cells = json.loads(path.read_text(encoding="utf-8"))["cells"]
+        text = "\n".join("".join(cell["source"]) for cell in cells if cell["cell_type"] == "markdown")
+        yield from _matches(path, 1, text)
+    else:
+        fenced = re.sub(
+            r"```.*?```", lambda code: "\n" * code[0].count("\n"), path.read_text(encoding="utf-8"), flags=re.S
+        )
+        yield from _matches(path, 1, fenced)
+
+
+def places_under(*roots: Path) -> list[Place]:
+    """The places in files and folders, in the order of their paths."""
+    paths = sorted(
+        path
+        for root in roots
+        for path in ([root] if root.is_file() else root.rglob("*"))
+        if path.suffix in (".py", ".md", ".ipynb")
+    )
+    return [place for path in paths for place in places_in(path)]
+
+
+def _matches(path: Path, line: int, text: str) -> Iterator[Place]:
+    for pattern, advice in PATTERNS.items():
+        for match in re.finditer(pattern, text):
+            words = " ".join(text[max(match.start() - 25, 0) : match.end() + 25].split())
+            yield Place(path, line + text.count("\n", 0, match.start()), words, advice)
+
+
+def _sentences(source: str) -> Iterator[tuple[int, str]]:
+    """Comments and strings with their first line; of an f-string its literal parts."""
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and " " in node.value:
+            yield node.lineno, node.value
+    for token in tokenize.generate_tokens(io.StringIO(source).readline):
+        if token.type == tokenize.COMMENT:
+            yield token.start[0], token.string
+
+
+def _empty_names(path: Path, source: str) -> Iterator[Place]:
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store) and node.id in EMPTY_NAMES:
+            yield Place(path, node.lineno, node.id, "name what it holds")
+        if isinstance(node, ast.arg) and node.arg in EMPTY_NAMES:
+            yield Place(path, node.lineno, node.arg, "name what it holds")
+
+
+def _questions(path: Path, source: str) -> Iterator[Place]:
+    """Docstrings that begin with a question: a docstring states."""
+    for node in ast.walk(ast.parse(source)):
+        if not isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef):
+            continue
+        first = (ast.get_docstring(node) or "").partition("\n\n")[0]
+        if first.endswith("?"):
+            yield Place(path, node.body[0].lineno, first, "state it")
+
+
+if __name__ == "__main__":
+    sys.exit("\n".join(map(str, places_under(*map(Path, sys.argv[1:])))))
