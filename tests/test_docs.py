@@ -3,8 +3,9 @@
 import importlib
 import json
 import re
-from importlib.util import find_spec
+from importlib.util import find_spec, module_from_spec, spec_from_file_location
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -80,6 +81,39 @@ def test_the_snippets_of_a_page_run(
     (tmp_path / "corpus.jsonl").write_text("".join(f"{json.dumps({'text': text})}\n" for text in setup["texts"]))
     exec(compile(code, "page", "exec"), dict(setup))
     _prints(code, capsys.readouterr().out)
+
+
+@pytest.fixture(scope="module")
+def papers() -> ModuleType:
+    """The links of the site: `docs/_site/papers.py`."""
+    spec = spec_from_file_location("papers", DOCS / "_site" / "papers.py")
+    assert spec is not None and spec.loader is not None
+    module = module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def package_files() -> list[Path]:
+    return sorted((DOCS.parent / "attnmech").rglob("*.py"))
+
+
+def test_every_paper_that_the_package_cites_is_listed(papers: ModuleType) -> None:
+    unlisted = {cited for path in package_files() for cited in papers.cited(path.read_text("utf-8"))}
+    assert unlisted - set(papers.papers()) == set()
+
+
+def test_every_section_of_the_formulas_that_the_package_names_exists(papers: ModuleType) -> None:
+    texts = "".join(path.read_text("utf-8") for path in package_files())
+    named = set(re.findall(r"docs/formulas\.md#([\w-]+)", texts))
+    assert len(named) > 10
+    assert named <= set(papers.sections())
+
+
+def test_a_docstring_gets_links_to_papers_and_sections(papers: ModuleType) -> None:
+    linked = papers.linked("Wang et\n    al. 2023 (docs/formulas.md#ablation).")
+    assert linked == (
+        "`Wang et al. 2023 <https://arxiv.org/abs/2211.00593>`__ (`Ablation <../../formulas.html#ablation>`__)."
+    )
 
 
 def test_there_are_recipes() -> None:

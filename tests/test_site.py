@@ -14,7 +14,7 @@ SITE = Path(os.environ.get("ATTNMECH_SITE", "no site")).resolve()
 pytestmark = pytest.mark.skipif("ATTNMECH_SITE" not in os.environ, reason="no documentation was built")
 
 SHOWN = (
-    "index", "first_hour", "made/quickstart", "recipes/why", "coming_from/transformerlens", "how/ledger",
+    "index", "first_hour", "made/quickstart", "recipes/why", "coming_from/transformerlens", "formulas",
     "made/reference/index", "made/reference/ablate_heads", "made/reference/decompose_scores", "benchmarks",
 )  # fmt: skip
 """Pages that are opened in a browser, one of each kind."""

@@ -1,4 +1,4 @@
-"""Where one head looks, on one text: figure 1 of formulas.md §1, a map of its scores."""
+"""Where one head looks, on one text: a map of its scores (docs/formulas.md#attention-scores)."""
 
 from collections.abc import Sequence
 from typing import Final

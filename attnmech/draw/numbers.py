@@ -153,7 +153,7 @@ _ROUNDING: Final = 1e-5
 """How far a mean of float32 numbers may stray beyond 0 and 1."""
 
 Side = Literal["query", "target"]
-"""Whose update: what is added at the query, or what the most attended key's value would write (formulas.md §1)."""
+"""Sides of an update: what is added at the query, or what the most attended key's value would write."""
 
 
 @dataclass(frozen=True)

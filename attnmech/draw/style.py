@@ -29,7 +29,7 @@ TERMS: Final = {
     "key_bias": TermStyle("key bias", "#e69f00", "dash", "square"),
     "query_key": TermStyle("query-key", "#cc79a7", "dot", "diamond"),
 }
-"""The three terms of formulas.md §1 that can move attention between keys, in the order of the stacked bars."""
+"""The three native terms that can move attention between keys, in the order of the stacked bars."""
 
 
 _RELATIVE: Final = {

@@ -1,4 +1,4 @@
-"""How different are the patterns of two heads, and how many different heads are there? (formulas §3)
+"""How different are the patterns of two heads, and how many different heads are there? (docs/formulas.md#similar-heads)
 
 The Jensen-Shannon divergence JS(p, q) = H((p + q) / 2) − (H(p) + H(q)) / 2 is symmetric, 0 for p = q and at most ln 2.
 Its root is a metric that embeds in a Euclidean space (Fuglede & Topsøe 2004), and ln 2 − JS is a positive definite

@@ -1,4 +1,7 @@
-"""How does a token's information flow? Attention rollout, and attention weighted by what it carries (formulas §3)."""
+"""How does a token's information flow? Attention rollout, and attention weighted by what it carries.
+
+Formulas: docs/formulas.md#information-flow.
+"""
 
 import torch
 from einops import einsum

@@ -1,4 +1,4 @@
-"""Where do the rows of a block look? Indicators, masses, entropies and distances (formulas §1 and §3).
+"""Where do the rows of a block look? Indicators, masses, entropies and distances (docs/formulas.md#attention-focus).
 
 All functions take a block of rows after its softmax (`Attention`); row r of the block is token `rows[r]` of its text.
 """

@@ -1,4 +1,4 @@
-"""What can be said about a mean over few texts, and about the largest of many means (formulas §7)?
+"""What can be said about a mean over few texts, and about the largest of many means (docs/formulas.md#intervals)?
 
 Direction: the sign test over texts, corrected for all quantities. Size: pointwise t intervals over texts, and
 simultaneous ones that hold for all quantities together, by the bootstrap of the largest studentised deviation (max-T:

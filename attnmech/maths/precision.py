@@ -5,7 +5,7 @@ cancellation, and a head may be tiny next to another. With ε = 2u the distance 
 
 - a sum of up to three values is off by 2u Σ|t| at most (Higham 2002, §4.2): two computations lie 2ε Σ|t| apart;
 - a dot product of n terms is off by n u Σ|t| at most, and since roundings are nearly independent by about
-  √n u Σ|t| (Higham and Mary 2019): two computations lie (2 + √n) ε Σ|t| apart. Σ|t| ≤ ‖x‖ ‖w‖ for x·w. It is taken in
+  √n u Σ|t| (Higham & Mary 2019): two computations lie (2 + √n) ε Σ|t| apart. Σ|t| ≤ ‖x‖ ‖w‖ for x·w. It is taken in
   float32 at least, whatever the model's precision;
 - a value that a model takes through a few steps (a bias, a rotation, a norm) is rounded to the model's precision in
   each: 4ε|x|; and by a fixed step where numbers are too small for ε, which in float16 begins at 6e-5.

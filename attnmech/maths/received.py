@@ -1,4 +1,7 @@
-"""What do keys and distances receive of rows? By class of row, of one block or summed over a layer (formulas §3)."""
+"""What do keys and distances receive of rows? By class of row, of one block or summed over a layer.
+
+Formulas: docs/formulas.md#attention-focus.
+"""
 
 from dataclasses import dataclass
 

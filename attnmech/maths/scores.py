@@ -1,4 +1,4 @@
-"""Which terms add up exactly to an attention score (formulas §1; cf. the figures of "Attention Focus Plots")?
+"""The terms that add up exactly to an attention score (docs/formulas.md#attention-scores).
 
 score_ij = scale · (R_i q_i)·(R_j k_j) + position_ij + mask_ij,   q_i = x_i W_Q + b_Q,   k_j = x_j W_K + b_K
 
@@ -21,8 +21,8 @@ scores at c, the change made by the cap is a separate term. Multiplied out:
 In the last two q_i and k_j are whole, with b_Q and b_K, as DeBERTa's paper has them, and K_p and Q_p with the biases of
 the projections that make them; XLNet's q_i is x_i W_Q alone, and what its biases make of a distance is `position`.
 
-Centred (formulas §6), q and k are split at reference means q̄ of a query head and k̄ of a kv head instead of at their
-biases. With q_i = q̄ + q̃_i and k_j = k̄ + k̃_j, rotated back, and R_i the rotation at i,
+Centred terms (docs/formulas.md#centred-terms) split q and k at reference means, q̄ of a query head and k̄ of a kv head,
+instead of at their biases. With q_i = q̄ + q̃_i and k_j = k̄ + k̃_j, rotated back, and R_i the rotation at i,
 
 | term         | formula                           | depends on            |
 |--------------|-----------------------------------|-----------------------|

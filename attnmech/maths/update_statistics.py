@@ -1,6 +1,6 @@
 """What is measured of each row of what a head writes? The update against the stream, and the value that it reads most.
 
-The formulas are those of `updates.py` (formulas §1).
+The formulas are those of `updates.py` (docs/formulas.md#residual-updates).
 """
 
 import math

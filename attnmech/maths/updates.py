@@ -1,4 +1,4 @@
-"""How much a head writes into the residual stream, and in which direction (formulas §1).
+"""How much a head writes into the residual stream, and in which direction (docs/formulas.md#residual-updates).
 
     u_ih = z_ih W_O[h],    magnitude = ‖u‖ / ‖x‖,    orientation = cos(u, x),
 

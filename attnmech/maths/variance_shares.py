@@ -1,4 +1,6 @@
-"""How much of what distinguishes the keys of a row comes from each term of the scores (formulas §6)?
+"""How much of what distinguishes the keys of a row comes from each term of the scores?
+
+Formulas: docs/formulas.md#shares-of-variance.
 
 share_t = Σ_rows Σ_j (t_ij − t̄_i)(s_ij − s̄_i) / Σ_rows Σ_j (s_ij − s̄_i)²
 

@@ -1,4 +1,7 @@
-"""The mean query and key of every head on a corpus: a reference at which scores can be split (formulas §6)."""
+"""The mean query and key of every head on a corpus: a reference at which scores can be split.
+
+Formulas: docs/formulas.md#centred-terms.
+"""
 
 import hashlib
 from dataclasses import dataclass, replace

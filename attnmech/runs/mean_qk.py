@@ -1,4 +1,7 @@
-"""What is each head's mean query and mean key on a corpus? A reference at which scores are split (formulas §6)."""
+"""What is each head's mean query and mean key on a corpus? A reference at which scores are split.
+
+Formulas: docs/formulas.md#centred-terms.
+"""
 
 from collections.abc import Iterable
 from dataclasses import dataclass

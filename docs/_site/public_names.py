@@ -9,6 +9,7 @@ from typing import Any, Final
 from zlib import crc32
 
 from files import write_if_new
+from papers import linked, section_of, sections
 
 import attnmech as am
 from attnmech.results.result import Result
@@ -97,6 +98,9 @@ NOT_FOR_USERS: Final = frozenset(
 
 def page_of(title: str, names: tuple[str, ...]) -> str:
     parts = [f"# {title}"]
+    anchors = (section_of(inspect.getmodule(getattr(am, name)).__doc__) for name in names)
+    if anchor := next(filter(None, anchors), None):
+        parts.append(f"The mathematics: [{sections()[anchor].lower()}](../../formulas.md#{anchor}).\n")
     for name in names:
         thing = getattr(am, name)
         if not inspect.isclass(thing):
@@ -212,7 +216,7 @@ def _bare(annotation: ast.expr) -> str:
 def _as_rst(lines: list[str]) -> list[str]:
     """What stands in docstrings but means something else in reStructuredText: code, bars, stars; and tables."""
     text = "\n".join(line if _is_verbatim(line) else _escaped(line) for line in lines)
-    return _without_tables(re.sub(r"(?<!`)`([^`]+)`(?!`)(\w?)", _code, text).split("\n"))
+    return _without_tables(linked(re.sub(r"(?<!`)`([^`]+)`(?!`)(\w?)", _code, text)).split("\n"))
 
 
 def _is_verbatim(line: str) -> bool:

@@ -1,4 +1,4 @@
-"""Does a head matter? Ablate each head alone and compare a metric before and after (formulas §5)."""
+"""Does a head matter? Ablate each head alone and compare a metric before and after (docs/formulas.md#ablation)."""
 
 from collections.abc import Iterable
 from typing import Unpack

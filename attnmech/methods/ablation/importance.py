@@ -1,4 +1,4 @@
-"""Which heads matter, to first order? One forward and one backward pass for all heads (formulas §3).
+"""Which heads matter, to first order? One forward and one backward pass for all heads (docs/formulas.md#ablation).
 
 The sweep of `am.ablate_heads` measures what this estimates; with `sweep=` a result says how well the two agree.
 """

@@ -1,4 +1,4 @@
-"""Do two heads interact? Ablate each pair together, and each of its heads alone (formulas §5)."""
+"""Do two heads interact? Ablate each pair together, and each of its heads alone (docs/formulas.md#ablation)."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace

@@ -1,4 +1,7 @@
-"""How many heads does a model need? Ablate them one after another, the least harmful first (formulas §5)."""
+"""How many heads does a model need? Ablate them one after another, the least harmful first.
+
+Formulas: docs/formulas.md#ablation.
+"""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""Do these heads matter together? Ablate a set of heads at once (formulas §5)."""
+"""Do these heads matter together? Ablate a set of heads at once (docs/formulas.md#ablation)."""
 
 from collections.abc import Iterable, Mapping
 from typing import Any, Unpack

@@ -1,4 +1,4 @@
-"""Which of these interventions matters? Measure each on the same texts (formulas §5)."""
+"""Which of these interventions matters? Measure each on the same texts (docs/formulas.md#ablation)."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TypeAlias, Unpack

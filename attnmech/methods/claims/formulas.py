@@ -1,4 +1,6 @@
-"""Does one set hurt more than the others? A p-value from all sets, the tested one included (formulas §7).
+"""Does one set hurt more than the others? A p-value from all sets, the tested one included.
+
+Formulas: docs/formulas.md#confirming-a-set-of-heads.
 
 If the tested set was drawn at random, each of m sets is as likely to be it, so p = (how many sets are at least as
 strong) / m is exact, whatever measures strength. Strength is studentised over groups: among sets chosen for their size

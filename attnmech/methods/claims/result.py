@@ -1,4 +1,4 @@
-"""Does removing these heads hurt this task more than removing others? (formulas §7)
+"""Does removing these heads hurt this task more than removing others? (docs/formulas.md#confirming-a-set-of-heads)
 
 Heads are found on one half of the templates and tested on the other, against all sets of the same shape.
 """

@@ -1,4 +1,6 @@
-"""How far is a stream from its token's own embedding, and which rows of the vocabulary are nearest (formulas §4)?
+"""How far is a stream from its token's own embedding, and which rows of the vocabulary are nearest?
+
+Formulas: docs/formulas.md#residual-drift.
 
 With rows e_v of the vocabulary and a similarity s, of a stream y at a token t:
 

@@ -1,4 +1,4 @@
-"""How far does a token's stream move from its own embedding, layer by layer (formulas §4)?
+"""How far does a token's stream move from its own embedding, layer by layer (docs/formulas.md#residual-drift)?
 
 After "More Attention to Attention" (the attention-encodings demo).
 """

@@ -1,4 +1,7 @@
-"""Where does the information at a token come from? Rollout and value-weighted attention in place of p (formulas §3)."""
+"""Where does the information at a token come from? Rollout and value-weighted attention in place of p.
+
+Formulas: docs/formulas.md#information-flow.
+"""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass

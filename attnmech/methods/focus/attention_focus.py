@@ -1,4 +1,6 @@
-"""Where does a head look? At the token itself, the first, the one before; how sharply, and how far (formulas §1, §3).
+"""Where does a head look? At the token itself, the first, the one before; how sharply, and how far.
+
+Formulas: docs/formulas.md#attention-focus.
 
 Figures 4 to 6 of "Attention Focus Plots" (R. Claus); sink rate after Gu et al. 2024, collapse classes after
 arXiv 2603.09616.

@@ -1,4 +1,4 @@
-"""How the focus of attention changes from layer to layer: figures 4 to 6 of formulas.md §1.
+"""How the focus of attention changes from layer to layer: figures 4 to 6 of "Attention Focus Plots".
 
 Each layer's heads are placed by their value on one vertical, and a line joins the heads of one *rank*: the highest of
 each layer, the second highest, and so on. So lines do not cross, and no line follows one head.

@@ -1,4 +1,4 @@
-"""Which keys would a head of each type look at (formulas §3)?
+"""Which keys would a head of each type look at (docs/formulas.md#head-types)?
 
 A type is a set of target keys for each row: the token before, an earlier copy of the row's token, the token that
 followed such a copy. A row without a target does not count for that type.

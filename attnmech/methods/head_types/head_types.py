@@ -1,4 +1,6 @@
-"""What type of head is it? Scores for every type, against what the head would do whatever the tokens are (formulas §3).
+"""What type of head is it? Scores for every type, against what the head would do whatever the tokens are.
+
+Formulas: docs/formulas.md#head-types.
 
 A type is claimed where two things hold: the mass on its targets exceeds the baseline in an interval that holds for all
 heads and types together, and it is not trivial.

@@ -1,4 +1,7 @@
-"""Which types are claimed of which heads? The mass on the targets of each type against its baseline (formulas §3)."""
+"""Which types are claimed of which heads? The mass on the targets of each type against its baseline.
+
+Formulas: docs/formulas.md#head-types.
+"""
 
 from collections.abc import Mapping
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""How well does the distance between a query and a key stand for their dot product? (formulas §2)
+"""How well does the distance between a query and a key stand for their dot product? (docs/formulas.md#joint-embedding)
 
 The plain correlation says little: ‖c q − k / c‖² = c²‖q‖² + ‖k‖²/c² − 2 q·k, so that for one query c → ∞ drives it to
 −1 by itself. Weighted by w = (τ − distance)² over the pairs nearer than τ, it asks about the near pairs.

@@ -1,4 +1,4 @@
-"""What is measured of one head's queries and keys, and how do they become points? (formulas §2)"""
+"""What is measured of one head's queries and keys, and how do they become points? (docs/formulas.md#joint-embedding)"""
 
 import math
 from collections.abc import Mapping

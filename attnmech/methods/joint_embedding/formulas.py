@@ -1,4 +1,6 @@
-"""How do queries and keys become points of one space in which near means attended to? (formulas §2)
+"""How do queries and keys become points of one space in which near means attended to?
+
+Formulas: docs/formulas.md#joint-embedding.
 
 Scaled, after AttentionViz (Yeh et al. 2023, arXiv 2305.03210): q ← c q, k ← k / c, then all keys move so that their
 mean is the queries'. Both leave softmax(q·k) as it was; the distance between a query and a key changes.

@@ -70,7 +70,7 @@ NUMBERS: Final = Statistics(
         meaning="""The share of q̄·k in what distinguishes the keys of a row, which distances lose by the shift.
 
         Σ_rows Σ_j (t_ij − t̄_i)(s_ij − s̄_i) / Σ_rows Σ_j (s_ij − s̄_i)² of t = q̄·k and s = q·k, q̄ the mean query
-        (formulas §6).
+        (docs/formulas.md#shares-of-variance).
         """,
         label="share lost by the shift",
         reading="of what distinguishes a query's keys, the part due to the mean query, which distances no longer hold",

@@ -1,7 +1,7 @@
 """What a page of joint embeddings shows: the queries and keys of many heads as points in one plane, with their tokens.
 
 Queries and keys of a head stand in one space (AttentionViz, Yeh et al. 2023, arXiv 2305.03210), so that a query is
-near the keys that it attends to; formulas.md §2. Nothing here knows how the points were found.
+near the keys that it attends to (docs/formulas.md#joint-embedding). Nothing here knows how the points were found.
 """
 
 from collections.abc import Mapping, Sequence

@@ -1,4 +1,7 @@
-"""Where do queries and keys lie, if near means attended to? AttentionViz's joint embedding, measured (formulas §2)."""
+"""Where do queries and keys lie, if near means attended to? AttentionViz's joint embedding, measured.
+
+Formulas: docs/formulas.md#joint-embedding.
+"""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field

@@ -1,6 +1,6 @@
 """Which heads are dead, collapsed, or unlike their peers, and which look far back?
 
-Classes after arXiv 2603.09616 (formulas §3, "Collapse"); robust scores after Iglewicz & Hoaglin 1993.
+Classes after arXiv 2603.09616 and robust scores after Iglewicz & Hoaglin 1993 (docs/formulas.md#similar-heads).
 """
 
 import math

@@ -1,4 +1,6 @@
-"""Which heads attend alike? The Jensen-Shannon divergence between the patterns of heads (formulas §3).
+"""Which heads attend alike? The Jensen-Shannon divergence between the patterns of heads.
+
+Formulas: docs/formulas.md#similar-heads.
 
 Within a layer it is measured on every row, between layers on sampled rows (`attnmech.methods.likeness.divergences`).
 """

@@ -1,4 +1,7 @@
-"""Is a head's attention to a sink null? Its mass, what the sink's value writes, and the verdict (formulas §5)."""
+"""Is a head's attention to a sink null? Its mass, what the sink's value writes, and the verdict.
+
+Formulas: docs/formulas.md#null-attention.
+"""
 
 import math
 from collections.abc import Mapping

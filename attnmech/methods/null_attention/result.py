@@ -1,4 +1,4 @@
-"""Is a head's attention to the first token a way of doing nothing? Ablate it and see (formulas §5).
+"""Is a head's attention to the first token a way of doing nothing? Ablate it and see (docs/formulas.md#null-attention).
 
 After Vig & Belinkov 2019, "Analyzing the Structure of Attention in a Transformer Language Model".
 """

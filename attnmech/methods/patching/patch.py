@@ -1,4 +1,7 @@
-"""Where does a model keep what tells two prompts apart? Patch activations of one run into the other (formulas §5)."""
+"""Where does a model keep what tells two prompts apart? Patch activations of one run into the other.
+
+Formulas: docs/formulas.md#patching.
+"""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace

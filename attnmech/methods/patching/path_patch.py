@@ -1,4 +1,7 @@
-"""Along which paths does a head act? Patch the path from it to other heads, or to the logits (formulas §5)."""
+"""Along which paths does a head act? Patch the path from it to other heads, or to the logits.
+
+Formulas: docs/formulas.md#patching.
+"""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""Which heads read what an earlier head writes? Composition of their weights (Elhage et al. 2021)."""
+"""Which heads read what an earlier head writes? Composition of their weights (docs/formulas.md#composition)."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass

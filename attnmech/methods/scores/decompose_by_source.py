@@ -1,6 +1,6 @@
 """Which writers make a head look there? Its query-key scores, split exactly over pairs of upstream writers.
 
-The equations are in `attnmech.methods.scores.source_formulas`; the term split is `query_key` of `am.decompose_scores`.
+The equations are those of docs/formulas.md#writers-of-a-score; the term split is `query_key` of `am.decompose_scores`.
 """
 
 from collections.abc import Iterable, Mapping

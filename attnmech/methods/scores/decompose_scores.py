@@ -1,6 +1,7 @@
 """Why does a head look there? Its attention scores as an exact sum of terms.
 
-The equations are in `attnmech.maths.scores`; the figures are 1 to 3 of "Attention Focus Plots" (R. Claus).
+The equations are in `attnmech.maths.scores` (docs/formulas.md#attention-scores); the figures are 1 to 3
+of "Attention Focus Plots" (R. Claus).
 """
 
 import math

@@ -1,4 +1,4 @@
-"""What the scores of one head are made of, on one text: figures 2 and 3 of formulas.md §1.
+"""What the scores of one head are made of, on one text: figures 2 and 3 of "Attention Focus Plots".
 
 Each `…_chart` takes the arrays of all layers and heads; the function of the figure's own name takes those of one head
 and returns a plotly figure.

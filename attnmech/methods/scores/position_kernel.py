@@ -1,4 +1,7 @@
-"""How does a head's score depend on the distance between query and key alone? Its position kernel (formulas §6)."""
+"""How does a head's score depend on the distance between query and key alone? Its position kernel.
+
+Formulas: docs/formulas.md#centred-terms.
+"""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass

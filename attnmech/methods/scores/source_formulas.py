@@ -1,4 +1,6 @@
-"""The query_key term of a score as an exact sum over pairs of writers (formulas §1; cf. Elhage et al. 2021).
+"""The query_key term of a score as an exact sum over pairs of writers (cf. Elhage et al. 2021).
+
+Formulas: docs/formulas.md#writers-of-a-score.
 
 The stream x_i is a sum of what was written into it, x_i = Σ_s w_s(i). With its multipliers m frozen at their values, a
 norm is linear: N(x) = Σ_s F(w_s) + β, with F(w) = m ⊙ (w − mean w) (a LayerNorm) or m ⊙ w (an RMSNorm). So the queries

@@ -1,4 +1,7 @@
-"""What distinguishes the keys of a row: their position, the key, or query and key together (formulas §6)?"""
+"""What distinguishes the keys of a row: their position, the key, or query and key together?
+
+Formulas: docs/formulas.md#shares-of-variance.
+"""
 
 import math
 from collections.abc import Iterable, Sequence

@@ -1,4 +1,7 @@
-"""Which wavelengths of the rotation is a score made of? Its sum over rotary planes, in bands (formulas §6)."""
+"""Which wavelengths of the rotation is a score made of? Its sum over rotary planes, in bands.
+
+Formulas: docs/formulas.md#wavelengths.
+"""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass

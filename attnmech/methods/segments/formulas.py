@@ -1,4 +1,4 @@
-"""How much do the tokens of one segment attend to those of another (formulas §7)?
+"""How much do the tokens of one segment attend to those of another (docs/formulas.md#segments)?
 
     M_st = mean over the rows i of segment s of Σ_{j∈t} p_ij
 

@@ -1,4 +1,4 @@
-"""How much do sentences, lines or other segments attend to each other (formulas §7)?
+"""How much do sentences, lines or other segments attend to each other (docs/formulas.md#segments)?
 
 Receiver scores after "Thought Anchors" (arXiv 2506.19143).
 """

@@ -1,4 +1,4 @@
-"""What the heads of one layer write into the residual stream: figures 7 to 10 of formulas.md §1.
+"""What the heads of one layer write into the residual stream: figures 7 to 10 of "Attention Focus Plots".
 
 The query side shows u = Σ_j p_ij v_j W_O, what a head adds at token i, beside x, the stream that enters the block
 at i. The target side shows u = v_j W_O of the key j that token i attends to most, without its probability, beside

@@ -1,4 +1,6 @@
-"""What does a head write into the residual stream: how much, and along the stream or across it (formulas §1)?
+"""What does a head write into the residual stream: how much, and along the stream or across it?
+
+Formulas: docs/formulas.md#residual-updates.
 
 Figures 7 to 10 of "Attention Focus Plots" (R. Claus).
 """

@@ -1,4 +1,4 @@
-"""At which means are the queries and keys of a layer split (formulas §6)?
+"""At which means are the queries and keys of a layer split (docs/formulas.md#centred-terms)?
 
 Means are of q_i = R_i⁻¹ q_rot,i, what enters the score rotated back, and of k_j likewise. So the terms add up exactly,
 whatever order norm, scaling and rotation have.
