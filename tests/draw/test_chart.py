@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from attnmech.draw.attention_map import MEASURES, attention_chart, attention_map
+from attnmech.draw.attention_maps import MEASURES, attention_chart, attention_map
 from attnmech.draw.chart import ByChoice, Chart, Slot, at_head
 from attnmech.draw.effects import effect_map
 from attnmech.draw.figure import Figure

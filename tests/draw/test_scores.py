@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from attnmech.draw.attention_map import attention_map, highest_key
+from attnmech.draw.attention_maps import attention_map, highest_key
 from attnmech.draw.numbers import ScoreNumbers
 from attnmech.draw.style import MARKS, TERMS
 from attnmech.draw.text import token_labels

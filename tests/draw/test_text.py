@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from browser import opening
 
-from attnmech.draw.attention_map import attention_map
+from attnmech.draw.attention_maps import attention_map
 from attnmech.draw.text import (
     LONGEST_LABEL,
     html_text,

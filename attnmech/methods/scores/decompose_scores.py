@@ -16,7 +16,7 @@ import torch
 from ...basics.arguments import flag, index_of, option
 from ...basics.files import path_of, writing
 from ...draw.all_heads import model_view
-from ...draw.attention_map import attention_map
+from ...draw.attention_maps import attention_map
 from ...draw.embed import View
 from ...draw.figure_page import in_notebook_output
 from ...draw.head_picker import head_picker

@@ -8,7 +8,7 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from ...basics.nouns import Nouns
-from ...draw.attention_map import MEASURES, VALUE, attention_chart, highest_key
+from ...draw.attention_maps import MEASURES, VALUE, attention_chart, highest_key
 from ...draw.carried import error_of
 from ...draw.chart import ByChoice, Chart
 from ...draw.ledger import REFERENCES, ROW_READING, along_keys, ledger_chart, likeliest, of_every_cell
