@@ -4,25 +4,33 @@
 >>> model = am.load()                                              # doctest: +SKIP
 >>> am.decompose_scores(model, "The keys to the cabinet are here.")  # doctest: +SKIP
 
-The public names stand in `__init__.pyi`, one line each; each is imported when first used, so that
-`attnmech --help` need not wait for torch.
+The calls and what users give them are here. The classes of what calls return are in `am.results`, errors in
+`am.errors`, the parts of a reducer in `am.reducers`, those of a model's description in `am.architecture`, and figures
+of your own arrays in `am.draw`. Each name is imported when it is first used, so `attnmech --help` does not load torch.
 """
 
+from importlib import import_module
 from importlib.metadata import version
 from typing import Any
 
-import lazy_loader  # type: ignore[import-untyped]
+from .basics.lazy_names import from_stub, is_from_import
 
 __version__ = version("attnmech")
 
-_load, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)
+_load, __dir__, __all__ = from_stub(__name__, __file__)
 
 
 def __getattr__(name: str) -> Any:
-    from .basics.lens_names import OF_PACKAGE, is_from_import, missing_name
-    from .basics.signatures import readable
+    if name in __all__:
+        return _load(name)
+    from .basics.lens_names import OF_PACKAGE, missing_name
 
-    if name in OF_PACKAGE:
-        error = ImportError if is_from_import() else AttributeError
-        raise error(missing_name("attnmech", name, OF_PACKAGE), name=name)
-    return readable(_load(name))
+    for module in ("results", "errors", "reducers", "architecture"):
+        if name in dir(import_module(f".{module}", __name__)):
+            message = f"attnmech.{name} is now am.{module}.{name}"
+            break
+    else:
+        message = missing_name("attnmech", name, OF_PACKAGE)
+        if name not in OF_PACKAGE:
+            raise AttributeError(message, name=name)
+    raise (ImportError if is_from_import() else AttributeError)(message, name=name)

@@ -88,7 +88,9 @@ def attnmech(model: "PreTrainedModel") -> Pass:
     import attnmech as am
 
     hooked = am.load(model)
-    return lambda ids: am.stream(hooked, ids, [am.AttentionFocus.reducer(), am.ResidualUpdates.reducer()])
+    return lambda ids: am.stream(
+        hooked, ids, [am.results.AttentionFocus.reducer(), am.results.ResidualUpdates.reducer()]
+    )
 
 
 def attnmech_bare(model: "PreTrainedModel") -> Pass:

@@ -51,18 +51,18 @@ def times_of(shape: str, layers: int, tokens: int, steps: int, repeats: int) -> 
     model = am.load(build(SHAPES[shape], tokens, layers))
     ids: Any = prompts(tokens)
 
-    def prune() -> "am.PruningCurve":
+    def prune() -> "am.results.PruningCurve":
         return am.prune_heads(model, ids, steps=steps, random=0)
 
-    def from_first_removed() -> "am.PruningCurve":
+    def from_first_removed() -> "am.results.PruningCurve":
         with patch.object(Engine, "share", _never), patch.object(Engine, "after_attention", _never):
             return prune()
 
-    def nothing_shared() -> "am.PruningCurve":
+    def nothing_shared() -> "am.results.PruningCurve":
         with patch.object(Engine, "start_of", lambda *_: 0):
             return from_first_removed()
 
-    ways: dict[str, Callable[[], am.PruningCurve]] = {
+    ways: dict[str, Callable[[], am.results.PruningCurve]] = {
         SHARING: prune, EACH: from_first_removed, WHOLE: nothing_shared,
     }  # fmt: skip
     orders = {name: way().order for name, way in ways.items()}

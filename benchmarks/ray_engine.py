@@ -103,7 +103,7 @@ def measured(name: str, model: am.HookedModel, count: int, engine: am.Ray | None
 
 def merging(model: am.HookedModel) -> dict[str, float]:
     """What merging partial results as a worker does takes, for one merge and for a tree of 1,000."""
-    work = Streaming(model, (am.AttentionFocus.reducer(),), model.stack(), None)
+    work = Streaming(model, (am.results.AttentionFocus.reducer(),), model.stack(), None)
     reduce = Reducing.of(work).at(model)
     parts = [part for part, _ in zip(batches(texts(512), model), range(2), strict=False)]
     states = [work.of_part(part.batch, part.documents) for part in parts]

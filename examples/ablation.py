@@ -29,13 +29,13 @@ WORDS = (
 )
 
 
-def strong_heads(half: am.Discovery) -> list[tuple[int, int]]:
+def strong_heads(half: am.results.Discovery) -> list[tuple[int, int]]:
     """The rule: every head that alone hurts at least half as much as the strongest, on the discovery half."""
     mean = half.harm.mean(dim=-1)
     return [(layer, head) for layer, head in (mean >= mean.max() / 2).nonzero().tolist()]
 
 
-def previous_token(half: am.Discovery) -> list[tuple[int, int]]:
+def previous_token(half: am.results.Discovery) -> list[tuple[int, int]]:
     """The hypothesis that fails: the two heads that most often attend to the previous token."""
     focus = am.attention_focus(half.model, documents(10, seed=4)).to_frame()
     return [(int(row.layer), int(row.head)) for row in focus.nlargest(2, "previous_top").itertuples()]
@@ -64,7 +64,7 @@ def decoder_file() -> Path | None:
     return next(iter(sorted(folder.rglob("*.gguf"))), None) if folder else None
 
 
-def told(console: Console, title: str, claim: am.HeadClaim) -> None:
+def told(console: Console, title: str, claim: am.results.HeadClaim) -> None:
     """Prints a claim and what stands beside it."""
     console.print(f"[bold]{title}[/bold]: {claim.verdict}")
     beside = f"{claim.about_matched} {claim.about_restored}".strip()

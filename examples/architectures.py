@@ -58,7 +58,7 @@ def residual(name: str, stack: str, dtype: torch.dtype, notes: Notes) -> str:
     """The relative residual of the ledger; a note where transformers cannot run the model so."""
     try:
         split = am.decompose_scores(models.hooked(name, dtype), models.inputs_of(name), stack=stack or None)
-    except am.WeightsError as error:
+    except am.errors.WeightsError as error:
         return f"– {notes.mark(str(error).partition(' Try ')[0])}"
     # Layers without attention are NaN.
     found = float((split.residual / split.largest.amax(dim=1, keepdim=True)).nan_to_num(0.0).max())
@@ -77,7 +77,7 @@ def missing(model: am.HookedModel, stack: str, notes: Notes) -> str:
     return "; ".join(f"{', '.join(names)} {notes.mark(reason)}" for reason, names in by_reason.items()) or "–"
 
 
-def verdict(certificate: am.Certificate, notes: Notes) -> str:
+def verdict(certificate: am.results.Certificate, notes: Notes) -> str:
     """holds or FAILS, with a note for each check that fails or that another implementation fails."""
     marks = [
         notes.mark("; ".join(filter(None, (f"does not hold: {check.statement}", check.detail.partition("; ")[2]))))

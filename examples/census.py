@@ -91,7 +91,7 @@ def inputs_of(raw: Any, seed: int) -> dict[str, Tensor]:
     try:
         if (signal := signal_of(raw)) is not None:
             return signal.noise(2, 1000 + seed, next(raw.parameters()))
-    except am.UnsupportedModelError:  # convolutions take any size
+    except am.errors.UnsupportedModelError:  # convolutions take any size
         if raw.main_input_name == "pixel_values":
             return {"pixel_values": torch.randn(2, 3, IMAGE, IMAGE, generator=generator)}
         raise

@@ -26,12 +26,12 @@ NOTHING = -1
 """Stands in a window where there is no token."""
 
 
-def counted(scores: Tensor, block: am.RowBlock) -> Tensor:
+def counted(scores: Tensor, block: am.reducers.RowBlock) -> Tensor:
     """The scores of a block, −∞ at padding and at keys that a row may not see."""
     return scores.masked_fill(~(block.visible & block.real[:, None, :, None]), -torch.inf)
 
 
-def matches(block: am.RowBlock) -> Tensor:
+def matches(block: am.reducers.RowBlock) -> Tensor:
     """The scores of a block without the model's own position term, with which they would grow with the text."""
     if block.position is None:
         return block.scores
@@ -43,11 +43,11 @@ def matches(block: am.RowBlock) -> Tensor:
 class LargestScore(am.Reducer):
     """The largest score of each head: how near a head comes to what half precision can hold."""
 
-    def start(self, run: am.Run) -> dict[str, Tensor]:
+    def start(self, run: am.reducers.Run) -> dict[str, Tensor]:
         """No score yet."""
         return {"largest": torch.full((run.n_layers, run.n_heads), -torch.inf, device=run.model.device)}
 
-    def add(self, state: dict[str, Tensor], block: am.RowBlock, run: am.Run) -> None:
+    def add(self, state: dict[str, Tensor], block: am.reducers.RowBlock, run: am.reducers.Run) -> None:
         """The larger of what was known and what stands in this block."""
         here = counted(block.scores, block).amax(dim=(0, 2, 3))
         state["largest"][block.index] = torch.maximum(state["largest"][block.index], here)
@@ -68,7 +68,7 @@ class TopPairs(am.Reducer):
     def __init__(self, count: int = 3, around: int = 2) -> None:
         self.count, self.around = count, around
 
-    def start(self, run: am.Run) -> dict[str, Tensor]:
+    def start(self, run: am.reducers.Run) -> dict[str, Tensor]:
         """Empty places."""
         places, device = (run.n_layers, run.n_heads, self.count), run.model.device
         return {
@@ -77,7 +77,7 @@ class TopPairs(am.Reducer):
             "window": torch.full((*places, 2, 2 * self.around + 1), NOTHING, device=device),
         }
 
-    def add(self, state: dict[str, Tensor], block: am.RowBlock, run: am.Run) -> None:
+    def add(self, state: dict[str, Tensor], block: am.reducers.RowBlock, run: am.reducers.Run) -> None:
         """The best of what was known of this layer and of the best pairs of this block."""
         scores = counted(matches(block), block).transpose(0, 1)
         score, place = scores.flatten(1).topk(min(self.count, scores[0].numel()))
@@ -97,7 +97,7 @@ class TopPairs(am.Reducer):
         """The best of both parts."""
         return self._best(one, other, head=1)
 
-    def finish(self, state: dict[str, Tensor], source: am.Source) -> pd.DataFrame:
+    def finish(self, state: dict[str, Tensor], source: am.reducers.Source) -> pd.DataFrame:
         """A row for each pair: layer, head, score, document, query, key, and the texts around query and key."""
         rows = []
         for index, head, place in state["score"].isfinite().nonzero().tolist():
@@ -122,7 +122,7 @@ class TopPairs(am.Reducer):
         reach = torch.arange(2 * self.around + 1, device=ids.device)
         return ids[text[..., None], position[..., None] + reach]
 
-    def _text(self, source: am.Source, window: Tensor) -> str:
+    def _text(self, source: am.reducers.Source, window: Tensor) -> str:
         """A window as text, with its token in brackets."""
         there = window != NOTHING
         (tokens,) = source.model.encode(window[there]).tokens

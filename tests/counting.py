@@ -21,7 +21,7 @@ class Lengths(am.Reducer):
     def __init__(self, most: int) -> None:
         self.most = most
 
-    def start(self, run: am.Run) -> State:
+    def start(self, run: am.reducers.Run) -> State:
         state = {
             "times": torch.zeros(self.most, dtype=torch.long),
             "tokens": torch.zeros(self.most, dtype=torch.long),
@@ -31,7 +31,7 @@ class Lengths(am.Reducer):
         state["tokens"][run.documents] = run.batch.lengths
         return state
 
-    def add(self, state: State, block: am.RowBlock, run: am.Run) -> None:
+    def add(self, state: State, block: am.reducers.RowBlock, run: am.reducers.Run) -> None:
         largest = block.pattern.double().amax(dim=-1).masked_fill(~block.real[:, None], 0.0).sum(dim=(1, 2))
         state["largest"][block.index].index_add_(0, run.documents, largest)
 
@@ -42,7 +42,7 @@ class Lengths(am.Reducer):
 class Slow(Lengths):
     """The same, slowly."""
 
-    def start(self, run: am.Run) -> State:
+    def start(self, run: am.reducers.Run) -> State:
         time.sleep(0.05)
         return super().start(run)
 
@@ -54,7 +54,7 @@ class Poisoned(Lengths):
         super().__init__(most)
         self.number = number
 
-    def start(self, run: am.Run) -> State:
+    def start(self, run: am.reducers.Run) -> State:
         if self.number in run.documents.tolist():
             os.kill(os.getpid(), signal.SIGKILL)
         return super().start(run)

@@ -21,7 +21,7 @@ from torch import Tensor
 from transformers.models.auto import modeling_auto
 
 import attnmech as am
-from attnmech.results import Result
+from attnmech.results.result import Result
 
 # -- families --------------------------------------------------------------------------------------------------
 
@@ -265,7 +265,7 @@ def look(result: Any, folder: Path) -> None:
         result.plot()
     if isinstance(result, Result):
         result.save(folder / "result.safetensors")
-        type(result).load(folder / "result.safetensors")
+        am.load_result(folder / "result.safetensors")
 
 
 def _needed(method: Callable[..., Any]) -> list[str]:
@@ -406,7 +406,7 @@ def _gradient_flow(of: Subject) -> Any:
 
 @call("stream", of_a_stack=True)
 def _stream(of: Subject) -> Any:
-    (focus,) = am.stream(of.model, iter(of.inputs), [am.AttentionFocus.reducer()], **of.of_stack)
+    (focus,) = am.stream(of.model, iter(of.inputs), [am.results.AttentionFocus.reducer()], **of.of_stack)
     return focus
 
 

@@ -20,6 +20,14 @@ from safetensors.torch import load_file, save_file
 
 import attnmech as am
 from attnmech import draw
+from attnmech.errors import (
+    InputError,
+    MissingPointError,
+    ModelNotFoundError,
+    OutputError,
+    UnsupportedModelError,
+    WeightsError,
+)
 from attnmech.interventions.edits import Replace, Scale, Zero, ZeroValues
 from attnmech.model.stack import points as model_points
 
@@ -75,205 +83,213 @@ def swept(run: Callable[..., Any] = am.ablate_heads, /, **options: Any) -> Any:
 
 
 LOAD: list[Case] = [
-    (lambda: am.load(LONG), am.ModelNotFoundError, "File name too long"),
-    (lambda: am.load(Path(LONG)), am.ModelNotFoundError, "File name too long"),
-    (lambda: am.load("/tmp/a\0b"), am.ModelNotFoundError, "null byte"),
-    (lambda: am.load("~nobody_of_this_name/model"), am.ModelNotFoundError, "there is no folder"),
-    (lambda: am.load(dtype=5), am.InputError, "dtype must be a floating-point type"),
-    (lambda: am.load(dtype=[torch.float32]), am.InputError, "dtype must be a floating-point type"),
-    (lambda: am.load(device=1.5), am.InputError, 'device must be a torch.device or its name, such as "cpu"; got 1.5.'),
-    (lambda: am.load(bos="yes"), am.InputError, "`bos` must be True, False or None; got 'yes'."),
-    (lambda: am.load(tokenizer=5), am.InputError, "`tokenizer` must be a transformers tokenizer, or left out; got 5."),
-    (lambda: am.load(tokenizer="gpt2"), am.InputError, "`tokenizer` must be"),
+    (lambda: am.load(LONG), ModelNotFoundError, "File name too long"),
+    (lambda: am.load(Path(LONG)), ModelNotFoundError, "File name too long"),
+    (lambda: am.load("/tmp/a\0b"), ModelNotFoundError, "null byte"),
+    (lambda: am.load("~nobody_of_this_name/model"), ModelNotFoundError, "there is no folder"),
+    (lambda: am.load(dtype=5), InputError, "dtype must be a floating-point type"),
+    (lambda: am.load(dtype=[torch.float32]), InputError, "dtype must be a floating-point type"),
+    (lambda: am.load(device=1.5), InputError, 'device must be a torch.device or its name, such as "cpu"; got 1.5.'),
+    (lambda: am.load(bos="yes"), InputError, "`bos` must be True, False or None; got 'yes'."),
+    (lambda: am.load(tokenizer=5), InputError, "`tokenizer` must be a transformers tokenizer, or left out; got 5."),
+    (lambda: am.load(tokenizer="gpt2"), InputError, "`tokenizer` must be"),
 ]
 
 RUN: list[Case] = [
-    (lambda: demo.run(TEXT, bos="yes"), am.InputError, "`bos` must be True, False or None; got 'yes'."),
-    (lambda: demo.run(ids, bos=1), am.InputError, "`bos` must be"),
-    (lambda: demo.encode(TEXT, bos=np.bool_(True)), am.InputError, "`bos` must be"),
-    (lambda: demo.generate(TEXT, 2, bos="no"), am.InputError, "`bos` must be"),
-    (lambda: am.stream(demo, iter(TEXTS), [am.AttentionFocus.reducer()], bos="yes"), am.InputError, "`bos` must be"),
-    (lambda: swept(bos=0), am.InputError, "`bos` must be"),
-    (lambda: demo.run(ids.to("meta")), am.InputError, "token ids must hold numbers; got a tensor on the meta device"),
-    (lambda: demo.run(ids.to_sparse()), am.InputError, "token ids must be a dense tensor; got a sparse one. Try .to_d"),
+    (lambda: demo.run(TEXT, bos="yes"), InputError, "`bos` must be True, False or None; got 'yes'."),
+    (lambda: demo.run(ids, bos=1), InputError, "`bos` must be"),
+    (lambda: demo.encode(TEXT, bos=np.bool_(True)), InputError, "`bos` must be"),
+    (lambda: demo.generate(TEXT, 2, bos="no"), InputError, "`bos` must be"),
+    (
+        lambda: am.stream(demo, iter(TEXTS), [am.results.AttentionFocus.reducer()], bos="yes"),
+        InputError,
+        "`bos` must be",
+    ),
+    (lambda: swept(bos=0), InputError, "`bos` must be"),
+    (lambda: demo.run(ids.to("meta")), InputError, "token ids must hold numbers; got a tensor on the meta device"),
+    (lambda: demo.run(ids.to_sparse()), InputError, "token ids must be a dense tensor; got a sparse one. Try .to_d"),
     (
         lambda: demo.run(torch.nested.nested_tensor([ids[0], ids[0, :2]], layout=torch.jagged)),
-        am.InputError,
+        InputError,
         "got a nested one",
     ),
-    (lambda: demo.run({"input_ids": ids.to("meta")}), am.InputError, "meta device"),
-    (lambda: demo.run({"input_ids": ids, "attention_mask": ids.to("meta")}), am.InputError, "attention_mask must hold"),
-    (lambda: demo.run({"input_ids": ids, "attention_mask": ids.to_sparse()}), am.InputError, "got a sparse one"),
-    (lambda: demo.run({"input_ids": ids, 5: 3}), am.InputError, "got also 5"),
-    (lambda: demo.run({1: 2, "a": 3}), am.InputError, 'must hold "input_ids"'),
-    (lambda: demo.run(np.array(1)), am.InputError, "token ids must have the shape"),
-    (lambda: demo.run(TEXT, points=5), am.InputError, "`points` must be a name or a list of names"),
-    (lambda: demo.run(TEXT, points=None), am.InputError, "`points` must be"),
-    (lambda: demo.run(TEXT, points=np.array(1)), am.InputError, "`points` must be"),
-    (lambda: demo.run(TEXT, points=[("pattern", 1.5)]), am.InputError, "must be an int; got 1.5"),
-    (lambda: demo.run(TEXT, points=[("pattern", torch.tensor(True))]), am.InputError, "must be an int"),
-    (lambda: demo.run(TEXT, ["q"], layers=1.5), am.InputError, "`layers` must be a list of ints; got 1.5."),
-    (lambda: demo.run(TEXT, ["q"], layers=NAN), am.InputError, "`layers` must be a list of ints; got nan."),
-    (lambda: demo.run(TEXT, ["q"], layers=np.bool_(True)), am.InputError, "`layers` must be a list of ints"),
-    (lambda: demo.run(TEXT, ["q"], layers="1"), am.InputError, "`layers` must be a list of ints; got '1'."),
-    (lambda: demo.run(TEXT, ["q"], layers=[10**30]), am.InputError, "`layer` must be from 0 to 3"),
-    (lambda: demo.run(TEXT, ["q"], gradients_of=3), am.InputError, "gradients_of must be a function"),
-    (lambda: demo.run(TEXT, ["q"], gradients_of=lambda: 1), am.InputError, "gradients_of must be a function"),
-    (lambda: demo.run(TEXT, ["q"], gradients_of=lambda logits: 3), am.InputError, "gradients_of must return a tensor"),
-    (lambda: demo.hooks([1]).__enter__(), am.InputError, "hooks must map points to functions"),
-    (lambda: demo.hooks({"pattern": 5}).__enter__(), am.InputError, "must be a function of the value; got 5"),
-    (lambda: within({("z", 1): lambda z: z.to("meta")}), am.InputError, "returns must hold numbers"),
-    (lambda: within({("z", 1): lambda z: z.to_sparse()}), am.InputError, "got a sparse one"),
-    (lambda: within({("pattern", 1): lambda p: p.to_sparse()}), am.InputError, "got a sparse one"),
-    (lambda: within({("pattern", 1): lambda p: p.to(torch.cfloat)}), am.InputError, "must return real numbers"),
-    (lambda: within({("z", 1): lambda z: z.numpy()}), am.InputError, "must return a tensor"),
-    (lambda: demo.intervene(5).__enter__(), am.InputError, "expected an am.Intervention"),
-    (lambda: demo.stack([]), am.InputError, "`stack` must be one of"),
-    (lambda: demo.weights(9), am.InputError, "`layer` must be from 0 to 3"),
-    (lambda: demo.weights("1"), am.InputError, "`layers` must be"),
-    (lambda: demo.points["patern"], am.MissingPointError, "this model has no point 'patern'; its points are: "),
-    (lambda: demo.generate(TEXT, 2, foo=3), am.InputError, "generate has no option 'foo'; it takes stop_at_eos, "),
-    (lambda: demo.generate(TEXT, 2, return_type="str"), am.InputError, "no option 'return_type'"),
-    (lambda: demo.generate(TEXT, 2, input="x"), am.InputError, "no option 'input'"),
-    (lambda: demo.generate(TEXT, 2, do_sample="no"), am.InputError, "`do_sample` must be True or False; got 'no'."),
-    (lambda: demo.generate(TEXT, 2, do_sample=True, temperature=NAN), am.InputError, "cannot generate with do_sample"),
-    (lambda: demo.generate(TEXT, 2, do_sample=True, top_k=0), am.InputError, "top_k has to be greater than 0"),
-    (lambda: demo.generate(TEXT, 2.5), am.InputError, "`max_new_tokens` must be a whole number, 1 or more; got 2.5."),
+    (lambda: demo.run({"input_ids": ids.to("meta")}), InputError, "meta device"),
+    (lambda: demo.run({"input_ids": ids, "attention_mask": ids.to("meta")}), InputError, "attention_mask must hold"),
+    (lambda: demo.run({"input_ids": ids, "attention_mask": ids.to_sparse()}), InputError, "got a sparse one"),
+    (lambda: demo.run({"input_ids": ids, 5: 3}), InputError, "got also 5"),
+    (lambda: demo.run({1: 2, "a": 3}), InputError, 'must hold "input_ids"'),
+    (lambda: demo.run(np.array(1)), InputError, "token ids must have the shape"),
+    (lambda: demo.run(TEXT, points=5), InputError, "`points` must be a name or a list of names"),
+    (lambda: demo.run(TEXT, points=None), InputError, "`points` must be"),
+    (lambda: demo.run(TEXT, points=np.array(1)), InputError, "`points` must be"),
+    (lambda: demo.run(TEXT, points=[("pattern", 1.5)]), InputError, "must be an int; got 1.5"),
+    (lambda: demo.run(TEXT, points=[("pattern", torch.tensor(True))]), InputError, "must be an int"),
+    (lambda: demo.run(TEXT, ["q"], layers=1.5), InputError, "`layers` must be a list of ints; got 1.5."),
+    (lambda: demo.run(TEXT, ["q"], layers=NAN), InputError, "`layers` must be a list of ints; got nan."),
+    (lambda: demo.run(TEXT, ["q"], layers=np.bool_(True)), InputError, "`layers` must be a list of ints"),
+    (lambda: demo.run(TEXT, ["q"], layers="1"), InputError, "`layers` must be a list of ints; got '1'."),
+    (lambda: demo.run(TEXT, ["q"], layers=[10**30]), InputError, "`layer` must be from 0 to 3"),
+    (lambda: demo.run(TEXT, ["q"], gradients_of=3), InputError, "gradients_of must be a function"),
+    (lambda: demo.run(TEXT, ["q"], gradients_of=lambda: 1), InputError, "gradients_of must be a function"),
+    (lambda: demo.run(TEXT, ["q"], gradients_of=lambda logits: 3), InputError, "gradients_of must return a tensor"),
+    (lambda: demo.hooks([1]).__enter__(), InputError, "hooks must map points to functions"),
+    (lambda: demo.hooks({"pattern": 5}).__enter__(), InputError, "must be a function of the value; got 5"),
+    (lambda: within({("z", 1): lambda z: z.to("meta")}), InputError, "returns must hold numbers"),
+    (lambda: within({("z", 1): lambda z: z.to_sparse()}), InputError, "got a sparse one"),
+    (lambda: within({("pattern", 1): lambda p: p.to_sparse()}), InputError, "got a sparse one"),
+    (lambda: within({("pattern", 1): lambda p: p.to(torch.cfloat)}), InputError, "must return real numbers"),
+    (lambda: within({("z", 1): lambda z: z.numpy()}), InputError, "must return a tensor"),
+    (lambda: demo.intervene(5).__enter__(), InputError, "expected an am.Intervention"),
+    (lambda: demo.stack([]), InputError, "`stack` must be one of"),
+    (lambda: demo.weights(9), InputError, "`layer` must be from 0 to 3"),
+    (lambda: demo.weights("1"), InputError, "`layers` must be"),
+    (lambda: demo.points["patern"], MissingPointError, "this model has no point 'patern'; its points are: "),
+    (lambda: demo.generate(TEXT, 2, foo=3), InputError, "generate has no option 'foo'; it takes stop_at_eos, "),
+    (lambda: demo.generate(TEXT, 2, return_type="str"), InputError, "no option 'return_type'"),
+    (lambda: demo.generate(TEXT, 2, input="x"), InputError, "no option 'input'"),
+    (lambda: demo.generate(TEXT, 2, do_sample="no"), InputError, "`do_sample` must be True or False; got 'no'."),
+    (lambda: demo.generate(TEXT, 2, do_sample=True, temperature=NAN), InputError, "cannot generate with do_sample"),
+    (lambda: demo.generate(TEXT, 2, do_sample=True, top_k=0), InputError, "top_k has to be greater than 0"),
+    (lambda: demo.generate(TEXT, 2.5), InputError, "`max_new_tokens` must be a whole number, 1 or more; got 2.5."),
 ]
 
 SELECTIONS: list[Case] = [
-    (lambda: swept(layers=None, heads=np.array([[True, False]])), am.InputError, '`heads` must be "all" or a list'),
-    (lambda: swept(layers=None, heads=torch.tensor([[True, False]])), am.InputError, '`heads` must be "all"'),
-    (lambda: swept(layers=None, heads=np.array([[1.0, 2.0]])), am.InputError, '`heads` must be "all"'),
-    (lambda: swept(layers=None, heads=np.zeros((0, 2), int)), am.InputError, "at least one head"),
+    (lambda: swept(layers=None, heads=np.array([[True, False]])), InputError, '`heads` must be "all" or a list'),
+    (lambda: swept(layers=None, heads=torch.tensor([[True, False]])), InputError, '`heads` must be "all"'),
+    (lambda: swept(layers=None, heads=np.array([[1.0, 2.0]])), InputError, '`heads` must be "all"'),
+    (lambda: swept(layers=None, heads=np.zeros((0, 2), int)), InputError, "at least one head"),
     (
         lambda: swept(layers=None, heads=torch.zeros(1, 2, dtype=int, device="meta")),
-        am.InputError,
+        InputError,
         '`heads` must be "a',
     ),
     (
         lambda: am.Intervention.zero([(-1, 0)], positions=5),
-        am.InputError,
+        InputError,
         '`positions` must be "last" or a list of whole numbers',
     ),
-    (lambda: am.Intervention.zero([(0, 1)], stack=[1]), am.InputError, "`stack` must be a string; got [1]."),
-    (lambda: am.Intervention(Zero(), 5), am.InputError, '`heads` must be "all"'),
-    (lambda: am.Intervention("zero"), am.InputError, "`edit` must be an edit"),
-    (lambda: Zero(["z"]), am.InputError, "`point` must be one of z, attn_out, mlp_out; got ['z']."),
-    (lambda: ZeroValues(5), am.InputError, "`keys` must be"),
-    (lambda: am.Intervention(Zero(), positions=1.5), am.InputError, "`positions` must be"),
-    (lambda: Scale("position", "x"), am.InputError, "`factor` must be a fin"),
-    (lambda: Replace(5), am.InputError, "values must be tensors by layer, such as {3: acts['z', 3]}; got int."),
-    (lambda: am.Intervention.scale(["position"]), am.InputError, "`term` must be one of query_key"),
-    (lambda: am.Intervention.scale("position", INF), am.InputError, "`factor` must be a finite number; got inf."),
-    (lambda: am.Intervention.scale("position", np.bool_(True)), am.InputError, "`factor` must be a finite number"),
-    (lambda: am.Intervention.stream(["z"], [0]), am.InputError, "`point` must be one of"),
-    (lambda: am.Intervention.remove_keys([(0, 1)], torch.ones(1, 6).bool().to_sparse()), am.InputError, "sparse"),
-    (lambda: am.Intervention.remove_keys([(0, 1)], torch.ones(1, 6).bool().to("meta")), am.InputError, "meta"),
-    (lambda: am.Values({1: META}), am.InputError, "the values of layer 1 must hold numbers; got a tensor on the meta"),
-    (lambda: am.Values({1: SPARSE}), am.InputError, "the values of layer 1 must be a dense tensor; got a sparse one."),
-    (lambda: am.Values({1: torch.tensor([NAN])}), am.InputError, "with NaN or infinity in it"),
-    (lambda: am.Values({1: torch.zeros(1, dtype=torch.cfloat)}), am.InputError, "must be finite real numbers"),
-    (lambda: am.Values({1: torch.zeros(1, 0, 8, 24)}), am.InputError, "must not be empty"),
-    (lambda: am.Values({True: torch.zeros(1)}), am.InputError, "values must be tensors by layer"),
-    (lambda: am.Values({-1: torch.zeros(1)}), am.InputError, "values must be tensors by layer"),
+    (lambda: am.Intervention.zero([(0, 1)], stack=[1]), InputError, "`stack` must be a string; got [1]."),
+    (lambda: am.Intervention(Zero(), 5), InputError, '`heads` must be "all"'),
+    (lambda: am.Intervention("zero"), InputError, "`edit` must be an edit"),
+    (lambda: Zero(["z"]), InputError, "`point` must be one of z, attn_out, mlp_out; got ['z']."),
+    (lambda: ZeroValues(5), InputError, "`keys` must be"),
+    (lambda: am.Intervention(Zero(), positions=1.5), InputError, "`positions` must be"),
+    (lambda: Scale("position", "x"), InputError, "`factor` must be a fin"),
+    (lambda: Replace(5), InputError, "values must be tensors by layer, such as {3: acts['z', 3]}; got int."),
+    (lambda: am.Intervention.scale(["position"]), InputError, "`term` must be one of query_key"),
+    (lambda: am.Intervention.scale("position", INF), InputError, "`factor` must be a finite number; got inf."),
+    (lambda: am.Intervention.scale("position", np.bool_(True)), InputError, "`factor` must be a finite number"),
+    (lambda: am.Intervention.stream(["z"], [0]), InputError, "`point` must be one of"),
+    (lambda: am.Intervention.remove_keys([(0, 1)], torch.ones(1, 6).bool().to_sparse()), InputError, "sparse"),
+    (lambda: am.Intervention.remove_keys([(0, 1)], torch.ones(1, 6).bool().to("meta")), InputError, "meta"),
+    (lambda: am.Values({1: META}), InputError, "the values of layer 1 must hold numbers; got a tensor on the meta"),
+    (lambda: am.Values({1: SPARSE}), InputError, "the values of layer 1 must be a dense tensor; got a sparse one."),
+    (lambda: am.Values({1: torch.tensor([NAN])}), InputError, "with NaN or infinity in it"),
+    (lambda: am.Values({1: torch.zeros(1, dtype=torch.cfloat)}), InputError, "must be finite real numbers"),
+    (lambda: am.Values({1: torch.zeros(1, 0, 8, 24)}), InputError, "must not be empty"),
+    (lambda: am.Values({True: torch.zeros(1)}), InputError, "values must be tensors by layer"),
+    (lambda: am.Values({-1: torch.zeros(1)}), InputError, "values must be tensors by layer"),
 ]
 
 METHODS: list[Case] = [
     *(
-        (lambda memory=memory: swept(memory=memory), am.InputError, "`memory` must be a finite number above 0")
+        (lambda memory=memory: swept(memory=memory), InputError, "`memory` must be a finite number above 0")
         for memory in ("1", NAN, INF, -1, 0, 10**30, None, True, np.bool_(True), torch.tensor(1.0), [1])
     ),
-    (lambda: swept(am.head_importance, memory=-1), am.InputError, "`memory` must be"),
-    (lambda: swept(am.null_attention, memory=NAN), am.InputError, "`memory` must be"),
-    (lambda: swept(am.prune_heads, memory="1", steps=1), am.InputError, "`memory` must be"),
-    (lambda: am.ablate_pairs(demo, TEXT, [((0, 1), (1, 2))], memory="1"), am.InputError, "`memory` must be"),
-    (lambda: patched(memory=0), am.InputError, "`memory` must be"),
+    (lambda: swept(am.head_importance, memory=-1), InputError, "`memory` must be"),
+    (lambda: swept(am.null_attention, memory=NAN), InputError, "`memory` must be"),
+    (lambda: swept(am.prune_heads, memory="1", steps=1), InputError, "`memory` must be"),
+    (lambda: am.ablate_pairs(demo, TEXT, [((0, 1), (1, 2))], memory="1"), InputError, "`memory` must be"),
+    (lambda: patched(memory=0), InputError, "`memory` must be"),
     *(
         (
             lambda shard=shard: am.attention_focus(demo, iter(TEXTS), shard=shard),
-            am.InputError,
+            InputError,
             "`shard` must be two whole numbers (k, n) with k from 0 to n - 1",
         )
         for shard in ((0.5, 2), (0, 1, 2), (False, True), "01", ("0", "2"), (2, 2), (-1, 2), (0, 0), (NAN, 2), 5, None)
     ),
-    (lambda: am.attention_focus(demo, iter(TEXTS), truncate="no"), am.InputError, "`truncate` must be True or False"),
-    (lambda: am.attention_focus(demo, TEXT, last=NAN), am.InputError, "`last` must be a whole number, 1 or more"),
-    (lambda: am.stream(demo, TEXT, 5), am.InputError, "`reducers` must be a list of reducers"),
-    (lambda: am.stream(demo, TEXT, np.array(1)), am.InputError, "`reducers` must be a list of reducers"),
-    (lambda: am.stream("gpt2", TEXT, [am.AttentionFocus.reducer()]), am.InputError, "the model must be what am.load"),
-    (lambda: am.ablate_heads(models.fresh("gpt2"), TEXT), am.InputError, "the model must be what am.load returns"),
-    (lambda: am.decompose_scores(None, TEXT), am.InputError, "the model must be what am.load returns; got None."),
-    (lambda: am.certify("gpt2"), am.InputError, "the model must be what am.load returns; got 'gpt2'."),
-    (lambda: am.report("gpt2", TEXT), am.InputError, "the model must be what am.load returns"),
-    (lambda: am.ablate_heads(demo, np.array(1)), am.InputError, "token ids must have the shape"),
-    (lambda: am.null_attention(demo, np.array(1)), am.InputError, "token ids must have the shape"),
-    (lambda: swept(method=["zero"]), am.InputError, "`method` must be one of zero, mean, resample; got ['zero']."),
-    (lambda: swept(metric=[]), am.InputError, "`metric` must be one of"),
-    (lambda: swept(later=np.array(1)), am.InputError, "`later` must be"),
-    (lambda: swept(shifts="yes"), am.InputError, "`shifts` must be True or False; got 'yes'."),
-    (lambda: swept(per_position=1), am.InputError, "`per_position` must be True or False; got 1."),
-    (lambda: swept(method="resample", seed="x"), am.InputError, "`seed` must be a whole number"),
-    (lambda: swept(seed=2**64), am.InputError, "`seed` must be a whole number"),
-    (lambda: swept(answers=5.0, metric="accuracy"), am.InputError, "`answers` must be one token per text"),
-    (lambda: swept(answers=torch.ones(2, device="meta"), metric="accuracy"), am.InputError, "`answers` must hold num"),
-    (lambda: swept(metric=lambda logits, batch: torch.ones(2).to_sparse()), am.InputError, "got a sparse one"),
-    (lambda: swept(metric=lambda logits, batch: torch.ones(2, device="meta")), am.InputError, "meta device"),
-    (lambda: swept(metric=lambda logits, batch: torch.ones(2) * 1j), am.InputError, "must return one number for each"),
-    (lambda: swept(am.head_importance, sweep=5), am.InputError, "`sweep` must be what am.ablate_heads returned"),
+    (lambda: am.attention_focus(demo, iter(TEXTS), truncate="no"), InputError, "`truncate` must be True or False"),
+    (lambda: am.attention_focus(demo, TEXT, last=NAN), InputError, "`last` must be a whole number, 1 or more"),
+    (lambda: am.stream(demo, TEXT, 5), InputError, "`reducers` must be a list of reducers"),
+    (lambda: am.stream(demo, TEXT, np.array(1)), InputError, "`reducers` must be a list of reducers"),
+    (
+        lambda: am.stream("gpt2", TEXT, [am.results.AttentionFocus.reducer()]),
+        InputError,
+        "the model must be what am.load",
+    ),
+    (lambda: am.ablate_heads(models.fresh("gpt2"), TEXT), InputError, "the model must be what am.load returns"),
+    (lambda: am.decompose_scores(None, TEXT), InputError, "the model must be what am.load returns; got None."),
+    (lambda: am.certify("gpt2"), InputError, "the model must be what am.load returns; got 'gpt2'."),
+    (lambda: am.report("gpt2", TEXT), InputError, "the model must be what am.load returns"),
+    (lambda: am.ablate_heads(demo, np.array(1)), InputError, "token ids must have the shape"),
+    (lambda: am.null_attention(demo, np.array(1)), InputError, "token ids must have the shape"),
+    (lambda: swept(method=["zero"]), InputError, "`method` must be one of zero, mean, resample; got ['zero']."),
+    (lambda: swept(metric=[]), InputError, "`metric` must be one of"),
+    (lambda: swept(later=np.array(1)), InputError, "`later` must be"),
+    (lambda: swept(shifts="yes"), InputError, "`shifts` must be True or False; got 'yes'."),
+    (lambda: swept(per_position=1), InputError, "`per_position` must be True or False; got 1."),
+    (lambda: swept(method="resample", seed="x"), InputError, "`seed` must be a whole number"),
+    (lambda: swept(seed=2**64), InputError, "`seed` must be a whole number"),
+    (lambda: swept(answers=5.0, metric="accuracy"), InputError, "`answers` must be one token per text"),
+    (lambda: swept(answers=torch.ones(2, device="meta"), metric="accuracy"), InputError, "`answers` must hold num"),
+    (lambda: swept(metric=lambda logits, batch: torch.ones(2).to_sparse()), InputError, "got a sparse one"),
+    (lambda: swept(metric=lambda logits, batch: torch.ones(2, device="meta")), InputError, "meta device"),
+    (lambda: swept(metric=lambda logits, batch: torch.ones(2) * 1j), InputError, "must return one number for each"),
+    (lambda: swept(am.head_importance, sweep=5), InputError, "`sweep` must be what am.ablate_heads returned"),
     (
         lambda: swept(am.head_importance, method="mean", reference=am.Values({0: torch.zeros(3)})),
-        am.InputError,
+        InputError,
         "its values must be [batch position head=8 d_head=24]; those for layer 0 are [3]",
     ),
-    (lambda: am.ablate_pairs(demo, TEXT, [((0, 1), {})]), am.InputError, "`pairs` must be a list of pairs of heads"),
-    (lambda: am.ablate_pairs(demo, TEXT, [((0, 1, 2), (1, 2))]), am.InputError, "`pairs` must be"),
-    (lambda: swept(am.prune_heads, random=NAN), am.InputError, "`random` must be a whole number, 0 or more"),
+    (lambda: am.ablate_pairs(demo, TEXT, [((0, 1), {})]), InputError, "`pairs` must be a list of pairs of heads"),
+    (lambda: am.ablate_pairs(demo, TEXT, [((0, 1, 2), (1, 2))]), InputError, "`pairs` must be"),
+    (lambda: swept(am.prune_heads, random=NAN), InputError, "`random` must be a whole number, 0 or more"),
     (
         lambda: swept(am.prune_heads, steps=9),
-        am.InputError,
+        InputError,
         "`steps` must be a whole number, 1 to 8 (the heads chosen)",
     ),
     (
         lambda: swept(am.prune_heads, metric=lambda x, batch: x[:, 0, 0], higher_is_better="no"),
-        am.InputError,
+        InputError,
         "`higher_is_better` must be True, False or None; got 'no'.",
     ),
-    (lambda: patched(positions=5), am.InputError, '`positions` must be "last" or a list of positions; got 5.'),
-    (lambda: patched(at=[]), am.InputError, "`at` must be one of z"),
-    (lambda: swept(am.null_attention, target=[]), am.InputError, "`target` must be one of"),
-    (lambda: swept(am.null_attention, delta=True), am.InputError, "`delta` must be a finite number above 0; got True."),
-    (lambda: am.decompose_scores(demo, TEXT, fold_norm="no"), am.InputError, "`fold_norm` must be True or False"),
-    (lambda: am.decompose_by_source(demo, TEXT, cells=[(1.0, 1.0)]), am.InputError, "`cells` must be a list of"),
-    (lambda: am.mean_z(demo, TEXT, per_position="no"), am.InputError, "`per_position` must be True or False"),
+    (lambda: patched(positions=5), InputError, '`positions` must be "last" or a list of positions; got 5.'),
+    (lambda: patched(at=[]), InputError, "`at` must be one of z"),
+    (lambda: swept(am.null_attention, target=[]), InputError, "`target` must be one of"),
+    (lambda: swept(am.null_attention, delta=True), InputError, "`delta` must be a finite number above 0; got True."),
+    (lambda: am.decompose_scores(demo, TEXT, fold_norm="no"), InputError, "`fold_norm` must be True or False"),
+    (lambda: am.decompose_by_source(demo, TEXT, cells=[(1.0, 1.0)]), InputError, "`cells` must be a list of"),
+    (lambda: am.mean_z(demo, TEXT, per_position="no"), InputError, "`per_position` must be True or False"),
 ]
 
 PATHS: list[Case] = [
     *(
-        (lambda path=path: am.Corpus(path), am.InputError, words)
+        (lambda path=path: am.Corpus(path), InputError, words)
         for path, words in ((LONG, "too long"), (5, "must be a string or a Path; got int"), (b"x", "got bytes"))
     ),
     *(
-        (lambda path=path: am.AttentionFocus.load(path), am.InputError, words)
+        (lambda path=path: am.load_result(path), InputError, words)
         for path, words in ((LONG, "too long"), ("a\0b", "null byte"), (None, "got NoneType"), ("/tmp/\ud800", "used"))
     ),
-    (lambda: am.Intervention.load(LONG), am.InputError, "too long"),
+    (lambda: am.Intervention.load(LONG), InputError, "too long"),
     *(
-        (lambda path=path: am.Intervention.zero([(0, 1)]).save(path), am.OutputError, words)
+        (lambda path=path: am.Intervention.zero([(0, 1)]).save(path), OutputError, words)
         for path, words in ((LONG, "too long"), ("a\0b", "null byte"), (5, "got int"), ("", "it is a folder"))
     ),
-    (lambda: acts.show("pattern").to_html(LONG), am.OutputError, "too long"),
+    (lambda: acts.show("pattern").to_html(LONG), OutputError, "too long"),
     *(
-        (lambda path=path: am.attention_focus(demo, iter(TEXTS), journal=path), am.InputError, "path")
+        (lambda path=path: am.attention_focus(demo, iter(TEXTS), journal=path), InputError, "path")
         for path in (LONG, 5, "a\0b")
     ),
-    (lambda: swept(journal=LONG), am.InputError, "too long"),
-    (lambda: swept(am.prune_heads, steps=1, journal=LONG), am.InputError, "too long"),
+    (lambda: swept(journal=LONG), InputError, "too long"),
+    (lambda: swept(am.prune_heads, steps=1, journal=LONG), InputError, "too long"),
 ]
 
 DRAWN: list[Case] = [
     *(
-        (lambda values=values: draw.model_view(values, tokens, layers=range(4)), am.InputError, words)
+        (lambda values=values: draw.model_view(values, tokens, layers=range(4)), InputError, words)
         for values, words in (
             (None, "`pattern` must have the axes"),
             (5, "`pattern` must have the axes"),
@@ -287,41 +303,41 @@ DRAWN: list[Case] = [
     *(
         (
             lambda view=view: view(pattern, 5, layers=range(4)),
-            am.InputError,
+            InputError,
             "`tokens` must be a list of strings; got 5.",
         )
         for view in (draw.model_view, draw.sentence_view, draw.token_graph)
     ),
-    (lambda: draw.model_view(pattern, [1] * 4, layers=range(4)), am.InputError, "`tokens` must hold only strings"),
-    (lambda: draw.model_view(pattern, tokens, layers=4), am.InputError, "`layers` must be a list of ints; got 4."),
-    (lambda: draw.model_view(pattern, tokens, layers=[0, 1, 2, NAN]), am.InputError, "`layers` must be a whole number"),
-    (lambda: draw.model_view(pattern, tokens, layers=range(4), sums_to_one="no"), am.InputError, "`sums_to_one` must"),
-    (lambda: draw.model_view(pattern, tokens, layers=range(4), title=5), am.InputError, "`title` must be a string"),
-    (lambda: draw.sentence_view(pattern, tokens, layers=range(4), special=5), am.InputError, "`special` must be"),
-    (lambda: draw.token_graph(pattern, tokens, layers=range(4), threshold="x"), am.InputError, "`threshold` must be"),
-    (lambda: draw.attention_heads(pattern[0], tokens, heads=5), am.InputError, "`heads` must be a list of strings"),
-    (lambda: draw.attention_heads(pattern[0], tokens, hidden=[]), am.InputError, "`hidden` must be an array of bools"),
-    (lambda: draw.attention_pattern(pattern[0, 0], tokens, hidden=np.ones((4, 4))), am.InputError, "array of bools"),
-    (lambda: draw.colored_tokens(pattern[0, 0, 0], None), am.InputError, "`tokens` must be a list of strings"),
+    (lambda: draw.model_view(pattern, [1] * 4, layers=range(4)), InputError, "`tokens` must hold only strings"),
+    (lambda: draw.model_view(pattern, tokens, layers=4), InputError, "`layers` must be a list of ints; got 4."),
+    (lambda: draw.model_view(pattern, tokens, layers=[0, 1, 2, NAN]), InputError, "`layers` must be a whole number"),
+    (lambda: draw.model_view(pattern, tokens, layers=range(4), sums_to_one="no"), InputError, "`sums_to_one` must"),
+    (lambda: draw.model_view(pattern, tokens, layers=range(4), title=5), InputError, "`title` must be a string"),
+    (lambda: draw.sentence_view(pattern, tokens, layers=range(4), special=5), InputError, "`special` must be"),
+    (lambda: draw.token_graph(pattern, tokens, layers=range(4), threshold="x"), InputError, "`threshold` must be"),
+    (lambda: draw.attention_heads(pattern[0], tokens, heads=5), InputError, "`heads` must be a list of strings"),
+    (lambda: draw.attention_heads(pattern[0], tokens, hidden=[]), InputError, "`hidden` must be an array of bools"),
+    (lambda: draw.attention_pattern(pattern[0, 0], tokens, hidden=np.ones((4, 4))), InputError, "array of bools"),
+    (lambda: draw.colored_tokens(pattern[0, 0, 0], None), InputError, "`tokens` must be a list of strings"),
     (
         lambda: draw.colored_tokens_multi(pattern[0, 0], tokens, labels=[1] * 4),
-        am.InputError,
+        InputError,
         "`labels` must hold only strings",
     ),
-    (lambda: log_probs(ids=5), am.InputError, "`ids` must be a list of token ids; got 5."),
-    (lambda: log_probs(top=1.5), am.InputError, "`top` must be a whole number, 1 to"),
-    (lambda: log_probs(text_of=5), am.InputError, "`text_of` must be a function of a token id; got 5."),
-    (lambda: log_probs(text_of=lambda token: token), am.InputError, "`text_of` must return strings"),
-    (lambda: log_probs(logits=acts.logits[0] * NAN), am.InputError, "`logits` must hold numbers"),
-    (lambda: neurons(values=5), am.InputError, "`values` must be a list of arrays"),
-    (lambda: neurons(names=("a",)), am.InputError, "`names` must be a pair; got ('a',)."),
-    (lambda: neurons(labels=5), am.InputError, "`labels` must be a pair; got 5."),
-    (lambda: neurons(tokens=[5]), am.InputError, "`tokens` must be a list of strings; got 5."),
-    (lambda: draw.effect_map(5, 5, 5, layers=[0], label="x"), am.InputError, "must be [layer head] of 1 layers"),
-    (lambda: draw.attention_map([1], ["a"]), am.InputError, "`scores` must have the axes [query key]"),
+    (lambda: log_probs(ids=5), InputError, "`ids` must be a list of token ids; got 5."),
+    (lambda: log_probs(top=1.5), InputError, "`top` must be a whole number, 1 to"),
+    (lambda: log_probs(text_of=5), InputError, "`text_of` must be a function of a token id; got 5."),
+    (lambda: log_probs(text_of=lambda token: token), InputError, "`text_of` must return strings"),
+    (lambda: log_probs(logits=acts.logits[0] * NAN), InputError, "`logits` must hold numbers"),
+    (lambda: neurons(values=5), InputError, "`values` must be a list of arrays"),
+    (lambda: neurons(names=("a",)), InputError, "`names` must be a pair; got ('a',)."),
+    (lambda: neurons(labels=5), InputError, "`labels` must be a pair; got 5."),
+    (lambda: neurons(tokens=[5]), InputError, "`tokens` must be a list of strings; got 5."),
+    (lambda: draw.effect_map(5, 5, 5, layers=[0], label="x"), InputError, "must be [layer head] of 1 layers"),
+    (lambda: draw.attention_map([1], ["a"]), InputError, "`scores` must have the axes [query key]"),
     (lambda: acts.show("pattern", layer=[1]), am.AttnmechError, "layer"),
-    (lambda: acts.show("pattern", head=1.5), am.InputError, "`head` must be from 0 to 7"),
-    (lambda: acts.show("pattern", view=5), am.InputError, "`view` must be one of"),
+    (lambda: acts.show("pattern", head=1.5), InputError, "`head` must be from 0 to 7"),
+    (lambda: acts.show("pattern", view=5), InputError, "`view` must be one of"),
 ]
 
 
@@ -353,38 +369,38 @@ def test_options_of_results() -> None:
         *(
             (
                 lambda level=level: effects.interval(level),
-                am.InputError,
+                InputError,
                 "`level` must be a finite number above 0 and b",
             )
             for level in ("1", None, NAN, 0, 1, True, [0.9])
         ),
-        (lambda: focus.interval("entropy", -1), am.InputError, "`level` must be a finite number"),
-        (lambda: focus.interval("entropy", True), am.InputError, "`level` must be"),
-        (lambda: focus.mean(5), am.InputError, "`statistic` must be one of"),
-        (lambda: focus.where(first_row="no"), am.InputError, "`first_row` must be True or False; got 'no'."),
-        (lambda: focus.where(special=0), am.InputError, "`special` must be True or False; got 0."),
-        (lambda: focus.where(rows=5), am.InputError, "`rows` must be True or False for each of the [2, "),
-        (lambda: focus.where(rows=np.ones((2, 6), bool)), am.InputError, "`rows` must be"),
-        (lambda: focus.plot([]), am.InputError, "`figure` must be one of"),
-        (lambda: focus.sink_share(1.5), am.InputError, "`position` must be from 0 to"),
-        (lambda: am.attention_focus(demo, iter(TEXTS)).merged(5), am.InputError, "merged with results; got 5"),
-        (lambda: effects.strongest("x"), am.InputError, "`count` must be a whole number, 1 or more"),
-        (lambda: updates.numbers(layers=5), am.InputError, "`layers` must be a list of ints; got 5."),
-        (lambda: updates.numbers(layers=[9]), am.InputError, "`layer` must be one of the layers measured"),
-        (lambda: updates.plot(layer=True), am.InputError, "`layer` must be one of the layers measured"),
-        (lambda: updates.plot("foo"), am.InputError, "`figure` must be one of"),
-        (lambda: split.select(1.5), am.InputError, "`layers` must be a list of ints; got 1.5."),
-        (lambda: split.select([True]), am.InputError, "`layer` must be one of the layers decomposed"),
-        (lambda: split.numbers(ranks="x"), am.InputError, "`ranks` must be a whole number"),
-        (lambda: split.terms["foo"], am.MissingPointError, "these scores have no term 'foo'; they have query_key"),
-        (lambda: split.shares()["foo"], am.MissingPointError, "no term 'foo'"),
-        (lambda: split.contrast(3, 0, 1)["foo"], am.MissingPointError, "no term 'foo'"),
-        (lambda: split.to_html(LONG), am.OutputError, "too long"),
-        (lambda: focus.to_html(5), am.OutputError, "a path must be a string or a Path; got int."),
-        (lambda: focus.save("a\0b"), am.OutputError, "null byte"),
-        (lambda: why.matrix(1.5, 0), am.InputError, "`layer` must be one of the layers decomposed, [1]; got 1.5."),
-        (lambda: why.matrix(1, True), am.InputError, "`head` must be one of those decomposed in layer 1"),
-        (lambda: why.matrix(1, 0, contrast="no"), am.InputError, "`contrast` must be True or False"),
+        (lambda: focus.interval("entropy", -1), InputError, "`level` must be a finite number"),
+        (lambda: focus.interval("entropy", True), InputError, "`level` must be"),
+        (lambda: focus.mean(5), InputError, "`statistic` must be one of"),
+        (lambda: focus.where(first_row="no"), InputError, "`first_row` must be True or False; got 'no'."),
+        (lambda: focus.where(special=0), InputError, "`special` must be True or False; got 0."),
+        (lambda: focus.where(rows=5), InputError, "`rows` must be True or False for each of the [2, "),
+        (lambda: focus.where(rows=np.ones((2, 6), bool)), InputError, "`rows` must be"),
+        (lambda: focus.plot([]), InputError, "`figure` must be one of"),
+        (lambda: focus.sink_share(1.5), InputError, "`position` must be from 0 to"),
+        (lambda: am.attention_focus(demo, iter(TEXTS)).merged(5), InputError, "merged with results; got 5"),
+        (lambda: effects.strongest("x"), InputError, "`count` must be a whole number, 1 or more"),
+        (lambda: updates.numbers(layers=5), InputError, "`layers` must be a list of ints; got 5."),
+        (lambda: updates.numbers(layers=[9]), InputError, "`layer` must be one of the layers measured"),
+        (lambda: updates.plot(layer=True), InputError, "`layer` must be one of the layers measured"),
+        (lambda: updates.plot("foo"), InputError, "`figure` must be one of"),
+        (lambda: split.select(1.5), InputError, "`layers` must be a list of ints; got 1.5."),
+        (lambda: split.select([True]), InputError, "`layer` must be one of the layers decomposed"),
+        (lambda: split.numbers(ranks="x"), InputError, "`ranks` must be a whole number"),
+        (lambda: split.terms["foo"], MissingPointError, "these scores have no term 'foo'; they have query_key"),
+        (lambda: split.shares()["foo"], MissingPointError, "no term 'foo'"),
+        (lambda: split.contrast(3, 0, 1)["foo"], MissingPointError, "no term 'foo'"),
+        (lambda: split.to_html(LONG), OutputError, "too long"),
+        (lambda: focus.to_html(5), OutputError, "a path must be a string or a Path; got int."),
+        (lambda: focus.save("a\0b"), OutputError, "null byte"),
+        (lambda: why.matrix(1.5, 0), InputError, "`layer` must be one of the layers decomposed, [1]; got 1.5."),
+        (lambda: why.matrix(1, True), InputError, "`head` must be one of those decomposed in layer 1"),
+        (lambda: why.matrix(1, 0, contrast="no"), InputError, "`contrast` must be True or False"),
     ]
     for case in cases:
         refused(*case)
@@ -438,10 +454,10 @@ def results() -> dict[str, Callable[[], Any]]:
 
 @pytest.mark.parametrize("name", results())
 def test_an_edited_result_is_refused_or_works(name: str, tmp_path: Path) -> None:
-    """Whatever is written into its file, `load` says so in one line, or the result can be shown."""
+    """whatever is written into its file, `load_result` says so in one line, or the result can be shown."""
     result, path = results()[name](), tmp_path / "edited.safetensors"
     header, tensors = saved(result, path)
-    assert repr(type(result).load(path)) == repr(result)
+    assert repr(am.load_result(path)) == repr(result)
     texts = [put(header, at, new) for at in leaves(header) for new in (None, -1, "x", [], {}, NAN) if at != ("kind",)]
     texts += [put(header, at, DELETED) for at in leaves(header) if at]
     trials = [(text, tensors) for text in texts]
@@ -455,8 +471,8 @@ def test_an_edited_result_is_refused_or_works(name: str, tmp_path: Path) -> None
     for about, numbers in trials:
         save_file(numbers, path, metadata={"attnmech": json.dumps(about)})
         try:
-            loaded = type(result).load(path)
-        except am.InputError as error:
+            loaded = am.load_result(path)
+        except InputError as error:
             said.append(str(error))
         else:
             assert repr(loaded)
@@ -471,12 +487,12 @@ def test_what_damaged_results_say(tmp_path: Path) -> None:
 
     def said(about: Any, numbers: dict[str, torch.Tensor], words: str) -> None:
         save_file(numbers, path, metadata={"attnmech": about if isinstance(about, str) else json.dumps(about)})
-        refused(lambda: am.HeadEffects.load(path), am.InputError, words)
+        refused(lambda: am.load_result(path), InputError, words)
 
     said("{", tensors, "is not a result that attnmech saved")
     said([1], tensors, "is not a result that attnmech saved")
     said(header | {"kind": 5}, tensors, "is not a result that attnmech saved (`kind` must be a string; got 5.)")
-    said(header | {"kind": "PairEffects"}, tensors, "holds a PairEffects; load it with PairEffects.load.")
+    said(header | {"kind": "PairEffects"}, tensors, "does not hold a valid PairEffects: ")
     said(
         put(header, ("facts", "layers"), DELETED),
         tensors,
@@ -487,7 +503,7 @@ def test_what_damaged_results_say(tmp_path: Path) -> None:
     said(header, {"before": tensors["before"]}, "does not hold a valid HeadEffects: no 'after'")
     said(header, tensors | {"swept": torch.zeros(3, 8)}, "`swept` must be Float[Tensor, 'layer place']")
     path.write_bytes(path.read_bytes()[:100])
-    refused(lambda: am.HeadEffects.load(path), am.InputError, "is not a result that attnmech saved")
+    refused(lambda: am.load_result(path), InputError, "is not a result that attnmech saved")
 
 
 # -- models --------------------------------------------------------------------------------------------------
@@ -503,22 +519,22 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize(
     ("entries", "error", "words"),
     [
-        ({"architectures": [5]}, am.UnsupportedModelError, "names the class 5, which transformers"),
-        ({"architectures": 5}, am.UnsupportedModelError, "names the class 5"),
-        ({"architectures": [["GPT2LMHeadModel"]]}, am.UnsupportedModelError, "names the class ['GPT2LMHeadModel']"),
-        ({"n_layer": 1_000_000}, am.WeightsError, "asks for 1000000 layers, but its weights hold 3;"),
-        ({"n_layer": 2}, am.WeightsError, "asks for 2 layers, but its weights hold 3;"),
-        ({"n_layer": -1}, am.WeightsError, "asks for -1 layers, but its weights hold 3;"),
+        ({"architectures": [5]}, UnsupportedModelError, "names the class 5, which transformers"),
+        ({"architectures": 5}, UnsupportedModelError, "names the class 5"),
+        ({"architectures": [["GPT2LMHeadModel"]]}, UnsupportedModelError, "names the class ['GPT2LMHeadModel']"),
+        ({"n_layer": 1_000_000}, WeightsError, "asks for 1000000 layers, but its weights hold 3;"),
+        ({"n_layer": 2}, WeightsError, "asks for 2 layers, but its weights hold 3;"),
+        ({"n_layer": -1}, WeightsError, "asks for -1 layers, but its weights hold 3;"),
         (
             {"n_embd": 1_000_000},
-            am.WeightsError,
+            WeightsError,
             "asks for 12,000,269,000,084 parameters, but its weights hold 10,264;",
         ),
-        ({"vocab_size": 10**9}, am.WeightsError, "parameters, but its weights hold 10,264;"),
-        ({"n_positions": 10**7}, am.WeightsError, "numbers, but its weights hold 10,264;"),
-        ({"n_head": -1}, am.WeightsError, "at least one head"),
-        ({"n_head": 0}, am.WeightsError, "no GPT2LMHeadModel can be made of its config"),
-        ({"n_embd": -1}, am.WeightsError, "no GPT2LMHeadModel can be made of its config"),
+        ({"vocab_size": 10**9}, WeightsError, "parameters, but its weights hold 10,264;"),
+        ({"n_positions": 10**7}, WeightsError, "numbers, but its weights hold 10,264;"),
+        ({"n_head": -1}, WeightsError, "at least one head"),
+        ({"n_head": 0}, WeightsError, "no GPT2LMHeadModel can be made of its config"),
+        ({"n_embd": -1}, WeightsError, "no GPT2LMHeadModel can be made of its config"),
     ],
 )
 def test_configs_that_ask_for_something_else(
@@ -538,7 +554,7 @@ def test_weights_that_are_stored_as_something_else(kind: torch.dtype, folder: Pa
     name = "transformer.h.1.mlp.c_fc.weight"
     save_file(weights | {name: weights[name].to(kind)}, tmp_path / "model.safetensors", metadata={"format": "pt"})
     for dtype in (None, "float32"):
-        refused(lambda dtype=dtype: am.load(tmp_path, dtype=dtype), am.WeightsError, f"but {name} is stored as ")
+        refused(lambda dtype=dtype: am.load(tmp_path, dtype=dtype), WeightsError, f"but {name} is stored as ")
 
 
 @pytest.mark.parametrize("kind", [torch.int8, torch.int32])
@@ -549,7 +565,7 @@ def test_models_of_integers(kind: torch.dtype) -> None:
         weight.requires_grad_(False)
         weight.data = weight.data.to(kind)
         words = f"transformer.h.1.mlp.c_fc.weight is {str(kind).removeprefix('torch.')}"
-        refused(lambda model=model, dtype=dtype: am.load(model, dtype=dtype), am.WeightsError, words)
+        refused(lambda model=model, dtype=dtype: am.load(model, dtype=dtype), WeightsError, words)
 
 
 def test_a_headless_file_of_a_model_with_a_head_is_read(tmp_path: Path) -> None:
@@ -571,13 +587,13 @@ def test_captures_over_the_budget_are_refused_before_the_pass(monkeypatch: pytes
     # 4 layers × 8 heads × 8192² probabilities of 4 bytes.
     refused(
         lambda: demo.run(long, points=["pattern"]),
-        am.InputError,
+        InputError,
         "would take 8.0 GiB ('pattern' alone 8.0); the limit is 4 GiB. Choose fewer layers (layers=[0]) or a "
         "shorter text, or reduce the values during the run: am.stream(model, inputs, [reducer]).",
     )
     refused(
         lambda: demo.run(long[:, :5000], points=["pattern"], gradients_of=torch.sum),
-        am.InputError,
+        InputError,
         "the requested values with their gradients would take 6.0 GiB",
     )
     monkeypatch.setattr(model_points, "MAX_BYTES", 0)
@@ -594,7 +610,7 @@ def test_the_size_of_captures_is_what_is_captured(name: str, monkeypatch: pytest
         monkeypatch.setattr(model_points, "MAX_BYTES", sum(found))
         model.run(inputs, points=[point])
         monkeypatch.setattr(model_points, "MAX_BYTES", sum(found) - 1)
-        refused(lambda point=point: model.run(inputs, points=[point]), am.InputError, f"{point!r} alone")
+        refused(lambda point=point: model.run(inputs, points=[point]), InputError, f"{point!r} alone")
         monkeypatch.undo()
 
 

@@ -2,6 +2,7 @@
 
 import inspect
 import re
+from operator import attrgetter
 
 import pytest
 
@@ -39,7 +40,7 @@ def test_what_comes_back_and_what_is_raised(name: str) -> None:
     assert name in NEVER_RAISE or re.search(r"\nRaises:\n    \w+Error: ", doc)
 
 
-@pytest.mark.parametrize("name", am.__all__)
+@pytest.mark.parametrize("name", [*am.__all__, *(f"results.{name}" for name in am.results.__all__)])
 def test_every_public_name_says_what_it_is(name: str) -> None:
-    doc = inspect.getdoc(getattr(am, name))
+    doc = inspect.getdoc(attrgetter(name)(am))
     assert doc and len(doc.splitlines()[0]) > 20

@@ -123,7 +123,7 @@ import attnmech as am
 model = am.load()
 am.attention_focus(model, "A first call.")  # imports rich, which draws a number
 before = settings()
-am.stream(model, "Anna sang of shells.", [am.AttentionFocus.reducer(), am.ResidualUpdates.reducer()])
+am.stream(model, "Anna sang of shells.", [am.results.AttentionFocus.reducer(), am.results.ResidualUpdates.reducer()])
 am.ablate_heads(model, "Anna sang of shells.", layers=[0])
 am.decompose_scores(model, "Anna sang of shells.")
 with model.intervene(am.Intervention.zero([(0, 1)])):

@@ -11,22 +11,23 @@ from safetensors.torch import save_file
 
 import attnmech as am
 from attnmech.basics.files import check_writable, writing
+from attnmech.errors import InputError, OutputError
 
 
 @pytest.fixture(scope="module")
-def split() -> am.ScoreDecomposition:
+def split() -> am.results.ScoreDecomposition:
     return am.decompose_scores(models.hooked("bloom"), models.token_ids("bloom"))
 
 
-def test_provenance_comes_back(split: am.ScoreDecomposition, tmp_path: Path) -> None:
+def test_provenance_comes_back(split: am.results.ScoreDecomposition, tmp_path: Path) -> None:
     path = split.save(tmp_path / "scores.safetensors")
-    loaded = am.ScoreDecomposition.load(path)
+    loaded = am.load_result(path)
     assert loaded.provenance == split.provenance
     assert loaded.provenance.weights == models.hooked("bloom").weights_hash
     assert set(loaded.provenance.versions) == {"attnmech", "torch", "transformers", "transformer-lens", "python"}
 
 
-def test_a_file_holds_no_tensor_twice(split: am.ScoreDecomposition, tmp_path: Path) -> None:
+def test_a_file_holds_no_tensor_twice(split: am.results.ScoreDecomposition, tmp_path: Path) -> None:
     path = split.save(tmp_path / "scores.safetensors")
     with safe_open(path, framework="pt") as file:
         same = json.loads(file.metadata()["attnmech"])["same_as"]
@@ -35,17 +36,17 @@ def test_a_file_holds_no_tensor_twice(split: am.ScoreDecomposition, tmp_path: Pa
     assert not names & set(same)
 
 
-def test_what_is_no_result_is_refused(split: am.ScoreDecomposition, tmp_path: Path) -> None:
-    with pytest.raises(am.InputError, match="there is no file"):
-        am.ScoreDecomposition.load(tmp_path / "nothing")
+def test_what_is_no_result_is_refused(split: am.results.ScoreDecomposition, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="there is no file"):
+        am.load_result(tmp_path / "nothing")
     other = tmp_path / "other.safetensors"
     save_file({"x": torch.zeros(2)}, other)
-    with pytest.raises(am.InputError, match="is not a result that attnmech saved"):
-        am.ScoreDecomposition.load(other)
+    with pytest.raises(InputError, match="is not a result that attnmech saved"):
+        am.load_result(other)
     text = tmp_path / "text"
     text.write_text("no tensors")
-    with pytest.raises(am.InputError, match="is not a result that attnmech saved"):
-        am.ScoreDecomposition.load(text)
+    with pytest.raises(InputError, match="is not a result that attnmech saved"):
+        am.load_result(text)
 
 
 def test_nothing_half_written_is_left(tmp_path: Path) -> None:
@@ -67,10 +68,10 @@ def test_nothing_half_written_is_left(tmp_path: Path) -> None:
 
 
 def test_where_nothing_can_be_written(tmp_path: Path) -> None:
-    with pytest.raises(am.OutputError, match="it is a folder"):
+    with pytest.raises(OutputError, match="it is a folder"):
         check_writable(tmp_path)
-    with pytest.raises(am.OutputError, match="there is no folder"):
+    with pytest.raises(OutputError, match="there is no folder"):
         check_writable(tmp_path / "a" / "b")
-    with pytest.raises(am.OutputError, match="cannot write"):
+    with pytest.raises(OutputError, match="cannot write"):
         check_writable(Path("/proc/result"))
     assert list(tmp_path.iterdir()) == []

@@ -25,7 +25,7 @@ HARD = "Anna sang, שלום עולם, 👩‍👩‍👧 of <img src=x onerror=w
 
 
 @cache
-def demo(*points: str) -> am.Activations:
+def demo(*points: str) -> am.results.Activations:
     return models.demo().run([HARD, PARAGRAPH], points=list(points))
 
 

@@ -4,10 +4,7 @@
 'HookedModel' has no 'to_tokens'; TransformerLens's `to_tokens` is `model.encode(text).ids`.
 """
 
-import inspect
 from collections.abc import Mapping
-from dis import opname
-from types import FrameType
 from typing import Final
 
 _CAPTURE = '`acts = model.run(text, points=["pattern"])`, which keeps the points you name; then `acts["pattern", 3]`'
@@ -115,14 +112,3 @@ def missing_name(owner: str, name: str, table: Mapping[str, str] = OF_MODEL) -> 
     if instead is None:
         return f"{owner!r} has no {name!r}"
     return f"{owner!r} has no {name!r}; TransformerLens's `{name}` is {instead}."
-
-
-def is_from_import() -> bool:
-    """Whether the package's `__getattr__`, which calls this, answers `from attnmech import name`.
-
-    Of an `AttributeError` such an import shows nothing.
-    """
-    frame: FrameType | None = inspect.currentframe()
-    while frame is not None and frame.f_globals.get("__name__") in (__name__, "attnmech"):
-        frame = frame.f_back
-    return frame is not None and opname[frame.f_code.co_code[frame.f_lasti]] == "IMPORT_FROM"

@@ -38,7 +38,7 @@ from .terminal import Column, Rows, Said, columns_of, plain, say
 if TYPE_CHECKING:
     from ..model.run.hooked import HookedModel
     from ..pages.result import Report
-    from ..results import PagedResult
+    from ..results.result import PagedResult
 
 
 class _Commands(TyperGroup):

@@ -10,7 +10,7 @@ from ..errors import InputError, JournalError, OutputError
 from .stages import stages
 
 if TYPE_CHECKING:
-    from ..results import PagedResult
+    from ..results.result import PagedResult
 
 FORMATS = (".csv", ".parquet")
 

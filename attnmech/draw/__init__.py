@@ -6,6 +6,6 @@
 View('Who looks at whom', 0.00 MB; shows itself in a notebook, or .to_html(path))
 """
 
-import lazy_loader
+from ..basics.lazy_names import from_stub
 
-__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)
+__getattr__, __dir__, __all__ = from_stub(__name__, __file__)

@@ -1,11 +1,5 @@
-"""What all results have in common."""
+"""The classes of what calls return; `am.load_result` reads their files."""
 
-from .by_layer import by_layer as by_layer
-from .by_layer import shared_layers as shared_layers
-from .by_layer import subtracted as subtracted
-from .over_texts import OverTexts as OverTexts
-from .over_texts import clarity_of as clarity_of
-from .provenance import Provenance as Provenance
-from .result import PagedResult as PagedResult
-from .result import Result as Result
-from .result import TextResult as TextResult
+from ..basics.lazy_names import from_stub
+
+__getattr__, __dir__, __all__ = from_stub(__name__, __file__)

@@ -9,10 +9,8 @@ from typing import Any, ClassVar, Self
 import pandas as pd
 from torch import Tensor
 
-from ..basics.arguments import string
 from ..basics.fields import check_fields
 from ..basics.files import path_of, writing
-from ..basics.messages import first_line
 from ..draw.figure_page import in_notebook_output, render_figures, table_html
 from ..draw.section import Section
 from ..draw.text import html_text
@@ -20,7 +18,7 @@ from ..errors import InputError, OutputError
 from .codec import packed, unpacked
 from .figure_file import SavesFigures
 from .provenance import Provenance
-from .tensor_file import read_tensors, write_tensors
+from .tensor_file import write_tensors
 
 
 class Result(SavesFigures, ABC):
@@ -43,7 +41,7 @@ class Result(SavesFigures, ABC):
         return self.to_frame()
 
     def save(self, path: str | Path) -> Path:
-        """Writes the result to one safetensors file (tensors, and JSON in its header); never pickle."""
+        """Writes the result to one safetensors file (tensors, and JSON in its header), for `am.load_result`."""
         everything, about = self._written()
         tensors, same_as = _without_repeats(everything)
         header = {"kind": type(self).__name__, **about, "same_as": same_as}
@@ -55,7 +53,7 @@ class Result(SavesFigures, ABC):
 
     @property
     def axis_lengths(self) -> Mapping[str, int]:
-        """The lengths of the axes that labels give, such as the layers; `load` compares the tensors with them."""
+        """The lengths of axes that labels give, such as the layers; reading a file compares its tensors with them."""
         return {}
 
     def _measured(self) -> "Sequence[Self]":
@@ -67,31 +65,13 @@ class Result(SavesFigures, ABC):
         check_fields(self, self.axis_lengths)
 
     @classmethod
-    def load(cls, path: str | Path) -> Self:
-        """Reads a result that `save` wrote; needs no model.
-
-        Raises `InputError` for any other file, and for one that was damaged or edited so that its numbers and labels
-        do not fit together.
-        """
-        source = path_of(path)
-        if not source.is_file():
-            raise InputError(f"there is no file {source}.")
-        try:
-            tensors, header = read_tensors(source)
-            kind = string("kind", header["kind"])
-        except Exception as error:
-            raise InputError(f"{source} is not a result that attnmech saved ({first_line(error)}).") from error
-        if kind != cls.__name__:
-            raise InputError(f"{source} holds a {kind}; load it with {kind}.load.")
-        try:
-            tensors |= {name: tensors[first] for name, first in header["same_as"].items()}
-            found = cls._read(tensors, header)
-            for each in found._measured():
-                each._check()
-        except Exception as error:  # the file may hold anything
-            what = f"no {error}" if isinstance(error, KeyError) else first_line(error)
-            raise InputError(f"{source} does not hold a valid {kind}: {what}. Save the result again.") from error
-        return found
+    def _from_file(cls, tensors: Mapping[str, Tensor], header: Mapping[str, Any]) -> Self:
+        """The result that `save` wrote; raises any exception if its numbers and labels do not fit together."""
+        repeats = {name: tensors[first] for name, first in header["same_as"].items()}
+        result = cls._read({**tensors, **repeats}, header)
+        for measured in result._measured():
+            measured._check()
+        return result
 
     def _written(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """What a file holds: tensors, and the rest as JSON values."""

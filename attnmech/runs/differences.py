@@ -3,7 +3,7 @@
 from typing import Any, Final
 
 from ..maths.intervals import TextMeans
-from ..results import TextResult
+from ..results.result import TextResult
 from .claims import about_largest
 
 _UNPAIRED: Final = "; the two are on different texts, so a difference has no interval"

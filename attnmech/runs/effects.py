@@ -19,7 +19,10 @@ from ..errors import InputError
 from ..interventions import Head
 from ..maths.intervals import TextMeans
 from ..model.run.hooked import HookedModel
-from ..results import OverTexts, Provenance, TextResult, by_layer, subtracted
+from ..results.by_layer import by_layer, subtracted
+from ..results.over_texts import OverTexts
+from ..results.provenance import Provenance
+from ..results.result import TextResult
 from .claims import PALE, for_map, interval_note
 from .differences import largest_of
 from .layers import count_layers

@@ -16,7 +16,7 @@ from ..batch import Batch
 from ..model.attention.observed import LayerEnd, RowBlock
 from ..model.run.hooked import HookedModel
 from ..model.stack.stack import Stack
-from ..results import Provenance
+from ..results.provenance import Provenance
 
 State: TypeAlias = dict[str, Tensor]
 """What a reducer has found so far: tensors by name."""

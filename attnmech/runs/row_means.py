@@ -26,7 +26,10 @@ from ..errors import InputError, MissingPointError
 from ..maths.intervals import LEAST_TEXTS, LEVEL, TextMeans, checked_level, difference
 from ..maths.statistic import WithStatistics
 from ..maths.sums_by_text import counts_by_text, sums_by_text
-from ..results import Provenance, TextResult, by_layer, clarity_of, shared_layers
+from ..results.by_layer import by_layer, shared_layers
+from ..results.over_texts import clarity_of
+from ..results.provenance import Provenance
+from ..results.result import TextResult
 from .claims import for_map, interval_note
 from .differences import largest_of
 from .groups import by_group, joined

@@ -44,7 +44,7 @@ def stream(
     """Runs the model once over the inputs and returns a result for each reducer.
 
     >>> focus, updates = am.stream(                                                  # doctest: +SKIP
-    ...     model, "Anna sang of shells.", [am.AttentionFocus.reducer(), am.ResidualUpdates.reducer()]
+    ...     model, "Anna sang of shells.", [am.results.AttentionFocus.reducer(), am.results.ResidualUpdates.reducer()]
     ... )
 
     A corpus is run in batches of similar length and is not kept. Active hooks change what reducers see. A reducer
@@ -97,7 +97,7 @@ def _is_corpus(inputs: Inputs | Iterable[Inputs]) -> TypeGuard[Iterable[Inputs]]
 
 
 def _checked(reducers: Any) -> tuple[Reducer, ...]:
-    wanted = "a list of reducers, such as [am.AttentionFocus.reducer()]"
+    wanted = "a list of reducers, such as [am.results.AttentionFocus.reducer()]"
     found = (reducers,) if isinstance(reducers, Reducer) else tuple(listed("reducers", reducers, wanted))
     for each in found:
         if not isinstance(each, Reducer):

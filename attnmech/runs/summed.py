@@ -11,7 +11,8 @@ from torch import Tensor
 from ..basics.arguments import shown
 from ..basics.fields import check_entries, check_layers
 from ..errors import InputError
-from ..results import PagedResult, Provenance
+from ..results.provenance import Provenance
+from ..results.result import PagedResult
 from .layers import count_layers
 from .reducer import Reducer, Source, State
 

@@ -23,7 +23,7 @@ from ..batch import Batch
 from ..errors import InputError
 from ..model.inputs.encoder import Inputs
 from ..model.run.hooked import HookedModel, require_model
-from ..results import Provenance
+from ..results.provenance import Provenance
 from .answers import Answers
 from .corpus import CorpusBatch, batches
 from .engine import After, Change, Engine, Receivers

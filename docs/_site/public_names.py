@@ -1,9 +1,10 @@
-"""The reference: a page for each group of public names, from their docstrings."""
+"""The reference: a page for each group of public names, written from their docstrings."""
 
 import ast
 import inspect
 import re
 import textwrap
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, Final
 from zlib import crc32
@@ -12,80 +13,94 @@ from files import write_if_new
 from papers import linked, section_of, sections
 
 import attnmech as am
+from attnmech import errors
 from attnmech.results.result import Result
 
 PAGES: Final[dict[str, dict[str, tuple[str, ...]]]] = {
     "Load and run": {
         "load": ("load", "untrained"),
         "HookedModel": ("HookedModel",),
-        "Activations": ("Activations", "Batch"),
-        "certify": ("certify", "Certificate"),
+        "Activations": ("results.Activations", "reducers.Batch"),
+        "certify": ("certify", "results.Certificate"),
         "Intervention": ("Intervention", "Values", "mean_z"),
     },
     "Why does a head look there?": {
-        "decompose_scores": ("decompose_scores", "ScoreDecomposition"),
-        "decompose_by_source": ("decompose_by_source", "SourceDecomposition"),
-        "variance_shares": ("variance_shares", "VarianceShares"),
-        "mean_qk": ("mean_qk", "MeanQK"),
-        "composition": ("composition", "Composition"),
+        "decompose_scores": ("decompose_scores", "results.ScoreDecomposition"),
+        "decompose_by_source": ("decompose_by_source", "results.SourceDecomposition"),
+        "variance_shares": ("variance_shares", "results.VarianceShares"),
+        "mean_qk": ("mean_qk", "results.MeanQK"),
+        "composition": ("composition", "results.Composition"),
     },
     "Where do heads look?": {
-        "attention_focus": ("attention_focus", "AttentionFocus"),
-        "head_types": ("head_types", "HeadTypes"),
-        "relations": ("relations", "Relations"),
-        "segment_attention": ("segment_attention", "SegmentAttention"),
-        "group_attention": ("group_attention", "GroupAttention"),
-        "global_attention": ("global_attention", "GlobalAttention"),
-        "attention_flow": ("attention_flow", "AttentionFlow"),
-        "joint_embedding": ("joint_embedding", "JointEmbedding"),
-        "redundancy": ("redundancy", "Redundancy"),
-        "odd_heads": ("odd_heads", "OddHeads"),
+        "attention_focus": ("attention_focus", "results.AttentionFocus"),
+        "head_types": ("head_types", "results.HeadTypes"),
+        "relations": ("relations", "results.Relations"),
+        "segment_attention": ("segment_attention", "results.SegmentAttention"),
+        "group_attention": ("group_attention", "results.GroupAttention"),
+        "global_attention": ("global_attention", "results.GlobalAttention"),
+        "attention_flow": ("attention_flow", "results.AttentionFlow"),
+        "joint_embedding": ("joint_embedding", "results.JointEmbedding"),
+        "redundancy": ("redundancy", "results.Redundancy"),
+        "odd_heads": ("odd_heads", "results.OddHeads"),
     },
     "What do heads write?": {
-        "residual_updates": ("residual_updates", "ResidualUpdates"),
-        "residual_drift": ("residual_drift", "ResidualDrift"),
+        "residual_updates": ("residual_updates", "results.ResidualUpdates", "results.BlockUpdates"),
+        "residual_drift": ("residual_drift", "results.ResidualDrift"),
     },
     "Does it matter?": {
-        "ablate_heads": ("ablate_heads", "HeadEffects"),
-        "ablate_set": ("ablate_set", "sweep", "SweepEffects"),
-        "ablate_pairs": ("ablate_pairs", "PairEffects"),
-        "prune_heads": ("prune_heads", "PruningCurve"),
-        "head_importance": ("head_importance", "HeadImportance"),
-        "patch": ("patch", "PatchEffects", "PositionEffects", "KVPatchEffects"),
-        "path_patch": ("path_patch", "PathEffects"),
-        "null_attention": ("null_attention", "NullAttention"),
-        "segment_effects": ("segment_effects", "SegmentEffects"),
-        "pruning_advice": ("pruning_advice", "PruningAdvice"),
+        "ablate_heads": ("ablate_heads", "results.HeadEffects"),
+        "ablate_set": ("ablate_set", "sweep", "results.SweepEffects"),
+        "ablate_pairs": ("ablate_pairs", "results.PairEffects"),
+        "prune_heads": ("prune_heads", "results.PruningCurve"),
+        "head_importance": ("head_importance", "results.HeadImportance"),
+        "patch": ("patch", "results.PatchEffects", "results.PositionEffects", "results.KVPatchEffects"),
+        "path_patch": ("path_patch", "results.PathEffects"),
+        "null_attention": ("null_attention", "results.NullAttention"),
+        "segment_effects": ("segment_effects", "results.SegmentEffects"),
+        "pruning_advice": ("pruning_advice", "results.PruningAdvice"),
     },
     "Is it these heads?": {
-        "confirm_heads": ("confirm_heads", "HeadClaim", "Task", "Case", "Discovery"),
-        "compare": ("compare", "Comparison"),
-        "trajectory": ("trajectory", "Trajectory"),
+        "confirm_heads": ("confirm_heads", "results.HeadClaim", "Task", "Case", "results.Discovery"),
+        "compare": ("compare", "results.Comparison"),
+        "trajectory": ("trajectory", "results.Trajectory"),
     },
-    "Report, corpora, own statistics": {
-        "report": ("report", "Report"),
+    "Report, files, corpora, own statistics": {
+        "report": ("report", "results.Report"),
+        "load_result": ("load_result",),
         "Corpus": ("Corpus", "CorpusFiles"),
-        "stream": ("stream", "Reducer", "Run", "Source", "RowBlock", "LayerEnd", "TextMeans"),
+        "stream": (
+            *("stream", "Reducer", "reducers.Run", "reducers.Source", "reducers.RowBlock", "reducers.LayerEnd"),
+            "reducers.TextMeans",
+        ),
         "Ray": ("Ray",),
     },
     "Models of your own": {
-        "Architecture": ("Architecture", "Separate", "Fused", "Columns", "PatchGrid"),
+        "Architecture": (
+            *("Architecture", "architecture.Separate", "architecture.Fused", "architecture.Columns", "PatchGrid"),
+        ),
     },
     "Errors": {
         "errors": (
-            "AttnmechError", "InputError", "ModelNotFoundError", "UnsupportedModelError", "WeightsError",
-            "MissingPointError", "ExactnessError", "CertificateError", "OutputError", "JournalError", "ReducerError",
-            "EngineError",
+            "AttnmechError",
+            *(f"errors.{name}" for name in vars(errors) if name.endswith("Error") and name not in am.__all__),
         ),
     },
-}  # fmt: skip
-"""Each page with its names, by the question that they answer."""
+}
+"""Each page with its names in `attnmech`, by the question that they answer."""
 
 CONSTRUCTED: Final = (
     "Architecture", "Case", "Columns", "Corpus", "CorpusFiles", "Fused", "Intervention", "PatchGrid", "Ray", "Separate",
     "Task", "Values",
 )  # fmt: skip
 """Classes that a user makes; all others come out of a call, so their signatures are of no use."""
+
+MODULES: Final = ("architecture", "errors", "reducers", "results")
+
+NAMES: Final = {
+    **{name: f"{module}.{name}" for module in MODULES for name in dir(getattr(am, module)) if name[0].isupper()},
+    **{name: name for name in am.__all__ if not inspect.ismodule(getattr(am, name))},
+}
+"""Where in `attnmech` each public name is."""
 
 NOT_FOR_USERS: Final = frozenset(
     (
@@ -102,7 +117,7 @@ def page_of(title: str, names: tuple[str, ...]) -> str:
     if anchor := next(filter(None, anchors), None):
         parts.append(f"The mathematics: [{sections()[anchor].lower()}](../../formulas.md#{anchor}).\n")
     for name in names:
-        thing = getattr(am, name)
+        thing = attrgetter(name)(am)
         if not inspect.isclass(thing):
             directive = [f".. autofunction:: attnmech.{name}"]
         elif issubclass(thing, Exception):
@@ -113,7 +128,7 @@ def page_of(title: str, names: tuple[str, ...]) -> str:
                 directive.append("   :inherited-members: Result, PagedResult, TextResult, ABC, Mapping")
         parts += ["```{eval-rst}", *directive, "```", ""]
         if inspect.isclass(thing) and issubclass(thing, Result):
-            parts += ["```{figures} " + name, "```", ""]
+            parts += ["```{figures} " + thing.__name__, "```", ""]
     return "\n".join(parts) + "\n"
 
 
@@ -121,8 +136,9 @@ def index() -> str:
     parts = [
         "# Reference",
         "",
-        "Every public name, from its docstring. Most results also have `to_frame`, `save`, `load`, `plot`, `to_html`",
-        "and a difference ([results](results.md)).",
+        "Every public name, from its docstring: calls and what they are given in `attnmech`, what they return in",
+        "`attnmech.results`. Most results also have `to_frame`, `save`, `plot`, `to_html` and a difference",
+        "([results](results.md)).",
         "",
         "```{toctree}\n:hidden:\n\nresults",
         *(page for pages in PAGES.values() for page in pages),
@@ -132,20 +148,20 @@ def index() -> str:
         parts += ["", f"## {question}", "", "| | |", "|---|---|"]
         for page, names in pages.items():
             for name in names:
-                parts.append(f"| [`{name}`]({page}.md) | {_first_sentence(getattr(am, name))} |")
+                parts.append(f"| [`{name}`]({page}.md) | {_first_sentence(attrgetter(name)(am))} |")
     return "\n".join(parts) + "\n"
 
 
 RESULTS: Final = """# What every result can do
 
 ```{eval-rst}
-.. autoclass:: attnmech.results.result.Result
-   :members: to_frame, by_head, save, load
+.. autoclass:: attnmech.results.Result
+   :members: to_frame, by_head, save
 
-.. autoclass:: attnmech.results.result.PagedResult
+.. autoclass:: attnmech.results.PagedResult
    :members: lead, to_html
 
-.. autoclass:: attnmech.results.result.TextResult
+.. autoclass:: attnmech.results.TextResult
    :members: __sub__, parts, paired
 ```
 """
@@ -187,8 +203,7 @@ def docstring(_: Any, what: str, name: str, thing: Any, __: Any, lines: list[str
     lines[:] = _as_rst(lines)
     if what in ("attribute", "property"):
         owner, _, field = name.rpartition(".")
-        kind = getattr(am, owner.rpartition(".")[2], None)
-        written = "" if kind is None else type_of(kind, field)
+        written = type_of(attrgetter(owner.removeprefix("attnmech."))(am), field)
         if written:
             lines[:0] = [f"``{written}``", ""]
 
@@ -232,12 +247,12 @@ def _escaped(line: str) -> str:
 
 
 def _code(found: re.Match[str]) -> str:
-    """Code in backticks, as a link where it is one public name."""
+    """Code in backticks, as a link where it is one public name, with or without its module."""
     code, after = " ".join(found[1].split()), f"\\ {found[2]}" if found[2] else ""
-    name = code.removeprefix("am.")
-    first, _, member = name.partition(".")
-    if first in am.__all__ and (not member or hasattr(getattr(am, first), member)):
-        return f":py:obj:`{code} <attnmech.{name}>`{after}"
+    first, _, member = re.sub(rf"^(am\.)?(({'|'.join(MODULES)})\.)?", "", code).partition(".")
+    name = NAMES.get(first)
+    if name is not None and (not member or hasattr(attrgetter(name)(am), member)):
+        return f":py:obj:`{code} <{'.'.join(filter(None, ('attnmech', name, member)))}>`{after}"
     return f"``{code}``{after}"
 
 

@@ -11,6 +11,7 @@ import torch
 import attnmech as am
 from attnmech.draw.embed import View
 from attnmech.draw.text import visible_token
+from attnmech.errors import InputError
 
 TEXT = "Anna gave an old anchor to Tom."
 
@@ -21,7 +22,7 @@ def demo() -> am.HookedModel:
 
 
 @pytest.fixture(scope="module")
-def acts(demo: am.HookedModel) -> am.Activations:
+def acts(demo: am.HookedModel) -> am.results.Activations:
     return demo.run([TEXT, "Anna sang."], points=["pattern", "scores", "z", "resid_post", "embed", "logits"])
 
 
@@ -46,14 +47,14 @@ def plain(texts: list[str]) -> list[str]:
         ({"layer": 2, "head": 6, "view": "model"}, "model"),
     ],
 )
-def test_the_selection_chooses_the_view(acts: am.Activations, options: dict[str, Any], kind: str) -> None:
+def test_the_selection_chooses_the_view(acts: am.results.Activations, options: dict[str, Any], kind: str) -> None:
     view = acts.show("pattern", **options)
     assert view.data.get("element", view.kind) == kind
     tokens = [visible_token(token) for token in acts.tokens[0]]
     assert plain(view.data["queries"] if "queries" in view.data else props(view)["tokens"]) == tokens
 
 
-def test_numbers_are_those_of_the_text_without_its_padding(acts: am.Activations) -> None:
+def test_numbers_are_those_of_the_text_without_its_padding(acts: am.results.Activations) -> None:
     length = len(acts.tokens[1]) - int((~acts.batch.mask[1]).sum())
     assert length < len(acts.tokens[1])
     pattern = acts["pattern", 2][1, :, :length, :length].numpy()
@@ -69,7 +70,7 @@ def test_numbers_are_those_of_the_text_without_its_padding(acts: am.Activations)
     np.testing.assert_allclose(props(mean)["values"], pattern[:, 3].mean(0), rtol=6e-4)
 
 
-def test_hidden_scores_are_no_numbers_and_the_scale_is_that_of_the_visible(acts: am.Activations) -> None:
+def test_hidden_scores_are_no_numbers_and_the_scale_is_that_of_the_visible(acts: am.results.Activations) -> None:
     found = props(acts.show("scores", layer=1))
     scores = acts["scores", 1][0].numpy()
     shown = np.array(found["attention"], dtype=float)
@@ -80,7 +81,7 @@ def test_hidden_scores_are_no_numbers_and_the_scale_is_that_of_the_visible(acts:
     assert found["maskUpperTri"] is True
 
 
-def test_vectors_by_head_and_by_layer(acts: am.Activations) -> None:
+def test_vectors_by_head_and_by_layer(acts: am.results.Activations) -> None:
     length = int(acts.batch.mask[0].sum())
     found = props(acts.show("z", layer=3))
     np.testing.assert_allclose(found["activations"][0], acts["z", 3][0, :length].numpy(), rtol=6e-4)
@@ -95,7 +96,7 @@ def test_vectors_by_head_and_by_layer(acts: am.Activations) -> None:
     np.testing.assert_allclose(embed["activations"][0], acts["embed"][0][:, None].numpy(), rtol=6e-4)
 
 
-def test_logits_are_the_texts_own_predictions(acts: am.Activations, demo: am.HookedModel) -> None:
+def test_logits_are_the_texts_own_predictions(acts: am.results.Activations, demo: am.HookedModel) -> None:
     found = props(acts.show("logits"))
     ids = acts.batch.ids[0]
     expected = acts.logits[0, :-1].log_softmax(-1).gather(1, ids[1:, None])[:, 0]
@@ -119,12 +120,12 @@ def test_cross_attention_has_two_lists_of_tokens_and_no_square_map() -> None:
     assert (len(view.data["queries"]), len(view.data["keys"])) == acts["cross.pattern", 0].shape[-2:]
     assert acts.show("cross.pattern").kind == "model"
     assert acts.show("cross.pattern", layer=0, head=1).kind == "model"
-    with pytest.raises(am.InputError, match="for cross-attention take"):
+    with pytest.raises(InputError, match="for cross-attention take"):
         acts.show("cross.pattern", layer=0, view="attention_heads")
     assert len(props(acts.show("encoder.z", layer=0))["tokens"][0]) == acts["encoder.z", 0].shape[1]
 
 
-def test_a_chosen_head_keeps_its_number(acts: am.Activations) -> None:
+def test_a_chosen_head_keeps_its_number(acts: am.results.Activations) -> None:
     for view in ("sentence", "token_graph", "model"):
         data = acts.show("pattern", layer=2, head=6, view=view).data
         assert data["chosen"] == {"layer": 0, "head": 6}
@@ -151,14 +152,16 @@ def test_a_chosen_head_keeps_its_number(acts: am.Activations) -> None:
         ("pattern", {"query": 2}, "shows one layer: give `layer`"),
     ],
 )
-def test_what_there_is_not_is_refused(acts: am.Activations, name: str, options: dict[str, Any], message: str) -> None:
+def test_what_there_is_not_is_refused(
+    acts: am.results.Activations, name: str, options: dict[str, Any], message: str
+) -> None:
     with pytest.raises(am.AttnmechError, match=message):
         acts.show(name, **options)
 
 
 def test_too_long_a_text_for_circuitsvis_names_what_holds_more(demo: am.HookedModel) -> None:
     acts = demo.run(torch.full((1, 400), 400), points=[("pattern", 0)])
-    with pytest.raises(am.InputError, match=r'1,280,000 numbers are more than .* layer=2, view="model"\)'):
+    with pytest.raises(InputError, match=r'1,280,000 numbers are more than .* layer=2, view="model"\)'):
         acts.show("pattern", layer=0, view="attention_heads")
     assert acts.show("pattern", layer=0).kind == "model"
 

@@ -16,6 +16,7 @@ from safetensors.torch import save_file
 
 import attnmech as am
 from attnmech.basics.files import check_writable, writing
+from attnmech.errors import OutputError
 
 
 def put(target: Path, text: str) -> None:
@@ -31,7 +32,7 @@ def test_a_file_is_new_or_as_it_was(tmp_path: Path) -> None:
         with pytest.raises(error):
             broken(target, error)
         assert target.read_text() == "one" and list(tmp_path.iterdir()) == [target]
-    with pytest.raises(am.OutputError, match=r"cannot write .*page.html: No such file"), writing(target):
+    with pytest.raises(OutputError, match=r"cannot write .*page.html: No such file"), writing(target):
         pass
     assert target.read_text() == "one"
 
@@ -78,9 +79,9 @@ def test_links_stay_links(tmp_path: Path) -> None:
     lost, loop = tmp_path / "lost", tmp_path / "loop"
     lost.symlink_to("nowhere/file")
     loop.symlink_to("loop")
-    with pytest.raises(am.OutputError, match=r"cannot write .*lost: there is no folder .*nowhere"):
+    with pytest.raises(OutputError, match=r"cannot write .*lost: there is no folder .*nowhere"):
         put(lost, "")
-    with pytest.raises(am.OutputError, match=r"loop.* cannot be used: Too many levels of symbolic links"):
+    with pytest.raises(OutputError, match=r"loop.* cannot be used: Too many levels of symbolic links"):
         put(loop, "")
 
 
@@ -103,7 +104,7 @@ def test_a_file_without_write_permission_is_refused(tmp_path: Path) -> None:
     held = tmp_path / "held"
     held.write_text("kept")
     held.chmod(0o444)
-    with pytest.raises(am.OutputError, match=r"cannot write .*held: Permission denied"):
+    with pytest.raises(OutputError, match=r"cannot write .*held: Permission denied"):
         put(held, "new")
     assert held.read_text() == "kept"
 
@@ -123,14 +124,14 @@ def test_what_is_no_regular_file_is_left_alone(odd: dict[str, Path], tmp_path: P
     before = {path: path.lstat().st_mode for path in odd.values()}
     for path in (*odd.values(), Path("/dev/null"), Path("/dev/full")):
         for write in (check_writable, am.Intervention.zero([(0, 1)]).save):
-            with pytest.raises(am.OutputError) as caught:
+            with pytest.raises(OutputError) as caught:
                 write(path)
             said = f"cannot write {path}: it is a device, a pipe or a socket; name a regular file."
             assert str(caught.value) == said
     assert {path: path.lstat().st_mode for path in odd.values()} == before
     assert stat.S_ISCHR(Path("/dev/null").stat().st_mode) and len(list(tmp_path.iterdir())) == 3
     for path, said in ((tmp_path, "it is a folder"), (tmp_path / "pipe" / "page", "there is no folder")):
-        with pytest.raises(am.OutputError, match=said):
+        with pytest.raises(OutputError, match=said):
             put(path, "")
 
 
@@ -157,7 +158,7 @@ resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))
 for name, save in writes.items():
     try:
         save(folder / name)
-    except am.OutputError as error:
+    except am.errors.OutputError as error:
         print(name, "|", error)
 """
 
@@ -185,7 +186,7 @@ def test_what_cannot_be_moved_into_place_is_an_output_error(tmp_path: Path, monk
         raise OSError(16, "Device or resource busy")
 
     monkeypatch.setattr(Path, "replace", busy)
-    with pytest.raises(am.OutputError, match=r"cannot write .*page: Device or resource busy"):
+    with pytest.raises(OutputError, match=r"cannot write .*page: Device or resource busy"):
         put(target, "new")
     assert list(tmp_path.iterdir()) == []
 
@@ -259,7 +260,7 @@ def test_tables_and_pages_stand_together(tmp_path: Path, monkeypatch: pytest.Mon
 
     with monkeypatch.context() as patched:
         patched.setattr("attnmech.results.result.render_figures", full)
-        with pytest.raises(am.OutputError, match="No space left"):
+        with pytest.raises(OutputError, match="No space left"):
             write_table_and_page(found, table, page)
     assert table.read_text() == page.read_text() == "old"
     write_table_and_page(found, table, page)
@@ -284,7 +285,7 @@ def test_a_full_disk_names_the_file_that_was_asked_for(
     where, name = {"table": (pd.DataFrame, "to_csv"), "page": (Path, "write_text")}[fails]
     with monkeypatch.context() as patched:
         patched.setattr(where, name, full)
-        with pytest.raises(am.OutputError) as caught:
+        with pytest.raises(OutputError) as caught:
             write_table_and_page(found, files["table"], files["page"])
     assert str(caught.value) == f"cannot write {files[fails]}: No space left on device."
     assert list(tmp_path.iterdir()) == []

@@ -10,6 +10,7 @@ import torch
 
 import attnmech as am
 from attnmech.basics.lens_names import OF_CACHE, OF_MODEL, OF_PACKAGE
+from attnmech.errors import InputError
 
 TEXT = "Anna gave an old anchor to Tom. Anna"
 
@@ -50,7 +51,7 @@ def test_hasattr_and_copies_are_as_before(model: am.HookedModel) -> None:
 @pytest.mark.parametrize("name", sorted(OF_CACHE))
 def test_a_name_of_a_cache(model: am.HookedModel, name: str) -> None:
     if name in ("items", "keys"):
-        assert not hasattr(am.Activations, name)
+        assert not hasattr(am.results.Activations, name)
     with pytest.raises(AttributeError, match=f"TransformerLens's `{name}` is "):
         getattr(model.run(TEXT), name)
 
@@ -102,7 +103,7 @@ def test_a_hook_of_transformer_lens_is_refused_before_it_runs(model: am.HookedMo
     says = re.escape(
         "with the signature (value: torch.Tensor, hook: object) -> torch.Tensor. TransformerLens's hooks take"
     )
-    with pytest.raises(am.InputError, match=says), model.hooks({("z", 2): zeroed}):
+    with pytest.raises(InputError, match=says), model.hooks({("z", 2): zeroed}):
         pass
     with model.hooks({("z", 2): lambda value, factor=2.0: value * factor, ("z", 1): torch.relu}):
         model.run(TEXT)

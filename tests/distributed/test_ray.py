@@ -25,6 +25,7 @@ from counting import TEXTS, Lengths, Poisoned, Slow, State
 import attnmech as am
 from attnmech.cli import main as cli
 from attnmech.distributed import cluster
+from attnmech.errors import EngineError, InputError, ReducerError
 from attnmech.runs import corpus as corpus_module
 from attnmech.runs import stream as stream_module
 from attnmech.runs.journal import Journal
@@ -123,7 +124,7 @@ def test_one_worker_and_two_agree_bit_by_bit(demo: am.HookedModel, two: am.Ray) 
 
 
 def test_head_types_of_random_tokens_and_shards(demo: am.HookedModel, two: am.Ray) -> None:
-    def shard(k: int, **where: Any) -> am.AttentionFocus:
+    def shard(k: int, **where: Any) -> am.results.AttentionFocus:
         return am.attention_focus(demo, iter(TEXTS), shard=(k, 2), **where)
 
     require_same(am.head_types(demo, seed=3).state, am.head_types(demo, seed=3, engine=two).state)
@@ -211,7 +212,7 @@ def test_files_read_by_ray_data(demo: am.HookedModel, two: am.Ray, tmp_path: Pat
     require_same(here.state, there.state)
     assert there.provenance == here.provenance
     (tmp_path / "a.jsonl").write_text('{"text": "fine"}\n{"words": 1}\n')
-    with pytest.raises(am.InputError, match=r'a\.jsonl, line 2 has no "text"'):
+    with pytest.raises(InputError, match=r'a\.jsonl, line 2 has no "text"'):
         am.attention_focus(demo, corpus, engine=two)
 
 
@@ -221,7 +222,7 @@ def test_files_read_by_ray_data(demo: am.HookedModel, two: am.Ray, tmp_path: Pat
 class Broken(Lengths):
     """Gives NaN at a document."""
 
-    def close(self, state: State, run: am.Run) -> State:
+    def close(self, state: State, run: am.reducers.Run) -> State:
         if 21 in run.documents.tolist():
             state["largest"][0, 0] = torch.nan
         return state
@@ -236,12 +237,12 @@ class Unsendable(Lengths):
 
 
 def test_errors_of_workers_are_those_of_a_local_run(demo: am.HookedModel, two: am.Ray) -> None:
-    with pytest.raises(am.ReducerError) as here:
+    with pytest.raises(ReducerError) as here:
         am.stream(demo, iter(TEXTS[:30]), [Broken(30)])
-    with pytest.raises(am.ReducerError) as there:
+    with pytest.raises(ReducerError) as there:
         am.stream(demo, iter(TEXTS[:30]), [Broken(30)], engine=two)
     assert str(there.value) == str(here.value)
-    with pytest.raises(am.EngineError, match=r"^a reducer or a hook cannot be sent to worker processes \(.*lock"):
+    with pytest.raises(EngineError, match=r"^a reducer or a hook cannot be sent to worker processes \(.*lock"):
         am.stream(demo, iter(TEXTS[:30]), [Unsendable(30)], engine=two)
 
 
@@ -348,26 +349,26 @@ def test_an_interrupted_run_ends_its_workers_and_resumes(demo: am.HookedModel, t
 
 
 def test_clusters_that_are_not_there(monkeypatch: pytest.MonkeyPatch, demo: am.HookedModel) -> None:
-    with pytest.raises(am.InputError, match=r'`engine` must be "local" or an am\.Ray'):
+    with pytest.raises(InputError, match=r'`engine` must be "local" or an am\.Ray'):
         am.attention_focus(demo, iter(TEXTS), engine="ray")
-    with pytest.raises(am.InputError, match='`address` must be "auto", "host:port"'):
+    with pytest.raises(InputError, match='`address` must be "auto", "host:port"'):
         am.Ray("nowhere")
-    with pytest.raises(am.InputError, match="`workers` must be"):
+    with pytest.raises(InputError, match="`workers` must be"):
         am.Ray(workers=0)
     monkeypatch.setattr(cluster.imported(), "is_initialized", lambda: False)
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     monkeypatch.setattr(cluster.tempfile, "gettempdir", lambda: "/nowhere")
-    with pytest.raises(am.EngineError, match=r"no Ray cluster is running here\. Start one with `ray start --head`"):
+    with pytest.raises(EngineError, match=r"no Ray cluster is running here\. Start one with `ray start --head`"):
         am.attention_focus(demo, iter(TEXTS), engine=am.Ray("auto"))
-    with pytest.raises(am.EngineError, match=r"no Ray cluster answers at 127.0.0.1:9 \(Connection refused\)"):
+    with pytest.raises(EngineError, match=r"no Ray cluster answers at 127.0.0.1:9 \(Connection refused\)"):
         am.attention_focus(demo, iter(TEXTS), engine=am.Ray("127.0.0.1:9"))
     monkeypatch.setitem(sys.modules, "ray", None)
-    with pytest.raises(am.EngineError, match="pip install 'attnmech\\[ray\\]'"):
+    with pytest.raises(EngineError, match="pip install 'attnmech\\[ray\\]'"):
         am.attention_focus(demo, iter(TEXTS), engine=am.Ray())
 
 
 def test_a_cluster_that_is_too_small(demo: am.HookedModel, ray: Any) -> None:
-    with pytest.raises(am.EngineError, match=r"3 CPUs and 0 GPUs, which is room for 1 workers with 2 CPUs"):
+    with pytest.raises(EngineError, match=r"3 CPUs and 0 GPUs, which is room for 1 workers with 2 CPUs"):
         am.attention_focus(demo, iter(TEXTS), engine=am.Ray(workers=2, cpus_per_worker=2))
 
 

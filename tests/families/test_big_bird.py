@@ -10,6 +10,7 @@ import transformers
 from torch import Tensor
 
 import attnmech as am
+from attnmech.errors import UnsupportedModelError
 
 LAYERS, HEADS, D_HEAD = 2, 3, 7
 
@@ -61,11 +62,11 @@ def test_full_attention_against_transformers(options: dict[str, Any]) -> None:
 def test_sparse_attention_is_refused(tmp_path: Path) -> None:
     model = big_bird("block_sparse")
     assert model.bert.attention_type == "block_sparse"
-    with pytest.raises(am.UnsupportedModelError, match="attention is sparse") as caught:
+    with pytest.raises(UnsupportedModelError, match="attention is sparse") as caught:
         am.load(model)
     assert "BigBirdForMaskedLM.from_pretrained(folder, attention_type='original_full')" in str(caught.value)
     model.save_pretrained(tmp_path)
-    with pytest.raises(am.UnsupportedModelError, match="attention is sparse"):
+    with pytest.raises(UnsupportedModelError, match="attention is sparse"):
         am.load(tmp_path)
     # What the message says to do.
     full = transformers.BigBirdForMaskedLM.from_pretrained(tmp_path, attention_type="original_full")
@@ -85,5 +86,5 @@ def test_what_counts_is_what_runs_and_not_the_config() -> None:
     back = big_bird("original_full")
     back.bert.set_attention_type("block_sparse")
     assert back.config.attention_type == "original_full"
-    with pytest.raises(am.UnsupportedModelError, match="attention is sparse"):
+    with pytest.raises(UnsupportedModelError, match="attention is sparse"):
         am.load(back)

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 import attnmech as am
+from attnmech.errors import UnsupportedModelError
 
 IDS = torch.tensor([[11, 40, 23, 77, 40, 30, 65, 12, 50], [61, 13, 70, 22, 45, 33, 18, 27, 80]])
 LAYER = 2
@@ -30,7 +31,7 @@ def hooked(kind: str) -> am.HookedModel:
 
 
 @cache
-def acts_of(kind: str) -> am.Activations:
+def acts_of(kind: str) -> am.results.Activations:
     there = [name for name, point in hooked(kind).points.items() if point.absent is None]
     return hooked(kind).run(IDS, points=there)
 
@@ -229,7 +230,7 @@ def test_zambas_heads_without_their_columns(kind: str) -> None:
 def test_heads_of_different_sizes_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """Gemma 4's layers of full attention have larger heads, unless the recipe makes them alike."""
     monkeypatch.setattr(tiny, "_own", lambda kind, size: {"global_head_dim": 24})
-    with pytest.raises(am.UnsupportedModelError, match="d_head is 16 in layer 0, 24 in layer 3"):
+    with pytest.raises(UnsupportedModelError, match="d_head is 16 in layer 0, 24 in layer 3"):
         am.load(tiny.model_of("gemma4_text"))
 
 

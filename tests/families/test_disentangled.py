@@ -13,6 +13,7 @@ from torch import Tensor
 from transformers.models.deberta_v2.modeling_deberta_v2 import make_log_bucket_position
 
 import attnmech as am
+from attnmech.errors import CertificateError, InputError, UnsupportedModelError
 from attnmech.maths.relative import Relative, log_bucket
 from attnmech.model.attention import attend as attention
 from attnmech.model.attention.disentangled import DisentangledAttention, row_of_distance
@@ -65,7 +66,7 @@ def test_variants_are_certified_and_add_up(variant: str) -> None:
 def test_a_convolution_between_blocks_is_no_writer_that_a_point_holds() -> None:
     hooked = am.load(models.randomised(VARIANTS["convolution"]()))
     assert "chain" not in {check.name for check in hooked.certificate.checks}
-    with pytest.raises(am.UnsupportedModelError, match="DeBERTa-v2's convolution after the first"):
+    with pytest.raises(UnsupportedModelError, match="DeBERTa-v2's convolution after the first"):
         am.decompose_by_source(hooked, long_ids())
 
 
@@ -75,7 +76,7 @@ def test_a_convolution_between_blocks_is_no_writer_that_a_point_holds() -> None:
      ({"pos_att_type": ["p2p"]}, "p2p")],
 )  # fmt: skip
 def test_what_is_not_supported_is_refused_by_name(options: dict[str, Any], said: str) -> None:
-    with pytest.raises(am.UnsupportedModelError, match=said):
+    with pytest.raises(UnsupportedModelError, match=said):
         am.load(models.deberta(**options))
 
 
@@ -163,7 +164,7 @@ def test_dropping_a_term_is_dropping_its_projection() -> None:
 
 def test_a_model_without_the_terms_says_so() -> None:
     with (
-        pytest.raises(am.InputError, match="have no such term"),
+        pytest.raises(InputError, match="have no such term"),
         models.hooked("bert").intervene(am.Intervention.scale("content_to_position")),
     ):
         models.hooked("bert").run(long_ids()[:, :9])
@@ -182,14 +183,14 @@ def test_figures_shares_and_embeddings_know_the_terms() -> None:
     # Scale and shift leave the attention as it is, which they would not if the products with positions were left out.
     embedded = am.joint_embedding(hooked, long_ids(), shift=False)
     assert float(embedded.attention_change.max()) < 1e-9
-    with pytest.raises(am.UnsupportedModelError, match="DeBERTa's tables"):
+    with pytest.raises(UnsupportedModelError, match="DeBERTa's tables"):
         am.joint_embedding(hooked, long_ids(), geometry="exact")
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_saved_decomposition_is_the_same(name: str, tmp_path: Any) -> None:
     split = am.decompose_scores(models.hooked(name), long_ids()[:1, :9])
-    again = am.ScoreDecomposition.load(split.save(tmp_path / "split"))
+    again = am.load_result(split.save(tmp_path / "split"))
     for one, other in zip(again.parts, split.parts, strict=True):
         for part in ("query_from_input", "key_from_input", "query_from_bias"):
             assert torch.equal(getattr(one, part), getattr(other, part))
@@ -248,7 +249,7 @@ def test_the_certificate_finds_a_reading_that_is_wrong(kind: str, monkeypatch: p
     broken(kind, monkeypatch)
     hooked = am.load(models.fresh("deberta_v2"))
     assert {"relative positions", "attentions", "transformers"} <= set(failing(hooked))
-    with pytest.raises(am.CertificateError, match=r"relative positions|transformers"):
+    with pytest.raises(CertificateError, match=r"relative positions|transformers"):
         am.decompose_scores(hooked, long_ids())
 
 

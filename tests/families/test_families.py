@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 import attnmech as am
+from attnmech.errors import MissingPointError
 
 F32, F64 = torch.float32, torch.float64
 NAMES = tuple(models.NEW)
@@ -48,7 +49,7 @@ def padded(name: str, side: str = "right") -> dict[str, Tensor]:
 
 
 @cache
-def acts_of(name: str, dtype: torch.dtype, side: str) -> am.Activations:
+def acts_of(name: str, dtype: torch.dtype, side: str) -> am.results.Activations:
     hooked = models.hooked(name, dtype)
     present = [point for point, about in hooked.points.items() if about.absent is None]
     return hooked.run(padded(name, side), points=present)
@@ -333,7 +334,7 @@ def test_points_that_a_family_lacks_say_why(name: str, dtype: torch.dtype) -> No
     assert set(absent) == expected
     if name in WITH_ONE_STEP:
         assert absent["resid_mid"].endswith("adds attention and MLP to the stream in one step")
-        with pytest.raises(am.MissingPointError, match=r"has no point 'resid_mid': .* in one step"):
+        with pytest.raises(MissingPointError, match=r"has no point 'resid_mid': .* in one step"):
             models.hooked(name, dtype).run(models.token_ids(name), points=["resid_mid"])
 
 

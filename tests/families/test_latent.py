@@ -12,6 +12,7 @@ from models import in_attention, randomised
 from torch import Tensor, nn
 
 import attnmech as am
+from attnmech.errors import CertificateError, UnsupportedModelError
 from attnmech.model.files.load import UnprovenWarning
 from attnmech.model.structure.structure import read_structure
 
@@ -231,7 +232,7 @@ def test_float64_deepseek_v2_is_refused_where_transformers_rotates_in_float32() 
     with pytest.warns(UnprovenWarning):
         model = am.load(fresh("V2", F64))
     assert {check.name for check in model.certificate.failed} == {"rotary", "ledger"}
-    with pytest.raises(am.CertificateError, match="q_rot"):
+    with pytest.raises(CertificateError, match="q_rot"):
         model.run(ids(), points=["q_rot"])
 
 
@@ -332,9 +333,9 @@ def test_dropping_the_query_key_term_leaves_a_uniform_pattern() -> None:
 
 
 def test_methods_that_need_linear_queries_and_keys_refuse_with_the_reason() -> None:
-    with pytest.raises(am.UnsupportedModelError, match="expanded from a latent"):
+    with pytest.raises(UnsupportedModelError, match="expanded from a latent"):
         am.decompose_by_source(hooked("V3"), ids())
-    with pytest.raises(am.UnsupportedModelError, match=r"fold_norm=True needs .* expands them from latents"):
+    with pytest.raises(UnsupportedModelError, match=r"fold_norm=True needs .* expands them from latents"):
         am.decompose_scores(hooked("V3"), ids(), fold_norm=True)
 
 

@@ -14,6 +14,7 @@ from models import randomised
 from torch import Tensor
 
 import attnmech as am
+from attnmech.errors import UnsupportedModelError
 from attnmech.model.attention.postponed import Product, through_attend
 from attnmech.model.parts.position import HALVES_ONCE
 from attnmech.model.structure import rewritten
@@ -253,7 +254,7 @@ REFUSED = {
 @pytest.mark.parametrize("kind", REFUSED)
 def test_what_cannot_be_exact_is_refused_by_name(kind: str) -> None:
     model = tiny.model_of(kind)
-    with pytest.raises(am.UnsupportedModelError, match=REFUSED[kind]) as caught:
+    with pytest.raises(UnsupportedModelError, match=REFUSED[kind]) as caught:
         am.load(model)
     assert str(caught.value).startswith(f"{type(model).__name__} (model_type {kind!r}) is not supported: ")
 
@@ -285,5 +286,5 @@ def test_blocks_unrolled_in_another_order_are_refused(monkeypatch: pytest.Monkey
         encoder.albert_layer_groups = torch.nn.ModuleList(reversed(encoder.albert_layer_groups))
 
     monkeypatch.setattr(rewritten, "_REWRITTEN", {"AlbertTransformer": backwards})
-    with pytest.raises(am.UnsupportedModelError, match="returns something else"):
+    with pytest.raises(UnsupportedModelError, match="returns something else"):
         am.load(copy.deepcopy(raw("albert_groups")))

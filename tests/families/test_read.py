@@ -75,7 +75,7 @@ def inputs_of(kind: str, side: str = "") -> dict[str, Tensor]:
 
 
 @cached
-def acts_of(kind: str, side: str = "", other: bool = False, dtype: torch.dtype = F32) -> am.Activations:
+def acts_of(kind: str, side: str = "", other: bool = False, dtype: torch.dtype = F32) -> am.results.Activations:
     model = hooked(kind, other, dtype)
     wanted = [name for name in ("q", "k", "v", "q_rot", "k_rot", "pattern", "scores", "logits") if present(model, name)]
     return model.run(inputs_of(kind, side), points=wanted)

@@ -13,6 +13,7 @@ import transformers
 from torch import Tensor, nn
 
 import attnmech as am
+from attnmech.errors import InputError, UnsupportedModelError, WeightsError
 
 TINY: dict[str, Any] = {
     "vocab_size": 70, "hidden_size": 24, "num_hidden_layers": 1, "num_attention_heads": 4, "intermediate_size": 20,
@@ -84,7 +85,7 @@ def one_line(error: BaseException) -> str:
 def test_families_refused_by_name_with_the_reason(family: str) -> None:
     make, reason = REFUSED[family]
     model = make()
-    with pytest.raises(am.UnsupportedModelError) as caught:
+    with pytest.raises(UnsupportedModelError) as caught:
         am.load(model)
     text = one_line(caught.value)
     assert f"model_type {family!r}" in text and type(model).__name__ in text and reason in text
@@ -96,7 +97,7 @@ def test_families_refused_by_name_with_the_reason(family: str) -> None:
 def test_a_folder_of_a_refused_family_says_the_same(family: str, tmp_path: Path) -> None:
     make, reason = REFUSED[family]
     make().save_pretrained(tmp_path)
-    with pytest.raises(am.UnsupportedModelError) as caught:
+    with pytest.raises(UnsupportedModelError) as caught:
         am.load(tmp_path)
     text = one_line(caught.value)
     assert family in text and reason in text
@@ -105,7 +106,7 @@ def test_a_folder_of_a_refused_family_says_the_same(family: str, tmp_path: Path)
 @pytest.mark.parametrize("family", sorted(OPTIONS))
 def test_options_refused_by_name(family: str) -> None:
     make, option = OPTIONS[family]
-    with pytest.raises(am.UnsupportedModelError) as caught:
+    with pytest.raises(UnsupportedModelError) as caught:
         am.load(make())
     assert option in one_line(caught.value)
 
@@ -177,7 +178,7 @@ def test_a_folder_whose_config_cannot_be(option: str, value: Any, tmp_path: Path
 @pytest.mark.parametrize("name", ["opt", "mpt3", "gemma2", "falcon_new"])
 def test_a_tokenizer_with_more_tokens_than_the_embedding_has_rows(name: str) -> None:
     words = (*models.WORDS, *(f"w{n}" for n in range(60)))
-    with pytest.raises(am.InputError) as caught:
+    with pytest.raises(InputError) as caught:
         am.load(models.fresh(name), tokenizer=models.tokenizer(words=words))
     rows = models.plain(name).get_input_embeddings().weight.shape[0]
     assert f"the tokenizer has {len(words)} tokens, but the model's embedding has {rows} rows" in one_line(caught.value)
@@ -219,7 +220,7 @@ def test_a_projection_without_a_plain_matrix(name: str, path: str, layer: int, k
     model = models.fresh(name)
     block = models.blocks_of(model)[layer]
     block.set_submodule(path, kind(block.get_submodule(path)))
-    with pytest.raises((am.UnsupportedModelError, am.WeightsError)) as caught:
+    with pytest.raises((UnsupportedModelError, WeightsError)) as caught:
         am.load(model)
     told = {
         WithoutWeight: ("of kind WithoutWeight", "quantised or adapted"),
@@ -232,13 +233,13 @@ def test_a_dynamically_quantised_model_is_refused_by_name() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         model = torch.ao.quantization.quantize_dynamic(models.fresh("qwen2"), {nn.Linear}, dtype=torch.qint8)
-    with pytest.raises(am.UnsupportedModelError) as caught:
+    with pytest.raises(UnsupportedModelError) as caught:
         am.load(model)
     assert "quantised" in one_line(caught.value)
 
 
 def test_gpt_oss_in_float64_says_what_transformers_cannot_do() -> None:
-    with pytest.raises(am.WeightsError) as caught:
+    with pytest.raises(WeightsError) as caught:
         am.load(models.fresh("gpt_oss", torch.float64))
     text = one_line(caught.value)
     assert "transformers cannot run GptOssForCausalLM in float64" in text and "Try dtype=torch.float32" in text
@@ -256,7 +257,7 @@ def test_a_head_that_gives_one_answer_a_text(make: str) -> None:
 
 def test_a_head_without_logits_is_refused_by_name() -> None:
     model = models.randomised(transformers.BertForQuestionAnswering(models.bert().config))
-    with pytest.raises(am.UnsupportedModelError) as caught:
+    with pytest.raises(UnsupportedModelError) as caught:
         am.load(model)
     assert "am.load(model.base_model)" in one_line(caught.value)
     assert am.load(model.base_model).certificate.ok

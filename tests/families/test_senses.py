@@ -12,6 +12,7 @@ from senses import IMAGES, SENSES, SOUND, WAVE, hooked, inputs_of, plain, raw
 from torch import Tensor, nn
 
 import attnmech as am
+from attnmech.errors import InputError, MissingPointError, UnsupportedModelError
 from attnmech.model.parts.mask import MaskRule
 from attnmech.model.structure.signals import below_head
 
@@ -25,7 +26,7 @@ def close(ours: Tensor, theirs: Tensor, tolerance: float) -> None:
 
 
 @cached
-def acts_of(name: str, dtype: torch.dtype = F32) -> am.Activations:
+def acts_of(name: str, dtype: torch.dtype = F32) -> am.results.Activations:
     model = hooked(name, dtype)
     points = ["q", "k", "v", "scores", "pattern", "z", "attn_raw", "attn_out", "resid_pre", "resid_post"]
     if model.points["logits"].absent is None:
@@ -226,7 +227,7 @@ def test_images_of_other_sizes(name: str, size: tuple[int, int]) -> None:
     model, options = plain(name), {}
     if name not in ("dinov2", "dinov3"):
         options = {"interpolate_pos_encoding": True}
-        with pytest.raises(am.InputError, match="interpolate_pos_encoding"):
+        with pytest.raises(InputError, match="interpolate_pos_encoding"):
             hooked(name).run(pixels)
     acts = hooked(name).run({"pixel_values": pixels, **options}, points=["pattern"])
     with torch.no_grad():
@@ -254,16 +255,16 @@ def test_what_cannot_be_read_is_refused_by_name() -> None:
     from models import randomised
 
     for kind in ("CLIP", "Siglip"):
-        with pytest.raises(am.UnsupportedModelError, match=r"am.load\(model.text_model\) or am.load\(model.vision_m"):
+        with pytest.raises(UnsupportedModelError, match=r"am.load\(model.text_model\) or am.load\(model.vision_m"):
             am.load(randomised(senses.two_towers(kind)))
     mid = randomised(senses.made("YolosModel", "Yolos", senses.SIZES | senses.OBLONG | {"image_size": [8, 12]}))
-    with pytest.raises(am.UnsupportedModelError, match="something is added to its stream between"):
+    with pytest.raises(UnsupportedModelError, match="something is added to its stream between"):
         am.load(mid)
     masked = randomised(senses.made("ViTMAEModel", "ViTMAE", senses.SIZES | senses.SQUARE))
-    with pytest.raises(am.UnsupportedModelError, match=r"ViTModel\.from_pretrained"):
+    with pytest.raises(UnsupportedModelError, match=r"ViTModel\.from_pretrained"):
         am.load(masked)
     lm = randomised(senses.made("WavLMModel", "WavLM", senses.WAVES))
-    with pytest.raises(am.UnsupportedModelError, match="WavLM"):
+    with pytest.raises(UnsupportedModelError, match="WavLM"):
         am.load(lm)
 
 
@@ -285,8 +286,8 @@ def test_text_towers(kind: str) -> None:
 
 def test_sound_is_no_token() -> None:
     model = hooked("wav2vec2")
-    with pytest.raises(am.MissingPointError, match="sound has no tokens"):
+    with pytest.raises(MissingPointError, match="sound has no tokens"):
         model.run(inputs_of("wav2vec2"), points=["embed"])
-    with pytest.raises(am.InputError, match="bos is only for texts"):
+    with pytest.raises(InputError, match="bos is only for texts"):
         model.run(inputs_of("wav2vec2"), bos=True)
     assert set(SOUND) <= set(SENSES)

@@ -18,6 +18,7 @@ from torch import Tensor
 
 import attnmech as am
 from attnmech.draw.page import render_page
+from attnmech.errors import InputError, MissingPointError, UnsupportedModelError
 from attnmech.pages import limits
 from attnmech.pages.senses import sense_section
 
@@ -266,7 +267,7 @@ def test_special_tokens_are_no_frames() -> None:
     assert float((cut - ran)[0, 1, -1].abs().max()) > 1e-3
     for stack in ("encoder", "cross"):
         act = am.Intervention.remove_keys([(0, 1)], "special", stack=stack)
-        with pytest.raises(am.InputError, match="frames are no special tokens"), model.intervene(act):
+        with pytest.raises(InputError, match="frames are no special tokens"), model.intervene(act):
             pass
 
 
@@ -283,15 +284,15 @@ def test_bad_inputs_say_what_was_expected() -> None:
         (ids, "floating-point tensor of input_features"),
     ]
     for each, message in bad:
-        with pytest.raises(am.InputError, match=message):
+        with pytest.raises(InputError, match=message):
             hooked().run(each)
-    with pytest.raises(am.InputError, match="without a tokenizer"):
+    with pytest.raises(InputError, match="without a tokenizer"):
         hooked().encode(features[:1], target="one two three")
-    with pytest.raises(am.MissingPointError, match="its encoder projects frames"):
+    with pytest.raises(MissingPointError, match="its encoder projects frames"):
         hooked().run(features, points=["embed"])
-    with pytest.raises(am.InputError, match="one stack"):
+    with pytest.raises(InputError, match="one stack"):
         am.attention_flow(hooked(), given)
-    with pytest.raises(am.InputError, match="it reads sound, whose frames are projected"):
+    with pytest.raises(InputError, match="it reads sound, whose frames are projected"):
         am.residual_drift(hooked(), given, stack="encoder")
 
 
@@ -335,9 +336,7 @@ def test_a_decoder_that_sees_later_tokens_is_found() -> None:
 def test_states_that_are_changed_on_the_way_are_refused() -> None:
     model = raw()
     model.model.encoder.register_forward_hook(lambda module, args, output: _louder(output))
-    with pytest.raises(
-        am.UnsupportedModelError, match="reads neither what its encoder's last block returns nor a norm"
-    ):
+    with pytest.raises(UnsupportedModelError, match="reads neither what its encoder's last block returns nor a norm"):
         am.load(model)
 
 
@@ -350,7 +349,7 @@ def test_an_encoder_of_images_is_refused() -> None:
     vision = transformers.ViTConfig(**senses.SIZES, image_size=12, patch_size=4)
     text = transformers.GPT2Config(vocab_size=30, n_embd=24, n_layer=2, n_head=3)
     config = transformers.VisionEncoderDecoderConfig.from_encoder_decoder_configs(vision, text)
-    with pytest.raises(am.UnsupportedModelError, match="its encoder reads images"):
+    with pytest.raises(UnsupportedModelError, match="its encoder reads images"):
         am.load(randomised(transformers.VisionEncoderDecoderModel(config)))
 
 
@@ -361,7 +360,7 @@ def one() -> dict[str, Tensor]:
     return {name: value[:1] for name, value in inputs().items()}
 
 
-def prose(report: am.Report) -> str:
+def prose(report: am.results.Report) -> str:
     html = re.sub(r"<(script|style|pre|table)\b.*?</\1>", " ", render_page(report._page()), flags=re.DOTALL)
     return re.sub(r"<[^>]+>", " ", html)
 

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 import attnmech as am
+from attnmech.errors import UnsupportedModelError
 from attnmech.model.attention.two_stream import XLNetCore
 from attnmech.model.reading.partial_pass import Blocks
 
@@ -129,7 +130,7 @@ def test_the_certificate_finds_positions_that_are_off_by_one(monkeypatch: pytest
     ("options", "said"), [({"bi_data": True}, "bi_data"), ({"attn_type": "uni"}, "attn_type='uni'")]
 )
 def test_what_is_not_supported_is_refused_by_name(options: dict[str, Any], said: str) -> None:
-    with pytest.raises(am.UnsupportedModelError, match=said):
+    with pytest.raises(UnsupportedModelError, match=said):
         am.load(models.xlnet(**options))
 
 

@@ -11,6 +11,7 @@ import torch
 import attnmech as am
 from attnmech.demo.grammar import document
 from attnmech.demo.text import documents
+from attnmech.errors import InputError
 from attnmech.interventions import Intervention
 from attnmech.runs.sweep import run_sweep
 
@@ -45,12 +46,12 @@ def test_all_heads_cut_is_transformers_with_a_mask(name: str) -> None:
 def test_spans_must_lie_in_every_text() -> None:
     model = models.hooked("llama")
     with (
-        pytest.raises(am.InputError, match="a text has only 3 tokens"),
+        pytest.raises(InputError, match="a text has only 3 tokens"),
         model.intervene(Intervention.cut((1, 5), (0, 1))),
     ):
         model.run(models.padded("llama"))
     for spans in (((0, 0), (1, 2)), ((3, 1), (0, 1)), ((-1, 1), (0, 1))):
-        with pytest.raises(am.InputError, match="0 ≤ start < end"):
+        with pytest.raises(InputError, match="0 ≤ start < end"):
             Intervention.cut(*spans)
 
 
@@ -145,7 +146,7 @@ def test_a_model_that_looks_ahead_has_kl_alone(tmp_path: Path) -> None:
     model, ids = models.hooked("bert"), models.token_ids("bert", 1)
     found = am.segment_effects(model, ids, [(0, 2), (2, 4), (4, 7)])
     assert found.loss is None and int((~found.kl.isnan()).sum()) == 6
-    again = am.SegmentEffects.load(found.save(tmp_path / "found.safetensors"))
+    again = am.load_result(found.save(tmp_path / "found.safetensors"))
     torch.testing.assert_close(again.kl, found.kl, equal_nan=True)
-    with pytest.raises(am.InputError, match='metric="kl"'):
+    with pytest.raises(InputError, match='metric="kl"'):
         found.plot("loss")

@@ -14,6 +14,7 @@ from by_hand import plan_of
 from torch import Tensor, nn
 
 import attnmech as am
+from attnmech.errors import InputError, MissingPointError
 from attnmech.interventions import Intervention
 from attnmech.model.parts.modules import submodule
 
@@ -305,7 +306,7 @@ def test_terms_of_the_scores_scaled(name: str) -> None:
             each for each in ("query_key", "key_bias", "query_bias", "constant", "position") if each in there
         )
         said = f"{term} in the scores of all heads is dropped: .* have no such term; they have {shown}"
-        with pytest.raises(am.InputError, match=said), hooked.intervene(Intervention.scale(term)):
+        with pytest.raises(InputError, match=said), hooked.intervene(Intervention.scale(term)):
             hooked.run(ids)
 
 
@@ -657,7 +658,7 @@ def test_rows_in_blocks_are_rows_in_one(name: str, monkeypatch: pytest.MonkeyPat
     with monkeypatch.context() as patch:
         patch.setattr(attention, "block_bytes", lambda device: 1)
         beyond = Intervention.attend("all", "uniform", positions=[40], stack=stack)
-        with pytest.raises(am.InputError, match="the text has only 40 positions"), hooked.intervene(beyond):
+        with pytest.raises(InputError, match="the text has only 40 positions"), hooked.intervene(beyond):
             hooked.run(inputs)
 
 
@@ -832,9 +833,9 @@ def test_nothing_stays_behind() -> None:
             raise error
         assert hooked.edited == ()
         assert torch.equal(hooked.run(ids).logits, clean)
-    with pytest.raises(am.InputError), hooked.intervene(one, Intervention.zero([(0, 9)])):
+    with pytest.raises(InputError), hooked.intervene(one, Intervention.zero([(0, 9)])):
         pass
-    with pytest.raises(am.InputError), hooked.intervene(one, Intervention.attend("all", "self", positions=[7])):
+    with pytest.raises(InputError), hooked.intervene(one, Intervention.attend("all", "self", positions=[7])):
         hooked.run(ids)
     assert torch.equal(hooked.run(ids).logits, clean)
     first, second = hooked.intervene(one), hooked.intervene(other)
@@ -875,10 +876,10 @@ def test_gradients_under_interventions_against_finite_differences(name: str) -> 
             numeric = (sums[0] - sums[1]) / (2 * step)
             assert float((gradient * direction).sum()) == pytest.approx(numeric, rel=tolerance, abs=tolerance), key
         for point in ("q", "k"):
-            with pytest.raises(am.InputError, match=f"gradients at '{point}' 1 would miss them"):
+            with pytest.raises(InputError, match=f"gradients at '{point}' 1 would miss them"):
                 hooked.run(ids, points=[(point, 1)], gradients_of=measure)
             said = f"a hook at '{point}' 1 changes its terms"
-            with hooked.hooks({(point, 1): lambda x: x * 2}), pytest.raises(am.InputError, match=said):
+            with hooked.hooks({(point, 1): lambda x: x * 2}), pytest.raises(InputError, match=said):
                 hooked.run(ids)
     assert hooked.run(ids, points=[("q", 1)], gradients_of=measure).gradients is not None
 
@@ -938,7 +939,7 @@ def stated(*shape: int) -> dict[int, Tensor]:
 )
 def test_refused_before_a_run(name: str, intervention: Intervention, said: str) -> None:
     hooked = models.hooked(name)
-    with pytest.raises((am.InputError, am.MissingPointError), match=said), hooked.intervene(intervention):
+    with pytest.raises((InputError, MissingPointError), match=said), hooked.intervene(intervention):
         raise AssertionError
     assert hooked.edited == ()
 
@@ -975,7 +976,7 @@ def test_refused_before_a_run(name: str, intervention: Intervention, said: str) 
 )
 def test_refused_in_a_run(intervention: Intervention, said: str) -> None:
     hooked, ids = models.hooked("gpt2"), models.token_ids("gpt2")
-    with hooked.intervene(intervention), pytest.raises(am.InputError, match=said):
+    with hooked.intervene(intervention), pytest.raises(InputError, match=said):
         hooked.run(ids)
     assert hooked.edited == ()
 
@@ -985,7 +986,7 @@ def test_what_is_no_intervention() -> None:
     hooked = models.hooked("gpt2")
     nothing: Any = {"z": 0}
     said = r"expected an am.Intervention, such as .*; got \{'z': 0\}"
-    with pytest.raises(am.InputError, match=said), hooked.intervene(nothing):
+    with pytest.raises(InputError, match=said), hooked.intervene(nothing):
         pass
 
 
@@ -1054,9 +1055,7 @@ def test_positions_beyond_a_text_are_refused() -> None:
     hooked, given = models.hooked("bloom"), models.padded("bloom")
     with (
         hooked.intervene(am.Intervention.zero("all", positions=[-4])),
-        pytest.raises(
-            am.InputError, match=r"z of all heads .* at positions -4: a text has only 3 tokens, counted back"
-        ),
+        pytest.raises(InputError, match=r"z of all heads .* at positions -4: a text has only 3 tokens, counted back"),
     ):
         hooked.run(given)
 
@@ -1084,12 +1083,12 @@ def test_k_and_v_change_by_kv_head() -> None:
         assert moved[:, [2, 6], 1].all() and int(moved.sum()) == 6 and (acts[point, 1][moved] == 0.5).all()
         assert (acts["z", 1] != clean["z", 1]).any(dim=-1).any(dim=1)[0].tolist() == [False] * 3 + [True] * 3
     with (
-        pytest.raises(am.InputError, match="`kv_head` must be from 0 to 1"),
+        pytest.raises(InputError, match="`kv_head` must be from 0 to 1"),
         hooked.intervene(am.Intervention.replace([(1, 3)], {1: values}, point="k")),
     ):
         pass
     with (
-        pytest.raises(am.InputError, match=r"its values must be \[batch position kv_head=2 d_head=8\]"),
+        pytest.raises(InputError, match=r"its values must be \[batch position kv_head=2 d_head=8\]"),
         hooked.intervene(am.Intervention.replace([(1, 1)], {1: values.repeat(1, 1, 3, 1)}, point="k")),
     ):
         pass

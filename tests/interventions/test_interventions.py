@@ -12,7 +12,7 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-import attnmech as am
+from attnmech.errors import InputError, OutputError
 from attnmech.interventions import Intervention, Values, checked_heads
 from attnmech.interventions.edits import EDITS, Cut, Replace, Scale, Zero, ZeroValues
 
@@ -186,9 +186,9 @@ def test_a_loaded_mask_is_the_mask(tmp_path: Path) -> None:
 
 
 def test_files_that_cannot_be_read_or_written(tmp_path: Path) -> None:
-    with pytest.raises(am.InputError, match="there is no file"):
+    with pytest.raises(InputError, match="there is no file"):
         Intervention.load(tmp_path / "none")
-    with pytest.raises(am.OutputError, match="there is no folder"):
+    with pytest.raises(OutputError, match="there is no folder"):
         Intervention.zero("all").save(tmp_path / "none" / "change")
     text = tmp_path / "text"
     text.write_text("z of L3H5 becomes 0", encoding="utf-8")
@@ -203,7 +203,7 @@ def test_files_that_cannot_be_read_or_written(tmp_path: Path) -> None:
         header = json.dumps(whole | wrong)
         save_file({}, broken.with_suffix(f".{number}"), metadata={"attnmech": header})
     for path in (text, foreign, other, *(broken.with_suffix(f".{number}") for number in range(3))):
-        with pytest.raises(am.InputError, match=f"{path.name} does not hold an intervention"):
+        with pytest.raises(InputError, match=f"{path.name} does not hold an intervention"):
             Intervention.load(path)
 
 
@@ -321,7 +321,7 @@ WRONG: Mapping[str, tuple[Callable[[], Any], str]] = {
 @pytest.mark.parametrize("case", WRONG)
 def test_what_is_refused(case: str) -> None:
     make, said = WRONG[case]
-    with pytest.raises(am.InputError, match=said):
+    with pytest.raises(InputError, match=said):
         make()
 
 

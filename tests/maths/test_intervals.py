@@ -11,7 +11,7 @@ import torch
 from scipy.stats import binomtest, norm, t
 from torch import Tensor
 
-import attnmech as am
+from attnmech.errors import InputError
 from attnmech.maths.intervals import LEAST_TEXTS, TextMeans, difference, holm, resampled, sign_test
 
 RUNS = 400
@@ -107,7 +107,7 @@ def test_one_text_that_carries_most() -> None:
 def test_a_level_is_a_share() -> None:
     means = TextMeans.of_values(torch.randn(2, 6))
     for wrong in (0.0, 1.0, -0.1, math.nan):
-        with pytest.raises(am.InputError, match="`level` must be a finite number above 0 and below 1"):
+        with pytest.raises(InputError, match="`level` must be a finite number above 0 and below 1"):
             means.interval(wrong)
 
 

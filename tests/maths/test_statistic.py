@@ -57,11 +57,11 @@ def test_adding_one_is_one_declaration(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("kind", "statistics"),
     [
-        (am.AttentionFocus, focus.STATISTICS),
-        (am.ResidualUpdates, update_statistics.STATISTICS),
+        (am.results.AttentionFocus, focus.STATISTICS),
+        (am.results.ResidualUpdates, update_statistics.STATISTICS),
         (BlockUpdates, BLOCK_STATISTICS),
-        (am.ResidualDrift, drift_sums.STATISTICS),
-        (am.JointEmbedding, NUMBERS),
+        (am.results.ResidualDrift, drift_sums.STATISTICS),
+        (am.results.JointEmbedding, NUMBERS),
     ],
 )
 def test_each_has_a_property_that_says_what_it_is(kind: type, statistics: dict) -> None:

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 import attnmech as am
+from attnmech.errors import InputError, MissingPointError
 
 MODEL = "gpt2"
 CHANGE = am.Intervention
@@ -61,7 +62,7 @@ def result(kind: str, run: str) -> Any:
 
 
 def refused(call: Callable[[], Any]) -> str:
-    with pytest.raises(am.InputError) as caught:
+    with pytest.raises(InputError) as caught:
         call()
     assert "\n" not in str(caught.value)
     return str(caught.value)
@@ -94,7 +95,7 @@ def test_numbers_are_those_of_the_first_minus_those_of_the_second(kind: str, fir
         elif kind != "null":
             known = mine[low].notna() & yours[low].notna()
             assert (frame[low] <= frame[high])[known].all(), low
-    again = type(found).load(found.save(tmp_path / "difference"))
+    again = am.load_result(found.save(tmp_path / "difference"))
     assert again.to_frame().equals(frame) and repr(again) == repr(found)
     assert again.provenance == found.provenance and again.paired is found.paired
     assert [part.to_frame().equals(wanted) for part, wanted in zip(again.parts, (mine, yours), strict=True)] == [
@@ -233,9 +234,9 @@ def test_rows_and_other_facts_of_a_difference() -> None:
         first.mean("self_mass"), one.where(first_row=True).self_mass - other.where(first_row=True).self_mass
     )
     for ask in (lambda: found.received, lambda: found.top_key, lambda: found.collapse, lambda: found.sink_share(0)):
-        with pytest.raises(am.MissingPointError, match="use each of its two results, `parts`"):
+        with pytest.raises(MissingPointError, match="use each of its two results, `parts`"):
             ask()
-    with pytest.raises(am.MissingPointError, match="rows of different texts have no difference"):
+    with pytest.raises(MissingPointError, match="rows of different texts have no difference"):
         (result("focus", "others") - other).by_row("entropy")
     np.testing.assert_array_equal(maps.shown(found.plot("self_focus")), found.self_top.numpy())
     updates = result("updates", "hooked") - result("updates", "plain")
@@ -293,7 +294,7 @@ def test_kinds_without_a_difference_say_what_has_one() -> None:
         assert said in refused(lambda each=each: each - each)
 
 
-def without(result: am.AttentionFocus, text: int) -> am.AttentionFocus:
+def without(result: am.results.AttentionFocus, text: int) -> am.results.AttentionFocus:
     """As workers leave a text out on which they end."""
     keep = [place for place, group in enumerate(result.state["groups"].tolist()) if group != text]
     state = {

@@ -38,7 +38,9 @@ def farther(hooked: am.HookedModel, ids: torch.Tensor, largest: float) -> dict[s
 def test_focus_and_updates_of_large_streams_and_scores(name: str, dtype: torch.dtype) -> None:
     hooked, ids = stressed(name, dtype), models.token_ids(name, batch=3, length=9)
     with hooked.hooks(farther(hooked, ids, 60_000.0)):
-        focus, updates = am.stream(hooked, ids, [am.AttentionFocus.reducer(), am.ResidualUpdates.reducer()])
+        focus, updates = am.stream(
+            hooked, ids, [am.results.AttentionFocus.reducer(), am.results.ResidualUpdates.reducer()]
+        )
         acts = hooked.run(ids, points=["scores", "pattern", "z", "resid_pre"])
     for layer, head in itertools.product(range(hooked.n_layers), range(hooked.n_heads)):
         pattern = acts["pattern", layer][:, head].double().numpy()

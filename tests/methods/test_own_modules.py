@@ -9,6 +9,7 @@ from own import HEADS, LENGTH, TEXTS, Classifier, D, WithFurtherKeys, layer, noi
 from torch import Tensor, nn
 
 import attnmech as am
+from attnmech.errors import InputError, UnsupportedModelError
 
 IMAGES, CLASSES = noise(6, 1, 6, 8), torch.tensor([0, 3, 6, 2, 2, 5])
 PADDING = torch.arange(LENGTH) >= torch.tensor([[LENGTH], [LENGTH - 3], [LENGTH - 1]])
@@ -44,11 +45,11 @@ def test_metrics_by_name_are_those_of_the_output() -> None:
     effects = am.ablate_heads(model, IMAGES, heads=[(0, 0)], metric="accuracy", answers=CLASSES)
     right = (output(module, IMAGES).argmax(dim=-1) == CLASSES).double()
     assert torch.equal(effects.before, right)
-    with pytest.raises(am.InputError, match="`metric` of a module of your own must be one of 'accuracy'"):
+    with pytest.raises(InputError, match="`metric` of a module of your own must be one of 'accuracy'"):
         am.ablate_heads(model, IMAGES)
-    with pytest.raises(am.InputError, match="metric='mse' needs `answers`"):
+    with pytest.raises(InputError, match="metric='mse' needs `answers`"):
         am.ablate_heads(model, IMAGES, metric="mse")
-    with pytest.raises(am.InputError, match=r"`answers` must have the shape of the output, \[6, 7\]"):
+    with pytest.raises(InputError, match=r"`answers` must have the shape of the output, \[6, 7\]"):
         am.ablate_heads(model, IMAGES, metric="mse", answers=torch.zeros(6, 2))
     curve = am.prune_heads(model, IMAGES, metric="accuracy", answers=CLASSES)
     assert curve.higher_is_better
@@ -160,7 +161,7 @@ def test_types_of_heads_on_tensors() -> None:
     noisy = [x + 0.1 * noise(1, LENGTH, LENGTH, seed=seed) for seed in range(8)]
     types = am.head_types(model, iter((each, each, each) for each in noisy))
     assert types.types_of(0, 0) == ("previous",)
-    with pytest.raises(am.InputError, match="repeated tokens are for models of text"):
+    with pytest.raises(InputError, match="repeated tokens are for models of text"):
         am.head_types(model)
 
 
@@ -176,7 +177,7 @@ def test_types_of_heads_on_tensors() -> None:
 )
 def test_what_needs_tokens_says_so(call: Any, message: str) -> None:
     model = am.load(randomised(Classifier()), example=IMAGES)
-    with pytest.raises((am.InputError, am.UnsupportedModelError), match=message):
+    with pytest.raises((InputError, UnsupportedModelError), match=message):
         call(model)
 
 

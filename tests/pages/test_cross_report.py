@@ -17,6 +17,7 @@ import attnmech as am
 from attnmech.cli import main as cli
 from attnmech.draw.numbers import row_sentences
 from attnmech.draw.style import marks_of
+from attnmech.errors import InputError
 
 HOSTILE = ("<img/src=x/onerror=window.owned=1>", "</script><script>window.owned=1</script>")
 WORDS = ("[PAD]", "[UNK]", "</s>", "the", "old", "sea", "is", "here", "le", "vieux", "mer", *HOSTILE)
@@ -32,7 +33,7 @@ def t5() -> am.HookedModel:
 
 
 @cache
-def reported() -> am.Report:
+def reported() -> am.results.Report:
     return am.report(t5(), SOURCE, target=TARGET)
 
 
@@ -165,9 +166,9 @@ def test_what_has_no_meaning_in_cross_attention_is_absent() -> None:
     said = " ".join([*cross.findings.values(), *told])
     assert not re.search(r"itself|the one before|previous|distance|\bnan\b|figure 4", said), said
     assert "updates" not in cross.findings and cross.types is None and cross.updates is None
-    with pytest.raises(am.InputError, match="no key is the token itself"):
+    with pytest.raises(InputError, match="no key is the token itself"):
         cross.focus.plot("self_focus")
-    with pytest.raises(am.InputError, match="no distances"):
+    with pytest.raises(InputError, match="no distances"):
         cross.scores.position_kernel()
 
 
@@ -212,9 +213,9 @@ def test_the_calls_of_the_page_make_its_numbers() -> None:
 
 
 def test_targets_must_fit() -> None:
-    with pytest.raises(am.InputError, match="one text for each of the 2 texts; got 1"):
+    with pytest.raises(InputError, match="one text for each of the 2 texts; got 1"):
         t5().encode(["the sea", "the old sea"], target="le mer")
-    with pytest.raises(am.InputError, match="`target` is the text of a decoder beside an encoder, which"):
+    with pytest.raises(InputError, match="`target` is the text of a decoder beside an encoder, which"):
         am.report(models.demo(), "The keys are here.", target="no")
     batch = t5().encode(["the sea", "the old sea"], target=["le mer", "le"])
     assert batch.target is not None and batch.target.mask.tolist() == [[True, True, True], [True, True, False]]
@@ -274,7 +275,7 @@ def test_a_head_of_cross_attention_is_ablated_by_a_template() -> None:
             before, after = (likelihood(each(**given).logits, target) for each in (plain, without))
         assert float(effect) == pytest.approx(float((after - before).mean()), abs=1e-5)
         assert abs(float(effect)) > 1e-4
-    with pytest.raises(am.InputError, match="or in its cross-attention; got z of encoder all heads becomes 0"):
+    with pytest.raises(InputError, match="or in its cross-attention; got z of encoder all heads becomes 0"):
         am.ablate_heads(model, given, method=am.Intervention.zero("all", stack="encoder"), metric=likelihood)
 
 

@@ -21,6 +21,7 @@ import attnmech as am
 from attnmech.demo.about import ABOUT
 from attnmech.demo.text import PARAGRAPH
 from attnmech.draw.text import bound, percent
+from attnmech.errors import ExactnessError, InputError, OutputError
 from attnmech.pages import limits
 from attnmech.pages.beginning import start_of
 
@@ -31,7 +32,7 @@ def demo() -> am.HookedModel:
 
 
 @cache
-def reported(text: str) -> am.Report:
+def reported(text: str) -> am.results.Report:
     """The report of a text on the demo model, and so its sweeps, once."""
     return am.report(models.demo(), text)
 
@@ -262,7 +263,7 @@ def test_there_is_no_page_under_what_changes_the_scores() -> None:
         model.intervene(am.Intervention.remove_keys([(1, 2)], "first")),
     ):
         said = r"layer 1, head \d: the terms of its scores differ .* Does an active hook .* q, k or the scores"
-        with edit, pytest.raises(am.ExactnessError, match=said):
+        with edit, pytest.raises(ExactnessError, match=said):
             am.report(model, ids)
 
 
@@ -304,7 +305,7 @@ def test_another_part_of_a_long_text_can_be_chosen(demo: am.HookedModel) -> None
     torch.testing.assert_close(
         report.focus.first_top, am.attention_focus(demo, whole.part(100, 192)).first_top, equal_nan=True
     )
-    with pytest.raises(am.InputError, match=rf"`start` must be from 0 to {count - 1}"):
+    with pytest.raises(InputError, match=rf"`start` must be from 0 to {count - 1}"):
         am.report(demo, text, start=count)
     assert am.report(demo, "Anna sang.", start=1).notes == am.report(demo, "Anna sang.").notes  # nothing is left out
 
@@ -325,7 +326,7 @@ def test_of_many_heads_some_layers_are_shown(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_one_text_at_a_time(demo: am.HookedModel) -> None:
-    with pytest.raises(am.InputError, match="a report shows one text; got 2"):
+    with pytest.raises(InputError, match="a report shows one text; got 2"):
         am.report(demo, ["Anna sang.", "Tom sang."])
 
 
@@ -353,12 +354,12 @@ def test_nothing_half_written_is_left(demo: am.HookedModel, monkeypatch: pytest.
     def broken(self: object) -> str:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(am.Report, "to_html", broken)
+    monkeypatch.setattr(am.results.Report, "to_html", broken)
     with pytest.raises(KeyboardInterrupt):
         report.save(target)
     assert target.read_text() == "what stood there before"
     assert list(tmp_path.iterdir()) == [target]
-    with pytest.raises(am.OutputError, match="there is no folder"):
+    with pytest.raises(OutputError, match="there is no folder"):
         report.save(tmp_path / "nowhere" / "page.html")
 
 
@@ -377,8 +378,8 @@ def test_the_page_begins_in_a_row_of_the_kind_that_the_head_was_chosen_for(
     """A head that also rests on the first token is shown where it does what it was chosen for; never in row 0."""
     report = reported("Anna sang.")
     assert report.types is not None
-    monkeypatch.setattr(am.HeadTypes, "example", (1, 1))
-    monkeypatch.setattr(am.HeadTypes, "types_of", lambda *_: kinds)
+    monkeypatch.setattr(am.results.HeadTypes, "example", (1, 1))
+    monkeypatch.setattr(am.results.HeadTypes, "types_of", lambda *_: kinds)
     view = report.scores.numbers()
     before = np.diagonal(view.pattern[1, 1], -1)
     assert start_of(report.types, report.effects, view) == (1, 1, 1 + int(before.argmax()))

@@ -20,6 +20,7 @@ import attnmech as am
 from attnmech.basics.nouns import HEARD, IMAGE, INPUT, SOUND, TEXT, Nouns
 from attnmech.draw.chart import ByChoice, Chart
 from attnmech.draw.page import Page
+from attnmech.errors import InputError
 from attnmech.pages.senses import sense_section
 
 
@@ -72,7 +73,7 @@ def test_the_figure_shows_the_row_that_is_chosen(name: str) -> None:
     json.dumps(figure.to_plotly_json(), default=str)
 
 
-def pages_of(report: am.Report, monkeypatch: pytest.MonkeyPatch) -> dict[str, Page]:
+def pages_of(report: am.results.Report, monkeypatch: pytest.MonkeyPatch) -> dict[str, Page]:
     """What is written on the pages of a report's stacks, before it is HTML."""
     pages: dict[str, Page] = {}
     monkeypatch.setattr("attnmech.pages.result.render_page", lambda page: pages.update({report.stack: page}) or "")
@@ -142,5 +143,5 @@ def test_every_kind_of_input_has_its_nouns() -> None:
 
 
 def test_a_report_of_too_many_frames_is_refused() -> None:
-    with pytest.raises(am.InputError, match="up to 800 patches or frames; got"):
+    with pytest.raises(InputError, match="up to 800 patches or frames; got"):
         am.report(senses.hooked("wav2vec2"), torch.randn(1, 9000, generator=torch.Generator().manual_seed(0)))

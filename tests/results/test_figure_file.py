@@ -10,21 +10,22 @@ import numpy as np
 import pytest
 
 import attnmech as am
+from attnmech.errors import InputError, OutputError
 from attnmech.maths.focus import STATISTICS
 
 
 @pytest.fixture(scope="module")
-def focus() -> am.AttentionFocus:
+def focus() -> am.results.AttentionFocus:
     return am.attention_focus(models.hooked("bloom"), models.token_ids("bloom"), last=2)
 
 
 @pytest.fixture(scope="module")
-def updates() -> am.ResidualUpdates:
+def updates() -> am.results.ResidualUpdates:
     return am.residual_updates(models.hooked("bloom"), models.token_ids("bloom"))
 
 
 @pytest.mark.parametrize("statistic", [name for name in STATISTICS if name != "concentration"])
-def test_any_statistic_of_where_heads_look_is_a_map(focus: am.AttentionFocus, statistic: str) -> None:
+def test_any_statistic_of_where_heads_look_is_a_map(focus: am.results.AttentionFocus, statistic: str) -> None:
     figure = focus.plot(statistic)
     np.testing.assert_array_equal(np.array(figure.data[0].z), focus.mean(statistic).numpy())
     assert figure.layout.coloraxis.cmin == 0
@@ -32,25 +33,25 @@ def test_any_statistic_of_where_heads_look_is_a_map(focus: am.AttentionFocus, st
     assert "shapes" not in figure.to_plotly_json()["layout"]
 
 
-def test_a_chosen_head_has_a_frame(focus: am.AttentionFocus) -> None:
+def test_a_chosen_head_has_a_frame(focus: am.results.AttentionFocus) -> None:
     (frame,) = focus.plot("previous_top", layer=1, head=2).layout.shapes
     assert (frame.x0, frame.x1, frame.y0, frame.y1) == (1.5, 2.5, 0.5, 1.5)
-    with pytest.raises(am.InputError, match="`head` must be from 0 to"):
+    with pytest.raises(InputError, match="`head` must be from 0 to"):
         focus.plot("previous_top", layer=1, head=99)
-    with pytest.raises(
-        am.InputError, match=r"`figure` must be one of self_focus, first_focus, .*previous_top.*; got 'x'"
-    ):
+    with pytest.raises(InputError, match=r"`figure` must be one of self_focus, first_focus, .*previous_top.*; got 'x'"):
         focus.plot("x")
 
 
-def test_any_statistic_of_what_heads_write_is_a_map(updates: am.ResidualUpdates) -> None:
+def test_any_statistic_of_what_heads_write_is_a_map(updates: am.results.ResidualUpdates) -> None:
     for name in ("along", "target_magnitude", "magnitude_at_first"):
         np.testing.assert_array_equal(np.array(updates.plot(name).data[0].z), updates.mean(name).numpy())
     assert updates.plot("along").layout.coloraxis.cmin < 0  # it may be below 0
     assert updates.plot("target_magnitude").layout.coloraxis.cmin == 0
 
 
-def test_the_title_says_model_figure_layer_and_head(focus: am.AttentionFocus, updates: am.ResidualUpdates) -> None:
+def test_the_title_says_model_figure_layer_and_head(
+    focus: am.results.AttentionFocus, updates: am.results.ResidualUpdates
+) -> None:
     model = focus.provenance.model
     assert focus._figure_title("first_focus") == f"Attention focus of {model} · first focus"
     named = focus._figure_title("previous_top", layer=1, head=2)
@@ -69,16 +70,16 @@ def test_a_view_knows_its_model() -> None:
     assert ran.show("pattern", layer=1, head=2, view="sentence")._full_title.endswith(f"layer 1, head 2 · {name}")
 
 
-def test_what_has_no_figure_or_no_such_file(focus: am.AttentionFocus, tmp_path: Path) -> None:
+def test_what_has_no_figure_or_no_such_file(focus: am.results.AttentionFocus, tmp_path: Path) -> None:
     means = am.mean_qk(models.hooked("bloom"), iter([models.token_ids("bloom")]))
-    with pytest.raises(am.InputError, match="MeanQK has no figure"):
+    with pytest.raises(InputError, match="MeanQK has no figure"):
         means.save_figure(tmp_path / "a.pdf")
-    with pytest.raises(am.OutputError, match=r"saved as \.pdf, \.png, \.svg; got a\.gif"):
+    with pytest.raises(OutputError, match=r"saved as \.pdf, \.png, \.svg; got a\.gif"):
         focus.save_figure(tmp_path / "a.gif", "no such figure")
 
 
 @pytest.mark.browser
-def test_a_saved_figure_carries_its_title(chromium: Any, focus: am.AttentionFocus, tmp_path: Path) -> None:
+def test_a_saved_figure_carries_its_title(chromium: Any, focus: am.results.AttentionFocus, tmp_path: Path) -> None:
     path = focus.save_figure(tmp_path / "focus.svg", "previous_top", layer=1, head=2)
     root = ElementTree.parse(path).getroot()
     said = " ".join(" ".join(root.itertext()).split())

@@ -14,6 +14,7 @@ from torch import Tensor
 
 import attnmech as am
 from attnmech.batch import Batch
+from attnmech.errors import InputError
 
 SIZES = {
     "vocab_size": 59, "hidden_size": 21, "num_hidden_layers": 2, "num_attention_heads": 3, "intermediate_size": 26,
@@ -142,13 +143,13 @@ def test_importance_of_every_metric_with_a_gradient(kind: str) -> None:
                     values.append(float(expected(plain(ids[None]).logits[0], number)))
             assert float(found.per_text[1, 1, number]) == pytest.approx((values[1] - values[0]) / 2e-5, abs=1e-7)
     for metric, said in (("accuracy", 'metric="accuracy" is a step function'), ("kl", "its gradient there is 0")):
-        with pytest.raises(am.InputError, match=f"{said}.*cross_entropy"):
+        with pytest.raises(InputError, match=f"{said}.*cross_entropy"):
             am.head_importance(model, iter(IDS), metric=metric, answers=LABELS)
 
     def whole(logits: Tensor, batch: Batch) -> Tensor:
         return logits.argmax(dim=-1).double()
 
-    with pytest.raises(am.InputError, match=r"the metric whole has no gradient: .* computed from the logits"):
+    with pytest.raises(InputError, match=r"the metric whole has no gradient: .* computed from the logits"):
         am.head_importance(model, iter(IDS), metric=whole)
 
 
@@ -159,13 +160,13 @@ def test_what_classes_may_be_is_said() -> None:
         (torch.tensor([0.5, 1.0, 2.0]), r"class numbers \[3\] for an output \[3, 5\]"),
         ([2, 0], "a row for each of the 3 texts"),
     ):
-        with pytest.raises(am.InputError, match=said):
+        with pytest.raises(InputError, match=said):
             am.ablate_heads(model, torch.stack([IDS[1]] * 3), metric="cross_entropy", answers=answers)
-    with pytest.raises(am.InputError, match=r"`metric` of a classifier must be one of .*'cross_entropy'.*'kl'"):
+    with pytest.raises(InputError, match=r"`metric` of a classifier must be one of .*'cross_entropy'.*'kl'"):
         am.ablate_heads(model, iter(IDS))
-    with pytest.raises(am.InputError, match="a classifier predicts none"):
+    with pytest.raises(InputError, match="a classifier predicts none"):
         am.ablate_heads(model, iter(IDS), metric="accuracy", answers=LABELS, against=LABELS)
-    with pytest.raises(am.InputError, match="has no head that predicts it"):
+    with pytest.raises(InputError, match="has no head that predicts it"):
         am.load(plain_of("GPT2ForSequenceClassification")).loss(torch.stack([IDS[1]]))
 
 
@@ -184,7 +185,7 @@ def test_a_lambda_has_no_name(tmp_path: Path) -> None:
     assert found.metric == "metric" and found.provenance.options["metric"] == "metric"
     page = found.to_html(tmp_path / "page.html").read_text(encoding="utf-8")
     assert "&lt;lambda" not in page and "<lambda" not in page and "lambda" not in found.lead
-    with pytest.raises(am.InputError, match="the metric must return one number"):
+    with pytest.raises(InputError, match="the metric must return one number"):
         am.ablate_heads(models.hooked("gpt2"), iter(IDS), metric=lambda logits, batch: logits)
 
 

@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from pyarrow import parquet
 
 import attnmech as am
+from attnmech.errors import InputError
 from attnmech.runs.corpus import Corpus, CorpusBatch, batches
 
 TEXTS = [
@@ -30,7 +31,7 @@ TEXTS = [
 
 
 def refused(call: Callable[[], Any]) -> str:
-    with pytest.raises(am.InputError) as caught:
+    with pytest.raises(InputError) as caught:
         call()
     said = str(caught.value)
     assert "\n" not in said

@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 import attnmech as am
+from attnmech.errors import JournalError, OutputError
 from attnmech.runs.journal import Entry, Journal, kept, leave
 
 IDENTITY: dict[str, Any] = {
@@ -81,7 +82,7 @@ def test_what_is_read_is_the_readers_own(tmp_path: Path) -> None:
 
 def refused(journal: Journal) -> str:
     before = journal.path.read_bytes() if journal.path.is_file() else None
-    with pytest.raises(am.JournalError) as caught:
+    with pytest.raises(JournalError) as caught:
         journal.resume()
     assert (journal.path.read_bytes() if journal.path.is_file() else None) == before
     said = str(caught.value)
@@ -135,7 +136,7 @@ def test_files_that_are_no_journal(tmp_path: Path) -> None:
 
 def test_where_no_journal_can_be_written(tmp_path: Path) -> None:
     for path in (tmp_path, tmp_path / "no" / "journal"):
-        with pytest.raises(am.OutputError):
+        with pytest.raises(OutputError):
             Journal(path, {}).write(Entry({}, 0, ""))
     with pytest.raises(TypeError):
         Journal(tmp_path / "journal", {"model": object()})
@@ -180,7 +181,7 @@ def test_a_failed_write_leaves_the_last_entry(tmp_path: Path, monkeypatch: pytes
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(os, "fsync", full)
-    with pytest.raises(am.OutputError, match="No space left"):
+    with pytest.raises(OutputError, match="No space left"):
         journal.write(Entry({"sum": torch.zeros(3)}, 2, "e"))
     found = journal.resume()
     assert found is not None and found.batches == 1
@@ -197,7 +198,7 @@ def test_a_flipped_bit_is_refused(tmp_path: Path) -> None:
         damaged = bytearray(whole)
         damaged[place] ^= 1 << place % 8
         path.write_bytes(damaged)
-        with pytest.raises(am.JournalError, match="is not a valid journal"):
+        with pytest.raises(JournalError, match="is not a valid journal"):
             journal.resume()
     # The last bytes are the numbers: safetensors reads them, whatever they are.
     path.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
@@ -227,7 +228,7 @@ def test_numbers_measured_again_may_differ_by_rounding(
     for place, step in ((1, 0.2), (0, 1.0), (3, torch.nan)):
         changed = held.clone()
         changed[place] = held[place] + step if step == step else step
-        with pytest.raises(am.JournalError, match=f"{names[place]} is {held[place]:.6g} in the journal, .* now. The"):
+        with pytest.raises(JournalError, match=f"{names[place]} is {held[place]:.6g} in the journal, .* now. The"):
             journal.require_same(names, held, changed, dtype)
 
 
@@ -273,14 +274,14 @@ def test_the_journal_behind_a_symbolic_link(tmp_path: Path) -> None:
 
 
 def refused_owner(path: Path) -> str:
-    with pytest.raises(am.JournalError) as caught, kept(path):
+    with pytest.raises(JournalError) as caught, kept(path):
         pass
     return str(caught.value)
 
 
 def test_where_no_journal_can_be_kept(tmp_path: Path) -> None:
     for path, said in ((tmp_path, "it is a folder"), (tmp_path / "no" / "journal", "there is no folder")):
-        with pytest.raises(am.OutputError, match=said), kept(path):
+        with pytest.raises(OutputError, match=said), kept(path):
             raise AssertionError("no work begins")
 
 

@@ -15,6 +15,7 @@ from torch import Tensor
 
 import attnmech as am
 from attnmech.batch import Batch
+from attnmech.errors import InputError
 from attnmech.interventions import Values
 from attnmech.model.parts.modules import submodule
 from attnmech.model.run.masking import MaskedCopies
@@ -379,7 +380,7 @@ def test_a_sweep_resumes_within_a_text(tmp_path: Path, monkeypatch: pytest.Monke
 def test_what_cannot_be_masked_says_so() -> None:
     bare, ids = am.load(models.fresh("bert")), torch.tensor([[5, 6, 7]])
     for call in (lambda: am.ablate_heads(bare, ids), lambda: am.head_importance(bare, ids)):
-        with pytest.raises(am.InputError, match=r"am\.load\(model, tokenizer=tokenizer\)"):
+        with pytest.raises(InputError, match=r"am\.load\(model, tokenizer=tokenizer\)"):
             call()
     bare.config.mask_token_id = 4
     assert float(am.ablate_heads(bare, ids).before[0]) == pytest.approx(float(bare.loss(ids)[0]), abs=1e-5)
@@ -389,10 +390,10 @@ def test_what_cannot_be_masked_says_so() -> None:
         lambda: am.head_importance(model, [TEXTS[0], "[MASK]"]),
         lambda: model.loss([TEXTS[0], "[MASK]"]),
     ):
-        with pytest.raises(am.InputError, match="a token to mask, but text 1 has none"):
+        with pytest.raises(InputError, match="a token to mask, but text 1 has none"):
             call()
     other = am.load(models.randomised(transformers.ElectraForPreTraining(_electra().config)))
-    with pytest.raises(am.InputError, match="give a function"):
+    with pytest.raises(InputError, match="give a function"):
         am.ablate_heads(other, torch.tensor([[5, 6, 7]]))
 
 

@@ -14,6 +14,7 @@ from torch import Tensor
 
 import attnmech as am
 from attnmech import Intervention
+from attnmech.errors import InputError, JournalError
 from attnmech.interventions.edits import Scale
 from attnmech.runs.sweep import run_sweep
 
@@ -71,18 +72,18 @@ def test_shards_merge_into_the_whole(by: Any) -> None:
             torch.testing.assert_close(getattr(merged, field), getattr(whole, field), rtol=0, atol=1e-11)
         for field in ("query_counts", "key_counts", "texts"):
             assert torch.equal(getattr(merged, field), getattr(whole, field))
-    with pytest.raises(am.InputError, match="share documents"):
+    with pytest.raises(InputError, match="share documents"):
         parts[0].merged(whole)
-    with pytest.raises(am.InputError, match="only if their corpus is known"):
+    with pytest.raises(InputError, match="only if their corpus is known"):
         am.mean_qk(model, torch.stack([texts[0], texts[0]]), by=by).merged(parts[0])
     for other in (
         am.mean_qk(model, iter(texts), by="position" if by == "head" else "head", shard=(1, 3)),
         am.mean_qk(model, iter(texts), by=by, shard=(1, 3), layers=[0]),
         am.mean_qk(models.hooked("llama"), iter(texts), by=by, shard=(1, 3)),
     ):
-        with pytest.raises(am.InputError, match="same model, layers, options and hooks"):
+        with pytest.raises(InputError, match="same model, layers, options and hooks"):
             parts[0].merged(other)
-    with pytest.raises(am.InputError, match="can only be merged with means"):
+    with pytest.raises(InputError, match="can only be merged with means"):
         parts[0].merged(3)  # type: ignore[arg-type]
 
 
@@ -93,7 +94,7 @@ def test_means_with_and_without_bos_are_not_merged(tmp_path: Path) -> None:
     one, same = (am.mean_qk(model, am.Corpus(path), shard=(number, 2)) for number in (0, 1))
     other = am.mean_qk(model, am.Corpus(path), shard=(1, 2), bos=False)
     assert len(one.merged(same).texts) == 2
-    with pytest.raises(am.InputError, match="same model, layers, options and hooks"):
+    with pytest.raises(InputError, match="same model, layers, options and hooks"):
         one.merged(other)
 
 
@@ -113,7 +114,7 @@ def test_an_interrupted_run_resumes(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(Total, "add", stopping)
     with pytest.raises(KeyboardInterrupt):
         am.mean_qk(model, iter(texts), by="position", journal=journal)
-    with pytest.raises(am.JournalError):
+    with pytest.raises(JournalError):
         am.mean_qk(model, iter(texts), by="head", journal=journal)
     assert am.mean_qk(model, iter(texts), by="position", journal=journal) == whole
     assert not journal.exists()
@@ -122,12 +123,12 @@ def test_an_interrupted_run_resumes(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 @pytest.mark.usefixtures("unchecked")
 def test_nothing_to_take_a_mean_over() -> None:
     model = models.hooked("llama")
-    with pytest.raises(am.InputError, match="no token but first and special ones"):
+    with pytest.raises(InputError, match="no token but first and special ones"):
         am.mean_qk(model, torch.tensor([[5]]))
-    with pytest.raises(am.InputError, match="`by` must be one of head, position"):
+    with pytest.raises(InputError, match="`by` must be one of head, position"):
         am.mean_qk(model, models.token_ids("llama"), by="token")
     tokenized = am.load(models.fresh("llama"), tokenizer=models.tokenizer(adds_bos=True))
-    with pytest.raises(am.InputError, match="no token but first and special ones"):
+    with pytest.raises(InputError, match="no token but first and special ones"):
         am.mean_qk(tokenized, "xyz")
 
 
@@ -158,7 +159,7 @@ def test_equal_where_they_hold_the_same() -> None:
 def test_saved_and_loaded(by: Any, tmp_path: Path) -> None:
     model, ids = models.hooked("gemma2"), models.token_ids("gemma2", 4, 6)
     means = am.mean_qk(model, ids, by=by, layers=[1])
-    loaded = am.MeanQK.load(means.save(tmp_path / "means.safetensors"))
+    loaded = am.load_result(means.save(tmp_path / "means.safetensors"))
     assert loaded == means and loaded.provenance.to_dict() == means.provenance.to_dict() and repr(loaded) == repr(means)
     one, other = (
         (am.decompose_scores(model, ids[:1], layers=[1], centre=each).terms["query_key"] for each in (means, loaded))
@@ -178,10 +179,8 @@ def test_means_that_are_no_means_are_not_loaded(tmp_path: Path) -> None:
     model, ids = models.hooked("llama"), models.token_ids("llama")
     means = am.mean_qk(model, ids)
     wrong = replace(means, layers=(0, 5))
-    with pytest.raises(am.InputError):
-        am.MeanQK.load(wrong.save(tmp_path / "means.safetensors"))
-    with pytest.raises(am.InputError):
-        am.MeanQK.load(am.decompose_scores(model, ids).save(tmp_path / "split.safetensors"))
+    with pytest.raises(InputError):
+        am.load_result(wrong.save(tmp_path / "means.safetensors"))
 
 
 def test_an_intervention_with_means_is_a_value(tmp_path: Path) -> None:
@@ -335,7 +334,7 @@ def test_a_head_found_in_the_stream_loses_its_previous_token() -> None:
     assert attention_to_previous(model, ids, Intervention.scale("position", 0.0, heads, centre=means)) < 0.3
     assert attention_to_previous(model, ids, Intervention.scale("query_key", 0.0, heads, centre=means)) > 0.75
     with (
-        pytest.raises(am.InputError, match="texts of up to 8 tokens; got one of 9"),
+        pytest.raises(InputError, match="texts of up to 8 tokens; got one of 9"),
         model.intervene(Intervention.scale("position", 0.0, heads, centre=means)),
     ):
         model.run(torch.randint(3, 53, (1, 9)))
@@ -346,7 +345,7 @@ def test_what_an_intervention_refuses() -> None:
     model, ids = models.hooked("llama"), models.token_ids("llama", 3, 6)
     means = am.mean_qk(model, ids)
 
-    def runs(centre: am.MeanQK, on: am.HookedModel = model, **options: Any) -> None:
+    def runs(centre: am.results.MeanQK, on: am.HookedModel = model, **options: Any) -> None:
         with on.intervene(Intervention.scale("position", 0.0, centre=centre, **options)):
             on.run(ids)
 
@@ -365,12 +364,12 @@ def test_what_an_intervention_refuses() -> None:
         ),
     ]
     for call, said in bad:
-        with pytest.raises(am.InputError, match=said):
+        with pytest.raises(InputError, match=said):
             call()
     model.run(ids)
     runs(am.mean_qk(model, ids, layers=[1]), heads=[(1, 0)])
     with (
-        pytest.raises(am.InputError, match="no such term; they have query_key, key_bias, query_bias, position"),
+        pytest.raises(InputError, match="no such term; they have query_key, key_bias, query_bias, position"),
         model.intervene(Intervention.scale("constant", 0.0, centre=means)),
     ):
         model.run(ids)
@@ -404,5 +403,5 @@ def test_a_sweep_over_heads_is_what_each_intervention_gives_alone() -> None:
             assert float(swept.after[number, text]) == pytest.approx(float(loss), abs=1e-5)
     assert float((swept.after - swept.before).abs().min()) > 1e-6
     other = am.load(models.fresh("llama", seed=5))
-    with pytest.raises(am.InputError, match="not of this model"):
+    with pytest.raises(InputError, match="not of this model"):
         run_sweep(other, ids, changes)

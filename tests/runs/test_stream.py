@@ -21,6 +21,7 @@ from torch import Tensor
 from transformers.models.bloom.modeling_bloom import BloomMLP
 
 import attnmech as am
+from attnmech.errors import CertificateError, ExactnessError, InputError, JournalError, MissingPointError, ReducerError
 from attnmech.model.attention import attend as attention
 from attnmech.runs import corpus as corpus_module
 from attnmech.runs import stream as stream_module
@@ -58,11 +59,11 @@ class Rows(am.Reducer):
     def __init__(self, documents: int) -> None:
         self.documents = documents
 
-    def start(self, run: am.Run) -> State:
+    def start(self, run: am.reducers.Run) -> State:
         places = self.documents, run.n_layers, run.n_heads
         return {"sums": torch.zeros(places, dtype=torch.float64), "counts": torch.zeros(places, dtype=torch.int64)}
 
-    def add(self, state: State, block: am.RowBlock, run: am.Run) -> None:
+    def add(self, state: State, block: am.reducers.RowBlock, run: am.reducers.Run) -> None:
         found = -torch.xlogy(block.pattern.double(), block.pattern.double()).sum(dim=-1)
         found = found.masked_fill(~block.real[:, None], 0.0).sum(dim=-1)
         state["sums"][:, block.index].index_add_(0, run.documents, found)
@@ -78,13 +79,13 @@ class Layers(am.Reducer):
     points = ("z",)
     optional_points = ("q_rot",)
 
-    def start(self, run: am.Run) -> State:
+    def start(self, run: am.reducers.Run) -> State:
         return {
             "z": torch.zeros(run.n_layers, run.n_heads, dtype=torch.float64),
             "seen": torch.full((run.n_layers, 2), -1),
         }
 
-    def add_layer(self, state: State, end: am.LayerEnd, run: am.Run) -> None:
+    def add_layer(self, state: State, end: am.reducers.LayerEnd, run: am.reducers.Run) -> None:
         assert ("q_rot" in end) is (run.model.points["q_rot"].absent is None)
         assert "attn_in" not in end
         z = end["z"].double().masked_fill(~end.real[:, :, None, None], 0.0)
@@ -100,16 +101,16 @@ class Both(am.Reducer):
 
     points = ("resid_pre", "resid_post")
 
-    def start(self, run: am.Run) -> State:
+    def start(self, run: am.reducers.Run) -> State:
         return {"rows": torch.zeros(run.n_layers, dtype=torch.int64), "ends": torch.zeros(run.n_layers)}
 
-    def add(self, state: State, block: am.RowBlock, run: am.Run) -> None:
+    def add(self, state: State, block: am.reducers.RowBlock, run: am.reducers.Run) -> None:
         assert "resid_pre" in block and "resid_post" not in block
         assert state["ends"][block.index] == 0
         assert block.rows.start == state["rows"][block.index]
         state["rows"][block.index] += len(block.rows)
 
-    def add_layer(self, state: State, end: am.LayerEnd, run: am.Run) -> None:
+    def add_layer(self, state: State, end: am.reducers.LayerEnd, run: am.reducers.Run) -> None:
         assert "resid_pre" in end and "resid_post" in end
         assert state["rows"][end.index] == end.batch.ids.shape[1]
         state["ends"][end.index] += 1
@@ -146,7 +147,7 @@ def test_one_pass_whatever_the_number_of_reducers(name: str, forwards: Any) -> N
     hooked, ids = models.hooked(name), models.token_ids(name)
     seen = forwards(hooked)
     both = Both()
-    results = am.stream(hooked, ids, [Rows(3), Layers(), both, both, am.AttentionFocus.reducer(), Layers()])
+    results = am.stream(hooked, ids, [Rows(3), Layers(), both, both, am.results.AttentionFocus.reducer(), Layers()])
     assert seen == [(3, 7)]
     rows, layers, one, two, _, again = results
     assert torch.equal(one["rows"], torch.full((hooked.n_layers,), 7)) and torch.equal(one["ends"], torch.ones(2))
@@ -181,7 +182,7 @@ def test_observers_have_copies_of_points_that_the_model_changes_in_place() -> No
 
 def test_the_same_reducer_twice() -> None:
     model, ids = models.hooked("gpt2"), torch.tensor([[5, 6, 7, 8, 9, 4]])
-    focus, updates = am.AttentionFocus.reducer(), am.ResidualUpdates.reducer()
+    focus, updates = am.results.AttentionFocus.reducer(), am.results.ResidualUpdates.reducer()
     first, second, third, fourth = am.stream(model, ids, [focus, focus, updates, updates])
     for one, other in ((first, second), (third, fourth)):
         assert all(torch.equal(one.state[key], other.state[key]) for key in one.state)
@@ -209,7 +210,7 @@ def test_blocks_of_rows_make_the_whole(monkeypatch: pytest.MonkeyPatch) -> None:
     starts: list[range] = []
 
     class Blocks(Rows):
-        def add(self, state: State, block: am.RowBlock, run: am.Run) -> None:
+        def add(self, state: State, block: am.reducers.RowBlock, run: am.reducers.Run) -> None:
             starts.append(block.rows)
             super().add(state, block, run)
 
@@ -246,18 +247,18 @@ def test_points_that_are_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(type(made), "add_layer", lambda *_: None)
         return made
 
-    with pytest.raises(am.MissingPointError, match="no point 'q_rot'"):
+    with pytest.raises(MissingPointError, match="no point 'q_rot'"):
         am.stream(hooked, ids, [rows, needing("q_rot")])
-    with pytest.raises(am.InputError, match="no point 'zz'"):
+    with pytest.raises(InputError, match="no point 'zz'"):
         am.stream(hooked, ids, [needing("zz")])
     for outside in ("embed", "logits"):
-        with pytest.raises(am.InputError, match=f"{outside!r} has no layer"):
+        with pytest.raises(InputError, match=f"{outside!r} has no layer"):
             am.stream(hooked, ids, [needing(outside)])
     am.stream(hooked, ids, [needing("q_rot", optional=True)])
     for refused, reducer in (("z", needing("z")), ("z", needing("z", optional=True)), ("scores", rows)):
         with monkeypatch.context() as patch:
             patch.setattr(type(hooked), "refused", {refused: "not proven"})
-            with pytest.raises(am.CertificateError, match="not proven"):
+            with pytest.raises(CertificateError, match="not proven"):
                 am.stream(hooked, ids, [reducer])
 
 
@@ -266,19 +267,19 @@ def test_inputs_and_options_that_cannot_be(tmp_path: Path) -> None:
     hooked, ids = models.hooked("bloom"), models.token_ids("bloom")
     for more in ({"shard": (0, 2)}, {"journal": tmp_path / "j"}, {"truncate": True}):
         for plain in (ids, {"input_ids": ids}, hooked.encode(ids), ids.numpy()):
-            with pytest.raises(am.InputError, match="are for a corpus: give an iterator"):
+            with pytest.raises(InputError, match="are for a corpus: give an iterator"):
                 am.stream(hooked, plain, [Rows(3)], **more)
     assert not list(tmp_path.iterdir())
     for layers in ([], [5]):
-        with pytest.raises(am.InputError, match="layer"):
+        with pytest.raises(InputError, match="layer"):
             am.stream(hooked, ids, [Rows(3)], layers=layers)
-    with pytest.raises(am.InputError, match="`stack` must be one of"):
+    with pytest.raises(InputError, match="`stack` must be one of"):
         am.stream(hooked, ids, [Rows(3)], stack="cross")
-    with pytest.raises(am.InputError, match="have no documents"):
+    with pytest.raises(InputError, match="have no documents"):
         am.stream(hooked, iter([]), [Rows(3)], journal=tmp_path / "j")
-    with pytest.raises(am.InputError, match=r"shard \(4, 5\) has no documents"):
+    with pytest.raises(InputError, match=r"shard \(4, 5\) has no documents"):
         am.stream(hooked, iter([ids]), [Rows(3)], shard=(4, 5), journal=tmp_path / "j")
-    with pytest.raises(am.InputError, match="`shard` must be"):
+    with pytest.raises(InputError, match="`shard` must be"):
         am.stream(hooked, iter([ids]), [Rows(3)], shard=(2, 2))
     assert not list(tmp_path.iterdir())
 
@@ -286,11 +287,11 @@ def test_inputs_and_options_that_cannot_be(tmp_path: Path) -> None:
 @pytest.mark.usefixtures("unchecked")
 def test_what_is_no_reducer() -> None:
     hooked, ids = models.hooked("bloom"), models.token_ids("bloom")
-    for wrong in ([Rows(3), "focus"], [Rows], [None], [am.AttentionFocus], "focus", 5):
-        with pytest.raises(am.InputError, match="`reducers` must be a list of reducers") as caught:
+    for wrong in ([Rows(3), "focus"], [Rows], [None], [am.results.AttentionFocus], "focus", 5):
+        with pytest.raises(InputError, match="`reducers` must be a list of reducers") as caught:
             am.stream(hooked, ids, wrong)  # type: ignore[arg-type]
         assert caught.value.args[0].endswith(" in it.") == isinstance(wrong, list)
-    with pytest.raises(am.InputError, match="at least one reducer"):
+    with pytest.raises(InputError, match="at least one reducer"):
         am.stream(hooked, ids, [])
     with pytest.raises(TypeError, match="abstract"):
         type("Half", (am.Reducer,), {"start": lambda *_: {}})()
@@ -307,7 +308,12 @@ def test_a_corpus_is_its_documents_together() -> None:
     documents = documents_of("bloom", LENGTHS)
     mask = torch.nn.utils.rnn.pad_sequence([torch.ones_like(each) for each in documents], batch_first=True)
     together = {"input_ids": torch.nn.utils.rnn.pad_sequence(documents, batch_first=True), "attention_mask": mask}
-    reducers = [Rows(len(documents)), Layers(), am.AttentionFocus.reducer(), am.ResidualUpdates.reducer()]
+    reducers = [
+        Rows(len(documents)),
+        Layers(),
+        am.results.AttentionFocus.reducer(),
+        am.results.ResidualUpdates.reducer(),
+    ]
     found = am.stream(hooked, iter(documents), reducers)
     in_memory = am.stream(hooked, together, reducers)
     assert found[0]["counts"][:, 0, 0].tolist() == LENGTHS
@@ -358,7 +364,7 @@ def test_padding_changes_numbers_by_less_than_1e_5(
 def test_shards_merged_in_any_order_are_the_whole(tmp_path: Path) -> None:
     hooked = models.hooked("gpt2", torch.float64)
     documents = documents_of("gpt2", LENGTHS)
-    focus, updates = am.AttentionFocus.reducer(), am.ResidualUpdates.reducer()
+    focus, updates = am.results.AttentionFocus.reducer(), am.results.ResidualUpdates.reducer()
     reducers = [Rows(len(documents)), focus, updates]
 
     def states(results: tuple[Any, ...]) -> list[State]:
@@ -387,7 +393,7 @@ def test_shards_merged_in_any_order_are_the_whole(tmp_path: Path) -> None:
 def test_intervals_are_over_the_documents() -> None:
     hooked = models.hooked("gpt2", torch.float64)
     documents = documents_of("gpt2", LENGTHS)
-    focus, _ = am.stream(hooked, iter(documents), [am.AttentionFocus.reducer(), Rows(21)])
+    focus, _ = am.stream(hooked, iter(documents), [am.results.AttentionFocus.reducer(), Rows(21)])
     sums, counts = [], []
     for ids in documents:
         rows = am.attention_focus(hooked, ids).by_row("entropy")[:, :, 0, 1:].double()
@@ -411,7 +417,7 @@ def test_nothing_of_a_batch_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     sizes: list[int] = []
 
     class Looks(am.Reducer):
-        def start(self, run: am.Run) -> State:
+        def start(self, run: am.reducers.Run) -> State:
             alive.append(weakref.ref(run.batch))
             together.append(sum(each() is not None for each in alive))
             return {"n": torch.zeros(1)}
@@ -419,7 +425,7 @@ def test_nothing_of_a_batch_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
         def merge(self, one: State, other: State) -> State:
             return {"n": one["n"] + other["n"]}
 
-    focus = am.AttentionFocus.reducer()
+    focus = am.results.AttentionFocus.reducer()
 
     def measured(one: State, other: State) -> State:
         merged = type(focus).merge(focus, one, other)
@@ -440,12 +446,12 @@ def test_nothing_of_a_batch_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_documents_that_are_too_long() -> None:
     hooked, documents = models.hooked("gpt2"), documents_of("gpt2", [4, 19, 25, 7, 20])
-    with pytest.raises(am.InputError, match="document 2 has 25 tokens, but this model has 19 positions"):
+    with pytest.raises(InputError, match="document 2 has 25 tokens, but this model has 19 positions"):
         am.stream(hooked, iter(documents), [Rows(5)])
-    focus, rows = am.stream(hooked, iter(documents), [am.AttentionFocus.reducer(), Rows(5)], truncate=True)
+    focus, rows = am.stream(hooked, iter(documents), [am.results.AttentionFocus.reducer(), Rows(5)], truncate=True)
     assert focus.truncated == 2 and focus.documents == 5
     assert rows["counts"][:, 0, 0].tolist() == [4, 19, 19, 7, 19]
-    shard = am.stream(hooked, iter(documents), [am.AttentionFocus.reducer()], truncate=True, shard=(0, 2))[0]
+    shard = am.stream(hooked, iter(documents), [am.results.AttentionFocus.reducer()], truncate=True, shard=(0, 2))[0]
     assert shard.truncated == 2 and shard.documents == 3
     assert shard.provenance.options["truncate"] is True and shard.provenance.options["shard"] == [0, 2]
 
@@ -494,17 +500,17 @@ class Breaks(am.Reducer):
         if self._error and self._error[0] == where and next(self._calls) == self._error[1]:
             raise self._error[2]
 
-    def start(self, run: am.Run) -> State:
+    def start(self, run: am.reducers.Run) -> State:
         return {"n": torch.zeros(1, dtype=torch.int64), "batches": torch.ones(1, dtype=torch.int64)}
 
-    def add(self, state: State, block: am.RowBlock, run: am.Run) -> None:
+    def add(self, state: State, block: am.reducers.RowBlock, run: am.reducers.Run) -> None:
         self._call("add")
         state["n"] += int(block.real.sum())
 
-    def add_layer(self, state: State, end: am.LayerEnd, run: am.Run) -> None:
+    def add_layer(self, state: State, end: am.reducers.LayerEnd, run: am.reducers.Run) -> None:
         self._call("add_layer")
 
-    def close(self, state: State, run: am.Run) -> State:
+    def close(self, state: State, run: am.reducers.Run) -> State:
         self._call("close")
         return state
 
@@ -512,7 +518,7 @@ class Breaks(am.Reducer):
         self._call("merge")
         return {name: one[name] + other[name] for name in one}
 
-    def finish(self, state: State, source: am.Source) -> State:
+    def finish(self, state: State, source: am.reducers.Source) -> State:
         return state | {"documents": torch.tensor([source.documents, source.truncated])}
 
 
@@ -577,7 +583,7 @@ def test_journals_of_something_else(broken_off: Path, monkeypatch: pytest.Monkey
 
     def refused(*reducers: am.Reducer, model: am.HookedModel = hooked, inputs: Any = None, **options: Any) -> str:
         given = iter(documents) if inputs is None else inputs
-        with pytest.raises(am.JournalError) as caught:
+        with pytest.raises(JournalError) as caught:
             am.stream(model, given, reducers or (Rows(21), Breaks()), journal=broken_off, **options)
         assert broken_off.read_bytes() == held and list(broken_off.parent.iterdir()) == [broken_off]
         return str(caught.value)
@@ -646,7 +652,7 @@ def test_journals_of_other_code_or_other_tensors(tmp_path: Path) -> None:
         (Differs(marks), 0.5, "code of the reducers: expected"),
         (Marked(marks), 0.25, "code and values of the hooks: expected"),
     ):
-        with pytest.raises(am.JournalError, match=said):
+        with pytest.raises(JournalError, match=said):
             run(reducer, by)
     assert path.read_bytes() == held and list(tmp_path.iterdir()) == [path]
     counts = run(Marked(marks.clone()))[0]["counts"]
@@ -670,7 +676,7 @@ def test_a_corpus_file_that_has_changed(tmp_path: Path, monkeypatch: pytest.Monk
         am.stream(hooked, am.Corpus(texts), [breaks], journal=path)
     before = path.read_bytes()
     texts.write_text("the keys\na dog\nhere\n")
-    with pytest.raises(am.JournalError, match="corpus: expected"):
+    with pytest.raises(JournalError, match="corpus: expected"):
         am.stream(hooked, am.Corpus(texts), [Breaks()], journal=path)
     assert path.read_bytes() == before
     texts.write_text("the keys\na dog\n")
@@ -718,7 +724,7 @@ class Slow(am.Reducer):
 
 
 def work(journal, target):
-    focus = am.AttentionFocus.reducer()
+    focus = am.results.AttentionFocus.reducer()
     state, focus = am.stream(model, iter(documents), [Slow(), focus], journal=journal)
     torch.save([state, dict(focus.state), focus.documents], folder / target)
 
@@ -794,16 +800,16 @@ class Bad(Rows):
         super().__init__(21)
         self.where, self.wrong = where, wrong
 
-    def start(self, run: am.Run) -> Any:
+    def start(self, run: am.reducers.Run) -> Any:
         state = super().start(run)
         return self.wrong(state) if self.where == "start" else state
 
-    def add(self, state: State, block: am.RowBlock, run: am.Run) -> None:
+    def add(self, state: State, block: am.reducers.RowBlock, run: am.reducers.Run) -> None:
         super().add(state, block, run)
         if self.where == "add" and block.index == run.n_layers - 1:
             self.wrong(state)
 
-    def close(self, state: State, run: am.Run) -> Any:
+    def close(self, state: State, run: am.reducers.Run) -> Any:
         return self.wrong(state) if self.where == "close" else state
 
     def merge(self, one: State, other: State) -> Any:
@@ -843,11 +849,11 @@ NOT_MERGED = r"Bad: `merge` must keep names, dtypes and number of axes; "
 )
 def test_reducers_that_misbehave_are_named(where: str, wrong: Any, message: str) -> None:
     documents = documents_of("bloom", LENGTHS)
-    with pytest.raises(am.ReducerError, match=message) as caught:
+    with pytest.raises(ReducerError, match=message) as caught:
         am.stream(models.hooked("bloom"), iter(documents), [Rows(21), Bad(where, wrong)])
     assert isinstance(caught.value, am.AttnmechError) and isinstance(caught.value, ValueError)
     if where != "merge":
-        with pytest.raises(am.ReducerError, match=message):
+        with pytest.raises(ReducerError, match=message):
             am.stream(models.hooked("bloom"), documents[0], [Bad(where, wrong)])
 
 
@@ -855,9 +861,9 @@ def test_nan_names_the_documents() -> None:
     def third(state: State) -> None:
         state["sums"][2].fill_(torch.nan)
 
-    with pytest.raises(am.ReducerError, match="'sums' is NaN after documents 0 to 2"):
+    with pytest.raises(ReducerError, match="'sums' is NaN after documents 0 to 2"):
         am.stream(models.hooked("bloom"), models.token_ids("bloom"), [Bad("add", third)])
-    with pytest.raises(am.ReducerError, match=r"'sums' is NaN after document 2\."):
+    with pytest.raises(ReducerError, match=r"'sums' is NaN after document 2\."):
         am.stream(models.hooked("gpt2"), iter(documents_of("gpt2", [3, 4, 5])), [Bad("add", third)], shard=(2, 3))
 
 
@@ -948,7 +954,7 @@ def test_the_example_prints_its_tables(example: Any, capsys: pytest.CaptureFixtu
 
 
 def test_nan_of_our_own_is_not_the_fault_of_a_reducer(monkeypatch: pytest.MonkeyPatch) -> None:
-    reducer = am.AttentionFocus.reducer()
+    reducer = am.results.AttentionFocus.reducer()
     monkeypatch.setattr(type(reducer), "close", lambda self, state, run: state | {"sums": state["sums"] * torch.nan})
-    with pytest.raises(am.ExactnessError, match=r"FocusReducer: 'sums' is NaN after document.* bug in attnmech"):
+    with pytest.raises(ExactnessError, match=r"FocusReducer: 'sums' is NaN after document.* bug in attnmech"):
         am.attention_focus(models.hooked("gpt2"), models.token_ids("gpt2"))

@@ -14,10 +14,11 @@ import torch
 from torch import Tensor
 
 import attnmech as am
+from attnmech.errors import JournalError, OutputError
 from attnmech.runs.journal import kept
 
 
-def scaled(by: float) -> Callable[[Tensor, am.Batch], Tensor]:
+def scaled(by: float) -> Callable[[Tensor, am.reducers.Batch], Tensor]:
     return lambda logits, batch: by * logits[:, -1, 0]
 
 
@@ -43,13 +44,13 @@ def break_off(monkeypatch: pytest.MonkeyPatch, after: int, **options: Any) -> No
             am.ablate_heads(models.hooked("gpt2"), TEXTS, **options)
 
 
-def resumed(**options: Any) -> am.HeadEffects:
+def resumed(**options: Any) -> am.results.HeadEffects:
     return am.ablate_heads(models.hooked("gpt2"), TEXTS, **options)
 
 
 def refused(path: Path, **options: Any) -> str:
     held = path.read_bytes()
-    with pytest.raises(am.JournalError) as caught:
+    with pytest.raises(JournalError) as caught:
         resumed(journal=path, **options)
     assert path.read_bytes() == held and list(path.parent.iterdir()) == [path]
     return str(caught.value)
@@ -161,7 +162,7 @@ class Hidden:
     def __reduce_ex__(self, _: Any) -> Any:
         raise TypeError("no copy")
 
-    def __call__(self, logits: Tensor, batch: am.Batch) -> Tensor:
+    def __call__(self, logits: Tensor, batch: am.reducers.Batch) -> Tensor:
         return self.by * logits[:, -1, 0]
 
 
@@ -206,11 +207,11 @@ def test_another_run_under_way(tmp_path: Path) -> None:
         read.append(1)
         yield TEXTS
 
-    with kept(path), pytest.raises(am.JournalError, match="is in use by another run"):
+    with kept(path), pytest.raises(JournalError, match="is in use by another run"):
         # Outside the block's context, as in another thread.
         contextvars.Context().run(partial(resumed, journal=path, method="mean", reference=reference()))
     assert not read, "it is refused before any work"
-    with pytest.raises(am.OutputError, match="there is no folder"):
+    with pytest.raises(OutputError, match="there is no folder"):
         resumed(journal=tmp_path / "no" / "journal", method="mean", reference=reference())
     assert not read
 

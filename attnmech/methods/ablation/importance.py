@@ -22,7 +22,10 @@ from ...errors import InputError
 from ...interventions import Intervention, Values
 from ...model.inputs.encoder import Inputs
 from ...model.run.hooked import HookedModel, require_model
-from ...results import OverTexts, Provenance, TextResult, by_layer, shared_layers, subtracted
+from ...results.by_layer import by_layer, shared_layers, subtracted
+from ...results.over_texts import OverTexts
+from ...results.provenance import Provenance
+from ...results.result import TextResult
 from ...runs.ablations import check_reference, mean_of, reread
 from ...runs.claims import for_map, interval_note
 from ...runs.corpus import CorpusBatch

@@ -19,7 +19,10 @@ from ...interventions import Head, Heads, Values
 from ...maths.intervals import LEVEL, TextMeans
 from ...model.inputs.encoder import Inputs
 from ...model.run.hooked import HookedModel, require_model
-from ...results import OverTexts, Provenance, TextResult, clarity_of, subtracted
+from ...results.by_layer import subtracted
+from ...results.over_texts import OverTexts, clarity_of
+from ...results.provenance import Provenance
+from ...results.result import TextResult
 from ...runs.ablations import Ablations, reread
 from ...runs.claims import interval_note
 from ...runs.differences import largest_of

@@ -23,7 +23,9 @@ from ...interventions import Head, Heads, Intervention, Values
 from ...maths.intervals import TextMeans
 from ...model.inputs.encoder import Inputs
 from ...model.run.hooked import HookedModel, require_model
-from ...results import OverTexts, PagedResult, Provenance
+from ...results.over_texts import OverTexts
+from ...results.provenance import Provenance
+from ...results.result import PagedResult
 from ...runs.ablations import Ablations, checked_seed, reread
 from ...runs.claims import interval_note, interval_of, no_interval
 from ...runs.effects import unit_of

@@ -15,7 +15,10 @@ from ...draw.intervals import interval_rows
 from ...draw.section import Section
 from ...draw.text import plotly_text, visible_token
 from ...interventions.edits import KeyEdit
-from ...results import OverTexts, Provenance, TextResult, subtracted
+from ...results.by_layer import subtracted
+from ...results.over_texts import OverTexts
+from ...results.provenance import Provenance
+from ...results.result import TextResult
 from ...runs.claims import interval_note
 from ...runs.differences import largest_of
 from ...runs.effects import strongest_of, unit_of

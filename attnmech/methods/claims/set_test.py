@@ -12,7 +12,9 @@ from torch import Tensor
 
 from ...interventions import Head
 from ...maths.intervals import TextMeans
-from ...results import OverTexts, PagedResult, Provenance
+from ...results.over_texts import OverTexts
+from ...results.provenance import Provenance
+from ...results.result import PagedResult
 from .formulas import added_by_each, at_least, least_p, rank_p, strength, studentised
 from .set_effects import OtherTask
 from .shapes import HeadSet

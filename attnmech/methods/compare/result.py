@@ -18,7 +18,8 @@ from ...errors import InputError
 from ...maths.intervals import fewest_texts
 from ...model.inputs.encoder import Inputs
 from ...model.run.hooked import HookedModel, require_model
-from ...results import PagedResult, Provenance, TextResult
+from ...results.provenance import Provenance
+from ...results.result import PagedResult, TextResult
 from ...runs.ablations import reread
 from ...runs.claims import no_interval
 from ...runs.corpus import CorpusBatch

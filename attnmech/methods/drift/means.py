@@ -13,7 +13,7 @@ from torch import Tensor
 from ...basics.arguments import option
 from ...maths.intervals import LEAST_TEXTS, LEVEL, TextMeans, checked_level
 from ...maths.statistic import WithStatistics
-from ...results import by_layer
+from ...results.by_layer import by_layer
 from ...runs.claims import interval_note
 from ...runs.summed import Summed
 from .sums import STATISTICS

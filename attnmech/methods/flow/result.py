@@ -35,7 +35,8 @@ from ...model.parts.weights import bias_of
 from ...model.run.hooked import HookedModel, require_model
 from ...model.stack.block import attention_scale
 from ...model.stack.carried import output_weights
-from ...results import PagedResult, Provenance
+from ...results.provenance import Provenance
+from ...results.result import PagedResult
 from ...runs.answers import Answers
 from ...runs.metrics import Metric, MetricLike
 from ...runs.reducer import Reducer, Run, Source, State

@@ -25,7 +25,9 @@ from ...draw.text import with_minus_signs
 from ...errors import InputError
 from ...maths.intervals import LEAST_TEXTS, LEVEL, TextMeans, checked_level
 from ...model.run.hooked import HookedModel, require_model
-from ...results import PagedResult, Provenance, by_layer
+from ...results.by_layer import by_layer
+from ...results.provenance import Provenance
+from ...results.result import PagedResult
 from ...runs.claims import PALE, for_map, interval_note, interval_of
 from ...runs.groups import by_group, joined
 from ...runs.layers import count_layers

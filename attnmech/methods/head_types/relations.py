@@ -24,7 +24,9 @@ from ...draw.text import percent
 from ...errors import InputError
 from ...maths.intervals import LEAST_TEXTS, LEVEL, TextMeans, checked_level
 from ...model.run.hooked import HookedModel, require_model
-from ...results import PagedResult, Provenance, by_layer
+from ...results.by_layer import by_layer
+from ...results.provenance import Provenance
+from ...results.result import PagedResult
 from ...runs.claims import for_map
 from ...runs.layers import count_layers
 from ...runs.words import words_of

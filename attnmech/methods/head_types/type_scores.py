@@ -16,7 +16,7 @@ from torch import Tensor
 
 from ...basics.arguments import option
 from ...maths.intervals import LEVEL, TextMeans, checked_level, difference
-from ...results import by_layer
+from ...results.by_layer import by_layer
 from ...runs.summed import Summed
 from .formulas import ANSWERED, CONTENT, POSITIONAL, TYPES
 from .sums import AROUND_KEY, AROUND_QUERY

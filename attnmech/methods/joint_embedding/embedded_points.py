@@ -21,7 +21,8 @@ from ...draw.figure_page import table_html
 from ...draw.section import Section
 from ...errors import InputError, OutputError
 from ...maths.statistic import WithStatistics
-from ...results import PagedResult, Provenance
+from ...results.provenance import Provenance
+from ...results.result import PagedResult
 from ...runs.token_types import TOKEN_TYPES
 from .figures import criterion_curve, joint_scatter
 from .formulas import spread_ratio

@@ -27,7 +27,7 @@ from ...maths.statistic import Statistic, Statistics
 from ...maths.update_statistics import STATISTICS as OF_UPDATES
 from ...model.inputs.encoder import Inputs
 from ...model.run.hooked import HookedModel, require_model
-from ...results import by_layer
+from ...results.by_layer import by_layer
 from ...runs.claims import interval_note
 from ...runs.reducer import Reducer, Source, State
 from ...runs.row_classes import ROW_CLASSES

@@ -22,7 +22,9 @@ from ...interventions import Head, Intervention
 from ...maths.intervals import LEAST_TEXTS, TextMeans
 from ...model.inputs.encoder import Inputs
 from ...model.run.hooked import HookedModel, require_model
-from ...results import OverTexts, PagedResult, Provenance
+from ...results.over_texts import OverTexts
+from ...results.provenance import Provenance
+from ...results.result import PagedResult
 from ...runs.ablations import Ablations, reread
 from ...runs.claims import interval_note, interval_of, no_interval
 from ...runs.stream import stream

@@ -26,7 +26,7 @@ from ...maths.divergence import effective_number, placed
 from ...maths.intervals import LEVEL, checked_level
 from ...model.inputs.encoder import Inputs
 from ...model.run.hooked import HookedModel, require_model
-from ...results import by_layer
+from ...results.by_layer import by_layer
 from ...runs.claims import interval_of
 from ...runs.reducer import Reducer, Source, State
 from ...runs.stream import stream

@@ -23,7 +23,10 @@ from ...interventions import Head, Heads, Intervention, Values
 from ...maths.intervals import LEVEL, TextMeans
 from ...model.inputs.encoder import Inputs
 from ...model.run.hooked import HookedModel, require_model
-from ...results import Provenance, TextResult, by_layer, clarity_of, subtracted
+from ...results.by_layer import by_layer, subtracted
+from ...results.over_texts import clarity_of
+from ...results.provenance import Provenance
+from ...results.result import TextResult
 from ...runs.ablations import reread
 from ...runs.claims import no_interval
 from ...runs.effects import HeadEffects, effects_of, unit_of

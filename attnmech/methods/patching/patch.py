@@ -21,7 +21,7 @@ from ...interventions import Head, Heads, Intervention, Positions, Values, check
 from ...maths.intervals import LEVEL, TextMeans, difference
 from ...model.inputs.encoder import Inputs
 from ...model.run.hooked import HookedModel, require_model
-from ...results import subtracted
+from ...results.by_layer import subtracted
 from ...runs.ablations import reread
 from ...runs.effects import Effects, HeadEffects, effect_fields, head_fields
 from ...runs.journal import owning_journal

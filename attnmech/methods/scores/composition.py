@@ -17,7 +17,8 @@ from ...errors import InputError
 from ...model.parts.gates import NormGate
 from ...model.parts.norms import weight_of
 from ...model.run.hooked import HookedModel, require_model
-from ...results import PagedResult, Provenance
+from ...results.provenance import Provenance
+from ...results.result import PagedResult
 from ...runs.layers import count_layers
 
 KINDS: Final = ("q", "k", "v")

@@ -21,7 +21,9 @@ from ...model.inputs.encoder import Inputs
 from ...model.reading.writers import most_writers, points_of_writers, why_no_sum
 from ...model.run.hooked import HookedModel, require_model
 from ...model.stack.stack import Stack
-from ...results import Provenance, Result, by_layer
+from ...results.by_layer import by_layer
+from ...results.provenance import Provenance
+from ...results.result import Result
 from ...runs.layers import count_layers
 from .sources import SourceParts, SourceWalk
 

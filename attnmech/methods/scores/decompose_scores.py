@@ -32,7 +32,7 @@ from ...model.run.hooked import HookedModel, require_model
 from ...model.stack.centring import Centre, checked_centre, reference_of, require_means_of
 from ...model.stack.ledger import ScoreAudit
 from ...model.stack.stack import Stack
-from ...results import by_layer
+from ...results.by_layer import by_layer
 from ...results.mean_qk import MeanQK
 from ...runs.layers import count_layers
 from .figures import key_terms, score_shares

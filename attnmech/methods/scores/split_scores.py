@@ -16,7 +16,9 @@ from ...draw.numbers import ScoreNumbers
 from ...errors import InputError
 from ...maths.scores import ScoreParts, names_along_row, ranked_shares
 from ...maths.variance_shares import row_covariances
-from ...results import Provenance, Result, by_layer
+from ...results.by_layer import by_layer
+from ...results.provenance import Provenance
+from ...results.result import Result
 from ...results.score_terms import Contrast, Reference, Shares, Terms, TermsByHead
 from .position_kernel import PositionKernel
 from .score_numbers import score_numbers

@@ -12,7 +12,7 @@ from torch import Tensor
 from ...basics.arguments import flag, option
 from ...errors import InputError
 from ...maths.intervals import LEVEL, TextMeans, checked_level
-from ...results import by_layer
+from ...results.by_layer import by_layer
 from ...runs.claims import interval_note
 from ...runs.summed import Summed
 from .sums import lags_of

@@ -24,7 +24,8 @@ from ...interventions import Heads, Intervention, checked_heads
 from ...model.inputs.encoder import Inputs
 from ...model.run.hooked import HookedModel, require_model
 from ...model.run.masking import GROUPS
-from ...results import PagedResult, Provenance
+from ...results.provenance import Provenance
+from ...results.result import PagedResult
 from ...runs.engine import Change
 from ...runs.journal import kept
 from ...runs.metrics import Metric

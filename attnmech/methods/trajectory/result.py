@@ -16,7 +16,8 @@ from ...draw.section import Section
 from ...errors import AttnmechError, InputError
 from ...model.files.load import load
 from ...model.run.hooked import HookedModel
-from ...results import PagedResult, Provenance, Result
+from ...results.provenance import Provenance
+from ...results.result import PagedResult, Result
 from ...runs.progress import steps as progress_of
 from .figures import lines_by_step
 

@@ -25,7 +25,7 @@ from ...interventions import Head, Heads, Intervention, checked_heads
 from ...interventions.edits import TermEdit
 from ...interventions.place import BatchPart, Place
 from ...points import PointKey, PointName
-from ...results import Provenance
+from ...results.provenance import Provenance
 from ..attention.applied import Applied
 from ..attention.attend import IMPLEMENTATION
 from ..attention.in_force import Hook, InForce, Part, Pass, Watch

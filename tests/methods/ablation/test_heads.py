@@ -16,6 +16,7 @@ from safetensors import safe_open
 from torch import Tensor, nn
 
 import attnmech as am
+from attnmech.errors import InputError, JournalError
 from attnmech.methods.joint_embedding.chosen_texts import choose_texts
 from attnmech.model.parts.modules import submodule
 
@@ -163,9 +164,9 @@ def test_donors_come_from_the_reference() -> None:
     assert both.provenance.options["values"] == "that of one of 2 reference texts (seed 0)"
     alone = am.ablate_heads(hooked, ids[:1], [(1, 2)], "resample", reference=reference[:1])
     torch.testing.assert_close(alone.after[1, 2, 0], candidates[0][0], rtol=1e-4, atol=1e-5)
-    with pytest.raises(am.InputError, match=r"`draws` must be .* 1 to 2 \(the 2 texts of `reference`\); got 3"):
+    with pytest.raises(InputError, match=r"`draws` must be .* 1 to 2 \(the 2 texts of `reference`\); got 3"):
         am.ablate_heads(hooked, ids, [(1, 2)], "resample", reference=reference, draws=3)
-    with pytest.raises(am.InputError, match="`reference` must be texts, whose z is taken as it is; got values of"):
+    with pytest.raises(InputError, match="`reference` must be texts, whose z is taken as it is; got values of"):
         am.ablate_heads(hooked, ids, [(1, 2)], "resample", reference=am.mean_z(hooked, ids))
 
 
@@ -218,7 +219,7 @@ def test_an_answer_of_several_tokens_is_scored_as_a_sum(family: str) -> None:
     ],
 )
 def test_bad_answers_of_several_tokens(options: dict[str, Any], said: str) -> None:
-    with pytest.raises(am.InputError, match=said):
+    with pytest.raises(InputError, match=said):
         am.ablate_heads(models.hooked("gpt2"), models.token_ids("gpt2"), metric="log_probability", **options)
 
 
@@ -230,7 +231,7 @@ def test_an_answer_in_words_of_several_tokens() -> None:
     assert len(ids) == 2
     same = am.ablate_heads(hooked, texts, [(0, 1)], metric="log_probability", answers=[ids, ids])
     assert torch.equal(words.after[0, 1], same.after[0, 1])
-    with pytest.raises(am.InputError, match=r'becomes 2: .*score the whole answer: metric="log_probability"'):
+    with pytest.raises(InputError, match=r'becomes 2: .*score the whole answer: metric="log_probability"'):
         am.ablate_heads(hooked, texts, metric="logit_difference", answers=" are here", against=" dog")
 
 
@@ -253,7 +254,7 @@ def test_answers_and_a_function_of_ones_own() -> None:
     best = am.ablate_heads(hooked, ids, [(1, 3)], metric="accuracy", answers=last.argmax(dim=-1))
     assert best.after[1, 3].tolist() == [1.0] * len(ids)
 
-    def own(logits: Tensor, batch: am.Batch) -> Tensor:
+    def own(logits: Tensor, batch: am.reducers.Batch) -> Tensor:
         assert batch.answers is not None and torch.equal(batch.answers, answers[: len(batch.ids)])
         return logits[:, -1].gather(1, batch.answers[:, None])[:, 0]
 
@@ -315,7 +316,7 @@ def test_intervals_and_what_it_says() -> None:
 
 def test_saved_and_loaded(tmp_path: Path) -> None:
     effects = am.ablate_heads(models.hooked("gpt2"), models.token_ids("gpt2"), shifts=True)
-    again = am.HeadEffects.load(effects.save(tmp_path / "effects.safetensors"))
+    again = am.load_result(effects.save(tmp_path / "effects.safetensors"))
     assert again.to_frame().equals(effects.to_frame())
     assert repr(again) == repr(effects)
     page = effects.to_html(tmp_path / "effects.html").read_text(encoding="utf-8")
@@ -352,7 +353,7 @@ def test_saved_and_loaded(tmp_path: Path) -> None:
 )
 def test_bad_input(options: dict[str, Any], said: str) -> None:
     ids = models.token_ids("gpt2")[:3]
-    with pytest.raises(am.InputError, match=said):
+    with pytest.raises(InputError, match=said):
         am.ablate_heads(models.hooked("gpt2"), ids, **options)
 
 
@@ -376,14 +377,14 @@ def test_several_donors_for_each_text(tmp_path: Path) -> None:
     torch.testing.assert_close(found.by_draw.mean(dim=-1), found.effect, equal_nan=True)
     assert float(found.draw_spread[2, 4]) == pytest.approx(float(found.by_draw[2, 4].std()))
     assert found.to_frame()["draw_spread"].tolist() == [float(found.draw_spread[head]) for head in heads]
-    again = am.HeadEffects.load(found.save(tmp_path / "drawn"))
+    again = am.load_result(found.save(tmp_path / "drawn"))
     assert again.to_frame().equals(found.to_frame()) and again.provenance.options["draws"] == 5
     one = am.ablate_heads(hooked, ids, heads, "resample", seed=3)
     torch.testing.assert_close(one.effect[2, 4], found.by_draw[2, 4, 0])
     assert one.draw_spread is None and "draw_spread" not in one.to_frame()
-    with pytest.raises(am.InputError, match=r"`draws` must be a whole number, 1 to 5 \(the other texts, of 6\); got 6"):
+    with pytest.raises(InputError, match=r"`draws` must be a whole number, 1 to 5 \(the other texts, of 6\); got 6"):
         am.ablate_heads(hooked, ids, heads, "resample", draws=6)
-    with pytest.raises(am.InputError, match='`draws` is for method="resample"; got 2 with'):
+    with pytest.raises(InputError, match='`draws` is for method="resample"; got 2 with'):
         am.ablate_heads(hooked, ids, heads, draws=2)
 
 
@@ -393,11 +394,11 @@ def loss_of(hooked: am.HookedModel, ids: Tensor) -> float:
 
 
 def test_resample_with_one_text_and_loss_of_an_encoder_are_refused() -> None:
-    with pytest.raises(am.InputError, match="give at least two"):
+    with pytest.raises(InputError, match="give at least two"):
         am.ablate_heads(models.hooked("gpt2"), torch.arange(4, 9)[None], method="resample")
-    with pytest.raises(am.InputError, match='use metric="kl"'):
+    with pytest.raises(InputError, match='use metric="kl"'):
         am.ablate_heads(models.hooked("bert"), models.token_ids("bert"))
-    with pytest.raises(am.InputError, match="single tokens; ' zzxq' becomes 5"):
+    with pytest.raises(InputError, match="single tokens; ' zzxq' becomes 5"):
         am.ablate_heads(models.demo(), ["Anna sang."], metric="accuracy", answers=[" zzxq"])
 
 
@@ -456,7 +457,7 @@ def test_killed_sweeps_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     assert journal.exists()
     ids = torch.randint(3, 50, (30, 9), generator=torch.Generator().manual_seed(0))
     hooked = models.hooked("gpt2")
-    with pytest.raises(am.JournalError, match="another run"):
+    with pytest.raises(JournalError, match="another run"):
         am.ablate_heads(hooked, ids.flip(0), journal=journal)
     counted: list[int] = []
     real = engine.Texts.after
@@ -480,11 +481,11 @@ def test_a_metric_that_becomes_infinite_under_an_ablation_is_refused() -> None:
     hooked, ids = models.hooked("gpt2"), models.token_ids("gpt2")
     clean = hooked.run(ids).logits[:, -1, 0]
 
-    def odds(logits: torch.Tensor, batch: am.Batch) -> torch.Tensor:
+    def odds(logits: torch.Tensor, batch: am.reducers.Batch) -> torch.Tensor:
         moved = (logits[:, -1, 0] - clean[: len(logits)]).abs()
         return torch.where(moved > 1e-3, torch.inf, 1.0)
 
-    with pytest.raises(am.InputError, match=r"the metric odds is inf for text \d \(z of L"):
+    with pytest.raises(InputError, match=r"the metric odds is inf for text \d \(z of L"):
         am.ablate_heads(hooked, ids, metric=odds)
 
 

@@ -12,6 +12,7 @@ from einops import rearrange
 from torch import Tensor, nn
 
 import attnmech as am
+from attnmech.errors import InputError
 from attnmech.model.parts.modules import submodule
 
 FAMILIES = ["gpt2", "llama", "bert", "bloom"]
@@ -187,7 +188,7 @@ def test_the_estimate_orders_heads_as_the_sweep_does() -> None:
 def test_saved_drawn_and_written(tmp_path: Path) -> None:
     hooked, ids = models.hooked("gpt2"), models.token_ids("gpt2", batch=6)
     found = am.head_importance(hooked, ids, method="zero", sweep=am.ablate_heads(hooked, ids))
-    again = am.HeadImportance.load(found.save(tmp_path / "found.safetensors"))
+    again = am.load_result(found.save(tmp_path / "found.safetensors"))
     assert again.to_frame().equals(found.to_frame()) and repr(again) == repr(found)
     assert "rank correlation" in found.to_html(tmp_path / "page.html").read_text(encoding="utf-8")
     torch.testing.assert_close(torch.tensor(maps.shown(found.plot())), found.score)
@@ -233,19 +234,19 @@ def test_saved_drawn_and_written(tmp_path: Path) -> None:
     ],
 )
 def test_bad_input(options: dict[str, Any], said: str) -> None:
-    with pytest.raises(am.InputError, match=said):
+    with pytest.raises(InputError, match=said):
         am.head_importance(models.hooked("gpt2"), models.token_ids("gpt2"), **options)
 
 
 def test_a_sweep_of_something_else_is_refused() -> None:
     hooked, ids = models.hooked("gpt2"), models.token_ids("gpt2")
     other = am.ablate_heads(hooked, ids.flip(0), [(0, 1)])
-    with pytest.raises(am.InputError, match="inputs there"):
+    with pytest.raises(InputError, match="inputs there"):
         am.head_importance(hooked, ids, sweep=other)
     kl = am.ablate_heads(hooked, ids, [(0, 1)], metric="kl")
-    with pytest.raises(am.InputError, match="metric there: kl, here: loss"):
+    with pytest.raises(InputError, match="metric there: kl, here: loss"):
         am.head_importance(hooked, ids, sweep=kl)
-    with pytest.raises(am.InputError, match=r"no head in layers \[2\]; it covers layers \[0\]"):
+    with pytest.raises(InputError, match=r"no head in layers \[2\]; it covers layers \[0\]"):
         am.head_importance(hooked, ids, layers=[2], sweep=am.ablate_heads(hooked, ids, [(0, 1)]))
-    with pytest.raises(am.InputError, match=r"means for layers \[1\], but not for layer 0"):
+    with pytest.raises(InputError, match=r"means for layers \[1\], but not for layer 0"):
         am.head_importance(hooked, ids, method="mean", reference=am.mean_z(hooked, ids, layers=[1]))

@@ -11,6 +11,7 @@ from torch import Tensor
 
 import attnmech as am
 from attnmech.draw.text import signed
+from attnmech.errors import InputError
 
 FAMILIES = ["gpt2", "llama", "bert", "bloom"]
 PAIRS = [((0, 1), (1, 2)), ((1, 0), (1, 2)), ((1, 2), (0, 0))]
@@ -79,7 +80,7 @@ def test_all_pairs_of_a_list_are_those_named() -> None:
     ],
 )
 def test_bad_lists_of_heads(given: Any, said: str) -> None:
-    with pytest.raises(am.InputError, match=said):
+    with pytest.raises(InputError, match=said):
         am.ablate_pairs(models.hooked("gpt2"), models.token_ids("gpt2"), **given)
 
 
@@ -125,7 +126,7 @@ def test_intervals_and_what_it_says(tmp_path: Path) -> None:
     agreeing = f"{int(found.agreeing[top])} of 30 texts (95 % interval, corrected for 3 pairs: {ends})"
     assert agreeing in repr(found)
     assert frame["clear"].tolist() == found.clear.tolist() and bool((lower < low).all()) and bool((high < higher).all())
-    again = am.PairEffects.load(found.save(tmp_path / "pairs.safetensors"))
+    again = am.load_result(found.save(tmp_path / "pairs.safetensors"))
     assert again.to_frame().equals(frame) and repr(again) == repr(found) and again.pairs == tuple(PAIRS)
     assert "have a clear interaction" in found.to_html(tmp_path / "pairs.html").read_text(encoding="utf-8")
     both, alone, interaction = found.plot().data
@@ -146,15 +147,15 @@ def test_intervals_and_what_it_says(tmp_path: Path) -> None:
     ],
 )
 def test_bad_pairs(pairs: Any, said: str, unchecked: None) -> None:
-    with pytest.raises(am.InputError, match=said):
+    with pytest.raises(InputError, match=said):
         am.ablate_pairs(models.hooked("gpt2"), models.token_ids("gpt2"), pairs)
 
 
 def test_bad_options() -> None:
     hooked, ids = models.hooked("gpt2"), models.token_ids("gpt2")
-    with pytest.raises(am.InputError, match="`method` must be one of zero, mean, resample"):
+    with pytest.raises(InputError, match="`method` must be one of zero, mean, resample"):
         am.ablate_pairs(hooked, ids, PAIRS, "drop")
-    with pytest.raises(am.InputError, match="needs `reference`"):
+    with pytest.raises(InputError, match="needs `reference`"):
         am.ablate_pairs(hooked, ids, PAIRS, "mean")
-    with pytest.raises(am.InputError, match="give at least two"):
+    with pytest.raises(InputError, match="give at least two"):
         am.ablate_pairs(hooked, ids[:1], PAIRS, "resample")

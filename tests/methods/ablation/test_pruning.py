@@ -11,6 +11,7 @@ from by_hand import divergences, logit_differences, losses, z_changed, zeroed
 from torch import Tensor
 
 import attnmech as am
+from attnmech.errors import InputError, JournalError
 
 Head = tuple[int, int]
 ANSWERS, AGAINST = torch.tensor([5, 9, 11]), torch.tensor([7, 4, 30])
@@ -91,7 +92,7 @@ def test_the_first_head_is_that_of_the_sweep_and_all_orders_end_alike() -> None:
 def test_a_function_of_ones_own_says_what_is_better() -> None:
     hooked, ids = models.hooked("bloom"), models.token_ids("bloom")
 
-    def own(logits: Tensor, batch: am.Batch) -> Tensor:
+    def own(logits: Tensor, batch: am.reducers.Batch) -> Tensor:
         return logits[:, -1, 7]
 
     low = am.prune_heads(hooked, ids, metric=own, higher_is_better=False, steps=1, random=0)
@@ -100,9 +101,9 @@ def test_a_function_of_ones_own_says_what_is_better() -> None:
     assert float(low.effect[0]) == pytest.approx(float(singles.effect.min()), abs=1e-5)
     assert float(high.effect[0]) == pytest.approx(float(singles.effect.max()), abs=1e-5)
     assert low.random.shape == (0, 1, 3) and low.complete and low.to_frame()["random"].isna().all()
-    with pytest.raises(am.InputError, match="say what is better"):
+    with pytest.raises(InputError, match="say what is better"):
         am.prune_heads(hooked, ids, metric=own)
-    with pytest.raises(am.InputError, match="for loss, lower is better; leave `higher_is_better` out"):
+    with pytest.raises(InputError, match="for loss, lower is better; leave `higher_is_better` out"):
         am.prune_heads(hooked, ids, higher_is_better=True)
 
 
@@ -120,7 +121,7 @@ def test_what_it_says_draws_and_saves(tmp_path: Path) -> None:
     torch.testing.assert_close(torch.tensor(frame["random_most"].to_numpy()), drawn.max(dim=0).values)
     assert repr(curve).startswith("PruningCurve(zero ablation of 3 of 5 heads, the least harmful first, on 12 texts: ")
     assert "chosen on the same texts" in repr(curve)
-    again = am.PruningCurve.load(curve.save(tmp_path / "curve.safetensors"))
+    again = am.load_result(curve.save(tmp_path / "curve.safetensors"))
     assert again.to_frame().equals(frame) and repr(again) == repr(curve)
     assert again.random_orders == curve.random_orders
     assert "chosen on the same texts" in curve.to_html(tmp_path / "curve.html").read_text(encoding="utf-8")
@@ -197,7 +198,7 @@ def test_the_journal_of_another_call_is_refused(tmp_path: Path, monkeypatch: pyt
         part = am.prune_heads(hooked, ids, journal=journal, partial=True)
     assert not part.complete and 0 < len(part.order) < 6
     held = journal.read_bytes()
-    with pytest.raises(am.JournalError, match="steps: expected 4"):
+    with pytest.raises(JournalError, match="steps: expected 4"):
         am.prune_heads(hooked, ids, steps=4, journal=journal)
     assert journal.read_bytes() == held
 
@@ -209,7 +210,7 @@ def test_a_metric_or_a_hook_of_other_code_is_refused(tmp_path: Path, monkeypatch
     def scaled(by: float) -> Any:
         return lambda logits, batch: by * logits[:, -1, 0]
 
-    def prune(by: float) -> am.PruningCurve:
+    def prune(by: float) -> am.results.PruningCurve:
         return am.prune_heads(hooked, ids, random=0, metric=scaled(by), higher_is_better=True, journal=journal)
 
     with monkeypatch.context() as patched:
@@ -217,9 +218,9 @@ def test_a_metric_or_a_hook_of_other_code_is_refused(tmp_path: Path, monkeypatch
         with pytest.raises(KeyboardInterrupt):
             prune(1.0)
     held = journal.read_bytes()
-    with pytest.raises(am.JournalError, match="code of the metric: expected"):
+    with pytest.raises(JournalError, match="code of the metric: expected"):
         prune(2.0)
-    with hooked.hooks({("z", 0): lambda z: z}), pytest.raises(am.JournalError, match="code and values of the hooks"):
+    with hooked.hooks({("z", 0): lambda z: z}), pytest.raises(JournalError, match="code and values of the hooks"):
         prune(1.0)
     # As if the code had hidden what it does: then the numbers tell.
     monkeypatch.setattr("attnmech.runs.sweep.digest_of", lambda _: "same")
@@ -231,7 +232,7 @@ def test_a_metric_or_a_hook_of_other_code_is_refused(tmp_path: Path, monkeypatch
         with pytest.raises(KeyboardInterrupt):
             prune(1.0)
     held = journal.read_bytes()
-    with pytest.raises(am.JournalError, match=r"text \d with \d heads? ablated is .* in the journal, .* now"):
+    with pytest.raises(JournalError, match=r"text \d with \d heads? ablated is .* in the journal, .* now"):
         prune(2.0)
     assert journal.read_bytes() == held
     assert prune(1.0).complete and list(tmp_path.iterdir()) == []
@@ -250,5 +251,5 @@ def test_a_metric_or_a_hook_of_other_code_is_refused(tmp_path: Path, monkeypatch
     ],
 )
 def test_bad_input(options: dict[str, Any], said: str) -> None:
-    with pytest.raises(am.InputError, match=said):
+    with pytest.raises(InputError, match=said):
         am.prune_heads(models.hooked("bloom"), models.token_ids("bloom"), **options)

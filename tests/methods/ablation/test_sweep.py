@@ -13,6 +13,7 @@ from torch import Tensor
 from transformers.models.bloom import modeling_bloom
 
 import attnmech as am
+from attnmech.errors import InputError
 
 CHANGE = am.Intervention
 FAMILIES = ["gpt2", "llama", "bloom", "gpt_neox", "gemma2"]
@@ -232,7 +233,7 @@ def test_intervals_tables_and_files(tmp_path: Path) -> None:
     assert frame["effect"].tolist() == found.effect.tolist()
     top = found.strongest(1)["intervention"][0]
     assert top == found.names[int(found.effect.abs().argmax())]
-    again = am.SweepEffects.load(found.save(tmp_path / "swept.safetensors"))
+    again = am.load_result(found.save(tmp_path / "swept.safetensors"))
     assert again.to_frame().equals(frame) and repr(again) == repr(found)
     (marks,) = found.plot().data
     assert list(marks.x) == found.effect.tolist()
@@ -244,8 +245,8 @@ def test_intervals_tables_and_files(tmp_path: Path) -> None:
     change = under - found
     torch.testing.assert_close(change.effect, under.effect - found.effect)
     assert change.paired and repr(change).startswith("SweepEffects(Difference of two results")
-    assert am.SweepEffects.load(change.save(tmp_path / "change")).to_frame().equals(change.to_frame())
-    with pytest.raises(am.InputError, match="must have the same interventions"):
+    assert am.load_result(change.save(tmp_path / "change")).to_frame().equals(change.to_frame())
+    with pytest.raises(InputError, match="must have the same interventions"):
         found - am.sweep(hooked, ids, [CHANGE.zero([(0, 1)]), CHANGE.zero([(0, 0)])])
 
 
@@ -297,7 +298,7 @@ def test_a_sweep_resumes_from_its_journal(tmp_path: Path, monkeypatch: pytest.Mo
     ],
 )
 def test_bad_sweeps(given: Any, said: str) -> None:
-    with pytest.raises(am.InputError, match=said):
+    with pytest.raises(InputError, match=said):
         am.sweep(models.hooked("gpt2"), models.token_ids("gpt2"), given)
 
 
@@ -318,15 +319,13 @@ def test_bad_sweeps(given: Any, said: str) -> None:
     ],
 )
 def test_bad_sets(heads: Any, options: Any, said: str) -> None:
-    with pytest.raises(am.InputError, match=said):
+    with pytest.raises(InputError, match=said):
         am.ablate_set(models.hooked("gpt2"), models.token_ids("gpt2"), heads, **options)
 
 
 def test_a_template_in_the_wrong_stack_or_with_draws_is_refused() -> None:
     gpt2, t5 = models.hooked("gpt2"), models.hooked("t5")
-    with pytest.raises(am.InputError, match='`draws` is for method="resample"; got 2 with an intervention'):
+    with pytest.raises(InputError, match='`draws` is for method="resample"; got 2 with an intervention'):
         am.ablate_heads(gpt2, models.token_ids("gpt2"), method=CHANGE.zero("all"), draws=2)
-    with pytest.raises(
-        am.InputError, match="must act in the stack 'decoder', whose heads are ablated, or in its cross"
-    ):
+    with pytest.raises(InputError, match="must act in the stack 'decoder', whose heads are ablated, or in its cross"):
         am.ablate_heads(t5, models.token_ids("t5"), method=CHANGE.zero("all", stack="encoder"))

@@ -19,6 +19,7 @@ from scipy.stats import ttest_1samp
 from torch import Tensor
 
 import attnmech as am
+from attnmech.errors import InputError
 from attnmech.methods.claims.formulas import added_by_each, least_p, rank_p, strength
 from attnmech.methods.claims.shapes import same_shape
 from attnmech.methods.claims.tasks import group_means, require_apart
@@ -35,7 +36,7 @@ def model_of(kind: str, name: str) -> am.HookedModel:
 @cache
 def claim_of(
     kind: str, name: str, heads: tuple[tuple[int, int], ...], metric: str = "", **options: Any
-) -> am.HeadClaim:
+) -> am.results.HeadClaim:
     return am.confirm_heads(model_of(kind, name), list(heads), planted.cued(metric=metric), **options)
 
 
@@ -331,7 +332,7 @@ def test_it_is_saved_with_its_page(tmp_path: Path) -> None:
         general=torch.randint(10, 40, (2, 5)), sets=30,
     )  # fmt: skip
     assert len(claim.sets) == 30 and claim.possible == 64 and "drawn from the 63 in these layers" in claim.lead
-    again = am.HeadClaim.load(claim.save(tmp_path / "claim"))
+    again = am.load_result(claim.save(tmp_path / "claim"))
     assert (
         again.lead == claim.lead and again.to_frame().equals(claim.to_frame()) and again.provenance == claim.provenance
     )
@@ -457,7 +458,7 @@ BAD: list[tuple[Callable[[], Any], str]] = [
 @pytest.mark.usefixtures("unchecked")
 def test_bad_input_is_told(number: int) -> None:
     call, told = BAD[number]
-    with pytest.raises(am.InputError) as caught:
+    with pytest.raises(InputError) as caught:
         call()
     assert told in str(caught.value), str(caught.value)
 
@@ -481,9 +482,9 @@ def test_answers_of_several_tokens_are_scored_as_a_sum() -> None:
             found = model.plain(ids).logits[0].double().log_softmax(dim=-1)
         assert before == pytest.approx(sum(float(found[place - 1, ids[0, place]]) for place in (-3, -2, -1)), abs=1e-4)
     assert "log probability of the answer on the refrain" in claim.lead
-    with pytest.raises(am.InputError, match='metric="log_probability"'):
+    with pytest.raises(InputError, match='metric="log_probability"'):
         am.confirm_heads(model, [(2, 6)], replace(task, metric="accuracy"))
-    with pytest.raises(am.InputError, match="scores an answer alone"):
+    with pytest.raises(InputError, match="scores an answer alone"):
         am.Task("compared", [("a", " b", " c", "x")], "log_probability")
 
 

@@ -14,6 +14,7 @@ from tokenizers import models as models_of_tokens
 from torch import Tensor
 
 import attnmech as am
+from attnmech.errors import InputError
 
 NAMES = ["gpt2", "llama", "bert", "bloom"]
 
@@ -148,7 +149,7 @@ def test_it_is_saved_with_its_page(tmp_path: Path) -> None:
     found = am.compare(
         models.hooked("gpt2"), am.load(models.fresh("gpt2", seed=4)), ids_of("gpt2"), am.residual_updates
     )
-    again = am.Comparison.load(found.save(tmp_path / "found"))
+    again = am.load_result(found.save(tmp_path / "found"))
     assert again.lead == found.lead and again.to_frame().equals(found.to_frame())
     assert "Differences" in found.to_html(tmp_path / "page.html").read_text(encoding="utf-8")
 
@@ -168,10 +169,10 @@ def test_texts_are_paired_by_identity_and_not_by_length() -> None:
     )
     texts = ["a-b-c", "d a b"]
     assert [model.encode(texts).lengths.tolist() for model in (one, other)] == [[1, 3], [3, 1]]
-    with pytest.raises(am.InputError, match=r"must be aligned.*texts of \[1, 3\] and of \[3, 1\] tokens"):
+    with pytest.raises(InputError, match=r"must be aligned.*texts of \[1, 3\] and of \[3, 1\] tokens"):
         am.compare(one, other, texts, am.attention_focus)
     ids = ids_of("gpt2")
-    with pytest.raises(am.InputError, match=r"texts of \[5, 7\] and of \[7, 5\] tokens"):
+    with pytest.raises(InputError, match=r"texts of \[5, 7\] and of \[7, 5\] tokens"):
         am.compare([ids[0, :5], ids[1]], [ids[2], ids[3, :5]], model=one, method=am.attention_focus)
 
 
@@ -218,7 +219,7 @@ def test_bad_input_is_told() -> None:
         (lambda: am.compare(model, model, ids, am.attention_focus, statistic="x"), "`statistic` must be one of"),
     ]
     for call, told in calls:
-        with pytest.raises(am.InputError) as caught:
+        with pytest.raises(InputError) as caught:
             call()
         assert told in str(caught.value), str(caught.value)
 

@@ -23,6 +23,7 @@ from torch import Tensor
 import attnmech as am
 from attnmech.demo.text import documents
 from attnmech.draw import lines_by_layer
+from attnmech.errors import InputError, MissingPointError
 from attnmech.methods.drift import sums as drift_sums
 from attnmech.methods.drift.sums import STATISTICS
 from attnmech.methods.drift.word_types import WORD_TYPES, word_types
@@ -381,7 +382,7 @@ def test_means_by_type_and_with_words_of_ones_own() -> None:
 
 def types_of(tokens: Sequence[str]) -> list[str]:
     ids = torch.arange(len(tokens))[None]
-    batch = am.Batch(ids, torch.ones_like(ids, dtype=torch.bool), (tuple(tokens),), None)
+    batch = am.reducers.Batch(ids, torch.ones_like(ids, dtype=torch.bool), (tuple(tokens),), None)
     return [WORD_TYPES[each] for each in word_types(batch)[0].tolist()]
 
 
@@ -484,7 +485,7 @@ def test_an_untrained_model_has_the_same_shape_and_other_weights() -> None:
 # -- any way of running ----------------------------------------------------------------------------------------
 
 
-def assert_same(one: am.ResidualDrift, other: am.ResidualDrift) -> None:
+def assert_same(one: am.results.ResidualDrift, other: am.results.ResidualDrift) -> None:
     left, right = one.to_frame(), other.to_frame()
     pd.testing.assert_frame_equal(left, right, atol=1e-6, rtol=1e-6)
 
@@ -496,11 +497,11 @@ def test_a_corpus_gives_what_a_batch_gives(name: str, position: bool, many_batch
     assert_same(whole, am.residual_drift(model, iter(given), k=K, position=position))
     shards = [am.residual_drift(model, iter(given), k=K, position=position, shard=(k, 3)) for k in range(3)]
     assert_same(whole, shards[0].merged(*shards[1:]))
-    with pytest.raises(am.MissingPointError, match="not a corpus"):
+    with pytest.raises(MissingPointError, match="not a corpus"):
         shards[0].by_token("cosine")
-    with pytest.raises(am.InputError, match="run together"):
+    with pytest.raises(InputError, match="run together"):
         whole.merged(whole)
-    with pytest.raises(am.InputError, match="same model, layers, options"):
+    with pytest.raises(InputError, match="same model, layers, options"):
         shards[0].merged(am.residual_drift(model, iter(given), k=3, position=position, shard=(1, 3)))
 
 
@@ -531,7 +532,9 @@ def test_layers_of_ones_choice() -> None:
 def test_it_is_one_of_several_reducers() -> None:
     model = models.demo()
     text = "Anna sang of shells."
-    focus, drift = am.stream(model, text, [am.AttentionFocus.reducer(), am.ResidualDrift.reducer(model)])
+    focus, drift = am.stream(
+        model, text, [am.results.AttentionFocus.reducer(), am.results.ResidualDrift.reducer(model)]
+    )
     torch.testing.assert_close(drift.cosine, am.residual_drift(model, text).cosine)
     assert focus.first_top.shape == (4, 8)
 
@@ -541,7 +544,7 @@ def test_it_is_saved_read_and_shown(given: Any, tmp_path: Path) -> None:
     model = models.demo()
     drift = am.residual_drift(model, iter(documents(6)) if given is None else given)
     drift.save(tmp_path / "drift.safetensors")
-    read = am.ResidualDrift.load(tmp_path / "drift.safetensors")
+    read = am.load_result(tmp_path / "drift.safetensors")
     assert_same(drift, read)
     assert repr(read) == repr(drift) and read.verdicts().lead == drift.verdicts().lead
     if given is not None:
@@ -582,7 +585,7 @@ def test_a_figure_names_the_lines_that_change_most() -> None:
     values = np.linspace(0, 1, 60)[:, None] * np.array([[0.0, 1.0]])
     figure = lines_by_layer(values, [0, 1], [f"{number} t" for number in range(60)], label="cosine")
     assert [trace.name for trace in figure.data if trace.showlegend] == [f"{number} t" for number in range(54, 60)]
-    with pytest.raises(am.InputError, match=r"`values` must be \[60 lines, 3 layers\]"):
+    with pytest.raises(InputError, match=r"`values` must be \[60 lines, 3 layers\]"):
         lines_by_layer(values, [0, 1, 2], [""] * 60, label="cosine")
 
 
@@ -608,7 +611,7 @@ def test_a_figure_names_the_lines_that_change_most() -> None:
     ],
 )
 def test_what_cannot_be_measured_is_said(name: str, options: dict[str, Any], said: str, unchecked: None) -> None:
-    with pytest.raises(am.InputError) as caught:
+    with pytest.raises(InputError) as caught:
         am.residual_drift(am.load(models.fresh(name)), torch.tensor([[5, 7, 9]]), **options)
     assert said in str(caught.value)
 
@@ -711,5 +714,5 @@ def test_the_page_has_a_table_of_the_rows_nearest_to_the_first_ordinary_token(tm
     assert "<b>" not in page.split("</head>")[1].split("<script")[0]
     corpus = am.residual_drift(am.load(), iter(["Anna sang."]))
     assert "rows nearest to token" not in corpus.to_html(tmp_path / "corpus.html").read_text()
-    with pytest.raises(am.MissingPointError, match="single tokens are kept"):
+    with pytest.raises(MissingPointError, match="single tokens are kept"):
         corpus.plot("nearest")

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 import attnmech as am
+from attnmech.errors import InputError
 
 
 def some_logit(logits: Tensor, batch: Any) -> Tensor:
@@ -80,7 +81,7 @@ def test_layers_padding_and_answers() -> None:
 def test_shown_saved_and_said(tmp_path: Path) -> None:
     flow = am.attention_flow(am.load(), "Anna sang of <b>shells</b>.", "gradient")
     assert flow.head_maps is not None
-    again = am.AttentionFlow.load(flow.save(tmp_path / "flow.safetensors"))
+    again = am.load_result(flow.save(tmp_path / "flow.safetensors"))
     assert torch.equal(again.head_maps, flow.head_maps) and again.metric == "loss"
     view = flow.show(view="sentence", layer=1, head=2)
     assert view.data["words"]["whole"] == "gradient-weighted attention"
@@ -108,6 +109,6 @@ BAD: list[tuple[Callable[[am.HookedModel], Any], str]] = [
 
 @pytest.mark.parametrize(("call", "words"), BAD)
 def test_bad_input(call: Callable[[am.HookedModel], Any], words: str) -> None:
-    with pytest.raises(am.InputError) as caught:
+    with pytest.raises(InputError) as caught:
         call(models.hooked("llama"))
     assert words in str(caught.value)

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 import attnmech as am
+from attnmech.errors import InputError, MissingPointError
 
 FAMILIES = ("bloom", "gpt2", "llama", "bert", "mistral", "gpt_oss", "qwen3_bias", "falcon_new")
 
@@ -108,7 +109,7 @@ def test_padding_changes_nothing(kind: str) -> None:
 def test_shown_saved_and_drawn(tmp_path: Path) -> None:
     for kind in ("rollout", "norm", "norm_residual"):
         flow = am.attention_flow(models.demo(), "Anna sang of <b>shells</b>.", kind)
-        again = am.AttentionFlow.load(flow.save(tmp_path / "flow.safetensors"))
+        again = am.load_result(flow.save(tmp_path / "flow.safetensors"))
         assert torch.equal(again.maps, flow.maps)
         torch.testing.assert_close(flow.shares.sum(-1), torch.ones_like(flow.shares[..., 0]))
         assert flow.show(view="sentence", layer=1).data["heads"] == flow.shares.shape[1]
@@ -128,7 +129,7 @@ BAD: list[tuple[Callable[[am.HookedModel], Any], str]] = [
 
 @pytest.mark.parametrize(("call", "words"), BAD)
 def test_bad_input(call: Callable[[am.HookedModel], Any], words: str) -> None:
-    with pytest.raises(am.InputError) as caught:
+    with pytest.raises(InputError) as caught:
         call(models.hooked("llama"))
     assert words in str(caught.value)
 
@@ -137,7 +138,7 @@ def test_too_large_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     from attnmech.methods.flow import result as module
 
     monkeypatch.setattr(module, "MOST_BYTES", 100)
-    with pytest.raises(am.InputError, match="Give a text of up to"):
+    with pytest.raises(InputError, match="Give a text of up to"):
         am.attention_flow(models.hooked("llama"), models.token_ids("llama", 1))
 
 
@@ -172,11 +173,11 @@ def test_views_weighted_by_value_are_the_norms_of_flow_as_shares(name: str) -> N
 def test_weighted_views_say_what_they_need() -> None:
     model, ids = loaded("llama")
     acts = model.run(ids, points=["pattern", "scores"])
-    with pytest.raises(am.MissingPointError, match=r"capture both with model.run\(..., points=\['pattern', 'v'\]\)"):
+    with pytest.raises(MissingPointError, match=r"capture both with model.run\(..., points=\['pattern', 'v'\]\)"):
         acts.show("pattern", layer=0, weighted="value")
-    with pytest.raises(am.InputError, match="must be one of value"):
+    with pytest.raises(InputError, match="must be one of value"):
         acts.show("pattern", layer=0, weighted="norm")
-    with pytest.raises(am.InputError, match="for the point \"pattern\"; got 'scores'"):
+    with pytest.raises(InputError, match="for the point \"pattern\"; got 'scores'"):
         acts.show("scores", layer=0, weighted="value")
     text = {"input_ids": torch.cat((torch.zeros(1, 2, dtype=torch.long), ids), 1)}
     text["attention_mask"] = torch.tensor([[0, 0, *[1] * 7]])

@@ -17,6 +17,7 @@ from torch import Tensor
 
 import attnmech as am
 from attnmech.demo.grammar import document
+from attnmech.errors import InputError, MissingPointError
 from attnmech.maths.focus import STATISTICS
 from attnmech.model.attention import attend as attention
 from attnmech.runs.token_types import TOKEN_TYPES
@@ -74,7 +75,7 @@ def by_hand(pattern: Tensor, visible: Tensor, mask: Tensor, *, first_row: bool =
     return found
 
 
-def require_as_by_hand(focus: am.AttentionFocus, expected: list[dict[str, list[float]]], close: float) -> None:
+def require_as_by_hand(focus: am.results.AttentionFocus, expected: list[dict[str, list[float]]], close: float) -> None:
     for place, layer in enumerate(expected):
         for name, values in layer.items():
             found = focus.mean(name)[place]
@@ -169,7 +170,7 @@ def test_sink_rate_after_gu() -> None:
         assert focus.sink_share(k) == pytest.approx(above / total)
 
 
-def edited(hooked: am.HookedModel, ids: Tensor, make: Any, **options: Any) -> am.AttentionFocus:
+def edited(hooked: am.HookedModel, ids: Tensor, make: Any, **options: Any) -> am.results.AttentionFocus:
     with hooked.hooks({"pattern": make}):
         return am.attention_focus(hooked, ids, **options)
 
@@ -238,9 +239,9 @@ def test_where_leaves_out_rows_afterwards() -> None:
     entropy = focus.by_row("entropy")
     assert torch.allclose(some.entropy, ((entropy[:, :, 0, 3] + entropy[:, :, 1, 5]) / 2).double(), atol=1e-6)
     assert some.interval("entropy") is None  # of two texts
-    with pytest.raises(am.MissingPointError, match="individually chosen rows"):
+    with pytest.raises(MissingPointError, match="individually chosen rows"):
         _ = some.received
-    with pytest.raises(am.InputError, match=r"each of the \[2, 8\] rows"):
+    with pytest.raises(InputError, match=r"each of the \[2, 8\] rows"):
         focus.where(rows=rows[:1])
 
 
@@ -295,7 +296,7 @@ def test_layers_and_saving(tmp_path: Path) -> None:
     focus, some = am.attention_focus(hooked, ids), am.attention_focus(hooked, ids, layers=[2, 0])
     assert some.layers == (2, 0)
     assert torch.allclose(some.entropy[[2, 0]], focus.entropy[[2, 0]], atol=1e-9) and some.entropy[1].isnan().all()
-    again = am.AttentionFocus.load(focus.save(tmp_path / "focus.safetensors"))
+    again = am.load_result(focus.save(tmp_path / "focus.safetensors"))
     assert again.to_frame().equals(focus.to_frame())
     assert again.last == focus.last and again.provenance == focus.provenance
     frame = am.attention_focus(hooked, models.token_ids("gpt2", batch=5)).to_frame()
@@ -306,12 +307,12 @@ def test_layers_and_saving(tmp_path: Path) -> None:
 
 def test_what_cannot_be_measured() -> None:
     hooked = models.hooked("bloom")
-    with pytest.raises(am.InputError, match="`last` must be"):
+    with pytest.raises(InputError, match="`last` must be"):
         am.attention_focus(hooked, models.token_ids("bloom"), last=0)
     focus = am.attention_focus(hooked, models.token_ids("bloom"))
-    with pytest.raises(am.InputError, match="`statistic` must be one of self_top"):
+    with pytest.raises(InputError, match="`statistic` must be one of self_top"):
         focus.mean("sharpness")
-    with pytest.raises(am.InputError, match="`position` must be from 0 to 6"):
+    with pytest.raises(InputError, match="`position` must be from 0 to 6"):
         focus.sink_share(7)
 
 
@@ -325,7 +326,7 @@ def test_figures_and_page(tmp_path: Path) -> None:
     ):
         drawn = sorted(value for trace in focus.plot(name).data for value in trace.y if value is not None)
         assert set(np.round(drawn, 5)) == set(np.round(focus.mean(statistic).flatten().tolist(), 5))
-    with pytest.raises(am.InputError, match="`figure` must be one of self_focus"):
+    with pytest.raises(InputError, match="`figure` must be one of self_focus"):
         focus.plot("sharpness")
     page = focus.to_html(tmp_path / "focus.html").read_text(encoding="utf-8")
     assert "Figure 6. How concentrated attention is" in page and "3 texts" in page
@@ -344,14 +345,14 @@ def test_parts_of_a_corpus_merge() -> None:
     assert torch.equal(merged.state["counts"], whole.state["counts"])
     for ends, wanted in zip(merged.interval("entropy"), whole.interval("entropy"), strict=True):
         assert torch.allclose(ends, wanted, atol=1e-6)
-    with pytest.raises(am.InputError, match="must have the same model, layers, options"):
+    with pytest.raises(InputError, match="must have the same model, layers, options"):
         whole.merged(am.attention_focus(model, iter(texts), layers=[1]))
-    with pytest.raises(am.InputError, match="results on texts that were run together cannot be merged"):
+    with pytest.raises(InputError, match="results on texts that were run together cannot be merged"):
         whole.merged(am.attention_focus(model, texts[:2]))
 
 
-def focus_of(documents: Iterable[Any], k: int = 0, n: int = 1, **options: Any) -> am.AttentionFocus:
-    found: am.AttentionFocus = am.attention_focus(
+def focus_of(documents: Iterable[Any], k: int = 0, n: int = 1, **options: Any) -> am.results.AttentionFocus:
+    found: am.results.AttentionFocus = am.attention_focus(
         models.hooked("bloom"), iter(list(documents)), shard=(k, n), **options
     )
     return found
@@ -362,7 +363,7 @@ def some_documents(count: int = 12) -> list[Tensor]:
 
 
 def refused(call: Callable[[], Any]) -> str:
-    with pytest.raises(am.InputError) as caught:
+    with pytest.raises(InputError) as caught:
         call()
     assert "\n" not in str(caught.value)
     return str(caught.value)
@@ -380,7 +381,7 @@ def test_a_document_counts_once_in_a_merged_result(tmp_path: Path) -> None:
     merged = other.merged(quarter)
     assert merged.provenance.options["shard"] == [[1, 2], [2, 4]]
     assert "(2, 4) and (0, 2)" in refused(lambda: merged.merged(half))
-    rest = am.AttentionFocus.load(focus_of(texts, 0, 4).save(tmp_path / "rest"))
+    rest = am.load_result(focus_of(texts, 0, 4).save(tmp_path / "rest"))
     everything = merged.merged(rest)
     assert everything.documents == 12
     torch.testing.assert_close(everything.mean("entropy"), whole.mean("entropy"), rtol=1e-6, atol=1e-7)

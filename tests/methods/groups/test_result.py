@@ -14,6 +14,7 @@ from torch import Tensor
 
 import attnmech as am
 from attnmech.demo.text import documents
+from attnmech.errors import InputError
 from attnmech.runs.words import bare, split_words
 
 PLAIN = [word for word in models.WORDS if word.isalpha()]
@@ -217,7 +218,7 @@ def test_few_texts_claim_nothing_and_results_come_back(tmp_path: Path) -> None:
     assert few.missing == ("are", "zebra") and "No text has are, zebra." in few.lead
     groups = {"articles": ["the", "a", "an"], "verbs": ["is", "are", "was", "were"]}
     found = am.group_attention(model, iter(documents(30)), groups)
-    loaded = am.GroupAttention.load(found.save(tmp_path / "groups.safetensors"))
+    loaded = am.load_result(found.save(tmp_path / "groups.safetensors"))
     assert loaded.to_frame().equals(found.to_frame()) and loaded.lead == found.lead
     page = found.to_html(tmp_path / "groups.html").read_text(encoding="utf-8")
     assert "From articles to verbs" in page
@@ -265,7 +266,7 @@ def test_words_make_up_the_text(text: str, words: list[str]) -> None:
 )
 @pytest.mark.usefixtures("unchecked")
 def test_groups_that_cannot_be(groups: Any, message: str) -> None:
-    with pytest.raises(am.InputError, match=message):
+    with pytest.raises(InputError, match=message):
         am.group_attention(models.demo(), documents(3), groups)
 
 
@@ -282,12 +283,12 @@ def test_bad_input() -> None:
         (5, {}, "`inputs` must be texts"),
     ]
     for inputs, options, message in calls:
-        with pytest.raises(am.InputError, match=message):
+        with pytest.raises(InputError, match=message):
             am.group_attention(model, inputs, two, **options)
-    with pytest.raises(am.InputError, match="an encoder and a decoder"):
+    with pytest.raises(InputError, match="an encoder and a decoder"):
         am.group_attention(models.hooked("t5"), "a", two)
-    with pytest.raises(am.InputError, match="fast tokenizer"):
+    with pytest.raises(InputError, match="fast tokenizer"):
         am.group_attention(models.hooked("bloom"), "a", two)
     found = am.group_attention(model, documents(8), two)
-    with pytest.raises(am.InputError, match="two of the groups one, other; got 'one' and 'one'"):
+    with pytest.raises(InputError, match="two of the groups one, other; got 'one' and 'one'"):
         found.difference("one", "one")

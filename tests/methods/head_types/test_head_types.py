@@ -18,6 +18,7 @@ from torch import Tensor
 import attnmech as am
 from attnmech.draw.embed import View
 from attnmech.draw.text import percent
+from attnmech.errors import InputError
 from attnmech.methods.head_types.formulas import CONTENT, POSITIONAL, TYPES
 from attnmech.methods.head_types.repeated import repeated_sequences
 from attnmech.model.parts.norms import epsilon_of
@@ -98,7 +99,7 @@ def test_scores_are_those_of_a_loop_over_the_pattern(name: str) -> None:
 
 
 @cache
-def types_of_demo() -> am.HeadTypes:
+def types_of_demo() -> am.results.HeadTypes:
     return am.head_types(models.demo())
 
 
@@ -233,8 +234,8 @@ def test_shards_are_the_whole_and_the_order_does_not_matter(tmp_path: Path) -> N
         for end, other in zip(merged.simultaneous()[kind], whole.simultaneous()[kind], strict=True):
             assert torch.allclose(end, other, atol=1e-6, equal_nan=True)
     path = whole.save(tmp_path / "types.safetensors")
-    assert am.HeadTypes.load(path).to_frame().equals(whole.to_frame())
-    with pytest.raises(am.InputError, match="share documents"):
+    assert am.load_result(path).to_frame().equals(whole.to_frame())
+    with pytest.raises(InputError, match="share documents"):
         parts[0].merged(parts[0])
     whole.to_html(tmp_path / "types.html")
 
@@ -262,18 +263,18 @@ def test_few_texts_claim_nothing() -> None:
 
 
 def test_bad_input() -> None:
-    with pytest.raises(am.InputError, match="cross-attention"):
+    with pytest.raises(InputError, match="cross-attention"):
         am.head_types(hooked("t5"), stack="cross")
-    with pytest.raises(am.InputError, match="what the decoder reads"):
+    with pytest.raises(InputError, match="what the decoder reads"):
         am.head_types(hooked("t5"), stack="decoder")
-    with pytest.raises(am.InputError, match="seed"):
+    with pytest.raises(InputError, match="seed"):
         am.head_types(hooked("bloom"), seed=-1)
     types = am.head_types(hooked("bloom"), texts(5))
-    with pytest.raises(am.InputError, match="type"):
+    with pytest.raises(InputError, match="type"):
         types.scores["prev"]
-    with pytest.raises(am.InputError, match=r"one\.scores"):
+    with pytest.raises(InputError, match=r"one\.scores"):
         types - types
-    with pytest.raises(am.InputError, match="give images"):
+    with pytest.raises(InputError, match="give images"):
         am.head_types(hooked("vit"))
 
 
@@ -361,8 +362,8 @@ def test_random_tokens_have_no_delimiters_and_no_padding(tmp_path: Path) -> None
     del tensors["state.pairs"]
     with safe_open(path, "pt") as file:
         save_file(tensors, path, file.metadata())
-    with pytest.raises(am.InputError, match="valid HeadTypes"):
-        am.HeadTypes.load(path)
+    with pytest.raises(InputError, match="valid HeadTypes"):
+        am.load_result(path)
 
 
 def written_by_hand(model: am.HookedModel, given: list[Tensor], layer: int, head: int) -> dict[str, dict[str, float]]:

@@ -14,6 +14,7 @@ from torch import Tensor
 
 import attnmech as am
 from attnmech.demo.text import documents, labelled
+from attnmech.errors import InputError
 from attnmech.runs.words import words_of
 
 TEXTS = ["Anna sang of shells.", "Tom gave an old anchor to Clara.", "The keys to the cabinet are here.",
@@ -106,7 +107,7 @@ def test_the_demo_models_relations(tmp_path: Path) -> None:
     best = found.claims.drop_duplicates("relation").set_index("relation")
     assert best.loc["comma", "accuracy"] == 1 and (best.loc["comma", "layer"], best.loc["comma", "head"]) == (0, 6)
     assert "comma by L0H6 (100\u00a0%" in found.lead
-    assert am.Relations.load(found.save(tmp_path / "relations.safetensors")).claims.equals(found.claims)
+    assert am.load_result(found.save(tmp_path / "relations.safetensors")).claims.equals(found.claims)
     found.to_html(tmp_path / "relations.html")
     assert found.plot("bracket").data
 
@@ -137,7 +138,7 @@ def test_labels_at_random_are_found_by_no_head() -> None:
     ],
 )
 def test_labels_that_cannot_be(labels: Any, message: str) -> None:
-    with pytest.raises(am.InputError, match=message):
+    with pytest.raises(InputError, match=message):
         am.relations(models.demo(), labels)
 
 
@@ -176,14 +177,14 @@ def test_special_tokens_that_are_words_are_not_looked_at() -> None:
     with model.hooks({("pattern", 1): planted}):
         found = am.relations(model, [(words, 4, 0, "name")])
     assert bool((found.accuracy("name")[1] == 1).all())
-    with pytest.raises(am.InputError, match="is a special token, which is left out"):
+    with pytest.raises(InputError, match="is a special token, which is left out"):
         am.relations(model, [(words, 4, 1, "name")])
 
 
 def test_a_relation_without_usable_pairs_is_told() -> None:
     model = models.demo()
     labels = [(TEXTS[0], 4, 1, "far"), *((text, 3, 2, "near") for text in TEXTS)]
-    with pytest.raises(am.InputError, match="before=True leaves no pair of the relation 'near': in each, the key is"):
+    with pytest.raises(InputError, match="before=True leaves no pair of the relation 'near': in each, the key is"):
         am.relations(model, labels, before=True)
     assert am.relations(model, labels[:1], before=True).names == ("far",)
 
@@ -202,7 +203,7 @@ def test_words_are_read_alike_under_another_default_dtype() -> None:
 def test_layers_given_twice_count_once_and_two_stacks_are_refused() -> None:
     found = am.relations(models.demo(), by_tokens(models.demo()), layers=[1, 1])
     assert found.layers == (1,) and len(found.to_frame()) == 2 * 8
-    with pytest.raises(am.InputError, match="an encoder and a decoder"):
+    with pytest.raises(InputError, match="an encoder and a decoder"):
         am.relations(models.hooked("t5"), by_tokens(models.demo()))
 
 
@@ -231,10 +232,10 @@ def test_a_damaged_file_is_refused(tmp_path: Path) -> None:
         ({"correct": found.correct[:, :1]}, "measured=2"),
     ):
         path = replace(found, **changes).save(tmp_path / "damaged.safetensors")
-        with pytest.raises(am.InputError, match=message):
-            am.Relations.load(path)
+        with pytest.raises(InputError, match=message):
+            am.load_result(path)
     found.save(tmp_path / "whole.safetensors")
-    assert torch.equal(am.Relations.load(tmp_path / "whole.safetensors").pairs, found.pairs)
+    assert torch.equal(am.load_result(tmp_path / "whole.safetensors").pairs, found.pairs)
 
 
 def test_the_provenance_knows_the_labels() -> None:
@@ -254,7 +255,7 @@ def test_from_the_word_before_it_is_as_if_that_were_the_query() -> None:
     for name in expected.names:
         assert torch.equal(found.accuracy(name), expected.accuracy(name))
         assert found.baseline(name) == expected.baseline(name)
-    with pytest.raises(am.InputError, match="looks both ways"):
+    with pytest.raises(InputError, match="looks both ways"):
         am.relations(am.load(models.fresh("bert"), tokenizer=models.tokenizer()), labels, before=True)
 
 

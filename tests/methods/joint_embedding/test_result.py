@@ -20,6 +20,7 @@ from torch import Tensor
 
 import attnmech as am
 from attnmech.demo.text import documents
+from attnmech.errors import InputError, UnsupportedModelError
 from attnmech.methods.joint_embedding import pictures, token_pairs
 from attnmech.methods.joint_embedding import result as module
 
@@ -122,7 +123,7 @@ def test_c_is_the_best_of_the_grid() -> None:
     assert found.grid[place].numpy() == pytest.approx(middle * 2.0 ** (np.arange(25) / 4 - 3))
     norm = am.joint_embedding(model, given, scale="norm")
     assert float(norm.scale[2, 3]) == pytest.approx(middle)
-    with pytest.raises(am.InputError, match='scale="auto"'):
+    with pytest.raises(InputError, match='scale="auto"'):
         norm.plot("criterion")
     assert float(am.joint_embedding(model, given, scale=0.3).scale[2, 3]) == 0.3
 
@@ -309,13 +310,13 @@ def test_exact_with_padding(side: str) -> None:
 
 def test_t5s_buckets_do_not_fit() -> None:
     given = models.inputs_of("t5")
-    with pytest.raises(am.UnsupportedModelError, match="T5's buckets"):
+    with pytest.raises(UnsupportedModelError, match="T5's buckets"):
         am.joint_embedding(hooked("t5"), given, geometry="exact", stack="encoder")
     found = am.joint_embedding(hooked("t5"), given, stack="encoder")
     assert not bool(found.correlation.isnan().any())
     assert float(found.attention_change.max()) < 1e-5
     assert am.joint_embedding(hooked("t5"), given, stack="decoder").lengths.tolist() == [5, 5, 5]
-    with pytest.raises(am.UnsupportedModelError, match="two texts"):
+    with pytest.raises(UnsupportedModelError, match="two texts"):
         am.joint_embedding(hooked("t5"), given, stack="cross")
 
 
@@ -476,12 +477,12 @@ def test_further_points_are_placed_by_pca_with_scale_and_shift() -> None:
     own = torch.cat((here[:48][found.text == 1], here[48:][found.text == 1]))
     assert placed.numpy() == pytest.approx(own.numpy(), abs=1e-3)
     assert found.place(1, 3, keys=torch.from_numpy(k)).shape == (13, 2)
-    with pytest.raises(am.InputError, match="`queries`, `keys` or both"):
+    with pytest.raises(InputError, match="`queries`, `keys` or both"):
         found.place(1, 3)
     again = found.place_texts(model, given[1])
     assert again.points["pca"][found.heads.index((1, 3))].numpy() == pytest.approx(own.numpy(), abs=1e-3)
     assert torch.equal(again.scale, found.scale)
-    with pytest.raises(am.InputError, match="its weights differ"):
+    with pytest.raises(InputError, match="its weights differ"):
         found.place_texts(hooked("gpt2"), given[1])
 
 
@@ -498,9 +499,9 @@ def test_projections_have_seeds_and_two_of_them_place_near(name: str, monkeypatc
     assert float(found.trustworthiness[name][1, 2]) > float(found.trustworthiness["pca"][1, 2]) - 0.05
     if name in ("tsne", "pacmap"):
         alone = am.joint_embedding(model, given, **options | {"projection": name})
-        with pytest.raises(am.InputError, match=f'projection="{name}" cannot place further points'):
+        with pytest.raises(InputError, match=f'projection="{name}" cannot place further points'):
             alone.place(1, 2, queries=torch.zeros(1, 4))
-        with pytest.raises(am.InputError, match="cannot place"):
+        with pytest.raises(InputError, match="cannot place"):
             alone.place_texts(model, given[0])
     else:
         placed = found.place_texts(model, given[0]).points[name][0]
@@ -512,7 +513,7 @@ def test_projections_have_seeds_and_two_of_them_place_near(name: str, monkeypatc
         many = am.joint_embedding(model, given, projection="umap", heads=[(1, 2)])
         assert many.points["umap"].shape == (1, 96, 2) and not bool(many.points["umap"].isnan().any())
     elif name == "tsne":
-        with pytest.raises(am.InputError, match="sample=30 or less"):
+        with pytest.raises(InputError, match="sample=30 or less"):
             am.joint_embedding(model, given, **options)
 
 
@@ -534,9 +535,9 @@ def test_search_against_a_loop() -> None:
     assert row["keys"] == pytest.approx(mean_distance(keys[hits]) / mean_distance(keys), rel=1e-5)
     assert list(table.ratio) == sorted(table.ratio)
     assert len(found.search("the", projection="pca")) == 16
-    with pytest.raises(am.InputError, match="0 do"):
+    with pytest.raises(InputError, match="0 do"):
         found.search("xylophone")
-    with pytest.raises(am.InputError, match="0 do"):
+    with pytest.raises(InputError, match="0 do"):
         found.search("")
 
 
@@ -593,7 +594,7 @@ def test_chosen_heads_and_layers() -> None:
     assert int((~some.correlation.isnan()).sum()) == 2
     assert float(some.correlation[2, 3]) == pytest.approx(float(whole.correlation[2, 3]), abs=1e-9)
     assert am.joint_embedding(model, given, layers=[1]).heads == tuple((1, head) for head in range(5))
-    with pytest.raises(am.InputError, match="was not embedded"):
+    with pytest.raises(InputError, match="was not embedded"):
         some.plot(layer=1, head=1)
 
 
@@ -603,7 +604,7 @@ def test_the_table_and_a_file(tmp_path: Path) -> None:
     assert list(frame.columns[:5]) == ["layer", "head", "scale", "flag", "correlation"]
     assert {"correlation_pca", "trustworthiness_pca", "disparity", "shift_share"} <= set(frame.columns)
     assert float(frame.correlation[1]) == float(found.correlation[1, 4])
-    read = am.JointEmbedding.load(found.save(tmp_path / "joint.safetensors"))
+    read = am.load_result(found.save(tmp_path / "joint.safetensors"))
     assert read.to_frame().equals(frame)
     assert read.labels == found.labels and torch.equal(read.points["pca"], found.points["pca"])
     _, k = q_and_k(hooked("llama"), texts(), 1, 4)[0]
@@ -618,7 +619,7 @@ def test_figures() -> None:
     assert [trace.name for trace in found.plot(layer=1, head=2).data] == ["queries", "keys"]
     curve = found.plot("criterion", layer=1, head=2)
     assert curve.data[1].x[0] == float(found.scale[1, 2])
-    with pytest.raises(am.InputError, match="both"):
+    with pytest.raises(InputError, match="both"):
         found.plot(layer=1)
 
 
@@ -626,11 +627,11 @@ def test_figures() -> None:
 
 
 def test_too_few_tokens() -> None:
-    with pytest.raises(am.InputError, match="perplexity of 50 needs 152 points; 15 tokens have 30"):
+    with pytest.raises(InputError, match="perplexity of 50 needs 152 points; 15 tokens have 30"):
         am.joint_embedding(hooked("gpt2"), texts(1), projection="tsne")
-    with pytest.raises(am.InputError, match="perplexity=9 or less"):
+    with pytest.raises(InputError, match="perplexity=9 or less"):
         am.joint_embedding(hooked("gpt2"), texts(1), projection="tsne")
-    with pytest.raises(am.InputError, match="two tokens at least"):
+    with pytest.raises(InputError, match="two tokens at least"):
         am.joint_embedding(hooked("gpt2"), torch.tensor([[5]]))
     few = am.joint_embedding(hooked("gpt2"), torch.tensor([[5, 6]]))
     assert bool(few.correlation.isnan().all()) and "too few" in few.lead
@@ -639,13 +640,13 @@ def test_too_few_tokens() -> None:
 @pytest.mark.parametrize(("name", "package"), [("umap", "umap"), ("pacmap", "pacmap"), ("opentsne", "openTSNE")])
 def test_a_missing_library_is_named_with_its_extra(name: str, package: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, package, None)
-    with pytest.raises(am.InputError, match=rf'pip install "attnmech\[{name}\]"'):
+    with pytest.raises(InputError, match=rf'pip install "attnmech\[{name}\]"'):
         am.joint_embedding(hooked("gpt2"), texts(), projection=name)
 
 
 def test_more_points_than_fit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "KEPT_BYTES", 10_000)
-    with pytest.raises(am.InputError, match=r"sample=20 or less, or fewer `heads`"):
+    with pytest.raises(InputError, match=r"sample=20 or less, or fewer `heads`"):
         am.joint_embedding(hooked("gpt2"), texts())
     assert len(am.joint_embedding(hooked("gpt2"), texts(), sample=20).labels) == 20
 
@@ -694,18 +695,18 @@ def test_equal_norms_make_distance_and_product_one() -> None:
     ],
 )
 def test_options(options: dict[str, Any], message: str, unchecked: None) -> None:
-    with pytest.raises(am.InputError, match=message):
+    with pytest.raises(InputError, match=message):
         am.joint_embedding(hooked("gpt2"), texts(), **options)
 
 
 def test_exact_points_have_no_place_for_more() -> None:
     found = am.joint_embedding(hooked("gpt2"), texts(), geometry="exact")
-    with pytest.raises(am.InputError, match="longest key"):
+    with pytest.raises(InputError, match="longest key"):
         found.place(0, 0, queries=torch.zeros(1, 4))
     assert bool(found.scale.isnan().all())
 
 
 def test_results_are_not_subtracted() -> None:
     found = am.joint_embedding(hooked("gpt2"), texts())
-    with pytest.raises(am.InputError, match="cannot be subtracted"):
+    with pytest.raises(InputError, match="cannot be subtracted"):
         found - found

@@ -13,6 +13,7 @@ from torch import Tensor
 
 import attnmech as am
 from attnmech.demo.text import documents
+from attnmech.errors import InputError
 from attnmech.methods.likeness.odd_heads import STATISTICS
 from attnmech.methods.likeness.outliers import critical_score, robust_scores, spread_of
 
@@ -173,7 +174,7 @@ def test_shards_files_and_pages(tmp_path: Path) -> None:
         assert list(frame.columns) == list(expected.columns)
         numbers = frame.select_dtypes("number").to_numpy()
         assert np.allclose(numbers, expected.select_dtypes("number").to_numpy(), atol=1e-4, equal_nan=True)
-    loaded = am.OddHeads.load(whole.save(tmp_path / "odd.safetensors"))
+    loaded = am.load_result(whole.save(tmp_path / "odd.safetensors"))
     assert loaded.to_frame().equals(whole.to_frame()) and loaded.lead == whole.lead and loaded.odd.equals(whole.odd)
     page = whole.to_html(tmp_path / "odd.html").read_text(encoding="utf-8")
     assert "Heads unlike the others" in page and "Long-range attention" in page
@@ -181,7 +182,7 @@ def test_shards_files_and_pages(tmp_path: Path) -> None:
     assert float(whole.plot().data[0].z[1][4]) == pytest.approx(
         float(shown[:, 1, 4][shown[:, 1, 4].abs().argmax()]), abs=1e-9
     )
-    with pytest.raises(am.InputError, match="is merged only with"):
+    with pytest.raises(InputError, match="is merged only with"):
         parts[0].merged(am.odd_heads(model, iter(given), beyond=8, shard=(1, 3)))
 
 
@@ -194,14 +195,14 @@ def test_texts_too_short_for_a_long_range(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("unchecked")
 def test_bad_input() -> None:
-    with pytest.raises(am.InputError, match="`beyond` must be a whole number, 1 or more"):
+    with pytest.raises(InputError, match="`beyond` must be a whole number, 1 or more"):
         am.odd_heads(models.demo(), documents(3), beyond=0)
-    with pytest.raises(am.InputError, match="which have no distance"):
+    with pytest.raises(InputError, match="which have no distance"):
         am.odd_heads(models.hooked("t5"), models.inputs_of("t5"), stack="cross")
     odd = am.odd_heads(models.demo(), documents(3))
-    with pytest.raises(am.InputError, match="`statistic` must be one of"):
+    with pytest.raises(InputError, match="`statistic` must be one of"):
         odd.plot("length")
-    with pytest.raises(am.InputError, match=r"one\.far_mass"):
+    with pytest.raises(InputError, match=r"one\.far_mass"):
         odd - odd
 
 

@@ -11,6 +11,7 @@ from torch import Tensor
 
 import attnmech as am
 from attnmech.demo.text import documents
+from attnmech.errors import InputError
 from attnmech.methods.likeness.halves import halves
 
 
@@ -36,7 +37,7 @@ def idle() -> am.HookedModel:
     return am.load(model)
 
 
-def rows_of(batches: list[am.Batch]) -> list[tuple[int, ...]]:
+def rows_of(batches: list[am.reducers.Batch]) -> list[tuple[int, ...]]:
     return [tuple(ids[mask].tolist()) for each in batches for ids, mask in zip(each.ids, each.mask, strict=True)]
 
 
@@ -107,7 +108,7 @@ def test_no_text_is_in_both_halves() -> None:
     assert set(other) != set(forming)
     # The halves depend on the texts, not on their order.
     assert set(rows_of(halves(model, doubled[::-1])[0])) == set(forming)
-    with pytest.raises(am.InputError, match="at least two different texts are needed; got one"):
+    with pytest.raises(InputError, match="at least two different texts are needed; got one"):
         halves(model, [given[0], given[0]])
 
 
@@ -122,7 +123,7 @@ def test_heads_that_differ_are_not_advised(tmp_path: Path) -> None:
     advice = am.pruning_advice(am.load(models.fresh("llama")), texts())
     assert advice.removed == () and advice.to_frame().empty
     assert "so no head is advised for removal" in advice.lead and advice.closest > 0.05
-    assert am.PruningAdvice.load(advice.save(tmp_path / "none.safetensors")).lead == advice.lead
+    assert am.load_result(advice.save(tmp_path / "none.safetensors")).lead == advice.lead
     advice.to_html(tmp_path / "none.html")
 
 
@@ -135,7 +136,7 @@ def test_the_mean_replaces_a_head_and_results_come_back(tmp_path: Path) -> None:
     effects = am.ablate_heads(model, iter(other), list(mean.removed), "mean", reference=reference)
     for number, (layer, head) in enumerate(mean.removed):
         assert float(mean.cost[number].mean()) == pytest.approx(float(effects.effect[layer, head]), abs=1e-6)
-    loaded = am.PruningAdvice.load(mean.save(tmp_path / "advice.safetensors"))
+    loaded = am.load_result(mean.save(tmp_path / "advice.safetensors"))
     assert loaded.to_frame().equals(mean.to_frame()) and loaded.sentences == mean.sentences
     page = mean.to_html(tmp_path / "advice.html").read_text(encoding="utf-8")
     assert "Advice and its check" in page and "random head of its layer" in page
@@ -155,12 +156,12 @@ def test_the_mean_replaces_a_head_and_results_come_back(tmp_path: Path) -> None:
 )
 @pytest.mark.usefixtures("unchecked")
 def test_bad_input(options: dict[str, Any], message: str) -> None:
-    with pytest.raises(am.InputError, match=message):
+    with pytest.raises(InputError, match=message):
         am.pruning_advice(models.demo(), documents(4), **options)
 
 
 @pytest.mark.parametrize("name", ["bert_headless", "vit"])
 def test_a_model_that_predicts_no_tokens_is_refused(name: str) -> None:
     message = r"loss of next or masked tokens, which \w+ does not predict; am\.redundancy says"
-    with pytest.raises(am.InputError, match=message):
+    with pytest.raises(InputError, match=message):
         am.pruning_advice(models.hooked(name), [])

@@ -19,6 +19,7 @@ from torch import Tensor
 
 import attnmech as am
 from attnmech.demo.text import documents
+from attnmech.errors import InputError
 from attnmech.maths.divergence import among_heads, between_heads, effective_number, jensen_shannon, placed
 from attnmech.maths.intervals import TextMeans
 from attnmech.methods.likeness import divergences as module
@@ -214,7 +215,7 @@ def test_random_weights_have_many_different_heads() -> None:
 # -- how texts are run ------------------------------------------------------------------------------------------
 
 
-def same(one: am.Redundancy, other: am.Redundancy) -> None:
+def same(one: am.results.Redundancy, other: am.results.Redundancy) -> None:
     assert torch.allclose(one.divergence, other.divergence, atol=1e-6, equal_nan=True)
     for end, its in zip(
         (*one.interval(), *one.simultaneous()), (*other.interval(), *other.simultaneous()), strict=True
@@ -239,14 +240,14 @@ def test_batches_shards_and_order_change_nothing(tmp_path: Path) -> None:
     assert torch.allclose(torch.stack(one.interval()), torch.stack(other.interval()), atol=1e-5)
     same(whole, am.redundancy(model, iter(given), rows=5, journal=tmp_path / "alike.journal"))
     path = whole.save(tmp_path / "alike.safetensors")
-    loaded = am.Redundancy.load(path)
+    loaded = am.load_result(path)
     same(whole, loaded)
     assert loaded.to_frame().equals(whole.to_frame()) and loaded.lead == whole.lead
-    with pytest.raises(am.InputError, match="share documents"):
+    with pytest.raises(InputError, match="share documents"):
         parts[0].merged(parts[0])
-    with pytest.raises(am.InputError, match="is merged only with"):
+    with pytest.raises(InputError, match="is merged only with"):
         parts[0].merged(am.redundancy(model, iter(given), rows=4, shard=(1, 3)))
-    with pytest.raises(am.InputError, match=r"one\.divergence"):
+    with pytest.raises(InputError, match=r"one\.divergence"):
         whole - whole
 
 
@@ -355,9 +356,9 @@ def test_sums_between_layers_stay_small(monkeypatch: pytest.MonkeyPatch, tmp_pat
     parts = [am.redundancy(model, iter(given), rows=4, shard=(part, 2)) for part in range(2)]
     same(small, parts[1].merged(parts[0]))
     same(small, am.redundancy(model, given, rows=4))
-    assert am.Redundancy.load(small.save(tmp_path / "small.safetensors")).lead == small.lead
+    assert am.load_result(small.save(tmp_path / "small.safetensors")).lead == small.lead
     monkeypatch.setattr(module, "SUMS_BYTES", 8 * pairs * 7)
-    with pytest.raises(am.InputError, match=r"9 pairs of heads of different layers are too many .* rows=0"):
+    with pytest.raises(InputError, match=r"9 pairs of heads of different layers are too many .* rows=0"):
         am.redundancy(model, given)
     assert not bool(am.redundancy(model, given, rows=0).within.isnan().any())
 
@@ -396,9 +397,9 @@ def test_one_layer_and_no_sampled_rows() -> None:
     assert torch.equal(none.within[2], alone.within[2])
     assert bool(none.divergence[0, :, 1].isnan().all())
     assert none.clusters(1.0, layer=1) and len(none._sections()) == 1
-    with pytest.raises(am.InputError, match="give a `layer`"):
+    with pytest.raises(InputError, match="give a `layer`"):
         none.clusters(1.0)
-    with pytest.raises(am.InputError, match="give a `layer`"):
+    with pytest.raises(InputError, match="give a `layer`"):
         none.plot()
 
 
@@ -412,7 +413,7 @@ def test_too_many_patterns_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "KEPT_BYTES", 6 * kept)
     padded = [ids[:, :12] for ids in texts(4)]
     am.redundancy(model, given, rows=5)
-    with pytest.raises(am.InputError, match=r"8 sampled rows .* Use rows=6, fewer `layers`"):
+    with pytest.raises(InputError, match=r"8 sampled rows .* Use rows=6, fewer `layers`"):
         am.redundancy(model, given, rows=8)
     am.redundancy(model, given, rows=6)
     am.redundancy(model, given, rows=8, layers=[1])
@@ -428,16 +429,16 @@ def test_bad_input() -> None:
         ({"shard": (0, 2)}, "for a corpus"),
     ]
     for options, message in calls:
-        with pytest.raises(am.InputError, match=message):
+        with pytest.raises(InputError, match=message):
             am.redundancy(model, given, **options)
     alike = am.redundancy(model, given, layers=[1])
-    with pytest.raises(am.InputError, match="threshold"):
+    with pytest.raises(InputError, match="threshold"):
         alike.clusters(0.0)
-    with pytest.raises(am.InputError, match="the layers measured"):
+    with pytest.raises(InputError, match="the layers measured"):
         alike.clusters(0.1, layer=0)
-    with pytest.raises(am.InputError, match="figure"):
+    with pytest.raises(InputError, match="figure"):
         alike.plot("heat")
-    with pytest.raises(am.InputError, match="the layers measured"):
+    with pytest.raises(InputError, match="the layers measured"):
         alike.plot("within", layer=0)
 
 
@@ -445,7 +446,7 @@ def test_texts_of_one_token_compare_nothing() -> None:
     alike = am.redundancy(hooked("bloom"), [ids[:, :1] for ids in texts(5)])
     assert bool(alike.divergence.isnan().all()) and alike.nearest.empty
     assert "no row sees two keys" in alike.lead
-    with pytest.raises(am.InputError, match="Give longer texts"):
+    with pytest.raises(InputError, match="Give longer texts"):
         alike.clusters(0.1)
 
 

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 import attnmech as am
 from attnmech.draw.text import signed
+from attnmech.errors import InputError
 from attnmech.methods.null_attention.figures import VERDICT_STYLES
 from attnmech.methods.null_attention.formulas import VERDICTS
 from attnmech.methods.null_attention.result import INTERVENTIONS
@@ -103,7 +104,7 @@ def texts_of(count: int) -> list[Tensor]:
 
 
 @cache
-def of_built(count: int = 8) -> am.NullAttention:
+def of_built(count: int = 8) -> am.results.NullAttention:
     return am.null_attention(am.load(built()), texts_of(count))
 
 
@@ -455,7 +456,7 @@ def test_the_frame_holds_every_number() -> None:
 
 def test_a_result_is_kept_whole(tmp_path: Path) -> None:
     null = of_built()
-    again = am.NullAttention.load(null.save(tmp_path / "null.safetensors"))
+    again = am.load_result(null.save(tmp_path / "null.safetensors"))
     assert repr(again) == repr(null)
     assert again.verdict == null.verdict
     assert again.to_frame().equals(null.to_frame())
@@ -563,23 +564,23 @@ def test_a_journal_is_gone_on_with_whatever_the_bounds(tmp_path: Path, monkeypat
     ],
 )
 def test_what_cannot_be_is_refused(options: dict[str, Any], message: str) -> None:
-    with pytest.raises(am.InputError, match=message):
+    with pytest.raises(InputError, match=message):
         am.null_attention(models.hooked("gpt2"), models.token_ids("gpt2"), **options)
 
 
 def test_a_text_without_a_special_token_is_named() -> None:
     ids = models.token_ids("gpt2")
     ids[0, 3] = 2
-    with pytest.raises(am.InputError, match="needs a special token in every text; text 1 has none"):
+    with pytest.raises(InputError, match="needs a special token in every text; text 1 has none"):
         am.null_attention(with_tokenizer("gpt2"), ids, target="special")
 
 
 def test_texts_of_the_sink_alone_have_no_mean_value() -> None:
-    with pytest.raises(am.InputError, match="must have tokens other than the sink"):
+    with pytest.raises(InputError, match="must have tokens other than the sink"):
         am.null_attention(models.hooked("bert"), torch.tensor([[5], [7]]), metric="kl")
 
 
 def test_bounds_of_another_type_are_refused(unchecked: None) -> None:
     for wrong in ("0.01", None, True):
-        with pytest.raises(am.InputError, match="`delta` must be a finite number above 0"):
+        with pytest.raises(InputError, match="`delta` must be a finite number above 0"):
             am.null_attention(models.hooked("gpt2"), models.token_ids("gpt2"), delta=wrong)  # type: ignore[arg-type]

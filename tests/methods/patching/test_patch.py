@@ -11,6 +11,7 @@ from by_hand import columns, logit_differences, losses, output_changed, point_ch
 from torch import Tensor
 
 import attnmech as am
+from attnmech.errors import InputError
 from attnmech.runs import reference
 
 FAMILIES = ["gpt2", "llama", "bert", "bloom"]
@@ -55,7 +56,7 @@ def test_each_head_equals_the_raw_model(family: str, positions: list[int] | None
     hooked, plain = models.hooked(family), models.plain(family)
     clean, corrupted = pair(family)
     found = am.patch(hooked, clean, corrupted, positions=positions, **JUDGED)
-    assert isinstance(found, am.PatchEffects) and isinstance(found, am.HeadEffects)
+    assert isinstance(found, am.results.PatchEffects) and isinstance(found, am.results.HeadEffects)
     rows = list(range(7)) if positions is None else positions
     before, whole = judged(plain, corrupted), judged(plain, clean)
     torch.testing.assert_close(found.before, before, rtol=1e-4, atol=1e-5)
@@ -87,7 +88,7 @@ def test_each_position_equals_the_raw_model(family: str, at: str) -> None:
     hooked, plain = models.hooked(family), models.plain(family)
     clean, corrupted = pair(family)
     found = am.patch(hooked, clean, corrupted, at=at, **JUDGED)
-    assert isinstance(found, am.PositionEffects)
+    assert isinstance(found, am.results.PositionEffects)
     before = judged(plain, corrupted)
     for layer in range(hooked.n_layers):
         theirs = seen(plain, clean, at, layer)
@@ -127,7 +128,7 @@ def test_each_head_of_a_projection_or_pattern_equals_the_raw_model(name: str, at
     found = am.patch(hooked, clean, corrupted, at=at, positions=positions, **JUDGED)
     rows = list(range(7)) if positions is None else [1, 5]
     by_kv_head = at in ("k", "v") and hooked.n_kv_heads < hooked.n_heads
-    assert type(found) is (am.KVPatchEffects if by_kv_head else am.PatchEffects)
+    assert type(found) is (am.results.KVPatchEffects if by_kv_head else am.results.PatchEffects)
     count = hooked.n_kv_heads if at in ("k", "v") else hooked.n_heads
     assert found.after.shape == (hooked.n_layers, count, 3) and found.complete
     shared = hooked.n_heads // hooked.n_kv_heads
@@ -161,10 +162,10 @@ def test_each_head_of_a_projection_or_pattern_equals_the_raw_model(name: str, at
 
 def test_kv_heads_are_named_as_such(tmp_path: Path) -> None:
     found = am.patch(models.hooked("llama"), *pair("llama"), at="k", heads=[(1, 1)], **JUDGED)
-    assert isinstance(found, am.KVPatchEffects) and found.swept.nonzero().tolist() == [[1, 1]]
+    assert isinstance(found, am.results.KVPatchEffects) and found.swept.nonzero().tolist() == [[1, 1]]
     assert list(found.to_frame().columns)[:2] == ["layer", "kv_head"]
     assert "patching k at 1 kv head on 3 pairs: kv head 1 of layer 1 has" in repr(found)
-    again = am.KVPatchEffects.load(found.save(tmp_path / "k"))
+    again = am.load_result(found.save(tmp_path / "k"))
     assert again.to_frame().equals(found.to_frame())
     assert found.plot().layout.xaxis.title.text == "kv head"
 
@@ -187,7 +188,7 @@ def test_positions_from_the_end_and_patterns_of_several_lengths() -> None:
 
 def test_patterns_that_would_not_fit_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reference, "MAX_BYTES", 2**10)
-    with pytest.raises(am.InputError, match="the patterns of 3 texts of up to 7 tokens in 3 layers would take"):
+    with pytest.raises(InputError, match="the patterns of 3 texts of up to 7 tokens in 3 layers would take"):
         am.patch(models.hooked("gpt2"), *pair("gpt2"), at="pattern", **JUDGED)
 
 
@@ -237,7 +238,7 @@ def test_left_padding_is_as_it_was_given() -> None:
         alone = am.patch(hooked, *ids, answers=ANSWERS[row : row + 1], against=AGAINST[row : row + 1])
         torch.testing.assert_close(found.after[:, :, row], alone.after[:, :, 0], rtol=1e-4, atol=1e-5)
     wrong = models.padded("bloom", side="right")
-    with pytest.raises(am.InputError, match="the padding of pair 1 puts the clean one at 2 and the corrupted one at 0"):
+    with pytest.raises(InputError, match="the padding of pair 1 puts the clean one at 2 and the corrupted one at 0"):
         am.patch(hooked, given, wrong, **JUDGED)
 
 
@@ -298,10 +299,10 @@ def test_saved_drawn_and_written(tmp_path: Path) -> None:
     options: dict[str, Any] = {"answers": [" are", " are"], "against": [" here", " here"]}
     for at in ("z", "resid_pre"):
         found = am.patch(hooked, *texts, at=at, **options)
-        again = type(found).load(found.save(tmp_path / f"{at}.safetensors"))
+        again = am.load_result(found.save(tmp_path / f"{at}.safetensors"))
         assert again.to_frame().equals(found.to_frame()) and repr(again) == repr(found)
         assert "has the largest effect" in found.to_html(tmp_path / f"{at}.html").read_text(encoding="utf-8")
-    assert isinstance(found, am.PositionEffects)
+    assert isinstance(found, am.results.PositionEffects)
     figure = found.plot("recovered")
     (trace,) = figure.data
     assert list(figure.layout.xaxis.ticktext)[:2] == ["0 the", "1 keys→&amp;"]
@@ -309,9 +310,9 @@ def test_saved_drawn_and_written(tmp_path: Path) -> None:
     assert "position 1 keys→&amp;" in trace.text[0][1]
     assert "layer 2, " in trace.text[2][1]
     assert repr(found).startswith("PositionEffects(patching resid_pre at 15 positions on 2 pairs: position ")
-    with pytest.raises(am.InputError, match=r"`level` must be a finite number above 0 and below 1; got 2.0"):
+    with pytest.raises(InputError, match=r"`level` must be a finite number above 0 and below 1; got 2.0"):
         found.recovered_interval(2.0)
-    with pytest.raises(am.InputError, match='`quantity` must be "effect" or "recovered"'):
+    with pytest.raises(InputError, match='`quantity` must be "effect" or "recovered"'):
         found.plot("share")
 
 
@@ -319,7 +320,7 @@ def test_a_function_of_ones_own_and_a_journal(tmp_path: Path) -> None:
     hooked = models.hooked("bert")
     clean, corrupted = pair("bert")
 
-    def own(logits: Tensor, batch: am.Batch) -> Tensor:
+    def own(logits: Tensor, batch: am.reducers.Batch) -> Tensor:
         assert batch.answers is not None
         return logits[:, -1].gather(1, batch.answers[:, None])[:, 0]
 
@@ -350,7 +351,7 @@ def test_a_function_of_ones_own_and_a_journal(tmp_path: Path) -> None:
     ],
 )
 def test_bad_input(options: dict[str, Any], said: str) -> None:
-    with pytest.raises(am.InputError, match=said):
+    with pytest.raises(InputError, match=said):
         am.patch(models.hooked("gpt2"), *pair("gpt2"), **{**JUDGED, **options})
 
 
@@ -358,11 +359,9 @@ def test_prompts_that_are_no_pairs() -> None:
     hooked = am.load(models.fresh("gpt2"), tokenizer=models.tokenizer())
     options: dict[str, Any] = {"answers": ["are", "are"], "against": ["here", "here"]}
     clean = ["the keys to the cabinet", "a dog"]
-    with pytest.raises(
-        am.InputError, match=r"pair 1 has 2 clean, \['a', 'dog'\], and 3 corrupted, \['a', 'a', 'dog'\]"
-    ):
+    with pytest.raises(InputError, match=r"pair 1 has 2 clean, \['a', 'dog'\], and 3 corrupted, \['a', 'a', 'dog'\]"):
         am.patch(hooked, clean, ["the dog to the cabinet", "a a dog"], **options)
-    with pytest.raises(am.InputError, match="got 2 clean and 1 corrupted"):
+    with pytest.raises(InputError, match="got 2 clean and 1 corrupted"):
         am.patch(hooked, clean, ["the dog to the cabinet"], **options)
-    with pytest.raises(am.InputError, match="must have the same length; pair 0 has 5 tokens, pair 1 has 2"):
+    with pytest.raises(InputError, match="must have the same length; pair 0 has 5 tokens, pair 1 has 2"):
         am.patch(hooked, clean, ["the dog to the cabinet", "a a"], at="resid_pre", **options)

@@ -13,6 +13,7 @@ from by_hand import columns, logit_differences, output_changed, plan_of, z_chang
 from torch import Tensor
 
 import attnmech as am
+from attnmech.errors import InputError
 
 MAKERS: Final[dict[str, Callable[[], Any]]] = {
     "gpt2": lambda: models.gpt2(layers=4),
@@ -228,12 +229,12 @@ def test_what_it_says_files_journals_and_differences(tmp_path: Path) -> None:
         hooked, clean, corrupted, [(3, 1), (2, 0)], ["v", "q"], journal=tmp_path / "journal", **JUDGED
     )
     assert repr(found).startswith("PathEffects(the path from each of 15 heads to q and v of L2H0, L3H1, on 3 pairs: L")
-    again = am.PathEffects.load(found.save(tmp_path / "paths"))
+    again = am.load_result(found.save(tmp_path / "paths"))
     assert again.to_frame().equals(found.to_frame()) and repr(again) == repr(found)
     assert again.receivers == ((2, 0), (3, 1)) and again.through == ("q", "v")
     assert "to q and v of L2H0, L3H1, it writes" in found.to_html(tmp_path / "a.html").read_text(encoding="utf-8")
     other = am.path_patch(hooked, clean, corrupted, [(3, 1)], "q", **JUDGED)
-    with pytest.raises(am.InputError, match="must have the same receivers"):
+    with pytest.raises(InputError, match="must have the same receivers"):
         found - other
     same = found - found
     assert float(same.effect[:3].abs().max()) == 0 and same.paired
@@ -261,11 +262,11 @@ def test_what_it_says_files_journals_and_differences(tmp_path: Path) -> None:
 )
 def test_bad_input(options: dict[str, Any], said: str) -> None:
     clean, corrupted = prompts()
-    with pytest.raises(am.InputError, match=said):
+    with pytest.raises(InputError, match=said):
         am.path_patch(both("gpt2")[0], clean, **{"corrupted": corrupted, **JUDGED, **options})
 
 
 def test_models_of_several_stacks_are_refused() -> None:
     ids = models.token_ids("t5")
-    with pytest.raises(am.InputError, match="path patching is for models with one stack"):
+    with pytest.raises(InputError, match="path patching is for models with one stack"):
         am.path_patch(models.hooked("t5"), ids, ids.roll(1), **JUDGED)

@@ -12,6 +12,7 @@ from centred import F32, F64, close
 from torch import Tensor
 
 import attnmech as am
+from attnmech.errors import InputError
 
 FAMILIES = (
     "llama", "gptj", "gpt_neox", "gemma2", "gemma3", "gpt_oss_yarn", "qwen3_bias", "cohere", "llama4_text", "bloom",
@@ -32,7 +33,7 @@ def dtype_of(name: str) -> torch.dtype:
 
 
 def expected_terms(
-    name: str, model: am.HookedModel, inputs: Any, layer: int, native: am.ScoreDecomposition
+    name: str, model: am.HookedModel, inputs: Any, layer: int, native: am.results.ScoreDecomposition
 ) -> dict[str, Tensor]:
     split, counted = centred.split_of(name, model, inputs, layer), centred.without_first(inputs["attention_mask"])
     own = native.terms["position"][:, layer] if "position" in native.terms else None
@@ -291,20 +292,20 @@ def test_left_padding_does_not_move_positions() -> None:
 def test_too_few_texts_at_a_position_are_refused_with_their_number() -> None:
     model, ids = models.hooked("gpt2", F64), models.token_ids("gpt2", 51, 6)
     assert am.decompose_scores(model, ids, centre="position").reference is not None
-    with pytest.raises(am.InputError, match=r"needs 50 other texts at each; position 0 of text 0 has 49\. "):
+    with pytest.raises(InputError, match=r"needs 50 other texts at each; position 0 of text 0 has 49\. "):
         am.decompose_scores(model, ids[:50], centre="position")
     mask = torch.ones_like(ids)
     mask[7:, 4:] = 0
     given = {"input_ids": ids, "attention_mask": mask}
-    with pytest.raises(am.InputError, match=r"position 4 of text 0 has 6\."):
+    with pytest.raises(InputError, match=r"position 4 of text 0 has 6\."):
         am.decompose_scores(model, given, centre="position")
     means = am.mean_qk(model, ids, by="position")
     text = models.token_ids("gpt2", 1, 7, seed=9)
-    with pytest.raises(am.InputError, match="the means are for texts of up to 6 tokens; got one of 7"):
+    with pytest.raises(InputError, match="the means are for texts of up to 6 tokens; got one of 7"):
         am.decompose_scores(model, text, centre=means)
     assert am.decompose_scores(model, text[:, :6], centre=means).reference is not None
     few = am.mean_qk(model, ids[:40], by="position")
-    with pytest.raises(am.InputError, match="has 40"):
+    with pytest.raises(InputError, match="has 40"):
         am.decompose_scores(model, text[:, :5], centre=few)
 
 
@@ -327,7 +328,7 @@ def test_a_saved_split_comes_back_whole(name: str, tmp_path: Path) -> None:
     model, inputs = models.hooked(name, F32), inputs_of(name, "right")
     for number, centre in enumerate(("mean", am.mean_qk(model, models.token_ids(name, 4, 6, seed=8)))):
         split = am.decompose_scores(model, inputs, centre=centre)
-        loaded = am.ScoreDecomposition.load(split.save(tmp_path / f"{number}.safetensors"))
+        loaded = am.load_result(split.save(tmp_path / f"{number}.safetensors"))
         assert loaded.reference == split.reference and loaded.provenance.to_dict() == split.provenance.to_dict()
         for one, other in zip(split.parts, loaded.parts, strict=True):
             assert one.centred and other.centred
@@ -365,7 +366,7 @@ def test_means_that_do_not_fit_are_refused() -> None:
 
     def refused(said: str, centre: Any, given: Any = ids, on: am.HookedModel = model, **options: Any) -> None:
         for call in (am.decompose_scores, am.variance_shares):
-            with pytest.raises(am.InputError, match=said):
+            with pytest.raises(InputError, match=said):
                 call(on, given, centre=centre, **options)
 
     refused(r"the means are those of 'LlamaForCausalLM', weights .* take them again", means, on=other)
@@ -379,7 +380,7 @@ def test_means_that_do_not_fit_are_refused() -> None:
     refused('must be None, "mean", "position"', 3)
     refused(r"text 1 has no token but its first", "mean", {"input_ids": ids, "attention_mask": one_token(ids)})
     refused("6 heads of the stack ''", means, on=models.hooked("gpt2"))
-    with pytest.raises(am.InputError, match="give one of the two"):
+    with pytest.raises(InputError, match="give one of the two"):
         am.decompose_scores(model, ids, centre="mean", fold_norm=True)
 
 

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 import attnmech as am
+from attnmech.errors import InputError
 from attnmech.methods.scores.composition import composed
 
 
@@ -65,11 +66,11 @@ def test_a_planted_reader_stands_out() -> None:
 
 def test_saved_and_drawn(tmp_path: Path) -> None:
     found = am.composition(models.demo())
-    again = am.Composition.load(found.save(tmp_path / "found.safetensors"))
+    again = am.load_result(found.save(tmp_path / "found.safetensors"))
     torch.testing.assert_close(again.k, found.k, equal_nan=True)
     assert "Who reads earlier heads" in found.to_html(tmp_path / "page.html").read_text()
 
 
 def test_several_stacks_are_refused() -> None:
-    with pytest.raises(am.InputError, match="several"):
+    with pytest.raises(InputError, match="several"):
         am.composition(models.hooked("t5"))

@@ -13,6 +13,7 @@ from torch import Tensor
 
 import attnmech as am
 from attnmech.draw.text import signed
+from attnmech.errors import ExactnessError, InputError, UnsupportedModelError
 from attnmech.methods.scores import decompose_by_source as decomposition_by_source
 from attnmech.methods.scores import sources
 
@@ -375,7 +376,7 @@ def test_cells_of_ones_own_are_the_same_cells(name: str) -> None:
     ]
     line = chosen.explain(1, 0, 2)
     assert ", key" not in line and line.startswith("L1H0 at 2 “") and "” and 0 “" in line
-    with pytest.raises(am.InputError, match=r"which cell of query 5 is meant: one of 1, 4\."):
+    with pytest.raises(InputError, match=r"which cell of query 5 is meant: one of 1, 4\."):
         chosen.matrix(1, 0, 5)
 
 
@@ -386,10 +387,10 @@ def test_a_cell_counts_in_the_texts_that_have_it() -> None:
     both = [why.matrix(1, 4, 2, sequence=text) for text in range(3)]
     mean = (torch.stack(both).sum(0) + why.matrix(1, 4, 5)) / 4
     torch.testing.assert_close(why.matrix(1, 4), mean, rtol=1e-4, atol=1e-6)
-    with pytest.raises(am.InputError, match=r"no cell \(5, 3\) in text 1"):
+    with pytest.raises(InputError, match=r"no cell \(5, 3\) in text 1"):
         why.matrix(1, 4, 5, 3, sequence=1)
     tops = am.decompose_by_source(models.hooked("gpt2"), inputs, layers=[1])
-    with pytest.raises(am.InputError, match=r"no cell \(5, \.\.\.\) in text 1"):
+    with pytest.raises(InputError, match=r"no cell \(5, \.\.\.\) in text 1"):
         tops.matrix(1, 4, 5, sequence=1)
 
 
@@ -434,7 +435,7 @@ def test_the_frame_holds_every_pair() -> None:
 
 def test_a_result_comes_back_from_its_file(tmp_path: Path) -> None:
     why = am.decompose_by_source(models.hooked("llama"), models.padded("llama"), heads=[(1, 4), (1, 0)])
-    loaded = am.SourceDecomposition.load(why.save(tmp_path / "why.safetensors"))
+    loaded = am.load_result(why.save(tmp_path / "why.safetensors"))
     assert loaded.provenance == why.provenance and loaded.tokens == why.tokens
     assert loaded.provenance.options["heads"] == [[1, 4], [1, 0]] and loaded.provenance.options["cells"] is None
     assert torch.equal(loaded.matrix(1, 0, 3, sequence=1), why.matrix(1, 0, 3, sequence=1))
@@ -480,7 +481,7 @@ def test_nothing_stays_behind() -> None:
     before = hook_counts(hooked)
     logits = hooked.run(ids).logits
     am.decompose_by_source(hooked, ids)
-    with hooked.hooks({("resid_pre", 1): lambda x: x + 1 + x.abs()}), pytest.raises(am.ExactnessError):
+    with hooked.hooks({("resid_pre", 1): lambda x: x + 1 + x.abs()}), pytest.raises(ExactnessError):
         am.decompose_by_source(hooked, ids)
     assert hook_counts(hooked) == before
     assert torch.equal(hooked.run(ids).logits, logits)
@@ -506,7 +507,7 @@ def test_a_hook_that_no_writer_explains_is_refused(name: str, point: str) -> Non
     def change(x: Tensor) -> Tensor:
         return x * (1 + 0.1 * torch.randn(x.shape, generator=generator))
 
-    with hooked.hooks({(point, layer): change}), pytest.raises(am.ExactnessError, match=r"layer 1, head [0-9]: the "):
+    with hooked.hooks({(point, layer): change}), pytest.raises(ExactnessError, match=r"layer 1, head [0-9]: the "):
         am.decompose_by_source(hooked, ids, layers=[1])
 
 
@@ -533,7 +534,7 @@ def test_models_whose_stream_is_no_sum_of_points_are_refused_with_the_reason() -
     for hooked, reason in cases:
         name = "vit" if hooked.grid is not None else "opt"
         inputs = models.inputs_of("vit") if name == "vit" else torch.tensor([[3, 4]])
-        with pytest.raises(am.UnsupportedModelError, match=reason):
+        with pytest.raises(UnsupportedModelError, match=reason):
             am.decompose_by_source(hooked, inputs)
 
 
@@ -554,7 +555,7 @@ def test_half_precision_models_keep_to_their_own_tolerance() -> None:
 def test_what_takes_too_much_memory_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(decomposition_by_source, "MAX_BYTES", 20_000)
     hooked, ids = models.hooked("bloom"), models.token_ids("bloom")
-    with pytest.raises(am.InputError, match=r"to 7 cells of 6 heads takes about .* GiB.*layers=\[3\]"):
+    with pytest.raises(InputError, match=r"to 7 cells of 6 heads takes about .* GiB.*layers=\[3\]"):
         am.decompose_by_source(hooked, ids)
     assert len(am.decompose_by_source(hooked, ids, cells=[(4, 1)], heads=[(1, 2)]).sources) == 8
 
@@ -589,5 +590,5 @@ def test_what_is_out_of_range_is_named_with_its_range(unchecked: None) -> None:
         (lambda: why.explain(2, 1, 1, 5), r"no cell \(1, 5\) in text 0\. Choose a key .*cells=\[\(1, 5\)\]"),
     ]
     for call, message in bad:
-        with pytest.raises(am.InputError, match=message):
+        with pytest.raises(InputError, match=message):
             call()

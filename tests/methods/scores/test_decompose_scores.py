@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 import attnmech as am
+from attnmech.errors import ExactnessError, InputError, OutputError
 from attnmech.model.stack import ledger
 from attnmech.results import score_terms
 
@@ -42,7 +43,7 @@ def close(ours: Tensor, theirs: Tensor, tolerance: float) -> None:
     assert difference <= tolerance * max(size, 1e-30), f"off by {difference:.2e}, largest {size:.2e}"
 
 
-def split_of(name: str, dtype: torch.dtype = F32, length: int = 7, **options: Any) -> am.ScoreDecomposition:
+def split_of(name: str, dtype: torch.dtype = F32, length: int = 7, **options: Any) -> am.results.ScoreDecomposition:
     return am.decompose_scores(models.hooked(name, dtype), models.padded(name, length=length), **options)
 
 
@@ -242,7 +243,9 @@ def test_key_bias_of_the_projection_matters_with_rotary() -> None:
 # -- shares --------------------------------------------------------------------------------------------------
 
 
-def naive_shares(split: am.ScoreDecomposition, rank: int, survives: list[str]) -> tuple[Tensor, dict[str, Tensor]]:
+def naive_shares(
+    split: am.results.ScoreDecomposition, rank: int, survives: list[str]
+) -> tuple[Tensor, dict[str, Tensor]]:
     heads = split.residual.shape[1]
     batch, length = split.real.shape
     shape = (batch, len(split.layers), heads, length)
@@ -416,7 +419,7 @@ def test_one_score_in_one_line(name: str) -> None:
         expected = float(split.terms[term].expand(shape)[1, layer, head, query, key])
         assert float(value) == pytest.approx(expected, abs=6e-3)
     assert sum(map(float, terms.values())) == pytest.approx(float(found[4]), abs=0.03)
-    with pytest.raises(am.InputError, match="token 0 cannot see key 1 in this text"):
+    with pytest.raises(InputError, match="token 0 cannot see key 1 in this text"):
         split.explain(layer, head, query=0, key=1, sequence=1)
 
 
@@ -443,7 +446,7 @@ def test_layers_chosen_at_once_or_afterwards_are_the_same() -> None:
 @pytest.mark.parametrize("fold_norm", [False, True])
 def test_a_saved_result_comes_back_whole(name: str, fold_norm: bool, tmp_path: Path) -> None:
     split = split_of(name, fold_norm=fold_norm)
-    back = am.ScoreDecomposition.load(split.save(tmp_path / "split.safetensors"))
+    back = am.load_result(split.save(tmp_path / "split.safetensors"))
     assert list(tmp_path.iterdir()) == [tmp_path / "split.safetensors"]
     assert list(back.terms) == list(split.terms)
     for term, value in split.terms.items():
@@ -458,11 +461,11 @@ def test_a_saved_result_comes_back_whole(name: str, fold_norm: bool, tmp_path: P
 def test_what_is_no_saved_result_is_refused(tmp_path: Path) -> None:
     junk = tmp_path / "junk.safetensors"
     junk.write_bytes(b"not a result")
-    with pytest.raises(am.InputError, match="is not a result that attnmech saved"):
-        am.ScoreDecomposition.load(junk)
-    with pytest.raises(am.InputError, match="there is no file"):
-        am.ScoreDecomposition.load(tmp_path / "none")
-    with pytest.raises(am.OutputError, match="there is no folder"):
+    with pytest.raises(InputError, match="is not a result that attnmech saved"):
+        am.load_result(junk)
+    with pytest.raises(InputError, match="there is no file"):
+        am.load_result(tmp_path / "none")
+    with pytest.raises(OutputError, match="there is no folder"):
         split_of("gpt2").save(tmp_path / "missing" / "x.safetensors")
     assert list(tmp_path.iterdir()) == [junk]
 
@@ -510,7 +513,7 @@ def test_a_term_that_is_too_large_is_refused(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(score_terms, "MAX_TERM_BYTES", size)
     assert split.terms["query_key"].numel() * 4 == size
     monkeypatch.setattr(score_terms, "MAX_TERM_BYTES", size - 1)
-    with pytest.raises(am.InputError, match=r"the term 'query_key' of 2 layers takes .* GiB.*layers=\[0\]"):
+    with pytest.raises(InputError, match=r"the term 'query_key' of 2 layers takes .* GiB.*layers=\[0\]"):
         split.terms["query_key"]
     assert split.select([0]).terms["query_key"].shape == (3, 1, 3, 7, 7)
     assert split.terms["key_bias"].shape == (3, 2, 3, 1, 7)
@@ -520,7 +523,7 @@ def test_a_term_that_is_too_large_is_refused(monkeypatch: pytest.MonkeyPatch) ->
 @pytest.mark.parametrize("point", ["q", "k", "scores"])
 def test_a_hook_that_changes_the_scores_is_not_explained_away(name: str, point: str) -> None:
     hooked = models.hooked(name)
-    with hooked.hooks({(point, 1): lambda x: x * 1.01}), pytest.raises(am.ExactnessError, match="layer 1, head"):
+    with hooked.hooks({(point, 1): lambda x: x * 1.01}), pytest.raises(ExactnessError, match="layer 1, head"):
         am.decompose_scores(hooked, models.token_ids(name))
     assert am.decompose_scores(hooked, models.token_ids(name)).layers[-1] == hooked.n_layers - 1
 
@@ -563,9 +566,7 @@ def test_noise_in_a_weak_head_beside_a_strong_one_is_refused(
 
     assert share * weakest < 1e-5 * strongest or dtype == F64 or share == 0.5
     with hooked.hooks({("scores", 1): noisy}):
-        with pytest.raises(
-            am.ExactnessError, match=rf"layer 1, head {weak}: the terms .* times what rounding explains"
-        ):
+        with pytest.raises(ExactnessError, match=rf"layer 1, head {weak}: the terms .* times what rounding explains"):
             am.decompose_scores(hooked, ids)
         certificate = am.certify(hooked)
     assert "ledger" in {check.name for check in certificate.failed}
@@ -606,7 +607,7 @@ def test_nan_in_the_scores_is_refused() -> None:
     def spoil(x: Tensor) -> Tensor:
         return x.index_fill(1, torch.tensor([2]), torch.nan)
 
-    with hooked.hooks({("resid_pre", 1): spoil}), pytest.raises(am.ExactnessError, match="layer 1"):
+    with hooked.hooks({("resid_pre", 1): spoil}), pytest.raises(ExactnessError, match="layer 1"):
         am.decompose_scores(hooked, models.token_ids("bloom"))
 
 
@@ -639,7 +640,7 @@ def test_what_is_out_of_range_is_named_with_its_range() -> None:
         (lambda: split.show(head=5), "`head` must be from 0 to 4; got 5"),
     ]
     for call, message in bad:
-        with pytest.raises(am.InputError, match=message):
+        with pytest.raises(InputError, match=message):
             call()
 
 

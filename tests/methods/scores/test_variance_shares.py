@@ -14,11 +14,12 @@ from centred import F32, F64, documents
 from scipy.stats import spearmanr
 
 import attnmech as am
+from attnmech.errors import ExactnessError, InputError, JournalError
 from attnmech.methods.scores.variance_shares import ALL_TERMS
 
 
 def sums_by_hand(
-    split: am.ScoreDecomposition, text: int, *, first_key: bool = True, first_row: bool = False
+    split: am.results.ScoreDecomposition, text: int, *, first_key: bool = True, first_row: bool = False
 ) -> tuple[dict[str, np.ndarray], np.ndarray]:
     """Σ_rows Σ_j (t − t̄)(s − s̄) of each term, and Σ_rows Σ_j (s − s̄)², `[layer head]`, cell by cell."""
     batch, length = split.real.shape
@@ -46,14 +47,14 @@ def sums_by_hand(
     return above, below
 
 
-def shares_by_hand(splits: list[tuple[am.ScoreDecomposition, int]], **options: Any) -> dict[str, np.ndarray]:
+def shares_by_hand(splits: list[tuple[am.results.ScoreDecomposition, int]], **options: Any) -> dict[str, np.ndarray]:
     found = [sums_by_hand(split, text, **options) for split, text in splits]
     below = sum(each for _, each in found)
     with np.errstate(invalid="ignore"):
         return {name: sum(above[name] for above, _ in found) / below for name in found[0][0]}
 
 
-def check(found: am.VarianceShares, expected: dict[str, np.ndarray], tolerance: float) -> None:
+def check(found: am.results.VarianceShares, expected: dict[str, np.ndarray], tolerance: float) -> None:
     for place, name in enumerate(ALL_TERMS):
         value = expected.get(name, np.zeros_like(next(iter(expected.values()))))
         np.testing.assert_allclose(found.shares[place].numpy(), value, rtol=0, atol=tolerance)
@@ -210,7 +211,7 @@ def test_an_interrupted_run_resumes(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         am.variance_shares(model, iter(texts), centre=means, journal=journal)
     assert journal.exists()
     for wrong in ({"centre": other}, {"centre": "mean"}, {"centre": means, "first_key": False}):
-        with pytest.raises(am.JournalError):
+        with pytest.raises(JournalError):
             am.variance_shares(model, iter(texts), journal=journal, **wrong)
     resumed = am.variance_shares(model, iter(texts), centre=means, journal=journal)
     assert torch.equal(resumed.shares, whole.shares) and not journal.exists()
@@ -222,9 +223,9 @@ def test_results_on_other_terms_are_not_merged_or_subtracted() -> None:
     other = am.variance_shares(model, iter(texts), shard=(1, 2), first_key=False)
     third = am.variance_shares(model, iter(texts), shard=(1, 2), centre=None)
     for wrong in (other, third):
-        with pytest.raises(am.InputError, match="same model, layers, options"):
+        with pytest.raises(InputError, match="same model, layers, options"):
             one.merged(wrong)
-        with pytest.raises(am.InputError):
+        with pytest.raises(InputError):
             one - wrong
 
 
@@ -240,7 +241,7 @@ def test_a_difference_is_that_of_the_shares() -> None:
 def test_saved_and_loaded_and_shown(tmp_path: Path) -> None:
     model, texts = models.hooked("gemma2", F32), documents()
     found = am.variance_shares(model, iter(texts), layers=[1], first_key=False)
-    loaded = am.VarianceShares.load(found.save(tmp_path / "shares.safetensors"))
+    loaded = am.load_result(found.save(tmp_path / "shares.safetensors"))
     assert torch.equal(loaded.shares[:, 1], found.shares[:, 1]) and bool(found.shares[:, 0].isnan().all())
     assert (loaded.centre, loaded.first_key, loaded.terms) == ("mean", False, found.terms)
     assert loaded.agreement == found.agreement and loaded.lead == found.lead
@@ -252,7 +253,7 @@ def test_saved_and_loaded_and_shown(tmp_path: Path) -> None:
     assert bool((low[1] <= found.shares[0, 1]).all()) and bool((found.shares[0, 1] <= high[1]).all())
     assert "averaged over heads" in found.lead and found.plot("position").data
     for wrong in ("mask", "nothing"):
-        with pytest.raises(am.InputError, match="`term` must be one of position"):
+        with pytest.raises(InputError, match="`term` must be one of position"):
             found.plot(wrong)
 
 
@@ -284,13 +285,13 @@ def test_what_is_refused() -> None:
         (lambda: am.variance_shares("llama", ids), "must be"),
     ]
     for call, said in bad:
-        with pytest.raises(am.InputError, match=said):
+        with pytest.raises(InputError, match=said):
             call()
 
 
 def test_an_edit_of_the_scores_is_not_explained_away() -> None:
     model = models.hooked("llama")
-    with model.hooks({("q", 1): lambda x: x * 1.01}), pytest.raises(am.ExactnessError, match="layer 1, head"):
+    with model.hooks({("q", 1): lambda x: x * 1.01}), pytest.raises(ExactnessError, match="layer 1, head"):
         am.variance_shares(model, models.token_ids("llama"))
 
 

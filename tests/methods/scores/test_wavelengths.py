@@ -11,6 +11,7 @@ from centred import F32, F64, close
 from torch import Tensor
 
 import attnmech as am
+from attnmech.errors import InputError
 from attnmech.methods.scores.wavelengths import UNROTATED, band_names
 
 ROTARY = ("llama", "gptj", "gpt_neox", "gemma2", "gemma3", "gpt_oss_yarn", "qwen3_bias", "cohere", "llama4_text")
@@ -260,13 +261,13 @@ def test_kernels_that_there_are_not() -> None:
         ),
     ]
     for call, said in bad:
-        with pytest.raises(am.InputError, match=said):
+        with pytest.raises(InputError, match=said):
             call()
     kernel = am.decompose_scores(models.hooked("gpt2"), ids_of("gpt2"), centre="mean").position_kernel()
     assert not kernel.values.any() and not kernel.bands
-    with pytest.raises(am.InputError, match="one of the layers decomposed"):
+    with pytest.raises(InputError, match="one of the layers decomposed"):
         kernel.plot(3, 0)
-    with pytest.raises(am.InputError, match="`head` must be from 0 to 4"):
+    with pytest.raises(InputError, match="`head` must be from 0 to 4"):
         kernel.plot(0, 5)
 
 
@@ -316,7 +317,7 @@ def test_dimensions_out_of_range() -> None:
         ((1, 0, 1, 1, 2), "`sequence` must be from 0 to 1"),
     ]
     for arguments, said in bad:
-        with pytest.raises(am.InputError, match=said):
+        with pytest.raises(InputError, match=said):
             split.dimensions(*arguments)
 
 

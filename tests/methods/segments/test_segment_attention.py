@@ -14,6 +14,7 @@ from torch import Tensor
 
 import attnmech as am
 from attnmech.demo.text import documents, labelled
+from attnmech.errors import InputError, MissingPointError
 from attnmech.methods.segments import sums as segment_sums
 from attnmech.methods.segments.formulas import ByDistance, peakedness, receivers
 from attnmech.methods.segments.segmentation import Segmented
@@ -217,9 +218,9 @@ def test_a_corpus_is_its_texts_and_shards_merge(many_batches: None) -> None:
     torch.testing.assert_close(merged.by_lag, corpus.by_lag, atol=2e-5, rtol=1e-4, equal_nan=True)
     low, high = merged.interval("previous")
     assert bool((low <= merged.previous).all()) and bool((merged.previous <= high).all())
-    with pytest.raises(am.MissingPointError, match="not for a corpus"):
+    with pytest.raises(MissingPointError, match="not for a corpus"):
         corpus.mass()
-    with pytest.raises(am.InputError, match="run together"):
+    with pytest.raises(InputError, match="run together"):
         whole.merged(whole)
 
 
@@ -245,7 +246,9 @@ def test_sentences_of_the_grammar_are_the_words_between_full_stops() -> None:
 )
 def test_where_segments_begin(tokens: list[str], kind: str, expected: list[int]) -> None:
     ids = torch.arange(len(tokens))[None]
-    batch = am.Batch(ids, torch.ones_like(ids, dtype=torch.bool), (tuple(tokens),), None, texts_of=lambda _: ())
+    batch = am.reducers.Batch(
+        ids, torch.ones_like(ids, dtype=torch.bool), (tuple(tokens),), None, texts_of=lambda _: ()
+    )
     assert Segmented.of(batch, kind).starts[0] == (*expected, len(tokens))
 
 
@@ -275,7 +278,7 @@ def test_relations_across_sentences_stand_above_the_baseline() -> None:
 
 def test_saved_shown_and_drawn(tmp_path: Path) -> None:
     found = am.segment_attention(models.demo(), documents(6))
-    again = am.SegmentAttention.load(found.save(tmp_path / "found.safetensors"))
+    again = am.load_result(found.save(tmp_path / "found.safetensors"))
     torch.testing.assert_close(again.by_lag, found.by_lag, equal_nan=True)
     assert again.segments(2) == found.segments(2)
     torch.testing.assert_close(again.expected(1), found.expected(1))
@@ -308,7 +311,7 @@ BAD: list[tuple[Callable[[am.HookedModel], Any], str]] = [
 
 @pytest.mark.parametrize(("call", "words"), BAD)
 def test_bad_input(call: Callable[[am.HookedModel], Any], words: str) -> None:
-    with pytest.raises(am.InputError) as caught:
+    with pytest.raises(InputError) as caught:
         call(models.hooked("llama"))
     assert words in str(caught.value)
 
@@ -317,16 +320,16 @@ def test_too_many_cells_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     from attnmech.methods.segments import sums as module
 
     monkeypatch.setattr(module, "KEPT_BYTES", 100)
-    with pytest.raises(am.InputError, match="Use longer segments"):
+    with pytest.raises(InputError, match="Use longer segments"):
         am.segment_attention(models.hooked("llama"), ONE, [(0, 2), (2, 4)])
 
 
 def test_cross_attention_is_refused() -> None:
     given = models.inputs_of("t5")
-    with pytest.raises(am.InputError, match="not across"):
+    with pytest.raises(InputError, match="not across"):
         am.segment_attention(models.hooked("t5"), given, "document", stack="cross")
 
 
 def test_effects_need_logits() -> None:
-    with pytest.raises(am.InputError, match="a metric needs logits, but this model was loaded without a head"):
+    with pytest.raises(InputError, match="a metric needs logits, but this model was loaded without a head"):
         am.segment_effects(models.hooked("bert_headless"), models.token_ids("bert_headless", batch=1), [(0, 3), (3, 7)])

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 import attnmech as am
+from attnmech.errors import InputError, ModelNotFoundError
 
 
 @pytest.mark.core
@@ -30,7 +31,7 @@ def test_each_step_is_the_result_of_its_own_model(tmp_path: Path) -> None:
     frame = run.to_frame()
     assert frame.step.tolist() == ["step-000"] * len(run.layers) + ["step-008"] * len(run.layers)
     assert frame[frame.step == "step-008"].entropy.to_numpy() == pytest.approx(run.of("entropy")[1].numpy())
-    again = am.Trajectory.load(run.save(tmp_path / "run.safetensors"))
+    again = am.load_result(run.save(tmp_path / "run.safetensors"))
     assert np.array_equal(again.values.numpy(), run.values.numpy(), equal_nan=True) and again.columns == run.columns
     run.to_html(tmp_path / "run.html")
     named = [trace.name for trace in run.plot("entropy").data if trace.showlegend]
@@ -51,18 +52,18 @@ def test_models_and_names_may_be_given() -> None:
 def test_what_cannot_be_compared_is_refused(tmp_path: Path) -> None:
     ids = models.token_ids("bloom").clamp(max=40)
 
-    def focus(model: am.HookedModel) -> am.AttentionFocus:
+    def focus(model: am.HookedModel) -> am.results.AttentionFocus:
         return am.attention_focus(model, ids)
 
-    with pytest.raises(am.InputError, match="other layers or heads"):
+    with pytest.raises(InputError, match="other layers or heads"):
         am.trajectory([models.fresh("bloom"), models.fresh("gpt2")], focus)
     with pytest.raises(am.AttnmechError, match="nowhere"):
         am.trajectory([tmp_path / "nowhere"], focus)
-    with pytest.raises(am.InputError, match="a list of folders or models"):
+    with pytest.raises(InputError, match="a list of folders or models"):
         am.trajectory([], focus)
-    with pytest.raises(am.InputError, match="must return a result"):
+    with pytest.raises(InputError, match="must return a result"):
         am.trajectory([models.fresh("bloom")], lambda model: 3)  # type: ignore[arg-type,return-value]
-    with pytest.raises(am.InputError, match="one row per head"):
+    with pytest.raises(InputError, match="one row per head"):
         am.trajectory([models.fresh("bloom")], lambda model: am.mean_qk(model, ids, by="position"))
 
 
@@ -99,7 +100,7 @@ def test_names_that_two_checkpoints_share_are_told_apart(tmp_path: Path) -> None
 
 
 def test_an_error_says_which_checkpoint() -> None:
-    with pytest.raises(am.ModelNotFoundError, match="checkpoint 0, nowhere: "):
+    with pytest.raises(ModelNotFoundError, match="checkpoint 0, nowhere: "):
         am.trajectory(["/nowhere"], am.head_types)
-    with pytest.raises(am.InputError, match="checkpoint 0 must be"):
+    with pytest.raises(InputError, match="checkpoint 0 must be"):
         am.trajectory([("a",)], am.head_types)

@@ -16,6 +16,7 @@ from transformers import PreTrainedTokenizerFast
 
 import attnmech as am
 from attnmech.draw.text import signed
+from attnmech.errors import CertificateError, InputError, MissingPointError
 from attnmech.model.reading.unembedding import unembedding_of
 from attnmech.runs.answers import AnswerWarning, answer_ids
 
@@ -127,19 +128,19 @@ def test_other_answers_are_taken_without_a_warning() -> None:
 
 def test_what_cannot_be_asked() -> None:
     model, text = models.demo(), "Anna sang of shells."
-    with pytest.raises(am.InputError, match=r"must be single tokens; 'zebra crossing' becomes .* Check the leading"):
+    with pytest.raises(InputError, match=r"must be single tokens; 'zebra crossing' becomes .* Check the leading"):
         am.residual_updates(model, text, answers="zebra crossing")
-    with pytest.raises(am.InputError, match=r"becomes 2: \['é\[1/2\]', 'é\[2/2\]'\]"):
+    with pytest.raises(InputError, match=r"becomes 2: \['é\[1/2\]', 'é\[2/2\]'\]"):
         am.residual_updates(model, text, answers="é")
-    with pytest.raises(am.InputError, match="one token for each of the 1 texts; got 2"):
+    with pytest.raises(InputError, match="one token for each of the 1 texts; got 2"):
         am.residual_updates(model, text, answers=[4, 5])
-    with pytest.raises(am.InputError, match="`against` needs `answers`"):
+    with pytest.raises(InputError, match="`against` needs `answers`"):
         am.residual_updates(model, text, against=" Tom")
-    with pytest.raises(am.InputError, match="the model's last layer"):
+    with pytest.raises(InputError, match="the model's last layer"):
         am.residual_updates(model, text, answers=" Tom", layers=[0, 1])
-    with pytest.raises(am.InputError, match="`answers` must be from 0 to"):
+    with pytest.raises(InputError, match="`answers` must be from 0 to"):
         am.residual_updates(model, text, answers=99999)
-    with pytest.raises(am.MissingPointError, match="ask for it"):
+    with pytest.raises(MissingPointError, match="ask for it"):
         _ = am.residual_updates(model, text).logits
 
 
@@ -156,7 +157,7 @@ def test_where_the_head_is_not_linear_answers_alone_are_refused(name: str, reaso
     hooked = models.hooked(name)
     stack = "decoder" if name == "t5" else None
     inputs = models.inputs_of(name)
-    with pytest.raises(am.InputError, match=rf"compute logits with one norm and one matrix \({reason}\), so no head's"):
+    with pytest.raises(InputError, match=rf"compute logits with one norm and one matrix \({reason}\), so no head's"):
         am.residual_updates(hooked, inputs, answers=[5, 5, 5], stack=stack)
     assert am.residual_updates(hooked, inputs, stack=stack).magnitude.isfinite().any()
 
@@ -166,10 +167,10 @@ def test_under_a_soft_cap_they_are_pre_cap_logits(tmp_path: Path) -> None:
         updates = am.residual_updates(models.hooked(name), models.padded(name), answers=[4, 5, 6])
         assert updates.logit_unit == unit
         assert f" {unit} on average." in updates.lead
-        assert am.ResidualUpdates.load(updates.save(tmp_path / f"{name}.safetensors")).logit_unit == unit
+        assert am.load_result(updates.save(tmp_path / f"{name}.safetensors")).logit_unit == unit
     plain = am.residual_updates(models.hooked("gemma2"), models.padded("gemma2"))
     assert "towards the answers" not in plain.lead
-    with pytest.raises(am.MissingPointError, match="ask for it"):
+    with pytest.raises(MissingPointError, match="ask for it"):
         _ = plain.logit_unit
 
 
@@ -188,7 +189,7 @@ def test_a_head_that_somebody_has_changed_is_refused() -> None:
     model.lm_head.register_forward_hook(lambda module, args, output: 1.5 * output)
     with pytest.warns(UserWarning, match="NOT certified: 1 of 26 checks fail, first 'logits'"):
         hooked = am.load(model)
-    with pytest.raises(am.CertificateError, match=r"'logits' is refused on this model: logits = N\(resid_post\) W_U "):
+    with pytest.raises(CertificateError, match=r"'logits' is refused on this model: logits = N\(resid_post\) W_U "):
         am.residual_updates(hooked, models.token_ids("llama", 1), answers=5)
     assert am.residual_updates(hooked, models.token_ids("llama", 1)).magnitude.isfinite().all()
 

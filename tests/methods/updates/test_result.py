@@ -16,7 +16,8 @@ import torch
 from torch import Tensor, nn
 
 import attnmech as am
-from attnmech.methods.updates.result import BLOCK_STATISTICS, STATISTICS, BlockUpdates
+from attnmech.errors import InputError, MissingPointError
+from attnmech.methods.updates.result import BLOCK_STATISTICS, STATISTICS
 from attnmech.model.attention import attend as attention
 from attnmech.runs import stream
 
@@ -303,7 +304,7 @@ def expected(name: str, side: str = "right", dtype: torch.dtype = F32) -> dict[s
     return {key: torch.stack([layer[key] for layer in layers]) for key in layers[0]}
 
 
-def measured(name: str, side: str = "right", dtype: torch.dtype = F32, **options: Any) -> am.ResidualUpdates:
+def measured(name: str, side: str = "right", dtype: torch.dtype = F32, **options: Any) -> am.results.ResidualUpdates:
     stack = name if name in T5 else None
     return am.residual_updates(hooked("t5" if stack else name, dtype), given_to(name, side), stack=stack, **options)
 
@@ -442,9 +443,9 @@ def test_rows_chosen_one_by_one() -> None:
     for statistic in BLOCK_STATISTICS:
         require_close(chosen.mean(statistic), mean_over(wanted[statistic], without), 1e-5, statistic)
     assert torch.equal(some.top_key, updates.top_key)
-    with pytest.raises(am.InputError, match=r"use `\.blocks\.where\(rows=\.\.\.\)`"):
+    with pytest.raises(InputError, match=r"use `\.blocks\.where\(rows=\.\.\.\)`"):
         _ = some.blocks
-    with pytest.raises(am.InputError, match=r"each of the \[3, 11\] rows; got a Tensor of torch.bool \[3, 10\]"):
+    with pytest.raises(InputError, match=r"each of the \[3, 11\] rows; got a Tensor of torch.bool \[3, 10\]"):
         updates.where(rows=rows[:, 1:])
 
 
@@ -499,7 +500,7 @@ def small_batches(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return sizes
 
 
-def require_same_means(one: am.ResidualUpdates, other: am.ResidualUpdates) -> None:
+def require_same_means(one: am.results.ResidualUpdates, other: am.results.ResidualUpdates) -> None:
     for first_row in (False, True):
         for special in (False, True):
             left, right = (each.where(first_row=first_row, special=special) for each in (one, other))
@@ -524,9 +525,9 @@ def test_a_corpus_is_the_texts_together(words: am.HookedModel, monkeypatch: pyte
         lambda: corpus.top_key,
         lambda: corpus.blocks.by_row("cancellation"),
     ):
-        with pytest.raises(am.MissingPointError, match="not for a corpus"):
+        with pytest.raises(MissingPointError, match="not for a corpus"):
             ask()
-    with pytest.raises(am.MissingPointError, match="not for a corpus"):
+    with pytest.raises(MissingPointError, match="not for a corpus"):
         corpus.where(rows=torch.ones(7, 9, dtype=torch.bool))
 
 
@@ -535,7 +536,7 @@ def test_shards_add_up_to_the_whole(words: am.HookedModel, monkeypatch: pytest.M
     whole = am.residual_updates(words, iter(TEXTS))
     parts = [am.residual_updates(words, iter(TEXTS), shard=(k, 3)) for k in (2, 0, 1)]
     assert sorted(part.documents for part in parts) == [2, 2, 3]
-    reducer = am.ResidualUpdates.reducer()
+    reducer = am.results.ResidualUpdates.reducer()
     merged = reducer.merge(reducer.merge(dict(parts[0].state), dict(parts[1].state)), dict(parts[2].state))
     assert set(merged) == set(whole.state)
     for name, value in whole.state.items():
@@ -608,7 +609,7 @@ def test_a_head_that_looks_at_a_first_token_without_value_writes_nothing() -> No
     assert (updates.magnitude[0, [0, 2]] > 0.05).all()
 
 
-def edited(name: str, hooks: dict[Any, Any], ids: Tensor, dtype: torch.dtype = F64) -> am.ResidualUpdates:
+def edited(name: str, hooks: dict[Any, Any], ids: Tensor, dtype: torch.dtype = F64) -> am.results.ResidualUpdates:
     model = hooked(name, dtype)
     with model.hooks(hooks):
         return am.residual_updates(model, ids)
@@ -708,7 +709,7 @@ def test_layers_come_in_the_order_asked_for() -> None:
 def test_several_reducers_in_one_pass_give_what_each_gives_alone() -> None:
     ids = models.token_ids("mistral", batch=2, length=9)
     model = hooked("mistral", F32)
-    _, updates = am.stream(model, ids, [am.AttentionFocus.reducer(), am.ResidualUpdates.reducer()])
+    _, updates = am.stream(model, ids, [am.results.AttentionFocus.reducer(), am.results.ResidualUpdates.reducer()])
     alone = am.residual_updates(model, ids)
     for statistic in STATISTICS:
         require_close(updates.mean(statistic), alone.mean(statistic), 1e-6, statistic)
@@ -717,7 +718,7 @@ def test_several_reducers_in_one_pass_give_what_each_gives_alone() -> None:
 @pytest.mark.parametrize("inputs", [TEXTS, TEXTS[0], iter(TEXTS)], ids=["together", "one", "corpus"])
 def test_saved_and_loaded(inputs: Iterable[str], words: am.HookedModel, tmp_path: Path) -> None:
     updates = am.residual_updates(words, inputs).where(special=False)
-    again = am.ResidualUpdates.load(updates.save(tmp_path / "updates.safetensors"))
+    again = am.load_result(updates.save(tmp_path / "updates.safetensors"))
     assert again.to_frame().equals(updates.to_frame()) and again.provenance == updates.provenance
     assert again.blocks.to_frame().equals(updates.blocks.to_frame())
     assert (again.layers, again.documents, again.truncated, again.chosen, again.tokens) == (
@@ -726,10 +727,8 @@ def test_saved_and_loaded(inputs: Iterable[str], words: am.HookedModel, tmp_path
     assert set(again.state) == set(updates.state)
     assert all(torch.equal(again.state[name], value) for name, value in updates.state.items())
     assert again.where(first_row=True).to_frame().equals(updates.where(first_row=True).to_frame())
-    blocks = BlockUpdates.load(updates.blocks.save(tmp_path / "blocks.safetensors"))
+    blocks = am.load_result(updates.blocks.save(tmp_path / "blocks.safetensors"))
     assert blocks.to_frame().equals(updates.blocks.to_frame())
-    with pytest.raises(am.InputError, match=r"holds a BlockUpdates; load it with BlockUpdates\.load"):
-        am.ResidualUpdates.load(tmp_path / "blocks.safetensors")
 
 
 def test_what_it_says_of_itself(words: am.HookedModel) -> None:
@@ -746,15 +745,15 @@ def test_what_it_says_of_itself(words: am.HookedModel) -> None:
 
 def test_what_cannot_be_asked() -> None:
     updates = measured("gpt2")
-    with pytest.raises(am.InputError, match=r"`statistic` must be one of magnitude, .*; got 'size'"):
+    with pytest.raises(InputError, match=r"`statistic` must be one of magnitude, .*; got 'size'"):
         updates.mean("size")
-    with pytest.raises(am.InputError, match="`statistic` must be one of magnitude, "):
+    with pytest.raises(InputError, match="`statistic` must be one of magnitude, "):
         updates.by_row("cancellation")
-    with pytest.raises(am.InputError, match="`statistic` must be one of attn_magnitude, "):
+    with pytest.raises(InputError, match="`statistic` must be one of attn_magnitude, "):
         updates.blocks.interval("magnitude")
-    with pytest.raises(am.InputError, match="`stack` must be one of 'encoder', 'decoder', 'cross'"):
+    with pytest.raises(InputError, match="`stack` must be one of 'encoder', 'decoder', 'cross'"):
         am.residual_updates(hooked("t5", F32), given_to("cross"))
-    with pytest.raises(am.InputError, match="from 0 to 2"):
+    with pytest.raises(InputError, match="from 0 to 2"):
         measured("gpt2", layers=[3])
-    with pytest.raises(am.InputError, match="are for a corpus"):
+    with pytest.raises(InputError, match="are for a corpus"):
         measured("gpt2", shard=(0, 2))

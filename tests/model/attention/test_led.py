@@ -11,6 +11,7 @@ from caching import cached
 from torch import Tensor
 
 import attnmech as am
+from attnmech.errors import InputError
 from attnmech.model.attention import led, local_global
 from attnmech.model.files.load import UnprovenWarning
 
@@ -56,7 +57,7 @@ def theirs(dtype: torch.dtype = F64, chosen: bool = True) -> Any:
 
 
 @cached
-def acts(dtype: torch.dtype = F64) -> am.Activations:
+def acts(dtype: torch.dtype = F64) -> am.results.Activations:
     model = models.hooked("led", dtype)
     return model.run(inputs(), [name for name, about in model.points.items() if about.absent is None])
 
@@ -214,7 +215,7 @@ def test_local_and_global_mass_of_the_encoder() -> None:
     for layer, band in enumerate(theirs().encoder_attentions):
         to_global = band[..., :2].sum(dim=-1).transpose(0, 1)[:, local].mean(dim=-1)
         torch.testing.assert_close(mass.global_mass[layer].double(), to_global.double(), atol=1e-6, rtol=1e-5)
-    with pytest.raises(am.InputError, match="has no global tokens"):
+    with pytest.raises(InputError, match="has no global tokens"):
         am.global_attention(models.hooked("led"), inputs(), stack="decoder")
 
 
@@ -290,9 +291,9 @@ def test_generation_is_that_of_transformers() -> None:
 def test_limits_of_encoder_and_decoder() -> None:
     model, ids = models.hooked("led"), torch.full((1, 141), 5)
     assert model.run({"input_ids": ids[:, :140], "decoder_input_ids": ids[:, :33]}).logits.shape == (1, 33, 43)
-    with pytest.raises(am.InputError, match="this model has 140 positions; the text has 141 tokens"):
+    with pytest.raises(InputError, match="this model has 140 positions; the text has 141 tokens"):
         model.run(ids)
-    with pytest.raises(am.InputError, match="this model's decoder has 33 positions; the text has 34 tokens"):
+    with pytest.raises(InputError, match="this model's decoder has 33 positions; the text has 34 tokens"):
         model.run({"input_ids": ids[:, :40], "decoder_input_ids": ids[:, :34]})
 
 

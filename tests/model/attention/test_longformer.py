@@ -10,6 +10,7 @@ from caching import cached
 from torch import Tensor
 
 import attnmech as am
+from attnmech.errors import InputError
 from attnmech.model.attention import attend as attention
 from attnmech.model.attention import local_global
 from attnmech.model.attention.observed import RowBlock
@@ -45,7 +46,7 @@ def plain_output(dtype: torch.dtype, chosen: bool) -> Any:
 
 
 @cached
-def acts(dtype: torch.dtype = F32, chosen: bool = True) -> am.Activations:
+def acts(dtype: torch.dtype = F32, chosen: bool = True) -> am.results.Activations:
     model = models.hooked("longformer", dtype)
     return model.run(inputs(chosen=chosen), [name for name, about in model.points.items() if about.absent is None])
 
@@ -300,7 +301,7 @@ def test_mass_of_a_corpus_is_that_of_its_texts() -> None:
 
 
 def test_models_without_global_tokens_are_refused() -> None:
-    with pytest.raises(am.InputError, match="has no global tokens"):
+    with pytest.raises(InputError, match="has no global tokens"):
         am.global_attention(models.hooked("gpt2"), models.token_ids("gpt2"))
 
 
@@ -314,15 +315,15 @@ def test_global_tokens_by_default() -> None:
 def test_bad_inputs() -> None:
     model = models.hooked("longformer")
     ids = torch.randint(3, 59, (1, 69), generator=torch.Generator().manual_seed(0))
-    with pytest.raises(am.InputError, match="68 positions; the text has 69"):
+    with pytest.raises(InputError, match="68 positions; the text has 69"):
         model.run(ids)
-    with pytest.raises(am.InputError, match="global_attention_mask must be from 0 to 1"):
+    with pytest.raises(InputError, match="global_attention_mask must be from 0 to 1"):
         model.run({"input_ids": ids[:, :5], "global_attention_mask": torch.full((1, 5), 2)})
 
 
 def test_methods_that_need_one_set_of_projections_refuse() -> None:
     model = models.hooked("longformer")
-    with pytest.raises(am.InputError, match="two sets of W_Q"):
+    with pytest.raises(InputError, match="two sets of W_Q"):
         am.composition(model)
-    with pytest.raises(am.InputError, match="global tokens have their own"):
+    with pytest.raises(InputError, match="global tokens have their own"):
         am.joint_embedding(model, inputs())

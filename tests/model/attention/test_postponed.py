@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import attnmech as am
+from attnmech.errors import UnsupportedModelError
 from attnmech.model.attention.postponed import Postponed, through, watching_for_products
 from attnmech.model.parts.mask import MaskRule
 
@@ -170,7 +171,7 @@ def silenced(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     ],
 )
 def test_anything_else_is_refused_by_the_name_of_the_step(way: Way, words: str) -> None:
-    with pytest.raises(am.UnsupportedModelError, match=words):
+    with pytest.raises(UnsupportedModelError, match=words):
         taken(way)
 
 

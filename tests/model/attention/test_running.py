@@ -8,6 +8,7 @@ from models import CROSSED, FAMILIES, MAKERS, NEW, OTHERS, fresh, hooked, inputs
 from torch import nn
 
 import attnmech as am
+from attnmech.errors import ExactnessError
 from attnmech.model.attention import running
 
 IDS = torch.randint(0, 40, (2, 17), generator=torch.Generator().manual_seed(3))
@@ -80,7 +81,7 @@ def test_streams_with_large_outliers_raise_no_false_alarm() -> None:
     stream = model.run(token_ids("llama"), points=["resid_post"])["resid_post", 0]
     assert stream.abs().max() > 3000
     half_of_attention_again(model, 1)
-    with pytest.raises(am.ExactnessError, match="layer 1"):
+    with pytest.raises(ExactnessError, match="layer 1"):
         model.run(token_ids("llama"))
 
 
@@ -103,7 +104,7 @@ def half_of_attention_again(model: am.HookedModel, layer: int) -> None:
 def test_a_block_that_adds_something_twice_is_named_with_its_token(name: str) -> None:
     model = am.load(fresh(name))
     half_of_attention_again(model, 1)
-    with pytest.raises(am.ExactnessError, match=r"layer 1, token 0 \('.*'\) of text 0: "):
+    with pytest.raises(ExactnessError, match=r"layer 1, token 0 \('.*'\) of text 0: "):
         model.run(token_ids(name))
 
 
@@ -119,7 +120,7 @@ def test_z_that_is_doubled_after_a_position_is_named_with_the_first_token_that_i
     out_of(model, 0).register_forward_pre_hook(double)
     ids = token_ids(name, length=14)
     model.run(ids[:, :9])
-    with pytest.raises(am.ExactnessError, match=r"layer 0, token 9 .*attn_raw = Σ_h z W_O \+ b_O does not hold"):
+    with pytest.raises(ExactnessError, match=r"layer 0, token 9 .*attn_raw = Σ_h z W_O \+ b_O does not hold"):
         model.run(ids)
 
 
@@ -146,9 +147,9 @@ def test_values_that_change_after_a_position_are_named_with_the_first_token(name
     model, ids = am.load(fresh(name)), token_ids(name, length=14)
     changing_values(model, name, in_place=False)
     model.run(ids[:, :9])
-    with pytest.raises(am.ExactnessError, match=r"layer 1, token 9 .*z = pattern v, of the v that the projection made"):
+    with pytest.raises(ExactnessError, match=r"layer 1, token 9 .*z = pattern v, of the v that the projection made"):
         model.run(ids)
-    with pytest.raises(am.ExactnessError, match=r"layer 1, token 9 .*the two sides differ by"):
+    with pytest.raises(ExactnessError, match=r"layer 1, token 9 .*the two sides differ by"):
         model.run(ids, points=["v"])
 
 
@@ -157,7 +158,7 @@ def test_values_that_are_changed_in_place_are_compared_from_the_next_pass_on() -
     changing_values(model, "llama", in_place=True)
     (said,) = model.run(ids).unchecked
     assert said == "z = pattern v, of the v that the projection made, layer 1: the model changes v in place"
-    with pytest.raises(am.ExactnessError, match="layer 1, token 9"):
+    with pytest.raises(ExactnessError, match="layer 1, token 9"):
         model.run(ids)
 
 
@@ -174,7 +175,7 @@ def test_a_stream_that_changes_between_two_blocks_is_told() -> None:
     model = am.load(fresh("llama"))
     first = block_of(model, 0)
     first.register_forward_hook(lambda module, args, output: output * 1.001)
-    with pytest.raises(am.ExactnessError, match=r"layer 1.*resid_pre = resid_post of the layer before"):
+    with pytest.raises(ExactnessError, match=r"layer 1.*resid_pre = resid_post of the layer before"):
         model.run(token_ids("llama"))
 
 
@@ -187,7 +188,7 @@ def test_what_does_not_sum_to_one_is_told(monkeypatch: pytest.MonkeyPatch) -> No
         return scores.softmax(dim=-1) * 0.999, None
 
     monkeypatch.setattr(attention, "softmax_with_sink", leaking)
-    with pytest.raises(am.ExactnessError, match=r"layer 0, token 0 .*a row of the pattern sums to 1 does not hold"):
+    with pytest.raises(ExactnessError, match=r"layer 0, token 0 .*a row of the pattern sums to 1 does not hold"):
         model.run(token_ids("gpt2"))
 
 
@@ -196,7 +197,7 @@ def test_infinite_numbers_are_called_so() -> None:
     model = am.load(module)
     with torch.no_grad():
         module.model.layers[1].mlp.down_proj.weight.mul_(3e4)
-    with pytest.raises(am.ExactnessError, match=r"layer 1.* computes NaN or infinity.* try dtype=torch.float32"):
+    with pytest.raises(ExactnessError, match=r"layer 1.* computes NaN or infinity.* try dtype=torch.float32"):
         am.attention_focus(model, token_ids("llama"))
 
 
@@ -226,7 +227,7 @@ def test_faults_are_found_in_a_layer_whose_neighbours_are_edited() -> None:
     model = am.load(fresh("gpt2"))
     half_of_attention_again(model, 1)
     edits = {"resid_mid": lambda value: value + 0.3, "attn_out": lambda value: value * 0.5}
-    with model.hooks(edits), pytest.raises(am.ExactnessError, match="layer 1"):
+    with model.hooks(edits), pytest.raises(ExactnessError, match="layer 1"):
         model.run(token_ids("gpt2"))
 
 
@@ -254,7 +255,7 @@ def test_weights_that_change_between_passes_are_no_faults(change: str) -> None:
 def test_passes_that_are_differentiated_are_compared_too() -> None:
     model = am.load(fresh("bloom"))
     half_of_attention_again(model, 1)
-    with pytest.raises(am.ExactnessError, match="layer 1"):
+    with pytest.raises(ExactnessError, match="layer 1"):
         model.run(token_ids("bloom"), points=["z"], gradients_of=lambda logits: logits.sum())
 
 

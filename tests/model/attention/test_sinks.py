@@ -26,7 +26,7 @@ def test_sinks_are_the_models_own() -> None:
 
 def test_sinks_come_back_from_a_file(tmp_path: object) -> None:
     split = am.decompose_scores(models.hooked("gpt_oss"), models.token_ids("gpt_oss", 1))
-    loaded = am.ScoreDecomposition.load(split.save(f"{tmp_path}/scores.safetensors"))
+    loaded = am.load_result(split.save(f"{tmp_path}/scores.safetensors"))
     assert torch.equal(torch.from_numpy(loaded.numbers().pattern), torch.from_numpy(split.numbers().pattern))
 
 

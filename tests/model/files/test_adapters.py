@@ -13,6 +13,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 import attnmech as am
+from attnmech.errors import InputError, ModelNotFoundError, UnsupportedModelError, WeightsError
 from attnmech.model.files import adapters
 
 peft = pytest.importorskip("peft")
@@ -123,7 +124,7 @@ def test_an_adapter_that_is_merged_already() -> None:
     before = logits_of(source)
     source.merge_adapter()
     close(am.load(source).run(IDS).logits, before)
-    with source.disable_adapter(), pytest.raises(am.UnsupportedModelError, match="merged and switched off"):
+    with source.disable_adapter(), pytest.raises(UnsupportedModelError, match="merged and switched off"):
         am.load(source)
 
 
@@ -146,19 +147,19 @@ def test_an_encoder_and_another_precision() -> None:
 
 @pytest.mark.parametrize("kind", PROMPTS)
 def test_adapters_that_are_no_weights_are_refused_by_name(kind: str) -> None:
-    with pytest.raises(am.UnsupportedModelError, match=f"'default' \\({kind}\\) is not a change of weights"):
+    with pytest.raises(UnsupportedModelError, match=f"'default' \\({kind}\\) is not a change of weights"):
         am.load(peft.get_peft_model(models.fresh("gpt2"), PROMPTS[kind]()))
 
 
 def test_an_adapter_that_does_more_than_its_weights_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     source = adapted(KINDS["LoRA"]())
     source.register_forward_hook(lambda module, args, output: (2 * output[0],))
-    with pytest.raises(am.UnsupportedModelError, match="does something else than the weights"):
+    with pytest.raises(UnsupportedModelError, match="does something else than the weights"):
         am.load(source)
     monkeypatch.setattr(adapters, "_require_same_output", lambda *_: None)
     layer = source.base_model.model.model.layers[0].self_attn.q_proj
     layer.merge = lambda **_: None
-    with pytest.raises(am.UnsupportedModelError, match=r"the adapter at model\.layers\.0\.self_attn\.q_proj does"):
+    with pytest.raises(UnsupportedModelError, match=r"the adapter at model\.layers\.0\.self_attn\.q_proj does"):
         am.load(source)
 
 
@@ -195,32 +196,32 @@ def test_the_tokenizer_is_the_adapters_or_its_bases(tmp_path: Path) -> None:
 
 def test_folders_that_do_not_fit(tmp_path: Path) -> None:
     folder, _ = saved(tmp_path, KINDS["LoRA"](), base_model_name_or_path=str(tmp_path / "none"))
-    with pytest.raises(am.ModelNotFoundError, match=r"holds an adapter of '.*none': there is no folder"):
+    with pytest.raises(ModelNotFoundError, match=r"holds an adapter of '.*none': there is no folder"):
         am.load(folder)
     about = json.loads((folder / adapters.CONFIG).read_text())
     (folder / adapters.CONFIG).write_text(json.dumps(about | {"base_model_name_or_path": None}))
-    with pytest.raises(am.ModelNotFoundError, match="does not name its base model"):
+    with pytest.raises(ModelNotFoundError, match="does not name its base model"):
         am.load(folder)
     (folder / adapters.CONFIG).write_text(json.dumps(about | {"base_model_name_or_path": str(tmp_path / "base")}))
     stored = load_file(folder / adapters.WEIGHTS)
     lost = min(stored)
     save_file({name: each for name, each in stored.items() if name != lost}, folder / adapters.WEIGHTS)
-    with pytest.raises(am.WeightsError, match=f"its adapter lacks 1 of the adapter's weights, including {lost}"):
+    with pytest.raises(WeightsError, match=f"its adapter lacks 1 of the adapter's weights, including {lost}"):
         am.load(folder)
     save_file(stored | {lost.replace("layers.0", "layers.7"): stored[lost].clone()}, folder / adapters.WEIGHTS)
-    with pytest.raises(am.WeightsError, match=r"has no place for 1 of the adapter's weights, including .*layers\.7"):
+    with pytest.raises(WeightsError, match=r"has no place for 1 of the adapter's weights, including .*layers\.7"):
         am.load(folder)
     save_file({name: each[:1].clone() for name, each in stored.items()}, folder / adapters.WEIGHTS)
-    with pytest.raises(am.WeightsError, match="its adapter does not fit LlamaForCausalLM"):
+    with pytest.raises(WeightsError, match="its adapter does not fit LlamaForCausalLM"):
         am.load(folder)
     (folder / adapters.WEIGHTS).write_bytes((folder / adapters.WEIGHTS).read_bytes()[:-9])
-    with pytest.raises(am.WeightsError, match=r"adapter_model\.safetensors.* cut short"):
+    with pytest.raises(WeightsError, match=r"adapter_model\.safetensors.* cut short"):
         am.load(folder)
     (folder / adapters.WEIGHTS).unlink()
-    with pytest.raises(am.ModelNotFoundError, match=r"but no adapter_model\.safetensors"):
+    with pytest.raises(ModelNotFoundError, match=r"but no adapter_model\.safetensors"):
         am.load(folder)
     models.fresh("llama").save_pretrained(folder)
-    with pytest.raises(am.ModelNotFoundError, match="holds an adapter and a model's weights"):
+    with pytest.raises(ModelNotFoundError, match="holds an adapter and a model's weights"):
         am.load(folder)
 
 
@@ -231,7 +232,7 @@ def test_without_peft_a_folder_says_what_to_install(tmp_path: Path, monkeypatch:
         raise ImportError(name)
 
     monkeypatch.setattr(adapters, "import_module", absent)
-    with pytest.raises(am.InputError, match=r"pip install 'attnmech\[peft\]'"):
+    with pytest.raises(InputError, match=r"pip install 'attnmech\[peft\]'"):
         am.load(folder)
 
 

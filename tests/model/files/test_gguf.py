@@ -21,6 +21,7 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 import attnmech as am
+from attnmech.errors import InputError, ModelNotFoundError, OutputError, UnsupportedModelError, WeightsError
 from attnmech.model.structure.families import ARCHITECTURES
 
 HEADS, KV_HEADS, D_HEAD = 4, 2, 16
@@ -185,7 +186,7 @@ def test_a_file_without_a_vocabulary_takes_ids(tmp_path: Path) -> None:
     hooked = am.load(file)
     assert hooked.tokenizer is None
     assert torch.allclose(logits(hooked), logits(llama()), atol=1e-5)
-    assert "loaded without a tokenizer" in message_of(lambda: hooked.run("the key"), am.InputError)
+    assert "loaded without a tokenizer" in message_of(lambda: hooked.run("the key"), InputError)
     assert am.load(file, tokenizer=models.tokenizer()).encode("the keys").ids.tolist() == [[3, 4]]
 
 
@@ -278,7 +279,7 @@ def test_an_interrupted_copy_leaves_nothing(file: Path, copies: Path, monkeypatc
 
 def test_a_cache_that_cannot_be_written(file: Path, monkeypatch: pytest.MonkeyPatch, copies: Path) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(file))
-    said = message_of(lambda: am.load(file), am.OutputError)
+    said = message_of(lambda: am.load(file), OutputError)
     assert "cannot write the dequantised weights" in said and "XDG_CACHE_HOME" in said
     monkeypatch.setenv("XDG_CACHE_HOME", str(copies.parent.parent))
 
@@ -286,7 +287,7 @@ def test_a_cache_that_cannot_be_written(file: Path, monkeypatch: pytest.MonkeyPa
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(PreTrainedModel, "save_pretrained", full)
-    assert "No space left on device" in message_of(lambda: am.load(file), am.OutputError)
+    assert "No space left on device" in message_of(lambda: am.load(file), OutputError)
     assert made(copies) == []
 
 
@@ -295,12 +296,12 @@ def test_a_cache_that_cannot_be_written(file: Path, monkeypatch: pytest.MonkeyPa
 
 def test_a_missing_file(tmp_path: Path) -> None:
     for path in (tmp_path / "none.gguf", str(tmp_path / "none.gguf"), "none.gguf", "someone/none.gguf"):
-        assert message_of(lambda path=path: am.load(path), am.ModelNotFoundError) == f"there is no file {path}."
+        assert message_of(lambda path=path: am.load(path), ModelNotFoundError) == f"there is no file {path}."
 
 
 def test_without_the_package(file: Path, copies: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "gguf", None)
-    said = message_of(lambda: am.load(file), am.InputError)
+    said = message_of(lambda: am.load(file), InputError)
     assert said == f"to read {file}: pip install 'attnmech[gguf]'."
     assert made(copies) == []
 
@@ -309,7 +310,7 @@ def test_without_the_package(file: Path, copies: Path, monkeypatch: pytest.Monke
 def test_a_file_that_is_cut_off(file: Path, copies: Path, left: int) -> None:
     whole = file.read_bytes()
     file.write_bytes(whole[:left])
-    said = message_of(lambda: am.load(file), am.WeightsError)
+    said = message_of(lambda: am.load(file), WeightsError)
     assert str(file) in said and "damaged or incomplete" in said
     assert made(copies) == []
 
@@ -324,7 +325,7 @@ def patched(file: Path, key: str, number: int, *, after: int = 4, size: int = 4)
 
 
 def test_a_header_that_asks_for_a_million_layers(file: Path, copies: Path) -> None:
-    said = message_of(lambda: am.load(patched(file, "llama.block_count", 10**6)), am.WeightsError)
+    said = message_of(lambda: am.load(patched(file, "llama.block_count", 10**6)), WeightsError)
     assert said == (
         f"{file}: its config asks for 1000000 layers, but its weights hold 2; the two do not belong together."
     )
@@ -332,7 +333,7 @@ def test_a_header_that_asks_for_a_million_layers(file: Path, copies: Path) -> No
 
 
 def test_a_header_that_asks_for_far_larger_weights(file: Path, copies: Path) -> None:
-    said = message_of(lambda: am.load(patched(file, "llama.feed_forward_length", 10**8)), am.WeightsError)
+    said = message_of(lambda: am.load(patched(file, "llama.feed_forward_length", 10**8)), WeightsError)
     assert "its config asks for 38,4" in said and "do not belong together" in said
     assert made(copies) == []
 
@@ -353,7 +354,7 @@ def test_a_rotary_model_may_name_any_number_of_positions(file: Path) -> None:
 def test_a_header_that_promises_more_than_the_file_holds(
     file: Path, copies: Path, key: str, after: int, says: str
 ) -> None:
-    said = message_of(lambda: am.load(patched(file, key, 10**8, after=after, size=8)), am.WeightsError)
+    said = message_of(lambda: am.load(patched(file, key, 10**8, after=after, size=8)), WeightsError)
     assert said.startswith(f"{file} cannot be read as GGUF (its header says that {says}") and "damaged" in said
     assert made(copies) == []
 
@@ -368,7 +369,7 @@ def test_an_array_far_longer_than_any_vocabulary(tmp_path: Path, copies: Path) -
     file = patched(tmp_path / "long.gguf", "llama.more", 10**8, after=8, size=8)
     with file.open("r+b") as data:
         data.truncate(5 * 10**8)
-    said = message_of(lambda: am.load(file), am.WeightsError)
+    said = message_of(lambda: am.load(file), WeightsError)
     assert "its header has arrays of 100,000,000 values; at most 16,777,216 are read" in said
     assert made(copies) == []
 
@@ -376,14 +377,14 @@ def test_an_array_far_longer_than_any_vocabulary(tmp_path: Path, copies: Path) -
 def test_a_file_of_something_else(tmp_path: Path, copies: Path) -> None:
     file = tmp_path / "page.gguf"
     file.write_text("<!DOCTYPE html>" * 100, encoding="utf-8")
-    assert "cannot be read as GGUF" in message_of(lambda: am.load(file), am.WeightsError)
+    assert "cannot be read as GGUF" in message_of(lambda: am.load(file), WeightsError)
     assert made(copies) == []
 
 
 @pytest.mark.parametrize("architecture", ["clip", "rwkv7", "t5"])
 def test_an_architecture_that_is_not_read(tmp_path: Path, copies: Path, architecture: str) -> None:
     file = write(tmp_path / "other.gguf", tensors(llama()), architecture=architecture)
-    said = message_of(lambda: am.load(file), am.UnsupportedModelError)
+    said = message_of(lambda: am.load(file), UnsupportedModelError)
     assert "does not read from GGUF" in said and "Load the original weights" in said
     assert architecture in said.lower()
     assert made(copies) == []
@@ -391,17 +392,17 @@ def test_an_architecture_that_is_not_read(tmp_path: Path, copies: Path, architec
 
 def test_a_model_that_attnmech_refuses_is_not_kept(file: Path, copies: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(config: object) -> None:
-        raise am.UnsupportedModelError("LlamaForCausalLM is refused.")
+        raise UnsupportedModelError("LlamaForCausalLM is refused.")
 
     monkeypatch.setitem(ARCHITECTURES, "llama", refuse)
-    assert "LlamaForCausalLM" in message_of(lambda: am.load(file), am.UnsupportedModelError)
+    assert "LlamaForCausalLM" in message_of(lambda: am.load(file), UnsupportedModelError)
     assert made(copies) == []
 
 
 def test_a_weight_that_is_missing(tmp_path: Path, copies: Path) -> None:
     held = tensors(llama())
     del held["blk.1.attn_k.weight"]
-    said = message_of(lambda: am.load(write(tmp_path / "tiny.gguf", held)), am.WeightsError)
+    said = message_of(lambda: am.load(write(tmp_path / "tiny.gguf", held)), WeightsError)
     assert "lacks 1 of the weights of LlamaForCausalLM, including model.layers.1.self_attn.k_proj.weight" in said
     assert made(copies) == []
 
@@ -409,7 +410,7 @@ def test_a_weight_that_is_missing(tmp_path: Path, copies: Path) -> None:
 @pytest.mark.parametrize("name", ["rope_freqs.weight", "blk.0.attn_q.bias"])
 def test_a_weight_that_transformers_leaves_out(tmp_path: Path, copies: Path, name: str) -> None:
     held = {**tensors(llama()), name: np.ones(8, dtype=np.float32)}
-    said = message_of(lambda: am.load(write(tmp_path / "tiny.gguf", held)), am.WeightsError)
+    said = message_of(lambda: am.load(write(tmp_path / "tiny.gguf", held)), WeightsError)
     count = sum(weight.size for weight in held.values())
     assert f"holds {count:,} numbers, of which transformers" in said and f"puts {count - 8:,} into" in said
     assert made(copies) == []

@@ -19,6 +19,7 @@ from torch import nn
 from torch.nn.modules.module import register_module_forward_pre_hook
 
 import attnmech as am
+from attnmech.errors import InputError, ModelNotFoundError, UnsupportedModelError, WeightsError
 
 
 def message_of(call: Any, error: type[Exception]) -> str:
@@ -103,17 +104,17 @@ def test_unknown_names_fail_in_one_line_without_a_network(monkeypatch: pytest.Mo
 
     monkeypatch.setattr(socket.socket, "connect", connect)
     for name in ("no-such-model-at-all", "someone/no-such-model", "a b c", "x" * 200, "someone/with spaces/and"):
-        assert name in message_of(lambda name=name: am.load(name), am.ModelNotFoundError)
-    assert "HF_HUB_OFFLINE" in message_of(lambda: am.load("someone/no-such-model"), am.ModelNotFoundError)
+        assert name in message_of(lambda name=name: am.load(name), ModelNotFoundError)
+    assert "HF_HUB_OFFLINE" in message_of(lambda: am.load("someone/no-such-model"), ModelNotFoundError)
     for path in ("/no/such/folder", "./none", Path("none")):
-        assert "there is no folder" in message_of(lambda path=path: am.load(path), am.ModelNotFoundError)
+        assert "there is no folder" in message_of(lambda path=path: am.load(path), ModelNotFoundError)
     message_of(lambda: am.load(""), am.AttnmechError)
 
 
 def test_a_folder_that_holds_no_model(tmp_path: Path) -> None:
-    assert "has no config.json" in message_of(lambda: am.load(tmp_path), am.ModelNotFoundError)
+    assert "has no config.json" in message_of(lambda: am.load(tmp_path), ModelNotFoundError)
     models.fresh("gpt2").config.save_pretrained(tmp_path)
-    said = message_of(lambda: am.load(tmp_path), am.ModelNotFoundError)
+    said = message_of(lambda: am.load(tmp_path), ModelNotFoundError)
     assert "has no weights: expected model.safetensors." in said
 
 
@@ -121,7 +122,7 @@ def test_pickled_weights_are_not_read(tmp_path: Path) -> None:
     model = models.fresh("gpt2")
     model.config.save_pretrained(tmp_path)
     torch.save(model.state_dict(), tmp_path / "pytorch_model.bin")
-    said = message_of(lambda: am.load(tmp_path), am.ModelNotFoundError)
+    said = message_of(lambda: am.load(tmp_path), ModelNotFoundError)
     assert "has no weights" in said
     assert "they may run code" in said
 
@@ -131,7 +132,7 @@ def test_a_checkpoint_that_lacks_weights_is_refused(tmp_path: Path) -> None:
     weights = load_file(tmp_path / "model.safetensors")
     del weights["transformer.h.1.attn.c_attn.bias"], weights["transformer.h.1.ln_2.weight"]
     save_file(weights, tmp_path / "model.safetensors", metadata={"format": "pt"})
-    said = message_of(lambda: am.load(tmp_path), am.WeightsError)
+    said = message_of(lambda: am.load(tmp_path), WeightsError)
     assert "lacks 2 of the weights of GPT2LMHeadModel, including transformer.h.1.attn.c_attn.bias" in said
 
 
@@ -139,7 +140,7 @@ def test_a_checkpoint_of_the_wrong_shape_is_refused(tmp_path: Path) -> None:
     models.fresh("gpt2").save_pretrained(tmp_path)
     config = json.loads((tmp_path / "config.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps(config | {"n_embd": 30}))
-    message_of(lambda: am.load(tmp_path), am.WeightsError)
+    message_of(lambda: am.load(tmp_path), WeightsError)
 
 
 @pytest.mark.parametrize("content", [b"", b"\x00" * 64, b"{}", b"not safetensors at all, by far"], ids=range(4))
@@ -169,34 +170,34 @@ def test_a_spoiled_tokenizer_is_refused(tmp_path: Path) -> None:
 
 
 def test_modules_without_attention() -> None:
-    said = message_of(lambda: am.load(nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 3))), am.UnsupportedModelError)
+    said = message_of(lambda: am.load(nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 3))), UnsupportedModelError)
     assert "got Sequential, a mod" in said
     assert "without attention" in said
     with_attention = nn.ModuleList([nn.MultiheadAttention(8, 2)])
-    assert "got ModuleList" in message_of(lambda: am.load(with_attention), am.UnsupportedModelError)
+    assert "got ModuleList" in message_of(lambda: am.load(with_attention), UnsupportedModelError)
     config = transformers.MambaConfig(
         vocab_size=31, hidden_size=8, num_hidden_layers=1, state_size=4, bos_token_id=0, eos_token_id=0, pad_token_id=0
     )
-    said = message_of(lambda: am.load(transformers.MambaForCausalLM(config)), am.UnsupportedModelError)
+    said = message_of(lambda: am.load(transformers.MambaForCausalLM(config)), UnsupportedModelError)
     assert "MambaForCausalLM (model_type 'mamba') is not supported: a model without attention" in said
 
 
 def test_structures_that_cannot_be_read(tmp_path: Path) -> None:
     model = tiny.model_of("neomme")
     reason = "reads neither z nor z times a gate that was found (a norm of z?)"
-    assert reason in message_of(lambda: am.load(model), am.UnsupportedModelError)
+    assert reason in message_of(lambda: am.load(model), UnsupportedModelError)
     model.save_pretrained(tmp_path)
-    assert reason in message_of(lambda: am.load(tmp_path), am.UnsupportedModelError)
+    assert reason in message_of(lambda: am.load(tmp_path), UnsupportedModelError)
 
 
 def test_options_that_change_what_is_computed_are_refused() -> None:
     bloom = models.fresh("bloom")
     bloom.config.apply_residual_connection_post_layernorm = True
-    said = message_of(lambda: am.load(bloom), am.UnsupportedModelError)
+    said = message_of(lambda: am.load(bloom), UnsupportedModelError)
     assert "apply_residual_connection_post_layernorm=True" in said
     config = models.fresh("bert").config
     config.is_decoder = config.add_cross_attention = True
-    said = message_of(lambda: am.load(transformers.BertLMHeadModel(config)), am.UnsupportedModelError)
+    said = message_of(lambda: am.load(transformers.BertLMHeadModel(config)), UnsupportedModelError)
     assert "add_cross_attention=True" in said
 
 
@@ -226,20 +227,20 @@ def test_weights_that_are_not_finite_are_named(value: float, tmp_path: Path) -> 
     model = models.fresh("gpt2")
     with torch.no_grad():
         model.transformer.h[2].ln_1.weight[3] = value
-    said = message_of(lambda: am.load(model), am.WeightsError)
+    said = message_of(lambda: am.load(model), WeightsError)
     assert "transformer.h.2.ln_1.weight holds NaN or infinity in 1 of 20 entries" in said
     model.save_pretrained(tmp_path)
-    assert "transformer.h.2.ln_1.weight" in message_of(lambda: am.load(tmp_path), am.WeightsError)
+    assert "transformer.h.2.ln_1.weight" in message_of(lambda: am.load(tmp_path), WeightsError)
 
 
 def test_weights_not_loaded_yet() -> None:
     with torch.device("meta"):
         model = models.gpt2()
-    assert "meta device" in message_of(lambda: am.load(model), am.WeightsError)
+    assert "meta device" in message_of(lambda: am.load(model), WeightsError)
 
 
 def test_a_model_without_layers() -> None:
-    message_of(lambda: am.load(models.randomised(models.bloom(layers=0))), am.UnsupportedModelError)
+    message_of(lambda: am.load(models.randomised(models.bloom(layers=0))), UnsupportedModelError)
 
 
 @pytest.mark.parametrize(
@@ -250,8 +251,8 @@ def test_another_precision_works_or_is_refused_in_a_line(name: str, dtype: torch
     before = {key: (value.data_ptr(), value.dtype, value.clone()) for key, value in model.state_dict().items()}
     try:
         hooked = am.load(model, dtype=dtype)
-    except am.WeightsError:
-        message_of(lambda: am.load(model, dtype=dtype), am.WeightsError)
+    except WeightsError:
+        message_of(lambda: am.load(model, dtype=dtype), WeightsError)
         return
     assert hooked.certificate.ok, repr(hooked.certificate)
     assert hooked.dtype == dtype
@@ -279,7 +280,7 @@ def test_dtype_and_device_by_name(tmp_path: Path) -> None:
     assert am.load(tmp_path, dtype="float64").dtype == torch.float64
     assert am.load(tmp_path).dtype == torch.float32
     for bad in ("nonsense", "int8", torch.int32, "Tensor", "nn"):
-        said = message_of(lambda bad=bad: am.load(model, dtype=bad), am.InputError)
+        said = message_of(lambda bad=bad: am.load(model, dtype=bad), InputError)
         assert "floating-point type" in said
     for device in ("nonsense", "cuda:99", "meta"):
         message_of(lambda device=device: am.load(model, device=device), am.AttnmechError)
@@ -296,7 +297,7 @@ def test_tied_weights_stay_tied_in_another_precision() -> None:
 def test_a_tokenizer_larger_than_the_vocabulary_is_refused() -> None:
     words = ("[PAD]", "[UNK]", "[BOS]", *(f"w{n}" for n in range(60)))
     large = models.tokenizer(words=words)
-    said = message_of(lambda: am.load(models.fresh("gpt2"), tokenizer=large), am.InputError)
+    said = message_of(lambda: am.load(models.fresh("gpt2"), tokenizer=large), InputError)
     assert said.startswith("the tokenizer has 63 tokens, but the model's embedding has 53 rows")
 
 
@@ -343,5 +344,5 @@ def test_a_model_shows_itself() -> None:
 
 def test_layers_out_of_range_carry_the_valid_range() -> None:
     hooked = models.hooked("bloom")
-    said = message_of(lambda: hooked.run(torch.tensor([[5]]), points=["q"], layers=[2]), am.InputError)
+    said = message_of(lambda: hooked.run(torch.tensor([[5]]), points=["q"], layers=[2]), InputError)
     assert said == "`layer` must be from 0 to 1 (this model has 2 layers); got 2."

@@ -15,6 +15,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 import attnmech as am
+from attnmech.errors import UnsupportedModelError, WeightsError
 from attnmech.model.files import stored
 from attnmech.model.files.quantised import require_unquantised
 from attnmech.model.files.stored import SHARDED, WHOLE
@@ -49,16 +50,16 @@ def test_missing_and_damaged_shards_are_named(tmp_path: Path) -> None:
     whole = first.read_bytes()
     for cut in (len(whole) - 9, 30, 4, 0):
         first.write_bytes(whole[:cut])
-        with pytest.raises(am.WeightsError, match=first.name):
+        with pytest.raises(WeightsError, match=first.name):
             am.load(tmp_path)
     first.write_bytes(whole[:-9])
-    with pytest.raises(am.WeightsError, match=r"incomplete metadata.* It is cut short: copy it again"):
+    with pytest.raises(WeightsError, match=r"incomplete metadata.* It is cut short: copy it again"):
         am.load(tmp_path)
     first.unlink()
-    with pytest.raises(am.WeightsError, match=f"1 of the {len(files)} files .* missing, including {first.name}"):
+    with pytest.raises(WeightsError, match=f"1 of the {len(files)} files .* missing, including {first.name}"):
         am.load(tmp_path)
     first.write_bytes(second.read_bytes())
-    with pytest.raises(am.WeightsError, match=f"is in {first.name}, which does not hold it"):
+    with pytest.raises(WeightsError, match=f"is in {first.name}, which does not hold it"):
         am.load(tmp_path)
 
 
@@ -71,10 +72,10 @@ def test_an_index_that_is_wrong_is_refused(tmp_path: Path) -> None:
         (index["weight_map"] | {"lm_head.weight": "../elsewhere.safetensors"}, "no file of the folder"),
     ):  # fmt: skip
         (tmp_path / SHARDED).write_text(json.dumps(index | {"weight_map": places}))
-        with pytest.raises(am.WeightsError, match=said):
+        with pytest.raises(WeightsError, match=said):
             am.load(tmp_path)
     (tmp_path / SHARDED).write_text(json.dumps({"weight_map": ["model"]}))
-    with pytest.raises(am.WeightsError, match=rf"its {SHARDED} cannot be read"):
+    with pytest.raises(WeightsError, match=rf"its {SHARDED} cannot be read"):
         am.load(tmp_path)
 
 
@@ -121,16 +122,14 @@ def test_quantised_models_are_refused_by_name(kind: str, tmp_path: Path) -> None
     given, said = QUANTISED[kind]
     source = models.fresh("llama")
     source.config.quantization_config = given
-    with pytest.raises(am.UnsupportedModelError, match=f"LlamaForCausalLM is quantised by {said}: .* Load the unquant"):
+    with pytest.raises(UnsupportedModelError, match=f"LlamaForCausalLM is quantised by {said}: .* Load the unquant"):
         am.load(source)
     source = models.fresh("llama")
     source.save_pretrained(tmp_path)
     config = json.loads((tmp_path / "config.json").read_text())
     about = given if isinstance(given, dict) else given.to_dict()
     (tmp_path / "config.json").write_text(json.dumps(config | {"quantization_config": about}, default=str))
-    with pytest.raises(
-        am.UnsupportedModelError, match=f"the model in folder .* is quantised by {said}: .* a GGUF file"
-    ):
+    with pytest.raises(UnsupportedModelError, match=f"the model in folder .* is quantised by {said}: .* a GGUF file"):
         am.load(tmp_path)
 
 
@@ -163,7 +162,7 @@ def test_a_model_with_parts_on_disk_is_refused_with_what_to_do(tmp_path: Path) -
         tmp_path, device_map={**places, "model.layers.1": "disk"}, offload_folder=tmp_path / "away"
     )
     with pytest.raises(
-        am.WeightsError,
+        WeightsError,
         match=r"keeps 1 of its 6 parts away .* \('model\.layers\.1' on 'disk'\).* device_map=\{\"\": \"cpu\"\}",
     ):
         am.load(source)
@@ -196,14 +195,14 @@ def test_a_config_that_asks_for_a_hundred_million_positions(name: str, count: st
     folder = edited(tmp_path, name, **{count: 10**8})
     expected = r"asks for 100,000,000 positions \(\w+\), for which a \w+ has [\d,]+ numbers, but its weights hold"
     began = time.perf_counter()
-    with pytest.raises(am.WeightsError, match=expected):
+    with pytest.raises(WeightsError, match=expected):
         am.load(folder)
     assert time.perf_counter() - began < 20
 
 
 @pytest.mark.parametrize("name", ["gpt2", "bert"])
 def test_a_config_that_asks_for_a_hundred_million_labels(name: str, tmp_path: Path) -> None:
-    with pytest.raises(am.WeightsError, match=r"asks for 100,000,000 labels, but no tensor of its weights has more"):
+    with pytest.raises(WeightsError, match=r"asks for 100,000,000 labels, but no tensor of its weights has more"):
         am.load(edited(tmp_path, name, num_labels=10**8))
 
 

@@ -13,6 +13,7 @@ from transformer_lens.model_bridge import TransformerBridge
 from transformer_lens.model_bridge.sources._bridge_builder import build_bridge_from_module
 
 import attnmech as am
+from attnmech.errors import InputError, UnsupportedModelError, WeightsError
 
 FAMILIES = ["gpt2", "bloom", "llama_bias", "bert", "gpt_neox", "gemma2", "t5", "opt", "mpt3", "falcon_multi_query"]
 FUSED = ["gpt2", "bloom", "gpt_neox"]
@@ -121,7 +122,7 @@ def test_a_bridge_that_computes_something_else_is_refused() -> None:
     bridge = bridge_of("llama_bias")
     layer = bridge.blocks[1].attn.o.original_component
     layer.forward = lambda x: 2 * nn.functional.linear(x, layer.weight, layer.bias)
-    with pytest.raises(am.WeightsError, match=r"does not compute what LlamaForCausalLM .* Load the transformers model"):
+    with pytest.raises(WeightsError, match=r"does not compute what LlamaForCausalLM .* Load the transformers model"):
         am.load(bridge)
 
 
@@ -171,13 +172,13 @@ def test_a_bridge_in_another_precision_is_copied() -> None:
 @pytest.mark.usefixtures("unchecked")
 def test_other_things_of_transformer_lens_are_refused() -> None:
     bridge = bridge_of("gpt2")
-    with pytest.raises(am.UnsupportedModelError, match=r"got \w*BlockBridge, a part of .* am.load\(bridge\)"):
+    with pytest.raises(UnsupportedModelError, match=r"got \w*BlockBridge, a part of .* am.load\(bridge\)"):
         am.load(bridge.blocks[0])
-    with pytest.raises(am.InputError, match="a TransformerBridge, or left out; got TransformerBridgeConfig"):
+    with pytest.raises(InputError, match="a TransformerBridge, or left out; got TransformerBridgeConfig"):
         am.load(bridge.cfg)
     native = copy.copy(bridge)
     native.original_model = nn.Linear(2, 3)
-    with pytest.raises(am.UnsupportedModelError, match="must hold a transformers model; it holds Linear"):
+    with pytest.raises(UnsupportedModelError, match="must hold a transformers model; it holds Linear"):
         am.load(native)
-    with pytest.raises(am.InputError, match=r"what am\.load returns"):
+    with pytest.raises(InputError, match=r"what am\.load returns"):
         am.attention_focus(bridge, "the keys")

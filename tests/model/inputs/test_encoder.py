@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 import attnmech as am
+from attnmech.errors import InputError
 
 TEXT = "the keys to the cabinet are here"
 
@@ -23,7 +24,7 @@ def words() -> am.HookedModel:
     return speaking()
 
 
-def message_of(call: Any, error: type[Exception] = am.InputError) -> str:
+def message_of(call: Any, error: type[Exception] = InputError) -> str:
     with pytest.raises(error) as caught:
         call()
     said = str(caught.value)
@@ -282,7 +283,7 @@ def test_mappings_that_cannot_be() -> None:
         try:
             hooked.run(given)
             wrong.append(f"{given}: taken")
-        except am.InputError as error:
+        except InputError as error:
             if message not in str(error) or "\n" in str(error):
                 wrong.append(f"{given}: {error}")
         except Exception as error:
@@ -300,7 +301,7 @@ def test_token_types_out_of_range_of_bert() -> None:
 def test_inputs_that_the_architecture_does_not_take() -> None:
     ids = torch.tensor([[5, 7, 9]])
     given = {"input_ids": ids, "position_ids": torch.arange(3)[None]}
-    with pytest.raises(am.InputError):
+    with pytest.raises(InputError):
         models.hooked("bloom").run(given)
 
 

@@ -13,6 +13,7 @@ from models import randomised
 from scipy.io import wavfile  # type: ignore[import-untyped]
 
 import attnmech as am
+from attnmech.errors import InputError
 from attnmech.model.inputs.sounds import SoundEncoder
 from attnmech.model.inputs.spectrograms import spectrogram_of
 
@@ -64,11 +65,11 @@ def test_bad_pictures_say_what_was_expected(tmp_path: Path) -> None:
         ([], "list of inputs is empty"),
     ]
     for given, message in bad:
-        with pytest.raises(am.InputError, match=message):
+        with pytest.raises(InputError, match=message):
             model.run(given)
-    with pytest.raises(am.InputError, match=r"without its processor.*attnmech\[images\]"):
+    with pytest.raises(InputError, match=r"without its processor.*attnmech\[images\]"):
         am.load(vit()).run(picture())
-    with pytest.raises(am.InputError, match=r"must be a transformers processor that makes pixel_values"):
+    with pytest.raises(InputError, match=r"must be a transformers processor that makes pixel_values"):
         am.load(vit(), processor=sound_processor())
 
 
@@ -104,9 +105,9 @@ def test_bad_recordings_say_what_was_expected() -> None:
         (torch.zeros(2, 3, 5), r"\[batch, samples\]; got \(2, 3, 5\)"),
     ]  # fmt: skip
     for given, message in bad:
-        with pytest.raises(am.InputError, match=message):
+        with pytest.raises(InputError, match=message):
             model.run(given)
-    with pytest.raises(am.InputError, match="without its processor"):
+    with pytest.raises(InputError, match="without its processor"):
         am.load(senses.plain("wav2vec2")).run((16_000, samples(150)))
 
 

@@ -10,6 +10,7 @@ from own import D, noise, randomised
 from torch import Tensor, nn
 
 import attnmech as am
+from attnmech.errors import CertificateError, UnsupportedModelError
 from attnmech.model.files.load import UnprovenWarning
 
 X = noise(3, 9, 5)
@@ -70,7 +71,7 @@ class Net(nn.Module):
 
 
 NAMED: dict[str, Any] = {
-    "name": "mine", "blocks": "layers", "attention": "attention", "qkv": am.Separate("q", "k", "v"),
+    "name": "mine", "blocks": "layers", "attention": "attention", "qkv": am.architecture.Separate("q", "k", "v"),
     "out": "attention.o", "attn_norm": "n1", "mid_norm": "n2", "mlp_out": "mlp", "n_heads": 4,
 }  # fmt: skip
 
@@ -80,7 +81,7 @@ CASES: dict[str, tuple[Callable[[], nn.Module], Any, dict[str, Any]]] = {
     "two heads of keys": (lambda: Product(kv_heads=2), X, {}),
     "with a mask": (Product, {"x": X, "mask": SHOWN}, {}),
     "with numbers added": (Product, {"x": X, "mask": noise(9, 9)}, {}),
-    "a product, named": (Product, X, {"qkv": am.Fused("qkv", "qkv head d_head")}),
+    "a product, named": (Product, X, {"qkv": am.architecture.Fused("qkv", "qkv head d_head")}),
     "written out": (WrittenOut, X, NAMED),
     "written out, with a mask": (WrittenOut, {"x": X, "mask": SHOWN.float()}, {**NAMED, "mask": "mask"}),
 }
@@ -129,17 +130,17 @@ def test_edits_reach_the_output(name: str) -> None:
 
 
 def test_what_no_description_can_be_true_of() -> None:
-    with pytest.raises(am.UnsupportedModelError, match=r"holds no nn\.MultiheadAttention, and makes no call of"):
+    with pytest.raises(UnsupportedModelError, match=r"holds no nn\.MultiheadAttention, and makes no call of"):
         am.load(Net(WrittenOut).eval(), example=X)
-    for wrong in ({"qkv": am.Separate("k", "q", "v")}, {"n_heads": 6}):
-        with pytest.raises(am.UnsupportedModelError, match="softmax attention returns something else"):
+    for wrong in ({"qkv": am.architecture.Separate("k", "q", "v")}, {"n_heads": 6}):
+        with pytest.raises(UnsupportedModelError, match="softmax attention returns something else"):
             am.load(randomised(Net(WrittenOut)), example=X, architecture=am.Architecture(**{**NAMED, **wrong}))
-    with pytest.raises(am.UnsupportedModelError, match=re.escape("names a module 'attn', which block 0 of 'layers'")):
+    with pytest.raises(UnsupportedModelError, match=re.escape("names a module 'attn', which block 0 of 'layers'")):
         am.load(Net(Product).eval(), example=X, architecture=am.Architecture(**{**NAMED, "attention": "attn"}))
-    other = am.Architecture(**{**NAMED, "qkv": am.Fused("qkv", "head qkv d_head")})
+    other = am.Architecture(**{**NAMED, "qkv": am.architecture.Fused("qkv", "head qkv d_head")})
     with pytest.warns(UnprovenWarning, match="NOT certified"):
         model = am.load(randomised(Net(Product)), example=X, architecture=other)
-    with pytest.raises(am.CertificateError, match="point 'q' is refused"):
+    with pytest.raises(CertificateError, match="point 'q' is refused"):
         model.run(X, points=["q"])
 
 
@@ -150,5 +151,5 @@ def test_two_products_in_one_module_are_refused() -> None:
             z = nn.functional.scaled_dot_product_attention(z, z, z)
             return super().forward(z.transpose(1, 2).flatten(2))
 
-    with pytest.raises(am.UnsupportedModelError, match="calls scaled_dot_product_attention more than once"):
+    with pytest.raises(UnsupportedModelError, match="calls scaled_dot_product_attention more than once"):
         am.load(randomised(Net(Two)), example=X)

@@ -27,6 +27,7 @@ from own import (
 from torch import Tensor, nn
 
 import attnmech as am
+from attnmech.errors import CertificateError, InputError, UnsupportedModelError
 from attnmech.model.files.load import UnprovenWarning
 
 PADDING = torch.arange(LENGTH) >= torch.tensor([[LENGTH], [LENGTH - 3], [LENGTH - 1]])
@@ -283,9 +284,7 @@ def test_each_use_of_a_layer_is_a_layer() -> None:
     weights = module.layer.self_attn(once, once, once, average_attn_weights=False)[1]
     torch.testing.assert_close(ran["pattern", 1], weights, atol=1e-6, rtol=0)
     model.base.module.times = 2
-    with pytest.raises(
-        am.UnsupportedModelError, match="'layer' was called 3 times in `example`, each a layer, and now 2"
-    ):
+    with pytest.raises(UnsupportedModelError, match="'layer' was called 3 times in `example`, each a layer, and now 2"):
         model.run(X)
 
 
@@ -307,7 +306,7 @@ def test_labels_name_positions_and_further_keys_come_after_them() -> None:
     assert batch.keys().tokens[0] == (*names, "bias_kv", "zero")
     assert batch.keys().begins.tolist() == [0, 0, 0]
     assert torch.equal(batch.mask, ~PADDING)
-    with pytest.raises(am.InputError, match="`labels` must name every position of the source: 9 of them; got 2"):
+    with pytest.raises(InputError, match="`labels` must name every position of the source: 9 of them; got 2"):
         am.load(randomised(WithFurtherKeys()), example=given, labels=["a", "b"])
     grid = am.PatchGrid(1, (6, 8), (2, 2))
     model = am.load(randomised(Classifier()), example=MODULES["images"][1], labels=grid)
@@ -351,24 +350,24 @@ class Folding(nn.Module):
     ],
 )  # fmt: skip
 def test_what_is_refused(make: Callable[[], nn.Module], example: Any, message: str) -> None:
-    with pytest.raises((am.InputError, am.UnsupportedModelError), match=re.escape(message)):
+    with pytest.raises((InputError, UnsupportedModelError), match=re.escape(message)):
         am.load(make().eval(), example=example)
 
 
 def test_inputs_must_be_those_of_the_example() -> None:
     images = MODULES["images"][1]
     model = am.load(randomised(Classifier()), example=images)
-    with pytest.raises(am.InputError, match="takes tensors, as in its example; got 'a text'"):
+    with pytest.raises(InputError, match="takes tensors, as in its example; got 'a text'"):
         model.run("a text")
-    with pytest.raises(am.InputError, match="the module does not run on these inputs: RuntimeError"):
+    with pytest.raises(InputError, match="the module does not run on these inputs: RuntimeError"):
         model.run(noise(5, 2, 6, 8))
-    with pytest.raises(am.InputError, match=re.escape("this module is called with argument 0; got 'images'")):
+    with pytest.raises(InputError, match=re.escape("this module is called with argument 0; got 'images'")):
         model.run({"images": images})
-    with pytest.raises(am.InputError, match="TransformerLens has no bridge for Classifier"):
+    with pytest.raises(InputError, match="TransformerLens has no bridge for Classifier"):
         _ = model.bridge
-    with pytest.raises(am.InputError, match="needs the tokens of a language model, and this model has none"):
+    with pytest.raises(InputError, match="needs the tokens of a language model, and this model has none"):
         am.residual_drift(model, images)
-    with pytest.raises(am.UnsupportedModelError, match="needs an example of what it is called with"):
+    with pytest.raises(UnsupportedModelError, match="needs an example of what it is called with"):
         am.load(layer())
 
 
@@ -389,5 +388,5 @@ def test_a_wrong_reading_is_refused() -> None:
 
     with pytest.warns(UnprovenWarning, match="NOT certified"):
         model = am.load(randomised(Scaled()), example=X)
-    with pytest.raises(am.CertificateError, match="output of the module itself does not hold"):
+    with pytest.raises(CertificateError, match="output of the module itself does not hold"):
         model.run(X, points=["pattern"])

@@ -21,6 +21,7 @@ from transformers.models.gpt2 import modeling_gpt2
 from transformers.models.llama import modeling_llama
 
 import attnmech as am
+from attnmech.errors import CertificateError, ExactnessError, InputError, UnsupportedModelError
 from attnmech.maths.precision import least_rounding
 from attnmech.model.files.load import UnprovenWarning
 from attnmech.model.proof.probe import excess_of, with_least
@@ -745,7 +746,7 @@ FAULTS: dict[str, tuple[Broken, set[str], set[str]]] = {
 }  # fmt: skip
 
 
-def failed(certificate: am.Certificate) -> set[str]:
+def failed(certificate: am.results.Certificate) -> set[str]:
     return {check.name for check in certificate.failed}
 
 
@@ -754,7 +755,7 @@ def test_values_scaled_beyond_the_probe_are_found_by_the_pass_that_reaches_them(
     hooked = am.load(llama_attention(on_v=lambda self, v: from_place(v, 130, 1.01, axis=2))())
     ids = torch.randint(0, 47, (2, 140), generator=torch.Generator().manual_seed(4))
     assert hooked.certificate.ok and hooked.run(ids[:, :130]).unchecked == ()
-    with pytest.raises(am.ExactnessError, match=r"layer 1, token 130 .*of text 0: z = pattern v"):
+    with pytest.raises(ExactnessError, match=r"layer 1, token 130 .*of text 0: z = pattern v"):
         hooked.run(ids)
 
 
@@ -773,9 +774,9 @@ def test_a_broken_model_is_caught(fault: str) -> None:
     assert "NOT certified" in messages[0]
     assert "\n" not in messages[0]
     for point in refused:
-        with pytest.raises(am.CertificateError, match=f"point '{point}' is refused on this model: "):
+        with pytest.raises(CertificateError, match=f"point '{point}' is refused on this model: "):
             hooked.run(torch.tensor([[5, 7]]), points=[point])
-        with pytest.raises(am.CertificateError), hooked.hooks({point: lambda x: x}):
+        with pytest.raises(CertificateError), hooked.hooks({point: lambda x: x}):
             pass
 
 
@@ -936,7 +937,7 @@ def test_a_new_certificate_takes_the_place_of_the_old_one() -> None:
     assert hooked.certificate.ok
     assert am.certify(hooked) is hooked.certificate
     assert not hooked.certificate.ok
-    with pytest.raises(am.CertificateError):
+    with pytest.raises(CertificateError):
         hooked.run(models.token_ids("gpt2"), points=["pattern"])
 
 
@@ -950,7 +951,7 @@ def test_a_certificate_under_hooks_is_not_kept() -> None:
 
 def test_two_certificates_have_no_difference() -> None:
     one = models.hooked("gpt2").certificate
-    with pytest.raises(am.InputError, match="compare their checks"):
+    with pytest.raises(InputError, match="compare their checks"):
         one - one
 
 
@@ -1002,7 +1003,7 @@ def test_gpt_neo_sees_what_its_own_mask_shows(window: int) -> None:
 def test_gpt_neo_with_a_mask_of_another_shape_is_refused() -> None:
     model = wide_gpt_neo(256)
     model.transformer.h[1].attn.attention.bias[0, 0, 100, 3] = False
-    with pytest.raises(am.UnsupportedModelError, match=r"mask of the last 256 tokens.*`attention.bias`"):
+    with pytest.raises(UnsupportedModelError, match=r"mask of the last 256 tokens.*`attention.bias`"):
         am.load(model)
 
 

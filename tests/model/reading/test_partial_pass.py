@@ -9,8 +9,8 @@ import torch
 from by_hand import plan_of
 from torch import Tensor, nn
 
-import attnmech as am
 from attnmech.batch import Batch
+from attnmech.errors import InputError, UnsupportedModelError
 from attnmech.interventions import Intervention
 from attnmech.model.parts.modules import submodule
 from attnmech.model.reading.partial_pass import Blocks
@@ -169,7 +169,7 @@ def test_observers_see_the_layers_that_run() -> None:
     observers: list[Callable[..., None]] = [lambda block: seen.append((block.layer, block.index))]
     blocks.run(batch, start=1, stream=stream, rows=observers, layers=[("", 2)])
     assert seen == [(2, 0)]
-    with pytest.raises(am.UnsupportedModelError, match="point 'z' of layer 0 was never reached"):
+    with pytest.raises(UnsupportedModelError, match="point 'z' of layer 0 was never reached"):
         blocks.run(batch, start=1, stream=stream, captures=[("z", 0)])
 
 
@@ -200,5 +200,5 @@ def test_blocks_are_put_back(name: str, error: type[BaseException]) -> None:
 
 @pytest.mark.parametrize("name", ["t5", "mt5", "t5_encoder_alone", "bart"])
 def test_models_whose_blocks_hand_on_more_than_the_stream_are_refused(name: str) -> None:
-    with pytest.raises(am.InputError, match="cannot begin in the middle: its blocks need more than the stream"):
+    with pytest.raises(InputError, match="cannot begin in the middle: its blocks need more than the stream"):
         Blocks(models.hooked(name))

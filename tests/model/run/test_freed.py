@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 import attnmech as am
+from attnmech.errors import WeightsError
 
 NAMES = [
     "gpt2", "bloom", "llama", "bert", "falcon_multi_query", "deberta", "t5", "vit", "jamba", "longformer", "led",
@@ -86,7 +87,7 @@ def test_failing_models_are_freed() -> None:
     with torch.no_grad():
         model.transformer.h[1].mlp.c_fc.weight[0, 0] = torch.nan
     weight = weakref.ref(model.transformer.h[1].mlp.c_fc.weight)
-    with contextlib.suppress(am.WeightsError):
+    with contextlib.suppress(WeightsError):
         am.load(model)
     del model
     assert weight() is None

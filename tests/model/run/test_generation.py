@@ -11,6 +11,7 @@ from by_hand import z_changed, zeroed
 from torch import Tensor
 
 import attnmech as am
+from attnmech.errors import InputError
 from attnmech.model.run.generation import Sampling
 
 
@@ -39,9 +40,9 @@ def test_every_point_is_the_same_with_and_without_the_continuation(demo: am.Hook
 
 
 def test_what_cannot_be_continued_is_refused(demo: am.HookedModel) -> None:
-    with pytest.raises(am.InputError, match="the same length"):
+    with pytest.raises(InputError, match="the same length"):
         demo.generate(["Anna sang.", "Anna lost her book."])
-    with pytest.raises(am.InputError, match="no head that continues"):
+    with pytest.raises(InputError, match="no head that continues"):
         models.hooked("bert").generate(torch.tensor([[5, 7]]))
 
 
@@ -172,11 +173,11 @@ def test_the_steps_of_a_decoder_are_one_pass_until_a_hook_changes_with_the_step(
 
 def test_what_cannot_be_joined() -> None:
     said = models.hooked("gpt2").generate(models.token_ids("gpt2"), 2, points=["z"])
-    with pytest.raises(am.InputError, match="joined at the pattern or the scores of what is written; got 'z'"):
+    with pytest.raises(InputError, match="joined at the pattern or the scores of what is written; got 'z'"):
         said.joined("z")
-    with pytest.raises(am.InputError, match=r"hold no 'pattern'; give generate points=\['pattern'\]"):
+    with pytest.raises(InputError, match=r"hold no 'pattern'; give generate points=\['pattern'\]"):
         said.joined()
-    with pytest.raises(am.InputError, match="no step captured anything"):
+    with pytest.raises(InputError, match="no step captured anything"):
         models.hooked("gpt2").generate(models.token_ids("gpt2"), 2).joined()
 
 
@@ -225,7 +226,7 @@ def test_passes_of_our_own_say_what_the_bridge_says(demo: am.HookedModel) -> Non
     ],
 )
 def test_bad_options(options: dict[str, Any], said: str) -> None:
-    with pytest.raises(am.InputError, match=said):
+    with pytest.raises(InputError, match=said):
         models.hooked("gpt2").generate(models.token_ids("gpt2"), **{"max_new_tokens": 3, "points": ["z"], **options})
 
 

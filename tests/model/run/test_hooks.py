@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 import attnmech as am
+from attnmech.errors import InputError
 from attnmech.points import POINTS
 
 F32, F64 = torch.float32, torch.float64
@@ -293,7 +294,7 @@ def test_what_a_hook_may_not_return() -> None:
         (lambda x: x.sum(), r"must keep the shape \(3, 7, 5, 4\); it returned \(\)"),
     ]
     for hook, message in bad:
-        with hooked.hooks({("q", 1): hook}), pytest.raises(am.InputError, match=message):
+        with hooked.hooks({("q", 1): hook}), pytest.raises(InputError, match=message):
             hooked.run(ids)
         assert torch.equal(hooked.run(ids).logits, clean)
 
@@ -302,12 +303,12 @@ def test_what_a_hook_may_not_return() -> None:
 def test_hooks_of_a_wrong_kind() -> None:
     hooked, ids = models.hooked("gpt2"), models.token_ids("gpt2")
     wrong: Any = lambda x: 0.0  # noqa: E731
-    with hooked.hooks({("q", 1): wrong}), pytest.raises(am.InputError, match="must return a tensor, or None"):
+    with hooked.hooks({("q", 1): wrong}), pytest.raises(InputError, match="must return a tensor, or None"):
         hooked.run(ids)
     nothing: Any = {"q": 3}
-    with pytest.raises(am.InputError, match="must be a function of the value; got 3"), hooked.hooks(nothing):
+    with pytest.raises(InputError, match="must be a function of the value; got 3"), hooked.hooks(nothing):
         pass
-    with pytest.raises(am.InputError, match="from 0 to 2"), hooked.hooks({("q", 3): lambda x: x}):
+    with pytest.raises(InputError, match="from 0 to 2"), hooked.hooks({("q", 3): lambda x: x}):
         pass
 
 
@@ -507,7 +508,7 @@ def test_gradients_against_finite_differences(name: str, frozen: bool) -> None:
 def test_gradients_of_a_measure_that_takes_the_batch() -> None:
     hooked, inputs = models.hooked("gpt2"), models.padded("gpt2")
 
-    def last(logits: Tensor, batch: am.Batch) -> Tensor:
+    def last(logits: Tensor, batch: am.reducers.Batch) -> Tensor:
         rows = torch.arange(len(logits))
         return logits[rows, batch.lengths - 1].sum(-1)
 
@@ -535,9 +536,9 @@ def test_a_gradient_of_nothing_is_refused() -> None:
     hooked, ids = models.hooked("gpt2"), models.token_ids("gpt2")
     bad: list[Any] = [lambda logits: logits.detach().sum(), lambda logits: logits, lambda logits: torch.tensor(1.0)]
     for measure in bad:
-        with pytest.raises(am.InputError, match="gradients_of must return a tensor computed from the logits"):
+        with pytest.raises(InputError, match="gradients_of must return a tensor computed from the logits"):
             hooked.run(ids, points=["q"], gradients_of=measure)
-    with pytest.raises(am.InputError, match="without a head on top"):
+    with pytest.raises(InputError, match="without a head on top"):
         models.hooked("bert_headless").run(ids, points=["q"], gradients_of=lambda x: x.sum())
 
 
@@ -563,7 +564,7 @@ def test_a_hook_cannot_run_its_own_model() -> None:
         hooked.run(ids)
         return value
 
-    with hooked.hooks({("z", 0): again}), pytest.raises(am.InputError, match="cannot run the model"):
+    with hooked.hooks({("z", 0): again}), pytest.raises(InputError, match="cannot run the model"):
         hooked.run(ids)
     assert hooked.edited == ()
 
@@ -574,7 +575,7 @@ def test_gradients_of_functions_of_any_signature() -> None:
     def scaled(logits: Tensor, scale: float = 2.0) -> Tensor:
         return scale * logits[:, -1, 3]
 
-    def with_batch(logits: Tensor, batch: am.Batch) -> Tensor:
+    def with_batch(logits: Tensor, batch: am.reducers.Batch) -> Tensor:
         return logits[torch.arange(len(batch.ids)), batch.lengths - 1, 3]
 
     twice = hooked.run(ids, points=[("z", 0)], gradients_of=scaled).gradients

@@ -6,6 +6,7 @@ import torch
 from by_hand import losses, z_changed, zeroed
 
 import attnmech as am
+from attnmech.errors import InputError
 
 
 @pytest.mark.parametrize("family", ["gpt2", "llama", "bloom", "gpt_neox", "gemma2"])
@@ -45,9 +46,9 @@ def test_the_loss_of_a_decoder_is_of_its_own_tokens(name: str) -> None:
 
 
 def test_what_has_no_loss_is_refused() -> None:
-    with pytest.raises(am.InputError, match="has no head that predicts it"):
+    with pytest.raises(InputError, match="has no head that predicts it"):
         models.hooked("bert_headless").loss(torch.tensor([[5, 7]]))
-    with pytest.raises(am.InputError, match="needs its mask token, but BertForMaskedLM was loaded without a tokenizer"):
+    with pytest.raises(InputError, match="needs its mask token, but BertForMaskedLM was loaded without a tokenizer"):
         models.hooked("bert").loss(torch.tensor([[5, 7]]))
-    with pytest.raises(am.InputError, match="two tokens or more; text 1 has one"):
+    with pytest.raises(InputError, match="two tokens or more; text 1 has one"):
         models.hooked("gpt2").loss([torch.tensor([5, 7]), torch.tensor([5])])

@@ -20,7 +20,7 @@ TEXTS = ("Anna sang of shells.", "Tom lost his old anchor.", "The keys to the ol
 ROUNDS = 6
 
 
-def values_of(acts: am.Activations) -> list[torch.Tensor]:
+def values_of(acts: am.results.Activations) -> list[torch.Tensor]:
     return [acts.values[key] for key in sorted(acts.values, key=str)]
 
 

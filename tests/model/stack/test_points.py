@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 import attnmech as am
+from attnmech.errors import InputError, MissingPointError
 from attnmech.points import POINTS, lens_name, parse
 
 F32, F64 = torch.float32, torch.float64
@@ -190,7 +191,7 @@ def test_missing_points_say_why(name: str, missing: set[str]) -> None:
     hooked = models.hooked(name)
     assert {point for point, about in hooked.points.items() if about.absent} == missing
     for point in missing:
-        with pytest.raises(am.MissingPointError) as caught:
+        with pytest.raises(MissingPointError) as caught:
             hooked.run(torch.tensor([[5]]), points=[point])
         reasons = {
             "logits": "without a head on top",
@@ -201,7 +202,7 @@ def test_missing_points_say_why(name: str, missing: set[str]) -> None:
         reason = reasons.get(point, "does not rotate queries and keys")
         assert str(caught.value).startswith(f"this model has no point {point!r}: ")
         assert reason in str(caught.value)
-        with pytest.raises(am.MissingPointError, match=reason), hooked.hooks({point: lambda x: None}):
+        with pytest.raises(MissingPointError, match=reason), hooked.hooks({point: lambda x: None}):
             pass
 
 
@@ -235,9 +236,9 @@ def test_activations_answer_by_name_layer_and_lens_name() -> None:
     assert "pattern" in acts
     assert "nonsense" not in acts
     assert repr(acts) == "Activations(3 × 7 tokens: pattern 2,0; embed)" or "pattern 0,2" in repr(acts)
-    with pytest.raises(am.MissingPointError, match=r"did not capture \('pattern', 1\); it holds: .*pattern 0,2"):
+    with pytest.raises(MissingPointError, match=r"did not capture \('pattern', 1\); it holds: .*pattern 0,2"):
         acts["pattern", 1]
-    with pytest.raises(am.MissingPointError, match="did not capture 'logits'"):
+    with pytest.raises(MissingPointError, match="did not capture 'logits'"):
         acts.logits
     assert len(acts.tokens) == 3
 
@@ -268,17 +269,17 @@ def test_names_and_layers_that_cannot_be() -> None:
         ([""], "there is no point ''"),
     ]
     for points, message in bad:
-        with pytest.raises(am.InputError) as caught:
+        with pytest.raises(InputError) as caught:
             hooked.run(ids, points=points)
         assert message in str(caught.value)
         assert "\n" not in str(caught.value)
-    with pytest.raises(am.InputError, match=r"from 0 to 2 \(this model has 3 layers\); got 5"):
+    with pytest.raises(InputError, match=r"from 0 to 2 \(this model has 3 layers\); got 5"):
         hooked.run(ids, points=["q"], layers=[0, 5])
 
 
 def test_a_name_of_hostile_kind_is_an_input_error() -> None:
     for name in (3, ("pattern",), ("pattern", 1, 2), ("pattern", "1"), (1, 2), None, b"q", ("pattern", None), ()):
-        with pytest.raises(am.InputError, match=r"a point is a name or a pair|must be an int"):
+        with pytest.raises(InputError, match=r"a point is a name or a pair|must be an int"):
             getattr(parse, "__wrapped__", parse)(name)
 
 

@@ -12,6 +12,7 @@ from caching import cached
 from torch import Tensor
 
 import attnmech as am
+from attnmech.errors import UnsupportedModelError
 
 F32, F64 = torch.float32, torch.float64
 LIKE_BART = ("mvp", *models.CROSSED)
@@ -308,7 +309,7 @@ def test_swapped_heads_of_cross_attention_are_found() -> None:
     order = [1, 0, 2, 3]
     columns = tuple(head * d + place for head in order for place in range(d))
     same = tuple(range(heads * d))
-    qkv = am.Columns(("q_proj", "k_proj", "v_proj"), (columns, same, same))
+    qkv = am.architecture.Columns(("q_proj", "k_proj", "v_proj"), (columns, same, same))
     assert failed("bart", "cross", qkv=qkv) == {"cross ledger"}
 
 
@@ -335,9 +336,7 @@ def test_a_model_that_reads_states_without_a_norm_is_read_so() -> None:
 def test_states_that_are_no_norm_of_the_stream_are_refused() -> None:
     raw = models.fresh("mbart")
     raw.model.encoder.layer_norm = _Shifted(raw.model.encoder.layer_norm)
-    with pytest.raises(
-        am.UnsupportedModelError, match="reads neither what its encoder's last block returns nor a norm"
-    ):
+    with pytest.raises(UnsupportedModelError, match="reads neither what its encoder's last block returns nor a norm"):
         am.load(raw)
 
 
@@ -357,19 +356,19 @@ def test_a_model_without_its_head_has_three_stacks() -> None:
 
 def test_a_head_for_whole_texts_is_refused() -> None:
     raw = models.randomised(models.seq2seq("Bart", 24, (3, 4), "BartForSequenceClassification"))
-    with pytest.raises(am.UnsupportedModelError, match="does not run on token ids alone"):
+    with pytest.raises(UnsupportedModelError, match="does not run on token ids alone"):
         am.load(raw)
 
 
 def test_prompts_inside_attention_are_refused() -> None:
-    with pytest.raises(am.UnsupportedModelError, match="use_prompt=True"):
+    with pytest.raises(UnsupportedModelError, match="use_prompt=True"):
         am.load(models.seq2seq("Mvp", 28, (4, 7), use_prompt=True))
 
 
 def test_two_embeddings_are_refused() -> None:
     raw = models.fresh("bart")
     raw.model.decoder.embed_tokens = copy.deepcopy(raw.model.decoder.embed_tokens)
-    with pytest.raises(am.UnsupportedModelError, match="embed tokens with different matrices"):
+    with pytest.raises(UnsupportedModelError, match="embed tokens with different matrices"):
         am.load(raw)
 
 
@@ -377,7 +376,7 @@ def test_two_vocabularies_are_refused() -> None:
     apart = {"share_encoder_decoder_embeddings": False, "tie_word_embeddings": False}
     for size, reason in ((40, "43 tokens and its decoder 40"), (43, "embed tokens with different matrices")):
         raw = models.seq2seq("Marian", 20, (5, 2), "MarianMTModel", decoder_vocab_size=size, **apart)
-        with pytest.raises(am.UnsupportedModelError, match=reason):
+        with pytest.raises(UnsupportedModelError, match=reason):
             am.load(models.randomised(raw))
 
 
@@ -392,7 +391,7 @@ def test_two_vocabularies_are_refused() -> None:
     ],
 )
 def test_what_cannot_be_exact_is_refused_by_name(kind: str, reason: str) -> None:
-    with pytest.raises(am.UnsupportedModelError, match=reason):
+    with pytest.raises(UnsupportedModelError, match=reason):
         am.load(tiny.model_of(kind))
 
 

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 import attnmech as am
+from attnmech.errors import InputError
 
 NAMES = ("jamba", "bamba", "lfm2")
 
@@ -41,7 +42,7 @@ def test_layers_keep_the_numbers_of_the_model(name: str) -> None:
         states = original(name)(IDS, output_hidden_states=True, use_cache=False).hidden_states
     for layer in (1, 3):
         torch.testing.assert_close(acts["resid_pre", layer], states[layer], rtol=1e-4, atol=1e-5)
-    with pytest.raises(am.InputError, match=r"one of 1, 3 \(the layers of this model with attention\); got 0"):
+    with pytest.raises(InputError, match=r"one of 1, 3 \(the layers of this model with attention\); got 0"):
         hooked(name).run(IDS, points=[("pattern", 0)])
 
 

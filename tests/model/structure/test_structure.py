@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 import attnmech as am
 from attnmech.batch import Batch
+from attnmech.errors import UnsupportedModelError, WeightsError
 from attnmech.model.attention.replaced_attention import codegen_layout
 from attnmech.model.parts.gates import Gate
 from attnmech.model.parts.mask import rule_of
@@ -245,7 +246,7 @@ def test_no_mask_hides_nothing() -> None:
 
 @pytest.mark.parametrize("mask", [random(2, 1, 4, 4), torch.zeros(2, 3, 4, 4), torch.zeros(4, 4)])
 def test_a_tensor_that_is_no_mask_is_refused(mask: Tensor) -> None:
-    with pytest.raises(am.UnsupportedModelError, match=r"adds a tensor .* to its scores that is not a mask"):
+    with pytest.raises(UnsupportedModelError, match=r"adds a tensor .* to its scores that is not a mask"):
         rule_of(mask, 4, 4, BATCH)
 
 
@@ -264,7 +265,7 @@ REFUSED = {
 @pytest.mark.parametrize("kind", REFUSED)
 def test_what_cannot_be_read_is_refused_with_the_reason(kind: str) -> None:
     model = tiny.model_of(kind)
-    with pytest.raises(am.UnsupportedModelError) as caught:
+    with pytest.raises(UnsupportedModelError) as caught:
         am.load(model)
     text = str(caught.value)
     assert f"model_type {kind!r}" in text and type(model).__name__ in text and REFUSED[kind] in text
@@ -275,14 +276,14 @@ def test_what_cannot_be_read_is_refused_with_the_reason(kind: str) -> None:
 def test_clipped_queries_and_keys_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """Also where nothing of the certificate's probes is clipped."""
     monkeypatch.setattr(tiny, "_own", lambda kind, size: {"clip_qkv": 900.0})
-    with pytest.raises(am.UnsupportedModelError, match="clip_qkv"):
+    with pytest.raises(UnsupportedModelError, match="clip_qkv"):
         am.load(tiny.model_of("olmo"))
 
 
 def test_a_model_without_an_embedding_is_refused() -> None:
     model = tiny.model_of("arcee")
     model.get_input_embeddings = lambda: SimpleNamespace()
-    with pytest.raises(am.UnsupportedModelError, match="it has no token embedding"):
+    with pytest.raises(UnsupportedModelError, match="it has no token embedding"):
         am.load(model)
 
 
@@ -301,5 +302,5 @@ def test_a_config_that_asks_for_a_million_layers_is_refused_before_it_is_built(t
     tiny.model_of("olmo").save_pretrained(tmp_path)
     config = json.loads((tmp_path / "config.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps(config | {"num_hidden_layers": 1_000_000}))
-    with pytest.raises(am.WeightsError, match="asks for 1000000 layers, but its weights hold 4"):
+    with pytest.raises(WeightsError, match="asks for 1000000 layers, but its weights hold 4"):
         am.load(tmp_path)

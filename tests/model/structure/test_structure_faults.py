@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 import attnmech as am
+from attnmech.errors import ExactnessError, UnsupportedModelError
 from attnmech.model.files.load import UnprovenWarning
 from attnmech.model.structure.families import ARCHITECTURES
 
@@ -33,7 +34,7 @@ def outcome(model: Any) -> str:
         warnings.simplefilter("ignore", UnprovenWarning)
         try:
             certificate = am.load(model).certificate
-        except am.UnsupportedModelError as error:
+        except UnsupportedModelError as error:
             return f"refused: {error}"
     return "certified" if certificate.ok else f"failed: {', '.join(check.name for check in certificate.failed)}"
 
@@ -304,7 +305,7 @@ def test_a_hook_on_a_norm_leads_to_no_wrong_number(monkeypatch: pytest.MonkeyPat
     hooked = am.load(model)
     split = am.decompose_scores(hooked, IDS, fold_norm=True)
     assert float((split.residual / split.largest).max()) <= 1e-6
-    with pytest.raises(am.ExactnessError, match="differ from what the model computed"):
+    with pytest.raises(ExactnessError, match="differ from what the model computed"):
         am.decompose_by_source(hooked, IDS, cells=[(6, 2)], layers=[LAST])
 
 

@@ -12,6 +12,7 @@ from caching import cached
 from torch import Tensor
 
 import attnmech as am
+from attnmech.errors import CertificateError, InputError, MissingPointError
 
 F32, F64 = torch.float32, torch.float64
 STACKS = ("encoder", "decoder", "cross")
@@ -194,15 +195,15 @@ def test_contrast_and_shares_of_cross_attention() -> None:
 
 def test_a_stack_must_be_named() -> None:
     model = hooked(F32)
-    with pytest.raises(am.InputError, match=r"choose one for 'pattern': 'encoder\.pattern', 'decoder\.pattern'"):
+    with pytest.raises(InputError, match=r"choose one for 'pattern': 'encoder\.pattern', 'decoder\.pattern'"):
         model.run(inputs(), points=["pattern"])
-    with pytest.raises(am.InputError, match="`stack` must be one of 'encoder', 'decoder', 'cross'"):
+    with pytest.raises(InputError, match="`stack` must be one of 'encoder', 'decoder', 'cross'"):
         am.decompose_scores(model, inputs())
-    with pytest.raises(am.InputError, match=r"from 0 to 1 \(its encoder stack has 2 layers\); got 2"):
+    with pytest.raises(InputError, match=r"from 0 to 1 \(its encoder stack has 2 layers\); got 2"):
         model.run(inputs(), points=[("encoder.pattern", 2)])
-    with pytest.raises(am.MissingPointError, match="the cross stack has no MLP"):
+    with pytest.raises(MissingPointError, match="the cross stack has no MLP"):
         model.run(inputs(), points=["cross.mlp_out"])
-    with pytest.raises(am.InputError, match="must have one row per text; got 2 rows for 3 texts"):
+    with pytest.raises(InputError, match="must have one row per text; got 2 rows for 3 texts"):
         model.run(inputs() | {"decoder_input_ids": torch.ones(2, 4, dtype=torch.long)})
 
 
@@ -230,9 +231,9 @@ def test_a_fault_of_the_whole_model_refuses_the_points_of_every_stack() -> None:
         source.decoder.block[2].layer[1].layer_norm.weight[3] = torch.nan
     assert not am.certify(model).ok
     for stack in STACKS:
-        with pytest.raises(am.CertificateError, match="holds NaN or infinity"):
+        with pytest.raises(CertificateError, match="holds NaN or infinity"):
             model.run(inputs(), points=[f"{stack}.pattern"])
-        with pytest.raises(am.CertificateError):
+        with pytest.raises(CertificateError):
             am.decompose_scores(model, inputs(), stack=stack)
-    with pytest.raises(am.CertificateError):
+    with pytest.raises(CertificateError):
         model.run(inputs(), points=["logits"])

@@ -9,6 +9,7 @@ from caching import cached
 from torch import Tensor
 
 import attnmech as am
+from attnmech.errors import InputError, MissingPointError
 
 F32, F64 = torch.float32, torch.float64
 
@@ -64,11 +65,11 @@ def test_what_cannot_be_read_is_refused_by_name() -> None:
         ({"input_ids": torch.arange(5)}, 'must hold only "pixel_values"'),
     ]
     for given, message in bad:
-        with pytest.raises(am.InputError, match=message):
+        with pytest.raises(InputError, match=message):
             model.run(given)
-    with pytest.raises(am.InputError, match="bos is only for texts"):
+    with pytest.raises(InputError, match="bos is only for texts"):
         model.run(images(), bos=True)
-    with pytest.raises(am.MissingPointError, match="an image has no tokens"):
+    with pytest.raises(MissingPointError, match="an image has no tokens"):
         model.run(images(), points=["embed"])
 
 

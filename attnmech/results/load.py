@@ -1,0 +1,49 @@
+"""Reads the file of a result."""
+
+from pathlib import Path
+
+from .. import results
+from ..basics.arguments import string
+from ..basics.files import path_of
+from ..basics.messages import first_line
+from ..errors import InputError
+from .result import Result
+from .tensor_file import read_tensors
+
+
+def load_result(path: str | Path) -> Result:
+    """Reads a result that its `save` wrote; needs no model.
+
+    >>> effects = am.load_result("effects.safetensors")      # doctest: +SKIP
+    >>> effects.to_frame()                                   # doctest: +SKIP
+
+    Args:
+        path: the file.
+
+    Returns:
+        the result, of the class that was saved (`am.results`).
+
+    Raises:
+        InputError: if there is no such file, if it is not a result's, or if it was damaged or edited so that its
+            numbers and labels do not fit together.
+    """
+    source = path_of(path)
+    if not source.is_file():
+        raise InputError(f"there is no file {source}.")
+    try:
+        tensors, header = read_tensors(source)
+        name = string("kind", header["kind"])
+    except Exception as error:
+        raise InputError(f"{source} is not a result that attnmech saved ({first_line(error)}).") from error
+    if name == "Intervention":
+        raise InputError(f"{source} holds an Intervention, which is no result; read it with am.Intervention.load.")
+    kind = getattr(results, name, None)
+    if not (isinstance(kind, type) and issubclass(kind, Result)):
+        raise InputError(
+            f"{source} holds {name!r}, which is not in am.results; read it with the version of attnmech that saved it."
+        )
+    try:
+        return kind._from_file(tensors, header)
+    except Exception as error:  # the file may hold anything
+        reason = f"no {error}" if isinstance(error, KeyError) else first_line(error)
+        raise InputError(f"{source} does not hold a valid {name}: {reason}. Save the result again.") from error
