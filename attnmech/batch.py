@@ -1,4 +1,4 @@
-"""What goes into a run: a batch of tokens, with what is needed to read the results."""
+"""The input of a run: a batch of tokens, with the labels that its results need."""
 
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
@@ -11,48 +11,49 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Batch:
-    """Sequences of token ids of equal length, with what is needed to read the results.
+    """Sequences of token ids of equal length, with the labels that results need.
 
-    For images, the positions are the class token and the patches, and the ids are their numbers.
+    For images, the positions are the class token and the patches, and the ids number the positions.
     """
 
     ids: Int[Tensor, "batch position"]
     mask: Bool[Tensor, "batch position"]
     """True at real tokens, False at padding."""
     tokens: tuple[tuple[str, ...], ...]
-    """Each token as text, padding included; `你[1,2/3]` holds bytes 1 and 2 of the 3 of 你, `\\xff` a byte of none."""
+    """Each token as text, padding included. `你[1,2/3]` holds bytes 1 and 2 of the 3 bytes of 你; `\\xff` is a byte of
+    no character."""
     bos: bool | None
-    """Whether every sequence begins with a token that the tokenizer adds; None without a tokenizer."""
+    """Whether every sequence begins with a token that the tokenizer added; None without a tokenizer."""
     target: "Batch | None" = None
     """The decoder's input in an encoder-decoder model."""
     extra: Mapping[str, Tensor] = field(default_factory=dict)
     """Further inputs to the model, such as token types, or the pixel values of images."""
     answers: Shaped[Tensor, "*shape"] | None = None
-    """The token that should follow each text, if a metric has answers; `against` is what it is compared with. Of a
-    module of the user's own, what is right for each text, of any shape."""
+    """The token that should follow each text, if a metric has answers; `against` holds the tokens to compare it with.
+    For a module of the user's own, the right answer for each text, in any shape."""
     against: Int[Tensor, " batch"] | None = None
     further: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    """Of each stack, the labels of the keys that are no tokens and come after them (`nn.MultiheadAttention`)."""
+    """For each stack, labels of the keys that follow the tokens and are not tokens (`nn.MultiheadAttention`)."""
     special: frozenset[int] = frozenset()
     """The ids of the tokenizer's special tokens."""
     texts_of: Callable[[Sequence[int]], tuple[str, ...]] | None = None
-    """The text of any token ids; None where positions are not tokens, as in images."""
+    """Returns the texts of token ids; None if positions are not tokens, as in images."""
 
     def queries(self, stack: str = "") -> "Batch":
         """The query tokens of one of the model's stacks."""
         return self.target if stack in ("decoder", "cross") and self.target is not None else self
 
     def keys(self, stack: str = "") -> "Batch":
-        """The key tokens of one of the model's stacks."""
+        """The keys of one of the model's stacks."""
         tokens, labels = self.key_tokens(stack), self.further.get(stack, ())
         return tokens._followed_by(labels) if labels else tokens
 
     def key_tokens(self, stack: str = "") -> "Batch":
-        """The same without the keys that are no tokens."""
+        """The key tokens of one of the model's stacks, without keys that are not tokens."""
         return self.target if stack == "decoder" and self.target is not None else self
 
     def _followed_by(self, labels: Sequence[str]) -> "Batch":
-        """The tokens, and after them keys that are none, which count as special."""
+        """The tokens, followed by keys that are not tokens and count as special."""
         texts, length = self.ids.shape
         ids = torch.arange(length, length + len(labels), device=self.ids.device) + int(self.ids.max())
         return replace(
@@ -69,20 +70,20 @@ class Batch:
         return self.part(0, length)
 
     def part(self, start: int, length: int) -> "Batch":
-        """`length` tokens of every text, from `start` on; a first token that the tokenizer added stays in front."""
+        """`length` tokens of every text from `start` on, after the first token if the tokenizer added that."""
         first = 1 if self.bos and start > 0 else 0
         start = max(start, first)
-        places = [*range(first), *range(start, min(start + length - first, self.ids.shape[1]))]
+        positions = [*range(first), *range(start, min(start + length - first, self.ids.shape[1]))]
         return replace(
             self,
-            ids=self.ids[:, places],
-            mask=self.mask[:, places],
-            tokens=tuple(tuple(row[place] for place in places) for row in self.tokens),
-            extra={name: value[:, places] for name, value in self.extra.items()},
+            ids=self.ids[:, positions],
+            mask=self.mask[:, positions],
+            tokens=tuple(tuple(row[position] for position in positions) for row in self.tokens),
+            extra={name: value[:, positions] for name, value in self.extra.items()},
         )
 
     def texts(self, chosen: Int[Tensor, " text"]) -> "Batch":
-        """Some of the texts; one may be chosen several times."""
+        """The texts with these numbers, which may repeat."""
         chosen = chosen.to(self.ids.device)
         # Extra inputs with a single row are shared by all texts.
         extra = {name: value[chosen] if len(value) == len(self.ids) else value for name, value in self.extra.items()}
@@ -107,23 +108,23 @@ class Batch:
 
     @property
     def first(self) -> Bool[Tensor, "batch position"]:
-        """Which token is the first real one of its text."""
+        """True at the first real token of each text."""
         return torch.arange(self.ids.shape[1], device=self.ids.device) == self.begins[:, None]
 
     @property
     def is_special(self) -> Bool[Tensor, "batch position"]:
-        """Which tokens are special ones of the tokenizer."""
+        """True at special tokens of the tokenizer."""
         return torch.isin(self.ids, torch.tensor(sorted(self.special), device=self.ids.device, dtype=self.ids.dtype))
 
     @property
     def places(self) -> Int[Tensor, "batch position"]:
-        """Each token's place among the real tokens of its text, from 0; those of padding mean nothing."""
+        """Each token's place among the real tokens of its text, from 0; places at padding have no meaning."""
         return (self.mask.cumsum(dim=1) - 1).clamp_min(0)
 
     @property
     def digests(self) -> Int[Tensor, " batch"]:
-        """Of each text, the first 64 bits of a SHA-256 of what the model is given for it, without padding."""
-        found = []
+        """For each text, the first 64 bits of a SHA-256 of the model's input without padding."""
+        digests = []
         for row, real in enumerate(self.mask):
             digest = hashlib.sha256(_bytes_of(self.ids[row][real]))
             for name, value in sorted(self.extra.items()):
@@ -132,8 +133,8 @@ class Batch:
                 digest.update(name.encode() + _bytes_of(own[real] if own.shape[:1] == real.shape else own))
             if self.target is not None:
                 digest.update(_bytes_of(self.target.ids[row][self.target.mask[row]]))
-            found.append(int.from_bytes(digest.digest()[:8], signed=True))
-        return torch.tensor(found)
+            digests.append(int.from_bytes(digest.digest()[:8], signed=True))
+        return torch.tensor(digests)
 
     @property
     def padded(self) -> bool:

@@ -1,13 +1,13 @@
-"""What is each activation point called, what is its shape, and what does it mean on every model?
+"""Names each activation point and defines its shape and its meaning, which are the same on every model.
 
-One table holds all names; `parse` also understands TransformerLens's.
+`parse` understands these names and those of TransformerLens.
 
 >>> parse("blocks.3.attn.hook_pattern")
 ('pattern', 3)
 >>> parse("pattern"), parse(("pattern", 3))
 (('pattern', None), ('pattern', 3))
 
-In models of several stacks (encoder, decoder, cross-attention) a name begins with its stack:
+In models with several stacks (encoder, decoder, cross-attention), a name begins with its stack:
 
 >>> parse("cross.pattern")
 ('cross.pattern', None)
@@ -39,7 +39,7 @@ class Point:
 
     @property
     def per_layer(self) -> bool:
-        """Whether every layer has one (all but `embed` and `logits`)."""
+        """Whether every layer has this point: true of all but `embed` and `logits`."""
         return "{layer}" in self.lens_name
 
 
@@ -54,18 +54,18 @@ POINTS: Final = {
     for point in (
         Point("embed", _STREAM, "row of the token embedding, before positions and norms", "hook_embed"),
         Point("resid_pre", _STREAM, "residual stream as it enters the block", _BLOCK + "hook_resid_pre"),
-        Point("attn_in", _STREAM, "what W_Q, W_K and W_V are applied to", _BLOCK + "attn.hook_in"),
+        Point("attn_in", _STREAM, "input of W_Q, W_K and W_V", _BLOCK + "attn.hook_in"),
         Point(
             "latent",
             ("batch", "position", "d_latent"),
-            "what keys and values are expanded from, after its norm",
+            "latent that keys and values are expanded from, after its norm",
             _BLOCK + "attn.hook_kv_latent",
         ),
         Point("q", _QUERIES, "attn_in W_Q + b_Q, before rotary", _BLOCK + "attn.hook_q"),
         Point("k", _KEYS, "attn_in W_K + b_K, before rotary", _BLOCK + "attn.hook_k"),
         Point("v", _KEYS, "attn_in W_V + b_V", _BLOCK + "attn.hook_v"),
-        Point("q_rot", _QUERIES, "q after rotary: what the score uses", _BLOCK + "attn.hook_rot_q"),
-        Point("k_rot", _KEYS, "k after rotary: what the score uses", _BLOCK + "attn.hook_rot_k"),
+        Point("q_rot", _QUERIES, "q after rotary, as the score uses it", _BLOCK + "attn.hook_rot_q"),
+        Point("k_rot", _KEYS, "k after rotary, as the score uses it", _BLOCK + "attn.hook_rot_k"),
         Point(
             "scores",
             _PAIRS,
@@ -73,8 +73,8 @@ POINTS: Final = {
             _BLOCK + "attn.hook_attn_scores",
         ),
         Point("pattern", _PAIRS, "softmax of scores over the keys", _BLOCK + "attn.hook_pattern"),
-        Point("gate", _QUERIES, "what the pattern-weighted sum of v is multiplied by", _BLOCK + "attn.hook_gate"),
-        Point("z", _QUERIES, "pattern-weighted sum of v (times the gate): what W_O reads", _BLOCK + "attn.hook_z"),
+        Point("gate", _QUERIES, "factor of the pattern-weighted sum of v", _BLOCK + "attn.hook_gate"),
+        Point("z", _QUERIES, "pattern-weighted sum of v (times the gate), which W_O reads", _BLOCK + "attn.hook_z"),
         Point(
             "result",
             ("batch", "position", "head", "d_model"),
@@ -100,7 +100,7 @@ _LENS_BLOCK = re.compile(r"blocks\.(\d+)\.(.+)")
 
 
 def split_stack(name: str) -> tuple[str, str]:
-    """The stack and the point's own name.
+    """A name as its stack and the point's name.
 
     >>> split_stack("cross.pattern"), split_stack("pattern"), split_stack("self.pattern")
     (('cross', 'pattern'), ('', 'pattern'), ('', 'pattern'))
@@ -112,7 +112,7 @@ def split_stack(name: str) -> tuple[str, str]:
 
 
 def full_name(stack: str, base: str) -> str:
-    """A point's name with its stack; the points outside the layers have none.
+    """A point's name with its stack; names of points outside the layers have no stack.
 
     >>> full_name("cross", "pattern"), full_name("", "pattern"), full_name("cross", "logits")
     ('cross.pattern', 'pattern', 'logits')
@@ -136,7 +136,7 @@ def lens_name(key: PointKey) -> str:
 
 
 def parse(name: PointName) -> PointKey:
-    """A user's name for a point as (name, layer); layer None means all layers, or a point outside them.
+    """A user's name for a point as (name, layer); the layer is None for all layers, and for points outside them.
 
     Raises `InputError` for a name that is not in the table, suggesting the closest one.
     """

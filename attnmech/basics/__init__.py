@@ -1,1 +1,1 @@
-"""What every floor stands on: arguments, axes, files, signatures."""
+"""Helpers for every other folder: arguments, axes, fields, files, messages, signatures."""

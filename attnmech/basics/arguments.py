@@ -1,4 +1,4 @@
-"""Is a caller's argument valid? Each function returns it, or raises `InputError` with its name and what arrived.
+"""Checks callers' arguments: each function returns a valid argument, or raises `InputError` with its name and value.
 
 >>> whole_number("steps", 3, least=1), finite_number("memory", 0.5, above=0.0)
 (3, 0.5)
@@ -17,11 +17,11 @@ from torch import Tensor
 from ..errors import InputError
 
 _LONGEST: Final = 80
-"""The most characters that a value takes in a message."""
+"""The maximum number of characters of a value in a message."""
 
 
 def flag(name: str, value: object) -> bool:
-    """True or False, not merely something truthy.
+    """True or False; no other value counts as one of them.
 
     >>> flag("truncate", True)
     True
@@ -72,49 +72,49 @@ def index_of(name: str, value: object, count: int, owner: str = "") -> int:
     return index
 
 
-def whole_number(name: str, value: object, *, least: int = 0, most: int | None = None, about: str = "") -> int:
-    """A whole number in a range, of any integer type; `about` explains the upper end.
+def whole_number(name: str, value: object, *, least: int = 0, most: int | None = None, most_is: str = "") -> int:
+    """A whole number in a range, of any integer type; `most_is` says in the message what the upper limit is.
 
     >>> whole_number("count", 7, most=7)
     7
     """
     try:
-        found = integer(value)
-        if found >= least and (most is None or found <= most):
-            return found
+        number = integer(value)
+        if number >= least and (most is None or number <= most):
+            return number
     except TypeError:
         pass
     upper = " or more" if most is None else f" to {most}"
-    known = f" ({about})" if about else ""
-    raise InputError(f"`{name}` must be a whole number, {least}{upper}{known}; got {shown(value)}.")
+    explained = f" ({most_is})" if most_is else ""
+    raise InputError(f"`{name}` must be a whole number, {least}{upper}{explained}; got {shown(value)}.")
 
 
-def member(name: str, value: object, known: Sequence[int], about: str) -> int:
-    """One of the `known` whole numbers, such as a layer that was measured; `about` says which these are.
+def member(name: str, value: object, known: Sequence[int], they_are: str) -> int:
+    """One of the `known` whole numbers, such as a layer that was measured; `they_are` describes them in the message.
 
     >>> member("layer", 3, (0, 3), "the layers measured")
     3
     """
     try:
-        found = integer(value)
-        if found in known:
-            return found
+        number = integer(value)
+        if number in known:
+            return number
     except TypeError:
         pass
-    raise InputError(f"`{name}` must be one of {about}, {list(known)}; got {shown(value)}.")
+    raise InputError(f"`{name}` must be one of {they_are}, {list(known)}; got {shown(value)}.")
 
 
 def pairs_of(name: str, value: Any, wanted: str) -> list[tuple[int, int]]:
-    """Pairs of whole numbers, in order and without duplicates; `wanted` says which pairs these are.
+    """Pairs of whole numbers, in order and without duplicates; `wanted` describes them in the message.
 
     >>> pairs_of("heads", [(3, 1), (0, 2), (3, 1)], "a list of (layer, head)")
     [(3, 1), (0, 2)]
     """
     try:
-        found = [(integer(first), integer(second)) for first, second in value]
+        pairs = [(integer(first), integer(second)) for first, second in value]
     except (TypeError, ValueError):
         raise InputError(f"`{name}` must be {wanted}; got {shown(value)}.") from None
-    return list(dict.fromkeys(found))
+    return list(dict.fromkeys(pairs))
 
 
 def option(name: str, value: object, known: Iterable[str]) -> str:
@@ -137,18 +137,18 @@ def finite_number(name: str, value: object, *, above: float = -math.inf, below: 
     """
     if isinstance(value, Real) and not isinstance(value, bool):
         try:
-            found = float(value)
+            number = float(value)
         except OverflowError:
-            found = math.inf
-        if math.isfinite(found) and above < found < below:
-            return found
+            number = math.inf
+        if math.isfinite(number) and above < number < below:
+            return number
     bounds = [f"above {above:g}"] * (above > -math.inf) + [f"below {below:g}"] * (below < math.inf)
     wanted = f" {' and '.join(bounds)}" if bounds else ""
     raise InputError(f"`{name}` must be a finite number{wanted}; got {shown(value)}.")
 
 
 def listed(name: str, value: Any, wanted: str) -> list[Any]:
-    """The items of a list or another iterable, but not of a string; `wanted` says what they are.
+    """The items of a list or another iterable, but not of a string; `wanted` describes them in the message.
 
     >>> listed("layers", (0, 2), "a list of ints")
     [0, 2]
@@ -157,7 +157,7 @@ def listed(name: str, value: Any, wanted: str) -> list[Any]:
         raise InputError(f"`{name}` must be {wanted}; got {shown(value)}.")
     try:
         return list(value)
-    except TypeError:  # arrays without an axis claim to be iterable
+    except TypeError:  # zero-dimensional arrays claim to be iterable
         raise InputError(f"`{name}` must be {wanted}; got {shown(value)}.") from None
 
 
@@ -167,10 +167,7 @@ def strings(name: str, value: Any) -> list[str]:
     >>> strings("tokens", ["Anna", " sang"])
     ['Anna', ' sang']
     """
-    found = listed(name, value, "a list of strings")
-    for each in found:
-        string(name, each, "hold only strings")
-    return found
+    return [string(name, item, "hold only strings") for item in listed(name, value, "a list of strings")]
 
 
 def string(name: str, value: object, wanted: str = "be a string") -> str:
@@ -185,7 +182,7 @@ def string(name: str, value: object, wanted: str = "be a string") -> str:
 
 
 def dense(name: str, value: Tensor) -> Tensor:
-    """A tensor whose numbers can be read one by one: not sparse, nested, quantised, or on the meta device.
+    """A tensor of readable numbers: not sparse, nested, quantised, or on the meta device.
 
     >>> dense("token ids", torch.tensor([5, 7]))
     tensor([5, 7])
@@ -200,7 +197,7 @@ def dense(name: str, value: Tensor) -> Tensor:
 
 
 def shown(value: object) -> str:
-    """A value as a message shows it: on one short line, a tensor or an array by its type and shape.
+    """A value on one short line of a message; a tensor or an array as its type and shape.
 
     >>> shown("yes"), shown(torch.zeros(2, 3))
     ("'yes'", 'a Tensor of torch.float32 [2, 3]')

@@ -1,11 +1,11 @@
-"""How many places of an axis are shown, and how a token is written at it."""
+"""Chooses the positions of an axis that a figure labels, and writes the tokens of the labels."""
 
 import re
 from typing import Final
 
 
 def spread(count: int, at_most: int) -> list[int]:
-    """So many of `count` places at most, evenly from the first to the last.
+    """Up to `at_most` of `count` positions, evenly spaced from the first to the last.
 
     >>> spread(12, 4), spread(3, 4)
     ([0, 4, 7, 11], [0, 1, 2])
@@ -14,7 +14,7 @@ def spread(count: int, at_most: int) -> list[int]:
         return list(range(count))
     if at_most == 1:
         return [0]
-    return sorted({round(place * (count - 1) / (at_most - 1)) for place in range(at_most)})
+    return sorted({round(step * (count - 1) / (at_most - 1)) for step in range(at_most)})
 
 
 _LABEL: Final = re.compile(r"[\w.,]+( [\w.,]+)+")
@@ -22,9 +22,7 @@ _LABEL: Final = re.compile(r"[\w.,]+( [\w.,]+)+")
 
 
 def token_text(token: str) -> str:
-    """A token as it is shown to a reader: spaces, line ends and tabs made visible.
-
-    Between words, a space is seen as it is.
+    """A token with visible spaces, line ends and tabs; a space between words stays a space.
 
     >>> token_text(" the"), token_text("\\n"), token_text("0.34 s")
     ('·the', '⏎', '0.34 s')

@@ -1,6 +1,6 @@
-"""Do the fields of a dataclass match their annotations, with axes of the same name of the same length?
+"""Checks the fields of a dataclass against their annotations; axes with the same name must have the same length.
 
-A file can hold anything: it is checked here once, so that no method meets half a result later.
+Results that are read from files are checked here once, so later code can rely on them.
 """
 
 import dataclasses
@@ -16,20 +16,20 @@ from torch import Tensor
 from .arguments import shown
 
 _PLAIN: Final[Mapping[Any, type | tuple[type, ...]]] = {float: (float, int), int: int, bool: bool, str: str}
-"""JSON's types; a whole number passes as a float."""
+"""The types of JSON; a whole number passes as a float."""
 
 
 def check_fields(thing: Any, lengths: Mapping[str, int]) -> None:
-    """Raises `ValueError` naming the first field, in `thing` or in what it holds, that does not fit its annotation.
+    """Raises `ValueError` with the name of the first field that does not fit its annotation; checks nested fields too.
 
-    `lengths` are those of labelled axes, such as the layers; all axes of the same name must agree in length.
+    `lengths` are the lengths of labelled axes, such as the layers; all axes with the same name must agree.
 
     >>> @dataclasses.dataclass
-    ... class Found:
+    ... class Effects:
     ...     layers: tuple[int, ...]
     ...     effect: Shaped[Tensor, "layer head"]
-    >>> check_fields(Found((0, 3), torch.zeros(2, 8)), {"layer": 2})
-    >>> check_fields(Found((0, 3), torch.zeros(3, 8)), {"layer": 2})     # doctest: +SKIP
+    >>> check_fields(Effects((0, 3), torch.zeros(2, 8)), {"layer": 2})
+    >>> check_fields(Effects((0, 3), torch.zeros(3, 8)), {"layer": 2})     # doctest: +SKIP
     Traceback (most recent call last):
     ValueError: `effect` must be Shaped[Tensor, 'layer head'] with layer=2; got a Tensor of torch.float32 [3, 8]
     """
@@ -39,16 +39,16 @@ def check_fields(thing: Any, lengths: Mapping[str, int]) -> None:
 
 
 def check_entries(name: str, entries: Mapping[str, Any], hints: Mapping[str, Any], lengths: Mapping[str, int]) -> None:
-    """`check_fields` for the entries of a mapping that have a hint."""
+    """Does the same as `check_fields` for the entries of a mapping that have a hint."""
     _check({f"{name}[{key!r}]": (entries[key], hint) for key, hint in hints.items() if key in entries}, lengths)
 
 
 def _check(pairs: Mapping[str, tuple[Any, Any]], lengths: Mapping[str, int]) -> None:
-    """Compares values with their annotations, in one context, so that axes of the same name must agree."""
+    """Compares values with their annotations in one context, so axes with the same name must agree."""
     with jaxtyped("context"):
         for axis, length in lengths.items():
             of_axis: Any = Shaped[Tensor, f" {axis}"]
-            isinstance(torch.empty(length), of_axis)  # from here on jaxtyping knows the axis by this length
+            isinstance(torch.empty(length), of_axis)  # binds the axis to this length in this context
         for name, (value, hint) in pairs.items():
             if not _fits(value, hint, lengths):
                 known = ", ".join(f"{axis}={length}" for axis, length in lengths.items())
@@ -57,7 +57,7 @@ def _check(pairs: Mapping[str, tuple[Any, Any]], lengths: Mapping[str, int]) -> 
 
 
 def check_rows(name: str, rows: Sequence[Sequence[str]], count: int, length: int | None = None) -> None:
-    """Raises `ValueError` unless there are `count` rows, each of the given length.
+    """Raises `ValueError` unless there are `count` rows, and each has `length` entries if `length` is not None.
 
     >>> check_rows("tokens", (("Anna", " sang"),), count=1, length=2)
     """
@@ -82,7 +82,7 @@ def _fits(value: Any, hint: Any, lengths: Mapping[str, int]) -> bool:
     if hint is Any:
         return True
     if origin in (Union, UnionType):
-        return any(_fits(value, each, lengths) for each in inner)
+        return any(_fits(value, member, lengths) for member in inner)
     if origin is Literal:
         return value in inner
     if hint in _PLAIN:
@@ -93,12 +93,12 @@ def _fits(value: Any, hint: Any, lengths: Mapping[str, int]) -> bool:
             return (
                 isinstance(value, tuple)
                 and len(value) == len(inner)
-                and all(_fits(each, of, lengths) for each, of in zip(value, inner, strict=True))
+                and all(_fits(item, item_hint, lengths) for item, item_hint in zip(value, inner, strict=True))
             )
-        return isinstance(value, tuple) and all(_fits(each, inner[0], lengths) for each in value)
+        return isinstance(value, tuple) and all(_fits(item, inner[0], lengths) for item in value)
     if isinstance(origin, type) and issubclass(origin, Mapping):
         return isinstance(value, origin) and all(
-            _fits(key, inner[0], lengths) and _fits(each, inner[1], lengths) for key, each in value.items()
+            _fits(key, inner[0], lengths) and _fits(entry, inner[1], lengths) for key, entry in value.items()
         )
     if not isinstance(value, hint):
         return False
@@ -108,7 +108,7 @@ def _fits(value: Any, hint: Any, lengths: Mapping[str, int]) -> bool:
 
 
 def _is_tensor(hint: Any) -> bool:
-    return any(hasattr(each, "dim_str") for each in (hint, *get_args(hint)))
+    return any(hasattr(member, "dim_str") for member in (hint, *get_args(hint)))
 
 
 def _named(hint: Any) -> str:

@@ -1,4 +1,4 @@
-"""How are files written? Whole or not at all, at a path that has been checked."""
+"""Checks paths, and writes files whole or not at all."""
 
 import errno
 import hashlib
@@ -17,14 +17,14 @@ from ..errors import AttnmechError, InputError, OutputError
 from .messages import first_line
 
 _HOST: Final = hashlib.sha256(platform.node().encode()).hexdigest()[:8]
-"""This machine, in a draft's name: on a shared disk, process ids are only unique within one machine."""
+"""Identifies this machine in the names of drafts: on a shared disk, process ids are unique within one machine only."""
 
 _NUMBERS: Final = itertools.count()
 """Tells the drafts of one process apart."""
 
 
-def path_of(given: str | Path, error: type[AttnmechError] = InputError) -> Path:
-    """A path as a `Path`; raises `error` if no file system takes it (a NUL, say) or this user may not access it.
+def path_of(value: str | Path, error: type[AttnmechError] = InputError) -> Path:
+    """A path as a `Path`; raises `error` if it is invalid (it contains a NUL, say) or this user may not access it.
 
     The caller checks whether the file exists.
 
@@ -32,39 +32,39 @@ def path_of(given: str | Path, error: type[AttnmechError] = InputError) -> Path:
     PosixPath('report.html')
     """
     try:
-        path = Path(given)
+        path = Path(value)
     except TypeError:
-        raise error(f"a path must be a string or a Path; got {type(given).__name__}.") from None
+        raise error(f"a path must be a string or a Path; got {type(value).__name__}.") from None
     try:
         path.stat()
     except (FileNotFoundError, NotADirectoryError):
         pass
-    except (OSError, ValueError) as found:
+    except (OSError, ValueError) as refused:
         name = repr(str(path))
         short = name if len(name) <= 80 else f"{name[:80]}…"
-        reason = getattr(found, "strerror", None) or str(found)
-        raise error(f"the path {short} cannot be used: {reason}.") from found
+        reason = getattr(refused, "strerror", None) or str(refused)
+        raise error(f"the path {short} cannot be used: {reason}.") from refused
     return path
 
 
 class writing:
-    """Writes a file whole or not at all: a draft next to it replaces it if the block succeeds.
+    """Writes a file whole or not at all: the block writes a draft, which replaces the file if the block succeeds.
 
     >>> with writing(Path("report.html")) as draft:      # doctest: +SKIP
     ...     draft.write_text("...")
 
-    A symbolic link stays a link: its target is written. A replaced file keeps its permissions. Blocks can be nested;
-    nothing is replaced until the innermost succeeds.
+    A symbolic link stays a link: its target is written. The new file keeps the permissions of the old one. Blocks
+    can be nested; nothing is replaced until the innermost block succeeds.
 
     Raises `OutputError` if the path is not writable (a folder, a device, a pipe, a file without write permission) or
     writing fails, for example on a full disk. The old file is then left as it was.
     """
 
     def __init__(self, target: Path) -> None:
-        self._given = target
+        self._named = target
 
     def __enter__(self) -> Path:
-        self._target, self._mode = _checked(self._given)
+        self._target, self._mode = _checked(self._named)
         self._draft = _draft_of(self._target)
         return self._draft
 
@@ -75,24 +75,24 @@ class writing:
                 self._draft.chmod(self._mode)
                 self._draft.replace(self._target)
         except OSError as failed:
-            raise _cannot_write(self._given, failed) from failed
+            raise _cannot_write(self._named, failed) from failed
         finally:
             with suppress(OSError):
                 self._draft.unlink(missing_ok=True)
         if isinstance(error, OutputError) and str(self._draft) in str(error):
             # Another block wrote the draft as its own file.
-            raise OutputError(str(error).replace(str(self._draft), str(self._given))) from error
+            raise OutputError(str(error).replace(str(self._draft), str(self._named))) from error
         if isinstance(error, OSError | SafetensorError) and not isinstance(error, AttnmechError):
-            raise _cannot_write(self._given, error) from error
+            raise _cannot_write(self._named, error) from error
 
 
 def check_writable(target: Path) -> None:
-    """Raises `OutputError` if a file cannot be written there; leaves nothing behind."""
+    """Raises `OutputError` if a file cannot be written at this path; leaves nothing behind."""
     _checked(target)
 
 
 def _checked(target: Path) -> tuple[Path, int]:
-    """The file that a path resolves to, and the permissions that it has or would be given."""
+    """The file that a path resolves to, and the permissions that it has or would get."""
     path_of(target, OutputError)
     try:
         held = _stat(target)
@@ -125,7 +125,7 @@ def _stat(target: Path) -> os.stat_result | None:
 
 
 def _cannot_write(target: Path, error: BaseException) -> OutputError:
-    # What libraries put into `strerror` may name a draft.
+    # `strerror` as other libraries set it may name a draft.
     number = error.errno if isinstance(error, OSError) else None
     reason = os.strerror(number) if number else first_line(error)
     return OutputError(f"cannot write {target}: {reason}.")
@@ -142,7 +142,7 @@ def _draft_of(target: Path) -> Path:
 def _remove_abandoned_drafts(target: Path) -> None:
     """Removes the drafts of a file that killed processes on this machine left behind."""
     ours = re.compile(rf"\.{re.escape(target.name)}\.{_HOST}-(\d+)-\d+\.part")
-    with suppress(OSError):  # in a folder that cannot be listed they stay
+    with suppress(OSError):  # they stay in a folder that cannot be listed
         for draft in target.parent.iterdir():
             if (match := ours.fullmatch(draft.name)) and not _runs(int(match[1])):
                 draft.unlink(missing_ok=True)
@@ -150,7 +150,7 @@ def _remove_abandoned_drafts(target: Path) -> None:
 
 def _runs(process: int) -> bool:
     """Whether a process on this machine is still running."""
-    if os.name != "posix":  # where signal 0 would end it
+    if os.name != "posix":  # there, signal 0 would end the process
         return True
     try:
         os.kill(process, 0)

@@ -1,4 +1,4 @@
-"""Which code is the user's own? What neither Python nor an installed package brings."""
+"""Tells installed code, which its version identifies, from the user's own code."""
 
 import os
 import site
@@ -14,11 +14,11 @@ _FOLDERS: Final[tuple[str | Path, ...]] = (
     Path(__file__).parents[1],
 )
 _INSTALLED: Final = tuple(f"{path}{os.sep}" for folder in _FOLDERS for path in (Path(folder), Path(folder).resolve()))
-"""The folders of code whose version says what it does."""
+"""The folders of installed code, with and without links resolved."""
 
 
 def is_installed(module: types.ModuleType | None) -> bool:
-    """Whether a module's version says what it does: it is built in, or belongs to an installed package."""
+    """Whether a module is built in or belongs to an installed package, so its version identifies its code."""
     if module is None or module.__name__ == "__main__":
         return False
     file: str | None = getattr(module, "__file__", None)

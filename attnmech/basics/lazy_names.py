@@ -41,7 +41,7 @@ def from_stub(module: str, file: str) -> tuple[Callable[[str], Any], Callable[[]
 def is_from_import() -> bool:
     """Whether the package's `__getattr__`, which calls this, answers `from attnmech import name`.
 
-    Such an import does not show the message of an `AttributeError`.
+    Python drops the message of an `AttributeError` that is raised during an import of this form.
     """
     frame: FrameType | None = inspect.currentframe()
     while frame is not None and frame.f_globals.get("__name__") in (__name__, "attnmech"):

@@ -1,4 +1,4 @@
-"""What is it called here, for someone who types TransformerLens's name for it?
+"""Maps names of TransformerLens to what a user writes here instead.
 
 >>> print(missing_name("HookedModel", "to_tokens"))
 'HookedModel' has no 'to_tokens'; TransformerLens's `to_tokens` is `model.encode(text).ids`.
@@ -75,7 +75,7 @@ OF_MODEL: Final[Mapping[str, str]] = {
     "mps": _MOVE,
     "eval": "not needed: a loaded model never trains",
 }
-"""What to write for a method or an attribute of TransformerLens's models."""
+"""What to write instead of a method or an attribute of TransformerLens's models."""
 
 OF_CACHE: Final[Mapping[str, str]] = {
     "accumulated_resid": '`am.residual_drift(model, text)`, or the point "resid_post" of every layer',
@@ -91,7 +91,7 @@ OF_CACHE: Final[Mapping[str, str]] = {
     "items": "`acts.values.items()`",
     "keys": "`acts.values.keys()`",
 }
-"""What to write for a method of TransformerLens's ActivationCache."""
+"""What to write instead of a method of TransformerLens's ActivationCache."""
 
 OF_PACKAGE: Final[Mapping[str, str]] = {
     "HookedTransformer": _LOAD,
@@ -103,11 +103,11 @@ OF_PACKAGE: Final[Mapping[str, str]] = {
     "FactoredMatrix": "`am.composition(model)`, of any two heads",
     "utils": "not here; `attnmech.demo.text` has texts of the demo model's language",
 }
-"""What to write for a name of TransformerLens's package."""
+"""What to write instead of a name of TransformerLens's package."""
 
 
 def missing_name(owner: str, name: str, table: Mapping[str, str] = OF_MODEL) -> str:
-    """The message of an `AttributeError`: that there is no such name and, if it is TransformerLens's, what to write."""
+    """The message of an `AttributeError`; for a name of TransformerLens, it says what to write instead."""
     instead = table.get(name)
     if instead is None:
         return f"{owner!r} has no {name!r}"

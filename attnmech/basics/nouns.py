@@ -1,4 +1,4 @@
-"""What inputs and their positions are called: texts of tokens, images of patches, recordings of frames."""
+"""The words for inputs and their positions: texts of tokens, images of patches, recordings of frames."""
 
 from dataclasses import dataclass
 from typing import Final
@@ -6,7 +6,7 @@ from typing import Final
 
 @dataclass(frozen=True)
 class Nouns:
-    """The words for one input and one of its positions; sentences and figures are made with them.
+    """The words for an input and its positions, in sentences and figures.
 
     >>> f"Every {IMAGE.query_token} looks at a {IMAGE.key_token} of the {IMAGE.text}, or at the {IMAGE.first}."
     'Every query patch looks at a key patch of the image, or at the first position.'
@@ -16,7 +16,7 @@ class Nouns:
     token: str
     tokens: str
     place: str = "position"
-    """A position of any kind: not all positions of an image are patches."""
+    """A position of any kind; the class token of an image is not a patch."""
     keys: "Nouns | None" = None
     """The words for keys, if they belong to an input of another kind."""
 
@@ -27,27 +27,27 @@ class Nouns:
 
     @property
     def of_keys(self) -> "Nouns":
-        """The words for what is attended to."""
+        """The words for the keys."""
         return self.keys or self
 
     @property
     def query_token(self) -> str:
-        """A position that attends."""
+        """A query position."""
         return f"query {self.token}"
 
     @property
     def key_token(self) -> str:
-        """A position that is attended to."""
+        """A key position."""
         return f"key {self.of_keys.token}"
 
     @property
     def key_text(self) -> str:
-        """In cross-attention, the input that is attended to."""
+        """The input of the keys in cross-attention."""
         return f"encoder's {self.text}" if self.keys is None else self.keys.text
 
     @property
     def both_texts(self) -> str:
-        """In cross-attention, the two inputs."""
+        """Both inputs of cross-attention."""
         return f"two {self.text}s" if self.keys is None else f"{self.text} and the {self.keys.text}"
 
     @property
@@ -61,7 +61,7 @@ class Nouns:
 
     @property
     def for_views(self) -> dict[str, str]:
-        """What the scripts of views and pages write."""
+        """The words for the scripts of views and pages."""
         return {
             "first": self.of_keys.first,
             "token": self.token,
@@ -76,6 +76,6 @@ TEXT: Final = Nouns("text", "token", "tokens", "token")
 IMAGE: Final = Nouns("image", "patch", "patches")
 SOUND: Final = Nouns("recording", "frame", "frames")
 INPUT: Final = Nouns("input", "position", "positions")
-"""Of a module of the user's own."""
+"""For a module of the user's own."""
 HEARD: Final = Nouns("text", "token", "tokens", "token", keys=SOUND)
-"""Of cross-attention from a text to a recording."""
+"""For cross-attention from a text to a recording."""

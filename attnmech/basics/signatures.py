@@ -1,7 +1,7 @@
-"""How does the signature of a public function read? Types as they are written in its source, one argument a line.
+"""Prints signatures of public functions with the types as they are written in the source, one argument a line.
 
-Python prints a type alias as all that it stands for: `Inputs` alone is 300 characters. Only the text is changed;
-the annotations of a signature, and of the function, stay what they are.
+Python expands type aliases: `Inputs` alone is 300 characters. Only the printed text changes; the annotations of a
+signature and of its function stay the same.
 """
 
 import ast
@@ -16,7 +16,7 @@ _STARS: Final = {"VAR_POSITIONAL": "*", "VAR_KEYWORD": "**"}
 
 
 class WrittenParameter(inspect.Parameter):
-    """A parameter whose text has its type as the source has it."""
+    """A parameter that prints its type as the source writes it."""
 
     __slots__ = ("_written",)
 
@@ -38,17 +38,19 @@ class WrittenParameter(inspect.Parameter):
 
 
 class WrittenSignature(inspect.Signature):
-    """A signature that prints one argument a line, where it does not fit one line."""
+    """A signature that prints one argument per line if it does not fit on one line."""
 
     __slots__ = ("_written",)
 
     def __init__(self, signature: inspect.Signature, written: dict[str, str]) -> None:
-        parameters = [WrittenParameter(each, written.get(each.name, "")) for each in signature.parameters.values()]
+        parameters = [
+            WrittenParameter(parameter, written.get(parameter.name, "")) for parameter in signature.parameters.values()
+        ]
         super().__init__(parameters, return_annotation=signature.return_annotation)
         self._written = written
 
     def replace(self, **changes: Any) -> "WrittenSignature":
-        """The signature with other parameters, such as those of a bound method, which leave out `self`."""
+        """The signature with other parameters, such as those of a bound method without `self`."""
         plain = inspect.Signature(list(self.parameters.values()), return_annotation=self.return_annotation)
         return WrittenSignature(plain.replace(**changes), self._written)
 
@@ -62,7 +64,7 @@ class WrittenSignature(inspect.Signature):
 
 
 def as_written(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Gives a function the signature that it has in its source; the same function."""
+    """Gives a function the signature of its source, and returns the function."""
     if "__signature__" not in vars(function):
         plain = inspect.signature(function)
         function.__signature__ = WrittenSignature(plain, _annotations(inspect.unwrap(function)))  # type: ignore[attr-defined]
@@ -71,48 +73,52 @@ def as_written(function: Callable[..., Any]) -> Callable[..., Any]:
 
 @cache
 def readable(thing: Any) -> Any:
-    """A public function, or a class with its public methods, under signatures that can be read; the same object."""
+    """Gives a public function, or the public methods of a class, readable signatures, and returns the same object."""
     if inspect.isfunction(thing):
         as_written(thing)
     elif inspect.isclass(thing):
         for kind in thing.__mro__:
             if kind.__module__.startswith("attnmech."):
-                for name, each in vars(kind).items():
-                    function = each.__func__ if isinstance(each, classmethod | staticmethod) else each
+                for name, member in vars(kind).items():
+                    function = member.__func__ if isinstance(member, classmethod | staticmethod) else member
                     if not name.startswith("_") and inspect.isfunction(function):
                         as_written(function)
     return thing
 
 
 def _with_marks(parameters: list[inspect.Parameter]) -> list[str]:
-    """The parameters as text, with the star after which all are named."""
+    """The parameters as text, with the star that begins the keyword-only ones."""
     parts: list[str] = []
-    named = False
-    for each in parameters:
-        if each.kind is inspect.Parameter.KEYWORD_ONLY and not named:
+    starred = False
+    for parameter in parameters:
+        if parameter.kind is inspect.Parameter.KEYWORD_ONLY and not starred:
             parts.append("*")
-        named |= each.kind in (inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.VAR_POSITIONAL)
-        parts.append(str(each))
+        starred |= parameter.kind in (inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.VAR_POSITIONAL)
+        parts.append(str(parameter))
     return parts
 
 
 @cache
 def _annotations(function: Callable[..., Any]) -> dict[str, str]:
-    """The types in a function's source, by the argument's name; empty where there is no source."""
+    """The types in a function's source, by argument; empty if there is no source."""
     try:
         (node,) = ast.parse(textwrap.dedent(inspect.getsource(function))).body
     except (OSError, SyntaxError, TypeError, ValueError):
         return {}
     if not isinstance(node, ast.FunctionDef):
         return {}
-    given = node.args
-    every = [*given.posonlyargs, *given.args, *given.kwonlyargs, given.vararg, given.kwarg]
-    found = {each.arg: _text(each.annotation) for each in every if each is not None and each.annotation is not None}
-    return {**found, "return": _text(node.returns)} if node.returns is not None else found
+    signature = node.args
+    arguments = [*signature.posonlyargs, *signature.args, *signature.kwonlyargs, signature.vararg, signature.kwarg]
+    types = {
+        argument.arg: _text(argument.annotation)
+        for argument in arguments
+        if argument is not None and argument.annotation is not None
+    }
+    return {**types, "return": _text(node.returns)} if node.returns is not None else types
 
 
 def _text(annotation: ast.expr) -> str:
-    """A type without the quotes of a forward reference, and without typing's word for shared options."""
+    """A type without the quotes of a forward reference and without `Unpack`."""
     if isinstance(annotation, ast.Constant) and isinstance(annotation.value, str):
         return annotation.value
     if isinstance(annotation, ast.Subscript) and ast.unparse(annotation.value) == "Unpack":

@@ -159,7 +159,7 @@ def token_log_probs(
 
     if len(tokens) < 2:
         raise InputError("a text of one token has nothing to predict; give at least two.")
-    top = whole_number("top", top, least=1, most=found.shape[1], about="the vocabulary")
+    top = whole_number("top", top, least=1, most=found.shape[1], most_is="the vocabulary")
     shifted = found[:-1].astype(np.float64)
     shifted -= shifted.max(axis=1, keepdims=True)
     log_probs = shifted - np.log(np.exp(shifted).sum(axis=1, keepdims=True))

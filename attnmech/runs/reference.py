@@ -126,7 +126,7 @@ def resampled_z(
     donating = parts if reference is None else list(batches(reference, model, bos=bos))
     count = sum(len(part.documents) for part in donating)
     about = f"the other texts, of {texts}" if reference is None else f"the {count} texts of `reference`"
-    draws = whole_number("draws", draws, least=1, most=count - (reference is None), about=about)
+    draws = whole_number("draws", draws, least=1, most=count - (reference is None), most_is=about)
     longest = max(part.batch.queries(label).ids.shape[1] for part in parts)
     # Drawn in the order of what the texts say, so that the order in which they are given does not matter.
     taking, giving = _by_content(parts), _by_content(donating)

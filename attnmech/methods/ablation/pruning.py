@@ -210,7 +210,7 @@ def prune_heads(
     inputs, chosen = reread(inputs), model.check_heads(heads, layers)
     count = len(chosen)
     if steps is not None:
-        count = whole_number("steps", steps, least=1, most=len(chosen), about="the heads chosen")
+        count = whole_number("steps", steps, least=1, most=len(chosen), most_is="the heads chosen")
     draws, seed = whole_number("random", random), checked_seed(seed)
     ablations = Ablations.of(
         model, inputs, chosen, method, reference=reference, per_position=per_position, seed=seed,

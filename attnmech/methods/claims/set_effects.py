@@ -122,7 +122,7 @@ class Discovery:
         """The heads whose removal hurts this half most, each removed alone."""
         mean = self.harm.mean(dim=-1)
         known = (~mean.isnan()).nonzero().tolist()
-        count = whole_number("count", count, least=1, most=len(known), about="the heads of the model")
+        count = whole_number("count", count, least=1, most=len(known), most_is="the heads of the model")
         order = sorted(known, key=lambda place: -float(mean[tuple(place)]))
         return tuple(sorted((layer, head) for layer, head in order[:count]))
 
