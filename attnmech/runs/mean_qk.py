@@ -51,7 +51,7 @@ def mean_qk(
         corpus: `truncate`, `shard`, `journal` and `progress`, as in `am.stream`.
 
     Returns:
-        Sums and counts, `[layer place head d_head]`, with `mean_query` and `mean_key`; `save`, `load`, `merged`.
+        Sums and counts, `[layer place head d_head]`, with `mean_query` and `mean_key`; `save` and `merged`.
 
     Raises:
         InputError: for texts without any token that counts.

@@ -113,7 +113,7 @@ NOT_FOR_USERS: Final = frozenset(
 
 def page_of(title: str, names: tuple[str, ...]) -> str:
     parts = [f"# {title}"]
-    anchors = (section_of(inspect.getmodule(getattr(am, name)).__doc__) for name in names)
+    anchors = (section_of(inspect.getmodule(attrgetter(name)(am)).__doc__) for name in names)
     if anchor := next(filter(None, anchors), None):
         parts.append(f"The mathematics: [{sections()[anchor].lower()}](../../formulas.md#{anchor}).\n")
     for name in names:

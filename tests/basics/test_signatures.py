@@ -19,6 +19,17 @@ def test_the_signature_of_a_public_function_fits_a_page(name: str) -> None:
     assert "collections.abc" not in text and "Unpack" not in text
 
 
+def test_the_signatures_of_a_results_methods_fit_a_page() -> None:
+    checked = 0
+    for name in am.results.__all__:
+        for method, function in inspect.getmembers(getattr(am.results, name), inspect.isfunction):
+            if not method.startswith("_") and function.__module__.startswith("attnmech."):
+                text = str(inspect.signature(function))
+                assert max(map(len, text.splitlines())) < 100 and "collections.abc" not in text, (name, method)
+                checked += 1
+    assert checked > 200
+
+
 def test_what_help_prints_first() -> None:
     printed = pydoc.render_doc(am.ablate_heads, renderer=pydoc.plaintext).splitlines()
     assert printed[2:6] == [
