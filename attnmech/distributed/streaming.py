@@ -54,13 +54,12 @@ class CallerChanges:
     @classmethod
     def of(cls, model: HookedModel) -> "CallerChanges":
         """Those of a model, now."""
-        return cls(model.edit_functions, model.interventions)
+        return cls(model.in_force.edit_functions, model.interventions)
 
     def put(self, model: HookedModel) -> ExitStack:
         """Puts them in force on another copy of the model, until the stack is closed."""
         stack = ExitStack()
-        for key, edit in self.edits:
-            stack.enter_context(model.editing({key: edit}))
+        stack.enter_context(model.in_force.editing(self.edits))
         if self.interventions:
             stack.enter_context(model.intervene(*self.interventions))
         return stack

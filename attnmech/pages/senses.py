@@ -7,6 +7,7 @@ from ..basics.nouns import HEARD, IMAGE, INPUT, SOUND, TEXT, Nouns
 from ..batch import Batch
 from ..draw.section import Section
 from ..methods.joint_embedding.patch_images import data_uri
+from ..model.inputs.senses import images_of
 from ..model.inputs.sounds import SoundEncoder
 from ..model.inputs.spectrograms import spectrogram_of
 from ..model.inputs.transcripts import TranscriptEncoder
@@ -19,7 +20,7 @@ def sense_section(
 ) -> Section | None:
     """The image with the attention of a row over it, or the spectrogram below it; None where keys are neither."""
     labels = [label for label, real in zip(batch.tokens[0], batch.mask[0].tolist(), strict=True) if real]
-    images = model.images(batch)
+    images = images_of(model.encoder, batch)
     if images is not None and model.grid is not None:
         places = [_place(label) for label in labels]
         if not any(places):

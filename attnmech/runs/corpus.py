@@ -27,7 +27,7 @@ from ..batch import Batch
 from ..errors import InputError
 from ..model.inputs.encoder import MOST_CHARACTERS, Encoder, Ids, Inputs, is_chat, is_list_of
 from ..model.inputs.processors import Picture
-from ..model.parts.weights import tensors_hash
+from ..model.parts.hashes import batch_hash, tensors_hash
 from ..model.run.hooked import HookedModel
 
 # -- files -------------------------------------------------------------------------------------------------------
@@ -366,7 +366,7 @@ class _Reading:
             except InputError as error:
                 raise InputError(f"document {first}: {error}") from error
             if isinstance(read, Batch):
-                self._whole.note("batch", _batch_hash(read))
+                self._whole.note("batch", batch_hash(read))
             elif not isinstance(item, str):
                 for ids in read:
                     self._whole.note("ids", tensors_hash({"ids": ids}))
@@ -416,16 +416,8 @@ class _Reading:
             yield CorpusBatch(batch, numbers, sum(document.truncated for document in group), digest)
 
     def _as_given(self, given: _AsGiven) -> CorpusBatch:
-        self._digest.update(_batch_hash(given.batch).encode())
+        self._digest.update(batch_hash(given.batch).encode())
         return CorpusBatch(given.batch, torch.tensor(given.numbers), 0, self._digest.hexdigest())
-
-
-def _batch_hash(batch: Batch) -> str:
-    """SHA-256 of everything that the model is given."""
-    tensors = {"ids": batch.ids, "mask": batch.mask, **batch.extra}
-    if batch.target is not None:
-        tensors |= {"target ids": batch.target.ids, "target mask": batch.target.mask}
-    return tensors_hash(tensors)
 
 
 def _one_by_one(inputs: Iterable[Any], *, splits: bool) -> Iterator[Any]:

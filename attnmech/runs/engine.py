@@ -267,7 +267,7 @@ class Texts:
         begin = _first_of(held[len(self._held) :])
         self._held = held
         later = [block for block in self.streams if block >= begin]
-        with self.model.applying(self._applied_now([held], 0)):
+        with self.model.in_force.applying(self._applied_now([held], 0)):
             ran = self.blocks.run(
                 self.batch, start=begin, stream=self.streams[begin], stop=max(later) + 1, streams=later,
                 keep_z=[block for block in self._z if block >= begin],
@@ -337,7 +337,7 @@ class Texts:
         later = {key: heads for key, heads in receivers.items() if key[1] > start}
         keys = {(point, layer): (stack.point(point), layer) for point, layer in later}
         stream = repeat(self.streams[start], "text ... -> (copy text) ...", copy=len(changes))
-        with self.model.applying(self._applied_now(changes, 0)):
+        with self.model.in_force.applying(self._applied_now(changes, 0)):
             ran = self.blocks.run(
                 self._copies(len(changes)), start=start, stream=stream, stop=1 + max(layer for _, layer in later),
                 captures=keys.values(),
@@ -380,7 +380,7 @@ class Texts:
         rows: list[RowObserver] = [each for each in (watch, keyless) if each is not None]
         layers = watch.layers if watch else _layers_of(changes, self.model) if keyless else None
         copies, z = self._copies(count), None if kept else self._z_at(start, changes)
-        with self.model.applying(self._applied_now(changes, first)):
+        with self.model.in_force.applying(self._applied_now(changes, first)):
             if self.blocks is None:
                 values = self.model.forward(copies, captures=[("logits", None)], rows=rows, layers=layers)
                 output = Output(None, values["logits", None][first * texts :])
@@ -423,7 +423,7 @@ class Texts:
         count = 1 + len(changes)
         stream = repeat(self.streams[layer], "text ... -> (copy text) ...", copy=count)
         point = self.model.output_stack.point("attn_out"), layer
-        with self.model.applying(self._applied_at(here, layer)):
+        with self.model.in_force.applying(self._applied_at(here, layer)):
             ran = self.blocks.run(
                 self._copies(count), start=layer, stream=stream, stop=layer + 1, captures=[point],
                 rows=[] if keyless is None else [keyless],

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from ..basics.installed import is_installed
-from ..model.parts.weights import tensors_hash
+from ..model.parts.hashes import tensors_hash
 from ..model.run.hooked import HookedModel
 
 
@@ -27,7 +27,7 @@ def identity_of(model: HookedModel, weights: str, rest: Mapping[str, Any]) -> di
         "model": model.name,
         "weights": weights,
         "hooks": list(model.edited),
-        "code and values of the hooks": [[*point, digest_of(edit)] for point, edit in model.edit_functions],
+        "code and values of the hooks": [[*point, digest_of(edit)] for point, edit in model.in_force.edit_functions],
         "interventions": [intervention.digest for intervention in model.interventions],
         **rest,
     }

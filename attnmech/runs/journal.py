@@ -20,7 +20,7 @@ from torch import Tensor
 from ..basics.files import check_writable, path_of, writing
 from ..basics.messages import first_line
 from ..errors import JournalError, OutputError
-from ..model.parts.weights import tensors_hash
+from ..model.parts.hashes import tensors_hash
 
 ADVICE: Final = "Give another path or delete it."
 

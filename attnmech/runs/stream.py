@@ -14,6 +14,7 @@ from ..batch import Batch
 from ..errors import InputError, JournalError
 from ..model.attention.observed import LayerEnd, RowBlock
 from ..model.inputs.encoder import Inputs
+from ..model.parts.hashes import batch_hash
 from ..model.run.hooked import HookedModel, require_model
 from ..model.stack.stack import Stack
 from ..points import PointKey
@@ -142,7 +143,7 @@ class Streaming:
         """The results for texts that are run at once."""
         states = self._reduced(Run(*self._place, batch, torch.arange(len(batch.ids)), corpus=False))
         tokens = batch.queries(self.stack.label).tokens
-        provenance = self.model.provenance(batch, tokens, self._options(batch.bos))
+        provenance = self.model.provenance(batch_hash(batch), tokens, self._options(batch.bos))
         return self._finished(states, Source(*self._place, len(batch.ids), 0, batch, provenance))
 
     def corpus(
@@ -177,7 +178,7 @@ class Streaming:
             if total.states is None:
                 raise InputError(f"shard {shard} has no documents; use no more shards than there are documents.")
             options |= {"corpus": whole.value}
-            provenance = self.model.provenance_of(total.digest, (), options)
+            provenance = self.model.provenance(total.digest, (), options)
             source = Source(*self._place, total.documents, total.truncated, None, provenance)
             return self._finished(total.states, source)
 

@@ -22,6 +22,7 @@ from ..basics.files import path_of
 from ..batch import Batch
 from ..errors import InputError
 from ..model.inputs.encoder import Inputs
+from ..model.run.applying import require_means
 from ..model.run.hooked import HookedModel, require_model
 from ..results.provenance import Provenance
 from .answers import Answers
@@ -124,7 +125,7 @@ class Sweeps:
         self._engine.text_of = self._judged.text_of
         settings = {"bos": bos, "metric": self.judge.name, "later": later, **self.judge.noted, **(noted or {})}
         self.tokens = tokens_of(parts, self.texts, model.output_stack.label)
-        self.provenance = model.provenance_of(parts[-1].digest, self.tokens, settings)
+        self.provenance = model.provenance(parts[-1].digest, self.tokens, settings)
 
     def sweep(
         self,
@@ -183,10 +184,10 @@ class Sweeps:
 
 
 def _check_changes(model: HookedModel, changes: Sequence[Change]) -> None:
-    for change in changes:
-        for each in change:
-            model.applied(each)
-    model.check_means(each for change in changes for each in change)
+    interventions = [intervention for change in changes for intervention in change]
+    for intervention in interventions:
+        model.applied(intervention)
+    require_means(interventions, lambda: model.weights_hash)
 
 
 def _identity(

@@ -17,7 +17,7 @@ from ..maths.update_statistics import STATISTICS, AgainstStream, LayerRows, upda
 from ..maths.updates import Writer, cosine
 from ..model.attention.local_global import global_tokens
 from ..model.attention.observed import LayerEnd, RowBlock
-from ..model.parts.weights import tensors_hash
+from ..model.parts.hashes import tensors_hash
 from ..model.reading.unembedding import Unembedding
 from ..model.stack.block import attention_scale, before_mlp
 from ..model.stack.carried import values_read

@@ -43,7 +43,7 @@ def test_what_help_prints_first() -> None:
 
 
 def test_a_bound_method_leaves_out_self() -> None:
-    assert str(inspect.signature(am.HookedModel.check_means)).startswith("(self, interventions:")
+    assert str(inspect.signature(am.HookedModel.check_heads)).startswith("(\n    self,\n    heads:")
     bound = inspect.signature(am.Intervention.attend)
     assert str(bound).startswith("(\n    heads: Heads,\n    to: Literal['uniform', 'self', 'first'],\n    *,")
 

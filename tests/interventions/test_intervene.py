@@ -617,7 +617,7 @@ def test_texts_beside_the_changed_ones_keep_every_bit() -> None:
     ):
         with hooked.intervene(each):
             alone = hooked.run(ids).logits
-        with hooked.applying([hooked.applied(each, slice(1, 3))]):
+        with hooked.in_force.applying([hooked.applied(each, slice(1, 3))]):
             some = hooked.run(ids).logits
         assert torch.equal(some[[0, 3]], clean[[0, 3]]), each
         torch.testing.assert_close(some[1:3], alone[1:3], rtol=1e-6, atol=1e-6)

@@ -271,7 +271,7 @@ def head_importance(
     judge.require_gradient()
     tokens = tokens_of(parts, texts, stack.label)
     noted = {"bos": bos, "metric": judge.name, "method": method, "per_position": per_position, **judge.noted}
-    provenance = model.provenance_of(parts[-1].digest, tokens, noted)
+    provenance = model.provenance(parts[-1].digest, tokens, noted)
     judged = JudgedTexts.of(parts, judge, at_once)
     count = len(judged.text_of)
     before = torch.empty(count, dtype=torch.float64)

@@ -30,6 +30,7 @@ from ...maths.flow import positive_part, rolled_out, summed_norms, value_norms
 from ...maths.norms import norm_multiplier
 from ...model.attention.observed import LayerEnd, RowBlock
 from ...model.inputs.encoder import Inputs
+from ...model.parts.hashes import batch_hash
 from ...model.parts.norms import gamma_of, is_centred
 from ...model.parts.weights import bias_of
 from ...model.run.hooked import HookedModel, require_model
@@ -135,7 +136,7 @@ def _gradient_flow(
     by_head = weighted_gradients(model, batch, judge, chosen)
     tokens = tuple(token for token, kept in zip(batch.tokens[0], batch.mask[0].tolist(), strict=True) if kept)
     noted = {"kind": "gradient", "metric": judge.name, "bos": bos, **judge.noted}
-    provenance = model.provenance(batch, batch.tokens, noted)
+    provenance = model.provenance(batch_hash(batch), batch.tokens, noted)
     return AttentionFlow("gradient", chosen, positive_part(by_head), by_head, tokens, provenance, judge.name)
 
 

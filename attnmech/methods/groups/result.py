@@ -152,7 +152,7 @@ def group_attention(
         by_key=by_word["key"],
         query_pairs=word_pairs["query"],
         key_pairs=word_pairs["key"],
-        provenance=model.provenance_of(digest.hexdigest(), (), options),
+        provenance=model.provenance(digest.hexdigest(), (), options),
     )
 
 

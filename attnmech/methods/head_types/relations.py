@@ -122,7 +122,7 @@ def relations(
         pairs=pairs,
         offsets=best,
         by_offset=by_offset,
-        provenance=model.provenance_of(digest.hexdigest(), (), options | {"labels": labels.hexdigest()}),
+        provenance=model.provenance(digest.hexdigest(), (), options | {"labels": labels.hexdigest()}),
     )
 
 

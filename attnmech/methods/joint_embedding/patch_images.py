@@ -10,6 +10,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from ...batch import Batch
+from ...model.inputs.senses import images_of
 from ...model.run.hooked import HookedModel
 from .page_data import EmbeddingImages
 from .token_pairs import Tokens
@@ -41,7 +42,7 @@ def patch_images(model: HookedModel, batch: Batch, tokens: Tokens) -> PatchImage
 
     Pixels are as the model takes them, already normalised: each image's are shown from its lowest to its highest.
     """
-    images = model.images(batch)
+    images = images_of(model.encoder, batch)
     if images is None or model.grid is None:
         return None
     patch = model.grid.patch

@@ -17,6 +17,7 @@ from ...batch import Batch
 from ...errors import InputError, UnsupportedModelError
 from ...interventions import Heads
 from ...model.inputs.encoder import Ids, Inputs
+from ...model.parts.hashes import batch_hash
 from ...model.run.hooked import HookedModel, require_model
 from ...runs.layers import count_layers
 from ...runs.progress import steps
@@ -236,7 +237,7 @@ def _embedded(
         sink=embedder.sink,
         images=patch_images(model, batch, embedder.sample),
         types_of_heads=(),
-        provenance=model.provenance(chosen.batch, chosen.batch.queries(of_stack.label).tokens, options),
+        provenance=model.provenance(batch_hash(chosen.batch), chosen.batch.queries(of_stack.label).tokens, options),
     )
 
 

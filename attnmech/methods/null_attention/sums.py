@@ -19,6 +19,7 @@ from ...maths.received import received_by_key
 from ...maths.updates import Writer
 from ...model.attention.observed import LayerEnd, RowBlock
 from ...model.inputs.encoder import Inputs
+from ...model.inputs.senses import special_keys
 from ...model.run.hooked import HookedModel
 from ...model.stack.block import attention_scale
 from ...model.stack.carried import values_read
@@ -70,7 +71,8 @@ def sinks_of(
     if not isinstance(target, str) or target not in TARGETS:
         known = ", ".join(f'"{name}" ({about})' for name, about in TARGETS.items())
         raise InputError(f"`target` must be one of {known}; got {shown(target)}.")
-    if target == "special" and not model.special_keys(model.stack(stack).label if stack else model.output_stack.label):
+    label = model.stack(stack).label if stack else model.output_stack.label
+    if target == "special" and not special_keys(model.encoder, label):
         raise InputError('target="special" needs a tokenizer with special tokens; use target="first".')
     whole = is_one_batch(model, inputs) or not isinstance(inputs, Iterable)
     documents: Any = [inputs] if whole else inputs

@@ -21,6 +21,7 @@ from ...interventions import Head, Heads, Intervention, Positions, Values, check
 from ...maths.intervals import LEVEL, TextMeans, difference
 from ...model.inputs.encoder import Inputs
 from ...model.run.hooked import HookedModel, require_model
+from ...model.stack.heads import require_heads
 from ...results.by_layer import subtracted
 from ...runs.ablations import reread
 from ...runs.effects import Effects, HeadEffects, effect_fields, head_fields
@@ -291,7 +292,7 @@ def _chosen(model: HookedModel, at: str, heads: Heads, layers: Iterable[int] | N
         return [(layer, head) for layer in within for head in range(stack.n_kv_heads)]
     for _, head in named:
         index_of("heads", head, stack.n_kv_heads, f"at={at!r} goes by kv head; each layer has {stack.n_kv_heads}")
-    model.require_heads(named, within, stack, "of each layer of this model")
+    require_heads(model.points, stack, named, within, "of each layer of this model")
     return list(named)
 
 

@@ -95,7 +95,7 @@ def composition(model: HookedModel, *, fold_norm: bool = True) -> "Composition":
         **kinds,
         layers=layers,
         baseline=model.d_model**-0.5,
-        provenance=model.provenance_of("", (), {"fold_norm": fold_norm}),
+        provenance=model.provenance("", (), {"fold_norm": fold_norm}),
     )
 
 

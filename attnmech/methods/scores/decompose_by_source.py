@@ -18,8 +18,10 @@ from ...draw.text import percent, quoted, signed, with_minus_signs
 from ...errors import InputError, UnsupportedModelError
 from ...interventions import Heads
 from ...model.inputs.encoder import Inputs
+from ...model.parts.hashes import batch_hash
 from ...model.reading.writers import most_writers, points_of_writers, why_no_sum
 from ...model.run.hooked import HookedModel, require_model
+from ...model.stack.heads import require_heads
 from ...model.stack.stack import Stack
 from ...results.by_layer import by_layer
 from ...results.provenance import Provenance
@@ -100,7 +102,7 @@ def decompose_by_source(
         parts=tuple(walk.parts[layer] for layer in chosen),
         residual=by_layer(residual, list(chosen), count_layers(model, stack)),
         tokens=batch.tokens,
-        provenance=model.provenance(batch, batch.tokens, options),
+        provenance=model.provenance(batch_hash(batch), batch.tokens, options),
     )
 
 
@@ -126,7 +128,7 @@ def _chosen_heads(
     if isinstance(heads, str) and heads == "all":
         return dict.fromkeys(allowed, tuple(range(stack.n_heads)))
     named = _some_pairs("heads", heads, '"all" or a list of (layer, head)')
-    model.require_heads(named, allowed, stack, f"this model has {stack.n_heads} heads in each layer")
+    require_heads(model.points, stack, named, allowed, f"this model has {stack.n_heads} heads in each layer")
     chosen: dict[int, tuple[int, ...]] = {}
     for layer, head in named:
         chosen[layer] = (*chosen.get(layer, ()), head)

@@ -28,6 +28,7 @@ from ...draw.text import signed, token_labels
 from ...errors import InputError, OutputError, UnsupportedModelError
 from ...model.attention.observed import RowBlock
 from ...model.inputs.encoder import Inputs
+from ...model.parts.hashes import batch_hash
 from ...model.run.hooked import HookedModel, require_model
 from ...model.stack.centring import Centre, checked_centre, reference_of, require_means_of
 from ...model.stack.ledger import ScoreAudit
@@ -130,7 +131,7 @@ def decompose_scores(
         tokens=queries.tokens,
         key_tokens=keys.tokens,
         reference=None if centre is None else reference_of(centre, batch, blocks),
-        provenance=model.provenance(batch, queries.tokens, options),
+        provenance=model.provenance(batch_hash(batch), queries.tokens, options),
     )
 
 

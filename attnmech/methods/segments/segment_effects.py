@@ -22,8 +22,9 @@ from ...draw.text import quoted
 from ...errors import InputError
 from ...interventions import Heads, Intervention, checked_heads
 from ...model.inputs.encoder import Inputs
+from ...model.parts.hashes import batch_hash
 from ...model.run.hooked import HookedModel, require_model
-from ...model.run.masking import GROUPS
+from ...model.run.masking import GROUPS, known_mask_id
 from ...results.provenance import Provenance
 from ...results.result import PagedResult
 from ...runs.engine import Change
@@ -140,7 +141,7 @@ def segment_effects(
         causal=work.causal,
         starts=starts,
         tokens=tokens,
-        provenance=model.provenance(batch, batch.tokens, about),
+        provenance=model.provenance(batch_hash(batch), batch.tokens, about),
     )
 
 
@@ -186,7 +187,7 @@ class _Cutting:
         """The effect of each cut, per token that can feel it."""
         changes = [self._change(query, key) for query, key in pairs]
         found = {}
-        for metric in METRICS if self.model.has_loss else METRICS[:1]:
+        for metric in METRICS if _has_loss(self.model) else METRICS[:1]:
             options = {**self.options, "journal": self._journal(what, metric)}
             swept = run_sweep(self.model, self.batch, changes, metric, **options)
             effects = (swept.after - swept.before)[:, 0].tolist()
@@ -211,6 +212,12 @@ class _Cutting:
         start = self.spans[key][1] if query is None else self.spans[query][0]
         rows = self.spans[-1][1] - (1 if metric == "loss" else 0)
         return rows / (rows - start) if rows > start else float("nan")
+
+
+def _has_loss(model: HookedModel) -> bool:
+    """Whether the model has a loss: it predicts the next token, or a masked one and its mask token is known."""
+    masks = model.predicts == "masked token" and known_mask_id(model.tokenizer, model.config) is not None
+    return model.predicts == "next token" or masks
 
 
 @dataclass(frozen=True, repr=False)

@@ -49,7 +49,7 @@ class Blueprint:
     @classmethod
     def of(cls, model: HookedModel) -> "Blueprint":
         """That of a model; `UnsupportedModelError` for one that only this process has the code of."""
-        original = model._original
+        original = model.original
         if isinstance(original, OwnModule):
             raise UnsupportedModelError(
                 f'{model.name} is a module of your own, which worker processes cannot build; use engine="local".'
@@ -136,7 +136,7 @@ def stored(model: nn.Module) -> dict[str, Tensor]:
 def weights_of(model: HookedModel) -> Iterator[bytes]:
     """The weights of a model as safetensors, in parts of roughly `PART_BYTES`."""
     part: dict[str, Tensor] = {}
-    for name, value in stored(model._original).items():
+    for name, value in stored(model.original).items():
         part[name] = value.detach().cpu().clone(memory_format=torch.contiguous_format)
         if sum(each.nbytes for each in part.values()) >= PART_BYTES:
             yield save(part)

@@ -1,7 +1,7 @@
-"""What does a model embed: tokens, positions, token types, and in which range?"""
+"""A model's embeddings of tokens, positions and token types, and the encoder that keeps to their ranges."""
 
 import inspect
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Any, Final
 
@@ -27,8 +27,18 @@ def token_embedding(model: PreTrainedModel) -> Tensor:
     return weight
 
 
-def wire_tokens(model: PreTrainedModel, in_force: InForce, *, is_point: bool, batch_first: bool) -> None:
-    """Wires the token embedding to `in_force`: gradients start there, and it is the point `embed` if `is_point`."""
+def wire_embeddings(
+    model: PreTrainedModel, plans: Sequence[Architecture], in_force: InForce, d_model: int, *, is_point: bool
+) -> tuple[str, ...]:
+    """Wires the embeddings of tokens, and of positions and token types, to `in_force`; returns the latter's labels.
+
+    Gradients start at the token embedding, which is the point `embed` if `is_point`.
+    """
+    _wire_tokens(model, in_force, is_point=is_point, batch_first=plans[0].batch_first)
+    return _wire_further(model, plans, in_force, d_model)
+
+
+def _wire_tokens(model: PreTrainedModel, in_force: InForce, *, is_point: bool, batch_first: bool) -> None:
     weight = token_embedding(model)
 
     def visiting(module: nn.Module, args: Any, output: Tensor) -> Tensor:
@@ -45,15 +55,15 @@ def wire_tokens(model: PreTrainedModel, in_force: InForce, *, is_point: bool, ba
             part.register_forward_hook(visiting)
 
 
-def wire_further(
-    model: PreTrainedModel, plans: Iterable[Architecture], in_force: InForce, *, d_model: int
+def _wire_further(
+    model: PreTrainedModel, plans: Sequence[Architecture], in_force: InForce, d_model: int
 ) -> tuple[str, ...]:
     """Wires the embeddings of positions and token types to `in_force`, each under its own label; returns the labels.
 
-    In a model with several stacks a label begins with that of the stack. A table that is neither as wide as the
-    tokens' nor as the stream is none: MPNet's has biases of scores, RoFormer's sines and cosines.
+    In a model with several stacks a label begins with the stack's. A table as wide as neither the token embedding nor
+    the stream is not added to the stream: MPNet's holds biases of scores, RoFormer's sines and cosines.
     """
-    weight, plans = token_embedding(model), list(plans)
+    weight = token_embedding(model)
     blocks = tuple(f"{plan.blocks}." for plan in plans)
     sides = {f"{plan.blocks.rpartition('.')[0]}.": f"{plan.stack} " for plan in reversed(plans) if plan.stack}
     # Relative positions enter the scores, and not the stream.
@@ -69,29 +79,30 @@ def wire_further(
         if name.split(".")[-1] != relative and module.embedding_dim in (weight.shape[1], d_model):
             side = next((label for start, label in sides.items() if name.startswith(start)), "")
             label = side + ("token-type embedding" if "type" in name else "position embedding")
-            number = 1 + sum(each.startswith(label) for each in labels)
+            number = 1 + sum(earlier.startswith(label) for earlier in labels)
             label = label if number == 1 else f"{label} {number}"
             module.register_forward_hook(visiting(label))
             labels.append(label)
     return tuple(labels)
 
 
-def encoder_of(
+def token_encoder(
     model: PreTrainedModel,
-    plan: Architecture,
+    plans: Sequence[Architecture],
     tokenizer: Any,
     bos: bool | None,
     device: torch.device,
     *,
-    decoder: Architecture | None,
     first_position: Callable[[], int | None],
 ) -> Encoder:
-    """What makes batches for this model, with the ranges of its tables; with a `decoder`, it takes a target, too.
+    """The encoder of this model's tokens and of its decoder's targets, with the sizes of its tables.
 
     `first_position` finds what positions are counted from, on demand.
 
     Raises `InputError` for a tokenizer with more tokens than the model has.
     """
+    decoder = next((plan for plan in plans if plan.stack == "decoder"), None)
+    plan = plans[0] if decoder is None or plans[0].reads == "tokens" else decoder
     n_vocab = len(token_embedding(model))
     if tokenizer is not None and len(tokenizer) > n_vocab:
         raise InputError(

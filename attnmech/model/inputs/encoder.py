@@ -149,6 +149,10 @@ class Encoder:
                     f"this {what} has {limit} positions; the text has {length} tokens. Shorten or split it."
                 )
 
+    def position_texts(self, ids: Sequence[int], stack: str = "") -> tuple[str, ...]:
+        """Each token as text, read alone."""
+        return tuple(self.encode(torch.tensor([token])).tokens[0][0] for token in ids)
+
     def token_texts(self, ids: Sequence[int]) -> tuple[str, ...]:
         """Each token as text, with its own spaces; the id's digits if there is no tokenizer.
 

@@ -1,36 +1,67 @@
-"""What makes batches for a model of images or sound, or of sound and what is written of it?"""
+"""The encoders that make a model's batches, and which of them a model has."""
 
-from typing import Any
+from typing import Any, TypeAlias
 
+from jaxtyping import Float
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from ...batch import Batch
+from ..own.module import OwnModule
+from ..structure.architecture import Architecture
 from ..structure.signals import FrontEnd, signal_config, signal_of, takes_other_sizes
 from .encoder import Encoder
 from .images import ImageEncoder, PatchGrid
+from .own_inputs import OwnEncoder, OwnInputs
 from .sounds import SoundEncoder
 from .transcripts import TranscriptEncoder
 
+AnyEncoder: TypeAlias = Encoder | ImageEncoder | SoundEncoder | OwnEncoder
+"""What makes the batches of a model."""
 
-def signal_encoder(
-    model: PreTrainedModel,
-    blocks: str,
-    grid: PatchGrid | None,
+
+def special_keys(encoder: AnyEncoder, stack: str) -> frozenset[int]:
+    """The ids of the tokenizer's special tokens among the keys of a stack; frames have none."""
+    if isinstance(encoder, TranscriptEncoder) and stack == "decoder":
+        return encoder.text.special
+    return encoder.special
+
+
+def images_of(encoder: AnyEncoder, batch: Batch) -> Float[Tensor, "batch channel height width"] | None:
+    """The images whose patches are the positions of a batch; None where they are something else."""
+    if isinstance(encoder, ImageEncoder):
+        return batch.extra["pixel_values"]
+    if not isinstance(encoder, OwnEncoder) or encoder.grid is None:
+        return None
+    shape = encoder.grid.shape
+    return next((value for value in batch.extra.values() if value.ndim == 4 and value.shape[1:] == shape), None)
+
+
+def encoder_of(
+    model: PreTrainedModel | OwnModule,
+    plan: Architecture,
+    text: Encoder | None,
+    *,
+    own: OwnInputs | None,
     like: Tensor,
     processor: Any,
-    text: Encoder | None = None,
-) -> ImageEncoder | SoundEncoder:
-    """The encoder of a model of images or sound whose blocks stand at a path.
+) -> AnyEncoder:
+    """What makes the batches of a model whose first stack has the architecture `plan`.
 
-    `like` is one of its weights, `text` makes what its decoder reads.
+    `text` makes its tokens, `own` says what a module of the user's own reads, `like` is one of its weights.
     """
+    if isinstance(model, OwnModule):
+        assert own is not None
+        return OwnEncoder(model, own.labels, like.device, own.example)
+    if plan.reads == "tokens":
+        assert text is not None
+        return text
     signal = signal_of(model)
     assert signal is not None
-    front, config = FrontEnd(model, blocks), signal_config(model)
+    front, config = FrontEnd(model, plan.blocks), signal_config(model)
     if text is not None:
         return TranscriptEncoder(signal, front, config, text, like=like, processor=processor)
-    if grid is None:
+    if plan.reads == "sound":
         return SoundEncoder(signal, front, config, like=like, processor=processor)
-    return ImageEncoder(
-        signal, grid, front, config, interpolates=takes_other_sizes(model), like=like, processor=processor
-    )
+    grid, interpolates = PatchGrid.of(config), takes_other_sizes(model)
+    return ImageEncoder(signal, grid, front, config, interpolates=interpolates, like=like, processor=processor)

@@ -46,7 +46,3 @@ class TranscriptEncoder(SoundEncoder):
         if stack != "decoder":
             return super().position_texts(ids, stack)
         return tuple(self.text.token_texts([each])[0] for each in ids)
-
-    def with_target(self, batch: Batch, texts: str | Sequence[str]) -> Batch:
-        """The batch with the decoder's texts, each after the tokens that a transcript starts with."""
-        return self.text.with_target(batch, texts)

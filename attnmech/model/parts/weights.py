@@ -1,13 +1,10 @@
 """Where are a layer's attention weights, in the field's names and shapes, and are they usable?"""
 
-import hashlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Final, TypeAlias
+from typing import TypeAlias
 
 import torch
-import xxhash
 from einops import EinopsError, rearrange
 from jaxtyping import Float
 from torch import Tensor, nn
@@ -15,9 +12,6 @@ from torch.nn.functional import pad
 from transformers.pytorch_utils import Conv1D
 
 from ...errors import UnsupportedModelError, WeightsError
-
-_WORTH_THREADS: Final = 2**20
-"""How many bytes take longer to read than threads to start."""
 
 
 @dataclass(frozen=True)
@@ -392,67 +386,3 @@ def check_finite(parameters: Iterable[tuple[str, nn.Parameter]]) -> None:
                 f"weights must be finite; {name} holds NaN or infinity in {bad} of {parameter.numel()} entries. "
                 "Load an intact checkpoint."
             )
-
-
-class WeightsHash:
-    """SHA-256 over names, types, shapes and bytes of all parameters: the same weights, the same hash.
-
-    And of the masks of pruned ones (`torch.nn.utils.prune`) and what is added to logits (Marian's `final_logits_bias`),
-    which are part of what the model computes. All bytes are read each time, since a fused optimizer step or
-    `parameter.data` changes weights without a trace; SHA-256 is computed anew only if their checksum, which is far
-    quicker, has changed.
-    """
-
-    def __init__(self) -> None:
-        self._known: tuple[str, str] | None = None
-
-    def of(self, model: nn.Module) -> str:
-        """The hash of the weights as they are now."""
-        tensors: dict[str, Tensor] = dict(model.named_parameters())
-        counted = {f"{name.removesuffix('_orig')}_mask" for name in tensors if name.endswith("_orig")}
-        tensors |= {
-            name: value for name, value in model.named_buffers() if name in counted or name.endswith("logits_bias")
-        }
-        checksum = _checksum(tensors)
-        known = self._known
-        if known is None or known[0] != checksum:
-            known = self._known = checksum, tensors_hash(tensors)
-        return known[1]
-
-
-def tensors_hash(tensors: Mapping[str, Tensor]) -> str:
-    """SHA-256 over names, types, shapes and the SHA-256 of the bytes of tensors."""
-    names = sorted(tensors)
-    values = [tensors[name] for name in names]
-    lines = [
-        f"{name} {value.dtype} {tuple(value.shape)} {found}"
-        for name, value, found in zip(names, values, _bytes_hashes(values), strict=True)
-    ]
-    return hashlib.sha256("\n".join(lines).encode()).hexdigest()
-
-
-def _bytes_hashes(values: Sequence[Tensor]) -> list[str]:
-    """The SHA-256 of the bytes of each, on several threads where there is much to read."""
-    if sum(value.nbytes for value in values) < _WORTH_THREADS:
-        return [_bytes_hash(value) for value in values]
-    # hashlib releases the interpreter lock while it reads a large tensor.
-    with ThreadPoolExecutor(torch.get_num_threads()) as pool:
-        return list(pool.map(_bytes_hash, values))
-
-
-def _bytes_hash(tensor: Tensor) -> str:
-    return hashlib.sha256(_bytes(tensor)).hexdigest()
-
-
-def _checksum(tensors: Mapping[str, Tensor]) -> str:
-    """XXH3 over names, types, shapes and bytes: for this process alone, since it is no guard against a person."""
-    checksum = xxhash.xxh3_128()
-    for name, value in tensors.items():
-        checksum.update(f"{name} {value.dtype} {tuple(value.shape)}\n".encode())
-        checksum.update(_bytes(value))
-    return checksum.hexdigest()
-
-
-def _bytes(tensor: Tensor) -> memoryview:
-    value = tensor.detach().cpu().contiguous()
-    return value.reshape(-1).view(torch.uint8).numpy().data

@@ -65,7 +65,7 @@ def certify(model: HookedModel) -> Certificate:
 def certify_with(passes: Passes) -> Certificate:
     """The certificate of a model some of whose passes may have been made."""
     model = passes.model
-    with model.unchecked():
+    with model.in_force.unchecked():
         statements = [_Statements(passes, stack) for stack in model.stacks.values()]
         checks = list(statements[0].of_model())
         for each in statements:

@@ -143,7 +143,7 @@ class _Edits:
             if block.notes.further_values is not None:
                 self.further[block.layer] = block.notes.further_values[:1].to(probe.wide)
 
-        with model.editing(edits):
+        with model.in_force.editing(list(edits.items())):
             self.values = model.forward(
                 batch,
                 captures=[*((name, layer) for name in there for layer in layers), self._end],

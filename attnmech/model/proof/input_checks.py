@@ -19,6 +19,7 @@ from .probe import (
     ProbeRun,
     by_row,
     norm_of,
+    plain_module,
 )
 
 
@@ -27,7 +28,7 @@ def normed_stream(probe: Probe) -> Iterator[Compared]:
     norm = probe.plan.attn_norm
     for run, layer in probe.places():
         stream = run.values[probe.stack.point("resid_pre"), layer]
-        expected = stream if norm is None else probe.model.plain_module(probe.stack, layer, norm)(stream)
+        expected = stream if norm is None else probe.plain_module(layer, norm)(stream)
         yield probe.compared(run, layer, probe.at(run, "attn_in", layer), expected, by_row(expected, probe.local))
 
 
@@ -38,7 +39,7 @@ def crossed_queries(probe: Probe) -> Iterator[Compared]:
     assert norm is not None
     for run, layer in probe.places():
         middle = run.values[decoder.point("resid_mid"), layer]
-        expected = probe.model.plain_module(decoder, layer, norm)(middle)
+        expected = plain_module(probe.model, decoder, layer, norm)(middle)
         yield probe.compared(run, layer, probe.at(run, "attn_in", layer), expected, by_row(expected, probe.local))
 
 
@@ -78,7 +79,7 @@ def projected(probe: Probe) -> Iterator[Compared]:
 
 def _normed_values(probe: Probe, run: ProbeRun, layer: int, value: Tensor, keep: Tensor) -> Compared:
     """v against the norm, without hooks, of each head's attn_in W_V + b_V."""
-    norm = probe.model.plain_module(probe.stack, layer, f"{probe.plan.attention}.{probe.plan.v_norm}")
+    norm = probe.plain_module(layer, f"{probe.plan.attention}.{probe.plan.v_norm}")
     by_head = "batch position head d_head"
     given = rearrange(value.to(probe.model.dtype), f"{by_head} -> {probe.plan.v_norm_axes}")
     made = norm.forward(given).to(probe.wide)
@@ -101,7 +102,7 @@ def latent_values(probe: Probe, layout: Expanded) -> Iterator[Compared]:
             made, bias = probe.at(run, "attn_in", layer) @ matrix_of(projection).to(probe.wide), bias_of(projection)
             made = select(made if bias is None else made + bias.to(probe.wide), latent.columns)
             # Its formula, without hooks of the model's owner.
-            norm = probe.model.plain_module(probe.stack, layer, path + latent.norm)
+            norm = probe.plain_module(layer, path + latent.norm)
             expected = norm.forward(made.to(probe.model.dtype)).to(probe.wide)
             # Norms of these families compute in float32, also in a float64 model.
             limit = max(probe.local, step_tolerance(torch.float32))

@@ -37,7 +37,7 @@ def gate_values(probe: Probe) -> Iterator[Compared]:
     assert gate is not None
     for run, layer in probe.places():
         if isinstance(gate, NormGate):
-            norm = probe.model.plain_module(probe.stack, layer, f"{probe.plan.attention}.{gate.path}")
+            norm = probe.plain_module(layer, f"{probe.plan.attention}.{gate.path}")
             ungated = _pattern_v(probe, run, layer, probe.at(run, "v", layer))
             weight = weight_of(norm, rearrange(ungated, "batch position head d -> batch position (head d)"))
             expected = gate.of(weight, epsilon_of(norm), ungated)
@@ -135,7 +135,7 @@ def _alone(probe: Probe, layer: int, z: Tensor, W_O: Tensor, bias: Tensor) -> Co
     alone = einsum(rows, heads, "row head d_head, head other -> head row other d_head")
     given = rearrange(alone, "head row other d_head -> head row (other d_head)")
     alone = sum_of_halves(given, probe.stack.n_heads) if probe.plan.windows else given
-    found = probe.model.plain_module(probe.stack, layer, probe.plan.out)(alone.to(dtype).contiguous())
+    found = probe.plain_module(layer, probe.plan.out)(alone.to(dtype).contiguous())
     product = einsum(rows, W_O, "row head d_head, head d_head d_model -> head row d_model")
     summed = rearrange(norm_of(rows), "row head -> head row")[..., None] * norm_of(W_O, 1)[:, None]
     rounding = product_rounding(dtype, given.shape[-1])

@@ -24,9 +24,11 @@ from ...maths.precision import (
 from ...points import POINTS, PointKey, split_stack
 from ..attention.observed import RowBlock
 from ..parts.certificate import Check, LensHook
+from ..parts.modules import submodule
 from ..run.hooked import HookedModel
 from ..run.passes import call
 from ..stack.stack import Stack
+from ..structure.copies import copy_of, use_attention
 from .texts import long_batch, probe_batch
 
 _LONG_LAYERS: Final = 3
@@ -106,7 +108,12 @@ class Passes:
 
     def in_attention(self, implementation: str, **options: Any) -> Any:
         """The short probe in one of transformers' implementations; or what it raises."""
-        return _attempt(lambda: _hidden_states(self.model.plain_in(implementation), self.batch, **options))
+
+        def run() -> Any:
+            plain = use_attention(copy_of(self.model.original), implementation)
+            return _hidden_states(plain, self.batch, **options)
+
+        return _attempt(run)
 
     def _run(self, batch: Batch, layers: Mapping[str, Sequence[int]]) -> ProbeRun:
         model, points = self.model, self.model.points
@@ -169,6 +176,10 @@ class Probe:
         for run in self.passes.runs:
             for layer in run.layers[self.stack.label]:
                 yield run, layer
+
+    def plain_module(self, layer: int, path: str) -> nn.Module:
+        """A module of one block of the plain model, by its dotted path."""
+        return plain_module(self.model, self.stack, layer, path)
 
     def plain_by_token(self, batch: Batch) -> list[Tensor]:
         """`by_token` of plain transformers; empty if its output does not have one row per token."""
@@ -311,6 +322,17 @@ def output_of(output: object) -> Tensor:
             "Load the model below its head: am.load(model.base_model)."
         )
     return found
+
+
+def plain_module(model: HookedModel, stack: Stack, layer: int, path: str) -> nn.Module:
+    """A module of one block of a stack in `model.plain`, by its dotted path."""
+    plan = stack.architecture
+    if plan.replaced and plan.replacement is not None and path.startswith(f"{plan.replaced}."):
+        # Our replacement names the modules of the attention that it replaces differently.
+        made = plan.replacement(plain_module(model, stack, layer, plan.replaced))
+        return submodule(made, path.removeprefix(f"{plan.replaced}."))
+    inner = f"{layer}.{plan.within}.{path}" if plan.within else f"{layer}.{path}"
+    return submodule(submodule(model.plain.base_model, plan.blocks), inner)
 
 
 def plain_output(model: HookedModel, batch: Batch) -> Tensor:

@@ -34,7 +34,7 @@ def _compared(probe: Probe, run: ProbeRun, layer: int) -> Compared:
     q, k = (rearrange(probe.at(run, name, layer), "b position head d -> b head position d") for name in "qk")
     if probe.plan.relative == "XLNet":
         return _compared_sinusoids(probe, run, layer, q, k)
-    attention = probe.model.plain_module(probe.stack, layer, probe.plan.attention)
+    attention = probe.plain_module(layer, probe.plan.attention)
     encoder, config = probe.model.plain.base_model.encoder, probe.model.config
     kinds = [kind for kind in config.pos_att_type or () if kind in ("c2p", "p2c")]
     scale = (q.shape[-1] * (1 + len(kinds))) ** -0.5
@@ -59,7 +59,7 @@ def _compared(probe: Probe, run: ProbeRun, layer: int) -> Compared:
 
 def _compared_sinusoids(probe: Probe, run: ProbeRun, layer: int, q: Tensor, k: Tensor) -> Compared:
     """XLNet: score = (q·k + (q − u + v)·r) / √d_head, of q with u, and r the projected sinusoids of the distance."""
-    weights: Any = probe.model.plain_module(probe.stack, layer, probe.plan.replaced)
+    weights: Any = probe.plain_module(layer, probe.plan.replaced)
     u, v, r = (each.detach().to(probe.wide) for each in (weights.r_w_bias, weights.r_r_bias, weights.r))
     length, d_model = q.shape[2], len(r)
     distance = torch.arange(1.0 - length, length, device=q.device)

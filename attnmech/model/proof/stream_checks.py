@@ -76,14 +76,12 @@ def block_end(
         each = torch.stack(terms)
         return each.sum(dim=0), sum_rounding(probe.model.dtype) * each.abs().sum(dim=0)
     assert plan.mid_norm is not None and plan.post_norm is not None
-    mid_norm, post_norm = (
-        probe.model.plain_module(probe.stack, layer, path) for path in (plan.mid_norm, plan.post_norm)
-    )
+    mid_norm, post_norm = (probe.plain_module(layer, path) for path in (plan.mid_norm, plan.post_norm))
     middle, *crossed, added = (term.to(probe.model.dtype) for term in terms)
     with torch.no_grad():
         if crossed:
             assert plan.interposed_norm is not None
-            cross_norm = probe.model.plain_module(probe.stack, layer, plan.interposed_norm)
+            cross_norm = probe.plain_module(layer, plan.interposed_norm)
             ended = post_norm(cross_norm(mid_norm(middle) + crossed[0]) + added)
         else:
             ended = PostNormEnd(mid_norm, post_norm)(middle, added)

@@ -1,11 +1,13 @@
 """Which of a model's bridges does a call use? Each holds one key-value cache, so two threads need two."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import cached_property
 from threading import Lock
 from typing import TYPE_CHECKING, Any
 
+from jaxtyping import Int
+from torch import Tensor
 from transformers import PreTrainedModel
 
 if TYPE_CHECKING:
@@ -42,6 +44,15 @@ class Bridges:
             yield spare
         finally:
             self._spare.append(spare)
+
+    def continued(
+        self, ids: Int[Tensor, "batch position"], count: int, options: Mapping[str, Any]
+    ) -> Int[Tensor, "batch longer"]:
+        """The ids with up to `count` more by a bridge's `generate`; raises what `bridge.continued` raises."""
+        from .bridge import continued
+
+        with self.one() as bridge:
+            return continued(bridge, ids, count, options)
 
     @contextmanager
     def passing(self) -> Iterator["TransformerBridge"]:

@@ -14,6 +14,9 @@ from ...basics.arguments import finite_number, flag, shown, whole_number
 from ...batch import Batch
 from ...errors import InputError
 from ...points import PointKey, PointName, parse, split_stack
+from ..attention.local_global import GLOBAL_MASK
+from ..inputs.senses import AnyEncoder
+from ..inputs.transcripts import TranscriptEncoder
 
 OPTIONS: Final = ("do_sample", "temperature", "top_k", "top_p", "stop_at_eos")
 """The sampling options of a pass of our own, besides its generator."""
@@ -118,11 +121,16 @@ class Continuing:
 
     run: Callable[[Batch, Sequence[PointName]], Activations]
     encode: Callable[[Mapping[str, Tensor]], Batch]
+    encoder: AnyEncoder
     ends: frozenset[int]
     """The ids that end a text."""
 
     def __call__(self, batch: Batch, count: int, sampling: Sampling, points: Sequence[PointName]) -> Generated:
-        """Up to `count` new tokens for each text; fewer if all have ended."""
+        """Up to `count` new tokens for each text; fewer if all have ended.
+
+        Raises `InputError` for more tokens than the model has positions, and for inputs besides tokens.
+        """
+        self._require_fitting(batch, count)
         keeps_logits = any(parse(point) == ("logits", None) for point in points)
         asked = list(points) if keeps_logits else [*points, "logits"]
         ends = torch.tensor(sorted(self.ends), device=batch.ids.device, dtype=torch.long)
@@ -140,6 +148,17 @@ class Continuing:
             if not sampling.stop_at_eos:
                 ended = torch.zeros_like(ended)
         return Generated.of(batch, steps)
+
+    def _require_fitting(self, batch: Batch, count: int) -> None:
+        length, limit = batch.ids.shape[1], getattr(self.encoder, "position_limit", None)
+        if batch.target is None and limit is not None and length + count > limit:
+            raise InputError(
+                f"this model has {limit} positions; a prompt of {length} tokens and {count} new ones do not fit. Give "
+                "a smaller `max_new_tokens`."
+            )
+        others = sorted(batch.extra.keys() - {GLOBAL_MASK})
+        if others and not isinstance(self.encoder, TranscriptEncoder):
+            raise InputError(f"generate takes tokens alone; got also {', '.join(others)}.")
 
     def _longer(
         self, batch: Batch, chosen: Int[Tensor, " batch"], ended: Bool[Tensor, " batch"], ends: Tensor

@@ -1,4 +1,4 @@
-"""How well does a model predict each text? The mean cross-entropy of its next tokens, or of masked ones."""
+"""The mean cross-entropy of each text's next tokens, or of its masked ones."""
 
 from collections.abc import Callable
 from typing import Final, TypeAlias
@@ -13,10 +13,17 @@ from ...maths.metrics import cross_entropy
 from .masking import MaskedCopies
 
 LogitsOf: TypeAlias = Callable[[Batch], Float[Tensor, "batch position vocab"]]
-"""What a model makes of a batch."""
+"""Computes a batch's logits."""
 
 _TOKENS: Final = 512
-"""Roughly how many tokens of logits are held at once."""
+"""The approximate number of tokens whose logits are held at once."""
+
+
+def text_losses(batch: Batch, mask_id: int | None, logits_of: LogitsOf) -> Float[Tensor, " text"]:
+    """The loss of each text: of its masked tokens if there is a `mask_id`, else of its next tokens."""
+    if mask_id is None:
+        return next_token_losses(batch, logits_of)
+    return masked_token_losses(batch, mask_id, logits_of)
 
 
 def next_token_losses(batch: Batch, logits_of: LogitsOf) -> Float[Tensor, " text"]:
@@ -52,11 +59,11 @@ def _sums(
     batch: Batch, rows: Bool[Tensor, "batch position"], targets: Int[Tensor, "batch position"], logits_of: LogitsOf
 ) -> Float[Tensor, " batch"]:
     """The sum of −ln p(target) over some rows of each text."""
-    found = []
+    sums = []
     for chosen in torch.split(torch.arange(len(batch.ids)), max(1, _TOKENS // batch.ids.shape[1])):
         here = chosen.to(rows.device)
         logits, (text, position) = logits_of(batch.texts(chosen)), rows[here].nonzero().unbind(dim=1)
         losses = cross_entropy(logits[text, position], targets[here][text, position]).double()
-        sums = torch.zeros(len(chosen), dtype=torch.float64, device=losses.device)
-        found.append(sums.index_add(0, text, losses).cpu())
-    return torch.cat(found)
+        zeros = torch.zeros(len(chosen), dtype=torch.float64, device=losses.device)
+        sums.append(zeros.index_add(0, text, losses).cpu())
+    return torch.cat(sums)

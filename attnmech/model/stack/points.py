@@ -1,17 +1,20 @@
 """Which of the named points does a model have, in which sizes, and why are the others missing?"""
 
+import inspect
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
-from typing import Any, Final
+from typing import Any, Final, get_args
 
 import pandas as pd
+from transformers import PreTrainedModel
+from transformers.utils.generic import ModelOutput
 
 from ...basics.arguments import integer, listed, shown
 from ...batch import Batch
 from ...errors import CertificateError, InputError, MissingPointError
 from ...points import POINTS, Point, PointKey, PointName, parse, point_of, split_stack
-from ..own.module import NO_TOKENS
+from ..own.module import NO_TOKENS, OwnModule
 from ..structure.architecture import Architecture
 from .stack import Stack
 
@@ -178,6 +181,20 @@ def _range(layers: tuple[int, ...], owner: str) -> str:
     if layers == tuple(range(len(layers))):
         return f"from 0 to {len(layers) - 1} ({owner} has {len(layers)} layers)"
     return f"one of {', '.join(map(str, layers))} (the layers of {owner} with attention)"
+
+
+def has_head(model: PreTrainedModel) -> bool:
+    """Whether the model's output is logits, or whatever a module of the user's own returns."""
+    if isinstance(model, OwnModule):
+        return True
+    returned = inspect.signature(type(model).forward).return_annotation
+    kinds = [kind for kind in (returned, *get_args(returned)) if isinstance(kind, type)]
+    outputs = [kind for kind in kinds if issubclass(kind, ModelOutput)]
+    declares = any("logits" in getattr(output, "__dataclass_fields__", ()) for output in outputs)
+    unembeds = model.get_output_embeddings() is not None  # type: ignore[no-untyped-call]
+    if declares or (outputs and not unembeds):
+        return declares
+    return model.base_model is not model or unembeds
 
 
 def points_of(stacks: Sequence[Stack], has_logits: bool) -> ModelPoints:

@@ -1,11 +1,13 @@
 """A column of blocks: their weights, sizes and layout."""
 
+from collections.abc import Mapping
+
 import torch
 from einops import rearrange
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from ...errors import UnsupportedModelError
+from ...errors import InputError, UnsupportedModelError
 from ...points import full_name
 from ..attention.attend import Site
 from ..attention.identities import StackTraits
@@ -63,6 +65,14 @@ class Stack:
     def label(self) -> str:
         """The label: encoder, decoder or cross; empty if the model has one stack."""
         return self.architecture.stack
+
+    @property
+    def shape(self) -> str:
+        """The numbers of layers and heads: "12 layers × 12 heads (4 kv heads)"."""
+        label = f"{self.label} " if self.label else ""
+        kv = "" if self.n_kv_heads == self.n_heads else f" ({self.n_kv_heads} kv heads)"
+        kind = "layers with attention" if self.architecture.hybrid else "layers"
+        return f"{label}{self.n_layers} {kind} × {self.n_heads} heads{kv}"
 
     def point(self, name: str) -> str:
         """The full name of a point of this stack: "pattern", or "cross.pattern" if there are several."""
@@ -169,6 +179,16 @@ class Stack:
     def as_given(self, value: Tensor, like: Tensor) -> Tensor:
         """A value by token with the axes that the model gave it in."""
         return value.reshape(like.shape) if self.architecture.batch_first or like.ndim != 3 else value.transpose(0, 1)
+
+
+def stack_labelled(stacks: Mapping[str, Stack], label: str | None) -> Stack:
+    """The stack with a label; without a label, the only one. `InputError` for any other label."""
+    if (label is None or (isinstance(label, str) and label == "self")) and len(stacks) == 1:
+        return next(iter(stacks.values()))
+    if not isinstance(label, str) or label not in stacks:
+        known = ", ".join(repr(known or "self") for known in stacks)
+        raise InputError(f"`stack` must be one of {known} on this model; got {label!r}.")
+    return stacks[label]
 
 
 def _has_attention(block: nn.Module, plan: Architecture) -> bool:

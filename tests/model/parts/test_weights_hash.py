@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import nn
 
-from attnmech.model.parts import weights
-from attnmech.model.parts.weights import WeightsHash, tensors_hash
+from attnmech.model.parts import hashes
+from attnmech.model.parts.hashes import WeightsHash, tensors_hash
 
 
 class Parts(nn.Module):
@@ -25,7 +25,7 @@ class Parts(nn.Module):
 
 def test_every_byte_counts_and_sha256_is_computed_only_after_a_change(monkeypatch: pytest.MonkeyPatch) -> None:
     model, hashed, computed = Parts(), WeightsHash(), []
-    monkeypatch.setattr(weights, "tensors_hash", lambda tensors: (computed.append(1), tensors_hash(tensors))[1])
+    monkeypatch.setattr(hashes, "tensors_hash", lambda tensors: (computed.append(1), tensors_hash(tensors))[1])
     before = hashed.of(model)
     assert hashed.of(model) == before and len(computed) == 1
     for name, parameter in model.named_parameters():

@@ -405,7 +405,7 @@ def test_an_interrupted_run_leaves_no_trace_in_ours(name: str, hook: Change, err
     with pytest.raises(error), hooked.hooks({"q": lambda x: x + 1}):
         hook(clean)
     assert torch.equal(hooked.run(ids).logits, clean)
-    assert not hooked._in_force.running
+    assert not hooked.in_force.running
 
 
 def test_an_interrupt_in_a_users_own_forward_hook() -> None:

@@ -97,7 +97,7 @@ def test_threads_get_what_they_get_alone() -> None:
 
     with ThreadPoolExecutor(3) as pool:
         assert [wrong for found in pool.map(run, range(3)) for wrong in found] == []
-    assert model.edited == () and not model._in_force.running
+    assert model.edited == () and not model.in_force.running
 
 
 def test_two_passes_are_in_the_middle_at_once() -> None:
@@ -165,7 +165,7 @@ def test_our_generators_hold_nothing_in_force_between_yields() -> None:
     clean = model.run(ids).logits
     parts = batches(iter([ids[:1], ids[1:], ids]), model, tokens_per_batch=8, window=1)
     for _ in parts:
-        assert not model._in_force.running and model.edited == ()
+        assert not model.in_force.running and model.edited == ()
         assert torch.equal(model.run(ids).logits, clean)
 
 

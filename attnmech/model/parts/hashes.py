@@ -1,0 +1,98 @@
+"""SHA-256 of weights, configs and inputs, for a result's provenance."""
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, Final
+
+import torch
+import xxhash
+from torch import Tensor, nn
+
+from ...batch import Batch
+
+_NOT_THE_MODEL: Final = ("_name_or_path", "architectures", "dtype", "torch_dtype", "transformers_version")
+"""Config entries that change when a model is saved and loaded, but not what it computes."""
+
+_WORTH_THREADS: Final = 2**20
+"""A number of bytes that takes longer to read than threads take to start."""
+
+
+def model_hash(config: Any, weights: str) -> str:
+    """SHA-256 of a transformers config and the hash of the weights."""
+    entries = {name: value for name, value in config.to_dict().items() if name not in _NOT_THE_MODEL}
+    written = json.dumps(entries, sort_keys=True, default=str)
+    return hashlib.sha256(f"{written} {weights}".encode()).hexdigest()
+
+
+class WeightsHash:
+    """SHA-256 over names, types, shapes and bytes of all parameters: the same weights, the same hash.
+
+    The masks of pruned parameters (`torch.nn.utils.prune`) and biases of logits (Marian's `final_logits_bias`) count
+    too, since the model computes with them. All bytes are read each time, since a fused optimizer step or
+    `parameter.data` changes weights without a trace; SHA-256 is computed anew only if their checksum, which is far
+    quicker, has changed.
+    """
+
+    def __init__(self) -> None:
+        self._known: tuple[str, str] | None = None
+
+    def of(self, model: nn.Module) -> str:
+        """The hash of the weights as they are now."""
+        tensors: dict[str, Tensor] = dict(model.named_parameters())
+        counted = {f"{name.removesuffix('_orig')}_mask" for name in tensors if name.endswith("_orig")}
+        tensors |= {
+            name: value for name, value in model.named_buffers() if name in counted or name.endswith("logits_bias")
+        }
+        checksum = _checksum(tensors)
+        known = self._known
+        if known is None or known[0] != checksum:
+            known = self._known = checksum, tensors_hash(tensors)
+        return known[1]
+
+
+def tensors_hash(tensors: Mapping[str, Tensor]) -> str:
+    """SHA-256 over names, types, shapes and the SHA-256 of the bytes of tensors."""
+    names = sorted(tensors)
+    values = [tensors[name] for name in names]
+    lines = [
+        f"{name} {value.dtype} {tuple(value.shape)} {digest}"
+        for name, value, digest in zip(names, values, _bytes_hashes(values), strict=True)
+    ]
+    return hashlib.sha256("\n".join(lines).encode()).hexdigest()
+
+
+def batch_hash(batch: Batch) -> str:
+    """SHA-256 over all inputs of the model in a batch."""
+    tensors = {"ids": batch.ids, "mask": batch.mask, **batch.extra}
+    if batch.target is not None:
+        tensors |= {"target ids": batch.target.ids, "target mask": batch.target.mask}
+    return tensors_hash(tensors)
+
+
+def _bytes_hashes(values: Sequence[Tensor]) -> list[str]:
+    """The SHA-256 of the bytes of each tensor, on several threads where there is much to read."""
+    if sum(value.nbytes for value in values) < _WORTH_THREADS:
+        return [_bytes_hash(value) for value in values]
+    # hashlib releases the interpreter lock while it reads a large tensor.
+    with ThreadPoolExecutor(torch.get_num_threads()) as pool:
+        return list(pool.map(_bytes_hash, values))
+
+
+def _bytes_hash(tensor: Tensor) -> str:
+    return hashlib.sha256(_bytes(tensor)).hexdigest()
+
+
+def _checksum(tensors: Mapping[str, Tensor]) -> str:
+    """XXH3 over names, types, shapes and bytes; for this process alone, since it is not cryptographic."""
+    checksum = xxhash.xxh3_128()
+    for name, value in tensors.items():
+        checksum.update(f"{name} {value.dtype} {tuple(value.shape)}\n".encode())
+        checksum.update(_bytes(value))
+    return checksum.hexdigest()
+
+
+def _bytes(tensor: Tensor) -> memoryview:
+    value = tensor.detach().cpu().contiguous()
+    return value.reshape(-1).view(torch.uint8).numpy().data

@@ -1,0 +1,115 @@
+"""Checks a user's hooks and interventions against a model, and places them in it."""
+
+import inspect
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
+
+from ...basics.arguments import index_of, shown
+from ...errors import InputError
+from ...interventions import Head, Intervention
+from ...interventions.edits import TermEdit
+from ...interventions.place import BatchPart, Place
+from ...points import PointKey, PointName
+from ..attention.applied import Applied
+from ..attention.in_force import Hook
+from ..inputs.senses import AnyEncoder, special_keys
+from ..inputs.transcripts import TranscriptEncoder
+from ..stack.centring import require_fitting, require_weights
+from ..stack.heads import selected_heads
+from ..stack.ledger import ledger_split_at
+from ..stack.points import ModelPoints
+from ..stack.stack import Stack, stack_labelled
+
+
+def placed_hooks(
+    edits: Mapping[PointName, Hook], points: ModelPoints, refused: Mapping[str, str]
+) -> list[tuple[PointKey, Hook]]:
+    """A user's hooks, each at every point that its name refers to.
+
+    Raises `InputError` for anything but a mapping from points to functions of one value, and what
+    `ModelPoints.resolve` raises.
+    """
+    if not isinstance(edits, Mapping):
+        raise InputError(f'hooks must map points to functions, as in {{("pattern", 3): f}}; got {shown(edits)}.')
+    placed: list[tuple[PointKey, Hook]] = []
+    for name, edit in edits.items():
+        if not callable(edit):
+            raise InputError(f"the hook at {name!r} must be a function of the value; got {edit!r}.")
+        if not _takes_one(edit):
+            raise InputError(
+                f"the hook at {name!r} must take the value alone, f(value) -> value; got {edit!r} with the "
+                f"signature {inspect.signature(edit)}. TransformerLens's hooks take (value, hook): drop `hook`."
+            )
+        placed += [(key, edit) for key in points.resolve([name], None, refused)]
+    return placed
+
+
+def placed_intervention(
+    intervention: Intervention,
+    part: BatchPart,
+    stacks: Mapping[str, Stack],
+    points: ModelPoints,
+    refused: Mapping[str, str],
+    encoder: AnyEncoder,
+) -> Applied:
+    """An intervention at the layers and heads of a model, in a part of a batch.
+
+    Raises what `HookedModel.intervene` raises outside a run, but does not check whose weights its means belong to.
+    """
+    if not isinstance(intervention, Intervention):
+        raise InputError(f"expected an am.Intervention, such as am.Intervention.zero([(0, 1)]); got {intervention!r}.")
+    stack, edit = stack_labelled(stacks, intervention.stack or None), intervention.edit
+    by_layer: dict[int, tuple[int, ...]] = {}
+    if not intervention.by_head:
+        by_layer = dict.fromkeys(points.check_layers(intervention.layers, stack.label), ())
+    for layer, head in _heads_of(intervention, points, stack) if intervention.by_head else ():
+        by_layer[layer] = (*by_layer.get(layer, ()), head)
+    points.resolve([stack.point(edit.point)], by_layer, refused)
+    if isinstance(edit, TermEdit):
+        points.resolve([stack.point("attn_in")], by_layer, refused)
+        if edit.centre is not None:
+            require_fitting(edit.centre, stack, by_layer)
+    applied = Applied(intervention, by_layer, part, partial(ledger_split_at, stacks))
+    with applied.named():
+        edit.check(Place(stack.label, tuple(by_layer), stack.sizes(edit.point), _no_special_keys(encoder, stack)))
+    return applied
+
+
+def require_means(interventions: Iterable[Intervention], weights_hash: Callable[[], str]) -> None:
+    """Raises `InputError` for an intervention whose means belong to other weights; hashes the model's at most once."""
+    edits = [intervention.edit for intervention in interventions]
+    means = {edit.centre for edit in edits if isinstance(edit, TermEdit) and edit.centre is not None}
+    weights = weights_hash() if means else ""
+    for centre in means:
+        require_weights(centre, weights)
+
+
+def _heads_of(intervention: Intervention, points: ModelPoints, stack: Stack) -> list[Head]:
+    """The heads that an intervention touches; at k and v as a whole, kv heads."""
+    if not intervention.by_kv_head:
+        return selected_heads(points, stack, intervention.heads)
+    if intervention.heads == "all":
+        return [(layer, head) for layer in stack.layers for head in range(stack.n_kv_heads)]
+    points.check_layers([layer for layer, _ in intervention.heads], stack.label)
+    for _, head in intervention.heads:
+        index_of("kv_head", head, stack.n_kv_heads, f"{intervention}: k and v have one of each layer per kv head")
+    return list(intervention.heads)
+
+
+def _no_special_keys(encoder: AnyEncoder, stack: Stack) -> str:
+    """Why no key of a stack is a special token; empty where some may be."""
+    if special_keys(encoder, stack.label):
+        return ""
+    frames = isinstance(encoder, TranscriptEncoder) and stack.label != "decoder"
+    return "frames are no special tokens" if frames else "special tokens need a model loaded with a tokenizer"
+
+
+def _takes_one(function: Hook) -> bool:
+    """Whether a function can be called with a value alone; True where Python cannot tell."""
+    try:
+        inspect.signature(function).bind(None)
+    except TypeError:
+        return False
+    except ValueError:  # a builtin
+        return True
+    return True
