@@ -7,7 +7,7 @@ from ..basics.nouns import HEARD, IMAGE, INPUT, SOUND, TEXT, Nouns
 from ..batch import Batch
 from ..draw.section import Section
 from ..methods.joint_embedding.patch_images import data_uri
-from ..model.inputs.senses import images_of
+from ..model.inputs.encoders import images_of
 from ..model.inputs.sounds import SoundEncoder
 from ..model.inputs.spectrograms import spectrogram_of
 from ..model.inputs.transcripts import TranscriptEncoder

@@ -10,7 +10,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from ...batch import Batch
-from ...model.inputs.senses import images_of
+from ...model.inputs.encoders import images_of
 from ...model.run.hooked import HookedModel
 from .page_data import EmbeddingImages
 from .token_pairs import Tokens

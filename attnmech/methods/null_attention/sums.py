@@ -19,7 +19,7 @@ from ...maths.received import received_by_key
 from ...maths.updates import Writer
 from ...model.attention.observed import LayerEnd, RowBlock
 from ...model.inputs.encoder import Inputs
-from ...model.inputs.senses import special_keys
+from ...model.inputs.encoders import special_keys
 from ...model.run.hooked import HookedModel
 from ...model.stack.block import attention_scale
 from ...model.stack.carried import values_read

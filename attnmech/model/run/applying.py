@@ -12,7 +12,7 @@ from ...interventions.place import BatchPart, Place
 from ...points import PointKey, PointName
 from ..attention.applied import Applied
 from ..attention.in_force import Hook
-from ..inputs.senses import AnyEncoder, special_keys
+from ..inputs.encoders import AnyEncoder, special_keys
 from ..inputs.transcripts import TranscriptEncoder
 from ..stack.centring import require_fitting, require_weights
 from ..stack.heads import selected_heads

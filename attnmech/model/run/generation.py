@@ -15,7 +15,7 @@ from ...batch import Batch
 from ...errors import InputError
 from ...points import PointKey, PointName, parse, split_stack
 from ..attention.local_global import GLOBAL_MASK
-from ..inputs.senses import AnyEncoder
+from ..inputs.encoders import AnyEncoder
 from ..inputs.transcripts import TranscriptEncoder
 
 OPTIONS: Final = ("do_sample", "temperature", "top_k", "top_p", "stop_at_eos")

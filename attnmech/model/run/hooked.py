@@ -27,9 +27,9 @@ from ..attention.in_force import Hook, InForce, Part, Pass, Watch
 from ..attention.observed import LayerObserver, RowObserver
 from ..inputs.embeddings import first_position_of, token_embedding, token_encoder, wire_embeddings
 from ..inputs.encoder import Encoder, Inputs
+from ..inputs.encoders import encoder_of
 from ..inputs.images import PatchGrid
 from ..inputs.own_inputs import OwnInputs
-from ..inputs.senses import encoder_of
 from ..inputs.transcripts import TranscriptEncoder
 from ..own.module import NO_TOKENS
 from ..parts.hashes import WeightsHash, model_hash
