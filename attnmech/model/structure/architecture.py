@@ -22,7 +22,7 @@ class Architecture:
     tells whether it is true. Forms of rotation are in `attnmech.model.parts.position`.
 
     >>> from attnmech.model.parts.position import HALVES
-    >>> from attnmech.model.parts.weights import Separate
+    >>> from attnmech.architecture import Separate
     >>> plan = Architecture(
     ...     name="mine", blocks="layers", attention="attn", qkv=Separate("q", "k", "v"), out="attn.o",
     ...     attn_norm="norm_1", mid_norm="norm_2", mlp_out="mlp", final_norm="norm", rotary=HALVES,
