@@ -39,7 +39,7 @@ BEYOND: Final = {
     "… with a position term": "`position` among the terms, as in T5",
     "… with latents or gates": "`latent`; `gate`",
     "mixtures of experts": "as decoders",
-    "hybrids": "layers with attention, `mixer_out` where another mixer stands beside it",
+    "hybrids": "layers with attention, `mixer_out` where another mixer is beside it",
     "attention alone": "all points of attention",
     "encoders": "a layer for each use of shared weights (ALBERT)",
     "disentangled attention": "`content_to_position`, `position_to_content` among the terms",

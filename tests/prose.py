@@ -15,14 +15,14 @@ from typing import NamedTuple
 
 PATTERNS = {
     r"\bof which\b": "make two sentences, or say `whose`",
-    r"\bwhose [\w' -]{1,40} (is|are) (?!not|no )": "say who does what",
+    r", whose [\w' -]{1,40} (is|are) (?!not|no )": "say who does what",
     r"\b[Ss]uch an? \w": "say which one",
     r"\bas many as\b": "the same number of",
     r"\beach twice\b": "repeated",
     r"\bstands? in for\b|\bstands? in (it|them)\b": "replaces; is listed in",
     r"\b(is|are) none of (these|them|the)\b|, which is none\b": "say what it is",
     r"\bat hand\b": "this, the current",
-    r"\bof (one's|its|their) own\b(?! (module|attention|class|loss|kernel|tokenizer|head|heads))": "own; a separate",
+    r"\bof one's own\b": "your own; a separate",
     r"\bwhat cannot be\b": "say what fails",
     r"\bbear(s)? it\b": "accept it",
     r"\bthe (given|chosen|asked|named|found) (?=(of|in|at|are|is|and|to)\b)": "name the thing",
@@ -33,6 +33,17 @@ PATTERNS = {
     r"\bnothing but\b": "only",
     r"\bother than (this|these) ones?\b": "other",
     r"\bas (it|they) (is|are|was|were) at\b": "the state at",
+    r"\b(refused|given|named|asked for) by name\b": "explicitly",
+    r", less (a|an|the|its|their) \w": "minus",
+    r"\bof like \w": "similar",
+    r"\bof so many\b": "of that many",
+    r"\bstands? (beside|above|below|apart|there)\b": "is beside; name the place",
+    r"\bin (its|their) stead\b": "instead",
+    r"\b(it|they|that) (is|are) of (its|their|them)\b": "make two sentences",
+    r"\bdoes not have this\b|\bwhat lifts\b": "name the thing",
+    r"\bwhere (it|they) bears?\b": "if it accepts",
+    r"\bthan this (not|none)\b|\bnone but\b": "only",
+    r"\b(otherwise|other) than words at such places\b": "say what differs",
 }
 """Regular expressions, each with what to write instead."""
 
@@ -112,8 +123,8 @@ def _questions(path: Path, source: str) -> Iterator[Place]:
     for node in ast.walk(ast.parse(source)):
         if not isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef):
             continue
-        first = (ast.get_docstring(node) or "").partition("\n\n")[0]
-        if first.endswith("?"):
+        first = " ".join((ast.get_docstring(node) or "").partition("\n\n")[0].split())
+        if re.match(r"[^.:]*\?( |\)|$)", first):
             yield Place(path, node.body[0].lineno, first, "state it")
 
 

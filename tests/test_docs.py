@@ -1,4 +1,4 @@
-"""Every snippet of the documentation runs; recipes are short."""
+"""Every snippet of the documentation and of the README runs; recipes are short."""
 
 import importlib
 import json
@@ -62,6 +62,14 @@ def test_a_recipe_runs(
         _tiny_gguf(tmp_path / "mine.gguf")
     exec(compile(code, "recipe", "exec"), dict(setup))
     _prints(code, capsys.readouterr().out)
+
+
+def test_the_readmes_code_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (code,) = BLOCK.findall((DOCS.parent / "README.md").read_text("utf-8"))
+    assert len(code.splitlines()) <= 30
+    exec(compile(code, "README", "exec"), {})
+    assert (tmp_path / "report.html").exists()
 
 
 @pytest.mark.parametrize("code", RECIPES)

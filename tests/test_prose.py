@@ -1,0 +1,93 @@
+"""The English of the project: `prose.py` finds what it should, and the clean folders stay clean."""
+
+import json
+from pathlib import Path
+
+import pytest
+from prose import EMPTY_NAMES, PATTERNS, places_in, places_under
+
+ROOT = Path(__file__).parents[1]
+
+DOCUMENTS = (
+    *(ROOT / name for name in ("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "benchmarks/README.md")),
+    *sorted(path for path in (ROOT / "docs").rglob("*.md") if not {"made", "_build"} & set(path.parts)),
+    *sorted((ROOT / "examples").glob("*.md")),
+    *sorted((ROOT / "examples").glob("*.ipynb")),
+)
+
+NOT_YET = {
+    "calls.md", "census.md", "intervals.md", "head_types.md", "attention_encodings.ipynb", "attentionviz.ipynb",
+    "head_types.ipynb", "translation.ipynb", "benchmarks/README.md",
+}  # fmt: skip
+
+CLEAN: tuple[str, ...] = ()
+"""The folders of the package that hold no pattern."""
+
+PLANTED = {
+    "module.py": '"""Which head looks there?"""\n',
+    "docstring.py": 'def f():\n    """The heads, of which two are shown."""\n',
+    "comment.py": "x = 1  # in such a case\n",
+    "string.py": 'raise ValueError("give it by the way of a list")\n',
+    "f_string.py": 'message = f"{1} heads, as many as there are layers"\n',
+    "name.py": "for each in range(3):\n    print(each)\n",
+    "argument.py": "def f(found):\n    return found\n",
+    "page.md": "# Title\n\nRows sum to 1, less the sink's mass.\n",
+    "notebook.ipynb": json.dumps(
+        {"cells": [{"cell_type": "markdown", "source": ["Sequences of random tokens,\n", "each twice.\n"]}]}
+    ),
+}
+
+
+@pytest.mark.parametrize("name", PLANTED)
+def test_a_planted_sentence_is_found(name: str, tmp_path: Path) -> None:
+    path = tmp_path / name
+    path.write_text(PLANTED[name], encoding="utf-8")
+    places = places_under(tmp_path)
+    assert len(places) == 1 and places[0].path == path
+    assert str(places[0]).startswith(f"{path}:{places[0].line}: ")
+
+
+def test_the_line_of_a_place_is_that_of_its_words(tmp_path: Path) -> None:
+    path = tmp_path / "page.md"
+    path.write_text("# Title\n\n```\nof which\n```\n\nHeads, of which two are shown.\n", encoding="utf-8")
+    assert [place.line for place in places_in(path)] == [7]
+
+
+def test_code_in_a_page_or_a_notebook_is_not_read(tmp_path: Path) -> None:
+    (tmp_path / "page.md").write_text("Text.\n\n```python\nfor each in found:  # of which\n    pass\n```\n")
+    cells = [{"cell_type": "code", "source": ["# heads, of which two\n"]}]
+    (tmp_path / "notebook.ipynb").write_text(json.dumps({"cells": cells}))
+    assert places_under(tmp_path) == []
+
+
+@pytest.mark.parametrize(
+    "sentence",
+    [
+        "Rows whose highest key is the token itself.",
+        "A head with no token of its own.",
+        "What is the loss? The mean over tokens.",
+        "Each head attends twice.",
+    ],
+)
+def test_plain_english_is_left_alone(sentence: str, tmp_path: Path) -> None:
+    path = tmp_path / "page.md"
+    path.write_text(sentence, encoding="utf-8")
+    assert list(places_in(path)) == []
+
+
+def test_every_pattern_has_advice() -> None:
+    assert all(PATTERNS.values()) and "each" in EMPTY_NAMES
+
+
+@pytest.mark.parametrize(
+    "path",
+    [path for path in DOCUMENTS if not str(path).endswith(tuple(NOT_YET))],
+    ids=lambda path: str(path.relative_to(ROOT)),
+)
+def test_a_document_holds_no_pattern(path: Path) -> None:
+    assert list(places_in(path)) == []
+
+
+@pytest.mark.parametrize("folder", CLEAN)
+def test_a_folder_of_the_package_holds_no_pattern(folder: str) -> None:
+    assert places_under(ROOT / "attnmech" / folder) == []
