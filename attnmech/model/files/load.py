@@ -75,9 +75,10 @@ def load(
     (`DataParallel`, `torch.compile`) are taken off. Adapters (a `PeftModel`, or a folder with an adapter_config.json:
     `pip install 'attnmech[peft]'`) are merged into a copy of the layers that they change, and the model's name says so.
 
-    Of a `TransformerBridge`, or the `original_model` that it rewrote, the transformers model is built again with the
-    weights that the bridge computes with: in compatibility mode these are the processed ones. Its logits are compared
-    with the bridge's. The bridge keeps its hooks, which are not loaded.
+    For a `TransformerBridge`, or the `original_model` that it rewrote, attnmech builds the transformers model again
+    with the weights that the bridge computes with; in compatibility mode these are the processed ones. Loading compares
+    the new model's logits with those of `original_model` and of the bridge's own forward pass, and refuses a bridge
+    that computes something else. The bridge keeps its hooks; the loaded model does not have them.
 
     Pictures and recordings go through the model's own processor: then `model.run` takes a PIL image, an array
     [height width 3] of uint8, (samples per second, samples) as `scipy.io.wavfile.read` returns them, a `pathlib.Path`
@@ -122,7 +123,8 @@ def load(
     Raises:
         ModelNotFoundError: if there are no weights at the name or folder.
         UnsupportedModelError: for a model without attention, or of a kind that cannot be expressed exactly.
-        WeightsError: for weights that are not finite, damaged, or in a precision that this device does not support.
+        WeightsError: for weights that are not finite, damaged, or in a precision that this device does not support; for
+            a bridge that computes something else than its model.
         InputError: for an invalid argument, an example that does not run, or a GGUF file without the package to read
             it.
         OutputError: if no copy of a GGUF file can be written.

@@ -1,16 +1,16 @@
-"""Which transformers model is inside a TransformerLens bridge? Bridging rewrites its modules in place.
+"""Rebuilds the transformers model inside a TransformerLens bridge, whose modules bridging rewrote in place.
 
 The model is built again from its class and config, and takes the parameters that the bridge's components compute with:
-those that were trained, or the processed ones of a bridge in compatibility mode. One pass over probe tokens then
-compares it with the bridge.
+those that were trained, or the processed ones of a bridge in compatibility mode. Passes over probe tokens then compare
+it with the bridge, both through the bridge's `original_model` and through the bridge's own forward pass.
 """
 
 import copy
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import torch
 from torch import Tensor, nn
@@ -23,9 +23,15 @@ from ...maths.precision import pass_tolerance
 from ..proof.probe import Passes, by_row, excess_of, output_of, with_least
 from ..run.passes import call
 from ..structure.copies import copy_of
+from ..structure.signals import KINDS
 from .quantised import require_unquantised
 
+if TYPE_CHECKING:
+    from transformer_lens.model_bridge import TransformerBridge
+
 _REMEDY: Final = "Load the transformers model before it is bridged, or its folder."
+_BEFORE_BRIDGES: Final = ("HookedTransformer", "HookedEncoder", "HookedEncoderDecoder", "HookedAudioEncoder")
+"""TransformerLens's models before version 4."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -34,8 +40,13 @@ class Unbridged:
 
     bridged: PreTrainedModel
     """The transformers model whose modules the bridge replaced."""
-    tokenizer: Any
-    """The bridge's; None if it has none, or if only its `original_model` is known."""
+    bridge: "TransformerBridge | None"
+    """The bridge; None if only its `original_model` is known."""
+
+    @property
+    def tokenizer(self) -> Any:
+        """The bridge's tokenizer; None if it has none."""
+        return None if self.bridge is None else self.bridge.tokenizer
 
     @cached_property
     def model(self) -> PreTrainedModel:
@@ -43,49 +54,75 @@ class Unbridged:
         return _rebuilt(self.bridged)
 
     def check(self, passes: Passes) -> None:
-        """Raises `WeightsError` unless the bridge computes the logits of the loaded model on the probe tokens."""
+        """Raises `WeightsError` unless the bridge computes the logits of the loaded model on the probe tokens.
+
+        The comparison ignores a user's hooks, which may do anything.
+        """
+        without_hooks = _without_hooks(self.bridged if self.bridge is None else self.bridge)
+        inner: Any = without_hooks if self.bridge is None else without_hooks.original_model
         batch = _moved(passes.batch, next(self.model.parameters()))
-        try:
-            with torch.no_grad():
-                theirs = output_of(call(_without_hooks(self.bridged), batch))
-        except Exception as error:  # whatever TransformerLens's components raise
-            raise _unlike(self.bridged, f"the bridge does not run: {first_line(error)}") from error
+        label = passes.model.output_stack.label
+        self._compare("its logits", lambda: output_of(call(inner, batch)), batch, label)
+        text = batch.texts(torch.tensor([_unpadded(batch)]))
+        if self.bridge is not None and passes.model.points["logits"].absent is None:
+            self._compare("the logits of its own forward pass", lambda: _forward(without_hooks, text), text, label)
+
+    def _compare(self, name: str, run: Callable[[], Tensor], batch: Batch, label: str) -> None:
+        """Raises `WeightsError` unless what `run` returns equals the loaded model's output for the batch."""
         with torch.no_grad():
+            try:
+                theirs = run()
+            except Exception as error:  # whatever TransformerLens's components raise
+                raise _unlike(self.bridged, f"the bridge does not run: {first_line(error)}") from error
             ours = output_of(call(self.model, batch))
+        if theirs.shape != ours.shape:
+            raise _unlike(self.bridged, f"{name} have the shape {tuple(theirs.shape)}, not {tuple(ours.shape)}")
         limit = pass_tolerance(ours.dtype)
-        keep = batch.queries(passes.model.output_stack.label).mask
+        keep = batch.queries(label).mask
         keep = keep if ours.shape[:2] == keep.shape else torch.ones_like(ours, dtype=torch.bool)
         excess = excess_of(ours, theirs, with_least(by_row(ours, limit), ours.dtype), keep)
         if not excess <= 1:
-            raise _unlike(self.bridged, f"its logits differ by {excess * limit:.1e} of the largest of a row")
+            raise _unlike(self.bridged, f"{name} differ by {excess * limit:.1e} of the largest of a row")
 
 
 def unbridged(source: nn.Module) -> Unbridged | None:
     """The model inside a `TransformerBridge`, or inside its `original_model`; None for any other module.
 
-    Raises `UnsupportedModelError` for a bridge of a model that is not one of transformers, and for parts of a bridge.
+    Raises `UnsupportedModelError` for a bridge of a model that is not one of transformers, for parts of a bridge, and
+    for the models of TransformerLens before version 4.
     """
+    for kind in type(source).__mro__:
+        if kind.__name__ in _BEFORE_BRIDGES:
+            raise UnsupportedModelError(
+                f"expected a transformers model or a TransformerBridge; got {kind.__name__}, a model of "
+                'TransformerLens before version 4. Load the weights that it was made from: am.load("gpt2"), a folder, '
+                "or am.load(hf_model, tokenizer=tokenizer)."
+            )
     if "transformer_lens.model_bridge" not in sys.modules:  # then nobody has a bridge, and importing it takes seconds
         return None
     from transformer_lens.model_bridge import TransformerBridge
     from transformer_lens.model_bridge.generalized_components.base import GeneralizedComponent
 
-    tokenizer: Any = None
-    bridged: Any = source
-    if isinstance(source, TransformerBridge):
-        tokenizer, bridged = source.tokenizer, getattr(source, "original_model", None)
-        if not isinstance(bridged, PreTrainedModel):
-            raise UnsupportedModelError(
-                f"the bridge must hold a transformers model; it holds {type(bridged).__name__}. Bridge one with "
-                "TransformerBridge.boot_transformers(...)."
-            )
+    bridge = source if isinstance(source, TransformerBridge) else None
+    bridged: Any = source if bridge is None else getattr(bridge, "original_model", None)
+    if bridge is not None and not isinstance(bridged, PreTrainedModel):
+        raise UnsupportedModelError(
+            f"the bridge must hold a transformers model; it holds {type(bridged).__name__}. Bridge one with "
+            "TransformerBridge.boot_transformers(...)."
+        )
     if isinstance(source, GeneralizedComponent):
         raise UnsupportedModelError(
             f"expected a model; got {type(source).__name__}, a part of a TransformerLens bridge. Load the whole: "
             "am.load(bridge)."
         )
-    if isinstance(bridged, PreTrainedModel) and any(isinstance(x, GeneralizedComponent) for x in bridged.modules()):
-        return Unbridged(bridged, tokenizer)
+    if isinstance(bridged, PreTrainedModel):
+        if any(isinstance(part, GeneralizedComponent) for part in bridged.modules()):
+            return Unbridged(bridged, bridge)
+        if bridge is not None:
+            raise UnsupportedModelError(
+                f"the bridge's original_model is a {type(bridged).__name__} without the bridge's components, so the "
+                "two are different models. Load the one you mean: am.load(bridge.original_model), or a new bridge."
+            )
     return None
 
 
@@ -222,9 +259,32 @@ def _moved(batch: Batch, weight: Tensor) -> Batch:
     )
 
 
-def _without_hooks(bridged: PreTrainedModel) -> PreTrainedModel:
-    """A copy of the bridged model that shares its parameters, without a user's hooks, which may do anything."""
+def _unpadded(batch: Batch) -> int:
+    """The first text of a batch without padding."""
+    masks = [batch.mask] if batch.target is None else [batch.mask, batch.target.mask]
+    whole = torch.stack([mask.all(dim=1) for mask in masks]).all(dim=0)
+    return int(whole.nonzero()[0])
+
+
+def _forward(bridge: "TransformerBridge", batch: Batch) -> Tensor:
+    """What a bridge itself returns for texts without padding."""
+    inputs: dict[str, Any] = {**batch.extra}
+    if batch.target is not None:
+        inputs["decoder_input_ids"] = batch.target.ids
+    signal = next((inputs.pop(name) for name in KINDS if name in inputs), None)
+    logits = bridge(batch.ids if signal is None else signal, **inputs)
+    if not isinstance(logits, Tensor):
+        raise TypeError(f"its forward pass returns a {type(logits).__name__} in place of logits")
+    return logits
+
+
+def _without_hooks(model: Any) -> Any:
+    """A copy of a bridge or of its `original_model` that shares the parameters, without a user's hooks."""
     from transformer_lens.hook_points import HookPoint
 
-    hooks = [part for part in bridged.modules() if isinstance(part, HookPoint)]
-    return copy_of(bridged, instead={id(part): HookPoint() for part in hooks})  # type: ignore[no-untyped-call]
+    inner = getattr(model, "original_model", model)
+    parts = {id(part): part for part in (*model.modules(), *inner.modules())}.values()
+    instead: dict[int, Any] = {id(part): HookPoint() for part in parts if isinstance(part, HookPoint)}  # type: ignore[no-untyped-call]
+    instead |= {id(weight): weight for part in parts for weight in part.parameters(recurse=False)}
+    instead[id(getattr(model, "tokenizer", None))] = getattr(model, "tokenizer", None)
+    return copy_of(model, instead=instead)

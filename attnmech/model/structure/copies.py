@@ -4,7 +4,7 @@ import copy
 from collections.abc import Callable, Mapping
 from functools import partial
 from types import MappingProxyType
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import nn
@@ -13,24 +13,26 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from ...basics.messages import first_line
 from ...errors import UnsupportedModelError, WeightsError
 
+Model = TypeVar("Model", bound=nn.Module)
+
 
 def copy_of(
-    model: PreTrainedModel,
+    model: Model,
     parameter: Callable[[nn.Parameter], nn.Parameter] = lambda same: same,
-    instead: Mapping[int, nn.Module] = MappingProxyType({}),
-) -> PreTrainedModel:
+    instead: Mapping[int, Any] = MappingProxyType({}),
+) -> Model:
     """A copy of a model's modules, config and buffers in eval mode, which shares all its parameters.
 
-    `parameter` says what stands in for each parameter where they are not to be shared, and `instead` what the copy
-    holds in place of some modules, by their `id`.
+    `parameter` maps each parameter to the one that the copy holds; by default they are shared. `instead` maps the `id`
+    of an object to what the copy holds in its place.
     """
-    shared: dict[int, Any] = {id(each): parameter(each) for each in model.parameters()} | dict(instead)
+    shared: dict[int, Any] = {id(weight): parameter(weight) for weight in model.parameters()} | dict(instead)
     for part in model.modules():
         # Weights that a pre-hook remakes in every pass (torch.nn.utils.prune) are not leaves, so torch won't copy them.
         made = [each for each in vars(part).values() if isinstance(each, torch.Tensor) and not each.is_leaf]
         shared |= {id(each): each.detach() for each in made}
     try:
-        copied: PreTrainedModel = copy.deepcopy(model, shared)
+        copied = copy.deepcopy(model, shared)
     except Exception as error:
         raise UnsupportedModelError(
             f"{type(model).__name__} cannot be copied ({error}), so attnmech cannot work without changing it. "
@@ -39,7 +41,7 @@ def copy_of(
     for buffer_owner in copied.modules():
         for name, buffer in buffer_owner.named_buffers(recurse=False):
             setattr(buffer_owner, name, buffer.to(next(copied.parameters()).device))
-    copied.eval()  # type: ignore[no-untyped-call]
+    copied.eval()
     return copied
 
 

@@ -126,6 +126,54 @@ def test_a_bridge_that_computes_something_else_is_refused() -> None:
         am.load(bridge)
 
 
+@pytest.mark.parametrize("name", ["gpt2", "t5"])
+def test_a_bridge_whose_own_forward_differs_from_its_model_is_refused(name: str) -> None:
+    bridge = bridge_of(name)
+    forward = bridge.forward
+    bridge.forward = lambda *args, **kwargs: forward(*args, **kwargs) * 1.01
+    with pytest.raises(am.WeightsError, match=r"the logits of its own forward pass differ by .* Load the transformers"):
+        am.load(bridge)
+    assert am.load(bridge.original_model).certificate.ok
+
+
+OPTIONS = [
+    ("gpt2", {"no_processing": True}),
+    ("gpt2", {"refactor_factored_attn_matrices": True}),
+    ("gpt_neox", {"fold_ln": False}),
+    ("llama_bias", {"fold_value_biases": False}),
+    ("bert", {"center_unembed": False}),
+]
+
+
+@pytest.mark.parametrize(("name", "options"), OPTIONS)
+def test_compatibility_mode_with_options(name: str, options: dict[str, bool]) -> None:
+    bridge, ids = bridge_of(name), models.token_ids(name)
+    bridge.enable_compatibility_mode(disable_warnings=True, **options)
+    hooked = am.load(bridge)
+    assert hooked.certificate.ok
+    with torch.no_grad():
+        theirs = bridge(ids)
+    torch.testing.assert_close(hooked.run(ids).logits, theirs, atol=2e-5, rtol=2e-5)
+
+
+@pytest.mark.parametrize("name", ["gpt2", "gpt_neox", "llama_bias", "bert"])
+def test_flags_of_a_bridge_change_nothing(name: str) -> None:
+    bridge = bridge_of(name)
+    bridge.set_use_hook_mlp_in(True)
+    if name != "bert":
+        bridge.set_use_attn_result(True)
+        bridge.set_use_split_qkv_input(True)
+    ids = models.token_ids(name)
+    torch.testing.assert_close(am.load(bridge).run(ids).logits, models.plain(name)(ids).logits, atol=2e-5, rtol=2e-5)
+
+
+def test_a_bridge_of_images() -> None:
+    given = models.inputs_of("vit")
+    ours = am.load(bridge_of("vit")).run(given).logits
+    torch.testing.assert_close(ours, models.plain("vit")(**given).logits, atol=2e-5, rtol=2e-5)
+    assert am.load(bridge_of("vit_headless")).certificate.ok
+
+
 def test_hooks_of_a_bridge_still_work_and_are_not_loaded() -> None:
     bridge, ids, calls = bridge_of("gpt2"), models.token_ids("gpt2"), []
 
@@ -182,3 +230,12 @@ def test_other_things_of_transformer_lens_are_refused() -> None:
         am.load(native)
     with pytest.raises(InputError, match=r"what am\.load returns"):
         am.attention_focus(bridge, "the keys")
+    bridge.original_model = models.fresh("llama")
+    with pytest.raises(am.UnsupportedModelError, match=r"original_model is a LlamaForCausalLM without the bridge's"):
+        am.load(bridge)
+
+    class HookedTransformer(nn.Linear):
+        """Has the name of TransformerLens's model before version 4."""
+
+    with pytest.raises(am.UnsupportedModelError, match="got HookedTransformer, a model of TransformerLens before"):
+        am.load(HookedTransformer(2, 3))
