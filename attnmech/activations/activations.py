@@ -8,12 +8,16 @@ import torch
 from jaxtyping import Shaped
 from torch import Tensor
 
+from ..basics.arguments import shown
 from ..basics.lens_names import OF_CACHE, missing_name
 from ..batch import Batch
 from ..errors import InputError, MissingPointError
-from ..points import PointKey, PointName, parse
+from ..points import POINTS, PointKey, PointName, lens_name, parse
 
 if TYPE_CHECKING:
+    from transformer_lens import ActivationCache
+    from transformer_lens.model_bridge import TransformerBridge
+
     from ..draw.embed import View
 
 
@@ -41,6 +45,9 @@ class Activations:
 
     model: str = field(default="", repr=False)
     """The name of the model that ran."""
+
+    lens_points: frozenset[str] = field(default=frozenset(), repr=False)
+    """The points for which TransformerLens has a hook with the same value on this model; `to_cache` takes these."""
 
     def __getitem__(self, name: PointName) -> Shaped[Tensor, "..."]:
         key = parse(name)
@@ -119,6 +126,44 @@ class Activations:
 
         found = show(self, name, layer=layer, head=head, query=query, text=text, view=view, weighted=weighted)
         return found.of_model(self.model)
+
+    def to_cache(self, bridge: "TransformerBridge | None" = None) -> "ActivationCache":
+        """The captured points as TransformerLens's `ActivationCache`, under TransformerLens's names.
+
+        >>> cache = model.run(text, points=["pattern", "resid_post"]).to_cache(model.bridge)      # doctest: +SKIP
+        >>> cache["pattern", 3], cache["blocks.3.attn.hook_pattern"]                              # doctest: +SKIP
+
+        The cache holds the points whose hook has the same value on this model ("agrees" in
+        `model.certificate.lens_frame()`), and `result`, whose hook a bridge leaves off by default. It leaves out the
+        other points, and gradients: at `hook_resid_mid`, for example, a bridge's gradient follows the MLP's branch
+        alone. Scores of masked keys are the lowest finite number, where a bridge in compatibility mode has minus
+        infinity. The cache shares its tensors with this object.
+
+        Args:
+            bridge: the bridge that the cache's own methods use (`accumulated_resid`, `logit_attrs`, …), such as
+                `model.bridge`; without it, the cache can only be read.
+
+        Returns:
+            The cache, with a batch axis.
+
+        Raises:
+            InputError: no captured point has a hook with the same value; for anything but a bridge.
+        """
+        from transformer_lens import ActivationCache
+        from transformer_lens.model_bridge import TransformerBridge
+
+        if bridge is not None and not isinstance(bridge, TransformerBridge):
+            raise InputError(
+                f"`bridge` must be a TransformerBridge, such as model.bridge, or None; got {shown(bridge)}."
+            )
+        cached = {lens_name(key): value for key, value in self.values.items() if key[0] in self.lens_points}
+        if not cached:
+            raise InputError(
+                f"this run holds no point for which TransformerLens has a hook with the same value; it holds: "
+                f"{', '.join(self.summary()) or 'none'}. On this model these points have one: "
+                f"{', '.join(name for name in POINTS if name in self.lens_points) or 'none'}."
+            )
+        return ActivationCache(cached, bridge)
 
     def summary(self) -> list[str]:
         """One entry per point: its name and the layers captured."""

@@ -99,6 +99,11 @@ class Certificate:
         return reasons
 
     @property
+    def lens_points(self) -> frozenset[str]:
+        """The points whose TransformerLens hook holds the same value; `result`, which a bridge leaves off, included."""
+        return frozenset(hook.point for hook in self.lens if hook.verdict == "agrees" or hook.point == "result")
+
+    @property
     def verdict(self) -> str:
         """The outcome in one sentence."""
         tried = sum(check.passed is not None for check in self.checks)

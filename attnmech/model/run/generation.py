@@ -1,7 +1,7 @@
 """How is a text continued under hooks and interventions? A pass of our own for every token, without a cache."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any, Final, Self
 
 import torch
@@ -63,7 +63,8 @@ class Generated(Batch):
             found[name, layer] = torch.cat([pad(row, (0, width - row.shape[-1]), value=hidden) for row in rows], dim=2)
         if not found:
             raise InputError(f"the steps hold no {point!r}; give generate points=[{point!r}].")
-        return Activations(self.steps[-1].batch, found, model=self.steps[-1].model)
+        last = self.steps[-1]
+        return Activations(last.batch, found, model=last.model, lens_points=last.lens_points)
 
 
 @dataclass(frozen=True)
@@ -178,7 +179,7 @@ class Continuing:
 
 def _without_logits(acts: Activations) -> Activations:
     values = {key: value for key, value in acts.values.items() if key != ("logits", None)}
-    return Activations(acts.batch, values, unchecked=acts.unchecked, model=acts.model)
+    return replace(acts, values=values, value_norms={})
 
 
 def ends_of(tokenizer: Any, config: Any) -> frozenset[int]:

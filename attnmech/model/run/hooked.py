@@ -211,8 +211,12 @@ class HookedModel:
             with torch.no_grad():
                 self._passes.run(wanted)
             norms = captured_norms(self.stacks, wanted.values)
-            return Activations(batch, wanted.values, unchecked=wanted.skipped, value_norms=norms, model=self.name)
-        return replace(run_with_gradients(self._passes, batch, keys, gradients_of), model=self.name)
+            acts = Activations(batch, wanted.values, unchecked=wanted.skipped, value_norms=norms)
+        else:
+            acts = run_with_gradients(self._passes, batch, keys, gradients_of)
+        certificate = self.__dict__.get("certificate")
+        hooks: frozenset[str] = frozenset() if certificate is None else certificate.lens_points
+        return replace(acts, model=self.name, lens_points=hooks)
 
     @contextmanager
     def hooks(self, edits: Mapping[PointName, Hook]) -> Iterator["HookedModel"]:
