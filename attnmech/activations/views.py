@@ -1,8 +1,8 @@
 """What does `Activations.show` show? The view that suits each point, and the numbers it takes."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any, Final, Protocol, runtime_checkable
+from typing import Final, Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -10,36 +10,15 @@ from torch import Tensor
 
 from ..basics.arguments import index_of, option
 from ..batch import Batch
-from ..draw.all_heads import model_view
-from ..draw.circuitsvis import (
-    MOST_CELLS,
-    attention_heads,
-    attention_pattern,
-    colored_tokens,
-    colored_tokens_multi,
-    text_neuron_activations,
-    token_log_probs,
-)
+from ..draw.attention_views import never_seen, view_of_attention, where
+from ..draw.circuitsvis import text_neuron_activations, token_log_probs
 from ..draw.embed import View
-from ..draw.graph import token_graph
 from ..draw.patterns import PROBABILITY, VALUE_WEIGHTED, value_weighted
-from ..draw.sentence import sentence_view
-from ..draw.text import quoted
 from ..errors import InputError, MissingPointError
 from ..points import PointKey, PointName, full_name, parse, point_of, split_stack
 
-OWN_VIEWS: Final[dict[str, Callable[..., View]]] = {
-    "model": model_view,
-    "sentence": sentence_view,
-    "token_graph": token_graph,
-}
-"""attnmech's own views of attention, which take the patterns of several layers and heads."""
-
 WEIGHTS: Final = ("value",)
 """How attention may be weighted."""
-
-VIEWS: Final = (*OWN_VIEWS, "attention_heads", "attention_pattern", "colored_tokens", "colored_tokens_multi")
-"""The views of attention."""
 
 
 @runtime_checkable
@@ -84,7 +63,7 @@ def show(
     if axes[-2:] == ("query", "key"):
         layers = captured if layer is None else [layer]
         found = _attention(activations, full, layers, head, query, text, view, layer, weighted)
-        if weighted and found.kind not in OWN_VIEWS:
+        if weighted and found.kind == "circuitsvis":
             found = replace(found, reading=f"{found.reading} {VALUE_WEIGHTED.reading}")
         return found
     if view is not None or query is not None:
@@ -107,67 +86,25 @@ def _attention(
 ) -> View:
     """Patterns and scores."""
     queries, keys = _rows(activations, name, text)
-    seen = values = _real(activations, name, layers, queries, keys)
+    numbers = values = _real(activations, name, layers, queries, keys)
     if weighted is not None:
         values = value_weighted(values, _norms(activations, name, layers, keys))
-    base = split_stack(name)[1]
-    heads = list(range(values.shape[1])) if head is None else [index_of("head", head, values.shape[1])]
-    suits_circuitsvis = queries is keys and len(heads) * values[0, 0].size <= MOST_CELLS
-    kind = view or _usual(layer, head, query, ours=base == "pattern" and not suits_circuitsvis)
-    if kind not in VIEWS:
-        raise InputError(f"`view` must be one of {', '.join(VIEWS)}; got {view!r}.")
-    shown = "value-weighted attention" if weighted else name
-    where = _words(shown, layer, head)
-    if kind in OWN_VIEWS:
-        if base != "pattern":
-            raise InputError(
-                f'the views "model", "sentence" and "token_graph" show probabilities: ask for "pattern", or choose a '
-                f"layer of {name!r}."
-            )
-        special = [token in keys.batch.special for token in keys.ids]
-        shared: dict[str, Any] = {"keys": keys.tokens} if keys is not queries else {}
-        shared |= {"special": special} if kind == "sentence" else {}
-        return OWN_VIEWS[kind](
-            values,
-            queries.tokens,
-            layers=layers,
-            head=heads[0],
-            sums_to_one=False,
-            measure=VALUE_WEIGHTED if weighted else PROBABILITY,
-            title=f"{_NAMES[kind]} of {_words(shown, layer, None)}",
-            **shared,
-        )
-    if layer is None:
-        raise InputError(f"view={kind!r} shows one layer: give `layer`, one of {', '.join(map(str, layers))}.")
-    hidden = _hidden(seen[0], name)
-    chosen = values[0][heads]
-    if kind == "attention_heads":
-        names = [f"L{layer}H{number}" for number in heads]
-        return attention_heads(chosen, queries.tokens, heads=names, hidden=hidden[heads], title=f"Heads: {where}")
-    if kind == "attention_pattern":
-        if head is None:
-            raise InputError(f'view="attention_pattern" shows one head: give `head`, from 0 to {values.shape[1] - 1}.')
-        return attention_pattern(chosen[0], queries.tokens, hidden=hidden[head], title=f"Map: {where}")
-    if query is None:
-        raise InputError(f"view={kind!r} shows one row: give `query`, from 0 to {len(queries.tokens) - 1}.")
-    index_of("query", query, len(queries.tokens))
-    row = np.where(hidden[heads], 0, chosen)[:, query]
-    title = f"{where}, from query {query} {quoted(queries.tokens[query])}"
-    if kind == "colored_tokens":
-        return colored_tokens(row.mean(axis=0), keys.tokens, title=title if head is not None else f"mean of {title}")
-    return colored_tokens_multi(row.T, keys.tokens, labels=[f"head {number}" for number in heads], title=title)
-
-
-_NAMES: Final = {"model": "All heads", "sentence": "Sentence view", "token_graph": "Token graph"}
-
-
-def _usual(layer: int | None, head: int | None, query: int | None, *, ours: bool) -> str:
-    """The view that a selection suggests; `ours` where CircuitsVis cannot draw it."""
-    if query is not None:
-        return "colored_tokens_multi" if head is None else "colored_tokens"
-    if layer is None or ours:
-        return "model"
-    return "attention_heads" if head is None else "attention_pattern"
+    return view_of_attention(
+        values,
+        queries.tokens,
+        layers=layers,
+        layer=layer,
+        head=head,
+        query=query,
+        view=view,
+        hidden=_hidden(numbers[0], name),
+        keys=None if keys is queries else keys.tokens,
+        special=[token in keys.batch.special for token in keys.ids],
+        point=name,
+        name="value-weighted attention" if weighted else name,
+        probabilities=split_stack(name)[1] == "pattern",
+        measure=VALUE_WEIGHTED if weighted else PROBABILITY,
+    )
 
 
 def _predictions(activations: Captured, text: int) -> View:
@@ -216,7 +153,7 @@ def _by_token(activations: Captured, name: str, layers: list[int], head: int | N
         [rows.tokens],
         names=(first, axes[-1]),
         labels=(labels, seconds),
-        title=_words(name, layers[0] if len(layers) == 1 else None, head),
+        title=where(name, layers[0] if len(layers) == 1 else None, head),
     )
 
 
@@ -266,12 +203,7 @@ def _hidden(values: np.ndarray, name: str) -> np.ndarray:
     """Cells that the mask hides: in scores, the lowest finite number; in patterns, cells that are 0 in every head."""
     if split_stack(name)[1] == "scores":
         return np.asarray(values <= np.finfo(np.float16).min)
-    return np.broadcast_to((values == 0).all(axis=0), values.shape)
-
-
-def _words(name: str, layer: int | None, head: int | None) -> str:
-    place = "" if layer is None else f", layer {layer}"
-    return f"{name}{place}" + ("" if head is None else f", head {head}")
+    return never_seen(values)
 
 
 def _numbers(values: Tensor) -> np.ndarray:

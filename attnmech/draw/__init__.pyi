@@ -1,5 +1,6 @@
 from .all_heads import model_view as model_view
 from .attention_maps import attention_map as attention_map
+from .attention_views import attention as attention
 from .circuitsvis import attention_heads as attention_heads
 from .circuitsvis import attention_pattern as attention_pattern
 from .circuitsvis import colored_tokens as colored_tokens

@@ -131,7 +131,9 @@ def test_a_bridge_whose_own_forward_differs_from_its_model_is_refused(name: str)
     bridge = bridge_of(name)
     forward = bridge.forward
     bridge.forward = lambda *args, **kwargs: forward(*args, **kwargs) * 1.01
-    with pytest.raises(am.WeightsError, match=r"the logits of its own forward pass differ by .* Load the transformers"):
+    with pytest.raises(
+        am.errors.WeightsError, match=r"the logits of its own forward pass differ by .* Load the transformers"
+    ):
         am.load(bridge)
     assert am.load(bridge.original_model).certificate.ok
 
@@ -231,11 +233,15 @@ def test_other_things_of_transformer_lens_are_refused() -> None:
     with pytest.raises(InputError, match=r"what am\.load returns"):
         am.attention_focus(bridge, "the keys")
     bridge.original_model = models.fresh("llama")
-    with pytest.raises(am.UnsupportedModelError, match=r"original_model is a LlamaForCausalLM without the bridge's"):
+    with pytest.raises(
+        am.errors.UnsupportedModelError, match=r"original_model is a LlamaForCausalLM without the bridge's"
+    ):
         am.load(bridge)
 
     class HookedTransformer(nn.Linear):
         """Has the name of TransformerLens's model before version 4."""
 
-    with pytest.raises(am.UnsupportedModelError, match="got HookedTransformer, a model of TransformerLens before"):
+    with pytest.raises(
+        am.errors.UnsupportedModelError, match="got HookedTransformer, a model of TransformerLens before"
+    ):
         am.load(HookedTransformer(2, 3))

@@ -1,0 +1,93 @@
+"""`draw.attention` shows the patterns of a TransformerLens cache, of a mapping, and of a run, all the same way."""
+
+import json
+from typing import Any
+
+import models
+import numpy as np
+import pytest
+import torch
+from transformer_lens import ActivationCache
+from transformer_lens.model_bridge.sources._bridge_builder import build_bridge_from_module
+
+import attnmech as am
+from attnmech.draw.embed import View
+
+
+def bridge_of(name: str) -> Any:
+    model = models.fresh(name)
+    model.set_attn_implementation("eager")
+    return build_bridge_from_module(model, type(model).__name__, hf_config=model.config, tokenizer=None)
+
+
+def data(view: View) -> Any:
+    return json.loads(view.json)
+
+
+@pytest.mark.parametrize("name", ["gpt2", "llama_bias", "gpt_neox", "bert"])
+@pytest.mark.parametrize(
+    "selection", [{"layer": 1}, {"layer": 1, "head": 2}, {}, {"layer": 0, "head": 1, "view": "sentence"}], ids=str
+)
+def test_a_bridge_s_cache_is_shown_as_a_run(name: str, selection: dict[str, Any]) -> None:
+    bridge, ids = bridge_of(name), models.token_ids(name)
+    if name == "gpt_neox":
+        bridge.enable_compatibility_mode(disable_warnings=True)
+    with torch.no_grad():
+        _, cache = bridge.run_with_cache(ids)
+    acts = am.load(bridge).run(ids, points=["pattern"])
+    tokens = list(acts.tokens[1])
+    theirs = am.draw.attention(cache, tokens, text=1, **selection)
+    for ours in (acts.show("pattern", text=1, **selection), am.draw.attention(acts, text=1, **selection)):
+        assert (theirs.kind, theirs.title) == (ours.kind, ours.title)
+        assert data(theirs).keys() == data(ours).keys()
+    if "view" not in selection and "layer" in selection:
+        shown = data(theirs)["props"]
+        assert len(shown["tokens"]) == len(tokens)
+        drawn = np.array(shown["attention"], dtype=float)
+        expected = acts["pattern", 1][1].numpy()[selection.get("head", slice(None))]
+        seen = np.isfinite(drawn)
+        np.testing.assert_allclose(drawn[seen], expected[seen], atol=1e-4)
+        assert np.all(expected[~seen] == 0)
+
+
+def test_mappings_of_arrays_with_and_without_a_batch() -> None:
+    pattern = np.tril(np.random.default_rng(0).random((2, 3, 4, 4))).astype(np.float32)
+    pattern /= pattern.sum(-1, keepdims=True)
+    tokens = ["a", "b", "c", "d"]
+    named = {"blocks.10.attn.hook_pattern": pattern, "blocks.9.attn.hook_pattern": pattern[::-1], "ln.hook_scale": 1}
+    view = am.draw.attention(named, tokens, text=1)
+    assert view.kind == "model" and view.data["layers"] == [9, 10]
+    alone = {"blocks.10.attn.hook_pattern": torch.tensor(pattern[1])}
+    for cache in (alone, ActivationCache(alone, None, has_batch_dim=False)):
+        one = am.draw.attention(cache, tokens, layer=10, head=2)
+        assert data(one) == data(am.draw.attention(named, tokens, layer=10, head=2, text=1))
+    row = am.draw.attention(alone, tokens, layer=10, head=2, query=2)
+    np.testing.assert_allclose(data(row)["props"]["values"], pattern[1, 2, 2], atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("cache", "tokens", "options", "message"),
+    [
+        (np.zeros((2, 2)), ["a"], {}, "`cache` must be TransformerLens's ActivationCache, a mapping"),
+        ({}, ["a"], {}, "such as 'blocks.0.attn.hook_pattern'; it holds nothing"),
+        ({"hook_embed": 1}, ["a"], {}, "it holds hook_embed"),
+        ({"blocks.1.attn.hook_pattern": np.ones((1, 1, 1))}, None, {}, "such as bridge.to_str_tokens"),
+        ({"blocks.1.attn.hook_pattern": np.ones((1, 1, 1))}, ["a"], {"layer": 0}, "`layer` must be one of 1"),
+        ({"blocks.1.attn.hook_pattern": np.ones((1, 1, 1))}, ["a", "b"], {}, "got 2 tokens and a pattern of 1 queries"),
+        ({"blocks.1.attn.hook_pattern": np.ones((1, 1))}, ["a"], {}, "the pattern of layer 1 must have the axes"),
+        ({"blocks.1.attn.hook_pattern": np.ones((1, 1, 1))}, ["a"], {"text": 1}, "to have a text besides the first"),
+        ({"blocks.1.attn.hook_pattern": np.ones((1, 1, 1, 1))}, ["a"], {"text": 1}, "`text` must be from 0 to 0"),
+        ({"blocks.1.attn.hook_pattern": np.ones((1, 1, 1))}, ["a"], {"view": "lines"}, "`view` must be one of model"),
+    ],
+)
+@pytest.mark.usefixtures("unchecked")
+def test_what_cannot_be_drawn(cache: Any, tokens: Any, options: dict[str, Any], message: str) -> None:
+    with pytest.raises(am.errors.InputError) as raised:
+        am.draw.attention(cache, tokens, **options)
+    assert message in str(raised.value)
+
+
+def test_a_run_brings_its_tokens() -> None:
+    acts = models.hooked("gpt2").run(models.token_ids("gpt2"), points=["pattern"])
+    with pytest.raises(am.errors.InputError, match="leave `tokens` out"):
+        am.draw.attention(acts, ["a"])
