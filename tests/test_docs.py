@@ -147,7 +147,9 @@ CELLS = [
     for line in path.read_text("utf-8").splitlines()
     if line.startswith("| ") and line.count("|") == 3
     for code in re.findall(r"`([^`]+)`", line.split("|")[2])
-    if re.match(r"(acts|am|model|pair|view|with|x)\b.*[(.\[]", code) and "gpt2" not in code and "module" not in code
+    if re.match(r"(acts|am|cache|model|pair|view|with|x)\b.*[(.\[]", code)
+    and "gpt2" not in code
+    and "module" not in code
 ]
 
 
@@ -165,6 +167,7 @@ def test_what_a_table_says_to_write_runs(
         "acts": acts, "view": acts.show("pattern"), "pattern": acts["pattern", 2].numpy(), "tokens": acts.tokens[0],
         "ids": [100, 101], "id": 100, "head": 1, "f": lambda value: value * 1,
         "clean": text, "corrupted": "When Anna and Tom met, Anna gave a shell to", "bridge": model.bridge,
+        "cache": acts.to_cache(),
     }  # fmt: skip
     code = code.replace("answers=..., against=...", '"answers", "against"').replace(", ...)", ', "answers", "against")')
     code = code.replace('"answers", "against"', 'answers=" Anna", against=" Tom"')

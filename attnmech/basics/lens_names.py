@@ -97,7 +97,7 @@ OF_PACKAGE: Final[Mapping[str, str]] = {
     "HookedTransformer": _LOAD,
     "TransformerBridge": f"{_LOAD}, or `am.load(bridge)` of one that you have; the bridge itself is `model.bridge`",
     "HookedEncoder": _LOAD,
-    "ActivationCache": "what `model.run(text, points=[...])` returns",
+    "ActivationCache": "`acts = model.run(text, points=[...])`; `acts.to_cache()` is TransformerLens's own",
     "patching": "`am.patch(model, clean, corrupted, answers=..., against=...)`",
     "head_detector": "`am.head_types(model)`, on repeated random tokens",
     "FactoredMatrix": "`am.composition(model)`, of any two heads",

@@ -232,9 +232,10 @@ def _patterns(cache: Named) -> dict[int, Any]:
 
 def _of_text(pattern: Any, text: int, layer: int) -> Float[np.ndarray, "head query key"]:
     """One text's pattern in a layer."""
-    values = as_array(pattern)
+    values: np.ndarray = as_array(pattern)
     if values.ndim == 4:
-        return values[index_of("text", text, len(values))]
+        values = values[index_of("text", text, len(values))]
+        return values
     if values.ndim != 3 or text != 0:
         axes = (
             "[batch head query key]" if values.ndim != 3 else "[batch head query key] to have a text besides the first"
