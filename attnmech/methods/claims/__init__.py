@@ -1,1 +1,1 @@
-"""Does a claim about heads hold against controls that were drawn for it?"""
+"""Tests a claim about heads against controls that are drawn for it."""

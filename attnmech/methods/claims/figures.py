@@ -1,4 +1,4 @@
-"""Where a set's effect lies among those of all sets of its shape."""
+"""The figure of a set's effect among the effects of all sets of its shape."""
 
 from collections.abc import Sequence
 
@@ -20,28 +20,28 @@ def null_sets(
     *,
     label: str,
 ) -> go.Figure:
-    """One mark per set, from the smallest effect to the largest, and the first set's as a line with its interval.
+    """Draws one mark per set, from the smallest effect to the largest, and the first set as a star with its interval.
 
-    `sharing` says which sets have a head in common with the first; they have a mark of their own.
+    `sharing` marks the sets that have a head in common with the first set; they get a different symbol.
     """
     figure = Figure()
     order = np.argsort(effect, kind="stable")
     place = np.empty(len(effect), dtype=int)
     place[order] = np.arange(1, len(effect) + 1)
     rest = np.arange(len(effect)) > 0
-    kinds = (("share a head with it", rest & sharing, MARKS["other"]), ("other sets", rest & ~sharing, None))
-    for name, some, mark in kinds:
+    kinds = (("sets that share a head with it", rest & sharing, MARKS["other"]), ("other sets", rest & ~sharing, None))
+    for name, drawn, mark in kinds:
         figure.add_scatter(
-            x=place[some], y=effect[some], mode="markers", name=name,
+            x=place[drawn], y=effect[drawn], mode="markers", name=name,
             marker={
                 "color": mark.colour if mark else NEUTRAL, "symbol": mark.symbol if mark else "circle-open", "size": 5,
             },
-            text=[f"{names[number]}<br>{signed(effect[number], '.4g')}" for number in some.nonzero()[0].tolist()],
+            text=[f"{names[number]}<br>{signed(effect[number], '.4g')}" for number in drawn.nonzero()[0].tolist()],
             hovertemplate="%{text}<extra></extra>",
         )  # fmt: skip
     style = MARKS["self"]
     figure.add_scatter(
-        x=place[:1], y=effect[:1], mode="markers", name=f"the set tested, {names[0]}",
+        x=place[:1], y=effect[:1], mode="markers", name=f"the tested set, {names[0]}",
         marker={"color": style.colour, "symbol": "star", "size": 13},
         error_y={"type": "data", "array": high[:1] - effect[:1], "arrayminus": effect[:1] - low[:1], "thickness": 2},
         text=[f"{names[0]}<br>{signed(effect[0], '.4g')}<br>95 %: {signed(low[0], '.3g')} to {signed(high[0], '.3g')}"],
@@ -49,6 +49,6 @@ def null_sets(
     )  # fmt: skip
     figure.add_hline(y=0, line={"color": NEUTRAL, "width": 1})
     figure.update_layout(template=FIGURE_STYLE, height=380, margin={"t": 60})
-    figure.update_xaxes(title="sets of this shape, by effect", showgrid=False)
+    figure.update_xaxes(title="sets of this shape, ordered by effect", showgrid=False)
     figure.update_yaxes(title=label)
     return figure

@@ -1,10 +1,10 @@
-"""Does one set hurt more than the others? A p-value from all sets, the tested one included.
+"""p-values that rank a set of heads among all sets of its shape, itself included.
 
 Formulas: docs/formulas.md#confirming-a-set-of-heads.
 
-If the tested set was drawn at random, each of m sets is as likely to be it, so p = (how many sets are at least as
-strong) / m is exact, whatever measures strength. Strength is studentised over groups: among sets chosen for their size
-on other texts, raw effects of nothing but noise rank first too often.
+If the tested set was drawn at random, it is equally likely to be any of the m sets, so p = (number of sets at least as
+strong) / m is exact, whatever measures strength. Strength is studentised over groups: when sets are selected for the
+size of their effect on other texts, raw effects that are pure noise rank first too often.
 """
 
 from typing import Final
@@ -15,10 +15,10 @@ from scipy.stats import t as student_t  # type: ignore[import-untyped]
 from torch import Tensor
 
 CONSISTENT: Final = 0.001
-"""Effects whose t a null effect exceeds this rarely are consistent; these are ranked by size."""
+"""An effect is consistent if a null effect exceeds its t with less than this probability. Size ranks these effects."""
 
 SAME: Final = 1e-4
-"""Strengths that differ by less than this share are ties: rounding may part them."""
+"""Strengths that differ by less than this share are ties, because rounding can separate them."""
 
 
 def studentised(values: Float[Tensor, "*place group"]) -> Float[Tensor, "*place"]:
@@ -33,10 +33,10 @@ def studentised(values: Float[Tensor, "*place group"]) -> Float[Tensor, "*place"
 
 
 def strength(harm: Float[Tensor, "*place group"]) -> Float[Tensor, "*place"]:
-    """The order of effects: t over groups; above t* = t_{groups − 1}(1 − `CONSISTENT`), t* plus the mean.
+    """Ranks effects: t over groups, or t* plus the mean where t is above t* = t_{groups − 1}(1 − `CONSISTENT`).
 
-    t alone cannot tell an effect from one a hundred times smaller that is as consistent, so beyond t*, size decides.
-    Only the order of these numbers has a meaning.
+    t alone does not distinguish an effect from an equally consistent one that is a hundred times smaller, so size
+    decides above t*. Only the order of these numbers has a meaning.
 
     >>> harm = torch.tensor([[1.0, 1.1, 0.9, 1.0, 1.0], [0.01, 0.01, 0.01, 0.01, 0.01], [3.0, -2.0, 4.0, -1.0, 2.0]])
     >>> strength(harm.double()).argsort(descending=True).tolist()
@@ -48,7 +48,7 @@ def strength(harm: Float[Tensor, "*place group"]) -> Float[Tensor, "*place"]:
 
 
 def rank_p(strengths: Float[Tensor, " set"]) -> float:
-    """The share of sets that are at least as strong as the first, itself included; ties count.
+    """The share of sets that are at least as strong as the first set, which counts too. Ties count.
 
     >>> rank_p(torch.tensor([2.0, 1.0, 3.0, 0.5]))
     0.5
@@ -57,7 +57,7 @@ def rank_p(strengths: Float[Tensor, " set"]) -> float:
 
 
 def at_least(strengths: Float[Tensor, " set"]) -> Tensor:
-    """Which sets are at least as strong as the first, up to rounding (`SAME`)."""
+    """Which sets are at least as strong as the first set, up to rounding (`SAME`)."""
     first = strengths[0]
     return strengths >= first - SAME * first.abs()
 
@@ -76,10 +76,10 @@ def added_by_each(
     alone: Float[Tensor, "set head group"],
     others: Float[Tensor, "set head group"],
 ) -> Float[Tensor, "set head group"]:
-    """What each head adds to a set's effect: ½ (effect alone + effect of the set − effect of its other heads).
+    """The contribution of each head to its set's effect: ½ (effect alone + effect of the set − effect of the others).
 
-    The mean of what removing it does first and what it does last; of two heads, the Shapley value. Heads in series
-    (either alone has the full effect) and heads that back each other up (neither alone has one) add half each; one that
-    is only along for the ride adds 0.
+    This is the mean of the effects of removing the head first and removing it last. For two heads it is the Shapley
+    value. Heads in series (either alone has the full effect) and heads that back each other up (neither alone has any)
+    contribute half each. A head that does nothing contributes 0.
     """
     return (alone + together[:, None] - others) / 2

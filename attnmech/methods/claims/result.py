@@ -1,6 +1,6 @@
-"""Does removing these heads hurt this task more than removing others? (docs/formulas.md#confirming-a-set-of-heads)
+"""Tests whether removing heads hurts a task more than removing others (docs/formulas.md#confirming-a-set-of-heads).
 
-Heads are found on one half of the templates and tested on the other, against all sets of the same shape.
+Heads are chosen on one half of the templates and tested on the other half, against all sets of the same shape.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -31,7 +31,7 @@ from .shapes import FEWEST, HeadSet, same_shape
 from .tasks import TaskLike, require_apart, task_of
 
 GENERAL: Final = 8
-"""How many of the demo model's texts measure general loss, if the task is one of its own."""
+"""The number of the demo model's texts that measure general loss if `task` names a task of the demo model."""
 
 Rule: TypeAlias = Callable[[Discovery], Sequence[Head]]
 
@@ -54,7 +54,7 @@ def confirm_heads(
     engine: str | Workers = "local",
     progress: bool = False,
 ) -> "HeadClaim":
-    """Whether removing these heads together hurts this task more than removing other heads does.
+    """Tests whether removing these heads together hurts this task more than removing other heads.
 
     >>> import attnmech as am
     >>> task = am.Task.of_demo("copying", templates=10, each=1)
@@ -63,37 +63,38 @@ def confirm_heads(
     (((1, 0),), 'confirmed', True)
 
     The groups (templates) of the task's cases are split in halves by `seed`. A rule chooses heads on the discovery
-    half: it gets a `Discovery`, whose `strongest(5)` are the five heads that hurt most alone, and which holds nothing
-    of the other half. A list of heads must come from elsewhere: from `task.halves(seed)[0]`, or other texts. All else
-    is measured on the confirmation half, at least five groups.
+    half. It receives a `Discovery`, which holds no case of the other half; `strongest(5)` returns the five heads that
+    hurt most when removed alone. A list of heads must come from elsewhere: from `task.halves(seed)[0]`, or other texts.
+    Everything else is measured on the confirmation half, which has at least five groups.
 
-    `effect` is the metric after minus before, mean over groups, with its t interval over groups. The null distribution
-    are *all* sets of the same shape (as many heads in the same layers), the tested one included; `p` is the share of
-    them that are at least as strong, by their effect studentised over groups
-    (`attnmech.methods.claims.formulas.strength`). No p-value is below `least_p`, 1 / number of sets. Under 20 sets,
-    those of other layers are added (`wider`); more than `sets` are drawn by `seed` instead.
+    `effect` is the metric after minus before, averaged over groups, with its t interval over groups. The null
+    distribution comprises *all* sets of the same shape (the same number of heads in each of the same layers), including
+    the tested set. `p` is the share of sets that are at least as strong, by their effect studentised over groups
+    (`attnmech.methods.claims.formulas.strength`). No p-value is below `least_p`, 1 / number of sets. With fewer than 20
+    sets, those of other layers are added (`wider`); with more than `sets`, a sample is drawn by `seed`.
 
-    A set is as strong as its strongest heads, so a head that does nothing can be in a strong set. `p_each` asks it of
-    every head: by what the head that adds least adds, ½ (effect alone + effect of the set − effect of the other heads);
-    it is never below the p of a t test that one of them adds nothing.
-    The verdict is "confirmed" if the intervals of the effect and of what each head adds exclude 0 and p_each ≤ 0.05; it
-    is "in part" if the set does more than others (p ≤ 0.05), but not every head is shown to add to that.
+    A set is as strong as its strongest heads, so a head that does nothing can be in a strong set. `p_each` tests every
+    head: it ranks sets by the contribution of their weakest head, ½ (effect alone + effect of the set − effect of the
+    other heads), and is never below the p-value of a t test that one of the heads adds nothing.
+    The verdict is "confirmed" if the intervals of the effect and of each head's contribution exclude 0 and
+    p_each ≤ 0.05. It is "in part" if the set does more than others (p ≤ 0.05) but not every head is shown to add.
 
     Args:
         model: the model.
-        heads: a list of (layer, head), or a rule that chooses such a list on the discovery half.
-        task: an `am.Task`; the name of one of the demo model's ("copying", "agreement", "gender", "recipient"); or
-            cases (prompt, answer, against, group), or (text, group) whose loss is measured.
-        method: what removing does: "zero", "mean", "resample", or an `am.Intervention`, applied to these heads.
-        reference: for "mean", the texts of the mean; by default the prompts of the discovery half.
-        discovery: cases of your own for the discovery half; all of `task` then confirms.
-        others: other tasks, to see what else the heads do; for a task by name, the demo model's others.
-        general: texts whose loss tells how much a set matters to everything; for a task by name, 8 of the demo model's.
-        sets: the most sets that are measured, the tested one included.
-        seed: of the halves, of sets that are drawn, and of donors for "resample".
+        heads: a list of (layer, head), or a rule that chooses the list on the discovery half.
+        task: an `am.Task`; the name of a task of the demo model ("copying", "agreement", "gender", "recipient"); or
+            cases (prompt, answer, against, group), or (text, group) to measure the loss.
+        method: how heads are removed: "zero", "mean", "resample", or an `am.Intervention`, applied to these heads.
+        reference: for "mean", the texts to average over; by default the prompts of the discovery half.
+        discovery: separate cases for the discovery half; all of `task` then confirms.
+        others: other tasks that show what else the heads do; if `task` is a name, the demo model's other tasks.
+        general: texts that show how much a set matters to the loss in general; if `task` is a name, 8 texts of the
+            demo model.
+        sets: the largest number of sets to measure, including the tested set.
+        seed: seed of the halves, of the sampled sets, and of the donors for "resample".
         bos: whether each text begins with the tokenizer's first token.
         memory: how many GB a step may use on top of the model.
-        journal: a file that keeps what is measured; if interrupted, the same call resumes, and removes it at the end.
+        journal: a file that keeps measurements; after an interruption the same call resumes, and removes it at the end.
         engine: "local", or `am.Ray(...)` to have worker processes measure.
         progress: whether to show a progress bar.
 
@@ -102,7 +103,7 @@ def confirm_heads(
 
     Raises:
         InputError: for fewer than six groups, a group or prompt in both halves, heads that the model does not have,
-            and what `am.ablate_heads` raises.
+            and the errors of `am.ablate_heads`.
 
     """
     require_model(model)
@@ -113,7 +114,7 @@ def confirm_heads(
     finding, confirming = whole.halves(seed) if discovery is None else (task_of(discovery), whole)
     require_apart(finding, confirming)
     if reference is not None and method != "mean":
-        raise InputError(f'`reference` is for method="mean"; got it with method={shown(method)}.')
+        raise InputError(f'`reference` is for method="mean"; got method={shown(method)}.')
     if method == "mean" and reference is None:
         reference = iter(finding.inputs)
     measuring = Measuring(Removal.of(model, method, reference, seed, bos), memory, progress, engine)
@@ -144,40 +145,40 @@ def confirm_heads(
             groups=confirming.groups,
             discovery_groups=finding.groups,
             case_groups=confirming.group_of,
-            others=tuple(other_task(measuring, each, chosen) for each in further),
+            others=tuple(other_task(measuring, other, chosen) for other in further),
             **measured,
         )
 
 
 def _chosen(model: HookedModel, heads: Any, half: Discovery) -> HeadSet:
-    given = heads(half) if callable(heads) else heads
-    if isinstance(given, str):
+    chosen = heads(half) if callable(heads) else heads
+    if isinstance(chosen, str):
         raise InputError("`heads` must be a list of (layer, head), or a rule that chooses one; got a string.")
-    return tuple(model.check_heads(list(given) if isinstance(given, Iterable) else given))
+    return tuple(model.check_heads(list(chosen) if isinstance(chosen, Iterable) else chosen))
 
 
 @dataclass(frozen=True, repr=False)
 class HeadClaim(SetTest):
-    """What removing a set of heads does to a task, beside what removing other sets of the same shape does.
+    """The effect of removing a set of heads on a task, compared with removing other sets of the same shape.
 
-    Effects are the metric after minus before, in its units; *harm* is the same in the direction in which the model does
-    worse. Groups are the unit: a number of a group is the mean over its cases, and intervals are over groups.
+    Effects are the metric after minus before, in its units; *harm* is the effect signed so that positive is worse.
+    Groups are the unit of evidence: a group's number is the mean over its cases, and intervals are over groups.
     """
 
     @property
     def lead(self) -> str:
-        """What the numbers support, and no more."""
+        """The conclusions that the numbers support."""
         sentences = [about_set(self), about_each(self), *map(about_other, self.others)]
         return with_minus_signs(" ".join(filter(None, sentences)))
 
     @property
     def about_matched(self) -> str:
-        """How the sets nearest in their effect on general loss compare, in a sentence; empty without general texts."""
+        """Compares the set with the sets nearest in their effect on general loss. Empty without general texts."""
         return about_matched(self)
 
     @property
     def about_restored(self) -> str:
-        """What the set alone restores, in a sentence."""
+        """One sentence: how much of the metric the set alone restores."""
         return about_restored(self)
 
     @property
@@ -185,18 +186,18 @@ class HeadClaim(SetTest):
         return f"{named(self.heads)} and {self.task}: {self.verdict}"
 
     def plot(self) -> "go.Figure":
-        """The effect of every set, from the smallest to the largest, with the tested one's interval."""
+        """The effect of every set, from the smallest to the largest, with the interval of the tested set."""
         frame = self.to_frame()
         effect, low, high = (frame[name].to_numpy() for name in ("effect", "effect_low", "effect_high"))
         return null_sets(list(frame["heads"]), effect, low, high, self.sharing.numpy(), label=self._label)
 
     def plot_heads(self) -> "go.Figure":
-        """What each head of the set does alone, what it adds after the others, and the mean of both, as harm."""
+        """The harm of removing each head of the set first, of removing it last, and the mean of both."""
         alone, rest = self.harm_in_groups(self.after_alone)[0], self.harm_in_groups(self.after_rest)[0]
         shown = {"removed first": alone, "removed last": self.harm[0] - rest, "adds": self.added[0]}
         values = []
-        for name, each in shown.items():
-            means = TextMeans.of_values(each)
+        for name, harm in shown.items():
+            means = TextMeans.of_values(harm)
             low, high = means.interval()
             values.append((name, means.mean.numpy(), low.numpy(), high.numpy()))
         return interval_rows([named([head]) for head in self.heads], values, label=f"harm: {self._label}")
@@ -207,28 +208,29 @@ class HeadClaim(SetTest):
         return f"change of the {what}{f', {unit}' if unit else ''}"
 
     def _sections(self) -> "Sequence[Section]":
-        drawn = "all" if len(self.sets) == self.possible else f"{len(self.sets):,} of all {self.possible:,}"
-        found = [
+        drawn = "all" if len(self.sets) == self.possible else f"{len(self.sets):,} of the {self.possible:,}"
+        sections = [
             Section(
                 "Against other sets",
-                f"Each mark is one of {drawn} sets of the same shape: the change of the metric without it, mean over "
-                f"{len(self.groups)} groups that did not choose the heads. The line is the 95 % interval over groups.",
+                f"The marks are {drawn} sets of the same shape. Their height is the change of the metric when the set "
+                f"is removed, averaged over {len(self.groups)} groups that were not used to choose the heads. The "
+                "vertical line is the 95 % interval over groups.",
                 {"sets": self.plot()},
                 "claim.plot()",
                 finding=f"{self.about_matched} {self.about_restored}".strip(),
-                caveat="p ranks sets by their effect studentised over groups, beyond a consistent t by size. Other "
+                caveat="p ranks sets by their effect studentised over groups, and consistent effects by size. Other "
                 "heads may take over what removed heads did, so small effects do not show that heads are idle.",
             )
         ]
         if len(self.heads) > 1:
-            found.append(
+            sections.append(
                 Section(
                     "Head by head",
-                    "How much worse the model does without each head: alone, once the set's other heads are gone, and "
-                    "the mean of the two, which is what it adds to the set.",
+                    "How much worse the model does when a head is removed alone, when it is removed after the set's "
+                    "other heads, and the mean of the two, which is the head's contribution to the set.",
                     {"heads": self.plot_heads()},
                     "claim.plot_heads()",
                     finding=with_minus_signs(about_each(self)),
                 )
             )
-        return found
+        return sections

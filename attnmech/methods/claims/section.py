@@ -1,4 +1,4 @@
-"""What is said of a claim about heads, sentence by sentence."""
+"""The sentences that describe a claim about heads."""
 
 from collections.abc import Sequence
 from typing import Final
@@ -23,12 +23,12 @@ _QUANTITY: Final = {
 
 
 def quantity_of(metric: str) -> tuple[str, str]:
-    """What a metric measures, and its unit."""
+    """The quantity that a metric measures, and its unit."""
     return _QUANTITY.get(metric, (metric, ""))
 
 
 def about_set(test: SetTest) -> str:
-    """What removing the tested set does, beside what removing the others does."""
+    """Compares the effect of removing the tested set with the effects of removing the other sets."""
     what, unit = quantity_of(test.metric)
     (low, high), effect = test.ends, test.effect
     names, count = _listed([named([head]) for head in test.heads]), len(test.groups)
@@ -39,13 +39,13 @@ def about_set(test: SetTest) -> str:
         )
     done = "lowers" if effect < 0 else "raises"
     ends = sorted((abs(low), abs(high)))
-    told = (
+    sentence = (
         f"Removing {names} {done} the {what} on {test.task} by {abs(effect):.2g}{_of(unit)} ({ends[0]:.2g} to "
         f"{ends[1]:.2g} over {count} groups)"
     )
     if (effect < 0) is not test.higher_is_better:
-        return f"{told}: the model does better without {'it' if len(test.heads) == 1 else 'them'}."
-    return f"{told}, {_more_than(test)}." if test.p <= ALPHA else f"{told}, but {_stronger(test)}."
+        return f"{sentence}: the model does better without {'it' if len(test.heads) == 1 else 'them'}."
+    return f"{sentence}, {_more_than(test)}." if test.p <= ALPHA else f"{sentence}, but {_stronger(test)}."
 
 
 def _more_than(test: SetTest) -> str:
@@ -58,11 +58,11 @@ def _more_than(test: SetTest) -> str:
 
 
 def _stronger(test: SetTest) -> str:
-    """How many other sets do at least as much."""
+    """How many other sets hurt at least as much."""
     others, stronger = len(test.sets) - 1, int(test.as_strong.sum()) - 1
     which = test.as_strong & (torch.arange(len(test.sets)) > 0)
     shared = bool(test.sharing[which].all()) and stronger and len(test.heads) > 1
-    all_share = f", {'which shares' if stronger == 1 else 'all of which share'} a head with it" if shared else ""
+    all_share = f", and {'it shares' if stronger == 1 else 'all of them share'} a head with the set" if shared else ""
     hurt = "hurts" if stronger == 1 else "hurt"
     count = f"{stronger} of {others} {_things(test)} {_where(test)}"
     return f"{count} {hurt} at least as much{all_share} ({_p_value(test, test.p)})"
@@ -79,34 +79,33 @@ def _things(test: SetTest) -> str:
 
 
 def _p_value(test: SetTest, p: float) -> str:
-    least = ", the least possible" if p == test.least_p else ""
+    least = ", the smallest possible" if p == test.least_p else ""
     few = "these layers have" if len({layer for layer, _ in test.heads}) > 1 else "this layer has"
     things = "heads" if len(test.heads) == 1 else "sets"
-    wider = f"; controls come from other layers too, as {few} fewer than {FEWEST} {things}" if test.wider else ""
+    wider = f"; controls also come from other layers because {few} fewer than {FEWEST} {things}" if test.wider else ""
     return f"p = {p:.2g}{least}{wider}"
 
 
 def about_each(test: SetTest) -> str:
-    """Whether every head of the set adds to it, in a sentence; empty for a single head."""
+    """One sentence: whether every head of the set contributes to its effect. Empty for a single head."""
     if len(test.heads) == 1:
         return ""
     means = test.adds
     low, high = means.interval()
     if idle := test.idle:
         verb = "does" if len(idle) == 1 else "do"
-        return f"{_listed([named([head]) for head in idle])} {verb} not clearly add to this."
+        return f"{_listed([named([head]) for head in idle])} {verb} not clearly contribute to this effect."
     least = int(means.mean.argmin())
     stronger, others = int(test.as_needed.sum()) - 1, len(test.sets) - 1
-    told = (
-        f"Each of them adds to this, {named([test.heads[least]])} least: {float(means.mean[least]):.2g} "
-        f"({float(low[least]):.2g} to {float(high[least]):.2g})"
+    return (
+        f"Every head contributes, {named([test.heads[least]])} the least: {float(means.mean[least]):.2g} "
+        f"({float(low[least]):.2g} to {float(high[least]):.2g}). All heads contribute as much in "
+        f"{stronger or 'none'} of the {others} other sets (p = {test.p_each:.2g})."
     )
-    rarely = f"in {stronger or 'none'} of the {others} other sets does every head add as much"
-    return f"{told}; {rarely} (p = {test.p_each:.2g})."
 
 
 def about_other(other: OtherTask) -> str:
-    """What removing the tested set does to another task."""
+    """The effect of removing the tested set on another task."""
     what, unit = quantity_of(other.metric)
     means = TextMeans.of_values(other.effect)
     low, high = map(float, means.interval())
@@ -120,7 +119,7 @@ def about_other(other: OtherTask) -> str:
 
 
 def about_matched(test: SetTest) -> str:
-    """How the sets nearest in their effect on general loss compare, in a sentence; empty without general texts."""
+    """Compares the set with the sets nearest in their effect on general loss. Empty without general texts."""
     if test.general is None:
         return ""
     mean, near = test.general.mean(dim=-1), test.matched
@@ -129,23 +128,23 @@ def about_matched(test: SetTest) -> str:
     stronger = "none of them hurts" if not count else f"{count} of them hurt{'s' if count == 1 else ''}"
     reach, effect = mean[near], sign * test.harm[near].mean(dim=-1)
     return with_minus_signs(
-        f"The set changes the loss of {test.general.shape[1]} other texts by {float(mean[0]):+.2g} nats. The "
-        f"{len(near)} sets nearest in this ({float(reach.min()):+.2g} to {float(reach.max()):+.2g} nats) change "
-        f"the metric by {float(effect.mean()):+.2g} on average ({float(effect.min()):+.2g} to "
+        f"Removing the set changes the loss on {test.general.shape[1]} other texts by {float(mean[0]):+.2g} nats. The "
+        f"{len(near)} sets with the nearest change ({float(reach.min()):+.2g} to {float(reach.max()):+.2g} nats) "
+        f"change the metric by {float(effect.mean()):+.2g} on average ({float(effect.min()):+.2g} to "
         f"{float(effect.max()):+.2g}), and {stronger} at least as much."
     )
 
 
 def about_restored(test: SetTest) -> str:
-    """What the set alone restores, in a sentence."""
+    """One sentence: how much of the metric the set alone restores."""
     low, high = map(float, TextMeans.of_values(group_means(test.before - test.after_all, test.case_groups)).interval())
     if low <= 0 <= high:
         return "Removing every head does not clearly change the metric, so there is nothing for a set to restore."
     means = test.restored
     low, high = map(float, means.interval())
     return with_minus_signs(
-        f"With no other head left, the set restores {float(means.mean):.2g} times what all heads together do "
-        f"({low:.2g} to {high:.2g})."
+        f"With all other heads removed, the set restores {float(means.mean):.2g} times what all heads together "
+        f"contribute ({low:.2g} to {high:.2g})."
     )
 
 

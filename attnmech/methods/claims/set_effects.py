@@ -1,4 +1,4 @@
-"""What does removing whole sets of heads do to a task? Many sets in one sweep, each measured once."""
+"""Measures the effect of removing whole sets of heads on a task: many sets in one sweep, each measured once."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -25,12 +25,12 @@ from .tasks import Task, group_means
 
 @dataclass(frozen=True)
 class Removal:
-    """One way to remove any heads of a model."""
+    """One way to remove heads from a model."""
 
     model: HookedModel
     method: str | Intervention
     reference: Values | None
-    """For method="mean": the means, of every layer."""
+    """For method="mean": the means for every layer."""
     seed: int = 0
     bos: bool | None = None
 
@@ -38,7 +38,7 @@ class Removal:
     def of(
         cls, model: HookedModel, method: str | Intervention, reference: Any, seed: int, bos: bool | None
     ) -> "Removal":
-        """Computes means over the reference texts, if the method needs them."""
+        """Computes means over the reference texts if the method needs them."""
         if isinstance(method, Intervention):
             if not method.by_head:
                 raise InputError(f"`method` must be a string or an intervention on heads; got {method}.")
@@ -52,23 +52,23 @@ class Removal:
 
     @property
     def name(self) -> str:
-        """What a result says was done."""
+        """The method's name in a result."""
         return self.method if isinstance(self.method, str) else f"intervention ({self.method})"
 
     def changes(self, inputs: Any, sets: Sequence[HeadSet]) -> list[Change]:
-        """Each set's removal on these texts."""
+        """The changes that remove each set on these texts."""
         if isinstance(self.method, Intervention):
             return [(replace(self.method, heads=heads),) for heads in sets]
-        heads = sorted({head for each in sets for head in each})
+        heads = sorted({head for head_set in sets for head in head_set})
         ablations = Ablations.of(
             self.model, inputs, heads, self.method, reference=self.reference, seed=self.seed, bos=self.bos
         )
-        return [tuple(map(ablations.of_head, each)) for each in sets]
+        return [tuple(map(ablations.of_head, head_set)) for head_set in sets]
 
 
 @dataclass(frozen=True)
 class Measuring:
-    """How sets are measured: what a sweep needs besides texts and changes."""
+    """The settings of a sweep besides its texts and changes."""
 
     removal: Removal
     memory: float = 1.0
@@ -82,25 +82,25 @@ class Measuring:
         journal: str | Path | None = None,
         noted: Mapping[str, Any] | None = None,
     ) -> Swept:
-        """The metric of each case without each set; sets that occur twice are measured once."""
-        once = {tuple(sorted(each)): None for each in sets}
-        found = run_sweep(
+        """The metric of each case without each set. Repeated sets are measured once."""
+        once = {tuple(sorted(head_set)): None for head_set in sets}
+        measured = run_sweep(
             self.removal.model, iter(task.inputs), self.removal.changes(task.inputs, list(once)), task.metric,
             answers=task.answers, against=task.against, bos=self.removal.bos, memory=self.memory, journal=journal,
             progress=self.progress, engine=self.engine, noted={"method": self.removal.name, **(noted or {})},
         )  # fmt: skip
-        row = {each: number for number, each in enumerate(once)}
-        rows = torch.tensor([row[tuple(sorted(each))] for each in sets], dtype=torch.long)
-        return replace(found, after=found.after[rows])
+        row = {head_set: number for number, head_set in enumerate(once)}
+        rows = torch.tensor([row[tuple(sorted(head_set))] for head_set in sets], dtype=torch.long)
+        return replace(measured, after=measured.after[rows])
 
 
 @dataclass(frozen=True)
 class Discovery:
-    """The half of a task on which heads may be chosen; it holds nothing of the other half."""
+    """The half of a task on which heads may be chosen. It holds no case of the other half."""
 
     measuring: Measuring
     task: Task
-    """The cases of this half alone."""
+    """The cases of this half only."""
 
     @property
     def model(self) -> HookedModel:
@@ -109,17 +109,17 @@ class Discovery:
 
     @cached_property
     def harm(self) -> Float[Tensor, "layer head group"]:
-        """How much worse the model does in each group without each head alone, in units of the task's metric."""
+        """How much worse the model does in each group when one head is removed, in units of the task's metric."""
         stack = self.model.output_stack
         heads = [(layer, head) for layer in stack.layers for head in range(stack.n_heads)]
-        swept = self.measuring.swept(self.task, [(each,) for each in heads])
+        swept = self.measuring.swept(self.task, [(head,) for head in heads])
         harm = group_means(harm_of(self.task, swept.before, swept.after), self.task.group_of)
-        found = torch.full((max(stack.layers) + 1, stack.n_heads, harm.shape[-1]), torch.nan, dtype=torch.float64)
-        found[tuple(torch.tensor(heads).T)] = harm
-        return found
+        values = torch.full((max(stack.layers) + 1, stack.n_heads, harm.shape[-1]), torch.nan, dtype=torch.float64)
+        values[tuple(torch.tensor(heads).T)] = harm
+        return values
 
     def strongest(self, count: int) -> tuple[Head, ...]:
-        """The heads whose removal hurts this half most, each removed alone."""
+        """The heads that hurt this half most when removed alone."""
         mean = self.harm.mean(dim=-1)
         known = (~mean.isnan()).nonzero().tolist()
         count = whole_number("count", count, least=1, most=len(known), most_is="the heads of the model")
@@ -137,14 +137,14 @@ def harm_of(
 def measured_sets(
     measuring: Measuring, task: Task, shape: Shape, journal: str | Path | None, noted: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """The metric without each set, without each of its heads alone, and without all of its other heads."""
+    """Measures the metric without each set, without each of its heads, and without all other heads of the set."""
     stack = measuring.removal.model.output_stack
-    every = tuple((layer, head) for layer in stack.layers for head in range(stack.n_heads))
+    all_heads = tuple((layer, head) for layer in stack.layers for head in range(stack.n_heads))
     tested, size, count = shape.sets[0], len(shape.sets[0]), len(shape.sets)
-    alone = [(head,) for each in shape.sets for head in each]
-    rest = [tuple(other for other in each if other != head) for each in shape.sets for head in each]
-    only = tuple(head for head in every if head not in tested)
-    changes = [*shape.sets, every, *([only] if only else []), *(alone + rest if size > 1 else [])]
+    alone = [(head,) for head_set in shape.sets for head in head_set]
+    rest = [tuple(other for other in head_set if other != head) for head_set in shape.sets for head in head_set]
+    only = tuple(head for head in all_heads if head not in tested)
+    changes = [*shape.sets, all_heads, *([only] if only else []), *(alone + rest if size > 1 else [])]
     swept = measuring.swept(task, changes, journal, noted)
     after = swept.after[:count]
     ends = count + 1 + len(only[:1])
@@ -167,7 +167,7 @@ def measured_sets(
 def general_effects(
     measuring: Measuring, texts: Inputs | Iterable[Inputs], shape: Shape, journal: str | None
 ) -> Float[Tensor, "set text"]:
-    """The change of the loss of other texts without each set."""
+    """The change of the loss on other texts when each set is removed."""
     texts, removal = reread(texts), measuring.removal
     if isinstance(texts, str):
         texts = [texts]
@@ -180,7 +180,7 @@ def general_effects(
 
 @dataclass(frozen=True)
 class OtherTask:
-    """What removing the heads does to another task."""
+    """The effect of removing the heads on another task."""
 
     name: str
     metric: str
@@ -190,7 +190,7 @@ class OtherTask:
 
 
 def other_task(measuring: Measuring, task: Task, heads: HeadSet) -> "OtherTask":
-    """What removing the heads does to another task."""
+    """Measures the effect of removing the heads on another task."""
     swept = measuring.swept(task, [heads])
     effect = group_means(swept.after[0] - swept.before, task.group_of)
     return OtherTask(task.name, str(swept.provenance.options["metric"]), task.higher, effect)

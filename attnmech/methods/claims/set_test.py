@@ -1,4 +1,4 @@
-"""Is a set of heads stronger than all sets of its shape? What was measured of them, with p-values over the sets."""
+"""The measurements of a set of heads and of all sets of its shape, with p-values over the sets."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -21,54 +21,54 @@ from .shapes import HeadSet
 from .tasks import group_means
 
 ALPHA: Final = 0.05
-"""A p-value up to this confirms."""
+"""The largest p-value that confirms a claim."""
 MATCHED: Final = 20
-"""How many sets that are nearest in their effect on general loss stand beside the tested one."""
+"""The number of sets, nearest in their effect on general loss, that are compared with the tested set."""
 
 VERDICTS: Final = ("confirmed", "in part", "not confirmed")
 
 
 @dataclass(frozen=True, repr=False)
 class SetTest(OverTexts, PagedResult):
-    """What was measured of a set of heads and of all sets of its shape."""
+    """The measurements of a set of heads and of all sets of its shape."""
 
     SUBTRACT = "subtract what you compare: one.harm - other.harm"
 
     task: str
     metric: str
     method: str
-    """What removing did: "zero", "mean", "resample", or an intervention."""
+    """How heads were removed: "zero", "mean", "resample", or an intervention."""
     heads: tuple[Head, ...]
     chosen_by_rule: bool
     """Whether the heads were chosen on the discovery half."""
     higher_is_better: bool
     possible: int
-    """How many sets of the shape there are; all of them are in `sets`, or as many as were drawn."""
+    """The number of sets of the shape. `sets` holds all of them, or those that were drawn."""
     wider: bool
-    """Whether sets of other layers are among the controls."""
+    """Whether controls also come from other layers."""
     groups: tuple[str, ...]
-    """The groups that confirm."""
+    """The groups of the confirmation half."""
     discovery_groups: tuple[str, ...]
     case_groups: tuple[str, ...]
     """The group of each case."""
     sets: Int[Tensor, "set member 2"]
-    """The (layer, head) of each set's heads; the first set is the one tested."""
+    """The (layer, head) of each set's heads. The first set is the tested one."""
     before: Float[Tensor, " case"]
     """The metric with all heads."""
     after: Float[Tensor, "set case"]
     """The metric without each set."""
     after_alone: Float[Tensor, "set member case"]
-    """The metric without one of its heads."""
+    """The metric without one head of the set."""
     after_rest: Float[Tensor, "set member case"]
     """The metric without the other heads of the set."""
     after_all: Float[Tensor, " case"]
     """The metric without any head of the model."""
     after_only: Float[Tensor, " case"]
-    """The metric with the heads of the tested set alone."""
+    """The metric with only the heads of the tested set."""
     others: tuple[OtherTask, ...]
     provenance: Provenance
     general: Float[Tensor, "set text"] | None = None
-    """The change of the loss of other texts without each set, in nats."""
+    """The change of the loss on other texts when each set is removed, in nats."""
 
     @property
     def axis_lengths(self) -> Mapping[str, int]:
@@ -78,12 +78,12 @@ class SetTest(OverTexts, PagedResult):
     def _check(self) -> None:
         super()._check()
         if tuple(dict.fromkeys(self.case_groups)) != self.groups or self._set(0) != self.heads:
-            raise ValueError("`case_groups` must be of `groups`, and the first set the heads tested")
+            raise ValueError("`case_groups` must name `groups` in order, and the first of `sets` must be `heads`")
 
     # -- the set ------------------------------------------------------------------------------------------
 
     def harm_in_groups(self, after: Float[Tensor, "*place case"]) -> Float[Tensor, "*place group"]:
-        """How much worse the model does than with all heads, mean over the cases of each group."""
+        """How much worse the model does than with all heads, averaged over the cases of each group."""
         return group_means(self.before - after if self.higher_is_better else after - self.before, self.case_groups)
 
     @cached_property
@@ -97,7 +97,7 @@ class SetTest(OverTexts, PagedResult):
 
     @property
     def effect(self) -> float:
-        """The metric after minus before, without the tested set: mean over groups."""
+        """The metric without the tested set minus the metric with all heads, averaged over groups."""
         return float(self._means.mean)
 
     @cached_property
@@ -109,35 +109,35 @@ class SetTest(OverTexts, PagedResult):
 
     @cached_property
     def as_strong(self) -> Bool[Tensor, " set"]:
-        """Which sets are at least as strong as the tested one, which is one of them."""
+        """Which sets are at least as strong as the tested set, which counts too."""
         return at_least(strength(self.harm))
 
     @property
     def p(self) -> float:
-        """The share of all sets that are at least as strong."""
+        """The share of all sets that are at least as strong as the tested set."""
         return rank_p(strength(self.harm))
 
     @property
     def least_p(self) -> float:
-        """The least p that so many sets allow."""
+        """The smallest p-value that this number of sets allows."""
         return 1 / len(self.sets)
 
     @cached_property
     def added(self) -> Float[Tensor, "set member group"]:
-        """How much harm each head adds to its set: the mean of what it does alone and after the set's other heads."""
+        """Each head's contribution to its set's harm: the mean of its harm alone and after the set's other heads."""
         return added_by_each(self.harm, self.harm_in_groups(self.after_alone), self.harm_in_groups(self.after_rest))
 
     @cached_property
     def as_needed(self) -> Bool[Tensor, " set"]:
-        """In which sets every head adds at least as much as every head of the tested set, by strength."""
+        """In which sets the weakest head adds at least as much as the weakest head of the tested set, by strength."""
         return at_least(strength(self.added).amin(dim=1))
 
     @property
     def p_each(self) -> float:
-        """That of every head: the share of all sets in which every head adds at least as much; `p` for a single head.
+        """The p-value for every head: the share of all sets where every head adds at least as much; `p` for one head.
 
-        At least the p of a t test that some head of the tested set adds nothing: of two heads that act together, the
-        lesser adds more than the lesser of two that do not, even where neither has an effect.
+        It is at least the p-value of a t test that some head of the tested set adds nothing: the weaker of two heads
+        that act together adds more than the weaker of two that do not, even if neither has an effect.
         """
         share = float(self.as_needed.double().mean())
         return share if len(self.heads) == 1 else max(share, least_p(self.added[0]))
@@ -146,8 +146,8 @@ class SetTest(OverTexts, PagedResult):
     def verdict(self) -> str:
         """One of `VERDICTS`.
 
-        "confirmed" if the intervals of the effect and of what each head adds exclude 0 and p_each ≤ 0.05; "in part" if
-        that is shown of the set as a whole (p ≤ 0.05), but not of each of its heads.
+        "confirmed" if the intervals of the effect and of each head's contribution exclude 0 and p_each ≤ 0.05; "in
+        part" if this holds for the set as a whole (p ≤ 0.05) but not for each of its heads.
         """
         low, high = self.ends
         worse = high < 0 if self.higher_is_better else low > 0
@@ -157,23 +157,23 @@ class SetTest(OverTexts, PagedResult):
 
     @cached_property
     def adds(self) -> TextMeans:
-        """What each head of the tested set adds."""
+        """The contribution of each head of the tested set."""
         return TextMeans.of_values(self.added[0])
 
     @property
     def idle(self) -> list[Head]:
         """The heads that do not clearly add to the harm.
 
-        That all of them do is claimed only if each interval alone excludes 0, so these are pointwise (Berger 1982).
+        The claim that all heads add requires every interval to exclude 0, so the intervals are pointwise (Berger 1982).
         """
         low, _ = self.adds.interval()
         return [head for head, end in zip(self.heads, low.tolist(), strict=True) if not end > 0]
 
-    # -- beside it ----------------------------------------------------------------------------------------
+    # -- general loss, restoring --------------------------------------------------------------------------
 
     @cached_property
     def matched(self) -> Int[Tensor, " matched"]:
-        """The sets that are nearest to the tested one in their effect on general loss, at most 20; else empty."""
+        """The sets nearest to the tested one in their effect on general loss, at most 20. Empty without `general`."""
         if self.general is None:
             return torch.zeros(0, dtype=torch.long)
         mean = self.general.mean(dim=-1)
@@ -182,14 +182,16 @@ class SetTest(OverTexts, PagedResult):
     @property
     def restored(self) -> TextMeans:
         """What the set alone restores: (metric with only the set − with no head) / (with all heads − with no head)."""
-        alone, whole = (group_means(each - self.after_all, self.case_groups) for each in (self.after_only, self.before))
+        alone, whole = (
+            group_means(metric - self.after_all, self.case_groups) for metric in (self.after_only, self.before)
+        )
         return TextMeans.of_ratio(alone, whole)
 
     def to_frame(self) -> pd.DataFrame:
         """One row per set, the tested one first.
 
-        Columns: heads; tested; effect with its interval over groups; t, of the harm; as_strong; adds_least, what the
-        head that adds least adds to the harm; as_needed; general_loss, matched.
+        Columns: heads; tested; effect with its interval over groups; t of the harm; as_strong; adds_least, the harm
+        added by the head that adds least; as_needed; general_loss, matched.
         """
         sign = -1 if self.higher_is_better else 1
         means = TextMeans.of_values(sign * self.harm)
@@ -197,7 +199,7 @@ class SetTest(OverTexts, PagedResult):
         number = torch.arange(len(self.sets))
         return pd.DataFrame(
             {
-                "heads": [named(self._set(each)) for each in range(len(self.sets))],
+                "heads": [named(self._set(row)) for row in range(len(self.sets))],
                 "tested": (number == 0).numpy(),
                 "effect": means.mean.numpy(),
                 "effect_low": low.numpy(),
@@ -216,17 +218,17 @@ class SetTest(OverTexts, PagedResult):
 
     @property
     def ends(self) -> tuple[float, float]:
-        """Low and high end of the interval of `effect`."""
+        """The low and high ends of the interval of `effect`."""
         low, high = self.interval()
         return float(low), float(high)
 
     @property
     def sharing(self) -> Bool[Tensor, " set"]:
-        """Which sets share a head with the tested one."""
+        """Which sets share a head with the tested set."""
         same = (self.sets[:, :, None] == self.sets[0]).all(dim=-1)
         return same.flatten(1).any(dim=1)
 
 
 def named(heads: Sequence[Head]) -> str:
-    """A set by its heads: "L1H0 L2H3"."""
+    """The names of a set's heads: "L1H0 L2H3"."""
     return " ".join(f"L{layer}H{head}" for layer, head in heads)

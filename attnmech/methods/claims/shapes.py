@@ -1,4 +1,4 @@
-"""Which sets of heads have the same shape as a tested one? As many heads in the same layers, or in as many layers."""
+"""Sets of the same shape as a tested set: the same number of heads in each of the same layers, or of other layers."""
 
 import math
 from collections import Counter
@@ -12,32 +12,32 @@ from ...errors import InputError
 from ...interventions import Head
 
 FEWEST: Final = 20
-"""With fewer sets than this in the same layers, no p-value is below 0.05, so sets of other layers are added."""
+"""With fewer sets than this in the same layers, no p-value is below 0.05, so sets from other layers are added."""
 
 HeadSet = tuple[Head, ...]
 
 
 @dataclass(frozen=True)
 class Shape:
-    """All sets like a tested one, and those of them that are measured."""
+    """The sets of one shape: how many there are, and which of them are measured."""
 
     sets: tuple[HeadSet, ...]
-    """The tested set first, then controls."""
+    """The tested set, followed by the controls."""
     possible: int
-    """How many sets of the shape there are, the tested one included."""
+    """The number of sets of the shape, including the tested set."""
     wider: bool
-    """Whether controls come from other layers too."""
+    """Whether controls also come from other layers."""
 
     @property
     def enumerated(self) -> bool:
-        """Whether every set of the shape is there."""
+        """Whether `sets` holds every set of the shape."""
         return len(self.sets) == self.possible
 
 
 def same_shape(heads: Sequence[Head], layers: Sequence[int], n_heads: int, most: int, seed: int = 0) -> Shape:
-    """The sets with as many heads in the same layers, all of them if there are at most `most`, else drawn by `seed`.
+    """The sets with the same number of heads in each of the same layers: all of them, or `most` drawn by `seed`.
 
-    Where there are fewer than `FEWEST`, the sets with as many heads in each of as many layers, of any `layers`.
+    If there are fewer than `FEWEST`, the sets with the same numbers of heads per layer in any of `layers`.
 
     >>> same_shape([(0, 1), (2, 3)], range(4), 8, most=1000).possible
     64
@@ -52,20 +52,20 @@ def same_shape(heads: Sequence[Head], layers: Sequence[int], n_heads: int, most:
     if wider:
         counts = sorted(held.values())
         plans = [
-            dict(zip(chosen, order, strict=True))
-            for chosen in combinations(layers, len(counts))
+            dict(zip(some_layers, order, strict=True))
+            for some_layers in combinations(layers, len(counts))
             for order in sorted(set(permutations(counts)))
         ]
         wider = len(plans) > 1
     possible = _count(plans, n_heads)
     if possible < 2:
         raise InputError(
-            f"there is no other set of {len(tested)} heads in as many layers to compare with: the model has {n_heads} "
-            f"heads per layer and {len(layers)} layers. Test fewer heads."
+            f"there is no other set of the same shape to compare with: `heads` has {len(tested)} heads, and the model "
+            f"has {n_heads} heads per layer and {len(layers)} layers. Test fewer heads."
         )
     others: Iterator[HeadSet]
     if possible <= most:
-        others = (each for plan in plans for each in _of_plan(plan, n_heads) if each != tested)
+        others = (control for plan in plans for control in _of_plan(plan, n_heads) if control != tested)
     else:
         others = _drawn(plans, n_heads, most - 1, tested, Random(seed))
     return Shape((tested, *others), possible, wider)
@@ -87,14 +87,14 @@ def _of_plan(plan: Mapping[int, int], n_heads: int) -> Iterator[HeadSet]:
 def _drawn(
     plans: Sequence[Mapping[int, int]], n_heads: int, count: int, tested: HeadSet, rng: Random
 ) -> Iterator[HeadSet]:
-    """Different sets other than the tested one, each as likely as any other."""
-    weights = [math.prod(math.comb(n_heads, each) for each in plan.values()) for plan in plans]
+    """Draws distinct sets with equal probability, without the tested set."""
+    weights = [math.prod(math.comb(n_heads, size) for size in plan.values()) for plan in plans]
     seen = {tested}
     while len(seen) <= count:
         (plan,) = rng.choices(plans, weights)
-        found = tuple(
+        control = tuple(
             (layer, head) for layer, held in sorted(plan.items()) for head in sorted(rng.sample(range(n_heads), held))
         )
-        if found not in seen:
-            seen.add(found)
-            yield found
+        if control not in seen:
+            seen.add(control)
+            yield control

@@ -1,4 +1,4 @@
-"""On what is a claim about heads tested? Cases of a task, split by their templates."""
+"""The cases of a task on which a claim about heads is tested, split by their templates."""
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
@@ -20,7 +20,7 @@ from ...runs.metrics import HIGHER_IS_BETTER, MetricLike
 
 @dataclass(frozen=True)
 class Case:
-    """One text of a task, and the template that it was made from.
+    """One text of a task and the template it was made from.
 
     >>> Case("The keys beside the cabinet", " are", " is", group="beside")
     Case(prompt='The keys beside the cabinet', answer=' are', against=' is', group='beside')
@@ -29,16 +29,16 @@ class Case:
     prompt: str | tuple[int, ...]
     """A text, or token ids."""
     answer: str | int | None = None
-    """What should follow: text with its leading space, or a token's id."""
+    """The expected continuation: text with its leading space, or a token id."""
     against: str | int | None = None
-    """What the answer is compared with."""
+    """The continuation that the answer is compared with."""
     group: str = ""
-    """Its template, name, or source: what it shares with cases that are no independent evidence."""
+    """Its template, name, or source. Cases of one group are not independent evidence."""
 
 
 @dataclass(frozen=True, repr=False)
 class Task:
-    """Cases with the metric that says how well a model does on them.
+    """Cases, and the metric that measures how well a model does on them.
 
     >>> task = Task.of_demo("agreement")
     >>> len(task.cases), len(task.groups), task.metric
@@ -47,12 +47,13 @@ class Task:
 
     name: str
     cases: Sequence[Any]
-    """`Case`s, or the same as tuples: (prompt, answer, against, group), or (text, group)."""
+    """`Case`s, or tuples: (prompt, answer, against, group), or (text, group)."""
     metric: MetricLike = ""
-    """By default "logit_difference" where cases have answers against others, "accuracy" where they have answers alone,
-    else "loss". "log_probability" takes answers of several tokens: ln p of all of them after the prompt."""
+    """By default "logit_difference" for cases with `answer` and `against`, "accuracy" for cases with `answer` alone,
+    and "loss" otherwise. "log_probability" takes answers of several tokens: ln p of the whole answer after the prompt.
+    """
     higher_is_better: bool | None = None
-    """Only for a metric of your own: whether it falls when a model does worse."""
+    """Only for a custom metric: whether it falls when a model does worse."""
 
     def __repr__(self) -> str:
         return f"Task({self.name!r}, {len(self.cases)} cases in {len(self.groups)} groups, metric={self.metric!r})"
@@ -68,7 +69,7 @@ class Task:
             kinds = {type(getattr(case, name)) for case in cases}
             if len(kinds) > 1:
                 raise InputError(
-                    f"the cases of {self.name!r} must all have `{name}` as text, all as token ids, or all without; got "
+                    f"`{name}` must be text in all cases of {self.name!r}, a token id in all, or absent in all; got "
                     f"{' and '.join(sorted(kind.__name__ for kind in kinds))}."
                 )
         if self.metric == "":
@@ -85,7 +86,7 @@ class Task:
     def of_demo(cls, name: str, *, templates: int | None = None, each: int = 4, seed: int = 0) -> Self:
         """A task of the demo model: "copying", "agreement", "gender" or "recipient".
 
-        `each` cases of every template, of the `templates` that fill first (by default 12, or as many as it has).
+        `each` cases of every template, for the `templates` that fill first (by default 12, or all of the task's).
         """
         return cls(name, tuple(Case(x.text, x.right, x.wrong, x.template) for x in told(name, templates, each, seed)))
 
@@ -97,12 +98,12 @@ class Task:
                 known = ", ".join(HIGHER_IS_BETTER)
                 raise InputError(f"`metric` must be one of {known}, or a function; got {self.metric!r}.")
             if self.higher_is_better is not None:
-                raise InputError(f"`higher_is_better` is for a metric of your own; {self.metric!r} has a direction.")
+                raise InputError(f"`higher_is_better` is for a custom metric; {self.metric!r} has a direction.")
             return HIGHER_IS_BETTER[self.metric]
         if not isinstance(self.higher_is_better, bool):
             raise InputError(
-                "a task with a metric of your own needs higher_is_better=True or False: whether the metric falls when "
-                "a model does worse."
+                "a task with a custom metric needs higher_is_better=True or False: whether the metric falls when a "
+                "model does worse."
             )
         return self.higher_is_better
 
@@ -118,7 +119,7 @@ class Task:
 
     @property
     def inputs(self) -> Any:
-        """The prompts as a sweep reads them; with their answers, if these are to be scored whole."""
+        """The prompts in the form that a sweep reads; with their answers if whole answers are scored."""
         answered = self.metric == "log_probability"
         texts = [_with_answer(case) if answered else case.prompt for case in self.cases]
         return [text if isinstance(text, str) else torch.tensor(text) for text in texts]
@@ -130,25 +131,25 @@ class Task:
 
     @property
     def against(self) -> Any:
-        """What the answers are compared with, or None."""
+        """The continuations that the answers are compared with, or None."""
         return _all([case.against for case in self.cases])
 
     def only(self, groups: Sequence[str]) -> Self:
-        """The cases of some groups."""
+        """The task with the cases of some groups only."""
         return replace(self, cases=tuple(case for case in self.cases if case.group in groups))
 
     def halves(self, seed: int = 0) -> tuple[Self, Self]:
-        """The half that discovers and the half that confirms, with different groups, drawn by `seed`.
+        """The discovery half and the confirmation half, with different groups, drawn by `seed`.
 
-        The confirming half has half of the groups, rounded up, and at least five. Raises `InputError` for fewer than
+        The confirmation half has half of the groups, rounded up, and at least five. Raises `InputError` for fewer than
         six groups.
         """
         groups = sorted(self.groups)
         if len(groups) < LEAST_TEXTS + 1:
             raise InputError(
                 f"{self.name!r} has {len(groups)} {'group' if len(groups) == 1 else 'groups'} of cases; a claim needs "
-                f"at least {LEAST_TEXTS + 1}: {LEAST_TEXTS} that confirm it and one that it is found on. Give each "
-                "case the template that it was made from as its `group`, and more templates."
+                f"at least {LEAST_TEXTS + 1}: {LEAST_TEXTS} to confirm it and one to choose heads on. Use more "
+                "templates, and give each case the template it was made from as its `group`."
             )
         # The bits are Philox's, so every version of numpy draws the same.
         drawn = Philox(key=[seed, len(groups)]).random_raw(len(groups)).tolist()
@@ -158,36 +159,36 @@ class Task:
 
 
 TaskLike: TypeAlias = Task | str | Sequence[Case] | Sequence[tuple[Any, ...]]
-"""A task, the name of one of the demo model's, or cases: `Case`, (prompt, answer, against, group) or (text, group)."""
+"""A task, the name of a task of the demo model, or cases: `Case`, (prompt, answer, against, group) or (text, group)."""
 
 
-def task_of(given: Any) -> Task:
-    """A task of whatever a user gives as one."""
-    if isinstance(given, Task):
-        return given
-    if isinstance(given, str):
-        return Task.of_demo(given)
-    if isinstance(given, Mapping | Tensor) or not isinstance(given, Iterable):
+def task_of(task: Any) -> Task:
+    """The task that an argument describes."""
+    if isinstance(task, Task):
+        return task
+    if isinstance(task, str):
+        return Task.of_demo(task)
+    if isinstance(task, Mapping | Tensor) or not isinstance(task, Iterable):
         raise InputError(
-            "`task` must be an am.Task, a list of cases (prompt, answer, against, group), or one of the demo model's "
-            f"tasks by name; got {shown(given)}."
+            "`task` must be an am.Task, a list of cases (prompt, answer, against, group), or the name of a task of the "
+            f"demo model; got {shown(task)}."
         )
-    return Task("the task", tuple(given))
+    return Task("the task", tuple(task))
 
 
 def require_apart(discovery: Task, confirmation: Task) -> None:
-    """Raises `InputError` if the two share a group or a prompt, or the second has too few groups."""
+    """Raises `InputError` if the halves share a group or a prompt, or the second has too few groups."""
     both = [group for group in discovery.groups if group in confirmation.groups]
     if both:
         raise InputError(
-            f"the group {both[0]!r} is in both halves; texts of one template are no independent evidence. Leave it out "
-            "of `discovery` or of `task`."
+            f"the group {both[0]!r} is in both halves; texts of one template are not independent evidence. Leave it "
+            "out of `discovery` or of `task`."
         )
     seen = {case.prompt for case in discovery.cases}
     shared = [case.prompt for case in confirmation.cases if case.prompt in seen]
     if shared:
         raise InputError(
-            f"the prompt {shown(shared[0])} is in both halves; heads found on it cannot be confirmed on it."
+            f"the prompt {shown(shared[0])} is in both halves; heads chosen on a prompt cannot be confirmed on it."
         )
     if len(confirmation.groups) < LEAST_TEXTS:
         raise InputError(
@@ -197,7 +198,7 @@ def require_apart(discovery: Task, confirmation: Task) -> None:
 
 
 def group_means(values: Float[Tensor, "*place case"], group_of: Sequence[str]) -> Float[Tensor, "*place group"]:
-    """The mean over the cases of each group, in the order of the groups' first cases; `group_of` is that of each case.
+    """The mean over the cases of each group, in the order of the groups' first cases; `group_of` names each case's.
 
     >>> group_means(torch.tensor([1.0, 3.0, 5.0]), ["a", "b", "a"])
     tensor([3., 3.])
@@ -208,39 +209,39 @@ def group_means(values: Float[Tensor, "*place case"], group_of: Sequence[str]) -
     return sums / torch.bincount(number, minlength=len(place))
 
 
-def _case(given: Any) -> Case:
-    parts: Any = (given.prompt, given.answer, given.against, given.group) if isinstance(given, Case) else given
+def _case(case: Any) -> Case:
+    parts: Any = (case.prompt, case.answer, case.against, case.group) if isinstance(case, Case) else case
     if not isinstance(parts, tuple | list) or len(parts) not in (2, 4):
         raise InputError(
             "a case must be an am.Case, (prompt, answer, against, group), or (text, group) for a metric of the text; "
-            f"got {shown(given)}."
+            f"got {shown(case)}."
         )
     prompt, answer, against, group = parts if len(parts) == 4 else (parts[0], None, None, parts[1])
     if not isinstance(group, str) or not group.strip():
-        raise InputError(f"a case needs its `group`: the template that it was made from; got {shown(group)}.")
+        raise InputError(f"a case needs a `group`: the template it was made from; got {shown(group)}.")
     if answer is None and against is not None:
-        raise InputError(f"a case with `against` needs an `answer`; got {shown(given)}.")
+        raise InputError(f"a case with `against` needs an `answer`; got {shown(case)}.")
     return Case(_prompt(prompt), _token("answer", answer), _token("against", against), group)
 
 
-def _prompt(given: Any) -> str | tuple[int, ...]:
-    if isinstance(given, str):
-        return given
-    if isinstance(given, Batch | Mapping):
-        raise InputError(f"the prompt of a case must be a text or token ids; got {type(given).__name__}.")
+def _prompt(prompt: Any) -> str | tuple[int, ...]:
+    if isinstance(prompt, str):
+        return prompt
+    if isinstance(prompt, Batch | Mapping):
+        raise InputError(f"the prompt of a case must be a text or token ids; got {type(prompt).__name__}.")
     try:
-        return tuple(integer(each) for each in given)
+        return tuple(integer(token) for token in prompt)
     except TypeError:
-        raise InputError(f"the prompt of a case must be a text or a list of token ids; got {shown(given)}.") from None
+        raise InputError(f"the prompt of a case must be a text or a list of token ids; got {shown(prompt)}.") from None
 
 
-def _token(name: str, given: Any) -> str | int | None:
-    if given is None or isinstance(given, str):
-        return given
+def _token(name: str, token: Any) -> str | int | None:
+    if token is None or isinstance(token, str):
+        return token
     try:
-        return integer(given)
+        return integer(token)
     except TypeError:
-        raise InputError(f"`{name}` of a case must be text or a token id; got {shown(given)}.") from None
+        raise InputError(f"`{name}` of a case must be text or a token id; got {shown(token)}.") from None
 
 
 def _require_one_group_a_prompt(name: str, cases: Sequence[Case]) -> None:
@@ -254,7 +255,7 @@ def _require_one_group_a_prompt(name: str, cases: Sequence[Case]) -> None:
 
 
 def _with_answer(case: Case) -> str | tuple[int, ...]:
-    """The prompt and its answer, as one text."""
+    """The prompt followed by its answer, as one text."""
     if isinstance(case.prompt, str) and isinstance(case.answer, str):
         return case.prompt + case.answer
     if isinstance(case.prompt, tuple) and isinstance(case.answer, int):

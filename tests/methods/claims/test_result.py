@@ -50,7 +50,7 @@ def test_heads_in_series_are_found_and_confirmed() -> None:
     # Sets with one of the two break the circuit too, so the set as such need not be the strongest.
     assert bool(claim.sharing[claim.as_strong].all())
     with_decoy = claim_of("and_pair", "gpt2", ((0, 2), (2, 4)))
-    assert with_decoy.verdict != "confirmed" and "L2H4 does not clearly add to this" in with_decoy.lead
+    assert with_decoy.verdict != "confirmed" and "L2H4 does not clearly contribute to this effect" in with_decoy.lead
 
 
 def test_heads_that_back_each_other_up_are_confirmed() -> None:
@@ -292,14 +292,14 @@ def test_the_sentence_says_what_the_numbers_say() -> None:
     low, high = map(float, claim.interval())
     assert claim.lead.startswith(
         f"Removing L0H2 and L2H5 lowers the logit difference on cued answers by {-claim.effect:.2g} logits "
-        f"({-high:.2g} to {-low:.2g} over 6 groups), more than all 63 other sets in these layers (p = 0.016, the least "
-        "possible). Each of them adds to this, L"
+        f"({-high:.2g} to {-low:.2g} over 6 groups), more than all 63 other sets in these layers (p = 0.016, the "
+        "smallest possible). Every head contributes, L"
     )
-    assert "in none of the 63 other sets does every head add as much (p = 0.016)." in claim.lead
+    assert "All heads contribute as much in none of the 63 other sets (p = 0.016)." in claim.lead
     decoys = (claim_of("lookup", "gpt2", ((0, head),)) for head in range(8))
     idle = next(each for each in decoys if each.interval()[0] <= 0 <= each.interval()[1])
     assert "has no clear effect on cued answers: " in idle.lead and " of 23 other heads in any layer hurt" in idle.lead
-    assert "controls come from other layers too, as this layer has fewer than 20 heads" in idle.lead
+    assert "controls also come from other layers because this layer has fewer than 20 heads" in idle.lead
     opposing = claim_of("or_pair", "bloom", ((1, 6),))
     assert "raises the logit difference" in opposing.lead and opposing.lead.endswith(
         "the model does better without it."
@@ -309,7 +309,7 @@ def test_the_sentence_says_what_the_numbers_say() -> None:
     stronger = int(series.as_strong.sum()) - 1
     assert series.p == (1 + stronger) / 64 and f"(p = {series.p:.2g}" in series.lead
     shares = (
-        f", but {stronger} of 63 other sets in these layers hurt at least as much, all of which share a head with it "
+        f", but {stronger} of 63 other sets in these layers hurt at least as much, and all of them share a head with "
     )
     assert (shares in series.lead) is (series.p > 0.05)
 
@@ -441,12 +441,12 @@ BAD: list[tuple[Callable[[], Any], str]] = [
         lambda: am.confirm_heads(
             model_of("and_pair", "gpt2"), [(layer, head) for layer in range(3) for head in range(8)], planted.cued()
         ),
-        "no other set of 24 heads",
+        "no other set of the same shape to compare with: `heads` has 24 heads",
     ),
     (lambda: am.confirm_heads(model_of("and_pair", "gpt2"), PAIR, "no such task"), "the demo model's tasks are"),
     (lambda: am.confirm_heads(model_of("and_pair", "gpt2"), PAIR, [("a text",)]), "a case must be"),
-    (lambda: am.confirm_heads(model_of("and_pair", "gpt2"), PAIR, [(*CASE, "")]), "a case needs its `group`"),
-    (lambda: am.Task("t", ((*CASE, "x"), ((1, 13), " a", " b", "y"))), "all have `answer` as text, all as token ids"),
+    (lambda: am.confirm_heads(model_of("and_pair", "gpt2"), PAIR, [(*CASE, "")]), "a case needs a `group`"),
+    (lambda: am.Task("t", ((*CASE, "x"), ((1, 13), " a", " b", "y"))), "`answer` must be text in all cases"),
     (lambda: am.Task("t", ()), "has no cases"),
     (lambda: am.Task("t", ((*CASE, "x"),), metric="perplexity"), "`metric` must be one of"),
     (lambda: am.Task("t", ((*CASE, "x"),), metric=lambda logits, batch: logits), "needs higher_is_better"),
