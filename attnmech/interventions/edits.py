@@ -34,7 +34,7 @@ from .selection import CheckedKeys, Span, checked_keys, checked_span, keys_shown
 from .values import Values, checked_values
 
 EDITS: Final[dict[str, type["Edit"]]] = {}
-"""All edits by the names of their classes, as files hold them."""
+"""All edits by the names of their classes; files hold these names."""
 
 TERMS: Final = (
     "query_key", "key_bias", "query_bias", "constant", "position", "content_to_position", "position_to_content",
@@ -57,7 +57,7 @@ class Edit:
             EDITS[cls.__name__] = cls
 
     def __post_init__(self) -> None:
-        """Checks every field and gives it the type that it is compared by."""
+        """Checks every field and converts it to the type in which edits are compared."""
         option("point", self.point, self.POINTS)
         for name, check in _CHECKS.items():
             if name in (field.name for field in dataclasses.fields(self)):  # type: ignore[arg-type]
@@ -87,7 +87,7 @@ class PointEdit(Edit):
     """Changes the value at its point."""
 
     def new(self, value: Tensor, layer: int, part: BatchPart) -> Tensor:
-        """What `value` becomes, `[batch position ...]`, in all heads and rows."""
+        """The new value, `[batch position ...]`, in all heads and rows."""
         raise NotImplementedError
 
 
@@ -108,7 +108,7 @@ class Zero(PointEdit):
 
 @dataclass(frozen=True)
 class Replace(PointEdit):
-    """The value becomes another."""
+    """Other values replace the value."""
 
     POINTS = ("z", "v", "q", "k", "resid_pre", "resid_mid", "resid_post", "attn_out", "mlp_out")
 
@@ -236,13 +236,13 @@ class PatternEdit(Edit):
     """Whether it may put weight on keys that no row of a block sees."""
 
     def new(self, pattern: Tensor, seen: Tensor, block: Block) -> Float[Tensor, "#batch #head #row key"]:
-        """What the pattern of a block of rows becomes, in all heads; `seen` are the keys that each row sees."""
+        """The new pattern of a block of rows, in all heads; `seen` is True at the keys that each row sees."""
         raise NotImplementedError
 
 
 @dataclass(frozen=True)
 class ReplacePattern(PatternEdit):
-    """The pattern becomes another."""
+    """Other values replace the pattern."""
 
     POINTS = ("pattern",)
     ANY_KEY = True
@@ -303,7 +303,7 @@ class ValueEdit(Edit):
         return _selected(self.keys, keys, part)
 
     def new(self, v: Float[Tensor, "batch key head d_value"], layer: int, part: BatchPart) -> Tensor:
-        """What the values become, at all keys of all heads."""
+        """The new values, at all keys of all heads."""
         raise NotImplementedError
 
 
@@ -326,7 +326,7 @@ class ZeroValues(ValueEdit):
 
 @dataclass(frozen=True)
 class ReplaceValues(ValueEdit):
-    """The values become others."""
+    """Other values replace those of the keys."""
 
     POINTS = ("v",)
     BY_POSITION = False
@@ -402,4 +402,4 @@ _CHECKS: Final[Mapping[str, Callable[[Any], Any]]] = {
     "query_span": lambda span: checked_span("query_span", span),
     "key_span": lambda span: checked_span("key_span", span),
 }
-"""How the field of each name is checked."""
+"""The check of each field, by its name."""

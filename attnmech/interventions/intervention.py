@@ -119,7 +119,7 @@ class Intervention:
         positions: Positions | None = None,
         stack: str = "",
     ) -> Self:
-        """Replaces z, or another point, of the heads by given values: a mean, or that of another run.
+        """Replaces z, or another point, of the heads by values: a mean, or the point in another run.
 
         >>> acts = model.run(other, points=["z"])                                       # doctest: +SKIP
         >>> Intervention.replace([(3, 5)], {3: acts["z", 3]})                            # doctest: +SKIP
@@ -159,7 +159,7 @@ class Intervention:
             values: tensors by layer, in the axes of the point.
             heads: at points with a head axis: a list of (layer, head), or "all"; at k and v kv heads.
             layers: at the others: which layers.
-            factor: what the values are multiplied by.
+            factor: multiplies the values.
             positions: the rows: 0 and up, or below 0 from the end of each text; "last"; by default all.
             stack: which stack, in a model with several.
         """
@@ -209,8 +209,8 @@ class Intervention:
     def cut(cls, query_span: Sequence[int], key_span: Sequence[int], heads: Heads = "all", *, stack: str = "") -> Self:
         """Removes attention from the rows of one span to the keys of another; the softmax is taken without them.
 
-        A row left without a key attends to nothing: its z is 0 before W_O, and its row of the pattern is 0, by which
-        such rows can be counted. A sink takes part as before. Spans must lie in every text.
+        A row left without a key attends to nothing: its z is 0 before W_O, and so is its row of the pattern, which
+        makes these rows easy to count. A sink takes part as before. Spans must lie in every text.
 
         >>> print(Intervention.cut((6, 9), (0, 3), [(3, 5)]))
         attention of tokens 6 to 8 to tokens 0 to 2 cut in L3H5
@@ -237,10 +237,10 @@ class Intervention:
             term: a name in `am.decompose_scores(...).terms`: "query_key", "key_bias", "query_bias", "constant",
                 "position" or, in DeBERTa, "content_to_position" or "position_to_content". A soft cap acts on the
                 result.
-            factor: what it is multiplied by.
+            factor: multiplies the term.
             heads: a list of (layer, head), or "all".
-            centre: means from `am.mean_qk`; `term` is then one of the scores split at these: `scale("position", 0,
-                [(16, 0)], centre=means)` leaves a previous-token head of a model that rotates without its position.
+            centre: means from `am.mean_qk`; `term` is then a term of the scores split at them. In a model with rotary
+                positions, `scale("position", 0, [(16, 0)], centre=means)` removes position from a previous-token head.
             stack: which stack, in a model with several.
         """
         return cls(Scale(term, factor, centre), checked_heads(heads), stack=stack)

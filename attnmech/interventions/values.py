@@ -28,14 +28,14 @@ class Values:
     about: str = "given values"
 
     def __post_init__(self) -> None:
-        given = self.by_layer
+        by_layer = self.by_layer
         if (
-            not isinstance(given, Mapping)
-            or not given
-            or not all(_is_layer(layer) and isinstance(value, torch.Tensor) for layer, value in given.items())
+            not isinstance(by_layer, Mapping)
+            or not by_layer
+            or not all(_is_layer(layer) and isinstance(value, torch.Tensor) for layer, value in by_layer.items())
         ):
-            raise InputError(f"values must be tensors by layer, such as {{3: acts['z', 3]}}; got {_kind(given)}.")
-        for layer, value in given.items():
+            raise InputError(f"values must be tensors by layer, such as {{3: acts['z', 3]}}; got {_kind(by_layer)}.")
+        for layer, value in by_layer.items():
             if dense(f"the values of layer {layer}", value).is_complex() or not bool(torch.isfinite(value).all()):
                 raise InputError(
                     f"the values of layer {layer} must be finite real numbers; got {shown(value)}"
@@ -47,11 +47,11 @@ class Values:
     @cached_property
     def digest(self) -> str:
         """SHA-256 of the tensors."""
-        found = hashlib.sha256()
+        digest = hashlib.sha256()
         for layer, value in sorted(self.by_layer.items()):
-            found.update(f"{layer} {value.dtype} {tuple(value.shape)}".encode())
-            found.update(value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
-        return found.hexdigest()
+            digest.update(f"{layer} {value.dtype} {tuple(value.shape)}".encode())
+            digest.update(value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
+        return digest.hexdigest()
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Values) and self.about == other.about and self.digest == other.digest
@@ -63,7 +63,7 @@ class Values:
         return self.about
 
     def fitted(self, layer: int, like: Tensor, part: BatchPart, *, positions: tuple[int, ...] = (1,)) -> Tensor:
-        """Those of a layer in the shape, precision and device of `like`, whose axes `positions` run over tokens."""
+        """The tensor of a layer in the shape, precision and device of `like`; its axes `positions` run over tokens."""
         value = part.of(self.by_layer[layer], len(like)).to(like)
         for axis in positions:
             there, wanted = value.shape[axis], like.shape[axis]
@@ -107,7 +107,7 @@ def _is_layer(layer: object) -> bool:
 
 
 def _kind(values: object) -> str:
-    """What came instead of values, briefly: tensors are long."""
+    """A short description of an argument that holds no values: tensors are long."""
     if isinstance(values, Mapping):
         return "{" + ", ".join(f"{key!r}: {type(value).__name__}" for key, value in values.items()) + "}"
     return type(values).__name__

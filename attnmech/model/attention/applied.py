@@ -50,7 +50,7 @@ class Applied:
             raise InputError(f"{self.intervention}: {error}") from None
 
     def rows(self, batch: Batch) -> Bool[Tensor, "batch position"]:
-        """The rows that it changes, in the texts that it changes; `batch` has the tokens that rows stand for."""
+        """The rows that it changes, in the texts that it changes; `batch` has the tokens of the rows."""
         mask, chosen = batch.mask[self.part.texts], self.intervention.positions
         if chosen is None:
             return torch.ones_like(mask)
@@ -89,13 +89,13 @@ class AppliedInLayer:
     changes: tuple[Applied, ...]
 
     def _of(self, kind: type[Kind]) -> list[tuple[Applied, Kind]]:
-        """The changes whose edits are of a kind, in order."""
+        """The changes that have an edit of a kind, with the edit, in order."""
         edits = ((change, change.intervention.edit) for change in self.changes)
         return [(change, edit) for change, edit in edits if isinstance(edit, kind)]
 
     @property
     def scales(self) -> list[Intervention]:
-        """Those that change terms of the scores."""
+        """The interventions that change terms of the scores."""
         return [change.intervention for change, _ in self._of(TermEdit)]
 
     @property

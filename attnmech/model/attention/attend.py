@@ -1,7 +1,7 @@
 """The one place that computes the softmax: in blocks of rows, with edits and observers on the way.
 
 Every score, pattern and z that attnmech reports, edits or reduces comes from `attend`. Models reach it through
-transformers' attention interface, or through a module of ours that stands in for theirs
+transformers' attention interface, or through a module of ours that replaces theirs
 (`attnmech.model.attention.replaced_attention`). The mask arrives as a rule (`MaskRule`) and is evaluated a block of
 rows at a time, so that no [query key] mask need exist.
 """
@@ -60,8 +60,8 @@ def attend(
     `weights` is given each block of the pattern, after edits, and the number of keys. In a pass that begins after this
     attention (`Part.z`), nothing of it is computed.
     """
-    if (given := site.in_force.given_z(site.layer)) is not None:
-        return _visit_z(site, given)
+    if (z := site.in_force.given_z(site.layer)) is not None:
+        return _visit_z(site, z)
     site.in_force.hold_values(site.stack, site.layer, v)
     notes = site.in_force.under_way.notes
     terms = LayerAttention(site.stack, site.layer, scale, position, softcap, sink, notes, relative)
@@ -135,7 +135,7 @@ class _Layer:
 
     @cached_property
     def gathers(self) -> bool:
-        """Whether nothing but queries, keys and the mask makes the scores, so that any keys may be left out."""
+        """Whether the scores depend only on queries, keys and the mask, so that keys may be left out."""
         terms = self.changes is None and self.terms.position is None and self.added is None
         return terms and self.weights is None and not self.whole
 
@@ -261,7 +261,7 @@ def _terms_to_scale(
     if not changes.scales:
         return None
     in_force, layer = site.in_force, site.layer
-    for name in (site.point(each) for each in ("q", "k", "q_rot", "k_rot")):
+    for name in map(site.point, ("q", "k", "q_rot", "k_rot")):
         if in_force.edits(name, layer):
             raise InputError(f"{changes.scales[0]}: a hook at {name!r} {layer} changes its terms; remove that hook.")
         if in_force.under_way.gradients and in_force.under_way.keeps((name, layer)):
@@ -324,7 +324,7 @@ def _row_blocks(q: Tensor, mask: MaskRule, whole: bool, gathered: bool) -> Itera
 
 @dataclass(frozen=True)
 class Site:
-    """The place of an attention module in the model: to whom it reports, and as which layer of which stack."""
+    """The place of an attention module in the model: its layer, its stack, and the `InForce` that it reports to."""
 
     in_force: InForce
     layer: int
@@ -348,12 +348,12 @@ class Site:
 
     @property
     def queries_batch(self) -> Batch:
-        """The texts whose tokens are the queries."""
+        """The texts of the query tokens."""
         return self.in_force.under_way.batch.queries(self.stack)
 
     @property
     def keys_batch(self) -> Batch:
-        """The texts whose tokens are the keys."""
+        """The texts of the key tokens."""
         return self.in_force.under_way.batch.keys(self.stack)
 
 

@@ -12,7 +12,7 @@ from ..parts.weights import bias_of, matrix_of
 _DIRECTIONS: Final = 2
 _SEED: Final = 7
 _TOGETHER: Final = 8
-"""The number of sets of layers whose concatenated weights are cached."""
+"""Concatenated weights are cached for this number of sets of layers."""
 
 
 @dataclass(frozen=True, eq=False)

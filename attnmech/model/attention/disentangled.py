@@ -1,7 +1,7 @@
-"""Attention with tables of relative positions: how do DeBERTa and DeBERTa-v2 make them, and where are q, k and v?
+"""The attention of DeBERTa and DeBERTa-v2, with tables of relative positions.
 
-Both project the rows of one embedding of relative positions in every layer, to keys that queries are multiplied with
-(c2p) and to queries for the keys (p2c). Scores are divided by √(d_head · n), n = 1 + the number of such products.
+Both project the rows of one embedding of relative positions in every layer, to keys for the queries (c2p) and to
+queries for the keys (p2c). Scores are divided by √(d_head · n), n = 1 + the number of such products.
 """
 
 from typing import Any
@@ -48,7 +48,7 @@ class DisentangledAttention(StandIn):
 
     @property
     def projections(self) -> tuple[nn.Module | None, nn.Module | None]:
-        """What makes keys, and queries, of relative positions; None of what is not added."""
+        """The projections to keys, and to queries, of relative positions; None for one that is not added."""
         return (
             self._of_kinds("key_proj", "query_proj")
             if self.shares
@@ -56,11 +56,11 @@ class DisentangledAttention(StandIn):
         )
 
     def _of_kinds(self, keys: str, queries: str) -> tuple[nn.Module | None, nn.Module | None]:
-        found = [
+        c2p, p2c = (
             self.get_submodule(name) if self.relative and kind in self.kinds else None
             for kind, name in (("c2p", keys), ("p2c", queries))
-        ]
-        return found[0], found[1]
+        )
+        return c2p, p2c
 
     def forward(
         self,
@@ -84,7 +84,7 @@ class DisentangledAttention(StandIn):
         return rearrange(z, "batch position head d_head -> batch position (head d_head)"), None
 
     def _relative(self, positions: Tensor | None, embedded: Tensor | None) -> Relative | None:
-        """The tables, of the distances in this pass."""
+        """The tables of the distances in this pass."""
         if not self.relative or positions is None or embedded is None or self.projections == (None, None):
             return None
         # The same along every diagonal: the first row and the first column hold all.
@@ -93,8 +93,8 @@ class DisentangledAttention(StandIn):
         rows = (by_distance + self.span).clamp(0, 2 * self.span - 1)
         first, last = int(rows.min()), int(rows.max())
         keys, queries = (
-            None if each is None else table_of(each, embedded[first : last + 1], self.heads)
-            for each in self.projections
+            None if projection is None else table_of(projection, embedded[first : last + 1], self.heads)
+            for projection in self.projections
         )
         here = torch.arange(len(every), device=rows.device)
         return Relative(keys, queries, rows - first, len(every) - 1, here, here)
@@ -125,7 +125,7 @@ class FirstDisentangledAttention(DisentangledAttention):
 
     @property
     def projections(self) -> tuple[nn.Module | None, nn.Module | None]:
-        """What makes keys, and queries, of relative positions; None of what is not added."""
+        """The projections to keys, and to queries, of relative positions; None for one that is not added."""
         return self._of_kinds("pos_proj", "pos_q_proj")
 
 
@@ -168,13 +168,13 @@ def row_of_distance(config: Any, distance: int) -> int:
 
 
 def reach_of(config: Any) -> int:
-    """The largest distance up to which each has a row of its own."""
+    """The largest distance up to which every distance has a separate row."""
     return _buckets(config) // 2 or _largest(config)
 
 
 def _largest(config: Any) -> int:
-    given: int = config.max_relative_positions
-    return given if given > 0 else int(config.max_position_embeddings)
+    largest: int = config.max_relative_positions
+    return largest if largest > 0 else int(config.max_position_embeddings)
 
 
 def _buckets(config: Any) -> int:
@@ -182,9 +182,9 @@ def _buckets(config: Any) -> int:
 
 
 def why_not(config: Any) -> str | None:
-    """What a DeBERTa does that is not supported; None if there is nothing."""
+    """The unsupported part of a DeBERTa; None if all of it is supported."""
     if getattr(config, "talking_head", False):
-        return "talking_head=True (heads mix their scores with each other, so no head has scores of its own)"
+        return "talking_head=True (heads mix their scores with each other, so scores do not belong to single heads)"
     other = set(config.pos_att_type or ()) - {"c2p", "p2c"}
     if other:
         return f"{sorted(other)} in its pos_att_type (only c2p and p2c are)"

@@ -1,9 +1,9 @@
-"""What does a forward pass do at each point? Edit the value, keep it, or let it pass.
+"""The hooks and interventions in force, and the forward pass under way, which edits and keeps values at each point.
 
 Every activation point of every architecture is one call of `InForce.visit`, so edits, captures and gradients work alike
-everywhere. What is in force and the pass under way belong to the call, not to the model: they live in a context
-variable, so that threads and tasks with different edits can run one model side by side, and each gets what it would get
-alone. A new thread begins with nothing in force; `contextvars.copy_context().run` hands it the caller's edits.
+everywhere. Edits and the pass under way belong to the call, not to the model: they live in a context variable, so that
+threads and tasks with different edits can run one model side by side, each with the results that it would have alone.
+A new thread begins with nothing in force; `contextvars.copy_context().run` hands it the caller's edits.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -53,12 +53,12 @@ class Part:
     stream: Float[Tensor, "batch position d_model"] | None = None
     """The input of block `start`; None if that is block 0."""
     keep: frozenset[int] = frozenset()
-    """The blocks whose incoming stream is kept, before hooks there; at the number of blocks, the last one's output."""
+    """The blocks before which the stream is kept, before hooks; the number of blocks means the last one's output."""
     kept: dict[int, Float[Tensor, "batch position d_model"]] = field(default_factory=dict)
     z: Float[Tensor, "batch position head d_value"] | None = None
     """z of block `start`, before hooks there: its attention is then not computed."""
     keep_z: frozenset[int] = frozenset()
-    """The blocks whose z is kept, before hooks there, where attention itself makes it (without a gate)."""
+    """The blocks in which z is kept, before hooks, where attention itself makes it (without a gate)."""
     kept_z: dict[int, Float[Tensor, "batch position head d_value"]] = field(default_factory=dict)
 
     def runs(self, block: int) -> bool:
@@ -188,7 +188,7 @@ class InForce:
     @property
     def running(self) -> bool:
         """Whether a pass of this model is under way."""
-        return any(each.in_force is self for each in _passes())
+        return any(now.in_force is self for now in _passes())
 
     @property
     def under_way(self) -> Pass:
@@ -200,7 +200,7 @@ class InForce:
     @contextmanager
     def recording(self, wanted: Pass) -> Iterator[Pass]:
         """Makes `wanted` the current pass, with what is active; however the block ends, the previous one returns."""
-        if any(each.in_force is self and each.in_edit for each in _passes()):
+        if any(now.in_force is self and now.in_edit for now in _passes()):
             raise InputError("a hook cannot run the model that it is a hook of; run it before, and use the result.")
         wanted.in_force, wanted.outer = self, _under_way.get()
         edits: dict[PointKey, list[Hook]] = {}
@@ -304,10 +304,10 @@ class InForce:
         if (balance := self.under_way.balance) is not None:
             balance.hold_z(stack, layer, z)
 
-    def note(self, **found: Any) -> None:
+    def note(self, **facts: Any) -> None:
         """Adds to the notes on the current layer."""
         now = self.under_way
-        now.notes = replace(now.notes, **found)
+        now.notes = replace(now.notes, **facts)
 
     def begin_layer(self) -> None:
         """Forgets the notes on the previous layer."""
@@ -336,14 +336,14 @@ def _passes() -> Iterator[Pass]:
 
 def _applied(edit: Hook, key: PointKey, value: Tensor, now: Pass) -> Tensor:
     # A copy, so that an in-place edit changes only this point and nothing that shares its memory.
-    given = value.clone()
+    copied = value.clone()
     try:
         now.in_edit = True
-        edited = edit(given)
+        edited = edit(copied)
     finally:
         now.in_edit = False
     if edited is None:
-        return given
+        return copied
     if not isinstance(edited, torch.Tensor):
         raise InputError(
             f"the hook at {_shown(key)} must return a tensor, or None to keep the value; it returned "

@@ -1,6 +1,6 @@
-"""How do the stacks of an encoder-decoder with a window and global tokens (LED) become ours?
+"""The stacks of LED, an encoder-decoder with a window and global tokens.
 
-Its encoder attends as Longformer does, its decoder and the cross-attention as BART's, in code of its own.
+Its encoder attends as Longformer does, its decoder and the cross-attention as BART's, in separate code.
 """
 
 from functools import partial

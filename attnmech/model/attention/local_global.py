@@ -1,8 +1,8 @@
-"""Attention within a window, and of a few global tokens with projections of their own (Longformer, LED's encoder).
+"""Attention within a window, and of a few global tokens with separate projections (Longformer, LED's encoder).
 
-A global token attends to every token through W_Q, W_K and W_V of its own, and every token attends to it. The heads of
-such a layer have two halves: d_head is twice as long, first what the local projections make and then what the global
-ones make, of queries, keys and values alike. A row's query is 0 in the half that it does not use, and so is its z:
+A global token attends to every token through separate W_Q, W_K and W_V, and every token attends to it. The heads of
+these layers have two halves, so d_head doubles: queries, keys and values hold first what the local projections make,
+then what the global ones make. A row's query is 0 in the half that it does not use, and so is its z:
 
     score_ij = scale · (m_i ⊙ q_i)·k_j,   z_i = m_i ⊙ Σ_j pattern_ij v_j,   m_i = (1, 0) or, of a global token, (0, 1)
 
@@ -158,7 +158,7 @@ def read_both_halves(out: nn.Module, heads: int) -> None:
 
 
 def sum_of_halves(z: Float[Tensor, "*places features"], heads: int) -> Float[Tensor, "*places half_features"]:
-    """What the model's own W_O reads: the sum of the halves of each head's z, of which one is 0."""
+    """The input of the model's own W_O: the sum of the halves of each head's z; one half is 0."""
     halves: Tensor = rearrange(z, "... (head half d) -> half ... (head d)", head=heads, half=2)
     return halves[0] + halves[1]
 
@@ -225,10 +225,10 @@ def halves_of(batch: Batch, like: Float[Tensor, "batch position head d_head"]) -
 
 def global_tokens(batch: Batch) -> Bool[Tensor, "batch position"]:
     """Which tokens of a batch are global."""
-    given = batch.extra.get(GLOBAL_MASK)
-    if given is None:
+    mask = batch.extra.get(GLOBAL_MASK)
+    if mask is None:
         return torch.zeros_like(batch.mask)
-    return given.bool().expand_as(batch.mask) & batch.mask
+    return mask.bool().expand_as(batch.mask) & batch.mask
 
 
 def globals_by_default(model: nn.Module) -> Callable[[Batch], Bool[Tensor, "batch position"]]:
@@ -242,7 +242,7 @@ def with_halves(base: nn.Module) -> None:
     """Gives each attention of a Longformer its projections of both halves, and the texts as they are.
 
     transformers pads each text to a multiple of the window, which our attention does not need, and makes a mask
-    [query, key] of which it keeps one row.
+    [query, key] to keep one row.
     """
     layers: Any = base.encoder.layer  # type: ignore[union-attr]
     for layer in layers:
@@ -285,7 +285,7 @@ def patterns_of(
     """
     chosen = global_tokens(batch)
     most = int(chosen.sum(dim=1).max())
-    found = []
+    patterns = []
     for layer, (band, window) in enumerate(zip(bands, windows, strict=True)):
         rows = band.shape[2]
         whole = band.new_zeros(*band.shape[:2], rows, rows + window)
@@ -299,5 +299,5 @@ def patterns_of(
             whole[text][..., keys] = band[text, :, :, : len(keys)]
             if len(keys) and global_rows is not None:
                 whole[text][:, keys] = global_rows[layer][text][:, :rows, : len(keys)].transpose(1, 2)
-        found.append(whole)
-    return found
+        patterns.append(whole)
+    return patterns

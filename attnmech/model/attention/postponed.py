@@ -1,10 +1,10 @@
-"""How does attention that multiplies queries, keys and values itself come to `attend`? Its products are postponed.
+"""Postpones the products of attention that multiplies queries, keys and values itself, so that `attend` computes them.
 
-Inside such a module, a product q kᵀ is not computed but noted, with what happens to it: factors, tensors that are added
-(masks, position biases), keys that are hidden, softmax. When the softmax is multiplied by v, all is known and goes to
-the function that transformers would call, `attention_of_site`, so that no scores of all heads exist unless the model
-makes tensors of that shape besides (MPNet's position bias, the zeros that GPT-NeoX-Japanese starts from). If anything
-else is done with a product, it is computed as written, and the pass is refused, since its attention did not come by.
+Inside the module, a product q kᵀ is not computed but recorded, with all that happens to it: factors, added tensors
+(masks, position biases), hidden keys, softmax. When the softmax is multiplied by v, the record goes to
+`attention_of_site`, the function that transformers would call, so that no scores of all heads exist unless the model
+makes other tensors of that shape (MPNet's position bias, the zeros that GPT-NeoX-Japanese starts from). Any other use
+of a product computes it as written; the pass is then refused, since `attend` never saw its attention.
 """
 
 from abc import ABC, abstractmethod
@@ -37,20 +37,20 @@ _AS_IT_IS: Final = frozenset(("contiguous", "float", "double", "half", "bfloat16
 
 
 class Taker(ABC):
-    """What becomes of products."""
+    """Receives the products."""
 
     @abstractmethod
     def take(self, made: "Product", values: Tensor) -> Tensor:
-        """z, of a pattern and v."""
+        """z from a pattern and v."""
 
     @abstractmethod
     def give_up(self, step: str) -> None:
-        """Is told that a product had to be computed, by a step that is not one of attention's."""
+        """Is called when a product had to be computed for a step that attention does not have."""
 
 
 @dataclass(frozen=True, eq=False)
 class Product:
-    """factor · q kᵀ + what is added, as far as a module has come with it."""
+    """factor · q kᵀ + added terms, at the module's current step."""
 
     left: Float[Tensor, "*batch query d_head"]
     right: Float[Tensor, "*batch d_head key"]
@@ -67,7 +67,7 @@ class Product:
     is_pattern: bool = False
 
     def value(self) -> Tensor:
-        """What was postponed, computed."""
+        """The computed product."""
         scores = self.factor * (self.left @ self.right)
         scores = scores if self.by_head is None else _unflattened(scores, self.by_head)
         for term in self.added:
@@ -76,13 +76,13 @@ class Product:
             scores = scores.masked_fill(~rule.visible(range(rule.queries)), torch.finfo(scores.dtype).min)
         for shown in self.seen:
             scores = scores.masked_fill(~shown, torch.finfo(scores.dtype).min)
-        found = scores.softmax(dim=-1) if self.is_pattern else scores
-        for nothing in self.zeroed:
-            found = found.masked_fill(nothing, 0.0)
-        return found
+        values = scores.softmax(dim=-1) if self.is_pattern else scores
+        for zeroed in self.zeroed:
+            values = values.masked_fill(zeroed, 0.0)
+        return values
 
     def of_texts(self, texts: int) -> "Product":
-        """With an axis of texts and one of heads, where no step has told them apart."""
+        """The product with an axis of texts and one of heads, if no step has separated them."""
         if self.left.ndim == 4 or self.by_head is not None:
             return self
         by_head = (texts, self.left.shape[0] // texts)
@@ -94,7 +94,7 @@ class Product:
         return (q, k) if self.by_head is None else (_unflattened(q, self.by_head), _unflattened(k, self.by_head))
 
     def masked(self) -> tuple[MaskRule, Tensor | None]:
-        """Which keys are hidden, and what is added to the scores besides.
+        """The rule of hidden keys, and the other terms added to the scores.
 
         Raises `UnsupportedModelError` if weights of keys that are not hidden are set to 0.
         """
@@ -106,8 +106,8 @@ class Product:
             sort_mask(term, 0, seen, added)
         masked = joined_masks(texts, queries, keys, seen, added, q.device)
         rule = all_allow([*self.rules, *([masked.rule] if seen or not self.rules else [])])
-        for nothing in self.zeroed:
-            if bool((nothing & rule.visible(range(queries))).any()):
+        for zeroed in self.zeroed:
+            if bool((zeroed & rule.visible(range(queries))).any()):
                 raise UnsupportedModelError(
                     "its attention multiplies scores or weights by 0 where no key is hidden, which attnmech cannot do."
                 )
@@ -121,19 +121,19 @@ class Postponed(Tensor):
 
     @classmethod
     def of(cls, made: Product, like: Tensor, shape: Sequence[int], dtype: torch.dtype | None = None) -> "Postponed":
-        """One with a shape and the dtype of another tensor."""
+        """A postponed product with a shape, and the dtype of another tensor."""
         empty = torch.empty((), dtype=dtype or like.dtype, device=like.device).expand(tuple(shape))
-        found: Postponed = empty.as_subclass(cls)
-        found._made = made
-        return found
+        postponed: Postponed = empty.as_subclass(cls)
+        postponed._made = made
+        return postponed
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """One step: noted if it is one of attention's, else computed with what was postponed."""
         kwargs = kwargs or {}
         with torch._C.DisableTorchFunctionSubclass():
-            if (found := _step(func, args, kwargs)) is not None:
-                return found
+            if (made := _step(func, args, kwargs)) is not None:
+                return made
             if _is_of_the_shape(func):
                 return func(*args, **kwargs)
             _require_that_it_makes_anew(func, kwargs)
@@ -178,15 +178,15 @@ def _in_place(name: str) -> bool:
     return name == "__setitem__" or name in _IN_PLACE or (name.endswith("_") and not name.endswith("__"))
 
 
-# -- what a module does with scores and patterns -----------------------------------------------------------------
+# -- the steps of a module on scores and patterns -----------------------------------------------------------------
 
 
 def _step(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-    """What a function makes of something postponed; None if that is none of attention's steps."""
+    """The result of a function of postponed products; None if attention has no such step."""
     name = getattr(func, "__name__", "")
     plain = name.removeprefix("__i") if name in _IN_PLACE else name
-    found = _STEPS.get(plain.strip("_"))
-    made = None if found is None else found(name, *args, **kwargs)
+    step = _STEPS.get(plain.strip("_"))
+    made = None if step is None else step(name, *args, **kwargs)
     if _in_place(name) and isinstance(made, Postponed):
         args[0]._made = made._made
         return args[0]
@@ -210,7 +210,7 @@ def _by_four(scores: Postponed, value: Tensor) -> Tensor | None:
     if isinstance(value, Postponed) or value.ndim > scores.ndim:
         return None
     whole = value.reshape((1,) * (scores.ndim - value.ndim) + tuple(value.shape))
-    if any(each not in (1, length) for each, length in zip(whole.shape, scores.shape, strict=True)):
+    if any(size not in (1, length) for size, length in zip(whole.shape, scores.shape, strict=True)):
         return None
     by_head = scores._made.by_head
     if scores.ndim == 3 and by_head is not None:
@@ -403,7 +403,7 @@ def through(attention: Callable[..., tuple[Tensor, None]], module: nn.Module) ->
     forward = module.forward
 
     def ours(*args: Any, **kwargs: Any) -> Any:
-        texts = next(len(each) for each in (*args, *kwargs.values()) if isinstance(each, Tensor))
+        texts = next(len(value) for value in (*args, *kwargs.values()) if isinstance(value, Tensor))
         handed = _Handed(attention, module, texts)
         with _Postponing(handed):
             try:

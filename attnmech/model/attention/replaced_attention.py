@@ -194,7 +194,7 @@ def _window_of(seen: Bool[Tensor, "query key"]) -> int | None:
 
 
 class MvpAttention(StandIn):
-    """MVP: self-attention, or cross-attention where the encoder's states are given; BART's, in code of its own."""
+    """MVP: self-attention, or cross-attention with the encoder's states, as in BART but in separate code."""
 
     layout = Separate("q_proj", "k_proj", "v_proj")
     out_name = "out_proj"
@@ -212,14 +212,14 @@ class MvpAttention(StandIn):
     ) -> tuple[Tensor, None]:
         """transformers' signature: attn_raw, and no weights."""
         states = hidden_states if key_value_states is None else key_value_states
-        given = {"q_proj": hidden_states, "k_proj": states, "v_proj": states}
+        inputs = {"q_proj": hidden_states, "k_proj": states, "v_proj": states}
         q, k, v = (
             rearrange(
                 self.get_submodule(path)(value),
                 "batch position (head d_head) -> batch head position d_head",
                 head=self.heads,
             )
-            for path, value in given.items()
+            for path, value in inputs.items()
         )
         mask = rule_of(attention_mask, q.shape[2], k.shape[2], self.attnmech_site.in_force.under_way.batch)
         z = attend(q, k, v, scale=self.scale, position=None, mask=mask, site=self.attnmech_site)

@@ -44,7 +44,7 @@ def further_keys(module: nn.MultiheadAttention) -> tuple[str, ...]:
 
 
 class PackedProjection(nn.Module):
-    """W_Q, W_K or W_V: rows of the packed weight, or a weight of its own."""
+    """W_Q, W_K or W_V: rows of the packed weight, or a separate weight."""
 
     def __init__(self, of: nn.MultiheadAttention, number: int) -> None:
         super().__init__()
@@ -127,9 +127,9 @@ class Core(nn.Module):
         keys: list[Tensor] = []
         values: list[Tensor] = []
         if of.bias_k is not None and of.bias_v is not None:
-            for found, bias in ((keys, of.bias_k), (values, of.bias_v)):
+            for further, bias in ((keys, of.bias_k), (values, of.bias_v)):
                 by_head = rearrange(bias, "one place (head d_head) -> one head place d_head", head=self.heads)
-                found.append(by_head.expand(batch, -1, -1, -1))
+                further.append(by_head.expand(batch, -1, -1, -1))
         if of.add_zero_attn:
             nothing = like.new_zeros(batch, self.heads, 1, self.d_head)
             keys.append(nothing)
@@ -145,7 +145,7 @@ class Returned:
         self._blocks: list[Tensor] = []
 
     def add(self, pattern: Float[Tensor, "batch head row seen"], keys: int) -> None:
-        """Adds a block of rows, whose keys after the last that is seen have none."""
+        """Adds a block of rows; keys after the last that it sees get 0."""
         block = pattern.mean(dim=1) if self._average else pattern
         self._blocks.append(nn.functional.pad(block, (0, keys - block.shape[-1])))
 
@@ -303,10 +303,10 @@ def hides(mask: Tensor) -> Bool[Tensor, "..."]:
 
 
 def _together(parts: Sequence[Tensor], join: Callable[[Tensor, Tensor], Tensor]) -> Tensor | None:
-    found = None
+    joined = None
     for part in parts:
-        found = part if found is None else join(found, part)
-    return found
+        joined = part if joined is None else join(joined, part)
+    return joined
 
 
 def _everything(text: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
@@ -327,14 +327,14 @@ def use_our_mha(root: nn.Module, besides: Collection[str] = ()) -> None:
     A module that stands in two places is replaced by one.
     """
     ours: dict[int, OurMultiheadAttention] = {}
-    found: dict[str, OurMultiheadAttention] = {}
+    by_path: dict[str, OurMultiheadAttention] = {}
     for path, module in list(root.named_modules(remove_duplicate=False)):
         if isinstance(module, nn.MultiheadAttention) and path not in besides:
             if id(module) not in ours:
                 require_readable(path.removeprefix("module.").removeprefix("module"), module)
                 ours[id(module)] = OurMultiheadAttention(module)
-            found[path] = ours[id(module)]
-    for path, module in found.items():
+            by_path[path] = ours[id(module)]
+    for path, module in by_path.items():
         root.set_submodule(path, module)
 
 
@@ -343,7 +343,7 @@ def require_readable(path: str, module: nn.MultiheadAttention) -> None:
     kind = type(module)
     if kind.forward is not nn.MultiheadAttention.forward or "forward" in vars(module):
         raise UnsupportedModelError(
-            f"{path or 'the module'} is a {kind.__name__} with a forward of its own, which need not be "
+            f"{path or 'the module'} is a {kind.__name__} with another forward, which need not be "
             "nn.MultiheadAttention's; describe it: am.load(module, example=..., architecture=am.Architecture(...))."
         )
     weights = (module.in_proj_weight, module.q_proj_weight, module.k_proj_weight, module.v_proj_weight)
@@ -409,7 +409,7 @@ def _of_encoder(encoder: nn.TransformerEncoder) -> Callable[..., Tensor]:
 
 def padded_of(nested: Tensor) -> tuple[Tensor, Bool[Tensor, "batch position"]]:
     """A nested tensor padded on the right with zeros, and where its padding is."""
-    lengths = torch.tensor([len(each) for each in nested.unbind()], device=nested.device)
+    lengths = torch.tensor([len(text) for text in nested.unbind()], device=nested.device)
     padded = nested.to_padded_tensor(0.0)
     if (width := WIDTH.get()) is not None:
         padded = nn.functional.pad(padded, (0, 0, 0, width - padded.shape[1]))
@@ -422,7 +422,7 @@ def _would_nest(encoder: nn.TransformerEncoder, src: Tensor, mask: Tensor | None
         return False
     if mask is not None or torch.is_autocast_enabled():
         return False
-    if torch.is_grad_enabled() and any(each.requires_grad for each in (src, *encoder.layers[0].parameters())):
+    if torch.is_grad_enabled() and any(value.requires_grad for value in (src, *encoder.layers[0].parameters())):
         return False
     seen = ~(hidden if hidden.dtype == torch.bool else hidden < 0)
     return not getattr(encoder, "mask_check", True) or torch._nested_tensor_from_mask_left_aligned(src, seen)

@@ -180,7 +180,7 @@ class Balance:
 
     @torch.no_grad()
     def hold_values(self, stack: str, layer: int, v: Float[Tensor, "batch head key d_value"]) -> None:
-        """Compares the v that attention weights, whose first keys are the tokens', with the v of the projection."""
+        """Compares the v that attention weights with the v of the projection; its first keys are the tokens'."""
         made, version = self._made.pop((stack, layer), (None, 0))
         if made is None or any(full_name(stack, point) in self._refused for point in POINTS["values"]):
             return

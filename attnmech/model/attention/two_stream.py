@@ -1,4 +1,4 @@
-"""XLNet's attention: how does it make its tables of relative positions, and where are q, k, v and W_O?
+"""XLNet's attention, with its tables of relative positions.
 
 score_ij = ((q_i + u)·k_j + (q_i + v)·r_{i−j}) / √d_head, u and v a vector for each head (`r_w_bias`, `r_r_bias`), r a
 sinusoid of the distance, projected. Read is the stream of the contents; the stream of queries and the segments, which
@@ -42,8 +42,8 @@ class XLNetAttention(nn.Module):
         output_attentions: bool = False,
     ) -> tuple[Tensor, None]:
         """transformers' signature: the stream after the norm, and no stream of queries."""
-        given = {"target_mapping": g, "token_type_ids": seg_mat, "mems": mems}
-        named = [name for name, value in given.items() if value is not None]
+        unsupported = {"target_mapping": g, "token_type_ids": seg_mat, "mems": mems}
+        named = [name for name, value in unsupported.items() if value is not None]
         if named:
             raise UnsupportedModelError(f"XLNet with {named[0]} is not supported; attnmech runs it on tokens and mask.")
         attn_raw = self.core(h.transpose(0, 1), attn_mask_h, r)
