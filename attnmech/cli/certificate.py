@@ -1,29 +1,40 @@
-"""What does `attnmech check` say of a model's certificate?"""
+"""Prints a model's certificate: every check, and every activation point."""
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.table import Table
 
-from .terminal import Column, Rows, Said, plain
+from .terminal import Column, Rows, Summary, plain, print_files
 
 if TYPE_CHECKING:
     from ..model.parts.certificate import Certificate
     from ..model.run.hooked import HookedModel
 
 
-def certificate_said(model: "HookedModel", certificate: "Certificate") -> Said:
-    shown = Rows("Checks", certificate.to_frame(), tuple(map(Column, certificate.to_frame().columns)))
+def certificate_summary(model: "HookedModel", certificate: "Certificate", files: Sequence[str]) -> Summary:
+    """The certificate as every command summarises its result."""
+    frame = certificate.to_frame()
     points = [
-        {"point": each.name, "shape": each.shape, "meaning": each.meaning, "absent": each.absent,
-         "refused": certificate.refused.get(each.name)}
-        for each in model.points.values()
+        {"point": point.name, "shape": point.shape, "meaning": point.meaning, "absent": point.absent,
+         "refused": certificate.refused.get(point.name)}
+        for point in model.points.values()
     ]  # fmt: skip
-    notes = (certificate.left_out,) if certificate.left_out else ()
-    return Said(repr(model), certificate.verdict, shown, (), notes, more={"ok": certificate.ok, "points": points})
+    return Summary(
+        "check",
+        repr(model),
+        [certificate.verdict],
+        Rows("Checks", frame, [Column(str(name)) for name in frame.columns]),
+        notes=[certificate.left_out] if certificate.left_out else [],
+        files=files,
+        more={"ok": certificate.ok, "points": points},
+    )
 
 
-def print_certificate(console: Console, model: "HookedModel", certificate: "Certificate") -> None:
+def print_certificate(model: "HookedModel", certificate: "Certificate", files: Sequence[str]) -> None:
+    """Prints the checks and the points as tables; the verdict is last."""
+    console = Console()
     console.print(plain(repr(model)), soft_wrap=True, highlight=False)
     for stack in model.stacks.values():
         console.print(plain(f"built as {stack.architecture}"), soft_wrap=True, highlight=False, style="dim")
@@ -33,9 +44,9 @@ def print_certificate(console: Console, model: "HookedModel", certificate: "Cert
     )
     for column in ("check", "", "statement", "evidence"):
         table.add_column(column, overflow="fold")
-    for item in certificate.checks:
-        style = {"holds": "green", "differs": "yellow", "FAILS": "bold red"}.get(item.status, "dim")
-        table.add_row(item.name, f"[{style}]{item.status}[/{style}]", plain(item.statement), plain(item.evidence))
+    for check in certificate.checks:
+        style = {"holds": "green", "differs": "yellow", "FAILS": "bold red"}.get(check.status, "dim")
+        table.add_row(check.name, f"[{style}]{check.status}[/{style}]", plain(check.statement), plain(check.evidence))
     console.print(table)
     if certificate.left_out:
         console.print(plain(certificate.left_out), highlight=False)
@@ -51,7 +62,9 @@ def print_certificate(console: Console, model: "HookedModel", certificate: "Cert
         points.add_column(column, overflow="fold")
     for point in model.points.values():
         refused = certificate.refused.get(point.name)
-        about_point = point.meaning if point.absent is None else f"absent: {point.absent}"
-        points.add_row(point.name, plain(point.shape), plain(about_point if refused is None else f"REFUSED: {refused}"))
+        meaning = point.meaning if point.absent is None else f"absent: {point.absent}"
+        points.add_row(point.name, plain(point.shape), plain(meaning if refused is None else f"REFUSED: {refused}"))
     console.print(points)
+    if files:
+        print_files(console, files)
     console.print(plain(certificate.verdict), style="green" if certificate.ok else "bold red", highlight=False)

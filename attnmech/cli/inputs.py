@@ -1,4 +1,4 @@
-"""What does a command run on? A model, texts, and where the work is done."""
+"""Reads what a command runs on: a model, texts, and the engine that does the work."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,11 +14,9 @@ if TYPE_CHECKING:
 
 
 def streamed(
-    model: str | None, text: str | None, file: Path | None, outputs: Outputs, truncate: bool, where: dict[str, Any]
+    model: str | None, text: str | None, file: Path | None, outputs: Outputs, truncate: bool, engine: dict[str, Any]
 ) -> tuple["HookedModel", Any, dict[str, Any]]:
-    """The model, a text or a corpus, and how a corpus is run: with a journal and a bar."""
-    if file is None:
-        outputs.require_no_journal()
+    """The model, a text or a corpus, and the options of a run on a corpus: with a journal and a bar."""
     with stages("importing torch and transformers", total=2) as step:
         from ..model.files.load import load
         from ..runs.corpus import Corpus
@@ -27,8 +25,8 @@ def streamed(
         corpus = None if file is None else Corpus(file)
         hooked = load(model)
     if corpus is None:
-        return hooked, text if text is not None else own_paragraph(), {}
-    return hooked, corpus, {"truncate": truncate, "journal": outputs.journal, "progress": True, **where}
+        return hooked, text if text is not None else built_in_paragraph(), {}
+    return hooked, corpus, {"truncate": truncate, "journal": outputs.journal, "progress": True, **engine}
 
 
 def sweep_inputs(model: str | None, text: str | None, file: Path | None) -> tuple["HookedModel", list[str]]:
@@ -43,11 +41,16 @@ def sweep_inputs(model: str | None, text: str | None, file: Path | None) -> tupl
         return load(model), texts
 
 
-def text_of(text: str | None, file: Path | None) -> str | None:
+def require_one_source(text: str | None, file: Path | None) -> None:
+    """Raises `InputError` for a text and a file."""
     if text is not None and file is not None:
-        raise InputError("give either --text or --file, not both.")
+        raise InputError("expected --text or --file; got both. Leave one out.")
+
+
+def text_of(text: str | None, file: Path | None) -> str:
+    """The text of `--text` or `--file`; without either, the built-in paragraph."""
     if file is None:
-        return text
+        return text if text is not None else built_in_paragraph()
     try:
         return file.read_text(encoding="utf-8")
     except UnicodeDecodeError as error:
@@ -56,17 +59,24 @@ def text_of(text: str | None, file: Path | None) -> str | None:
         raise InputError(f"cannot read {file}: {error.strerror or error}.") from error
 
 
-def numbers_of(option: str, given: str | None) -> list[int] | None:
-    """Whole numbers between commas."""
-    if given is None:
+def numbers_of(option: str, argument: str | None) -> list[int] | None:
+    """The whole numbers of a comma-separated option.
+
+    >>> numbers_of("--layers", "0,5,11")
+    [0, 5, 11]
+    """
+    if argument is None:
         return None
     try:
-        return [int(each) for each in given.split(",")]
+        return [int(number) for number in argument.split(",")]
     except ValueError:
-        raise InputError(f"{option} takes whole numbers between commas, such as 0,5,11; got {given}.") from None
+        raise InputError(
+            f"{option} must be whole numbers separated by commas, such as 0,5,11; got {argument}."
+        ) from None
 
 
-def own_paragraph() -> str:
+def built_in_paragraph() -> str:
+    """The paragraph that commands read if they are given no text."""
     from ..demo.text import PARAGRAPH
 
     return PARAGRAPH
@@ -74,13 +84,13 @@ def own_paragraph() -> str:
 
 @contextmanager
 def engine_of(engine: str, address: str | None, workers: int | None) -> Iterator[dict[str, Any]]:
-    """How a command's method is told where to run; Ray's workers end with the block."""
+    """The arguments that tell a method where to run; Ray's workers end with the block."""
     if engine == "local":
         if address is not None or workers is not None:
-            raise InputError("--address and --workers are for --engine ray.")
+            raise InputError("--address and --workers need --engine ray; got --engine local.")
         yield {}
         return
     from ..distributed.engine import Ray
 
-    with Ray(address, workers=workers) as found:
-        yield {"engine": found}
+    with Ray(address, workers=workers) as ray:
+        yield {"engine": ray}

@@ -5,17 +5,16 @@ Neither torch nor transformers is imported until a command needs it.
 
 import sys
 import warnings
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, cast
 
 import typer
 from rich.console import Console
 from typer.core import TyperGroup
 
 from .. import __version__
-from ..errors import AttnmechError
-from .certificate import certificate_said, print_certificate
-from .inputs import engine_of, numbers_of, own_paragraph, streamed, sweep_inputs, text_of
+from ..errors import AttnmechError, InputError, JournalError, ModelNotFoundError
+from .certificate import certificate_summary, print_certificate
+from .inputs import engine_of, numbers_of, require_one_source, streamed, sweep_inputs, text_of
 from .options import (
     AddressOption,
     CorpusOption,
@@ -23,19 +22,24 @@ from .options import (
     FileOption,
     JsonOption,
     MemoryOption,
+    MetricOption,
     ModelOption,
-    OutOption,
     OverwriteOption,
+    ReportOut,
+    ResultOut,
     RowsOption,
-    TableOption,
+    TableOut,
     TextOption,
+    TruncateOption,
     WorkersOption,
 )
-from .outputs import Outputs, check_apart, outputs_of
+from .outputs import FILES, REPORT, RESULT, TABLE, Outputs, outputs_of
 from .stages import stages
-from .terminal import Column, Rows, Said, columns_of, plain, say
+from .terminal import KEYS, Column, Rows, Summary, columns_of, plain, print_summary
 
 if TYPE_CHECKING:
+    import pandas as pd
+
     from ..model.run.hooked import HookedModel
     from ..pages.result import Report
     from ..results.result import PagedResult
@@ -53,19 +57,26 @@ class _Commands(TyperGroup):
 
 
 class Interrupted(BaseException):
-    """Ctrl-C, with what the user should be told."""
+    """Ctrl-C, with advice for the user."""
 
+
+_REFUSED: Final = (InputError, JournalError, ModelNotFoundError)
+"""Errors in what the user asked for; all others mean that the work failed."""
+
+_KEYS: Final = "\n\n".join(f"{key}: {meaning}" for key, meaning in KEYS.items())
+
+_EXIT: Final = "Exit status: 0 done; 1 the work or a check failed; 2 the command was refused; 130 Ctrl-C."
 
 app = typer.Typer(
     name="attnmech",
     cls=_Commands,
     help="Where each attention head looks, why it looks there, what it writes, and whether that matters.",
+    epilog=f"--json prints one object with these keys:\n\n{_KEYS}\n\n{_EXIT}",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-
 
 LAYER, HEAD = Column("layer"), Column("head")
 
@@ -83,7 +94,7 @@ def _print_version(asked: bool) -> bool:
 
 
 @app.callback()
-def about(
+def options(
     version: Annotated[
         bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and stop.")
     ] = False,
@@ -94,80 +105,84 @@ def about(
 @app.command(
     epilog=_examples(
         'attnmech report --text "Anna gave an old anchor to Tom." --out page.html',
-        "attnmech report --model gpt2 --file chapter.txt --start 200 --out page.html",
+        "attnmech report --model gpt2 --file chapter.txt --start 200 --out page.html --out terms.csv",
     )
 )
 def report(
     model: ModelOption = None,
     text: TextOption = None,
     file: FileOption = None,
-    out: OutOption = Path("report.html"),
-    target: Annotated[
+    target_text: Annotated[
         str | None,
-        typer.Option("--target", help="What the decoder of an encoder-decoder reads; its own words if left out."),
+        typer.Option("--target-text", help="The text that the decoder of an encoder-decoder reads; if left out, the "
+                     "model writes it."),
     ] = None,
-    start: Annotated[int, typer.Option(help="First token to run and show, if the text is longer.")] = 0,
+    start: Annotated[int, typer.Option("--start", help="First token to run and show of a long text.")] = 0,
+    out: ReportOut = FILES["report"],
+    overwrite: OverwriteOption = False,
     rows: RowsOption = 32,
     as_json: JsonOption = False,
-) -> None:
+) -> None:  # fmt: skip
     """Writes one offline page about one text of up to 192 tokens: every attention score as a sum of its terms.
 
-    Of a longer text, only 192 tokens are run and shown: the first ones, or those from --start on. Of an
-    encoder-decoder, --text is the encoder's, and the page has a choice of stack: encoder, decoder or cross.
+    A longer text is cut to 192 tokens: the first, or those from --start on. For an encoder-decoder, the encoder reads
+    --text, and the page has a choice of stack: encoder, decoder or cross. The table has one row per layer.
     """
-    from ..basics.files import check_writable
+    require_one_source(text, file)
+    with outputs_of(out, REPORT, overwrite=overwrite, source=file) as outputs:
+        wanted = text_of(text, file)
+        with stages("importing torch and transformers", total=4) as step:
+            from ..model.files.load import load
+            from ..pages.report import report as make_report
 
-    check_writable(out)
-    check_apart(file, out)
-    wanted = text_of(text, file)
-    with stages("importing torch and transformers", total=4) as step:
-        from ..model.files.load import load
-        from ..pages.report import report as make_report
-
-        step("loading and certifying the model")
-        hooked = load(model)
-        step("decomposing the scores")
-        made = make_report(hooked, wanted if wanted is not None else own_paragraph(), target=target, start=start)
-        step("writing the page")
-        made.save(out)
-    say(_report_said(hooked, made, out), rows=rows, as_json=as_json)
+            step("loading and certifying the model")
+            hooked = load(model)
+            step("decomposing the scores")
+            result = make_report(hooked, wanted, target=target_text, start=start)
+            step("writing")
+            outputs.write(result.to_frame(), {".html": result.save})
+    print_summary(_report_summary(hooked, result, outputs), rows=rows, as_json=as_json)
 
 
 @app.command(
     epilog=_examples(
         'attnmech focus --text "Anna gave an old anchor to Tom." --rows 5',
-        "attnmech focus --model gpt2 --file corpus.jsonl --truncate --out heads.parquet",
+        "attnmech focus --model gpt2 --file corpus.jsonl --truncate --out heads.parquet --out heads.html",
     )
 )
 def focus(
     model: ModelOption = None,
     text: TextOption = None,
     file: CorpusOption = None,
-    out: TableOption = Path("focus.csv"),
+    truncate: TruncateOption = False,
+    out: ResultOut = FILES["focus"],
     overwrite: OverwriteOption = False,
-    truncate: Annotated[bool, typer.Option(help="Cut documents that are longer than the model allows.")] = False,
     rows: RowsOption = 10,
     as_json: JsonOption = False,
     engine: EngineOption = "local",
     address: AddressOption = None,
     workers: WorkersOption = None,
 ) -> None:
-    """Writes where every head looks, over a text or a corpus of any size, as a table and a page.
+    """Writes where every head looks, over a text or a corpus of any size.
 
-    Over a corpus, a journal is kept beside the table: if interrupted, run the same command again to resume.
+    Over a corpus, a journal is kept beside the first file: if interrupted, run the same command again to resume.
     """
-    with outputs_of(text, file, out, overwrite) as outputs, engine_of(engine, address, workers) as where:
-        hooked, given, options = streamed(model, text, file, outputs, truncate, where)
+    require_one_source(text, file)
+    with (
+        outputs_of(out, RESULT, overwrite=overwrite, source=file, resumable=file is not None) as outputs,
+        engine_of(engine, address, workers) as run_on,
+    ):
+        hooked, inputs, run = streamed(model, text, file, outputs, truncate, run_on)
         from ..methods.focus.attention_focus import attention_focus
 
-        found = attention_focus(hooked, given, **options)
-        outputs.write(found)
+        result = attention_focus(hooked, inputs, **run)
+        _write(outputs, result)
     shown = Rows(
         "Heads by how often they look at the first token",
-        found.to_frame().sort_values("first_top", ascending=False),
-        (LAYER, HEAD, *columns_of(found.STATISTICS.printed)),
+        result.to_frame().sort_values("first_top", ascending=False),
+        (LAYER, HEAD, *columns_of(result.STATISTICS.printed)),
     )
-    say(_said(hooked, found, outputs, shown), rows=rows, as_json=as_json)
+    print_summary(_summary("focus", hooked, result, outputs, shown), rows=rows, as_json=as_json)
 
 
 @app.command(
@@ -180,66 +195,80 @@ def drift(
     model: ModelOption = None,
     text: TextOption = None,
     file: CorpusOption = None,
-    out: TableOption = Path("drift.csv"),
+    truncate: TruncateOption = False,
+    at: Annotated[
+        Literal["resid_mid", "resid_post"],
+        typer.Option("--at", help="The stream after a layer's attention, or after its MLP."),
+    ] = "resid_mid",
+    metric: Annotated[
+        Literal["cosine", "centred cosine", "dot"],
+        typer.Option("--metric", help="How a token's stream is compared with the embeddings."),
+    ] = "cosine",
+    k: Annotated[int, typer.Option("-k", min=1, help="How many nearest tokens are compared between layers.")] = 100,
+    position: Annotated[
+        bool, typer.Option("--position", help="Add each token's position embedding to the vocabulary.")
+    ] = False,
+    out: ResultOut = FILES["drift"],
     overwrite: OverwriteOption = False,
-    truncate: Annotated[bool, typer.Option(help="Cut documents that are longer than the model allows.")] = False,
-    at: Annotated[str, typer.Option(help="resid_mid (attention + residual) or resid_post.")] = "resid_mid",
-    metric: Annotated[str, typer.Option(help="cosine, centred cosine or dot.")] = "cosine",
-    k: Annotated[int, typer.Option("-k", help="How many nearest tokens are compared between layers.")] = 100,
-    position: Annotated[bool, typer.Option(help="Add each token's position embedding to the vocabulary.")] = False,
     rows: RowsOption = 32,
     as_json: JsonOption = False,
     engine: EngineOption = "local",
     address: AddressOption = None,
     workers: WorkersOption = None,
 ) -> None:
-    """Writes how far tokens move from their own embeddings, layer by layer, as a table and a page.
+    """Writes how far tokens move from their own embeddings, layer by layer.
 
-    Over a corpus, a journal is kept beside the table: if interrupted, run the same command again to resume.
+    Over a corpus, a journal is kept beside the first file: if interrupted, run the same command again to resume.
     """
-    with outputs_of(text, file, out, overwrite) as outputs, engine_of(engine, address, workers) as where:
-        hooked, given, options = streamed(model, text, file, outputs, truncate, where)
+    require_one_source(text, file)
+    with (
+        outputs_of(out, RESULT, overwrite=overwrite, source=file, resumable=file is not None) as outputs,
+        engine_of(engine, address, workers) as run_on,
+    ):
+        hooked, inputs, run = streamed(model, text, file, outputs, truncate, run_on)
         from ..methods.drift.result import residual_drift
 
-        found = residual_drift(hooked, given, at=at, metric=metric, k=k, position=position, **options)
-        outputs.write(found)
+        result = residual_drift(hooked, inputs, at=at, metric=metric, k=k, position=position, **run)
+        _write(outputs, result)
     shown = Rows(
         "Tokens against their own embeddings, layer by layer",
-        found.to_frame(),
+        result.to_frame(),
         (
             LAYER,
-            *columns_of(found.STATISTICS[name] for name in (metric.replace(" ", "_"), "rank", "churn")),
+            *columns_of(result.STATISTICS[name] for name in (metric.replace(" ", "_"), "rank", "churn")),
             Column("anisotropy", unit="mean cosine"),
         ),
     )
-    say(_said(hooked, found, outputs, shown, found.verdicts().lead), rows=rows, as_json=as_json)
+    summary = _summary("drift", hooked, result, outputs, shown, result.verdicts().lead)
+    print_summary(summary, rows=rows, as_json=as_json)
 
 
 @app.command(
     epilog=_examples(
-        "attnmech heads --model gpt2 --out heads.csv", "attnmech heads --model gpt2 --file corpus.jsonl --json"
+        "attnmech heads --model gpt2 --out heads.html", "attnmech heads --model gpt2 --file corpus.jsonl --json"
     )
 )
 def heads(
     model: ModelOption = None,
     file: CorpusOption = None,
-    out: TableOption = Path("heads.csv"),
+    truncate: TruncateOption = False,
+    out: ResultOut = FILES["heads"],
     overwrite: OverwriteOption = False,
-    truncate: Annotated[bool, typer.Option(help="Cut documents that are longer than the model allows.")] = False,
     rows: RowsOption = 15,
     as_json: JsonOption = False,
     engine: EngineOption = "local",
     address: AddressOption = None,
     workers: WorkersOption = None,
 ) -> None:
-    """Says what type of head each one is: previous token, induction, first token, …; writes a table and a page.
+    """Finds the type of every head: previous token, induction, first token, …
 
-    Without a file, on random tokens, each sequence twice. Over a corpus, a journal is kept beside the table: if
-    interrupted, run the same command again to resume.
+    Without a file, the heads read repeated sequences of random tokens. Over a corpus, a journal is kept beside the
+    first file: if interrupted, run the same command again to resume.
     """
-    with outputs_of(None, file, out, overwrite) as outputs, engine_of(engine, address, workers) as where:
-        if file is None:
-            outputs.require_no_journal()
+    with (
+        outputs_of(out, RESULT, overwrite=overwrite, source=file, resumable=file is not None) as outputs,
+        engine_of(engine, address, workers) as run_on,
+    ):
         with stages("importing torch and transformers", total=3) as step:
             from ..methods.head_types.head_types import head_types
             from ..model.files.load import load
@@ -249,52 +278,52 @@ def heads(
             corpus = None if file is None else Corpus(file)
             hooked = load(model)
             if corpus is None:
-                step("looking at the heads")
-                found = head_types(hooked, **where)
+                step("finding the types of heads")
+                result = head_types(hooked, **run_on)
         if corpus is not None:
-            found = head_types(hooked, corpus, truncate=truncate, journal=outputs.journal, progress=True, **where)
-        outputs.write(found)
+            result = head_types(hooked, corpus, truncate=truncate, journal=outputs.journal, progress=True, **run_on)
+        _write(outputs, result)
     shown = Rows(
         "Claimed types of heads, the highest score first",
-        found.to_frame(),
+        result.to_frame(),
         (
             LAYER, HEAD, Column("type"), Column("score", unit="mean p"), Column("baseline", unit="mean p"),
             Column("score_low", "low", "95 %"), Column("score_high", "high", "95 %"),
         ),
     )  # fmt: skip
-    say(_said(hooked, found, outputs, shown), rows=rows, as_json=as_json)
+    print_summary(_summary("heads", hooked, result, outputs, shown), rows=rows, as_json=as_json)
 
 
 @app.command(
     epilog=_examples(
         "attnmech embed --model gpt2 --file corpus.txt --layers 0,5,11",
-        "attnmech embed --projection pca --projection tsne --dims 3 --out embed.csv",
+        "attnmech embed --projection pca --projection tsne --dims 3 --out embed.html",
     )
 )
 def embed(
     model: ModelOption = None,
     text: TextOption = None,
     file: CorpusOption = None,
-    out: TableOption = Path("embed.csv"),
-    overwrite: OverwriteOption = False,
+    truncate: TruncateOption = False,
     projection: Annotated[
         list[str] | None,
-        typer.Option("--projection", help="pca (usual), tsne, umap, pacmap or opentsne; may be repeated."),
+        typer.Option("--projection", help="pca (the default), tsne, umap, pacmap or opentsne; may be repeated."),
     ] = None,
-    dims: Annotated[int, typer.Option(help="Dimensions of the picture, 2 or 3.")] = 2,
-    layers: Annotated[str | None, typer.Option(help="Layers, such as 0,5,11; all if left out.")] = None,
-    sample: Annotated[int, typer.Option(help="Most tokens that become points.")] = 2000,
-    truncate: Annotated[bool, typer.Option(help="Cut documents that are longer than the model allows.")] = False,
+    dims: Annotated[int, typer.Option("--dims", min=2, max=3, help="Dimensions of the picture.")] = 2,
+    layers: Annotated[str | None, typer.Option("--layers", help="Layers, such as 0,5,11; all if left out.")] = None,
+    sample: Annotated[int, typer.Option("--sample", min=1, help="Most tokens that become points.")] = 2000,
+    out: ResultOut = FILES["embed"],
+    overwrite: OverwriteOption = False,
     rows: RowsOption = 10,
     as_json: JsonOption = False,
 ) -> None:
-    """Shows queries and keys of all heads in one space, near where attended to; writes a table and a page.
+    """Shows the queries and keys of every head in one space, where close pairs attend to each other.
 
     Without a text, 64 documents in the demo model's language are used.
     """
+    require_one_source(text, file)
     wanted = numbers_of("--layers", layers)
-    with outputs_of(text, file, out, overwrite) as outputs:
-        outputs.require_no_journal()
+    with outputs_of(out, RESULT, overwrite=overwrite, source=file) as outputs:
         with stages("importing torch and transformers", total=3) as step:
             from ..demo.text import documents
             from ..methods.head_types.head_types import head_types
@@ -305,19 +334,19 @@ def embed(
             step("loading and certifying the model")
             inputs = Corpus(file) if file is not None else [text] if text is not None else documents(64)
             hooked = load(model)
-            step("looking at the heads")
+            step("finding the types of heads")
             types = head_types(hooked).strongest if hooked.grid is None and len(hooked.stacks) == 1 else {}
-        found = joint_embedding(
+        result = joint_embedding(
             hooked, inputs, layers=wanted, projection=projection or ["pca"], dims=cast(Literal[2, 3], dims),
             sample=sample, truncate=truncate, progress=True,
         ).with_types(types)  # fmt: skip
-        outputs.write(found)
+        _write(outputs, result)
     shown = Rows(
-        "Heads whose distances say most of their scores: correlation closest to −1 first",
-        found.to_frame().sort_values("correlation"),
-        (LAYER, HEAD, *columns_of(found.STATISTICS.printed), Column("disparity", unit="‖k‖ / ‖q‖")),
+        "Heads whose distances explain most of their scores: correlation closest to −1 first",
+        result.to_frame().sort_values("correlation"),
+        (LAYER, HEAD, *columns_of(result.STATISTICS.printed), Column("disparity", unit="‖k‖ / ‖q‖")),
     )
-    say(_said(hooked, found, outputs, shown), rows=rows, as_json=as_json)
+    print_summary(_summary("embed", hooked, result, outputs, shown), rows=rows, as_json=as_json)
 
 
 @app.command(
@@ -330,40 +359,47 @@ def ablate(
     model: ModelOption = None,
     text: TextOption = None,
     file: CorpusOption = None,
-    out: TableOption = Path("ablation.csv"),
+    method: Annotated[
+        Literal["zero", "mean", "resample"],
+        typer.Option("--method", help="What replaces a head's z: 0, its mean over the texts, or another text's z."),
+    ] = "zero",
+    metric: MetricOption = "loss",
+    out: ResultOut = FILES["ablate"],
     overwrite: OverwriteOption = False,
-    method: Annotated[str, typer.Option(help="zero, mean (over the texts themselves) or resample.")] = "zero",
-    metric: Annotated[str, typer.Option(help="loss or kl.")] = "loss",
-    memory: MemoryOption = 1.0,
     rows: RowsOption = 10,
     as_json: JsonOption = False,
+    memory: MemoryOption = 1.0,
     engine: EngineOption = "local",
     address: AddressOption = None,
     workers: WorkersOption = None,
 ) -> None:
-    """Writes how much the loss changes when each head is ablated, as a table and a page.
+    """Writes how much the loss changes when each head is ablated.
 
-    A journal is kept beside the table until the end: if interrupted, run the same command again to resume.
+    A journal is kept beside the first file until the end: if interrupted, run the same command again to resume.
     Without a text, 64 documents in the demo model's language are used.
     """
-    with outputs_of(text, file, out, overwrite) as outputs, engine_of(engine, address, workers) as where:
+    require_one_source(text, file)
+    with (
+        outputs_of(out, RESULT, overwrite=overwrite, source=file, resumable=True) as outputs,
+        engine_of(engine, address, workers) as run_on,
+    ):
         hooked, texts = sweep_inputs(model, text, file)
         from ..methods.ablation.heads import ablate_heads
 
-        found = ablate_heads(
+        result = ablate_heads(
             hooked, texts, method=method, metric=metric, reference=texts if method == "mean" else None, memory=memory,
-            journal=outputs.journal, progress=True, **where,
+            journal=outputs.journal, progress=True, **run_on,
         )  # fmt: skip
-        outputs.write(found)
+        _write(outputs, result)
     shown = Rows(
         "Heads by the size of their effect, clear ones first",
-        found.strongest(max(1, len(found.to_frame()))),
+        result.strongest(max(1, len(result.to_frame()))),
         (
             LAYER, HEAD, Column("effect", unit=f"nats of {metric}"), Column("effect_low", "low", "95 %"),
             Column("effect_high", "high", "95 %"), Column("clear"), Column("one_text", "one text", "> half"),
         ),
     )  # fmt: skip
-    say(_said(hooked, found, outputs, shown), rows=rows, as_json=as_json)
+    print_summary(_summary("ablate", hooked, result, outputs, shown), rows=rows, as_json=as_json)
 
 
 @app.command(
@@ -376,101 +412,125 @@ def null(
     model: ModelOption = None,
     text: TextOption = None,
     file: CorpusOption = None,
-    out: TableOption = Path("null.csv"),
+    target: Annotated[
+        Literal["first", "most_attended", "special"],
+        typer.Option("--target", help="Where heads may rest: the first token, the most attended, or special tokens."),
+    ] = "first",
+    delta: Annotated[float, typer.Option("--delta", help="Effects within ±delta nats count as none.")] = 0.01,
+    metric: MetricOption = "loss",
+    out: ResultOut = FILES["null"],
     overwrite: OverwriteOption = False,
-    target: Annotated[str, typer.Option(help="Where heads may rest: first, most_attended or special.")] = "first",
-    delta: Annotated[float, typer.Option(help="Effects within ±delta nats count as none.")] = 0.01,
-    metric: Annotated[str, typer.Option(help="loss or kl.")] = "loss",
-    memory: MemoryOption = 1.0,
     rows: RowsOption = 10,
     as_json: JsonOption = False,
+    memory: MemoryOption = 1.0,
     engine: EngineOption = "local",
     address: AddressOption = None,
     workers: WorkersOption = None,
 ) -> None:
-    """Finds the heads that rest on one token without effect, by interventions; writes a table and a page.
+    """Finds the heads that rest on one token without effect, by interventions.
 
-    A journal is kept beside the table until the end: if interrupted, run the same command again to resume.
+    A journal is kept beside the first file until the end: if interrupted, run the same command again to resume.
     Without a text, 64 documents in the demo model's language are used.
     """
-    with outputs_of(text, file, out, overwrite) as outputs, engine_of(engine, address, workers) as where:
+    require_one_source(text, file)
+    with (
+        outputs_of(out, RESULT, overwrite=overwrite, source=file, resumable=True) as outputs,
+        engine_of(engine, address, workers) as run_on,
+    ):
         hooked, texts = sweep_inputs(model, text, file)
         from ..methods.null_attention.result import null_attention
 
-        found = null_attention(
+        result = null_attention(
             hooked, texts, target=target, delta=delta, metric=metric, memory=memory, journal=outputs.journal,
-            progress=True, **where,
+            progress=True, **run_on,
         )  # fmt: skip
-        outputs.write(found)
+        _write(outputs, result)
     shown = Rows(
         "Heads by their attention to the target",
-        found.to_frame().sort_values("sink_mass", ascending=False),
+        result.to_frame().sort_values("sink_mass", ascending=False),
         (
             LAYER, HEAD, Column("sink_mass", unit="mean p"), Column("value_ratio", unit="of the median"),
             Column("remove", unit=f"nats of {metric}"), Column("zero_value", unit=f"nats of {metric}"),
             Column("verdict"),
         ),
     )  # fmt: skip
-    say(_said(hooked, found, outputs, shown), rows=rows, as_json=as_json)
+    print_summary(_summary("null", hooked, result, outputs, shown), rows=rows, as_json=as_json)
 
 
-def _said(model: "HookedModel", found: "PagedResult", outputs: Outputs, shown: Rows, *further: str) -> Said:
-    """What a command says of a result: its sentence, its table, what was cut, and where the files are."""
-    cut, of = getattr(found, "truncated", 0), getattr(found, "documents", 0)  # of a sweep, no text is cut
-    of = of if isinstance(of, int) else len(of)
-    notes = [f"{cut} of {of} texts were cut to the model's length."] if cut else []
-    intervals = str(shown.frame.attrs.get("intervals", ""))
-    return Said(
-        repr(model), repr(found), shown, further, notes + [intervals] * bool(intervals),
-        tuple(str(path.resolve()) for path in (outputs.table, outputs.page)),
-    )  # fmt: skip
-
-
-@app.command(epilog=_examples("attnmech check gpt2", "attnmech check ./my-model --json"))
+@app.command(
+    epilog=_examples("attnmech check --model gpt2", "attnmech check --model ./my-model --out checks.csv --json")
+)
 def check(
-    model: Annotated[
-        str | None, typer.Argument(help="Hub name, folder or GGUF file; the demo model if left out.")
-    ] = None,
+    model: ModelOption = None,
+    out: TableOut = FILES["check"],
+    overwrite: OverwriteOption = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Proves that every activation point of a model means what its name says; exits with 1 if one does not."""
-    with stages("importing torch and transformers", total=2) as step:
+    """Proves that every activation point of a model means what its name says; exits with 1 if a check fails."""
+    with (
+        outputs_of(out, TABLE, overwrite=overwrite) as outputs,
+        stages("importing torch and transformers", total=2) as step,
+    ):
         from ..model.files.load import load
 
         step("loading and certifying the model")
         hooked = load(model)
+        outputs.write(hooked.certificate.to_frame())
     if as_json:
-        say(certificate_said(hooked, hooked.certificate), rows=len(hooked.certificate.checks), as_json=True)
+        print_summary(certificate_summary(hooked, hooked.certificate, outputs.names), rows=0, as_json=True)
     else:
-        print_certificate(Console(), hooked, hooked.certificate)
+        print_certificate(hooked, hooked.certificate, outputs.names)
     if not hooked.certificate.ok:
         raise typer.Exit(1)
 
 
 def main() -> None:
-    """The entry point: a user's mistake is one line on stderr and exit status 2, Ctrl-C one line and 130."""
+    """The entry point: an error or Ctrl-C is one line on stderr; the exit status says which."""
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # what a user must know is in the output
+            warnings.simplefilter("ignore")  # the output has what a user must know
             app()
     except AttnmechError as error:
         Console(stderr=True).print(f"[red]error:[/red] {plain(str(error))}", soft_wrap=True, highlight=False)
-        sys.exit(2)
+        sys.exit(2 if isinstance(error, _REFUSED) else 1)
     except (Interrupted, KeyboardInterrupt) as stop:
-        said = "; ".join(("interrupted", *map(str, stop.args)))
-        Console(stderr=True).print(plain(said), soft_wrap=True, highlight=False)
+        Console(stderr=True).print(
+            plain("; ".join(("interrupted", *map(str, stop.args)))), soft_wrap=True, highlight=False
+        )
         sys.exit(130)
 
 
-def _report_said(model: "HookedModel", report: "Report", out: Path) -> Said:
-    """What the page finds, and its terms and residuals by layer."""
-    first, *others = (f"{question}. {found}" for question, found in report.findings.items())
-    names = map(str, report.to_frame().filter(like="_share"))
+def _write(outputs: Outputs, result: "PagedResult") -> None:
+    outputs.write(result.by_head(), {".html": result.to_html, ".safetensors": result.save})
+
+
+def _summary(
+    command: str, model: "HookedModel", result: "PagedResult", outputs: Outputs, shown: Rows, *further: str
+) -> Summary:
+    """A result's finding, its table, what was cut, and the files."""
+    cut, texts = getattr(result, "truncated", 0), getattr(result, "documents", 0)  # a sweep cuts no text
+    count = texts if isinstance(texts, int) else len(texts)
+    notes = [f"{cut} of {count} texts were cut to the model's length."] if cut else []
+    intervals = str(shown.frame.attrs.get("intervals", ""))
+    return Summary(
+        command, repr(model), (repr(result), *further), shown, notes + [intervals] * bool(intervals), outputs.names
+    )
+
+
+def _report_summary(model: "HookedModel", result: "Report", outputs: Outputs) -> Summary:
+    """The findings of the page, and the terms and residuals of each layer."""
+    frame: pd.DataFrame = result.to_frame()
+    names = map(str, frame.filter(like="_share"))
     shares = [Column(name, name.removesuffix("_share"), "share") for name in names]
     shown = Rows(
         "Mean share of each term in a row's highest score; largest residual",
-        report.to_frame(),
+        frame,
         (LAYER, *shares, Column("residual", unit="of a score")),
     )
-    notes = (*report.notes, f"The page has {out.stat().st_size / 1e6:.1f} MB and opens offline.")
-    return Said(repr(model), first, shown, others, notes, (str(out.resolve()),))
+    sizes = [
+        f"The page has {path.stat().st_size / 1e6:.1f} MB and opens offline."
+        for path in outputs.paths
+        if path.suffix.lower() == ".html"
+    ]
+    findings = [f"{question}. {finding}" for question, finding in result.findings.items()]
+    return Summary("report", repr(model), findings, shown, (*result.notes, *sizes), outputs.names)

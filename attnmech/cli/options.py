@@ -1,16 +1,26 @@
-"""What do the options that several commands share mean?"""
+"""The options that several commands share, in the order in which every command lists them.
 
+A command's own options stand between `--truncate` and `--out`.
+"""
+
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import typer
+
+from .outputs import REPORT, RESULT, TABLE, listed
+
+
+def _out(kinds: Iterable[str]) -> Any:
+    return typer.Option("--out", "-o", help=f"A file to write, ending in {listed(kinds)}; may be repeated.")
+
 
 ModelOption = Annotated[
     str | None, typer.Option("--model", "-m", help="Hub name, folder or GGUF file; the demo model if left out.")
 ]
-TextOption = Annotated[str | None, typer.Option("--text", "-t", help="The text to look at.")]
+TextOption = Annotated[str | None, typer.Option("--text", "-t", help="The text to read.")]
 FileOption = Annotated[Path | None, typer.Option("--file", "-f", help="A UTF-8 file that holds the text.")]
-OutOption = Annotated[Path, typer.Option("--out", "-o", help="Where the page goes; an existing page is replaced.")]
 CorpusOption = Annotated[
     Path | None,
     typer.Option(
@@ -19,20 +29,28 @@ CorpusOption = Annotated[
         help="A corpus: one document per line, .jsonl with one text per line, or .parquet (column text).",
     ),
 ]
-TableOption = Annotated[
-    Path, typer.Option("--out", "-o", help="Where the table goes, .csv or .parquet; the page goes beside it.")
+TruncateOption = Annotated[
+    bool, typer.Option("--truncate", help="Cut documents that are longer than the model allows.")
 ]
-OverwriteOption = Annotated[bool, typer.Option(help="Replace an existing table and page.")]
+MetricOption = Annotated[
+    Literal["loss", "kl"], typer.Option("--metric", help="The loss, or the KL divergence from the unchanged model.")
+]
+ReportOut = Annotated[list[Path], _out(REPORT)]
+ResultOut = Annotated[list[Path], _out(RESULT)]
+TableOut = Annotated[list[Path], _out(TABLE)]
+OverwriteOption = Annotated[bool, typer.Option("--overwrite", help="Replace existing files.")]
 RowsOption = Annotated[
-    int, typer.Option("--rows", min=0, help="How many rows of the table are printed; 0 for none. JSON has them all.")
+    int, typer.Option("--rows", min=0, help="How many rows of the table to print; 0 for none. JSON has them all.")
 ]
-JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object instead.")]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object; attnmech --help lists its keys.")]
+MemoryOption = Annotated[float, typer.Option("--memory", help="Extra memory that the sweep may use, in GB.")]
 EngineOption = Annotated[
-    Literal["local", "ray"], typer.Option("--engine", help="Where it runs: in this process, or by Ray's workers.")
+    Literal["local", "ray"], typer.Option("--engine", help="Run in this process or in Ray's workers.")
 ]
 AddressOption = Annotated[
     str | None,
     typer.Option("--address", help="A Ray cluster: auto, host:port or ray://host:port; this machine if left out."),
 ]
-WorkersOption = Annotated[int | None, typer.Option("--workers", help="How many workers; as many as fit if left out.")]
-MemoryOption = Annotated[float, typer.Option(help="Extra memory that the sweep may use, in GB.")]
+WorkersOption = Annotated[
+    int | None, typer.Option("--workers", help="How many Ray workers to start; if left out, all that fit.")
+]

@@ -1,105 +1,139 @@
-"""Where do a command's table (CSV or Parquet) and page go? Both are written, or neither."""
+"""Writes what a command measured: a page, a table or a saved result, by the suffix of each `--out`; all or none."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from ..basics.files import check_writable, writing
 from ..errors import InputError, JournalError, OutputError
 from .stages import stages
 
 if TYPE_CHECKING:
-    from ..results.result import PagedResult
+    import pandas as pd
 
-FORMATS = (".csv", ".parquet")
+CONTENTS: Final = {".html": "page", ".csv": "table", ".parquet": "table", ".safetensors": "result for Python"}
+"""What a file holds, by its suffix."""
 
+TABLE: Final = (".csv", ".parquet")
+REPORT: Final = (".html", *TABLE)
+RESULT: Final = (*REPORT, ".safetensors")
 
-def check_table(target: Path) -> None:
-    """Raises `OutputError` if no table can be written there; leaves nothing behind."""
-    if target.suffix not in FORMATS:
-        raise OutputError(f"a table's name must end in {' or '.join(FORMATS)}; got {target}.")
-    if target.suffix == ".parquet":
-        try:
-            import pyarrow  # type: ignore[import-untyped]  # noqa: F401
-        except ImportError as error:
-            raise OutputError(f'to write {target}: pip install "attnmech[parquet]", or name a .csv file.') from error
-    check_writable(target)
-
-
-def write_table_and_page(found: "PagedResult", table: Path, page: Path) -> None:
-    """Writes a result's table, in the format given by its suffix, and its page."""
-    check_table(table)
-    frame = found.by_head()
-    # Neither draft replaces its file before both are written.
-    with writing(table) as rows:
-        if table.suffix == ".csv":
-            frame.to_csv(rows, index=False)
-        else:
-            frame.to_parquet(rows, index=False)
-        with writing(page) as html:
-            found.to_html(html)
+FILES: Final = {
+    "report": [Path("report.html")],
+    "check": [],
+    **{
+        command: [Path(f"{command}.csv"), Path(f"{command}.html")]
+        for command in ("focus", "drift", "heads", "embed", "ablate", "null")
+    },
+}
+"""What each command writes without `--out`."""
 
 
 class Outputs:
-    """Where a command's table, its page and, until both are written, its journal go."""
+    """The files of a command and, until all are written, the journal beside the first."""
 
-    def __init__(self, table: Path) -> None:
-        self.table, self.page = table, table.with_suffix(".html")
-        self.journal = table.with_name(f"{table.name}.journal")
+    def __init__(self, paths: Sequence[Path], *, overwrite: bool, resumable: bool) -> None:
+        self.paths, self._overwrite, self._resumable = tuple(paths), overwrite, resumable
+        self.place = paths[0].parent / f"{paths[0].name}.journal" if paths else None
+        """Where the journal is, if this run or another keeps one."""
 
-    def check(self, overwrite: bool) -> None:
-        """Raises `OutputError` for what cannot be written, and for what an earlier run wrote.
+    @property
+    def journal(self) -> Path | None:
+        """The journal that this run keeps."""
+        return self.place if self._resumable else None
 
-        Where there is a journal, this run resumes the one that was to write them.
+    def check(self, suffixes: Sequence[str], source: Path | None) -> None:
+        """Raises `InputError` for a file that this command cannot write; leaves nothing behind."""
+        for path in self.paths:
+            if path.suffix.lower() not in suffixes:
+                raise InputError(f"--out must end in {listed(suffixes)}; got {path}.")
+            if path.suffix.lower() == ".parquet":
+                _require_pyarrow(path)
+            try:
+                check_writable(path)
+            except OutputError as error:
+                raise InputError(str(error)) from error
+        names = [os.path.realpath(path) for path in self.paths]
+        for path, name in zip(self.paths, names, strict=True):
+            if names.count(name) > 1:
+                raise InputError(f"--out names {path} more than once; name each file once.")
+        for path in (*self.paths, *([self.place] if self.place else [])):
+            if source is not None and source.exists() and path.exists() and source.samefile(path):
+                raise InputError(f"cannot write {path}: --file reads it. Name another --out.")
+        self.require_free()
+
+    def require_free(self) -> None:
+        """Raises `InputError` for a file that exists, and `JournalError` for the journal of another kind of run.
+
+        A run that resumes from its journal may find files that an earlier attempt wrote.
         """
-        check_table(self.table)
-        check_writable(self.page)
-        self.require_free(overwrite)
-
-    def require_free(self, overwrite: bool) -> None:
-        """Raises `OutputError` for what an earlier run wrote."""
-        there = [path for path in (self.table, self.page) if path.exists()]
-        if there and not overwrite and not self.journal.exists():
-            raise OutputError(f"{there[0]} exists; give --overwrite to replace it, or name another --out.")
-
-    def require_no_journal(self) -> None:
-        """Raises `JournalError` where an unfinished run of another kind was to write the same files."""
-        if self.journal.exists():
+        journal = self.place is not None and self.place.exists()
+        if journal and not self._resumable:
             raise JournalError(
-                f"{self.journal} holds an unfinished run that would write {self.table}. Finish it with its own "
+                f"{self.place} holds an unfinished run that would write {self.paths[0]}. Finish it with its own "
                 "command, delete it, or name another --out."
             )
+        existing = [path for path in self.paths if path.exists()]
+        if existing and not self._overwrite and not journal:
+            raise InputError(f"{existing[0]} exists; give --overwrite to replace it, or name another --out.")
 
-    def write(self, found: "PagedResult") -> None:
-        """Writes table and page."""
-        write_table_and_page(found, self.table, self.page)
+    def write(self, table: "pd.DataFrame", others: Mapping[str, Callable[[Path], object]] | None = None) -> None:
+        """Writes every file, and replaces none before all are written; `others` write what is no table, by suffix."""
+        writers: dict[str, Callable[[Path], object]] = {
+            ".csv": lambda path: table.to_csv(path, index=False),
+            ".parquet": lambda path: table.to_parquet(path, index=False),
+            **(others or {}),
+        }
+        with ExitStack() as drafts:
+            for path in self.paths:
+                writers[path.suffix.lower()](drafts.enter_context(writing(path)))
+
+    @property
+    def names(self) -> list[str]:
+        """The absolute paths of the files."""
+        return [str(path.resolve()) for path in self.paths]
 
 
 @contextmanager
-def outputs_of(text: str | None, file: Path | None, out: Path, overwrite: bool) -> Iterator[Outputs]:
-    """The outputs of a command, checked before any work; its journal is kept until the block succeeds."""
-    if text is not None and file is not None:
-        raise InputError("give either --text or --file, not both.")
-    outputs = Outputs(out)
-    outputs.check(overwrite)
-    for path in (outputs.table, outputs.page, outputs.journal):
-        check_apart(file, path)
+def outputs_of(
+    paths: Sequence[Path],
+    suffixes: Sequence[str],
+    *,
+    overwrite: bool,
+    source: Path | None = None,
+    resumable: bool = False,
+) -> Iterator[Outputs]:
+    """The outputs of a command, checked before any work; the journal is kept until the block succeeds."""
+    outputs = Outputs(paths, overwrite=overwrite, resumable=resumable)
+    outputs.check(suffixes, source)
     try:
         with stages("importing torch and transformers", total=1):
             from ..runs.journal import kept
 
-        with kept(outputs.journal):
+        with kept(outputs.place):
             # Another command may have written them since they were checked.
-            outputs.require_free(overwrite)
+            outputs.require_free()
             yield outputs
     except KeyboardInterrupt:
-        if outputs.journal.exists():
-            raise KeyboardInterrupt(f"run the same command again to resume from {outputs.journal}") from None
+        if outputs.place is not None and outputs.place.exists():
+            raise KeyboardInterrupt(f"run the same command again to resume from {outputs.place}") from None
         raise
 
 
-def check_apart(file: Path | None, out: Path) -> None:
-    """Raises `OutputError` where a command would write over what it reads."""
-    if file is not None and file.exists() and out.exists() and file.samefile(out):
-        raise OutputError(f"cannot write {out}: it is what --file reads; name another --out.")
+def listed(suffixes: Iterable[str]) -> str:
+    """Suffixes with what such a file holds.
+
+    >>> listed(TABLE)
+    '.csv (table) or .parquet (table)'
+    """
+    *others, last = (f"{suffix} ({CONTENTS[suffix]})" for suffix in suffixes)
+    return f"{', '.join(others)} or {last}"
+
+
+def _require_pyarrow(path: Path) -> None:
+    try:
+        import pyarrow  # type: ignore[import-untyped]  # noqa: F401
+    except ImportError as error:
+        raise InputError(f'to write {path}: pip install "attnmech[parquet]", or name a .csv file.') from error

@@ -1,4 +1,4 @@
-"""What is a command doing? A progress bar on stderr that names the stage."""
+"""Shows on stderr which stage a command has reached."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager

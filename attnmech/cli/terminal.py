@@ -1,4 +1,4 @@
-"""What does a command print? Lines for a reader, tables cut with what was left out, or the same as JSON.
+"""Prints a command's summary: lines and the first rows of a table, or everything as one JSON object.
 
 Neither torch nor transformers is imported.
 """
@@ -8,7 +8,7 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from rich.console import Console
 from rich.table import Table
@@ -17,6 +17,22 @@ if TYPE_CHECKING:
     import pandas as pd
 
     from ..maths.statistic import Statistic
+
+VERSION: Final = 1
+"""Rises when a key of the JSON object changes its meaning or goes."""
+
+KEYS: Final = {
+    "version": str(VERSION),
+    "command": "the command, such as focus",
+    "model": "the model, its sizes and its certificate in one line",
+    "findings": "sentences, the most important first",
+    "notes": "what was cut or left out",
+    "table": "title, units (by column) and rows (all of them, by column; null for a missing number)",
+    "files": "absolute paths of the files written",
+    "ok": "of check: whether every check holds",
+    "points": "of check: for each activation point its name (point), shape, meaning, and why it is absent or refused",
+}
+"""The keys of the JSON object that `--json` prints."""
 
 
 @dataclass(frozen=True)
@@ -30,7 +46,7 @@ class Column:
     unit: str = ""
 
     @property
-    def shown(self) -> str:
+    def title(self) -> str:
         """The heading with its unit below."""
         heading = self.heading or self.name.replace("_", " ")
         return f"{heading}\n({self.unit})" if self.unit else heading
@@ -38,67 +54,73 @@ class Column:
 
 def columns_of(statistics: "Iterable[Statistic]") -> list[Column]:
     """The columns of statistics, under their names and units."""
-    return [Column(each.name, each.title, each.unit) for each in statistics]
+    return [Column(statistic.name, statistic.title, statistic.unit) for statistic in statistics]
 
 
 @dataclass(frozen=True)
 class Rows:
-    """A table to be printed: all its rows, the most telling first."""
+    """All rows of a table to print, the most important first."""
 
     title: str
-    """What the rows are, and by what they are sorted."""
+    """What the rows are, and how they are sorted."""
     frame: "pd.DataFrame"
     columns: Sequence[Column]
+    """The columns to print; those that the frame lacks are left out."""
 
     @property
-    def known(self) -> Sequence[Column]:
-        """The columns that hold a number or a word."""
-        return [each for each in self.columns if each.name in self.frame and not self.frame[each.name].isna().all()]
+    def present(self) -> Sequence[Column]:
+        """The columns that the frame has."""
+        return [column for column in self.columns if column.name in self.frame]
 
 
 @dataclass(frozen=True)
-class Said:
-    """What a command has to say."""
+class Summary:
+    """What a command prints."""
 
+    command: str
     model: str
-    finding: str
-    table: Rows | None = None
-    lines: Sequence[str] = ()
-    """More findings."""
+    findings: Sequence[str]
+    table: Rows
     notes: Sequence[str] = ()
     """What was cut or left out."""
     files: Sequence[str] = ()
-    """What was written."""
+    """The files written."""
     more: dict[str, Any] = field(default_factory=dict)
-    """Entries of the JSON alone."""
+    """Further entries of the JSON object."""
 
 
-def say(said: Said, *, rows: int, as_json: bool) -> None:
-    """Prints it, with up to `rows` rows of the table."""
+def print_summary(summary: Summary, *, rows: int, as_json: bool) -> None:
+    """Prints a summary with the first `rows` rows of its table, or as JSON with all rows."""
     if as_json:
-        print(json.dumps(_json(said), ensure_ascii=False, allow_nan=False))
+        print(json.dumps(_json(summary), ensure_ascii=False, allow_nan=False))
         return
     console = Console()
-    for line in (said.model, said.finding, *said.lines):
+    for line in (summary.model, *summary.findings):
         console.print(plain(line), soft_wrap=True, highlight=False)
-    if said.table is not None:
-        print_rows(console, said.table, rows)
-    for note in said.notes:
+    print_rows(console, summary.table, rows)
+    for note in summary.notes:
         console.print(plain(note), highlight=False)
-    if said.files:
-        first, *others = said.files
-        named = " and ".join(f"[bold]{plain(name)}[/bold]" for name in (first, *(Path(each).name for each in others)))
-        console.print(f"\n{named}", soft_wrap=True)
+    if summary.files:
+        print_files(console, summary.files)
+
+
+def print_files(console: Console, files: Sequence[str]) -> None:
+    """The files written: the first with its folder, others in the same folder by name."""
+    folder = Path(files[0]).parent
+    names = (Path(file).name if place and Path(file).parent == folder else file for place, file in enumerate(files))
+    listed = " and ".join(f"[bold]{plain(name)}[/bold]" for name in names)
+    console.print(f"\n{listed}", soft_wrap=True)
 
 
 def print_rows(console: Console, shown: Rows, rows: int) -> None:
     """The first `rows` rows, units in the headings, and how many rows are left out."""
     if not rows:
         return
+    columns = [column for column in shown.present if not shown.frame[column.name].isna().all()]
     table = Table(title=shown.title, title_justify="left")
-    for column in shown.known:
-        table.add_column(column.shown, justify="right", no_wrap=True)
-    for row in shown.frame.head(rows)[[column.name for column in shown.known]].itertuples(index=False):
+    for column in columns:
+        table.add_column(column.title, justify="right", no_wrap=True)
+    for row in shown.frame.head(rows)[[column.name for column in columns]].itertuples(index=False):
         table.add_row(*map(_cell, row))
     console.print(table)
     if len(shown.frame) > rows:
@@ -106,7 +128,7 @@ def print_rows(console: Console, shown: Rows, rows: int) -> None:
 
 
 def plain(text: str) -> str:
-    """Text with rich's markup escaped: a model's name may hold anything."""
+    """Text with rich's markup escaped: a model's name may hold any characters."""
     return text.replace("[", "\\[")
 
 
@@ -118,16 +140,23 @@ def _cell(value: Any) -> str:
     return plain(str(value))
 
 
-def _json(said: Said) -> dict[str, Any]:
-    found: dict[str, Any] = {"model": said.model, "findings": [said.finding, *said.lines], "notes": list(said.notes)}
-    if said.table is not None:
-        frame = said.table.frame[[each.name for each in said.table.known]]
-        found["table"] = {
-            "title": said.table.title,
-            "units": {each.name: each.unit for each in said.table.known if each.unit},
+def _json(summary: Summary) -> dict[str, Any]:
+    columns = summary.table.present
+    frame = summary.table.frame[[column.name for column in columns]]
+    return {
+        "version": VERSION,
+        "command": summary.command,
+        "model": summary.model,
+        "findings": list(summary.findings),
+        "notes": list(summary.notes),
+        "table": {
+            "title": summary.table.title,
+            "units": {column.name: column.unit for column in columns if column.unit},
             "rows": [dict(zip(frame, map(_value, row), strict=True)) for row in frame.itertuples(index=False)],
-        }
-    return found | {"files": list(said.files)} | said.more
+        },
+        "files": list(summary.files),
+        **summary.more,
+    }
 
 
 def _value(value: Any) -> Any:

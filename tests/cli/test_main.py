@@ -18,8 +18,14 @@ import typer
 
 import attnmech as am
 from attnmech.cli import main as cli
+from attnmech.cli.terminal import KEYS
+from attnmech.errors import ExactnessError
 from attnmech.runs import engine
 from attnmech.runs.stream import Streaming
+
+TEXTS = ["Anna sang of shells.", "Tom gave an old anchor to Clara.", "The keys are here."]
+
+COMMANDS = ["report", "focus", "drift", "heads", "embed", "ablate", "null", "check"]
 
 importlib.import_module("attnmech.pages.limits")  # so that the first test's report too measures few other texts
 
@@ -31,6 +37,11 @@ def run(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
     with pytest.raises(SystemExit) as stopped:
         cli.main()
     return int(stopped.value.code or 0)
+
+
+def to(*paths: Path) -> list[str]:
+    """`--out` for every path."""
+    return [argument for path in paths for argument in ("--out", str(path))]
 
 
 def test_report_writes_a_page_and_prints_a_table(
@@ -72,7 +83,8 @@ def test_focus_of_a_text_and_of_a_corpus(
         "Tom slept.",
     ]
     corpus.write_text("".join(f'{{"text": "{text}"}}\n' for text in texts), encoding="utf-8")
-    assert run(monkeypatch, "focus", "--file", str(corpus), "--out", str(table)) == 0
+    page = table.with_suffix(".html")
+    assert run(monkeypatch, "focus", "--file", str(corpus), *to(table, page)) == 0
     assert "AttentionFocus(5 texts" in capsys.readouterr().out
     several = pd.read_parquet(table)
     model = models.demo()
@@ -83,9 +95,8 @@ def test_focus_of_a_text_and_of_a_corpus(
         several.first_mass <= several.first_mass_high
     ).all()
     names = sorted(path.name for path in tmp_path.iterdir())
-    assert names == ["corpus.html", "corpus.jsonl", "corpus.parquet", "heads.csv", "heads.html"]
-    page = table.with_suffix(".html").read_text(encoding="utf-8")
-    assert "Figure 5. How often heads look at the first token" in page
+    assert names == ["corpus.html", "corpus.jsonl", "corpus.parquet", "heads.csv"]
+    assert "Figure 5. How often heads look at the first token" in page.read_text(encoding="utf-8")
 
 
 def test_drift_of_a_text_and_of_a_corpus(
@@ -102,7 +113,8 @@ def test_drift_of_a_text_and_of_a_corpus(
     assert run(monkeypatch, "drift", "--file", str(corpus), "--at", "resid_post", "--out", str(out)) == 2
     assert "give --overwrite" in capsys.readouterr().err
     assert run(
-        monkeypatch, "drift", "--file", str(corpus), "--at", "resid_post", "--overwrite", "--out", str(out)
+        monkeypatch, "drift", "--file", str(corpus), "--at", "resid_post", "--overwrite",
+        *to(out, out.with_suffix(".html")),
     ) == 0  # fmt: skip
     expected = am.residual_drift(model, iter(TEXTS * 2), at="resid_post").to_frame()
     pd.testing.assert_frame_equal(pd.read_csv(out), expected, check_dtype=False, atol=1e-6, rtol=1e-5)
@@ -113,10 +125,11 @@ def test_drift_of_a_text_and_of_a_corpus(
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["--out", "heads.txt"], "a table's name must end in .csv or .parquet; got heads.txt."),
         (["--file", "/nowhere/corpus.txt"], "there is no file /nowhere/corpus.txt."),
         (["--out", "/nowhere/heads.csv"], "there is no folder /nowhere."),
-        (["--text", "a", "--file", "b"], "give either --text or --file, not both."),
+        (["--out", "heads.csv", "--out", "./heads.csv"], "--out names heads.csv more than once"),
+        (["--text", "a", "--file", "b"], "expected --text or --file; got both. Leave one out."),
+        (["--workers", "2"], "--address and --workers need --engine ray; got --engine local."),
     ],
 )
 def test_focus_says_what_is_wrong(
@@ -138,7 +151,7 @@ def test_ablate_and_null_write_what_the_methods_find(
         ("null", am.null_attention, "not attending"),
     ):
         out = tmp_path / f"{command}.csv"
-        assert run(monkeypatch, command, "--file", str(corpus), "--out", str(out)) == 0
+        assert run(monkeypatch, command, "--file", str(corpus), *to(out, out.with_suffix(".html"))) == 0
         assert shown in capsys.readouterr().out
         found, expected = pd.read_csv(out, keep_default_na=False, na_values=[""]), method(model, texts).to_frame()
         pd.testing.assert_frame_equal(found, expected, check_dtype=False, atol=1e-5, rtol=1e-4)
@@ -147,15 +160,12 @@ def test_ablate_and_null_write_what_the_methods_find(
     assert names == ["ablate.csv", "ablate.html", "corpus.txt", "null.csv", "null.html"]
 
 
-TEXTS = ["Anna sang of shells.", "Tom gave an old anchor to Clara.", "The keys are here."]
-
-
 @pytest.mark.parametrize("command", ["focus", "ablate", "null"])
 def test_what_an_earlier_run_wrote_is_left_alone(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path, command: str
 ) -> None:
     table, page = tmp_path / "heads.csv", tmp_path / "heads.html"
-    arguments = [command, "--text", "Anna sang of shells.", "--out", str(table)]
+    arguments = [command, "--text", "Anna sang of shells.", *to(table, page)]
 
     def refused(*more: str) -> str:
         with monkeypatch.context() as patched:
@@ -166,7 +176,6 @@ def test_what_an_earlier_run_wrote_is_left_alone(
     for there in (table, page):
         there.write_text("of an earlier run")
         assert f"{there} exists; give --overwrite to replace it, or name another --out." in refused()
-        assert "exists; give --overwrite" in refused("--no-overwrite")
         assert [there.read_text() for there in tmp_path.iterdir()] == ["of an earlier run"]
         there.unlink()
     page.mkdir()
@@ -183,11 +192,11 @@ def test_what_another_command_wrote_in_the_meantime_is_left_alone(
 ) -> None:
     """The other command ends between this one's first look at the files and its lock on their journal."""
     table, page = tmp_path / "heads.csv", tmp_path / "heads.html"
-    arguments = [command, *(() if command == "heads" else ("--text", "Anna sang of shells.")), "--out", str(table)]
+    arguments = [command, *(() if command == "heads" else ("--text", "Anna sang of shells.")), *to(table, page)]
     check = cli.Outputs.check
 
-    def other_ends(self: cli.Outputs, overwrite: bool) -> None:
-        check(self, overwrite)
+    def other_ends(self: cli.Outputs, *requirements: Any) -> None:
+        check(self, *requirements)
         for path in (table, page):
             path.write_text("of another run")
 
@@ -204,14 +213,11 @@ def test_what_another_command_wrote_in_the_meantime_is_left_alone(
 def test_what_is_read_is_not_written(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path, command: str
 ) -> None:
-    names = {"report": ["text.html"], "focus": ["a.csv", "a.html", "a.csv.journal"]}.get(command, ["a.csv", "a.html"])
-    for name in names:
-        file = tmp_path / name
+    outs = [tmp_path / "a.csv", tmp_path / "a.html"]
+    for file in (*outs, tmp_path / "a.csv.journal"):
         file.write_text("\n".join(TEXTS))
-        out = tmp_path / names[0]
-        more = [] if command == "report" else ["--overwrite"]
-        assert run(monkeypatch, command, "--file", str(file), "--out", str(out), *more) == 2
-        assert "it is what --file reads; name another --out." in " ".join(capsys.readouterr().err.split())
+        assert run(monkeypatch, command, "--file", str(file), *to(*outs), "--overwrite") == 2
+        assert "--file reads it. Name another --out." in " ".join(capsys.readouterr().err.split())
         assert file.read_text() == "\n".join(TEXTS)
         file.unlink()
 
@@ -253,10 +259,10 @@ def test_the_journal_stays_until_table_and_page_stand(
         return counting
 
     for command in ("focus", "ablate", "null"):
-        arguments = [command, "--file", str(corpus), "--out", str(tmp_path / "heads.csv")]
+        arguments = [command, "--file", str(corpus), *to(tmp_path / "heads.csv", tmp_path / "heads.html")]
         with monkeypatch.context() as patched:
             patched.setattr("attnmech.results.result.render_figures", full)
-            assert run(patched, *arguments) == 2
+            assert run(patched, *arguments) == 1
         assert "No space left on device" in capsys.readouterr().err
         assert sorted(tmp_path.iterdir()) == [corpus, journal]
         with monkeypatch.context() as patched:
@@ -299,9 +305,7 @@ def test_an_interrupted_run_leaves_what_was_there_and_resumes(
 ) -> None:
     corpus, out = tmp_path / "corpus.txt", tmp_path / "heads.csv"
     corpus.write_text("\n".join(TEXTS * 100 if command == "focus" else TEXTS))
-    arguments = [command, "--file", str(corpus), "--out", str(out)]
-    if command != "report":
-        arguments.append("--overwrite")
+    arguments = [command, "--file", str(corpus), *to(out, out.with_suffix(".html")), "--overwrite"]
     out.write_text("of an earlier run")
     owner, name = (Streaming, "_reduced") if command == "focus" else (engine.Texts, "after")
     real, calls = getattr(owner, name), []
@@ -324,7 +328,7 @@ def test_ctrl_c(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[s
     """A signal to a process of its own, while whose journal no other run can use."""
     corpus, out, ready = tmp_path / "corpus.txt", tmp_path / "heads.csv", tmp_path / "ready"
     corpus.write_text("\n".join(TEXTS))
-    arguments = ["ablate", "--file", str(corpus), "--out", str(out), "--overwrite"]
+    arguments = ["ablate", "--file", str(corpus), *to(out, out.with_suffix(".html")), "--overwrite"]
     out.write_text("of an earlier run")
     process = subprocess.Popen([sys.executable, "-c", STOPS, str(ready), *arguments], stderr=subprocess.PIPE, text=True)
     while not ready.exists() and process.poll() is None:
@@ -363,10 +367,9 @@ def test_sweeps_say_what_is_wrong(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], command: str
 ) -> None:
     for arguments, said in (
-        (["--out", "heads.txt"], "a table's name must end in .csv or .parquet; got heads.txt."),
         (["--file", "/nowhere/corpus.txt"], "there is no file /nowhere/corpus.txt."),
-        (["--text", "a", "--file", "b"], "give either --text or --file, not both."),
-        (["--text", "Anna sang.", "--metric", "accuracy", "--out", "/tmp/heads.csv"], "needs `answers`"),
+        (["--text", "a", "--file", "b"], "expected --text or --file; got both."),
+        (["--metric", "accuracy"], "'accuracy' is not one of 'loss', 'kl'"),
     ):
         assert run(monkeypatch, command, *arguments) == 2
         assert said in capsys.readouterr().err
@@ -389,7 +392,7 @@ def test_check_prints_every_check(monkeypatch: pytest.MonkeyPatch, capsys: pytes
         (["--out", "/nowhere/page.html"], "there is no folder /nowhere."),
         (["--out", "."], "it is a folder"),
         (["--file", "/nowhere/text.txt"], "cannot read /nowhere/text.txt"),
-        (["--text", "a", "--file", "b"], "give either --text or --file"),
+        (["--text", "a", "--file", "b"], "expected --text or --file; got both."),
     ],
 )
 def test_a_mistake_is_one_line_and_writes_nothing(
@@ -456,7 +459,7 @@ def test_heads_without_and_with_a_corpus(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "heads.csv"
-    assert run(monkeypatch, "heads", "--out", str(out)) == 0
+    assert run(monkeypatch, "heads", *to(out, out.with_suffix(".html"))) == 0
     expected = am.head_types(models.demo())
     assert pd.read_csv(out).types.fillna("").tolist() == expected.by_head().types.tolist()
     printed = " ".join(capsys.readouterr().out.split())
@@ -476,7 +479,7 @@ def test_embed_writes_a_table_and_a_page(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out, text = tmp_path / "embed.csv", "When Anna and Tom met at the shore, Tom gave an old anchor to Clara."
-    options = ["--projection", "pca", "--dims", "3", "--layers", "0,2", "--out", str(out)]
+    options = ["--projection", "pca", "--dims", "3", "--layers", "0,2", *to(out, out.with_suffix(".html"))]
     assert run(monkeypatch, "embed", "--text", text, *options) == 0
     expected = am.joint_embedding(models.demo(), [text], layers=[0, 2], dims=3)
     table = pd.read_csv(out)
@@ -485,10 +488,10 @@ def test_embed_writes_a_table_and_a_page(
     assert expected.lead in " ".join(capsys.readouterr().out.split())
     assert "Joint embedding of the queries and keys" in out.with_suffix(".html").read_text("utf-8")
     assert run(monkeypatch, "embed", "--layers", "0;2", "--out", str(tmp_path / "other.csv")) == 2
-    assert "--layers takes whole numbers between commas, such as 0,5,11; got 0;2." in capsys.readouterr().err
+    assert "--layers must be whole numbers separated by commas, such as 0,5,11; got 0;2." in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("command", ["report", "focus", "drift", "heads", "embed", "ablate", "null", "check"])
+@pytest.mark.parametrize("command", COMMANDS)
 def test_help_has_two_examples_that_the_command_takes(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], command: str
 ) -> None:
@@ -518,21 +521,89 @@ def test_a_table_says_what_it_leaves_out_and_in_which_units(
     assert [float(effect.replace("−", "-")) for *_, effect in shown] == pytest.approx(largest.effect.tolist(), rel=5e-3)
 
     assert run(monkeypatch, *arguments, "2", "--json") == 0
-    told = json.loads(capsys.readouterr().out)
-    assert len(told["table"]["rows"]) == 32 and told["table"]["units"]["effect"] == "nats of loss"
-    assert [row["effect"] for row in told["table"]["rows"]][:3] == pytest.approx(largest.effect.tolist())
-    assert told["files"] == [str(out), str(out.with_suffix(".html"))]
+    printed = json.loads(capsys.readouterr().out)
+    assert len(printed["table"]["rows"]) == 32 and printed["table"]["units"]["effect"] == "nats of loss"
+    assert [row["effect"] for row in printed["table"]["rows"]][:3] == pytest.approx(largest.effect.tolist())
+    assert printed["files"] == [str(out)]
 
 
-def test_check_and_report_as_json(
+def test_check_writes_its_checks(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    assert run(monkeypatch, "check", "--json") == 0
-    told = json.loads(capsys.readouterr().out)
-    assert told["ok"] and len(told["table"]["rows"]) == len(models.demo().certificate.checks)
-    assert {each["point"] for each in told["points"]} == set(models.demo().points)
-    out = tmp_path / "page.html"
-    assert run(monkeypatch, "report", "--text", "Anna sang.", "--out", str(out), "--json") == 0
-    told = json.loads(capsys.readouterr().out)
-    assert "opens offline" in told["notes"][-1] and told["files"] == [str(out)]
-    assert [row["layer"] for row in told["table"]["rows"]] == [0, 1, 2, 3]
+    out, checks = tmp_path / "checks.csv", models.demo().certificate.checks
+    assert run(monkeypatch, "check", "--json", "--out", str(out)) == 0
+    printed = json.loads(capsys.readouterr().out)
+    assert printed["ok"] and len(printed["table"]["rows"]) == len(checks)
+    assert {point["point"] for point in printed["points"]} == set(models.demo().points)
+    assert pd.read_csv(out).check.tolist() == [check.name for check in checks]
+    assert run(monkeypatch, "check", "--out", str(out)) == 2
+    assert "exists; give --overwrite" in capsys.readouterr().err
+
+
+def test_report_writes_a_page_and_a_table(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    page, table = tmp_path / "page.html", tmp_path / "terms.csv"
+    assert run(monkeypatch, "report", "--text", "Anna sang.", *to(page, table), "--json") == 0
+    printed = json.loads(capsys.readouterr().out)
+    assert "opens offline" in printed["notes"][-1] and printed["files"] == [str(page), str(table)]
+    assert [row["layer"] for row in printed["table"]["rows"]] == pd.read_csv(table).layer.tolist() == [0, 1, 2, 3]
+
+
+def test_a_result_is_written_for_python(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    out = tmp_path / "focus.safetensors"
+    assert run(monkeypatch, "focus", "--text", TEXTS[0], "--out", str(out)) == 0
+    expected = am.attention_focus(models.demo(), TEXTS[0])
+    pd.testing.assert_frame_equal(am.load_result(out).to_frame(), expected.to_frame())
+    assert list(tmp_path.iterdir()) == [out]
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_an_unknown_suffix_is_refused_before_any_work(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path, command: str
+) -> None:
+    monkeypatch.setattr("attnmech.model.files.load.load", None)
+    suffixes = ".csv (table) or .parquet (table)"
+    if command != "check":
+        suffixes = f".html (page), {suffixes}"
+    if command not in ("check", "report"):
+        suffixes = suffixes.replace(" or", ",") + " or .safetensors (result for Python)"
+    assert run(monkeypatch, command, *to(tmp_path / "a.csv", tmp_path / "a.txt")) == 2
+    assert f"--out must end in {suffixes}; got {tmp_path / 'a.txt'}." in " ".join(capsys.readouterr().err.split())
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_json_has_the_documented_keys(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path, command: str
+) -> None:
+    text = [] if command in ("heads", "check") else ["--text", TEXTS[0]]
+    assert run(monkeypatch, command, *text, "--out", str(tmp_path / "table.csv"), "--json") == 0
+    printed = json.loads(capsys.readouterr().out)
+    assert list(printed) == [key for key in KEYS if command == "check" or key not in ("ok", "points")]
+    assert printed["version"] == 1 and printed["command"] == command
+    assert list(printed["table"]) == ["title", "units", "rows"]
+    assert all(set(printed["table"]["units"]) <= set(row) for row in printed["table"]["rows"])
+    assert run(monkeypatch, "--help") == 0
+    helped = " ".join(capsys.readouterr().out.split())
+    assert all(f"{key}: {' '.join(meaning.split())}" in helped for key, meaning in KEYS.items())
+
+
+def test_commands_list_shared_options_in_one_order() -> None:
+    order = [
+        "--model", "--text", "--file", "--truncate", "--out", "--overwrite", "--rows", "--json", "--memory", "--engine",
+        "--address", "--workers",
+    ]  # fmt: skip
+    for command in typer.main.get_command(cli.app).commands.values():
+        names = [option.opts[0] for option in command.params]
+        assert [name for name in names if name in order] == [name for name in order if name in names]
+        assert {"--model", "--out", "--overwrite", "--json"} <= set(names)
+
+
+def test_failed_work_exits_with_1(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    def inexact(*_: Any, **__: Any) -> None:
+        raise ExactnessError("the terms do not add up")
+
+    monkeypatch.setattr("attnmech.model.files.load.load", inexact)
+    assert run(monkeypatch, "check") == 1
+    assert capsys.readouterr().err.strip().splitlines()[-1] == "error: the terms do not add up"
