@@ -390,7 +390,7 @@ def test_check_prints_every_check(monkeypatch: pytest.MonkeyPatch, capsys: pytes
         (["--model", "./nowhere"], "there is no folder ./nowhere."),
         (["--model", "nobody/nothing"], "'nobody/nothing' is not a folder and not in the local cache"),
         (["--out", "/nowhere/page.html"], "there is no folder /nowhere."),
-        (["--out", "."], "it is a folder"),
+        (["--out", "."], "--out must end in .html (page)"),
         (["--file", "/nowhere/text.txt"], "cannot read /nowhere/text.txt"),
         (["--text", "a", "--file", "b"], "expected --text or --file; got both."),
     ],
