@@ -1,4 +1,4 @@
-"""Which layers of a hybrid have no attention, and what do they have in its place?"""
+"""The layers of a hybrid without attention, and what they have instead."""
 
 from itertools import groupby
 
@@ -8,7 +8,7 @@ from ..stack.stack import Stack
 
 
 def other_layers(stack: Stack) -> dict[int, str]:
-    """The layers without attention, each with the kind of module that it has in its place (GatedDeltaNet, MambaMixer).
+    """The layers without attention, each with the kind of module that replaces it (GatedDeltaNet, MambaMixer).
 
     Those are the modules of a block of whose class no block with attention has one; their name is that of the class.
     """
@@ -33,7 +33,7 @@ def about_other_layers(stack: Stack) -> str:
 
 
 def _kind(parts: list[nn.Module], family: str) -> str:
-    """The class of the first that is no norm and, if there is another, no MLP."""
+    """The class of the first module that is no norm and, if there is another, no MLP."""
     names = [type(part).__name__ for part in parts]
     first = [name for name in names if not any(word in name.lower() for word in ("norm", "mlp", "moe", "feedforward"))]
     name = next(iter([*first, *(name for name in names if "norm" not in name.lower()), *names]))
@@ -41,6 +41,6 @@ def _kind(parts: list[nn.Module], family: str) -> str:
 
 
 def _ranges(layers: list[int]) -> str:
-    """Layers as they are written: "0-2, 4"."""
-    runs = [[layer for _, layer in run] for _, run in groupby(enumerate(layers), lambda each: each[1] - each[0])]
+    """Layers in a sentence: "0-2, 4"."""
+    runs = [[layer for _, layer in run] for _, run in groupby(enumerate(layers), lambda pair: pair[1] - pair[0])]
     return ", ".join(str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs)

@@ -1,4 +1,4 @@
-"""How is part of a model run? From a block on with a stored stream, up to a block, or only the head.
+"""Runs part of a model: from a block on with a stored stream, up to a block, or only the head.
 
 Blocks that are left out pass the stream on unchanged, so that everything else in the model (masks, rotary tables,
 what it passes to its blocks) stays transformers' own code.
@@ -30,7 +30,7 @@ AFTER_ATTENTION: Final = ("z", "result", "attn_raw", "attn_out", "mixer_out", "r
 
 @dataclass(frozen=True)
 class Ran:
-    """What a partial pass returned."""
+    """The values of a partial pass."""
 
     streams: Mapping[int, Float[Tensor, "batch position d_model"]]
     """The stream as it enters each requested block, before hooks there; at the number of blocks, the last's output."""
@@ -41,24 +41,24 @@ class Ran:
 
 
 def can_begin_in_the_middle(model: HookedModel) -> bool:
-    """Whether a stored stream is all that the blocks from some block on need, as the certificate found."""
+    """Whether blocks need only the stream, so that a pass can begin at any of them; the certificate tested it."""
     certificate = model.__dict__.get("certificate")
     differs = certificate is not None and any(check.name == MIDDLE for check in certificate.remarks)
     return len(model.stacks) == 1 and not model.output_stack.architecture.hands_on and not differs
 
 
 class Blocks:
-    """The blocks of a model with one stack, any of which a pass can skip."""
+    """The blocks of a model with one stack; a pass can skip any of them."""
 
     def __init__(self, model: HookedModel) -> None:
         if not can_begin_in_the_middle(model):
             raise InputError(
                 f"passes of {model.name} cannot begin in the middle: its blocks need more than the stream."
             )
-        found = submodule(model.base, model.output_stack.architecture.blocks)
-        assert isinstance(found, nn.ModuleList)
+        blocks = submodule(model.base, model.output_stack.architecture.blocks)
+        assert isinstance(blocks, nn.ModuleList)
         self._model = model
-        self._blocks = found
+        self._blocks = blocks
 
     @property
     def first(self) -> nn.Module:
@@ -96,18 +96,18 @@ class Blocks:
     def attention_may_be_left_out(
         self, batch: Batch, block: int, stream: Float[Tensor, "batch position d_model"]
     ) -> bool:
-        """Whether a block with its own z given makes of a stream what it makes with its attention computed."""
+        """Whether a block turns its own z into the same output as with its attention computed."""
         end = len(self)
         whole = self.run(batch, start=block, stream=stream, stop=block + 1, streams=[end], keep_z=[block])
         if block not in whole.z:
             return False
         rest = self.run(batch, start=block, stream=stream, stop=block + 1, streams=[end], z=whole.z[block])
         expected = whole.streams[end]
-        difference, size = (float(each.abs().max()) for each in (rest.streams[end] - expected, expected))
+        difference, size = (float(value.abs().max()) for value in (rest.streams[end] - expected, expected))
         return difference <= 8 * torch.finfo(expected.dtype).eps * size
 
     def logits(self, batch: Batch, stream: Float[Tensor, "batch position d_model"]) -> Tensor:
-        """What the head makes of the stream that leaves the last block."""
+        """The head's output for the stream that leaves the last block."""
         part = Part(len(self), len(self), stream)
         return self._model.forward(batch, captures=[("logits", None)], part=part)["logits", None]
 

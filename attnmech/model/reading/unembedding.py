@@ -1,4 +1,4 @@
-"""From the last stream to a logit: the model's final norm and head, and which direction of the stream a logit reads.
+"""From the last stream to a logit: the model's final norm and head, and the direction of the stream that a logit reads.
 
 logit_a = s · N(x) W_U[a] + b[a], softly capped to c · tanh(logit / c) where the model does so, with
 N(x) = γ ⊙ (x − mean x) · r + β, r = 1 / √(var x + ε) (a LayerNorm) or γ ⊙ x · r, r = 1 / √(mean x² + ε) (an RMSNorm).
@@ -68,7 +68,7 @@ class Unembedding:
         return reciprocal_rms(self._centred(stream), self.epsilon)
 
     def logits(self, stream: Float[Tensor, "*places d_model"]) -> Float[Tensor, "*places vocab"]:
-        """The logits that the head makes of the last stream."""
+        """The logits of the last stream."""
         uncapped: Tensor = self.logit_scale * (self._normed(stream) @ self.W_U.to(self.gamma.dtype).T)
         uncapped = uncapped if self.bias is None else uncapped + self.bias.to(uncapped)
         return uncapped if self.softcap is None else self.softcap * torch.tanh(uncapped / self.softcap)
@@ -76,7 +76,7 @@ class Unembedding:
     def rounding(
         self, stream: Float[Tensor, "*places d_model"], logits: Float[Tensor, "*places vocab"]
     ) -> Float[Tensor, "*places vocab"]:
-        """How far rounding alone may move each of the logits that the head makes of the last stream.
+        """How far rounding alone may move each logit of the last stream.
 
         s ((2 + √d) ε ‖n‖ + 4ε max_d |n_d|) ‖W_U[a]‖ + 4ε (|b| + |logit|) with n = |N(x)| + r |γ ⊙ mean x|: a product of
         d terms, and what the model rounds to its own precision. A norm of transformers' own is taken in float32 in

@@ -1,4 +1,4 @@
-"""Which row is looked up for a token, as it enters the stream?
+"""The row that is looked up for a token, as it enters the stream.
 
 row_v = N(c · (P (s · E_v) + further)): E the token embedding, s its factor (Gemma), P the projection of a factorised
 embedding (OPT), `further` what else is embedded there (a position, a token type), c the factor of the stream (Granite),
@@ -26,7 +26,7 @@ from ..stack.stack import Stack
 from .partial_pass import Blocks, can_begin_in_the_middle
 
 _PROBE: Final = 5
-"""How many tokens are embedded to see that rows are what the model makes of them."""
+"""The number of tokens that are embedded to compare their rows with the model's."""
 
 
 Step = Literal["projection", "further", "scale", "norm"]
@@ -60,7 +60,7 @@ class Vocabulary:
     stream_scale: float
     norm: EmbedNorm | None
     order: tuple[Step, ...]
-    """The steps that make what enters the stream of a row."""
+    """The steps from a row to the stream."""
 
     def __len__(self) -> int:
         return len(self.weight)
@@ -71,13 +71,13 @@ class Vocabulary:
         precision: torch.dtype,
         further: Float[Tensor, "*#token width"] | None = None,
     ) -> Float[Tensor, "token d_model"]:
-        """The rows of some tokens; with `further`, what else is embedded at their place."""
+        """The rows of some tokens; `further` holds the other embeddings at their positions."""
         return self.entering(self.factor.to(precision) * self.weight[tokens].to(precision), further)
 
     def entering(
         self, embedded: Float[Tensor, "*places d_embed"], further: Float[Tensor, "*#places width"] | None
     ) -> Float[Tensor, "*places d_model"]:
-        """What enters the stream of what the embedding gives."""
+        """The start of the stream, from the output of the embedding."""
         x = embedded
         for step in self.order:
             match step:
@@ -104,7 +104,7 @@ class Vocabulary:
 
 
 def vocabulary_of(model: HookedModel, stack: Stack) -> Vocabulary:
-    """The rows that a model looks its tokens up in.
+    """The rows in which a model looks up its tokens.
 
     Raises `InputError` for images and for cross-attention, and if what enters the first block is not made of these
     rows in the way above.
@@ -118,10 +118,10 @@ def vocabulary_of(model: HookedModel, stack: Stack) -> Vocabulary:
         )
     if stack.label == "cross":
         raise InputError(
-            "cross-attention has no stream of its own: what it writes goes into the decoder's. Give "
+            "cross-attention writes into the decoder's stream and has no other. Give "
             'stack="decoder" or stack="encoder".'
         )
-    found = Vocabulary(
+    vocabulary = Vocabulary(
         model.embedding.detach(),
         torch.tensor(plan.embed_scale, dtype=torch.float32).to(model.embedding.dtype).to(model.device),
         _projection(model, stack),
@@ -129,12 +129,12 @@ def vocabulary_of(model: HookedModel, stack: Stack) -> Vocabulary:
         _norm(model, stack),
         _WIDE if plan.narrow_norm is None else _NARROW,
     )
-    _check(model, stack, found)
-    return found
+    _check(model, stack, vocabulary)
+    return vocabulary
 
 
 def further_of(model: HookedModel, batch: Batch) -> Float[Tensor, "#batch position d_model"]:
-    """What is embedded besides tokens at each position of a batch: positions, and token types where there are any."""
+    """The embeddings besides tokens' at each position of a batch: positions, and token types if the model has them."""
     ran = Blocks(model).run(batch, stop=0, captures=[(label, None) for label in model.further_embeddings])
     total = sum(ran.values[label, None] for label in model.further_embeddings)
     assert isinstance(total, Tensor)
@@ -182,14 +182,14 @@ def _norm(model: HookedModel, stack: Stack) -> EmbedNorm | None:
 
 
 def _with_noise(model: HookedModel, ids: Int[Tensor, "1 position"]) -> Batch:
-    """Tokens for the decoder of a model that is given sound."""
+    """Tokens for the decoder of a model of sound."""
     assert isinstance(model.encoder, TranscriptEncoder)
     return model.encode({**model.encoder.signal.noise(1, 0, model.embedding), "decoder_input_ids": ids})
 
 
-def _check(model: HookedModel, stack: Stack, found: Vocabulary) -> None:
-    """Raises `InputError` unless what enters the first block is made of the rows as `Vocabulary` says."""
-    count = len(found)
+def _check(model: HookedModel, stack: Stack, vocabulary: Vocabulary) -> None:
+    """Raises `InputError` unless the input of the first block follows from the rows as `Vocabulary` says."""
+    count = len(vocabulary)
     ids = torch.arange(_PROBE, device=model.device)[None] * max(1, (count - 1) // _PROBE) % count
     batch = model.encode(ids) if model.reads_tokens else _with_noise(model, ids)
     wide = torch.promote_types(model.dtype, torch.float64)
@@ -204,12 +204,12 @@ def _check(model: HookedModel, stack: Stack, found: Vocabulary) -> None:
         labels = [label for label in model.further_embeddings if label.startswith(f"{stack.label} ")]
         values = model.forward(batch, captures=[key, *((label, None) for label in labels)])
         entered = values[key]
-        embedded = found.factor.to(wide) * found.weight[batch.queries(stack.label).ids].to(wide)
-    width = embedded.shape[-1] if found.order == _NARROW else stack.d_model
+        embedded = vocabulary.factor.to(wide) * vocabulary.weight[batch.queries(stack.label).ids].to(wide)
+    width = embedded.shape[-1] if vocabulary.order == _NARROW else stack.d_model
     parts = [values[label, None].to(wide) for label in labels]
     fits = all(part.shape[-1] == width for part in parts)
     further = sum(parts, torch.zeros(*embedded.shape[:-1], width, dtype=wide, device=model.device)) if fits else None
-    difference = found.entering(embedded, further) - entered.to(wide)
+    difference = vocabulary.entering(embedded, further) - entered.to(wide)
     if not fits or not bool(difference.norm() <= 10 * pass_tolerance(model.dtype) * entered.to(wide).norm()):
         raise InputError(
             f"what enters the first block of {model.name} is not its embedding's row, scaled, projected and normed as "

@@ -1,4 +1,4 @@
-"""Who has written into the residual stream, and what did later norms make of it?
+"""The parts that write into the residual stream, and what later norms make of their writing.
 
 x_i = Σ_s w_s(i). Writers are the embeddings of token, position and token type, every head, every b_O, every MLP, and
 the shift β of every norm on the way. Norms are frozen at the values that they had (`attnmech.maths.norms`), so that
@@ -54,7 +54,7 @@ def most_writers(stack: Stack, layer: int) -> int:
 
 
 def points_of_writers(model: HookedModel, layers: Sequence[int]) -> list[PointKey]:
-    """The points that hold what is written below some layers, and the inputs of the norms there."""
+    """The points that hold the writing below some layers, and the inputs of the norms there."""
     stack = model.stack()
     plan = stack.architecture
     below = [layer for layer in stack.layers if layer < max(layers)]
@@ -166,7 +166,7 @@ class Writers:
         return value.to(self._wide).expand(self._shape)
 
     def _written(self, z: Tensor, W_O: Tensor, norm: FrozenNorm | None) -> Float[Tensor, "batch position d_model"]:
-        """z W_O, through the norm between attention and stream if there is one, times the factor of what is added."""
+        """z W_O, through the norm between attention and stream if there is one, times the attention's factor."""
         write = self._everywhere(z.to(self._wide) @ W_O.to(self._wide)) * self._stack.architecture.attn_scale
         return write if norm is None else norm(write)
 

@@ -21,7 +21,7 @@ _OPTIONS: Final = (
     "stop_at_eos", "eos_token_id", "do_sample", "top_k", "top_p", "temperature", "freq_penalty", "repetition_penalty",
     "use_past_kv_cache", "verbose", "stop_strings", "stopping_criteria",
 )  # fmt: skip
-"""The sampling options of the bridge's `generate`; the others say what goes in and comes out."""
+"""The sampling options of the bridge's `generate`; its other options change inputs and outputs."""
 
 
 def build_bridge(original: PreTrainedModel, tokenizer: Any) -> TransformerBridge:
@@ -41,10 +41,11 @@ def continued(
 ) -> Int[Tensor, "batch longer"]:
     """The ids with up to `count` more by the bridge's `generate`; greedy unless the options say do_sample=True.
 
-    Raises `InputError` for options that it does not know (it would silently ignore them), for those that would change
-    its inputs or outputs, and for values that it cannot use.
+    Raises `InputError` for unknown options (it would silently ignore them), for options that change its inputs or
+    outputs, and for values that it cannot use.
     """
-    known = {name: each for name, each in inspect.signature(bridge.generate).parameters.items() if name in _OPTIONS}
+    parameters = inspect.signature(bridge.generate).parameters
+    known = {name: parameter for name, parameter in parameters.items() if name in _OPTIONS}
     for name, value in options.items():
         if name not in known:
             raise InputError(f"generate has no option {name!r}; it takes {', '.join(known)}.")
@@ -52,14 +53,14 @@ def continued(
             flag(name, value)
     try:
         with torch.no_grad():
-            found = bridge.generate(
+            longer = bridge.generate(
                 ids, count, **{"do_sample": False, "verbose": False, **options}, return_type="tokens"
             )
-    except Exception as error:  # of options that do not fit together, or of values out of range
-        given = ", ".join(f"{name}={shown(value)}" for name, value in options.items())
-        raise InputError(f"TransformerLens cannot generate with {given or 'these ids'}: {first_line(error)}") from error
-    assert isinstance(found, torch.Tensor)
-    return found
+    except Exception as error:  # options that do not fit together, or values out of range
+        settings = ", ".join(f"{name}={shown(value)}" for name, value in options.items()) or "these ids"
+        raise InputError(f"TransformerLens cannot generate with {settings}: {first_line(error)}") from error
+    assert isinstance(longer, torch.Tensor)
+    return longer
 
 
 def _own_tokenizer(tokenizer: Any) -> Any:

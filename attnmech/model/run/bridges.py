@@ -1,4 +1,4 @@
-"""Which of a model's bridges does a call use? Each holds one key-value cache, so two threads need two."""
+"""The TransformerLens bridges of a model. Each holds one key-value cache, so two threads need two."""
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -58,8 +58,8 @@ class Bridges:
     def passing(self) -> Iterator["TransformerBridge"]:
         """The user's bridge, or one for this call alone.
 
-        TransformerLens's modules refer to each other in circles, so those of the latter are emptied: the weights that
-        it shares, and the copies that it makes of fused ones, would else stay until Python looks for circles.
+        TransformerLens's modules refer to each other, so the latter bridge's are emptied: otherwise the weights that it
+        shares, and its copies of fused weights, would stay in memory until Python collects reference cycles.
         """
         if "first" in vars(self):
             yield self.first

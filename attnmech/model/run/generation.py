@@ -1,4 +1,4 @@
-"""How is a text continued under hooks and interventions? A pass of our own for every token, without a cache."""
+"""Continues a text under hooks and interventions, with one of our passes for every token and without a cache."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
@@ -19,7 +19,7 @@ from ..inputs.encoders import AnyEncoder
 from ..inputs.transcripts import TranscriptEncoder
 
 OPTIONS: Final = ("do_sample", "temperature", "top_k", "top_p", "stop_at_eos")
-"""The sampling options of a pass of our own, besides its generator."""
+"""The sampling options of our own passes, besides the generator."""
 
 
 @dataclass(frozen=True, repr=False)
@@ -27,7 +27,7 @@ class Generated(Batch):
     """A prompt and its continuation, a batch that `model.run` takes as it is, with what was captured on the way."""
 
     steps: tuple[Activations, ...] = ()
-    """What each step's pass captured, in order: step n chose new token n from its last position."""
+    """The captured points of each step's pass, in order: step n chose new token n from its last position."""
 
     def __repr__(self) -> str:
         count, length = self.ids.shape
@@ -36,13 +36,13 @@ class Generated(Batch):
     @classmethod
     def of(cls, batch: Batch, steps: Sequence[Activations] = ()) -> Self:
         """A batch with its steps."""
-        return cls(**{each.name: getattr(batch, each.name) for each in fields(Batch)}, steps=tuple(steps))
+        return cls(**{field.name: getattr(batch, field.name) for field in fields(Batch)}, steps=tuple(steps))
 
     def joined(self, point: str = "pattern") -> Activations:
-        """The attention by which each token was chosen, as if of one pass: of every step the newest row.
+        """The attention by which each token was chosen, joined as if one pass had computed it: each step's newest row.
 
-        >>> said = model.generate("The keys", 5, points=["cross.pattern"])    # doctest: +SKIP
-        >>> said.joined("cross.pattern").show("cross.pattern")                # doctest: +SKIP
+        >>> text = model.generate("The keys", 5, points=["cross.pattern"])    # doctest: +SKIP
+        >>> text.joined("cross.pattern").show("cross.pattern")                # doctest: +SKIP
 
         The rows of the prompt are the first step's. A row's label is the token that was read there; the token that it
         chose is the next row's. Without hooks that change from step to step it equals `run` on all but the last token.
@@ -56,15 +56,15 @@ class Generated(Batch):
         if not self.steps:
             raise InputError(f"no step captured anything; give generate points=[{point!r}].")
         first, *later = self.steps
-        found: dict[PointKey, Tensor] = {}
+        joined: dict[PointKey, Tensor] = {}
         for layer in sorted(layer for held, layer in first.values if held == name and layer is not None):
             rows = [first[name, layer], *(step[name, layer][:, :, -1:] for step in later)]
             width, hidden = rows[-1].shape[-1], 0.0 if bare == "pattern" else torch.finfo(rows[0].dtype).min
-            found[name, layer] = torch.cat([pad(row, (0, width - row.shape[-1]), value=hidden) for row in rows], dim=2)
-        if not found:
+            joined[name, layer] = torch.cat([pad(row, (0, width - row.shape[-1]), value=hidden) for row in rows], dim=2)
+        if not joined:
             raise InputError(f"the steps hold no {point!r}; give generate points=[{point!r}].")
         last = self.steps[-1]
-        return Activations(last.batch, found, model=last.model, lens_points=last.lens_points)
+        return Activations(last.batch, joined, model=last.model, lens_points=last.lens_points)
 
 
 @dataclass(frozen=True)
@@ -89,17 +89,17 @@ class Sampling:
                 )
         if generator is not None and not isinstance(generator, torch.Generator):
             raise InputError(f"`generator` must be a torch.Generator; got {shown(generator)}.")
-        found = {**options}
+        checked = {**options}
         for name in ("do_sample", "stop_at_eos"):
-            if name in found:
-                flag(name, found[name])
-        if "temperature" in found:
-            found["temperature"] = finite_number("temperature", found["temperature"], above=0.0)
-        if found.get("top_k") is not None:
-            found["top_k"] = whole_number("top_k", found["top_k"], least=1)
-        if found.get("top_p") is not None and found["top_p"] != 1:
-            found["top_p"] = finite_number("top_p", found["top_p"], above=0.0, below=1.0)
-        return cls(**found, generator=generator)
+            if name in checked:
+                flag(name, checked[name])
+        if "temperature" in checked:
+            checked["temperature"] = finite_number("temperature", checked["temperature"], above=0.0)
+        if checked.get("top_k") is not None:
+            checked["top_k"] = whole_number("top_k", checked["top_k"], least=1)
+        if checked.get("top_p") is not None and checked["top_p"] != 1:
+            checked["top_p"] = finite_number("top_p", checked["top_p"], above=0.0, below=1.0)
+        return cls(**checked, generator=generator)
 
     def choose(self, logits: Float[Tensor, "batch vocab"]) -> Int[Tensor, " batch"]:
         """The highest logit, or a draw from softmax(logits / temperature) among `top_k` or within mass `top_p`."""
@@ -171,10 +171,10 @@ class Continuing:
         mask = torch.cat((whole.mask, ~ended[:, None]), dim=1).long()
         if batch.target is None:
             return self.encode({"input_ids": ids, "attention_mask": mask})
-        given = dict(batch.extra)
+        inputs = dict(batch.extra)
         if batch.texts_of is not None:
-            given |= {"input_ids": batch.ids, "attention_mask": batch.mask.long()}
-        return self.encode({**given, "decoder_input_ids": ids, "decoder_attention_mask": mask})
+            inputs |= {"input_ids": batch.ids, "attention_mask": batch.mask.long()}
+        return self.encode({**inputs, "decoder_input_ids": ids, "decoder_attention_mask": mask})
 
 
 def _without_logits(acts: Activations) -> Activations:
@@ -184,7 +184,7 @@ def _without_logits(acts: Activations) -> Activations:
 
 def ends_of(tokenizer: Any, config: Any) -> frozenset[int]:
     """The ids that end a text, by the tokenizer and the config."""
-    found: set[int] = set()
-    for each in (getattr(tokenizer, "eos_token_id", None), getattr(config, "eos_token_id", None)):
-        found.update(each if isinstance(each, list | tuple) else [] if each is None else [each])
-    return frozenset(found)
+    ends: set[int] = set()
+    for ids in (getattr(tokenizer, "eos_token_id", None), getattr(config, "eos_token_id", None)):
+        ends.update(ids if isinstance(ids, list | tuple) else [] if ids is None else [ids])
+    return frozenset(ends)

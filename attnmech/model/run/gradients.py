@@ -1,4 +1,4 @@
-"""What is the derivative of a function of the logits with respect to the points?"""
+"""The derivative of a function of the logits with respect to the points."""
 
 import inspect
 from collections.abc import Callable, Sequence
@@ -37,14 +37,14 @@ def run_with_gradients(passes: CheckedPasses, batch: Batch, keys: Sequence[Point
 
 
 def _measured(measure: Measure, logits: Tensor, batch: Batch) -> Tensor:
-    given = (logits, batch) if _wants_batch(measure) else (logits,)
+    arguments = (logits, batch) if _wants_batch(measure) else (logits,)
     try:
-        inspect.signature(measure).bind(*given)
+        inspect.signature(measure).bind(*arguments)
     except TypeError as error:
         raise InputError(f"gradients_of must be a function (logits) or (logits, batch): {error}.") from error
     except ValueError:  # builtins may have no signature
         pass
-    value = measure(*given)
+    value = measure(*arguments)
     if not isinstance(value, torch.Tensor) or value.ndim > 1 or not value.requires_grad or value.is_complex():
         raise InputError(
             "gradients_of must return a tensor computed from the logits, one number or one per sequence; got "
@@ -60,4 +60,4 @@ def _wants_batch(measure: Measure) -> bool:
     except (TypeError, ValueError):  # builtins may have no signature
         return False
     positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    return sum(each.kind in positional and each.default is inspect.Parameter.empty for each in parameters) >= 2
+    return sum(one.kind in positional and one.default is inspect.Parameter.empty for one in parameters) >= 2

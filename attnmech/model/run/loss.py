@@ -16,7 +16,7 @@ LogitsOf: TypeAlias = Callable[[Batch], Float[Tensor, "batch position vocab"]]
 """Computes a batch's logits."""
 
 _TOKENS: Final = 512
-"""The approximate number of tokens whose logits are held at once."""
+"""Logits of about this many tokens are held at once."""
 
 
 def text_losses(batch: Batch, mask_id: int | None, logits_of: LogitsOf) -> Float[Tensor, " text"]:

@@ -14,7 +14,7 @@ from ...batch import Batch
 from ...errors import InputError
 
 GROUPS: Final = 7
-"""The ordinary tokens of a text fall into so many groups, as equal as they can be: each has about 15 % of them."""
+"""The number of groups of a text's ordinary tokens, of nearly equal size: each has about 15 % of the tokens."""
 
 
 @dataclass(frozen=True)
@@ -22,11 +22,11 @@ class MaskedCopies:
     """Copies of the texts of a batch, each with one group of tokens masked; those of a text follow each other."""
 
     batch: Batch
-    """The copies. Their `tokens` are those of the text; the mask token counts as ordinary, as what it hides does."""
+    """The copies, with the `tokens` of the text; the mask token counts as ordinary, like the token that it hides."""
     hidden: Int[Tensor, "copy position"]
     """The id of each masked token; -1 at all others."""
     text_of: Int[Tensor, " copy"]
-    """The row of the text that each copy is of."""
+    """The row of each copy's text."""
 
     @classmethod
     def of(cls, batch: Batch, mask_id: int) -> "MaskedCopies":

@@ -1,4 +1,4 @@
-"""How does one pass run, and is it checked?"""
+"""The forward passes of a model, each checked by the running certificate."""
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -21,8 +21,8 @@ from ..structure.signals import KINDS, below_head, size_options
 def _set_up_vector_functions() -> None:
     """Has one thread make the first call of each of torch's vector functions.
 
-    That call sets up Intel's MKL behind them. Where two threads make it at once, now and then one of them gets less
-    exact results, and the certificate refuses the model for it.
+    That call sets up Intel's MKL. When two threads make it at the same time, one of them occasionally gets less exact
+    results, and the certificate then refuses the model.
     """
     for dtype in (torch.float32, torch.float64):
         one = torch.ones(1, dtype=dtype)
@@ -78,15 +78,15 @@ class CheckedPasses:
         with self._in_force.recording(wanted):
             yield
         balance = wanted.balance
-        if balance is None or (found := balance.unbalanced(wanted.batch)) is None:
+        if balance is None or (failure := balance.unbalanced(wanted.batch)) is None:
             return
-        if found.identity == "heads":
-            stack = self._stacks[found.stack]
-            out = stack.module(found.layer, stack.architecture.out)
-            if self._directions.forget_changed((found.stack, found.layer), out):
-                balance.skip("heads", found.stack, found.layer, "the weights were just changed")
+        if failure.identity == "heads":
+            stack = self._stacks[failure.stack]
+            out = stack.module(failure.layer, stack.architecture.out)
+            if self._directions.forget_changed((failure.stack, failure.layer), out):
+                balance.skip("heads", failure.stack, failure.layer, "the weights were just changed")
                 return
-        raise found.error(wanted.batch)
+        raise failure.error(wanted.batch)
 
 
 def call(model: nn.Module, batch: Batch, **options: Any) -> Any:
@@ -94,17 +94,17 @@ def call(model: nn.Module, batch: Batch, **options: Any) -> Any:
     if isinstance(model, OwnModule):
         return model(batch.extra, **options)
     of_signals = bool(KINDS.keys() & batch.extra.keys())
-    given: dict[str, Any] = {**batch.extra, **options}
+    inputs: dict[str, Any] = {**batch.extra, **options}
     if of_signals:
-        given |= size_options(model, batch.extra)
+        inputs |= size_options(model, batch.extra)
         if batch.target is None:
-            return model(**given, return_dict=True)
+            return model(**inputs, return_dict=True)
     else:
-        given["input_ids"] = batch.ids
+        inputs["input_ids"] = batch.ids
         if batch.padded:
-            given["attention_mask"] = batch.mask.long()
+            inputs["attention_mask"] = batch.mask.long()
     if batch.target is not None:
-        given["decoder_input_ids"] = batch.target.ids
+        inputs["decoder_input_ids"] = batch.target.ids
         if batch.target.padded:
-            given["decoder_attention_mask"] = batch.target.mask.long()
-    return model(**given, use_cache=False, return_dict=True)
+            inputs["decoder_attention_mask"] = batch.target.mask.long()
+    return model(**inputs, use_cache=False, return_dict=True)

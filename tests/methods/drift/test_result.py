@@ -605,7 +605,7 @@ def test_a_figure_names_the_lines_that_change_most() -> None:
         ("llama", {"position": True, "k": 3}, "has none: it marks positions inside attention. Use position=False."),
         ("bloom", {"position": True, "k": 3}, "Use position=False."),
         ("gpt2", {"position": 1, "k": 3}, "`position` must be True or False"),
-        ("t5", {"stack": "cross", "k": 3}, "cross-attention has no stream of its own"),
+        ("t5", {"stack": "cross", "k": 3}, "cross-attention writes into the decoder's stream"),
         ("t5", {"k": 3}, "`stack` must be one of"),
         ("gpt2", {"function_words": "the", "k": 3}, "`function_words` must be a list of strings"),
     ],
