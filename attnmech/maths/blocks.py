@@ -1,15 +1,15 @@
-"""How much is worked on at a time? As much as the fastest memory of a device holds with its neighbours."""
+"""The size of the blocks that a device works on: what its fastest memory holds together with their neighbours."""
 
 from typing import Final
 
 import torch
 
 _BYTES: Final = {"cpu": 8 * 2**20}
-"""By type of device; others are given the CPU's."""
+"""The size by type of device; other types use the CPU's."""
 
 
 def block_bytes(device: torch.device) -> int:
-    """How large the largest array of a step should be: a block of scores, or what heads see of a stream.
+    """The size of the largest array of a step: a block of scores, or the products of a stream with the heads' W_O.
 
     >>> block_bytes(torch.device("cpu")) // 2**20
     8

@@ -1,4 +1,4 @@
-"""How does what a block adds to the stream compare with the stream, token by token?"""
+"""Compares what a block adds to the stream with the stream, token by token."""
 
 from dataclasses import dataclass
 
@@ -18,7 +18,7 @@ class StreamPair:
     product: Float[Tensor, "batch position"]
     """u · x."""
     rest: Float[Tensor, "batch position"]
-    """‖u − b c‖ for a constant c and a factor b for each token; ‖u‖ without a constant."""
+    """‖u − b c‖ for a constant c and one factor b per token; ‖u‖ without a constant."""
 
 
 def compared(
@@ -27,13 +27,13 @@ def compared(
     constant: Float[Tensor, " d_model"] | None = None,
     by_token: Float[Tensor, "batch position"] | None = None,
 ) -> StreamPair:
-    """What a block adds against the stream that it adds it to.
+    """Compares the update of a block with the stream that it is added to.
 
-    >>> found = compared(torch.tensor([[[3.0, 4.0]]]), torch.tensor([[[1.0, 0.0]]]), torch.tensor([3.0, 0.0]))
-    >>> found.norm.item(), found.stream.item(), found.product.item(), found.rest.item()
+    >>> pair = compared(torch.tensor([[[3.0, 4.0]]]), torch.tensor([[[1.0, 0.0]]]), torch.tensor([3.0, 0.0]))
+    >>> pair.norm.item(), pair.stream.item(), pair.product.item(), pair.rest.item()
     (5.0, 1.0, 3.0, 4.0)
     """
     factors = update.new_ones(update.shape[:2]) if by_token is None else by_token
-    norm, of_stream = (torch.linalg.vector_norm(each, dim=-1) for each in (update, stream))
+    norm, of_stream = (torch.linalg.vector_norm(vectors, dim=-1) for vectors in (update, stream))
     rest = norm if constant is None else torch.linalg.vector_norm(update - factors[..., None] * constant, dim=-1)
     return StreamPair(norm, of_stream, torch.linalg.vecdot(update, stream), rest)

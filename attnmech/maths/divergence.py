@@ -1,4 +1,4 @@
-"""How different are the patterns of two heads, and how many different heads are there? (docs/formulas.md#similar-heads)
+"""The divergence between the patterns of heads, and the number of different heads (docs/formulas.md#similar-heads).
 
 The Jensen-Shannon divergence JS(p, q) = H((p + q) / 2) − (H(p) + H(q)) / 2 is symmetric, 0 for p = q and at most ln 2.
 Its root is a metric that embeds in a Euclidean space (Fuglede & Topsøe 2004), and ln 2 − JS is a positive definite
@@ -32,8 +32,8 @@ def between_heads(
     first, second = torch.xlogy(one, one), torch.xlogy(other, other)
     heads = [slice(head, head + 1) for head in range(one.shape[-2])]
     # Head by head, so that no tensor is larger than the patterns.
-    found = [_from_middle(one[..., head, :], other, first[..., head, :], second) for head in heads]
-    return torch.stack(found, dim=-2)
+    rows = [_from_middle(one[..., head, :], other, first[..., head, :], second) for head in heads]
+    return torch.stack(rows, dim=-2)
 
 
 def among_heads(pattern: Float[Tensor, "*rows head key"]) -> Float[Tensor, "*rows pair"]:
@@ -43,18 +43,18 @@ def among_heads(pattern: Float[Tensor, "*rows head key"]) -> Float[Tensor, "*row
     tensor([1., 2., 2.])
     """
     own, heads = torch.xlogy(pattern, pattern), pattern.shape[-2]
-    found = [
+    by_head = [
         _from_middle(
             pattern[..., head : head + 1, :], pattern[..., head + 1 :, :], own[..., head : head + 1, :],
             own[..., head + 1 :, :],
         )
         for head in range(heads - 1)
     ]  # fmt: skip
-    return torch.cat(found, dim=-1) if found else pattern.new_zeros(*pattern.shape[:-2], 0)
+    return torch.cat(by_head, dim=-1) if by_head else pattern.new_zeros(*pattern.shape[:-2], 0)
 
 
 def _from_middle(one: Tensor, other: Tensor, one_log: Tensor, other_log: Tensor) -> Tensor:
-    """Σ ½ p ln p + ½ q ln q − m ln m, given p ln p and q ln q."""
+    """Σ ½ p ln p + ½ q ln q − m ln m, from p ln p and q ln q."""
     # Subtracted key by key, p = q gives exactly 0. In Σ p ln(p / m), half of the smallest p rounds to m = 0.
     middle = (one + other) / 2
     return ((one_log + other_log) / 2 - torch.xlogy(middle, middle)).sum(dim=-1).clamp_min(0)
@@ -64,7 +64,7 @@ def effective_number(divergence: Float[Tensor, "*layers head head"]) -> Float[Te
     """The Vendi score: exp(−Σ λ ln λ), λ the eigenvalues of K / n with K = 1 − JS / ln 2.
 
     From 1, where all heads attend alike, to n, where no two attend to the same key. K is positive definite, so λ are
-    the shares of a spectrum and sum to 1. NaN where a divergence is.
+    the shares of a spectrum and sum to 1. NaN where a divergence is NaN.
 
     >>> apart = math.log(2)
     >>> effective_number(torch.tensor([[0, 0, apart], [0, 0, apart], [apart, apart, 0]])).round(decimals=3)
@@ -75,12 +75,12 @@ def effective_number(divergence: Float[Tensor, "*layers head head"]) -> Float[Te
     known = ~divergence.isnan().flatten(-2).any(dim=-1)
     kernel = 1 - divergence.nan_to_num(0.0).double() / math.log(2)
     share = torch.linalg.eigvalsh(kernel / kernel.shape[-1]).clamp_min(0)
-    found: Tensor = torch.special.entr(share / share.sum(dim=-1, keepdim=True)).sum(dim=-1).exp()
-    return found.to(divergence.dtype).masked_fill(~known, torch.nan)
+    number: Tensor = torch.special.entr(share / share.sum(dim=-1, keepdim=True)).sum(dim=-1).exp()
+    return number.to(divergence.dtype).masked_fill(~known, torch.nan)
 
 
 def placed(divergence: Float[Tensor, "head head"]) -> tuple[Float[Tensor, "head 2"], float]:
-    """Heads as points in the plane, whose distances are close to √JS, and the share of the spread that they show.
+    """Heads as points in the plane at distances close to √JS, and the share of the spread that the plane shows.
 
     Classical scaling: the two largest eigenvalues of B = −½ C JS C, C = 1 − 1/n. Each axis points so that its largest
     coordinate is positive. Where all heads attend alike, every point is at 0 and the share is 1.
@@ -97,7 +97,7 @@ def placed(divergence: Float[Tensor, "head head"]) -> tuple[Float[Tensor, "head 
     values, axes = values.flip(0).clamp_min(0), axes.flip(1)
     if float(values.sum()) <= 1e-12:
         return divergence.new_zeros(number, 2), 1.0
-    found = torch.nn.functional.pad(axes[:, :2] * values[:2].sqrt(), (0, max(0, 2 - number)))
-    furthest = found.gather(0, found.abs().argmax(dim=0, keepdim=True))
+    points = torch.nn.functional.pad(axes[:, :2] * values[:2].sqrt(), (0, max(0, 2 - number)))
+    furthest = points.gather(0, points.abs().argmax(dim=0, keepdim=True))
     share = float(values[:2].sum() / values.sum())
-    return (found * torch.where(furthest < 0, -1.0, 1.0)).to(divergence.dtype), share
+    return (points * torch.where(furthest < 0, -1.0, 1.0)).to(divergence.dtype), share

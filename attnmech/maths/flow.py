@@ -1,4 +1,4 @@
-"""How does a token's information flow? Attention rollout, and attention weighted by what it carries.
+"""The flow of information between tokens: attention rollout, and attention weighted by what it carries.
 
 Formulas: docs/formulas.md#information-flow.
 """
@@ -21,10 +21,10 @@ def rolled_out(means: Float[Tensor, "layer query key"]) -> Float[Tensor, "layer 
     """
     mixed = 0.5 * (means + torch.eye(means.shape[-1], dtype=means.dtype, device=means.device))
     mixed = mixed / mixed.sum(dim=-1, keepdim=True)
-    found = [mixed[0]]
-    for each in mixed[1:]:
-        found.append(each @ found[-1])
-    return torch.stack(found)
+    rolled = [mixed[0]]
+    for layer in mixed[1:]:
+        rolled.append(layer @ rolled[-1])
+    return torch.stack(rolled)
 
 
 def summed_norms(
@@ -32,9 +32,9 @@ def summed_norms(
     written: Float[Tensor, "key head d_model"],
     residual: Float[Tensor, "query d_model"] | None = None,
 ) -> Float[Tensor, "query key"]:
-    """‖Σ_h p_ij^h f^h(x_j) + δ_ij x_i‖, with f(x_j) as `written`, and without δ_ij x_i if there is no `residual`.
+    """‖Σ_h p_ij^h f^h(x_j) + δ_ij x_i‖ with f(x_j) as `written`; without δ_ij x_i if there is no `residual`.
 
-    By the products of the heads' vectors at each key, so that no [query, key, d_model] array is made.
+    Computed from the products of the heads' vectors at each key, so that no [query, key, d_model] array is made.
     Source: Kobayashi et al. 2020, "Attention is Not Only a Weight", and 2021 for the residual.
 
     >>> f = torch.tensor([[[3.0, 0.0], [0.0, 4.0]]])
@@ -45,33 +45,33 @@ def summed_norms(
     products = einsum(wide, wide, "key one d_model, key other d_model -> key one other")
     weights = pattern.double().permute(2, 1, 0)
     squares = ((weights @ products) * weights).sum(dim=-1).T.clamp_min(0.0)
-    found = squares.sqrt()
+    norms = squares.sqrt()
     if residual is not None:
         itself = einsum(pattern.double().diagonal(dim1=1, dim2=2), wide, "head key, key head d_model -> key d_model")
-        found.diagonal().copy_(torch.linalg.vector_norm(itself + residual.double(), dim=-1))
-    return found.to(pattern.dtype)
+        norms.diagonal().copy_(torch.linalg.vector_norm(itself + residual.double(), dim=-1))
+    return norms.to(pattern.dtype)
 
 
 def value_norms(
     v: Float[Tensor, "*places kv_head d_value"], W_O: Float[Tensor, "head d_value d_model"]
 ) -> Float[Tensor, "*places head"]:
-    """‖f^h(x_j)‖ of each head and key, with f(x_j) = v_j W_O: what p_ij is weighted by, since ‖p f‖ = p ‖f‖.
+    """‖f^h(x_j)‖ of each head and key, with f(x_j) = v_j W_O. It is the weight of p_ij, since ‖p f‖ = p ‖f‖.
 
-    Head by head, so that no [key, head, d_model] array is made. Source: Kobayashi et al. 2020, equation 4.
+    Computed head by head, so that no [key, head, d_model] array is made. Source: Kobayashi et al. 2020, equation 4.
 
     >>> value_norms(torch.tensor([[[3.0, 4.0]]]), torch.stack([torch.eye(2), 2 * torch.eye(2)]))
     tensor([[ 5., 10.]])
     """
     shared = len(W_O) // v.shape[-2]
-    each = [torch.linalg.vector_norm(v[..., head // shared, :] @ part, dim=-1) for head, part in enumerate(W_O)]
-    return torch.stack(each, dim=-1)
+    norms = [torch.linalg.vector_norm(v[..., head // shared, :] @ part, dim=-1) for head, part in enumerate(W_O)]
+    return torch.stack(norms, dim=-1)
 
 
 def positive_part(by_head: Float[Tensor, "*layer head query key"]) -> Float[Tensor, "*layer query key"]:
-    """E_h[(p ⊙ ∂m/∂p)⁺] of a layer, the mean over heads of the positive parts, from p ⊙ ∂m/∂p of each head, signed.
+    """E_h[(p ⊙ ∂m/∂p)⁺] of a layer: the mean over heads of the positive parts of p ⊙ ∂m/∂p.
 
     The sum of p ⊙ ∂m/∂p over a head is dm/dε where its pattern is multiplied by 1 + ε. Source: Chefer et al. 2021,
-    "Generic Attention-model Explainability", equation 5; Barkan et al. 2021, "Grad-SAM", who average over layers, too.
+    "Generic Attention-model Explainability", equation 5; Barkan et al. 2021, "Grad-SAM", who also average over layers.
 
     >>> positive_part(torch.tensor([[[0.5, 0.5]]]) * torch.tensor([[[4.0, -2.0]]]))
     tensor([[2., 0.]])

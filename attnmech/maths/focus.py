@@ -1,4 +1,4 @@
-"""Where do the rows of a block look? Indicators, masses, entropies and distances (docs/formulas.md#attention-focus).
+"""Statistics of where rows look: indicators, masses, entropies and distances (docs/formulas.md#attention-focus).
 
 All functions take a block of rows after its softmax (`Attention`); row r of the block is token `rows[r]` of its text.
 """
@@ -19,19 +19,19 @@ from .sums_by_text import sums_by_text
 
 @dataclass(frozen=True)
 class DefinedRows:
-    """What follows from the mask alone for a block's rows: the same for all heads and all layers with that mask."""
+    """The rows on which statistics are defined, from the mask: the same for all heads and layers with that mask."""
 
     first: Int[Tensor, " batch"]
-    """Where each text begins."""
+    """The first position of each text."""
     count: Int[Tensor, "batch row"]
-    """How many keys a row can see."""
+    """The number of keys that a row can see."""
     valid: Bool[Tensor, "statistic batch row"]
-    """Which rows each statistic is defined on; none at padding."""
+    """The rows on which each statistic is defined; none at padding."""
 
     @classmethod
     def joined(cls, blocks: Sequence["DefinedRows"]) -> "DefinedRows":
-        """Those of neighbouring blocks of rows."""
-        count, valid = (torch.cat([getattr(each, name) for each in blocks], dim=-1) for name in ("count", "valid"))
+        """The rows of neighbouring blocks together."""
+        count, valid = (torch.cat([getattr(block, name) for block in blocks], dim=-1) for name in ("count", "valid"))
         return cls(blocks[0].first, count, valid)
 
 
@@ -54,29 +54,29 @@ def defined_rows(
     distance.
     """
     sees = SeenRows.of(visible[:, 0], rows, real, first, places, last, aligned)
-    return DefinedRows(first, sees.count, torch.stack([each.defined(sees) for each in STATISTICS.values()]))
+    return DefinedRows(first, sees.count, torch.stack([statistic.defined(sees) for statistic in STATISTICS.values()]))
 
 
 @dataclass(frozen=True)
 class SeenRows:
-    """What the mask says of a block's rows: which keys each can see."""
+    """The keys that each row of a block can see, from the mask."""
 
     real: Bool[Tensor, "batch row"]
-    """The rows of tokens; all below are among them."""
+    """The rows of tokens; the other fields are False elsewhere."""
     count: Int[Tensor, "batch row"]
-    """How many keys a row can see."""
+    """The number of keys that a row can see."""
     choice: Bool[Tensor, "batch row"]
-    """It sees two or more."""
+    """The row sees two keys or more."""
     itself: Bool[Tensor, "batch row"]
-    """It sees its own token; so below, the first of its text, and the one before."""
+    """The row sees its own token; `first`: the first token of its text; `previous`: the token before."""
     first: Bool[Tensor, "batch row"]
     previous: Bool[Tensor, "batch row"]
     others: Bool[Tensor, "batch row"]
-    """It has a choice, and sees keys other than these three."""
+    """The row has a choice, and sees keys other than these three."""
     beyond: Bool[Tensor, "batch row"]
-    """It has a choice, and sees keys other than the last."""
+    """The row has a choice, and sees keys other than the last."""
     apart: Bool[Tensor, "batch row"]
-    """It has a choice, and keys have a distance to it."""
+    """The row has a choice, and keys have a distance to it."""
 
     @classmethod
     def of(
@@ -89,7 +89,7 @@ class SeenRows:
         last: int,
         aligned: bool,
     ) -> "SeenRows":
-        """Those of one block."""
+        """The rows of one block."""
         count = seen.sum(dim=-1)
         place = torch.arange(rows.start, rows.stop, device=seen.device)
         choice = real & (count > 1)
@@ -99,24 +99,24 @@ class SeenRows:
         named = itself.int() + (before & (place > begins[:, None])).int()
         named = named + (sees[..., 0] & (place > begins[:, None] + 1)).int()
         recent = sees[..., 1 : 1 + min(last, rows.stop)].sum(dim=-1)
-        others, beyond, apart = (each if aligned else none for each in (count > named, count > recent, choice))
+        others, beyond, apart = (rows_of if aligned else none for rows_of in (count > named, count > recent, choice))
         return cls(real, count, choice, itself, sees[..., 0], before, choice & others, choice & beyond, choice & apart)
 
 
 @dataclass(frozen=True)
 class Places:
-    """Where a block's rows find their own token and others among its keys: the same for all heads and layers."""
+    """Indices of some tokens among the keys of a block, row by row; the same for all heads and layers."""
 
     at: Int[Tensor, "batch row place"]
-    """The first key of the text, the row's own token, the one before, and as many more as the last keys are."""
+    """The first token of the text, the row's own token, the one before, and so on up to the number of last keys."""
     missing: Bool[Tensor, "batch 1 row place"]
-    """Whether it is none of the keys."""
+    """Whether the token is not among the keys."""
 
     @classmethod
     def of(
         cls, rows: range, first: Int[Tensor, " batch"], last: int, keys: Int[Tensor, " key"] | None, count: int
     ) -> "Places":
-        """Those of a block of rows with so many keys: at the positions `keys`, or from 0 on."""
+        """The places for a block of rows with `count` keys, at the positions `keys` or from 0 on."""
         place = torch.arange(rows.start, rows.stop, device=first.device)
         back = torch.arange(max(2, min(last, rows.stop)), device=first.device)
         wanted = (place[:, None] - back).expand(len(first), -1, -1)
@@ -127,18 +127,18 @@ class Places:
 
 @dataclass(frozen=True)
 class RowMeasures:
-    """What is read of each row's attention; `row_statistics` follows from it for all rows of a layer at once."""
+    """Measures of each row's attention, from which `row_statistics` computes all rows of a layer at once."""
 
     key: Int[Tensor, "batch head row"]
     """The position of the highest key."""
     first: Float[Tensor, "batch head row"]
-    """Its probability."""
+    """The probability of the highest key."""
     second: Float[Tensor, "batch head row"]
-    """The second highest; the same if the highest is tied."""
+    """The second highest probability; equal to `first` if the highest is tied."""
     entropy: Float[Tensor, "batch head row"]
     distance: Float[Tensor, "batch head row"]
     masses: Float[Tensor, "mass batch head row"]
-    """On the first key of the text, the row's own token, the one before and the last k keys."""
+    """The mass on the first key of the text, on the row's own token, on the one before, and on the last k keys."""
 
     @classmethod
     def of(
@@ -152,8 +152,8 @@ class RowMeasures:
     ) -> "RowMeasures":
         """The measures of a block of rows.
 
-        Keys after the first `tokens` are no tokens, and have no distance. `keys` are the positions of the keys, in
-        order, if those are not all from 0 on.
+        Keys after the first `tokens` are not tokens and have no distance. `keys` are the positions of the keys, in
+        order; by default, from 0 on.
         """
         top, masses = attention.top, _masses(attention.pattern, places, last)
         distance = mean_distance(attention.pattern[..., :tokens], rows, keys)
@@ -162,16 +162,16 @@ class RowMeasures:
 
     @classmethod
     def joined(cls, blocks: Sequence["RowMeasures"]) -> "RowMeasures":
-        """Those of neighbouring blocks of rows."""
-        return cls(*(torch.cat([vars(each)[name] for each in blocks], dim=-1) for name in vars(blocks[0])))
+        """The rows of neighbouring blocks together."""
+        return cls(*(torch.cat([vars(block)[name] for block in blocks], dim=-1) for name in vars(blocks[0])))
 
 
 def _masses(
     pattern: Float[Tensor, "batch head row key"], places: Places, last: int
 ) -> Float[Tensor, "mass batch head row"]:
     """`RowMeasures.masses`."""
-    found = pattern.gather(-1, places.at[:, None].expand(-1, pattern.shape[1], -1, -1))
-    first, *others = found.masked_fill_(places.missing, 0.0).unbind(dim=-1)
+    masses = pattern.gather(-1, places.at[:, None].expand(-1, pattern.shape[1], -1, -1))
+    first, *others = masses.masked_fill_(places.missing, 0.0).unbind(dim=-1)
     return torch.stack([first, *others[:2], torch.stack(others[:last]).sum(dim=0)])
 
 
@@ -184,21 +184,21 @@ def statistics_by_class(
 
 
 def row_statistics(measures: RowMeasures, defined: DefinedRows) -> Float[Tensor, "statistic batch head row"]:
-    """Every statistic of every row from the first on, 0 where it is undefined."""
+    """Every statistic of every row of a layer; 0 where it is undefined."""
     rows = FocusRows(measures, defined)
-    values = torch.stack([each.value(rows).to(measures.entropy.dtype) for each in STATISTICS.values()])
+    values = torch.stack([statistic.value(rows).to(measures.entropy.dtype) for statistic in STATISTICS.values()])
     return values.masked_fill(~defined.valid[:, :, None], 0.0)
 
 
 @dataclass(frozen=True)
 class FocusRows:
-    """The rows of a layer, from the first on, as the formulas of `STATISTICS` read them."""
+    """All rows of a layer, as the formulas of `STATISTICS` read them."""
 
     measures: RowMeasures
     defined: DefinedRows
 
     def highest(self, at: Int[Tensor, "*places"]) -> Bool[Tensor, "batch head row"]:
-        """Whether the one highest key is at a position."""
+        """Whether the highest key is at a position and not tied."""
         return (self.measures.key == at) & ~self.tied
 
     @property
@@ -213,18 +213,18 @@ class FocusRows:
 
     @property
     def tied(self) -> Bool[Tensor, "batch head row"]:
-        """Whether the two highest keys are equal; the highest then counts nowhere."""
+        """Whether the two highest probabilities are equal; the row then counts for neither key."""
         return self.measures.first == self.measures.second
 
     @property
     def elsewhere(self) -> Bool[Tensor, "batch head row"]:
-        """Whether the one highest key is neither the row's own token, nor the first, nor the one before."""
+        """Whether the highest key is another than the row's own token, the first and the one before."""
         key = self.measures.key
         return ~self.tied & (key != self.place) & (key != self.first) & (key != self.place - 1)
 
     @property
     def log_count(self) -> Float[Tensor, "batch 1 row"]:
-        """ln of the number of keys that a row sees, at least of two."""
+        """ln of the number of keys that a row sees, of 2 if it sees fewer."""
         return self.defined.count.clamp_min(2).to(self.measures.entropy.dtype).log()[:, None]
 
 
@@ -340,7 +340,7 @@ STATISTICS: Final = Statistics(
         value=lambda rows: rows.measures.distance,
     ),
 )
-"""What is measured on every row, in the order of the axis `statistic`."""
+"""The statistics of every row, in the order of the axis `statistic`."""
 
 
 def collapse_class(bos_mass: float, entropy: float) -> str:
@@ -357,7 +357,7 @@ def collapse_class(bos_mass: float, entropy: float) -> str:
 
 
 def _find(key: Int[Tensor, "*places"], keys: Int[Tensor, " key"] | None, count: int) -> tuple[Tensor, Tensor]:
-    """Where positions are among the `count` keys of a block, and whether they are there at all."""
+    """The indices of positions among the `count` keys of a block, and whether each is there."""
     if keys is None:
         return key.clamp(0, count - 1), (key >= 0) & (key < count)
     at = torch.searchsorted(keys, key.contiguous()).clamp_max(count - 1)
@@ -367,7 +367,7 @@ def _find(key: Int[Tensor, "*places"], keys: Int[Tensor, " key"] | None, count: 
 def mean_distance(
     pattern: Float[Tensor, "batch head row key"], rows: range, keys: Int[Tensor, " key"] | None = None
 ) -> Float[Tensor, "batch head row"]:
-    """Σ_j p_ij |i − j|; `keys` are the positions j, if those are not all from 0 on."""
+    """Σ_j p_ij |i − j|; `keys` are the positions j, by default from 0 on."""
     place = torch.arange(rows.start, rows.stop, device=pattern.device, dtype=pattern.dtype)
     key = torch.arange(pattern.shape[-1], device=pattern.device) if keys is None else keys
     far = (place[:, None] - key.to(pattern.dtype)).abs_()

@@ -1,8 +1,8 @@
-"""What can be said about a mean over few texts, and about the largest of many means (docs/formulas.md#intervals)?
+"""Tests and intervals for means over few texts, and for the largest of many means (docs/formulas.md#intervals).
 
 Direction: the sign test over texts, corrected for all quantities. Size: pointwise t intervals over texts, and
 simultaneous ones that hold for all quantities together, by the bootstrap of the largest studentised deviation (max-T:
-Romano & Wolf 2005; Chernozhukov et al. 2013), in which no few heavy-tailed quantities widen the intervals of the rest.
+Romano & Wolf 2005; Chernozhukov et al. 2013). A few heavy-tailed quantities do not widen the intervals of the rest.
 """
 
 import math
@@ -25,15 +25,15 @@ LEVEL: Final = 0.95
 LEAST_TEXTS: Final = 5
 """The fewest texts that give an interval."""
 REPLICATES: Final = 2000
-"""Bootstrap replicates behind a simultaneous interval."""
+"""The number of bootstrap replicates for a simultaneous interval."""
 
 HEAVY_SHARE: Final = 16
-"""One quantity in so many, those whose variance rests on the fewest texts, has a simultaneous interval of its own."""
+"""One quantity in this many forms the heavy group: those whose variance rests on the fewest texts."""
 
 _NUMBERS_AT_ONCE: Final = 2**22
-"""Roughly how many weights of texts are held at once."""
+"""Roughly the number of text weights in memory at once."""
 _QUANTITIES_AT_ONCE: Final = 1024
-"""Of how many quantities the replicates are held at once."""
+"""The number of quantities with replicates in memory at once."""
 _NO_SPREAD: Final = 1e-12
 """Deviations below this share of the mean are rounding."""
 _RARE: Final = 1e-3
@@ -51,10 +51,10 @@ class TextMeans:
     for which both are 0 does not count for that quantity.
 
     >>> values = torch.tensor([[1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0], [0.0, 1.0, -1.0, 0.5, 0.0, -0.5, 0.0]])
-    >>> found = TextMeans.of_values(values)
-    >>> found.mean.tolist(), [[round(end, 3) for end in ends.tolist()] for ends in found.interval()]
+    >>> means = TextMeans.of_values(values)
+    >>> means.mean.tolist(), [[round(end, 3) for end in ends.tolist()] for ends in means.interval()]
     ([4.0, 0.0], [[2.002, -0.597], [5.998, 0.597]])
-    >>> found.agreeing.tolist(), found.clear.tolist(), found.clear_size.tolist()
+    >>> means.agreeing.tolist(), means.clear.tolist(), means.clear_size.tolist()
     ([7, 0], [True, False], [True, False])
     """
 
@@ -136,28 +136,28 @@ class TextMeans:
         return torch.from_numpy(np.asarray(student_t.ppf((1 + level) / 2, freedom.numpy()))) * self.standard_error
 
     def simultaneous(self, level: float = LEVEL) -> Interval:
-        """Low and high end of intervals that hold for all quantities together, so also for one picked among them.
+        """Low and high end of intervals that hold for all quantities together, so also for the largest.
 
         R ± c · standard error, where max |R* − R| / SE* over a group of quantities exceeds c in a share
-        (1 − `level`) · (size of the group) / (all quantities) of the replicates, each of which draws as many texts
-        again. The `heavy` quantities form a group of their own, so that they do not widen the intervals of the rest.
-        A quantity that is the same on nearly all texts (`tied`) has replicates without spread; it has a t interval at
-        (1 − level) / quantities instead. For one that is the same on all n texts, only the sign is known: it has an
-        interval if chance gives the same sign to n texts less often than that.
+        (1 − `level`) · (size of the group) / (all quantities) of the replicates. Each replicate draws the same number
+        of texts. The `heavy` quantities form a separate group, so that they do not widen the intervals of the rest.
+        A quantity that is the same on nearly all texts (`tied`) has replicates without spread; it gets a t interval at
+        (1 − level) / quantities instead. For a quantity that is the same on all n texts, only the sign is known: it has
+        an interval if chance gives n texts the same sign less often than that.
         """
         low, high = self.interval(level)
         several = (self.texts >= LEAST_TEXTS).sum().clamp_min(1).double()
-        each = (1 - level) / several
+        error = (1 - level) / several
         apart = self.tied & (self.texts >= LEAST_TEXTS)
         half = torch.full_like(self.mean, torch.inf)
         for group, largest in ((self._regular, self._largest), (self.heavy, self._largest_of_heavy)):
-            place = math.ceil((1 - float(each * group.sum())) * (REPLICATES + 1)) - 1
+            place = math.ceil((1 - float(error * group.sum())) * (REPLICATES + 1)) - 1
             bound = largest[place] if place < REPLICATES else torch.inf
             half = torch.where(group, bound * self._linear_error, half)
-        half = torch.where(apart, self._half(1 - float(each)), half)
-        # At least as wide as the pointwise interval, which may be wider if texts differ in length.
+        half = torch.where(apart, self._half(1 - float(error)), half)
+        # The pointwise interval may be wider if texts differ in length; take the wider one.
         half = torch.maximum(half, (high - low) / 2)
-        certain = 2.0 ** (1 - self.texts.double()) <= each
+        certain = 2.0 ** (1 - self.texts.double()) <= error
         half = torch.where(self.varies, half, torch.where(certain, 0.0, torch.nan))
         half = half.masked_fill(self.texts < LEAST_TEXTS, torch.nan)
         return self.mean - half, self.mean + half
@@ -166,8 +166,8 @@ class TextMeans:
     def heavy(self) -> Bool[Tensor, "*place"]:
         """The quantities whose variance rests on the fewest texts: one in `HEAVY_SHARE`, and at least one of several.
 
-        Those with the largest Σ_t d_t⁴ / (Σ_t d_t²)², d_t the deviation of a text: 1 where a single text makes up all
-        of the variance. Their number is fixed, so that an ordinary quantity is not judged by its own sample alone.
+        They have the largest Σ_t d_t⁴ / (Σ_t d_t²)², with d_t the deviation of a text: 1 where a single text makes up
+        all of the variance. Their number is fixed, so that an ordinary quantity is not judged by its own sample alone.
         """
         known = self.varies & ~self.tied & (self.texts >= LEAST_TEXTS)
         squares = self._deviations**2
@@ -185,7 +185,7 @@ class TextMeans:
 
     @cached_property
     def tied(self) -> Bool[Tensor, "*place"]:
-        """Whether a quantity is the same on so many texts that replicates of only these are not rare."""
+        """Whether a quantity has the same value on so many texts that replicates of only these texts are not rare."""
         ratio = torch.where(self.below != 0, self.above / self.below, torch.nan)
         size = ratio.abs().nan_to_num(0.0).amax(dim=-1, keepdim=True).clamp_min(torch.finfo(torch.float64).tiny)
         ordered = (ratio / size).sort(dim=-1).values
@@ -197,7 +197,7 @@ class TextMeans:
 
     @cached_property
     def _linear_error(self) -> Float[Tensor, "*place"]:
-        """The standard error of the linearised ratio, ignoring how much each text weighs."""
+        """The standard error of the linearised ratio, without the weights of the texts."""
         squares = (self._deviations**2).sum(dim=-1) * self.texts / (self.texts - 1)
         return squares.sqrt() / self.below.sum(dim=-1).abs()
 
@@ -208,7 +208,7 @@ class TextMeans:
 
     @cached_property
     def _largest_of_heavy(self) -> Float[Tensor, " replicate"]:
-        """max |R* − R| / SE* over the heavy quantities, likewise."""
+        """max |R* − R| / SE* over the heavy quantities, for each replicate, sorted; NaN if there are none."""
         return self._largest_among(self.heavy)
 
     def _largest_among(self, group: Bool[Tensor, "*place"]) -> Float[Tensor, " replicate"]:
@@ -229,14 +229,14 @@ class TextMeans:
 
     @cached_property
     def _order(self) -> Int[Tensor, " text"]:
-        """An order of the texts that depends on their values alone, so that draws do not depend on the order given."""
+        """An order of the texts that depends on their values alone, so that draws do not depend on the input order."""
         values = torch.cat((self.above.flatten(0, -2), self.below.flatten(0, -2)))
         weights = torch.arange(1, len(values) + 1, dtype=torch.float64).cos()
         return (weights[:, None] * values).sum(dim=0).argsort(stable=True)
 
     @cached_property
     def _signs(self) -> tuple[Int[Tensor, "*place"], Int[Tensor, "*place"]]:
-        """On how many texts a quantity is above 0, and below."""
+        """The number of texts on which a quantity is above 0, and below 0."""
         return (self.above > 0).sum(dim=-1), (self.above < 0).sum(dim=-1)
 
     @cached_property
@@ -253,11 +253,11 @@ class TextMeans:
 
     @cached_property
     def direction(self) -> Int[Tensor, "*place"]:
-        """+1 or −1 if a quantity has that sign on more texts than chance allows, else 0.
+        """+1 or −1 if a quantity has that sign on more texts than chance allows; else 0.
 
-        An exact two-sided sign test, valid for any distribution whose median is 0: P = 2 · P[B ≤ min(n₊, n₋)], B
-        binomial of n₊ + n₋ and ½, and texts on which it is 0 not counted; at 1 − `LEVEL` over all quantities by Holm's
-        procedure (1979). 0 under five texts.
+        An exact two-sided sign test, valid for any distribution with median 0: P = 2 · P[B ≤ min(n₊, n₋)], with B
+        binomial in n₊ + n₋ and ½; texts with the value 0 do not count. The level is 1 − `LEVEL` over all quantities, by
+        Holm's procedure (1979). 0 for fewer than five texts.
         """
         above, below = self._signs
         measured = self.texts >= LEAST_TEXTS
@@ -268,26 +268,26 @@ class TextMeans:
 
     @cached_property
     def clear(self) -> Bool[Tensor, "*place"]:
-        """Whether a quantity's `direction` is clear among all of these, and its mean does not contradict it."""
+        """Whether the `direction` of a quantity is clear among all quantities, and its mean has the same sign."""
         return (self.direction != 0) & (self.direction == self.mean.sign())
 
     @cached_property
     def clear_size(self) -> Bool[Tensor, "*place"]:
-        """Whether the simultaneous 95 % interval excludes 0, and the mean does not rest on `one_text`."""
+        """Whether the simultaneous 95 % interval excludes 0, and no single text carries the mean (`one_text`)."""
         low, high = self.simultaneous()
         return ((low > 0) | (high < 0)) & ~self.one_text
 
     @cached_property
     def one_text(self) -> Bool[Tensor, "*place"]:
-        """Whether one text carries more than half of Σ|y_t|: intervals undercover means that rest on few texts."""
+        """Whether one text carries more than half of Σ|y_t|; intervals of such means are too narrow."""
         size = self.above.abs()
         return (self.texts > 1) & (size.amax(dim=-1) > size.sum(dim=-1) / 2)
 
     def texts_needed(self, at: tuple[int, ...]) -> int | None:
-        """Roughly how many texts would make an effect clear whose sign stays as consistent as on these.
+        """Roughly the number of texts that would make an effect clear, if its sign stays as consistent as on these.
 
-        The least n on which the same share of texts as here has the sign of the mean, and the sign test then gives
-        P ≤ 0.05 / quantities. None if no more than half of the texts have that sign.
+        The least n at which the sign test gives P ≤ 0.05 / quantities, with the same share of texts as here having the
+        sign of the mean. None if no more than half of the texts have that sign.
         """
         above, below = (int(count[at]) for count in self._signs)
         counted, agreeing = above + below, int(self.agreeing[at])
@@ -301,7 +301,7 @@ class TextMeans:
 
 
 def sign_test(above: Int[Tensor, "*place"], below: Int[Tensor, "*place"]) -> Float[Tensor, "*place"]:
-    """The two-sided P of the exact sign test: 2 · P[B ≤ min(above, below)], B binomial of above + below and ½.
+    """The two-sided P of the exact sign test: 2 · P[B ≤ min(above, below)], B binomial in above + below and ½.
 
     >>> sign_test(torch.tensor([10, 6, 0]), torch.tensor([0, 4, 0])).tolist()
     [0.001953125, 0.75390625, 1.0]
@@ -311,7 +311,7 @@ def sign_test(above: Int[Tensor, "*place"], below: Int[Tensor, "*place"]) -> Flo
 
 
 def fewest_texts(quantities: int) -> int:
-    """The fewest texts on which the sign of one of so many quantities can be clear: 2^(1 − n) ≤ 0.05 / quantities.
+    """The fewest texts on which one of this many quantities can have a clear sign: 2^(1 − n) ≤ 0.05 / quantities.
 
     >>> fewest_texts(1), fewest_texts(32), fewest_texts(1024)
     (6, 11, 16)
@@ -320,7 +320,7 @@ def fewest_texts(quantities: int) -> int:
 
 
 def holm(p: Float[Tensor, " test"], level: float = LEVEL) -> Bool[Tensor, " test"]:
-    """Which of several tests reject together, with at most 1 − `level` false rejections (Holm 1979).
+    """The tests that reject together, with a false rejection in at most 1 − `level` of cases (Holm 1979).
 
     The k-th smallest of m values of P (k from 0) is rejected if it and all smaller ones are at most
     (1 − level) / (m − k).
@@ -341,8 +341,8 @@ def checked_level(level: Any) -> float:
 def difference(one: TextMeans, other: TextMeans) -> TextMeans:
     """The difference D of two means over the same texts.
 
-    If both have the same number of rows, Σ (y_t − y'_t) / Σ n_t. Else a mean of one value per text, the jackknife's
-    pseudo-values D + (n − 1) · (e_t / (Σn − n_t) − e'_t / (Σn' − n'_t)), shifted so that their mean is D.
+    If both have the same number of rows, it is Σ (y_t − y'_t) / Σ n_t. Otherwise it is a mean of one value per text,
+    the jackknife's pseudo-values D + (n − 1) · (e_t / (Σn − n_t) − e'_t / (Σn' − n'_t)), shifted so that their mean is D.
     """
     if torch.equal(one.below, other.below):
         return TextMeans(one.above - other.above, one.below)
@@ -376,7 +376,7 @@ def _studentised(
 
 
 def resampled(texts: int, replicates: int, seed: int = 0) -> Float[Tensor, "text replicate"]:
-    """How often each text is drawn in each replicate, which draws as many texts as there are, with replacement.
+    """The number of times that each replicate draws each text, in `texts` draws with replacement.
 
     The bits are Philox-4×64's (Salmon et al. 2011), so every version of numpy draws the same.
 

@@ -1,6 +1,6 @@
-"""How good is an output, token by token? Cross-entropy, divergence from another output, answers against others.
+"""Metrics of an output, token by token: cross-entropy, divergence from another output, answers against others.
 
-All take logits `[row vocab]` and give one number per row, in float32 at least.
+All functions take logits `[row vocab]` and return one number per row, in float32 at least.
 """
 
 import torch
@@ -32,7 +32,7 @@ def divergence(logits: Float[Tensor, "row vocab"], clean: Float[Tensor, "row voc
 def logit_difference(
     logits: Float[Tensor, "row vocab"], answer: Int[Tensor, " row"], against: Int[Tensor, " row"]
 ) -> Float[Tensor, " row"]:
-    """logit(answer) − logit(against): the log of how many times likelier the answer is."""
+    """logit(answer) − logit(against): the log of the ratio of their probabilities."""
     wide = logits.to(torch.promote_types(logits.dtype, torch.float32))
     return (wide.gather(1, answer[:, None]) - wide.gather(1, against[:, None]))[:, 0]
 

@@ -1,4 +1,4 @@
-"""Norms, frozen at the factor by which they multiplied one stream: they are then linear.
+"""Norms frozen at the factor by which they multiplied one stream, which makes them linear.
 
 A LayerNorm is N(x) = r γ ⊙ (x − mean x) + β with r = 1 / √(var x + ε), an RMSNorm N(x) = r γ ⊙ x with
 r = 1 / √(mean x² + ε).
@@ -12,7 +12,7 @@ from torch import Tensor
 
 
 def reciprocal_rms(x: Float[Tensor, "*places d_model"], epsilon: float) -> Float[Tensor, "*places"]:
-    """r = 1 / √(mean x² + ε): of an RMSNorm; of a LayerNorm where x is the stream minus its mean.
+    """r = 1 / √(mean x² + ε) of an RMSNorm, or of a LayerNorm if x is the stream minus its mean.
 
     >>> reciprocal_rms(torch.tensor([3.0, 5.0]), 8.0)
     tensor(0.2000)
@@ -28,9 +28,9 @@ def norm_multiplier(
     *,
     centred: bool = False,
 ) -> Float[Tensor, "*places"]:
-    """r of normed = r · γ ⊙ (x − mean x) + β (a LayerNorm) or r · γ ⊙ x (an RMSNorm), read off stream and output.
+    """r of normed = r · γ ⊙ (x − mean x) + β (a LayerNorm) or r · γ ⊙ x (an RMSNorm), from stream and output.
 
-    r = Σ (normed − β) y / Σ y², y = γ ⊙ (x − mean x) or γ ⊙ x; γ need only be known up to a factor. 0 where y is 0.
+    r = Σ (normed − β) y / Σ y², y = γ ⊙ (x − mean x) or γ ⊙ x; γ need only be right up to a factor. 0 where y is 0.
 
     >>> norm_multiplier(torch.tensor([3.0, 4.0]), torch.tensor([0.6, 0.8]), torch.ones(2))
     tensor(0.2000)
@@ -43,7 +43,7 @@ def norm_multiplier(
 
 @dataclass(frozen=True)
 class FrozenNorm:
-    """A norm whose multipliers are kept at the values that they had for one stream: F, a linear map.
+    """A norm with its multipliers fixed at the values for one stream: F, a linear map.
 
     >>> x, out = torch.tensor([[[3.0, 4.0]]]), torch.tensor([[[0.6, 0.8]]])
     >>> norm = FrozenNorm.of(x, out, torch.ones(2), None, centred=False)
@@ -57,10 +57,10 @@ class FrozenNorm:
     shift: Float[Tensor, "*#places d_model"] | None = None
     """β, which is not part of the map."""
     axes: tuple[int, ...] = (-1,)
-    """The axes over which the mean is taken: two, where one norm has the queries of all heads."""
+    """The axes of the mean; two if one norm covers the queries of all heads."""
 
     def __call__(self, part: Float[Tensor, "*places d_model"]) -> Float[Tensor, "*places d_model"]:
-        """What the norm makes of one part of the stream; its shift is not included."""
+        """F of one part of the stream, without the shift."""
         return self.multiplier * (part - part.mean(dim=self.axes, keepdim=True) if self.centred else part)
 
     @classmethod
@@ -74,11 +74,11 @@ class FrozenNorm:
         centred: bool,
         at_zero: float = 0.0,
     ) -> "FrozenNorm":
-        """Read off what a norm with the weight `gamma`, known up to a factor, made of the stream x.
+        """From the stream x and the output of a norm with the weight `gamma`, which need only be right up to a factor.
 
-        The multiplier is r γ, with one number r a token. Where `out` is a product of x and nothing else, it is
-        `out` / x, entry by entry: an RMSNorm takes that product in float32 whatever the model's precision, and so its
-        rounding is part of the multiplier. `at_zero` is r of a stream of zeros, 1 / √ε.
+        The multiplier is r γ, with one number r per token. If `out` is purely a product of x, it is `out` / x, entry by
+        entry: an RMSNorm computes that product in float32 whatever the model's precision, so its rounding is part of
+        the multiplier. `at_zero` is r of a stream of zeros, 1 / √ε.
         """
         scale = norm_multiplier(x, out, gamma, shift, centred=centred)
         multiplier = gamma * torch.where((x == 0).all(dim=-1), at_zero, scale)[..., None]

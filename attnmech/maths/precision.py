@@ -1,14 +1,14 @@
-"""How far apart may two computations of the same quantity be, by precision?
+"""Bounds on the distance between two computations of the same quantity, by precision.
 
 Rounding errors are measured against the terms of a sum, never against another entry of a tensor: a sum may be tiny by
 cancellation, and a head may be tiny next to another. With ε = 2u the distance from 1 to the next number,
 
 - a sum of up to three values is off by 2u Σ|t| at most (Higham 2002, §4.2): two computations lie 2ε Σ|t| apart;
 - a dot product of n terms is off by n u Σ|t| at most, and since roundings are nearly independent by about
-  √n u Σ|t| (Higham & Mary 2019): two computations lie (2 + √n) ε Σ|t| apart. Σ|t| ≤ ‖x‖ ‖w‖ for x·w. It is taken in
-  float32 at least, whatever the model's precision;
-- a value that a model takes through a few steps (a bias, a rotation, a norm) is rounded to the model's precision in
-  each: 4ε|x|; and by a fixed step where numbers are too small for ε, which in float16 begins at 6e-5.
+  √n u Σ|t| (Higham & Mary 2019): two computations lie (2 + √n) ε Σ|t| apart. Σ|t| ≤ ‖x‖ ‖w‖ for x·w. It is computed
+  in float32 at least, whatever the model's precision;
+- a value that passes through a few steps of a model (a bias, a rotation, a norm) is rounded to the model's precision in
+  each: 4ε|x|. Numbers that are too small for ε, which in float16 begins at 6e-5, are rounded by a fixed step.
 """
 
 import math
@@ -29,8 +29,8 @@ def step_tolerance(dtype: torch.dtype) -> float:
 def pass_tolerance(dtype: torch.dtype) -> float:
     """Largest relative residual of a whole forward pass between two implementations of a model.
 
-    In float64 transformers still takes some softmaxes and its rotary tables in float32, whose rounding the layers
-    after them amplify; there its logits stop agreeing.
+    In float64, transformers still computes some softmaxes and its rotary tables in float32. Later layers amplify that
+    rounding, so logits agree less closely.
     """
     return {torch.float64: 1e-5, torch.float32: 1e-4, torch.bfloat16: 2e-1, torch.float16: 2e-2}[dtype]
 
@@ -38,7 +38,7 @@ def pass_tolerance(dtype: torch.dtype) -> float:
 def table_tolerance(dtype: torch.dtype) -> float:
     """Largest relative residual of a position table against its closed form.
 
-    Tables are made in float32 at best, whatever the model's precision.
+    Tables are computed in float32 at best, whatever the model's precision.
     """
     return {torch.bfloat16: 8e-3, torch.float16: 1e-3}.get(dtype, 1e-5)
 
@@ -58,7 +58,7 @@ def steps_rounding(dtype: torch.dtype) -> float:
 
 
 def computed_in(value: Tensor) -> torch.dtype:
-    """float32 for a float64 tensor all of whose values are float32's, to a few roundings of its rows; else its own.
+    """float32 for a float64 tensor that holds float32 values, up to a few roundings of its rows; else its own type.
 
     >>> computed_in(torch.tensor([0.1]).double()), computed_in(torch.tensor([0.1], dtype=torch.float64))
     (torch.float32, torch.float64)
@@ -71,13 +71,13 @@ def computed_in(value: Tensor) -> torch.dtype:
 
 
 def least_rounding(dtype: torch.dtype) -> float:
-    """Four of the steps between the smallest numbers of a precision, which have no ε.
+    """Four steps between the smallest numbers of a precision, to which ε does not apply.
 
     >>> least_rounding(torch.float16) == 4 * 2**-24
     True
     """
-    about = torch.finfo(dtype)
-    return 4 * about.smallest_normal * about.eps
+    limits = torch.finfo(dtype)
+    return 4 * limits.smallest_normal * limits.eps
 
 
 def product_rounding(dtype: torch.dtype, terms: int) -> float:

@@ -1,4 +1,4 @@
-"""What do keys and distances receive of rows? By class of row, of one block or summed over a layer.
+"""The attention that keys and distances receive, by class of row, from one block or summed over a layer.
 
 Formulas: docs/formulas.md#attention-focus.
 """
@@ -12,22 +12,22 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Received:
-    """What each key and each distance receives of a layer's rows, by class of row; grows block by block.
+    """The attention that each key and each distance receives from a layer's rows, by class; grows block by block.
 
     A block is summed in its own precision, the layer in float64.
     """
 
     classes: Bool[Tensor, "batch class row"]
-    """Which rows of the layer belong to each class."""
+    """The rows of the layer that belong to each class."""
     tokens: int
-    """How many of the keys are tokens, and have a distance to the rows; 0 in cross-attention."""
+    """The number of keys that are tokens and have a distance to the rows; 0 in cross-attention."""
     by_key: Float[Tensor, "batch head class key"]
     by_diagonal: Float[Tensor, "batch head class diagonal"]
-    """That of row i and key j is j − i, counted from the last row's first key."""
+    """By j − i of row i and key j, counted from the first key of the last row."""
 
     @classmethod
     def nothing(cls, classes: Bool[Tensor, "batch class row"], heads: int, keys: int, tokens: int) -> "Received":
-        """Before the first block of a layer."""
+        """The sums before the first block of a layer."""
         batch, kinds, rows = classes.shape
         by_key, by_diagonal = (
             torch.zeros(batch, heads, kinds, width, dtype=torch.float64, device=classes.device)
@@ -48,13 +48,13 @@ class Received:
 
     @property
     def by_distance(self) -> Float[Tensor, "batch head class distance"]:
-        """What each distance |i − j| receives, from 0 to that of the first token and the last."""
+        """The attention that each distance |i − j| receives, from 0 to the distance between the text's ends."""
         itself = self.classes.shape[2] - 1
         before, after = self.by_diagonal[..., : itself + 1].flip(-1), self.by_diagonal[..., itself + 1 :]
-        found = before.new_zeros(*before.shape[:-1], max(before.shape[-1], self.tokens))
-        found[..., : before.shape[-1]] = before
-        found[..., 1 : 1 + after.shape[-1]] += after
-        return found
+        both_ways = before.new_zeros(*before.shape[:-1], max(before.shape[-1], self.tokens))
+        both_ways[..., : before.shape[-1]] = before
+        both_ways[..., 1 : 1 + after.shape[-1]] += after
+        return both_ways
 
 
 def neighbours(keys: Int[Tensor, " key"] | None, count: int) -> Int[Tensor, "run 3"]:
@@ -98,7 +98,7 @@ def received_by_distance(
 def uniform_attention(
     visible: Bool[Tensor, "batch 1 row key"], classes: Bool[Tensor, "batch class row"]
 ) -> tuple[Float[Tensor, "batch class key"], Float[Tensor, "batch class key"]]:
-    """What each key would receive if every row attended uniformly to its visible keys; and how many rows see it."""
+    """What each key would receive from rows with uniform attention, and the number of rows that see it."""
     seen = visible[:, 0].double()
     weights = classes.double()
     share = weights / seen.sum(dim=-1).clamp_min(1)[:, None]
@@ -110,7 +110,7 @@ def _by_diagonal(
 ) -> Float[Tensor, "batch head class diagonal"]:
     """Σ p_ij over each diagonal of the block, from the first key of its last row to the last key of its first.
 
-    The rows are laid out one after another, each preceded by as many zeros as the block has rows. Read with a stride
+    The rows are laid out in sequence, each preceded by one zero per row of the block. Read with a stride
     one greater than their length, row r is shifted by r places, so that pairs at the same distance are in the same
     column: the sum over a block is a matrix product, as in `received_by_key`.
     """

@@ -1,7 +1,7 @@
-"""What do scores add for a content and a distance together? Products with tables of relative positions.
+"""Products of queries and keys with tables of relative positions: terms of content and distance together.
 
-DeBERTa (He et al. 2021, arXiv 2006.03654, eq. 4) projects an embedding of each relative position as keys and as queries
-are projected, and adds to q_i·k_j, before all three are scaled,
+DeBERTa (He et al. 2021, arXiv 2006.03654, eq. 4) projects an embedding of each relative position with W_K and with W_Q
+and adds two products to q_i·k_j before all three are scaled:
 
 | term | formula |
 |---|---|
@@ -9,7 +9,7 @@ are projected, and adds to q_i·k_j, before all three are scaled,
 | `position_to_content` | k_j · Q_p |
 
 with p the row of the tables for the distance i − j: far distances share rows. XLNet (Dai et al. 2019,
-arXiv 1901.02860) has the first only, and besides what a distance alone is worth, u_p, which belongs to `position`.
+arXiv 1901.02860) has the first only, and in addition a bias u_p for each distance, which belongs to `position`.
 """
 
 from collections.abc import Callable
@@ -25,7 +25,7 @@ RELATIVE_TERMS: Final = ("content_to_position", "position_to_content")
 
 @dataclass(frozen=True)
 class Relative:
-    """The tables of one layer, which its queries and keys are multiplied with.
+    """The tables of one layer that multiply its queries and keys.
 
     >>> keys = torch.tensor([[[1.0], [10.0], [100.0]]])                              # K of distances −1, 0 and 1
     >>> relative = Relative(keys, None, torch.arange(3), 1, torch.arange(2), torch.arange(2))
@@ -46,15 +46,15 @@ class Relative:
     """The position of each query."""
     key_at: Int[Tensor, " key"]
     alone: Float[Tensor, "head place"] | None = None
-    """u, unscaled; None where no distance alone is worth anything."""
+    """u, unscaled; None without a bias for each distance."""
     by_input: bool = False
-    """Whether `content_to_position` takes the part of q that comes from the input alone, and its bias counts as
-    `position` (XLNet, whose biases are no part of q).
+    """Whether `content_to_position` uses only the part of q that comes from the input, and the bias counts as
+    `position` (XLNet, where biases are not part of q).
     """
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The terms that there are."""
+        """The terms that these tables give."""
         tables = zip(RELATIVE_TERMS, (self.keys, self.queries), strict=True)
         return tuple(name for name, table in tables if table is not None)
 
@@ -65,7 +65,7 @@ class Relative:
     def content_to_position(
         self, q: Float[Tensor, "#batch head #row d_head"], rows: slice = slice(None)
     ) -> Float[Tensor, "#batch head row key"]:
-        """q_i · K_p of some rows; q is given at these rows alone, or is the same in all."""
+        """q_i · K_p of some rows; `q` is at these rows only, or the same in all."""
         assert self.keys is not None
         place, products = self.at(rows), q @ self.keys.to(q).mT
         products = products.expand(-1, -1, len(place), -1)
@@ -74,18 +74,18 @@ class Relative:
     def position_to_content(
         self, k: Float[Tensor, "#batch head #key d_head"], rows: slice = slice(None)
     ) -> Float[Tensor, "#batch head row key"]:
-        """k_j · Q_p of some rows; k is given at every key, or is the same at all."""
+        """k_j · Q_p of some rows; `k` is at every key, or the same at all."""
         return self.content_of(self.by_key(k), rows)
 
     def by_key(self, k: Float[Tensor, "#batch head #key d_head"]) -> Float[Tensor, "#batch head #key place"]:
-        """k_j · Q_p of every row of the table."""
+        """k_j · Q_p for every row of the table."""
         assert self.queries is not None
         return k @ self.queries.to(k).mT
 
     def content_of(
         self, by_key: Float[Tensor, "#batch head #key place"], rows: slice = slice(None)
     ) -> Float[Tensor, "#batch head row key"]:
-        """`position_to_content`, from what `by_key` made."""
+        """`position_to_content`, from the products of `by_key`."""
         place = self.at(rows).mT
         by_key = by_key.expand(-1, -1, len(place), -1)
         return by_key.gather(-1, place.expand(*by_key.shape[:2], -1, -1)).mT
@@ -98,9 +98,9 @@ class Relative:
     def added_to(
         self, k: Float[Tensor, "batch head key d_head"]
     ) -> Callable[[Float[Tensor, "batch head row d_head"], slice], Float[Tensor, "batch head row key"]]:
-        """A function that makes all that is added, unscaled, of a block of rows: of its q, and which rows these are.
+        """A function of a block's q and its rows that returns everything added to the scores, unscaled.
 
-        What depends on keys alone is computed once, in memory that grows with the number of keys.
+        The part that depends on keys alone is computed once, in memory that grows with the number of keys.
         """
         by_key = None if self.queries is None else self.by_key(k)
 
@@ -120,11 +120,11 @@ class Relative:
         return replace(self, query_at=self.query_at[here], key_at=self.key_at[here])
 
     def of_rows(self, rows: Int[Tensor, " row"]) -> "Relative":
-        """The same for some queries alone."""
+        """The same for some queries only."""
         return replace(self, query_at=self.query_at[rows])
 
     def of_head(self, head: int) -> "Relative":
-        """The tables of one head, as those of a model with one."""
+        """The tables of one head, as if the model had only that head."""
         keys, queries, alone = (
             None if table is None else table[head : head + 1] for table in (self.keys, self.queries, self.alone)
         )
@@ -137,7 +137,7 @@ class Relative:
             for table in (self.keys, self.queries, self.alone)
         )
         keys, queries, alone = tables
-        place, query_at, key_at = (each.to(device) for each in (self.place, self.query_at, self.key_at))
+        place, query_at, key_at = (indices.to(device) for indices in (self.place, self.query_at, self.key_at))
         return replace(self, keys=keys, queries=queries, alone=alone, place=place, query_at=query_at, key_at=key_at)
 
 

@@ -18,8 +18,9 @@ scores at c, the change made by the cap is a separate term. Multiplied out:
 | `softcap`    | c · tanh(Σ/c) − Σ, Σ the sum of the terms above | query and key |
 | `mask`       | 0 where j is visible, else the lowest finite number | query and key |
 
-In the last two q_i and k_j are whole, with b_Q and b_K, as DeBERTa's paper has them, and K_p and Q_p with the biases of
-the projections that make them; XLNet's q_i is x_i W_Q alone, and what its biases make of a distance is `position`.
+In `content_to_position` and `position_to_content`, q_i and k_j include b_Q and b_K, as in DeBERTa's paper, and K_p and
+Q_p include the biases of their projections. XLNet's q_i is x_i W_Q alone; the products of its biases with a distance
+are part of `position`.
 
 Centred terms (docs/formulas.md#centred-terms) split q and k at reference means, q̄ of a query head and k̄ of a kv head,
 instead of at their biases. With q_i = q̄ + q̃_i and k_j = k̄ + k̃_j, rotated back, and R_i the rotation at i,
@@ -33,7 +34,7 @@ instead of at their biases. With q_i = q̄ + q̃_i and k_j = k̄ + k̃_j, rotate
 | `content_to_position` | scale · q̃_i · K_p; scale · q̄ · K_p is in `position` | query and distance |
 | `position_to_content` | scale · k̃_j · Q_p; scale · k̄ · Q_p is in `position` | key and distance |
 
-which add up to the same scores whatever the means are.
+These add up to the same scores whatever the means are.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -55,10 +56,10 @@ Rotate = Callable[[Tensor], Tensor]
 
 @dataclass(frozen=True)
 class ScoreParts:
-    """One layer's queries and keys, each split into what comes from the input and what comes from a bias.
+    """One layer's queries and keys, each split into a part from the input and a part from a bias.
 
-    Everything that the terms need. Parts are rotated if the model rotates. A bias part without rotation is the same at
-    every position: `[head d_head]`, or `[batch head d_head]` if it differs between texts.
+    It holds everything that the terms need. Parts are rotated if the model rotates. A bias part without rotation is the
+    same at every position: `[head d_head]`, or `[batch head d_head]` if it differs between texts.
     """
 
     query_from_input: Float[Tensor, "batch head query d_head"]
@@ -72,18 +73,18 @@ class ScoreParts:
     sink: Float[Tensor, " head"] | None = None
     """An extra logit in the softmax denominator of each row; None if the model has none."""
     wavelengths: Float[Tensor, " d_head"] | None = None
-    """Of each dimension, the number of tokens in one turn, infinite where it does not turn; None without rotation."""
+    """The number of tokens in one turn of each dimension, infinite if it does not turn; None without rotation."""
     centred: bool = False
     """Whether queries and keys are split at reference means: the bias parts are the rotated means, `position` includes
     their product, and there is no `constant`.
     """
     relative: Relative | None = None
-    """Tables of relative positions that queries and keys are multiplied with; None if the model has none."""
+    """Tables of relative positions that multiply queries and keys; None if the model has none."""
 
     def centred_at(
         self, query_mean: Float[Tensor, "*places d_head"], key_mean: Float[Tensor, "*places d_head"]
     ) -> "ScoreParts":
-        """The same scores with queries and keys split at means as they enter the score, that is rotated."""
+        """The same scores, with queries and keys split at means that are rotated, as they enter the score."""
         query, key = self.query, self.key
         return replace(
             self,
@@ -100,9 +101,9 @@ class ScoreParts:
         position: Float[Tensor, "#batch #head #query all_keys"] | None,
         visible: Bool[Tensor, "batch 1 query all_keys"],
     ) -> "ScoreParts":
-        """The same scores, and after them those of keys that are no tokens' (`nn.MultiheadAttention`'s learned key).
+        """The same scores, followed by those of keys that belong to no token (`nn.MultiheadAttention`'s learned key).
 
-        They have no bias of their own; b_K, which stands in the terms of every key, is taken off them.
+        These keys have no bias, so b_K, which is in the terms of every key, is subtracted from them.
         """
         bias = self.key_from_bias
         content = keys if bias is None else keys - by_position(bias)
@@ -121,7 +122,7 @@ class ScoreParts:
         return _whole(self.key_from_input, self.key_from_bias)
 
     def names(self) -> tuple[str, ...]:
-        """The terms that these scores have, in the order of the table."""
+        """The terms of these scores, in the order of the table."""
         has = {
             "query_key": True,
             "key_bias": self.query_from_bias is not None,
@@ -151,12 +152,12 @@ class ScoreParts:
 
     def differs_by_query(self, name: str) -> bool:
         """Whether a term differs between queries for the same key."""
-        each_place = self.query_from_bias is not None and self.query_from_bias.ndim == 4
+        by_query = self.query_from_bias is not None and self.query_from_bias.ndim == 4
         if name == "position":
             native = self.position is not None and self.position.shape[2] > 1
-            return native or self.relative is not None or (self.centred and each_place)
+            return native or self.relative is not None or (self.centred and by_query)
         if name in ("key_bias", "constant"):
-            return each_place
+            return by_query
         return True
 
     def of_text(
@@ -164,7 +165,7 @@ class ScoreParts:
     ) -> "ScoreParts":
         """The parts of one text of the batch at some of its positions, as a batch of one.
 
-        `at_keys` are the positions of keys, where these are another text's; by default the same.
+        `at_keys` are the positions of the keys if they are another text's; by default the same.
         """
         at_keys = here if at_keys is None else at_keys
 
@@ -206,7 +207,7 @@ class ScoreParts:
 
     @property
     def _splits_relative(self) -> bool:
-        """Whether what biases (or means) make of a distance counts as `position`."""
+        """Whether the products of biases (or means) with a distance count as `position`."""
         return self.relative is not None and (self.centred or self.relative.by_input)
 
     @property
@@ -214,7 +215,7 @@ class ScoreParts:
         return self.relative is not None and (self.relative.by_input or self.relative.alone is not None)
 
     def _by_distance(self, rows: slice) -> Float[Tensor, "#batch #head #row #key"]:
-        """The term `position`: the model's own, and what means, or biases, make of a distance."""
+        """The term `position`: the model's own, and the products of means or biases with a distance."""
         parts = []
         if self.position is not None:
             parts.append(self.position[:, :, rows] if self.position.shape[2] > 1 else self.position)
@@ -229,13 +230,13 @@ class ScoreParts:
         return total
 
     def _relative_biases(self, relative: Relative, rows: slice) -> list[Tensor]:
-        query, key, found = self.query_from_bias, self.key_from_bias, []
+        query, key, products = self.query_from_bias, self.key_from_bias, []
         if relative.keys is not None and query is not None:
             bias = by_position(query[:, :, rows] if query.ndim == 4 else query)
-            found.append(self.scale * relative.content_to_position(bias, rows))
+            products.append(self.scale * relative.content_to_position(bias, rows))
         if relative.queries is not None and key is not None:
-            found.append(self.scale * relative.position_to_content(by_position(key), rows))
-        return found
+            products.append(self.scale * relative.position_to_content(by_position(key), rows))
+        return products
 
     def _relative(self, name: str, rows: slice) -> Float[Tensor, "batch head row key"]:
         assert self.relative is not None
@@ -246,7 +247,7 @@ class ScoreParts:
         return self.scale * self.relative.position_to_content(key, rows)
 
     def _product(self, name: str, rows: slice) -> Float[Tensor, "#batch head #row #key"]:
-        """scale · the product of the parts of queries and keys that a term is made of."""
+        """scale · the product of the parts of queries and keys that form a term."""
         query = self.query_from_bias if name in ("key_bias", "constant") else self.query_from_input
         key = self.key_from_bias if name in ("query_bias", "constant") else self.key_from_input
         assert query is not None and key is not None
@@ -292,8 +293,8 @@ def score_parts(
 ) -> ScoreParts:
     """Splits q and k of one layer into input and bias parts.
 
-    With `shift` (the β of the norm that made x), the part of x that is the same everywhere counts as bias:
-    q = (x − β) W_Q + (β W_Q + b_Q), and likewise k. `key_x` is the input of the keys, if that is not x. With
+    With `shift` (β of the norm before x), the part of x that is the same everywhere counts as bias:
+    q = (x − β) W_Q + (β W_Q + b_Q), and likewise k. `key_x` is the input of the keys if it differs from x. With
     `norm_last`, queries and keys are normalised after the rotation.
     """
     group = W_Q.shape[0] // W_K.shape[0]
@@ -316,7 +317,7 @@ def of_part(
     norm: FrozenNorm | None = None,
     norm_last: bool = False,
 ) -> Float[Tensor, "*batch head position d_head"]:
-    """What a part of the input adds to the queries or keys that enter the score; linear in x, as `norm` is frozen."""
+    """The contribution of a part of the input to the queries or keys in the score; linear in x, as `norm` is frozen."""
     return _as_scored(product_by_head(x, W), None, rotate, norm, norm_last)[0]
 
 
@@ -365,10 +366,10 @@ def _dot(query: Tensor, key: Tensor) -> Float[Tensor, "#batch head #query #key"]
 
 @dataclass(frozen=True)
 class Rounded:
-    """How large a layer's queries or keys are, and how far rounding may move each of their entries."""
+    """The norms of a layer's queries or keys, and how far rounding may move each entry."""
 
     norm: Float[Tensor, "*places"]
-    """‖|part from the input| + |part from the bias|‖, of what enters the score."""
+    """‖|part from the input| + |part from the bias|‖, as they enter the score."""
     error: Float[Tensor, "*places"]
     """δ, of one entry."""
 
@@ -378,7 +379,7 @@ class Rounded:
 
 
 def product_error(query: Rounded, key: Rounded, scale: float, d_head: int) -> Float[Tensor, "*places"]:
-    """How far apart rounding alone may put two computations of scale · q·k.
+    """The largest distance that rounding explains between two computations of scale · q·k.
 
     scale · (δq ‖k‖ + ‖q‖ δk + (2 + √d) ε ‖q‖ ‖k‖): the errors of a head's d entries are nearly independent, so that
     Σ_d δq_d k_d is about δq ‖k‖. No other head or row enters it.
@@ -396,7 +397,7 @@ def score_rounding(
     score: Float[Tensor, "batch head query key"],
     position: Float[Tensor, "#batch #head #query key"] | None = None,
 ) -> Float[Tensor, "batch head query key"]:
-    """How far apart rounding alone may put a score and the sum of its terms.
+    """The largest distance that rounding explains between a score and the sum of its terms.
 
     `product_error` + 4ε (|position| + |score|); the score is the model's, and this ε belongs to its precision, with
     its smallest step.
@@ -412,9 +413,9 @@ def score_rounding(
 def relative_rounding(
     relative: Relative, query: Rounded, key: Rounded, scale: float, rows: slice
 ) -> Float[Tensor, "batch head row #key"]:
-    """`product_error` of what products with tables of relative positions add; `query` is of these rows.
+    """`product_error` of the products with tables of relative positions; `query` covers these rows.
 
-    The longest row of each table takes the place of each.
+    The longest row of a table bounds every row of it.
     """
     allowed: Tensor | None = None
     sides = query.at(lambda value: value[..., None]), key.at(lambda value: value[..., None, :])
@@ -448,7 +449,7 @@ def term_shares(
     visible: Bool[Tensor, "*axes query key"],
     keys: Int[Tensor, "*axes query rank"],
 ) -> dict[str, Float[Tensor, "*axes query rank"]]:
-    """What each term contributes to the score of a key, above its minimum in the row (figure 2).
+    """The share of each term in the score of a key, above the term's minimum in the row (figure 2).
 
     share = (t_ij − min_j t_ij) / Σ_terms (t_ij − min_j t_ij), the minimum over the visible keys of the row: a
     constant per row does not change the softmax, so it must not change the share. NaN where the row sees
@@ -466,7 +467,7 @@ def term_shares(
 
 
 def names_along_row(layers: Iterable[ScoreParts]) -> tuple[str, ...]:
-    """The terms that differ between the keys of a row in any of the layers; one that does not rotate may lack some."""
+    """The terms that differ between the keys of a row in any layer; a layer that does not rotate may lack some."""
     return tuple(dict.fromkeys(name for parts in layers for name in parts.names_along_row()))
 
 

@@ -1,4 +1,4 @@
-"""What is the softmax of a block of rows, and what follows from it: the two highest keys, the entropy?"""
+"""The softmax of a block of rows, the two highest keys of each row, and its entropy."""
 
 from dataclasses import dataclass
 from functools import cached_property
@@ -9,7 +9,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 _COLUMNS: Final = 64
-"""Over how many columns the keys of a row are dealt: a multiple of any processor's vector, whatever their number."""
+"""The number of columns over which the keys of a row are dealt: a multiple of any processor's vector length."""
 
 
 def softmax_of(
@@ -36,7 +36,7 @@ def softmax_with_sink(
 
 @dataclass(frozen=True)
 class Attention:
-    """The attention of a block of rows; what several observers need is computed once."""
+    """The attention of a block of rows. Statistics that several observers need are computed once."""
 
     scores: Float[Tensor, "batch head row key"]
     pattern: Float[Tensor, "batch head row key"]
@@ -69,7 +69,7 @@ class Top:
     """The two highest values of each row; they are equal if the highest is tied."""
 
     key: Int[Tensor, "*places"]
-    """The index of the highest; of equal ones, any."""
+    """The index of the highest value; any index if several are equal."""
     first: Float[Tensor, "*places"]
     second: Float[Tensor, "*places"]
     """0 in a row of one key."""

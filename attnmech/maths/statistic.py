@@ -1,4 +1,4 @@
-"""What is known of a statistic by layer and head? Declared once: formula, names, unit, bounds, and what it says."""
+"""Declares a statistic by layer and head in one place: formula, names, unit, bounds and meaning."""
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -9,20 +9,20 @@ from torch import Tensor
 
 @dataclass(frozen=True, kw_only=True)
 class Statistic:
-    """A number of each head, or of each layer: mostly a mean over rows."""
+    """A number for each head or each layer, usually a mean over rows."""
 
     name: str
     meaning: str
-    """The sentence that documents it."""
+    """The sentence that documents the statistic."""
     label: str = ""
-    """What stands beside its scale, without the unit; by default its name."""
+    """The label of its scale, without the unit; by default its name."""
     short: str = ""
-    """What heads its column and stands in sentences; by default its name."""
+    """Its name in column headings and sentences; by default its name."""
     unit: str = ""
     printed: bool = False
     """Whether the command line prints its column; files have all."""
     bounds: tuple[float, float] = (0.0, 1.0)
-    """No mean can be outside; intervals are clamped to them."""
+    """The least and the largest possible mean; intervals are clamped to them."""
 
     @property
     def title(self) -> str:
@@ -31,7 +31,7 @@ class Statistic:
 
     @property
     def axis(self) -> str:
-        """What stands beside its scale, with the unit.
+        """The label of its scale, with the unit.
 
         >>> Statistic(name="distance", meaning="Mean distance.", label="mean distance", unit="tokens").axis
         'mean distance, tokens'
@@ -42,7 +42,7 @@ class Statistic:
 
 @dataclass(frozen=True, kw_only=True)
 class RowStatistic(Statistic):
-    """One with a formula: its value on each row, and the rows on which it is defined."""
+    """A statistic with a formula: its value on each row, and the rows on which it is defined."""
 
     defined: Callable[[Any], Tensor]
     value: Callable[[Any], Tensor]
@@ -60,16 +60,16 @@ class Statistics(dict[str, Kind], Generic[Kind]):
     """
 
     def __init__(self, *statistics: Kind) -> None:
-        super().__init__({each.name: each for each in statistics})
+        super().__init__({statistic.name: statistic for statistic in statistics})
 
     def place(self, name: str) -> int:
-        """Where a statistic is along the axis."""
+        """The index of a statistic along the axis."""
         return list(self).index(name)
 
     @property
     def printed(self) -> Iterable[Kind]:
-        """Those that the command line prints."""
-        return [each for each in self.values() if each.printed]
+        """The statistics that the command line prints."""
+        return [statistic for statistic in self.values() if statistic.printed]
 
 
 class WithStatistics:
@@ -80,8 +80,8 @@ class WithStatistics:
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
-        for each in vars(cls).get("STATISTICS", {}).values():
-            setattr(cls, each.name, _property_of(each))
+        for statistic in vars(cls).get("STATISTICS", {}).values():
+            setattr(cls, statistic.name, _property_of(statistic))
 
     if TYPE_CHECKING:
 

@@ -1,4 +1,4 @@
-"""How are rows summed by text and by class of row? Statistics in float64, and the rows on which they are defined."""
+"""Sums over rows by text and by class of row: statistics in float64, and counts of the rows that define them."""
 
 from typing import Final
 
@@ -7,7 +7,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 _AT_ONCE: Final = 2**18
-"""About how many numbers are summed at a time, so that what is cast to float64 stays in the cache."""
+"""Roughly the number of values summed at a time, so that their float64 copies stay in the cache."""
 
 
 def sums_by_text(
@@ -24,7 +24,7 @@ def sums_by_text(
 def counts_by_text(
     valid: Bool[Tensor, "statistic *layers head batch query"], classes: Bool[Tensor, "batch class query"]
 ) -> Float[Tensor, "statistic class *layers head batch"]:
-    """On how many rows of each class in each text a statistic is defined.
+    """The number of rows of each class in each text on which a statistic is defined.
 
     >>> counts_by_text(torch.tensor([[[[True, True, False]]]]), torch.tensor([[[True, False, True]]])).item()
     1.0
@@ -37,11 +37,11 @@ def counts_by_text(
 
 def _sums_of(values: Tensor, members: Bool[Tensor, "batch query"], precision: torch.dtype) -> Tensor:
     """The sums of one class, in a wider type."""
-    found = members.any(dim=0).nonzero()[:, 0]
-    if not len(found):
+    places = members.any(dim=0).nonzero()[:, 0]
+    if not len(places):
         return values.new_zeros(values.shape[:-1], dtype=precision)
-    first, last = int(found[0]), int(found[-1])
-    rows = slice(first, last + 1) if last + 1 - first == len(found) else found
+    first, last = int(places[0]), int(places[-1])
+    rows = slice(first, last + 1) if last + 1 - first == len(places) else places
     here = members[:, rows]
     all_count = bool(here.all())
     axes = values.shape[:-3]

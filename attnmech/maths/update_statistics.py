@@ -1,4 +1,4 @@
-"""What is measured of each row of what a head writes? The update against the stream, and the value that it reads most.
+"""Statistics of what a head writes, row by row: the update against the stream, and the value that it reads most.
 
 The formulas are those of `updates.py` (docs/formulas.md#residual-updates).
 """
@@ -19,7 +19,7 @@ from .updates import cosine
 
 @dataclass(frozen=True)
 class AgainstStream:
-    """What each head writes of each token, against the stream there, before the norm that follows attention."""
+    """What each head writes for each token, compared with the stream there, before the norm that follows attention."""
 
     norm: Float[Tensor, "batch head position"]
     """‖u‖."""
@@ -41,28 +41,28 @@ class AgainstStream:
 
 @dataclass(frozen=True)
 class LayerRows:
-    """What is known of a layer's rows, whatever its heads write."""
+    """Facts about a layer's rows that do not depend on what its heads write."""
 
     key: Int[Tensor, "batch head row"]
-    """The key that each row attends to most; −1 where it has no choice. Those after the values read are no tokens."""
+    """The key that each row attends to most; −1 where it has no choice. Keys after the values read are not tokens."""
     real: Bool[Tensor, "batch row"]
-    """Which rows are tokens."""
+    """The rows that are tokens."""
     begins: Int[Tensor, " batch"]
     """The first key of each text."""
     by_token: Float[Tensor, "batch row"]
-    """What the norm that follows attention multiplies a row's update by."""
+    """The factor by which the norm that follows attention multiplies a row's update."""
     aligned: bool
     """Whether queries and keys are the same tokens."""
     by_global: Bool[Tensor, "batch row"] | None = None
-    """The rows of global tokens, which may read values of their own."""
+    """The rows of global tokens, which may read separate values."""
 
 
 def update_statistics(
     written: AgainstStream, read: Sequence[AgainstStream], rows: LayerRows
 ) -> tuple[Float[Tensor, "statistic head batch row"], Bool[Tensor, "statistic head batch row"]]:
-    """Every statistic of every row, 0 where it is undefined, and where it is defined.
+    """Every statistic of every row (0 where it is undefined), and where it is defined.
 
-    `read` are the keys' values against the stream there; of two, the second are those that rows of global tokens read.
+    `read` are the keys' values against the stream there; if there are two, rows of global tokens read the second.
     """
     factor = rows.by_token[:, None]
     written = AgainstStream(written.norm * factor, written.product * factor, written.stream)
@@ -72,29 +72,29 @@ def update_statistics(
             target = target.but(rows.by_global[:, None], _target(of_global, rows))
     of_rows = UpdateRows(written, target, rows)
     shape = written.norm
-    valid = torch.stack([each.defined(of_rows).expand_as(shape) for each in STATISTICS.values()])
-    values = torch.stack([each.value(of_rows) for each in STATISTICS.values()]).masked_fill_(~valid, 0.0)
+    valid = torch.stack([statistic.defined(of_rows).expand_as(shape) for statistic in STATISTICS.values()])
+    values = torch.stack([statistic.value(of_rows) for statistic in STATISTICS.values()]).masked_fill_(~valid, 0.0)
     return values.transpose(1, 2), valid.transpose(1, 2)
 
 
 @dataclass(frozen=True)
 class Target:
-    """What the key that each row attends to most would write, against the stream there."""
+    """What the most attended key of each row would write, compared with the stream at that key."""
 
     magnitude: Float[Tensor, "batch head row"]
     orientation: Float[Tensor, "batch head row"]
     compared: Bool[Tensor, "batch head row"]
-    """Whether there is such a key, a token with a nonzero stream."""
+    """Whether that key exists and is a token with a nonzero stream."""
     directed: Bool[Tensor, "batch head row"]
-    """Whether, in addition, its value is nonzero."""
+    """Whether its value is nonzero, too."""
 
     def but(self, rows: Bool[Tensor, "batch 1 row"], other: "Target") -> "Target":
-        """The same with other numbers in some rows."""
+        """The same, with the numbers of another target in some rows."""
         return Target(*(torch.where(rows, vars(other)[name], value) for name, value in vars(self).items()))
 
 
 def _target(read: AgainstStream, rows: LayerRows) -> Target:
-    """v_j W_O against x_j, for the key j that each row attends to most."""
+    """v_j W_O compared with x_j, for the key j that each row attends to most."""
     tokens = read.stream.shape[-1]
     at = rows.key.clamp(0, tokens - 1)
     compared = (rows.key >= 0) & (rows.key < tokens) & (read.stream > 0)[:, None].expand_as(read.norm).gather(-1, at)
@@ -124,12 +124,12 @@ class UpdateRows:
 
     @cached_property
     def real(self) -> Bool[Tensor, "batch 1 row"]:
-        """The rows of tokens with a stream that is not 0."""
+        """The rows of tokens with a nonzero stream."""
         return (self.rows.real & (self.written.stream > 0))[:, None]
 
     @cached_property
     def chooses(self) -> Bool[Tensor, "batch head row"]:
-        """Those that attend to one key most."""
+        """The rows that attend to one key most."""
         return self.real & (self.rows.key >= 0)
 
     @cached_property
@@ -141,7 +141,7 @@ class UpdateRows:
 
     @cached_property
     def at_first(self) -> Bool[Tensor, "batch head row"]:
-        """Whether it is the first of the text, and not the row's own."""
+        """Whether that key is the first token of the text and not the row's own."""
         return (self.rows.key == self.rows.begins[:, None, None]) & ~self.at_self
 
 
@@ -212,4 +212,4 @@ STATISTICS: Final = Statistics(
         value=lambda rows: rows.magnitude,
     ),
 )
-"""What is measured for every head, row by row, in the order of the axis `statistic`."""
+"""The statistics of every head, row by row, in the order of the axis `statistic`."""

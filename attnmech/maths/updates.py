@@ -1,10 +1,10 @@
-"""How much a head writes into the residual stream, and in which direction (docs/formulas.md#residual-updates).
+"""The size and direction of what a head writes into the residual stream (docs/formulas.md#residual-updates).
 
     u_ih = z_ih W_O[h],    magnitude = ‖u‖ / ‖x‖,    orientation = cos(u, x),
 
-with x the stream as it enters the block. Norms and products come from the heads' d_head numbers: with a triangle R for
-which W_O[h] W_O[h]ᵀ = Rᵀ R, ‖z W_O‖ = ‖z Rᵀ‖, and u·x = z · (W_O x), so that no [token, head, d_model] array is made
-where there are more tokens than d_head.
+with x the stream as it enters the block. Norms and products are computed from the d_head numbers of z: for a triangle R
+with W_O[h] W_O[h]ᵀ = Rᵀ R, ‖z W_O‖ = ‖z Rᵀ‖ and u·x = z · (W_O x). So no [token, head, d_model] array is made if there
+are more tokens than d_head.
 """
 
 from functools import cached_property
@@ -26,7 +26,7 @@ class Writer:
     >>> torch.allclose(norm[0, 1, 0], u.norm()), torch.allclose(product[0, 1, 0], u @ x[0, 0])
     (True, True)
 
-    z and the like are `[batch position head d_head]`, or of key-value heads that are shared by groups of heads.
+    z and the values are `[batch position head d_head]`; `head` may be key-value heads that groups of heads share.
     """
 
     def __init__(self, W_O: Float[Tensor, "head d_head d_model"]) -> None:
@@ -47,14 +47,14 @@ class Writer:
         for stream, *parts in zip(self._parts(x), *map(self._parts, z), strict=True):
             seen = linear(stream, self._W_O.flatten(0, 1)).view(len(stream), *self._W_O.shape[:2])
             for place, part in enumerate(parts):
-                each = self._by_head(part)
-                norms[place].append(_norm(each, matrix))
-                products[place].append(torch.linalg.vecdot(each, seen).mT)
+                by_head = self._by_head(part)
+                norms[place].append(_norm(by_head, matrix))
+                products[place].append(torch.linalg.vecdot(by_head, seen).mT)
         both = zip(norms, products, strict=True)
         return [(_by_text(norm, len(x)), _by_text(product, len(x))) for norm, product in both]
 
     def _parts(self, values: Float[Tensor, "batch position ..."]) -> list[Float[Tensor, "token ..."]]:
-        """The tokens of all texts, as many at a time as a block holds of what heads see of them."""
+        """The tokens of all texts in parts, whose products with the heads' W_O fill one block of memory."""
         heads, d_head, _ = self._W_O.shape
         tokens = max(1, block_bytes(values.device) // (heads * d_head * values.element_size()))
         flat = values.flatten(0, 1)
@@ -65,7 +65,7 @@ class Writer:
         return z if group == 1 else z.repeat_interleave(group, dim=1)
 
     def _of_same_norm(self, values: Float[Tensor, "batch position ..."]) -> Float[Tensor, "head d_head _"]:
-        """A matrix M with ‖z M‖ = ‖z W_O‖: W_O, or Rᵀ, which is worth making for more than d_head tokens."""
+        """A matrix M with ‖z M‖ = ‖z W_O‖: W_O, or Rᵀ, which pays for more than d_head tokens."""
         few = values.shape[0] * values.shape[1] <= self._W_O.shape[1]
         return self._W_O if few else self._transposed_triangle
 
@@ -87,15 +87,15 @@ def _by_text(parts: list[Float[Tensor, "head token"]], texts: int) -> Float[Tens
 def _triangle(W_O: Float[Tensor, "head d_head d_model"]) -> Float[Tensor, "head row d_head"]:
     """R of W_Oᵀ = Q R for every head.
 
-    In float32, by Cholesky from products in float64: a third of the time, and closer than QR in float32.
+    In float32 it uses Cholesky on products in float64, which takes a third of the time and is more accurate than QR.
     """
     if W_O.dtype == torch.float32:
         wide = W_O.double()
         lower, failed = torch.linalg.cholesky_ex(wide @ wide.mT)
         if not bool(failed.any()):
             return Tensor.to(lower.mT, W_O.dtype)
-    found: Tensor = torch.linalg.qr(W_O.mT, mode="r").R
-    return found
+    triangle: Tensor = torch.linalg.qr(W_O.mT, mode="r").R
+    return triangle
 
 
 def cosine(

@@ -1,11 +1,11 @@
-"""How much of what distinguishes the keys of a row comes from each term of the scores?
+"""The share of each term of the scores in what distinguishes the keys of a row.
 
 Formulas: docs/formulas.md#shares-of-variance.
 
 share_t = Σ_rows Σ_j (t_ij − t̄_i)(s_ij − s̄_i) / Σ_rows Σ_j (s_ij − s̄_i)²
 
-over the keys j that row i sees; a row that sees one key only is left out. The shares of all terms add up to 1; one may
-be negative, or more than 1.
+over the keys j that row i sees; rows that see one key are left out. The shares of all terms add up to 1; a single share
+may be negative, or more than 1.
 """
 
 from collections.abc import Mapping
@@ -37,8 +37,8 @@ def row_covariances(
 
     of_scores = deviations(scores)
     whole = (of_scores**2).sum(dim=-1)
-    found = {}
+    covariances = {}
     for name, term in terms.items():
         along_row = term.shape[-1] > 1
-        found[name] = (deviations(term) * of_scores).sum(dim=-1) if along_row else torch.zeros_like(whole)
-    return found, whole
+        covariances[name] = (deviations(term) * of_scores).sum(dim=-1) if along_row else torch.zeros_like(whole)
+    return covariances, whole

@@ -1,4 +1,4 @@
-"""How are numbers laid out by layer and text? One row for every layer of the model; differences text by text."""
+"""Lays numbers out by layer, with one row for every layer of the model, and subtracts them text by text."""
 
 from collections.abc import Sequence
 
@@ -25,10 +25,10 @@ def shared_layers(one: Sequence[int], other: Sequence[int]) -> tuple[int, ...]:
     >>> shared_layers((0, 2, 3), (3, 2))
     (2, 3)
     """
-    found = tuple(layer for layer in one if layer in other)
-    if not found:
+    layers = tuple(layer for layer in one if layer in other)
+    if not layers:
         raise InputError(f"two results need layers in common to be subtracted; got {list(one)} and {list(other)}.")
-    return found
+    return layers
 
 
 def by_layer(measured: Tensor, layers: Sequence[int], n_layers: int, axis: int = 0) -> Tensor:

@@ -1,4 +1,4 @@
-"""How does a result become tensors and JSON values, and back? By its fields, so that no class needs its own code.
+"""Turns a result into tensors and JSON values and back, field by field, so that no class needs its own code.
 
 A tensor is stored under its path, `effects.zero_value.after`; everything else at the same path of a JSON object.
 """
@@ -17,11 +17,11 @@ def packed(thing: Any) -> tuple[dict[str, Tensor], dict[str, Any]]:
     Omits fields whose metadata say so (`saved`), and the provenance: one covers everything that a result holds.
 
     >>> @dataclasses.dataclass
-    ... class Found:
+    ... class Example:
     ...     layers: tuple[int, ...]
     ...     effect: Tensor
     >>> import torch
-    >>> packed(Found((0, 3), torch.ones(1)))
+    >>> packed(Example((0, 3), torch.ones(1)))
     ({'effect': tensor([1.])}, {'layers': [0, 3], 'effect': None})
     """
     tensors: dict[str, Tensor] = {}
@@ -33,9 +33,9 @@ def packed(thing: Any) -> tuple[dict[str, Tensor], dict[str, Any]]:
         if dataclasses.is_dataclass(value):
             return {name: plain(getattr(value, name), f"{path}.{name}") for name in _saved(value)}
         if isinstance(value, Mapping):
-            return {name: plain(each, f"{path}.{name}") for name, each in value.items()}
+            return {name: plain(entry, f"{path}.{name}") for name, entry in value.items()}
         if isinstance(value, tuple | list):
-            return [plain(each, f"{path}.{place}") for place, each in enumerate(value)]
+            return [plain(entry, f"{path}.{place}") for place, entry in enumerate(value)]
         return value
 
     return tensors, {name: plain(getattr(thing, name), name) for name in _saved(thing)}
@@ -54,21 +54,21 @@ class _Reader:
         self._tensors, self._shared = tensors, shared
 
     def thing(self, kind: type[Any], rest: Any, before: str) -> Any:
-        """A dataclass whose fields are stored under a path."""
+        """The dataclass that is stored under a path."""
         if not isinstance(rest, Mapping):
             raise ValueError(f"`{before or kind.__name__}` must be an object")
-        hints, found = get_type_hints(kind), {}
-        for each in dataclasses.fields(kind):
-            path = f"{before}.{each.name}" if before else each.name
-            if each.name in self._shared:
-                found[each.name] = self._shared[each.name]
-            elif not _is_saved(each):
+        hints, values = get_type_hints(kind), {}
+        for field in dataclasses.fields(kind):
+            path = f"{before}.{field.name}" if before else field.name
+            if field.name in self._shared:
+                values[field.name] = self._shared[field.name]
+            elif not _is_saved(field):
                 continue
-            elif each.name in rest or path in self._tensors or _is_optional(hints[each.name]):
-                found[each.name] = self._value(hints[each.name], rest.get(each.name), path)
-            elif each.default is dataclasses.MISSING:
-                raise KeyError(each.name)
-        return kind(**found)
+            elif field.name in rest or path in self._tensors or _is_optional(hints[field.name]):
+                values[field.name] = self._value(hints[field.name], rest.get(field.name), path)
+            elif field.default is dataclasses.MISSING:
+                raise KeyError(field.name)
+        return kind(**values)
 
     def _value(self, hint: Any, value: Any, path: str) -> Any:
         origin, inner = get_origin(hint), get_args(hint)
@@ -82,22 +82,22 @@ class _Reader:
             return self.thing(hint, value, path)  # type: ignore[arg-type]
         if isinstance(origin, type) and issubclass(origin, Mapping) and isinstance(value, Mapping):
             key = int if inner[0] is int else str
-            return {key(name): self._value(inner[1], each, f"{path}.{name}") for name, each in value.items()}
+            return {key(name): self._value(inner[1], entry, f"{path}.{name}") for name, entry in value.items()}
         if origin is tuple and isinstance(value, list):
             hints = [inner[0]] * len(value) if inner[-1] is Ellipsis else inner
             return tuple(
-                self._value(each, one, f"{path}.{place}")
-                for place, (each, one) in enumerate(zip(hints, value, strict=True))
+                self._value(entry_hint, entry, f"{path}.{place}")
+                for place, (entry_hint, entry) in enumerate(zip(hints, value, strict=True))
             )
         return value
 
 
-def _is_saved(each: "dataclasses.Field[Any]") -> bool:
-    return each.name != "provenance" and bool(each.metadata.get("saved", True))
+def _is_saved(field: "dataclasses.Field[Any]") -> bool:
+    return field.name != "provenance" and bool(field.metadata.get("saved", True))
 
 
 def _saved(thing: Any) -> list[str]:
-    return [each.name for each in dataclasses.fields(thing) if _is_saved(each)]
+    return [field.name for field in dataclasses.fields(thing) if _is_saved(field)]
 
 
 def _member(hints: tuple[Any, ...], value: Any) -> Any:

@@ -1,4 +1,4 @@
-"""How is a result's figure saved, and what is written above it? The model, the figure, the layer and the head."""
+"""Saves a figure of a result under a line that names the model, the figure, the layer and the head."""
 
 import re
 from collections.abc import Mapping
@@ -10,7 +10,7 @@ from ..errors import InputError
 
 
 class SavesFigures:
-    """What has `.plot(...)` can write the same figure as a file."""
+    """Base of everything with `.plot(...)`: it writes the same figure to a file."""
 
     def save_figure(
         self, path: str | Path, *figure: str, size: str = "column", title: str | None = None, **options: Any
@@ -28,7 +28,7 @@ class SavesFigures:
             figure: which figure, as `plot` takes it.
             size: "column" (85 mm wide), "double" (178 mm) or "slide" (16:9).
             title: the line above the figure; by default the result's heading with the model, the figure, the layer and
-                the head. "" leaves it out, where a caption says it.
+                the head. "" omits it, for use with a caption.
             options: the other arguments of `plot`: `layer`, `head`, …
 
         Returns:
@@ -50,21 +50,21 @@ class SavesFigures:
     def _figure_title(self, *figure: str, **options: Any) -> str:
         heading = self._figure_heading
         model = self._figure_model
-        words = [each.replace("_", " ") for each in (*figure, options.get("figure")) if isinstance(each, str)]
+        words = [word.replace("_", " ") for word in (*figure, options.get("figure")) if isinstance(word, str)]
         place = ", ".join(f"{name} {number}" for name, number in self._figure_place(*figure, **options).items())
         return " · ".join(filter(None, (heading, "" if model in heading else model, *words, place)))
 
     @property
     def _figure_heading(self) -> str:
-        """What the figure is of, above it."""
+        """What the line above the figure says that it shows."""
         words = re.sub(r"(?<=[a-z])(?=[A-Z])", " ", type(self).__name__)
         return words.capitalize()
 
     @property
     def _figure_model(self) -> str:
-        """The model, where it is known."""
+        """The model, if it is known."""
         return ""
 
     def _figure_place(self, *figure: str, **options: Any) -> Mapping[str, int]:
-        """The layer and the head that a figure shows, where it shows one."""
+        """The layer and the head that a figure shows, if it shows one."""
         return {name: options[name] for name in ("layer", "head") if options.get(name) is not None}

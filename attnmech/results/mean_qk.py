@@ -27,7 +27,7 @@ class MeanQK(Result):
     A place is a position, counted from the first token of a text, if `by` is "position", else 0.
     """
 
-    SUBTRACT = "subtract what was split at it, such as two shares of variance"
+    SUBTRACT = "subtract two results that were split at it, such as two shares of variance"
 
     by: Literal["head", "position"]
     """Whether there is one mean for each head, or one for each head and position."""
@@ -36,18 +36,18 @@ class MeanQK(Result):
     n_layers: int
     """The model's number of layers."""
     stack: str
-    """The stack of the model, empty where it has one."""
+    """The stack of the model; empty if the model has only one."""
     query_sums: Float64[Tensor, "layer place head d_head"]
     key_sums: Float64[Tensor, "layer place kv_head d_head"]
     query_counts: Int[Tensor, " place"]
     """How many queries are summed."""
     key_counts: Int[Tensor, " place"]
     texts: Int[Tensor, " document"]
-    """What identifies each text (`Batch.digests`), sorted: one that is split at these means is taken out of them."""
+    """The digest of each text (`Batch.digests`), sorted. A text that is split at these means is first taken out."""
     provenance: Provenance
 
     def check(self) -> None:
-        """Raises any exception if it is not what `save` wrote."""
+        """Raises any exception if the numbers are not those that `save` wrote."""
         self._check()
 
     def _check(self) -> None:
@@ -72,10 +72,10 @@ class MeanQK(Result):
     @cached_property
     def digest(self) -> str:
         """SHA-256 of everything but the provenance's text."""
-        found = hashlib.sha256(f"{self.by} {self.layers} {self.stack} {self.provenance.weights}".encode())
+        digest = hashlib.sha256(f"{self.by} {self.layers} {self.stack} {self.provenance.weights}".encode())
         for value in (self.query_sums, self.key_sums, self.query_counts, self.key_counts, self.texts):
-            found.update(f"{tuple(value.shape)}".encode() + value.cpu().contiguous().numpy().tobytes())
-        return found.hexdigest()
+            digest.update(f"{tuple(value.shape)}".encode() + value.cpu().contiguous().numpy().tobytes())
+        return digest.hexdigest()
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, MeanQK) and self.digest == other.digest
@@ -95,17 +95,17 @@ class MeanQK(Result):
         other layers, options or hooks.
         """
         parts = (self, *others)
-        for each in parts:
-            if not isinstance(each, MeanQK):
-                raise InputError(f"means can only be merged with means; got {shown(each)}.")
-            if each._kind != self._kind:
+        for part in parts:
+            if not isinstance(part, MeanQK):
+                raise InputError(f"means can only be merged with means; got {shown(part)}.")
+            if part._kind != self._kind:
                 raise InputError(
-                    f"merged means must have the same model, layers, options and hooks; got {self!r} and {each!r}."
+                    f"merged means must have the same model, layers, options and hooks; got {self!r} and {part!r}."
                 )
-        places = max(len(each.query_counts) for each in parts)
+        places = max(len(part.query_counts) for part in parts)
 
         def total(name: str, axis: int) -> Tensor:
-            return torch.stack([padded(getattr(each, name), places, axis) for each in parts]).sum(dim=0)
+            return torch.stack([padded(getattr(part, name), places, axis) for part in parts]).sum(dim=0)
 
         return replace(
             self,
@@ -113,8 +113,8 @@ class MeanQK(Result):
             key_sums=total("key_sums", 1),
             query_counts=total("query_counts", 0),
             key_counts=total("key_counts", 0),
-            texts=torch.cat([each.texts for each in parts]).sort().values,
-            provenance=Provenance.of_shards([each.provenance for each in parts]),
+            texts=torch.cat([part.texts for part in parts]).sort().values,
+            provenance=Provenance.of_shards([part.provenance for part in parts]),
         )
 
     @property
@@ -124,7 +124,7 @@ class MeanQK(Result):
         return self.by, self.layers, self.stack, origin.weights, origin.edits, self.query_sums.shape[2:], texts
 
     def to_frame(self) -> pd.DataFrame:
-        """One row per head and place: the lengths of its mean query and mean key, and how many each is over."""
+        """One row per head and place: the norms of the mean query and key, and the number of vectors in each mean."""
         group = self.query_sums.shape[2] // self.key_sums.shape[2]
         query, key = self.mean_query.norm(dim=-1), self.mean_key.norm(dim=-1).repeat_interleave(group, dim=2)
         return pd.DataFrame(
@@ -149,7 +149,7 @@ class MeanQK(Result):
 
 
 def padded(value: Tensor, length: int, axis: int) -> Tensor:
-    """Zeros at the end of an axis, up to a length."""
+    """The value with zeros at the end of an axis, up to a length."""
     shape = list(value.shape)
     shape[axis] = length - shape[axis]
     return torch.cat((value, value.new_zeros(shape)), dim=axis)

@@ -1,4 +1,4 @@
-"""What can be said about a value measured text by text at each place (a head, a position, a pair, a step)?"""
+"""Intervals and tests for a value measured text by text at each place (a head, a position, a pair, a step)."""
 
 from abc import abstractmethod
 from functools import cached_property
@@ -27,18 +27,18 @@ class OverTexts:
         return self._means.interval(level)
 
     def simultaneous(self, level: float = LEVEL) -> tuple[Float[Tensor, "*place"], Float[Tensor, "*place"]]:
-        """Simultaneous intervals: they hold for all places together, so also for one picked among them.
+        """Simultaneous intervals: they hold for all places together, so also for the largest.
 
-        Source: `attnmech.maths.intervals`, studentised max-T, heavy tails apart.
+        Source: `attnmech.maths.intervals`: studentised max-T, with heavy tails in a group of their own.
         """
         return self._means.simultaneous(checked_level(level))
 
     @property
     def clear(self) -> Bool[Tensor, "*place"]:
-        """Whether more texts than chance allows have one sign, that of the mean.
+        """Whether more texts than chance allows have the sign of the mean.
 
         By an exact sign test at 5 %, corrected for all places by Holm's procedure; `clear_size` says whether the mean
-        differs from 0, too. Source: `attnmech.maths.intervals`.
+        also differs from 0. Source: `attnmech.maths.intervals`.
         """
         return self._means.clear
 
@@ -54,16 +54,16 @@ class OverTexts:
 
     @property
     def one_text(self) -> Bool[Tensor, "*place"]:
-        """Whether one text carries more than half of Σ |value|: intervals undercover means that rest on few texts."""
+        """Whether one text carries more than half of Σ |value|; intervals of such means are too narrow."""
         return self._means.one_text
 
     def _columns(self, name: str) -> dict[str, Tensor]:
-        """A table's columns for these means: the name, _low, _high, and what is clear, `[*place]` each."""
+        """The columns of a table for these means: the name, _low, _high and `clarity_of`; each is `[*place]`."""
         low, high = self._means.interval()
         ends = {name: self._means.mean, f"{name}_low": low, f"{name}_high": high}
         return ends | clarity_of(self._means)
 
 
 def clarity_of(means: TextMeans) -> dict[str, Tensor]:
-    """What a table says beside an effect: agreeing, clear, clear_size, one_text."""
+    """The columns that follow an effect in a table: agreeing, clear, clear_size, one_text."""
     return {name: getattr(means, name) for name in ("agreeing", "clear", "clear_size", "one_text")}

@@ -1,4 +1,4 @@
-"""Where do the numbers of a result come from?"""
+"""The origin of a result: model, weights, inputs, hooks, options and versions."""
 
 import hashlib
 import math
@@ -19,12 +19,12 @@ _OF_CORPUS = ("corpus", "shard")
 """The options that say which documents a result covers."""
 
 _OF_SELECTION = ("heads", "layers", "reducers")
-"""The options that say what was measured, or together with what."""
+"""The options that say what was measured, and with which other statistics."""
 
 
 @cache
 def _versions() -> Mapping[str, str]:
-    """Of this process."""
+    """The versions of the packages in this process."""
     return {name: version(name) for name in _PACKAGES} | {"python": platform.python_version()}
 
 
@@ -36,7 +36,7 @@ class Provenance:
     weights: str
     """SHA-256 of the model's config and parameters."""
     inputs: str
-    """SHA-256 of everything that the model was given."""
+    """SHA-256 of all inputs of the model."""
     edits: tuple[str, ...]
     """The points at which hooks were active, such as "pattern 3"; such results are not the model's own."""
     tokens: tuple[tuple[str, ...], ...]
@@ -44,7 +44,7 @@ class Provenance:
     versions: Mapping[str, str] = field(default_factory=lambda: dict(_versions()))
 
     def to_dict(self) -> dict[str, Any]:
-        """As plain JSON values."""
+        """The provenance as plain JSON values."""
         return {
             "model": self.model,
             "weights": self.weights,
@@ -57,7 +57,7 @@ class Provenance:
 
     @property
     def entries(self) -> dict[str, str]:
-        """What a page shows, name by name."""
+        """The entries of a page, by name."""
         return {
             "model": self.model,
             "config and weights (SHA-256)": self.weights,
@@ -68,10 +68,10 @@ class Provenance:
         }
 
     def same_texts(self, other: "Provenance") -> bool:
-        """Whether both are on the same texts: the same token ids, or the same shards of one corpus."""
+        """Whether both results are on the same texts: the same token ids, or the same shards of one corpus."""
         if self.inputs == other.inputs:
             return True
-        corpora = [each.options.get("corpus") for each in (self, other)]
+        corpora = [origin.options.get("corpus") for origin in (self, other)]
         return corpora[0] is not None and corpora[0] == corpora[1] and self._documents == other._documents
 
     @property
@@ -83,18 +83,18 @@ class Provenance:
     @property
     def shards(self) -> list[tuple[int, int]]:
         """The disjoint shards (k, n) of a corpus that a result covers."""
-        given = self.options["shard"]
-        return [(int(k), int(n)) for k, n in (given if isinstance(given[0], list | tuple) else [given])]
+        shards = self.options["shard"]
+        return [(int(k), int(n)) for k, n in (shards if isinstance(shards[0], list | tuple) else [shards])]
 
     @classmethod
     def of_shards(cls, parts: "Sequence[Provenance]") -> "Provenance":
-        """That of a result over several shards of one corpus; `InputError` if documents would count twice."""
+        """The provenance of a result over several shards of one corpus; `InputError` if documents would count twice."""
         shards: list[tuple[int, int]] = []
-        for each in parts:
-            corpus, ours = (str(one.options.get("corpus", "")) for one in (each, parts[0]))
+        for part in parts:
+            corpus, ours = (str(one.options.get("corpus", "")) for one in (part, parts[0]))
             if not corpus:
                 raise InputError(
-                    f"results can be merged only if their corpus is known; one on {each.model!r} was measured on texts "
+                    f"results can be merged only if their corpus is known; one on {part.model!r} was measured on texts "
                     "that were run together, or saved before that was recorded. Measure it again."
                 )
             if corpus != ours:
@@ -102,24 +102,24 @@ class Provenance:
                     f"only shards of the same corpus can be merged; got two, with the SHA-256 {ours[:12]}… and "
                     f"{corpus[:12]}…. Give the same corpus to every call, each with its shard=(k, n)."
                 )
-            for k, n in each.shards:
+            for k, n in part.shards:
                 for other_k, other_n in shards:
                     if (k - other_k) % math.gcd(n, other_n) == 0:
                         raise InputError(
                             f"only disjoint shards can be merged; {(other_k, other_n)} and {(k, n)} share documents."
                         )
                 shards.append((k, n))
-        hashes = "".join(sorted(each.inputs for each in parts))
+        hashes = "".join(sorted(part.inputs for part in parts))
         options = {**parts[0].options, "shard": [list(shard) for shard in shards]}
         return replace(parts[0], inputs=hashlib.sha256(hashes.encode()).hexdigest(), options=options)
 
     def minus(self, other: "Provenance") -> "Provenance":
-        """Where a difference comes from: what both share, and "one − other" where they differ."""
+        """The provenance of a difference: the shared entries, and "one − other" where the two differ."""
 
         def both(one: Any, two: Any) -> Any:
             return one if one == two else f"{one} − {two}"
 
-        edits, others = (", ".join(each.edits) or "none" for each in (self, other))
+        edits, others = (", ".join(origin.edits) or "none" for origin in (self, other))
         names = dict.fromkeys((*self.options, *other.options))
         return Provenance(
             both(self.model, other.model),
@@ -132,20 +132,20 @@ class Provenance:
 
     def versus(self, other: "Provenance") -> str:
         """How two results differ, in a few words: "model demo − gpt2, inputs 1f3a… − 77b0…"."""
-        told: dict[str, tuple[Any, Any]] = {
+        differing: dict[str, tuple[Any, Any]] = {
             "model": (self.model, other.model),
             "weights": (self.weights, other.weights),
             "inputs": (self.inputs, other.inputs),
             "hooks": (", ".join(self.edits) or "none", ", ".join(other.edits) or "none"),
         }
         if self.model != other.model:
-            del told["weights"]
+            del differing["weights"]
         if self.same_texts(other):
-            del told["inputs"]
+            del differing["inputs"]
         names = [name for name in (*self.options, *other.options) if name not in (*_OF_CORPUS, *_OF_SELECTION)]
-        told |= {name: (self.options.get(name), other.options.get(name)) for name in names}
-        found = [f"{name} {_short(one)} − {_short(two)}" for name, (one, two) in told.items() if one != two]
-        return ", ".join(found) or "same model and inputs"
+        differing |= {name: (self.options.get(name), other.options.get(name)) for name in names}
+        words = [f"{name} {_short(one)} − {_short(two)}" for name, (one, two) in differing.items() if one != two]
+        return ", ".join(words) or "same model and inputs"
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Self:

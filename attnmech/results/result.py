@@ -1,4 +1,4 @@
-"""What can every result do? Become a frame, a file and a page, and say where it came from."""
+"""The base classes of results: each becomes a frame, a file and a page, and names its origin."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
@@ -22,12 +22,12 @@ from .tensor_file import write_tensors
 
 
 class Result(SavesFigures, ABC):
-    """Base of all results: dataclasses, whose fields `save` writes. A subclass gives `to_frame`."""
+    """Base of all results. They are dataclasses, and `save` writes their fields; a subclass defines `to_frame`."""
 
     provenance: Provenance
 
     SUBTRACT: ClassVar[str]
-    """What to subtract instead, if a difference of two such results has no meaning."""
+    """What to subtract instead, for a class whose differences have no meaning."""
 
     def __sub__(self, other: Any) -> Self:
         raise InputError(f"two {type(self).__name__} results cannot be subtracted; {self.SUBTRACT}.")
@@ -37,14 +37,14 @@ class Result(SavesFigures, ABC):
         """The numbers as a tidy table, one row per head."""
 
     def by_head(self) -> pd.DataFrame:
-        """The numbers with one row per head: `to_frame`, unless its rows are something else."""
+        """The numbers with one row per head; `to_frame` unless that has other rows."""
         return self.to_frame()
 
     def save(self, path: str | Path) -> Path:
         """Writes the result to one safetensors file (tensors, and JSON in its header), for `am.load_result`."""
-        everything, about = self._written()
+        everything, facts = self._written()
         tensors, same_as = _without_repeats(everything)
-        header = {"kind": type(self).__name__, **about, "same_as": same_as}
+        header = {"kind": type(self).__name__, **facts, "same_as": same_as}
         return write_tensors(path, tensors, header)
 
     @property
@@ -53,7 +53,7 @@ class Result(SavesFigures, ABC):
 
     @property
     def axis_lengths(self) -> Mapping[str, int]:
-        """The lengths of axes that labels give, such as the layers; reading a file compares its tensors with them."""
+        """The lengths of axes that have labels, such as the layers; reading a file checks its tensors against them."""
         return {}
 
     def _measured(self) -> "Sequence[Self]":
@@ -61,7 +61,7 @@ class Result(SavesFigures, ABC):
         return (self,)
 
     def _check(self) -> None:
-        """Raises any exception if what was read is not what `save` wrote."""
+        """Raises any exception if the values read are not those that `save` wrote."""
         check_fields(self, self.axis_lengths)
 
     @classmethod
@@ -79,17 +79,17 @@ class Result(SavesFigures, ABC):
         return tensors, {"facts": rest, "provenance": self.provenance.to_dict()}
 
     @classmethod
-    def _read(cls, tensors: Mapping[str, Tensor], about: Mapping[str, Any]) -> Self:
+    def _read(cls, tensors: Mapping[str, Tensor], header: Mapping[str, Any]) -> Self:
         """The reverse of `_written`."""
-        found: Self = unpacked(cls, tensors, about["facts"], provenance=Provenance.from_dict(about["provenance"]))
-        return found
+        result: Self = unpacked(cls, tensors, header["facts"], provenance=Provenance.from_dict(header["provenance"]))
+        return result
 
     def _repr_html_(self) -> str:
         return f"<p>{html_text(repr(self))}</p>{table_html(self.to_frame())}"
 
 
 class PagedResult(Result):
-    """A result with a page of its own: figures, a table, and one sentence that the numbers support."""
+    """A result that has its own page: figures, a table, and one sentence that the numbers support."""
 
     @property
     @abstractmethod
@@ -116,7 +116,7 @@ class PagedResult(Result):
 
     @property
     def _origin(self) -> dict[str, str]:
-        """Where the numbers came from, as the page shows it."""
+        """The origin of the numbers, as the page shows it."""
         return self.provenance.entries
 
     def to_html(self, path: str | Path) -> Path:
@@ -176,9 +176,9 @@ class TextResult(PagedResult):
                     f"to be subtracted, two results must have the same {name}; got {mine!r} and {yours!r}. Measure "
                     "both in the same way."
                 )
-        found = self._minus(other, self.provenance.same_texts(other.provenance))
+        difference = self._minus(other, self.provenance.same_texts(other.provenance))
         origin: dict[str, Any] = {"provenance": self.provenance.minus(other.provenance)}
-        return replace(found, parts=(self, other), **origin)
+        return replace(difference, parts=(self, other), **origin)
 
     @property
     def _two(self) -> tuple[Self, Self]:
@@ -202,13 +202,13 @@ class TextResult(PagedResult):
     @property
     @abstractmethod
     def _n_texts(self) -> int:
-        """How many texts it was measured on."""
+        """The number of texts that the result was measured on."""
 
     @property
     def _texts(self) -> str:
-        """How many texts, in words."""
+        """The number of texts, in words."""
         counted = (self,) if self.parts is None or self.paired else self.parts
-        return " against ".join("1 text" if each._n_texts == 1 else f"{each._n_texts} texts" for each in counted)
+        return " against ".join("1 text" if part._n_texts == 1 else f"{part._n_texts} texts" for part in counted)
 
     @property
     def _opening(self) -> str:
@@ -227,14 +227,14 @@ class TextResult(PagedResult):
             return super()._written()
         written = [part._written() for part in self.parts]
         tensors = {f"{place} {name}": x for place, (own, _) in enumerate(written) for name, x in own.items()}
-        return tensors, {"difference": [about for _, about in written]}
+        return tensors, {"difference": [facts for _, facts in written]}
 
     @classmethod
-    def _read(cls, tensors: Mapping[str, Tensor], about: Mapping[str, Any]) -> Self:
-        if "difference" not in about:
-            return super()._read(tensors, about)
+    def _read(cls, tensors: Mapping[str, Tensor], header: Mapping[str, Any]) -> Self:
+        if "difference" not in header:
+            return super()._read(tensors, header)
         parts = []
-        for place, own in enumerate(about["difference"]):
+        for place, own in enumerate(header["difference"]):
             beginning = f"{place} "
             named = {name.removeprefix(beginning): x for name, x in tensors.items() if name.startswith(beginning)}
             parts.append(cls._read(named, own))

@@ -1,4 +1,4 @@
-"""What a decomposition of scores says of one rank, or of two keys: its terms by name, without the model."""
+"""Numbers of a decomposition of scores, by the name of the term: shares at a rank, contrasts of two keys, the terms."""
 
 import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -20,7 +20,7 @@ MAX_TERM_BYTES: Final = 2 * 2**30
 """The largest term made in one piece."""
 
 ROUGH: Final = 64
-"""Under this many tokens a text's own means stand for it roughly."""
+"""With fewer tokens than this, a text's own means are rough."""
 
 
 @dataclass(frozen=True)
@@ -31,14 +31,14 @@ class Reference:
     by_position: bool
     """Whether there is one for each position, so that the term `position` is no function of distance."""
     tokens: tuple[int, ...]
-    """Of each text, how many tokens its own means are over; empty for other means."""
-    about: str
+    """For each text, the number of tokens in its own means; empty for other means."""
+    words: str
     """The reference in words."""
 
     def note(self, sequence: int, nouns: Nouns = TEXT) -> str:
         """A sentence for figures of one text."""
         if self.kind != "mean":
-            return f"Queries and keys are split at {self.about}, not at the model's biases."
+            return f"Queries and keys are split at {self.words}, not at the model's biases."
         tokens = self.tokens[sequence]
         sentence = (
             f"Queries and keys are split at the {nouns.text}'s own means, not at the model's biases: over {tokens} of "

@@ -1,4 +1,4 @@
-"""What is in a file of attnmech? Tensors in safetensors format, all else as JSON in its header; never pickle."""
+"""Files of attnmech: tensors in safetensors format, and everything else as JSON in the header; never pickle."""
 
 import json
 from collections.abc import Mapping
@@ -16,7 +16,7 @@ _HEADER: Final = "attnmech"
 
 
 def write_tensors(path: str | Path, tensors: Mapping[str, Tensor], header: Mapping[str, Any]) -> Path:
-    """Writes them whole or not at all; returns the path."""
+    """Writes the file whole or not at all; returns its path."""
     target = path_of(path, OutputError)
     # Copies: safetensors refuses tensors that share memory.
     apart = {name: value.detach().cpu().contiguous().clone() for name, value in tensors.items()}
