@@ -20,7 +20,7 @@ NOT_YET = {
     "head_types.ipynb", "translation.ipynb", "benchmarks/README.md",
 }  # fmt: skip
 
-CLEAN: tuple[str, ...] = ()
+CLEAN = ("maths", "results")
 """The folders of the package that hold no pattern."""
 
 PLANTED = {

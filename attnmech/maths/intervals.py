@@ -311,7 +311,7 @@ def sign_test(above: Int[Tensor, "*place"], below: Int[Tensor, "*place"]) -> Flo
 
 
 def fewest_texts(quantities: int) -> int:
-    """The fewest texts on which one of this many quantities can have a clear sign: 2^(1 − n) ≤ 0.05 / quantities.
+    """The fewest texts n on which one of the quantities can have a clear sign: 2^(1 − n) ≤ 0.05 / quantities.
 
     >>> fewest_texts(1), fewest_texts(32), fewest_texts(1024)
     (6, 11, 16)
@@ -342,7 +342,7 @@ def difference(one: TextMeans, other: TextMeans) -> TextMeans:
     """The difference D of two means over the same texts.
 
     If both have the same number of rows, it is Σ (y_t − y'_t) / Σ n_t. Otherwise it is a mean of one value per text,
-    the jackknife's pseudo-values D + (n − 1) · (e_t / (Σn − n_t) − e'_t / (Σn' − n'_t)), shifted so that their mean is D.
+    the jackknife's pseudo-values D + (n − 1) · (e_t / (Σn − n_t) − e'_t / (Σn' − n'_t)), shifted to the mean D.
     """
     if torch.equal(one.below, other.below):
         return TextMeans(one.above - other.above, one.below)
