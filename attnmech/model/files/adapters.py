@@ -1,4 +1,4 @@
-"""What becomes of adapters (`peft`: LoRA and its relatives)? They are merged into a copy of the layers that they adapt.
+"""Merges adapters (`peft`: LoRA and its relatives) into a copy of the layers that they adapt.
 
 LoRA makes of a layer x W the layer x (W + s B A): one matrix, which the weights of attnmech's points then are. The
 caller's model keeps its adapters; layers without one stay shared with it.
@@ -27,14 +27,14 @@ CONFIG: Final = "adapter_config.json"
 WEIGHTS: Final = "adapter_model.safetensors"
 
 _NO_WEIGHTS: Final = ("ADAPTION_PROMPT", "XLORA")
-"""Kinds of adapters that are no weights of layers; and so are all that learn prompts."""
+"""Kinds of adapters that are not weights of layers; neither are those that learn prompts."""
 _PROBES: Final = 5
 _TOKENS: Final = 7
 _SEED: Final = 23
 
 
 def merged(source: nn.Module) -> tuple[nn.Module, str]:
-    """A model with its active adapters merged, and what its name is to say of them; any other module as it is."""
+    """A model with its active adapters merged, and a suffix for its name; any other module unchanged."""
     if "peft" not in sys.modules or not (_is_wrapped(source) or any(_adapting(source))):
         return source, ""
     if _is_wrapped(source):
@@ -45,13 +45,13 @@ def merged(source: nn.Module) -> tuple[nn.Module, str]:
     used = not any(part.disable_adapters for part in parts)
     if not used and any(getattr(part, "merged", False) for part in parts):
         raise UnsupportedModelError(f"the adapter {names} is merged and switched off; model.unmerge_adapter() first.")
-    found = _shared_copy(inner)
+    merged_model = _shared_copy(inner)
     try:
         with torch.no_grad(), warnings.catch_warnings():
-            # That embeddings are no longer tied: here they need not be.
+            # peft warns that embeddings are no longer tied; they need not be.
             warnings.simplefilter("ignore")
-            for path, part in list(_adapting(found)):
-                found.set_submodule(path, _plain(path, part, used))
+            for path, part in list(_adapting(merged_model)):
+                merged_model.set_submodule(path, _plain(path, part, used))
     except UnsupportedModelError:
         raise
     except Exception as error:  # what an adapter is can be anything that peft has
@@ -59,13 +59,13 @@ def merged(source: nn.Module) -> tuple[nn.Module, str]:
             f"the adapter {names} cannot be merged into the weights: {first_line(error)}. If peft can, give am.load "
             "what it makes: model.merge_and_unload()."
         ) from error
-    found._hf_peft_config_loaded = False
-    _require_same_output(_shared_copy(source), found, names)
-    return found, f" with adapter {names} {'merged' if used else 'switched off'}"
+    merged_model._hf_peft_config_loaded = False
+    _require_same_output(_shared_copy(source), merged_model, names)
+    return merged_model, f" with adapter {names} {'merged' if used else 'switched off'}"
 
 
 def base_of(folder: Path) -> str:
-    """The folder or the name of the model that an adapter in a folder is for."""
+    """The folder or the name of the base model of a folder's adapter."""
     try:
         base = json.loads((folder / CONFIG).read_text(encoding="utf-8")).get("base_model_name_or_path")
     except (OSError, ValueError, AttributeError) as error:
@@ -91,21 +91,21 @@ def adapted(model: PreTrainedModel, folder: Path) -> nn.Module:
     stored = tensors_in_file(folder / WEIGHTS)
     try:
         with warnings.catch_warnings():
-            # Of weights that are missing; said below.
+            # peft warns of missing weights; the check below refuses them.
             warnings.simplefilter("ignore")
-            found: nn.Module = peft.PeftModel.from_pretrained(model, str(folder), torch_device=str(model.device))
-        wanted = peft.get_peft_model_state_dict(found)
+            with_adapter: nn.Module = peft.PeftModel.from_pretrained(model, str(folder), torch_device=str(model.device))
+        wanted = peft.get_peft_model_state_dict(with_adapter)
     except Exception as error:  # a config can hold anything
         raise WeightsError(
             f"folder {folder}: its adapter does not fit {type(model).__name__}: {first_line(error)}"
         ) from error
-    for names, said in ((wanted.keys() - stored.keys(), "lacks"), (stored.keys() - wanted.keys(), "has no place for")):
+    for names, verb in ((wanted.keys() - stored.keys(), "lacks"), (stored.keys() - wanted.keys(), "has no place for")):
         if names:
-            what = "its adapter" if said == "lacks" else type(model).__name__
+            what = "its adapter" if verb == "lacks" else type(model).__name__
             raise WeightsError(
-                f"folder {folder}: {what} {said} {len(names)} of the adapter's weights, including {min(names)}."
+                f"folder {folder}: {what} {verb} {len(names)} of the adapter's weights, including {min(names)}."
             )
-    return found
+    return with_adapter
 
 
 def _is_wrapped(source: nn.Module) -> bool:
@@ -117,14 +117,14 @@ def _require_weights(source: Any) -> None:
         kind = getattr(config.peft_type, "value", str(config.peft_type))
         if config.is_prompt_learning or kind in _NO_WEIGHTS:
             raise UnsupportedModelError(
-                f"the adapter {name!r} ({kind}) is not a change of weights: it adds learned tokens, or a model of its "
-                "own. LoRA, DoRA, IA³ and others that peft can merge are supported; source.get_base_model() is the "
+                f"the adapter {name!r} ({kind}) is not a change of weights: it adds learned tokens, or another "
+                "model. LoRA, DoRA, IA³ and others that peft can merge are supported; source.get_base_model() is the "
                 "model without it."
             )
 
 
 def _adapting(model: nn.Module) -> Iterator[tuple[str, Any]]:
-    """The outermost modules that stand in for a layer of the model."""
+    """The outermost modules that replace a layer of the model."""
     layers, whole = import_module("peft.tuners.tuners_utils"), import_module("peft.utils.other")
     kinds = layers.BaseTunerLayer, whole.AuxiliaryTrainingWrapper
     inside = "\0"
@@ -135,8 +135,8 @@ def _adapting(model: nn.Module) -> Iterator[tuple[str, Any]]:
 
 
 def _shared_copy(model: nn.Module) -> Any:
-    found = copy.deepcopy(model, {id(each): each for each in model.parameters()})
-    return found.eval()
+    shared = copy.deepcopy(model, {id(parameter): parameter for parameter in model.parameters()})
+    return shared.eval()
 
 
 def _plain(path: str, part: Any, used: bool) -> nn.Module:
@@ -164,14 +164,14 @@ def _plain(path: str, part: Any, used: bool) -> nn.Module:
 
 
 def _own_weights(base: nn.Module) -> None:
-    """Gives a layer weights of its own, where it may share them with the caller's and with tied layers."""
+    """Copies the weights of a layer, which it may share with the caller's and with tied layers."""
     for owner in base.modules():
         for name, value in list(owner.named_parameters(recurse=False)):
             setattr(owner, name, nn.Parameter(value.detach().clone(), requires_grad=value.requires_grad))
 
 
 def _probe(base: nn.Module) -> Tensor | None:
-    """Random inputs of a layer; None of one whose inputs are not known."""
+    """Random inputs of a layer; None if its inputs are unknown."""
     generator, weight = torch.Generator().manual_seed(_SEED), next(base.parameters())
     if isinstance(base, nn.Embedding):
         return torch.randint(base.num_embeddings, (_PROBES,), generator=generator).to(weight.device)
@@ -185,14 +185,14 @@ def _probe(base: nn.Module) -> Tensor | None:
 
 
 def _require_same_output(before: Any, after: Any, names: str) -> None:
-    """Compares whole models that read tokens: peft may do more than what layers are replaced by."""
+    """Compares whole models that read tokens: peft may change more than the layers that it replaces."""
     if getattr(after, "main_input_name", "") != "input_ids":
         return
     generator = torch.Generator().manual_seed(_SEED)
     ids = torch.randint(len(after.get_input_embeddings().weight), (2, _TOKENS), generator=generator).to(after.device)
-    given = {"input_ids": ids} | ({"decoder_input_ids": ids} if after.config.is_encoder_decoder else {})
+    inputs = {"input_ids": ids} | ({"decoder_input_ids": ids} if after.config.is_encoder_decoder else {})
     with torch.no_grad():
-        first, second = (model(**given, use_cache=False)[0] for model in (before, after))
+        first, second = (model(**inputs, use_cache=False)[0] for model in (before, after))
     _require_same(f"the adapter {names}", first, second)
 
 

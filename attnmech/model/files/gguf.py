@@ -1,4 +1,4 @@
-"""How is a GGUF file read? Once by transformers, which dequantises the weights; after that, from a cached copy."""
+"""Reads GGUF files: once by transformers, which dequantises the weights, then from a cached copy."""
 
 import hashlib
 import json
@@ -28,7 +28,7 @@ _FORMAT: Final = 1
 """Raised whenever a copy's files change."""
 
 _CONTENTS: Final = "contents.json"
-"""In a copy: the SHA-256 of each of its other files, and the types that the GGUF file stores weights in."""
+"""In a copy: the SHA-256 of each of its other files, and the types in which the GGUF file stores weights."""
 
 _FLOATS: Final = ("F64", "F32", "F16", "BF16")
 """The tensor types of a GGUF file that are not quantised."""
@@ -40,11 +40,11 @@ class Dequantised:
 
     folder: Path
     types: tuple[str, ...]
-    """The quantised types that the file stores weights in, such as ("Q4_1", "Q8_0"), most frequent first."""
+    """The quantised types in which the file stores weights, such as ("Q4_1", "Q8_0"), most frequent first."""
 
     @property
     def remark(self) -> str:
-        """What a model's name says of it: " (dequantised from Q4_1, Q8_0)"; nothing if the file is not quantised."""
+        """The suffix of a model's name: " (dequantised from Q4_1, Q8_0)"; empty if the file is not quantised."""
         return f" (dequantised from {', '.join(self.types)})" if self.types else ""
 
 
@@ -88,7 +88,7 @@ def cache() -> Path:
 
 
 def _whole(copy: Path) -> Dequantised | None:
-    """The copy, if all of its files are as they were written."""
+    """The copy, if all of its files are unchanged."""
     try:
         contents = json.loads((copy / _CONTENTS).read_text(encoding="utf-8"))
         if contents["files"] != _digests(copy):
@@ -158,7 +158,7 @@ def _writing(folder: Path) -> Iterator[None]:
 
 
 def _read(path: Path, *, nothing: Path) -> tuple[list[str], PreTrainedModel, Any]:
-    """The types that the file stores weights in, the model in float32, and its tokenizer if it can be converted."""
+    """The types in which the file stores weights, the model in float32, and its tokenizer if it can be converted."""
     stored = _stored(path)
     file: dict[str, Any] = {"gguf_file": str(path.absolute()), "local_files_only": True, "trust_remote_code": False}
     try:
@@ -188,7 +188,7 @@ def _stored(path: Path) -> dict[str, tuple[str, int]]:
         raise InputError(f"to read {path}: pip install 'attnmech[gguf]'.") from error
     try:
         check_header(path)
-        return {each.name: (each.tensor_type.name, int(each.n_elements)) for each in GGUFReader(path).tensors}
+        return {tensor.name: (tensor.tensor_type.name, int(tensor.n_elements)) for tensor in GGUFReader(path).tensors}
     except Exception as error:  # a file can be wrong in many ways
         raise WeightsError(
             f"{path} cannot be read as GGUF ({first_line(error)}); it may be damaged or incomplete. Compare its size "
@@ -223,12 +223,12 @@ def _model(path: Path, config: PreTrainedConfig, file: dict[str, Any]) -> PreTra
 
 
 def _check_all_read(path: Path, stored: dict[str, tuple[str, int]], model: PreTrainedModel) -> None:
-    """Raises `WeightsError` if transformers took only some of the numbers: it skips what it has no place for."""
-    held, taken = sum(count for _, count in stored.values()), sum(each.numel() for each in model.parameters())
+    """Raises `WeightsError` if transformers took only some of the numbers: it skips tensors that it does not know."""
+    held, taken = sum(count for _, count in stored.values()), sum(parameter.numel() for parameter in model.parameters())
     # Some families store a tied head a second time.
     head = stored.get("output.weight", ("", 0))[1] if model.config.tie_word_embeddings else 0
     if held not in (taken, taken + head):
         raise WeightsError(
-            f"{path} holds {held:,} numbers, of which transformers {transformers.__version__} puts {taken:,} into a "
+            f"{path} holds {held:,} numbers, but transformers {transformers.__version__} puts {taken:,} into a "
             f"{type(model).__name__}, so this would be another model. Load the original weights, in safetensors."
         )

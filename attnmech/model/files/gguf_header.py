@@ -1,4 +1,4 @@
-"""Can a GGUF file's header be true? Its counts are compared with the file's size before anything is read by them.
+"""Checks a GGUF file's header: its counts must fit the file's size before anything is read by them.
 
 The reader of the package gguf takes them as they are: it would go through 10⁸ numbers of an array one by one, also
 where the file ends before them.
@@ -10,14 +10,14 @@ from pathlib import Path
 from typing import Final
 
 _SCALARS: Final = {0: 1, 1: 1, 2: 2, 3: 2, 4: 4, 5: 4, 6: 4, 7: 1, 10: 8, 11: 8, 12: 8}
-"""How many bytes a value of each of GGUF's types of numbers takes."""
+"""The bytes per value of each of GGUF's number types."""
 _STRING: Final = 8
 _ARRAY: Final = 9
 _LEAST_TENSOR: Final = 24
-"""The least bytes in which a tensor is described: lengths of its name and shape, its type and its place."""
+"""The fewest bytes that describe a tensor: lengths of its name and shape, its type and its place."""
 
 _MOST_VALUES: Final = 2**24
-"""How many values a header's arrays may hold: the largest vocabularies have some hundred thousand tokens and merges."""
+"""The most values in a header's arrays: the largest vocabularies have some hundred thousand tokens and merges."""
 
 
 def check_header(path: Path) -> None:
@@ -38,7 +38,7 @@ def check_header(path: Path) -> None:
 
 
 class _Header:
-    """A place in the header, which moves over what is read."""
+    """A place in the header that moves on with every value read."""
 
     def __init__(self, data: mmap.mmap) -> None:
         self.data = data
@@ -50,7 +50,7 @@ class _Header:
         """Raises `ValueError` if fewer bytes than that are left."""
         left = len(self.data) - self.place
         if length > left:
-            raise ValueError(f"its header says that {what} follow, {length:,} bytes, of which the file has {left:,}")
+            raise ValueError(f"its header says that {what} follow, {length:,} bytes; the file has only {left:,}")
 
     def skip(self, length: int, what: str) -> None:
         self.require(length, what)

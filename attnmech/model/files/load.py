@@ -1,4 +1,4 @@
-"""How does a name, a folder, a file or a model object become a `HookedModel` with its certificate?"""
+"""Makes a `HookedModel` with its certificate from a name, a folder, a file or a model object."""
 
 import warnings
 from collections.abc import Iterator
@@ -39,7 +39,7 @@ from .unbridged import Unbridged, unbridged
 
 _WEIGHTS: Final = (WHOLE, SHARDED)
 _ANSWER_WITHIN: Final = 5.0
-"""How many seconds the hub has to say whether it knows a name."""
+"""Seconds that the hub has to say whether it knows a name."""
 
 
 class UnprovenWarning(UserWarning):
@@ -181,12 +181,12 @@ def load(
 
 
 def _dtype(dtype: torch.dtype | str | None) -> torch.dtype | None:
-    found = getattr(torch, dtype, None) if isinstance(dtype, str) else dtype
+    kind = getattr(torch, dtype, None) if isinstance(dtype, str) else dtype
     if dtype is None:
         return None
-    if not isinstance(found, torch.dtype) or not found.is_floating_point:
+    if not isinstance(kind, torch.dtype) or not kind.is_floating_point:
         raise InputError(f'dtype must be a floating-point type such as torch.float32 or "float32"; got {shown(dtype)}.')
-    return found
+    return kind
 
 
 def _device(device: str | torch.device | None) -> torch.device | None:
@@ -213,10 +213,10 @@ def _check_tokenizer(tokenizer: Any) -> None:
 def _from_object(
     source: nn.Module, device: torch.device | None, dtype: torch.dtype | None
 ) -> tuple[PreTrainedModel, str]:
-    given = unwrapped(source)
-    require_unquantised(getattr(given, "config", None), type(given).__name__)
-    found, remark = adapters.merged(given)
-    source = require_transformers(found)
+    module = unwrapped(source)
+    require_unquantised(getattr(module, "config", None), type(module).__name__)
+    plain, remark = adapters.merged(module)
+    source = require_transformers(plain)
     places = {parameter.device for parameter in source.parameters()}
     if any(place.type == "meta" for place in places):
         _require_no_offload(source)
@@ -237,7 +237,7 @@ def _from_object(
 
 
 def _require_no_offload(source: PreTrainedModel) -> None:
-    """Raises `WeightsError` for a model parts of which `device_map` keeps in another memory than that of its device."""
+    """Raises `WeightsError` if `device_map` keeps parts of a model outside its device's memory."""
     placed: dict[str, Any] = getattr(source, "hf_device_map", None) or {}
     elsewhere = ("disk",) if set(placed.values()) <= {"cpu", "disk"} else ("cpu", "disk")
     away = [part for part, place in placed.items() if place in elsewhere]
@@ -258,7 +258,7 @@ def _own(
     labels: Labels,
     architecture: Architecture | None,
 ) -> tuple[OwnModule, tuple[Architecture, ...], OwnInputs]:
-    """A module of the user's own, its stacks, and what it is given."""
+    """A module of the user's own, its stacks and its inputs."""
     if not isinstance(source, nn.Module) or isinstance(source, PreTrainedModel):
         raise InputError(
             "`example` and `labels` are for a torch module that is no transformers model; got "
@@ -305,10 +305,10 @@ def from_files(
 def _with_adapter(
     folder: Path, tokenizer: Any, device: torch.device | None, dtype: torch.dtype | None, name: str
 ) -> tuple[PreTrainedModel, Any, str, Path]:
-    """The base model of a folder with an adapter, into which that is merged."""
+    """The base model into which a folder's adapter is merged."""
     if any((folder / file).is_file() for file in _WEIGHTS):
         raise ModelNotFoundError(
-            f"folder {folder} holds an adapter and a model's weights; give one of the two, in a folder of its own."
+            f"folder {folder} holds an adapter and a model's weights; give one of the two, alone in a folder."
         )
     named = adapters.base_of(folder)
     try:
@@ -370,7 +370,7 @@ def _read_model(folder: Path, dtype: torch.dtype | None) -> PreTrainedModel:
     if not known:
         raise UnsupportedModelError(
             f"folder {folder} names the class {named!r}, which transformers {transformers.__version__} does not have. "
-            "If the folder brings code of its own, read that code, load the model with it yourself, and give am.load "
+            "If the folder brings code, read that code, load the model with it yourself, and give am.load "
             "the object."
         )
     with _quiet():
@@ -402,7 +402,7 @@ def _read_model(folder: Path, dtype: torch.dtype | None) -> PreTrainedModel:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Silences transformers' progress bar and report; our errors say what they would."""
+    """Silences transformers' progress bar and report; our errors say the same."""
     shown, level = logging.is_progress_bar_enabled(), logging.get_verbosity()
     logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     logging.set_verbosity_error()  # type: ignore[no-untyped-call]

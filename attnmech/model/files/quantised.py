@@ -1,4 +1,4 @@
-"""Is a model quantised? Then there are no weights to read: a packed matrix is unpacked by kernels of its own."""
+"""Refuses quantised models: special kernels unpack their packed matrices, so there are no weights to read."""
 
 from typing import Any
 
@@ -6,19 +6,17 @@ from ...errors import UnsupportedModelError
 
 
 def require_unquantised(config: Any, name: str) -> None:
-    """Raises `UnsupportedModelError`, naming the method, for the config of a quantised model (not GGUF, which is read
-    dequantised).
-    """
-    given = getattr(config, "quantization_config", None)
-    if given is None:
+    """Raises `UnsupportedModelError` with the method for a quantised model's config; GGUF is read dequantised."""
+    settings = getattr(config, "quantization_config", None)
+    if settings is None:
         return
-    about = given if isinstance(given, dict) else getattr(given, "__dict__", {})
-    method = about.get("quant_method")
+    entries = settings if isinstance(settings, dict) else getattr(settings, "__dict__", {})
+    method = entries.get("quant_method")
     method = str(getattr(method, "value", method or "an unnamed method"))
     if method == "gguf":
         return
-    loaded = (n for n in (4, 8) if about.get(f"load_in_{n}bit") or about.get(f"_load_in_{n}bit"))
-    bits = about.get("bits") or next(loaded, None)
+    loaded = (n for n in (4, 8) if entries.get(f"load_in_{n}bit") or entries.get(f"_load_in_{n}bit"))
+    bits = entries.get("bits") or next(loaded, None)
     raise UnsupportedModelError(
         f"{name} is quantised by {method}{f' to {bits} bits' if bits else ''}: its packed weights are unpacked by "
         "kernels of that method, so there are no matrices to read. Load the unquantised weights; or the dequantised "

@@ -1,4 +1,4 @@
-"""Can a folder's weights belong to its config? Decided from the headers of its files, before any is read.
+"""Checks whether a folder's weights can belong to its config, from the headers of its files, before reading any.
 
 A config may say anything. One that asks for a million layers would take hours to build before transformers missed the
 first weight, and weights that are stored as integers would be taken for real numbers.
@@ -38,15 +38,15 @@ _LAYER_COUNTS: Final = ("num_hidden_layers", "num_layers", "num_decoder_layers")
 """Transformers' common names for a config's number of layers."""
 
 _MOST_SHARED: Final = 100
-"""How many layers of a config may use one stored layer (ALBERT's share one)."""
+"""The most layers of a config that may use one stored layer (ALBERT's share one)."""
 
 _REAL: Final = ("F64", "F32", "F16", "BF16", "F8_E4M3", "F8_E5M2")
-"""The safetensors types whose numbers are the weights themselves."""
+"""The safetensors types that store weights as plain numbers."""
 
 _PRECISIONS: Final = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 
 _MOST: Final = 2
-"""How many times the stored numbers a config may ask for: below this, missing weights are named one by one."""
+"""A config may ask for this multiple of the stored numbers; below it, missing weights are named singly."""
 
 _POSITION_COUNTS: Final = (
     "max_position_embeddings", "n_positions", "n_ctx", "max_seq_len", "max_source_positions", "max_target_positions",
@@ -54,13 +54,13 @@ _POSITION_COUNTS: Final = (
 """Transformers' common names for a config's number of positions."""
 
 _STEP: Final = 64
-"""How many positions the smallest model has from which the size of tables follows."""
+"""The number of positions of the smallest model that is built to find the size of tables."""
 
 _FEW_POSITIONS: Final = 2**17
-"""Up to this many, tables of positions are built without working out their size first."""
+"""Tables of up to this many positions are built without computing their size first."""
 
 _TABLES: Final = 2**26
-"""How many numbers that are not stored, such as sinusoids, a config may ask for."""
+"""A config may ask for this many numbers that are not stored, such as sinusoids."""
 
 
 @dataclass(frozen=True)
@@ -106,32 +106,32 @@ def stored_tensors(folder: Path) -> dict[str, StoredTensor]:
 
 def tensors_in_file(path: Path) -> dict[str, StoredTensor]:
     """Every tensor of a safetensors file by name; none of their numbers is read."""
-    found = {}
+    tensors = {}
     try:
         with safe_open(path, framework="pt") as file:
             for key in file.keys():  # noqa: SIM118 - no dict
                 part = file.get_slice(key)
-                found[key] = StoredTensor(tuple(part.get_shape()), part.get_dtype())
+                tensors[key] = StoredTensor(tuple(part.get_shape()), part.get_dtype())
     except Exception as error:  # a file can be wrong in many ways
         hint = " It is cut short: copy it again." if "incomplete" in str(error).lower() else ""
         raise WeightsError(
             f"folder {path.parent}: its weights cannot be read: {path.name}: {first_line(error)}.{hint}"
         ) from error
-    return found
+    return tensors
 
 
 def precision_of(folder: Path) -> torch.dtype | None:
-    """The precision in which all of a folder's weights are stored; None if none of torch's is.
+    """The precision in which all of a folder's weights are stored; None if torch has no such precision.
 
-    Warns if there are several: then the model is loaded in that of its config.
+    Warns if there are several; the model is then loaded in the precision of its config.
     """
-    counts = Counter(each.dtype for each in stored_tensors(folder).values() if each.dtype in _PRECISIONS)
+    counts = Counter(tensor.dtype for tensor in stored_tensors(folder).values() if tensor.dtype in _PRECISIONS)
     if len(counts) > 1:
-        told = ", ".join(
+        listed = ", ".join(
             f"{count} in {str(_PRECISIONS[kind]).removeprefix('torch.')}" for kind, count in counts.items()
         )
         warnings.warn(
-            f"folder {folder} stores its weights in several precisions ({told}); all are loaded in that of its config. "
+            f"folder {folder} stores its weights in several precisions ({listed}); all are loaded in the config's. "
             "`dtype` chooses another.",
             stacklevel=2,
         )
@@ -175,7 +175,7 @@ def check_stored(folder: Path, kind: type[PreTrainedModel], config: Any) -> None
 
 
 def check_sizes(source: str, kind: type[PreTrainedModel], config: Any, stored: Mapping[str, int]) -> Collection[str]:
-    """The names of a model's weights; raises `WeightsError` if its config does not fit what is stored.
+    """The names of a model's weights; raises `WeightsError` if its config does not fit the stored tensors.
 
     That is: if the config asks for a different number of layers, or for far more numbers than are stored. `stored` says
     how many numbers each tensor has.
@@ -189,7 +189,7 @@ def check_sizes(source: str, kind: type[PreTrainedModel], config: Any, stored: M
     except Exception as error:
         message = f"{source}: no {kind.__name__} can be made of its config: {first_line(error)}"
         raise WeightsError(message) from error
-    numbers = sum(each.numel() for each in asked.values())
+    numbers = sum(tensor.numel() for tensor in asked.values())
     if numbers > _MOST * held:
         raise WeightsError(
             f"{source}: its config asks for {numbers:,} parameters, but its weights hold {held:,}; the two do not "
@@ -199,7 +199,7 @@ def check_sizes(source: str, kind: type[PreTrainedModel], config: Any, stored: M
 
 
 def _check_tables(source: str, kind: type[PreTrainedModel], config: Any, held: int) -> None:
-    """Raises `WeightsError` if the tables of a config's many positions would be far larger than what is stored.
+    """Raises `WeightsError` if the tables of a config's many positions would be far larger than the stored tensors.
 
     Some models compute theirs (sinusoids, masks), row by row; rotary ones have none.
     """
@@ -220,7 +220,7 @@ def _check_tables(source: str, kind: type[PreTrainedModel], config: Any, held: i
 
 
 def numbers_with(kind: type[PreTrainedModel], config: Any, part: str, name: str, positions: int) -> int:
-    """How many numbers a model would have, those in buffers too, with so many positions.
+    """The number of numbers in a model with this many positions, buffers included.
 
     A polynomial of degree 2 in the number of positions, f(p) = f₁ + n (f₂ − f₁) + n (n − 1)/2 · (f₃ − 2 f₂ + f₁) with
     n = (p − p₁)/p₁, which follows from models with p₁, 2 p₁ and 3 p₁ positions. `part` names the part of the config
@@ -258,7 +258,7 @@ def _check_layers(source: str, stored: Collection[str], config: Any) -> None:
 
 
 def check_complete(source: str, kind: str, missing: Collection[str]) -> None:
-    """Raises `WeightsError` if a source lacks weights of its model class, which transformers would make up."""
+    """Raises `WeightsError` if a source lacks weights of its model class; transformers would draw them at random."""
     if missing:
         raise WeightsError(
             f"{source} lacks {len(missing)} of the weights of {kind}, including {min(missing)}: transformers would "

@@ -1,4 +1,4 @@
-"""How does a model get to another process? As a blueprint and its weights, or from that process's own disk.
+"""Sends a model to another process: as a blueprint and its weights, or from that process's own disk.
 
 A blueprint is everything but the weights, the certificate included, so that nothing is proven twice. The weights are
 those of the same hash: read from where the model was loaded, or sent as safetensors.
@@ -48,7 +48,7 @@ class Blueprint:
 
     @classmethod
     def of(cls, model: HookedModel) -> "Blueprint":
-        """That of a model; `UnsupportedModelError` for one that only this process has the code of."""
+        """The blueprint of a model; `UnsupportedModelError` if only this process has its code."""
         original = model.original
         if isinstance(original, OwnModule):
             raise UnsupportedModelError(
@@ -56,7 +56,7 @@ class Blueprint:
             )
         if _has_own_hooks(original):
             raise UnsupportedModelError(
-                f"{model.name} has forward hooks of its own, which worker processes do not get; remove them before "
+                f"{model.name} has forward hooks, which worker processes do not get; remove them before "
                 "am.load, or set them by model.hooks(...)."
             )
         return cls(
@@ -74,20 +74,20 @@ class Blueprint:
         )
 
     def from_disk(self, device: torch.device) -> HookedModel | None:
-        """The model, with weights from this machine's disk; None if these are not there, or others."""
+        """The model, with weights from this machine's disk; None if they are missing or differ."""
         if self.files is None:
             return None
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
                 original, _, _, _ = from_files(self.files or None, self.tokenizer, device, self.dtype)
-            found = self._hooked(rewritten(original))
+            model = self._hooked(rewritten(original))
         except AttnmechError:
             return None
-        return found if found.weights_hash == self.weights else None
+        return model if model.weights_hash == self.weights else None
 
     def with_weights(self, parts: Iterable[bytes], device: torch.device) -> HookedModel:
-        """The model, with the weights that `weights_of` sent; `UnsupportedModelError` if it is another one."""
+        """The model, with the weights that `weights_of` sent; `UnsupportedModelError` if it is a different model."""
         with no_init_weights():
             original = self.kind._from_config(copy.deepcopy(self.config), dtype=self.dtype)  # type: ignore[no-untyped-call]
         original.tie_weights()
@@ -99,18 +99,18 @@ class Blueprint:
                 here.pop(name).data = value
         if here:
             raise self._cannot_be_built(f"its config implies {next(iter(here))!r}, which it lacks")
-        found = self._hooked(original.to(device=device))
-        if found.weights_hash != self.weights:
+        model = self._hooked(original.to(device=device))
+        if model.weights_hash != self.weights:
             raise self._cannot_be_built("the copy made from its config is another model")
-        return found
+        return model
 
     def _hooked(self, original: PreTrainedModel) -> HookedModel:
-        found = HookedModel(
+        model = HookedModel(
             original, self.plans, self.tokenizer, name=self.name, source=self.source, is_demo=self.files == "",
             bos=self.bos,
         )  # fmt: skip
-        found.files, found.certificate = self.files, self.certificate
-        return found
+        model.files, model.certificate = self.files, self.certificate
+        return model
 
     def _cannot_be_built(self, why: str) -> UnsupportedModelError:
         return UnsupportedModelError(
@@ -127,7 +127,7 @@ def _has_own_hooks(model: nn.Module) -> bool:
 
 
 def stored(model: nn.Module) -> dict[str, Tensor]:
-    """The parameters of a model and those of its buffers that a checkpoint holds, each once."""
+    """The parameters of a model and the buffers that a checkpoint holds, each once."""
     kept = model.state_dict(keep_vars=True)
     parameters: dict[str, Tensor] = dict(model.named_parameters())
     return parameters | {name: value for name, value in model.named_buffers() if name in kept}
@@ -138,7 +138,7 @@ def weights_of(model: HookedModel) -> Iterator[bytes]:
     part: dict[str, Tensor] = {}
     for name, value in stored(model.original).items():
         part[name] = value.detach().cpu().clone(memory_format=torch.contiguous_format)
-        if sum(each.nbytes for each in part.values()) >= PART_BYTES:
+        if sum(tensor.nbytes for tensor in part.values()) >= PART_BYTES:
             yield save(part)
             part = {}
     if part:

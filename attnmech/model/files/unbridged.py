@@ -199,7 +199,7 @@ def _joined(component: nn.Module | None) -> dict[str, nn.Parameter]:
     """The weights of a layer of q, k and v in one that a component has split, if the parts have been changed since.
 
     The component computes with the parts, and keeps the whole as it was. Where each number of a part belongs is read by
-    splitting a layer whose weights are the places of its own numbers.
+    splitting a layer that holds 0, 1, 2, … as its weights.
     """
     from transformer_lens.model_bridge.generalized_components import JointQKVAttentionBridge
 
@@ -267,7 +267,7 @@ def _unpadded(batch: Batch) -> int:
 
 
 def _forward(bridge: "TransformerBridge", batch: Batch) -> Tensor:
-    """What a bridge itself returns for texts without padding."""
+    """A bridge's own output for texts without padding."""
     inputs: dict[str, Any] = {**batch.extra}
     if batch.target is not None:
         inputs["decoder_input_ids"] = batch.target.ids

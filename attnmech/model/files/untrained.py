@@ -1,4 +1,4 @@
-"""What would a model of the same shape show that has learned nothing?"""
+"""A model of the same shape that has learned nothing, as a baseline."""
 
 import copy
 
@@ -35,6 +35,6 @@ def untrained(model: HookedModel, seed: int = 0) -> HookedModel:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         made = kind._from_config(copy.deepcopy(model.plain.config), dtype=model.dtype)  # type: ignore[no-untyped-call]
-    found = load(made.eval(), tokenizer=model.tokenizer, device=model.device, bos=getattr(model.encoder, "bos", None))
-    found.name = f"{model.name} (random weights, seed {seed})"
-    return found
+    random = load(made.eval(), tokenizer=model.tokenizer, device=model.device, bos=getattr(model.encoder, "bos", None))
+    random.name = f"{model.name} (random weights, seed {seed})"
+    return random

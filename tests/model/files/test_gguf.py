@@ -346,9 +346,9 @@ def test_a_rotary_model_may_name_any_number_of_positions(file: Path) -> None:
 @pytest.mark.parametrize(
     ("key", "after", "says"),
     [
-        ("tokenizer.ggml.tokens", 8, "100,000,000 values follow, 800,000,000 bytes, of which the file has"),
-        ("general.name", 4, "a text follow, 100,000,000 bytes, of which the file has"),
-        ("GGUF", 4, "100,000,000 tensors follow, 2,400,000,000 bytes, of which the file has"),
+        ("tokenizer.ggml.tokens", 8, "100,000,000 values follow, 800,000,000 bytes; the file has only"),
+        ("general.name", 4, "a text follow, 100,000,000 bytes; the file has only"),
+        ("GGUF", 4, "100,000,000 tensors follow, 2,400,000,000 bytes; the file has only"),
     ],
 )
 def test_a_header_that_promises_more_than_the_file_holds(
@@ -412,7 +412,7 @@ def test_a_weight_that_transformers_leaves_out(tmp_path: Path, copies: Path, nam
     held = {**tensors(llama()), name: np.ones(8, dtype=np.float32)}
     said = message_of(lambda: am.load(write(tmp_path / "tiny.gguf", held)), WeightsError)
     count = sum(weight.size for weight in held.values())
-    assert f"holds {count:,} numbers, of which transformers" in said and f"puts {count - 8:,} into" in said
+    assert f"holds {count:,} numbers, but transformers" in said and f"puts {count - 8:,} into" in said
     assert made(copies) == []
 
 

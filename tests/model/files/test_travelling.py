@@ -60,6 +60,6 @@ def test_what_cannot_be_sent() -> None:
     finally:
         handle.remove()
     hooked.transformer.register_forward_hook(lambda *_: None)
-    with pytest.raises(UnsupportedModelError, match="has forward hooks of its own"):
+    with pytest.raises(UnsupportedModelError, match="has forward hooks, which worker processes do not get"):
         Blueprint.of(model)
     hooked.transformer._forward_hooks.clear()
