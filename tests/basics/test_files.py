@@ -126,12 +126,12 @@ def test_what_is_no_regular_file_is_left_alone(odd: dict[str, Path], tmp_path: P
         for write in (check_writable, am.Intervention.zero([(0, 1)]).save):
             with pytest.raises(OutputError) as caught:
                 write(path)
-            said = f"cannot write {path}: it is a device, a pipe or a socket; name a regular file."
-            assert str(caught.value) == said
+            message = f"cannot write {path}: it is a device, a pipe or a socket; name a regular file."
+            assert str(caught.value) == message
     assert {path: path.lstat().st_mode for path in odd.values()} == before
     assert stat.S_ISCHR(Path("/dev/null").stat().st_mode) and len(list(tmp_path.iterdir())) == 3
-    for path, said in ((tmp_path, "it is a folder"), (tmp_path / "pipe" / "page", "there is no folder")):
-        with pytest.raises(OutputError, match=said):
+    for path, message in ((tmp_path, "it is a folder"), (tmp_path / "pipe" / "page", "there is no folder")):
+        with pytest.raises(OutputError, match=message):
             put(path, "")
 
 
@@ -171,10 +171,10 @@ def test_a_disk_that_takes_no_more_is_an_output_error(tmp_path: Path) -> None:
         [sys.executable, "-c", FULL, str(tmp_path)], capture_output=True, text=True, check=False
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    told = dict(line.split(" | ") for line in done.stdout.splitlines())
-    assert sorted(told) == names
-    for name, said in told.items():
-        assert said.startswith(f"cannot write {tmp_path / name}: ") and "File too large" in said
+    messages = dict(line.split(" | ") for line in done.stdout.splitlines())
+    assert sorted(messages) == names
+    for name, message in messages.items():
+        assert message.startswith(f"cannot write {tmp_path / name}: ") and "File too large" in message
     assert sorted(path.name for path in tmp_path.iterdir()) == names
     assert all((tmp_path / name).read_text() == "old" for name in names)
 
@@ -248,12 +248,13 @@ def test_a_folder_that_cannot_be_listed_can_be_written(tmp_path: Path, monkeypat
 
 
 def test_tables_and_pages_stand_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from attnmech.cli.outputs import write_table_and_page
+    from attnmech.cli.outputs import Outputs
 
-    found = am.attention_focus(am.load(), "Anna sang of shells.")
+    focus = am.attention_focus(am.load(), "Anna sang of shells.")
     table, page = tmp_path / "heads.csv", tmp_path / "heads.html"
     table.write_text("old")
     page.write_text("old")
+    outputs = Outputs([table, page], overwrite=True, resumable=False)
 
     def full(*_: Any, **__: Any) -> str:
         raise OSError(28, "No space left on device")
@@ -261,10 +262,10 @@ def test_tables_and_pages_stand_together(tmp_path: Path, monkeypatch: pytest.Mon
     with monkeypatch.context() as patched:
         patched.setattr("attnmech.results.result.render_figures", full)
         with pytest.raises(OutputError, match="No space left"):
-            write_table_and_page(found, table, page)
+            outputs.write(focus.to_frame(), {".html": focus.to_html})
     assert table.read_text() == page.read_text() == "old"
-    write_table_and_page(found, table, page)
-    read, expected = (frame.select_dtypes("number") for frame in (pd.read_csv(table), found.to_frame()))
+    outputs.write(focus.to_frame(), {".html": focus.to_html})
+    read, expected = (frame.select_dtypes("number") for frame in (pd.read_csv(table), focus.to_frame()))
     pd.testing.assert_frame_equal(read, expected, check_dtype=False, atol=1e-6, rtol=1e-5)
     assert "Figure 5. How often heads look at the first token" in page.read_text(encoding="utf-8")
     assert sorted(tmp_path.iterdir()) == [table, page]
@@ -274,9 +275,9 @@ def test_tables_and_pages_stand_together(tmp_path: Path, monkeypatch: pytest.Mon
 def test_a_full_disk_names_the_file_that_was_asked_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fails: str
 ) -> None:
-    from attnmech.cli.outputs import write_table_and_page
+    from attnmech.cli.outputs import Outputs
 
-    found = am.attention_focus(am.load(), "Anna sang of shells.")
+    focus = am.attention_focus(am.load(), "Anna sang of shells.")
     files = {"table": tmp_path / "heads.csv", "page": tmp_path / "heads.html"}
 
     def full(*_: Any, **__: Any) -> Any:
@@ -286,6 +287,8 @@ def test_a_full_disk_names_the_file_that_was_asked_for(
     with monkeypatch.context() as patched:
         patched.setattr(where, name, full)
         with pytest.raises(OutputError) as caught:
-            write_table_and_page(found, files["table"], files["page"])
+            Outputs(list(files.values()), overwrite=True, resumable=False).write(
+                focus.to_frame(), {".html": focus.to_html}
+            )
     assert str(caught.value) == f"cannot write {files[fails]}: No space left on device."
     assert list(tmp_path.iterdir()) == []

@@ -53,12 +53,13 @@ def test_annotations_stay_what_they_are() -> None:
         return [value, more, times]
 
     before = inspect.signature(doubled)
-    found = inspect.signature(as_written(doubled))
-    assert [each.annotation for each in found.parameters.values()] == [
-        each.annotation for each in before.parameters.values()
+    written = inspect.signature(as_written(doubled))
+    assert [parameter.annotation for parameter in written.parameters.values()] == [
+        parameter.annotation for parameter in before.parameters.values()
     ]
-    assert found.return_annotation == before.return_annotation and found.bind(1, times=3.0).kwargs == {"times": 3.0}
-    assert str(found) == "(value: int | list[int], *more: int, times: float = 2.0) -> list[Any]"
+    assert written.return_annotation == before.return_annotation
+    assert written.bind(1, times=3.0).kwargs == {"times": 3.0}
+    assert str(written) == "(value: int | list[int], *more: int, times: float = 2.0) -> list[Any]"
 
 
 def test_a_function_without_source_keeps_its_signature() -> None:
