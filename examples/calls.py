@@ -1,4 +1,4 @@
-"""Which calls work on which families? What `tests/matrix.py` finds, as a page, and as the README's table of models."""
+"""Writes what `tests/matrix.py` finds: the page of calls by family, and the README's table of models."""
 
 import re
 import sys
@@ -21,33 +21,33 @@ END: Final = "<!-- end -->"
 
 ABOUT: Final = """# Calls
 
-Every public call on a small random model of each family that the README names, made by
+Every public call, tried on a small random model of each family that the README names. Made by
 `python examples/architectures.py --calls`; `tests/test_matrix.py` makes every call again on some model of each row
 and compares.
 
-**{cells} cells: {works} work, {refused} are refused, by an error of attnmech that says why (the notes below).**
+**{cells} cells: {works} work, {refused} are refused, by an error of attnmech that gives the reason (the notes below).**
 
-A call works where it is not listed. Of a model with several stacks, calls that are about one stack are tried on each.
-`by_wavelength` is about rotary models, and `global_attention` about windows with global tokens. Tried are {calls}.
+A call that is not listed works. In a model with several stacks, calls about one stack are tried on each. `by_wavelength` is
+for rotary models, and `global_attention` for windows with global tokens. The calls are {calls}.
 """
 
 OWN_SUBJECT: Final = ("by_wavelength", "global_attention")
-"""Calls about something that most families do not have, which the README does not list."""
+"""Calls about a property that most families lack; the README does not list them."""
 
 BEYOND: Final = {
-    "decoders": "rotary `q_rot`, `k_rot`; soft caps and sinks; sliding windows; factors of what is added to the stream",
-    "… with a position term": "`position` among the terms, as in T5",
+    "decoders": "rotary `q_rot`, `k_rot`; soft caps and sinks; sliding windows; factors of what attention and MLP add to the stream",
+    "… with a position term": "the term `position`, as in T5",
     "… with latents or gates": "`latent`; `gate`",
     "mixtures of experts": "as decoders",
-    "hybrids": "layers with attention, `mixer_out` where another mixer is beside it",
+    "hybrids": "layers with attention; `mixer_out` if another mixer runs in parallel",
     "attention alone": "all points of attention",
     "encoders": "a layer for each use of shared weights (ALBERT)",
-    "disentangled attention": "`content_to_position`, `position_to_content` among the terms",
+    "disentangled attention": "the terms `content_to_position`, `position_to_content`",
     "encoder-decoders": "stacks `encoder`, `decoder`, `cross`; figures over two texts; `generate` step by step",
-    "long texts": "windows by layer, global tokens with projections of their own, hidden keys never made; "
+    "long texts": "windows by layer, global tokens with separate projections, hidden keys never computed; "
     "`am.global_attention`",
-    "images": "patches by row and column, the picture under the row's attention",
-    "sound": "frames by time, the spectrogram under the row's attention",
+    "images": "patches by row and column, the picture under a row's attention",
+    "sound": "frames by time, the spectrogram under a row's attention",
 }
 ABSENT: Final = {
     "decoders": "attention over an indexer's keys (DeepSeek-V3.2), differential attention",
@@ -56,9 +56,9 @@ ABSENT: Final = {
     "attention alone": "the points of the stream",
     "encoders": "convolutions beside attention (ConvBERT), pooled positions (Funnel)",
     "encoder-decoders": "merged attention (T5Gemma 2), several streams (ProphetNet)",
-    "long texts": "attention to blocks at random (BigBird's `block_sparse`; with `original_full` it is read), to "
+    "long texts": "attention to random blocks (BigBird's `block_sparse`; with `original_full` it is read), to "
     "hashed keys (Reformer)",
-    "images": "shifted windows (Swin), patches left out at random (ViT-MAE), stages of several sizes",
+    "images": "shifted windows (Swin), randomly dropped patches (ViT-MAE), stages of several sizes",
     "sound": "gated position bias (WavLM)",
 }
 

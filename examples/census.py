@@ -51,17 +51,17 @@ HEADER: Final = ("model type", "class", "how", "result", "ledger, or reason")
 ABOUT: Final = """# Census
 
 Every model type in transformers {version}'s auto classes for causal, masked and sequence-to-sequence language models,
-built small with random weights and loaded; beside them, counted apart, those for images and sound. Made by
+built small with random weights and loaded; those for images and sound are counted separately. Made by
 `python examples/architectures.py --census`.
 
 **{summary}**
 
-- **Class**: encoder and decoder together, where a type has such a class; else the causal, else the masked one.
+- **Class**: the class with encoder and decoder, if the type has one; else the causal, else the masked one.
 - **How**: by attnmech's table of architectures, or read from a traced pass.
 - **certified**: no check of the certificate fails; the number is the ledger's residual in float32, max |Σ terms −
   score| relative to the largest score. The model was then compared with plain transformers, independently of that:
   logits (also with padding on the right), one head zeroed against its columns of W_O zeroed, and a pattern edit must
-  move the logits. **WRONG** would be a certified model for which one of these does not hold.
+  move the logits. **WRONG** would be a certified model that fails one of these.
 - **refused**: `am.load` raises, with this reason. **failed**: it warns, and refuses the points of the failed checks.
 - **not built**: the recipe for small models (`tests/tiny.py`) does not fit this type.
 """

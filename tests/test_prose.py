@@ -15,10 +15,6 @@ DOCUMENTS = (
     *sorted((ROOT / "examples").glob("*.ipynb")),
 )
 
-NOT_YET = {
-    "calls.md", "census.md", "intervals.md", "head_types.md", "attention_encodings.ipynb", "attentionviz.ipynb",
-    "head_types.ipynb", "translation.ipynb", "benchmarks/README.md",
-}  # fmt: skip
 
 CLEAN = ("maths", "results")
 """The folders of the package that hold no pattern."""
@@ -81,7 +77,7 @@ def test_every_pattern_has_advice() -> None:
 
 @pytest.mark.parametrize(
     "path",
-    [path for path in DOCUMENTS if not str(path).endswith(tuple(NOT_YET))],
+    DOCUMENTS,
     ids=lambda path: str(path.relative_to(ROOT)),
 )
 def test_a_document_holds_no_pattern(path: Path) -> None:

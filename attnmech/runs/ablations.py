@@ -109,7 +109,7 @@ def check_template(model: HookedModel, template: Intervention) -> None:
     beside = stack.label == "cross" and (stack.layers, stack.n_heads) == (output.layers, output.n_heads)
     if stack is not output and not beside:
         raise InputError(
-            f"an intervention given as `method` must act in the stack {output.label or 'self'!r}, whose heads are "
+            f"an intervention given as `method` must act in the stack {output.label or 'self'!r}, where heads are "
             f"ablated, or in its cross-attention; got {template}."
         )
 

@@ -96,15 +96,15 @@ class Figures(Directive):
         if kind not in CALLS:
             return []
         result = eval(CALLS[kind], names())
-        found: list[nodes.Node] = [nodes.rubric(text="Figures")]
-        found.append(nodes.literal_block(text=f"result = {CALLS[kind]}", language="python"))
+        shown: list[nodes.Node] = [nodes.rubric(text="Figures")]
+        shown.append(nodes.literal_block(text=f"result = {CALLS[kind]}", language="python"))
         for figure in FIGURES.get(kind, ("",)):
-            given = ", ".join(filter(None, (f'"{figure}"' if figure else "", OPTIONS.get(kind, ""))))
-            code = f"result.plot({given})"
+            arguments = ", ".join(filter(None, (f'"{figure}"' if figure else "", OPTIONS.get(kind, ""))))
+            code = f"result.plot({arguments})"
             drawn = eval(code, {"result": result})
-            found.append(nodes.literal_block(text=code, language="python"))
-            found.append(nodes.raw("", element(drawn, f"{kind}-{figure or 'figure'}"), format="html"))
-        return found
+            shown.append(nodes.literal_block(text=code, language="python"))
+            shown.append(nodes.raw("", element(drawn, f"{kind}-{figure or 'figure'}"), format="html"))
+        return shown
 
 
 def element(figure: Any, name: str) -> str:

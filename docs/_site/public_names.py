@@ -178,18 +178,18 @@ def write_pages(app: Any) -> None:
 
 def _first_sentence(thing: Any) -> str:
     text = " ".join((inspect.getdoc(thing) or "").split("\n\n")[0].split())
-    found = re.match(r".*?[.:?](?= |$)", text)
-    return (found[0].removesuffix(":") if found else text).replace("|", "\\|")
+    sentence = re.match(r".*?[.:?](?= |$)", text)
+    return (sentence[0].removesuffix(":") if sentence else text).replace("|", "\\|")
 
 
 # -- what autodoc shows of them -----------------------------------------------------------------------------
 
 
-def signature(_: Any, what: str, name: str, thing: Any, __: Any, given: Any, ___: Any) -> Any:
-    """Signatures as they stand in the source; none for classes that only a call makes."""
+def signature(_: Any, what: str, name: str, thing: Any, __: Any, text: Any, ___: Any) -> Any:
+    """Signatures as in the source; none for classes that only a call makes."""
     if what == "class":
         shown = name.rpartition(".")[2] in CONSTRUCTED
-        return (given if shown else "", None)
+        return (text if shown else "", None)
     if what in ("function", "method") and callable(thing):
         written, _, returned = str(inspect.signature(thing)).replace("' ", "'").rpartition(" -> ")
         text = re.sub(r",? \)$", ")", " ".join((written or returned).split()).replace("( ", "("))
@@ -210,10 +210,10 @@ def docstring(_: Any, what: str, name: str, thing: Any, __: Any, lines: list[str
 
 def type_of(kind: type, field: str) -> str:
     """A field's or a property's type as its class has it."""
-    for each in kind.__mro__:
-        if not each.__module__.startswith("attnmech"):
+    for base in kind.__mro__:
+        if not base.__module__.startswith("attnmech"):
             continue
-        (node,) = ast.parse(textwrap.dedent(inspect.getsource(each))).body
+        (node,) = ast.parse(textwrap.dedent(inspect.getsource(base))).body
         assert isinstance(node, ast.ClassDef)
         for member in node.body:
             if isinstance(member, ast.AnnAssign) and ast.unparse(member.target) == field:
@@ -246,9 +246,9 @@ def _escaped(line: str) -> str:
     )
 
 
-def _code(found: re.Match[str]) -> str:
+def _code(quoted: re.Match[str]) -> str:
     """Code in backticks, as a link where it is one public name, with or without its module."""
-    code, after = " ".join(found[1].split()), f"\\ {found[2]}" if found[2] else ""
+    code, after = " ".join(quoted[1].split()), f"\\ {quoted[2]}" if quoted[2] else ""
     first, _, member = re.sub(rf"^(am\.)?(({'|'.join(MODULES)})\.)?", "", code).partition(".")
     name = NAMES.get(first)
     if name is not None and (not member or hasattr(attrgetter(name)(am), member)):
@@ -258,17 +258,17 @@ def _code(found: re.Match[str]) -> str:
 
 def _without_tables(lines: list[str]) -> list[str]:
     """Markdown's tables as literal blocks."""
-    found: list[str] = []
+    literal: list[str] = []
     inside = False
     for line in lines:
         table = bool(re.match(r"^\s*\|", line))
         if table and not inside:
-            found += ["::", ""]
+            literal += ["::", ""]
         if table and re.fullmatch(r"\s*[|\-]+", line):
             continue
-        found.append(f"   {line}" if table else line)
+        literal.append(f"   {line}" if table else line)
         inside = table
-    return found
+    return literal
 
 
 def skip(_: Any, what: str, name: str, thing: Any, skipped: bool, __: Any) -> bool | None:

@@ -292,7 +292,7 @@ def test_bad_inputs_say_what_was_expected() -> None:
         hooked().run(features, points=["embed"])
     with pytest.raises(InputError, match="one stack"):
         am.attention_flow(hooked(), given)
-    with pytest.raises(InputError, match="it reads sound, whose frames are projected"):
+    with pytest.raises(InputError, match="it reads sound, and its frames are projected"):
         am.residual_drift(hooked(), given, stack="encoder")
 
 

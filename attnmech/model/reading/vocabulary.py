@@ -111,7 +111,7 @@ def vocabulary_of(model: HookedModel, stack: Stack) -> Vocabulary:
     """
     plan = stack.architecture
     if plan.reads in ("pixels", "sound"):
-        what = "images, whose patches" if plan.reads == "pixels" else "sound, whose frames"
+        what = "images, and their patches" if plan.reads == "pixels" else "sound, and its frames"
         raise InputError(
             f"{model.name} has no embedding of tokens: it reads {what} are projected ({plan.name}), so there is no "
             "vocabulary to compare with."

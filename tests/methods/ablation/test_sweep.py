@@ -327,5 +327,5 @@ def test_a_template_in_the_wrong_stack_or_with_draws_is_refused() -> None:
     gpt2, t5 = models.hooked("gpt2"), models.hooked("t5")
     with pytest.raises(InputError, match='`draws` is for method="resample"; got 2 with an intervention'):
         am.ablate_heads(gpt2, models.token_ids("gpt2"), method=CHANGE.zero("all"), draws=2)
-    with pytest.raises(InputError, match="must act in the stack 'decoder', whose heads are ablated, or in its cross"):
+    with pytest.raises(InputError, match="must act in the stack 'decoder', where heads are ablated, or in its cross"):
         am.ablate_heads(t5, models.token_ids("t5"), method=CHANGE.zero("all", stack="encoder"))
