@@ -17,7 +17,7 @@ from ..structure.architecture import Architecture
 from .encoder import Encoder
 
 _TRIED: Final = 3
-"""At how many tokens positions are tried."""
+"""The number of tokens with which positions are tried."""
 
 
 def token_embedding(model: PreTrainedModel) -> Tensor:
@@ -66,7 +66,7 @@ def _wire_further(
     weight = token_embedding(model)
     blocks = tuple(f"{plan.blocks}." for plan in plans)
     sides = {f"{plan.blocks.rpartition('.')[0]}.": f"{plan.stack} " for plan in reversed(plans) if plan.stack}
-    # Relative positions enter the scores, and not the stream.
+    # Relative positions enter the scores instead of the stream.
     relative = "rel_embeddings" if any(plan.relative for plan in plans) else None
 
     def visiting(label: str) -> Callable[..., Tensor]:
@@ -119,7 +119,7 @@ def token_encoder(
 
 
 def _further_inputs(model: PreTrainedModel, position_limit: int | None) -> dict[str, int | None]:
-    """What this model takes besides tokens and mask, each with the size of its table (None: any number works)."""
+    """The model's inputs besides tokens and mask, each with the size of its table (None: any number works)."""
     tables = {"position_ids": position_limit, GLOBAL_MASK: 2}
     if hasattr(model.config, "type_vocab_size"):
         tables["token_type_ids"] = model.config.type_vocab_size
@@ -128,14 +128,14 @@ def _further_inputs(model: PreTrainedModel, position_limit: int | None) -> dict[
 
 
 def first_position_of(model: PreTrainedModel) -> int | None:
-    """What a model counts the positions of a text from if it is given none; None if it does not just count them."""
+    """The number from which a model counts positions by default; None if it does not just count them."""
     device, padding = token_embedding(model).device, getattr(model.config, "pad_token_id", None)
     ids = torch.tensor([[token for token in range(_TRIED + 1) if token != padding][:_TRIED]], device=device)
     counted = torch.arange(_TRIED, device=device)[None]
 
-    def stream(**given: Tensor) -> Tensor:
+    def stream(**positions: Tensor) -> Tensor:
         with torch.no_grad():
-            return first_tensor(model.base_model(input_ids=ids, use_cache=False, return_dict=True, **given)[0])
+            return first_tensor(model.base_model(input_ids=ids, use_cache=False, return_dict=True, **positions)[0])
 
     expected = stream()
     # RoBERTa begins behind the padding's own position.
@@ -146,6 +146,6 @@ def first_position_of(model: PreTrainedModel) -> int | None:
 
 
 def _decoder_start(config: Any) -> int:
-    """The token that a decoder's input begins with."""
+    """The first token of a decoder's input."""
     tokens = (getattr(config, name, None) for name in ("decoder_start_token_id", "pad_token_id"))
     return next((token for token in tokens if token is not None), 0)

@@ -1,4 +1,4 @@
-"""How do a user's inputs (a text, texts, token ids, model inputs) become one `Batch`, and which are refused?"""
+"""Makes one `Batch` of a user's inputs (a text, texts, token ids, model inputs), and refuses others."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -45,7 +45,7 @@ of model inputs, a batch made from any of these; for models of images and sound,
 and `Path`s of either."""
 
 MOST_CHARACTERS: Final = 2**22
-"""How many characters of a text are tokenized: about a million tokens, in seconds and hundreds of megabytes."""
+"""The most characters of a text: about a million tokens, which take seconds and hundreds of megabytes."""
 
 
 class Encoder:
@@ -73,11 +73,11 @@ class Encoder:
         self.decoder_start = decoder_start
         """The token that the decoder starts with, in an encoder-decoder model; else None."""
         self.global_tokens = global_tokens
-        """Which tokens of a text are global if the input does not say; None if the model has no global tokens."""
+        """The tokens of a text that are global by default; None if the model has no global tokens."""
         self.target_limit = target_limit
         """The number of positions of the decoder's texts."""
         self._first_position = first_position
-        """What the model counts positions from if it is given none; None if it does not just count them."""
+        """The number from which the model counts positions by default; None if it does not just count them."""
         self.special = frozenset(getattr(tokenizer, "all_special_ids", ()))
         self._known_pieces: dict[int, str | bytes] = {}
         # A fast tokenizer raises "Already borrowed" if a second thread sets its padding meanwhile.
@@ -87,30 +87,30 @@ class Encoder:
         """One batch, padded on the right if texts differ in length.
 
         `bos` says whether each text begins with the tokenizer's first token (BOS or CLS): True adds it, False removes
-        it, None follows what the model was loaded with, or else the tokenizer. Token ids are taken as they are.
+        it, None follows the setting at load or, without one, the tokenizer. Token ids stay unchanged.
         """
         batch = self.read(inputs, bos)
         self.check_length(batch)
         return batch
 
     def read(self, inputs: Inputs, bos: bool | None = None) -> Batch:
-        """`encode` for texts that may be longer than the model's positions, for callers that cut them."""
+        """`encode` without a check of length, for callers that cut texts."""
         if isinstance(inputs, str):
             return self.padded(self.tokenize([inputs], bos))
         if isinstance(inputs, Mapping):
             return self._mapping(inputs)
         if isinstance(inputs, Ids):
             return self._ids(_tensor("token ids", inputs), None, {})
-        given: Any = inputs
-        if is_list_of(given, str):
-            return self.padded(self.tokenize(list(given), bos))
-        if is_list_of(given, Ids):
-            return self.padded([row for number, each in enumerate(given) for row in _rows(number, each)])
-        if is_chat(given) or (isinstance(given, Sequence) and given and all(is_chat(each) for each in given)):
-            texts = self._rendered([given] if is_chat(given) else list(given))
+        entries: Any = inputs
+        if is_list_of(entries, str):
+            return self.padded(self.tokenize(list(entries), bos))
+        if is_list_of(entries, Ids):
+            return self.padded([row for number, ids in enumerate(entries) for row in _rows(number, ids)])
+        if is_chat(entries) or (isinstance(entries, Sequence) and entries and all(is_chat(chat) for chat in entries)):
+            texts = self._rendered([entries] if is_chat(entries) else list(entries))
             return self.padded(self.tokenize(texts, bos, add_special=False))
-        mixed = isinstance(given, Sequence) and any(isinstance(each, str | Ids) for each in given)
-        got = "a list of " + " and ".join(sorted({type(each).__name__ for each in given})) if mixed else None
+        mixed = isinstance(entries, Sequence) and any(isinstance(entry, str | Ids) for entry in entries)
+        got = "a list of " + " and ".join(sorted({type(entry).__name__ for entry in entries})) if mixed else None
         raise InputError(
             "inputs must be a text, a list of texts, a tensor of token ids, a list of such tensors, a chat (a list of "
             '{"role": ..., "content": ...}), a list of chats, or a mapping of model inputs; got '
@@ -120,22 +120,22 @@ class Encoder:
     def with_target(self, batch: Batch, texts: str | Sequence[str]) -> Batch:
         """The batch with the decoder's texts, each after the token that the decoder starts with."""
         assert self.decoder_start is not None
-        given = [texts] if isinstance(texts, str) else list(texts)
-        if len(given) != len(batch.ids):
-            raise InputError(f"`target` must have one text for each of the {len(batch.ids)} texts; got {len(given)}.")
+        targets = [texts] if isinstance(texts, str) else list(texts)
+        if len(targets) != len(batch.ids):
+            raise InputError(f"`target` must have one text for each of the {len(batch.ids)} texts; got {len(targets)}.")
         start = torch.tensor([self.decoder_start])
-        # Whisper's tokenizer puts it there itself.
+        # Whisper's tokenizer adds it itself.
         rows = [
             row if row[0] == self.decoder_start else torch.cat((start, row))
-            for row in self.tokenize(given, as_target=True)
+            for row in self.tokenize(targets, as_target=True)
         ]
         target = replace(self.padded(rows), target=None)
         self.check_length(target)
         return replace(batch, target=target)
 
-    def target_of(self, given: dict[str, Any], count: int) -> Batch:
-        """The decoder's inputs, taken out of a mapping, for this many texts; without any, its first token."""
-        return self._started(self._given_target(given), count)
+    def target_of(self, inputs: dict[str, Any], count: int) -> Batch:
+        """The decoder's inputs for `count` texts, taken out of a mapping; by default its first token."""
+        return self._started(self._given_target(inputs), count)
 
     def check_length(self, batch: Batch) -> None:
         """Raises `InputError` for texts with more tokens than the model has positions."""
@@ -169,7 +169,7 @@ class Encoder:
         return self._known_pieces[token]
 
     def _rendered(self, chats: list[Chat]) -> list[str]:
-        """Chats as texts by the tokenizer's chat template, which puts special tokens, BOS among them, where they go."""
+        """Chats as texts by the tokenizer's chat template, which also places special tokens, BOS included."""
         self._require_tokenizer()
         for message in (message for chat in chats for message in chat):
             if "content" not in message:
@@ -197,7 +197,7 @@ class Encoder:
     def tokenize(
         self, texts: list[str], bos: bool | None = None, *, as_target: bool = False, add_special: bool = True
     ) -> list[Tensor]:
-        """The token ids of each text; `bos` as in `encode`. Some tokenizers split targets otherwise.
+        """The token ids of each text; `bos` as in `encode`. Some tokenizers split targets differently.
 
         `add_special` says whether the tokenizer adds its special tokens, which a rendered chat already has.
         """
@@ -219,8 +219,8 @@ class Encoder:
                 )
         wanted = self.bos if bos is None else bos
         with self._tokenizing:
-            given = {"text_target" if as_target else "text": texts, "add_special_tokens": add_special}
-            encoded = self.tokenizer(**given, padding=False, truncation=False)["input_ids"]
+            arguments = {"text_target" if as_target else "text": texts, "add_special_tokens": add_special}
+            encoded = self.tokenizer(**arguments, padding=False, truncation=False)["input_ids"]
         rows = [self._with_bos([int(token) for token in row], wanted) for row in encoded]
         if any(not row for row in rows):
             raise InputError("the tokenizer made no tokens from this text; give at least one word that it knows.")
@@ -255,27 +255,27 @@ class Encoder:
         return row if starts else [bos, *row]
 
     def _mapping(self, inputs: Mapping[str, Any]) -> Batch:
-        given = dict(inputs)
-        ids = given.pop("input_ids", None)
+        rest = dict(inputs)
+        ids = rest.pop("input_ids", None)
         if ids is None:
             raise InputError(f'a mapping of model inputs must hold "input_ids"; got {sorted(map(str, inputs))}.')
-        mask = given.pop("attention_mask", None)
-        target = self._given_target(given)
-        unknown = sorted(map(str, set(given) - set(self.further)))
+        mask = rest.pop("attention_mask", None)
+        target = self._given_target(rest)
+        unknown = sorted(map(str, set(rest) - set(self.further)))
         if unknown:
             decoder = () if self.decoder_start is None else ("decoder_input_ids", "decoder_attention_mask")
             accepted = ("input_ids", "attention_mask", *decoder, *self.further)
             raise InputError(f"this model accepts the inputs {', '.join(accepted)}; got also {', '.join(unknown)}.")
         ids = _tensor("input_ids", ids)
-        extra = {name: self._checked(name, x, ids) for name, x in given.items()}
+        extra = {name: self._checked(name, x, ids) for name, x in rest.items()}
         batch = self._ids(ids, mask, extra, target)
-        # What the model would take anyway is no part of a text's identity.
+        # Inputs that equal the model's defaults do not change a text's identity.
         return replace(
             batch, extra={name: x for name, x in batch.extra.items() if not self._is_default(name, x, batch)}
         )
 
     def _is_default(self, name: str, value: Tensor, batch: Batch) -> bool:
-        """Whether the model computes the same of real tokens without this input."""
+        """Whether real tokens get the same results without this input."""
         if name == "token_type_ids":
             return not bool((value * batch.mask).any())
         if name != "position_ids":
@@ -287,15 +287,15 @@ class Encoder:
         counted = first + torch.arange(batch.ids.shape[1], device=value.device)
         return bool(((value == counted) | ~batch.mask).all())
 
-    def _given_target(self, given: dict[str, Any]) -> Batch | None:
+    def _given_target(self, inputs: dict[str, Any]) -> Batch | None:
         """The decoder's inputs, taken out of a mapping."""
-        if self.decoder_start is None or "decoder_input_ids" not in given:
+        if self.decoder_start is None or "decoder_input_ids" not in inputs:
             return None
-        ids = _tensor("decoder_input_ids", given.pop("decoder_input_ids"))
-        return self._tokens(ids, given.pop("decoder_attention_mask", None))
+        ids = _tensor("decoder_input_ids", inputs.pop("decoder_input_ids"))
+        return self._tokens(ids, inputs.pop("decoder_attention_mask", None))
 
     def _started(self, target: Batch | None, count: int) -> Batch:
-        """The decoder's inputs of this many texts; without any, the token that it starts with."""
+        """The decoder's inputs for `count` texts; by default the token that it starts with."""
         assert self.decoder_start is not None
         if target is None:
             return self._tokens(torch.full((count, 1), self.decoder_start), None)
@@ -307,18 +307,18 @@ class Encoder:
 
     def _checked(self, name: str, value: Any, ids: Tensor) -> Tensor:
         """Positions or token types: whole numbers of the ids' shape, in the range of their table."""
-        found, limit = _tensor(name, value), self.further[name]
-        if found.is_floating_point() or found.dtype == torch.bool or found.shape[-1:] != ids.shape[-1:]:
+        numbers, limit = _tensor(name, value), self.further[name]
+        if numbers.is_floating_point() or numbers.dtype == torch.bool or numbers.shape[-1:] != ids.shape[-1:]:
             raise InputError(
-                f"{name} must be whole numbers of the shape of the token ids, {tuple(ids.shape)}; got {found.dtype} "
-                f"{tuple(found.shape)}."
+                f"{name} must be whole numbers of the shape of the token ids, {tuple(ids.shape)}; got {numbers.dtype} "
+                f"{tuple(numbers.shape)}."
             )
-        low, high = int(found.min()), int(found.max())
-        # Zeros are token types of models without a table of them, too (DeBERTa).
+        low, high = int(numbers.min()), int(numbers.max())
+        # Models without a table of token types accept zeros, too (DeBERTa).
         if low < 0 or (limit is not None and high >= max(limit, 1)):
             bound = "0 or more" if limit is None else f"from 0 to {limit - 1}"
             raise InputError(f"{name} must be {bound}; got {low if low < 0 else high}.")
-        return found[None] if found.ndim == 1 else found
+        return numbers[None] if numbers.ndim == 1 else numbers
 
     def _ids(self, ids: Tensor, mask: Any, extra: Mapping[str, Tensor], target: Batch | None = None) -> Batch:
         batch = self._tokens(ids, mask)
@@ -370,8 +370,8 @@ class Encoder:
 
 
 def is_list_of(inputs: Any, kind: Any) -> bool:
-    """Whether inputs are a list whose entries are all of one kind (texts, or token ids); an empty list is both."""
-    return isinstance(inputs, Sequence) and all(isinstance(each, kind) for each in inputs)
+    """Whether inputs are a list of one kind of entry (texts, or token ids); an empty list is of either kind."""
+    return isinstance(inputs, Sequence) and all(isinstance(entry, kind) for entry in inputs)
 
 
 def is_chat(inputs: Any) -> bool:
@@ -381,15 +381,15 @@ def is_chat(inputs: Any) -> bool:
 
 def _rows(number: int, ids: Ids) -> list[Tensor]:
     """The texts of one entry of a list of token ids."""
-    found = _tensor(f"entry {number} of the list", ids)
-    if found.is_floating_point() or found.is_complex() or found.dtype == torch.bool:
-        raise InputError(f"token ids must be whole numbers; entry {number} of the list is a tensor of {found.dtype}.")
-    if found.ndim not in (1, 2) or found.numel() == 0:
+    tensor = _tensor(f"entry {number} of the list", ids)
+    if tensor.is_floating_point() or tensor.is_complex() or tensor.dtype == torch.bool:
+        raise InputError(f"token ids must be whole numbers; entry {number} of the list is a tensor of {tensor.dtype}.")
+    if tensor.ndim not in (1, 2) or tensor.numel() == 0:
         raise InputError(
             "each entry of a list of token ids must have the shape [position] with at least one token; entry "
-            f"{number} has {tuple(found.shape)}."
+            f"{number} has {tuple(tensor.shape)}."
         )
-    return list(found.long().cpu().reshape(-1, found.shape[-1]))
+    return list(tensor.long().cpu().reshape(-1, tensor.shape[-1]))
 
 
 def _which(number: int, texts: Sequence[str]) -> str:
@@ -406,9 +406,9 @@ def _is_unicode(text: str) -> bool:
 
 def _tensor(name: str, value: Any) -> Tensor:
     try:
-        found = torch.as_tensor(value)
+        tensor = torch.as_tensor(value)
     except (TypeError, ValueError, RuntimeError) as error:
         raise InputError(
             f"{name} must be a tensor of numbers, one row of equal length per text; got {shown(value)}."
         ) from error
-    return dense(name, found)
+    return dense(name, tensor)

@@ -1,4 +1,4 @@
-"""The encoders that make a model's batches, and which of them a model has."""
+"""The encoders that make batches, and the choice of a model's encoder."""
 
 from typing import Any, TypeAlias
 
@@ -17,7 +17,7 @@ from .sounds import SoundEncoder
 from .transcripts import TranscriptEncoder
 
 AnyEncoder: TypeAlias = Encoder | ImageEncoder | SoundEncoder | OwnEncoder
-"""What makes the batches of a model."""
+"""The encoder of a model, which makes its batches."""
 
 
 def special_keys(encoder: AnyEncoder, stack: str) -> frozenset[int]:
@@ -28,7 +28,7 @@ def special_keys(encoder: AnyEncoder, stack: str) -> frozenset[int]:
 
 
 def images_of(encoder: AnyEncoder, batch: Batch) -> Float[Tensor, "batch channel height width"] | None:
-    """The images whose patches are the positions of a batch; None where they are something else."""
+    """The images of a batch of patches; None for other batches."""
     if isinstance(encoder, ImageEncoder):
         return batch.extra["pixel_values"]
     if not isinstance(encoder, OwnEncoder) or encoder.grid is None:
@@ -46,9 +46,9 @@ def encoder_of(
     like: Tensor,
     processor: Any,
 ) -> AnyEncoder:
-    """What makes the batches of a model whose first stack has the architecture `plan`.
+    """The encoder of a model; `plan` is the architecture of its first stack.
 
-    `text` makes its tokens, `own` says what a module of the user's own reads, `like` is one of its weights.
+    `text` encodes its tokens, `own` describes the inputs of a module of the user's own, `like` is one of its weights.
     """
     if isinstance(model, OwnModule):
         assert own is not None

@@ -1,4 +1,4 @@
-"""How do pixels become one `Batch` whose positions are the patches, with a class token and registers?"""
+"""Makes one `Batch` of pixels: its positions are the patches, with a class token and registers."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -56,7 +56,7 @@ class PatchGrid:
 
 
 def names_of(config: Any, count: int) -> tuple[str, ...]:
-    """What the positions that are no patches are called, in order."""
+    """The names of the positions that are no patches, in order."""
     classes = getattr(config, "n_cls_tokens", 1)
     first = ["[CLS]"] if classes == 1 else [f"[CLS] {number + 1}" for number in range(classes)]
     distilled = ["[DIST]"] if config.model_type in ("deit", "audio-spectrogram-transformer") else []
@@ -88,9 +88,9 @@ class ImageEncoder:
         self.grid, self.signal, self._front, self._interpolates = grid, signal, front, interpolates
         self.device, self.dtype = like.device, like.dtype
         self._prepare = Prepared(processor, "pixels", signal.argument, grid.channels)
-        given = signal.noise(1, 0, like)[signal.argument]
+        noise = signal.noise(1, 0, like)[signal.argument]
         try:
-            self._places = patch_places(lambda pixels: front({signal.argument: pixels}), given, *grid.lines())
+            self._places = patch_places(lambda pixels: front({signal.argument: pixels}), noise, *grid.lines())
         except UnsupportedModelError as error:
             raise UnsupportedModelError(f"its patches cannot be told apart: {error}") from error
         self._names = names_of(config, sum(place is None for place in self._places))
@@ -121,12 +121,12 @@ class ImageEncoder:
             raise InputError("bos is only for texts; this model reads images. Leave it out.")
         other_size = False
         if isinstance(inputs, Mapping):
-            given = dict(inputs)
-            other_size = bool(given.pop("interpolate_pos_encoding", False)) and self._interpolates
-            if set(given) != {"pixel_values"}:
+            named = dict(inputs)
+            other_size = bool(named.pop("interpolate_pos_encoding", False)) and self._interpolates
+            if set(named) != {"pixel_values"}:
                 names = sorted(map(str, inputs))
                 raise InputError(f'a mapping of inputs for this model must hold only "pixel_values"; got {names}.')
-            inputs = given["pixel_values"]
+            inputs = named["pixel_values"]
         elif not isinstance(inputs, Tensor):
             inputs = self._prepare(inputs)[self.signal.argument]
         if not isinstance(inputs, torch.Tensor) or not inputs.is_floating_point():
@@ -160,18 +160,18 @@ class ImageEncoder:
         return Batch(ids, mask, (labels,) * len(pixels), None, extra={self.signal.argument: pixels})
 
     def _other_size(self, pixels: Tensor) -> Tensor:
-        """The positions of images of another size, whose patches stand between the same other positions."""
+        """The positions of images of another size: more or fewer patches between the same other positions."""
         grid = PatchGrid(self.grid.channels, (int(pixels.shape[2]), int(pixels.shape[3])), self.grid.patch)
         options = {"interpolate_pos_encoding": True} if self._interpolates else {}
         try:
             length = self._front({self.signal.argument: pixels[:1], **options}).shape[1]
-        except Exception as error:  # whatever a model raises over a size that it cannot take
+        except Exception as error:  # models raise many kinds of errors for a wrong size
             raise self._misfit(pixels, f" ({first_line(error)})") from error
-        first = next((place for place, each in enumerate(self._places) if each is not None), 0)
-        others = [place for place, each in enumerate(self._places) if each is None]
+        first = next((place for place, patch in enumerate(self._places) if patch is not None), 0)
+        others = [place for place, patch in enumerate(self._places) if patch is None]
         rows, columns = grid.size
         if length != len(others) + rows * columns:
-            raise self._misfit(pixels, f", of which the model makes {length} positions")
+            raise self._misfit(pixels, f"; the model makes {length} positions of them")
         patches = [len(self.labels) + row * _ROW + column for row in range(rows) for column in range(columns)]
-        found = [*others[:first], *patches, *others[first:]]
-        return torch.tensor(found, device=self.device)
+        ids = [*others[:first], *patches, *others[first:]]
+        return torch.tensor(ids, device=self.device)

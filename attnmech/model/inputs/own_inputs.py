@@ -1,4 +1,4 @@
-"""How do the tensors that a user's own module takes become one `Batch`, and what are its positions called?"""
+"""Makes one `Batch` of the tensors for a user's own module, with names for its positions."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -21,15 +21,15 @@ from ..structure.traced import tensors_of
 from .images import PatchGrid
 
 Labels: TypeAlias = Sequence[str] | Mapping[str, Sequence[str]] | PatchGrid | None
-"""What positions are called: one list; one each for "source" and "target"; or the grid of patches of an image."""
+"""Names of positions: one list; one each for "source" and "target"; or the grid of patches of an image."""
 
 SIDES: Final = ("source", "target")
-"""The two sequences of a module with cross-attention: its keys are made of the source, its queries of the target."""
+"""The two sequences of a module with cross-attention: keys come from the source, queries from the target."""
 
 
 @dataclass(frozen=True)
 class OwnInputs:
-    """What a user's module was loaded with."""
+    """The arguments with which a user's module was loaded."""
 
     example: Any
     labels: Labels = None
@@ -37,7 +37,7 @@ class OwnInputs:
 
 @dataclass(frozen=True)
 class _Seen:
-    """What one attention was called with."""
+    """The sizes and the padding mask of one call of an attention."""
 
     texts: int
     queries: int
@@ -46,7 +46,7 @@ class _Seen:
 
 
 class OwnEncoder:
-    """Turns what the module is called with into a batch."""
+    """Turns the arguments of the module into a batch."""
 
     special: Final[frozenset[int]] = frozenset()
     """Positions are not a tokenizer's special tokens."""
@@ -61,7 +61,7 @@ class OwnEncoder:
         assert isinstance(watched, OwnModule)
         self._watched = watched
         self._seen: list[_Seen] = []
-        # One call of the watched copy at a time, since what it shows is kept beside it.
+        # One call of the watched copy at a time, since it records into `_seen`.
         self._calling = Lock()
         pad_nested(watched)
         for module in watched.modules():
@@ -80,11 +80,11 @@ class OwnEncoder:
         self._known: dict[object, list[_Seen]] = {}
         self._pads = False
         self.example = self.encode(example)
-        # Where padding is may then differ between inputs of one shape.
-        self._pads = any(each.key_padding_mask is not None for each in self._seen)
+        # The place of padding may then differ between inputs of one shape.
+        self._pads = any(call.key_padding_mask is not None for call in self._seen)
 
     def encode(self, inputs: Any, bos: bool | None = None) -> Batch:
-        """One batch from what the module is called with: a tensor, a tuple of arguments, or a mapping of them.
+        """One batch from the arguments of the module: a tensor, a tuple of arguments, or a mapping of them.
 
         Its positions are those of the sequences that the module attends over, found by calling it. Padding is what
         `key_padding_mask` hides.
@@ -102,10 +102,10 @@ class OwnEncoder:
         """The batch of tensors with one row per text."""
         texts = self.form.texts(rows)
         seen = self._call(rows)
-        for each in seen:
-            if each.texts != texts:
+        for call in seen:
+            if call.texts != texts:
                 raise InputError(
-                    f"the attention runs on {each.texts} sequences for {texts} texts; give one row per text, as in the "
+                    f"the attention runs on {call.texts} sequences for {texts} texts; give one row per text, as in the "
                     "example."
                 )
         source, target = self._sides(seen, texts)
@@ -119,9 +119,9 @@ class OwnEncoder:
         return self.batch(self.form.perturbed(self.example.extra))
 
     def position_texts(self, ids: Sequence[int], stack: str = "") -> tuple[str, ...]:
-        """The labels of positions of the source, or of the target for the stacks whose queries it makes."""
+        """The labels of positions of the source, or of the target in stacks with queries from it."""
         names = self._names("target" if stack in ("decoder", "cross") else "source", max(ids, default=0) + 1)
-        return tuple(names[each] for each in ids)
+        return tuple(names[place] for place in ids)
 
     def _placed(self, value: Tensor) -> Tensor:
         wanted = next(self._watched.parameters()).dtype
@@ -138,7 +138,7 @@ class OwnEncoder:
                 self._watched(rows)
             except InputError:
                 raise
-            except Exception as error:  # whatever a module raises over inputs that it cannot take
+            except Exception as error:  # modules raise many kinds of errors for wrong inputs
                 raise InputError(
                     f"the module does not run on these inputs: {type(error).__name__}: {first_line(error)}. In its "
                     f"example, argument {self._shapes}."
@@ -147,13 +147,13 @@ class OwnEncoder:
         return seen
 
     def _watch(self, module: nn.Module, args: Any, kwargs: Any) -> None:
-        given = dict(zip(("query", "key", "value", "key_padding_mask"), args, strict=False)) | kwargs
-        query, key = given["query"], given["key"]
+        arguments = dict(zip(("query", "key", "value", "key_padding_mask"), args, strict=False)) | kwargs
+        query, key = arguments["query"], arguments["key"]
         batched = query.ndim == 3
         first = 0 if not batched or module.batch_first else 1
         texts, queries = (1, len(query)) if not batched else (query.shape[first], query.shape[1 - first])
         keys = len(key) if not batched else key.shape[1 - first]
-        padding = given.get("key_padding_mask")
+        padding = arguments.get("key_padding_mask")
         padding = padding[None] if padding is not None and padding.ndim == 1 else padding
         self._seen.append(_Seen(texts, queries, keys, padding))
 
@@ -163,22 +163,22 @@ class OwnEncoder:
 
     def _sides(self, seen: Sequence[_Seen], texts: int) -> tuple[Batch | None, Batch | None]:
         """The positions of the source, and of the target where there is cross-attention."""
-        found: dict[str, tuple[int, Tensor | None]] = {}
+        known_sides: dict[str, tuple[int, Tensor | None]] = {}
 
         def is_(side: str, length: int, padding: Tensor | None) -> None:
-            known = found.get(side)
+            known = known_sides.get(side)
             if known is not None and known[0] != length:
                 raise InputError(f"the {side} has {known[0]} positions in one layer and {length} in another.")
             if known is None or known[1] is None:
-                found[side] = (length, padding)
+                known_sides[side] = (length, padding)
 
-        for layer, each in zip(self._layers, seen, strict=True):
+        for layer, call in zip(self._layers, seen, strict=True):
             if layer.stack == "cross":
-                is_("source", each.keys, each.key_padding_mask)
-                is_("target", each.queries, None)
+                is_("source", call.keys, call.key_padding_mask)
+                is_("target", call.queries, None)
             else:
-                is_("target" if layer.stack == "decoder" else "source", each.queries, each.key_padding_mask)
-        sides = [self._side(side, *found[side], texts) if side in found else None for side in SIDES]
+                is_("target" if layer.stack == "decoder" else "source", call.queries, call.key_padding_mask)
+        sides = [self._side(side, *known_sides[side], texts) if side in known_sides else None for side in SIDES]
         return sides[0], sides[1]
 
     def _side(self, side: str, length: int, padding: Tensor | None, texts: int) -> Batch:
@@ -190,16 +190,16 @@ class OwnEncoder:
         return Batch(ids, mask, (labels,) * texts, None)
 
     def _names(self, side: str, length: int) -> tuple[str, ...]:
-        given = self._labels.get(side)
-        if given is None:
+        names = self._labels.get(side)
+        if names is None:
             return tuple(str(number) for number in range(length))
-        # A class token stands before the patches, if there is one.
-        given = given[1:] if self.grid is not None and len(given) == length + 1 else given
-        if len(given) < length:
+        # A class token precedes the patches, if there is one.
+        names = names[1:] if self.grid is not None and len(names) == length + 1 else names
+        if len(names) < length:
             raise InputError(
-                f"`labels` must name every position of the {side}: {length} of them; got {len(given)} labels."
+                f"`labels` must name every position of the {side}: {length} of them; got {len(names)} labels."
             )
-        return tuple(given[:length])
+        return tuple(names[:length])
 
 
 def _by_side(labels: Labels) -> dict[str, tuple[str, ...]]:
@@ -214,5 +214,5 @@ def _by_side(labels: Labels) -> dict[str, tuple[str, ...]]:
                 f'`labels` must be a list of strings, or a mapping of "source" and "target" to one each; got also '
                 f"{', '.join(unknown)}."
             )
-        return {side: tuple(strings("labels", given)) for side, given in labels.items()}
+        return {side: tuple(strings("labels", names)) for side, names in labels.items()}
     return {"source": tuple(strings("labels", listed("labels", labels, "a list of strings")))}

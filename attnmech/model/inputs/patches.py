@@ -1,4 +1,4 @@
-"""Which position of the stream holds which patch? Found from the model: where a line of the input shows."""
+"""Finds the patch of each position of the stream: changes a line of the input and sees which positions change."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -11,16 +11,16 @@ from torch import Tensor
 from ...errors import UnsupportedModelError
 
 FrontEnd: TypeAlias = Callable[[Float[Tensor, "batch ..."]], Float[Tensor, "batch position d_model"]]
-"""What enters the first block, of images or spectrograms."""
+"""Computes the input of the first block from images or spectrograms."""
 
 _CHANGE: Final = 4.0
-"""What is added to a line of the input: beyond any normalised pixel, so that 16 bits show it."""
+"""The number added to a line of the input: larger than any normalised pixel, so that 16 bits show it."""
 
 _AT_MOST: Final = 0.05
 """The largest change of a position, relative to its largest entry, that counts as rounding: some 6 of bfloat16's."""
 
 _AT_ONCE: Final = 16
-"""How many changed inputs are run together."""
+"""The number of changed inputs that run together."""
 
 
 @dataclass(frozen=True)
@@ -39,20 +39,20 @@ class Lines:
         return (self.length - self.window) // self.step + 1
 
     def showing(self, number: int) -> range:
-        """The windows that hold the first line of one of them."""
+        """The windows that contain the first line of a window."""
         return range(max(0, number - (self.window - 1) // self.step), number + 1)
 
 
 def patch_places(
-    front: FrontEnd, given: Float[Tensor, "batch ..."], rows: Lines, columns: Lines
+    front: FrontEnd, sample: Float[Tensor, "batch ..."], rows: Lines, columns: Lines
 ) -> list[tuple[int, int] | None]:
-    """Of each position, the row and column of its patch; None for one that no line of the input changes.
+    """The row and column of each position's patch; None for a position that no line of the input changes.
 
-    `given` is one input. Raises `UnsupportedModelError` where a position holds something else than one patch.
+    `sample` is one input. Raises `UnsupportedModelError` if a position holds anything but one patch.
     """
-    found = [_windows(front, given, lines) for lines in (rows, columns)]
+    windows = [_windows(front, sample, lines) for lines in (rows, columns)]
     places: list[tuple[int, int] | None] = []
-    for row, column in zip(*found, strict=True):
+    for row, column in zip(*windows, strict=True):
         if (row is None) != (column is None):
             raise UnsupportedModelError("what enters its first block at one position is not one patch.")
         places.append(None if row is None or column is None else (row, column))
@@ -62,12 +62,12 @@ def patch_places(
     return places
 
 
-def _windows(front: FrontEnd, given: Tensor, lines: Lines) -> list[int | None]:
-    """Of each position, the window that it holds."""
+def _windows(front: FrontEnd, sample: Tensor, lines: Lines) -> list[int | None]:
+    """The window in each position."""
     changes = []
     for start in range(0, lines.count, _AT_ONCE):
         numbers = range(start, min(start + _AT_ONCE, lines.count))
-        changes.append(_changed(front, given, lines, numbers))
+        changes.append(_changed(front, sample, lines, numbers))
     changed = torch.cat(changes)
     windows: list[int | None] = []
     for shows in changed.T:
@@ -78,15 +78,15 @@ def _windows(front: FrontEnd, given: Tensor, lines: Lines) -> list[int | None]:
     return windows
 
 
-def _changed(front: FrontEnd, given: Tensor, lines: Lines, numbers: range) -> Bool[Tensor, "line position"]:
-    """Which positions change with the first line of some windows."""
-    batch = given.expand(len(numbers) + 1, *given.shape[1:]).clone()
+def _changed(front: FrontEnd, sample: Tensor, lines: Lines, numbers: range) -> Bool[Tensor, "line position"]:
+    """The positions that change with the first line of some windows."""
+    batch = sample.expand(len(numbers) + 1, *sample.shape[1:]).clone()
     for place, number in enumerate(numbers):
-        where: list[Any] = [place, *[slice(None)] * (given.ndim - 1)]
+        where: list[Any] = [place, *[slice(None)] * (sample.ndim - 1)]
         where[1 + lines.axis] = number * lines.step
         batch[tuple(where)] += _CHANGE
     stream = front(batch).double()
     before, after = stream[-1:], stream[:-1]
     # One image in a batch of several differs from the same image alone by rounding.
-    rounding = min(1e3 * torch.finfo(given.dtype).eps, _AT_MOST)
+    rounding = min(1e3 * torch.finfo(sample.dtype).eps, _AT_MOST)
     return (after - before).abs().amax(dim=-1) > rounding * before.abs().amax(dim=-1)

@@ -1,4 +1,4 @@
-"""How do pictures and recordings become what a model is given? Through the model's own processor."""
+"""Makes a model's inputs of pictures and recordings, by the model's own processor."""
 
 import warnings
 from collections.abc import Mapping, Sequence
@@ -19,7 +19,7 @@ _FILES: Final = ("preprocessor_config.json", "processor_config.json")
 
 @runtime_checkable
 class Picture(Protocol):
-    """A picture of Pillow's."""
+    """A Pillow image."""
 
     mode: str
 
@@ -33,7 +33,7 @@ Recording: TypeAlias = tuple[int, np.ndarray]
 
 
 def processor_in(folder: Path, model: PreTrainedModel) -> Any:
-    """The processor that a model's folder holds; None if it has none or the model reads tokens."""
+    """The processor in a model's folder; None if it has none or the model reads tokens."""
     if model.main_input_name not in KINDS or not any((folder / file).is_file() for file in _FILES):
         return None
     auto = AutoImageProcessor if KINDS[model.main_input_name] == "pixels" else AutoFeatureExtractor
@@ -63,33 +63,33 @@ def check_processor(processor: Any, model: PreTrainedModel) -> Any:
 
 @dataclass(frozen=True)
 class Prepared:
-    """Makes what a model is given, of pictures or of recordings."""
+    """Makes a model's inputs of pictures or of recordings."""
 
     processor: Any
     reads: Kind
     argument: str
     channels: int = 3
     seconds: float | None = None
-    """How long a recording may be; None if any length works."""
+    """The longest recording, in seconds; None if any length works."""
 
     def __call__(self, inputs: Any) -> Mapping[str, Any]:
-        """What the model is given, of one picture or recording or a list of them."""
+        """The model's inputs for one picture or recording, or a list of them."""
         single = not isinstance(inputs, list)
-        given = [inputs] if single else inputs
-        if not given:
+        signals = [inputs] if single else inputs
+        if not signals:
             raise InputError("the list of inputs is empty; give at least one.")
         if self.reads == "pixels":
-            pictures = [_picture(each, self.channels) for each in given]
+            pictures = [_picture(signal, self.channels) for signal in signals]
             self._require("image")
             return self._made(images=pictures)
-        recordings = [_recording(each) for each in given]
+        recordings = [_recording(signal) for signal in signals]
         self._require("sound")
         rate = int(self.processor.sampling_rate)
-        for found, samples in recordings:
-            if found != rate:
+        for own_rate, samples in recordings:
+            if own_rate != rate:
                 raise InputError(
-                    f"this model takes {rate} samples per second; the recording has {found}. Resample it: "
-                    f"scipy.signal.resample_poly(samples, {rate}, {found})."
+                    f"this model takes {rate} samples per second; the recording has {own_rate}. Resample it: "
+                    f"scipy.signal.resample_poly(samples, {rate}, {own_rate})."
                 )
             if self.seconds is not None and len(samples) > self.seconds * rate:
                 raise InputError(
@@ -110,30 +110,30 @@ class Prepared:
             f"processor={kind}.from_pretrained(folder)){pillow}."
         )
 
-    def _made(self, **given: Any) -> Mapping[str, Any]:
+    def _made(self, **options: Any) -> Mapping[str, Any]:
         try:
-            made = self.processor(**given, return_tensors="pt")
-        except Exception as error:  # whatever a processor raises over what it is given
+            made = self.processor(**options, return_tensors="pt")
+        except Exception as error:  # processors raise many kinds of errors for wrong inputs
             raise InputError(f"the model's processor cannot take this: {first_line(error)}") from error
         return {name: made[name] for name in (self.argument, "attention_mask") if name in made}
 
 
-def _picture(given: Any, channels: int) -> Any:
+def _picture(picture: Any, channels: int) -> Any:
     """A picture in the model's colours, of Pillow, of a file, or as an array [height width 3] of bytes."""
-    if isinstance(given, Path):
-        given = _opened(given)
-    if isinstance(given, np.ndarray):
-        if given.dtype != np.uint8 or given.ndim != 3 or given.shape[2] != 3:
+    if isinstance(picture, Path):
+        picture = _opened(picture)
+    if isinstance(picture, np.ndarray):
+        if picture.dtype != np.uint8 or picture.ndim != 3 or picture.shape[2] != 3:
             raise InputError(
-                f"an image as an array must be uint8 [height width 3]; got {given.dtype} {given.shape}. For pixel "
+                f"an image as an array must be uint8 [height width 3]; got {picture.dtype} {picture.shape}. For pixel "
                 "values that are ready for the model: torch.tensor(...)."
             )
-        return given
-    if isinstance(given, Picture):
-        return given.convert("L" if channels == 1 else "RGB")
+        return picture
+    if isinstance(picture, Picture):
+        return picture.convert("L" if channels == 1 else "RGB")
     raise InputError(
         "this model reads images: give a PIL image, a pathlib.Path of one, an array [height width 3] of uint8, a list "
-        f"of these, or a floating-point tensor of pixel values; got {shown(given)}."
+        f"of these, or a floating-point tensor of pixel values; got {shown(picture)}."
     )
 
 
@@ -149,24 +149,24 @@ def _opened(path: Path) -> Any:
         raise InputError(f"{path} cannot be read as an image: {first_line(error)}.") from error
 
 
-def _recording(given: Any) -> tuple[int, np.ndarray]:
+def _recording(recording: Any) -> tuple[int, np.ndarray]:
     """Samples per second, and the samples between -1 and 1."""
     from scipy.io import wavfile  # type: ignore[import-untyped]
 
-    if isinstance(given, Path):
+    if isinstance(recording, Path):
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore", wavfile.WavFileWarning)
-                given = wavfile.read(given)
+                recording = wavfile.read(recording)
         except (OSError, ValueError) as error:
-            raise InputError(f"{given} cannot be read as a WAV file: {first_line(error)}.") from error
-    pair = isinstance(given, Sequence) and not isinstance(given, str) and len(given) == 2
-    if not pair or not isinstance(given[0], int | np.integer) or not isinstance(given[1], np.ndarray):
+            raise InputError(f"{recording} cannot be read as a WAV file: {first_line(error)}.") from error
+    pair = isinstance(recording, Sequence) and not isinstance(recording, str) and len(recording) == 2
+    if not pair or not isinstance(recording[0], int | np.integer) or not isinstance(recording[1], np.ndarray):
         raise InputError(
             "this model reads sound: give (samples per second, samples) as scipy.io.wavfile.read returns them, a "
-            f"pathlib.Path of a WAV file, a list of these, or a floating-point tensor; got {shown(given)}."
+            f"pathlib.Path of a WAV file, a list of these, or a floating-point tensor; got {shown(recording)}."
         )
-    rate, samples = int(given[0]), given[1]
+    rate, samples = int(recording[0]), recording[1]
     if samples.ndim != 1 or len(samples) == 0:
         raise InputError(
             "a recording must have one channel: samples [time]; got "

@@ -1,4 +1,4 @@
-"""How does a recording become one `Batch` whose positions are frames, labelled with their times?"""
+"""Makes one `Batch` of recordings: its positions are frames, labelled with their times."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
@@ -16,7 +16,7 @@ from .patches import Lines, patch_places
 from .processors import Prepared
 
 RATE: Final = 16_000
-"""Samples per second, where neither the model's config nor its processor says another rate."""
+"""Samples per second, unless the model's config or its processor says another rate."""
 _HOP: Final = 160
 """Samples between two columns of a spectrogram, likewise."""
 
@@ -33,15 +33,15 @@ class SoundEncoder:
         self.rate = int(getattr(processor, "sampling_rate", RATE))
         """Samples per second of the recordings that the model takes."""
         self._further: tuple[str, ...] = ("attention_mask",) if signal.is_wave else ()
-        """What a mapping of inputs may hold besides."""
+        """Further inputs that a mapping may hold."""
         self._names: tuple[str, ...] = ()
         self._patches: tuple[tuple[int, int] | None, ...] = ()
-        """Of each position of a model of patches, its frequency and time, in steps of the patches."""
+        """The frequency and time of each position in a model of patches, in steps of the patches."""
         self._least = ""
         self._mels = 1
         """The number of mel bands between two patches."""
         self.seconds_per_column = int(getattr(processor, "hop_length", _HOP)) / self.rate
-        """Of a model that is given a spectrogram, the time between two of its columns."""
+        """The time between two columns of the spectrogram, in a model of spectrograms."""
         hop, longest = int(getattr(processor, "hop_length", _HOP)), None
         if signal.is_wave:
             self.hop = samples_per_frame(config)
@@ -61,13 +61,13 @@ class SoundEncoder:
         times, mels = self.signal.shape
         bands = Lines(1, mels, config.patch_size, config.frequency_stride)
         frames = Lines(0, times, config.patch_size, config.time_stride)
-        given = self.signal.noise(1, 0, like)[self.signal.argument]
+        noise = self.signal.noise(1, 0, like)[self.signal.argument]
         try:
-            found = patch_places(lambda x: self._front({self.signal.argument: x}), given, bands, frames)
+            patches = patch_places(lambda x: self._front({self.signal.argument: x}), noise, bands, frames)
         except UnsupportedModelError as error:
             raise UnsupportedModelError(f"its patches cannot be told apart: {error}") from error
-        self._patches = tuple(found)
-        self._names = names_of(config, sum(place is None for place in found))
+        self._patches = tuple(patches)
+        self._names = names_of(config, sum(place is None for place in patches))
 
     @property
     def seconds(self) -> float:
@@ -83,16 +83,16 @@ class SoundEncoder:
             return f"{number * self.seconds:.{self._digits}f} s"
         place = self._patches[number]
         if place is None:
-            return self._names[sum(each is None for each in self._patches[:number])]
+            return self._names[sum(patch is None for patch in self._patches[:number])]
         return f"{place[1] * self.seconds:.{self._digits}f} s, mel {place[0] * self._mels}"
 
     @property
     def _digits(self) -> int:
-        """As many as tell every frame's time exactly, up to 4."""
+        """The number of decimals that shows every frame's time exactly, up to 4."""
         return next((digits for digits in (2, 3) if abs(round(self.seconds, digits) - self.seconds) < 1e-9), 4)
 
     def encode(self, inputs: Any, bos: bool | None = None) -> Batch:
-        """One batch from what the model is given, as a tensor or a mapping, or from recordings.
+        """One batch from the model's inputs, as a tensor or a mapping, or from recordings.
 
         Recordings need the model's processor: (rate, samples) as `scipy.io.wavfile.read` returns it, a `Path` of a WAV
         file, or a list of these.
@@ -101,14 +101,14 @@ class SoundEncoder:
             raise InputError("bos is only for texts; this model reads sound. Leave it out.")
         name = self.signal.argument
         if isinstance(inputs, Mapping):
-            given = dict(inputs)
+            named = dict(inputs)
         elif not isinstance(inputs, Tensor):
-            given = dict(self._prepare(inputs))
+            named = dict(self._prepare(inputs))
         else:
-            given = {name: inputs}
-        values, mask = given.pop(name, None), given.pop("attention_mask", None)
-        if values is None or given:
-            more = "".join(f' and may hold "{each}"' for each in self._further)
+            named = {name: inputs}
+        values, mask = named.pop(name, None), named.pop("attention_mask", None)
+        if values is None or named:
+            more = "".join(f' and may hold "{further}"' for further in self._further)
             raise InputError(
                 f'a mapping of inputs for this model must hold "{name}"{more}; got {sorted(map(str, inputs))}. A '
                 "recording is (samples per second, samples)."
@@ -132,19 +132,19 @@ class SoundEncoder:
         return f"[batch, {', '.join(map(str, self.signal.shape))}]"
 
     def _batch(self, values: Tensor, mask: Any) -> Batch:
-        given = {self.signal.argument: values}
+        inputs = {self.signal.argument: values}
         if mask is not None and self.signal.is_wave:
-            given["attention_mask"] = self._checked(mask, values)
+            inputs["attention_mask"] = self._checked(mask, values)
         try:
-            stream, real = self._front.entered(given)
-        except Exception as error:  # whatever a model raises over recordings that it cannot take
+            stream, real = self._front.entered(inputs)
+        except Exception as error:  # models raise many kinds of errors for wrong recordings
             raise InputError(
                 f"the model does not run on {self.signal.argument} of the shape {tuple(values.shape)}: "
                 f"{first_line(error)}. {self._least}"
             ) from error
         ids = torch.arange(stream.shape[1], device=self.device).expand(len(values), -1)
         labels = self.position_texts(ids[0].tolist())
-        return Batch(ids, real, (labels,) * len(values), None, extra=given)
+        return Batch(ids, real, (labels,) * len(values), None, extra=inputs)
 
     def _checked(self, mask: Any, values: Tensor) -> Tensor:
         mask = torch.as_tensor(mask, device=self.device)
@@ -153,5 +153,5 @@ class SoundEncoder:
                 f"attention_mask must have the shape of the samples, {tuple(values.shape)}, with 1 at samples and 0 at "
                 f"padding; got {tuple(mask.shape)}."
             )
-        found: Tensor = mask.long()
-        return found
+        long: Tensor = mask.long()
+        return long

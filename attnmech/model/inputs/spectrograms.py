@@ -1,4 +1,4 @@
-"""What does a recording look like? The spectrogram of what a model is given."""
+"""The spectrogram of a model's input, to draw a recording."""
 
 from dataclasses import dataclass
 from typing import Final
@@ -12,9 +12,9 @@ from .sounds import SoundEncoder
 _WINDOW: Final = 0.025
 """Seconds of sound in one column."""
 _COLUMNS: Final = 1200
-"""How many columns a spectrogram has at most."""
+"""The most columns of a spectrogram."""
 _FLOOR: Final = 80.0
-"""How many dB below the loudest cell a cell is drawn at least."""
+"""The lowest level drawn, in dB below the loudest cell."""
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,7 @@ class Spectrogram:
     bands: Float[np.ndarray, " band"]
     levels: Float[np.ndarray, "band time"]
     units: tuple[str, str]
-    """Of the bands and of the levels."""
+    """The units of the bands and of the levels."""
 
 
 def spectrogram_of(encoder: SoundEncoder, batch: Batch, row: int) -> Spectrogram:

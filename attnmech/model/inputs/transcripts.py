@@ -1,4 +1,4 @@
-"""How do recordings and what is written of them become one `Batch`? Frames for the encoder, tokens for the decoder."""
+"""Makes one `Batch` of recordings and their transcripts: frames for the encoder, tokens for the decoder."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -29,7 +29,7 @@ class TranscriptEncoder(SoundEncoder):
         self._further = (*self._further, "decoder_input_ids")
 
     def encode(self, inputs: Any, bos: bool | None = None) -> Batch:
-        """One batch from recordings, as for a model of sound alone, or from a mapping that holds the decoder's too."""
+        """One batch from recordings, as in `SoundEncoder`, or from a mapping that also holds the decoder's inputs."""
         of_decoder: dict[str, Any] = {}
         if isinstance(inputs, Mapping):
             of_decoder = {name: inputs[name] for name in _OF_DECODER if name in inputs}
@@ -45,4 +45,4 @@ class TranscriptEncoder(SoundEncoder):
         """The positions with these numbers: tokens of the decoder, else the times at which frames begin."""
         if stack != "decoder":
             return super().position_texts(ids, stack)
-        return tuple(self.text.token_texts([each])[0] for each in ids)
+        return tuple(self.text.token_texts([token])[0] for token in ids)
