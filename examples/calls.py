@@ -27,15 +27,16 @@ and compares.
 
 **{cells} cells: {works} work, {refused} are refused, by an error of attnmech that gives the reason (the notes below).**
 
-A call that is not listed works. In a model with several stacks, calls about one stack are tried on each. `by_wavelength` is
-for rotary models, and `global_attention` for windows with global tokens. The calls are {calls}.
+A call that is not listed works. In a model with several stacks, calls about one stack are tried on each.
+`by_wavelength` is for rotary models, and `global_attention` for windows with global tokens. The calls are {calls}.
 """
 
 OWN_SUBJECT: Final = ("by_wavelength", "global_attention")
 """Calls about a property that most families lack; the README does not list them."""
 
 BEYOND: Final = {
-    "decoders": "rotary `q_rot`, `k_rot`; soft caps and sinks; sliding windows; factors of what attention and MLP add to the stream",
+    "decoders": "rotary `q_rot`, `k_rot`; soft caps and sinks; sliding windows; "
+    "factors of what attention and MLP add to the stream",
     "… with a position term": "the term `position`, as in T5",
     "… with latents or gates": "`latent`; `gate`",
     "mixtures of experts": "as decoders",

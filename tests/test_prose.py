@@ -16,8 +16,8 @@ DOCUMENTS = (
 )
 
 
-CLEAN = ("maths", "results")
-"""The folders of the package that hold no pattern."""
+NOT_YET = {"activations", "cli", "demo", "distributed", "draw", "interventions", "methods", "model", "pages", "runs"}
+"""The folders of the package that still hold some; the aim is none."""
 
 PLANTED = {
     "module.py": '"""Which head looks there?"""\n',
@@ -84,6 +84,8 @@ def test_a_document_holds_no_pattern(path: Path) -> None:
     assert list(places_in(path)) == []
 
 
-@pytest.mark.parametrize("folder", CLEAN)
-def test_a_folder_of_the_package_holds_no_pattern(folder: str) -> None:
-    assert places_under(ROOT / "attnmech" / folder) == []
+def test_the_package_holds_no_pattern_elsewhere() -> None:
+    package = ROOT / "attnmech"
+    clean = [path for path in package.iterdir() if path.name not in NOT_YET and path.name != "__pycache__"]
+    assert {"maths", "results", "basics", "__init__.py"} <= {path.name for path in clean}
+    assert places_under(*clean) == []
