@@ -136,10 +136,10 @@ def choice_figures(
     training side.
     """
     figures = []
-    for side, told in ((HELD_OUT, "held out"), (TRAINING, "seen")):
+    for side, label in ((HELD_OUT, "held out"), (TRAINING, "seen")):
         for name, choice_at in CHOICES.items():
             made = list(islice(choices(rng, choice_at, side), cases))
-            figures.append(Figure(f"{name}, {told}", _accuracy(model, tokenizer, made), cases, 0.5))
+            figures.append(Figure(f"{name}, {label}", _accuracy(model, tokenizer, made), cases, 0.5))
     return figures
 
 
@@ -157,11 +157,11 @@ def head_figures(model: BloomForCausalLM, tokenizer: PreTrainedTokenizerFast, rn
             "documents": [held_out_tokens(tokenizer, rng) for _ in range(AT_ONCE)],
             "random": [repeated_tokens(tokenizer, rng, length=LENGTH, period=PERIOD) for _ in range(AT_ONCE)],
         }
-        for told, rows in texts.items():
+        for kind, rows in texts.items():
             patterns = _patterns(model, rows)
             top = patterns.argmax(-1)[..., 2:]
             for name, hit in (("first token", top == 0), ("previous token", top == before)):
-                measured.setdefault(f"{name} on top, {told}", []).append(hit.float().mean((1, 3)))
+                measured.setdefault(f"{name} on top, {kind}", []).append(hit.float().mean((1, 3)))
         copied = patterns.diagonal(1 - PERIOD, 3, 4)[..., 2:]
         measured.setdefault("induction mass, random", []).append(copied.mean((1, 3)))
     return [_best(name, means) for name, means in measured.items()]

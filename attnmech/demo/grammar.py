@@ -114,7 +114,7 @@ def _general(draft: Draft, dice: Dice, scene: Scene) -> None:
 
 
 def _question(draft: Draft, dice: Dice, scene: Scene) -> None:
-    """Where is the kettle? It is near the oven."""
+    """Question: Where is the kettle? It is near the oven."""
     theme = scene.theme(dice)
     plural = dice.chance(0.5)
     be = dice.choose((words.BE, words.BE_PAST)).form(plural)
@@ -206,8 +206,8 @@ def _reason(draft: Draft, dice: Dice, scene: Scene) -> None:
         draft.add(dice.choose(words.ARRIVING), "to")
         add_place(draft, dice, theme)
     else:
-        found = draft.add(dice.choose(words.ACTIONS).past)
-        draft.relate("verb-object", query=draft.pronoun("them" if plural else "it", thing), key=found)
+        verb = draft.add(dice.choose(words.ACTIONS).past)
+        draft.relate("verb-object", query=draft.pronoun("them" if plural else "it", thing), key=verb)
         draft.add(dice.choose(words.MOMENTS))
     draft.stop()
 

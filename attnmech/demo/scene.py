@@ -62,8 +62,8 @@ class Person:
     def addressed(self, dice: Dice) -> str:
         """The person's title, the same each time; chosen at first use, as is the gender if nothing has revealed it."""
         if self.gender is None:
-            told: Gender = dice.choose(("female", "male"))
-            self.gender = told
+            gender: Gender = dice.choose(("female", "male"))
+            self.gender = gender
         self.title = self.title or dice.choose(words.TITLES[self.gender])
         return self.title
 
@@ -90,8 +90,8 @@ class Scene:
         names = self.side.names if gender is None else getattr(self.side, gender)
         taken = {person.name for person in self.people}
         name = dice.choose([name for name in names if name not in taken])
-        told = self.side.gender_of(name)
-        self.people.append(Person(name, told, self.side.names_tell and told is not None))
+        revealed = self.side.gender_of(name)
+        self.people.append(Person(name, revealed, self.side.names_tell and revealed is not None))
         return self.people[-1]
 
     def theme(self, dice: Dice) -> Theme:

@@ -35,7 +35,7 @@ def labelled(count: int, seed: int = 0) -> list[tuple[tuple[str, ...], int, int,
     """
     rng = Random(seed)
     return [
-        (text.words, each.query, each.key, each.relation)
+        (text.words, link.query, link.key, link.relation)
         for text in (document(rng, sentences=4) for _ in range(count))
-        for each in text.relations
+        for link in text.relations
     ]

@@ -336,7 +336,7 @@ def plain_words() -> tuple[str, ...]:
     """Every word of the language in the form that it has in the middle of a sentence."""
     nouns = (*things(), *ROLES)
     verbs = (*transitive(), *LINKING, *RESTING, *THINKING, *LIVING)
-    found = [
+    forms = [
         *names(),
         *(title for titles in TITLES.values() for title in titles),
         *(person for people in GENDERED.values() for person in people),
@@ -349,7 +349,7 @@ def plain_words() -> tuple[str, ...]:
         *(*NEARNESS, *SPOTS, *MOMENTS, *SOON, *JOINING),
         *(*SINGULAR_DETERMINERS, *PLURAL_DETERMINERS, *NUMBERS, *OPENERS, *FRAME, *SMALL),
     ]
-    return tuple(dict.fromkeys(found))
+    return tuple(dict.fromkeys(forms))
 
 
 @cache
