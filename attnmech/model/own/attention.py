@@ -92,25 +92,25 @@ class ProductCall:
 class _Product(TorchFunctionMode):
     """Hands calls of `scaled_dot_product_attention` to a function."""
 
-    def __init__(self, told: Callable[[Callable[..., Tensor], ProductCall, Any, Any], Tensor]) -> None:
+    def __init__(self, handle: Callable[[Callable[..., Tensor], ProductCall, Any, Any], Tensor]) -> None:
         super().__init__()
-        self._told = told
+        self._handle = handle
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if func is nn.functional.scaled_dot_product_attention:
-            return self._told(func, ProductCall.of(*args, **kwargs), args, kwargs)
+            return self._handle(func, ProductCall.of(*args, **kwargs), args, kwargs)
         return func(*args, **kwargs)
 
 
 @contextmanager
-def watching_products(told: Callable[[ProductCall, Tensor], None]) -> Iterator[None]:
+def watching_products(observe: Callable[[ProductCall, Tensor], None]) -> Iterator[None]:
     """Tells of every call in the block, with what it returns."""
 
     def call(func: Callable[..., Tensor], made: ProductCall, args: Any, kwargs: Any) -> Tensor:
-        found = func(*args, **kwargs)
-        told(made, found)
-        return found
+        output = func(*args, **kwargs)
+        observe(made, output)
+        return output
 
     with _Product(call):
         yield
@@ -177,9 +177,9 @@ class DescribedAttention(StandIn):
 
     def masked(self, *args: Any, **kwargs: Any) -> tuple[Float[Tensor, "batch position d_model"], Masked]:
         """What it is given, and its mask."""
-        given = self._signature.bind(*args, **kwargs).arguments
-        x = next(value for value in given.values() if isinstance(value, torch.Tensor))
-        mask, length = given.get(self._mask) if self._mask else None, x.shape[1]
+        arguments = self._signature.bind(*args, **kwargs).arguments
+        x = next(value for value in arguments.values() if isinstance(value, torch.Tensor))
+        mask, length = arguments.get(self._mask) if self._mask else None, x.shape[1]
         seen: list[Tensor] = []
         added: list[Tensor] = []
         if mask is not None:
@@ -209,11 +209,11 @@ def described_as(
             tried.attnmech_site = Site(in_force, 0)
             try:
                 with torch.no_grad(), in_force.unchecked(), in_force.recording(Pass(no_tokens())):
-                    given = tried(*args, **kwargs)
+                    returned = tried(*args, **kwargs)
             except (RuntimeError, ValueError, TypeError):
                 continue
-            found = given[0] if isinstance(given, tuple) else given
-            apart = (found - wanted).norm() if found.shape == wanted.shape else torch.tensor(torch.inf)
+            output = returned[0] if isinstance(returned, tuple) else returned
+            apart = (output - wanted).norm() if output.shape == wanted.shape else torch.tensor(torch.inf)
             if float(apart) <= _CLOSE * float(wanted.norm()):
                 _, masked = tried.masked(*args, **kwargs)
                 return replace(how, causal=is_causal(masked.rule)), returns

@@ -35,7 +35,7 @@ class Axis:
     kind: str
     """"batch" at `at`; "new" if the axis is put in there; "shared" by all texts; "nested", one tensor per text."""
     at: int = 0
-    each: int = 1
+    per_text: int = 1
     """How many rows of the axis belong to each text (a mask [texts · heads, query, key])."""
 
 
@@ -56,8 +56,8 @@ class CallForm:
     def of(cls, example: Any) -> "CallForm":
         """The form of an example, with no batch axes yet: every tensor shared by all texts."""
         names, leaves, spec = _flat(example)
-        given = dict(zip(names, leaves, strict=True))
-        tensors = {name: value for name, value in given.items() if isinstance(value, torch.Tensor)}
+        arguments = dict(zip(names, leaves, strict=True))
+        tensors = {name: value for name, value in arguments.items() if isinstance(value, torch.Tensor)}
         first = {id(value): name for name, value in reversed(tensors.items())}
         same = {name: first[id(value)] for name, value in tensors.items() if first[id(value)] != name}
         if not tensors:
@@ -65,7 +65,7 @@ class CallForm:
                 "`example` must hold what the module is called with: a tensor, a tuple of arguments or a mapping of "
                 f"keyword arguments; got {shown(example)}."
             )
-        fixed = {name: value for name, value in given.items() if name not in tensors}
+        fixed = {name: value for name, value in arguments.items() if name not in tensors}
         own = {name: value for name, value in tensors.items() if name not in same}
         axes = {name: Axis("nested" if value.is_nested else "shared") for name, value in own.items()}
         return cls(names, spec, fixed, axes, same)
@@ -73,31 +73,31 @@ class CallForm:
     def tensors(self, inputs: Any) -> dict[str, Tensor]:
         """The tensors of inputs in this form, by name; `InputError` for inputs in another."""
         names, leaves, _ = _flat(inputs)
-        given = dict(zip(names, leaves, strict=True))
+        arguments = dict(zip(names, leaves, strict=True))
         if set(names) != set(self.names):
             raise InputError(f"this module is called with {_listed(self.names)}; got {_listed(names)}.")
         for name, value in self.fixed.items():
-            if not _same(given[name], value):
+            if not _same(arguments[name], value):
                 raise InputError(
                     f"argument {name!r} was {shown(value)} in `example`, which is what was proven; got "
-                    f"{shown(given[name])}. Load the module again with an example of that."
+                    f"{shown(arguments[name])}. Load the module again with an example of that."
                 )
         for name, other in self.same.items():
-            if given[name] is not given[other]:
+            if arguments[name] is not arguments[other]:
                 raise InputError(
                     f"arguments {name!r} and {other!r} were one tensor in `example`, which is what was proven; here "
                     "they are two. Load the module again with an example of that."
                 )
-        found = {}
+        tensors = {}
         for name in self.axes:
-            if not isinstance(given[name], torch.Tensor):
-                raise InputError(f"argument {name!r} must be a tensor, as in `example`; got {shown(given[name])}.")
-            found[name] = given[name]
-        return found
+            if not isinstance(arguments[name], torch.Tensor):
+                raise InputError(f"argument {name!r} must be a tensor, as in `example`; got {shown(arguments[name])}.")
+            tensors[name] = arguments[name]
+        return tensors
 
     def rows(self, inputs: Any) -> dict[str, Tensor]:
         """The same with one row per text first; what all texts share has one row."""
-        found: dict[str, Tensor] = {}
+        rows: dict[str, Tensor] = {}
         for name, value in self.tensors(inputs).items():
             axis = self.axes[name]
             if value.is_nested != (axis.kind == "nested"):
@@ -106,18 +106,18 @@ class CallForm:
                 )
             if axis.kind == "nested":
                 padded, hidden = padded_of(value)
-                found |= {name: padded, name + _LENGTHS: (~hidden).sum(dim=1)}
+                rows |= {name: padded, name + _LENGTHS: (~hidden).sum(dim=1)}
             elif axis.kind == "batch":
-                found[name] = _by_text(name, value, axis)
+                rows[name] = _by_text(name, value, axis)
             else:
-                found[name] = value[None]
-        sizes = {name: len(value) for name, value in found.items() if self.axes.get(name, _SHARED).kind == "batch"}
+                rows[name] = value[None]
+        sizes = {name: len(value) for name, value in rows.items() if self.axes.get(name, _SHARED).kind == "batch"}
         if len(set(sizes.values())) > 1:
             listed = ", ".join(f"{name!r} has {size}" for name, size in sizes.items())
             raise InputError(f"all inputs must have as many texts; {listed}.")
         if 0 in sizes.values():
             raise InputError("the batch has no text; give at least one.")
-        return found
+        return rows
 
     def texts(self, rows: Mapping[str, Tensor]) -> int:
         """The number of texts."""
@@ -125,8 +125,10 @@ class CallForm:
 
     def arguments(self, rows: Mapping[str, Tensor]) -> Arguments:
         """What the module is called with, from `rows`."""
-        given = {name: self._argument(name, rows) for name in self.axes}
-        leaves = [self.fixed[name] if name in self.fixed else given[self.same.get(name, name)] for name in self.names]
+        arguments = {name: self._argument(name, rows) for name in self.axes}
+        leaves = [
+            self.fixed[name] if name in self.fixed else arguments[self.same.get(name, name)] for name in self.names
+        ]
         args, kwargs = pytree.tree_unflatten(leaves, self.spec)
         return args, kwargs
 
@@ -142,7 +144,7 @@ class CallForm:
             return torch.nested.as_nested_tensor([row[:length] for row, length in zip(value, lengths, strict=True)])
         if axis.kind == "shared":
             return value[0]
-        return (value.flatten(0, 1) if axis.each > 1 else value).movedim(0, axis.at)
+        return (value.flatten(0, 1) if axis.per_text > 1 else value).movedim(0, axis.at)
 
     def is_by_text(self, name: str) -> bool:
         """Whether a tensor of `rows` has a row for each text."""
@@ -155,18 +157,18 @@ class CallForm:
         Masks and whole numbers stay as they are.
         """
         generator = torch.Generator().manual_seed(_SEED)
-        found = {}
+        both = {}
         for name, value in rows.items():
             if not self.is_by_text(name):
-                found[name] = value
+                both[name] = value
                 continue
             first = other = value[:texts]
             if first.is_floating_point() and not _is_mask(first):
                 spread = float(first.double().std()) if first.numel() > 1 else 0.0
                 noise = torch.randn(first.shape, generator=generator).to(first)
                 other = first + (spread or 1.0) / 2 * noise
-            found[name] = torch.cat((first, other))
-        return found
+            both[name] = torch.cat((first, other))
+        return both
 
     def __deepcopy__(self, memo: object) -> "CallForm":
         return self
@@ -179,12 +181,12 @@ class CallForm:
                 choices.append([Axis("nested")])
                 continue
             if batched:
-                found = [Axis("batch", at) for at in range(value.ndim) if value.shape[at] == texts]
+                axes_of_size = [Axis("batch", at) for at in range(value.ndim) if value.shape[at] == texts]
                 if value.ndim > 2 and value.shape[0] > texts and value.shape[0] % texts == 0:
-                    found.append(Axis("batch", 0, value.shape[0] // texts))
+                    axes_of_size.append(Axis("batch", 0, value.shape[0] // texts))
             else:
-                found = [Axis("new", at) for at in range(min(2, value.ndim + 1))]
-            choices.append([*found, _SHARED])
+                axes_of_size = [Axis("new", at) for at in range(min(2, value.ndim + 1))]
+            choices.append([*axes_of_size, _SHARED])
         for axes in islice(product(*choices), _TRIES):
             if any(axis.kind != "shared" for axis in axes):
                 yield replace(self, axes=dict(zip(tensors, axes, strict=True)))
@@ -204,10 +206,10 @@ def _flat(inputs: Any) -> tuple[tuple[str, ...], list[Any], Any]:
 
 
 def _by_text(name: str, value: Tensor, axis: Axis) -> Tensor:
-    if value.ndim <= axis.at or value.shape[axis.at] % axis.each:
+    if value.ndim <= axis.at or value.shape[axis.at] % axis.per_text:
         raise InputError(f"argument {name!r} had its texts along axis {axis.at} in `example`; got {list(value.shape)}.")
     first = value.movedim(axis.at, 0)
-    return first.reshape(-1, axis.each, *first.shape[1:]) if axis.each > 1 else first
+    return first.reshape(-1, axis.per_text, *first.shape[1:]) if axis.per_text > 1 else first
 
 
 def _is_mask(value: Tensor) -> bool:

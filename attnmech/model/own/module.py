@@ -95,15 +95,15 @@ class OwnModule(PreTrainedModel):  # type: ignore[no-untyped-call]
         if options.get("output_attentions"):
             for stack in dict.fromkeys(layer.stack for layer in self.layers):
                 own = zip(self.layers, self._weights, strict=True)
-                found = tuple(weights for layer, weights in own if layer.stack == stack)
-                setattr(output, f"{stack}_attentions" if stack else "attentions", found)
+                attentions = tuple(weights for layer, weights in own if layer.stack == stack)
+                setattr(output, f"{stack}_attentions" if stack else "attentions", attentions)
         return output
 
     def _by_text(self, whole: Any) -> Tensor:
-        found = first_output(whole)
-        if self.output_axis in (0, None) or found.ndim <= (self.output_axis or 0):
-            return found
-        return found.movedim(self.output_axis or 0, 0)
+        output = first_output(whole)
+        if self.output_axis in (0, None) or output.ndim <= (self.output_axis or 0):
+            return output
+        return output.movedim(self.output_axis or 0, 0)
 
     def cannot_run(self, error: Exception) -> WeightsError:
         """What to raise where the module does not run in its precision on its device."""
@@ -144,17 +144,21 @@ class OwnModule(PreTrainedModel):  # type: ignore[no-untyped-call]
         self._weights.append(None)
 
     def _keep_weights(self, module: nn.MultiheadAttention, args: Any, kwargs: Any, output: Any) -> None:
-        given = dict(zip(_NAMES, args, strict=False)) | kwargs
-        query, key = given["query"], given["key"]
-        if given.get("is_causal") and given.get("key_padding_mask") is None and not given.get("need_weights", True):
+        arguments = dict(zip(_NAMES, args, strict=False)) | kwargs
+        query, key = arguments["query"], arguments["key"]
+        if (
+            arguments.get("is_causal")
+            and arguments.get("key_padding_mask") is None
+            and not arguments.get("need_weights", True)
+        ):
             if further_keys(module):
                 # torch computes something else where it returns the weights: it shows all queries these keys.
                 self._weights.append(None)
                 return
             axis = 0 if query.ndim == 2 or not module.batch_first else 1
             shown = torch.ones(query.shape[axis], key.shape[axis], dtype=torch.bool, device=query.device).tril()
-            given["attn_mask"] = ~shown
-        weights = module.forward(**{**given, "need_weights": True, "average_attn_weights": False})[1]
+            arguments["attn_mask"] = ~shown
+        weights = module.forward(**{**arguments, "need_weights": True, "average_attn_weights": False})[1]
         assert weights is not None
         self._weights.append(weights if weights.ndim == 4 else weights[None])
 
@@ -184,15 +188,15 @@ def blocks_of(stack: str) -> str:
 def first_output(whole: Any) -> Tensor:
     """The first floating-point tensor of what a module returns; `InputError` if there is none."""
     leaves = pytree.tree_leaves(vars(whole) if hasattr(whole, "__dataclass_fields__") else whole)
-    found = next((each for each in leaves if isinstance(each, torch.Tensor) and each.is_floating_point()), None)
-    if found is None:
+    output = next((leaf for leaf in leaves if isinstance(leaf, torch.Tensor) and leaf.is_floating_point()), None)
+    if output is None:
         raise InputError(
             f"the module must return a floating-point tensor, alone or among others; it returned a "
             f"{type(whole).__name__} without one."
         )
-    if found.is_nested:
-        return found.to_padded_tensor(0.0)
-    return found
+    if output.is_nested:
+        return output.to_padded_tensor(0.0)
+    return output
 
 
 # -- modules that are called several times in one pass ---------------------------------------------------------
@@ -206,7 +210,7 @@ class EachUse(nn.Module):
     def __init__(self, module: nn.Module, count: int, path: str) -> None:
         super().__init__()
         self.path, self.count = path, count
-        shared = {id(each): each for each in (*module.parameters(), *module.buffers())}
+        shared = {id(tensor): tensor for tensor in (*module.parameters(), *module.buffers())}
         self.uses = nn.ModuleList([module, *(deepcopy(module, dict(shared)) for _ in range(count - 1))])
 
     def __getattr__(self, name: str) -> Any:
@@ -232,14 +236,14 @@ def counting(root: nn.Module) -> Iterator[None]:
     try:
         yield
         for module in root.modules():
-            if isinstance(module, EachUse) and (found := _CALLS.get().get(id(module), 0)) != module.count:
-                raise UnsupportedModelError(_called(module, found, ""))
+            if isinstance(module, EachUse) and (calls := _CALLS.get().get(id(module), 0)) != module.count:
+                raise UnsupportedModelError(_called(module, calls, ""))
     finally:
         _CALLS.reset(token)
 
 
-def _called(module: EachUse, found: int, more: str) -> str:
-    times = f"{found} times {more}".strip()
+def _called(module: EachUse, calls: int, more: str) -> str:
+    times = f"{calls} times {more}".strip()
     return (
         f"{module.path!r} was called {module.count} times in `example`, each a layer, and now {times}: load the module "
         "with an example of this kind."

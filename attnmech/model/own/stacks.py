@@ -32,7 +32,7 @@ def stacks_of(plain: OwnModule, trace: Traced) -> tuple[list[Layer], tuple[Archi
     layers: list[Layer | None] = [None] * len(labels)
     plans = []
     for label in order:
-        places = [place for place, each in enumerate(labels) if each == label]
+        places = [place for place, own_label in enumerate(labels) if own_label == label]
         uses = [trace.uses[place] for place in places]
         _require_alike(label, uses)
         plan, blocks = _plan(plain, trace, label, uses)
@@ -68,20 +68,20 @@ def _labels(uses: Sequence[Use]) -> list[str]:
     ((to, source),) = shapes
     first = min(use.order for use in crossing)
     blocks = {parent(use.path) for use in crossing}
-    found = []
+    labels = []
     for use in uses:
         if not use.own:
-            found.append("cross")
+            labels.append("cross")
         elif use.queries not in (to, source):
             raise UnsupportedModelError(
                 f"self-attention in {named(use.path)} runs over {use.queries} positions, but cross-attention from {to} "
                 f"to {source}. Load the parts of the module one by one."
             )
         elif to != source:
-            found.append("decoder" if use.queries == to else "encoder")
+            labels.append("decoder" if use.queries == to else "encoder")
         else:
-            found.append("encoder" if use.order < first and parent(use.path) not in blocks else "decoder")
-    return found
+            labels.append("encoder" if use.order < first and parent(use.path) not in blocks else "decoder")
+    return labels
 
 
 def _each_length(uses: Sequence[Use]) -> list[Use]:
@@ -117,12 +117,12 @@ def _plan(plain: OwnModule, trace: Traced, label: str, uses: Sequence[Use]) -> t
         causal=label != "cross" and all(_is_causal(use) for use in uses),
     )  # fmt: skip
     read = [_block(plain, trace, start, use, len(uses)) for use in uses]
-    found = [each for each in read if each is not None]
-    if len(found) < len(uses) or len({replace(plan, chained=True) for plan, _ in found}) > 1:
+    blocks = [block for block in read if block is not None]
+    if len(blocks) < len(uses) or len({replace(plan, chained=True) for plan, _ in blocks}) > 1:
         alone = replace(start, attn_out="out_proj") if label == "cross" and _in_torch_decoder(plain, uses) else start
         return alone, [use.path for use in uses]
-    paths = [path for _, path in found]
-    plan = replace(found[0][0], chained=_is_chained(trace, paths))
+    paths = [path for _, path in blocks]
+    plan = replace(blocks[0][0], chained=_is_chained(trace, paths))
     return plan, paths
 
 
@@ -130,7 +130,7 @@ def _block(
     plain: OwnModule, trace: Traced, start: Architecture, use: Use, layers: int
 ) -> tuple[Architecture, str] | None:
     """The block around an attention: the nearest module that takes and returns a stream; None if there is none."""
-    others = [each.path for each in trace.uses if each is not use]
+    others = [other.path for other in trace.uses if other is not use]
     for path in above(use.path):
         if any(other.startswith(f"{path}.") for other in others):
             return _torch_decoder(plain, trace, start, use, path)
@@ -139,7 +139,7 @@ def _block(
         own = next((call for call in inside if call.path == path), None)
         if own is None:
             continue
-        if own.given is not None and own.given.is_nested and isinstance(own.module, nn.TransformerEncoderLayer):
+        if own.input is not None and own.input.is_nested and isinstance(own.module, nn.TransformerEncoderLayer):
             raise UnsupportedModelError(
                 f"{named(path)} is given a nested tensor; only nn.TransformerEncoder may be. Put the layer into one, "
                 "or give padded texts with src_key_padding_mask."
@@ -192,7 +192,7 @@ def _is_chained(trace: Traced, paths: Sequence[str]) -> bool:
     """Whether each block is given what the one before returned."""
     by_path = {call.path: call for call in trace.calls}
     calls = [by_path[path] for path in paths]
-    return all(before.made and same(before.made[0], after.given) for before, after in pairwise(calls))
+    return all(before.made and same(before.made[0], after.input) for before, after in pairwise(calls))
 
 
 def _plan_of_products(
@@ -216,20 +216,20 @@ def _plan_of_products(
         name=type(plain.module).__name__, stack=label, blocks=blocks_of(label), attention="", qkv=_PROJECTIONS, out="",
         mid_norm=None, mlp_out=None, streams=False, hands_on=True, reads="tensors", head_refused=_OWN_OUTPUT,
     )  # fmt: skip
-    found = [
-        _block_of_product(plain, trace, start, use, [each.path for each in uses if each is not use]) for use in uses
+    blocks = [
+        _block_of_product(plain, trace, start, use, [other.path for other in uses if other is not use]) for use in uses
     ]
     if (
-        any(path != use.path for (_, path), use in zip(found, uses, strict=True))
-        and len({replace(plan, chained=True) for plan, _ in found}) > 1
+        any(path != use.path for (_, path), use in zip(blocks, uses, strict=True))
+        and len({replace(plan, chained=True) for plan, _ in blocks}) > 1
     ):
-        found = [_block_of_product(plain, trace, start, use, None) for use in uses]
-    plans = {replace(plan, causal=all(_is_causal(use) for use in uses)) for plan, _ in found}
+        blocks = [_block_of_product(plain, trace, start, use, None) for use in uses]
+    plans = {replace(plan, causal=all(_is_causal(use) for use in uses)) for plan, _ in blocks}
     if len(plans) > 1:
         raise UnsupportedModelError(f"the layers of {type(plain.module).__name__} are built in different ways.")
     (plan,) = plans
     plain.products += tuple(use.path for use in uses)
-    paths = [path for _, path in found]
+    paths = [path for _, path in blocks]
     return replace(plan, chained=not plan.streams or _is_chained(trace, paths)), paths
 
 
@@ -241,7 +241,8 @@ def _block_of_product(
     product = use.product
     assert product is not None
     q, k, v = (
-        rearrange(each, "batch head position d -> batch position head d") for each in (product.q, product.k, product.v)
+        rearrange(value, "batch head position d -> batch position head d")
+        for value in (product.q, product.k, product.v)
     )
     z = rearrange(use.z, "batch query (head d) -> batch query head d", head=product.q.shape[1])
     attended = Attended(plain.get_submodule(use.path), q, k, v, z, product.masked.rule, {}, use.order)
@@ -282,20 +283,20 @@ class _AloneReader(BlockReader):
 def named_by_user(plan: OwnModule, architecture: Architecture) -> tuple[str, ...]:
     """The paths of the attention modules that a user's architecture names."""
     blocks = f"module.{architecture.blocks}" if architecture.blocks else "module"
-    found = submodule(plan, blocks)
-    if not isinstance(found, nn.ModuleList):
+    block_list = submodule(plan, blocks)
+    if not isinstance(block_list, nn.ModuleList):
         raise UnsupportedModelError(
             f"`blocks` of `architecture` must name an nn.ModuleList of blocks; {architecture.blocks!r} is a "
-            f"{type(found).__name__}."
+            f"{type(block_list).__name__}."
         )
-    for number, block in enumerate(found):
+    for number, block in enumerate(block_list):
         for path in (architecture.attention, architecture.out):
             if not has_module(block, path):
                 raise UnsupportedModelError(
                     f"`architecture` names a module {path!r}, which block {number} of {architecture.blocks!r} does not "
                     "have."
                 )
-    return tuple(f"{blocks}.{number}.{architecture.attention}" for number in range(len(found)))
+    return tuple(f"{blocks}.{number}.{architecture.attention}" for number in range(len(block_list)))
 
 
 def described_stack(plain: OwnModule, trace: Traced, architecture: Architecture) -> Architecture:
@@ -320,8 +321,8 @@ def described_stack(plain: OwnModule, trace: Traced, architecture: Architecture)
         plan = replace(plan, causal=all(_is_causal(use) for use in uses))
     else:
         for use in uses:
-            assert use.given is not None
-            how, returns = described_as(plain.get_submodule(use.path), plan, *use.given)
+            assert use.observed is not None
+            how, returns = described_as(plain.get_submodule(use.path), plan, *use.observed)
             plain.described[use.path] = (plan, how, returns)
         plan = replace(plan, causal=all(how.causal for _, how, _ in plain.described.values()))
     for number, path in enumerate(plain.named):
@@ -356,7 +357,7 @@ class _OwnBlockReader(BlockReader):
                 value.transpose(0, 1) if value is not None and value.ndim == 3 and value.shape[:2] == shape else value
             )
 
-        return {"given": turned(call.given), "made": tuple(turned(each) for each in call.made)}
+        return {"input": turned(call.input), "made": tuple(turned(value) for value in call.made)}
 
     def _attention(self, plan: Architecture) -> Architecture:
         return plan

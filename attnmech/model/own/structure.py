@@ -54,9 +54,9 @@ def _private(module: nn.Module, form: CallForm) -> OwnModule:
         )
     if next(module.parameters(), None) is None:
         raise UnsupportedModelError(f"{type(module).__name__} is a module without attention: it has no parameters.")
-    found = copy_of(OwnModule(module, form))
-    assert isinstance(found, OwnModule)
-    return found
+    private = copy_of(OwnModule(module, form))
+    assert isinstance(private, OwnModule)
+    return private
 
 
 def _run_plain(plain: OwnModule, example: Any) -> Tensor:
@@ -131,18 +131,18 @@ def _proven(plain: OwnModule, form: CallForm, example: Any, first: Traced, outpu
     twice = {name: torch.cat((value, value)) if form.is_by_text(name) else value for name, value in rows.items()}
     plain_form, plain.form = plain.form, form
     try:
-        found = traced(plain, twice)
+        second = traced(plain, twice)
     finally:
         plain.form = plain_form
-    if len(found.uses) != len(first.uses):
+    if len(second.uses) != len(first.uses):
         raise _WrongReadingError
-    for one, two in zip(first.uses, found.uses, strict=True):
+    for one, two in zip(first.uses, second.uses, strict=True):
         if two.z.shape != (2 * one.texts, *one.z.shape[1:]):
             raise _WrongReadingError
         for half in two.z.chunk(2):
             if not torch.allclose(half, one.z, rtol=1e-3, atol=1e-4, equal_nan=True):
                 raise _WrongReadingError
-    whole = first_output(found.output.whole)
+    whole = first_output(second.output.whole)
     if whole.ndim == output.ndim + 1:  # the axis was put in
         grown = [at for at in range(whole.ndim) if whole.shape[at] == 2 and _without(whole.shape, at) == output.shape]
     else:
@@ -185,10 +185,10 @@ def _unroll(plain: OwnModule, rows: Mapping[str, Tensor]) -> None:
         if not twice:
             return
         shared = plain.get_submodule(twice[0])
-        each = EachUse(shared, counts[twice[0]], named(twice[0]))
+        copies = EachUse(shared, counts[twice[0]], named(twice[0]))
         for path, part in list(plain.named_modules(remove_duplicate=False)):
             if part is shared:
-                plain.set_submodule(path, each)
+                plain.set_submodule(path, copies)
     raise UnsupportedModelError(
         f"modules that are called several times are nested more than {_MOST_SHARED} deep in "
         f"{type(plain.module).__name__}; load its parts one by one."

@@ -36,7 +36,7 @@ class Use:
     masked: Masked | None = None
     mha: OurMultiheadAttention | None = None
     product: ProductCall | None = None
-    given: tuple[Any, Any, Any] | None = None
+    observed: tuple[Any, Any, Any] | None = None
     """The arguments and the output of attention that is only named."""
 
     @property
@@ -115,10 +115,12 @@ def _watching(trace: Traced, named: Mapping[str, nn.Module], attending: Sequence
 
     def at_named(path: str) -> Callable[..., None]:
         def keep(module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
-            x, made = (next(tensors_of(each)) for each in ((*args, *kwargs.values()), output))
-            call, given = products.pop(path, None), (args, kwargs, output)
+            x, made = (next(tensors_of(values)) for values in ((*args, *kwargs.values()), output))
+            call, observed = products.pop(path, None), (args, kwargs, output)
             masked = None if call is None else call.masked
-            trace.uses.append(Use(path, True, True, made, x.shape[1], trace.tick(), masked, product=call, given=given))
+            trace.uses.append(
+                Use(path, True, True, made, x.shape[1], trace.tick(), masked, product=call, observed=observed)
+            )
 
         return keep
 
@@ -145,11 +147,11 @@ def _watch(trace: Traced, path: str, module: OurMultiheadAttention) -> list[Any]
         called.append(dict(zip(names, args, strict=False)) | kwargs)
 
     def at_core(core: nn.Module, args: Any, kwargs: Any, output: Tensor) -> None:
-        given = called.pop()
+        inputs = called.pop()
         keys = args[0] if kwargs["key_value_states"] is None else kwargs["key_value_states"]
         trace.uses.append(
             Use(
-                path, given["query"].ndim == 3, given["query"] is given["key"], output.clone(), keys.shape[1],
+                path, inputs["query"].ndim == 3, inputs["query"] is inputs["key"], output.clone(), keys.shape[1],
                 trace.tick(), kwargs["masked"], mha=module,
             )
         )  # fmt: skip

@@ -157,10 +157,10 @@ final_norm norm; rotary rotate_halves
         return self.qkv if isinstance(self.qkv, Expanded) else None
 
     def __str__(self) -> str:
-        given = {each.name: getattr(self, each.name) for each in fields(self)[1:]}
-        default = {each.name: each.default for each in fields(self)}
-        said = (f"{name} {_said(value)}" for name, value in given.items() if value != default[name])
-        return f"{self.name}: {'; '.join(said)}"
+        values = {field.name: getattr(self, field.name) for field in fields(self)[1:]}
+        default = {field.name: field.default for field in fields(self)}
+        changed = (f"{name} {_said(value)}" for name, value in values.items() if value != default[name])
+        return f"{self.name}: {'; '.join(changed)}"
 
 
 def _said(value: object) -> str:

@@ -64,7 +64,7 @@ class BlockReader:
         self._first = slice(1) if start.reads == "tokens" else slice(None)
         self._batch, self._length = attended.q.shape[:2]
         self._own, block = (next(call for call in calls if call.path == path) for path in (self._path, ""))
-        stream, attn_in = self._by_token(block.given), self._by_token(self._own.given)
+        stream, attn_in = self._by_token(block.input), self._by_token(self._own.input)
         ended = self._by_token(block.made[0] if block.made else None)
         if attn_in is None:
             _refuse("its attention is not given one tensor with a row for each token")
@@ -138,22 +138,22 @@ class BlockReader:
                 _refuse("its keys are not columns of what its values come from and of what makes their latent")
             return _Source(values.call, both, *held, None, latent)
         while True:
-            found = list(self._holding(wanted, places))
-            for call, columns, factor in reversed(found):
+            holding = list(self._holding(wanted, places))
+            for call, columns, factor in reversed(holding):
                 if has_matrix(call.module):
-                    whole = same(self._by_token(call.given), self._attn_in)
+                    whole = same(self._by_token(call.input), self._attn_in)
                     return _Source(
                         call, self._output(call), columns, factor, norm, None if whole else self._latent(name, call)
                     )
-            before = [(call, columns) for call, columns, _ in found if self._by_token(call.given) is not None]
+            before = [(call, columns) for call, columns, _ in holding if self._by_token(call.input) is not None]
             if norm is not None or not before:
                 _refuse(f"its {name} are not columns of one projection")
             norm, columns = before[-1]
             if columns != tuple(range(len(columns))):
                 _refuse(f"the norm of its {name} has another order than its heads")
-            given = self._by_token(norm.given)
-            assert given is not None
-            wanted = given
+            normed_input = self._by_token(norm.input)
+            assert normed_input is not None
+            wanted = normed_input
 
     def _holding(self, target: _Stream, places: slice) -> Iterator[tuple[Call, tuple[int, ...], float]]:
         """The calls inside the attention whose output holds the target's columns."""
@@ -173,17 +173,17 @@ class BlockReader:
         """`columns_of` at some positions, up to the scale of rotary tables."""
         _, tables = next(self._tables(), ("", None))
         scale = 1.0 if tables is None else abs(float(tables[0][0, 0, 0])) or 1.0
-        wanted, there = (each[:, places].flatten(0, 1) for each in (target, there))
+        wanted, there = (stream[:, places].flatten(0, 1) for stream in (target, there))
         return columns_of(wanted, there, self._factors.epsilon, scale)
 
     def _latent(self, name: str, reader: Call) -> Latent:
         """What a projection reads that does not read what the attention is given."""
-        read = self._by_token(reader.given)
+        read = self._by_token(reader.input)
         for norm in self._inside:
-            given = self._by_token(norm.given)
-            if given is None or not norm.made or not same(self._by_token(norm.made[0]), read):
+            normed_input = self._by_token(norm.input)
+            if normed_input is None or not norm.made or not same(self._by_token(norm.made[0]), read):
                 continue
-            for call, columns, factor in self._holding(given, slice(None)):
+            for call, columns, factor in self._holding(normed_input, slice(None)):
                 if has_matrix(call.module) and self._reads(call, self._attn_in) and factor == 1:
                     return Latent(self._below(call), columns, self._below(norm))
         _refuse(f"the projection {reader.path!r} of its {name} reads neither what its attention is given nor a latent")
@@ -199,12 +199,12 @@ class BlockReader:
         made = self._attended.k.shape[2]
         by_head = torch.tensor(k.columns).view(made, -1).tolist()
         kv_heads = len({tuple(columns) for columns in by_head})
-        once = [_first_of_groups(each.columns, kv_heads, made // kv_heads) for each in (k, v)]
-        columns, paths = (q.columns, once[0], once[1]), tuple(self._below(each.call) for each in (q, k, v))
+        once = [_first_of_groups(source.columns, kv_heads, made // kv_heads) for source in (k, v)]
+        columns, paths = (q.columns, once[0], once[1]), tuple(self._below(source.call) for source in (q, k, v))
         if v.latent is not None:
             expanded = Expanded(paths[0], paths[2], columns, v.latent, q.latent)
             return replace(plan, qkv=expanded, n_kv_heads=kv_heads)
-        in_order = all(each == tuple(range(len(each))) for each in columns)
+        in_order = all(one_columns == tuple(range(len(one_columns))) for one_columns in columns)
         layout: Columns | Separate = Columns((paths[0], paths[1], paths[2]), columns)
         if len(set(paths)) == 3 and in_order:
             layout = Separate(*paths)
@@ -212,10 +212,10 @@ class BlockReader:
 
     def _axes_of(self, norm: Call) -> str:
         """The axes of what a norm of queries is given."""
-        assert norm.given is not None
-        if norm.given.ndim == 3:
+        assert norm.input is not None
+        if norm.input.ndim == 3:
             return "batch position (head d_head)"
-        first = norm.given.shape[1] == self._length
+        first = norm.input.shape[1] == self._length
         return "batch position head d_head" if first else "batch head position d_head"
 
     # -- rotation ------------------------------------------------------------------------------------------
@@ -227,7 +227,7 @@ class BlockReader:
         """
         d_head = self._attended.q.shape[-1]
         pairs = [self._before_and_after(q, self._attended.q), self._before_and_after(k, self._attended.k)]
-        found: list[tuple[float, Rotary | None, float]] = [(max(distance(*pair) for pair in pairs), None, 1.0)]
+        fits: list[tuple[float, Rotary | None, float]] = [(max(distance(*pair) for pair in pairs), None, 1.0)]
         for path, tables in self._tables():
             cos, sin = (table[:, :, None].double() for table in tables)
             for form in FORMS:
@@ -236,8 +236,8 @@ class BlockReader:
                     rotary = replace(form, share=width / d_head, first=first, tables=path)
                     scale = 1.0 if first else float(cos[0, 0, 0, 0])
                     apart = max(distance(rotary(before, cos, sin), scale * after) for before, after in pairs)
-                    found.append((apart, rotary, scale))
-        apart, rotary_found, scale = min(found, key=lambda each: each[0])
+                    fits.append((apart, rotary, scale))
+        apart, rotary_found, scale = min(fits, key=lambda fit: fit[0])
         if apart <= _ROUNDINGS * self._factors.epsilon:
             return self._with_base(rotary_found), scale
         _refuse("its queries and keys are rotated in a way, or by tables, that were not found")
@@ -260,9 +260,9 @@ class BlockReader:
         d_head = value.shape[-1]
         before, after = self._projected(source), value
         if source.norm is not None and self._norm_is_last(source):
-            given = self._by_token(source.norm.given)
-            assert given is not None
-            after = rearrange(given, "batch position (head d) -> batch position head d", d=d_head)
+            normed_input = self._by_token(source.norm.input)
+            assert normed_input is not None
+            after = rearrange(normed_input, "batch position (head d) -> batch position head d", d=d_head)
         elif source.norm is not None:
             normed = self._by_token(source.norm.made[0])
             assert normed is not None
@@ -274,10 +274,10 @@ class BlockReader:
 
     def _norm_is_last(self, source: _Source) -> bool:
         """Whether the norm of queries or keys reads them after the rotation."""
-        given = None if source.norm is None else self._by_token(source.norm.given)
-        if given is None:
+        normed_input = None if source.norm is None else self._by_token(source.norm.input)
+        if normed_input is None:
             return False
-        return distance(source.factor * self._projected(source), given) > _ROUNDINGS * self._factors.epsilon
+        return distance(source.factor * self._projected(source), normed_input) > _ROUNDINGS * self._factors.epsilon
 
     def _projected(self, source: _Source) -> _Stream:
         return source.made[..., list(source.columns)]
@@ -314,21 +314,21 @@ class BlockReader:
 
     def _ending(self, plan: Architecture, norm: Call, later: Sequence[Call]) -> Architecture:
         """The end of a block, from the first module that reads what attention has written to."""
-        given, normed = self._by_token(norm.given), self._by_token(norm.made[0] if norm.made else None)
-        assert given is not None
-        return self._with_mlp(plan, given, normed, norm.order, later)
+        entering, normed = self._by_token(norm.input), self._by_token(norm.made[0] if norm.made else None)
+        assert entering is not None
+        return self._with_mlp(plan, entering, normed, norm.order, later)
 
     def _with_mlp(
-        self, plan: Architecture, given: _Stream, normed: _Normed | None, after: int, later: Sequence[Call]
+        self, plan: Architecture, entering: _Stream, normed: _Normed | None, after: int, later: Sequence[Call]
     ) -> Architecture:
         """The MLP, which in pre-norm blocks adds to `given`, in post-norm blocks to `normed`."""
-        if (added := self._sums.added(given, self._ended, after)) is not None:
+        if (added := self._sums.added(entering, self._ended, after)) is not None:
             return replace(plan, mlp_out=added[0].path, mlp_scale=added[1])
-        if (both := self._sums.added_together(given, after)) is not None:
+        if (both := self._sums.added_together(entering, after)) is not None:
             first, last, factor = both
             return replace(plan, mlp_out=last.path, mlp_further=(first.path,), mlp_scale=factor)
         for last in reversed(later):
-            entered, left = self._by_token(last.given), self._by_token(last.made[0] if last.made else None)
+            entered, left = self._by_token(last.input), self._by_token(last.made[0] if last.made else None)
             if normed is None or entered is None or entered.shape != normed.shape or not same(left, self._ended):
                 continue
             added = self._sums.added(normed, entered, after, last.order)
@@ -342,7 +342,7 @@ class BlockReader:
         readers = [
             call for call in self._calls
             if call.order > self._attended.order and has_matrix(call.module)
-            and (given := self._by_token(call.given)) is not None and given.shape == z.shape
+            and (reading := self._by_token(call.input)) is not None and reading.shape == z.shape
         ]  # fmt: skip
         if not readers:
             _refuse("no matrix reads z, so W_O was not found")
@@ -351,27 +351,27 @@ class BlockReader:
     def _gate(self, out: Call) -> Gate | NormGate | None:
         """What z is multiplied by before W_O; None if W_O reads z itself."""
         z = rearrange(self._attended.z, "batch position head d -> batch position (head d)")
-        given = self._by_token(out.given)
-        assert given is not None
-        if same(given, z):
+        gated = self._by_token(out.input)
+        assert gated is not None
+        if same(gated, z):
             return None
         for call in self._inside:
             made = self._by_token(call.made[0] if call.made else None)
-            if self._reads(call, z) and same(made, given):
+            if self._reads(call, z) and same(made, gated):
                 kind = kind_of(call.module, z)
                 if kind is None or kind.centred or bias_of(call.module) is not None:
                     _refuse(f"{call.path!r}, between z and W_O, is neither a gate nor an RMSNorm")
                 return NormGate(self._below(call), kind.offset)
-        ratio = torch.where(z == 0, 0.0, given.double() / z.double()).flatten(0, 1)
+        ratio = torch.where(z == 0, 0.0, gated.double() / z.double()).flatten(0, 1)
         for call in self._inside:
             value = self._by_token(call.made[0] if call.made else None)
             if value is None or not has_matrix(call.module) or not self._reads(call, self._attn_in):
                 continue
             for function in _GATES:
                 made = getattr(nn.functional, function)(value.double()).flatten(0, 1)
-                found = columns_of(ratio, made, _ROUNDINGS * self._factors.epsilon)
-                if found is not None and found[1] == 1:
-                    return Gate(self._below(call), found[0], function)
+                mapping = columns_of(ratio, made, _ROUNDINGS * self._factors.epsilon)
+                if mapping is not None and mapping[1] == 1:
+                    return Gate(self._below(call), mapping[0], function)
         _refuse(f"{out.path!r} reads neither z nor z times a gate that was found (a norm of z?)")
 
     def _attn_norm(self) -> str | None:
@@ -388,8 +388,8 @@ class BlockReader:
         """The norm that makes `attn_in`, of whatever."""
         before = [call for call in self._calls if call.order < self._attended.order and call.made and call.path]
         for call in before:
-            given = call.given is not None and call.given.is_floating_point() and kind_of(call.module, call.given)
-            if given and same(self._by_token(call.made[0]), self._attn_in):
+            is_norm = call.input is not None and call.input.is_floating_point() and kind_of(call.module, call.input)
+            if is_norm and same(self._by_token(call.made[0]), self._attn_in):
                 return call.path
         return None
 
@@ -399,7 +399,7 @@ class BlockReader:
             (call, value) for call, value in self._sums.writes(0)
             if call.path != self._path and not call.path.startswith(f"{self._path}.")
         ]  # fmt: skip
-        others.sort(key=lambda each: (each[0].path.count("."), each[0].order))
+        others.sort(key=lambda candidate: (candidate[0].path.count("."), candidate[0].order))
         for writer, value in written:
             if (fit := self._sums.fitted(self._ended, self._stream, [value])) is not None:
                 attn_out = "" if writer.path == plan.out else writer.path
@@ -418,7 +418,7 @@ class BlockReader:
     # -- small things --------------------------------------------------------------------------------------
 
     def _reads(self, call: Call, value: _Stream) -> bool:
-        return same(self._by_token(call.given), value)
+        return same(self._by_token(call.input), value)
 
     def _below(self, call: Call) -> str:
         """A path below the attention."""
@@ -433,8 +433,8 @@ def _first_of_groups(columns: tuple[int, ...], kv_heads: int, group: int) -> tup
     return tuple(torch.tensor(columns).view(kv_heads, group, -1)[:, 0].flatten().tolist())
 
 
-def _refuse(found: str) -> NoReturn:
-    raise UnreadableError(found)
+def _refuse(reason: str) -> NoReturn:
+    raise UnreadableError(reason)
 
 
 def _is_causal(mask: MaskRule, length: int) -> bool:

@@ -29,8 +29,8 @@ def copy_of(
     shared: dict[int, Any] = {id(weight): parameter(weight) for weight in model.parameters()} | dict(instead)
     for part in model.modules():
         # Weights that a pre-hook remakes in every pass (torch.nn.utils.prune) are not leaves, so torch won't copy them.
-        made = [each for each in vars(part).values() if isinstance(each, torch.Tensor) and not each.is_leaf]
-        shared |= {id(each): each.detach() for each in made}
+        made = [tensor for tensor in vars(part).values() if isinstance(tensor, torch.Tensor) and not tensor.is_leaf]
+        shared |= {id(tensor): tensor.detach() for tensor in made}
     try:
         copied = copy.deepcopy(model, shared)
     except Exception as error:

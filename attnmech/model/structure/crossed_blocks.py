@@ -37,7 +37,7 @@ class CrossReader(BlockReader):
         q = self._source("q", self._attended.q)
         self._length, self._attn_in = self.states.shape[1], self.states
         k, v = self._source("k", self._attended.k), self._source("v", self._attended.v)
-        if any(each.norm is not None or each.latent is not None for each in (q, k, v)):
+        if any(source.norm is not None or source.latent is not None for source in (q, k, v)):
             raise UnreadableError("its cross-attention has norms or latents of queries, keys or values")
         rotary, scale = self._rotary(q, k)
         if rotary is not None:
@@ -65,20 +65,20 @@ class DecoderReader(BlockReader):
 
     def _ending(self, plan: Architecture, norm: Call, later: Sequence[Call]) -> Architecture:
         """The end of the block: cross-attention, MLP and, in post-norm blocks, the norm after each."""
-        given, normed = norm.given, norm.made[0] if norm.made else None
+        entering, normed = norm.input, norm.made[0] if norm.made else None
         cross, plan = self._cross.call, replace(plan, interposed="cross")
         crossed = cross.made[0]
-        if given is None or normed is None or not same(normed, cross.given):
+        if entering is None or normed is None or not same(normed, cross.input):
             raise UnreadableError("its cross-attention does not read a norm of what its self-attention has added to")
         for between in later:
-            read = between.given
+            read = between.input
             if between.order < cross.order or read is None or read.shape != normed.shape:
                 continue
             fit = self._sums.fitted(read, normed, [crossed])
             if fit is not None and fit.factors[0] == 1:
                 plan = replace(plan, interposed_norm=between.path)
                 return self._with_mlp(plan, normed + crossed, between.made[0], between.order, later)
-        return self._with_mlp(plan, given + crossed, None, cross.order, later)
+        return self._with_mlp(plan, entering + crossed, None, cross.order, later)
 
 
 def _states(own: Call, attended: Attended) -> Float[Tensor, "batch key features"]:

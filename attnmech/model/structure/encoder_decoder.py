@@ -72,10 +72,10 @@ class _StacksReader(Reader):
         """The encoder's states that cross-attention makes keys and values of."""
 
     def _inputs(self) -> dict[str, Any]:
-        given = {"decoder_input_ids": self._of_decoder, "use_cache": False}
+        inputs = {"decoder_input_ids": self._of_decoder, "use_cache": False}
         if self._heard is None:
-            return {"input_ids": self._of_encoder, **given}
-        return {**self._heard.noise(TEXTS, SEED, self._rows), **given}
+            return {"input_ids": self._of_encoder, **inputs}
+        return {**self._heard.noise(TEXTS, SEED, self._rows), **inputs}
 
     def _require_that_it_runs(self) -> None:
         """Raises `WeightsError` if transformers cannot run the stacks; a head may refuse these texts."""
@@ -105,12 +105,12 @@ class _StacksReader(Reader):
     # -- where attention stands ------------------------------------------------------------------------------
 
     def _places_of_stacks(self, trace: Trace) -> dict[str, _Place]:
-        found: dict[str, dict[tuple[str, str], list[int]]] = {label: {} for label in _LABELS}
-        for each in trace.attended:
-            blocks, layer, attention = self._place(each)
-            found[self._label_of(each)].setdefault((blocks, attention), []).append(layer)
+        by_label: dict[str, dict[tuple[str, str], list[int]]] = {label: {} for label in _LABELS}
+        for attended in trace.attended:
+            blocks, layer, attention = self._place(attended)
+            by_label[self._label_of(attended)].setdefault((blocks, attention), []).append(layer)
         places = {}
-        for label, lists in found.items():
+        for label, lists in by_label.items():
             if not lists:
                 raise UnreadableError(f"no attention of the {label} goes through transformers' attention interface")
             if len(lists) > 1:
@@ -146,7 +146,7 @@ class _StacksReader(Reader):
 
     def _require_one_embedding(self, trace: Trace) -> None:
         for call in trace.calls:
-            table, ids = call.module, call.given
+            table, ids = call.module, call.input
             if not isinstance(table, nn.Embedding) or table.weight is self._rows or not same(ids, self._of_decoder):
                 continue
             assert ids is not None
@@ -217,10 +217,10 @@ class _StacksReader(Reader):
         assert isinstance(blocks, nn.ModuleList)
         if len(blocks) > len(place.layers):
             raise UnreadableError(f"only some blocks of {place.blocks!r} attend")
-        found = self._ends(trace, place.blocks, f"{place.blocks}.{len(blocks) - 1}")
-        if found["embed_scale"] == found["stream_scale"] == 1:
-            found["embed_scale"] = self._scale_beside_positions(trace, f"{place.blocks}.0", found["embed_norm"])
-        return found
+        ends = self._ends(trace, place.blocks, f"{place.blocks}.{len(blocks) - 1}")
+        if ends["embed_scale"] == ends["stream_scale"] == 1:
+            ends["embed_scale"] = self._scale_beside_positions(trace, f"{place.blocks}.0", ends["embed_norm"])
+        return ends
 
     def _scale_beside_positions(self, trace: Trace, block: str, norm: str | None) -> float:
         """The factor between a token's row and its part of the stream, to which positions are added (Marian).
@@ -229,9 +229,9 @@ class _StacksReader(Reader):
         """
         entered = trace.call(block if norm is None else norm)
         rows = self._rows.detach()[self._ids].double()
-        if entered is None or entered.given is None or entered.given.shape != rows.shape:
+        if entered is None or entered.input is None or entered.input.shape != rows.shape:
             return 1.0
-        stream, rows = (value[1:] - value[:1] for value in (entered.given.double(), rows))
+        stream, rows = (value[1:] - value[:1] for value in (entered.input.double(), rows))
         factor = self._factors.named(factor_of(stream, rows))
         exact = self._factors.knows(factor) and distance(factor * rows, stream) <= _SAME
         return factor if exact else 1.0
@@ -243,7 +243,7 @@ class _StacksReader(Reader):
         if same(last.made[0], self._crossed):
             return None
         for call in trace.calls:
-            between = bool(call.made) and same(call.given, last.made[0]) and same(call.made[0], self._crossed)
+            between = bool(call.made) and same(call.input, last.made[0]) and same(call.made[0], self._crossed)
             if between and self._kind_of(call) is not None:
                 return call.path
         raise UnreadableError(

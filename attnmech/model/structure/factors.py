@@ -34,5 +34,5 @@ class Factors:
         within = max(within, max(1e-4, 4 * self.epsilon) * abs(factor))
         if abs(factor - 1) <= within:
             return 1.0
-        near = min([d_head**-0.5, *self._known], key=lambda each: abs(each - factor))
+        near = min([d_head**-0.5, *self._known], key=lambda known: abs(known - factor))
         return near if abs(near - factor) <= within else factor

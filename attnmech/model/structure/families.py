@@ -311,8 +311,8 @@ def _roberta(config: Config) -> Architecture:
 
 
 def _windows(config: Config) -> tuple[int, ...]:
-    given = config.attention_window
-    return (given,) * config.num_hidden_layers if isinstance(given, int) else tuple(given)
+    windows = config.attention_window
+    return (windows,) * config.num_hidden_layers if isinstance(windows, int) else tuple(windows)
 
 
 def _longformer(config: Config) -> Architecture:

@@ -26,8 +26,8 @@ def architectures_of(module: nn.Module) -> tuple[Architecture, ...]:
     kind = model.config.model_type
     entry = ARCHITECTURES.get(kind)
     if entry is not None:
-        found = entry(model.config)
-        stacks = found if isinstance(found, tuple) else (found,)
+        plans = entry(model.config)
+        stacks = plans if isinstance(plans, tuple) else (plans,)
         there = [plan for plan in stacks if len(stacks) == 1 or has_module(model.base_model, plan.blocks)]
         if len(there) == 1:
             there = [replace(there[0], stack="")]

@@ -26,11 +26,11 @@ def rewritten(model: PreTrainedModel) -> PreTrainedModel:
     All parameters are shared with the model, and between layers that share them. Raises `UnsupportedModelError` if the
     copy does not return what the model does.
     """
-    found = [(path, part) for path, part in model.named_modules() if type(part).__name__ in _REWRITTEN]
-    if not found:
+    parts = [(path, part) for path, part in model.named_modules() if type(part).__name__ in _REWRITTEN]
+    if not parts:
         return model
     copied = copy_of(model)
-    for path, part in found:
+    for path, part in parts:
         _REWRITTEN[type(part).__name__](copied.get_submodule(path))
     _require_the_same(model, copied)
     return copied
@@ -69,7 +69,7 @@ def _use(block: nn.Module, seen: set[int]) -> nn.Module:
     if id(block) not in seen:
         seen.add(id(block))
         return block
-    return copy.deepcopy(block, {id(each): each for each in (*block.parameters(), *block.buffers())})
+    return copy.deepcopy(block, {id(tensor): tensor for tensor in (*block.parameters(), *block.buffers())})
 
 
 @torch.no_grad()
@@ -91,6 +91,6 @@ def _require_the_same(model: PreTrainedModel, copied: PreTrainedModel) -> None:
 
 
 def _last(output: Any) -> Tensor:
-    found = output.last_hidden_state
-    assert isinstance(found, torch.Tensor)
-    return found
+    stream = output.last_hidden_state
+    assert isinstance(stream, torch.Tensor)
+    return stream

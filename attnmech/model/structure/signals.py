@@ -116,12 +116,12 @@ def takes_other_sizes(model: nn.Module) -> bool:
     return "interpolate_pos_encoding" in inspect.signature(model.forward).parameters
 
 
-def size_options(model: nn.Module, given: Mapping[str, Tensor]) -> dict[str, bool]:
+def size_options(model: nn.Module, inputs: Mapping[str, Tensor]) -> dict[str, bool]:
     """What asks a model to interpolate its positions, if it is given images of another size than its own."""
-    if "pixel_values" not in given or not takes_other_sizes(model):
+    if "pixel_values" not in inputs or not takes_other_sizes(model):
         return {}
     size = pair(signal_config(model).image_size)  # type: ignore[arg-type]
-    return {} if tuple(given["pixel_values"].shape[2:]) == size else {"interpolate_pos_encoding": True}
+    return {} if tuple(inputs["pixel_values"].shape[2:]) == size else {"interpolate_pos_encoding": True}
 
 
 class _Entered(Exception):
@@ -139,13 +139,13 @@ class FrontEnd:
         # attnmech's attention has the mask as a rule.
         copied = use_attention(copy_of(original), IMPLEMENTATION)
         self._model = below_head(copied)
-        found = submodule(copied.base_model, blocks)
-        assert isinstance(found, nn.ModuleList)
-        found[0].register_forward_pre_hook(self._end, with_kwargs=True)
+        block_list = submodule(copied.base_model, blocks)
+        assert isinstance(block_list, nn.ModuleList)
+        block_list[0].register_forward_pre_hook(self._end, with_kwargs=True)
 
     @staticmethod
     def _end(module: nn.Module, args: Any, kwargs: Any) -> NoReturn:
-        rules = (each for each in (*args[1:], *kwargs.values()) if isinstance(each, MaskRule))
+        rules = (value for value in (*args[1:], *kwargs.values()) if isinstance(value, MaskRule))
         raise _Entered(args[0] if args else kwargs["hidden_states"], next(rules, None))
 
     def __call__(self, inputs: Mapping[str, Any]) -> Float[Tensor, "batch position d_model"]:
@@ -159,13 +159,13 @@ class FrontEnd:
         try:
             with torch.no_grad():
                 self._model(**inputs, return_dict=True)
-        except _Entered as found:
-            stream, rule = found.stream, found.mask
+        except _Entered as entry:
+            stream, rule = entry.stream, entry.mask
             if rule is None:
                 return stream, torch.ones(stream.shape[:2], dtype=torch.bool, device=stream.device)
             return stream, rule.visible(range(stream.shape[1]))[:, 0].any(dim=1)
         raise AssertionError("a model's first block was not reached")
 
 
-def _refuse(found: str) -> NoReturn:
-    raise UnreadableError(found)
+def _refuse(reason: str) -> NoReturn:
+    raise UnreadableError(reason)

@@ -39,14 +39,14 @@ class StreamSums:
     def middle(self, written: Sequence[tuple[Call, _Stream]], later: Sequence[Call]) -> tuple[Call, Call, float] | None:
         """The first module that reads stream + r · what attention writes, the module that writes it, and r."""
         for call in later:
-            given = by_token(call.given, *self._stream.shape[:2])
-            if given is None or given.shape != self._stream.shape or same(given, self._stream):
+            entering = by_token(call.input, *self._stream.shape[:2])
+            if entering is None or entering.shape != self._stream.shape or same(entering, self._stream):
                 continue
-            fits = [(self.fitted(given, self._stream, [value]), writer) for writer, value in written]
-            found = [(fit, writer) for fit, writer in fits if fit is not None]
-            if found:
-                least = min(fit.apart for fit, _ in found)
-                fit, writer = next(each for each in found if each[0].apart <= 2 * least)
+            fits = [(self.fitted(entering, self._stream, [value]), writer) for writer, value in written]
+            fitting = [(fit, writer) for fit, writer in fits if fit is not None]
+            if fitting:
+                least = min(fit.apart for fit, _ in fitting)
+                fit, writer = next(candidate for candidate in fitting if candidate[0].apart <= 2 * least)
                 return call, writer, fit.factors[0]
         return None
 
@@ -59,20 +59,20 @@ class StreamSums:
             if self.outermost(call, 0) and not f"{self._path}.".startswith(f"{call.path}.")
         ]  # fmt: skip
         for call in later:
-            given = by_token(call.given, *self._stream.shape[:2])
-            if given is None or given.shape != self._stream.shape or same(given, self._stream):
+            entering = by_token(call.input, *self._stream.shape[:2])
+            if entering is None or entering.shape != self._stream.shape or same(entering, self._stream):
                 continue
             for writer, value in written:
                 for mixer, other in mixers:
                     before = mixer.order < call.order
-                    fit = self.fitted(given, self._stream, [value, other]) if before else None
+                    fit = self.fitted(entering, self._stream, [value, other]) if before else None
                     if fit is not None:
                         return (call, writer, fit.factors[0]), mixer, fit.factors[1]
         return None
 
     def added(self, start: _Stream, total: _Stream, after: int, before: int | None = None) -> tuple[Call, float] | None:
         """The outermost module whose output, times a factor, makes `total` of `start`."""
-        found = []
+        fitting = []
         if same(total, start):
             # An MLP that writes nothing (a pruned one).
             silent = [call for call, value in self.writes(after) if not bool(value.any())]
@@ -80,12 +80,12 @@ class StreamSums:
         for call, value in self.writes(after):
             fit = self.fitted(total, start, [value]) if before is None or call.order < before else None
             if fit is not None:
-                found.append((call, fit))
-        if not found:
+                fitting.append((call, fit))
+        if not fitting:
             return None
-        least = min(fit.apart for _, fit in found)
-        alike = [(call, fit.factors[0]) for call, fit in found if fit.apart <= 2 * least]
-        return min(alike, key=lambda each: (each[0].path.count("."), each[0].order))
+        least = min(fit.apart for _, fit in fitting)
+        alike = [(call, fit.factors[0]) for call, fit in fitting if fit.apart <= 2 * least]
+        return min(alike, key=lambda candidate: (candidate[0].path.count("."), candidate[0].order))
 
     def added_together(self, start: _Stream, after: int) -> tuple[Call, Call, float] | None:
         """Two modules, in the order in which they end, whose outputs times one factor make the block's end of `start`.
@@ -104,14 +104,14 @@ class StreamSums:
         """The factors r of total = start + Σ r · part; None if there are none, or one of them is next to nothing."""
         columns = torch.stack([part.double().flatten() for part in parts], dim=1)
         difference = (total.double() - start.double()).flatten()
-        found = torch.linalg.lstsq(columns, difference[:, None]).solution[:, 0]
-        added = float((columns * found).norm())
+        factors = torch.linalg.lstsq(columns, difference[:, None]).solution[:, 0]
+        added = float((columns * factors).norm())
         slack = 4 * self._factors.epsilon * (float(start.double().norm()) + added)
-        apart = float((difference - columns @ found).norm())
-        if bool((found.abs() < _LEAST).any()) or apart > min(slack, added / 2):
+        apart = float((difference - columns @ factors).norm())
+        if bool((factors.abs() < _LEAST).any()) or apart > min(slack, added / 2):
             return None
         within = (slack / columns.norm(dim=0)).tolist()
-        named = [self._factors.named(r, within=off) for r, off in zip(found.tolist(), within, strict=True)]
+        named = [self._factors.named(r, within=off) for r, off in zip(factors.tolist(), within, strict=True)]
         return Fit(named, apart)
 
     def writes(self, after: int) -> Iterator[tuple[Call, _Stream]]:

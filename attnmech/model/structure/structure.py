@@ -54,7 +54,7 @@ class Reader:
     def __init__(self, original: PreTrainedModel, signal: Signal | None) -> None:
         self._signal = signal
         config = original.config.get_text_config() if self._signal is None else original.config
-        if any(getattr(each, "clip_qkv", None) for each in (config, getattr(config, "attn_config", None))):
+        if any(getattr(settings, "clip_qkv", None) for settings in (config, getattr(config, "attn_config", None))):
             raise UnreadableError("it clips its queries, keys and values (clip_qkv), which are then not a sum of terms")
         self._original = original
         self._model = use_attention(copy_of(original), TRACED)
@@ -132,7 +132,7 @@ class Reader:
         """Raises `UnreadableError` where a model of images adds to its stream between blocks (YOLOS)."""
         calls = [trace.call(f"{list_path}.{layer}") for layer in layers]
         for layer, (before, after) in enumerate(pairwise(calls) if self._signal is not None else ()):
-            if before is not None and after is not None and not same(before.made[0], after.given):
+            if before is not None and after is not None and not same(before.made[0], after.input):
                 raise UnreadableError(
                     f"block {layer + 1} is not given what block {layer} returns: something is added to its stream "
                     "between them (position embeddings)"
@@ -193,7 +193,7 @@ class Reader:
 
     def _places(self, trace: Trace) -> tuple[str, str, list[int]]:
         """The path of the list of blocks, that of the attention in a block, and the layers that have one."""
-        places = [self._place(each) for each in trace.attended]
+        places = [self._place(attended) for attended in trace.attended]
         lists = list(dict.fromkeys((path, attention) for path, _, attention in places))
         if len(lists) > 1:
             named = ", ".join(f"{path}.N.{attention}" for path, attention in lists)
@@ -219,26 +219,26 @@ class Reader:
         """Embedding, final norm and head."""
         outside = [call for call in trace.calls if not call.path.startswith(f"{list_path}.")]
         block = trace.call(f"{list_path}.0")
-        entering = None if block is None else block.given
-        found: dict[str, Any] = {"embed_norm": self._norm_before(entering, outside)}
+        entering = None if block is None else block.input
+        ends: dict[str, Any] = {"embed_norm": self._norm_before(entering, outside)}
         if self._signal is None:
-            found |= {
+            ends |= {
                 "position_limit": self._position_limit(list_path, outside), "embed_scale": self._embed_scale(outside),
                 "stream_scale": self._stream_scale(block, outside),
             }  # fmt: skip
             projection = self._projection(entering, outside)
             if projection is not None:
-                found["embed_projection"] = projection.path
-                found["narrow_norm"] = self._norm_before(projection.given, outside)
+                ends["embed_projection"] = projection.path
+                ends["narrow_norm"] = self._norm_before(projection.input, outside)
         if last is None:
-            return found | {"head_refused": "its last block has no attention, so no point holds the stream at its end"}
+            return ends | {"head_refused": "its last block has no attention, so no point holds the stream at its end"}
         end = trace.call(last)
         ended = None if end is None or not end.made else end.made[0]
-        final = next((call for call in outside if call.made and same(call.given, ended)), None)
+        final = next((call for call in outside if call.made and same(call.input, ended)), None)
         norm = None if final is None else self._kind_of(final)
         if final is None or norm is None:
-            return found | {"head_refused": "no norm stands between its last block and its unembedding"}
-        return found | {"final_norm": final.path, "norm_offset": norm.offset} | self._head(trace, final.made[0])
+            return ends | {"head_refused": "no norm stands between its last block and its unembedding"}
+        return ends | {"final_norm": final.path, "norm_offset": norm.offset} | self._head(trace, final.made[0])
 
     def _head(self, trace: Trace, normed: Float[Tensor, "batch position d_model"]) -> dict[str, Any]:
         """Factor and soft cap of the logits; or why they are not W_U times the final norm's output."""
@@ -267,9 +267,9 @@ class Reader:
             uncapped = logits if cap is None else cap * torch.atanh((logits / cap).clamp(-0.999, 0.999))
             steep = slope > _STEEP
             scale = self._factors.named(factor_of(uncapped[steep], plain[steep])) if steep.any() else 1.0
-            told = scale * plain if cap is None else cap * torch.tanh(scale * plain / cap)
+            computed = scale * plain if cap is None else cap * torch.tanh(scale * plain / cap)
             known = scale == 1 or (bias is None and self._factors.knows(scale))
-            if known and distance(told, logits) <= 64 * self._factors.epsilon:
+            if known and distance(computed, logits) <= 64 * self._factors.epsilon:
                 return {"logit_scale": scale, "logit_softcap": cap, "logit_bias": added}
         return refused
 
@@ -299,7 +299,7 @@ class Reader:
         """The norm whose output a tensor is, if there is one."""
         for call in outside:
             made = normed is not None and bool(call.made) and same(call.made[0], normed)
-            if made and not same(call.given, normed) and self._kind_of(call) is not None:
+            if made and not same(call.input, normed) and self._kind_of(call) is not None:
                 return call.path
         return None
 
@@ -314,20 +314,20 @@ class Reader:
     def _stream_scale(self, block: Call | None, outside: Sequence[Call]) -> float:
         """The factor between the token embedding and the stream; 1 too where something else is added."""
         embedding = self._embedding(outside)
-        if embedding is None or block is None or block.given is None or block.given.shape != embedding.made[0].shape:
+        if embedding is None or block is None or block.input is None or block.input.shape != embedding.made[0].shape:
             return 1.0
-        stream, embedded = block.given.double(), embedding.made[0].double()
+        stream, embedded = block.input.double(), embedding.made[0].double()
         factor = self._factors.named(factor_of(stream, embedded))
         return factor if distance(factor * embedded, stream) <= 4 * self._factors.epsilon else 1.0
 
     def _kind_of(self, call: Call) -> NormKind | None:
-        is_stream = call.given is not None and call.given.is_floating_point() and call.given.ndim == 3
-        return kind_of(call.module, call.given) if is_stream and call.given is not None else None
+        is_stream = call.input is not None and call.input.is_floating_point() and call.input.ndim == 3
+        return kind_of(call.module, call.input) if is_stream and call.input is not None else None
 
     def _position_limit(self, list_path: str, outside: Sequence[Call]) -> int | None:
         """How many positions a model has, if it looks them up in a table."""
         for call in outside:
-            table, places = call.module, call.given
+            table, places = call.module, call.input
             if isinstance(table, nn.Embedding) and table.weight is not self._rows and self._are_positions(places):
                 assert places is not None
                 return table.num_embeddings - int(places.flatten()[0])
@@ -346,7 +346,7 @@ class Reader:
 
     def _position_tables(self, list_path: str) -> Iterator[nn.Embedding]:
         beside = f"{list_path.rpartition('.')[0]}."
-        for path, module in sorted(self._base.named_modules(), key=lambda each: not each[0].startswith(beside)):
+        for path, module in sorted(self._base.named_modules(), key=lambda named: not named[0].startswith(beside)):
             a_table = isinstance(module, nn.Embedding) and module.weight is not self._rows
             if a_table and "pos" in path.lower() and not path.startswith(f"{list_path}."):
                 assert isinstance(module, nn.Embedding)

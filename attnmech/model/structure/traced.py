@@ -31,7 +31,7 @@ class Call:
 
     path: str
     module: nn.Module
-    given: Tensor | None
+    input: Tensor | None
     """Its first tensor, as it was before the call."""
     made: tuple[Tensor, ...]
     args: tuple[Any, ...]
@@ -119,9 +119,9 @@ def trace_pass(
 
 def tensors_of(value: Any) -> Iterator[Tensor]:
     """The tensors of a module's arguments or output: itself, or those in a tuple or list."""
-    for each in value if isinstance(value, tuple | list) else (value,):
-        if isinstance(each, torch.Tensor):
-            yield each
+    for entry in value if isinstance(value, tuple | list) else (value,):
+        if isinstance(entry, torch.Tensor):
+            yield entry
 
 
 @contextmanager
@@ -145,12 +145,12 @@ def _hooks(
     before: list[Tensor | None] = []
 
     def entering(module: nn.Module, args: Any, kwargs: Any) -> None:
-        given = next(tensors_of((*args, kwargs.get("hidden_states"))), None)
+        first = next(tensors_of((*args, kwargs.get("hidden_states"))), None)
         # A block may later add to this very tensor.
-        before.append(None if given is None else given.detach().clone())
+        before.append(None if first is None else first.detach().clone())
 
     def leaving(module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
-        made = tuple(each.detach().clone() for each in tensors_of(output))
+        made = tuple(tensor.detach().clone() for tensor in tensors_of(output))
         trace.calls.append(Call(path, module, before.pop(), made, args, kwargs, trace.tick()))
         ended(trace, path)
 
@@ -165,7 +165,7 @@ def traced_attention(
     module.attnmech_site = Site(trace.in_force, trace.n_attended)  # type: ignore[assignment]
     z, _ = attention_of_site(module, query, key, value, attention_mask, **options)
     q, k, v = (
-        rearrange(each, "batch head position d -> batch position head d").clone() for each in (query, key, value)
+        rearrange(tensor, "batch head position d -> batch position head d").clone() for tensor in (query, key, value)
     )
     trace.n_attended += 1
     trace.attended.append(Attended(module, q, k, v, z.clone(), attention_mask, options, trace.tick()))
