@@ -12,9 +12,9 @@ KEY_STATES: Final = ("key_value_states", "encoder_hidden_states")
 
 def first_tensor(output: Any) -> Tensor:
     """The tensor that a block or attention module returns, alone or first in a tuple."""
-    found = output if isinstance(output, torch.Tensor) else output[0]
-    assert isinstance(found, torch.Tensor)
-    return found
+    tensor = output if isinstance(output, torch.Tensor) else output[0]
+    assert isinstance(tensor, torch.Tensor)
+    return tensor
 
 
 def stream_of(args: Any, kwargs: Any) -> Tensor:

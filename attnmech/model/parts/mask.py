@@ -117,8 +117,8 @@ class MaskRule:
         """The result of `make`, computed once for all layers that share this mask."""
         if key not in self._known:
             self._known[key] = make()
-        found: Found = self._known[key]
-        return found
+        value: Found = self._known[key]
+        return value
 
 
 def _looked_at(visible: Bool[Tensor, "batch 1 row key"]) -> tuple[range, Tensor | None]:
@@ -164,13 +164,13 @@ def all_allow(rules: Sequence[MaskRule]) -> MaskRule:
         return first
 
     def allows(text: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
-        found = torch.as_tensor(first.allows(text, head, query, key))
+        visible = torch.as_tensor(first.allows(text, head, query, key))
         for other in others:
             seen = other.allows(text, head, query - first.query_offset + other.query_offset, key)
-            found = found & torch.as_tensor(seen)
+            visible = visible & torch.as_tensor(seen)
             if other.padding is not None:
-                found = found & other.padding[text, key]
-        return found
+                visible = visible & other.padding[text, key]
+        return visible
 
     return replace(first, allows=allows, _known={})
 

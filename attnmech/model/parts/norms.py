@@ -53,7 +53,7 @@ def kind_of(norm: nn.Module, x: Float[Tensor, "*places d_model"]) -> NormKind | 
     """The formula of a norm, found by its values; None if it computes something else."""
     try:
         weight, epsilon = weight_of(norm, x).detach().double(), epsilon_of(norm)
-        found: Tensor = norm.forward(x).detach().double()
+        computed: Tensor = norm.forward(x).detach().double()
         centred = is_centred(norm, x)
     except (AttributeError, RuntimeError, TypeError, NotImplementedError, UnsupportedModelError):
         return None
@@ -63,12 +63,14 @@ def kind_of(norm: nn.Module, x: Float[Tensor, "*places d_model"]) -> NormKind | 
     unit = stream * reciprocal_rms(stream, epsilon)[..., None]
     shifted = 0.0 if shift is None else shift.detach().double()
     formulas = {offset: (weight + offset) * unit + shifted for offset in (0.0, 1.0)}
-    if found.shape != formulas[0.0].shape:
+    if computed.shape != formulas[0.0].shape:
         return None
     # Beside a large weight, 1 more may lie within the tolerance: the nearer formula is the norm's.
-    offset = min(formulas, key=lambda offset: float((found - formulas[offset]).norm()))
+    offset = min(formulas, key=lambda offset: float((computed - formulas[offset]).norm()))
     formula = formulas[offset]
-    return NormKind(centred, offset) if (found - formula).norm() <= pass_tolerance(x.dtype) * formula.norm() else None
+    return (
+        NormKind(centred, offset) if (computed - formula).norm() <= pass_tolerance(x.dtype) * formula.norm() else None
+    )
 
 
 def factor_by_dimension(module: nn.Module, x: Float[Tensor, "*places d_model"]) -> Float[Tensor, " d_model"] | None:
@@ -120,7 +122,7 @@ def frozen_norm(
     shift = bias_of(norm)
     shift = None if shift is None else shift.detach().to(precision)
     made: Tensor = norm.forward(x) if normed is None else normed
-    stream, made, gamma = (each.to(precision) for each in (x, made, gamma_of(norm, x)))
+    stream, made, gamma = (value.to(precision) for value in (x, made, gamma_of(norm, x)))
     epsilon = epsilon_of(norm)
     at_zero = 1.0 if epsilon == 0 else epsilon**-0.5
     return FrozenNorm.of(stream, made, gamma, shift, centred=is_centred(norm, x), at_zero=at_zero)
@@ -144,15 +146,15 @@ class NormScale:
 
 def norm_scale(
     norm: nn.Module | None,
-    given: Float[Tensor, "batch position d_model"],
+    x: Float[Tensor, "batch position d_model"],
     normed: Float[Tensor, "batch position d_model"],
     precision: torch.dtype,
 ) -> NormScale:
     """The factors of an RMSNorm, computed from its own input and output; ones if there is no norm."""
-    stream = given.to(precision)
+    stream = x.to(precision)
     if norm is None:
         return NormScale(None, stream.new_ones(stream.shape[:2]))
-    by_dimension = gamma_of(norm, given).to(precision)
-    if factor_by_dimension(norm, given) is not None:
+    by_dimension = gamma_of(norm, x).to(precision)
+    if factor_by_dimension(norm, x) is not None:
         return NormScale(by_dimension, stream.new_ones(stream.shape[:2]))
     return NormScale(by_dimension, norm_multiplier(stream, normed.to(precision), by_dimension))

@@ -146,9 +146,9 @@ def rotate_pairs_by_halves(
 
 def tables_of(args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Tensor, Tensor] | None:
     """Cosine and sine `[batch position width]` among the arguments of an attention; None if there are none."""
-    given = kwargs.get("position_embeddings")
-    candidates = [given] if given is not None else [*args[1:], *kwargs.values()]
-    return next((tables for each in candidates if (tables := as_tables(each)) is not None), None)
+    embeddings = kwargs.get("position_embeddings")
+    candidates = [embeddings] if embeddings is not None else [*args[1:], *kwargs.values()]
+    return next((tables for candidate in candidates if (tables := as_tables(candidate)) is not None), None)
 
 
 def as_tables(value: Any) -> tuple[Tensor, Tensor] | None:
@@ -162,9 +162,11 @@ def as_tables(value: Any) -> tuple[Tensor, Tensor] | None:
         value = _side_by_side(value[0])
     if not isinstance(value, tuple | list) or len(value) != 2:
         return None
-    if not all(isinstance(each, torch.Tensor) and each.is_floating_point() and each.ndim in (2, 3) for each in value):
+    if not all(
+        isinstance(table, torch.Tensor) and table.is_floating_point() and table.ndim in (2, 3) for table in value
+    ):
         return None
-    cos, sin = (each if each.ndim == 3 else each[None] for each in value)
+    cos, sin = (table if table.ndim == 3 else table[None] for table in value)
     return (cos, sin) if cos.shape == sin.shape else None
 
 

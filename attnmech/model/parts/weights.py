@@ -299,11 +299,11 @@ def _split_biases(
             held = [by_path[path] for path in layout.of]
         else:
             held = [biases[0], _joined(matrices[1:], biases[1:]), biases[1]]
-        found = [
+        separate = [
             None if bias is None else rearrange(select(bias, columns), "(head d) -> head d", head=count)
             for bias, columns, count in zip(held, layout.columns, counts, strict=True)
         ]
-        return found[0], found[1], found[2]
+        return separate[0], separate[1], separate[2]
     present = [None if bias is None else bias[None] for bias in biases]
     if all(bias is None for bias in present):
         return None, None, None
@@ -362,8 +362,8 @@ def as_stored(module: nn.Module, name: str) -> Tensor | None:
     if isinstance(original, torch.Tensor) and isinstance(mask, torch.Tensor):
         # The value under the name itself is left over from the last pass; each pass makes a new one.
         return original * mask.to(original)
-    found = getattr(module, name, None)
-    return found if isinstance(found, torch.Tensor) else None
+    value = getattr(module, name, None)
+    return value if isinstance(value, torch.Tensor) else None
 
 
 def check_real(parameters: Iterable[tuple[str, nn.Parameter]]) -> None:

@@ -68,8 +68,8 @@ def certify_with(passes: Passes) -> Certificate:
     with model.in_force.unchecked():
         statements = [_Statements(passes, stack) for stack in model.stacks.values()]
         checks = list(statements[0].of_model())
-        for each in statements:
-            checks += each.of_stack()
+        for statement in statements:
+            checks += statement.of_stack()
     certificate = Certificate(
         model.name,
         model.weights_hash,
@@ -304,7 +304,7 @@ class _Statements(EditChecks):
             statement = f"logits = c · tanh(({statement.removeprefix('logits = ')}) / c), c = {head.softcap:.4g}"
         label, last = self.model.output_stack.label, self.model.last_stream
 
-        def found() -> Iterator[Compared]:
+        def comparisons() -> Iterator[Compared]:
             for run in self.passes.runs:
                 real = run.real(label).nonzero()
                 chosen = real if run is self.short else real[:: max(1, len(real) // _LOOKED_AT)]
@@ -321,7 +321,7 @@ class _Statements(EditChecks):
                 )
 
         limit = self.product(self.model.d_model)
-        return self.by_layer("logits", statement, ("logits",), found(), limit)
+        return self.by_layer("logits", statement, ("logits",), comparisons(), limit)
 
     def _middle(self) -> Check:
         """Begins a pass in the middle, as sweeps do; where that gives something else, sweeps run every block."""
@@ -345,7 +345,7 @@ class _Statements(EditChecks):
             return Check("far", statement, (), None, detail="a block of this model cannot run alone")
         batch = text_of(self.model, length)
 
-        def found() -> Iterator[Compared]:
+        def comparisons() -> Iterator[Compared]:
             for layer in one_of_each_kind(self.model.config, self.layers):
                 name = self.stack.point("resid_post"), layer
                 ours = self.model.forward(batch, captures=[name], part=Part(layer, layer + 1))[name].to(self.wide)
@@ -354,7 +354,7 @@ class _Statements(EditChecks):
                 excess = excess_of(ours, theirs, with_least(by_row(theirs, self.whole), self.model.dtype), real)
                 yield Compared(f"layer {layer} in a text of {length} tokens", excess)
 
-        return self.by_layer("far", statement, FROM_STREAM, found(), self.whole)
+        return self.by_layer("far", statement, FROM_STREAM, comparisons(), self.whole)
 
     def _embed(self) -> Check:
         scale = self.plan.embed_scale

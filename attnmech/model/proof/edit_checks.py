@@ -42,7 +42,7 @@ class EditChecks(Probe):
             # The norm computes in float32, in a float64 model too.
             steps = max(steps, steps_rounding(torch.float32))
 
-        def found() -> Iterator[Compared]:
+        def comparisons() -> Iterator[Compared]:
             edits = self._edits
             for copy, layer in enumerate(self.edited):
                 weights = self.stack.weights(layer)
@@ -68,14 +68,14 @@ class EditChecks(Probe):
                 if shifted and not edits.moves(copy):
                     yield Compared(f"{where}, on the way to the last stream", torch.inf)
 
-        return self.by_layer("pattern edit", statement, ("pattern",), found(), rounding)
+        return self.by_layer("pattern edit", statement, ("pattern",), comparisons(), rounding)
 
     def _resid_mid_edit(self) -> Check:
         statement = "an edit of resid_mid reaches the MLP and the stream"
         if self.plan.mid_norm is None:
             return self._parallel()
 
-        def found() -> Iterator[Compared]:
+        def comparisons() -> Iterator[Compared]:
             edits = self._edits
             for number, layer in enumerate(self.edited):
                 copy = len(self.edited) + number
@@ -84,7 +84,7 @@ class EditChecks(Probe):
                 post = edits.at("resid_post", layer)
                 limit = allowed[copy][real] + least_rounding(self.model.dtype)
                 yield Compared(f"layer {layer}", excess_of(post[copy][real], ended[copy][real], limit))
-                moved, still = (edits.at("mlp_out", layer)[each][real] for each in (copy, -1))
+                moved, still = (edits.at("mlp_out", layer)[text][real] for text in (copy, -1))
                 # An MLP that writes the same at every token (a pruned one: 0) cannot show whether the edit reached it.
                 if torch.equal(moved, still) and bool((still != still[:1]).any()):
                     yield Compared(f"layer {layer}, on the way to the MLP", torch.inf)
@@ -93,7 +93,7 @@ class EditChecks(Probe):
             "resid_mid edit",
             statement,
             ("resid_mid",),
-            found(),
+            comparisons(),
             sum_rounding(self.model.dtype) if self.plan.norm == "pre" else None,
         )
 
@@ -102,13 +102,13 @@ class EditChecks(Probe):
         if self.plan.mlp_out is None:
             return Check("parallel", statement, (), None, detail="there is no MLP")
 
-        def found() -> Iterator[Compared]:
+        def comparisons() -> Iterator[Compared]:
             edits = self._edits
             for copy, layer in enumerate(self.edited):
-                moved, still = (edits.at("mlp_out", layer)[each][edits.real[each]] for each in (copy, -1))
+                moved, still = (edits.at("mlp_out", layer)[text][edits.real[text]] for text in (copy, -1))
                 yield Compared(f"layer {layer}", excess_of(moved, still, by_row(still, self.local)))
 
-        return self.by_layer("parallel", statement, ("mlp_out",), found())
+        return self.by_layer("parallel", statement, ("mlp_out",), comparisons())
 
 
 class _Edits:

@@ -86,5 +86,5 @@ def plain_block(model: HookedModel, stack: Stack, layer: int, batch: Batch) -> F
             call(below_head(model.plain), batch)
     finally:
         handle.remove()
-    (found,) = ended
-    return found
+    (stream,) = ended
+    return stream

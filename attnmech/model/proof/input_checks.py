@@ -51,10 +51,10 @@ def crossed_states(probe: Probe) -> Iterator[Compared]:
         last = run.values[encoder.point("resid_post"), encoder.layers[-1]]
         if norm is not None:
             last = submodule(probe.model.plain.base_model, norm)(last)
-        found = probe.block(run, layer).notes.key_input
-        assert found is not None
+        states = probe.block(run, layer).notes.key_input
+        assert states is not None
         keep = run.real_keys(probe.stack.label)
-        yield probe.compared(run, layer, found.to(probe.wide), last, by_row(last, probe.local), keep)
+        yield probe.compared(run, layer, states.to(probe.wide), last, by_row(last, probe.local), keep)
 
 
 def projected(probe: Probe) -> Iterator[Compared]:
@@ -81,8 +81,8 @@ def _normed_values(probe: Probe, run: ProbeRun, layer: int, value: Tensor, keep:
     """v against the norm, without hooks, of each head's attn_in W_V + b_V."""
     norm = probe.plain_module(layer, f"{probe.plan.attention}.{probe.plan.v_norm}")
     by_head = "batch position head d_head"
-    given = rearrange(value.to(probe.model.dtype), f"{by_head} -> {probe.plan.v_norm_axes}")
-    made = norm.forward(given).to(probe.wide)
+    values = rearrange(value.to(probe.model.dtype), f"{by_head} -> {probe.plan.v_norm_axes}")
+    made = norm.forward(values).to(probe.wide)
     expected = rearrange(made, f"{probe.plan.v_norm_axes} -> {by_head}", head=probe.stack.n_kv_heads)
     # Norms compute in float32, in a float64 model too.
     limit = max(probe.local, step_tolerance(torch.float32))
@@ -93,10 +93,10 @@ def latent_values(probe: Probe, layout: Expanded) -> Iterator[Compared]:
     """Latents are norms of columns of `attn_in` W + b."""
     for run, layer in probe.places():
         notes = probe.block(run, layer).notes
-        for latent, found in ((layout.latent, notes.latent), (layout.query_latent, notes.query_latent)):
+        for latent, captured in ((layout.latent, notes.latent), (layout.query_latent, notes.query_latent)):
             if latent is None:
                 continue
-            assert found is not None
+            assert captured is not None
             path = f"{probe.plan.attention}."
             projection = probe.stack.module(layer, path + latent.projection)
             made, bias = probe.at(run, "attn_in", layer) @ matrix_of(projection).to(probe.wide), bias_of(projection)
@@ -106,7 +106,7 @@ def latent_values(probe: Probe, layout: Expanded) -> Iterator[Compared]:
             expected = norm.forward(made.to(probe.model.dtype)).to(probe.wide)
             # Norms of these families compute in float32, also in a float64 model.
             limit = max(probe.local, step_tolerance(torch.float32))
-            yield probe.compared(run, layer, found.to(probe.wide), expected, by_row(expected, limit))
+            yield probe.compared(run, layer, captured.to(probe.wide), expected, by_row(expected, limit))
 
 
 def _by_heads(x: Tensor, W: Tensor) -> Tensor:

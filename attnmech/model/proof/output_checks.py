@@ -46,8 +46,8 @@ def gate_values(probe: Probe) -> Iterator[Compared]:
             )
             continue
         if isinstance(gate, HalfOfRow):
-            found = probe.at(run, "gate", layer)
-            yield probe.compared(run, layer, found, halves_of(run.batch, found), torch.zeros_like(found))
+            gate_value = probe.at(run, "gate", layer)
+            yield probe.compared(run, layer, gate_value, halves_of(run.batch, gate_value), torch.zeros_like(gate_value))
             continue
         projection = probe.stack.module(layer, f"{probe.plan.attention}.{gate.path}")
         made = probe.at(run, "attn_in", layer) @ matrix_of(projection).to(probe.wide)
@@ -72,7 +72,7 @@ def weighted_values(probe: Probe) -> Iterator[Compared]:
         allowed = probe.product(pattern.shape[-1]) * summed
         if isinstance(probe.plan.gate, NormGate):
             # The norm computes in float32, in a float64 model too.
-            allowed = allowed + max(steps_rounding(each) for each in (probe.model.dtype, torch.float32)) * summed
+            allowed = allowed + max(steps_rounding(kind) for kind in (probe.model.dtype, torch.float32)) * summed
         everywhere = torch.ones_like(expected[..., 0], dtype=torch.bool)
         yield probe.compared(run, layer, probe.at(run, "z", layer), expected, allowed, everywhere)
 
@@ -106,8 +106,8 @@ def written_by_heads(probe: Probe) -> Iterator[Compared]:
     steps = steps_rounding(dtype)
     for run, layer in probe.places():
         weights, z = probe.stack.weights(layer), probe.at(run, "z", layer)
-        given = run.given[probe.stack.label, layer].to(probe.wide).reshape(z.shape)
-        yield probe.compared(run, layer, given, z, sum_rounding(dtype) * z.abs())
+        read = run.out_inputs[probe.stack.label, layer].to(probe.wide).reshape(z.shape)
+        yield probe.compared(run, layer, read, z, sum_rounding(dtype) * z.abs())
         W_O = weights.W_O.to(probe.wide)
         pattern = "batch position head d_head, head d_head d_model -> batch position head d_model"
         result = einsum(z, W_O, pattern)
@@ -133,15 +133,15 @@ def _alone(probe: Probe, layer: int, z: Tensor, W_O: Tensor, bias: Tensor) -> Co
     rows = rows.to(dtype).to(probe.wide)
     heads = torch.eye(len(W_O), device=z.device, dtype=probe.wide)
     alone = einsum(rows, heads, "row head d_head, head other -> head row other d_head")
-    given = rearrange(alone, "head row other d_head -> head row (other d_head)")
-    alone = sum_of_halves(given, probe.stack.n_heads) if probe.plan.windows else given
-    found = probe.plain_module(layer, probe.plan.out)(alone.to(dtype).contiguous())
+    rows_alone = rearrange(alone, "head row other d_head -> head row (other d_head)")
+    alone = sum_of_halves(rows_alone, probe.stack.n_heads) if probe.plan.windows else rows_alone
+    written = probe.plain_module(layer, probe.plan.out)(alone.to(dtype).contiguous())
     product = einsum(rows, W_O, "row head d_head, head d_head d_model -> head row d_model")
     summed = rearrange(norm_of(rows), "row head -> head row")[..., None] * norm_of(W_O, 1)[:, None]
-    rounding = product_rounding(dtype, given.shape[-1])
+    rounding = product_rounding(dtype, rows_alone.shape[-1])
     allowed = rounding * (summed + bias.abs()) + steps_rounding(dtype) * (product.abs() + bias.abs())
     everywhere = torch.ones(product.shape[:2], dtype=torch.bool, device=z.device)
-    compared = probe.compared(probe.short, layer, found, product + bias, allowed, everywhere)
+    compared = probe.compared(probe.short, layer, written, product + bias, allowed, everywhere)
     return replace(compared, where=f"layer {layer}, a head alone")
 
 
@@ -153,9 +153,9 @@ def scaled_output(probe: Probe) -> Check:
         return Check("attn_out", statement, (), None, detail="a norm stands between them")
     adding = sum_rounding(probe.model.dtype)
 
-    def found() -> Iterator[Compared]:
+    def comparisons() -> Iterator[Compared]:
         for run, layer in probe.places():
             raw = factor * probe.at(run, "attn_raw", layer)
             yield probe.compared(run, layer, probe.at(run, "attn_out", layer), raw, adding * raw.abs())
 
-    return probe.by_layer("attn_out", statement, ("attn_raw", "attn_out"), found(), adding)
+    return probe.by_layer("attn_out", statement, ("attn_raw", "attn_out"), comparisons(), adding)

@@ -43,7 +43,7 @@ def same_streams(probe: Probe) -> Check:
         longer = _handed(probe, "streams", probe.passes.longer)
         by_run |= {} if isinstance(longer, str) else {probe.passes.runs[-1]: longer}
 
-    def found() -> Iterator[Compared]:
+    def comparisons() -> Iterator[Compared]:
         for run, states in by_run.items():
             for layer in run.layers[probe.stack.label]:
                 expected = states[layer].to(probe.wide)
@@ -52,7 +52,7 @@ def same_streams(probe: Probe) -> Check:
                     run, layer, probe.at(run, "resid_pre", layer), expected, by_row(expected, probe.whole), keep
                 )
 
-    return probe.by_layer("streams", statement, FROM_STREAM, found(), probe.whole)
+    return probe.by_layer("streams", statement, FROM_STREAM, comparisons(), probe.whole)
 
 
 def same_patterns(probe: Probe) -> Check:
@@ -70,14 +70,14 @@ def same_patterns(probe: Probe) -> Check:
     whole = len(handed) == len(probe.layers)
     patterns = dict(zip(probe.layers, handed, strict=True)) if whole else handed
 
-    def found() -> Iterator[Compared]:
+    def comparisons() -> Iterator[Compared]:
         for layer in probe.layers:
             ours = probe.at(probe.short, "pattern", layer)
             keep = probe.short.real(probe.stack.label)[:, None].expand(ours.shape[:3])
             theirs = patterns[layer].to(probe.wide)
             if probe.block(probe.short, layer).sink is not None:
                 # Some families return what the row would be without its sink.
-                ours, theirs = (each / each.sum(dim=-1, keepdim=True) for each in (ours, theirs))
+                ours, theirs = (rows / rows.sum(dim=-1, keepdim=True) for rows in (ours, theirs))
             # Eager attention rounds queries, keys and scores to the model's precision: in the softmax, a factor.
             scores = probe.at(probe.short, "scores", layer).masked_fill(~probe.block(probe.short, layer).visible, 0.0)
             largest = scores.abs().amax(dim=-1, keepdim=True)
@@ -91,7 +91,7 @@ def same_patterns(probe: Probe) -> Check:
                 keep,
             )
 
-    return probe.by_layer("attentions", statement, ("pattern",), found(), probe.whole)
+    return probe.by_layer("attentions", statement, ("pattern",), comparisons(), probe.whole)
 
 
 def comes_through(probe: Probe, theirs: Tensor) -> Tensor:

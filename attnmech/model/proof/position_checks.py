@@ -81,7 +81,7 @@ def rotary_closed_form(probe: Probe) -> Check:
     slack = torch.finfo(min(probe.model.dtype, torch.float32, key=lambda kind: kind.itemsize)).eps
     angles = rotary.spread(positions[:, None] * frequency)
 
-    def found() -> Iterator[Compared]:
+    def comparisons() -> Iterator[Compared]:
         for run, layer in probe.places():
             tables = probe.block(run, layer).notes.rotary
             if layer in probe.plan.unrotated:
@@ -94,7 +94,7 @@ def rotary_closed_form(probe: Probe) -> Check:
                 everywhere = torch.ones_like(closed, dtype=torch.bool)
                 yield probe.compared(run, layer, table[-1].double(), closed, allowed, everywhere)
 
-    return probe.by_layer("rotary tables", statement, ("q_rot", "k_rot", "scores"), found(), probe.tables)
+    return probe.by_layer("rotary tables", statement, ("q_rot", "k_rot", "scores"), comparisons(), probe.tables)
 
 
 def alibi_terms(probe: Probe) -> Check:
@@ -104,7 +104,7 @@ def alibi_terms(probe: Probe) -> Check:
     slopes = alibi.slopes(probe.stack.n_heads).to(probe.model.device) * alibi.factor
     tolerance = max(probe.tables, table_tolerance(alibi.rounded_to))
 
-    def found() -> Iterator[Compared]:
+    def comparisons() -> Iterator[Compared]:
         for run, layer in probe.places():
             real = run.real_keys(probe.stack.label)
             place = (real.cumsum(dim=1) - 1) * real
@@ -113,9 +113,9 @@ def alibi_terms(probe: Probe) -> Check:
                 place = torch.arange(1 - length, 1, device=probe.model.device).expand(real.shape)
             expected = einsum(slopes, place.to(slopes.dtype), "head, batch key -> batch head key")
             position = probe.block(run, layer).position
-            given = torch.zeros_like(expected) if position is None else position[:, :, -1].to(expected)
+            term = torch.zeros_like(expected) if position is None else position[:, :, -1].to(expected)
             everywhere = torch.ones_like(expected, dtype=torch.bool)
             allowed = tolerance * expected.abs().amax(dim=-1, keepdim=True)
-            yield probe.compared(run, layer, given.expand_as(expected), expected, allowed, everywhere)
+            yield probe.compared(run, layer, term.expand_as(expected), expected, allowed, everywhere)
 
-    return probe.by_layer("alibi", "position term = slope · key position", ("scores",), found(), tolerance)
+    return probe.by_layer("alibi", "position term = slope · key position", ("scores",), comparisons(), tolerance)

@@ -49,7 +49,7 @@ class ProbeRun:
     """The layers checked, by stack."""
     values: Mapping[PointKey, Tensor]
     blocks: Mapping[tuple[str, int], RowBlock]
-    given: Mapping[tuple[str, int], Tensor]
+    out_inputs: Mapping[tuple[str, int], Tensor]
     """The input of W_O, by stack and layer."""
 
     def real(self, stack: str) -> Bool[Tensor, "batch position"]:
@@ -118,25 +118,27 @@ class Passes:
     def _run(self, batch: Batch, layers: Mapping[str, Sequence[int]]) -> ProbeRun:
         model, points = self.model, self.model.points
         names = [name for name, point in points.items() if point.absent is None]
-        chosen = {(label, layer) for label, each in layers.items() for layer in each}
+        chosen = {(label, layer) for label, of_stack in layers.items() for layer in of_stack}
         keys = [key for key in points.resolve(names) if key[1] is None or (split_stack(key[0])[0], key[1]) in chosen]
         blocks: dict[tuple[str, int], RowBlock] = {}
-        given: dict[tuple[str, int], Tensor] = {}
+        out_inputs: dict[tuple[str, int], Tensor] = {}
 
         def keep(block: RowBlock) -> None:
             blocks.setdefault((block.stack, block.layer), block)
 
-        with self._keeping_given(chosen, given):
+        with self._keeping_out_inputs(chosen, out_inputs):
             values = model.forward(batch, captures=keys, rows=[keep], layers=sorted(chosen))
-        return ProbeRun(batch, layers, values, blocks, given)
+        return ProbeRun(batch, layers, values, blocks, out_inputs)
 
     @contextmanager
-    def _keeping_given(self, layers: Iterable[tuple[str, int]], found: dict[tuple[str, int], Tensor]) -> Iterator[None]:
+    def _keeping_out_inputs(
+        self, layers: Iterable[tuple[str, int]], inputs: dict[tuple[str, int], Tensor]
+    ) -> Iterator[None]:
         """Keeps the input of W_O, independently of our own points."""
 
         def keeping(place: tuple[str, int]) -> Callable[..., None]:
             def keep(module: Any, args: Any) -> None:
-                found[place] = args[0].detach().clone()
+                inputs[place] = args[0].detach().clone()
 
             return keep
 
@@ -240,16 +242,16 @@ class Probe:
         name: str,
         statement: str,
         points: tuple[str, ...],
-        found: Iterable[Compared],
+        comparisons: Iterable[Compared],
         tolerance: float | None = None,
     ) -> Check:
         """The worst of many comparisons, and the layer it is in."""
         limit = self.local if tolerance is None else tolerance
         worst = Compared("nowhere", 0.0)
         with torch.no_grad():
-            for each in found:
-                if not each.excess <= worst.excess:
-                    worst = each
+            for one in comparisons:
+                if not one.excess <= worst.excess:
+                    worst = one
         passed = worst.excess <= 1
         residual = worst.excess * limit
         detail = "" if passed else f"{worst.where}: off by {residual:.1e} of what is summed there"
@@ -315,13 +317,13 @@ def excess_of(ours: Tensor, theirs: Tensor, allowed: Tensor, keep: Tensor | None
 def output_of(output: object) -> Tensor:
     """The logits or, for a model without a head, the last stream after the final norm."""
     logits = getattr(output, "logits", None)
-    found = getattr(output, "last_hidden_state", None) if logits is None else logits
-    if not isinstance(found, torch.Tensor):
+    tensor = getattr(output, "last_hidden_state", None) if logits is None else logits
+    if not isinstance(tensor, torch.Tensor):
         raise UnsupportedModelError(
             f"expected a model that returns logits or its last stream; this one returns a {type(output).__name__}. "
             "Load the model below its head: am.load(model.base_model)."
         )
-    return found
+    return tensor
 
 
 def plain_module(model: HookedModel, stack: Stack, layer: int, path: str) -> nn.Module:

@@ -42,7 +42,9 @@ def _compared(probe: Probe, run: ProbeRun, layer: int) -> Compared:
     size = q.norm(dim=-1)[..., None] * k.norm(dim=-1)[..., None, :]
     if probe.plan.relative:
         length = q.shape[2]
-        row = torch.tensor([row_of_distance(config, each) for each in range(1 - length, length)], device=q.device)
+        row = torch.tensor(
+            [row_of_distance(config, distance) for distance in range(1 - length, length)], device=q.device
+        )
         place = torch.arange(length, device=q.device)
         row = row[place[:, None] - place + length - 1]
         for kind in kinds:
@@ -60,7 +62,7 @@ def _compared(probe: Probe, run: ProbeRun, layer: int) -> Compared:
 def _compared_sinusoids(probe: Probe, run: ProbeRun, layer: int, q: Tensor, k: Tensor) -> Compared:
     """XLNet: score = (q·k + (q − u + v)·r) / √d_head, of q with u, and r the projected sinusoids of the distance."""
     weights: Any = probe.plain_module(layer, probe.plan.replaced)
-    u, v, r = (each.detach().to(probe.wide) for each in (weights.r_w_bias, weights.r_r_bias, weights.r))
+    u, v, r = (weight.detach().to(probe.wide) for weight in (weights.r_w_bias, weights.r_r_bias, weights.r))
     length, d_model = q.shape[2], len(r)
     distance = torch.arange(1.0 - length, length, device=q.device)
     if probe.model.config.clamp_len > 0:

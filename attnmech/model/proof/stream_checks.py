@@ -28,14 +28,14 @@ def sum_with_attention(probe: Probe) -> Check:
         )
     adding = sum_rounding(probe.model.dtype)
 
-    def found() -> Iterator[Compared]:
+    def comparisons() -> Iterator[Compared]:
         for run, layer in probe.places():
             terms = torch.stack([probe.at(run, point, layer) for point in summed])
             allowed = adding * terms.abs().sum(dim=0)
             yield probe.compared(run, layer, probe.at(run, "resid_mid", layer), terms.sum(dim=0), allowed)
 
     summed = ("resid_pre", "attn_out", *(["mixer_out"] if mixes else []))
-    return probe.by_layer("stream", statement, (*summed, "resid_mid"), found(), adding)
+    return probe.by_layer("stream", statement, (*summed, "resid_mid"), comparisons(), adding)
 
 
 def mlp_statement(probe: Probe) -> tuple[str, tuple[str, ...]]:
@@ -73,8 +73,8 @@ def block_end(
     if plan.mlp_out is not None:
         terms = [*terms, values[probe.stack.point("mlp_out"), layer].to(probe.wide)]
     if plan.norm == "pre":
-        each = torch.stack(terms)
-        return each.sum(dim=0), sum_rounding(probe.model.dtype) * each.abs().sum(dim=0)
+        stacked = torch.stack(terms)
+        return stacked.sum(dim=0), sum_rounding(probe.model.dtype) * stacked.abs().sum(dim=0)
     assert plan.mid_norm is not None and plan.post_norm is not None
     mid_norm, post_norm = (probe.plain_module(layer, path) for path in (plan.mid_norm, plan.post_norm))
     middle, *crossed, added = (term.to(probe.model.dtype) for term in terms)

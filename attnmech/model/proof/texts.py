@@ -44,12 +44,12 @@ def probe_batch(model: HookedModel) -> Batch:
     if length > 1:
         # One token only: in a sliding window, rows of padding that see nothing are NaN in transformers' float64.
         mask[1, -1] = 0
-    given = {"input_ids": ids, "attention_mask": mask, **_global_tokens(model, ids)}
+    inputs = {"input_ids": ids, "attention_mask": mask, **_global_tokens(model, ids)}
     if "decoder" in model.stacks:
-        given["decoder_input_ids"] = torch.randint(
+        inputs["decoder_input_ids"] = torch.randint(
             0, model.n_vocab, (2, _of_target(model, length)), generator=generator
         )
-    return model.encode(given)
+    return model.encode(inputs)
 
 
 def long_batch(model: HookedModel) -> Batch | None:
@@ -63,12 +63,12 @@ def long_batch(model: HookedModel) -> Batch | None:
     generator = torch.Generator().manual_seed(SEED + 1)
     if isinstance(model.encoder, TranscriptEncoder):
         return model.encode(_heard(model.encoder, *_padded(model, length, generator)))
-    given = dict(zip(("input_ids", "attention_mask"), _padded(model, length, generator), strict=True))
-    given |= _global_tokens(model, given["input_ids"])
+    inputs = dict(zip(("input_ids", "attention_mask"), _padded(model, length, generator), strict=True))
+    inputs |= _global_tokens(model, inputs["input_ids"])
     if "decoder" in model.stacks:
         target = _padded(model, _of_target(model, length), generator)
-        given |= dict(zip(("decoder_input_ids", "decoder_attention_mask"), target, strict=True))
-    return model.encode(given)
+        inputs |= dict(zip(("decoder_input_ids", "decoder_attention_mask"), target, strict=True))
+    return model.encode(inputs)
 
 
 def padded_batch(model: HookedModel) -> Batch | None:
@@ -101,11 +101,11 @@ def padded_batch(model: HookedModel) -> Batch | None:
         return model.encode(
             {name: value[:1].expand_as(value) if value.is_floating_point() else value for name, value in heard.items()}
         )
-    given = dict(zip(("input_ids", "attention_mask"), filled(), strict=True))
-    given |= _global_tokens(model, given["input_ids"], _FILLED + 1)
+    inputs = dict(zip(("input_ids", "attention_mask"), filled(), strict=True))
+    inputs |= _global_tokens(model, inputs["input_ids"], _FILLED + 1)
     if "decoder" in model.stacks:
-        given |= dict(zip(("decoder_input_ids", "decoder_attention_mask"), filled(), strict=True))
-    return model.encode(given)
+        inputs |= dict(zip(("decoder_input_ids", "decoder_attention_mask"), filled(), strict=True))
+    return model.encode(inputs)
 
 
 def text_of(model: HookedModel, length: int) -> Batch:

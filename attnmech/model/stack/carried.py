@@ -43,7 +43,7 @@ def captured_norms(stacks: Mapping[str, Stack], values: Mapping[PointKey, Tensor
     A gate (Qwen3-Next, Longformer) or a norm (BitNet) between attention and W_O makes f depend on the query: then there
     is none.
     """
-    found: dict[PointKey, Tensor] = {}
+    by_point: dict[PointKey, Tensor] = {}
     for name, layer in values:
         label, base = split_stack(name)
         if base != "pattern" or layer is None:
@@ -54,5 +54,5 @@ def captured_norms(stacks: Mapping[str, Stack], values: Mapping[PointKey, Tensor
             continue
         wide = v.detach().to(torch.promote_types(v.dtype, torch.float32))
         norms = value_norms(wide, output_weights(stack, layer, wide.dtype).to(wide.device))
-        found[name, layer] = norms.transpose(1, 2)
-    return found
+        by_point[name, layer] = norms.transpose(1, 2)
+    return by_point

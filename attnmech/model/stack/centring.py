@@ -59,8 +59,8 @@ def require_weights(means: MeanQK, weights: str) -> None:
 
 def require_fitting(means: MeanQK, stack: Stack, layers: Iterable[int]) -> None:
     """Raises `InputError` for means of another stack or other sizes, or without one of the layers."""
-    given = means.stack, means.query_sums.shape[2:], means.key_sums.shape[2:]
-    if given != (stack.label, (stack.n_heads, stack.d_head), (stack.n_kv_heads, stack.d_head)):
+    sizes = means.stack, means.query_sums.shape[2:], means.key_sums.shape[2:]
+    if sizes != (stack.label, (stack.n_heads, stack.d_head), (stack.n_kv_heads, stack.d_head)):
         raise InputError(
             f"the means are of {means.query_sums.shape[2]} heads of the stack {means.stack!r}, d_head "
             f"{means.query_sums.shape[3]}; here there are {stack.n_heads} of {stack.label!r}, d_head {stack.d_head}. "
@@ -146,7 +146,7 @@ class _Role:
     layer: int
     batch: Batch
     """The tokens that make them: in an encoder-decoder model, the source or the target."""
-    given: Batch
+    inputs: Batch
     """Everything that the model was given: what a text is known by."""
     own_out: bool
     empty: bool
@@ -199,14 +199,14 @@ def _without(
 ) -> Float64[Tensor, "batch place head d_head"]:
     """Fixed means, less what each text has put into them: (S − m · own) / (N − m · n_own) if it is in them m times."""
     batch, places = role.batch, counts.shape[1]
-    every, numbers = (each.to(sums.device) for each in means.sums(role.name, role.layer))
+    every, numbers = (value.to(sums.device) for value in means.sums(role.name, role.layer))
     if means.by == "position" and (longest := int(batch.lengths.max())) > len(numbers):
         raise InputError(
             f"the means are for texts of up to {len(numbers)} tokens; got one of {longest}. Take them from longer "
             "texts, or cut this one."
         )
-    every, numbers = (padded(each[:places], places, 0) for each in (every, numbers))
-    own = means.times(role.given.digests) if role.own_out else torch.zeros(len(batch.ids), dtype=torch.long)
+    every, numbers = (padded(value[:places], places, 0) for value in (every, numbers))
+    own = means.times(role.inputs.digests) if role.own_out else torch.zeros(len(batch.ids), dtype=torch.long)
     times = own.to(sums.device)[:, None]
     left = numbers - times * counts
     if means.by == "position":

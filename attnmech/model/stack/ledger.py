@@ -212,7 +212,7 @@ class ScoreAudit:
         stack, parts, notes = self._stack, self.parts, self._block.notes
         weights = stack.weights(self._block.layer)
         group = stack.n_heads // stack.n_kv_heads
-        found = []
+        sides = []
         for size, W, b, norm, from_input, from_bias, shared in (
             (query_sum, weights.W_Q, weights.b_Q, notes.query_norm, parts.query_from_input, parts.query_from_bias, 1),
             (key_sum, weights.W_K, weights.b_K, notes.key_norm, parts.key_from_input, parts.key_from_bias, group),
@@ -229,8 +229,8 @@ class ScoreAudit:
             summed = repeat(summed, "batch position head -> batch (head shared) position", shared=shared)
             rounded = max(steps_rounding(self._dtype), steps_rounding(self._rotated))
             steps = rounded * value.amax(dim=-1) + least_rounding(self._dtype)
-            found.append(Rounded(torch.linalg.vector_norm(value, dim=-1), rounding * summed + steps))
-        return found[0], found[1]
+            sides.append(Rounded(torch.linalg.vector_norm(value, dim=-1), rounding * summed + steps))
+        return sides[0], sides[1]
 
     def require_exact(self, heads: Sequence[int] | None = None) -> None:
         """Raises `ExactnessError` for the head whose terms are furthest from adding up, if any is."""
@@ -289,8 +289,8 @@ def rotated_in(value: Float[Tensor, "batch head position d_head"], rotation: Rot
     """
     if rotation is None or value.dtype != torch.float64:
         return value.dtype
-    found = {computed_in(value), computed_in(rotation.back(value))}
-    return torch.float32 if torch.float32 in found else value.dtype
+    precisions = {computed_in(value), computed_in(rotation.back(value))}
+    return torch.float32 if torch.float32 in precisions else value.dtype
 
 
 def _largest(value: Tensor, keep: Tensor) -> Float[Tensor, " head"]:

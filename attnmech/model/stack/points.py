@@ -78,7 +78,7 @@ class ModelPoints(Mapping[str, ModelPoint]):
                 continue
             stack = split_stack(full)[0]
             wanted = self.check_layers(chosen if layer is None else [layer], stack)
-            keys.update(dict.fromkeys((full, each) for each in wanted))
+            keys.update(dict.fromkeys((full, chosen_layer) for chosen_layer in wanted))
         return list(keys)
 
     def _entry(self, name: str) -> ModelPoint:
@@ -116,8 +116,8 @@ class ModelPoints(Mapping[str, ModelPoint]):
         width = max(len(name) for name in self)
         lines = []
         for point in self.values():
-            about = f"{point.shape}  {point.meaning}" if point.absent is None else f"absent: {point.absent}"
-            lines.append(f"{point.name:<{width}}  {about}")
+            description = f"{point.shape}  {point.meaning}" if point.absent is None else f"absent: {point.absent}"
+            lines.append(f"{point.name:<{width}}  {description}")
         return "\n".join(lines)
 
     def _repr_html_(self) -> str:
@@ -170,9 +170,9 @@ def _chosen(layers: Any) -> list[int] | None:
     try:
         return [integer(layers)]
     except TypeError:
-        given = listed("layers", layers, "a list of ints")
+        several = listed("layers", layers, "a list of ints")
     try:
-        return [integer(layer) for layer in given]
+        return [integer(layer) for layer in several]
     except TypeError:
         raise InputError(f"`layers` must be a list of ints; got {shown(layers)}.") from None
 

@@ -28,8 +28,8 @@ def wire_part(stack: Stack, place: int, block: nn.Module) -> None:
             output = forward(*args, **kwargs)
             stack.returns.setdefault(place, None if isinstance(output, torch.Tensor) else len(output))
             return output
-        given = part.stream if place == part.start - 1 else None
-        return _passed_on(stack, place, stream_of(args, kwargs) if given is None else stack.turned(given))
+        stored = part.stream if place == part.start - 1 else None
+        return _passed_on(stack, place, stream_of(args, kwargs) if stored is None else stack.turned(stored))
 
     block.register_forward_pre_hook(at_start, with_kwargs=True)
     block.forward = through_or_past

@@ -30,13 +30,13 @@ class Stack:
         self.architecture = architecture
         self._base = base
         self.in_force = in_force
-        found = submodule(base, architecture.blocks)
-        assert isinstance(found, nn.ModuleList)
-        self.places = found
+        blocks = submodule(base, architecture.blocks)
+        assert isinstance(blocks, nn.ModuleList)
+        self.places = blocks
         """All blocks, also those without attention."""
         self.blocks = {
             layer: submodule(block, architecture.within)
-            for layer, block in enumerate(found)
+            for layer, block in enumerate(blocks)
             if not architecture.hybrid or _has_attention(block, architecture)
         }
         self.layers = tuple(self.blocks)
@@ -47,7 +47,7 @@ class Stack:
             raise UnsupportedModelError("expected a model with at least one layer with attention; this one has none.")
         # First, since a replacement may hold the projections under names of its own.
         for layer in self.layers:
-            self._use_our_attention(layer, found[layer])
+            self._use_our_attention(layer, blocks[layer])
         self._read_sizes()
         self.returns: dict[int, int | None] = {}
         """How many values each block was seen to return; None for a tensor alone."""
@@ -141,9 +141,9 @@ class Stack:
 
     def _read_sizes(self) -> None:
         # Every layer's, so that one that is quantised or does not fit its config is named here.
-        each = {layer: self.weights(layer) for layer in self.layers}
-        first = each[self.layers[0]]
-        for layer, weights in each.items():
+        by_layer = {layer: self.weights(layer) for layer in self.layers}
+        first = by_layer[self.layers[0]]
+        for layer, weights in by_layer.items():
             if weights.W_Q.shape != first.W_Q.shape or weights.W_O.shape != first.W_O.shape:
                 raise UnsupportedModelError(
                     "a model whose layers have heads of different sizes is not supported: d_head is "

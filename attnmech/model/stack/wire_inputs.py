@@ -91,9 +91,9 @@ def _wire_attn_in(stack: Stack, layer: int, attention: nn.Module) -> None:
         rotates = plan.rotary is not None and not plan.rotary.tables
         if rotates and (tables := tables_of(args, kwargs)) is not None:
             in_force.note(rotary=tables_for(tables, stream_of(args, kwargs).shape[1]) if patches else tables)
-        for given, note in (*((name, "key_input") for name in KEY_STATES), ("value_states", "value_input")):
-            if kwargs.get(given) is not None:
-                in_force.note(**{note: kwargs[given]})
+        for argument, note in (*((name, "key_input") for name in KEY_STATES), ("value_states", "value_input")):
+            if kwargs.get(argument) is not None:
+                in_force.note(**{note: kwargs[argument]})
         args, kwargs = with_stream(args, kwargs, lambda x: in_force.visit(stack.point("attn_in"), layer, x))
         if in_force.scales_in(stack.label, layer):
             in_force.note(attn_in=stream_of(args, kwargs))
@@ -199,13 +199,13 @@ def wire_qk_norm(stack: Stack, layer: int, block: nn.Module) -> None:
         submodule(attention, path).register_forward_hook(noting(path))
 
 
-def _frozen_by_head(stack: Stack, norm: nn.Module, given: Tensor, made: Tensor, heads: int) -> FrozenNorm:
+def _frozen_by_head(stack: Stack, norm: nn.Module, value: Tensor, made: Tensor, heads: int) -> FrozenNorm:
     """A norm of queries or keys, frozen at what it did to them, with the axes of the points q and k."""
     pattern = f"{stack.architecture.qk_norm_axes} -> batch position head d_head"
-    frozen = frozen_norm(norm, given, torch.promote_types(given.dtype, torch.float32), made)
+    frozen = frozen_norm(norm, value, torch.promote_types(value.dtype, torch.float32), made)
     multiplier, shift = (
-        None if each is None else rearrange(each.expand_as(given), pattern, head=heads)
-        for each in (frozen.multiplier, frozen.shift)
+        None if factor is None else rearrange(factor.expand_as(value), pattern, head=heads)
+        for factor in (frozen.multiplier, frozen.shift)
     )
     assert multiplier is not None
     whole = "(head d_head)" in stack.architecture.qk_norm_axes
@@ -232,8 +232,8 @@ def _wire_unread(stack: Stack, layer: int, projection: nn.Module) -> None:
     def made_or_not(*args: Any, **kwargs: Any) -> Any:
         if not args or in_force.given_z(layer) is None:
             return forward(*args, **kwargs)
-        given, *others = args
-        one = forward(given[(slice(1),) * (given.ndim - 1)], *others, **kwargs)
-        return one.expand(*given.shape[:-1], -1).contiguous()
+        x, *others = args
+        one = forward(x[(slice(1),) * (x.ndim - 1)], *others, **kwargs)
+        return one.expand(*x.shape[:-1], -1).contiguous()
 
     projection.forward = made_or_not

@@ -73,9 +73,9 @@ def _wire_gate(stack: Stack, layer: int, block: nn.Module) -> None:
             in_force.note(gate=plan.gate.of(weight_of(module, args[0]), epsilon_of(module), ungated))
 
     def at_z(module: nn.Module, args: Any) -> Any:
-        given, notes, gate = args[0], in_force.under_way.notes, stack.point("gate")
+        gated, notes, gate = args[0], in_force.under_way.notes, stack.point("gate")
         assert notes.ungated is not None
-        z = given.reshape(notes.ungated.shape)
+        z = gated.reshape(notes.ungated.shape)
         if in_force.wants(gate, layer):
             assert notes.gate is not None
             visited = in_force.visit(gate, layer, notes.gate)
@@ -83,7 +83,7 @@ def _wire_gate(stack: Stack, layer: int, block: nn.Module) -> None:
                 z = (visited * notes.ungated).to(z.dtype)
         z = in_force.visit(stack.point("z"), layer, z)
         in_force.hold_z(stack.label, layer, z)
-        return (z.reshape(given.shape), *args[1:])
+        return (z.reshape(gated.shape), *args[1:])
 
     if isinstance(plan.gate, NormGate):
         submodule(block, f"{plan.attention}.{plan.gate.path}").register_forward_pre_hook(at_norm_of_z)
