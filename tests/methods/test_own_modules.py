@@ -169,8 +169,8 @@ def test_types_of_heads_on_tensors() -> None:
     ("call", "message"),
     [
         (lambda model: am.residual_drift(model, IMAGES), "needs the tokens of a language model"),
-        (lambda model: am.decompose_by_source(model, IMAGES), "whose inputs are tensors, not tokens"),
-        (lambda model: model.generate(IMAGES), "whose inputs are tensors, not tokens"),
+        (lambda model: am.decompose_by_source(model, IMAGES), "reads tensors instead of tokens"),
+        (lambda model: model.generate(IMAGES), "reads tensors instead of tokens"),
         (lambda model: am.untrained(model), "make your module anew"),
         (lambda model: am.report(model, IMAGES), "a report shows one text; got 6"),
     ],

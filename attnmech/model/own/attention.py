@@ -26,7 +26,7 @@ from ..parts.mask import MaskRule
 from ..structure.architecture import Architecture
 
 _CLOSE: Final = 1e-4
-"""How far from what the user's attention returns, as a share of its size, a reading of it may be."""
+"""The largest distance of a reading from the user's attention, as a share of its output's size."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -105,7 +105,7 @@ class _Product(TorchFunctionMode):
 
 @contextmanager
 def watching_products(observe: Callable[[ProductCall, Tensor], None]) -> Iterator[None]:
-    """Tells of every call in the block, with what it returns."""
+    """Passes every call in the block, with its output, to `observe`."""
 
     def call(func: Callable[..., Tensor], made: ProductCall, args: Any, kwargs: Any) -> Tensor:
         output = func(*args, **kwargs)
@@ -128,7 +128,7 @@ def use_our_product(module: nn.Module) -> None:
 
 
 def keep_weights_of_product(module: nn.Module, keep: Callable[[Tensor], None]) -> None:
-    """Has a module of a private copy tell the probabilities of its call, written out."""
+    """Has a module of a private copy report the probabilities of its call, written out."""
     forward = module.forward
 
     def ours(*args: Any, **kwargs: Any) -> Any:
@@ -143,7 +143,7 @@ def keep_weights_of_product(module: nn.Module, keep: Callable[[Tensor], None]) -
 
 @dataclass(frozen=True)
 class Described:
-    """How a user's attention computes, as far as it was not named: found by what it returns."""
+    """The parts of a user's attention that its architecture does not name, found from its output."""
 
     scale: float
     shows: bool | None
@@ -163,7 +163,7 @@ class DescribedAttention(StandIn):
         self._mask = plan.mask
         self._signature = inspect.signature(original.forward)
         self.returns = 0
-        """How many values it returns in a tuple; 0 for a tensor alone."""
+        """The number of values that it returns in a tuple; 0 for a tensor alone."""
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """The user's signature: attn_raw, alone or first in a tuple of the user's length."""
@@ -176,7 +176,7 @@ class DescribedAttention(StandIn):
         return (merged, *(None for _ in range(self.returns - 1))) if self.returns else merged
 
     def masked(self, *args: Any, **kwargs: Any) -> tuple[Float[Tensor, "batch position d_model"], Masked]:
-        """What it is given, and its mask."""
+        """Its input, and its mask."""
         arguments = self._signature.bind(*args, **kwargs).arguments
         x = next(value for value in arguments.values() if isinstance(value, torch.Tensor))
         mask, length = arguments.get(self._mask) if self._mask else None, x.shape[1]
@@ -194,7 +194,7 @@ class DescribedAttention(StandIn):
 def described_as(
     module: nn.Module, plan: Architecture, args: Sequence[Any], kwargs: dict[str, Any], made: Any
 ) -> tuple[Described, int]:
-    """The scale, and the meaning of the mask, under which a module with these parts returns what it did.
+    """The scale, and the meaning of the mask, with which a module of these parts returns the user's output.
 
     Raises `UnsupportedModelError` if there are none.
     """
@@ -229,6 +229,6 @@ def is_causal(rule: MaskRule) -> bool:
 
 
 def no_tokens() -> Batch:
-    """A batch for passes in which nobody asks what positions are."""
+    """A batch for passes that do not read their positions."""
     ids = torch.zeros(1, 1, dtype=torch.long)
     return Batch(ids, torch.ones_like(ids, dtype=torch.bool), (), None)

@@ -1,4 +1,4 @@
-"""How is a module of the user's own called? Its arguments as tensors with one row per text, and back again.
+"""The call of a user's module: its arguments as tensors with one row per text, and back again.
 
 A call is what `example` shows: a tensor, a tuple of positional arguments or a mapping of keyword arguments, with lists,
 tuples and mappings inside. Which axis of each tensor is the batch is found by running the example twice in one batch.
@@ -22,21 +22,21 @@ Arguments: TypeAlias = tuple[tuple[Any, ...], dict[str, Any]]
 """Positional and keyword arguments."""
 
 _LENGTHS: Final = " lengths"
-"""What is added to the name of a nested tensor for the lengths of its texts."""
+"""The suffix of a nested tensor's name for the lengths of its texts."""
 _SEED: Final = 53
 _TRIES: Final = 256
-"""How many readings of the batch axes are tried."""
+"""The most readings of the batch axes that are tried."""
 
 
 @dataclass(frozen=True)
 class Axis:
-    """Where one tensor of a call has its batch."""
+    """The batch axis of one tensor of a call."""
 
     kind: str
-    """"batch" at `at`; "new" if the axis is put in there; "shared" by all texts; "nested", one tensor per text."""
+    """"batch" at `at`; "new" if the axis is inserted there; "shared" by all texts; "nested", one tensor per text."""
     at: int = 0
     per_text: int = 1
-    """How many rows of the axis belong to each text (a mask [texts · heads, query, key])."""
+    """The rows of the axis per text (a mask [texts · heads, query, key] has several)."""
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ class CallForm:
     """The arguments that are no tensors, as in the example."""
     axes: Mapping[str, Axis]
     same: Mapping[str, str]
-    """The arguments that are the very tensor of another, such as a key that is the query."""
+    """The arguments that are the same tensor as another argument, such as a key that is the query."""
 
     @classmethod
     def of(cls, example: Any) -> "CallForm":
@@ -71,7 +71,7 @@ class CallForm:
         return cls(names, spec, fixed, axes, same)
 
     def tensors(self, inputs: Any) -> dict[str, Tensor]:
-        """The tensors of inputs in this form, by name; `InputError` for inputs in another."""
+        """The tensors of inputs in this form, by name; `InputError` for any other form."""
         names, leaves, _ = _flat(inputs)
         arguments = dict(zip(names, leaves, strict=True))
         if set(names) != set(self.names):
@@ -96,7 +96,7 @@ class CallForm:
         return tensors
 
     def rows(self, inputs: Any) -> dict[str, Tensor]:
-        """The same with one row per text first; what all texts share has one row."""
+        """The tensors with one row per text first; tensors that all texts share have one row."""
         rows: dict[str, Tensor] = {}
         for name, value in self.tensors(inputs).items():
             axis = self.axes[name]
@@ -114,7 +114,7 @@ class CallForm:
         sizes = {name: len(value) for name, value in rows.items() if self.axes.get(name, _SHARED).kind == "batch"}
         if len(set(sizes.values())) > 1:
             listed = ", ".join(f"{name!r} has {size}" for name, size in sizes.items())
-            raise InputError(f"all inputs must have as many texts; {listed}.")
+            raise InputError(f"all inputs must have the same number of texts; {listed}.")
         if 0 in sizes.values():
             raise InputError("the batch has no text; give at least one.")
         return rows
@@ -124,7 +124,7 @@ class CallForm:
         return max((len(value) for name, value in rows.items()), default=1)
 
     def arguments(self, rows: Mapping[str, Tensor]) -> Arguments:
-        """What the module is called with, from `rows`."""
+        """The arguments of the module, from `rows`."""
         arguments = {name: self._argument(name, rows) for name in self.axes}
         leaves = [
             self.fixed[name] if name in self.fixed else arguments[self.same.get(name, name)] for name in self.names
@@ -133,7 +133,7 @@ class CallForm:
         return args, kwargs
 
     def width(self, rows: Mapping[str, Tensor]) -> int | None:
-        """The length to which nested tensors are padded, so that some of the texts have that of all; None without."""
+        """The length to which nested tensors are padded, that of the longest text; None without nested tensors."""
         lengths = [rows[name].shape[1] for name, axis in self.axes.items() if axis.kind == "nested"]
         return max(lengths, default=None)
 
@@ -213,7 +213,7 @@ def _by_text(name: str, value: Tensor, axis: Axis) -> Tensor:
 
 
 def _is_mask(value: Tensor) -> bool:
-    """Whether a tensor of real numbers holds what hides: −∞, or nothing but 0 and 1."""
+    """Whether a tensor of real numbers may be a mask: it holds −∞, or only 0 and 1."""
     return bool(value.isinf().any()) or (bool(((value == 0) | (value == 1)).all()) and bool(value.any()))
 
 
@@ -224,7 +224,7 @@ def _key(entry: Any) -> object:
 def _same(one: Any, other: Any) -> bool:
     try:
         return type(one) is type(other) and bool(one == other)
-    except Exception:  # what == means is up to the user's class
+    except Exception:  # the user's class may define == in any way
         return one is other
 
 

@@ -24,7 +24,7 @@ _NAMES: Final = (
     "query", "key", "value", "key_padding_mask", "need_weights", "attn_mask", "average_attn_weights", "is_causal",
 )  # fmt: skip
 
-NO_TOKENS: Final = "it is a module of your own, whose inputs are tensors, not tokens"
+NO_TOKENS: Final = "it is a module of your own and reads tensors instead of tokens"
 
 
 @dataclass
@@ -43,13 +43,13 @@ class OwnOutput:
 
 @dataclass(frozen=True)
 class Layer:
-    """Where one layer of a stack stands."""
+    """The place of one layer of a stack."""
 
     stack: str
     block: str
     """The path of its block, below the adapter."""
     attention: str
-    """The path of its `nn.MultiheadAttention`, or of what takes its place."""
+    """The path of its `nn.MultiheadAttention`, or of the module that replaces it."""
 
 
 class OwnModule(PreTrainedModel):  # type: ignore[no-untyped-call]
@@ -63,19 +63,19 @@ class OwnModule(PreTrainedModel):  # type: ignore[no-untyped-call]
         self.module = module
         self.form = form
         self.output_axis: int | None = 0
-        """Where the output has its batch; None if it has none."""
+        """The batch axis of the output; None if it has none."""
         self.layers: tuple[Layer, ...] = ()
         """In the order of the traced call."""
         self.products: tuple[str, ...] = ()
         """The modules that attend by one call of `scaled_dot_product_attention`."""
         self.described: dict[str, tuple[Architecture, Described, int]] = {}
-        """The modules whose attention an `Architecture` names, with what was found of each."""
+        """The modules of attention that an `Architecture` names, each with its description."""
         self.named: tuple[str, ...] = ()
         """The attention modules that a user's `Architecture` names."""
         self._weights: list[Tensor | None] = []
 
     def build(self, layers: Sequence[Layer]) -> None:
-        """Gathers the blocks of each stack in a list of their own."""
+        """Gathers the blocks of each stack in a list."""
         self.layers = tuple(layers)
         for stack in dict.fromkeys(layer.stack for layer in layers):
             blocks = [self.get_submodule(layer.block) for layer in layers if layer.stack == stack]
@@ -106,7 +106,7 @@ class OwnModule(PreTrainedModel):  # type: ignore[no-untyped-call]
         return output.movedim(self.output_axis or 0, 0)
 
     def cannot_run(self, error: Exception) -> WeightsError:
-        """What to raise where the module does not run in its precision on its device."""
+        """The error for a module that does not run in its precision on its device."""
         return WeightsError(f"{self.name_or_path} does not run on its example with noise: {first_line(error)}.")
 
     def own_attention(self, implementation: str) -> None:
@@ -128,7 +128,7 @@ class OwnModule(PreTrainedModel):  # type: ignore[no-untyped-call]
                 self.get_submodule(path).register_forward_hook(self._keep_none)
 
     def _replace_described(self) -> None:
-        """Puts attention that computes what was described in the place of the user's."""
+        """Replaces the user's attention by one that computes what was described."""
         for path, (plan, how, returns) in self.described.items():
             original = self.get_submodule(path)
             ours = DescribedAttention(original, plan, how)
@@ -152,7 +152,7 @@ class OwnModule(PreTrainedModel):  # type: ignore[no-untyped-call]
             and not arguments.get("need_weights", True)
         ):
             if further_keys(module):
-                # torch computes something else where it returns the weights: it shows all queries these keys.
+                # torch computes something else if it returns the weights: it shows these keys to all queries.
                 self._weights.append(None)
                 return
             axis = 0 if query.ndim == 2 or not module.batch_first else 1
@@ -164,7 +164,7 @@ class OwnModule(PreTrainedModel):  # type: ignore[no-untyped-call]
 
     @property
     def base_model(self) -> nn.Module:
-        """Itself: nothing of a user's module is known to be its head."""
+        """Itself: a user's module has no known head."""
         return self
 
     def get_input_embeddings(self) -> nn.Module:

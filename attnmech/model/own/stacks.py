@@ -1,4 +1,4 @@
-"""Which stacks and layers do the traced calls of a user's module make, and of which architecture is each?"""
+"""Sorts the traced calls of a user's module into stacks and layers, and reads the architecture of each."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -43,7 +43,7 @@ def stacks_of(plain: OwnModule, trace: Traced) -> tuple[list[Layer], tuple[Archi
 
 
 def _labels(uses: Sequence[Use]) -> list[str]:
-    """The stack of each use: "" where all is self-attention over one sequence; else encoder, decoder or cross.
+    """The stack of each use: "" if all is self-attention over one sequence; else encoder, decoder or cross.
 
     Cross-attention says which sequence makes the queries and which the keys. Where both have one length,
     self-attention before the first cross-attention, outside its block, is the encoder's.
@@ -158,7 +158,7 @@ def _block(
 def _torch_decoder(
     plain: OwnModule, trace: Traced, start: Architecture, use: Use, path: str
 ) -> tuple[Architecture, str] | None:
-    """The self-attention of torch's decoder layer, between whose attention and MLP stands cross-attention."""
+    """The self-attention of torch's decoder layer, which has cross-attention between attention and MLP."""
     layer = plain.get_submodule(path)
     if not _is_torch_decoder(layer) or use.path != f"{path}.self_attn":
         return None
@@ -189,7 +189,7 @@ def _is_causal(use: Use) -> bool:
 
 
 def _is_chained(trace: Traced, paths: Sequence[str]) -> bool:
-    """Whether each block is given what the one before returned."""
+    """Whether each block reads the output of the block before."""
     by_path = {call.path: call for call in trace.calls}
     calls = [by_path[path] for path in paths]
     return all(before.made and same(before.made[0], after.input) for before, after in pairwise(calls))
@@ -198,7 +198,7 @@ def _is_chained(trace: Traced, paths: Sequence[str]) -> bool:
 def _plan_of_products(
     plain: OwnModule, trace: Traced, label: str, uses: Sequence[Use]
 ) -> tuple[Architecture, list[str]]:
-    """The architecture of a stack whose attention is the user's own code, with one product each."""
+    """The architecture of a stack of the user's own attention code, with one product each."""
     first = uses[0]
     where = named(first.path)
     if any(use.product is None for use in uses) or label not in ("", "encoder", "decoder"):
@@ -236,7 +236,7 @@ def _plan_of_products(
 def _block_of_product(
     plain: OwnModule, trace: Traced, start: Architecture, use: Use, others: Sequence[str] | None
 ) -> tuple[Architecture, str]:
-    """The nearest block around attention of own code, or (`others` None, or without a block) the attention itself."""
+    """The nearest block around the user's attention or (`others` None, or without a block) the attention itself."""
     factors = Factors(plain.config, torch.finfo(use.z.dtype).eps)
     product = use.product
     assert product is not None
@@ -273,7 +273,7 @@ def _block_of_product(
 
 
 class _AloneReader(BlockReader):
-    """Reads an attention that stands in no block."""
+    """Reads an attention outside any block."""
 
     def _around(self, plan: Architecture) -> Architecture:
         out = self._out()
@@ -331,7 +331,7 @@ def described_stack(plain: OwnModule, trace: Traced, architecture: Architecture)
 
 
 class _OwnBlockReader(BlockReader):
-    """Reads norms, sums and MLP of a block whose attention is known."""
+    """Reads norms, sums and MLP of a block with known attention."""
 
     def __init__(self, start: Architecture, use: Use, path: str, calls: Sequence[Call], plain: OwnModule) -> None:
         z = rearrange(use.z, "batch query (head d_head) -> batch query head d_head", head=start.n_heads)

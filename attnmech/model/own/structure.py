@@ -1,4 +1,4 @@
-"""Where does a user's module attend? Its stacks and layers, read from one traced call of `example`."""
+"""Finds the stacks and layers of a user's module from one traced call of `example`."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -17,13 +17,13 @@ from .stacks import described_stack, named_by_user, stacks_of
 from .trace import Traced, above, named, traced
 
 _MOST_SHARED: Final = 8
-"""How deep modules that are called several times may be nested."""
+"""The deepest nesting of modules that are called several times."""
 
 
 def read_own(
     module: nn.Module, example: Any, architecture: Architecture | None = None
 ) -> tuple[OwnModule, tuple[Architecture, ...]]:
-    """A private copy of a user's module, with the architecture of each of its stacks, read or as the user names it.
+    """A private copy of a user's module, with the architecture of each stack, read from the trace or named by the user.
 
     Raises `InputError` for an example that does not run or without a batch axis, `UnsupportedModelError` for a module
     that does not attend, or in a way that is no list of layers; each says what was found.
@@ -60,14 +60,14 @@ def _private(module: nn.Module, form: CallForm) -> OwnModule:
 
 
 def _run_plain(plain: OwnModule, example: Any) -> Tensor:
-    """What the module returns for its example, called as the user does."""
+    """The module's output for its example, called as the user does."""
     form = plain.form
     try:
         with torch.no_grad():
             return first_output(plain.module(*_called(form, example)[0], **_called(form, example)[1]))
     except AttnmechError:
         raise
-    except Exception as error:  # whatever a module raises that is called in a wrong way
+    except Exception as error:  # modules raise many kinds of errors for a wrong call
         _check_masks(plain, example)
         raise InputError(
             f"{type(plain.module).__name__} does not run on `example`: {type(error).__name__}: {first_line(error)}. "
@@ -76,12 +76,12 @@ def _run_plain(plain: OwnModule, example: Any) -> Tensor:
 
 
 def _check_masks(plain: OwnModule, example: Any) -> None:
-    """Raises `InputError` for a mask of a wrong shape, of which torch's own message may tell nothing."""
+    """Raises `InputError` for a mask of a wrong shape; torch's own message may not mention it."""
     try:
         traced(plain, plain.form.rows(example))
     except InputError as error:
         raise InputError(f"{type(plain.module).__name__} does not run on `example`: {error}") from error
-    except Exception:  # the module's own error is told
+    except Exception:  # the module raises its own error later
         return
 
 
@@ -111,7 +111,7 @@ def _with_batch(plain: OwnModule, example: Any, output: Tensor) -> tuple[CallFor
     for candidate in form.candidates(tensors, count, batched=batched):
         try:
             axis = _proven(plain, candidate, example, first, output)
-        except Exception as error:  # whatever the module raises where the reading is wrong
+        except Exception as error:  # modules raise many kinds of errors if the reading is wrong
             why = why or first_line(error)
             continue
         return candidate, axis
@@ -143,7 +143,7 @@ def _proven(plain: OwnModule, form: CallForm, example: Any, first: Traced, outpu
             if not torch.allclose(half, one.z, rtol=1e-3, atol=1e-4, equal_nan=True):
                 raise _WrongReadingError
     whole = first_output(second.output.whole)
-    if whole.ndim == output.ndim + 1:  # the axis was put in
+    if whole.ndim == output.ndim + 1:  # the axis was inserted
         grown = [at for at in range(whole.ndim) if whole.shape[at] == 2 and _without(whole.shape, at) == output.shape]
     else:
         grown = [
@@ -174,7 +174,7 @@ def _require_attention(plain: OwnModule, trace: Traced) -> None:
 
 
 def _unroll(plain: OwnModule, rows: Mapping[str, Tensor]) -> None:
-    """Makes of a module that the pass calls several times a copy for each call, if it attends."""
+    """Replaces an attending module that the pass calls several times by a copy for each call."""
     for _ in range(_MOST_SHARED):
         trace = traced(plain, rows)
         attending = {path for use in trace.uses for path in (use.path, *above(use.path))}

@@ -1,4 +1,4 @@
-"""What does one pass of a user's module show? Each call of an attention, and what it was given."""
+"""Traces one pass of a user's module: each call of an attention, with its arguments."""
 
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -22,22 +22,22 @@ from .module import OwnModule
 
 @dataclass(frozen=True, eq=False)
 class Use:
-    """One call of an attention in the traced pass: of an `nn.MultiheadAttention`, or of the user's own code."""
+    """One call of an attention in the traced pass: an `nn.MultiheadAttention`, or the user's own code."""
 
     path: str
     batched: bool
     own: bool
-    """Whether queries and keys are made of the same tensor: self-attention."""
+    """Whether the same tensor makes queries and keys: self-attention."""
     z: Float[Tensor, "batch query features"]
-    """What W_O reads; of attention that is only named, what it returns."""
+    """The input of W_O; the output of an attention that is only named."""
     keys: int
-    """The number of keys that are made of what it is given."""
+    """The number of keys made from its input."""
     order: int
     masked: Masked | None = None
     mha: OurMultiheadAttention | None = None
     product: ProductCall | None = None
     observed: tuple[Any, Any, Any] | None = None
-    """The arguments and the output of attention that is only named."""
+    """The arguments and the output of an attention that is only named."""
 
     @property
     def texts(self) -> int:
@@ -59,13 +59,13 @@ class Use:
 
     @property
     def batch_first(self) -> bool:
-        """Whether what it is given has texts first."""
+        """Whether its input has texts first."""
         return not self.batched or self.mha is None or self.mha.original.batch_first
 
 
 @dataclass(eq=False)
 class Traced(Trace):
-    """What a pass of a user's module showed."""
+    """The calls in a pass of a user's module."""
 
     uses: list[Use] = None  # type: ignore[assignment]
 
@@ -91,7 +91,7 @@ def traced(plain: OwnModule, rows: Mapping[str, Tensor]) -> Traced:
 
 @contextmanager
 def _watching(trace: Traced, named: Mapping[str, nn.Module], attending: Sequence[str]) -> Iterator[None]:
-    """Records every attention; of modules that the user names, `attending`, each call."""
+    """Records every attention, and each call of the modules that the user names, `attending`."""
     active: list[str] = []
     handles = []
 
@@ -163,7 +163,7 @@ def _watch(trace: Traced, path: str, module: OurMultiheadAttention) -> list[Any]
 
 
 def above(path: str) -> list[str]:
-    """The paths of the modules that hold one, the nearest first."""
+    """The paths of the modules that contain a module, the nearest first."""
     parts = path.split(".")
     return [".".join(parts[:end]) for end in range(len(parts) - 1, 0, -1)]
 
@@ -173,5 +173,5 @@ def parent(path: str) -> str:
 
 
 def named(path: str) -> str:
-    """A path as the user knows it."""
+    """A path in the user's own module."""
     return re.sub(r"\.uses\.\d+", "", path.removeprefix("module").removeprefix(".")) or "the module itself"

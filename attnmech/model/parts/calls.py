@@ -1,4 +1,4 @@
-"""What a block or an attention module is called with and returns: the stream among its arguments."""
+"""The stream among the arguments and outputs of a block or an attention module."""
 
 from collections.abc import Callable
 from typing import Any, Final
@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 KEY_STATES: Final = ("key_value_states", "encoder_hidden_states")
-"""The arguments of transformers' attention modules that keys and values are made of, in cross-attention."""
+"""The arguments of transformers' attention modules that make keys and values in cross-attention."""
 
 
 def first_tensor(output: Any) -> Tensor:

@@ -1,4 +1,4 @@
-"""What does a model's certificate say? What was checked, how far off each statement is, which points can be trusted."""
+"""The certificate of a model: the checks, how far off each statement is, and which points can be trusted."""
 
 from dataclasses import dataclass
 
@@ -72,7 +72,7 @@ class Certificate:
     """
 
     left_out: str = ""
-    """Which layers have no attention, and what they have in its place."""
+    """The layers without attention, and what they have instead."""
 
     @property
     def ok(self) -> bool:
@@ -86,7 +86,7 @@ class Certificate:
 
     @property
     def remarks(self) -> tuple[Check, ...]:
-        """The failed checks that leave these points valid: another implementation computes something else."""
+        """The failed checks that leave these points valid: another implementation differs."""
         return tuple(check for check in self.checks if check.passed is False and not check.points)
 
     @property

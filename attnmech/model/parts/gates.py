@@ -1,4 +1,4 @@
-"""What the pattern-weighted sum of v is multiplied by before W_O, where a model has such a gate."""
+"""Gates, which multiply the pattern-weighted sum of v before W_O in some models."""
 
 from dataclasses import dataclass
 
@@ -13,7 +13,7 @@ from .weights import select
 
 @dataclass(frozen=True)
 class Gate:
-    """What the pattern-weighted sum of v is multiplied by: a function of columns of a projection of `attn_in`."""
+    """A gate of the pattern-weighted sum of v: a function of columns of a projection of `attn_in`."""
 
     path: str
     """The projection, below the attention module."""
@@ -33,7 +33,7 @@ class Gate:
 
 @dataclass(frozen=True)
 class NormGate:
-    """An RMSNorm of the pattern-weighted sum of v, all heads together (BitNet), as what it multiplies that sum by.
+    """An RMSNorm of the pattern-weighted sum of v, all heads together (BitNet), as a factor of that sum.
 
     g = (weight + offset) / √(mean_d y² + ε), y the sum of all heads: the gate of each head depends on every head.
     """
@@ -41,7 +41,7 @@ class NormGate:
     path: str
     """The norm, below the attention module."""
     offset: float = 0.0
-    """What it adds to its weight."""
+    """The number that it adds to its weight."""
 
     def __str__(self) -> str:
         return f"the norm {self.path}"
@@ -49,7 +49,7 @@ class NormGate:
     def of(
         self, weight: Float[Tensor, " features"], epsilon: float, ungated: Float[Tensor, "*places head d_value"]
     ) -> Float[Tensor, "*places head d_value"]:
-        """The gate, from the norm's weight and what it is given; in float32 at least, as these norms compute."""
+        """The gate, from the norm's weight and its input; in float32 at least, as these norms compute."""
         heads = ungated.shape[-2]
         y = rearrange(ungated, "... head d_value -> ... (head d_value)")
         y = y.to(torch.promote_types(y.dtype, torch.float32))

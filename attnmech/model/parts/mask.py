@@ -1,4 +1,4 @@
-"""Which keys can each query see? A rule over positions, so that no [query key] mask is needed."""
+"""The keys that each query can see, as a rule over positions, so that no [query key] mask is needed."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -17,7 +17,7 @@ _LEAST_ROWS: Final = 32
 """Fewer rows at once would read all keys and values of a long text from memory too often."""
 
 _HIDDEN: Final = -1e4
-"""What is added to the score of a hidden key, or less."""
+"""The largest number that a mask adds to the score of a hidden key."""
 
 
 @dataclass(frozen=True)
@@ -33,14 +33,14 @@ class MaskRule:
     padding: Bool[Tensor, "batch key"] | None
     device: torch.device
     bias: Float[Tensor, "#batch #head query key"] | None = None
-    """What a model adds to its scores together with its mask: a bias by position (BEiT)."""
+    """A bias by position that a model adds to its scores together with its mask (BEiT)."""
     _known: dict[Any, Any] = field(default_factory=dict, compare=False, repr=False)
 
     ndim = 0
     """Models that would inspect a mask tensor (Falcon) see that this is not one."""
 
     def to(self, *_: Any) -> "MaskRule":
-        """Itself: a rule has no dtype to be cast to (MPT calls this)."""
+        """Itself: a rule has no dtype (MPT calls this)."""
         return self
 
     def size(self) -> torch.Size:
@@ -98,7 +98,7 @@ class MaskRule:
             yield range(start, min(self.queries, start + step))
 
     def gathered(self, rows: range) -> Int[Tensor, " key"] | None:
-        """The keys that some of the rows can see, in order, where they are few; None where all are to be looked at."""
+        """The keys that some of the rows can see, in order, if they are few; None if all must be read."""
         return self._looked_at(rows)[1]
 
     def visible_at(self, rows: range, keys: Int[Tensor, " key"] | None) -> Bool[Tensor, "batch 1 row key"]:
@@ -106,7 +106,7 @@ class MaskRule:
         return self.visible(rows) if keys is None else self.visible(rows)[..., keys]
 
     def within(self, window: int) -> "MaskRule":
-        """The same rule, of the last `window` keys of each query alone."""
+        """The same rule for only the last `window` keys of each query."""
 
         def allows(text: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
             return torch.as_tensor(self.allows(text, head, query, key)) & (query - key < window)
@@ -158,7 +158,7 @@ def mask_rule(
 
 
 def all_allow(rules: Sequence[MaskRule]) -> MaskRule:
-    """The rule by which a query sees the keys that every one of some rules lets it see."""
+    """The rule that shows a query the keys that all of some rules show it."""
     first, *others = rules
     if not others:
         return first

@@ -1,4 +1,4 @@
-"""What do a model's norms do? γ and ε as their modules hold them, and a norm frozen at its scales for one stream.
+"""The norms of a model: γ and ε as their modules hold them, and a norm frozen at its scales for one stream.
 
 The equations are in `attnmech.maths.norms`. Nothing here triggers a hook: norms are called by their `forward`.
 """
@@ -22,7 +22,7 @@ def weight_of(norm: nn.Module, like: Float[Tensor, "*places d_model"]) -> Float[
 
 
 def epsilon_of(norm: nn.Module) -> float:
-    """The ε of a norm; 0 of a module that changes nothing."""
+    """The ε of a norm; 0 for a module that changes nothing."""
     if isinstance(norm, nn.Identity):
         return 0.0
     names = ("eps", "variance_epsilon", "epsilon", "norm_eps")
@@ -33,7 +33,7 @@ def epsilon_of(norm: nn.Module) -> float:
 
 
 def is_centred(norm: nn.Module, like: Float[Tensor, "*places d_model"]) -> bool:
-    """Whether a norm subtracts the mean: then it makes of a constant its shift β, whatever its class is called."""
+    """Whether a norm subtracts the mean; it then turns a constant into its shift β, whatever its class is called."""
     if isinstance(norm, nn.LayerNorm):
         return True
     made: Tensor = norm.forward(like.new_ones(like.shape[-weight_of(norm, like).ndim :]))
@@ -43,7 +43,7 @@ def is_centred(norm: nn.Module, like: Float[Tensor, "*places d_model"]) -> bool:
 
 @dataclass(frozen=True)
 class NormKind:
-    """Which formula a norm computes: N(x) = (weight + offset) ⊙ x · r, of x minus its mean if `centred`, plus β."""
+    """The formula of a norm: N(x) = (weight + offset) ⊙ x · r, of x minus its mean if `centred`, plus β."""
 
     centred: bool
     offset: float
@@ -65,7 +65,7 @@ def kind_of(norm: nn.Module, x: Float[Tensor, "*places d_model"]) -> NormKind | 
     formulas = {offset: (weight + offset) * unit + shifted for offset in (0.0, 1.0)}
     if computed.shape != formulas[0.0].shape:
         return None
-    # Beside a large weight, 1 more may lie within the tolerance: the nearer formula is the norm's.
+    # For a large weight, 1 more may lie within the tolerance: the nearer formula is the norm's.
     offset = min(formulas, key=lambda offset: float((computed - formulas[offset]).norm()))
     formula = formulas[offset]
     return (
@@ -74,7 +74,7 @@ def kind_of(norm: nn.Module, x: Float[Tensor, "*places d_model"]) -> NormKind | 
 
 
 def factor_by_dimension(module: nn.Module, x: Float[Tensor, "*places d_model"]) -> Float[Tensor, " d_model"] | None:
-    """γ of a module that multiplies each dimension by a number of its own (LayerScale); None of any other, a norm too.
+    """γ of a module that multiplies each dimension by a separate number (LayerScale); None for others, norms too.
 
     >>> class Scale(nn.Module):
     ...     def forward(self, x):
@@ -92,18 +92,18 @@ def factor_by_dimension(module: nn.Module, x: Float[Tensor, "*places d_model"]) 
     except (AttributeError, RuntimeError, TypeError, ValueError, NotImplementedError):
         return None
     gamma: Tensor = once.detach()
-    # A norm makes the same of all multiples of ones.
+    # A norm returns the same for all multiples of ones.
     return gamma if torch.equal(again, -4 * once) and torch.equal(module.forward(x), x * gamma) else None
 
 
 def gamma_of(norm: nn.Module, x: Float[Tensor, "*places d_model"]) -> Float[Tensor, " d_model"]:
-    """The γ of a norm of x, or of a module that multiplies each dimension by a number of its own."""
+    """The γ of a norm of x, or of a module that multiplies each dimension by a separate number."""
     scale = factor_by_dimension(norm, x)
     if scale is not None:
         return scale
     if is_centred(norm, x):
         return weight_of(norm, x).detach()
-    # What an RMSNorm makes of ones is its weight over √(1 + ε), whatever the family adds to it.
+    # An RMSNorm turns ones into its weight over √(1 + ε), whatever the family adds to the weight.
     made: Tensor = norm.forward(x.new_ones(x.shape[-weight_of(norm, x).ndim :]))
     gamma: Tensor = made * (1 + epsilon_of(norm)) ** 0.5
     return gamma
@@ -115,7 +115,7 @@ def frozen_norm(
     precision: torch.dtype,
     normed: Float[Tensor, "*places d_model"] | None = None,
 ) -> FrozenNorm:
-    """A norm frozen at its scales for x, with its shift β; `normed` is what it made of x, if that is known."""
+    """A norm frozen at its scales for x, with its shift β; `normed` is N(x), if known."""
     scale = factor_by_dimension(norm, x)
     if scale is not None:
         return FrozenNorm(scale.to(precision).expand(x.shape), False, None)
@@ -130,7 +130,7 @@ def frozen_norm(
 
 @dataclass(frozen=True)
 class NormScale:
-    """What an RMSNorm multiplied one stream by, in two factors: N(a) = by_token · by_dimension ⊙ a.
+    """The factors by which an RMSNorm multiplied one stream: N(a) = by_token · by_dimension ⊙ a.
 
     `by_dimension` can be folded into the matrix that writes a, and `by_token` multiplied with the result.
     """
@@ -140,7 +140,7 @@ class NormScale:
     by_token: Float[Tensor, "batch position"]
 
     def folded(self, written: Float[Tensor, "*axes d_model"]) -> Float[Tensor, "*axes d_model"]:
-        """What is written in the stream's dimensions, with `by_dimension` folded in."""
+        """A write in the stream's dimensions, with `by_dimension` folded in."""
         return written if self.by_dimension is None else written * self.by_dimension
 
 

@@ -1,4 +1,4 @@
-"""What does a tokenizer's piece read as in its text? Byte-level pieces read as the characters that their bytes make."""
+"""The text of a tokenizer's pieces; byte-level pieces read as the characters that their bytes make."""
 
 from collections.abc import Iterable, Sequence
 from itertools import chain, groupby
@@ -49,7 +49,7 @@ def read_piece(tokenizer: Any, token: int) -> str | bytes:
 
 
 def texts_of_pieces(pieces: Sequence[str | bytes]) -> tuple[str, ...]:
-    r"""Each piece of a text as text; where its bytes are part of a character, the character and which bytes these are.
+    r"""Each piece of a text as text; if its bytes are part of a character, the character with the numbers of the bytes.
 
     >>> texts_of_pieces(["a", b"\xe4\xbd", b"\xa0\xe5", b"\xa5\xbd", b"\xff"])
     ('a', '你[1,2/3]', '你[3/3]好[1/3]', '好[2,3/3]', '\\xff')

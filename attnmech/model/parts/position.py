@@ -197,13 +197,13 @@ class Rotary:
     rotate: Callable[[Tensor, Tensor, Tensor], Tensor]
     """Rotates `[... d_head]` by cosine and sine tables."""
     spread: Callable[[Tensor], Tensor]
-    """From a table that holds every angle once to one as the family keeps it."""
+    """Converts a table that holds every angle once to the family's layout."""
     share: float = 1.0
     """The share of a head's dimensions that rotate."""
     first: int = 0
-    """The first dimension that rotates; those before it and after the rotating ones stay as they are."""
+    """The first dimension that rotates; those before it and after the rotating ones stay unchanged."""
     tables: str = ""
-    """The module inside the attention that returns the tables, where the attention is not given them."""
+    """The module inside the attention that returns the tables, if the attention does not receive them."""
     theta: float | None = None
     """The base of the angles, if the config does not give it."""
 
@@ -223,13 +223,13 @@ class Rotary:
         return torch.cat((x[..., : self.first], self.rotate(x[..., self.first :], cos, sin)), dim=-1)
 
     def width(self, table: int) -> int:
-        """How many dimensions tables of this width rotate."""
+        """The number of dimensions that tables of this width rotate."""
         return 2 * table * table // int(self.spread(torch.zeros(1, table)).shape[-1])
 
 
 @dataclass(frozen=True, eq=False)
 class Rotation:
-    """R, by which one layer turns the queries and keys at each position: a form, with the tables of a pass."""
+    """R, the rotation of one layer's queries and keys at each position: a form, with the tables of a pass."""
 
     form: Rotary
     cos: Float[Tensor, "#batch 1 position d_table"]

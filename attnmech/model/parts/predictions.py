@@ -1,4 +1,4 @@
-"""What are a model's logits of? The next token, the token behind a mask, or classes."""
+"""What a model's logits predict: the next token, the token behind a mask, or classes."""
 
 from typing import Literal, TypeAlias
 

@@ -1,4 +1,4 @@
-"""Where are a layer's attention weights, in the field's names and shapes, and are they usable?"""
+"""Finds a layer's attention weights, in the field's names and shapes, and checks that they are usable."""
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -96,7 +96,7 @@ class Grouped:
 
     def values(self, output: Float[Tensor, "batch position features"], heads: int, kv_heads: int) -> Tensor:
         """v `[batch position kv_head d_value]` alone, from the output of `path_of_values`."""
-        # The queries, which `split` copies, are left alone.
+        # `split` would copy the queries, so it is not used.
         slots = heads // kv_heads + 2
         return rearrange(output, "batch position (kv slot d) -> batch position kv slot d", kv=kv_heads, slot=slots)[
             ..., -1, :
@@ -149,7 +149,7 @@ class Columns:
     of: tuple[str, str, str]
     """The projections that hold q, k and v; often one and the same."""
     columns: tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]
-    """Which columns of these they are, head by head."""
+    """Their columns in these projections, head by head."""
 
     def __str__(self) -> str:
         return f"columns of {', '.join(self.paths)}"
@@ -160,7 +160,7 @@ class Columns:
         return tuple(dict.fromkeys(self.of))
 
     def taken(self, path: str) -> dict[str, tuple[int, ...]]:
-        """Which of q, k and v a projection holds, each with its columns."""
+        """The ones of q, k and v that a projection holds, each with its columns."""
         return {name: columns for name, of, columns in zip("qkv", self.of, self.columns, strict=True) if of == path}
 
     def split(self, outputs: Sequence[Tensor], heads: int, kv_heads: int, rest: str) -> tuple[Tensor, ...]:
@@ -184,7 +184,7 @@ class Columns:
 
 @dataclass(frozen=True)
 class Latent:
-    """What queries, or keys and values, are expanded from: N((attn_in W + b)[columns])."""
+    """The latent of queries, or of keys and values: N((attn_in W + b)[columns])."""
 
     projection: str
     """The module of W and b, below the attention."""
@@ -239,7 +239,7 @@ class Expanded:
 
 
 def select(value: Float[Tensor, "*rest features"], columns: tuple[int, ...]) -> Float[Tensor, "*rest chosen"]:
-    """Some columns of a tensor; a view where they stand side by side."""
+    """Some columns of a tensor; a view if they are adjacent."""
     if columns == tuple(range(columns[0], columns[0] + len(columns))):
         return value[..., columns[0] : columns[0] + len(columns)]
     return value[..., list(columns)]
@@ -318,7 +318,7 @@ def _split_biases(
 
 
 def _joined(matrices: Sequence[Tensor], biases: Sequence[Tensor | None]) -> Tensor | None:
-    """The biases of projections one after the other, 0 for a projection without one; None if none has."""
+    """The concatenated biases of projections, 0 for a projection without one; None if none has one."""
     if all(bias is None for bias in biases):
         return None
     pairs = zip(matrices, biases, strict=True)
@@ -351,7 +351,7 @@ def bias_of(module: nn.Module) -> Float[Tensor, " d_out"] | None:
 
 
 def _as_used(module: nn.Module, name: str) -> Tensor | None:
-    """A weight as the next pass will use it; a projection of ours that is made of the model's own says itself."""
+    """A weight as the next pass will use it; our projections made from the model's own compute theirs."""
     made: Callable[[str], Tensor | None] | None = getattr(module, "as_used", None)
     return as_stored(module, name) if made is None else made(name)
 

@@ -1,1 +1,1 @@
-"""The certificate: is what is read of a model what the model computes?"""
+"""The certificate: compares what attnmech reads from a model with what the model computes."""

@@ -1,4 +1,4 @@
-"""Does every activation point mean what its name says? Proved at load.
+"""Proves at load that every activation point means what its name says.
 
 A few probe tokens run through three models that share their parameters: ours, transformers' own, and
 TransformerLens's bridge. What must be equal is compared, and every comparison is in the certificate with its residual.
@@ -39,7 +39,7 @@ _WHOLE: Final = (
 """The checks of whole passes, which concern every stack."""
 
 _LOOKED_AT: Final = 24
-"""At how many tokens of the long probe the logits are recomputed: a vocabulary may be large."""
+"""The tokens of the long probe at which logits are recomputed: a vocabulary may be large."""
 
 
 def certify(model: HookedModel) -> Certificate:
@@ -63,7 +63,7 @@ def certify(model: HookedModel) -> Certificate:
 
 
 def certify_with(passes: Passes) -> Certificate:
-    """The certificate of a model some of whose passes may have been made."""
+    """The certificate of a model, from passes that may have run already."""
     model = passes.model
     with model.in_force.unchecked():
         statements = [_Statements(passes, stack) for stack in model.stacks.values()]
@@ -90,7 +90,7 @@ def check_runs(passes: Passes) -> None:
         _ = passes.plain
     except UnsupportedModelError:
         raise
-    except Exception as error:  # whatever transformers raises over sizes and precisions that it cannot run
+    except Exception as error:  # transformers raises many kinds of errors for sizes and precisions that it cannot run
         raise cannot_run(model.plain, error) from error
 
 
@@ -127,7 +127,7 @@ class _Statements(EditChecks):
         whole = check.name in _WHOLE
         labels = list(self.model.stacks) if whole else [self.stack.label]
         if check.name == "streams":
-            # What the encoder hands on reaches every stack; the decoder's stream, its own and cross-attention.
+            # The encoder's output reaches every stack; the decoder's stream reaches its own and cross-attention.
             labels = [label for label in self.model.stacks if self.stack.label == "encoder" or label != "encoder"]
         points = tuple(dict.fromkeys(full_name(label, name) for label in labels for name in check.points))
         name = check.name if whole or not self.stack.label else f"{self.stack.label} {check.name}"
@@ -153,7 +153,7 @@ class _Statements(EditChecks):
         statement = "every point is reached in a forward pass"
         try:
             self.passes.run()
-        except Exception as error:  # whatever a broken model raises is what the certificate has to say
+        except Exception as error:  # the certificate reports whatever a broken model raises
             return Check("points", statement, _EVERY_POINT, False, detail=first_line(error))
         for stack in self.model.stacks.values():
             missing = [layer for layer in stack.layers if (stack.label, layer) not in self.short.blocks]
@@ -324,7 +324,7 @@ class _Statements(EditChecks):
         return self.by_layer("logits", statement, ("logits",), comparisons(), limit)
 
     def _middle(self) -> Check:
-        """Begins a pass in the middle, as sweeps do; where that gives something else, sweeps run every block."""
+        """Begins a pass in the middle, as sweeps do; if the result differs, sweeps run every block."""
         statement = "a pass that begins in the middle, with a stored stream, ends as the whole pass"
         if not can_begin_in_the_middle(self.model) or self.stack.n_layers < 2:
             return Check(MIDDLE, statement, (), None, detail="sweeps run every block of this model")

@@ -1,4 +1,4 @@
-"""Does an edit move what it must, and nothing else? Tried in copies of one text, all in one pass."""
+"""Checks that an edit moves what it must, and nothing else, in copies of one text, all in one pass."""
 
 import weakref
 from collections.abc import Iterator
@@ -39,7 +39,7 @@ class EditChecks(Probe):
         rounding, steps = product_rounding(dtype, self.stack.n_heads * self.stack.d_value), steps_rounding(dtype)
         least = least_rounding(dtype)
         if isinstance(self.plan.gate, NormGate):
-            # The norm computes in float32, in a float64 model too.
+            # The norm computes in float32 even in a float64 model.
             steps = max(steps, steps_rounding(torch.float32))
 
         def comparisons() -> Iterator[Compared]:
@@ -112,7 +112,7 @@ class EditChecks(Probe):
 
 
 class _Edits:
-    """Every edit that is tried on a stack, in one pass: each in a copy of one text, the last copy left as it is."""
+    """Every edit that is tried on a stack, in one pass: each in a copy of one text; the last copy stays unedited."""
 
     def __init__(self, probe: Probe) -> None:
         self._probe = weakref.proxy(probe)  # which holds the edits
@@ -137,7 +137,7 @@ class _Edits:
             }
         self._end = ("logits", None) if model.is_own else model.last_stream
         self.further: dict[int, Tensor] = {}
-        """The values that are no tokens' (`Notes.further_values`), of each layer that has them."""
+        """Values that belong to no token (`Notes.further_values`), of each layer that has them."""
 
         def keep(block: RowBlock) -> None:
             if block.notes.further_values is not None:

@@ -1,4 +1,4 @@
-"""How far must a probe reach to pass every window, and every position at which a model's code branches?
+"""A probe long enough to pass every window, and every position at which a model's code branches.
 
 A window of 4,096 tokens costs a pass through all layers too much, so that far probe runs one block of each kind alone.
 """
@@ -24,9 +24,9 @@ _WINDOWS: Final = (
     "sliding_window", "sliding_window_size", "window_size", "local_attention", "attention_chunk_size",
     "attention_window_size", "local_attention_window_len",
 )  # fmt: skip
-"""What configs call the number of keys that a query sees."""
+"""Configs' names for the number of keys that a query sees."""
 _BEYOND: Final = 24
-"""How many tokens the probe has past the last branch."""
+"""The tokens of the probe past the last branch."""
 _FARTHEST: Final = 2**13
 """Branches farther out are not probed: attention grows with the square of the length."""
 _BLOCKS: Final = 3
@@ -34,7 +34,7 @@ _BLOCKS: Final = 3
 
 
 def far_length(model: HookedModel) -> int | None:
-    """How many tokens reach past every branch of a model's code; None if the other probes do."""
+    """The number of tokens that reaches past every branch of a model's code; None if the other probes do."""
     limit = model.architecture.position_limit
     branches = [place for place in _branches(model.config.get_text_config()) if LONG <= place <= _FARTHEST]
     if limit is not None:
@@ -66,7 +66,7 @@ def _rotations(parameters: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str
 
 
 def one_of_each_kind(config: Any, layers: Sequence[int]) -> list[int]:
-    """The first layer of each kind that a config names; of layers that are all alike, the first."""
+    """The first layer of each kind that a config names; the first layer if all are alike."""
     text = config.get_text_config()
     kinds = getattr(text, "layer_types", None) or getattr(text, "attention_layers", None)
     if not kinds:
@@ -76,7 +76,7 @@ def one_of_each_kind(config: Any, layers: Sequence[int]) -> list[int]:
 
 
 def plain_block(model: HookedModel, stack: Stack, layer: int, batch: Batch) -> Float[Tensor, "batch position d_model"]:
-    """What plain transformers makes of the embeddings in one block alone; our blocks must have run before."""
+    """Plain transformers' output of one block on the embeddings; our blocks must have run before."""
     blocks = submodule(model.plain.base_model, stack.architecture.blocks)
     assert isinstance(blocks, nn.ModuleList)
     ended: list[Tensor] = []

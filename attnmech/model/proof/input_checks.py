@@ -1,4 +1,4 @@
-"""What attention reads is made as the points say: `attn_in`, latents, q, k and v."""
+"""Checks the inputs of attention: `attn_in`, latents, q, k and v."""
 
 from collections.abc import Iterator
 
@@ -44,7 +44,7 @@ def crossed_queries(probe: Probe) -> Iterator[Compared]:
 
 
 def crossed_states(probe: Probe) -> Iterator[Compared]:
-    """Keys and values of cross-attention are made of the encoder's last stream, normed."""
+    """Keys and values of cross-attention come from the encoder's last stream, normed."""
     encoder = probe.model.stacks["encoder"]
     norm = encoder.architecture.final_norm
     for run, layer in probe.places():
@@ -58,7 +58,7 @@ def crossed_states(probe: Probe) -> Iterator[Compared]:
 
 
 def projected(probe: Probe) -> Iterator[Compared]:
-    """q, k and v are W times what they are read from, plus b."""
+    """q, k and v are W times their input, plus b."""
     steps = steps_rounding(probe.model.dtype)
     for run, layer in probe.places():
         w, notes = probe.stack.weights(layer), probe.block(run, layer).notes
@@ -84,7 +84,7 @@ def _normed_values(probe: Probe, run: ProbeRun, layer: int, value: Tensor, keep:
     values = rearrange(value.to(probe.model.dtype), f"{by_head} -> {probe.plan.v_norm_axes}")
     made = norm.forward(values).to(probe.wide)
     expected = rearrange(made, f"{probe.plan.v_norm_axes} -> {by_head}", head=probe.stack.n_kv_heads)
-    # Norms compute in float32, in a float64 model too.
+    # Norms compute in float32 even in a float64 model.
     limit = max(probe.local, step_tolerance(torch.float32))
     return probe.compared(run, layer, probe.at(run, "v", layer), expected, by_row(expected, limit), keep)
 

@@ -22,7 +22,7 @@ _Checks: TypeAlias = dict[str, Callable[[], Check]]
 
 
 def layer_checks(probe: Probe) -> _Checks:
-    """The checks of a stack's layers, in order, each by the name that it has if it cannot be computed."""
+    """The checks of a stack's layers, in order, each with the name that it has if it cannot be computed."""
     return {
         **_of_inputs(probe),
         **_of_positions(probe),
@@ -44,7 +44,7 @@ def _stated(
 
 
 def _of_inputs(probe: Probe) -> _Checks:
-    """The statements about what a layer's attention reads."""
+    """The statements about the inputs of a layer's attention."""
     plan, checks = probe.plan, _Checks()
     if plan.streams:
         checks["streams"] = partial(same_streams, probe)
@@ -63,7 +63,7 @@ def _of_inputs(probe: Probe) -> _Checks:
 
 
 def _of_positions(probe: Probe) -> _Checks:
-    """The statements about what positions do to the scores."""
+    """The statements about the effect of positions on scores."""
     plan, checks = probe.plan, _Checks()
     if plan.rotary is not None:
         checks |= {"rotation": partial(rotated, probe), "rotary_tables": partial(rotary_closed_form, probe)}
@@ -81,7 +81,7 @@ def _of_positions(probe: Probe) -> _Checks:
 
 
 def _of_attention(probe: Probe) -> _Checks:
-    """The statements about scores, pattern and what is made of them."""
+    """The statements about scores, pattern and their outputs."""
     plan, model, stack = probe.plan, probe.model, probe.stack
     statement, limit = "scores = Σ terms of the score ledger", probe.product(model.d_model)
     checks = _stated(probe, "ledger", statement, ("q", "k", "scores"), sum_of_terms(probe), limit)
@@ -101,7 +101,7 @@ def _of_attention(probe: Probe) -> _Checks:
 
 
 def _of_stream(probe: Probe) -> _Checks:
-    """The statements about what enters and leaves a block."""
+    """The statements about the input and output of a block."""
     plan, adding = probe.plan, sum_rounding(probe.model.dtype)
     checks: _Checks = {"attn_out": partial(scaled_output, probe), "stream": partial(sum_with_attention, probe)}
     limit = adding if plan.norm == "pre" else None
@@ -113,7 +113,7 @@ def _of_stream(probe: Probe) -> _Checks:
 
 
 def _of_crossing(probe: Probe) -> _Checks:
-    """The statements about what cross-attention reads and where it writes."""
+    """The statements about the inputs of cross-attention and where it writes."""
     plan, model, checks = probe.plan, probe.model, _Checks()
     decoder = model.output_stack.architecture
     if not model.is_own and decoder.streams and decoder.mid_norm is not None:

@@ -1,4 +1,4 @@
-"""What attention writes is made of the pattern and v: the gate, z, `result`, `attn_raw` and `attn_out`."""
+"""Checks the outputs of attention, from pattern and v: the gate, z, `result`, `attn_raw` and `attn_out`."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -28,11 +28,11 @@ from .probe import (
 )
 
 _ALONE: Final = 4
-"""At how many tokens each head is sent through W_O alone."""
+"""The number of tokens at which each head goes through W_O alone."""
 
 
 def gate_values(probe: Probe) -> Iterator[Compared]:
-    """The gate is made of `attn_in`, of a norm or of the global tokens."""
+    """The gate comes from `attn_in`, a norm or the global tokens."""
     gate = probe.plan.gate
     assert gate is not None
     for run, layer in probe.places():
@@ -57,7 +57,7 @@ def gate_values(probe: Probe) -> Iterator[Compared]:
 
 
 def gate_limit(probe: Probe) -> float:
-    """How far a gate may be off: norms compute in float32, in a float64 model too."""
+    """The largest error of a gate: norms compute in float32 even in a float64 model."""
     return max(probe.local, step_tolerance(torch.float32)) if isinstance(probe.plan.gate, NormGate) else probe.local
 
 
@@ -71,7 +71,7 @@ def weighted_values(probe: Probe) -> Iterator[Compared]:
             expected, summed = expected * gate, summed * gate.abs()
         allowed = probe.product(pattern.shape[-1]) * summed
         if isinstance(probe.plan.gate, NormGate):
-            # The norm computes in float32, in a float64 model too.
+            # The norm computes in float32 even in a float64 model.
             allowed = allowed + max(steps_rounding(kind) for kind in (probe.model.dtype, torch.float32)) * summed
         everywhere = torch.ones_like(expected[..., 0], dtype=torch.bool)
         yield probe.compared(run, layer, probe.at(run, "z", layer), expected, allowed, everywhere)
@@ -88,7 +88,7 @@ def _pattern_v(probe: Probe, run: ProbeRun, layer: int, v: Tensor, *, size: bool
 
 
 def with_further(values: Tensor, further: Tensor | None) -> Tensor:
-    """Values by position, and after them those that are no tokens'."""
+    """Values by position, followed by those that belong to no token."""
     if further is None:
         return values
     return torch.cat((values, rearrange(further, "batch head key d -> batch key head d").to(values)), dim=1)

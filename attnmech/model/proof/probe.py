@@ -1,4 +1,4 @@
-"""Comparisons of what our model, transformers and TransformerLens make of a few probe tokens."""
+"""Comparisons of our model, transformers and TransformerLens on a few probe tokens."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -32,12 +32,12 @@ from ..structure.copies import copy_of, use_attention
 from .texts import long_batch, probe_batch
 
 _LONG_LAYERS: Final = 3
-"""In how many layers of a stack the long probe is checked; the short one is checked in all."""
+"""The number of layers of a stack in which the long probe is checked; the short one is checked in all."""
 _EDITED_LAYERS: Final = 6
-"""In how many layers edits are tried, since each takes a copy of a text."""
+"""The number of layers in which edits are tried, since each takes a copy of a text."""
 
 FROM_STREAM: Final = tuple(name for name in POINTS if name != "embed")
-"""What is computed from the stream: if it is wrong, all of these are."""
+"""The points computed from the stream: if it is wrong, all of these are."""
 
 
 @dataclass(frozen=True, eq=False)

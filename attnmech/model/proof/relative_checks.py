@@ -1,4 +1,4 @@
-"""Are the scores of a DeBERTa, or an XLNet, what config and raw weights say? Each table and distance is made anew."""
+"""Checks the scores of a DeBERTa, or an XLNet, against config and raw weights; tables and distances are made anew."""
 
 from collections.abc import Iterator
 from typing import Any, Final

@@ -1,4 +1,4 @@
-"""What happens in one block? How a norm scales what attention writes, what the MLP adds to, how post-norm blocks end.
+"""The steps of one block: how a norm scales attention's output, what the MLP adds to, how post-norm blocks end.
 
 A pre-norm block ends as resid_post = resid_mid + mlp_out, a post-norm block as resid_post = N_post(N_mid(resid_mid) +
 mlp_out). Between the two sums of a post-norm decoder, cross-attention and its norm stand: N_cross(N_mid(resid_mid) +
@@ -35,7 +35,7 @@ class PostNormEnd:
 
     @classmethod
     def of(cls, stack: Stack, layer: int) -> "PostNormEnd":
-        """That of a layer, with norms that trigger no hooks."""
+        """The end of a layer's block, with norms that trigger no hooks."""
         plan = stack.architecture
         assert plan.mid_norm is not None and plan.post_norm is not None
         return cls(stack.module(layer, plan.mid_norm).forward, stack.module(layer, plan.post_norm).forward)

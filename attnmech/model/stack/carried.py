@@ -1,4 +1,4 @@
-"""What does a head write of a key that it attends to? f(x_j) = v_j W_O, and its norm where pattern and v are kept."""
+"""The vector that a head writes for a key, f(x_j) = v_j W_O, and its norm if pattern and v are kept."""
 
 from collections.abc import Mapping
 
@@ -29,7 +29,7 @@ def output_weights(stack: Stack, layer: int, precision: torch.dtype) -> Float[Te
 def values_read(
     v: Float[Tensor, "*places d_value"], stack: Stack, *, by_global: bool = False
 ) -> Float[Tensor, "*places d_value"]:
-    """The values that a row reads: v or, of heads with two halves (Longformer), the half of local or global tokens."""
+    """The values that a row reads: v or, for heads with two halves (Longformer), the half of local or global tokens."""
     if not stack.architecture.windows:
         return v
     local, of_global = v.chunk(2, dim=-1)

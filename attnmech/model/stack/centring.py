@@ -1,4 +1,4 @@
-"""At which means are the queries and keys of a layer split (docs/formulas.md#centred-terms)?
+"""The means at which queries and keys of a layer are split (docs/formulas.md#centred-terms).
 
 Means are of q_i = R_i⁻¹ q_rot,i, what enters the score rotated back, and of k_j likewise. So the terms add up exactly,
 whatever order norm, scaling and rotation have.
@@ -72,7 +72,7 @@ def require_fitting(means: MeanQK, stack: Stack, layers: Iterable[int]) -> None:
 
 
 def reference_of(centre: Centre, batch: Batch, stack: Stack) -> Reference:
-    """What a result says of the means that its scores are split at."""
+    """A result's description of the means at which its scores are split."""
     by_position = is_by_position(centre)
     if isinstance(centre, MeanQK):
         return Reference("fixed", by_position, (), str(centre))
@@ -119,7 +119,7 @@ def centred(
 def sums_of(
     value: Float[Tensor, "batch head position d_head"], batch: Batch, *, by_position: bool
 ) -> tuple[Float64[Tensor, "batch place head d_head"], Int[Tensor, "batch place"]]:
-    """Each text's sums of its queries or keys, and how many there are: at each position, or of all together.
+    """Each text's sums of its queries or keys, and their counts: at each position, or over all.
 
     Left out are the first token, unless each position has its own mean, and other special tokens: a mean would follow
     the key of a sink.
@@ -147,7 +147,7 @@ class _Role:
     batch: Batch
     """The tokens that make them: in an encoder-decoder model, the source or the target."""
     inputs: Batch
-    """Everything that the model was given: what a text is known by."""
+    """All inputs of the model; they identify a text."""
     own_out: bool
     empty: bool
     """Whether a text may have no token that counts."""
@@ -197,7 +197,7 @@ def _reference(
 def _without(
     means: MeanQK, role: _Role, sums: Float64[Tensor, "batch place head d_head"], counts: Int[Tensor, "batch place"]
 ) -> Float64[Tensor, "batch place head d_head"]:
-    """Fixed means, less what each text has put into them: (S − m · own) / (N − m · n_own) if it is in them m times."""
+    """Fixed means minus each text's own part in them: (S − m · own) / (N − m · n_own) if it is in them m times."""
     batch, places = role.batch, counts.shape[1]
     every, numbers = (value.to(sums.device) for value in means.sums(role.name, role.layer))
     if means.by == "position" and (longest := int(batch.lengths.max())) > len(numbers):
@@ -219,7 +219,7 @@ def _without(
 
 
 def _require_texts(others: Int[Tensor, "batch place"], batch: Batch) -> None:
-    """Raises `InputError` for a position, used by a text of the batch, whose mean is over too few other texts."""
+    """Raises `InputError` if a position in the batch has a mean over too few other texts."""
     count = others.gather(1, batch.places).masked_fill(~batch.mask, LEAST_TEXTS)
     if bool((count >= LEAST_TEXTS).all()):
         return

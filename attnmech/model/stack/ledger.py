@@ -1,4 +1,4 @@
-"""What is the score ledger of a model's layer? Its parts, from weights and rotation, checked against the scores."""
+"""The score ledger of a model's layer: its parts, from weights and rotation, checked against the scores."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -83,7 +83,7 @@ def ledger_of_block(
 def made_of_parts(
     stack: Stack, layer: int, notes: Notes, parts: Float[Tensor, "source batch position d_model"]
 ) -> tuple[Float[Tensor, "source batch head position d_head"], Float[Tensor, "source batch head position d_head"]]:
-    """What each part of a layer's `attn_in` adds to its queries and to its keys, as they enter the score."""
+    """The part of a layer's queries and keys that each part of its `attn_in` makes, as they enter the score."""
     weights, rotation = stack.weights(layer), stack.rotation(layer, notes)
     wide = torch.promote_types(parts.dtype, torch.float32)
     query, key = (
@@ -162,7 +162,7 @@ class ScoreAudit:
         query_input, key_input, _ = block.notes.inputs(attn_in)
         wide = self.parts.query_from_input.dtype
         by_query, by_key = (torch.linalg.vector_norm(x, dim=-1, dtype=wide) for x in (query_input, key_input))
-        # Keys that are no tokens are made of no input.
+        # Keys that are no tokens have no input.
         by_key = pad(by_key, (0, self.parts.key_from_input.shape[2] - by_key.shape[1]))
         terms = max(query_input.shape[-1], key_input.shape[-1])
         self.query, self.key = self.rounded(by_query, by_key, product_rounding(attn_in.dtype, terms))
@@ -204,10 +204,10 @@ class ScoreAudit:
     def rounded(
         self, query_sum: Float[Tensor, "batch query"], key_sum: Float[Tensor, "batch key"], rounding: float
     ) -> tuple[Rounded, Rounded]:
-        """The layer's queries and keys with the error of their entries, made of inputs whose norms add up to `sum`.
+        """The layer's queries and keys with the error of their entries, if the norms of their inputs add up to `sum`.
 
-        δ = `rounding` · (sum · max_d ‖W_d‖ + max_d |b_d|) · max_d |m_d| + 4ε max_d |q_d|, with m what a qk-norm
-        multiplies by and ε of the model's precision.
+        δ = `rounding` · (sum · max_d ‖W_d‖ + max_d |b_d|) · max_d |m_d| + 4ε max_d |q_d|, with m the factor
+        of a qk-norm and ε of the model's precision.
         """
         stack, parts, notes = self._stack, self.parts, self._block.notes
         weights = stack.weights(self._block.layer)
@@ -233,7 +233,7 @@ class ScoreAudit:
         return sides[0], sides[1]
 
     def require_exact(self, heads: Sequence[int] | None = None) -> None:
-        """Raises `ExactnessError` for the head whose terms are furthest from adding up, if any is."""
+        """Raises `ExactnessError` for the head with the largest error of its sum of terms, if it is too large."""
         chosen = list(range(len(self.excess))) if heads is None else list(heads)
         residual, excess = self.residual[chosen], self.excess[chosen]
         require_exact(self._block.layer, chosen, "the terms of its scores", residual, excess)
@@ -267,7 +267,7 @@ class ScoreAudit:
 def require_exact(
     layer: int, heads: Sequence[int], what: str, residual: Float[Tensor, " head"], excess: Float[Tensor, " head"]
 ) -> None:
-    """Raises `ExactnessError` for the head of `heads` whose sum is furthest from what the model computed, if too far.
+    """Raises `ExactnessError` for the head of `heads` with the sum farthest from the model's, if it is too far.
 
     `excess` is the difference in units of what rounding explains; NaN is too far.
     """

@@ -1,4 +1,4 @@
-"""Which of the named points does a model have, in which sizes, and why are the others missing?"""
+"""The points of a model with their sizes, and why others are missing."""
 
 import inspect
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -147,7 +147,7 @@ def check_size(
 
 
 def _numbers(name: str, stacks: Mapping[str, Stack], batch: Batch) -> int:
-    """How many numbers a point has in one layer on a batch."""
+    """The number of values of a point in one layer on a batch."""
     label = split_stack(name)[0]
     stack = stacks.get(label) or next(iter(stacks.values()))
     queries = batch.queries(label).ids.shape[1]
@@ -184,7 +184,7 @@ def _range(layers: tuple[int, ...], owner: str) -> str:
 
 
 def has_head(model: PreTrainedModel) -> bool:
-    """Whether the model's output is logits, or whatever a module of the user's own returns."""
+    """Whether the model returns logits; True for a module of the user's own, whatever it returns."""
     if isinstance(model, OwnModule):
         return True
     returned = inspect.signature(type(model).forward).return_annotation
@@ -259,7 +259,7 @@ def _absent_in(plan: Architecture) -> dict[str, str]:
 
 
 def _meanings(plan: Architecture) -> dict[str, str]:
-    """What points mean in a stack with latents, where the general meaning does not apply."""
+    """The meanings of points in a stack with latents, if they differ from the general ones."""
     if plan.expanded is None:
         return {}
     meanings = {

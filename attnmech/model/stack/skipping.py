@@ -1,4 +1,4 @@
-"""Lets a pass skip blocks: it keeps the stream that enters a block, and begins there with a stream of its own."""
+"""Lets a pass skip blocks: it keeps the stream that enters a block, and begins there with a stored stream."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager

@@ -45,12 +45,12 @@ class Stack:
         self.n_heads, self.n_kv_heads = architecture.n_heads, architecture.n_kv_heads
         if self.n_layers == 0:
             raise UnsupportedModelError("expected a model with at least one layer with attention; this one has none.")
-        # First, since a replacement may hold the projections under names of its own.
+        # First, since a replacement may rename the projections.
         for layer in self.layers:
             self._use_our_attention(layer, blocks[layer])
         self._read_sizes()
         self.returns: dict[int, int | None] = {}
-        """How many values each block was seen to return; None for a tensor alone."""
+        """The number of values that each block returned; None for a tensor alone."""
 
     @property
     def column(self) -> StackTraits:
@@ -107,7 +107,7 @@ class Stack:
         return rearrange(gamma.detach() + gate.offset, "(head d_value) -> head d_value", head=self.n_heads)
 
     def input_shift(self, layer: int) -> Float[Tensor, " d_model"] | None:
-        """The shift β of the norm whose output is `attn_in`; None if that norm has none (RMSNorm).
+        """The shift β of the norm that returns `attn_in`; None if that norm has none (RMSNorm).
 
         In a post-norm model that is the last norm of the layer below or, in layer 0, of the embedding.
         """
@@ -140,7 +140,7 @@ class Stack:
         }
 
     def _read_sizes(self) -> None:
-        # Every layer's, so that one that is quantised or does not fit its config is named here.
+        # All layers', so that an error names a layer that is quantised or does not fit its config.
         by_layer = {layer: self.weights(layer) for layer in self.layers}
         first = by_layer[self.layers[0]]
         for layer, weights in by_layer.items():
@@ -177,7 +177,7 @@ class Stack:
         return value.reshape(*self.in_force.under_way.batch.queries(self.label).ids.shape, value.shape[-1])
 
     def as_given(self, value: Tensor, like: Tensor) -> Tensor:
-        """A value by token with the axes that the model gave it in."""
+        """A value by token, back in the model's own axes."""
         return value.reshape(like.shape) if self.architecture.batch_first or like.ndim != 3 else value.transpose(0, 1)
 
 

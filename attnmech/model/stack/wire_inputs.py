@@ -1,4 +1,4 @@
-"""Visits what attention is made of: `attn_in`, latents, q, k and v; and notes their norms and rotations."""
+"""Visits the inputs of attention, `attn_in`, latents, q, k and v, and notes their norms and rotations."""
 
 from collections.abc import Callable, Mapping
 from functools import wraps
@@ -18,7 +18,7 @@ from .stack import Stack
 
 
 def wire_projections(stack: Stack, layer: int, block: nn.Module) -> None:
-    """Visits `attn_in`, latents, q, k and v where the modules of the attention are given or return them."""
+    """Visits `attn_in`, latents, q, k and v where the modules of the attention take or return them."""
     in_force, plan = stack.in_force, stack.architecture
     layout = plan.qkv
     attention = submodule(block, plan.attention)
@@ -83,7 +83,7 @@ def wire_projections(stack: Stack, layer: int, block: nn.Module) -> None:
 
 
 def _wire_attn_in(stack: Stack, layer: int, attention: nn.Module) -> None:
-    """Visits `attn_in`, and notes what else the attention is given."""
+    """Visits `attn_in`, and notes the attention's other arguments."""
     in_force, plan = stack.in_force, stack.architecture
     patches = plan.reads == "pixels"
 
@@ -103,7 +103,7 @@ def _wire_attn_in(stack: Stack, layer: int, attention: nn.Module) -> None:
 
 
 def _wire_latents(stack: Stack, layer: int, attention: nn.Module, layout: Expanded) -> None:
-    """Visits the latent, and k, whose columns two projections make."""
+    """Visits the latent, and k, which two projections make."""
     in_force, name, plan = stack.in_force, stack.point("k"), stack.architecture
 
     def at_query_latent(module: nn.Module, args: Any) -> None:
@@ -175,7 +175,7 @@ def wire_v_norm(stack: Stack, layer: int, attention: nn.Module) -> None:
 
 
 def wire_qk_norm(stack: Stack, layer: int, block: nn.Module) -> None:
-    """Notes what the norms of queries and keys did, as norms frozen at that."""
+    """Notes the norms of queries and keys, frozen at their scales."""
     plan, in_force = stack.architecture, stack.in_force
     attention = submodule(block, plan.attention)
     if plan.qk_norm is None or (layer in plan.unrotated and not has_module(attention, plan.qk_norm[0])):
@@ -200,7 +200,7 @@ def wire_qk_norm(stack: Stack, layer: int, block: nn.Module) -> None:
 
 
 def _frozen_by_head(stack: Stack, norm: nn.Module, value: Tensor, made: Tensor, heads: int) -> FrozenNorm:
-    """A norm of queries or keys, frozen at what it did to them, with the axes of the points q and k."""
+    """A norm of queries or keys, frozen at its scales, with the axes of the points q and k."""
     pattern = f"{stack.architecture.qk_norm_axes} -> batch position head d_head"
     frozen = frozen_norm(norm, value, torch.promote_types(value.dtype, torch.float32), made)
     multiplier, shift = (
@@ -225,7 +225,7 @@ def _wire_tables(stack: Stack, attention: nn.Module) -> None:
 
 
 def _wire_unread(stack: Stack, layer: int, projection: nn.Module) -> None:
-    """Lets a projection do nothing in a pass that begins after this layer's attention: nobody reads its output."""
+    """Skips a projection in a pass that begins after this layer's attention: nothing reads its output."""
     in_force, forward = stack.in_force, projection.forward
 
     @wraps(forward)

@@ -1,4 +1,4 @@
-"""Visits what attention and MLP write: the gate and z, `result`, `attn_raw`, `attn_out`, `mixer_out` and `mlp_out`."""
+"""Visits the outputs of attention and MLP: gate and z, `result`, `attn_raw`, `attn_out`, `mixer_out` and `mlp_out`."""
 
 from collections.abc import Callable
 from typing import Any
@@ -16,7 +16,7 @@ from .stack import Stack
 
 
 def wire_output(stack: Stack, layer: int, block: nn.Module) -> None:
-    """Visits what attention writes, `result` to `attn_out`; and the gate, z and what other modules add."""
+    """Visits attention's outputs, `result` to `attn_out`; and the gate, z and other modules' additions."""
     in_force, plan = stack.in_force, stack.architecture
 
     def at_attn_raw(module: nn.Module, args: Any, output: Tensor) -> Tensor:
@@ -93,7 +93,7 @@ def _wire_gate(stack: Stack, layer: int, block: nn.Module) -> None:
 
 
 def _wire_added(stack: Stack, layer: int, block: nn.Module) -> None:
-    """Visits what the MLP, and a mixer beside attention, add to the stream."""
+    """Visits the additions of the MLP, and of a mixer beside attention, to the stream."""
     in_force, plan, point = stack.in_force, stack.architecture, stack.point("mlp_out")
 
     def at_written(name: str, kind: Kind, factor: float) -> Callable[..., Any]:
@@ -109,7 +109,7 @@ def _wire_added(stack: Stack, layer: int, block: nn.Module) -> None:
         return at_module
 
     def in_one() -> bool:
-        """Whether the last of several modules is to return what all of them add, and the others nothing."""
+        """Whether the last of several modules returns the sum of all additions, and the others nothing."""
         return in_force.under_way.gradients or in_force.edits(point, layer)
 
     def at_further(module: nn.Module, args: Any, output: Any) -> Any:

@@ -39,7 +39,7 @@ def wire_stream(stack: Stack, layer: int, block: nn.Module) -> None:
         if visited is not by_token:
             in_force.hold("mid_in", stack.label, layer, by_token.detach().clone())
             in_force.hold("mid", stack.label, layer, visited)
-            # The block continues with this very tensor as its stream, so the norm's input alone is not enough.
+            # The block continues with this same tensor as its stream, so the norm's input alone is not enough.
             value.copy_(stack.as_given(visited, value))
         elif post_norm is not None:
             in_force.hold("mid_in", stack.label, layer, by_token)

@@ -1,4 +1,4 @@
-"""Makes a stack whose activation points are connected to `in_force`."""
+"""Makes a stack and connects its activation points to `in_force`."""
 
 from torch import nn
 

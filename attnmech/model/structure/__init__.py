@@ -1,1 +1,1 @@
-"""How is an architecture built? The table of families, and what its modules say."""
+"""The structure of an architecture: from the table of families, or read from its modules."""

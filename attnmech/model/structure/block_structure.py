@@ -1,4 +1,4 @@
-"""What is one block built of? Read from its calls in a traced pass.
+"""Reads the parts of one block from its calls in a traced pass.
 
 Queries, keys and values are columns of what the modules inside the attention return, W_O is the matrix that reads z
 (or z times a gate), norms and sums are what their inputs and outputs are.
@@ -25,7 +25,7 @@ from .stream_sums import StreamSums
 from .traced import Attended, Call, by_token, columns_of, distance, same
 
 _ROUNDINGS: Final = 32
-"""How many roundings of a value may stand between two computations of it."""
+"""The most roundings between two computations of a value."""
 _USUAL_BASE: Final = 10_000.0
 """θ of rotary angles (Su et al. 2021)."""
 _GATES: Final = ("sigmoid", "softplus", "silu", "tanh")
@@ -33,11 +33,11 @@ _GATES: Final = ("sigmoid", "softplus", "silu", "tanh")
 
 _Stream = Float[Tensor, "batch position features"]
 _Normed = Float[Tensor, "batch position normed"]
-"""Of another width where the stream is read by a matrix."""
+"""It has another width where a matrix reads the stream."""
 
 
 class UnreadableError(UnsupportedModelError):
-    """A model whose structure could not be read; the message says what was found and what is missing."""
+    """A model's structure could not be read; the message says what is missing."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -46,16 +46,16 @@ class _Source:
 
     call: Call
     made: _Stream
-    """What the columns are columns of: the projection's output, for keys from a latent followed by that of another."""
+    """The matrix with these columns: the projection's output, for keys from a latent followed by another output."""
     columns: tuple[int, ...]
     factor: float
     norm: Call | None
     latent: Latent | None
-    """What the projection reads, if that is not what the attention is given."""
+    """The input of the projection, if it differs from the attention's input."""
 
 
 class BlockReader:
-    """Reads one block; `plan` is what `start` becomes."""
+    """Reads one block; `plan` is `start` with all that was read."""
 
     def __init__(self, start: Architecture, attended: Attended, calls: Sequence[Call], factors: Factors) -> None:
         self._path, self._attended, self._calls, self._factors = start.attention, attended, calls, factors
@@ -156,7 +156,7 @@ class BlockReader:
             wanted = normed_input
 
     def _holding(self, target: _Stream, places: slice) -> Iterator[tuple[Call, tuple[int, ...], float]]:
-        """The calls inside the attention whose output holds the target's columns."""
+        """The calls inside the attention that return the target's columns."""
         for call in self._inside:
             for made in call.made[:2] if call.order < self._attended.order else ():
                 value = self._by_token(made)
@@ -177,7 +177,7 @@ class BlockReader:
         return columns_of(wanted, there, self._factors.epsilon, scale)
 
     def _latent(self, name: str, reader: Call) -> Latent:
-        """What a projection reads that does not read what the attention is given."""
+        """The latent that a projection reads, if it does not read the attention's input."""
         read = self._by_token(reader.input)
         for norm in self._inside:
             normed_input = self._by_token(norm.input)
@@ -189,13 +189,13 @@ class BlockReader:
         _refuse(f"the projection {reader.path!r} of its {name} reads neither what its attention is given nor a latent")
 
     def _output(self, call: Call) -> _Stream:
-        """What a projection returned."""
+        """The output of a projection."""
         made = self._by_token(call.made[0])
         assert made is not None
         return made
 
     def _with_layout(self, plan: Architecture, q: _Source, k: _Source, v: _Source) -> Architecture:
-        """The projections, and how many heads the keys have before they are repeated for their queries."""
+        """The projections, and the number of key heads before they are repeated for their queries."""
         made = self._attended.k.shape[2]
         by_head = torch.tensor(k.columns).view(made, -1).tolist()
         kv_heads = len({tuple(columns) for columns in by_head})
@@ -211,7 +211,7 @@ class BlockReader:
         return replace(plan, qkv=layout, n_kv_heads=kv_heads)
 
     def _axes_of(self, norm: Call) -> str:
-        """The axes of what a norm of queries is given."""
+        """The axes of the input of a norm of queries."""
         assert norm.input is not None
         if norm.input.ndim == 3:
             return "batch position (head d_head)"
@@ -243,7 +243,7 @@ class BlockReader:
         _refuse("its queries and keys are rotated in a way, or by tables, that were not found")
 
     def _with_base(self, rotary: Rotary | None) -> Rotary | None:
-        """With the base of the angles, if the config does not give it and it is the usual one (RoFormer)."""
+        """The plan with the base of the angles, if the config lacks it and it is the usual one (RoFormer)."""
         if rotary is None or self._factors.has_rotary:
             return rotary
         tables = next(tables for path, tables in self._tables() if path == rotary.tables)
@@ -283,7 +283,7 @@ class BlockReader:
         return source.made[..., list(source.columns)]
 
     def _tables(self) -> Iterator[tuple[str, tuple[Tensor, Tensor]]]:
-        """Cosine and sine among what the attention is given or, with its path, what a module inside it returns."""
+        """Cosine and sine among the attention's arguments or, with its path, the outputs of a module inside it."""
         candidates = [("", tables_of(self._own.args, self._own.kwargs))]
         candidates += [(self._below(call), as_tables(call.made)) for call in self._inside]
         for path, tables in candidates:
@@ -313,7 +313,7 @@ class BlockReader:
         return self._ending(plan, norm, later)
 
     def _ending(self, plan: Architecture, norm: Call, later: Sequence[Call]) -> Architecture:
-        """The end of a block, from the first module that reads what attention has written to."""
+        """The end of a block, from the first module that reads the stream after attention."""
         entering, normed = self._by_token(norm.input), self._by_token(norm.made[0] if norm.made else None)
         assert entering is not None
         return self._with_mlp(plan, entering, normed, norm.order, later)
@@ -321,7 +321,7 @@ class BlockReader:
     def _with_mlp(
         self, plan: Architecture, entering: _Stream, normed: _Normed | None, after: int, later: Sequence[Call]
     ) -> Architecture:
-        """The MLP, which in pre-norm blocks adds to `given`, in post-norm blocks to `normed`."""
+        """The MLP, which in pre-norm blocks adds to `entering`, in post-norm blocks to `normed`."""
         if (added := self._sums.added(entering, self._ended, after)) is not None:
             return replace(plan, mlp_out=added[0].path, mlp_scale=added[1])
         if (both := self._sums.added_together(entering, after)) is not None:
@@ -337,7 +337,7 @@ class BlockReader:
         _refuse("its block does not end in a sum of the stream and what its MLP writes")
 
     def _out(self) -> Call:
-        """The projection that reads z or, failing that, what has its shape."""
+        """The projection that reads z or, failing that, a tensor of its shape."""
         z = rearrange(self._attended.z, "batch position head d -> batch position (head d)")
         readers = [
             call for call in self._calls
@@ -349,7 +349,7 @@ class BlockReader:
         return next((call for call in readers if self._reads(call, z)), readers[0])
 
     def _gate(self, out: Call) -> Gate | NormGate | None:
-        """What z is multiplied by before W_O; None if W_O reads z itself."""
+        """The gate that multiplies z before W_O; None if W_O reads z itself."""
         z = rearrange(self._attended.z, "batch position head d -> batch position (head d)")
         gated = self._by_token(out.input)
         assert gated is not None
@@ -385,7 +385,7 @@ class BlockReader:
         _refuse("what its attention is given is neither the stream nor a norm of it")
 
     def _norm_before(self) -> str | None:
-        """The norm that makes `attn_in`, of whatever."""
+        """The norm that makes `attn_in`, whatever its input."""
         before = [call for call in self._calls if call.order < self._attended.order and call.made and call.path]
         for call in before:
             is_norm = call.input is not None and call.input.is_floating_point() and kind_of(call.module, call.input)

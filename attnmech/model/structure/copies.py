@@ -1,4 +1,4 @@
-"""How is a model copied, sharing its parameters, so that the caller's own is never changed?"""
+"""Copies of a model that share its parameters, so that the caller's model never changes."""
 
 import copy
 from collections.abc import Callable, Mapping
@@ -24,11 +24,11 @@ def copy_of(
     """A copy of a model's modules, config and buffers in eval mode, which shares all its parameters.
 
     `parameter` maps each parameter to the one that the copy holds; by default they are shared. `instead` maps the `id`
-    of an object to what the copy holds in its place.
+    of an object to its replacement in the copy.
     """
     shared: dict[int, Any] = {id(weight): parameter(weight) for weight in model.parameters()} | dict(instead)
     for part in model.modules():
-        # Weights that a pre-hook remakes in every pass (torch.nn.utils.prune) are not leaves, so torch won't copy them.
+        # Weights that a pre-hook computes in every pass (torch.nn.utils.prune) are no leaves, so torch won't copy them.
         made = [tensor for tensor in vars(part).values() if isinstance(tensor, torch.Tensor) and not tensor.is_leaf]
         shared |= {id(tensor): tensor.detach() for tensor in made}
     try:
@@ -63,7 +63,7 @@ def moved(parameter: nn.Parameter, device: torch.device | None, dtype: torch.dty
 
 
 def cannot_run(model: PreTrainedModel, error: Exception) -> WeightsError:
-    """What to raise where transformers itself cannot run a model in its precision on its device."""
+    """The error for a model that transformers itself cannot run in its precision on its device."""
     weights = next(model.parameters())
     kind = str(weights.dtype).removeprefix("torch.")
     if hasattr(model, "cannot_run"):

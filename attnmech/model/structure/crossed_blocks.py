@@ -1,4 +1,4 @@
-"""What is a decoder's block with cross-attention built of? Its cross-attention, and the block around both attentions.
+"""Reads a decoder's block with cross-attention: its cross-attention, and the block around both attentions.
 
 Cross-attention reads what stands between self-attention and MLP, x' = x + attn_out or its norm, and adds to it.
 """
@@ -17,7 +17,7 @@ from .traced import Attended, Call, same
 
 
 class CrossReader(BlockReader):
-    """Reads cross-attention, as a block of its own in which nothing else stands.
+    """Reads cross-attention as a separate block that holds nothing else.
 
     `calls` are those of the decoder's block; `start.within` is the path of the attention in it.
     """
@@ -29,7 +29,7 @@ class CrossReader(BlockReader):
         self.call = own[0]
         """The call of the attention."""
         self.states = _states(own[0], attended)
-        """What keys and values are made of."""
+        """The tensor that makes keys and values."""
         super().__init__(start, attended, own, factors)
 
     def _attention(self, plan: Architecture) -> Architecture:

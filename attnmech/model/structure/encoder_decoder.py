@@ -1,4 +1,4 @@
-"""What are the three stacks of an encoder-decoder built of? Read from a traced pass, as `structure.py` reads one stack.
+"""Reads the three stacks of an encoder-decoder from a traced pass, as `structure.py` reads one stack.
 
 What encoder and decoder are given differs in length, so each call of the attention function says whose it is: queries
 and keys of one length are self-attention, queries of the decoder over keys of the encoder are cross-attention. The
@@ -23,10 +23,10 @@ from .structure import SEED, TEXTS, Reader, common_plan, family
 from .traced import Attended, Trace, distance, factor_of, same
 
 _LENGTH: Final = 13
-"""The length of the decoder's texts: not that of the encoder's, and a number of heads that no model has."""
+"""The length of the decoder's texts: it differs from the encoder's and from any model's number of heads."""
 _LABELS: Final = ("encoder", "decoder", "cross")
 _SAME: Final = 1e-3
-"""How far apart two tensors are at most, as a share of one, that are the same but for rounding."""
+"""The largest relative distance between two tensors that differ only by rounding."""
 _NO_HEAD: Final = "its stream goes to the decoder, not to the unembedding"
 
 
@@ -40,7 +40,7 @@ def read_stacks(model: PreTrainedModel) -> tuple[Architecture, ...]:
 
 @dataclass(frozen=True)
 class _Place:
-    """Where a stack's attention stands."""
+    """The place of a stack's attention."""
 
     blocks: str
     attention: str
@@ -62,14 +62,14 @@ class _StacksReader(Reader):
                 "its encoder reads images; encoder-decoders are read whose encoder reads text or sound"
             )
         self._heard = signal_of(original)
-        """What the encoder is given, if not tokens."""
+        """The encoder's inputs, if not tokens."""
         self._of_encoder = self._ids if self._heard is None else self._ids[:, :0]
         frames = getattr(original.config, "max_source_positions", 0)
         self._of_decoder = self._random_ids(_LENGTH if self._heard is None or frames != _LENGTH else _LENGTH + 1)
         self._plans: dict[str, dict[int, Architecture]] = {label: {} for label in _LABELS}
         self._unread: list[tuple[str, Exception]] = []
         self._crossed: Tensor | None = None
-        """The encoder's states that cross-attention makes keys and values of."""
+        """The encoder's states, from which cross-attention makes keys and values."""
 
     def _inputs(self) -> dict[str, Any]:
         inputs = {"decoder_input_ids": self._of_decoder, "use_cache": False}
@@ -82,7 +82,7 @@ class _StacksReader(Reader):
         try:
             with torch.no_grad():
                 copy_of(self._original).base_model(**self._inputs())
-        except Exception as error:  # whatever transformers raises over sizes and precisions that it cannot run
+        except Exception as error:  # transformers raises many kinds of errors for wrong sizes and precisions
             raise cannot_run(self._original, error) from error
 
     def architectures(self) -> tuple[Architecture, ...]:
@@ -102,7 +102,7 @@ class _StacksReader(Reader):
         decoder = replace(decoder, **self._ends_of(trace, places["decoder"]))
         return encoder, decoder, cross
 
-    # -- where attention stands ------------------------------------------------------------------------------
+    # -- the place of attention ------------------------------------------------------------------------------
 
     def _places_of_stacks(self, trace: Trace) -> dict[str, _Place]:
         by_label: dict[str, dict[tuple[str, str], list[int]]] = {label: {} for label in _LABELS}
@@ -177,7 +177,7 @@ class _StacksReader(Reader):
                     self._plans["encoder"][encoder[path]] = BlockReader(start, *trace.take(path), self._factors).plan
                 else:
                     self._read_decoder(trace, path, decoder[path], places)
-            except Exception as error:  # judged after the pass, which would take it for the model's
+            except Exception as error:  # judged after the pass, which would mistake it for the model's error
                 self._unread.append((path, error))
 
         return read

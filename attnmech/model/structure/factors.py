@@ -1,10 +1,10 @@
-"""The numbers of a config, as which measured factors are recognised."""
+"""The numbers of a config, to recognise measured factors."""
 
 from typing import Any
 
 
 class Factors:
-    """The numbers of a config, as which measured factors are recognised."""
+    """The numbers of a config, to recognise measured factors."""
 
     def __init__(self, config: Any, epsilon: float) -> None:
         self.epsilon = epsilon
@@ -26,7 +26,7 @@ class Factors:
         return factor in self._known
 
     def named(self, factor: float, d_head: int = 1, within: float = 0.0) -> float:
-        """A measured factor as what it is, or as measured.
+        """The config's number for a measured factor, or the factor as measured.
 
         It may be 1, 1/√d_head, a number of the config, its root, one over these, or a number over √layers (MiniCPM).
         `within` says how far off the measurement may be, besides rounding.

@@ -1,4 +1,4 @@
-"""Which families keep no residual stream in the sense of the points, and what do their blocks do instead?
+"""The families without a residual stream in the sense of the points, and what their blocks do instead.
 
 Their attention is read, and proven, like any other: queries, keys, values, scores, pattern, z, results. The points of
 the stream are absent, with the reason given here, and so is everything that is made of them.

@@ -1,4 +1,4 @@
-"""Which architecture does a model have: the table's, or the one read from it?"""
+"""The architecture of a model: from the table, or read from the model."""
 
 from dataclasses import replace
 from typing import Final
@@ -51,14 +51,14 @@ def architectures_of(module: nn.Module) -> tuple[Architecture, ...]:
         ) from error
     except AttnmechError:
         raise
-    except Exception as error:  # what a model is built of can be anything
+    except Exception as error:  # a model can be built of anything
         raise UnsupportedModelError(
             f"{what} is not in attnmech's table, and reading its structure fails: {first_line(error)}."
         ) from error
 
 
 def described(module: nn.Module, plan: Architecture) -> Architecture:
-    """A user's architecture for a model, with the numbers of heads that its config gives if the user gave none."""
+    """A user's architecture for a model, with the config's numbers of heads if the user gave none."""
     model = require_transformers(module)
     for path in (plan.blocks, plan.final_norm, plan.embed_norm, plan.embed_projection, plan.narrow_norm):
         if path and not has_module(model.base_model, path):
@@ -89,7 +89,7 @@ def require_transformers(model: nn.Module) -> PreTrainedModel:
 
 
 def _shared_keys(model: nn.Module) -> str:
-    """Why a model whose last layers have no keys and values of their own is not supported; empty for others."""
+    """Why a model is refused if its last layers share keys and values; empty for others."""
     count = getattr(model.config.get_text_config(), "num_kv_shared_layers", 0)  # type: ignore[union-attr, operator]
     if not count:
         return ""
@@ -100,9 +100,9 @@ def _shared_keys(model: nn.Module) -> str:
 
 
 def _sparse_blocks(model: PreTrainedModel) -> str:
-    """Why a BigBird is refused whose attention is sparse; empty for any other model.
+    """Why a BigBird with sparse attention is refused; empty for any other model.
 
-    By its modules: transformers exchanges them for full attention, for good, once such a model is given a short text.
+    By its modules: transformers exchanges them for full attention, for good, once a BigBird is given a short text.
     """
     if not any(type(part).__name__ == _SPARSE for part in model.modules()):
         return ""
@@ -124,7 +124,7 @@ def _with_heads(plan: Architecture, config: Config) -> Architecture:
 
 
 def _towers(model: PreTrainedModel) -> list[str]:
-    """The parts of a model that has one for images or sound beside one for text, and no output that tells of tokens."""
+    """The towers of a model with one for images or sound, one for text, and no output per token."""
     parts = {name: part for name, part in model.named_children() if isinstance(part, PreTrainedModel)}
     kinds = {name: str(part.main_input_name) for name, part in parts.items()}
     both = "input_ids" in kinds.values() and bool(KINDS.keys() & set(kinds.values()))

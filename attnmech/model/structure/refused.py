@@ -1,4 +1,4 @@
-"""Which families are not supported, and why."""
+"""The families that are not supported, with the reasons."""
 
 from collections.abc import Mapping
 from typing import Final

@@ -1,6 +1,6 @@
-"""Which models are rewritten before they are read, so that every layer is a block with plain projections?
+"""Rewrites some models before they are read, so that every layer is a block with plain projections.
 
-ALBERT uses one block as several layers: each use becomes a block of its own. GPT-NeoX-Japanese keeps the bias of its
+ALBERT uses one block as several layers: each use becomes a separate block. GPT-NeoX-Japanese keeps the bias of its
 last W_O beside the projection: it becomes the projection's. Parameters stay the same tensors.
 """
 
@@ -21,7 +21,7 @@ _SEED: Final = 37
 
 
 def rewritten(model: PreTrainedModel) -> PreTrainedModel:
-    """A copy of a model, rewritten where its family is one that is; any other model as it is.
+    """A rewritten copy of a model; a model of any other family unchanged.
 
     All parameters are shared with the model, and between layers that share them. Raises `UnsupportedModelError` if the
     copy does not return what the model does.
@@ -46,14 +46,14 @@ def _albert(encoder: Any) -> None:
     encoder.albert_layer_groups = nn.ModuleList(
         copy.deepcopy(groups[0], {id(inner): nn.ModuleList([_use(layer, seen)])}) for layer in uses
     )
-    # Of the encoder alone: the model's says what its checkpoint holds.
+    # Of the encoder alone: the model's config describes its checkpoint.
     encoder.config = copy.deepcopy(encoder.config)
     encoder.config.num_hidden_layers = encoder.config.num_hidden_groups = len(uses)
     encoder.config.inner_group_num = 1
 
 
 def _gpt_neox_japanese(attention: Any) -> None:
-    """What is added to attn_raw by the block becomes b_O."""
+    """The block's addition to attn_raw becomes b_O."""
     attention.dense.bias, attention.dense_bias = attention.dense_bias, None
 
 
@@ -61,7 +61,7 @@ _REWRITTEN: Final[Mapping[str, Callable[[Any], None]]] = {
     "AlbertTransformer": _albert,
     "GPTNeoXJapaneseAttention": _gpt_neox_japanese,
 }
-"""By the class of the module that is rewritten."""
+"""The rewriting of each module, by its class."""
 
 
 def _use(block: nn.Module, seen: set[int]) -> nn.Module:
@@ -80,7 +80,7 @@ def _require_the_same(model: PreTrainedModel, copied: PreTrainedModel) -> None:
     ids = torch.randint(len(rows), _TEXTS, generator=generator).to(rows.device)
     try:
         before = _last(copy_of(model).base_model(input_ids=ids))
-    except Exception:  # a model that does not run at all is refused where it is run first
+    except Exception:  # a model that does not run at all is refused at its first pass
         return
     after = _last(copied.base_model(input_ids=ids))
     if not float((before - after).abs().amax()) <= pass_tolerance(before.dtype) * float(before.abs().amax()):

@@ -1,4 +1,4 @@
-"""What is a model of images or sound given, of which size, and what enters its first block?"""
+"""The inputs of models of images or sound, their sizes, and the input of the first block."""
 
 import inspect
 from collections.abc import Mapping
@@ -20,10 +20,10 @@ from .copies import copy_of, use_attention
 Kind: TypeAlias = Literal["pixels", "sound"]
 
 KINDS: Final[Mapping[str, Kind]] = {"pixel_values": "pixels", "input_values": "sound", "input_features": "sound"}
-"""What a model reads, by the argument that it is given."""
+"""What a model reads, by the name of its argument."""
 
 _FRAMES: Final = 12
-"""How many frames of a recording the passes that read and prove a model have at least."""
+"""The fewest frames of a recording in the passes that read and prove a model."""
 
 
 def pair(size: Any) -> tuple[int, int]:
@@ -33,12 +33,12 @@ def pair(size: Any) -> tuple[int, int]:
 
 @dataclass(frozen=True)
 class Signal:
-    """What a model of images or sound is given."""
+    """The inputs of a model of images or sound."""
 
     argument: str
     """The name of its argument."""
     shape: tuple[int, ...]
-    """Of one image, channels, height, width; of one recording, samples or the axes of its spectrogram."""
+    """Channels, height and width of one image; samples or the axes of the spectrogram of one recording."""
 
     @property
     def reads(self) -> Kind:
@@ -47,7 +47,7 @@ class Signal:
 
     @property
     def is_wave(self) -> bool:
-        """Whether a recording is given sample by sample, of any length."""
+        """Whether the input is the samples of a recording of any length."""
         return len(self.shape) == 1
 
     def noise(self, count: int, seed: int, like: Tensor) -> dict[str, Tensor]:
@@ -57,12 +57,12 @@ class Signal:
 
 
 def signal_config(model: PreTrainedModel) -> Any:
-    """The config of the part of a model that is given images or sound."""
+    """The config of the part of a model that reads images or sound."""
     return getattr(model.config, "vision_config", model.config)
 
 
 def signal_of(model: PreTrainedModel) -> Signal | None:
-    """What a model is given; None of a model of tokens.
+    """The inputs of a model; None for a model of tokens.
 
     Raises `UnreadableError` if its config does not say the size.
     """
@@ -95,7 +95,7 @@ def samples_of(config: Any, frames: int) -> int:
 
 
 def samples_per_frame(config: Any) -> int:
-    """How many samples lie between the beginnings of two frames."""
+    """The samples between the beginnings of two frames."""
     return int(prod(config.conv_stride)) * int(getattr(config, "squeeze_factor", 1))
 
 
@@ -105,7 +105,7 @@ def encodes_alone(model: PreTrainedModel) -> bool:
 
 
 def below_head(model: PreTrainedModel) -> nn.Module:
-    """The part of a model that is given its inputs and makes its stream; some base models are given the stream."""
+    """The part of a model that turns its inputs into its stream; some base models take the stream."""
     base: nn.Module = model.base_model
     of_signals = model.main_input_name in KINDS
     return model if of_signals and model.main_input_name not in inspect.signature(base.forward).parameters else base
@@ -117,7 +117,7 @@ def takes_other_sizes(model: nn.Module) -> bool:
 
 
 def size_options(model: nn.Module, inputs: Mapping[str, Tensor]) -> dict[str, bool]:
-    """What asks a model to interpolate its positions, if it is given images of another size than its own."""
+    """The options by which a model interpolates its positions for images of another size than its own."""
     if "pixel_values" not in inputs or not takes_other_sizes(model):
         return {}
     size = pair(signal_config(model).image_size)  # type: ignore[arg-type]
@@ -133,7 +133,7 @@ class _Entered(Exception):
 
 
 class FrontEnd:
-    """What enters the first block, found without running the blocks."""
+    """Computes the input of the first block without running the blocks."""
 
     def __init__(self, original: PreTrainedModel, blocks: str) -> None:
         # attnmech's attention has the mask as a rule.
@@ -149,7 +149,7 @@ class FrontEnd:
         raise _Entered(args[0] if args else kwargs["hidden_states"], next(rules, None))
 
     def __call__(self, inputs: Mapping[str, Any]) -> Float[Tensor, "batch position d_model"]:
-        """The stream of these inputs; raises what the model raises over inputs that it cannot take."""
+        """The stream of these inputs; raises the model's error for wrong inputs."""
         return self.entered(inputs)[0]
 
     def entered(

@@ -1,4 +1,4 @@
-"""Which modules' outputs, times which factors, a block adds to its stream."""
+"""Finds the modules whose outputs a block adds to its stream, and their factors."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ from .factors import Factors
 from .traced import Call, by_token, same
 
 _LEAST: Final = 1e-2
-"""The least factor of what is added to the stream: with 0, any value would fit."""
+"""The least factor of an addition to the stream: with 0, any value would fit."""
 
 _Stream = Float[Tensor, "batch position features"]
 
@@ -37,7 +37,7 @@ class StreamSums:
         self._stream, self._ended, self._calls, self._factors, self._path = stream, ended, calls, factors, attention
 
     def middle(self, written: Sequence[tuple[Call, _Stream]], later: Sequence[Call]) -> tuple[Call, Call, float] | None:
-        """The first module that reads stream + r · what attention writes, the module that writes it, and r."""
+        """The first module that reads stream + r · attention's output, the module that returns this output, and r."""
         for call in later:
             entering = by_token(call.input, *self._stream.shape[:2])
             if entering is None or entering.shape != self._stream.shape or same(entering, self._stream):
@@ -53,7 +53,7 @@ class StreamSums:
     def beside(
         self, written: Sequence[tuple[Call, _Stream]], later: Sequence[Call]
     ) -> tuple[tuple[Call, Call, float], Call, float] | None:
-        """As `middle`, where another module writes into the stream in the same step; that module and its factor."""
+        """As `middle` with another module that writes in the same step; returns that module and its factor."""
         mixers = [
             (call, value) for call, value in self.writes(0)
             if self.outermost(call, 0) and not f"{self._path}.".startswith(f"{call.path}.")
@@ -71,10 +71,10 @@ class StreamSums:
         return None
 
     def added(self, start: _Stream, total: _Stream, after: int, before: int | None = None) -> tuple[Call, float] | None:
-        """The outermost module whose output, times a factor, makes `total` of `start`."""
+        """The outermost module that makes `total` of `start` by adding its output times a factor."""
         fitting = []
         if same(total, start):
-            # An MLP that writes nothing (a pruned one).
+            # A pruned MLP may write nothing.
             silent = [call for call, value in self.writes(after) if not bool(value.any())]
             return (silent[-1], 1.0) if silent else None
         for call, value in self.writes(after):
@@ -101,7 +101,7 @@ class StreamSums:
         return None
 
     def fitted(self, total: _Stream, start: _Stream, parts: Sequence[_Stream]) -> Fit | None:
-        """The factors r of total = start + Σ r · part; None if there are none, or one of them is next to nothing."""
+        """The factors r of total = start + Σ r · part; None if there are none, or one of them is almost 0."""
         columns = torch.stack([part.double().flatten() for part in parts], dim=1)
         difference = (total.double() - start.double()).flatten()
         factors = torch.linalg.lstsq(columns, difference[:, None]).solution[:, 0]
@@ -115,7 +115,7 @@ class StreamSums:
         return Fit(named, apart)
 
     def writes(self, after: int) -> Iterator[tuple[Call, _Stream]]:
-        """The modules that ended after some moment and return something of the stream's shape."""
+        """The modules that ended after some moment and return a tensor of the stream's shape."""
         for call in self._calls:
             value = by_token(call.made[0] if call.made else None, *self._stream.shape[:2])
             if call.order > after and call.path and value is not None and value.shape == self._stream.shape:

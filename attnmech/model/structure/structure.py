@@ -1,4 +1,4 @@
-"""What is a model built of? Its `Architecture`, read from one traced pass: names propose, data decide.
+"""Reads a model's `Architecture` from one traced pass: names propose, data decide.
 
 What is found here is a proposal: the certificate then proves it on every layer, from the weights.
 """
@@ -35,9 +35,9 @@ _LENGTH: Final = 11
 """A number of heads that no model has, so that the axes of a tensor cannot be confused."""
 SEED: Final = 31
 _ROWS: Final = 4096
-"""How many rows of the unembedding are read at a time."""
+"""The rows of the unembedding that are read at a time."""
 _STEEP: Final = 0.1
-"""The least slope of a soft cap at logits from which its factor is read."""
+"""The least slope of a soft cap at the logits from which its factor is read."""
 
 
 def read_structure(model: PreTrainedModel) -> Architecture:
@@ -74,7 +74,7 @@ class Reader:
         self._ids = self._random_ids(_LENGTH)
 
     def architecture(self) -> Architecture:
-        """What all layers have in common, and what stands around them."""
+        """The common architecture of all layers, and the parts around them."""
         list_path, attention, layers = self._places(self._first_pass())
         blocks = submodule(self._base, list_path)
         assert isinstance(blocks, nn.ModuleList)
@@ -91,11 +91,11 @@ class Reader:
         unread: dict[int, Exception] = {}
 
         def read(trace: Trace, path: str) -> None:
-            """Reads a block as it ends: what happens in all blocks of a large model would not fit into memory."""
+            """Reads a block as it ends: the calls of all blocks of a large model would not fit into memory."""
             if path in paths:
                 try:
                     plans[paths[path]] = BlockReader(start, *trace.take(path), self._factors).plan
-                except Exception as error:  # judged after the pass, which would take it for the model's
+                except Exception as error:  # judged after the pass, which would mistake it for the model's error
                     unread[paths[path]] = error
 
         trace = self._run(self._recorded(list_path, layers), read)
@@ -147,7 +147,7 @@ class Reader:
             trace = trace_pass(self._model, self._inputs(), recorded, ended)
         except UnsupportedModelError:
             raise
-        except Exception as error:  # whatever a model raises that cannot be run like this
+        except Exception as error:  # models raise many kinds of errors if they cannot run like this
             self._require_that_it_runs()
             raise UnreadableError(
                 f"it does not run on {'token ids' if self._signal is None else self._signal.argument} alone with "
@@ -166,7 +166,7 @@ class Reader:
         return ids.to(self._rows.device)
 
     def _inputs(self) -> dict[str, Any]:
-        """What the model is given."""
+        """The inputs of the model."""
         if self._signal is not None:
             return {**self._signal.noise(TEXTS, SEED, self._rows)}
         return {"input_ids": self._ids, "use_cache": False}
@@ -176,7 +176,7 @@ class Reader:
         try:
             with torch.no_grad():
                 copy_of(self._original)(**self._inputs())
-        except Exception as error:  # whatever transformers raises over sizes and precisions that it cannot run
+        except Exception as error:  # transformers raises many kinds of errors for wrong sizes and precisions
             raise cannot_run(self._original, error) from error
 
     def _recorded(self, list_path: str, layers: Sequence[int]) -> dict[str, nn.Module]:
@@ -251,7 +251,7 @@ class Reader:
             return refused
         if weight.ndim != 2 or logits.shape != (*normed.shape[:-1], len(weight)) or weight.shape[1] != normed.shape[-1]:
             return refused
-        # In parts: a large vocabulary's matrix in float64 may be larger than all else.
+        # In parts: a large vocabulary's matrix in float64 may exceed everything else.
         parts = [normed.double() @ part.double().T for part in torch.split(weight.detach(), _ROWS)]
         logits, plain, bias = logits.double(), torch.cat(parts, dim=-1), bias_of(head)
         if bias is not None:
@@ -262,7 +262,7 @@ class Reader:
             plain = plain + bias.double()
         caps = [value for name, value in self._factors.numbers.items() if "soft" in name and "cap" in name]
         for cap in (None, *caps):
-            # Where a cap has flattened the logits, they say nothing of their factor.
+            # Logits flattened by a cap say nothing about their factor.
             slope = torch.ones_like(logits) if cap is None else (1 - (logits / cap) ** 2).clamp_min(0)
             uncapped = logits if cap is None else cap * torch.atanh((logits / cap).clamp(-0.999, 0.999))
             steep = slope > _STEEP
@@ -274,7 +274,7 @@ class Reader:
         return refused
 
     def _added_to_logits(self, vocabulary: int) -> str:
-        """The buffer with one number per token that stands beside the head; empty if there is none."""
+        """The buffer with one number per token beside the head; empty if there is none."""
         if self._model is self._base:
             return ""
         buffers = self._model.named_buffers(recurse=False)
@@ -296,7 +296,7 @@ class Reader:
         return None
 
     def _norm_before(self, normed: Tensor | None, outside: Sequence[Call]) -> str | None:
-        """The norm whose output a tensor is, if there is one."""
+        """The norm that returned a tensor, if there is one."""
         for call in outside:
             made = normed is not None and bool(call.made) and same(call.made[0], normed)
             if made and not same(call.input, normed) and self._kind_of(call) is not None:
@@ -312,7 +312,7 @@ class Reader:
         return None
 
     def _stream_scale(self, block: Call | None, outside: Sequence[Call]) -> float:
-        """The factor between the token embedding and the stream; 1 too where something else is added."""
+        """The factor between the token embedding and the stream; also 1 if something else is added."""
         embedding = self._embedding(outside)
         if embedding is None or block is None or block.input is None or block.input.shape != embedding.made[0].shape:
             return 1.0
@@ -325,7 +325,7 @@ class Reader:
         return kind_of(call.module, call.input) if is_stream and call.input is not None else None
 
     def _position_limit(self, list_path: str, outside: Sequence[Call]) -> int | None:
-        """How many positions a model has, if it looks them up in a table."""
+        """The number of positions of a model that looks them up in a table."""
         for call in outside:
             table, places = call.module, call.input
             if isinstance(table, nn.Embedding) and table.weight is not self._rows and self._are_positions(places):
@@ -354,7 +354,7 @@ class Reader:
 
 
 def family(model: nn.Module) -> str:
-    """The name of a model's class, without what it is for: "Llama" of LlamaForCausalLM."""
+    """The name of a model's class without its task: "Llama" for LlamaForCausalLM."""
     return re.sub(r"(For[A-Z]\w*|LMHead\w*|Model)$", "", type(model).__name__)
 
 

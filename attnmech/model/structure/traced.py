@@ -1,4 +1,4 @@
-"""What happens in one pass of a model that nobody has described? Every call of a module, and of the attention function.
+"""Traces one pass of a model that nobody has described: every call of a module, and of the attention function.
 
 The pass runs on a copy whose attention is attnmech's own, so that what it shows is what every later pass computes.
 """
@@ -27,12 +27,12 @@ TRACED: Final = "attnmech_traced"
 
 @dataclass(frozen=True, eq=False)
 class Call:
-    """One call of a module: what it was given and what it returned."""
+    """One call of a module: its arguments and what it returned."""
 
     path: str
     module: nn.Module
     input: Tensor | None
-    """Its first tensor, as it was before the call."""
+    """Its first input tensor, before the call."""
     made: tuple[Tensor, ...]
     args: tuple[Any, ...]
     kwargs: Mapping[str, Any]
@@ -42,7 +42,7 @@ class Call:
 
 @dataclass(frozen=True, eq=False)
 class Attended:
-    """One call of the attention function: what it was given, and z."""
+    """One call of the attention function: its arguments, and z."""
 
     module: nn.Module
     q: Float[Tensor, "batch position head d_head"]
@@ -56,14 +56,14 @@ class Attended:
 
 @dataclass(eq=False)
 class Trace:
-    """What one pass showed, in order."""
+    """The calls of one pass, in order."""
 
     in_force: InForce = field(default_factory=InForce)
     attended: list[Attended] = field(default_factory=list)
     calls: list[Call] = field(default_factory=list)
     output: Any = None
     n_attended: int = 0
-    """How often the attention function was called."""
+    """The number of calls of the attention function."""
     _ticks: int = 0
 
     def tick(self) -> int:
@@ -72,7 +72,7 @@ class Trace:
         return self._ticks
 
     def take(self, path: str) -> tuple[Attended, list[Call]]:
-        """What happened in a block that has just ended, which the trace forgets; paths begin in the block.
+        """Removes the calls of a block that has just ended from the trace and returns them; paths begin in the block.
 
         Only the call of the block itself is kept.
         """
@@ -99,7 +99,7 @@ def trace_pass(
     `ended` is told the path of each of them when its call ends.
     """
     trace = Trace()
-    # Of its batch a traced pass needs only the number of texts.
+    # A traced pass needs only the number of texts of its batch.
     rows = next(tensors_of(tuple(inputs.values())))
     ids = torch.zeros(len(rows), 1, dtype=torch.long, device=rows.device)
     batch = Batch(ids, torch.ones_like(ids, dtype=torch.bool), (), None)
@@ -182,7 +182,7 @@ def same(one: Tensor | None, other: Tensor | None) -> bool:
 
 
 def by_token(value: Tensor | None, batch: int, length: int) -> Float[Tensor, "batch position features"] | None:
-    """A tensor with one row a token, whatever its axes of heads; None if it is no such thing."""
+    """A tensor with one row a token, whatever its axes of heads; None for any other tensor."""
     if value is None or not value.is_floating_point():
         return None
     if value.ndim >= 3 and value.shape[:2] == (batch, length):
@@ -215,7 +215,7 @@ def factor_of(total: Tensor, value: Tensor) -> float:
 def columns_of(
     target: Float[Tensor, "row wanted"], source: Float[Tensor, "row there"], epsilon: float, scale: float = 1.0
 ) -> tuple[tuple[int, ...], float] | None:
-    """Which column of `source` each column of `target` is, up to one common factor; None if one of them is none.
+    """Which column of `source` each column of `target` is, up to one common factor; None if a column has no match.
 
     ε is the rounding of the entries: cosines of equal columns are then off by no more than a few ε². Some columns may
     have been multiplied by `scale` besides (by rotary tables); the factor returned is that of the first.
