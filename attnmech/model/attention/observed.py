@@ -1,4 +1,4 @@
-"""What do observers see of a pass? Its blocks of rows in turn, and each layer when it is finished."""
+"""What observers see of a pass: its blocks of rows in turn, and each layer when it is finished."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace

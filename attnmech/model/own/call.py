@@ -133,7 +133,7 @@ class CallForm:
         return args, kwargs
 
     def width(self, rows: Mapping[str, Tensor]) -> int | None:
-        """The length to which nested tensors are padded, that of the longest text; None without nested tensors."""
+        """The padded length of nested tensors, the same for any part of the texts; None without nested tensors."""
         lengths = [rows[name].shape[1] for name, axis in self.axes.items() if axis.kind == "nested"]
         return max(lengths, default=None)
 
