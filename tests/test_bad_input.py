@@ -236,7 +236,7 @@ METHODS: list[Case] = [
     (lambda: swept(metric=lambda logits, batch: torch.ones(2).to_sparse()), InputError, "got a sparse one"),
     (lambda: swept(metric=lambda logits, batch: torch.ones(2, device="meta")), InputError, "meta device"),
     (lambda: swept(metric=lambda logits, batch: torch.ones(2) * 1j), InputError, "must return one number for each"),
-    (lambda: swept(am.head_importance, sweep=5), InputError, "`sweep` must be what am.ablate_heads returned"),
+    (lambda: swept(am.head_importance, sweep=5), InputError, "`sweep` must be a result of am.ablate_heads"),
     (
         lambda: swept(am.head_importance, method="mean", reference=am.Values({0: torch.zeros(3)})),
         InputError,

@@ -1,1 +1,1 @@
-"""What changes when heads are ablated: one by one, in sets, in pairs, and until a budget is spent?"""
+"""Measures what changes when heads are ablated: one at a time, in sets, in pairs, and step by step."""

@@ -1,4 +1,4 @@
-"""Does a head matter? Ablate each head alone and compare a metric before and after (docs/formulas.md#ablation)."""
+"""Ablates each head alone and compares a metric before and after (docs/formulas.md#ablation)."""
 
 from collections.abc import Iterable
 from typing import Unpack
@@ -31,9 +31,9 @@ def ablate_heads(
     seed: int = 0,
     **options: Unpack[SweepOptions],
 ) -> HeadEffects:
-    """How much a metric changes when each head is ablated alone.
+    """Measures how much a metric changes when each head is ablated alone.
 
-    effect = metric after − metric before, text by text; then the mean over texts.
+    effect = metric after − metric before on each text, averaged over texts.
 
     >>> import attnmech as am
     >>> effects = am.ablate_heads(am.load(), ["Anna sang of shells.", "Tom lost his old anchor."])
@@ -42,45 +42,46 @@ def ablate_heads(
 
     Args:
         model: the model.
-        inputs: texts, or token ids; an iterator of them is read once and kept.
+        inputs: texts, or token ids; an iterator is read once and kept in memory.
         heads: a list of (layer, head), or "all".
-        method: what replaces the head's z: 0 ("zero"); its mean over `reference` ("mean"); or its z on another of the
-            inputs, or on one of the texts in `reference` ("resample"). Or an `am.Intervention` in all heads, such as
+        method: what replaces the head's z: 0 ("zero"), its mean over `reference` ("mean"), or its z on another of the
+            inputs or on a text of `reference` ("resample"). Or an `am.Intervention` in all heads, such as
             `am.Intervention.attend("all", "uniform")` or `am.Intervention.scale("position")`: a template that is
             applied to each head alone.
         metric: "loss" (cross-entropy of the next token, nats; in a masked language model such as BERT, of masked
-            tokens: each ordinary token of a text is masked once, in a copy of which about 15 % is masked, with the same
-            masks before and after); "kl" (divergence from the clean output, nats); "logit_difference" and "accuracy" at
-            the last token, of `answers` (one token per text, or one for all) `against` another; "log_probability" of
-            answers of one token or several, with which the texts must end: the sum over an answer's tokens of ln p,
-            each given all before it. For a classifier and a module of your own, "cross_entropy" (nats), "accuracy" and
-            "mse" of the output against `answers`: the class of each text or token (-100 does not count), or numbers in
-            the output's shape. Or a function `(logits, batch) -> [text]`, which finds `answers` in `batch.answers`:
-            `lambda logits, batch: logits[range(len(logits)), batch.answers]` is the logit of the right class.
-        layers: the layers of the heads, where `heads` is "all"; by default all.
-        reference: the texts over which means are taken, or what `am.mean_z` returned for them; for "resample", the
-            donors. No token of these is masked.
-        per_position: whether means are taken position by position, rather than pooled over tokens.
-        later: "recompute" gives the total effect, "frozen" the direct one: what all other heads and MLPs write, in this
-            layer and in later ones, is held at its clean value, so that only what the head itself writes is missing
-            from the last stream (norms are recomputed). Total minus direct is the effect through later layers.
-        shifts: whether to measure also how far the patterns of all heads move (`HeadEffects.shift`).
-        draws: for "resample", over how many donors each text is averaged; `HeadEffects.draw_spread` says how much their
-            choice matters.
+            tokens: copies of the text mask about 15 % of its ordinary tokens, so that each is masked once, with the
+            same masks before and after); "kl" (divergence from the clean output, nats); "logit_difference" and
+            "accuracy" at the last token, of `answers` (one token per text, or one for all) `against` another;
+            "log_probability" of answers of one or more tokens, which the texts must end with: the sum of ln p over the
+            answer's tokens, each conditional on all tokens before it. For classifiers and custom modules,
+            "cross_entropy" (nats), "accuracy" and "mse" compare the output with `answers`: the class of each text or
+            token (-100 is ignored), or numbers in the output's shape. Or a function `(logits, batch) -> [text]`, which
+            reads `answers` from `batch.answers`: `lambda logits, batch: logits[range(len(logits)), batch.answers]` is
+            the logit of the right class.
+        layers: the layers to ablate if `heads` is "all"; by default all.
+        reference: the texts to average over, or the result of `am.mean_z` for them; for "resample", the donors. No
+            token of these texts is masked.
+        per_position: whether means are taken separately at each position instead of pooled over tokens.
+        later: "recompute" gives the total effect. "frozen" gives the direct effect: the outputs of all other heads and
+            MLPs, in this layer and in later ones, keep their clean values, so the last stream lacks only what the head
+            itself writes (norms are recomputed). Total minus direct is the effect through later layers.
+        shifts: whether to also measure how far the patterns of all heads move (`HeadEffects.shift`).
+        draws: for "resample", the number of donors to average over for each text; `HeadEffects.draw_spread` measures
+            how much the choice of donors matters.
         seed: draws the donors of "resample".
-        options: what all sweeps share. `answers` and `against`: see `metric`. `bos`: whether each text begins with the
-            tokenizer's first token. `memory`: how many GB the sweep may use on top of the model. `journal`, a path: if
-            interrupted, the same call resumes from what the file holds; it is removed at the end. `partial`: Ctrl-C
-            returns what is done (`HeadEffects.complete` is then False) instead of raising `KeyboardInterrupt`.
-            `progress`: a bar on stderr. `engine=am.Ray(...)` has worker processes measure.
+        options: the options of all sweeps. `answers` and `against`: see `metric`. `bos`: whether each text begins with
+            the tokenizer's first token. `memory`: how many GB the sweep may use on top of the model. `journal`, a path:
+            after an interruption, the same call resumes from this file and removes it at the end. `partial`: Ctrl-C
+            returns the effects measured so far (`HeadEffects.complete` is then False) instead of raising
+            `KeyboardInterrupt`. `progress`: a bar on stderr. `engine=am.Ray(...)` measures in worker processes.
 
     Returns:
-        Effects `[layer head]` in the metric's unit, with intervals over texts (from five texts on).
+        Effects `[layer head]` in the metric's unit, with intervals over texts (five texts or more).
 
     Raises:
         InputError: for invalid heads, metrics, answers or references.
-        JournalError: for the journal of another sweep (or if the code of the metric or of a hook has changed), or of
-            one that another process is running.
+        JournalError: for the journal of another sweep, for a journal in use by another process, and if the code of the
+            metric or of a hook has changed.
 
     Source: Michel et al. 2019 (zero), Wang et al. 2023 (mean), Chan et al. 2022 (resample); Salazar et al. 2020
     (pseudo-log-likelihood, which masks one token at a time).

@@ -1,6 +1,7 @@
-"""Which heads matter, to first order? One forward and one backward pass for all heads (docs/formulas.md#ablation).
+"""Estimates how much each head matters, to first order, with one forward and one backward pass for all heads.
 
-The sweep of `am.ablate_heads` measures what this estimates; with `sweep=` a result says how well the two agree.
+Formulas: docs/formulas.md#ablation. `am.ablate_heads` measures the effects that this module estimates; with `sweep=`,
+the result compares the two.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -43,20 +44,20 @@ METHODS: Final = {
     "zero": "first-order effect of zeroing",
     "mean": "first-order effect of mean ablation",
 }
-"""What is estimated from z and the metric's gradient at z."""
+"""The estimates that are made from z and the metric's gradient at z."""
 
 STEP_TOKENS: Final = 2048
-"""Roughly how many tokens go through the model at once."""
+"""The approximate number of tokens in one pass."""
 
 
 @dataclass(frozen=True, repr=False)
 class HeadImportance(OverTexts, TextResult):
-    """How much a metric depends on each head, to first order in what the head writes.
+    """How much a metric depends on each head, to first order in the head's output.
 
-    With z_i the head's output at token i and g_i = ∂L/∂z_i, where L is the metric of the text:
+    z_i is the head's output at token i, and g_i = ∂L/∂z_i, where L is the metric of the text:
 
     - "michel": mean over tokens of |z_i·g_i| (Michel et al. 2019, eq. 2, as in their code: the absolute value is taken
-      token by token);
+      for each token);
     - "zero": −Σ_i z_i·g_i, which estimates the effect of zeroing the head;
     - "mean": Σ_i (z̄ − z_i)·g_i, which estimates the effect of replacing z_i by its mean z̄ over a reference set.
 
@@ -67,13 +68,13 @@ class HeadImportance(OverTexts, TextResult):
     method: str
     metric: str
     layers: tuple[int, ...]
-    """The layers whose heads have a score; NaN in the others along the axis `layer`."""
+    """The layers with scores; the other layers along the axis `layer` are NaN."""
     before: Float[Tensor, " text"]
     """The metric of each text."""
     per_text: Float[Tensor, "layer head text"]
     """The score on each text."""
     exact: Float[Tensor, "layer head"] | None
-    """The effects from `sweep`, NaN at heads it did not measure; None without a sweep."""
+    """The effects of `sweep`; NaN for heads that it did not measure. None without a sweep."""
     exact_method: str | None
     """The method of that sweep."""
     tokens: tuple[tuple[str, ...], ...]
@@ -111,16 +112,16 @@ class HeadImportance(OverTexts, TextResult):
 
     @property
     def rank_correlation(self) -> float | None:
-        """Spearman's rank correlation of the scores with the sweep's effects, over the heads that it measured.
+        """Spearman's rank correlation of the scores with the sweep's effects, over the heads in the sweep.
 
-        "michel" has no sign, so it is compared with the size of the effects. None without a sweep and for a difference;
-        NaN where all scores or all effects are equal.
+        "michel" has no sign, so it is compared with the absolute effects. None without a sweep and for a difference;
+        NaN if all scores or all effects are equal.
         """
         if self.exact is None or self.parts is not None:
             return None
-        there = ~self.exact.isnan()
-        effects = self.exact[there].abs() if self.method == "michel" else self.exact[there]
-        ranks = pd.DataFrame({"score": self.score[there].numpy(), "effect": effects.numpy()}).rank()
+        measured = ~self.exact.isnan()
+        effects = self.exact[measured].abs() if self.method == "michel" else self.exact[measured]
+        ranks = pd.DataFrame({"score": self.score[measured].numpy(), "effect": effects.numpy()}).rank()
         if (ranks.nunique() < 2).any():
             return float("nan")
         return float(ranks["score"].corr(ranks["effect"]))
@@ -129,7 +130,7 @@ class HeadImportance(OverTexts, TextResult):
         """One row per head: layer, head, score, score_low, score_high, agreeing, clear, clear_size, one_text,
         normalised.
 
-        And `exact`, if a sweep was given.
+        With a sweep, also `exact`.
         """
         columns = self._columns("score") | {"normalised": self.normalised}
         if self.exact is not None:
@@ -149,12 +150,12 @@ class HeadImportance(OverTexts, TextResult):
         return f"Importance of heads for {self.metric}, to first order"
 
     def _sections(self) -> "Sequence[Section]":
-        reading = "Each cell is one head. A first-order estimate: it holds as far as the metric is linear in z."
+        reading = "Each cell is one head. The estimate is first-order: it is exact only if the metric is linear in z."
         return [Section("Scores", reading, {"importance": self.plot()}, "importance.plot()")]
 
     @property
     def lead(self) -> str:
-        """The one sentence that the numbers support."""
+        """The main finding, in one sentence."""
         largest = largest_of(
             self,
             self._means,
@@ -218,39 +219,40 @@ def head_importance(
     sweep: HeadEffects | None = None,
     **options: Unpack[MeasuringOptions],
 ) -> HeadImportance:
-    """How much a metric depends on each head, to first order: one forward and one backward pass for all of them.
+    """Estimates how much a metric depends on each head, to first order, in one forward and one backward pass.
 
     >>> import attnmech as am
-    >>> found = am.head_importance(am.load(), ["Anna sang of shells.", "Tom lost his old anchor."], method="zero")
-    >>> found.score.shape                    # an estimate of am.ablate_heads(...).effect
+    >>> importance = am.head_importance(am.load(), ["Anna sang of shells.", "Tom lost his old anchor."], method="zero")
+    >>> importance.score.shape               # an estimate of am.ablate_heads(...).effect
     torch.Size([4, 8])
 
     Args:
         model: the model.
         inputs: texts, or token ids.
         method: "michel", "zero" or "mean", as in `HeadImportance`.
-        metric: as in `am.ablate_heads`, or a differentiable function `(logits, batch) -> [text]`; but "accuracy" has no
-            gradient, and the gradient of "kl" is 0 where nothing is changed.
+        metric: as in `am.ablate_heads`, or a differentiable function `(logits, batch) -> [text]`. "accuracy" has no
+            gradient, and the gradient of "kl" is 0 when nothing is changed.
         layers: by default all.
-        reference: for "mean", the texts over which the mean is taken, or what `am.mean_z` returned for them.
-        per_position: whether means are taken position by position, rather than pooled over tokens.
-        sweep: the result of `am.ablate_heads` on the same model, inputs and metric, with which the estimate is
-            compared: `.rank_correlation`.
-        options: answers, against, bos, memory and progress, as in `am.ablate_heads`. `memory` is roughly how many GB a
-            pass may use on top of the model; a text that needs more runs alone.
+        reference: for "mean", the texts to average over, or the result of `am.mean_z` for them.
+        per_position: whether means are taken separately at each position instead of pooled over tokens.
+        sweep: the result of `am.ablate_heads` on the same model, inputs and metric, to compare the estimate with:
+            `.rank_correlation`.
+        options: answers, against, bos, memory and progress, as in `am.ablate_heads`. `memory` is the approximate number
+            of GB that a pass may use on top of the model; a text that needs more runs alone.
 
     Returns:
         Scores `[layer head]` in the metric's unit, with intervals over texts.
 
     Raises:
-        InputError: for invalid methods, metrics, answers and references, and for a sweep of something else.
+        InputError: for invalid methods, metrics, answers and references, and for a sweep with another model, other
+            inputs or another metric.
 
     Source: Michel et al. 2019, eq. 2; for "zero" and "mean", Molchanov et al. 2017 and Nanda 2023 (attribution).
     """
     require_model(model)
     option("method", method, METHODS)
     if sweep is not None and not isinstance(sweep, HeadEffects):
-        raise InputError(f"`sweep` must be what am.ablate_heads returned; got {shown(sweep)}.")
+        raise InputError(f"`sweep` must be a result of am.ablate_heads; got {shown(sweep)}.")
     require_known(options, MeasuringOptions)
     bos, answers, against = options.get("bos"), options.get("answers"), options.get("against")
     memory = finite_number("memory", options.get("memory", 1.0), above=0.0, below=1e9)
@@ -300,16 +302,16 @@ def _scores(
     means: Mapping[int, Tensor],
     texts: Int[Tensor, " text"],
 ) -> tuple[Float[Tensor, " text"], Float[Tensor, "layer head text"]]:
-    """The metric of each text of a batch, and the scores of all heads on it; `texts` are their numbers."""
+    """The metric of each text of a batch, and the scores of all heads; `texts` are the numbers of the texts."""
     stack = model.output_stack
     measured: list[Tensor] = []
 
     def measure(logits: Tensor, batch: Batch) -> Tensor:
-        found = judge.of_logits(logits, batch.queries(stack.label))
-        judge.require_graph(found)
-        require_finite(judge.name, found.detach().cpu(), texts.tolist(), "with nothing changed")
-        measured.append(found.detach().cpu())
-        return found
+        values = judge.of_logits(logits, batch.queries(stack.label))
+        judge.require_graph(values)
+        require_finite(judge.name, values.detach().cpu(), texts.tolist(), "with nothing changed")
+        measured.append(values.detach().cpu())
+        return values
 
     ran = model.run(part.batch, [stack.point("z")], layers=layers, gradients_of=measure)
     assert ran.gradients is not None
@@ -350,7 +352,7 @@ def _as_long(mean: Float[Tensor, "1 _ head d_head"], length: int) -> Float[Tenso
 def _effects_for(
     sweep: HeadEffects, origin: Provenance, layers: tuple[int, ...], n_layers: int
 ) -> Float[Tensor, "layer head"]:
-    """A sweep's effects at our layers; `InputError` if its model, inputs or metric are not ours."""
+    """A sweep's effects in `layers`; `InputError` if its model, inputs or metric differ from the estimate's."""
     theirs = sweep.provenance
     pairs = {
         "metric": (sweep.metric, origin.options["metric"]),
@@ -358,20 +360,20 @@ def _effects_for(
         "inputs": (theirs.inputs, origin.inputs),
         "edits in force": (theirs.edits, origin.edits),
     }
-    for name, (given, ours) in pairs.items():
-        if given != ours:
+    for name, (of_sweep, here) in pairs.items():
+        if of_sweep != here:
             raise InputError(
-                f"`sweep` must have the same model, inputs and metric; {name} there: {given}, here: {ours}."
+                f"`sweep` must have the same model, inputs and metric; {name} there: {of_sweep}, here: {here}."
             )
     shared = [layer for layer in sweep.layers if layer in layers]
-    found = by_layer(sweep.effect[shared], shared, n_layers)
-    if found.isnan().all():
+    effects = by_layer(sweep.effect[shared], shared, n_layers)
+    if effects.isnan().all():
         raise InputError(f"`sweep` has no head in layers {list(layers)}; it covers layers {list(sweep.layers)}.")
-    return found
+    return effects
 
 
 def _tokens_at_once(model: HookedModel, memory: float) -> int:
-    """How many tokens fit into `memory` GB, with all that the backward pass needs."""
-    # About 40 vectors as wide as the stream are kept per layer; logits with their softmax and their gradients.
+    """The number of tokens that fit into `memory` GB, including the needs of the backward pass."""
+    # Each layer keeps about 40 vectors of the stream's width; logits are kept with their softmax and gradients.
     per_token = 4 * (40 * model.n_layers * model.d_model + 5 * model.n_vocab)
     return max(1, min(STEP_TOKENS, int(memory * 1e9 / per_token)))

@@ -1,4 +1,4 @@
-"""Do two heads interact? Ablate each pair together, and each of its heads alone (docs/formulas.md#ablation)."""
+"""Tests whether two heads interact: ablates them together and each alone (docs/formulas.md#ablation)."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -40,22 +40,22 @@ Pair = tuple[Head, Head]
 class PairEffects(OverTexts, TextResult):
     """The effect of ablating two heads together, and of ablating each alone: the metric after minus before.
 
-    interaction = effect of both − effect of the one − effect of the other. For metrics that rise with damage (loss,
-    KL), it is above 0 for heads that back each other up, and below 0 for heads that need each other. Intervals are
-    over texts; `simultaneous`, `clear`, `clear_size` and `one_text` are those of the interactions.
+    interaction = effect of both − effect of one − effect of the other. For metrics that rise with damage (loss, KL),
+    it is above 0 for heads that back each other up, and below 0 for heads that need each other. Intervals are over
+    texts; `simultaneous`, `clear`, `clear_size` and `one_text` refer to the interactions.
     """
 
     metric: str
     method: str
     pairs: tuple[Pair, ...]
     before: Float[Tensor, " text"]
-    """The metric of each text, with nothing changed."""
+    """The metric of each text with nothing changed."""
     after_both: Float[Tensor, "pair text"]
-    """The metric with both heads ablated; NaN where the sweep was interrupted first."""
+    """The metric with both heads ablated; NaN where an interrupted sweep did not measure it."""
     after_one: Float[Tensor, "pair text"]
-    """With the first head of the pair alone."""
+    """The metric with only the first head of the pair ablated."""
     after_other: Float[Tensor, "pair text"]
-    """With the second head of the pair alone."""
+    """The metric with only the second head of the pair ablated."""
     tokens: tuple[tuple[str, ...], ...]
     provenance: Provenance
 
@@ -67,7 +67,7 @@ class PairEffects(OverTexts, TextResult):
     @property
     def per_text(self) -> dict[str, Float[Tensor, "pair text"]]:
         """The effects "both", "one" and "other", and the "interaction", on each text."""
-        both, one, other = (each - self.before for each in (self.after_both, self.after_one, self.after_other))
+        both, one, other = (after - self.before for after in (self.after_both, self.after_one, self.after_other))
         return {"both": both, "one": one, "other": other, "interaction": both - one - other}
 
     @property
@@ -91,7 +91,7 @@ class PairEffects(OverTexts, TextResult):
         return self.per_text["interaction"].nanmean(dim=-1)
 
     def interval(self, level: float = LEVEL) -> dict[str, tuple[Float[Tensor, " pair"], Float[Tensor, " pair"]]]:
-        """Low and high end of the pointwise t interval of each mean, keyed as in `per_text`; NaN under 5 texts."""
+        """The ends of the pointwise t interval of each mean, with the keys of `per_text`; NaN below 5 texts."""
         return {name: TextMeans.of_values(values).interval(level) for name, values in self.per_text.items()}
 
     @property
@@ -100,7 +100,7 @@ class PairEffects(OverTexts, TextResult):
 
     @property
     def texts(self) -> Int[Tensor, " pair"]:
-        """The number of texts behind each mean; for an unpaired difference, that of the result with fewer."""
+        """The number of texts in each mean; for an unpaired difference, the smaller of the two numbers."""
         if self.parts is None or self.paired:
             return (~self.per_text["interaction"].isnan()).sum(dim=-1)
         return torch.minimum(self.parts[0].texts, self.parts[1].texts)
@@ -113,7 +113,7 @@ class PairEffects(OverTexts, TextResult):
     def to_frame(self) -> pd.DataFrame:
         """One row per pair: its heads; both, one, other and interaction, each with its _low and _high; texts.
 
-        And `agreeing`, `clear`, `clear_size` and `one_text` of the interaction.
+        Further columns: `agreeing`, `clear`, `clear_size` and `one_text` of the interaction.
         """
         places = [(*one, *other) for one, other in self.pairs]
         frame = pd.DataFrame(places, columns=["layer", "head", "other_layer", "other_head"])
@@ -130,32 +130,35 @@ class PairEffects(OverTexts, TextResult):
 
     def plot(self) -> "go.Figure":
         """One row per pair: the effect of both, the sum of the two effects, and the interaction, with intervals."""
-        found = self.per_text
+        per_text = self.per_text
         shown = {
-            "both together": found["both"],
-            "sum of each alone": found["one"] + found["other"],
-            "interaction": found["interaction"],
+            "both together": per_text["both"],
+            "sum of each alone": per_text["one"] + per_text["other"],
+            "interaction": per_text["interaction"],
         }
         values = []
-        for name, each in shown.items():
-            low, high = TextMeans.of_values(each).interval()
-            values.append((name, each.nanmean(dim=-1).numpy(), low.numpy(), high.numpy()))
+        for name, effects in shown.items():
+            low, high = TextMeans.of_values(effects).interval()
+            values.append((name, effects.nanmean(dim=-1).numpy(), low.numpy(), high.numpy()))
         names = [f"{_named(one)} + {_named(other)}" for one, other in self.pairs]
         return interval_rows(names, values, label=f"change ({unit_of(self.metric)})")
 
     @property
     def _title(self) -> str:
-        return f"Effect of {self.method} on {self.metric}, pairs of heads"
+        return f"Effect of {self.method} ablation on {self.metric}, pairs of heads"
 
     def _sections(self) -> "Sequence[Section]":
-        reading = "Each row is a pair of heads. If both together equal the sum of each alone, they do not interact."
+        reading = (
+            "Each row is a pair of heads. The heads do not interact if the effect of both together equals the sum of "
+            "the effects of each alone."
+        )
         return [Section("Pairs", reading, {"pairs": self.plot()}, "effects.plot()")]
 
     @property
     def lead(self) -> str:
-        """The one sentence that the numbers support."""
+        """The main finding, in one sentence."""
         count = "1 pair" if len(self.pairs) == 1 else f"{len(self.pairs)} pairs"
-        about = f"{self._opening}{self.method} of {count} of heads on {self._texts}"
+        measured = f"{self._opening}{self.method} ablation of {count} of heads on {self._texts}"
         largest = largest_of(
             self,
             self._means,
@@ -165,7 +168,7 @@ class PairEffects(OverTexts, TextResult):
             what="interaction" if self.parts is None else "difference of interactions",
         )
         part = "" if self.complete else "; stopped early, incomplete"
-        return f"{about}: {largest}{part}."
+        return f"{measured}: {largest}{part}."
 
     @property
     def _n_texts(self) -> int:
@@ -197,13 +200,14 @@ def ablate_pairs(
     seed: int = 0,
     **options: Unpack[SweepOptions],
 ) -> PairEffects:
-    """How much a metric changes when two heads are ablated together, and how much for each alone.
+    """Measures how much a metric changes when two heads are ablated together, and when each is ablated alone.
 
     interaction = effect of both − effect of one − effect of the other.
 
     >>> import attnmech as am
-    >>> found = am.ablate_pairs(am.load(), ["Anna sang of shells.", "Tom lost his old anchor."], [((0, 1), (2, 3))])
-    >>> found.interaction.shape
+    >>> texts = ["Anna sang of shells.", "Tom lost his old anchor."]
+    >>> effects = am.ablate_pairs(am.load(), texts, [((0, 1), (2, 3))])
+    >>> effects.interaction.shape
     torch.Size([1])
 
     Args:
@@ -219,11 +223,11 @@ def ablate_pairs(
         options: answers, against, bos, memory, journal, partial and progress, as in `am.ablate_heads`.
 
     Returns:
-        One row per pair, in the metric's unit, with intervals over texts. Single heads and pairs go through one sweep,
-        and a head in several pairs is measured once.
+        One row per pair, in the metric's unit, with intervals over texts. One sweep measures single heads and pairs,
+        and measures a head of several pairs only once.
 
     Raises:
-        InputError: for invalid pairs, and what `am.ablate_heads` raises.
+        InputError: for invalid pairs, and the errors of `am.ablate_heads`.
         JournalError: for the journal of another sweep.
     """
     require_model(model)
@@ -236,7 +240,7 @@ def ablate_pairs(
     )  # fmt: skip
     changed = [*((head,) for head in named), *chosen]
     swept = run_sweep(
-        model, inputs, [tuple(ablations.of_head(head) for head in each) for each in changed], metric,
+        model, inputs, [tuple(ablations.of_head(head) for head in ablated) for ablated in changed], metric,
         noted=ablations.options, **options,
     )  # fmt: skip
     singles, both = swept.after[: len(named)], swept.after[len(named) :]
@@ -246,7 +250,7 @@ def ablate_pairs(
 
 
 def _pairs_of(model: HookedModel, pairs: Any, heads: Heads | None) -> Any:
-    """The pairs as given, or all pairs of some heads."""
+    """The user's pairs, or all pairs of some heads."""
     if not isinstance(pairs, str):
         if heads is not None:
             raise InputError('`heads` is for pairs="all"; give either a list of pairs or pairs="all" with `heads`.')
@@ -264,22 +268,22 @@ def _pairs_of(model: HookedModel, pairs: Any, heads: Heads | None) -> Any:
 
 def _checked_pairs(model: HookedModel, pairs: Any) -> tuple[Pair, ...]:
     try:
-        found = [(_checked_head(one), _checked_head(other)) for one, other in pairs]
+        checked = [(_checked_head(one), _checked_head(other)) for one, other in pairs]
     except (TypeError, ValueError):
         raise InputError(
             f"`pairs` must be a list of pairs of heads, such as [((0, 1), (2, 3))]; got {shown(pairs)}."
         ) from None
-    if not found:
+    if not checked:
         raise InputError("`pairs` must name at least one pair; got an empty list.")
-    model.check_heads([head for pair in found for head in pair])
-    for one, other in found:
+    model.check_heads([head for pair in checked for head in pair])
+    for one, other in checked:
         if one == other:
             raise InputError(f"a pair needs two heads; got {_named(one)} twice.")
-    return tuple(found)
+    return tuple(checked)
 
 
-def _checked_head(given: Any) -> Head:
-    layer, head = given
+def _checked_head(place: Any) -> Head:
+    layer, head = place
     return integer(layer), integer(head)
 
 

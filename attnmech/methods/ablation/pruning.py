@@ -1,7 +1,4 @@
-"""How many heads does a model need? Ablate them one after another, the least harmful first.
-
-Formulas: docs/formulas.md#ablation.
-"""
+"""Ablates heads one by one, the least harmful first (docs/formulas.md#ablation)."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -40,13 +37,13 @@ from .pruning_figures import pruning_lines
 
 @dataclass(frozen=True, repr=False)
 class PruningCurve(OverTexts, PagedResult):
-    """A metric as heads are ablated one after another: at each step the head whose removal hurts least.
+    """A metric as heads are ablated one by one; each step ablates the head that hurts least.
 
-    The heads are chosen on the same texts that the curve is measured on, so other texts will give a somewhat worse
-    curve. Its baseline is `random`: the same number of heads ablated in random order. Intervals are over texts.
+    The curve is measured on the same texts that chose the heads, so other texts will give a somewhat worse curve. The
+    baseline is `random`: the same number of heads ablated in random order. Intervals are over texts.
     """
 
-    SUBTRACT = "each ablates heads in its own order, so subtract the results of am.ablate_heads"
+    SUBTRACT = "two curves ablate heads in different orders, so subtract the results of am.ablate_heads"
 
     metric: str
     method: str
@@ -54,13 +51,13 @@ class PruningCurve(OverTexts, PagedResult):
     order: tuple[Head, ...]
     """The heads in the order in which they were ablated."""
     asked: int
-    """How many heads were to be ablated."""
+    """The number of heads requested."""
     before: Float[Tensor, " text"]
     """The metric of each text with all heads."""
     after: Float[Tensor, "step text"]
     """The metric with the first 1, 2, ... heads of `order` ablated."""
     random_orders: tuple[tuple[Head, ...], ...]
-    """Orders drawn by the seed."""
+    """The random orders, drawn by the seed."""
     random: Float[Tensor, "draw step text"]
     """The metric with the first 1, 2, ... heads of each random order ablated; NaN where not measured."""
     tokens: tuple[tuple[str, ...], ...]
@@ -73,7 +70,7 @@ class PruningCurve(OverTexts, PagedResult):
 
     @property
     def effect(self) -> Float[Tensor, " step"]:
-        """How much the mean metric has changed after each step."""
+        """The change of the mean metric after each step."""
         return (self.after - self.before).mean(dim=-1)
 
     @property
@@ -82,18 +79,18 @@ class PruningCurve(OverTexts, PagedResult):
 
     @property
     def random_effect(self) -> Float[Tensor, "draw step"]:
-        """How much the mean metric has changed after each step of each random order."""
+        """The change of the mean metric after each step of each random order."""
         return (self.random - self.before).mean(dim=-1)
 
     @property
     def complete(self) -> bool:
-        """Whether all steps were done, in the random orders too; False if the run was interrupted."""
+        """Whether all steps were done, including the random orders; False if the run was interrupted."""
         return len(self.order) == self.asked and not bool(self.random.isnan().any())
 
     def to_frame(self) -> pd.DataFrame:
-        """One row per step: removed, layer, head, effect with its interval and what is clear of it, after, random.
+        """One row per step: removed, layer, head, effect with its interval and clarity, after, random.
 
-        `random` is the mean effect of the random orders; `random_least` and `random_most` are the lowest and highest.
+        `random` is the mean effect of the random orders; `random_least` and `random_most` are the smallest and largest.
         """
         steps = len(self.order)
         drawn = self.random_effect if len(self.random) else torch.full((1, steps), torch.nan)
@@ -131,12 +128,14 @@ class PruningCurve(OverTexts, PagedResult):
         return f"Pruning heads: {self.method} ablation and {self.metric}"
 
     def _sections(self) -> "Sequence[Section]":
-        reading = "Each step ablates the least harmful head, chosen on these texts; dotted: heads in random order."
+        reading = (
+            "Each step ablates the head that hurts least on these texts. Dotted lines ablate heads in random order."
+        )
         return [Section("Pruning", reading, {"pruning": self.plot()}, "curve.plot()")]
 
     @property
     def lead(self) -> str:
-        """The one sentence that the numbers support."""
+        """The main finding, in one sentence."""
         texts = "1 text" if len(self.before) == 1 else f"{len(self.before)} texts"
         frame = self.to_frame()
         middle = frame.iloc[(len(frame) + 1) // 2 - 1]
@@ -145,8 +144,8 @@ class PruningCurve(OverTexts, PagedResult):
         against = "" if pd.isna(middle["random"]) else f", in random order {signed(middle['random'], '.3g')}"
         part = "" if self.complete else f"; stopped early, after {len(self.order)} of {self.asked} heads"
         return (
-            f"{self.method} ablation of {int(middle.removed)} of {len(self.order)} heads, the least harmful first, on "
-            f"{texts}: {signed(middle.effect, '.3g')} {unit_of(self.metric)}{known}{against}; chosen on the same "
+            f"{self.method} ablation of the {int(middle.removed)} least harmful of {len(self.order)} heads on {texts}: "
+            f"{signed(middle.effect, '.3g')} {unit_of(self.metric)}{known}{against}; heads chosen on the same "
             f"texts{no_interval(len(self.before))}{part}."
         )
 
@@ -168,38 +167,38 @@ def prune_heads(
     seed: int = 0,
     **options: Unpack[SweepOptions],
 ) -> PruningCurve:
-    """How a metric changes as heads are ablated one after another, the least harmful first.
+    """Measures how a metric changes as heads are ablated one by one, the least harmful first.
 
     >>> import attnmech as am
     >>> curve = am.prune_heads(am.load(), "Anna sang of shells.", layers=[0], steps=3)
     >>> len(curve.order), curve.after.shape
     (3, torch.Size([3, 1]))
 
-    Each step tries every remaining head together with those already ablated, and ablates the one with the best mean
-    metric; so N heads take N(N + 1)/2 measurements, and fewer with `steps`.
+    Each step tries every remaining head together with those already ablated, and ablates the head with the best mean
+    metric. N heads take N(N + 1)/2 measurements, and fewer with `steps`.
 
     Args:
         model: the model.
         inputs: texts, or token ids.
         heads: a list of (layer, head), or "all".
-        steps: how many heads to ablate; by default all.
+        steps: the number of heads to ablate; by default all.
         method: "zero", "mean" or "resample", as in `am.ablate_heads`.
         metric: as in `am.ablate_heads`.
-        higher_is_better: for a metric that is a function; of the others the name says it.
-        layers: the layers of the heads, where `heads` is "all"; by default all.
-        random: how many random orders the curve is compared with; 0 for none.
+        higher_is_better: only for a metric that is a function; the direction of named metrics is known.
+        layers: the layers to prune if `heads` is "all"; by default all.
+        random: the number of random orders to compare the curve with; 0 for none.
         reference: as in `am.ablate_heads`.
         per_position: as in `am.ablate_heads`.
         seed: draws the random orders, and the donors of "resample".
         options: answers, against, bos, memory, journal, partial and progress, as in `am.ablate_heads`. With `journal`,
-            a second file, ending in ".step", holds the step under way; with `partial`, Ctrl-C returns the steps done
-            (`PruningCurve.complete` is then False).
+            a second file, ending in ".step", holds the current step; with `partial`, Ctrl-C returns the completed
+            steps (`PruningCurve.complete` is then False).
 
     Returns:
-        The order, and the metric after each step, text by text.
+        The order, and the metric of each text after each step.
 
     Raises:
-        InputError: for invalid steps and draws, and what `am.ablate_heads` raises.
+        InputError: for invalid steps and draws, and the errors of `am.ablate_heads`.
         JournalError: for the journal of another run.
 
     Source: Michel et al. 2019.
@@ -225,8 +224,8 @@ def prune_heads(
     sweeps, engine = Sweeps(model, inputs, metric, noted=noted, **of_texts), options.get("engine", "local")
 
     def measure(changes: Sequence[tuple[Head, ...]], file: Path | None = None, **how: bool) -> Swept:
-        # The same objects in every change, so that a sweep runs what changes share once.
-        acts: list[tuple[Intervention, ...]] = [tuple(acting[head] for head in each) for each in changes]
+        # Every change uses the same objects, so that a sweep runs their common part once.
+        acts: list[tuple[Intervention, ...]] = [tuple(acting[head] for head in ablated) for ablated in changes]
         return sweeps.sweep(acts, journal=file, engine=engine, **how)
 
     whole, judge = measure([()]), sweeps.judge
@@ -284,11 +283,11 @@ class _Greedy:
             self._check(file, precision)
 
     def _check(self, file: Journal, precision: torch.dtype) -> None:
-        """Measures the journal's last step again; `JournalError` if it gives other numbers."""
-        (found,) = self._measure([tuple(self.order)]).after
+        """Measures the journal's last step again; `JournalError` if the numbers differ."""
+        (metric,) = self._measure([tuple(self.order)]).after
         count = "1 head" if len(self.order) == 1 else f"{len(self.order)} heads"
-        names = [f"the metric of text {number} with {count} ablated" for number in range(len(found))]
-        file.require_same(names, self.after[-1], found, precision)
+        names = [f"the metric of text {number} with {count} ablated" for number in range(len(metric))]
+        file.require_same(names, self.after[-1], metric, precision)
 
     @property
     def done(self) -> bool:
@@ -297,18 +296,18 @@ class _Greedy:
 
     @property
     def step_file(self) -> Path | None:
-        """The journal of the sweep under way."""
+        """The journal of the current sweep."""
         return None if self._file is None else self._file.path.with_name(self._file.path.name + ".step")
 
     def run(self, bar: Steps) -> None:
-        """Does all steps that are left."""
+        """Does all remaining steps."""
         bar.advance(sum(len(self._heads) - step for step in range(len(self.order))))
         while not self.done:
             left = [head for head in self._heads if head not in self.order]
-            found = self._measure([(*self.order, head) for head in left], self.step_file, keep=True)
-            best = int((self._sign * found.after.mean(dim=-1)).argmin())
+            swept = self._measure([(*self.order, head) for head in left], self.step_file, keep=True)
+            best = int((self._sign * swept.after.mean(dim=-1)).argmin())
             self.order.append(left[best])
-            self.after.append(found.after[best])
+            self.after.append(swept.after[best])
             if self._file:
                 tensors = {"order": torch.tensor(self.order), "after": torch.stack(self.after)}
                 self._file.write(Entry(tensors, len(self.order), ""))
@@ -340,20 +339,20 @@ def _random_orders(heads: Sequence[Head], draws: int, seed: int) -> list[tuple[H
     return [tuple(heads[place] for place in order) for order in places]
 
 
-def _better(judge: Metric, given: bool | None) -> bool:
+def _better(judge: Metric, higher_is_better: bool | None) -> bool:
     if judge.name in HIGHER_IS_BETTER and judge.has_name:
         known = HIGHER_IS_BETTER[judge.name]
-        if given not in (None, known):
+        if higher_is_better not in (None, known):
             raise InputError(
                 f"for {judge.name}, {'higher' if known else 'lower'} is better; leave `higher_is_better` out."
             )
         return known
-    if given is None:
+    if higher_is_better is None:
         raise InputError(
-            f"with a function as the metric ({judge.name}), say what is better: higher_is_better=True, or False as "
-            "for a loss."
+            f"with a function as the metric ({judge.name}), say what is better: higher_is_better=True, or False as for "
+            "a loss."
         )
-    return given
+    return higher_is_better
 
 
 def _listed(heads: Iterable[Head]) -> list[list[int]]:

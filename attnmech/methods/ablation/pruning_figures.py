@@ -1,4 +1,4 @@
-"""A metric while heads are removed, one after the other."""
+"""The figure of a metric as heads are removed one by one."""
 
 from collections.abc import Sequence
 from typing import Final
@@ -22,9 +22,9 @@ def pruning_lines(
     *,
     label: str,
 ) -> go.Figure:
-    """The metric after each step, `[step]` with its interval as a band, and that of random orders, `[draw step]`.
+    """Draws the metric after each step, `[step]`, with its interval as a band, and random orders, `[draw step]`.
 
-    `steps` say what was removed at each step; the first is nothing.
+    `steps` names the head removed at each step; nothing is removed at the first.
     """
     places = list(range(len(steps)))
     figure = Figure()
@@ -32,7 +32,7 @@ def pruning_lines(
         figure.add_scatter(
             x=places, y=draw, mode="lines", name="in random order", legendgroup="random", showlegend=number == 0,
             line={"color": NEUTRAL, "width": 1, "dash": "dot"},
-            hovertemplate=f"%{{x}} heads gone, random order {number}<br>%{{y:.4g}}<extra></extra>",
+            hovertemplate=f"%{{x}} heads removed, random order {number}<br>%{{y:.4g}}<extra></extra>",
         )  # fmt: skip
     if np.isfinite(low).any():
         figure.add_scatter(
@@ -40,9 +40,9 @@ def pruning_lines(
             fillcolor="rgba(0,158,115,0.2)", name="95 % over texts", hoverinfo="skip",
         )  # fmt: skip
     figure.add_scatter(
-        x=places, y=curve, mode="lines+markers", name="the least harmful first",
+        x=places, y=curve, mode="lines+markers", name="least harmful first",
         line={"color": _CURVE.colour, "width": 2}, marker={"symbol": _CURVE.symbol, "size": 6}, text=list(steps),
-        hovertemplate="%{x} heads gone, last %{text}<br>%{y:.4g}<extra></extra>",
+        hovertemplate="%{x} heads removed, last %{text}<br>%{y:.4g}<extra></extra>",
     )  # fmt: skip
     figure.update_layout(template=FIGURE_STYLE, height=360)
     figure.update_xaxes(title="heads removed")

@@ -1,4 +1,4 @@
-"""Do these heads matter together? Ablate a set of heads at once (docs/formulas.md#ablation)."""
+"""Ablates all heads of a set at once (docs/formulas.md#ablation)."""
 
 from collections.abc import Iterable, Mapping
 from typing import Any, Unpack
@@ -30,25 +30,24 @@ def ablate_set(
     seed: int = 0,
     **options: Unpack[SweepOptions],
 ) -> SweepEffects:
-    """How much a metric changes when all heads of a set are ablated together.
+    """Measures how much a metric changes when all heads of a set are ablated together.
 
     >>> import attnmech as am
     >>> texts = ["Anna sang of shells.", "Tom lost his old anchor."]
-    >>> found = am.ablate_set(am.load(), texts, [(0, 1), (2, 3), (2, 5)])
-    >>> found.names, found.effect.shape
+    >>> effects = am.ablate_set(am.load(), texts, [(0, 1), (2, 3), (2, 5)])
+    >>> effects.names, effects.effect.shape
     (('L0H1 + L2H3 + L2H5',), torch.Size([1]))
 
     Args:
         model: the model.
         inputs: texts, or token ids.
-        heads: a list of (layer, head), or "all"; or several sets, as a mapping from names to lists, in one sweep.
-        method: what happens to the heads: "zero", "mean" or "resample" as in `am.ablate_heads`, or an
-            `am.Intervention` in all heads, such as `am.Intervention.attend("all", "uniform")`, applied to the set's.
+        heads: a list of (layer, head), or "all"; or several sets for one sweep, as a mapping from names to lists.
+        method: how heads are ablated: "zero", "mean" or "resample" as in `am.ablate_heads`, or an `am.Intervention` in
+            all heads, such as `am.Intervention.attend("all", "uniform")`, which is applied to the heads of the set.
         metric: as in `am.ablate_heads`.
-        reference: the texts over which means are taken, or what `am.mean_z` returned for them; for "resample", the
-            donors.
-        per_position: whether means are taken position by position.
-        later: "recompute" for the total effect, "frozen" for the direct one.
+        reference: the texts to average over, or the result of `am.mean_z` for them; for "resample", the donors.
+        per_position: whether means are taken separately at each position.
+        later: "recompute" for the total effect, "frozen" for the direct effect.
         seed: draws the donors of "resample".
         options: answers, against, bos, memory, journal, engine, partial and progress, as in `am.ablate_heads`.
 
@@ -56,20 +55,20 @@ def ablate_set(
         One row per set, in the metric's unit, with intervals over texts.
 
     Raises:
-        InputError: for an empty set, for heads that the model does not have, and what `am.ablate_heads` raises.
+        InputError: for an empty set, for heads that the model does not have, and the errors of `am.ablate_heads`.
         JournalError: for the journal of another sweep.
 
     """
     require_model(model)
     require_known(options, SweepOptions)
     sets = _sets(model, heads)
-    inputs, chosen = reread(inputs), sorted({head for each in sets.values() for head in each})
+    inputs, chosen = reread(inputs), sorted({head for members in sets.values() for head in members})
     ablations = Ablations.of(
         model, inputs, chosen, method, reference=reference, per_position=per_position, seed=seed,
         bos=options.get("bos"),
     )  # fmt: skip
-    changes = [ablations.of_set(each) for each in sets.values()]
-    noted = ablations.options | {"sets": {name: [list(head) for head in each] for name, each in sets.items()}}
+    changes = [ablations.of_set(members) for members in sets.values()]
+    noted = ablations.options | {"sets": {name: [list(head) for head in members] for name, members in sets.items()}}
     swept = run_sweep(
         model, inputs, changes, metric, later=later, keyless=removes_keys(changes), noted=noted, **options
     )  # fmt: skip
@@ -77,13 +76,13 @@ def ablate_set(
 
 
 def _sets(model: HookedModel, heads: Any) -> dict[str, list[Head]]:
-    """The heads of each set, by its name."""
+    """The heads of each named set."""
     if not isinstance(heads, Mapping):
         chosen = model.check_heads(heads)
         return {"all heads" if isinstance(heads, str) else " + ".join(f"L{a}H{b}" for a, b in chosen): chosen}
     if not heads:
         raise InputError("`heads` must name at least one set of heads; got an empty mapping.")
     return {
-        string("heads", name, "have strings as names of its sets"): model.check_heads(each)
-        for name, each in heads.items()
+        string("heads", name, "have strings as names of its sets"): model.check_heads(members)
+        for name, members in heads.items()
     }

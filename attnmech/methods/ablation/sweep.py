@@ -1,4 +1,4 @@
-"""Which of these interventions matters? Measure each on the same texts (docs/formulas.md#ablation)."""
+"""Measures each of several interventions on the same texts (docs/formulas.md#ablation)."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TypeAlias, Unpack
@@ -16,7 +16,7 @@ from ...runs.sweep import run_sweep
 from .sweep_effects import SweepEffects, removes_keys, sweep_effects
 
 Entry: TypeAlias = Intervention | Sequence[Intervention]
-"""What is measured at once: one intervention, or several applied together."""
+"""One measurement: one intervention, or several applied together."""
 
 
 @owning_journal
@@ -29,13 +29,13 @@ def sweep(
     later: str = "recompute",
     **options: Unpack[SweepOptions],
 ) -> SweepEffects:
-    """How much a metric changes under each of some interventions.
+    """Measures how much a metric changes under each of several interventions.
 
-    effect = metric under the intervention − metric with nothing changed, text by text.
+    effect = metric under the intervention − metric with nothing changed, on each text.
 
     >>> import attnmech as am
     >>> change = am.Intervention
-    >>> found = am.sweep(
+    >>> effects = am.sweep(
     ...     am.load(),
     ...     ["Anna sang of shells.", "Tom lost his old anchor."],
     ...     {
@@ -44,24 +44,24 @@ def sweep(
     ...         "neither head": [change.zero([(0, 1)]), change.zero([(2, 3)])],
     ...     },
     ... )
-    >>> found.names[1], found.effect.shape, found.rows_without_keys.tolist()
+    >>> effects.names[1], effects.effect.shape, effects.rows_without_keys.tolist()
     ('no position', torch.Size([3]), [0, 0, 0])
 
     Args:
         model: the model.
         inputs: texts, or token ids.
-        interventions: a list of entries, each an `am.Intervention` or a list of them that are applied together; or a
-            mapping from names to entries. Without a name, an entry is called what it does.
+        interventions: a list of entries, or a mapping from names to entries. An entry is an `am.Intervention`, or a
+            list of interventions that are applied together. The name of an unnamed entry is its description.
         metric: as in `am.ablate_heads`.
-        later: as in `am.ablate_heads`; "frozen" is for interventions in heads.
+        later: as in `am.ablate_heads`; "frozen" requires interventions in heads.
         options: answers, against, bos, memory, journal, engine, partial and progress, as in `am.ablate_heads`.
 
     Returns:
-        One row per entry, in order, in the metric's unit, with intervals over texts. A row of attention that removed
-        keys or a cut leave without a key attends to nothing; `rows_without_keys` counts them.
+        One row per entry, in order, in the metric's unit, with intervals over texts. Removed keys and cuts can leave
+        rows of attention without a key; these attend to nothing, and `rows_without_keys` counts them.
 
     Raises:
-        InputError: for entries that are not interventions, and what `am.ablate_heads` raises.
+        InputError: for entries that are not interventions, and the errors of `am.ablate_heads`.
         JournalError: for the journal of another sweep.
 
     """
@@ -75,21 +75,25 @@ def sweep(
     return sweep_effects([name for name, _ in entries], changes, swept)
 
 
-def _entries(given: Any) -> list[tuple[str, tuple[Intervention, ...]]]:
+def _entries(interventions: Any) -> list[tuple[str, tuple[Intervention, ...]]]:
     """The name and the interventions of each entry."""
-    if isinstance(given, str | Intervention) or not isinstance(given, Iterable):
+    if isinstance(interventions, str | Intervention) or not isinstance(interventions, Iterable):
         raise InputError(
             "`interventions` must be a list of am.Intervention, such as [am.Intervention.zero([(0, 1)])], or a mapping "
-            f"from names to them; got {shown(given)}."
+            f"from names to them; got {shown(interventions)}."
         )
-    named = isinstance(given, Mapping)
-    pairs = list(given.items()) if isinstance(given, Mapping) else [(None, each) for each in given]
+    named = isinstance(interventions, Mapping)
+    pairs = (
+        list(interventions.items())
+        if isinstance(interventions, Mapping)
+        else [(None, entry) for entry in interventions]
+    )
     if not pairs:
         raise InputError("`interventions` must hold at least one am.Intervention; got none.")
-    found = []
+    entries = []
     for place, (name, entry) in enumerate(pairs):
         change = (entry,) if isinstance(entry, Intervention) else entry
-        if not isinstance(change, list | tuple) or not all(isinstance(each, Intervention) for each in change):
+        if not isinstance(change, list | tuple) or not all(isinstance(part, Intervention) for part in change):
             where = f"[{name!r}]" if named else f"[{place}]"
             raise InputError(
                 f"`interventions`{where} must be an am.Intervention or a list of them; got {shown(entry)}."
@@ -97,6 +101,6 @@ def _entries(given: Any) -> list[tuple[str, tuple[Intervention, ...]]]:
         if not change:
             where = f"[{name!r}]" if named else f"[{place}]"
             raise InputError(f"`interventions`{where} must hold at least one am.Intervention; got an empty list.")
-        called = "; ".join(map(str, change)) if name is None else string("interventions", name, "have strings as names")
-        found.append((called, tuple(change)))
-    return found
+        label = "; ".join(map(str, change)) if name is None else string("interventions", name, "have strings as names")
+        entries.append((label, tuple(change)))
+    return entries

@@ -1,4 +1,4 @@
-"""What does each of a list of interventions do to a metric? One row each, with intervals over texts."""
+"""The effect of each of several interventions on a metric, with intervals over texts."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -25,31 +25,31 @@ from ...runs.effects import strongest_of, unit_of
 from ...runs.sweep import Swept
 
 _LONGEST_NAME: Final = 44
-"""Characters of a name that a figure shows."""
+"""The number of characters of a name that a figure shows."""
 
 
 @dataclass(frozen=True, repr=False)
 class SweepEffects(OverTexts, TextResult):
-    """How much a metric changes under each of some interventions: after minus before, `.effect [intervention]`.
+    """How much a metric changes under each of several interventions: after minus before, `.effect [intervention]`.
 
-    Units are the metric's: nats for "loss" and "kl", logits for "logit_difference". Intervals are over texts: they say
+    Units are the metric's: nats for "loss" and "kl", logits for "logit_difference". Intervals are over texts: they show
     how the mean would vary with other texts of the same kind. In a difference, `before`, `after`, `effect` and
     `rows_without_keys` are differences too.
     """
 
     metric: str
     names: tuple[str, ...]
-    """The name of each row: as given, or what its interventions do."""
+    """The name of each row: the user's, or the description of its interventions."""
     interventions: tuple[tuple[str, ...], ...]
-    """What is applied together in each row, in words."""
+    """Descriptions of the interventions that each row applies together."""
     before: Float[Tensor, " text"]
-    """The metric of each text, with nothing changed."""
+    """The metric of each text with nothing changed."""
     after: Float[Tensor, "intervention text"]
-    """The metric of each text under each row's interventions; NaN where the sweep was interrupted first."""
+    """The metric of each text under each row's interventions; NaN where an interrupted sweep did not measure it."""
     rows_without_keys: Int[Tensor, " intervention"]
-    """How many rows of real tokens, over all texts, layers and heads, were left without a key: they attend to nothing.
+    """The number of rows of real tokens, over all texts, layers and heads, left without a key: they attend to nothing.
 
-    Only removed keys and cuts leave such rows.
+    Only removed keys and cuts leave rows without a key.
     """
     tokens: tuple[tuple[str, ...], ...]
     provenance: Provenance
@@ -70,7 +70,7 @@ class SweepEffects(OverTexts, TextResult):
 
     @property
     def effect(self) -> Float[Tensor, " intervention"]:
-        """The mean effect over the texts measured; NaN if none was."""
+        """The mean effect over the measured texts; NaN if there are none."""
         return self.per_text.nanmean(dim=-1)
 
     @property
@@ -79,7 +79,7 @@ class SweepEffects(OverTexts, TextResult):
 
     @property
     def texts(self) -> Int[Tensor, " intervention"]:
-        """The number of texts behind each mean; for an unpaired difference, that of the result with fewer."""
+        """The number of texts in each mean; for an unpaired difference, the smaller of the two numbers."""
         if self.parts is None or self.paired:
             return (~self.per_text.isnan()).sum(dim=-1)
         return torch.minimum(self.parts[0].texts, self.parts[1].texts)
@@ -93,8 +93,8 @@ class SweepEffects(OverTexts, TextResult):
         """One row per entry of the sweep.
 
         Columns: intervention (its name), effect, effect_low, effect_high, agreeing, clear, clear_size, one_text,
-        before, after, texts, rows_without_keys. `attrs["intervals"]` says what the columns mean, or why
-        there are no intervals.
+        before, after, texts, rows_without_keys. `attrs["intervals"]` explains the columns, or why there are no
+        intervals.
         """
         columns = self._columns("effect") | {
             "before": self.before.nanmean().expand(len(self.names)),
@@ -112,7 +112,7 @@ class SweepEffects(OverTexts, TextResult):
         return strongest_of(self.to_frame(), count)
 
     def plot(self) -> "go.Figure":
-        """One row per entry: its effect, with the interval over texts; returned, not shown."""
+        """One row per entry: its effect with the interval over texts. The figure is returned, not shown."""
         low, high = self.interval()
         values = [("effect", self.effect.numpy(), low.numpy(), high.numpy())]
         return interval_rows(list(map(_label, self.names)), values, label=f"change ({unit_of(self.metric)})")
@@ -127,7 +127,7 @@ class SweepEffects(OverTexts, TextResult):
 
     @property
     def lead(self) -> str:
-        """The one sentence that the numbers support."""
+        """The main finding, in one sentence."""
         count = "1 intervention" if len(self.names) == 1 else f"{len(self.names)} interventions"
         largest = largest_of(
             self,
@@ -142,14 +142,14 @@ class SweepEffects(OverTexts, TextResult):
 
     @property
     def _keyless(self) -> str:
-        """What is said of rows without keys, as the end of a sentence."""
-        some = int((self.rows_without_keys > 0).sum())
-        if self.parts is not None or not some:
+        """The end of the sentence: how many rows have no key."""
+        count = int((self.rows_without_keys > 0).sum())
+        if self.parts is not None or not count:
             return ""
         if len(self.names) == 1:
             rows = int(self.rows_without_keys.sum())
             return f"; it leaves {rows:,} row{'' if rows == 1 else 's'} of attention without a key"
-        return f"; {some} of them leave{'s' if some == 1 else ''} rows of attention without a key"
+        return f"; {count} of them leave{'s' if count == 1 else ''} rows of attention without a key"
 
     @property
     def _n_texts(self) -> int:
@@ -187,10 +187,10 @@ def sweep_effects(names: Sequence[str], interventions: Sequence[Sequence[object]
 
 def removes_keys(changes: Sequence[Sequence[Any]]) -> bool:
     """Whether any of the interventions may leave a row without a key."""
-    return any(isinstance(one.edit, KeyEdit) for change in changes for one in change)
+    return any(isinstance(intervention.edit, KeyEdit) for change in changes for intervention in change)
 
 
 def _label(name: str) -> str:
-    """A name as a figure shows it: any text, on one line."""
+    """A name as shown in a figure: any text, on one line."""
     shown = "".join(character if character == " " else visible_token(character) for character in name)
     return plotly_text(shown if len(shown) <= _LONGEST_NAME else f"{shown[: _LONGEST_NAME - 1]}…")
