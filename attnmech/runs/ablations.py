@@ -1,4 +1,4 @@
-"""How are heads ablated? By what replaces their z, or by an intervention."""
+"""Ablates heads: replaces their z, or applies an intervention to each."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -24,7 +24,7 @@ class Ablations:
     """The values that replace z in each layer, draw by draw; empty for zero."""
     stack: str
     template: Intervention | None = None
-    """What is done to each head, if that is an intervention."""
+    """The intervention that is applied to each head, if there is one."""
 
     @classmethod
     def of(
@@ -40,7 +40,9 @@ class Ablations:
         seed: int = 0,
         bos: bool | None = None,
     ) -> Self:
-        """Computes what the method needs, for the heads' layers: from `reference` or, to resample without, the inputs.
+        """Computes the values that the method needs in the heads' layers.
+
+        They come from `reference`; method="resample" without a reference takes them from the inputs.
 
         Raises `InputError` for an unknown method, and for a reference that is missing or that the method does not use.
         """
@@ -50,31 +52,31 @@ class Ablations:
             check_template(model, method)
             check_reference("an intervention", reference, per_position)
             if draws != 1:
-                raise InputError(f'`draws` is for method="resample"; got {shown(draws)} with an intervention.')
+                raise InputError(f'`draws` needs method="resample"; got {shown(draws)} with an intervention.')
             return cls(_each_head(method), [], model.output_stack.label, method)
         option("method", method, METHODS)
         check_reference(method, reference, per_position)
         label, layers = model.output_stack.label, sorted({layer for layer, _ in heads})
         if draws != 1 and method != "resample":
-            raise InputError(f'`draws` is for method="resample"; got {shown(draws)} with method={method!r}.')
+            raise InputError(f'`draws` needs method="resample"; got {shown(draws)} with method={method!r}.')
         values: list[Values] = []
         if method == "mean" and reference is not None:
             values = [mean_of(model, reference, layers, per_position=per_position, bos=bos)]
         if method == "resample":
             if isinstance(reference, Values):
                 raise InputError(
-                    'with method="resample", `reference` must be texts, whose z is taken as it is; got values of '
+                    'with method="resample", `reference` must be texts, from which z is taken; got values of '
                     f"layers {sorted(reference.by_layer)}."
                 )
             values = resampled_z(
                 model, inputs, layers=layers, reference=reference, stack=label or None, draws=draws, seed=seed, bos=bos
             )
-        return cls(method, [one_by_one(each) for each in values], label)
+        return cls(method, [one_by_one(layers_values) for layers_values in values], label)
 
     def of_head(self, head: Head, draw: int = 0) -> Intervention:
         """The intervention that ablates one head."""
-        (found,) = self.of_set([head], draw)
-        return found
+        (intervention,) = self.of_set([head], draw)
+        return intervention
 
     def of_set(self, heads: Sequence[Head], draw: int = 0) -> tuple[Intervention, ...]:
         """The interventions that ablate some heads together."""
@@ -92,10 +94,10 @@ class Ablations:
 
     @property
     def options(self) -> dict[str, Any]:
-        """What a result's provenance records about it."""
-        about = next(iter(self.values[0].values())).about if self.values else None
+        """What a result's provenance records of the ablations."""
+        description = next(iter(self.values[0].values())).about if self.values else None
         drawn = {"draws": len(self.values)} if len(self.values) > 1 else {}
-        return {"method": self.method, "values": about, **drawn}
+        return {"method": self.method, "values": description, **drawn}
 
 
 def check_template(model: HookedModel, template: Intervention) -> None:
@@ -115,7 +117,7 @@ def check_template(model: HookedModel, template: Intervention) -> None:
 
 
 def _each_head(template: Intervention) -> str:
-    """What a template does, as the name of a method."""
+    """A template as the name of a method."""
     return str(template).replace("all heads", "each head", 1)
 
 
@@ -128,11 +130,11 @@ def check_reference(method: str, reference: object, per_position: bool) -> None:
     """Raises `InputError` for reference texts that are missing, or that the method does not use."""
     flag("per_position", per_position)
     if method == "mean" and reference is None:
-        raise InputError('method="mean" needs `reference`: the texts over which each head\'s mean is taken.')
+        raise InputError('method="mean" needs `reference`: the texts over which to take each head\'s mean.')
     if reference is not None and method not in ("mean", "resample"):
-        raise InputError(f'`reference` is for method="mean" or "resample"; got it with method={method!r}.')
+        raise InputError(f'`reference` needs method="mean" or "resample"; got method={method!r}.')
     if per_position and method != "mean":
-        raise InputError(f'`per_position` is for method="mean"; got it with method={method!r}.')
+        raise InputError(f'`per_position` needs method="mean"; got method={method!r}.')
 
 
 def mean_of(
@@ -155,7 +157,7 @@ def mean_of(
 
 
 def one_by_one(values: Values) -> dict[int, Values]:
-    """The values of each layer on their own, so that interventions in the same layer share a digest."""
+    """The values of each layer apart, so that interventions in the same layer share a digest."""
     return {layer: Values({layer: value}, values.about) for layer, value in values.by_layer.items()}
 
 

@@ -1,4 +1,4 @@
-"""Which token should follow each text? From the token's text or its id."""
+"""Turns the tokens that should follow texts, given as strings or ids, into ids."""
 
 import warnings
 from collections.abc import Sequence
@@ -14,48 +14,50 @@ from ..model.parts.pieces import read_piece, texts_of_pieces
 from ..model.run.hooked import HookedModel
 
 Answers: TypeAlias = str | int | Sequence[str] | Sequence[int] | Sequence[Sequence[int]] | Tensor | None
-"""One token per text: its string, with its leading space, or its id. A single one, not in a list, is for all texts.
+"""One token per text: its string with the leading space, or its id. A single token that is not in a list counts for
+every text.
 
 For metric="log_probability" an answer may have several tokens: its string, or a list of ids.
 """
 
 
 class AnswerWarning(UserWarning):
-    """An answer was given without its leading space, and with the space it is another single token."""
+    """An answer lacks its leading space, and with the space it is another single token."""
 
 
-def answer_ids(model: HookedModel, name: str, given: Any, texts: int) -> Int[Tensor, " text"]:
+def answer_ids(model: HookedModel, name: str, answers: Any, texts: int) -> Int[Tensor, " text"]:
     """One token id per text, or one for all; `InputError` if one is not a single token.
 
-    Warns with `AnswerWarning` if a word is given without its leading space and is another single token with it.
+    Warns with `AnswerWarning` if a word lacks its leading space and is another single token with it.
     """
-    if isinstance(given, Tensor):
-        given = dense(f"`{name}`", given).tolist()
-    for_all = isinstance(given, (str, int))
-    found = [given] if for_all else listed(name, given, "one token per text, such as [' Tom'], or one for all, ' Tom'")
-    if len(found) != texts and not for_all:
-        raise InputError(f"`{name}` must hold one token for each of the {texts} texts; got {len(found)}.")
-    ids = [_token_id(model, name, each) if isinstance(each, str) else each for each in found]
-    checked = [index_of(name, each, model.n_vocab, "the model's vocabulary") for each in ids]
+    wanted = "one token per text, such as [' Tom'], or one for all, ' Tom'"
+    if isinstance(answers, Tensor):
+        answers = dense(f"`{name}`", answers).tolist()
+    for_all = isinstance(answers, (str, int))
+    answers = [answers] if for_all else listed(name, answers, wanted)
+    if len(answers) != texts and not for_all:
+        raise InputError(f"`{name}` must hold one token for each of the {texts} texts; got {len(answers)}.")
+    ids = [_token_id(model, name, answer) if isinstance(answer, str) else answer for answer in answers]
+    checked = [index_of(name, token, model.n_vocab, "the model's vocabulary") for token in ids]
     return torch.tensor(checked * (texts if for_all else 1), device=model.device)
 
 
-def answer_tokens(model: HookedModel, given: Any, texts: int) -> Int[Tensor, "text longest"]:
-    """The ids of each text's answer, of one token or several, at the end of its row; -1 before them."""
+def answer_tokens(model: HookedModel, answers: Any, texts: int) -> Int[Tensor, "text longest"]:
+    """The ids of each text's answer, one or several, at the end of its row; -1 before them."""
     wanted = "one answer per text, such as [' New York'], or one for all, ' New York'"
-    for_all = isinstance(given, (str, int))
-    if isinstance(given, Tensor):
-        given = dense("`answers`", given).tolist()
-    found = [given] * texts if for_all else listed("answers", given, wanted)
-    if len(found) != texts:
-        raise InputError(f"`answers` must hold one answer for each of the {texts} texts; got {len(found)}.")
-    rows = [_all_ids(model, each) for each in found]
+    for_all = isinstance(answers, (str, int))
+    if isinstance(answers, Tensor):
+        answers = dense("`answers`", answers).tolist()
+    answers = [answers] * texts if for_all else listed("answers", answers, wanted)
+    if len(answers) != texts:
+        raise InputError(f"`answers` must hold one answer for each of the {texts} texts; got {len(answers)}.")
+    rows = [_all_ids(model, answer) for answer in answers]
     longest = max(map(len, rows))
     return torch.tensor([[-1] * (longest - len(row)) + row for row in rows], device=model.device)
 
 
 def _all_ids(model: HookedModel, answer: Any) -> list[int]:
-    """The ids of one answer: of its string, its id, or its list of ids."""
+    """The ids of one answer, given as a string, an id or a list of ids."""
     if isinstance(answer, str):
         if model.tokenizer is None:
             raise InputError("`answers` must be token ids: this model was loaded without a tokenizer.")
@@ -64,7 +66,7 @@ def _all_ids(model: HookedModel, answer: Any) -> list[int]:
         ids = [answer] if isinstance(answer, int) else listed("answers", answer, "strings, ids or lists of ids")
     if not ids:
         raise InputError(f"an answer must have at least one token; got {answer!r}.")
-    return [index_of("answers", each, model.n_vocab, "the model's vocabulary") for each in ids]
+    return [index_of("answers", token, model.n_vocab, "the model's vocabulary") for token in ids]
 
 
 def _token_id(model: HookedModel, name: str, text: str) -> int:
@@ -75,14 +77,14 @@ def _token_id(model: HookedModel, name: str, text: str) -> int:
     if len(made) != 1:
         raise InputError(
             f"`{name}` must be single tokens; {text!r} becomes {len(made)}: "
-            f"{list(texts_of_pieces([read_piece(tokenizer, each) for each in made]))}. Check the leading space, or "
+            f"{list(texts_of_pieces([read_piece(tokenizer, token) for token in made]))}. Check the leading space, or "
             'score the whole answer: metric="log_probability", on texts that end with it.'
         )
     spaced = tokenizer(f" {text}", add_special_tokens=False)["input_ids"] if text[0].isalnum() else made
     if len(spaced) == 1 and spaced[0] not in (made[0], tokenizer.unk_token_id):
         warnings.warn(
             f"`{name}`: both {text!r} (id {made[0]}) and {' ' + text!r} (id {spaced[0]}) are single tokens; "
-            f"{text!r} was used, as given. Within a sentence, the word is {' ' + text!r}: give that to choose it, or "
+            f"{text!r} is used, as it was given. Within a sentence the word is {' ' + text!r}: give that instead, or "
             f"the id {made[0]} to keep {text!r} without this warning.",
             AnswerWarning,
             stacklevel=2,

@@ -1,4 +1,4 @@
-"""What can be said about the largest of many effects? Which are clear, and how many texts would make one clear."""
+"""States the largest of many effects, which effects are clear, and how many texts would make one clear."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -8,15 +8,15 @@ from ..draw.text import with_minus_signs
 from ..maths.intervals import LEAST_TEXTS, TextMeans
 
 PALE: Final = "; pale where its effect is not clear among all shown"
-"""What a map says about effects that are not clear, as the end of a sentence."""
+"""How a map shows effects that are not clear, as the end of a sentence."""
 
 
 def most_first(means: TextMeans) -> list[tuple[int, ...]]:
-    """The places at which something was measured: clear ones first, then by size, largest first."""
+    """The places that were measured: clear effects first, then by size, the largest first."""
     places = (means.texts > 0).nonzero()
     size, clear = means.mean[tuple(places.T)].abs(), means.clear[tuple(places.T)]
-    order = sorted(range(len(places)), key=lambda each: (not clear[each], -float(size[each])))
-    return [tuple(places[each].tolist()) for each in order]
+    order = sorted(range(len(places)), key=lambda number: (not clear[number], -float(size[number])))
+    return [tuple(places[number].tolist()) for number in order]
 
 
 def about_largest(
@@ -30,9 +30,9 @@ def about_largest(
     group: float = 1.0,
     no_interval_as: str | None = None,
 ) -> str:
-    """The sentence about the largest, as one picked out of many; `group` is how many texts were summed into one.
+    """The sentence about the largest effect, corrected for the choice; `group` is how many texts were summed into one.
 
-    `no_interval_as` says why there is no interval, as the end of a sentence, where it is not for want of texts.
+    `no_interval_as` gives another reason than too few texts for a missing interval, as the end of a sentence.
 
     >>> import torch
     >>> steady = torch.tensor([[1.0, 1.2, 0.9, 1.1, 1.0, 0.8, 1.0], [0.1, -0.2, 0.0, 0.1, 0.2, -0.1, 0.1]])
@@ -47,7 +47,7 @@ def about_largest(
     top, count, sign = places[0], len(places), "+" if signed else ""
     name, texts = named(top), int(means.texts[top])
     value = f"{float(means.mean[top]):{sign}.3g}{f' {unit}' if unit else ''}"
-    # One alone was not picked out of many: its interval is the one of the table.
+    # A single effect was not chosen among many, so its interval is that of the table.
     ends = tuple(float(end[top]) for end in (means.simultaneous() if count > 1 else means.interval()))
     known = not math.isnan(ends[0])
     shown = interval_of(ends, f"{sign}.3g", count, things)
@@ -55,21 +55,21 @@ def about_largest(
     carried = f"; {one} more than half of it" if known and bool(means.one_text[top]) else ""
     counted = f", {_same_sign(means, top, group)}" if signed and known else ""
     if not signed or count == 1:
-        told = f"{name} has {f'the largest {what},' if count > 1 else f'{_a(what)} of'} {value}{counted}{shown}"
+        sentence = f"{name} has {f'the largest {what},' if count > 1 else f'{_a(what)} of'} {value}{counted}{shown}"
     elif not known:
-        told = f"{name} has the largest {what}, {value}"
+        sentence = f"{name} has the largest {what}, {value}"
     elif clear := int(means.clear.sum()):
         has = "has a" if clear == 1 else "have a"
         largest = ":" if clear == 1 else "; the largest is that of"
-        told = f"{clear} of {count} {things} {has} clear {what}{largest} {name}, {value}{counted}{shown}"
+        sentence = f"{clear} of {count} {things} {has} clear {what}{largest} {name}, {value}{counted}{shown}"
     else:
         needed = means.texts_needed(top)
         enough = f"; if that share holds, about {round(needed * group)} texts would make it clear" if needed else ""
-        told = (
+        sentence = (
             f"none of {count} {things} has a clear {what} on {round(texts * group)} texts "
             f"(the largest, that of {name}, is {value}{counted}{enough})"
         )
-    return with_minus_signs(f"{told}{carried}{no_interval(texts) if no_interval_as is None else no_interval_as}")
+    return with_minus_signs(f"{sentence}{carried}{no_interval(texts) if no_interval_as is None else no_interval_as}")
 
 
 def interval_of(ends: Sequence[float], spec: str, count: int = 1, things: str = "") -> str:
@@ -86,7 +86,7 @@ def interval_of(ends: Sequence[float], spec: str, count: int = 1, things: str = 
 
 
 def _same_sign(means: TextMeans, place: tuple[int, ...], group: float) -> str:
-    """On how many texts a value has the sign of its mean, and on how many it is 0."""
+    """The number of texts on which a value has the sign of its mean, and on which it is 0."""
     side = "below" if float(means.mean[place]) < 0 else "above"
     texts = "texts" if group == 1 else "groups of texts"
     ties = int(means.ties[place])
@@ -107,7 +107,7 @@ def no_interval(texts: int) -> str:
 
 
 def interval_note(texts: int) -> str:
-    """What a table says about its intervals."""
+    """The note below a table about its intervals."""
     if texts < LEAST_TEXTS:
         return f"No intervals{no_interval(texts)}.".replace("; ", ": ", 1)
     return (
@@ -121,6 +121,6 @@ def interval_note(texts: int) -> str:
 def for_map(means: TextMeans, rows: Sequence[int]) -> dict[str, Any]:
     """The means, both ends of their intervals, and which are clear (None without intervals), in some rows."""
     low, high = means.interval()
-    found = {"effect": means.mean, "low": low, "high": high, "clear": means.clear}
-    shown: dict[str, Any] = {name: value[list(rows)].numpy() for name, value in found.items()} | {"signed": True}
+    columns = {"effect": means.mean, "low": low, "high": high, "clear": means.clear}
+    shown: dict[str, Any] = {name: value[list(rows)].numpy() for name, value in columns.items()} | {"signed": True}
     return shown if bool((means.texts >= LEAST_TEXTS).any()) else shown | {"clear": None}

@@ -1,4 +1,4 @@
-"""How does a corpus become batches of texts of similar length, the same ones on every reading?
+"""Splits a corpus into batches of texts of similar length, the same batches on every reading.
 
 A corpus is an iterable of whatever `HookedModel.encode` takes, or a file (`Corpus`). Its documents are numbered from
 0 in order, and a document keeps its number in every batch and shard.
@@ -41,7 +41,7 @@ READ_AT_ONCE: Final = 2**16
 
 @runtime_checkable
 class Readable(Protocol):
-    """What a file is read through: a `Path`, or a file in a store; its text is its name."""
+    """A file to read: a `Path`, or a file in a store; `str` gives its name."""
 
     @property
     def suffix(self) -> str:
@@ -70,7 +70,7 @@ class Documents(ABC):
 
 
 def texts_of_file(path: Readable) -> Iterator[str]:
-    """The documents of a file, which its suffix says how to read."""
+    """The documents of a file, read by its suffix."""
     read = _FORMATS.get(path.suffix.lower(), _lines)
     return (text for text in read(path) if text.strip())
 
@@ -120,14 +120,14 @@ class Corpus(Documents):
 
 def _opened(path: Readable) -> BufferedReader:
     try:
-        found: BufferedReader = path.open("rb")
-        return found
+        file: BufferedReader = path.open("rb")
+        return file
     except OSError as error:
         raise InputError(f"cannot read {path}: {error.strerror or error}.") from error
 
 
 def _lines(path: Readable) -> Iterator[str]:
-    """Every line of a file, without its \\n or \\r\\n; nothing else ends a line."""
+    """Every line of a file, without its \\n or \\r\\n; only these end a line."""
     offset = 0
     with _opened(path) as file:
         for number, line in enumerate(file, start=1):
@@ -144,7 +144,7 @@ def _lines(path: Readable) -> Iterator[str]:
 
 
 _BOM: Final = codecs.BOM_UTF8.decode()
-"""What some editors put at the start of UTF-8 files; not part of the text."""
+"""Some editors put it at the start of UTF-8 files; it is not part of the text."""
 
 
 def _json_lines(path: Readable) -> Iterator[str]:
@@ -159,7 +159,7 @@ def _json_lines(path: Readable) -> Iterator[str]:
         if isinstance(value, dict):
             if "text" not in value:
                 raise InputError(
-                    f'{where} has no "text"; an object must hold its document under that name, not {_listed(value)}.'
+                    f'{where} has no "text"; an object must hold its document under that name; got {_listed(value)}.'
                 )
             value = value["text"]
         yield _text(value, where)
@@ -209,7 +209,7 @@ def _text(value: Any, where: str) -> str:
 # -- batches -----------------------------------------------------------------------------------------------------
 
 A_BATCH: Final = 128
-"""A batch costs as much as so many tokens more."""
+"""The fixed cost of a batch, in tokens."""
 
 
 @dataclass(frozen=True)
@@ -222,8 +222,8 @@ class CorpusBatch:
     truncated: int
     """How many of these documents were cut to the model's positions."""
     digest: str
-    """SHA-256 over all tokens read up to and including this batch's window of documents: two readings with the same
-    digest have had the same batches so far."""
+    """SHA-256 over all tokens up to and including this batch's window of documents: readings with the same digest have
+    had the same batches so far."""
 
     def pieces(self, tokens: int) -> Iterator["CorpusBatch"]:
         """The batch, split into pieces of up to `tokens` tokens, a longer text alone."""
@@ -249,10 +249,10 @@ def batches(
     """Splits a corpus into batches, reading no further ahead than one window of documents.
 
     The documents of a window are sorted by length and cut into batches of up to `tokens_per_batch` tokens, padding
-    included, so that batches and padding together cost the least (`A_BATCH`); a longer document is a batch on its own.
-    So the batches depend only on the documents and these settings. Inputs that cannot be split and padded again without
-    changing numbers stay the batch they were given as: images, texts with extra inputs or decoder tokens, and texts
-    with padding on the left or inside; the window ends before them.
+    included, so that batches and padding together cost the least (`A_BATCH`); a longer document makes a batch alone.
+    So the batches depend only on the documents and these settings. Some inputs cannot be split and padded again without
+    changing numbers, and stay one batch: images, texts with extra inputs or decoder tokens, and texts with padding on
+    the left or inside. The window ends before them.
 
     `truncate` cuts documents to the model's number of positions, and texts to `MOST_CHARACTERS`. `shard` (k, n) takes
     only the documents k, k + n, ... `bos` is that of `HookedModel.encode`. `whole` hashes every document, those of
@@ -278,13 +278,13 @@ def batches(
 
 
 def is_one_batch(model: HookedModel, inputs: Any) -> bool:
-    """Whether inputs are what one run takes; a tuple is the arguments of one call of a user's own module."""
+    """Whether inputs are one run's; a tuple holds the arguments of one call of a user's own module."""
     one = isinstance(inputs, str | Ids | Mapping | Batch | Path | Picture) or is_chat(inputs)
     return one or (not model.reads_tokens and isinstance(inputs, tuple))
 
 
 class CorpusHash:
-    """SHA-256 over every document of a corpus, in order: each text in UTF-8, or the given token ids."""
+    """SHA-256 over every document of a corpus, in order: texts in UTF-8, or token ids."""
 
     def __init__(self) -> None:
         self._digest = hashlib.sha256()
@@ -295,14 +295,14 @@ class CorpusHash:
 
     @property
     def value(self) -> str:
-        """The hash of what has been read so far; after the last batch, that of the corpus."""
+        """The hash of the documents read so far; after the last batch, of the whole corpus."""
         return self._digest.hexdigest()
 
 
 def checked_shard(shard: Any) -> tuple[int, int]:
     """A shard (k, n) as two ints; `InputError` for anything else."""
     try:
-        index, count = (integer(each) for each in shard)
+        index, count = (integer(number) for number in shard)
     except (TypeError, ValueError):
         index, count = 0, 0
     if not 0 <= index < count:
@@ -319,14 +319,14 @@ class _Document:
 
 @dataclass(frozen=True)
 class _AsGiven:
-    """Documents that go to the model in the batch they came in."""
+    """Documents that go to the model in the batch in which they came."""
 
     numbers: list[int]
     batch: Batch
 
 
 class _Reading:
-    """One pass through a corpus: how many documents were seen, and the digest of those that were taken."""
+    """One pass through a corpus: counts its documents, and digests those of its shard."""
 
     def __init__(
         self, model: HookedModel, truncate: bool, bos: bool | None, shard: tuple[int, int], whole: CorpusHash
@@ -339,14 +339,14 @@ class _Reading:
 
     def batches(self, inputs: Iterable[Any], tokens_per_batch: int, window: int) -> Iterator[CorpusBatch]:
         waiting: list[_Document] = []
-        for each in self._documents(inputs):
-            if isinstance(each, _Document):
-                waiting.append(each)
-            if isinstance(each, _AsGiven) or len(waiting) == window:
+        for item in self._documents(inputs):
+            if isinstance(item, _Document):
+                waiting.append(item)
+            if isinstance(item, _AsGiven) or len(waiting) == window:
                 yield from self._packed(waiting, tokens_per_batch)
                 waiting = []
-            if isinstance(each, _AsGiven):
-                yield self._as_given(each)
+            if isinstance(item, _AsGiven):
+                yield self._as_given(item)
         yield from self._packed(waiting, tokens_per_batch)
         if self._seen == 0:
             raise InputError("inputs have no documents; give at least one.")
@@ -382,7 +382,7 @@ class _Reading:
         return number % self._shards == self._index
 
     def _read(self, item: Any) -> list[Tensor] | Batch:
-        """The token ids of each document of an item; if an item is more than its ids, the item as a batch."""
+        """The token ids of each document of an item; an item with more than ids stays a batch."""
         if not isinstance(self._encoder, Encoder):
             return self._model.encode(item, bos=self._bos)
         if isinstance(item, str):
@@ -415,15 +415,15 @@ class _Reading:
             numbers = torch.tensor([document.number for document in group])
             yield CorpusBatch(batch, numbers, sum(document.truncated for document in group), digest)
 
-    def _as_given(self, given: _AsGiven) -> CorpusBatch:
-        self._digest.update(batch_hash(given.batch).encode())
-        return CorpusBatch(given.batch, torch.tensor(given.numbers), 0, self._digest.hexdigest())
+    def _as_given(self, documents: _AsGiven) -> CorpusBatch:
+        self._digest.update(batch_hash(documents.batch).encode())
+        return CorpusBatch(documents.batch, torch.tensor(documents.numbers), 0, self._digest.hexdigest())
 
 
 def _one_by_one(inputs: Iterable[Any], *, splits: bool) -> Iterator[Any]:
     """The items of a corpus; a list of texts, or of their token ids, one text at a time.
 
-    Of a user's own module each item is one call, whose arguments may be a tuple of tensors.
+    For a user's own module each item is one call: a tensor, or a tuple of arguments.
     """
     for item in inputs:
         if splits and not isinstance(item, str) and (is_list_of(item, str) or is_list_of(item, Ids)) and len(item):

@@ -1,4 +1,4 @@
-"""How are many files one corpus? File after file, wherever they are; their documents are counted first."""
+"""Reads many files as one corpus, file after file, wherever they are; counts their documents first."""
 
 import hashlib
 import io
@@ -26,18 +26,18 @@ class StoredFile:
 
     @property
     def suffix(self) -> str:
-        """The ending of its name, which says how it is read."""
+        """The ending of its name, which decides how it is read."""
         return PurePosixPath(self.uri).suffix
 
     def open(self, mode: Literal["rb"]) -> Any:
-        """The file, opened for reading; `OSError` if it cannot be."""
+        """The file, opened for reading; `OSError` if that fails."""
         if "://" not in self.uri:
             return Path(self.uri).open(mode)
         system, path = _system_of(self.uri)
         return io.BufferedReader(system.open_input_file(path))
 
     def texts(self) -> Iterator[str]:
-        """Its documents, in order; `InputError` for a line that is not one."""
+        """Its documents, in order; `InputError` for a line that holds no document."""
         return texts_of_file(self)
 
     def counted(self) -> tuple[int, str]:
@@ -50,7 +50,7 @@ class StoredFile:
 
 
 class CountedFiles(Documents):
-    """Documents whose files were counted before the first is read."""
+    """Documents of files that are counted before the first is read."""
 
     @property
     @abstractmethod
@@ -64,32 +64,31 @@ class CountedFiles(Documents):
 
     @property
     def fingerprint(self) -> str:
-        """SHA-256 over those of the files."""
+        """SHA-256 over the digests of the files."""
         return hashlib.sha256("".join(digest for _, digest in self.counts).encode()).hexdigest()
 
 
 class CorpusFiles(CountedFiles):
-    """The documents of many files, one file after the other.
+    """The documents of many files, file after file.
 
     >>> corpus = CorpusFiles(["part-0.jsonl", "part-1.jsonl", "s3://bucket/more/"])      # doctest: +SKIP
 
     Args:
         paths: a file, a folder or a URI that pyarrow reads (s3://, gs://, abfs://, hdfs://, file://), or a list of
-            them. Of a folder, all files in it and below count, by name, but none that begins with "." or "_". Each is
-            read by its suffix, as `am.Corpus` does.
+            them. A folder gives all files in it and below, by name, without those that begin with "." or "_". Each file
+            is read by its suffix, as `am.Corpus` does.
 
-    All documents are counted before the first is run, so each has its number before work starts. With
-    `engine=am.Ray(...)`, Ray Data counts and reads, several files at once; the paths are then those of the cluster's
-    machines, and cloud stores are reached from there.
+    All documents are counted and numbered before the first is run. With `engine=am.Ray(...)`, Ray Data counts and
+    reads several files at once; then the cluster's machines open the paths and reach the cloud stores.
 
-    Raises `InputError` for paths at which there is no file, and for files without documents.
+    Raises `InputError` for paths without a file, and for files without documents.
 
     """
 
     def __init__(self, paths: str | Path | Iterable[str | Path]) -> None:
         wanted = "a path or a list of paths"
-        given = [paths] if isinstance(paths, str | Path) else listed("paths", paths, wanted)
-        self.files: tuple[StoredFile, ...] = tuple(file for each in given for file in _files_at(each))
+        listed_paths = [paths] if isinstance(paths, str | Path) else listed("paths", paths, wanted)
+        self.files: tuple[StoredFile, ...] = tuple(file for path in listed_paths for file in _files_at(path))
         if not self.files:
             raise InputError(f"`paths` must be {wanted} with at least one file; got {shown(paths)}.")
 
@@ -104,7 +103,7 @@ class CorpusFiles(CountedFiles):
 
 
 def _system_of(uri: str) -> tuple[Any, str]:
-    """The store that a URI is in, and the path there."""
+    """A URI's store, and the path in it."""
     try:
         import pyarrow  # type: ignore[import-untyped]
         from pyarrow import fs
@@ -117,31 +116,31 @@ def _system_of(uri: str) -> tuple[Any, str]:
     return system, str(path)
 
 
-def _files_at(given: Any) -> list[StoredFile]:
+def _files_at(source: Any) -> list[StoredFile]:
     """The files at a path, in order of their names."""
-    if not isinstance(given, str | Path):
-        raise InputError(f"`paths` must hold paths; got {shown(given)} in it.")
-    name = str(given)
+    if not isinstance(source, str | Path):
+        raise InputError(f"`paths` must hold paths; got {shown(source)} in it.")
+    name = str(source)
     if "://" not in name:
         path = Path(name)
         if not path.exists():
             raise InputError(f"there is no file {path}.")
-        inside = [str(each) for each in path.rglob("*") if each.is_file()] if path.is_dir() else [name]
-        return [StoredFile(each) for each in _counted(inside, name)]
+        inside = [str(file) for file in path.rglob("*") if file.is_file()] if path.is_dir() else [name]
+        return [StoredFile(file) for file in _counted(inside, name)]
     from pyarrow import fs
 
     system, path_there = _system_of(name)
-    (about,) = system.get_file_info([path_there])
-    if about.type == fs.FileType.NotFound:
+    (information,) = system.get_file_info([path_there])
+    if information.type == fs.FileType.NotFound:
         raise InputError(f"there is no file {name}.")
-    if about.type == fs.FileType.File:
+    if information.type == fs.FileType.File:
         return [StoredFile(name)]
-    inside = [each.path for each in system.get_file_info(fs.FileSelector(path_there, recursive=True)) if each.is_file]
+    inside = [file.path for file in system.get_file_info(fs.FileSelector(path_there, recursive=True)) if file.is_file]
     start = name.rstrip("/").removesuffix(path_there.rstrip("/"))
-    return [StoredFile(f"{start}{each}") for each in _counted(inside, path_there)]
+    return [StoredFile(f"{start}{file}") for file in _counted(inside, path_there)]
 
 
 def _counted(files: Sequence[str], folder: str) -> list[str]:
-    """The files below a folder that count: no name on their way begins with "." or "_"."""
-    parts = {each: each.removeprefix(folder).strip("/").split("/") for each in files}
-    return sorted(each for each, names in parts.items() if not any(name[:1] in (".", "_") for name in names))
+    """The files of a folder, without those with a "." or "_" at the start of any name in their path."""
+    parts = {file: file.removeprefix(folder).strip("/").split("/") for file in files}
+    return sorted(file for file, names in parts.items() if not any(name[:1] in (".", "_") for name in names))

@@ -1,4 +1,4 @@
-"""What is said of the largest value of a result, or of a difference of two?"""
+"""The sentence about the largest value of a result, or of a difference of two results."""
 
 from typing import Any, Final
 
@@ -10,9 +10,6 @@ _UNPAIRED: Final = "; the two are on different texts, so a difference has no int
 
 
 def largest_of(result: TextResult, means: TextMeans, *named: Any, **words: Any) -> str:
-    """The sentence of `about_largest`; for a difference on different texts, with the reason that it has no interval.
-
-    Such a difference is one number, not one of a single text.
-    """
+    """The sentence of `about_largest`; a difference of results on different texts states why it has no interval."""
     unpaired = result.parts is not None and not result.paired
     return about_largest(means, *named, no_interval_as=_UNPAIRED if unpaired else None, **words)

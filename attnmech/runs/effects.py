@@ -1,4 +1,4 @@
-"""What does a sweep find? How much a metric changes, head by head or place by place, with intervals over texts."""
+"""How much a metric changes, head by head or place by place, with intervals over texts: the result of a sweep."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -48,11 +48,11 @@ def strongest_of(frame: pd.DataFrame, count: int) -> pd.DataFrame:
 
 @dataclass(frozen=True, repr=False)
 class Effects(OverTexts, TextResult):
-    """How much a metric changes when something is done at one place of a layer: after minus before.
+    """How much a metric changes when one place of a layer is changed: after minus before.
 
     Units are the metric's: nats for "loss" and "kl", logits for "logit_difference". Intervals are over texts: they say
-    how the mean would vary with other texts of the same kind. A subclass says what its places are. In a difference,
-    `before`, `after` and `effect` are differences too.
+    how the mean would vary with other texts of the same kind. A subclass names its places. In a difference, `before`,
+    `after` and `effect` are differences too.
     """
 
     PLACE: ClassVar[str]
@@ -110,7 +110,7 @@ class Effects(OverTexts, TextResult):
 
     @property
     def texts(self) -> Int[Tensor, "layer place"]:
-        """The number of texts behind each mean; for an unpaired difference, that of the result with fewer."""
+        """The number of texts behind each mean; for an unpaired difference, the smaller of the two numbers."""
         if self.parts is None or self.paired:
             return (~self.per_text.isnan()).sum(dim=-1)
         one, other = (part.texts[rows] for part, rows in self._parts_in_rows())
@@ -118,7 +118,7 @@ class Effects(OverTexts, TextResult):
 
     def _parts_in_rows(self) -> list[tuple[Self, list[int]]]:
         """The two results of a difference, each with its indices of the difference's rows."""
-        return [(each, [each._layer_of_row.index(layer) for layer in self._layer_of_row]) for each in self._two]
+        return [(part, [part._layer_of_row.index(layer) for layer in self._layer_of_row]) for part in self._two]
 
     def strongest(self, count: int = 10) -> pd.DataFrame:
         """The rows of `to_frame` with the largest effects of either sign, clear ones first."""
@@ -149,7 +149,7 @@ class Effects(OverTexts, TextResult):
 
     @property
     def note(self) -> str:
-        """What the intervals are, or why there are none."""
+        """What the intervals mean, or why there are none."""
         return interval_note(self._n_texts)
 
     def plot(self) -> "go.Figure":
@@ -204,7 +204,7 @@ class Effects(OverTexts, TextResult):
 
     def _minus(self, other: Self, paired: bool) -> Self:
         rows = [layer for layer in self._layer_of_row if layer in other._layer_of_row]
-        mine, yours = ([each._layer_of_row.index(layer) for layer in rows] for each in (self, other))
+        mine, yours = ([result._layer_of_row.index(layer) for layer in rows] for result in (self, other))
         swept = self.swept[mine] * other.swept[yours]
         if not swept.any():
             raise InputError(
@@ -224,7 +224,7 @@ class Effects(OverTexts, TextResult):
 
 @dataclass(frozen=True, repr=False)
 class HeadEffects(Effects):
-    """How much a metric changes when something is done to a head: after minus before, `.effect [layer head]`.
+    """How much a metric changes when a head is changed: after minus before, `.effect [layer head]`.
 
     Units are the metric's: nats for "loss" and "kl", logits for "logit_difference". Intervals are over texts: they say
     how the mean would vary with other texts of the same kind.
@@ -242,13 +242,13 @@ class HeadEffects(Effects):
     def draw_spread(self) -> Float[Tensor, "layer head"] | None:
         """The standard deviation of the effect over draws of donors; None for one draw.
 
-        That of the mean over draws is smaller by the square root of their number. Intervals over texts include both
-        the texts' spread and that of their donors.
+        The standard error of the mean over draws is smaller by the square root of their number. Intervals over texts
+        include the spread of the texts and of their donors.
         """
         return None if self.by_draw is None else self.by_draw.std(dim=-1)
 
     def section(self, call: str, layers: Sequence[int], on: str) -> "Section":
-        """The map of heads, for a page whose reader chooses a head in `layers`; `on` names the texts."""
+        """The map of heads for a page where the reader chooses a head in `layers`; `on` names the texts."""
         loss = "the loss of masked tokens" if "masked" in self.provenance.options else "the loss"
         return Section(
             name="map-ablation",
@@ -258,7 +258,7 @@ class HeadEffects(Effects):
             reading=f"Each cell is one head. Blue: {loss} rises without it, so it helped; brown: the loss falls; "
             "pale: the change is not clear among all heads. Click a cell to choose its head.",
             caveat=f"On {on}. Other heads may take over what an ablated head did, so heads that matter together can "
-            "each look idle; zero is a value that the model may never see otherwise.",
+            "each look idle; the model may never see zero there without an ablation.",
             figures={"ablation": at_head(self.plot(), self.layers, tuple(layers))},
             call=f"{call}.plot()",
         )
@@ -269,9 +269,9 @@ class HeadEffects(Effects):
         if self.draw_spread is None:
             return frame
         index, place = self.swept.nonzero().T
-        found = frame.assign(draw_spread=self.draw_spread[index, place].numpy())
-        found.attrs = frame.attrs
-        return found
+        with_spread = frame.assign(draw_spread=self.draw_spread[index, place].numpy())
+        with_spread.attrs = frame.attrs
+        return with_spread
 
     @property
     def _layer_of_row(self) -> Sequence[int]:
@@ -284,10 +284,10 @@ class HeadEffects(Effects):
         return super()._comparable() | {"number of layers": len(self.after)}
 
     def _minus(self, other: Self, paired: bool) -> Self:
-        found = super()._minus(other, paired)
+        difference = super()._minus(other, paired)
         both = self.shift is not None and other.shift is not None
         shift = self.shift - other.shift if both else None  # type: ignore[operator]
-        return replace(found, shift=shift, by_draw=None)
+        return replace(difference, shift=shift, by_draw=None)
 
 
 def effects_of(model: HookedModel, heads: Sequence[Head], swept: Swept, method: str, draws: int = 1) -> HeadEffects:
@@ -298,7 +298,7 @@ def effects_of(model: HookedModel, heads: Sequence[Head], swept: Swept, method: 
 def head_fields(
     model: HookedModel, heads: Sequence[Head], swept: Swept, method: str, draws: int = 1, *, by_kv_head: bool = False
 ) -> dict[str, Any]:
-    """The fields of `HeadEffects` for a sweep that changed one head, or kv head, at a time."""
+    """The fields of `HeadEffects` after a sweep that changed one head, or kv head, at a time."""
     stack = model.output_stack
     count = stack.n_kv_heads if by_kv_head else stack.n_heads
     n_layers = count_layers(model, stack)
@@ -321,7 +321,7 @@ def _of_all_layers(fields: Mapping[str, Any], n_layers: int) -> dict[str, Any]:
 
 
 def effect_fields(places: Sequence[tuple[int, int]], count: int, swept: Swept, method: str) -> dict[str, Any]:
-    """The fields of `Effects` for a sweep that changed one of `count` places per layer at a time."""
+    """The fields of `Effects` after a sweep that changed one of `count` places per layer at a time."""
     return {
         "metric": str(swept.provenance.options["metric"]),
         "method": method,
@@ -337,7 +337,7 @@ def effect_fields(places: Sequence[tuple[int, int]], count: int, swept: Swept, m
 def _at(
     places: Sequence[tuple[int, int]], count: int, values: Float[Tensor, "change ..."]
 ) -> Float[Tensor, "layer place ..."]:
-    """The result of each change, at its place; NaN at the others."""
+    """The result of each change at its place; NaN at all other places."""
     layers = sorted({layer for layer, _ in places})
     rows, columns = torch.tensor([(layers.index(layer), place) for layer, place in places]).T
     whole = torch.full((len(layers), count, *values.shape[1:]), torch.nan, dtype=torch.float64)

@@ -1,4 +1,4 @@
-"""How are changes run? Where a pass begins, what shares a batch, and which tokens need logits."""
+"""Runs changes: chooses where a pass begins, what shares a batch, and which tokens need logits."""
 
 import copy as copying
 from collections.abc import Iterator, Mapping, Sequence
@@ -29,29 +29,29 @@ Change: TypeAlias = tuple[Intervention, ...]
 """The interventions applied together in one measurement."""
 
 STEP_BYTES: Final = 6 * 2**20
-"""The widest activation of the tokens that go through a model at once takes about this, to stay in a CPU's cache, …"""
+"""About the bytes of the widest activation in one step, so that it stays in a CPU's cache."""
 
 LEAST_TOKENS: Final = 512
-"""… but at least so many tokens go: with fewer, reading the weights takes longer than multiplying."""
+"""The fewest tokens of a step: with fewer, reading the weights takes longer than multiplying."""
 
 TEXT_TOKENS: Final = 512
 """Roughly how many tokens of text are measured together, so that several changes fit into a step."""
 
 
 def step_tokens(widest: int) -> int:
-    """How many tokens go through a model at once whose widest activation takes `widest` bytes per token."""
+    """How many tokens go through a model at once if its widest activation takes `widest` bytes per token."""
     return max(LEAST_TOKENS, STEP_BYTES // widest)
 
 
 Receivers: TypeAlias = Mapping[tuple[str, int], tuple[int, ...]]
-"""The heads (at k and v: kv heads) whose q, k or v receives a change, by point and layer."""
+"""The heads (at k and v: kv heads) that receive a change in q, k or v, by point and layer."""
 
 
 class Engine:
     """Runs a model under changes, within a memory budget in bytes.
 
-    What all changes of a sweep begin with (`share`) is run once, and each change begins at the first block that the
-    rest of it touches.
+    The interventions with which all changes of a sweep begin (`share`) are run once. The pass of each change begins at
+    the first block that its other interventions touch.
     """
 
     def __init__(
@@ -67,7 +67,7 @@ class Engine:
         self.model, self.memory, self.frozen, self.shifts, self.keyless = model, memory, frozen, shifts, keyless
         self.through = through
         self._plain = not (frozen or shifts or keyless or through)
-        """Whether nothing but the metric is measured, with all later layers recomputed."""
+        """Whether only the metric is measured, with all later layers recomputed."""
         self.blocks = Blocks(model) if can_begin_in_the_middle(model) else None
         if through and self.blocks is None:
             raise InputError("paths to heads need a model with a single stack, whose passes can begin at any block.")
@@ -76,44 +76,44 @@ class Engine:
         self.text_of: Int[Tensor, " input"] | None = None
         """The text that each input is a copy of, if they are copies (`JudgedTexts`)."""
         self.held: Change = ()
-        """What all changes begin with."""
+        """The interventions with which all changes begin."""
         self.kept_at: Sequence[int] = ()
         """The blocks at which the stream under each change is kept."""
         self._texts: dict[int, Texts] | None = None
-        """Texts whose streams are kept for the next sweep, by their first number; None if none are to be."""
+        """Texts kept with their streams for the next sweep, by their first number; None if none are to be kept."""
         self._changes: Sequence[Change] = ()
-        """All changes of a sweep whose streams are kept."""
+        """All changes of a sweep that keeps streams."""
         self._left_out: dict[int, bool] = {}
-        """Whether the attention of a block may be left out, as found."""
+        """Whether the attention of a block may be left out, by block."""
         widest = 4 * model.d_model
         if self.blocks is not None:
-            widest = max(max(each.shape) for each in self.blocks.first.parameters())
+            widest = max(max(parameter.shape) for parameter in self.blocks.first.parameters())
         size = torch.empty((), dtype=model.dtype).element_size()
         # Stream, its norm, q k v z, the MLP's activations, and at least 32 rows of scores and pattern.
         self._per_token = size * (12 * model.d_model + 3 * widest) + 330 * model.n_heads
         self._per_stream = size * model.d_model
         self._per_text = 2 * (model.n_layers + 2) * self._per_stream
-        """Of the streams and z of all blocks."""
+        """Bytes per token of the streams and z of all blocks."""
         self._at_once = step_tokens(size * widest)
         self._per_row = 4 * max(size, 4) * max(model.n_vocab, 1)
 
     def on(self, model: HookedModel | None) -> "Engine":
-        """The same on another copy of the model; on none, so that it can be sent to where that is."""
-        found = copying.copy(self)
+        """The same engine on another copy of the model; on None, an engine to send to where a copy is."""
+        engine = copying.copy(self)
         blocks = Blocks(model) if model and can_begin_in_the_middle(model) else None
-        found.__dict__.update(model=model, blocks=blocks, _texts=None, _changes=())
-        return found
+        engine.__dict__.update(model=model, blocks=blocks, _texts=None, _changes=())
+        return engine
 
     def texts_of(self, documents: Int[Tensor, " batch"]) -> Int[Tensor, " batch"]:
-        """The texts that some inputs are, or are copies of: by these an intervention's values are chosen."""
+        """The texts of some inputs, which may be copies of texts: they choose an intervention's values."""
         return documents if self.text_of is None else self.text_of[documents]
 
     def share(self, changes: Sequence[Change], tokens: int, *, keep: bool) -> None:
-        """Prepares for a sweep: what all changes begin with is run once on each text.
+        """Prepares for a sweep: the interventions with which all changes begin are run once on each text.
 
         With `keep`, the next sweep on the same texts, of `tokens` tokens in all, is to measure the same changes with
-        one of them in force. As far as they fit into a quarter of the budget, streams are kept for it: whatever joins
-        leaves the streams below its block as they are, under every change.
+        one of them in force. The streams under each change are kept for it, up to a quarter of the budget: an
+        intervention that joins leaves the streams below its block as they are.
         """
         if not self._plain or self.blocks is None:
             return
@@ -128,7 +128,7 @@ class Engine:
             return
         starts, count = [self.start_of(change) for change in changes], len(self.blocks)
         streams = [tokens * self._per_stream * sum(start < block for start in starts) for block in range(count)]
-        spaced = (range(each, count, each) for each in range(1, count))
+        spaced = (range(step, count, step) for step in range(1, count))
         self.kept_at = next((at for at in spaced if sum(streams[block] for block in at) <= room), ())
         self._texts = {first: texts for first, texts in self._texts.items() if texts.streams.keys() >= set(starts)}
         for texts in self._texts.values():
@@ -136,7 +136,7 @@ class Engine:
 
     @property
     def text_tokens(self) -> int:
-        """For how many tokens the streams and z of all blocks fit into a quarter of the budget."""
+        """The number of tokens with streams and z of all blocks that fit into a quarter of the budget."""
         return max(1, min(TEXT_TOKENS, int(self.memory / 4 / self._per_text)))
 
     def check(self, batch: Batch) -> None:
@@ -151,18 +151,22 @@ class Engine:
             )
 
     def start_of(self, change: Change) -> int:
-        """The first block that a change touches, beyond what is held."""
+        """The first block that a change touches beyond the interventions held."""
         return 0 if self.blocks is None else _first_of(change[len(self.held) :])
 
     def after_attention(self, change: Change) -> bool:
-        """Whether a change leaves the attention of the block that it begins at as it is."""
+        """Whether a change leaves the attention of its first block as it is."""
         if self.blocks is None or not self._plain or self.model.edited:
             return False
         start = self.start_of(change)
-        return all(each.point in AFTER_ATTENTION for each in change if start in (each.touches or (start,)))
+        return all(
+            intervention.point in AFTER_ATTENTION
+            for intervention in change
+            if start in (intervention.touches or (start,))
+        )
 
     def begin_of(self, documents: Int[Tensor, " batch"], change: Change) -> tuple[int, bool]:
-        """The block at which the pass of a change begins, and whether with a stream that was kept under it."""
+        """The first block of the pass of a change, and whether the pass begins with a stream kept under that change."""
         known = self._known(documents)
         return (self.start_of(change), False) if known is None else known.begin_of(change)
 
@@ -181,7 +185,7 @@ class Engine:
                 yield numbers[first : first + count]
 
     def rows_at_once(self) -> int:
-        """For how many tokens the logits fit into a quarter of the budget."""
+        """The number of tokens with logits that fit into a quarter of the budget."""
         return max(1, int(self.memory / 4 / self._per_row))
 
     def texts(self, batch: Batch, documents: Int[Tensor, " batch"], changes: Sequence[Change]) -> "Texts":
@@ -191,15 +195,15 @@ class Engine:
         changes = changes if self._texts is None else self._changes
         starts = sorted({start for change in changes for start in self._starts(change)})
         with_z = {self.start_of(change) for change in changes if self.after_attention(change)}
-        found = Texts(self, batch, documents, starts, sorted(with_z))
+        texts = Texts(self, batch, documents, starts, sorted(with_z))
         if self._texts is not None:
-            self._texts[int(documents[0])] = found
-        return found
+            self._texts[int(documents[0])] = texts
+        return texts
 
     def _known(self, documents: Int[Tensor, " batch"]) -> "Texts | None":
-        """The same texts as the last sweep left them."""
-        found = None if self._texts is None else self._texts.get(int(documents[0]))
-        return found if found is not None and torch.equal(found.documents, documents) else None
+        """The same texts, if the last sweep kept them."""
+        texts = None if self._texts is None else self._texts.get(int(documents[0]))
+        return texts if texts is not None and torch.equal(texts.documents, documents) else None
 
     def leaves_out(self, batch: Batch, block: int, stream: Float[Tensor, "batch position d_model"]) -> bool:
         """Whether passes may begin after the attention of a block, tried on the first text."""
@@ -214,12 +218,14 @@ class Engine:
             return sorted({self.start_of(change), *(layer for _, layer in self.through)})
         if not self.frozen:
             return [self.start_of(change)]
-        return sorted({layer for each in change for layer in each.touches or self.model.output_stack.layers})
+        return sorted(
+            {layer for intervention in change for layer in intervention.touches or self.model.output_stack.layers}
+        )
 
 
 @dataclass(frozen=True)
 class After:
-    """What was measured under some changes."""
+    """The measurements under some changes."""
 
     metric: Float[Tensor, "change batch"]
     shift: Float[Tensor, "change batch layer head"] | None = None
@@ -229,7 +235,7 @@ class After:
 
 
 class Texts:
-    """Texts, and what their clean pass kept."""
+    """Texts, with what their clean pass kept."""
 
     def __init__(
         self,
@@ -245,7 +251,7 @@ class Texts:
         self.queries = batch.queries(self.model.output_stack.label)
         self._later: dict[tuple[str, int], Tensor] = {}
         self._kept: dict[tuple[int, ...], Tensor] = {}
-        """Streams under single changes, by block and what the change adds to what is held."""
+        """Streams under single changes, by the block and the interventions that the change adds to those held."""
         self._held: Change = ()
         if self.blocks is None:
             values = self.model.forward(batch, captures=[("logits", None)])
@@ -260,7 +266,7 @@ class Texts:
         self.hold(engine.held)
 
     def hold(self, held: Change) -> None:
-        """Brings streams and z under what all changes share, which begins with what is held so far."""
+        """Applies the interventions that all changes share to streams and z; those held so far come first in them."""
         if len(held) == len(self._held):
             return
         assert self.blocks is not None
@@ -279,7 +285,7 @@ class Texts:
         }
 
     def begin_of(self, change: Change) -> tuple[int, bool]:
-        """The block at which the pass of a change begins, and whether with a stream that was kept under it."""
+        """The first block of the pass of a change, and whether the pass begins with a stream kept under that change."""
         start = self.engine.start_of(change)
         kept = [block for block in self.engine.kept_at if block > start and self._key(block, change) in self._kept]
         return (max(kept), True) if kept else (start, False)
@@ -288,7 +294,7 @@ class Texts:
         return (block, *map(id, change[len(self._held) :]))
 
     def _z_at(self, start: int, changes: Sequence[Change]) -> Tensor | None:
-        """z of the block that changes begin at, if they may begin after its attention."""
+        """z of the first block of some changes, if they may begin after its attention."""
         if start not in self._z or not all(map(self.engine.after_attention, changes)):
             return None
         return self._z[start] if self.engine.leaves_out(self.batch, start, self.streams[start]) else None
@@ -309,13 +315,13 @@ class Texts:
         return self._judging.of(self.clean, 1, judge)[0]
 
     def after(self, changes: Sequence[Change], judge: Metric) -> After:
-        """What is measured under each of some changes that begin at the same block."""
+        """The measurements under each of some changes that begin at the same block."""
         if self.engine.through:
             return self._received().measured(self._at_receivers(changes, self.engine.through), judge)
         return self.measured(changes, judge)
 
     def measured(self, changes: Sequence[Change], judge: Metric) -> After:
-        """The same for changes in a run that is clean otherwise."""
+        """The same for changes in an otherwise clean run."""
         keyless = Keyless(len(self.batch.ids), len(changes)) if self.engine.keyless else None
         output, shift = (
             (self._frozen(changes, keyless), None) if self.engine.frozen else self._recomputed(changes, keyless)
@@ -325,13 +331,13 @@ class Texts:
     # -- paths ---------------------------------------------------------------------------------------------
 
     def _received(self) -> "Texts":
-        """The same texts, for changes whose values are for these texts alone."""
-        found = copying.copy(self)
-        found._source = slice(None)
-        return found
+        """The same texts, for changes that hold values of these texts only."""
+        texts = copying.copy(self)
+        texts._source = slice(None)
+        return texts
 
     def _at_receivers(self, changes: Sequence[Change], receivers: Receivers) -> list[Change]:
-        """Each change as what it makes of the receivers' q, k and v, to be put into a clean run."""
+        """Replaces each change by the q, k and v that it gives the receivers, for a clean run."""
         assert self.blocks is not None
         start, stack = self.engine.start_of(changes[0]), self.model.output_stack
         later = {key: heads for key, heads in receivers.items() if key[1] > start}
@@ -360,12 +366,12 @@ class Texts:
     # -- passes --------------------------------------------------------------------------------------------
 
     def _applied_now(self, changes: Sequence[Change], first: int) -> list[Applied]:
-        """Each change in its own copy of the texts; the copies before `first` stay unchanged."""
+        """Each change in a separate copy of the texts; the copies before `first` stay unchanged."""
         texts = len(self.batch.ids)
         return [
-            self.model.applied(each, slice(number * texts, (number + 1) * texts), self._source)
+            self.model.applied(intervention, slice(number * texts, (number + 1) * texts), self._source)
             for number, change in enumerate(changes, start=first)
-            for each in change
+            for intervention in change
         ]
 
     def _copies(self, count: int) -> Batch:
@@ -377,7 +383,7 @@ class Texts:
         count = first + len(changes)
         texts = len(self.batch.ids)
         watch = PatternShifts(self.model, texts, len(changes), start) if self.engine.shifts else None
-        rows: list[RowObserver] = [each for each in (watch, keyless) if each is not None]
+        rows: list[RowObserver] = [observer for observer in (watch, keyless) if observer is not None]
         layers = watch.layers if watch else _layers_of(changes, self.model) if keyless else None
         copies, z = self._copies(count), None if kept else self._z_at(start, changes)
         with self.model.in_force.applying(self._applied_now(changes, first)):
@@ -401,7 +407,7 @@ class Texts:
         return output, None if watch is None else watch.means()
 
     def _frozen(self, changes: Sequence[Change], keyless: "Keyless | None") -> Output:
-        """The last stream if only the changed layers' attention differs from the clean pass."""
+        """The last stream, where only the attention of the changed layers differs from the clean pass."""
         assert self.blocks is not None and self.clean.stream is not None
         touched = sorted({layer for change in changes for layer in self.engine._starts(change)})
         moved = {layer: self._moved(changes, layer, keyless) for layer in touched}
@@ -417,9 +423,12 @@ class Texts:
     def _moved(
         self, changes: Sequence[Change], layer: int, keyless: "Keyless | None"
     ) -> Float[Tensor, "change text position d_model"]:
-        """The change in what a layer's attention writes, on the clean stream."""
+        """How a layer's attention output changes on the clean stream."""
         assert self.blocks is not None
-        here = [tuple(each for each in change if layer in (each.touches or (layer,))) for change in changes]
+        here = [
+            tuple(intervention for intervention in change if layer in (intervention.touches or (layer,)))
+            for change in changes
+        ]
         count = 1 + len(changes)
         stream = repeat(self.streams[layer], "text ... -> (copy text) ...", copy=count)
         point = self.model.output_stack.point("attn_out"), layer
@@ -433,30 +442,30 @@ class Texts:
 
     def _applied_at(self, changes: Sequence[Change], layer: int) -> list[Applied]:
         for change in changes:
-            for each in change:
-                if not each.by_head:
-                    raise InputError(f'later="frozen" is only for changes to heads; got {each}.')
+            for intervention in change:
+                if not intervention.by_head:
+                    raise InputError(f'later="frozen" needs changes to heads; got {intervention}.')
         return self._applied_now(changes, 1)
 
 
 def shared(changes: Sequence[Change]) -> int:
-    """How many interventions all of several changes begin with: the very same objects."""
+    """The number of interventions, the very same objects, with which all of several changes begin."""
     if len(changes) < 2:
         return 0
     columns = zip(*changes, strict=False)
-    return len(list(takewhile(lambda column: all(each is column[0] for each in column), columns)))
+    return len(list(takewhile(lambda column: all(intervention is column[0] for intervention in column), columns)))
 
 
 def _first_of(change: Change) -> int:
     """The first block that interventions touch."""
-    return min((min(each.touches) if each.touches else 0 for each in change), default=0)
+    return min((min(intervention.touches) if intervention.touches else 0 for intervention in change), default=0)
 
 
 def _layers_of(changes: Sequence[Change], model: HookedModel) -> list[tuple[str, int]]:
     """The (stack, layer) that changes touch."""
-    found = {}
+    layers = {}
     for change in changes:
-        for each in change:
-            stack = model.stack(each.stack or None)
-            found.update(dict.fromkeys((stack.label, layer) for layer in each.touches or stack.layers))
-    return list(found)
+        for intervention in change:
+            stack = model.stack(intervention.stack or None)
+            layers.update(dict.fromkeys((stack.label, layer) for layer in intervention.touches or stack.layers))
+    return list(layers)

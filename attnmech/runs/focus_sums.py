@@ -1,4 +1,4 @@
-"""What is summed of where heads look: statistics of rows by text, and what each key and distance receives."""
+"""Sums where heads look: statistics of rows by text, and the attention that each key and distance receives."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -19,10 +19,10 @@ from .row_means import RowMeans, closed, sum_of_states
 from .token_types import TOKEN_TYPES, token_types
 
 SINK_RATE: Final = 0.3
-"""ε of Sink_k^ε: above this mean attention a key counts as a sink of a head in a text (Gu et al. 2024)."""
+"""ε of Sink_k^ε: a key with more mean attention than this counts as a sink of a head in a text (Gu et al. 2024)."""
 
 BY_ROW: Final = (*RowMeans.BY_ROW, "top_key")
-"""What is kept row by row of texts that are run together."""
+"""The entries kept row by row for texts that are run together."""
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class FocusSums(Reducer):
         object.__setattr__(self, "last", whole_number("last", self.last, least=1))
 
     def start(self, run: Run) -> State:
-        """Sums of each statistic per text, and what each key and distance receives."""
+        """Empty sums of each statistic per text, and of the attention that each key and distance receives."""
         queries, keys = run.batch.queries(run.stack.label), run.batch.keys(run.stack.label)
         layers, heads = run.n_layers, run.n_heads
         texts, rows = queries.ids.shape
@@ -62,7 +62,7 @@ class FocusSums(Reducer):
         return {name: value.to(device) for name, value in state.items()}
 
     def add(self, state: State, block: RowBlock, run: Run) -> None:
-        """Reads a block's rows; with a layer's last block, adds what all of them say, and what keys receive of them."""
+        """Reads a block's rows; with a layer's last block, adds the statistics of all rows and what keys receive."""
         key, of_mask = (id(state["classes"]), block.index), self._of_mask(block, state["classes"])
         tokens = None if block.stack == "cross" else block.mask.queries
         if key not in run.between:
@@ -78,7 +78,7 @@ class FocusSums(Reducer):
             self._add_received(state, block, received)
 
     def _of_mask(self, block: RowBlock, classes: Tensor) -> "_OfMask":
-        """What follows from the mask of a block's rows."""
+        """The tensors that follow from the mask of a block's rows."""
 
         def make() -> _OfMask:
             first, rows, keys = block.batch.keys(block.stack).begins, block.rows, block.keys
@@ -93,7 +93,7 @@ class FocusSums(Reducer):
         return block.mask.once(("focus", self.last, block.rows), make)
 
     def _add_received(self, state: State, block: RowBlock, received: Received) -> None:
-        """Adds what each key and distance has received of a layer's rows."""
+        """Adds the attention that each key and distance has received from a layer's rows."""
         by_key = received.by_key
         state["received"][block.index][..., : by_key.shape[-1]] += by_key
         if block.stack != "cross":
@@ -107,18 +107,18 @@ class FocusSums(Reducer):
         layer, width, classes = block.index, state["uniform"].shape[-1], state["classes"]
 
         def of_masks() -> tuple[DefinedRows, Tensor, Tensor, Tensor]:
-            defined = DefinedRows.joined([each.defined for each in masks])
+            defined = DefinedRows.joined([mask.defined for mask in masks])
             return defined, counts_by_text(defined.valid[:, None], classes), *_summed(masks, width)
 
         defined, counts, uniform, seen = block.mask.once(("focus", self.last), of_masks)
-        found = RowMeasures.joined(measures)
-        values, state["sums"][:, :, layer] = statistics_by_class(found, defined, classes)
+        joined_measures = RowMeasures.joined(measures)
+        values, state["sums"][:, :, layer] = statistics_by_class(joined_measures, defined, classes)
         state["counts"][:, :, layer] = counts
         state["uniform"][layer], state["seen"][layer] = uniform, seen
         if "values" in state:
             state["values"][:, layer], state["valid"][:, layer] = values, defined.valid[:, None]
             choice = defined.valid[STATISTICS.place("tied_top")]
-            state["top_key"][layer] = found.key.masked_fill(~choice[:, None], -1).transpose(0, 1).int()
+            state["top_key"][layer] = joined_measures.key.masked_fill(~choice[:, None], -1).transpose(0, 1).int()
 
     def close(self, state: State, run: Run) -> State:
         """Sums over the batch's texts; the statistics stay separate per text."""
@@ -149,7 +149,7 @@ class FocusSums(Reducer):
 
 @dataclass(frozen=True)
 class _OfMask:
-    """What follows from the mask of a block's rows: the same for all layers with that mask."""
+    """The tensors that follow from the mask of a block's rows, the same for all layers with that mask."""
 
     defined: DefinedRows
     places: Places
@@ -160,9 +160,9 @@ class _OfMask:
 
 
 def _summed(masks: "Sequence[_OfMask]", width: int) -> tuple[Tensor, Tensor]:
-    """What each key would receive of uniform attention, and how many rows see it, over all blocks."""
+    """The uniform attention that each key would receive, and how many rows see it, over all blocks."""
     sums = masks[0].uniform.new_zeros(2, *masks[0].uniform.shape[:2], width)
-    for each in masks:
-        sums.index_add_(-1, each.keys, torch.stack([each.uniform, each.seen]))
+    for mask in masks:
+        sums.index_add_(-1, mask.keys, torch.stack([mask.uniform, mask.seen]))
     uniform, seen = sums
     return uniform, seen

@@ -1,4 +1,4 @@
-"""How are sums per document kept in bounded memory? Beyond 256 documents they are added up in groups.
+"""Keeps sums per document in bounded memory: beyond 256 documents they are added up in groups.
 
 A document's group is its number modulo a power of two, the largest that gives at most 256 groups. So up to 256
 documents are each a group of one, and the groups depend only on which documents there are, not on their order or
@@ -29,27 +29,27 @@ def by_group(
 
     `most` is the largest number of groups, if sums are so large that fewer than `GROUPS` fit.
     """
-    found = {**state, "groups": documents.long().cpu(), "modulus": torch.tensor([_NO_MODULUS])}
-    return _folded(found, summed, most)
+    ungrouped = {**state, "groups": documents.long().cpu(), "modulus": torch.tensor([_NO_MODULUS])}
+    return _folded(ungrouped, summed, most)
 
 
 def joined(one: State, other: State, summed: Sequence[str], most: int | None = None) -> State:
-    """The sums by group of both, whichever documents they cover."""
+    """The sums by group of two states, over any documents."""
     modulus = torch.minimum(one["modulus"], other["modulus"])
     both = torch.cat((one["groups"], other["groups"]))
     modulus = _modulus(both, modulus, GROUPS if most is None else most)
     groups = _distinct(both % modulus)
-    found = {}
+    sums = {}
     for name in summed:
         whole = one[name].new_zeros(*one[name].shape[:-1], len(groups))
-        for each in (one, other):
-            place = torch.searchsorted(groups, each["groups"] % modulus)
+        for part in (one, other):
+            place = torch.searchsorted(groups, part["groups"] % modulus)
             if torch.equal(place, torch.arange(len(groups))):
-                whole += each[name]
+                whole += part[name]
             else:
-                whole.index_add_(-1, place, each[name])
-        found[name] = whole
-    return {**found, "groups": groups, "modulus": modulus}
+                whole.index_add_(-1, place, part[name])
+        sums[name] = whole
+    return {**sums, "groups": groups, "modulus": modulus}
 
 
 def _folded(state: State, summed: Sequence[str], most: int | None) -> State:

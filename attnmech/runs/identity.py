@@ -1,4 +1,4 @@
-"""Is a run the same as before? Versions, weights, options, inputs, and a digest of its functions.
+"""Identifies a run: by versions, weights, options, inputs, and a digest of its functions.
 
 A digest is the same in every process. It covers compiled code, defaults, what closures hold and the globals that the
 code names, recursively. Installed classes count by name; objects that hide their content (a lock, a file) by class.
@@ -20,7 +20,7 @@ from ..model.run.hooked import HookedModel
 
 
 def identity_of(model: HookedModel, weights: str, rest: Mapping[str, Any]) -> dict[str, Any]:
-    """What a run must share with a journal to resume from it; `weights` is the model's `weights_hash`."""
+    """The entries that a run must share with a journal to resume from it; `weights` is the model's `weights_hash`."""
     return {
         **{package: version(package).partition("+")[0] for package in ("attnmech", "torch", "transformers")},
         "python": "{}.{}".format(*sys.version_info),
@@ -34,7 +34,7 @@ def identity_of(model: HookedModel, weights: str, rest: Mapping[str, Any]) -> di
 
 
 def digest_of(value: Any, known: dict[int, tuple[object, str]] | None = None) -> str:
-    """SHA-256 of what a function, a class or an object is made of; `known` holds the digests of its parts, by id."""
+    """SHA-256 of the parts of a function, a class or an object; `known` holds the digests of parts, by id."""
     known = {} if known is None else known
     if value is None or type(value) in (bool, int, float, complex, str, bytes):
         content = value if isinstance(value, bytes) else repr(value).encode()
@@ -48,7 +48,7 @@ def digest_of(value: Any, known: dict[int, tuple[object, str]] | None = None) ->
 
 
 def _parts(value: Any) -> Iterable[object]:
-    """What a value is made of, its kind first."""
+    """The parts of a value, its kind first."""
     match value:
         case torch.Tensor() if value.layout == torch.strided and not value.is_meta:
             return "tensor", tensors_hash({"": value})
@@ -78,10 +78,10 @@ def _parts(value: Any) -> Iterable[object]:
 
 
 def _kept(value: Any) -> Iterable[object]:
-    """What a copy of an object would keep, without its cached properties; nothing if it hides what it holds."""
+    """The parts of an object that a copy would keep, without cached properties; none if the object hides them."""
     try:
         kept = (value.cell_contents,) if isinstance(value, types.CellType) else value.__reduce_ex__(2)
-    except Exception:  # what a user's object raises
+    except Exception:  # a user's object may raise anything
         return ()
     if isinstance(kept, str):  # the name of a function written in C, such as a wrapper of functools.cache
         return kept, getattr(value, "__module__", None), getattr(value, "__wrapped__", None)

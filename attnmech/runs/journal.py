@@ -1,4 +1,4 @@
-"""How does a run survive an interruption? Its journal, a file with all that it needs to resume."""
+"""The journal of a run: a file that holds all that the run needs to resume after an interruption."""
 
 import hashlib
 import json
@@ -25,11 +25,11 @@ from ..model.parts.hashes import tensors_hash
 ADVICE: Final = "Give another path or delete it."
 
 _ROUNDING: Final = 1000
-"""How many epsilons of the model's precision the same measurement may differ by, absolutely and relatively: what
-different batch shapes do to deep models."""
+"""The largest difference between two runs of one measurement, absolute and relative, in epsilons of the model's
+precision: different batch shapes change the numbers of deep models by this much."""
 
 _MOST_ROUNDING: Final = 0.1
-"""But by no more than this: half precision has few digits."""
+"""The largest difference in any precision: half precision has few digits."""
 
 
 P = ParamSpec("P")
@@ -57,8 +57,8 @@ def kept(path: str | Path | None) -> Iterator[None]:
     ...     am.ablate_heads(model, texts, journal="table.csv.journal").to_html("page.html")
 
     Inside another `kept` of the same path, the outer one decides, so a caller that writes a run's result can keep the
-    journal until it is written. After an exception or Ctrl-C the journal is still there, and the traceback of Ctrl-C
-    ends with where it is. Without a path nothing happens.
+    journal until the result is written. After an exception or Ctrl-C the journal is still there, and the traceback of
+    Ctrl-C ends with its path. Without a path nothing happens.
 
     Raises `JournalError` at once if another process or thread owns the journal, and `OutputError` if none can be
     written.
@@ -73,7 +73,7 @@ def kept(path: str | Path | None) -> Iterator[None]:
             yield
         except KeyboardInterrupt as stop:
             if real.exists():
-                stop.add_note(f"What was done is in {path}: the same call goes on from there.")
+                stop.add_note(f"The finished part is in {path}: the same call resumes from it.")
             raise
         finally:
             _KEPT.set({other: held for other, held in _KEPT.get().items() if other != real})
@@ -128,7 +128,7 @@ def _locked(path: Path, real: Path) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Entry:
-    """How far a run has got."""
+    """The progress of a run."""
 
     tensors: Mapping[str, Tensor]
     """Everything it has accumulated, under any names."""
@@ -142,7 +142,7 @@ class Entry:
 class Journal:
     """One file with the last entry of a run, written whole or not at all.
 
-    `identity` says, as JSON values, what the run is: only a run of the same identity resumes from the file.
+    `identity` identifies the run by JSON values: only a run of the same identity resumes from the file.
     """
 
     def __init__(self, path: Path, identity: Mapping[str, Any]) -> None:
@@ -191,19 +191,19 @@ class Journal:
         self._check(header["identity"])
         return entry
 
-    def require_same(self, names: Sequence[str], held: Tensor, found: Tensor, precision: torch.dtype) -> None:
+    def require_same(self, names: Sequence[str], held: Tensor, measured: Tensor, precision: torch.dtype) -> None:
         """Raises `JournalError` if a number measured again, one of `names`, differs from the journal's.
 
         The same code gives bit-identical numbers on a CPU, and equal ones up to rounding on a GPU or if texts and
         changes are batched differently (`memory`); the tolerance follows from the model's precision.
         """
         allowed = min(_ROUNDING * torch.finfo(precision).eps, _MOST_ROUNDING)
-        apart = ~torch.isclose(found, held, rtol=allowed, atol=allowed, equal_nan=True)
+        apart = ~torch.isclose(measured, held, rtol=allowed, atol=allowed, equal_nan=True)
         if bool(apart.any()):
             first = int(apart.flatten().int().argmax())
-            was, now = float(held.flatten()[first]), float(found.flatten()[first])
+            was, now = float(held.flatten()[first]), float(measured.flatten()[first])
             raise JournalError(
-                f"{self.path} disagrees with what this run measures: {names[first]} is {was:.6g} in the journal, "
+                f"{self.path} disagrees with this run: {names[first]} is {was:.6g} in the journal, "
                 f"{now:.6g} now. The metric, a hook or the model has changed, or one of them is random. {ADVICE}"
             )
 

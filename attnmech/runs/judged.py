@@ -1,4 +1,4 @@
-"""On which inputs is a metric computed? On the texts, or on masked copies of them."""
+"""The inputs on which a metric is computed: the texts, or masked copies of them."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -14,7 +14,7 @@ from .metrics import Metric
 
 @dataclass(frozen=True)
 class JudgedTexts:
-    """Batches as a metric reads them: those of the texts or, for the loss of a masked language model, of masked copies.
+    """Batches for a metric: of the texts or, for the loss of a masked language model, of masked copies.
 
     Copies are numbered like documents, so they run like any other texts.
     """
@@ -22,19 +22,19 @@ class JudgedTexts:
     parts: Sequence[CorpusBatch]
     judge: Metric
     text_of: Int[Tensor, " input"]
-    """The number of the text that each input is, or is a copy of."""
+    """The number of each input's text."""
     masked: Int[Tensor, " input"] | None = None
     """How many tokens are masked in each copy; None where the inputs are the texts."""
 
     @classmethod
     def of(cls, parts: Sequence[CorpusBatch], judge: Metric, tokens: int) -> "JudgedTexts":
-        """Makes the copies that a metric asks for, in batches of up to `tokens` tokens, a longer copy alone.
+        """Makes the copies that a metric needs, in batches of up to `tokens` tokens, a longer copy alone.
 
         Raises `InputError` for a text without a token to mask.
         """
         if judge.mask_id is None:
             return cls(parts, judge, torch.arange(sum(len(part.documents) for part in parts)))
-        found: list[CorpusBatch] = []
+        batches: list[CorpusBatch] = []
         of_text: list[Tensor] = []
         hidden: list[Tensor] = []
         for part in parts:
@@ -42,15 +42,15 @@ class JudgedTexts:
             copies.require_all(part.documents.tolist())
             first = len(hidden)
             numbers = torch.arange(first, first + len(copies.text_of))
-            found += CorpusBatch(copies.batch, numbers, 0, part.digest).pieces(tokens)
+            batches += CorpusBatch(copies.batch, numbers, 0, part.digest).pieces(tokens)
             of_text.append(part.documents[copies.text_of])
             hidden += copies.hidden.unbind()
         targets = torch.nn.utils.rnn.pad_sequence(hidden, batch_first=True, padding_value=-1)
         masked = (targets >= 0).sum(dim=1).cpu()
-        return cls(found, replace(judge, hidden=targets), torch.cat(of_text), masked)
+        return cls(batches, replace(judge, hidden=targets), torch.cat(of_text), masked)
 
     def by_text(self, values: Float[Tensor, "..."], axis: int = -1) -> Float[Tensor, "..."]:
-        """The mean over the masked tokens of each text of what was measured of its copies, which are along an axis."""
+        """The means over the masked tokens of each text, from values of its copies along an axis."""
         if self.masked is None:
             return values
         moved = values.movedim(axis, -1) * self.masked

@@ -1,4 +1,4 @@
-"""How many layers does a model count?"""
+"""Counts the layers of a model."""
 
 from torch import nn
 

@@ -1,4 +1,4 @@
-"""What is each head's mean query and mean key on a corpus? A reference at which scores are split.
+"""Each head's mean query and mean key on a corpus: a reference at which scores are split.
 
 Formulas: docs/formulas.md#centred-terms.
 """
@@ -35,16 +35,17 @@ def mean_qk(
 ) -> MeanQK:
     """The mean query and key of every head on some texts: the reference of `am.decompose_scores(..., centre=means)`.
 
-    q̄ = Σ_i q_i / N, q_i = R_i⁻¹ q_rot,i: what enters the score, rotated back to position 0; k̄ likewise, of kv heads.
+    q̄ = Σ_i q_i / N, q_i = R_i⁻¹ q_rot,i: the query that enters the score, rotated back to position 0; k̄ likewise, for
+    kv heads.
 
     >>> means = am.mean_qk(model, am.Corpus("corpus.txt"))                              # doctest: +SKIP
     >>> split = am.decompose_scores(model, "Anna sang of shells.", centre=means)          # doctest: +SKIP
 
     Args:
         model: the model; hooks in force change the means.
-        inputs: texts, or an iterator of texts (a corpus), of which only sums are kept.
-        by: "head" for one mean each, over all tokens but special ones and the first of each text; "position" for one
-            at each position (Song & Zhong 2023, arXiv 2310.04861), which needs 50 texts at each position used.
+        inputs: texts, or an iterator of texts (a corpus); only sums are kept.
+        by: "head" for one mean per head, over all tokens but special ones and the first of each text; "position" for
+            one at each position (Song & Zhong 2023, arXiv 2310.04861), which needs 50 texts at each position used.
         layers: by default all.
         stack: "encoder", "decoder" or "cross" in a model with several.
         bos: whether each text begins with the tokenizer's first token.
@@ -58,14 +59,14 @@ def mean_qk(
 
     """
     option("by", by, ("head", "position"))
-    found: MeanQK
-    (found,) = stream(model, inputs, [MeanQKReducer(by)], layers=layers, stack=stack, bos=bos, **corpus)
-    return found
+    means: MeanQK
+    (means,) = stream(model, inputs, [MeanQKReducer(by)], layers=layers, stack=stack, bos=bos, **corpus)
+    return means
 
 
 @dataclass(frozen=True)
 class MeanQKReducer(Reducer):
-    """Sums queries and keys as they enter the scores, rotated back."""
+    """Sums the queries and keys that enter the scores, rotated back."""
 
     by: Literal["head", "position"] = "head"
 
@@ -96,19 +97,19 @@ class MeanQKReducer(Reducer):
 
     def merge(self, one: State, other: State) -> State:
         """The sums of both; positions extend to the longer text."""
-        found = {"texts": torch.cat((one["texts"], other["texts"]))}
-        for name in one.keys() - found.keys():
+        sums = {"texts": torch.cat((one["texts"], other["texts"]))}
+        for name in one.keys() - sums.keys():
             axis = 1 if name.endswith("_sums") else 0
             places = max(one[name].shape[axis], other[name].shape[axis])
-            found[name] = padded(one[name], places, axis) + padded(other[name], places, axis)
-        return found
+            sums[name] = padded(one[name], places, axis) + padded(other[name], places, axis)
+        return sums
 
     def finish(self, state: State, source: Source) -> MeanQK:
         """The result; `InputError` if no token counts."""
         if not state["query_counts"].sum() or not state["key_counts"].sum():
             raise InputError(
-                "the texts have no token but first and special ones, so there is nothing to take a mean over; give "
-                "longer texts."
+                "the texts have only first and special tokens, so there is nothing to take a mean over; give longer "
+                "texts."
             )
         return MeanQK(
             by=self.by,

@@ -1,4 +1,4 @@
-"""What is a run judged by? One number per text, from its logits."""
+"""Metrics: one number per text, from the logits of a run."""
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
@@ -38,14 +38,14 @@ HIGHER_IS_BETTER: Final = {
     "cross_entropy": False,
     "mse": False,
 }
-"""Which way each goes when a model does better."""
+"""Whether a higher value of each metric means that the model does better."""
 
 OUTPUT_METRICS: Final = {
     "accuracy": "share of places where the largest output is that of the class in `answers`",
     "cross_entropy": "mean cross-entropy of the class in `answers`, in nats",
     "mse": "mean squared difference of the output and `answers`",
 }
-"""Those of a classifier and of a module of the user's own, whose output is not over a vocabulary."""
+"""The metrics of a classifier and of a user's own module, with an output that is not over a vocabulary."""
 
 IGNORED: Final = -100
 """The class in `answers` that marks places that do not count, as in transformers."""
@@ -65,7 +65,7 @@ class Metric:
     endings: Int[Tensor, "text longest"] | None = None
     """The answers of "log_probability", each at the end of its row; -1 before it."""
     mask_id: int | None = None
-    """The mask token of a masked language model, whose loss is that of masked copies (`JudgedTexts`)."""
+    """The mask token of a masked language model; its loss is the loss of masked copies (`JudgedTexts`)."""
     hidden: Int[Tensor, "copy longest"] | None = None
     """The id that each masked token of these copies had; -1 at all others."""
     of_output: bool = False
@@ -73,7 +73,7 @@ class Metric:
 
     @classmethod
     def of(cls, model: HookedModel, metric: MetricLike, answers: Answers, against: Answers, texts: int) -> "Metric":
-        """A metric for these texts; `InputError` for one without meaning for them or the model."""
+        """A metric for these texts; `InputError` if it has no meaning for them or the model."""
         if model.points["logits"].absent is not None:
             raise InputError(f"a metric needs logits, but {model.points['logits'].absent}.")
         if model.predicts == "output":
@@ -93,7 +93,7 @@ class Metric:
             )
         if model.predicts == "other" and model.unembedding is None:
             raise InputError(
-                f"metric={metric!r} is of logits over a vocabulary, and this model has none; give a function (logits, "
+                f"metric={metric!r} needs logits over a vocabulary, and this model has none; give a function (logits, "
                 "batch) -> [batch]."
             )
         if model.predicts == "other" and metric == "loss":
@@ -110,10 +110,10 @@ class Metric:
 
     @classmethod
     def _of_output(cls, model: HookedModel, metric: MetricLike, answers: Any, against: Any, texts: int) -> "Metric":
-        """A metric of a classifier or a user's own module: of its output, in whatever shape it returns it."""
-        whose = "a module of your own" if model.is_own else "a classifier"
+        """A metric of the output of a classifier or a user's own module, in any shape."""
+        owner = "a module of your own" if model.is_own else "a classifier"
         if against is not None:
-            raise InputError(f"`against` is a token, and {whose} predicts none; leave it out.")
+            raise InputError(f"`against` is a token, and {owner} predicts none; leave it out.")
         right = None if answers is None else _targets(answers, texts)
         if callable(metric):
             return cls(_name_of(metric), metric, right, has_name=False, of_output=True)
@@ -122,19 +122,19 @@ class Metric:
         if not isinstance(metric, str) or metric not in OUTPUT_METRICS:
             also = "" if model.is_own else f"; {_listed({'kl': METRICS['kl']})}"
             raise InputError(
-                f"`metric` of {whose} must be one of {_listed(OUTPUT_METRICS)}, each with `answers`{also}, or a "
+                f"`metric` of {owner} must be one of {_listed(OUTPUT_METRICS)}, each with `answers`{also}, or a "
                 f"function (output, batch) -> [batch]; got {shown(metric)}."
             )
         if right is None:
-            raise InputError(f"metric={metric!r} needs `answers`: a tensor with what is right for each text.")
+            raise InputError(f"metric={metric!r} needs `answers`: a tensor with the right output of each text.")
         return cls(metric, _OF_OUTPUT[metric], right, of_output=True)
 
     @classmethod
     def _of_endings(cls, model: HookedModel, answers: Answers, against: Answers, texts: int) -> "Metric":
         if answers is None or against is not None:
             raise InputError(
-                'metric="log_probability" needs `answers`, with which the texts end, and takes no `against`; subtract '
-                "the results of two calls to compare answers."
+                'metric="log_probability" needs `answers`, with which the texts end, and takes no `against`; to '
+                "compare answers, subtract the results of two calls."
             )
         if not model.causal or not model.writes_tokens:
             raise InputError('metric="log_probability" is for next tokens, which this model can see.')
@@ -147,16 +147,16 @@ class Metric:
 
     @property
     def noted(self) -> dict[str, str]:
-        """What a result's provenance records beside its name."""
+        """The entries that a result's provenance records beside the metric's name."""
         return {} if self.mask_id is None else {"masked": f"each ordinary token once, in {GROUPS} groups"}
 
     @property
     def reads_whole(self) -> bool:
-        """Whether it needs the full output, and not only some rows of logits."""
+        """Whether it needs the full output, not only some rows of logits."""
         return self.compute is not None or self.of_output
 
     def require_gradient(self) -> None:
-        """Raises `InputError` for a metric whose gradient is 0 or not defined where nothing is changed."""
+        """Raises `InputError` for a metric with a gradient that is 0 or undefined where nothing is changed."""
         if not self.has_name:
             return
         instead = '"cross_entropy" with `answers`' if self.of_output else '"loss", or "logit_difference" with `answers`'
@@ -168,9 +168,9 @@ class Metric:
                 f"heads; use {instead}."
             )
 
-    def require_graph(self, found: Float[Tensor, " text"]) -> None:
-        """Raises `InputError` for what a function returned if it has no gradient."""
-        if not found.requires_grad:
+    def require_graph(self, values: Float[Tensor, " text"]) -> None:
+        """Raises `InputError` if the values that a function returned have no gradient."""
+        if not values.requires_grad:
             raise InputError(
                 f"{_called(self.name)} has no gradient: its numbers must be computed from the logits by differentiable "
                 "steps, without argmax, comparisons, .detach() or .item(). am.ablate_heads needs no gradient."
@@ -202,7 +202,7 @@ class Metric:
 
     def _before_endings(self, batch: Batch, endings: Int[Tensor, "batch longest"]) -> Bool[Tensor, "batch position"]:
         """The tokens that an answer's tokens follow; `InputError` for a text that does not end with its answer."""
-        found = torch.zeros_like(batch.mask)
+        before = torch.zeros_like(batch.mask)
         for row, (ending, real) in enumerate(zip(endings, batch.mask, strict=True)):
             answer, places = ending[ending >= 0], real.nonzero()[:, 0]
             ids = batch.ids[row, places]
@@ -213,8 +213,8 @@ class Metric:
                     f"answer's ids are {answer.tolist()}, and a text of {len(ids)} tokens ends with "
                     f"{ids[-len(answer) :].tolist()}, {end}."
                 )
-            found[row, places[-len(answer) - 1 : -1]] = True
-        return found
+            before[row, places[-len(answer) - 1 : -1]] = True
+        return before
 
     def of_rows(
         self, logits: Float[Tensor, "row vocab"], clean: Tensor | None, batch: Batch, rows: Int[Tensor, "row 2"]
@@ -229,7 +229,7 @@ class Metric:
             assert clean is not None
             return divergence(logits, clean)
         if self.endings is not None:
-            # The rows of a text are averaged, so that each counts by their number for the sum.
+            # The rows of a text are averaged later, so multiplying by their number gives the sum.
             count = (self.endings[text] >= 0).sum(dim=1)
             return -count * cross_entropy(logits, batch.ids[text, position + 1])
         assert self.answers is not None
@@ -246,14 +246,14 @@ class Metric:
         if clean is not None:
             return _divergence(output, clean, batch)
         assert self.compute is not None
-        found = self.compute(output, replace(batch, answers=self.answers, against=self.against))
+        values = self.compute(output, replace(batch, answers=self.answers, against=self.against))
         texts = len(batch.ids)
-        if not isinstance(found, torch.Tensor) or found.shape != (texts,) or found.is_complex():
+        if not isinstance(values, torch.Tensor) or values.shape != (texts,) or values.is_complex():
             raise InputError(
                 f"{_called(self.name)} must return one number for each of the {texts} texts, a tensor [{texts}]; got "
-                f"{shown(found)}."
+                f"{shown(values)}."
             )
-        return dense(f"what {_called(self.name)} returns", found).double()
+        return dense(f"what {_called(self.name)} returns", values).double()
 
     def of_logits(self, logits: Float[Tensor, "*output"], batch: Batch) -> Float[Tensor, " batch"]:
         """The metric of the full logits, if it needs no clean output; differentiable."""
@@ -265,12 +265,12 @@ class Metric:
         return sums / torch.bincount(rows[:, 0], minlength=len(batch.ids))
 
 
-def require_finite(name: str, found: Float[Tensor, " text"], documents: Sequence[int], what: str) -> None:
+def require_finite(name: str, values: Float[Tensor, " text"], documents: Sequence[int], what: str) -> None:
     """Raises `InputError` with the first text for which a metric is NaN or infinite."""
-    bad = (~found.isfinite()).nonzero()
+    bad = (~values.isfinite()).nonzero()
     if len(bad):
         place = int(bad[0])
-        came = "NaN" if bool(found[place].isnan()) else str(float(found[place]))
+        came = "NaN" if bool(values[place].isnan()) else str(float(values[place]))
         raise InputError(
             f"{_called(name)} is {came} for text {documents[place]} ({what}). Texts need at least two tokens for a "
             "loss; a function must give a finite number for every text."
@@ -279,12 +279,12 @@ def require_finite(name: str, found: Float[Tensor, " text"], documents: Sequence
 
 def _targets(answers: Any, texts: int) -> Shaped[Tensor, "*output"]:
     try:
-        found = torch.as_tensor(answers)
+        targets = torch.as_tensor(answers)
     except (TypeError, ValueError, RuntimeError) as error:
         raise InputError(f"`answers` must be a tensor with a row for each text; got {shown(answers)}.") from error
-    if found.ndim == 0 or len(found) != texts:
+    if targets.ndim == 0 or len(targets) != texts:
         raise InputError(f"`answers` must be a tensor with a row for each of the {texts} texts; got {shown(answers)}.")
-    return dense("`answers`", found)
+    return dense("`answers`", targets)
 
 
 def _divergence(
@@ -315,7 +315,7 @@ def _classes(
     right, places = batch.answers, output.shape[:-1]
     assert right is not None
     if batch.texts_of is not None and right.ndim == 2 and places == batch.mask.shape:
-        # Of tokens: texts of other batches may be longer.
+        # Answers by token are padded to the longest text of all batches.
         right = right[:, : places[1]]
     if right.shape != places or right.is_floating_point() or right.is_complex() or right.dtype == torch.bool:
         raise InputError(
@@ -344,7 +344,7 @@ def _mean_of_places(values: Float[Tensor, "*output"], counted: Bool[Tensor, "*ou
 
 
 def _mse(output: Float[Tensor, "*output"], batch: Batch) -> Float[Tensor, " text"]:
-    """The mean squared difference of a text's output and what is right."""
+    """The mean squared difference between a text's output and its answer."""
     right = batch.answers
     assert right is not None
     if right.shape != output.shape:
@@ -356,7 +356,7 @@ _OF_OUTPUT: Final = {"accuracy": _accuracy, "cross_entropy": _cross_entropy, "ms
 
 
 def _listed(metrics: Mapping[str, str]) -> str:
-    return "; ".join(f"{name!r} ({about})" for name, about in metrics.items())
+    return "; ".join(f"{name!r} ({meaning})" for name, meaning in metrics.items())
 
 
 def _some(values: Tensor | None, documents: Int[Tensor, " batch"]) -> Tensor | None:
@@ -371,7 +371,7 @@ def _last(mask: Bool[Tensor, "batch position"]) -> Bool[Tensor, "batch position"
 
 
 def _called(name: str) -> str:
-    """A metric in a sentence."""
+    """A metric's name in a sentence."""
     return "the metric" if name == _NAMELESS else f"the metric {name}"
 
 

@@ -1,4 +1,4 @@
-"""Which options do all sweeps share? How a metric is measured, and how a sweep runs."""
+"""The options that all sweeps share: how a metric is measured, and how a sweep runs."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -12,26 +12,26 @@ class MeasuringOptions(TypedDict, total=False):
     """How a metric is measured on texts."""
 
     answers: Answers
-    """For "logit_difference" and "accuracy": the right token of each text, as text with its space, or as id."""
+    """For "logit_difference" and "accuracy": the right token of each text, as a string with its space or as an id."""
     against: Answers
-    """For "logit_difference": the token that it is compared with."""
+    """For "logit_difference": the token that the answer is compared with."""
     bos: bool | None
     """Whether each text begins with the tokenizer's first token; None is what the model was loaded with."""
     memory: float
-    """How many GB a step may use on top of the model; 1 by default."""
+    """The memory that a step may use on top of the model, in GB; 1 by default."""
     progress: bool
     """Whether to show a progress bar."""
 
 
 class SweepOptions(MeasuringOptions, total=False):
-    """The same, and what happens when a sweep is interrupted."""
+    """The same, and the options of a sweep's run."""
 
     journal: str | Path | None
-    """A file that keeps what is measured: if interrupted, the same call resumes from it; it is removed at the end."""
+    """A file for the measurements: after an interruption, the same call resumes from it; it is removed at the end."""
     engine: str | Workers
     """"local", or `am.Ray(...)`: worker processes on this machine or a cluster, with the same result."""
     partial: bool
-    """Whether Ctrl-C returns what is done so far instead of raising `KeyboardInterrupt`."""
+    """Whether Ctrl-C returns the finished part instead of raising `KeyboardInterrupt`."""
 
 
 def require_known(options: Mapping[str, object], kind: type) -> None:

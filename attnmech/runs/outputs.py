@@ -1,4 +1,4 @@
-"""What does a metric say of a pass's output? Logits are computed only for the tokens that it needs, some at a time."""
+"""Computes a metric from a pass's output, with logits only for the tokens that it needs, some at a time."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -23,16 +23,16 @@ class Output:
 
 @dataclass(frozen=True)
 class Judging:
-    """Judges the output of copies of a batch."""
+    """Computes a metric from the output of copies of a batch."""
 
     batch: Batch
     queries: Batch
-    """The tokens that the output is about."""
+    """The tokens of the output."""
     blocks: Blocks | None
-    """What turns streams into logits; None where outputs are logits."""
+    """The blocks that turn streams into logits; None where outputs are logits."""
     clean: Output
     rows_at_once: int
-    """For how many tokens logits fit into the memory given."""
+    """The number of tokens with logits that fit into the memory."""
 
     def of(self, output: Output, count: int, judge: Metric) -> Float[Tensor, "copy batch"]:
         """The metric of each copy of each text."""

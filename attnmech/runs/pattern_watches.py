@@ -1,4 +1,4 @@
-"""What is watched of attention under changes? How far patterns move, and which rows are left without a key."""
+"""Watches attention under changes: how far patterns move, and how many rows are left without a key."""
 
 import torch
 from einops import rearrange
@@ -20,12 +20,12 @@ class Keyless:
         hidden = (block.scores == torch.finfo(block.scores.dtype).min).all(dim=-1)
         empty = hidden & (block.pattern == 0).all(dim=-1) & block.real[:, None]
         copies = rearrange(empty.sum(dim=(1, 2)).cpu(), "(copy text) -> copy text", text=self.counts.shape[1])
-        # Where a first copy is unchanged, it does not count.
+        # An unchanged first copy does not count.
         self.counts += copies[-len(self.counts) :]
 
 
 class PatternShifts:
-    """Watches how far the patterns of changed copies are from those of the first copy."""
+    """Sums the divergence of the patterns of changed copies from those of the first copy."""
 
     def __init__(self, model: HookedModel, texts: int, changes: int, start: int) -> None:
         stack = model.output_stack

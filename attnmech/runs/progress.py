@@ -1,4 +1,4 @@
-"""How far is a run? A bar on stderr: documents, rate and time left for a corpus, steps for a sweep."""
+"""Shows the progress of a run on stderr: documents, rate and time left for a corpus, steps for a sweep."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -19,7 +19,7 @@ class Meter:
         self._tokens = 0
 
     def advance(self, part: CorpusBatch, *, skipped: bool = False) -> None:
-        """One more batch is done, or was done before an interruption."""
+        """Counts a batch that is done, or that was done before an interruption."""
         self._tokens += 0 if skipped else int(part.batch.mask.sum())
         elapsed = self._bar.tasks[0].elapsed or 0.0
         rate = f"{self._tokens / elapsed:,.0f} tokens/s" if elapsed and self._tokens else ""
@@ -52,20 +52,20 @@ def _length(inputs: Any) -> int | None:
 
 
 class Steps:
-    """Call `advance` with how much is done."""
+    """Call `advance` with the number of steps done."""
 
     def __init__(self, bar: Progress, description: str, total: int | None) -> None:
         self._bar = bar
         self._task = bar.add_task(description, total=total)
 
     def advance(self, count: int) -> None:
-        """`count` more steps are done, or were done before an interruption."""
+        """Counts steps that are done, or that were done before an interruption."""
         self._bar.update(self._task, advance=count)
 
 
 @contextmanager
 def steps(description: str, total: int | None, *, show: bool) -> Iterator[Steps]:
-    """A bar over steps, of a known number or not, for the duration of the block; without `show` nothing is drawn."""
+    """A bar over steps, with or without a total, for the duration of the block; without `show` nothing is drawn."""
     columns = (
         TextColumn("{task.description}"),
         BarColumn(bar_width=24),

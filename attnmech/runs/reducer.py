@@ -1,8 +1,8 @@
 """A statistic of attention that is computed while the model runs.
 
-A reducer keeps a few tensors (its state) and adds to them what it needs from each block of rows; the states of two
-parts of a corpus can be merged, so the same code serves one text, a corpus and many workers, and memory grows with
-the length of a text, not with its square.
+A reducer keeps a few tensors (its state) and adds to them from each block of rows. The states of two parts of a corpus
+can be merged, so the same code serves one text, a corpus and many workers; memory grows with the length of a text, not
+with its square.
 """
 
 from abc import ABC, abstractmethod
@@ -19,12 +19,12 @@ from ..model.stack.stack import Stack
 from ..results.provenance import Provenance
 
 State: TypeAlias = dict[str, Tensor]
-"""What a reducer has found so far: tensors by name."""
+"""The sums of a reducer so far: tensors by name."""
 
 
 @dataclass(frozen=True)
 class Run:
-    """What a reducer knows before a batch goes through the model."""
+    """The facts that a reducer knows before a batch goes through the model."""
 
     model: HookedModel
     stack: Stack
@@ -36,7 +36,7 @@ class Run:
     corpus: bool
     """Whether more batches may follow; for a single batch, a reducer may keep every row."""
     between: dict[Any, Any] = field(default_factory=dict, compare=False)
-    """What reducers keep from one block of rows of this batch to the next, each under a key of its own."""
+    """Values that reducers keep from one block of rows of this batch to the next, each under a separate key."""
 
     @property
     def n_layers(self) -> int:
@@ -51,7 +51,7 @@ class Run:
 
 @dataclass(frozen=True)
 class Source:
-    """What a result comes from, known after the last batch."""
+    """The origin of a result, known after the last batch."""
 
     model: HookedModel
     stack: Stack
@@ -87,9 +87,9 @@ class Reducer(ABC):
     For every batch, `start` makes the tensors of a state, on the model's device. `add` receives the blocks of rows of
     each layer in turn; it changes the tensors in place, keeping shapes and dtypes, and must not keep views of a block's
     tensors. `add_layer` does the same with the points of each finished layer. A reducer has one of the two, or both.
-    `close` may turn a batch's state into something else, such as sums. What it returns is moved to the CPU; then
-    `merge` joins the states of two batches, or of two shards, in any order: the tensors keep their names, dtypes and
-    number of axes. `finish` turns the final state into the result (by default, the state is the result).
+    `close` may turn a batch's state into something else, such as sums. Its result is moved to the CPU. Then `merge`
+    joins the states of two batches, or of two shards, in any order: the tensors keep their names, dtypes and number of
+    axes. `finish` turns the final state into the result (by default, the state is the result).
 
     `add` must leave padding out: `block.real` is True at rows of real tokens and `block.visible` at the keys that a
     row can see; hidden keys have the lowest finite score and no weight. `run.batch` holds the tokens, `run.documents`
@@ -106,20 +106,20 @@ class Reducer(ABC):
     Points that other reducers of the same call need may be there too; `block` has only those before attention.
     """
     optional_points: tuple[str, ...] = ()
-    """Likewise, if the model has them (`"resid_mid" in end`)."""
+    """Points to pass if the model has them (`"resid_mid" in end`)."""
 
     @abstractmethod
     def start(self, run: Run) -> State:
         """An empty state for one batch."""
 
-    def add(self, state: State, block: RowBlock, run: Run) -> None:  # noqa: B027 - one of the two may do
+    def add(self, state: State, block: RowBlock, run: Run) -> None:  # noqa: B027 - a reducer may have only the other
         """Adds a block of rows of one layer."""
 
     def add_layer(self, state: State, end: LayerEnd, run: Run) -> None:  # noqa: B027
         """Adds the points of one finished layer."""
 
     def close(self, state: State, run: Run) -> State:
-        """What to keep of a finished batch, padding included; by default the state as it is."""
+        """The state to keep of a finished batch, padding included; by default the state as it is."""
         return state
 
     @abstractmethod
@@ -137,7 +137,7 @@ class Reducer(ABC):
 
     @property
     def options(self) -> dict[str, str]:
-        """What distinguishes it from others of its class, for provenance and journal: by default its attributes.
+        """The options that distinguish it from others of its class, for provenance and journal; by default attributes.
 
         A run resumes from a journal only if these texts are the same, so none may hold a memory address. The code of
         the class must be the same too and, unless the class defines `options`, all attributes (tensors by content).

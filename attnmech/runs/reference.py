@@ -1,4 +1,4 @@
-"""What do heads write on a reference set? Their mean z, or z from other texts, as values for interventions."""
+"""The mean z of heads on a reference set, or z from other texts, as values for interventions."""
 
 from collections.abc import Iterable, Iterator, Sequence
 
@@ -28,7 +28,7 @@ def mean_z(
     per_position: bool = False,
     bos: bool | None = None,
 ) -> Values:
-    """The mean of z over the real tokens of a reference set, or over those at each position.
+    """The mean of z over the real tokens of a reference set, or over the tokens at each position.
 
     >>> means = am.mean_z(model, texts)                                                 # doctest: +SKIP
     >>> with model.intervene(am.Intervention.replace([(2, 6)], means)): ...               # doctest: +SKIP
@@ -48,9 +48,9 @@ def mean_z(
         InputError: for invalid inputs, layers or stacks.
     """
     flag("per_position", per_position)
-    found: Values
-    (found,) = stream(model, inputs, [_MeanZ(per_position)], layers=layers, stack=stack, bos=bos)
-    return found
+    means: Values
+    (means,) = stream(model, inputs, [_MeanZ(per_position)], layers=layers, stack=stack, bos=bos)
+    return means
 
 
 class _MeanZ(Reducer):
@@ -80,8 +80,8 @@ class _MeanZ(Reducer):
     def merge(self, one: State, other: State) -> State:
         longest = max(one["counts"].shape[-1], other["counts"].shape[-1])
         wide = (
-            {name: torch.nn.functional.pad(value, (0, longest - value.shape[-1])) for name, value in each.items()}
-            for each in (one, other)
+            {name: torch.nn.functional.pad(value, (0, longest - value.shape[-1])) for name, value in state.items()}
+            for state in (one, other)
         )
         first, second = wide
         return {name: first[name] + second[name] for name in first}
@@ -89,13 +89,13 @@ class _MeanZ(Reducer):
     def finish(self, state: State, source: Source) -> Values:
         means = state["sums"] / state["counts"][:, None, None]
         texts = "1 text" if source.documents == 1 else f"{source.documents} texts"
-        about = f"mean over {texts}, {'position by position' if self.per_position else 'pooled'}"
+        description = f"mean over {texts}, {'position by position' if self.per_position else 'pooled'}"
         model = source.model
         by_layer = {
             layer: mean.permute(2, 0, 1)[None].to(model.device, model.dtype)
             for layer, mean in zip(source.layers, means, strict=True)
         }
-        return Values(by_layer, about)
+        return Values(by_layer, description)
 
 
 def resampled_z(
@@ -125,27 +125,27 @@ def resampled_z(
         )
     donating = parts if reference is None else list(batches(reference, model, bos=bos))
     count = sum(len(part.documents) for part in donating)
-    about = f"the other texts, of {texts}" if reference is None else f"the {count} texts of `reference`"
-    draws = whole_number("draws", draws, least=1, most=count - (reference is None), most_is=about)
+    available = f"the other texts, of {texts}" if reference is None else f"the {count} texts of `reference`"
+    draws = whole_number("draws", draws, least=1, most=count - (reference is None), most_is=available)
     longest = max(part.batch.queries(label).ids.shape[1] for part in parts)
-    # Drawn in the order of what the texts say, so that the order in which they are given does not matter.
+    # Drawn in the order of the texts' digests, so that the order of the inputs does not matter.
     taking, giving = _by_content(parts), _by_content(donating)
     lengths = torch.zeros(count, dtype=torch.long)
     for part in donating:
         lengths[part.documents] = part.batch.queries(label).lengths.cpu()
     known = captured(model, donating, point, layers)
-    whose = f"another of {texts} texts" if reference is None else f"one of {count} reference texts"
-    found = []
+    origin = f"another of {texts} texts" if reference is None else f"one of {count} reference texts"
+    values = []
     back = taking.argsort()
     for ranks, ranked in _drawn(lengths[giving], texts, longest, draws, seed, others=reference is None):
         donors, places = giving[ranks][back], ranked[back]
         taken = {layer: value[donors[:, None], places] for layer, value in known.items()}
-        found.append(Values(taken, f"that of {whose} (seed {seed})"))
-    return found
+        values.append(Values(taken, f"that of {origin} (seed {seed})"))
+    return values
 
 
 def _by_content(parts: Sequence[CorpusBatch]) -> Int[Tensor, " text"]:
-    """The numbers of the texts in the order of their digests; copies of a text in the order given."""
+    """The numbers of the texts in the order of their digests; copies of a text in the order of the inputs."""
     digests = torch.zeros(sum(len(part.documents) for part in parts), dtype=torch.long)
     for part in parts:
         digests[part.documents] = part.batch.digests
@@ -155,7 +155,7 @@ def _by_content(parts: Sequence[CorpusBatch]) -> Int[Tensor, " text"]:
 def captured(
     model: HookedModel, parts: Sequence[CorpusBatch], point: str, layers: Iterable[int]
 ) -> dict[int, Shaped[Tensor, "text position ..."]]:
-    """A point's values on every text, by layer, 0 past a text's end: of a head, or of the stream.
+    """The values of a point, of heads or of the stream, on every text, by layer; 0 past a text's end.
 
     Raises `InputError` for patterns that would take more than `MAX_BYTES`.
     """

@@ -1,4 +1,4 @@
-"""Which rows are counted apart? The first token of each text, other special tokens, and all others."""
+"""Sorts rows into classes: the first token of each text, other special tokens, and all others."""
 
 from typing import Final
 
@@ -16,6 +16,6 @@ def row_classes(batch: Batch) -> Bool[Tensor, "batch class position"]:
     """Which of `ROW_CLASSES` each real token belongs to; padding belongs to none."""
     known, first = batch.is_special, batch.first
     if batch.texts_of is None and batch.ids.shape[1] == 1:
-        # The only query of a module that pools begins no text.
+        # A module that pools has one query, which begins no text.
         first = torch.zeros_like(first)
     return torch.stack([~known & ~first, known & ~first, first], dim=1) & batch.mask[:, None]

@@ -1,6 +1,6 @@
-"""What are the means over the rows of some texts, layer by layer and head by head, with intervals over the texts?
+"""Means over the rows of some texts, layer by layer and head by head, with intervals over the texts.
 
-A method sums what it measures on each row by text and by the class of the row; with many texts, by groups of texts
+A method sums its statistics of each row by text and by the class of the row; with many texts, by groups of texts
 (`groups.py`), so that memory does not grow with a corpus.
 """
 
@@ -39,7 +39,7 @@ from .row_classes import ROW_CLASSES
 from .summed import over_shards
 
 SUMMED: Final = ("sums", "counts", "block_sums", "block_counts")
-"""The entries of a state whose last axis is texts, or groups of them."""
+"""The entries of a state with texts, or groups of texts, as their last axis."""
 
 
 def closed(state: State, run: Run) -> State:
@@ -57,13 +57,13 @@ def sum_of_states(one: State, other: State) -> State:
 
 def _sum(one: Tensor, other: Tensor) -> Tensor:
     longest = max(one.shape[-1], other.shape[-1])
-    one, other = (torch.nn.functional.pad(each, (0, longest - each.shape[-1])) for each in (one, other))
+    one, other = (torch.nn.functional.pad(entry, (0, longest - entry.shape[-1])) for entry in (one, other))
     return one + other
 
 
 @dataclass(frozen=True, repr=False)
 class RowMeans(WithStatistics, TextResult):
-    """Statistics measured on the rows of some texts: their means, intervals and, for texts run together, every row.
+    """Statistics of the rows of some texts: their means, intervals and, for texts run together, every row.
 
     `state` holds "sums" `[statistic class layer head group]` and "counts" `[statistic class layer #head group]`, where
     a group is one text, or several if there are more than 256; and, for texts run together, "values" `[statistic layer
@@ -141,26 +141,26 @@ class RowMeans(WithStatistics, TextResult):
         model, other layers, options or hooks.
         """
         parts = (self, *others)
-        for each in parts:
-            if not isinstance(each, RowMeans):
-                raise InputError(f"results can only be merged with results; got {shown(each)}.")
-            if each.parts is not None:
+        for result in parts:
+            if not isinstance(result, RowMeans):
+                raise InputError(f"results can only be merged with results; got {shown(result)}.")
+            if result.parts is not None:
                 raise InputError("differences cannot be merged; merge the results of each corpus, then subtract.")
-            if "values" in each.state:
+            if "values" in result.state:
                 raise InputError("results on texts that were run together cannot be merged; merge those of a corpus.")
-            if (each.provenance.weights, each.provenance.edits, each._kind) != (
+            if (result.provenance.weights, result.provenance.edits, result._kind) != (
                 self.provenance.weights,
                 self.provenance.edits,
                 self._kind,
             ):
                 raise InputError(
-                    f"merged results must have the same model, layers, options and hooks; got {self!r} and {each!r}."
+                    f"merged results must have the same model, layers, options and hooks; got {self!r} and {result!r}."
                 )
         return replace(self, **over_shards(parts, sum_of_states))
 
     @property
     def _kind(self) -> tuple[Any, ...]:
-        """What two results must share to be merged."""
+        """The facts that two results must share to be merged."""
         options = {name: value for name, value in self.provenance.options.items() if name not in ("shard", "corpus")}
         return type(self), self.layers, self.chosen, json.dumps(options, sort_keys=True, default=str)
 
@@ -223,7 +223,7 @@ class RowMeans(WithStatistics, TextResult):
     @property
     def _n_groups(self) -> int:
         """The number of texts, or groups of them, that intervals are over."""
-        return min(len(each.state["groups"]) if "groups" in each.state else 1 for each in self._measured())
+        return min(len(result.state["groups"]) if "groups" in result.state else 1 for result in self._measured())
 
     def by_row(self, statistic: str) -> Float[Tensor, "layer head batch query"]:
         """A statistic on each row; NaN where it is not defined."""
@@ -272,7 +272,7 @@ class RowMeans(WithStatistics, TextResult):
 
     def _parts_in_rows(self) -> list[tuple[Self, list[int]]]:
         """The two results of a difference, each with the places of the difference's layers in its state."""
-        return [(each, [each.layers.index(layer) for layer in self.layers]) for each in self._two]
+        return [(part, [part.layers.index(layer) for layer in self.layers]) for part in self._two]
 
     def _means(self, statistic: str) -> TextMeans:
         """The means over texts of a statistic, `[layer head]` of the layers measured."""
@@ -288,9 +288,9 @@ class RowMeans(WithStatistics, TextResult):
         return TextMeans.of_ratio(sums, counts)
 
     def _shared_groups(self) -> tuple[list[int], list[int]] | None:
-        """The places, in each part of a difference, of the groups of texts that both have; None if they are no pairs.
+        """The places, in each part of a difference, of the groups of texts that both have; None if groups do not match.
 
-        Workers that ended on a text may have left it out of one of the two.
+        One of the two may lack a text on which workers ended.
         """
         one, other = (part.state for part in self._two)
         if not self.paired or not torch.equal(one["modulus"], other["modulus"]):
@@ -306,21 +306,21 @@ class RowMeans(WithStatistics, TextResult):
 
     def _sums(self, name: str) -> Tensor:
         """An entry `[class ...]` summed over the classes that count."""
-        whole = self._kept(name, "for individually chosen rows, there are only statistics that are kept row by row")
-        return whole[[ROW_CLASSES.index(each) for each in self.chosen]].sum(dim=0)
+        whole = self._kept(name, "with `rows`, only statistics that are kept row by row are available")
+        return whole[[ROW_CLASSES.index(row_class) for row_class in self.chosen]].sum(dim=0)
 
     def _kept(self, name: str, why: str) -> Tensor:
         if self.parts is not None:
-            raise MissingPointError("a difference does not have this; use each of its two results, `parts`.")
+            raise MissingPointError(f"`{name}` is unavailable in a difference; use its two results, `parts`.")
         if name not in self.state:
-            raise MissingPointError(f"this result does not have this: {why}.")
+            raise MissingPointError(f"`{name}` is unavailable: {why}.")
         return self.state[name]
 
     def to_frame(self) -> pd.DataFrame:
         """One row per head: layer, head, every statistic, and its `_low` and `_high` where there is an interval.
 
-        In a difference also `_agreeing`, the number of texts with the sign of the mean, `_clear` and `_clear_size`,
-        whether the two results differ at that head, and `_one_text`, whether one text carries more than half of it.
+        A difference also has `_agreeing`, the number of texts with the sign of the mean; `_clear` and `_clear_size`,
+        whether the two results differ at that head; and `_one_text`, whether one text carries more than half of it.
         """
         columns: dict[str, Tensor] = {}
         for name in self.STATISTICS:
@@ -366,14 +366,13 @@ class RowMeans(WithStatistics, TextResult):
     def _map(self, statistic: str, label: str) -> "go.Figure":
         """Layers × heads, coloured by a statistic, with intervals in the hover."""
         shown = for_map(self._means(statistic), range(len(self.layers)))
-        if (
-            self.parts is None and self.STATISTICS[statistic].bounds[0] >= 0
-        ):  # no number is below 0, so none stands out from it
+        if self.parts is None and self.STATISTICS[statistic].bounds[0] >= 0:
+            # Every number is above 0, so clarity says nothing.
             shown |= {"clear": None, "signed": False}
         return effect_map(**shown, layers=self.layers, label=label)
 
     def _statistic_map(self, statistic: str, layer: int | None = None, head: int | None = None) -> "go.Figure":
-        """Any statistic as a map of layers × heads, with a frame around one head if it is given."""
+        """Any statistic as a map of layers × heads, with a frame around one head if `layer` and `head` name it."""
         if bool(self.mean(statistic).isnan().all()):
             raise InputError(f'"{statistic}" is not defined on any row of these texts.')
         figure = (
@@ -390,7 +389,7 @@ class RowMeans(WithStatistics, TextResult):
         return self._map(statistic, f"difference of {statistic}")
 
     def _difference_sections(self, figures: Mapping[str, str]) -> "list[Section]":
-        """A map for each figure, given with its statistic."""
+        """A map for each figure; `figures` gives its statistic."""
         reading = (
             "Each cell is one head: blue where the first result has more, brown where the second has; pale where the "
             "difference is not clear among all heads."

@@ -1,4 +1,4 @@
-"""What the states of a reducer must be: tensors by name that keep their shapes, without NaN."""
+"""Checks the states of a reducer: tensors by name that keep their shapes, without NaN."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -17,30 +17,31 @@ def shapes_of(reducer: Reducer, state: Any) -> dict[str, tuple[Any, ...]]:
 
 
 def require_same_shapes(reducer: Reducer, before: dict[str, Any], after: dict[str, Any]) -> None:
-    """Raises `ReducerError` if `add` has replaced a tensor by one of another shape or dtype."""
+    """Raises `ReducerError` if `add` has replaced a tensor by another of a different shape or dtype."""
     if before == after:
         return
     name = next(name for name in (*before, *after) if before.get(name) != after.get(name))
     raise ReducerError(
         f"{reducer.name}: `add` must keep the tensors that `start` made; {name!r} was "
-        f"{_told(before.get(name))} and became {_told(after.get(name))}. Change them in place."
+        f"{_described(before.get(name))} and became {_described(after.get(name))}. Change them in place."
     )
 
 
 def merged(reducer: Reducer, one: State, other: State, documents: Sequence[int]) -> State:
-    """What the reducer's `merge` returns, if it keeps names, dtypes and numbers of axes."""
+    """The state that the reducer's `merge` returns; `ReducerError` if names, dtypes or numbers of axes change."""
     expected = {name: (value.dtype, value.ndim) for name, value in other.items()}
-    found = finite(reducer, reducer.merge(one, other), documents)
-    for name in (*expected, *found):
-        if name not in found or (found[name].dtype, found[name].ndim) != expected.get(name):
+    together = finite(reducer, reducer.merge(one, other), documents)
+    for name in (*expected, *together):
+        if name not in together or (together[name].dtype, together[name].ndim) != expected.get(name):
+            was, became = (_described(shapes_of(reducer, state).get(name)) for state in (other, together))
             raise ReducerError(
-                f"{reducer.name}: `merge` must keep names, dtypes and number of axes; {name!r} was "
-                f"{_told(shapes_of(reducer, other).get(name))} and became {_told(shapes_of(reducer, found).get(name))}."
+                f"{reducer.name}: `merge` must keep names, dtypes and number of axes; {name!r} was {was} and became "
+                f"{became}."
             )
-    return found
+    return together
 
 
-def _told(shape: tuple[Any, ...] | None) -> str:
+def _described(shape: tuple[Any, ...] | None) -> str:
     return "absent" if shape is None else f"{shape[1]} {list(shape[0])}"
 
 
@@ -61,5 +62,5 @@ def finite(reducer: Reducer, state: Any, documents: Sequence[int]) -> State:
                 f"{reducer.name}: {name!r} is NaN after {where}. Leave out what is undefined (padding, rows without a "
                 "choice) before summing."
             )
-    found: State = state
-    return found
+    finite_state: State = state
+    return finite_state

@@ -54,17 +54,17 @@ def stream(
     Args:
         model: the model.
         inputs: what `model.run` takes, or an iterator (or another iterable that is not a list) of these: a corpus.
-        reducers: what to sum, each an `am.Reducer`.
+        reducers: the statistics to sum, each an `am.Reducer`.
         layers: which layers reducers see; by default all.
         stack: which stack they see, in a model with several.
         bos: whether each text begins with the tokenizer's first token.
         truncate: whether documents that are too long for the model are cut, and counted, rather than refused.
         shard: (k, n) takes every n-th document from the k-th on, under its own number, so that the merged states of n
             shards are those of the whole corpus.
-        journal: a path, where the states so far are kept: after an interruption, the same call resumes from it and
-            gives the same result; the file is removed at the end.
+        journal: the path of a file that keeps the states so far: after an interruption, the same call resumes from it
+            and gives the same result; the file is removed at the end.
         progress: whether to show a bar with rate and time left on stderr.
-        engine: `am.Ray(...)` has a corpus run by worker processes, on this machine or a cluster, with the same result.
+        engine: with `am.Ray(...)`, worker processes on this machine or a cluster run a corpus, with the same result.
 
     Returns:
         One result per reducer, in order.
@@ -99,34 +99,34 @@ def _is_corpus(inputs: Inputs | Iterable[Inputs]) -> TypeGuard[Iterable[Inputs]]
 
 def _checked(reducers: Any) -> tuple[Reducer, ...]:
     wanted = "a list of reducers, such as [am.results.AttentionFocus.reducer()]"
-    found = (reducers,) if isinstance(reducers, Reducer) else tuple(listed("reducers", reducers, wanted))
-    for each in found:
-        if not isinstance(each, Reducer):
-            raise InputError(f"`reducers` must be {wanted}; got {shown(each)} in it.")
-    if not found:
+    several = (reducers,) if isinstance(reducers, Reducer) else tuple(listed("reducers", reducers, wanted))
+    for reducer in several:
+        if not isinstance(reducer, Reducer):
+            raise InputError(f"`reducers` must be {wanted}; got {shown(reducer)} in it.")
+    if not several:
         raise InputError("`reducers` must hold at least one reducer; got an empty list.")
-    return found
+    return several
 
 
 class Streaming:
-    """One call of `stream`: which reducers see which layers of which stack."""
+    """One call of `stream`: its reducers, and the layers and the stack that they see."""
 
     def __init__(
         self, model: HookedModel, reducers: tuple[Reducer, ...], stack: Stack, layers: Iterable[int] | None
     ) -> None:
         self.model, self.reducers, self.stack = model, reducers, stack
         self.layers = tuple(dict.fromkeys(model.points.check_layers(layers, stack.label)))
-        self.see_rows = [place for place, each in enumerate(reducers) if type(each).add is not Reducer.add]
+        self.see_rows = [place for place, reducer in enumerate(reducers) if type(reducer).add is not Reducer.add]
         self.see_layers = [
-            place for place, each in enumerate(reducers) if type(each).add_layer is not Reducer.add_layer
+            place for place, reducer in enumerate(reducers) if type(reducer).add_layer is not Reducer.add_layer
         ]
         if self.see_rows:
             self._keys(("scores", "pattern"))
-        wanted = {name: None for each in reducers for name in each.points}
+        wanted = {name: None for reducer in reducers for name in reducer.points}
         there = {
             name: None
-            for each in reducers
-            for name in each.optional_points
+            for reducer in reducers
+            for name in reducer.optional_points
             if model.points[stack.point(name)].absent is None
         }
         self.passing = self._keys((*wanted, *there))
@@ -202,18 +202,18 @@ class Streaming:
             "layers": list(self.layers),
             "stack": self.stack.label or "self",
             "bos": bos,
-            "reducers": [[each.name, each.options] for each in self.reducers],
+            "reducers": [[reducer.name, reducer.options] for reducer in self.reducers],
         }
 
     def _identity(self, options: dict[str, Any], inputs: Any) -> dict[str, Any]:
-        of_reducers = [_digest_of(each) for each in self.reducers]
+        of_reducers = [_digest_of(reducer) for reducer in self.reducers]
         rest = {"code of the reducers": of_reducers, "corpus": getattr(inputs, "fingerprint", None), **options}
         return identity_of(self.model, self.model.weights_hash, rest)
 
     def _reduced(self, run: Run) -> list[State]:
         """The state of every reducer after one batch."""
-        states = [each.start(run) for each in self.reducers]
-        shapes = [shapes_of(each, state) for each, state in zip(self.reducers, states, strict=True)]
+        states = [reducer.start(run) for reducer in self.reducers]
+        shapes = [shapes_of(reducer, state) for reducer, state in zip(self.reducers, states, strict=True)]
 
         def rows(block: RowBlock) -> None:
             for place in self.see_rows:
@@ -231,15 +231,15 @@ class Streaming:
             layers=[(self.stack.label, layer) for layer in self.layers],
         )
         closed = []
-        for each, state, before in zip(self.reducers, states, shapes, strict=True):
-            require_same_shapes(each, before, shapes_of(each, state))
-            found = finite(each, each.close(state, run), run.documents.tolist())
+        for reducer, state, before in zip(self.reducers, states, shapes, strict=True):
+            require_same_shapes(reducer, before, shapes_of(reducer, state))
+            kept_state = finite(reducer, reducer.close(state, run), run.documents.tolist())
             # A state from a journal is on the CPU too.
-            closed.append({name: value.cpu() for name, value in found.items()})
+            closed.append({name: value.cpu() for name, value in kept_state.items()})
         return closed
 
     def _finished(self, states: Sequence[State], source: Source) -> tuple[Any, ...]:
-        return tuple(each.finish(state, source) for each, state in zip(self.reducers, states, strict=True))
+        return tuple(reducer.finish(state, source) for reducer, state in zip(self.reducers, states, strict=True))
 
 
 def _digest_of(reducer: Reducer) -> str:
@@ -249,7 +249,7 @@ def _digest_of(reducer: Reducer) -> str:
 
 
 def _after(parts: Iterator[CorpusBatch], total: Total, bar: Meter) -> Iterator[CorpusBatch]:
-    """The batches that are not in the total yet; `JournalError` if those already in it were others."""
+    """The batches that are not in the total yet; `JournalError` if the total covers other batches."""
     digest = ""
     for _ in range(total.batches):
         part = next(parts, None)
@@ -259,6 +259,6 @@ def _after(parts: Iterator[CorpusBatch], total: Total, bar: Meter) -> Iterator[C
     if digest != total.digest:
         raise JournalError(
             f"the journal resumes after {total.documents} documents, but these inputs begin with others. Give the "
-            "inputs that it was started with, another path, or delete it."
+            "inputs of the first call or another path, or delete it."
         )
     yield from parts

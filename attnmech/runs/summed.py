@@ -1,4 +1,4 @@
-"""What do results have in common whose numbers follow from sums over a corpus? They are checked, and merged."""
+"""Results with numbers that follow from sums over a corpus: checked, and merged over shards."""
 
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
@@ -18,19 +18,19 @@ from .reducer import Reducer, Source, State
 
 
 def over_shards(parts: Sequence[Any], merge: Callable[[State, State], State]) -> dict[str, Any]:
-    """What a result over several shards has instead of one of its parts: texts, state and provenance."""
-    provenance = Provenance.of_shards([each.provenance for each in parts])
+    """The fields of a result over several shards that differ from its parts: texts, state and provenance."""
+    provenance = Provenance.of_shards([part.provenance for part in parts])
     return {
-        "documents": sum(each.documents for each in parts),
-        "truncated": sum(each.truncated for each in parts),
-        "state": reduce(merge, [dict(each.state) for each in parts]),
+        "documents": sum(part.documents for part in parts),
+        "truncated": sum(part.truncated for part in parts),
+        "state": reduce(merge, [dict(part.state) for part in parts]),
         "provenance": provenance,
     }
 
 
 @dataclass(frozen=True, repr=False)
 class Summed(PagedResult):
-    """A result whose numbers follow from the state of a reducer."""
+    """A result with numbers that follow from the state of a reducer."""
 
     STATE: ClassVar[Mapping[str, Any]]
     """The types of the entries of `state`."""
@@ -63,7 +63,7 @@ class Summed(PagedResult):
     @property
     @abstractmethod
     def _reducer(self) -> Reducer:
-        """One whose `merge` joins two states."""
+        """A reducer with the `merge` that joins two states."""
 
     @property
     def axis_lengths(self) -> Mapping[str, int]:
@@ -84,17 +84,17 @@ class Summed(PagedResult):
         model, other layers, options or hooks.
         """
         parts = (self, *others)
-        for each in parts:
-            if type(each) is not type(self) or each._kind != self._kind:
+        for part in parts:
+            if type(part) is not type(self) or part._kind != self._kind:
                 raise InputError(
                     f"a {type(self).__name__} is merged only with others of the same model, layers, options and hooks; "
-                    f"got {shown(each)}."
+                    f"got {shown(part)}."
                 )
         return replace(self, **over_shards(parts, self._reducer.merge))
 
     @property
     def _kind(self) -> tuple[object, ...]:
-        """What two results must share to be merged."""
+        """The facts that two results must share to be merged."""
         origin = self.provenance
         options = {name: str(value) for name, value in origin.options.items() if name not in ("shard", "corpus")}
         return self.layers, origin.weights, origin.edits, tuple(sorted(options.items()))

@@ -1,10 +1,10 @@
-"""How are many interventions measured on the same texts?
+"""Measures many interventions on the same texts.
 
-One clean pass keeps the stream as it enters each block. Everything below the first block that a change touches would
-come out the same again, so its pass begins there, and after that block's attention if the change touches nothing before
-z; interventions that all changes begin with are applied in one pass, whose streams the others continue. Where one of
-the changes will be in force in the next sweep, streams under each are kept for it. Changes that begin at the same block
-share a batch, as copies of the texts; and logits are computed only for the tokens that the metric needs
+One clean pass keeps the stream that enters each block. A change leaves everything below the first block that it touches
+as it is, so its pass begins there, and after that block's attention if the change touches nothing before z. The
+interventions with which all changes begin are applied in one pass, and the other passes continue its streams. Where one
+of the changes will be in force in the next sweep, the streams under each change are kept for it. Changes that begin at
+the same block share a batch, as copies of the texts. Logits are computed only for the tokens that the metric needs
 (`attnmech.runs.engine`).
 """
 
@@ -36,12 +36,12 @@ from .progress import Steps, steps
 from .workers import Workers, warn_left_out, workers_of
 
 LATER: Final = ("recompute", "frozen")
-"""Whether what comes after the change is recomputed, or held at its clean output."""
+"""Whether everything after the change is recomputed, or held at its clean output."""
 
 
 @dataclass(frozen=True)
 class Swept:
-    """What a sweep found."""
+    """The measurements of a sweep."""
 
     before: Float[Tensor, " text"]
     """The metric of each text, with nothing changed."""
@@ -81,12 +81,12 @@ def run_sweep(
 class Sweeps:
     """Sweeps over the same texts, judged by the same metric.
 
-    `memory` is how many GB (10⁹ bytes) a step may use on top of the model; it decides how many changes share a batch.
-    `shifts` also measures how patterns move; `keyless` counts the rows that changes leave without a key. With
-    `through`, a change acts on nothing but the q, k or v of these heads: what it makes of them, in a pass of its own,
-    is put into a run that is clean otherwise. `noted` then has to name them.
+    `memory` is the number of GB (10⁹ bytes) that a step may use on top of the model; it decides how many changes share
+    a batch. `shifts` also measures how patterns move; `keyless` counts the rows that changes leave without a key. With
+    `through`, a change acts only on the q, k or v of these heads: a separate pass computes them under the change, and
+    they replace those of an otherwise clean run. `noted` must then name the heads.
 
-    Raises `InputError` for what cannot be measured.
+    Raises `InputError` for a metric, texts or options that do not fit together.
     """
 
     def __init__(
@@ -141,11 +141,12 @@ class Sweeps:
 
         With `journal`, a path, measurements are kept in a file, and the same call resumes from it after an
         interruption; the file is removed at the end. Ctrl-C raises `KeyboardInterrupt`; with `partial` it ends the
-        sweep with what is done. `engine=am.Ray(...)` divides texts and changes among worker processes. `keep` says
+        sweep with the finished part. `engine=am.Ray(...)` divides texts and changes among worker processes. `keep` says
         that one of the changes will be in force in the next sweep of the others (`Engine.share`).
 
-        Raises `InputError` for what cannot be measured, and `JournalError` for the journal of another sweep: with
-        other weights, texts, changes, hooks or metric, judged by their code and by measuring the first texts again.
+        Raises `InputError` for a change that the model does not take, and `JournalError` for the journal of another
+        sweep: with other weights, texts, changes, hooks or metric, judged by their code and by measuring the first
+        texts again.
         """
         model, provenance, judged = self._model, self.provenance, self._judged
         progress, workers = flag("progress", progress), workers_of(engine)
@@ -193,13 +194,13 @@ def _check_changes(model: HookedModel, changes: Sequence[Change]) -> None:
 def _identity(
     model: HookedModel, origin: Provenance, changes: Sequence[Change], judge: Metric, **rest: Any
 ) -> dict[str, Any]:
-    changed = [[each.digest for each in change] for change in changes]
+    changed = [[intervention.digest for intervention in change] for change in changes]
     return identity_of_sweep(model, origin, judge, {"changes": changed, **rest})
 
 
 def identity_of_sweep(model: HookedModel, origin: Provenance, judge: Metric, rest: Mapping[str, Any]) -> dict[str, Any]:
-    """What identifies a run that measures a metric, for its journal."""
-    targets = [None if given is None else given.tolist() for given in (judge.answers, judge.against, judge.endings)]
+    """The identity of a run that measures a metric, for its journal."""
+    targets = [None if tokens is None else tokens.tolist() for tokens in (judge.answers, judge.against, judge.endings)]
     measured = {
         "code of the metric": None if judge.compute is None else digest_of(judge.compute),
         "inputs": origin.inputs,
@@ -220,16 +221,16 @@ def batches_of(
 
 def tokens_of(parts: Sequence[CorpusBatch], texts: int, stack: str) -> tuple[tuple[str, ...], ...]:
     """The query tokens of each text, in one stack of the model."""
-    found: list[tuple[str, ...]] = [()] * texts
+    rows: list[tuple[str, ...]] = [()] * texts
     for part in parts:
         batch = part.batch.queries(stack)
         for number, row, length in zip(part.documents.tolist(), batch.tokens, batch.lengths.tolist(), strict=True):
-            found[number] = row[:length]
-    return tuple(found)
+            rows[number] = row[:length]
+    return tuple(rows)
 
 
 class Record:
-    """What has been measured so far."""
+    """The measurements so far."""
 
     def __init__(self, changes: int, texts: int, shifting: HookedModel | None, *, keyless: bool = False) -> None:
         self.before = torch.full((texts,), torch.nan, dtype=torch.float64)
@@ -260,10 +261,10 @@ class Record:
         self.written += 1
         return Entry(tensors, self.written, "")
 
-    def put(self, found: "Measured") -> None:
-        """Notes what was measured under some changes on some texts."""
-        documents, rows, after = found.documents, torch.tensor(found.group), found.after
-        self.before[documents] = found.before
+    def put(self, measurements: "Measured") -> None:
+        """Notes the measurements under some changes on some texts."""
+        documents, rows, after = measurements.documents, torch.tensor(measurements.group), measurements.after
+        self.before[documents] = measurements.before
         self.after[rows[:, None], documents] = after.metric
         if self.shift is not None and after.shift is not None:
             self.shift[rows[:, None], documents] = after.shift
@@ -278,7 +279,7 @@ class Record:
 
 @dataclass(frozen=True)
 class Measured:
-    """What was measured under some changes that share a pass, on some texts."""
+    """The measurements under some changes that share a pass, on some texts."""
 
     documents: Int[Tensor, " text"]
     group: list[int]
@@ -295,17 +296,17 @@ def measured(
     documents: Int[Tensor, " text"],
     groups: Sequence[list[int]],
 ) -> Iterator[Measured]:
-    """Measures groups of changes, given by number, on the texts of a batch; they share one clean pass."""
+    """Measures groups of changes, given by their numbers, on the texts of a batch; they share one clean pass."""
     judge = judge.at(documents)
     texts = runner.texts(batch, documents, [changes[number] for group in groups for number in group])
     before = texts.before(judge)
     numbers = runner.texts_of(documents).tolist()
     require_finite(judge.name, before, numbers, "with nothing changed")
     for group in groups:
-        found = texts.after([changes[number] for number in group], judge)
-        for number, values in zip(group, found.metric, strict=True):
+        results = texts.after([changes[number] for number in group], judge)
+        for number, values in zip(group, results.metric, strict=True):
             require_finite(judge.name, values, numbers, _named(changes[number]))
-        yield Measured(documents, group, before, found)
+        yield Measured(documents, group, before, results)
 
 
 @dataclass
@@ -338,33 +339,33 @@ class Sweeping:
         changes = [self.changes[number] for number in group]
         texts, judge = self.engine.texts(batch, documents, changes), self.judge.at(documents)
         held = self.record.before[documents][None], self.record.after[torch.tensor(group)[:, None], documents]
-        found = texts.before(judge)[None], texts.after(changes, judge).metric
+        measured_again = texts.before(judge)[None], texts.after(changes, judge).metric
         names = [
             f"the {judge.name} of text {document} ({_named(change)})"
             for change in ((), *changes)
             for document in self.engine.texts_of(documents).tolist()
         ]
-        self.journal.require_same(names, torch.cat(held), torch.cat(found), self.model.dtype)
+        self.journal.require_same(names, torch.cat(held), torch.cat(measured_again), self.model.dtype)
 
     def part(self, part: CorpusBatch, bar: Steps) -> None:
         """Measures all changes that have not been measured on these texts yet."""
         if groups := self.missing(part, bar):
-            for found in measured(self.engine, self.judge, self.changes, part.batch, part.documents, groups):
-                self.note(found, bar)
+            for measurements in measured(self.engine, self.judge, self.changes, part.batch, part.documents, groups):
+                self.note(measurements, bar)
 
     def missing(self, part: CorpusBatch, bar: Steps) -> list[list[int]]:
-        """The changes that have not been measured on these texts yet, grouped as they share passes."""
+        """The changes that have not been measured on these texts yet, in groups that share passes."""
         missing = self.record.after[:, part.documents].isnan().any(dim=1)
         bar.advance(int((~missing).sum()) * len(part.documents))
         todo = missing.nonzero()[:, 0].tolist()
         return list(self.engine.groups(part, self.changes, todo))
 
-    def note(self, found: Measured, bar: Steps) -> None:
-        """Keeps what was measured, in the journal too."""
-        self.record.put(found)
+    def note(self, measurements: Measured, bar: Steps) -> None:
+        """Keeps measurements, in the journal too."""
+        self.record.put(measurements)
         if self.journal:
             self.journal.write(self.record.entry())
-        bar.advance(len(found.group) * len(found.documents))
+        bar.advance(len(measurements.group) * len(measurements.documents))
 
 
 def _named(change: Change) -> str:

@@ -1,4 +1,4 @@
-"""What type of token is it: a word, a number, a mark, a special token, the first of its text?"""
+"""Sorts tokens into types: words, numbers, marks, special tokens, and the first token of each text."""
 
 from functools import lru_cache
 from typing import Final
@@ -22,13 +22,13 @@ def token_types(batch: Batch) -> Int[Tensor, "batch position"]:
         ]
         for row in zip(batch.ids.tolist(), batch.tokens, strict=True)
     ]
-    found = torch.tensor(types, device=batch.ids.device)
-    return found.scatter(1, batch.begins[:, None], TOKEN_TYPES.index("first token"))
+    indices = torch.tensor(types, device=batch.ids.device)
+    return indices.scatter(1, batch.begins[:, None], TOKEN_TYPES.index("first token"))
 
 
 @lru_cache(2**16)
 def type_of(token: str) -> int:
-    """The index in `TOKEN_TYPES` of a token's text, wherever it stands.
+    """The index in `TOKEN_TYPES` of a token's text, at any position.
 
     >>> TOKEN_TYPES[type_of(" ?!")]
     'sentence end'

@@ -16,16 +16,16 @@ _JOURNAL_SHARE: Final = 0.05
 """Roughly the largest share of the time spent on writing the journal."""
 
 _LEFT_OUT: Final = "left out"
-"""What a journal calls the numbers of the documents that were left out."""
+"""The name under which a journal keeps the numbers of the documents that were left out."""
 
 
 @dataclass(frozen=True)
 class Covered:
-    """Which part of a corpus some states are of."""
+    """The part of a corpus that some states cover."""
 
     batches: int
     documents: range
-    """As many numbers as there are documents, from the smallest one on."""
+    """One number for each document, from the smallest one on."""
     truncated: int
     digest: str
     """`CorpusBatch.digest` of the last batch."""
@@ -77,8 +77,8 @@ class Total:
         self.extend(states, Covered.of(part))
 
     def extend(self, states: list[State] | None, covered: "Covered") -> None:
-        """Merges the states of the next batches; None if no document of these was finished."""
-        # A merge may change its first argument; if interrupted half-way, that must not get into the journal.
+        """Merges the states of the next batches; None if none of their documents was finished."""
+        # A merge may change its first argument; if interrupted, a half-merged state must not get into the journal.
         self.fresh = False
         if self.states is None:
             self.states = states
@@ -92,7 +92,7 @@ class Total:
         self.fresh = self.states is not None
 
     def entry(self) -> Entry:
-        """What the journal holds."""
+        """The entry for the journal."""
         tensors = {f"{place} {name}": x for place, state in enumerate(self.states or ()) for name, x in state.items()}
         if self.left_out:
             tensors[_LEFT_OUT] = torch.tensor(self.left_out)
@@ -112,7 +112,7 @@ class Journalling:
         return self._journal is not None and self._spent <= _JOURNAL_SHARE * passed
 
     def write(self, total: "Total") -> None:
-        """Writes what has been found so far, if it is time to."""
+        """Writes the states so far, if it is time to."""
         if self._journal is None or not self.due:
             return
         before = time.perf_counter()
@@ -125,4 +125,4 @@ def merged_states(
     reducers: Sequence[Reducer], one: list[State], other: list[State], documents: Sequence[int]
 ) -> list[State]:
     """The states of two parts of a corpus together; `documents` are those of the second part, for errors."""
-    return [merged(*each, documents) for each in zip(reducers, one, other, strict=True)]
+    return [merged(*of_reducer, documents) for of_reducer in zip(reducers, one, other, strict=True)]

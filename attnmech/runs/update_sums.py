@@ -1,4 +1,4 @@
-"""What is summed of what heads write into the residual stream: statistics of rows by text."""
+"""Sums statistics of the vectors that heads write into the residual stream: rows by text."""
 
 import math
 from dataclasses import dataclass
@@ -35,12 +35,12 @@ BLOCK_STATISTICS: Final = Statistics(
     Statistic(name="mlp_orientation", meaning="Mean of cos(mlp_out, x).", bounds=(-1.0, 1.0)),
     Statistic(name="cancellation", meaning="Mean of ‖Σ_h u_h‖ / Σ_h ‖u_h‖: 1 where all heads write one direction."),
 )
-"""What is measured for a layer's whole attention and whole MLP, row by row."""
+"""The statistics of a layer's whole attention and whole MLP, row by row."""
 
 
 @dataclass(frozen=True)
 class Towards:
-    """The direction in the stream that each text's answer reads."""
+    """The direction in the stream from which each text's answer is read."""
 
     unembedding: Unembedding
     direction: Float[Tensor, "batch d_model"]
@@ -56,7 +56,7 @@ class UpdateSums(Reducer):
 
     @property
     def options(self) -> dict[str, str]:
-        """The answers, if any, identified by their directions."""
+        """The answers, if there are any, identified by their directions."""
         if self.towards is None:
             return {"towards": "none"}
         towards = tensors_hash({"direction": self.towards.direction})
@@ -84,12 +84,12 @@ class UpdateSums(Reducer):
         return {name: value.to(run.model.device) for name, value in state.items()}
 
     def add(self, state: State, block: RowBlock, run: Run) -> None:
-        """Notes which key each row attends to most; −1 where it has no choice."""
+        """Notes the key that each row attends to most; −1 where a row has no choice."""
         choice = block.mask.once(("choice", block.rows), lambda: block.real & (block.visible[:, 0].sum(dim=-1) > 1))
         run.between.setdefault((id(state["classes"]), block.index), []).append((block.top.key, choice))
 
     def add_layer(self, state: State, end: LayerEnd, run: Run) -> None:
-        """Measures what a layer's heads wrote, and what its attention and MLP did as wholes."""
+        """Measures the vectors that a layer's heads wrote, and its attention and MLP as wholes."""
         precision = state["values"].dtype
         scale = attention_scale(run.stack, end, precision)
         weights = run.stack.weights(end.layer)
@@ -105,7 +105,8 @@ class UpdateSums(Reducer):
         key_norm = attention.stream if key_stream is x else torch.linalg.vector_norm(key_stream, dim=-1)
 
         top, choice = (
-            torch.cat(each, dim=-1) for each in zip(*run.between.pop((id(state["classes"]), end.index)), strict=True)
+            torch.cat(blocks_of_rows, dim=-1)
+            for blocks_of_rows in zip(*run.between.pop((id(state["classes"]), end.index)), strict=True)
         )
         key = top.masked_fill(~choice[:, None], -1)
         state["top_key"][end.index] = key.transpose(0, 1)
@@ -114,7 +115,9 @@ class UpdateSums(Reducer):
             aligned=end.stack != "cross", by_global=global_tokens(run.batch) if len(of_keys) > 1 else None,
         )  # fmt: skip
         state["values"][:, end.index], state["valid"][:, end.index] = update_statistics(
-            AgainstStream(norm, product, attention.stream), [AgainstStream(*each, key_norm) for each in of_keys], rows
+            AgainstStream(norm, product, attention.stream),
+            [AgainstStream(*blocks_of_rows, key_norm) for blocks_of_rows in of_keys],
+            rows,
         )
         if self.towards is not None:
             texts = torch.arange(len(x), device=x.device)
@@ -128,7 +131,7 @@ class UpdateSums(Reducer):
         _keep(state["block_values"], state["block_valid"], end.index, [blocks[name] for name in BLOCK_STATISTICS])
 
     def _read(self, v: Tensor, layer: int, run: Run) -> list[Float[Tensor, "batch key some_head d_value"]]:
-        """The values that rows read, and those that the rows of global tokens read where these have their own."""
+        """The values that rows read, and those that the rows of global tokens read if these have separate values."""
         if (gamma := run.stack.gamma_of_z(layer)) is not None:
             group = run.n_heads // v.shape[2]
             v = repeat(v, "batch key kv d_head -> batch key (kv group) d_head", group=group) * gamma.to(v)
@@ -152,15 +155,15 @@ def _whole_blocks(
     stack: Stack, end: LayerEnd, attention: StreamPair, parts: Float[Tensor, "batch position"]
 ) -> dict[str, tuple[Tensor, Tensor]]:
     """Each of `BLOCK_STATISTICS` as values and where they are defined; `parts` are the sums of the heads' norms."""
-    found = _against("attn", attention, end.real) | {
+    statistics = _against("attn", attention, end.real) | {
         "cancellation": (attention.rest / parts.clamp_min(torch.finfo(parts.dtype).tiny), end.real & (parts > 0)),
     }
     none = torch.zeros_like(parts), torch.zeros_like(end.real)
-    found |= {"mlp_magnitude": none, "mlp_orientation": none}
+    statistics |= {"mlp_magnitude": none, "mlp_orientation": none}
     if "mlp_out" in end:
         mlp = compared(end["mlp_out"].to(parts.dtype), before_mlp(stack, end).to(parts.dtype))
-        found |= _against("mlp", mlp, end.real)
-    return {name: (value[:, None], valid[:, None]) for name, (value, valid) in found.items()}
+        statistics |= _against("mlp", mlp, end.real)
+    return {name: (value[:, None], valid[:, None]) for name, (value, valid) in statistics.items()}
 
 
 def _against(name: str, block: StreamPair, real: Tensor) -> dict[str, tuple[Tensor, Tensor]]:
@@ -173,7 +176,7 @@ def _against(name: str, block: StreamPair, real: Tensor) -> dict[str, tuple[Tens
     }
 
 
-def _keep(values: Tensor, valid: Tensor, layer: int, found: list[tuple[Tensor, Tensor]]) -> None:
-    kept = torch.stack([defined.expand_as(value) for value, defined in found])
-    values[:, layer] = torch.stack([value for value, _ in found]).masked_fill_(~kept, 0.0).transpose(1, 2)
+def _keep(values: Tensor, valid: Tensor, layer: int, measured: list[tuple[Tensor, Tensor]]) -> None:
+    kept = torch.stack([defined.expand_as(value) for value, defined in measured])
+    values[:, layer] = torch.stack([value for value, _ in measured]).masked_fill_(~kept, 0.0).transpose(1, 2)
     valid[:, layer] = kept.transpose(1, 2)

@@ -1,4 +1,4 @@
-"""Which words does a text have, and which tokens does a word consist of?"""
+"""Splits a text into words, and finds the tokens of each word."""
 
 import re
 from collections.abc import Sequence
@@ -23,7 +23,7 @@ def split_words(text: str) -> tuple[str, ...]:
     ("Anna's", ' old', ' boat-house', ' (', 'made', ' by', ' Tom', ')', '.')
     """
     kinds = "".join(_kind(character) for character in text)
-    ends = [found.end() for found in re.finditer(r"s*(?:w+(?:jw+)*|[^s])", kinds)]
+    ends = [match.end() for match in re.finditer(r"s*(?:w+(?:jw+)*|[^s])", kinds)]
     if not ends:
         return ()
     return tuple(text[start:end] for start, end in zip([0, *ends[:-1]], [*ends[:-1], len(text)], strict=True))
@@ -43,27 +43,27 @@ def bare(word: str) -> str:
     >>> bare(" Anna"), bare(" (")
     ('anna', '')
     """
-    found = word.strip().casefold()
-    return found if any(_kind(character) == "w" for character in found) else ""
+    text = word.strip().casefold()
+    return text if any(_kind(character) == "w" for character in text) else ""
 
 
 def words_of(model: HookedModel, batch: Batch, words: Sequence[str]) -> Float[Tensor, "word position"]:
-    """1 where a token belongs to a word of the batch's only text, which the words make up; 0 for tokens that the
-    tokenizer adds.
+    """1 where a token belongs to a word of the batch's only text; 0 for tokens that the tokenizer adds.
 
-    Raises `InputError` for a word without a token, and for a tokenizer that does not say where its tokens stand.
+    The words together are the text. Raises `InputError` for a word without a token, and for a tokenizer that does not
+    give the offsets of its tokens.
     """
     member = members_of(model, batch, words)
     for number, word in enumerate(words):
         if not member[number].any():
-            raise InputError(f"word {number}, {word!r}, has no token of its own in {shown(''.join(words))}.")
+            raise InputError(f"word {number}, {word!r}, has no token in {shown(''.join(words))}.")
     return member
 
 
 def members_of(model: HookedModel, batch: Batch, words: Sequence[str]) -> Float[Tensor, "word position"]:
-    """The same for words of which some may have no token of their own.
+    """The same, where words may be without a token: one token may cover several.
 
-    A token belongs to the word in which its first character that is no space stands.
+    A token belongs to the word that holds its first character other than a space.
     """
     text = "".join(words)
     if not getattr(model.tokenizer, "is_fast", False):
@@ -75,7 +75,7 @@ def members_of(model: HookedModel, batch: Batch, words: Sequence[str]) -> Float[
             break
     else:
         raise InputError(
-            f"the tokenizer reads {shown(text)} otherwise than the model was given it; label tokens instead."
+            f"the tokenizer splits {shown(text)} into other tokens than the model read; label tokens instead."
         )
     ends = torch.tensor([len(word) for word in words]).cumsum(dim=0)
     member = torch.zeros(len(words), batch.ids.shape[1], dtype=torch.float32)

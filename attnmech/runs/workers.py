@@ -1,4 +1,4 @@
-"""Who carries out the batches of a run? This process, or the workers of an engine."""
+"""Carries out the batches of a run: in this process, or by the workers of an engine."""
 
 import warnings
 from abc import ABC, abstractmethod
@@ -21,15 +21,15 @@ class Workers(ABC):
 
     @abstractmethod
     def reading(self, inputs: Any) -> Any:
-        """The same corpus, read by the workers' cluster if it can be."""
+        """The same corpus, read by the workers' cluster if possible."""
 
     @abstractmethod
     def stream(self, work: Any, parts: Iterator[CorpusBatch], total: Any, journal: Journal | None, bar: Meter) -> None:
-        """Adds what the reducers of `work`, a `Streaming`, find in each batch to `total`, a `Total`."""
+        """Adds the states of each batch, from the reducers of `work`, a `Streaming`, to `total`, a `Total`."""
 
     @abstractmethod
     def sweep(self, work: Any, parts: Sequence[CorpusBatch], bar: Steps) -> None:
-        """Measures what is missing in the record of `work`, a `Sweeping`, on each batch."""
+        """Measures the missing entries in the record of `work`, a `Sweeping`, on each batch."""
 
 
 def workers_of(engine: object) -> Workers | None:
@@ -42,7 +42,7 @@ def workers_of(engine: object) -> Workers | None:
 
 
 def warn_left_out(documents: Sequence[int]) -> dict[str, Any]:
-    """Warns of documents that were left out, and returns what provenance records of them."""
+    """Warns of documents that were left out, and returns the entry for the provenance."""
     if not documents:
         return {}
     numbers = sorted(documents)
@@ -50,7 +50,7 @@ def warn_left_out(documents: Sequence[int]) -> dict[str, Any]:
     which = f"document {listed} is" if len(numbers) == 1 else f"documents {listed} ({len(numbers)} in all) are"
     it = "it" if len(numbers) == 1 else "one of them"
     warnings.warn(
-        f"{which} left out: every worker that was given {it} ended, as a rule for want of memory. The result holds all "
+        f"{which} left out: every worker that was given {it} ended, usually for want of memory. The result holds all "
         "others.",
         LeftOutWarning,
         stacklevel=5,

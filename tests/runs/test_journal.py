@@ -331,4 +331,4 @@ def test_a_killed_owner_leaves_the_journal_and_no_lock(owner: Any, tmp_path: Pat
     with pytest.raises(KeyboardInterrupt) as raised, kept(path):
         interrupted(path, KeyboardInterrupt)
     assert list(tmp_path.iterdir()) == [path]
-    assert raised.value.__notes__ == [f"What was done is in {path}: the same call goes on from there."]
+    assert raised.value.__notes__ == [f"The finished part is in {path}: the same call resumes from it."]

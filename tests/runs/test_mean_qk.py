@@ -123,12 +123,12 @@ def test_an_interrupted_run_resumes(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 @pytest.mark.usefixtures("unchecked")
 def test_nothing_to_take_a_mean_over() -> None:
     model = models.hooked("llama")
-    with pytest.raises(InputError, match="no token but first and special ones"):
+    with pytest.raises(InputError, match="only first and special tokens"):
         am.mean_qk(model, torch.tensor([[5]]))
     with pytest.raises(InputError, match="`by` must be one of head, position"):
         am.mean_qk(model, models.token_ids("llama"), by="token")
     tokenized = am.load(models.fresh("llama"), tokenizer=models.tokenizer(adds_bos=True))
-    with pytest.raises(InputError, match="no token but first and special ones"):
+    with pytest.raises(InputError, match="only first and special tokens"):
         am.mean_qk(tokenized, "xyz")
 
 

@@ -173,7 +173,7 @@ def test_the_first_texts_are_measured_again(memory: float, tmp_path: Path, monke
     hidden.by = 1.01
     said = refused(path, metric=hidden, memory=memory)
     assert re.search(
-        r"disagrees with what this run measures: the Hidden of text \d+ \(nothing changed\) is \S+ in the "
+        r"disagrees with this run: the Hidden of text \d+ \(nothing changed\) is \S+ in the "
         r"journal, \S+ now\. The metric, a hook or the model has changed, or one of them is random\.",
         said,
     )

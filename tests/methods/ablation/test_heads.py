@@ -166,7 +166,7 @@ def test_donors_come_from_the_reference() -> None:
     torch.testing.assert_close(alone.after[1, 2, 0], candidates[0][0], rtol=1e-4, atol=1e-5)
     with pytest.raises(InputError, match=r"`draws` must be .* 1 to 2 \(the 2 texts of `reference`\); got 3"):
         am.ablate_heads(hooked, ids, [(1, 2)], "resample", reference=reference, draws=3)
-    with pytest.raises(InputError, match="`reference` must be texts, whose z is taken as it is; got values of"):
+    with pytest.raises(InputError, match="`reference` must be texts, from which z is taken; got values of"):
         am.ablate_heads(hooked, ids, [(1, 2)], "resample", reference=am.mean_z(hooked, ids))
 
 
@@ -333,7 +333,7 @@ def test_saved_and_loaded(tmp_path: Path) -> None:
         ({"heads": "every"}, r'"all" or a list of \(layer, head\)'),
         ({"method": "remove"}, "`method` must be one of zero, mean, resample"),
         ({"method": "mean"}, "needs `reference`"),
-        ({"reference": torch.arange(5, 9)[None]}, '`reference` is for method="mean"'),
+        ({"reference": torch.arange(5, 9)[None]}, '`reference` needs method="mean"'),
         ({"metric": "perplexity"}, "`metric` must be one of 'loss'"),
         ({"metric": "accuracy"}, "needs `answers`"),
         ({"metric": "logit_difference", "answers": [3, 4, 5]}, "needs `against`"),
@@ -384,7 +384,7 @@ def test_several_donors_for_each_text(tmp_path: Path) -> None:
     assert one.draw_spread is None and "draw_spread" not in one.to_frame()
     with pytest.raises(InputError, match=r"`draws` must be a whole number, 1 to 5 \(the other texts, of 6\); got 6"):
         am.ablate_heads(hooked, ids, heads, "resample", draws=6)
-    with pytest.raises(InputError, match='`draws` is for method="resample"; got 2 with'):
+    with pytest.raises(InputError, match='`draws` needs method="resample"; got 2 with'):
         am.ablate_heads(hooked, ids, heads, draws=2)
 
 

@@ -219,8 +219,8 @@ def test_saved_drawn_and_written(tmp_path: Path) -> None:
     [
         ({"method": "taylor"}, "`method` must be one of michel, zero, mean"),
         ({"method": "mean"}, "needs `reference`"),
-        ({"reference": torch.arange(5, 9)[None]}, '`reference` is for method="mean"'),
-        ({"per_position": True}, '`per_position` is for method="mean"'),
+        ({"reference": torch.arange(5, 9)[None]}, '`reference` needs method="mean"'),
+        ({"per_position": True}, '`per_position` needs method="mean"'),
         (
             {"method": "mean", "reference": torch.arange(5, 9)[None], "per_position": True},
             "the means cover 4 positions, but a text has 7",

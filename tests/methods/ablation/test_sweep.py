@@ -314,7 +314,7 @@ def test_bad_sweeps(given: Any, said: str) -> None:
         ([(0, 1)], {"method": "drop"}, "`method` must be one of zero, mean, resample"),
         ([(0, 1)], {"method": CHANGE.zero([(0, 2)])}, 'must act in heads="all"'),
         ([(0, 1)], {"method": CHANGE.stream("mlp_out", [0])}, 'must act in heads="all"'),
-        ([(0, 1)], {"method": CHANGE.zero("all"), "reference": [[5, 6]]}, '`reference` is for method="mean"'),
+        ([(0, 1)], {"method": CHANGE.zero("all"), "reference": [[5, 6]]}, '`reference` needs method="mean"'),
         ([(0, 1)], {"method": "mean"}, "needs `reference`"),
     ],
 )
@@ -325,7 +325,7 @@ def test_bad_sets(heads: Any, options: Any, said: str) -> None:
 
 def test_a_template_in_the_wrong_stack_or_with_draws_is_refused() -> None:
     gpt2, t5 = models.hooked("gpt2"), models.hooked("t5")
-    with pytest.raises(InputError, match='`draws` is for method="resample"; got 2 with an intervention'):
+    with pytest.raises(InputError, match='`draws` needs method="resample"; got 2 with an intervention'):
         am.ablate_heads(gpt2, models.token_ids("gpt2"), method=CHANGE.zero("all"), draws=2)
     with pytest.raises(InputError, match="must act in the stack 'decoder', where heads are ablated, or in its cross"):
         am.ablate_heads(t5, models.token_ids("t5"), method=CHANGE.zero("all", stack="encoder"))

@@ -239,7 +239,7 @@ def test_where_leaves_out_rows_afterwards() -> None:
     entropy = focus.by_row("entropy")
     assert torch.allclose(some.entropy, ((entropy[:, :, 0, 3] + entropy[:, :, 1, 5]) / 2).double(), atol=1e-6)
     assert some.interval("entropy") is None  # of two texts
-    with pytest.raises(MissingPointError, match="individually chosen rows"):
+    with pytest.raises(MissingPointError, match="only statistics that are kept row by row"):
         _ = some.received
     with pytest.raises(InputError, match=r"each of the \[2, 8\] rows"):
         focus.where(rows=rows[:1])

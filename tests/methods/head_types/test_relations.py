@@ -134,7 +134,7 @@ def test_labels_at_random_are_found_by_no_head() -> None:
         ([((1, 2), 1, 0, "x")], "a string or a list of words"),
         ([(5, 1, 0, "x")], "a string or a list of words"),
         ([], "at least one"),
-        ([(("Anna", "", " sang"), 2, 0, "x")], "has no token of its own"),
+        ([(("Anna", "", " sang"), 2, 0, "x")], "has no token in"),
     ],
 )
 def test_labels_that_cannot_be(labels: Any, message: str) -> None:

@@ -103,11 +103,11 @@ def test_a_word_without_its_leading_space_is_taken_as_given_with_a_warning() -> 
     model = models.demo()
     prompt = "When Anna and Tom went to the harbour, Tom gave a shell to"
     bare, spaced = (model.tokenizer.get_vocab()[each] for each in ("Anna", " Anna"))
-    said = rf"`answers`: both 'Anna' \(id {bare}\) and ' Anna' \(id {spaced}\) are single .*; 'Anna' was used, as given"
+    said = rf"`answers`: both 'Anna' \(id {bare}\) and ' Anna' \(id {spaced}\) are single .*; 'Anna' is used, as it was"
     with pytest.warns(AnswerWarning, match=said):
         given = am.residual_updates(model, prompt, answers="Anna")
     assert torch.equal(given.logits, am.residual_updates(model, prompt, answers=bare).logits)
-    with pytest.warns(AnswerWarning, match=r"`against`: both 'Tom' .* give that to choose it, or the id \d+ to keep"):
+    with pytest.warns(AnswerWarning, match=r"`against`: both 'Tom' .* give that instead, or the id \d+ to keep"):
         am.residual_updates(model, prompt, answers=" Anna", against="Tom")
     with pytest.warns(AnswerWarning, match="`answers`: both 'Anna'"):
         am.ablate_heads(model, prompt, [(0, 1)], metric="accuracy", answers="Anna")
