@@ -157,7 +157,7 @@ class Report:
     @property
     def findings(self) -> dict[str, str]:
         """What was found, a sentence for each question."""
-        found = {} if self.types is None else {"Kinds of heads": f"{self.types.lead}{self._beginning}"}
+        found = {} if self.types is None else {"Types of heads": f"{self.types.lead}{self._beginning}"}
         found["Where heads look"] = self.focus.finding(self.nouns)
         if self._why:
             found["Why they look there"] = self._why

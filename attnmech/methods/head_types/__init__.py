@@ -1,1 +1,1 @@
-"""Which of the known kinds of heads is each head?"""
+"""Classifies each head by the known types of heads."""

@@ -1,4 +1,4 @@
-// The table of all heads: sorted by a column, of one type or of all, each head with the row that shows it most clearly.
+// The table of all heads, sorted by a column and filtered by type. Each head has its clearest example.
 
 views.atlas = (stage, { columns, rows, types, letters }) => {
   suitBackground(stage);
@@ -32,7 +32,7 @@ views.atlas = (stage, { columns, rows, types, letters }) => {
     return make("tr", {}, ...cells, example);
   }
 
-  /** Numbers by size, those that are missing last; types by their first, those without a claim last. */
+  /** Sorts numbers by size and types by name; missing numbers and heads without a claim come last. */
   function before(one, other) {
     const keyOf = (row) => (state.column === 1 ? row.types.join() || null : row.values[state.column]);
     const [left, right] = [keyOf(one), keyOf(other)];

@@ -1,4 +1,4 @@
-"""The table of all heads: what type each is of, with the evidence, and the row that shows it most clearly."""
+"""The table of all heads: the type of each head, the evidence for it, and its clearest example."""
 
 import math
 from collections.abc import Sequence
@@ -14,27 +14,27 @@ from .figures import letter_of
 
 @dataclass(frozen=True)
 class HeadExample:
-    """One row of a head's attention: the tokens up to its query, and those around the key it looks at."""
+    """One row of a head's attention: the tokens up to the query, and the tokens around the key."""
 
     before: Sequence[str]
     around: Sequence[str]
     key_at: int
-    """The key's place in `around`."""
+    """The index of the key in `around`."""
     weight: float
-    """What the key gets."""
+    """The attention that the key receives."""
     distance: int
     """Query − key."""
 
 
 @dataclass(frozen=True)
 class HeadRow:
-    """What the table says of a head; NaN where something was not measured."""
+    """One head's row of the table; NaN for what was not measured."""
 
     layer: int
     head: int
     types: Sequence[str]
     nearest: str
-    """The type that the numbers are of: the first claimed, or the nearest to a claim."""
+    """The type that the numbers describe: the first claimed type, or the one nearest to a claim."""
     score: float
     baseline: float
     low: float
@@ -46,14 +46,14 @@ class HeadRow:
 
 
 SCRIPT: Final = of_question("head_types", tuple(files(__package__) / name for name in ("atlas.js", "atlas.css")))
-"""What draws the table."""
+"""The script that draws the table."""
 
 COLUMNS = ("head", "type", "score", "baseline", "above baseline", "writes", "copying", "example")
-"""The table's columns: a name stands for one thing, so units are in the section's text."""
+"""The columns of the table. The section's text gives the units."""
 
 
 def atlas_view(rows: Sequence[HeadRow]) -> View:
-    """A table that is sorted by a click on a column, and shows one type alone.
+    """Makes a table that sorts by a click on a column and can show a single type.
 
     >>> view = atlas_view([HeadRow(2, 6, ("induction",), "induction", 0.957, 0.06, 0.8, 1.0, 3.1, 0.99, None)])
     >>> view.data["rows"][0]["cells"][2:6]
@@ -61,12 +61,12 @@ def atlas_view(rows: Sequence[HeadRow]) -> View:
     >>> view.data["types"]
     ['induction']
     """
-    found = list(dict.fromkeys(name for row in rows for name in row.types))
+    types = list(dict.fromkeys(name for row in rows for name in row.types))
     data = {
         "columns": COLUMNS,
         "rows": [_row(row) for row in rows],
-        "types": found,
-        "letters": {name: letter_of(name) for name in sorted({*found, *(row.nearest for row in rows)}) if name},
+        "types": types,
+        "letters": {name: letter_of(name) for name in sorted({*types, *(row.nearest for row in rows)}) if name},
     }
     return View("atlas", "All heads", "", data, (SCRIPT,))
 

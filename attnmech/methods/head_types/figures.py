@@ -1,4 +1,4 @@
-"""All heads by type: a letter and a colour for each."""
+"""The map of all heads by type, with a letter and a colour for each type."""
 
 from collections.abc import Mapping, Sequence
 from typing import Final
@@ -24,7 +24,7 @@ LETTERS: Final = {
     "duplicate": ("D", "#cc79a7"),
     "induction": ("I", "#d55e00"),
 }
-"""The letter and the colour of each type; those of a fixed offset have their number and grey."""
+"""The letter and the colour of each type. Types of a fixed offset have the number as letter, in grey."""
 
 
 def letter_of(name: str) -> tuple[str, str]:
@@ -42,20 +42,20 @@ def types_map(
     layers: Sequence[int],
     effects: Mapping[tuple[int, int], float],
 ) -> go.Figure:
-    """A map of layers × heads: the letter of each head's type, and in its hover box its highest scores.
+    """Draws a map of layers × heads: the letter of each head's type, with its highest scores in the hover box.
 
     >>> figure = types_map([["induction", ""]], {"induction": np.array([[0.9, 0.0]])}, [3], {})
     >>> [(trace.name, trace.x.tolist(), trace.text) for trace in figure.data]
-    [('none claimed', [1], ('',)), ('induction', [0], ('I',))]
+    [('no type claimed', [1], ('',)), ('induction', [0], ('I',))]
 
     Args:
         types: a row for each layer, with the type of each head or "".
         masses: the score of each type; NaN where there is none.
         layers: the labels of the layers.
-        effects: what ablating a head does to the loss, in nats, by layer and head, where it is known.
+        effects: the effect of ablating a head on the loss, in nats, by layer and head, if known.
 
     Returns:
-        One trace for each type that some head has, and one for heads without one (the traces' `meta`).
+        One trace for each type that some head has, and one for heads without a type (the traces' `meta`).
 
     """
     names = ["", *[name for name in masses if any(name in row for row in types)]]
@@ -72,10 +72,10 @@ def types_map(
             marker={"symbol": "square", "size": 20, "color": colour if name else "rgba(128,128,128,0.18)"},
             text=[letter if name else ""] * len(at),
             textfont={"color": "white", "size": 12},
-            name=name or "none claimed",
+            name=name or "no type claimed",
             meta=name,
             customdata=[[layers[row], head] for row, head in at],
-            hovertext=[_told(layers[row], (row, head), masses, effects) for row, head in at],
+            hovertext=[_hover_text(layers[row], (row, head), masses, effects) for row, head in at],
             hovertemplate="%{hovertext}<extra></extra>",
             showlegend=True,
         )
@@ -88,15 +88,15 @@ def types_map(
     return figure
 
 
-def _told(
+def _hover_text(
     layer: int,
     place: tuple[int, int],
     masses: Mapping[str, Float[np.ndarray, "layer head"]],
     effects: Mapping[tuple[int, int], float],
 ) -> str:
-    """A head's scores, the highest first, and what ablating it does."""
+    """A head's scores, the highest first, and the effect of ablating it."""
     known = {name: float(mass[place]) for name, mass in masses.items() if np.isfinite(mass[place])}
     listed = sorted(known, key=lambda name: -known[name])[:6]
-    told = [f"L{layer}H{place[1]}", *(f"{name} {known[name]:.2f}" for name in listed)]
+    lines = [f"L{layer}H{place[1]}", *(f"{name} {known[name]:.2f}" for name in listed)]
     effect = effects.get((layer, place[1]))
-    return "<br>".join(told if effect is None else [*told, f"ablated: {signed(effect, '.3f')} nats of loss"])
+    return "<br>".join(lines if effect is None else [*lines, f"ablated: {signed(effect, '.3f')} nats of loss"])

@@ -1,7 +1,7 @@
-"""Which keys would a head of each type look at (docs/formulas.md#head-types)?
+"""The target keys of each type of head (docs/formulas.md#head-types).
 
-A type is a set of target keys for each row: the token before, an earlier copy of the row's token, the token that
-followed such a copy. A row without a target does not count for that type.
+A type assigns target keys to each row: for example the previous token, an earlier copy of the row's token, or the token
+after an earlier copy. A row without a target does not count for that type.
 """
 
 from collections.abc import Mapping
@@ -12,21 +12,21 @@ from jaxtyping import Bool, Int
 from torch import Tensor
 
 OFFSETS: Final = tuple(range(2, 9))
-"""How far back heads of a fixed offset are looked for, besides the token itself, the one before and the one after."""
+"""The fixed offsets that are types, besides the token itself, the previous token and the next token."""
 
 POSITIONAL: Final = ("previous", "next", "self", *(f"{offset} back" for offset in OFFSETS), "first")
-"""The types whose targets depend on positions alone."""
+"""The types with targets that depend on positions alone."""
 
 CONTENT: Final = ("sentence end", "comma", "special", "duplicate", "induction")
-"""The types whose targets depend on which tokens stand there."""
+"""The types with targets that depend on tokens."""
 
 TYPES: Final = (*POSITIONAL, *CONTENT)
 
 ANSWERED: Final = ("duplicate", "induction")
-"""The types whose targets answer with a token: the copy itself, and what followed it."""
+"""The types with targets that predict a token: the copy itself, and the token after it."""
 
 DISTANCES: Final = {"previous": 1, "next": -1, "self": 0} | {f"{offset} back": offset for offset in OFFSETS}
-"""How far back the one target of a row is, for the types of which that is all."""
+"""The distance back to the single target of a row, for the types that are defined by a distance."""
 
 
 def targets(
@@ -38,18 +38,18 @@ def targets(
     *,
     causal: bool = True,
 ) -> dict[str, Bool[Tensor, "#batch row key"]]:
-    """The target keys of every type, for the tokens `rows` of each text and its first `keys` tokens.
+    """The target keys of every type, for the query tokens `rows` and the first `keys` tokens of each text.
 
         previous, next, self, k back   j = i − 1, i + 1, i, i − k
         first                          the text's first token, unless it is the row's own
-        duplicate                      t_j = t_i, j before i (in a model that looks both ways, j other than i)
-        induction                      t_{j−1} = t_i, j before i; none in a model that looks both ways
-        sentence end, comma, special   what `marks` says of t_j, the first and the row's own token left out
+        duplicate                      t_j = t_i, j before i (in a bidirectional model, j ≠ i)
+        induction                      t_{j−1} = t_i, j before i; none in a bidirectional model
+        sentence end, comma, special   `marks` at j, without the first token and the row's own
 
     >>> ids = torch.tensor([[7, 4, 5, 4]])
     >>> first = torch.tensor([[True, False, False, False]])
-    >>> found = targets(ids, first, {}, range(3, 4), 4)
-    >>> found["duplicate"].nonzero()[:, 2].tolist(), found["induction"].nonzero()[:, 2].tolist()
+    >>> keys_of = targets(ids, first, {}, range(3, 4), 4)
+    >>> keys_of["duplicate"].nonzero()[:, 2].tolist(), keys_of["induction"].nonzero()[:, 2].tolist()
     ([1], [2])
     """
     query = torch.arange(rows.start, rows.stop, device=ids.device)[:, None]
@@ -57,11 +57,11 @@ def targets(
     own = ids[:, rows.start : rows.stop, None]
     start = first[:, None, :keys]
     before = key < query
-    found = {name: (key == query - distance)[None] for name, distance in DISTANCES.items()}
-    found["first"] = start & (key != query)
-    found |= {name: mark[:, None, :keys] & ~start & (key != query) for name, mark in marks.items()}
-    found["duplicate"] = (ids[:, None, :keys] == own) & (before if causal else key != query)
-    follows = torch.zeros_like(found["duplicate"])
+    by_type = {name: (key == query - distance)[None] for name, distance in DISTANCES.items()}
+    by_type["first"] = start & (key != query)
+    by_type |= {name: mark[:, None, :keys] & ~start & (key != query) for name, mark in marks.items()}
+    by_type["duplicate"] = (ids[:, None, :keys] == own) & (before if causal else key != query)
+    follows = torch.zeros_like(by_type["duplicate"])
     follows[..., 1:] = (ids[:, None, : keys - 1] == own) & causal
-    found["induction"] = follows & before & ~start
-    return found
+    by_type["induction"] = follows & before & ~start
+    return by_type

@@ -1,9 +1,9 @@
-"""What type of head is it? Scores for every type, against what the head would do whatever the tokens are.
+"""Scores every head for every type, against a baseline that does not depend on the tokens.
 
 Formulas: docs/formulas.md#head-types.
 
-A type is claimed where two things hold: the mass on its targets exceeds the baseline in an interval that holds for all
-heads and types together, and it is not trivial.
+A type is claimed if the attention on its targets clearly exceeds the baseline, by an interval that holds for all heads
+and types together, and is not trivially small.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -32,10 +32,10 @@ from .sums import AROUND_KEY, HeadTypeSums
 from .type_scores import TypeScores
 
 BROAD: Final = 0.8
-"""A head without a claim is described as broad where its rows have this share of uniform attention's entropy."""
+"""A head without a claim is called broad if its rows have at least this share of uniform attention's entropy."""
 
 RESTING: Final = ("first", "self")
-"""The types of a head that looks at nothing in particular: an example is of one of these only if there is no other."""
+"""The types of heads that attend to nothing in particular. An example shows one of these only if there is no other."""
 
 
 def head_types(
@@ -48,62 +48,62 @@ def head_types(
     seed: int = 0,
     **corpus: Any,
 ) -> "HeadTypes":
-    """What type of head each is: previous token, induction, duplicate token, first token, delimiters, fixed offsets.
+    """Finds the type of each head: previous token, induction, duplicate token, first token, delimiters, fixed offsets.
 
     >>> import attnmech as am
     >>> types = am.head_types(am.load())
     >>> types.types_of(2, 6)
     ('induction',)
 
-    The score of a type is Σ_j∈targets p_ij, averaged over the rows that have a target. Its baseline, for types that
-    depend on tokens, is what the head's own mean attention by distance puts on the same keys; for types that depend on
-    position alone, what uniform attention puts there. A type is claimed where the simultaneous 95 % interval of
-    score − baseline over texts, for all heads and types together, is above 0, and the score is at least 0.3 or a target
-    is the highest key of at least half of the rows. Several may hold for one head. What a head writes of its targets
-    stands beside (`writes`, `copying`), and so does how QK matches them (`matching`).
+    The score of a type is Σ_j∈targets p_ij, averaged over the rows that have a target. For types that depend on tokens,
+    the baseline is the attention that the head's own mean attention by distance puts on the same keys; for types that
+    depend on position alone, it is the attention that uniform attention puts there. A type is claimed if the
+    simultaneous 95 % interval of score − baseline over texts, for all heads and types together, is above 0, and the
+    score is at least 0.3 or a target is the highest key of at least half of the rows. A head can have several types.
+    The result also has what a head writes of its targets (`writes`, `copying`) and how QK matches them (`matching`).
 
     Args:
         model: the model.
-        inputs: texts, or an iterator of texts (a corpus), of which only sums are kept; if left out, 24 sequences of
-            random tokens, each twice, of different lengths, in which there is nothing but position and repetition.
+        inputs: texts, or an iterator of texts (a corpus), which keeps only sums. By default 24 repeated sequences of
+            random tokens, of different lengths, which contain only position and repetition.
         layers: by default all; `writes` needs the last.
         stack: "encoder" or "decoder" in a model with several.
         bos: whether each text begins with the tokenizer's first token.
-        seed: of the random tokens.
+        seed: seed of the random tokens.
         corpus: `truncate`, `shard`, `journal`, `progress` and `engine`, as in `am.stream`.
 
     Returns:
         Scores, baselines and claims of every head: `to_frame` lists the claims, `by_head` the heads, `plot` maps them.
 
     Raises:
-        InputError: for cross-attention, whose queries and keys are different tokens; for a decoder beside an encoder
-            without `inputs`.
+        InputError: for cross-attention, where queries and keys are different tokens; for the decoder of an
+            encoder-decoder model without `inputs`.
 
     """
     require_model(model)
     label = model.stack(stack).label
     if label == "cross":
-        raise InputError("in cross-attention queries and keys are different tokens, so a head has none of these types.")
+        raise InputError("head types need self-attention: in cross-attention, queries and keys are different tokens.")
     generated = inputs is None
     if generated and label == "decoder":
         raise InputError(
-            "random tokens are generated for the encoder alone; give `inputs` with what the decoder reads: "
+            "random tokens are generated for the encoder only; give `inputs` with what the decoder reads: "
             'iter([{"input_ids": ..., "decoder_input_ids": ...}, ...]).'
         )
     seed = checked_seed(seed)
-    given = repeated_sequences(model, seed=seed) if inputs is None else inputs
+    texts = repeated_sequences(model, seed=seed) if inputs is None else inputs
     result: HeadTypes
     reducer = HeadTypesReducer(generated)
-    (result,) = stream(model, given, [reducer], layers=layers, stack=stack, bos=bos, **corpus)
+    (result,) = stream(model, texts, [reducer], layers=layers, stack=stack, bos=bos, **corpus)
     return result
 
 
 @dataclass(frozen=True)
 class HeadTypesReducer(HeadTypeSums):
-    """Sums from which `HeadTypes` follows."""
+    """The sums that `HeadTypes` is computed from."""
 
     def finish(self, state: State, source: Source) -> "HeadTypes":
-        """The result; of its examples, the tokens as texts."""
+        """The result, with the tokens of its examples as texts."""
         ids = sorted(set(state["example_ids"].flatten().tolist()) - {-1})
         tokens: dict[int, str] = {}
         if ids:
@@ -114,24 +114,24 @@ class HeadTypesReducer(HeadTypeSums):
 
 @dataclass(frozen=True)
 class Example:
-    """One row of a head's attention in which it does most of what a type says."""
+    """The row of a head's attention that shows a type most clearly."""
 
     type: str
     document: int
     """The number of its text."""
     query: int
     key: int
-    """The target on which most of the row's attention lies, as a position in the text."""
+    """The position of the target that receives most of the row's attention."""
     weight: float
-    """What that key gets."""
+    """The attention that this key receives."""
     above: float
-    """What the row's targets get more than uniform attention would give them."""
+    """The attention that the row's targets receive, minus what uniform attention would give them."""
     before: tuple[str, ...]
-    """The tokens up to and including the query, …"""
+    """The tokens up to and including the query."""
     around: tuple[str, ...]
-    """… and those around the key."""
+    """The tokens around the key."""
     key_at: int
-    """The key's place in `around`."""
+    """The index of the key in `around`."""
 
     def __str__(self) -> str:
         return f"{''.join(self.before)} → {''.join(self.around[: self.key_at])}[{self.around[self.key_at]}]"
@@ -139,9 +139,9 @@ class Example:
 
 @dataclass(frozen=True, repr=False)
 class HeadTypes(TypeScores):
-    """How much of each head's attention goes to the targets of every type, and which types are claimed.
+    """The share of each head's attention on the targets of every type, and the types that are claimed.
 
-    Scores are masses from 0 to 1, by type and then `[layer head]`; NaN where no row has a target of that type.
+    Scores are shares from 0 to 1, by type and then `[layer head]`; NaN if no row has a target of that type.
     """
 
     SUBTRACT = 'subtract what you compare: one.scores["induction"] - other.scores["induction"]'
@@ -159,13 +159,13 @@ class HeadTypes(TypeScores):
         """The result over several shards of a corpus, as if they had been one run; see `Summed.merged`."""
         whole = super().merged(*others)
         return replace(
-            whole, tokens={**self.tokens, **{id: text for each in others for id, text in each.tokens.items()}}
+            whole, tokens={**self.tokens, **{id: text for other in others for id, text in other.tokens.items()}}
         )
 
     def example_of(self, layer: int, head: int) -> Example | None:
-        """The row that shows a head's type most clearly: of its first claimed type, or of the type nearest to a claim.
+        """The row that shows a head's type most clearly: its first claimed type, or the type nearest to a claim.
 
-        Of all rows it is the one whose targets get most above what uniform attention would give them.
+        It is the row with the most attention on its targets, above what uniform attention would give them.
         """
         measured = self.layers.index(member("layer", layer, self.layers, "the layers measured"))
         head = index_of("head", head, self._heads, f"this model has {self._heads} heads per layer")
@@ -192,7 +192,7 @@ class HeadTypes(TypeScores):
         )
 
     def plot(self) -> "go.Figure":
-        """The atlas: every head with the type of its largest claim, as a map of layers × heads; returned, not shown."""
+        """The atlas: a map of layers × heads with each head's largest claimed type. It is returned, not shown."""
         return self._map({})
 
     def _map(self, effects: Mapping[tuple[int, int], float]) -> "go.Figure":
@@ -202,11 +202,11 @@ class HeadTypes(TypeScores):
 
     @property
     def _title(self) -> str:
-        return f"Kinds of heads of {self.provenance.model}"
+        return f"Types of heads in {self.provenance.model}"
 
     @property
     def _texts(self) -> str:
-        what = "sequences of random tokens, each twice" if self.generated else "texts"
+        what = "repeated sequences of random tokens" if self.generated else "texts"
         return f"{self.documents} {what if self.documents != 1 or self.generated else 'text'}"
 
     @property
@@ -214,21 +214,24 @@ class HeadTypes(TypeScores):
         heads = len(self.layers) * self._heads
         if len(self.state["groups"]) < LEAST_TEXTS:
             return (
-                f"On {self._texts} no type is claimed of any of {heads} heads: that needs {LEAST_TEXTS} texts or more."
+                f"No type is claimed for any of {heads} heads ({self._texts}): a claim needs {LEAST_TEXTS} texts or "
+                "more."
             )
         count = self._claims.type.value_counts()
-        told = [
-            f"{number} {_IN_WORDS[str(kind)] if number > 1 else _OF_ONE[str(kind)]}" for kind, number in count.items()
-        ]
-        several = "" if told else "none is of a type that is claimed"
-        return f"On {self._texts}, of {heads} heads {', '.join(told)}{several}."
+        if count.empty:
+            return f"No type is claimed for any of {heads} heads ({self._texts})."
+        (first, most), *others = (
+            (_IN_WORDS[str(kind)] if number > 1 else _OF_ONE[str(kind)], number) for kind, number in count.items()
+        )
+        sentence = ", ".join((f"{most} of {heads} heads {first}", *(f"{number} {words}" for words, number in others)))
+        return f"{sentence} ({self._texts})."
 
     @property
     def example(self) -> tuple[int, int] | None:
-        """The layer and head of the largest claim, if there is one of a type other than "self" and "first"."""
-        found = self._claims
-        moving = found[~found.type.isin(RESTING)]
-        chosen = moving if len(moving) else found
+        """The layer and head of the largest claim, preferably of a type other than "self" and "first"."""
+        claims = self._claims
+        moving = claims[~claims.type.isin(RESTING)]
+        chosen = moving if len(moving) else claims
         return (int(chosen.layer.iloc[0]), int(chosen["head"].iloc[0])) if len(chosen) else None
 
     def told(self, layer: int, head: int) -> str:
@@ -244,24 +247,24 @@ class HeadTypes(TypeScores):
         return ", ".join(f"{name} {scores[name]:.2f}" for name in best)
 
     def on_text(self) -> str:
-        """What heads do with the delimiters of a single text, described and not claimed; empty where there are none."""
+        """Describes, without a claim, how heads attend to the delimiters of a single text. Empty without delimiters."""
         if self.documents != 1:
             return ""
-        found = []
+        sentences = []
         for name in ("sentence end", "comma", "special"):
             score = self.scores[name]
             if bool(score.isnan().all()):
                 continue
             layer, head = divmod(int(self.excess[name].nan_to_num(-1).argmax()), score.shape[1])
             mass, baseline = float(score[layer, head]), float(self.baselines[name][layer, head])
-            told = f"{percent(mass, 0)} of its attention (by distance {percent(baseline, 0)})"
-            found.append(f"L{layer}H{head} gives {_PLURAL[name]} {told}")
-        return f"In this text, {'; '.join(found)}: described, since one text supports no claim." if found else ""
+            share = f"{percent(mass, 0)} of its attention (distance alone: {percent(baseline, 0)})"
+            sentences.append(f"L{layer}H{head} gives {_PLURAL[name]} {share}")
+        return f"In this text, {'; '.join(sentences)}. One text supports no claim." if sentences else ""
 
     def section(
         self, call: str, *, effects: Mapping[tuple[int, int], float] | None = None, about_text: str = ""
     ) -> Section:
-        """The atlas, for a page whose reader chooses a head; with what ablating each head does, where that is known."""
+        """The atlas, for a page where the reader chooses a head; with the effects of ablating heads, if known."""
         made = self._sections(effects or {})[0]
         chart = Chart(self._map(effects or {}), (), clicks={"layer": "customdata.0", "head": "customdata.1"})
         return replace(
@@ -269,28 +272,28 @@ class HeadTypes(TypeScores):
             figures={"types": chart},
             finding=" ".join(filter(None, (self.lead, about_text))),
             call=f"{call}.plot()",
-            contents="Kinds of heads",
+            contents="Types of heads",
         )
 
     def _sections(self, effects: Mapping[tuple[int, int], float] | None = None) -> "Sequence[Section]":
         return [
             Section(
                 "All heads by type",
-                "Each cell is one head, with the letter of the claimed type on which it spends most; empty where "
-                "nothing is claimed. The hover box has the score of every type. A type is claimed where an "
-                "interval for all heads and types together clears the baseline, and the score is at least 0.3 or a "
-                "target is on top in half of the rows.",
+                "Each cell is one head, with the letter of its highest-scoring claimed type. Cells without a claim are "
+                "empty. The hover box shows the scores of all types. A type is claimed if its score is above the "
+                "baseline by an interval that holds for all heads and types together, and the score is at least 0.3 "
+                "or a target is the highest key in half of the rows.",
                 {"types": self._map(effects or {})},
                 "types.plot()",
             ),
             Section(
-                "Every head, with the row that shows it most clearly",
-                "Sort by a column, or show one type alone; a pale type is not claimed, only nearest to a claim. In the "
-                "example, the query is underlined and the key is boxed; of all rows, its targets get most above "
-                "uniform attention. Above baseline: the interval of score − baseline, for all heads and types "
-                "together. Writes: what the head adds to the answer's logit through its targets, for duplicates and "
-                "induction. Copying: the rank of a key's own token among the text's in what the head writes of that "
-                "key, from 0 to 1, 0.5 by chance.",
+                "Every head, with its clearest example",
+                "Sort by a column, or show a single type. A pale type is not claimed; it is the type nearest to a "
+                "claim. In the example, the query is underlined and the key is boxed; this row has the most attention "
+                "on its targets above uniform attention. Above baseline: the interval of score − baseline, for all "
+                "heads and types together. Writes: what the head adds to the answer's logit through its targets, for "
+                "duplicates and induction. Copying: the rank of a key's own token among the tokens of the text in what "
+                "the head writes from that key, from 0 to 1 (0.5 by chance).",
                 {"atlas": atlas_view([self._row(layer, head) for layer in self.layers for head in range(self._heads)])},
                 "types.by_head()",
             ),
@@ -323,19 +326,20 @@ class HeadTypes(TypeScores):
 
 
 _IN_WORDS: Final = {
-    "previous": "look back one token",
-    "next": "look ahead one token",
-    "self": "look at the token itself",
-    **{kind: f"look {kind.split()[0]} tokens back" for kind in POSITIONAL if kind.endswith("back")},
-    "first": "rest on the first token",
-    "sentence end": "look at ends of sentences",
-    "comma": "look at commas",
-    "special": "look at special tokens",
-    "duplicate": "look at copies of the token",
-    "induction": "continue what was said before",
+    "previous": "attend to the previous token",
+    "next": "attend to the next token",
+    "self": "attend to the token itself",
+    **{kind: f"attend {kind.split()[0]} tokens back" for kind in POSITIONAL if kind.endswith("back")},
+    "first": "attend to the first token",
+    "sentence end": "attend to ends of sentences",
+    "comma": "attend to commas",
+    "special": "attend to special tokens",
+    "duplicate": "attend to copies of the token",
+    "induction": "continue repeated text",
 }
 
-_OF_ONE: Final = {kind: words.replace("look", "looks").replace("rest ", "rests ").replace("continue ", "continues ")
-                  for kind, words in _IN_WORDS.items()}  # fmt: skip
+_OF_ONE: Final = {
+    kind: words.replace("attend ", "attends ").replace("continue ", "continues ") for kind, words in _IN_WORDS.items()
+}
 
 _PLURAL: Final = {"sentence end": "ends of sentences", "comma": "commas", "special": "special tokens"}

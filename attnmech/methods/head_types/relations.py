@@ -1,6 +1,6 @@
-"""Which heads look from one word to another that belongs to it: a verb to its subject, a pronoun to whom it means?
+"""Finds heads that attend from a word to a related word, such as from a verb to its subject.
 
-Accuracy against the best fixed offset on the same pairs (docs/formulas.md#head-types).
+A head's accuracy is compared with the best fixed offset on the same pairs (docs/formulas.md#head-types).
 """
 
 import hashlib
@@ -32,10 +32,10 @@ from ...runs.layers import count_layers
 from ...runs.words import words_of
 
 LEAST_PAIRS: Final = 5
-"""The fewest labelled pairs of a relation of which a claim is made."""
+"""A claim needs at least this number of labelled pairs of the relation."""
 
 LEAST_ACCURACY: Final = 0.5
-"""A claim needs the labelled key on top in at least this share of pairs."""
+"""A claim needs the labelled key to be the highest in at least this share of pairs."""
 
 
 def relations(
@@ -46,26 +46,26 @@ def relations(
     layers: Iterable[int] | None = None,
     bos: bool | None = None,
 ) -> "Relations":
-    """How often each head looks hardest at the word that a label says, relation by relation.
+    """Measures how often each head attends most to the labelled word, for each relation.
 
-    accuracy = share of pairs whose labelled key gets more of the query's attention than any other, the query itself and
-    special tokens left out. Its baseline is the best fixed offset: the distance at which most labelled keys of the
-    relation stand. A relation is claimed of a head where the simultaneous 95 % interval of accuracy − baseline over
-    texts, for all heads and relations together, is above 0, and the accuracy is at least 0.5.
+    accuracy = share of pairs where the labelled key gets more of the query's attention than any other key, without the
+    query itself and special tokens. The baseline is the best fixed offset: the most frequent distance of the relation's
+    labelled keys. A relation is claimed for a head if the simultaneous 95 % interval of accuracy − baseline over texts,
+    for all heads and relations together, is above 0, and the accuracy is at least 0.5.
 
     >>> import attnmech as am
     >>> from attnmech.demo.text import labelled
-    >>> found = am.relations(am.load(), labelled(12))
-    >>> found.accuracy("bracket").shape
+    >>> relations = am.relations(am.load(), labelled(12))
+    >>> relations.accuracy("bracket").shape
     torch.Size([4, 8])
 
     Args:
         model: the model.
-        labelled: (text, query, key, relation). A text is a string, whose tokens query and key count as the model sees
-            them, its first token included; or a list of words, each with its own leading space, that they count. A
-            word's attention is the mean over its tokens, the attention that it gets their sum.
-        before: look from the word (or token) before the query, from which a decoder predicts it; pairs in which that is
-            the key, or stands before it, are left out.
+        labelled: (text, query, key, relation). If the text is a string, query and key are token positions as the model
+            sees them, including the first token. If it is a list of words, each with its leading space, they are word
+            positions. A word's attention is the mean over its tokens; the attention it receives is their sum.
+        before: whether to measure from the word (or token) before the query, where a decoder predicts the query. Pairs
+            with the key at this word or after it are left out.
         layers: by default all.
         bos: whether each text begins with the tokenizer's first token.
 
@@ -73,9 +73,9 @@ def relations(
         Accuracies, baselines and claims, by relation, layer and head.
 
     Raises:
-        InputError: for a label outside its text, at a key that the query cannot see, or at the query itself; for
-            words in a model without a tokenizer that knows where its tokens stand; for an encoder with a decoder; for
-            `before` in a model that looks both ways, and for a relation of which it leaves no pair.
+        InputError: for a label outside its text, at a key that the query cannot see, or at the query itself; for words
+            if the tokenizer does not report where its tokens are; for an encoder with a decoder; for `before` in a
+            bidirectional model, and if it leaves no pair of a relation.
 
     Source: Clark et al. 2019, "What Does BERT Look At?"
 
@@ -84,7 +84,7 @@ def relations(
     if len(model.stacks) > 1:
         raise InputError("relations are measured in models with one stack; this one has an encoder and a decoder.")
     if flag("before", before) and not model.causal:
-        raise InputError("`before` is for decoders: this model looks both ways, so the word before predicts nothing.")
+        raise InputError("`before` is for decoders: this model looks both ways, so no word predicts the next one.")
     chosen = tuple(dict.fromkeys(model.points.check_layers(layers, "")))
     model.points.resolve(["pattern"], chosen, model.refused)
     texts = _by_text(listed("labelled", labelled, "a list of (text, query, key, relation)"))
@@ -94,10 +94,10 @@ def relations(
     pairs = torch.zeros(len(names), len(texts), dtype=torch.float64)
     offsets: list[list[tuple[int, int]]] = [[] for _ in names]
     digest, labels = hashlib.sha256(), hashlib.sha256()
-    for number, (text, found) in enumerate(texts.items()):
+    for number, (text, labels_of_text) in enumerate(texts.items()):
         read = _Read.of(model, text, chosen, bos)
         digest.update(read.batch.ids.cpu().numpy().tobytes())
-        for labelled_query, key, name in found:
+        for labelled_query, key, name in labels_of_text:
             read.check(text, labelled_query, key)
             query = labelled_query - before
             if before and key >= query:
@@ -128,7 +128,7 @@ def relations(
 
 def _by_text(labelled: Sequence[Any]) -> dict[str | tuple[str, ...], list[tuple[int, int, str]]]:
     """The labels of each text."""
-    found: dict[str | tuple[str, ...], list[tuple[int, int, str]]] = {}
+    by_text: dict[str | tuple[str, ...], list[tuple[int, int, str]]] = {}
     for number, label in enumerate(labelled):
         try:
             text, query, key, name = label
@@ -140,25 +140,25 @@ def _by_text(labelled: Sequence[Any]) -> dict[str | tuple[str, ...], list[tuple[
             raise InputError(f"the text of label {number} must be a string or a list of words; got {shown(text)}.")
         if not isinstance(name, str):
             raise InputError(f"the relation of label {number} must be a name; got {shown(name)}.")
-        found.setdefault(text if isinstance(text, str) else tuple(text), []).append((*places, name))
-    if not found:
+        by_text.setdefault(text if isinstance(text, str) else tuple(text), []).append((*places, name))
+    if not by_text:
         raise InputError("`labelled` must hold at least one (text, query, key, relation); got none.")
-    return found
+    return by_text
 
 
 @dataclass(frozen=True)
 class _Read:
-    """One text as the model read it, with attention between what its labels count: tokens, or words."""
+    """One text as the model read it, with attention between the units of its labels: tokens or words."""
 
     batch: Batch
     pattern: Float[Tensor, "layer head query key"]
     counted: Bool[Tensor, " key"]
-    """Which keys can be looked at: all but special tokens, and words of nothing else."""
+    """Which keys count: all except special tokens and words that consist of special tokens."""
     causal: bool
 
     @classmethod
     def of(cls, model: HookedModel, text: str | tuple[str, ...], layers: Sequence[int], bos: bool | None) -> "_Read":
-        """Runs one text."""
+        """Runs the model on one text."""
         whole = text if isinstance(text, str) else "".join(text)
         batch = model.encode(whole, bos=bos)
         ran = model.run(batch, ["pattern"], layers=layers)
@@ -171,24 +171,24 @@ class _Read:
         return cls(batch, mean @ pattern @ member.T, ordinary.any(dim=-1), model.causal)
 
     def check(self, text: str | tuple[str, ...], query: int, key: int) -> None:
-        """Raises `InputError` for a label that this text cannot have."""
+        """Raises `InputError` for a label that is invalid for this text."""
         length = self.pattern.shape[-1]
-        what, told = ("tokens" if isinstance(text, str) else "words"), shown(text)
+        units, quoted = ("tokens" if isinstance(text, str) else "words"), shown(text)
         for name, place in (("query", query), ("key", key)):
             if not 0 <= place < length:
-                raise InputError(f"{name} {place} is outside the {length} {what} of {told}.")
+                raise InputError(f"{name} {place} is outside the {length} {units} of {quoted}.")
         if query == key:
-            raise InputError(f"query and key of a label must differ; got {query} twice in {told}.")
+            raise InputError(f"query and key of a label must differ; got {query} twice in {quoted}.")
         if self.causal and key > query:
             raise InputError(
-                f"query {query} cannot see the later key {key} in {told}; give the later one as the query."
+                f"query {query} cannot see the later key {key} in {quoted}; give the later one as the query."
             )
         if not self.counted[key]:
-            raise InputError(f"key {key} of {told} is a special token, which is left out.")
+            raise InputError(f"key {key} of {quoted} is a special token, which is left out.")
 
 
 def _require_pairs(offsets: Mapping[str, Sequence[object]]) -> None:
-    """Raises `InputError` for a relation of which `before` has left no pair."""
+    """Raises `InputError` if `before` leaves no pair of a relation."""
     for name, pairs in offsets.items():
         if not pairs:
             raise InputError(
@@ -200,7 +200,7 @@ def _require_pairs(offsets: Mapping[str, Sequence[object]]) -> None:
 def _best_offsets(
     offsets: Sequence[Sequence[tuple[int, int]]], texts: int
 ) -> tuple[Int[Tensor, " relation"], Float[Tensor, "relation text"]]:
-    """The offset at which most keys of each relation stand, and how many stand there, text by text."""
+    """The most frequent offset of the keys of each relation, and the number of keys at it in each text."""
     best, hits = [], torch.zeros(len(offsets), texts, dtype=torch.float64)
     for place, pairs in enumerate(offsets):
         counts = pd.Series([offset for _, offset in pairs]).value_counts()
@@ -212,7 +212,7 @@ def _best_offsets(
 
 @dataclass(frozen=True, repr=False)
 class Relations(PagedResult):
-    """How often each head looks hardest at the labelled key, relation by relation."""
+    """How often each head attends most to the labelled key, for each relation."""
 
     SUBTRACT = 'subtract what you compare: one.accuracy("bracket") - other.accuracy("bracket")'
 
@@ -221,14 +221,14 @@ class Relations(PagedResult):
     layers: tuple[int, ...]
     n_layers: int
     correct: Float[Tensor, "relation measured head text"]
-    """In how many pairs of each text the labelled key is on top."""
+    """The number of pairs in each text where the labelled key is the highest."""
     mass_sums: Float[Tensor, "relation measured head text"]
-    """The attention that labelled keys get, summed over pairs."""
+    """The attention on labelled keys, summed over pairs."""
     pairs: Float[Tensor, "relation text"]
     offsets: Int[Tensor, " relation"]
     """The best fixed offset of each relation: query − key."""
     by_offset: Float[Tensor, "relation text"]
-    """In how many pairs of each text the labelled key stands at that offset."""
+    """The number of pairs in each text with the labelled key at that offset."""
     provenance: Provenance
 
     @property
@@ -241,24 +241,24 @@ class Relations(PagedResult):
         check_layers(self.layers, self.n_layers)
 
     def accuracy(self, relation: str) -> Float[Tensor, "layer head"]:
-        """The share of pairs whose labelled key is on top."""
+        """The share of pairs where the labelled key is the highest."""
         place = self._place(relation)
         return self._by_layer(self.correct[place].sum(dim=-1) / self.pairs[place].sum())
 
     def mass(self, relation: str) -> Float[Tensor, "layer head"]:
-        """The mean attention that labelled keys get."""
+        """The mean attention on labelled keys."""
         place = self._place(relation)
         return self._by_layer(self.mass_sums[place].sum(dim=-1) / self.pairs[place].sum())
 
     def baseline(self, relation: str) -> float:
-        """The share of pairs whose key stands at the best fixed offset."""
+        """The share of pairs with the key at the best fixed offset."""
         place = self._place(relation)
         return float(self.by_offset[place].sum() / self.pairs[place].sum())
 
     def simultaneous(
         self, relation: str, level: float = LEVEL
     ) -> tuple[Float[Tensor, "layer head"], Float[Tensor, "layer head"]]:
-        """Intervals of accuracy − baseline that hold for all heads and relations together; NaN under five texts."""
+        """Intervals of accuracy − baseline that hold for all heads and relations together; NaN below five texts."""
         place = self._place(relation)
         low, high = self._excess.simultaneous(checked_level(level))
         return self._by_layer(low[place]), self._by_layer(high[place])
@@ -272,7 +272,7 @@ class Relations(PagedResult):
         count = self.pairs.sum(dim=-1)
         accuracy = self.correct.sum(dim=-1) / count[:, None, None]
         claimed = (low > 0) & (accuracy >= LEAST_ACCURACY) & (count >= LEAST_PAIRS)[:, None, None]
-        found = [
+        rows = [
             {
                 "layer": self.layers[layer],
                 "head": head,
@@ -286,7 +286,7 @@ class Relations(PagedResult):
             }
             for place, layer, head in claimed.nonzero().tolist()
         ]
-        frame = pd.DataFrame(found, columns=_COLUMNS)
+        frame = pd.DataFrame(rows, columns=_COLUMNS)
         return frame.sort_values("accuracy", ascending=False, ignore_index=True)
 
     def to_frame(self) -> pd.DataFrame:
@@ -309,7 +309,7 @@ class Relations(PagedResult):
         )
 
     def plot(self, relation: str) -> "go.Figure":
-        """Accuracy − baseline of a relation as a map of layers × heads; returned, not shown."""
+        """A map of layers × heads with accuracy − baseline of a relation. It is returned, not shown."""
         place = self._place(relation)
         means = TextMeans(self._excess.above[place], self._excess.below[place])
         label = f"accuracy − {percent(self.baseline(relation), 0)}"
@@ -318,20 +318,22 @@ class Relations(PagedResult):
     @property
     def lead(self) -> str:
         pairs, named, texts = int(self.pairs.sum()), len(self.names), self.pairs.shape[1]
-        told = f"{_counted(pairs, 'labelled pair')} of {_counted(named, 'relation')} in {_counted(texts, 'text')}"
+        data = f"{_counted(pairs, 'labelled pair')} of {_counted(named, 'relation')} in {_counted(texts, 'text')}"
         if texts < LEAST_TEXTS:
-            return f"{told}: too few texts for a claim, which needs {LEAST_TEXTS} or more."
+            return f"{data}: too few texts for a claim, which needs {LEAST_TEXTS} or more."
         best = self.claims.drop_duplicates("relation")
-        each = [
-            f"{row['relation']} by L{row['layer']}H{row['head']} ({percent(row['accuracy'], 0)}, best offset "
-            f"{percent(row['baseline'], 0)})"
+        heads = [
+            f"L{row['layer']}H{row['head']} for {row['relation']} ({percent(row['accuracy'], 0)} of pairs; best fixed "
+            f"offset: {percent(row['baseline'], 0)})"
             for row in best.to_dict("records")
         ]
         enough = (self.pairs.sum(dim=-1) >= LEAST_PAIRS) & ((self.pairs > 0).sum(dim=-1) >= LEAST_TEXTS)
-        few = [name for name, there in zip(self.names, enough.tolist(), strict=True) if not there]
+        few = [name for name, sufficient in zip(self.names, enough.tolist(), strict=True) if not sufficient]
         short = f" Too few pairs or texts for a claim: {', '.join(few)}." if few else ""
-        found = f". Found: {'; '.join(each)}." if each else ": no head clears the best fixed offset."
-        return f"{told}{found if each or bool(enough.any()) else '.'}{short}"
+        finding = ": no head clearly exceeds the best fixed offset."
+        if heads:
+            finding = f". Heads that find the labelled key: {', '.join(heads)}."
+        return f"{data}{finding if heads or bool(enough.any()) else '.'}{short}"
 
     @property
     def _title(self) -> str:
@@ -341,11 +343,11 @@ class Relations(PagedResult):
         return [
             Section(
                 f"{name[:1].upper()}{name[1:]}",
-                "Each cell is one head: how much more often its highest key is the labelled one than the best fixed "
-                f"offset is right, here {_direction(int(self.offsets[place]))}. Pale where that is not clear among "
-                "all.",
+                "Each cell is one head. Its value is the share of pairs where the head's highest key is the labelled "
+                "key, minus the share that the best fixed offset gets right (here "
+                f"{_direction(int(self.offsets[place]))}). Pale values are not clear among all heads and relations.",
                 {f"relation-{place}": self.plot(name)},
-                f'found.plot("{name}")',
+                f'relations.plot("{name}")',
             )
             for place, name in enumerate(self.names)
         ]
@@ -367,7 +369,7 @@ def _counted(count: int, what: str) -> str:
 
 
 def _direction(offset: int) -> str:
-    """Where a key stands, seen from its query."""
+    """The direction from a query to its key."""
     return f"{abs(offset)} {'back' if offset > 0 else 'ahead'}"
 
 

@@ -1,4 +1,4 @@
-"""Which sums over a pass say what type of head each one is? Mass on targets, what is written of it, and examples."""
+"""The sums of a pass that head types follow from: attention on targets, what heads write from them, and examples."""
 
 from dataclasses import dataclass
 from typing import Any, Final, cast
@@ -27,33 +27,33 @@ from .formulas import ANSWERED, CONTENT, DISTANCES, POSITIONAL, TYPES, targets
 from .writing import copying, rank_above
 
 AROUND_KEY: Final = range(-2, 3)
-"""Which tokens around an example's key are kept, …"""
+"""The tokens around an example's key that are kept."""
 
 AROUND_QUERY: Final = range(-3, 1)
-"""… and which of those that end with its query."""
+"""The tokens up to an example's query that are kept."""
 
 BY_TEXT: Final = (
     "mass", "top", "alone", "count", "uniform", "at_distance", "rest_with", "rest_without", "count_with",
     "count_without", "written_there", "written_elsewhere", "written_count", "copying", "copying_count", "matching",
     "matching_count", "breadth", "breadth_count",
 )  # fmt: skip
-"""The entries of a state whose last axis is texts, or groups of them."""
+"""The entries of a state with texts, or groups of texts, as last axis."""
 
 _EXAMPLE: Final = ("example", "example_at", "example_weight", "example_ids")
 
 
 @dataclass(frozen=True)
 class HeadTypeSums(Reducer):
-    """Sums the mass on the targets of every type, what is written of it, and what the baselines need."""
+    """Sums the attention on the targets of every type, what heads write from them, and the terms of the baselines."""
 
     generated: bool = False
-    """Whether the tokens are random: then a full stop ends no sentence."""
+    """Whether the tokens are random. A full stop then does not end a sentence."""
 
     points = ("attn_in",)
     optional_points = ("attn_raw", "attn_out", "resid_post")
 
     def start(self, run: Run) -> State:
-        """Sums by text; attention and targets by distance; for each type and head the clearest row so far."""
+        """Empty sums by text, attention and targets by distance, and the clearest row of each type and head."""
         batch = run.batch.queries(run.stack.label)
         texts, length = batch.ids.shape
         layers, heads, distances = run.n_layers, run.n_heads, 2 * length - 1
@@ -98,48 +98,52 @@ class HeadTypeSums(Reducer):
         """Adds a block of rows."""
         batch, layer, length = block.batch.queries(block.stack), block.index, block.mask.queries
         rows = state["rows"][:, block.rows.start : block.rows.stop]
-        found = block.mask.once(
+        block_targets = block.mask.once(
             ("kinds", self.generated, block.rows),
             lambda: _Targets.of(batch, block, rows, run.stack.architecture.causal, delimiters=not self.generated),
         )
-        mass = torch.cat((_at_positions(block.pattern, found, block.rows, batch), _on_content(block.pattern, found)))
+        mass = torch.cat(
+            (_at_positions(block.pattern, block_targets, block.rows, batch), _on_content(block.pattern, block_targets))
+        )
         state["mass"][:, layer] += _over_rows(mass)
-        state["top"][:, layer] += _top_on_target(block.top, found.by_kind)
-        self._add_resting(state, block, rows, found)
-        state["count"][:, layer] += found.count
-        state["uniform"][:, layer] += found.uniform[: len(POSITIONAL)].sum(dim=-1)
-        state["at_distance"][:, layer] += found.at_distance
-        state["pairs"][layer] += found.pairs
+        state["top"][:, layer] += _top_on_target(block.top, block_targets.by_kind)
+        self._add_resting(state, block, rows, block_targets)
+        state["count"][:, layer] += block_targets.count
+        state["uniform"][:, layer] += block_targets.uniform[: len(POSITIONAL)].sum(dim=-1)
+        state["at_distance"][:, layer] += block_targets.at_distance
+        state["pairs"][layer] += block_targets.pairs
         attended = received_by_distance(block.pattern[..., :length], rows[:, None], block.rows, length)
         state["attended"][layer] += attended[:, :, 0].double().sum(dim=0)
         alone = _by_position_alone(block, run)
-        state["alone"][:, layer] += _over_rows(_at_positions(alone, found, block.rows, batch))
-        _add_matching(state, block, found)
+        state["alone"][:, layer] += _over_rows(_at_positions(alone, block_targets, block.rows, batch))
+        _add_matching(state, block, block_targets)
         _add_breadth(state, block, rows)
-        _keep_clearest(state, block, run, found, mass)
+        _keep_clearest(state, block, run, block_targets, mass)
         if len(state["there_by_row"]):
-            _Layer.of(run, block).add(block, found)
+            _Layer.of(run, block).add(block, block_targets)
 
-    def _add_resting(self, state: State, block: RowBlock, rows: Bool[Tensor, "batch row"], found: "_Targets") -> None:
+    def _add_resting(
+        self, state: State, block: RowBlock, rows: Bool[Tensor, "batch row"], block_targets: "_Targets"
+    ) -> None:
         batch, layer = block.batch.queries(block.stack), block.index
         at_first = _at_first(block.pattern, batch)
-        # Behind a sliding window there is no first token to rest on.
-        reach, there = rows & _at_first(block.visible, batch)[:, 0].bool(), found.there[len(POSITIONAL) :]
-        for name, chosen in (("with", reach & there), ("without", reach & ~there)):
+        # Rows beyond a sliding window do not see the first token.
+        reach, there = rows & _at_first(block.visible, batch)[:, 0].bool(), block_targets.there[len(POSITIONAL) :]
+        for name, counted in (("with", reach & there), ("without", reach & ~there)):
             state[f"rest_{name}"][:, layer] += einsum(
-                at_first, chosen.double(), "text head row, kind text row -> kind head text"
+                at_first, counted.double(), "text head row, kind text row -> kind head text"
             )
-            state[f"count_{name}"][:, layer] += chosen.sum(dim=-1)
+            state[f"count_{name}"][:, layer] += counted.sum(dim=-1)
 
     def add_layer(self, state: State, end: LayerEnd, run: Run) -> None:
-        """Adds what the layer's heads write of what they look at, in logits before the final norm's scale."""
+        """Adds what the layer's heads write from their targets, in logits before the final norm's scale."""
         if not len(state["there_by_row"]):
             return
         held, batch = _Layer.taken(run, end.layer), run.batch.queries(run.stack.label)
         unembedding, direction = _reading_directions(run, batch)
         scale = attention_scale(run.stack, end, unembedding.gamma.dtype)
         W_O = scale.folded(run.stack.weights(end.layer).W_O.detach().to(unembedding.gamma.dtype))
-        # What the logit of each place's token reads of a value.
+        # The direction of a value that the logit of each place's token reads.
         read = product_by_head(direction, W_O.mT)
         gate = None if end.notes.gate is None else end.notes.gate.transpose(1, 2).to(read)
         for place, answers in enumerate(held.answers):
@@ -157,7 +161,7 @@ class HeadTypeSums(Reducer):
             state["final_scale"][:] = unembedding.scale(end["resid_post"])
 
     def close(self, state: State, run: Run) -> State:
-        """Sums by group of texts."""
+        """Sums by group of texts, on the CPU."""
         here = {name: value.cpu() for name, value in state.items()}
         there, whole = (here[name].double() * here["final_scale"] for name in ("there_by_row", "all_by_row"))
         here |= {"written_there": there.sum(dim=-1), "written_elsewhere": (whole - there).sum(dim=-1)}
@@ -167,50 +171,50 @@ class HeadTypeSums(Reducer):
         return by_group(here, run.documents, BY_TEXT)
 
     def merge(self, one: State, other: State) -> State:
-        """The sums of both; distances extend to the longer text."""
-        longest = max(each["pairs"].shape[-1] for each in (one, other))
-        one, other = (_widened(each, longest) for each in (one, other))
+        """The sums of both states; distances extend to the longer text."""
+        longest = max(state["pairs"].shape[-1] for state in (one, other))
+        one, other = (_widened(state, longest) for state in (one, other))
         whole = {name: one[name] + other[name] for name in ("attended", "pairs")}
         return {**whole, **_clearer(one, other), **joined(one, other, BY_TEXT)}
 
 
 @dataclass(frozen=True)
 class _Targets:
-    """What the tokens and the mask say of a block's rows: the same for all heads and layers with that mask."""
+    """The targets of a block's rows. They depend on tokens and mask only, so heads and layers share them."""
 
     by_kind: Bool[Tensor, "kind batch row key"]
     there: Bool[Tensor, "kind batch row"]
     """Whether a row has a target of each type."""
     last: Int[Tensor, "answered batch row"]
-    """The last target of types with an answer; −1 where a row has none."""
+    """The last target of types with an answer; −1 for rows without a target."""
     apart: Bool[Tensor, "kind batch row"]
-    """Whether a row has a target, and the first token of the text is none, unless the type is "first"."""
+    """Whether a row has a target and the text's first token is not a target, unless the type is "first"."""
     count: Float[Tensor, "kind batch"]
-    """How many rows have a target."""
+    """The number of rows with a target."""
     uniform: Float[Tensor, "kind batch row"]
-    """The mass that uniform attention puts on targets."""
+    """The attention that uniform attention puts on targets."""
     at_distance: Float[Tensor, "content distance batch"]
-    """How many targets there are at each distance."""
+    """The number of targets at each distance."""
     pairs: Float[Tensor, " distance"]
-    """How many keys rows see at each distance."""
+    """The number of visible keys at each distance."""
 
     @classmethod
     def of(
         cls, batch: Batch, block: RowBlock, rows: Bool[Tensor, "batch row"], causal: bool, *, delimiters: bool
     ) -> "_Targets":
-        """Those of the rows that count; a full stop among random tokens ends no sentence."""
+        """The targets of the rows that count. A full stop among random tokens does not end a sentence."""
         keys, length = block.scores.shape[-1], block.mask.queries
         tokens = min(keys, length)
         types = token_types(batch)
         marks = {name: delimiters & (types == TOKEN_TYPES.index(name)) for name in ("sentence end", "comma", "special")}
-        found = targets(batch.ids, batch.first, marks, block.rows, tokens, causal=causal)
-        # Keys that are no tokens are no targets.
-        found = {name: pad(each, (0, keys - tokens)) for name, each in found.items()}
+        of_type = targets(batch.ids, batch.first, marks, block.rows, tokens, causal=causal)
+        # Keys that are not tokens are not targets.
+        of_type = {name: pad(on_target, (0, keys - tokens)) for name, on_target in of_type.items()}
         seen = block.visible[:, 0] & rows[..., None]
-        by_kind = torch.stack([found[name].expand_as(seen) & seen for name in TYPES])
+        by_kind = torch.stack([of_type[name].expand_as(seen) & seen for name in TYPES])
         share = 1 / seen.sum(dim=-1).clamp_min(1).double()
         everywhere = rows[:, None]
-        # Kinds stand where heads do: what each "attends" is its targets.
+        # Types take the place of heads: each type "attends" to its targets.
         content = by_kind[len(POSITIONAL) :, ..., :tokens].transpose(0, 1).float()
         at_distance = received_by_distance(content, everywhere, block.rows, length)[:, :, 0].double()
         pairs = received_by_distance(seen[:, None, :, :tokens].float(), everywhere, block.rows, length)
@@ -234,7 +238,7 @@ class _Targets:
 
 @dataclass(frozen=True)
 class _Layer:
-    """What a layer's rows read from their targets, kept until the layer has ended and its norms are known."""
+    """What a layer's rows read from their targets, kept until the layer ends and its norms are known."""
 
     there: Float[Tensor, "answered batch head row d_value"]
     """Σ_j∈targets p_ij v_j."""
@@ -242,11 +246,11 @@ class _Layer:
     """Σ_j p_ij v_j."""
     values: Float[Tensor, "batch head key d_value"]
     answers: Int[Tensor, "answered batch row"]
-    """Where the token stands that a row's targets answer with; −1 without a target."""
+    """The position of the token that a row's targets predict; −1 without a target."""
 
     @classmethod
     def of(cls, run: Run, block: RowBlock) -> "_Layer":
-        """That of a block's layer, made with its first block."""
+        """The entry of a block's layer, made at the layer's first block."""
         key = HeadTypeSums, "values", block.layer
         if key not in run.between:
             values = repeat(
@@ -263,29 +267,29 @@ class _Layer:
 
     @classmethod
     def taken(cls, run: Run, layer: int) -> "_Layer":
-        """That of a layer that has ended."""
+        """Removes and returns the entry of a layer that has ended."""
         return cast(_Layer, run.between.pop((HeadTypeSums, "values", layer)))
 
-    def add(self, block: RowBlock, found: _Targets) -> None:
+    def add(self, block: RowBlock, block_targets: _Targets) -> None:
         """Adds a block of rows."""
         rows = slice(block.rows.start, block.rows.stop)
         values = self.values[:, :, : block.pattern.shape[-1]]
         self.whole[:, :, rows] = block.pattern @ values
-        self.answers[:, :, rows] = found.last
+        self.answers[:, :, rows] = block_targets.last
         for place, name in enumerate(ANSWERED):
-            on_target = found.by_kind[TYPES.index(name)][:, None]
+            on_target = block_targets.by_kind[TYPES.index(name)][:, None]
             self.there[place, :, :, rows] = (block.pattern * on_target) @ values
 
 
 def _reads_logits(run: Run) -> bool:
-    """Whether what these heads write is read by one matrix, behind a norm whose scale this run sees."""
+    """Whether one matrix reads what these heads write, after a norm with a scale that this run measures."""
     model = run.model
     last = run.layers[-1] == model.last_stream[1] and run.stack is model.output_stack
     return last and model.causal and why_not_linear(model) is None and "logits" not in model.refused
 
 
 def _reading_directions(run: Run, batch: Batch) -> tuple[Unembedding, Float[Tensor, "batch row d_model"]]:
-    """The directions of the stream that read each place's token, above the mean over the vocabulary."""
+    """The directions of the stream that read the logit of each place's token, above the mean over the vocabulary."""
     key = HeadTypeSums, "directions"
     if key not in run.between:
         unembedding = unembedding_of(run.model)
@@ -294,9 +298,9 @@ def _reading_directions(run: Run, batch: Batch) -> tuple[Unembedding, Float[Tens
 
 
 def _at_positions(
-    pattern: Float[Tensor, "batch head row key"], found: _Targets, rows: range, batch: Batch
+    pattern: Float[Tensor, "batch head row key"], block_targets: _Targets, rows: range, batch: Batch
 ) -> Float[Tensor, "kind head batch row"]:
-    """p_ij at the target of each type that depends on positions alone: a row has one at most."""
+    """p_ij at the target of each type that depends on positions alone. A row has at most one target."""
     mass = pattern.new_zeros(len(POSITIONAL), *pattern.shape[:3])
     for at_target, name in zip(mass, POSITIONAL, strict=True):
         if name in DISTANCES:
@@ -305,15 +309,17 @@ def _at_positions(
             at_target[..., max(0, -first) : max(0, -first) + diagonal.shape[-1]] = diagonal
         else:
             at_target[:] = _at_first(pattern, batch)
-    mass = mass.masked_fill_(~found.there[: len(POSITIONAL), :, None], 0.0)
+    mass = mass.masked_fill_(~block_targets.there[: len(POSITIONAL), :, None], 0.0)
     return rearrange(mass, "kind batch head row -> kind head batch row")
 
 
-def _on_content(pattern: Float[Tensor, "batch head row key"], found: _Targets) -> Float[Tensor, "kind head batch row"]:
-    """Σ p_ij over the targets of each type that depends on tokens, row by row."""
+def _on_content(
+    pattern: Float[Tensor, "batch head row key"], block_targets: _Targets
+) -> Float[Tensor, "kind head batch row"]:
+    """Σ p_ij over the targets of each type that depends on tokens, for each row."""
     mass = pattern.new_zeros(len(CONTENT), pattern.shape[1], pattern.shape[0], pattern.shape[2])
-    there = found.there[len(POSITIONAL) :].flatten(start_dim=1).any(dim=1)
-    on_target = found.by_kind[len(POSITIONAL) :][there].to(pattern)
+    there = block_targets.there[len(POSITIONAL) :].flatten(start_dim=1).any(dim=1)
+    on_target = block_targets.by_kind[len(POSITIONAL) :][there].to(pattern)
     mass[there] = einsum(pattern, on_target, "batch head row key, kind batch row key -> kind head batch row")
     return mass
 
@@ -323,22 +329,22 @@ def _over_rows(by_row: Float[Tensor, "kind head batch row"]) -> Float[Tensor, "k
 
 
 def _at_first(of_keys: Shaped[Tensor, "batch head row key"], batch: Batch) -> Float[Tensor, "batch head row"]:
-    """What each row gives the first token of its text, or whether it sees it."""
+    """The attention of each row to the first token of its text, or whether the row sees it."""
     place = batch.begins[:, None, None, None].expand(*of_keys.shape[:3], 1)
     return of_keys.gather(-1, place)[..., 0].double()
 
 
 def _top_on_target(top: Top, on_target: Bool[Tensor, "kind batch row key"]) -> Float[Tensor, "kind head batch"]:
-    """In how many rows the highest key is a target of each kind; rows with two equal ones do not count."""
-    key, clear = (rearrange(each, "batch head row -> batch row head") for each in (top.key, top.first > top.second))
+    """The number of rows with a target of each type as highest key; rows with two equal highest keys do not count."""
+    key, clear = (rearrange(value, "batch head row -> batch row head") for value in (top.key, top.first > top.second))
     hit = on_target.gather(-1, key.expand(len(on_target), -1, -1, -1)) & clear
     return rearrange(hit.sum(dim=2).double(), "kind batch head -> kind head batch")
 
 
-def _add_matching(state: State, block: RowBlock, found: _Targets) -> None:
-    """Where the score of the last target of induction ranks among those of the other keys."""
-    last = found.last[ANSWERED.index("induction")]
-    on_target = found.by_kind[TYPES.index("induction")]
+def _add_matching(state: State, block: RowBlock, block_targets: _Targets) -> None:
+    """Adds the rank of the last induction target's score among the scores of the other keys."""
+    last = block_targets.last[ANSWERED.index("induction")]
+    on_target = block_targets.by_kind[TYPES.index("induction")]
     others = block.visible & ~on_target[:, None]
     counted = (last >= 0) & (others[:, 0].sum(dim=-1) > 0)
     place = last.clamp_min(0)[:, None, :, None].expand(*block.scores.shape[:3], 1)
@@ -348,7 +354,7 @@ def _add_matching(state: State, block: RowBlock, found: _Targets) -> None:
 
 
 def _add_breadth(state: State, block: RowBlock, rows: Bool[Tensor, "batch row"]) -> None:
-    """Entropy over that of uniform attention, of rows that see several keys."""
+    """Adds the entropy divided by that of uniform attention, for rows that see several keys."""
     seen = block.visible[:, 0].sum(dim=-1)
     counted = rows & (seen > 1)
     share = block.attention.entropy / seen.clamp_min(2)[:, None].to(block.pattern).log()
@@ -357,12 +363,12 @@ def _add_breadth(state: State, block: RowBlock, rows: Bool[Tensor, "batch row"])
 
 
 def _keep_clearest(
-    state: State, block: RowBlock, run: Run, found: _Targets, mass: Float[Tensor, "kind head batch row"]
+    state: State, block: RowBlock, run: Run, block_targets: _Targets, mass: Float[Tensor, "kind head batch row"]
 ) -> None:
-    """For each type and head, keeps the row whose targets get most above what uniform attention would give them."""
+    """Keeps, for each type and head, the row with the most attention on targets above that of uniform attention."""
     layer, batch = block.index, block.batch.queries(block.stack)
-    above = mass - found.uniform[:, None].to(mass)
-    above = above.masked_fill(~found.apart[:, None], -torch.inf).flatten(start_dim=2)
+    above = mass - block_targets.uniform[:, None].to(mass)
+    above = above.masked_fill(~block_targets.apart[:, None], -torch.inf).flatten(start_dim=2)
     best = above.max(dim=-1)
     better = best.values > state["example"][:, layer]
     if not bool(better.any()):
@@ -372,7 +378,7 @@ def _keep_clearest(
         best.indices[kind, head].div(len(block.rows), rounding_mode="floor"),
         best.indices[kind, head] % len(block.rows),
     )
-    weights = block.pattern[text, head, row] * found.by_kind[kind, text, row]
+    weights = block.pattern[text, head, row] * block_targets.by_kind[kind, text, row]
     highest = weights.max(dim=-1)
     query = row + block.rows.start
     places = torch.cat(
@@ -394,7 +400,7 @@ def _keep_clearest(
 
 
 def _clearer(one: State, other: State) -> State:
-    """The clearer example of each type and head; of equal ones, that of the earlier document."""
+    """The clearer example of each type and head; if they are equal, the example of the earlier document."""
     earlier = other["example_at"][..., 0] < one["example_at"][..., 0]
     clearer = other["example"] > one["example"]
     other_wins = clearer | ((other["example"] == one["example"]) & earlier)
@@ -424,7 +430,7 @@ def _by_position_alone(block: RowBlock, run: Run) -> Float[Tensor, "batch head r
 
 
 def _widened(state: State, distances: int) -> State:
-    """The same state with room for more distances on either side."""
+    """The state with room for more distances at both ends."""
     beside = (distances - state["pairs"].shape[-1]) // 2
     pad = torch.nn.functional.pad
     return {

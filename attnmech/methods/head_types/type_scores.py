@@ -1,4 +1,4 @@
-"""Which types are claimed of which heads? The mass on the targets of each type against its baseline.
+"""The attention on the targets of each type against its baseline, and the types that are claimed.
 
 Formulas: docs/formulas.md#head-types.
 """
@@ -22,17 +22,17 @@ from .formulas import ANSWERED, CONTENT, POSITIONAL, TYPES
 from .sums import AROUND_KEY, AROUND_QUERY
 
 TRIVIAL_MASS: Final = 0.3
-"""A type is claimed only where the mean mass on its targets is at least this, …"""
+"""A type is claimed only if the mean attention on its targets is at least this, or `TRIVIAL_TOP` holds."""
 
 TRIVIAL_TOP: Final = 0.5
-"""… or where a target has the highest probability in at least this share of rows."""
+"""A target has the highest probability in at least this share of rows."""
 
 SUFFICES: Final = 0.75
-"""The position term alone explains a type where it would put at least this share of the mass there."""
+"""The position term alone explains a type if it would put at least this share of the attention on its targets."""
 
 
 class ByType(dict[str, Any]):
-    """Numbers by type of head; for any other name, an error lists the types."""
+    """Numbers by type of head. An unknown name raises an error that lists the types."""
 
     def __missing__(self, name: str) -> Any:
         return option("type", name, tuple(self))
@@ -40,9 +40,9 @@ class ByType(dict[str, Any]):
 
 @dataclass(frozen=True, repr=False)
 class TypeScores(Summed):
-    """The score of every type for each head, with its baseline, and what is claimed.
+    """The score of every type for each head, with its baseline, and the claims.
 
-    Scores are masses from 0 to 1, by type and then `[layer head]`; NaN where no row has a target of that type.
+    Scores are shares from 0 to 1, by type and then `[layer head]`; NaN if no row has a target of that type.
     """
 
     STATE: ClassVar[Mapping[str, Any]] = {
@@ -78,28 +78,28 @@ class TypeScores(Summed):
 
     @property
     def axis_lengths(self) -> Mapping[str, int]:
-        """The lengths of the axes of `state` that are known from elsewhere."""
+        """The lengths of the axes of `state` that do not depend on the data."""
         types = {"type": len(TYPES), "positional": len(POSITIONAL), "content": len(CONTENT)}
         return {**super().axis_lengths, **types, "place": len(AROUND_KEY) + len(AROUND_QUERY)}
 
     @cached_property
     def scores(self) -> ByType:
-        """The mean mass on the targets of each type, over the rows that have one; `"broad"`: see `breadth`."""
+        """The mean attention on the targets of each type, over the rows with a target; `"broad"`: see `breadth`."""
         return ByType({**self._by_type(self._sums["mass"] / self._rows), "broad": self.breadth})
 
     @cached_property
     def baselines(self) -> ByType:
-        """What uniform attention puts on targets given by position, and mean attention by distance on others."""
+        """The attention that uniform attention (positional types) or mean attention by distance (others) gives."""
         return self._by_type(self._sums["baseline"] / self._rows)
 
     @cached_property
     def tops(self) -> ByType:
-        """The share of rows with a target in which one has the highest probability."""
+        """The share of the rows with a target where a target has the highest probability."""
         return self._by_type(self._sums["top"] / self._rows)
 
     @cached_property
     def position_alone(self) -> ByType:
-        """The mean mass that the position term alone would put on targets given by position; NaN for other types."""
+        """The mean attention on targets if the score were the position term alone; NaN for types that need tokens."""
         return self._by_type(self._sums["alone"] / self._rows)
 
     @cached_property
@@ -108,7 +108,7 @@ class TypeScores(Summed):
         return self._by_type(self._excess.mean)
 
     def simultaneous(self, level: float = LEVEL) -> ByType:
-        """(low, high) of the excess by type, for all heads and types together; NaN under five texts."""
+        """(low, high) of the excess by type, for all heads and types together; NaN below five texts."""
         level = checked_level(level)
         ends = self._ends if level == LEVEL else self._excess.simultaneous(level)
         low, high = (self._by_type(end) for end in ends)
@@ -116,13 +116,13 @@ class TypeScores(Summed):
 
     @cached_property
     def writes(self) -> ByType:
-        """What a head writes of its targets towards their answer, in logits, for "duplicate" and "induction".
+        """What a head writes from its targets to the answer's logit, for "duplicate" and "induction".
 
             Σ_j∈targets p_ij ⟨v_j W_O, u_a⟩, averaged over the rows with a target
 
-        The answer a is the row's own token for a duplicate, and the token at the last target for induction; u_a reads
+        The answer a is the row's own token for a duplicate, and the token at the last target for induction. u_a reads
         how far its logit is above the mean over the vocabulary, through the final norm with its scale frozen (before a
-        soft cap). NaN where logits are not one norm and one matrix of the last stream, and without the last layer.
+        soft cap). NaN if logits are not one norm and one matrix of the last stream, and without the last layer.
 
         Source: LOCOS, arXiv 2607.01002.
         """
@@ -130,30 +130,31 @@ class TypeScores(Summed):
 
     @cached_property
     def writes_elsewhere(self) -> ByType:
-        """The same sum over the keys that are no targets."""
+        """The same sum over the keys that are not targets."""
         return self._answered("written_elsewhere")
 
     @property
     def copying(self) -> Float[Tensor, "layer head"]:
-        """Does OV copy? How the token at a key ranks among the text's others in what the head would write of that key.
+        """Whether OV copies: the rank of a key's token among the text's tokens in what the head writes from that key.
 
-        The share of the other tokens whose logit v_j W_O raises less: 1 if its own most, 0.5 by chance.
+        v_j W_O raises the logits of this share of the other tokens less than the key's own: 1 if none is raised more,
+        0.5 by chance.
         """
         return self._mean_of("copying")
 
     @property
     def matching(self) -> Float[Tensor, "layer head"]:
-        """Does QK match prefixes? The share of the other keys whose score is below the last induction target's."""
+        """Whether QK matches prefixes: the share of other keys with a lower score than the last induction target."""
         return self._mean_of("matching")
 
     @property
     def breadth(self) -> Float[Tensor, "layer head"]:
-        """Mean entropy of the rows over that of uniform attention: 1 where a head attends to all keys alike."""
+        """Mean entropy of the rows divided by that of uniform attention: 1 if a head attends equally to all keys."""
         return self._mean_of("breadth")
 
     @cached_property
     def claimed(self) -> Bool[Tensor, "type layer head"]:
-        """Which types are claimed of which of the measured layers' heads."""
+        """Which types are claimed for each head of the measured layers."""
         low, _ = self._ends
         mass, top = (self._sums[name] / self._rows for name in ("mass", "top"))
         return (low > 0) & ((mass >= TRIVIAL_MASS) | (top >= TRIVIAL_TOP))
@@ -161,10 +162,10 @@ class TypeScores(Summed):
     def to_frame(self) -> pd.DataFrame:
         """One row per claimed type of a head, the highest score first.
 
-        `score_low` and `score_high` are the interval of score − baseline, for all heads and types together, on top of
-        the baseline, cut to 0 and 1. `position_alone` is the score that the position term alone would give;
-        `by_position_alone` says that it is at least three quarters, so that the head needs nothing else. `rows` is how
-        many rows have a target.
+        `score_low` and `score_high` are the baseline plus the interval of score − baseline, for all heads and types
+        together, clipped to 0 and 1. `position_alone` is the score that the position term alone would give;
+        `by_position_alone` says that it is at least three quarters of the score, so position suffices. `rows` is the
+        number of rows with a target.
         """
         return self._claims.copy()
 
@@ -173,7 +174,7 @@ class TypeScores(Summed):
         low, high = self._ends
         rows = self._rows.expand_as(low)
         sums = {name: value / self._rows for name, value in self._sums.items()}
-        found = [
+        claims = [
             {
                 "layer": self.layers[layer],
                 "head": head,
@@ -190,16 +191,16 @@ class TypeScores(Summed):
             for place in map(tuple, self.claimed.nonzero().tolist())
             for kind, layer, head in [place]
         ]
-        frame = pd.DataFrame(found, columns=_COLUMNS)
+        frame = pd.DataFrame(claims, columns=_COLUMNS)
         return frame.sort_values("score", ascending=False, ignore_index=True)
 
     @cached_property
     def resting(self) -> pd.DataFrame:
-        """For each claimed type that depends on tokens: does the head rest on the first token where it finds no target?
+        """Whether the heads of each claimed type that depends on tokens rest on the first token without a target.
 
-        Its mean mass on the first token on rows with and without a target, of those that see the first token, and the
-        difference, without − with, paired by text, with an interval that holds for all claims together; NaN where every
-        row has one.
+        The columns are the mean attention to the first token in rows with and without a target (among rows that see the
+        first token), and the difference without − with, paired by text, with an interval that holds for all claims
+        together; NaN if every row has a target.
         """
         here = self._claims[self._claims.type.isin(CONTENT)][["layer", "head", "type"]].reset_index(drop=True)
         places = [
@@ -208,7 +209,7 @@ class TypeScores(Summed):
         ]
         if not places:
             return here.assign(with_target=[], without_target=[], difference=[], low=[], high=[])
-        kinds, layers, heads = (list(each) for each in zip(*places, strict=True))
+        kinds, layers, heads = (list(indices) for indices in zip(*places, strict=True))
         by_text = {
             name: TextMeans.of_ratio(
                 self.state[f"rest_{name}"][kinds, layers, heads], self.state[f"count_{name}"][kinds, layers]
@@ -226,26 +227,26 @@ class TypeScores(Summed):
         )
 
     def types_of(self, layer: int, head: int) -> tuple[str, ...]:
-        """The types claimed of a head, the highest score first."""
+        """The claimed types of a head, the highest score first."""
         return self._by_head.get((layer, head), ())
 
     @cached_property
     def _by_head(self) -> dict[tuple[int, int], tuple[str, ...]]:
-        """The claimed types of each head that has one."""
-        found: dict[tuple[int, int], tuple[str, ...]] = {}
+        """The claimed types of each head with a claim."""
+        types: dict[tuple[int, int], tuple[str, ...]] = {}
         for layer, head, kind in zip(self._claims.layer, self._claims["head"], self._claims.type, strict=True):
-            found[int(layer), int(head)] = (*found.get((int(layer), int(head)), ()), kind)
-        return found
+            types[int(layer), int(head)] = (*types.get((int(layer), int(head)), ()), kind)
+        return types
 
     @property
     def strongest(self) -> dict[tuple[int, int], str]:
-        """The claimed type with the highest score, by (layer, head), of heads that have one."""
+        """The claimed type with the highest score of each head with a claim, by (layer, head)."""
         first = self._claims.drop_duplicates(["layer", "head"])
         places = zip(first.layer, first["head"], strict=True)
         return {(int(layer), int(head)): kind for (layer, head), kind in zip(places, first.type, strict=True)}
 
     def by_head(self) -> pd.DataFrame:
-        """One row per head: the types claimed, every score with its baseline, what it writes, whether it copies."""
+        """One row per head: its claimed types, all scores with baselines, what it writes, and whether it copies."""
         columns: dict[str, Any] = {}
         for name, score in self.scores.items():
             parts = {"": score}
@@ -255,11 +256,11 @@ class TypeScores(Summed):
                 parts |= {"_writes": self.writes[name], "_writes_elsewhere": self.writes_elsewhere[name]}
             columns |= {f"{name.replace(' ', '_')}{ending}": value for ending, value in parts.items()}
         columns |= {"copying": self.copying, "matching": self.matching}
-        there = {name: value[list(self.layers)].flatten() for name, value in columns.items()}
-        told = {name: value.tolist() for name, value in there.items() if not bool(value.isnan().all())}
+        measured = {name: value[list(self.layers)].flatten() for name, value in columns.items()}
+        known = {name: value.tolist() for name, value in measured.items() if not bool(value.isnan().all())}
         places = [(layer, head) for layer in self.layers for head in range(self._heads)]
         of_head = {"layer": [layer for layer, _ in places], "head": [head for _, head in places]}
-        return pd.DataFrame(of_head | {"types": [", ".join(self.types_of(*place)) for place in places]} | told)
+        return pd.DataFrame(of_head | {"types": [", ".join(self.types_of(*place)) for place in places]} | known)
 
     @property
     def _heads(self) -> int:
@@ -267,7 +268,7 @@ class TypeScores(Summed):
 
     @cached_property
     def _intervals(self) -> ByType:
-        """`simultaneous` at the level of claims."""
+        """`simultaneous` at the level that claims use."""
         return self.simultaneous()
 
     @cached_property
@@ -306,11 +307,11 @@ class TypeScores(Summed):
 
     @cached_property
     def _ends(self) -> tuple[Tensor, Tensor]:
-        """The interval of the excess by which types are claimed."""
+        """The interval of the excess that decides claims."""
         return self._excess.simultaneous()
 
     def _answered(self, name: str) -> ByType:
-        """A sum over rows with a target by what they are, of the types with an answer."""
+        """A mean over the rows with a target, for the types with an answer."""
         if not len(self.state[name]):
             nothing = torch.full((self.n_layers, self._heads), torch.nan)
             return ByType(dict.fromkeys(ANSWERED, nothing))

@@ -1,4 +1,4 @@
-"""Does a head write what it looks at? How the token at a key ranks among others in what is written of it."""
+"""Measures whether a head writes what it attends to: the rank of a key's token in what the head writes from the key."""
 
 import torch
 from einops import einsum
@@ -6,18 +6,18 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 _CHUNK = 64
-"""How many keys are compared with all tokens at a time."""
+"""The number of keys that are compared with all tokens at a time."""
 
 
 def rank_above(
     value: Float[Tensor, "*places 1"], others: Float[Tensor, "*places other"], counted: Bool[Tensor, "*#places other"]
 ) -> Float[Tensor, "*places"]:
-    """The share of the other values that one is above, of those counted; equal ones count half.
+    """The share of the counted other values that `value` exceeds; equal values count half.
 
     >>> rank_above(torch.tensor([2.0]), torch.tensor([1.0, 2.0, 3.0, 0.0]), torch.tensor([True, True, True, False]))
     tensor(0.5000)
     """
-    sign = (others - value).sign_()  # −1 where another is below
+    sign = (others - value).sign_()  # −1 where the other value is smaller
     balance = einsum(sign, counted.expand_as(sign).to(sign), "... other, ... other -> ...")
     return (0.5 - 0.5 * balance / counted.sum(dim=-1).clamp_min(1)) * counted.any(dim=-1)
 
@@ -28,10 +28,10 @@ def copying(
     ids: Int[Tensor, "batch key"],
     counted: Bool[Tensor, "batch key"],
 ) -> tuple[Float[Tensor, "batch head key"], Bool[Tensor, "batch key"]]:
-    """How the token at each key ranks among the text's other tokens, by the logit that the head would write of it.
+    """Ranks the token at each key among the text's other tokens, by the logit that the head would write from the key.
 
-    For the token a at key j, (v_j W_O)·u_a against (v_j W_O)·u_b of the text's other tokens b: 1 if its own logit is
-    raised most, 0.5 by chance, 0 if least.
+    For the token a at key j, (v_j W_O)·u_a is compared with (v_j W_O)·u_b of the text's other tokens b: 1 if the head
+    raises its own logit most, 0.5 by chance, 0 if least.
 
     Args:
         values: v_j.
@@ -40,7 +40,7 @@ def copying(
         counted: the places that count.
 
     Returns:
-        The ranks, 0 where they do not count, and where they do: at places with another token to be compared with.
+        The ranks (0 at places that do not count), and the places that count: those with another token to compare.
 
     Source: in the spirit of Olsson et al. 2022, "In-context Learning and Induction Heads", copying score.
 

@@ -166,7 +166,7 @@ def test_a_planted_head_is_named_so_and_nothing_else(name: str, kind: str) -> No
     with with_planted(model, kind):
         types = am.head_types(model)
     assert types.types_of(1, 1) == (kind,)
-    assert types.generated and "24 sequences" in types.lead
+    assert types.generated and "24 repeated sequences" in types.lead
 
 
 @cache
@@ -198,11 +198,11 @@ def test_random_weights_have_no_content_kind() -> None:
 
 
 def test_the_demo_models_heads() -> None:
-    """Heads 4 to 7 of layer 2 continue what was said before; the position term explains what heads 0 and 1 do."""
+    """Heads 4 to 7 of layer 2 continue repeated text; the position term explains what heads 0 and 1 do."""
     types = types_of_demo()
     assert {head for head in range(8) if "induction" in types.types_of(2, head)} == {4, 5, 6, 7}
     assert "previous" in types.types_of(1, 1)
-    assert "4 continue what was said before" in types.lead
+    assert "4 continue repeated text" in types.lead
     assert types.plot().data
 
 

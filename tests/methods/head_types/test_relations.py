@@ -106,7 +106,7 @@ def test_the_demo_models_relations(tmp_path: Path) -> None:
     found = am.relations(models.demo(), labelled(30))
     best = found.claims.drop_duplicates("relation").set_index("relation")
     assert best.loc["comma", "accuracy"] == 1 and (best.loc["comma", "layer"], best.loc["comma", "head"]) == (0, 6)
-    assert "comma by L0H6 (100\u00a0%" in found.lead
+    assert "L0H6 for comma (100\u00a0%" in found.lead
     assert am.load_result(found.save(tmp_path / "relations.safetensors")).claims.equals(found.claims)
     found.to_html(tmp_path / "relations.html")
     assert found.plot("bracket").data
