@@ -90,7 +90,7 @@ def write_attnmech(pattern: Pattern, tokens: list[str], path: Path) -> None:
     """attnmech's own page."""
     from attnmech.draw.all_heads import model_view
 
-    model_view(pattern, tokens, layers=range(len(pattern))).to_html(path)
+    model_view(pattern, tokens, layers=range(len(pattern))).write_html(path)
 
 
 def write_circuitsvis(pattern: Pattern, tokens: list[str], path: Path) -> None:

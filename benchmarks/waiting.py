@@ -79,11 +79,11 @@ def reports(source: str | None, folder: str, repeats: int) -> dict[str, list[flo
     times: dict[str, list[float]] = {"seconds": [], "cpu": []}
     for _ in range(repeats):
         start, cpu = perf_counter(), process_time()
-        am.report(model, PARAGRAPH).save(Path(folder) / "report.html")
+        am.report(model, PARAGRAPH).write_html(Path(folder) / "report.html")
         times["seconds"].append(perf_counter() - start)
         times["cpu"].append(process_time() - cpu)
     if source is None:
-        am.report(model, f"{PARAGRAPH} " * LONG).save(Path(folder) / "long.html")
+        am.report(model, f"{PARAGRAPH} " * LONG).write_html(Path(folder) / "long.html")
     return times
 
 

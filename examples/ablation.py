@@ -90,7 +90,7 @@ def main() -> None:
         claim = am.confirm_heads(model, rule, tasks[name], others=others, general=general, sets=chosen.sets)
         told(console, title, claim)
         if chosen.out:
-            claim.to_html(chosen.out / f"{title.replace(',', '').replace(' ', '_')}.html")
+            claim.write_html(chosen.out / f"{title.replace(',', '').replace(' ', '_')}.html")
     if chosen.decoder:
         decoder = am.load(str(chosen.decoder))
         claim = am.confirm_heads(decoder, INDUCTION, repeated_words(decoder), sets=chosen.sets)

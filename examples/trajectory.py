@@ -59,7 +59,7 @@ def main() -> None:
         run.of("broad").mean(dim=1), strict=True,
     ):  # fmt: skip
         print(f"| {step} | {' | '.join(f'{value:.2f}' for value in values)} |")
-    print(run.to_html(given.out))
+    print(run.write_html(given.out))
 
 
 if __name__ == "__main__":

@@ -329,7 +329,7 @@ def _decompose_scores(of: Subject) -> Any:
     layer = split.layers[-1]
     split.explain(layer, 1, 2)
     split.plot("attention_map", layer=layer, head=1)
-    split.to_html(of.folder / "scores.html")
+    split.write_html(of.folder / "scores.html")
     return split
 
 
@@ -468,7 +468,7 @@ def _composition(of: Subject) -> Any:
 @call("joint_embedding", of_a_stack=True)
 def _joint_embedding(of: Subject) -> Any:
     found = am.joint_embedding(of.model, of.text, sample=30, heads=of.heads[:2], **of.of_stack)
-    found.to_html(of.folder / "joint.html")
+    found.write_html(of.folder / "joint.html")
     return found
 
 
@@ -563,7 +563,7 @@ def _trajectory(of: Subject) -> Any:
 @call("report")
 def _report(of: Subject) -> Any:
     report = am.report(of.model, of.text)
-    (of.folder / "report.html").write_text(report.to_html(), encoding="utf-8")
+    report.write_html(of.folder / "report.html")
     return report
 
 

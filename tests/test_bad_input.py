@@ -278,7 +278,7 @@ PATHS: list[Case] = [
         (lambda path=path: am.Intervention.zero([(0, 1)]).save(path), OutputError, words)
         for path, words in ((LONG, "too long"), ("a\0b", "null byte"), (5, "got int"), ("", "it is a folder"))
     ),
-    (lambda: acts.show("pattern").to_html(LONG), OutputError, "too long"),
+    (lambda: acts.show("pattern").write_html(LONG), OutputError, "too long"),
     *(
         (lambda path=path: am.attention_focus(demo, iter(TEXTS), journal=path), InputError, "path")
         for path in (LONG, 5, "a\0b")
@@ -395,8 +395,8 @@ def test_options_of_results() -> None:
         (lambda: split.terms["foo"], MissingPointError, "these scores have no term 'foo'; they have query_key"),
         (lambda: split.shares()["foo"], MissingPointError, "no term 'foo'"),
         (lambda: split.contrast(3, 0, 1)["foo"], MissingPointError, "no term 'foo'"),
-        (lambda: split.to_html(LONG), OutputError, "too long"),
-        (lambda: focus.to_html(5), OutputError, "a path must be a string or a Path; got int."),
+        (lambda: split.write_html(LONG), OutputError, "too long"),
+        (lambda: focus.write_html(5), OutputError, "a path must be a string or a Path; got int."),
         (lambda: focus.save("a\0b"), OutputError, "null byte"),
         (lambda: why.matrix(1.5, 0), InputError, "`layer` must be one of the layers decomposed, [1]; got 1.5."),
         (lambda: why.matrix(1, True), InputError, "`head` must be one of those decomposed in layer 1"),

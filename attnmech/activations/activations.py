@@ -89,7 +89,7 @@ class Activations:
         view: str | None = None,
         weighted: str | None = None,
     ) -> "View":
-        """A view of a captured point, for a notebook or, with `.to_html(path)`, as a page of its own.
+        """A view of a captured point, for a notebook or, with `.write_html(path)`, as a page of its own.
 
         >>> acts.show("pattern")                                            # doctest: +SKIP
         >>> acts.show("pattern", layer=3)                                   # doctest: +SKIP

@@ -140,7 +140,7 @@ def report(
             step("decomposing the scores")
             result = make_report(hooked, wanted, target=target_text, start=start)
             step("writing")
-            outputs.write(result.to_frame(), {".html": result.save})
+            outputs.write(result.to_frame(), {".html": result.write_html})
     print_summary(_report_summary(hooked, result, outputs), rows=rows, as_json=as_json)
 
 
@@ -501,7 +501,7 @@ def main() -> None:
 
 
 def _write(outputs: Outputs, result: "PagedResult") -> None:
-    outputs.write(result.by_head(), {".html": result.to_html, ".safetensors": result.save})
+    outputs.write(result.by_head(), {".html": result.write_html, ".safetensors": result.save})
 
 
 def _summary(

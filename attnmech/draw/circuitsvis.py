@@ -44,7 +44,7 @@ def attention_heads(
     """A small map for each of some heads, and the one pointed at in full size.
 
     >>> attention_heads(np.tril(np.full((3, 2, 2), 0.5)), ["What", " does"])
-    View('Attention heads', 0.00 MB; shows itself in a notebook, or .to_html(path))
+    View('Attention heads', 0.00 MB; shows itself in a notebook, or .write_html(path))
 
     Args:
         values: probabilities or scores, [head query key], of tokens that look at themselves.

@@ -17,10 +17,10 @@ import plotly.graph_objects as go  # type: ignore[import-untyped]
 from markupsafe import Markup
 
 from ..basics.arguments import string
-from ..basics.files import path_of, writing
-from ..errors import InputError, OutputError
+from ..errors import InputError
 from . import scripts
 from .figure_files import save_figure
+from .html_file import WritesHtml, returns_page
 from .scripts import Script
 from .templates import rendered
 from .text import html_text, json_for_script
@@ -31,7 +31,7 @@ MOST_BYTES: Final = 40_000_000
 
 
 @dataclass(frozen=True, repr=False)
-class View:
+class View(WritesHtml):
     """One interactive view with its numbers."""
 
     kind: str
@@ -79,15 +79,12 @@ class View:
         carried = json.dumps([script.name for script in self.scripts])
         return f"attnmech.show({json.dumps(name)}, {json.dumps(self.kind)}, {carried});"
 
-    def to_html(self, path: str | Path) -> Path:
-        """Writes the view as a page that opens without a network."""
+    @returns_page
+    def to_html(self) -> str:
+        """A page with this view that opens without a network; `write_html(path)` writes it."""
         section = {"anchor": "view", "reading": self.reading, "figures": ["view"]}
         blank = dict.fromkeys(("heading", "finding", "choices", "caveat", "call"), "")
-        html = page_of_views({"view": self}, [blank | section], title=self.title, lead=self.finding)
-        target = path_of(path, OutputError)
-        with writing(target) as draft:
-            draft.write_text(html, encoding="utf-8")
-        return target
+        return page_of_views({"view": self}, [blank | section], title=self.title, lead=self.finding)
 
     def save_figure(self, path: str | Path, *, size: str = "column", title: str | None = None) -> Path:
         """Writes the view for a paper or a slide: as SVG, PDF or PNG, by the path's suffix, without its controls.
@@ -147,7 +144,7 @@ class View:
         )
 
     def __repr__(self) -> str:
-        return f"View({self.title!r}, {len(self.json) / 1e6:.2f} MB; shows itself in a notebook, or .to_html(path))"
+        return f"View({self.title!r}, {len(self.json) / 1e6:.2f} MB; shows itself in a notebook, or .write_html(path))"
 
 
 def plotly_view(figure: go.Figure, *, title: str = "", reading: str = "") -> View:

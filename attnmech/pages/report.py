@@ -34,7 +34,7 @@ def report(
 ) -> Report:
     """Decomposes the scores of one text and gathers what a page about it shows.
 
-    >>> am.report(am.load(), "The keys to the cabinet are here.").save("report.html")    # doctest: +SKIP
+    >>> am.report(am.load(), "The keys to the cabinet are here.").write_html("report.html")    # doctest: +SKIP
 
     Of a text longer than 192 tokens (it must fit the model's positions) 192 are run and shown; of a model with very
     many heads, some layers; where an encoder of images or sound has more than 800 positions (Whisper's 1,500), the
@@ -55,7 +55,7 @@ def report(
             biases elsewhere.
 
     Returns:
-        The report; `.save(path)` writes the page.
+        The report; `.write_html(path)` writes the page.
 
     Raises:
         ExactnessError: under an intervention that changes the scores themselves, since they are no longer the sum of

@@ -3,20 +3,20 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Final, Literal, TypeVar
+from typing import TYPE_CHECKING, Final, Literal, TypeVar
 
 import pandas as pd
 from jaxtyping import Float
 from torch import Tensor
 
-from ..basics.files import check_writable, path_of, writing
 from ..basics.nouns import TEXT, Nouns
 from ..draw.embed import View
+from ..draw.html_file import WritesHtml, returns_page
 from ..draw.numbers import ScoreNumbers, TableRow
 from ..draw.page import Page, render_page, render_stacks
 from ..draw.section import OfPattern, Section
 from ..draw.text import bound, html_text, percent
-from ..errors import InputError, OutputError
+from ..errors import InputError
 from ..maths.scores import names_along_row
 from ..methods.focus.attention_focus import AttentionFocus
 from ..methods.focus.section import about_all_heads
@@ -52,7 +52,7 @@ R = TypeVar("R", bound=HeadEffects | NullAttention)
 
 
 @dataclass(frozen=True, repr=False)
-class Report:
+class Report(WritesHtml):
     """One text on one model: why, where and what its heads write, the model's certificate, and the page of it all."""
 
     scores: ScoreDecomposition
@@ -99,6 +99,17 @@ class Report:
     def __sub__(self, other: object) -> "Report":
         raise InputError("two reports have no difference; subtract results that they hold: one.focus - other.focus.")
 
+    if not TYPE_CHECKING:  # a type checker would take every name for an attribute
+
+        def __getattr__(self, name: str) -> object:
+            message = f"'Report' object has no attribute {name!r}"
+            if name == "save":
+                message = (
+                    "a report has no `save`: write_html(path) writes its page, and each result that it holds saves its "
+                    "numbers, as in `report.focus.save(path)`"
+                )
+            raise AttributeError(message, name=name, obj=self)
+
     def to_frame(self) -> pd.DataFrame:
         """One row per layer: the largest residual and score of its heads, and the heads' mean share of each term."""
         frame = self.scores.to_frame()
@@ -109,6 +120,7 @@ class Report:
             .agg({name: way for name, way in how.items() if name not in ("layer", "head")})
         )
 
+    @returns_page
     def to_html(self) -> str:
         """The page: one file that opens without a network; of several stacks a reader chooses one."""
         if not self.others:
@@ -245,14 +257,6 @@ class Report:
             [[self.sources.explain(layer, head, query) for query in range(tokens)] for head in heads]
             for layer in self.scores.layers
         ]
-
-    def save(self, path: str | Path) -> Path:
-        """Writes the page, whole or not at all."""
-        target = path_of(path, OutputError)
-        check_writable(target)
-        with writing(target) as draft:
-            draft.write_text(self.to_html(), encoding="utf-8")
-        return target
 
     @property
     def lead(self) -> str:

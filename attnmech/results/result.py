@@ -10,11 +10,11 @@ import pandas as pd
 from torch import Tensor
 
 from ..basics.fields import check_fields
-from ..basics.files import path_of, writing
 from ..draw.figure_page import in_notebook_output, render_figures, table_html
+from ..draw.html_file import WritesHtml, returns_page
 from ..draw.section import Section
 from ..draw.text import html_text
-from ..errors import InputError, OutputError
+from ..errors import InputError
 from .codec import packed, unpacked
 from .figure_file import SavesFigures
 from .provenance import Provenance
@@ -88,7 +88,7 @@ class Result(SavesFigures, ABC):
         return f"<p>{html_text(repr(self))}</p>{table_html(self.to_frame())}"
 
 
-class PagedResult(Result):
+class PagedResult(WritesHtml, Result):
     """A result that has its own page: figures, a table, and one sentence that the numbers support."""
 
     @property
@@ -119,19 +119,16 @@ class PagedResult(Result):
         """The origin of the numbers, as the page shows it."""
         return self.provenance.entries
 
-    def to_html(self, path: str | Path) -> Path:
-        """Writes the figures and the table as one offline page."""
-        target = path_of(path, OutputError)
-        html = render_figures(
+    @returns_page
+    def to_html(self) -> str:
+        """The figures and the table as one offline page; `write_html(path)` writes it."""
+        return render_figures(
             title=self._heading,
             lead=self.lead,
             sections=self._sections(),
             frame=self.to_frame(),
             provenance=self._origin,
         )
-        with writing(target) as draft:
-            draft.write_text(html, encoding="utf-8")
-        return target
 
     def _repr_html_(self) -> str:
         return in_notebook_output(title=self._heading, lead=self.lead, sections=self._sections(), frame=self.to_frame())

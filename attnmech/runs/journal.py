@@ -54,7 +54,7 @@ def kept(path: str | Path | None) -> Iterator[None]:
     """Owns the journal at a path during the block, and removes it if the block succeeds.
 
     >>> with kept("table.csv.journal"):                             # doctest: +SKIP
-    ...     am.ablate_heads(model, texts, journal="table.csv.journal").to_html("page.html")
+    ...     am.ablate_heads(model, texts, journal="table.csv.journal").write_html("page.html")
 
     Inside another `kept` of the same path, the outer one decides, so a caller that writes a run's result can keep the
     journal until the result is written. After an exception or Ctrl-C the journal is still there, and the traceback of

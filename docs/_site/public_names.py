@@ -137,7 +137,7 @@ def index() -> str:
         "# Reference",
         "",
         "Every public name, from its docstring: calls and what they are given in `attnmech`, what they return in",
-        "`attnmech.results`. Most results also have `to_frame`, `save`, `plot`, `to_html` and a difference",
+        "`attnmech.results`. Most results also have `to_frame`, `plot`, `save`, `write_html` and a difference",
         "([results](results.md)).",
         "",
         "```{toctree}\n:hidden:\n\nresults",
@@ -159,7 +159,7 @@ RESULTS: Final = """# What every result can do
    :members: to_frame, by_head, save
 
 .. autoclass:: attnmech.results.PagedResult
-   :members: lead, to_html
+   :members: lead, to_html, write_html
 
 .. autoclass:: attnmech.results.TextResult
    :members: __sub__, parts, paired

@@ -262,9 +262,9 @@ def test_tables_and_pages_stand_together(tmp_path: Path, monkeypatch: pytest.Mon
     with monkeypatch.context() as patched:
         patched.setattr("attnmech.results.result.render_figures", full)
         with pytest.raises(OutputError, match="No space left"):
-            outputs.write(focus.to_frame(), {".html": focus.to_html})
+            outputs.write(focus.to_frame(), {".html": focus.write_html})
     assert table.read_text() == page.read_text() == "old"
-    outputs.write(focus.to_frame(), {".html": focus.to_html})
+    outputs.write(focus.to_frame(), {".html": focus.write_html})
     read, expected = (frame.select_dtypes("number") for frame in (pd.read_csv(table), focus.to_frame()))
     pd.testing.assert_frame_equal(read, expected, check_dtype=False, atol=1e-6, rtol=1e-5)
     assert "Figure 5. How often heads look at the first token" in page.read_text(encoding="utf-8")
@@ -288,7 +288,7 @@ def test_a_full_disk_names_the_file_that_was_asked_for(
         patched.setattr(where, name, full)
         with pytest.raises(OutputError) as caught:
             Outputs(list(files.values()), overwrite=True, resumable=False).write(
-                focus.to_frame(), {".html": focus.to_html}
+                focus.to_frame(), {".html": focus.write_html}
             )
     assert str(caught.value) == f"cannot write {files[fails]}: No space left on device."
     assert list(tmp_path.iterdir()) == []

@@ -239,7 +239,7 @@ def shown(chromium: Any, tmp_path: Path) -> Iterator[Callable[[View], Any]]:
     with ExitStack() as pages:
 
         def show(view: View) -> Any:
-            path = view.to_html(tmp_path / f"{view.kind}.html")
+            path = view.write_html(tmp_path / f"{view.kind}.html")
             page = pages.enter_context(opening(chromium, path.read_text("utf-8"), path))
             page.wait_for_selector(".attnmech-finding:not(:empty)")
             return page

@@ -136,7 +136,7 @@ def test_what_is_no_pattern_of_these_tokens_is_refused(pattern: np.ndarray) -> N
 
 @contextmanager
 def shown(chromium: Any, view: View, tmp_path: Path) -> Iterator[Any]:
-    html = view.to_html(tmp_path / "made.html").read_text("utf-8")
+    html = view.write_html(tmp_path / "made.html").read_text("utf-8")
     with opening(chromium, html, tmp_path / "page.html") as page:
         page.wait_for_selector(".attnmech-model-map")
         page.evaluate("""() => {

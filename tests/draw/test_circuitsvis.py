@@ -209,7 +209,7 @@ def test_what_does_not_fit_is_refused(call: Callable[[], View], message: str) ->
 def test_a_path_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
     view = colored_tokens(np.ones(1), ["a"])
     with pytest.raises(OutputError, match="there is no folder"):
-        view.to_html(tmp_path / "nowhere" / "view.html")
+        view.write_html(tmp_path / "nowhere" / "view.html")
     assert list(tmp_path.iterdir()) == []
 
 
@@ -237,7 +237,7 @@ def everything() -> list[View]:
 @pytest.mark.browser
 @pytest.mark.parametrize("view", everything(), ids=lambda view: view.data["element"])
 def test_hostile_text_is_text_in_every_view(chromium: Any, tmp_path: Path, view: View) -> None:
-    path = view.to_html(tmp_path / "view.html")
+    path = view.write_html(tmp_path / "view.html")
     with opening(chromium, path.read_text("utf-8"), path, ready=".attnmech-paper > *") as page:
         shown = page.inner_text(".attnmech-paper").replace("\u2060", "")
         if view.data["element"] in ("ColoredTokens", "TextNeuronActivations", "TokenLogProbs", "ColoredTokensMulti"):
@@ -250,7 +250,7 @@ def test_hostile_text_is_text_in_every_view(chromium: Any, tmp_path: Path, view:
 
 @pytest.mark.browser
 def test_another_head_is_drawn_when_it_is_pointed_at(chromium: Any, tmp_path: Path) -> None:
-    path = everything()[0].to_html(tmp_path / "view.html")
+    path = everything()[0].write_html(tmp_path / "view.html")
     with opening(chromium, path.read_text("utf-8"), path, ready=".attnmech-paper canvas") as page:
         page.wait_for_timeout(300)
         read = "all => all.at(-1).toDataURL()"

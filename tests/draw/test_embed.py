@@ -110,7 +110,7 @@ def test_too_large_a_view_is_refused_with_its_size(monkeypatch: pytest.MonkeyPat
 
 
 def test_a_view_says_what_it_is() -> None:
-    assert repr(some_view()) == "View('Tokens by value', 0.00 MB; shows itself in a notebook, or .to_html(path))"
+    assert repr(some_view()) == "View('Tokens by value', 0.00 MB; shows itself in a notebook, or .write_html(path))"
 
 
 @pytest.mark.browser
@@ -178,7 +178,7 @@ def test_a_view_without_its_script_says_so(notebook: SimpleNamespace, chromium: 
 
 @pytest.mark.browser
 def test_a_view_that_fails_says_why(chromium: Any, tmp_path: Path) -> None:
-    path = View("nothing", "t", "", {}).to_html(tmp_path / "view.html")
+    path = View("nothing", "t", "", {}).write_html(tmp_path / "view.html")
     with (
         pytest.raises(AssertionError, match="not a function"),
         opening(chromium, path.read_text("utf-8"), path) as page,

@@ -44,7 +44,7 @@ def test_every_head_has_its_own_figure(layer: int, head: int) -> None:
 @pytest.mark.browser
 def test_a_reader_chooses_a_head(chromium: Any, tmp_path: Path) -> None:
     view = head_picker(bars, (2, 5), 3, layer=5, head=0, title="Bars", reading="")
-    with opening(chromium, view.to_html(tmp_path / "bars.html").read_text("utf-8"), tmp_path / "bars.html") as page:
+    with opening(chromium, view.write_html(tmp_path / "bars.html").read_text("utf-8"), tmp_path / "bars.html") as page:
         drawn = "document.querySelector('.js-plotly-plot').data.map(({ y }) => Array.from(y))"
         page.wait_for_selector(".js-plotly-plot")
         assert page.evaluate(drawn) == [["a"], [0, 5]]

@@ -205,7 +205,7 @@ def test_a_report_of_a_family_without_a_plain_stream(tmp_path: Path) -> None:
     report = am.report(hooked("minimax"), IDS[:1])
     assert any("What heads write is left out: its blocks" in note for note in report.notes)
     assert any("without heads: 1, 3 (LightningAttention)" in note for note in report.notes)
-    report.save(tmp_path / "report.html")
+    report.write_html(tmp_path / "report.html")
 
 
 @pytest.mark.parametrize("kind", ["zamba", "zamba2"])

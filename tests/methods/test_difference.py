@@ -102,7 +102,7 @@ def test_numbers_are_those_of_the_first_minus_those_of_the_second(kind: str, fir
         True
     ] * 2
     assert "Difference of two results" in repr(found)
-    page = found.to_html(tmp_path / "page.html").read_text(encoding="utf-8")
+    page = found.write_html(tmp_path / "page.html").read_text(encoding="utf-8")
     assert "<title>Difference: " in page or "<h1>Difference: " in page
 
 

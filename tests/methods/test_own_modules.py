@@ -137,7 +137,7 @@ def test_updates_in_a_post_norm_decoder() -> None:
 
 def test_a_report_of_images(tmp_path: Path) -> None:
     model = am.load(randomised(Classifier()), example=IMAGES, labels=am.PatchGrid(1, (6, 8), (2, 2)))
-    page = am.report(model, IMAGES[:1]).save(tmp_path / "page.html").read_text()
+    page = am.report(model, IMAGES[:1]).write_html(tmp_path / "page.html").read_text()
     assert "2,3" in page and "Classifier" in page
     embedded = am.joint_embedding(model, IMAGES, heads=[(0, 1)])
     assert embedded.provenance.tokens[0][1] == "0,0"
@@ -146,7 +146,7 @@ def test_a_report_of_images(tmp_path: Path) -> None:
 def test_a_report_without_a_stream_says_so(tmp_path: Path) -> None:
     module = randomised(nn.MultiheadAttention(D, HEADS, batch_first=True))
     x = noise(1, LENGTH, D)
-    page = am.report(am.load(module, example=(x, x, x)), (x, x, x)).save(tmp_path / "page.html").read_text()
+    page = am.report(am.load(module, example=(x, x, x)), (x, x, x)).write_html(tmp_path / "page.html").read_text()
     assert "What heads write is left out: no module around its attention takes and returns a stream." in page
 
 

@@ -356,11 +356,11 @@ def test_nothing_half_written_is_left(demo: am.HookedModel, monkeypatch: pytest.
 
     monkeypatch.setattr(am.results.Report, "to_html", broken)
     with pytest.raises(KeyboardInterrupt):
-        report.save(target)
+        report.write_html(target)
     assert target.read_text() == "what stood there before"
     assert list(tmp_path.iterdir()) == [target]
     with pytest.raises(OutputError, match="there is no folder"):
-        report.save(tmp_path / "nowhere" / "page.html")
+        report.write_html(tmp_path / "nowhere" / "page.html")
 
 
 def test_hostile_names_and_tokens_are_text() -> None:

@@ -183,7 +183,7 @@ def test_segments_of_a_classified_text() -> None:
 def test_a_lambda_has_no_name(tmp_path: Path) -> None:
     found = am.ablate_heads(models.hooked("gpt2"), iter(IDS), metric=lambda logits, batch: logits[:, 0, 5])
     assert found.metric == "metric" and found.provenance.options["metric"] == "metric"
-    page = found.to_html(tmp_path / "page.html").read_text(encoding="utf-8")
+    page = found.write_html(tmp_path / "page.html").read_text(encoding="utf-8")
     assert "&lt;lambda" not in page and "<lambda" not in page and "lambda" not in found.lead
     with pytest.raises(InputError, match="the metric must return one number"):
         am.ablate_heads(models.hooked("gpt2"), iter(IDS), metric=lambda logits, batch: logits)

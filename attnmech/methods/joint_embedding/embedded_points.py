@@ -4,7 +4,6 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from pathlib import Path
 from typing import Any, Final, Literal, NamedTuple, Self
 
 import numpy as np
@@ -16,10 +15,10 @@ from torch import Tensor
 
 from ...basics.arguments import option, shown, string
 from ...basics.fields import check_layers
-from ...basics.files import path_of, writing
 from ...draw.figure_page import table_html
+from ...draw.html_file import returns_page
 from ...draw.section import Section
-from ...errors import InputError, OutputError
+from ...errors import InputError
 from ...maths.statistic import WithStatistics
 from ...results.provenance import Provenance
 from ...results.result import PagedResult
@@ -320,13 +319,10 @@ class EmbeddedPoints(WithStatistics, PagedResult):
         rest = (1 - patterns.float().sum(dim=-1)).clamp_min(0).numpy() if self.sink else None
         return EmbeddingText(self.text_labels[number], self.text_special[number].tolist(), patterns.numpy(), rest)
 
-    def to_html(self, path: str | Path) -> Path:
-        """Writes one offline page: all heads as small plots, one of them large, search, and attention in a text."""
-        target = path_of(path, OutputError)
-        page = embedding_page(self.view())
-        with writing(target) as draft:
-            draft.write_text(page, encoding="utf-8")
-        return target
+    @returns_page
+    def to_html(self) -> str:
+        """One offline page: all heads as small plots, one of them large, search, and attention in a text."""
+        return embedding_page(self.view())
 
     def _repr_html_(self) -> str:
         try:

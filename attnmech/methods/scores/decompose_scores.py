@@ -14,18 +14,18 @@ import plotly.graph_objects as go  # type: ignore[import-untyped]
 import torch
 
 from ...basics.arguments import flag, index_of, option
-from ...basics.files import path_of, writing
 from ...draw.all_heads import model_view
 from ...draw.attention_maps import attention_map
 from ...draw.embed import View
 from ...draw.figure_page import in_notebook_output
 from ...draw.head_picker import head_picker
+from ...draw.html_file import returns_page, write_page
 from ...draw.ledger import ROW_READING, row_ledger
 from ...draw.numbers import ScoreNumbers, TableRow
 from ...draw.page import Page, render_page
 from ...draw.section import Section
 from ...draw.text import signed, token_labels
-from ...errors import InputError, OutputError, UnsupportedModelError
+from ...errors import InputError, UnsupportedModelError
 from ...model.attention.observed import RowBlock
 from ...model.inputs.encoder import Inputs
 from ...model.parts.hashes import batch_hash
@@ -280,12 +280,12 @@ class ScoreDecomposition(SplitScores):
         title = f"L{layer}H{head}: query {query_label}, key {key_label}, together {signed(product.sum(), '.3f')}"
         return dimension_bars(q, k, product, turns, title=title)
 
-    def to_html(self, path: str | Path, *, sequence: int = 0) -> Path:
-        """Writes figures 1 to 3 for every head on one text as one offline page."""
-        target = path_of(path, OutputError)
+    @returns_page
+    def to_html(self, *, sequence: int = 0) -> str:
+        """Figures 1 to 3 for every head on one text as one offline page; `write_html(path)` writes it."""
         worst = float(self.residual[list(self.layers)].max())
         view = self.numbers(sequence)
-        html = render_page(
+        return render_page(
             Page(
                 title=f"Attention scores of {self.provenance.model}",
                 lead=f"Every score is the sum of its terms; the largest difference is {worst:.1e}.",
@@ -296,9 +296,10 @@ class ScoreDecomposition(SplitScores):
                 provenance=self.provenance.entries,
             )
         )
-        with writing(target) as draft:
-            draft.write_text(html, encoding="utf-8")
-        return target
+
+    def write_html(self, path: str | Path, *, sequence: int = 0) -> Path:
+        """Writes the page of `to_html` to a file, whole or not at all; returns the path."""
+        return write_page(path, lambda: self.to_html(sequence=sequence))
 
     def sections(
         self,

@@ -319,7 +319,7 @@ def test_saved_and_loaded(tmp_path: Path) -> None:
     again = am.load_result(effects.save(tmp_path / "effects.safetensors"))
     assert again.to_frame().equals(effects.to_frame())
     assert repr(again) == repr(effects)
-    page = effects.to_html(tmp_path / "effects.html").read_text(encoding="utf-8")
+    page = effects.write_html(tmp_path / "effects.html").read_text(encoding="utf-8")
     assert "has the largest effect" in page
 
 

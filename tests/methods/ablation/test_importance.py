@@ -190,7 +190,7 @@ def test_saved_drawn_and_written(tmp_path: Path) -> None:
     found = am.head_importance(hooked, ids, method="zero", sweep=am.ablate_heads(hooked, ids))
     again = am.load_result(found.save(tmp_path / "found.safetensors"))
     assert again.to_frame().equals(found.to_frame()) and repr(again) == repr(found)
-    assert "rank correlation" in found.to_html(tmp_path / "page.html").read_text(encoding="utf-8")
+    assert "rank correlation" in found.write_html(tmp_path / "page.html").read_text(encoding="utf-8")
     torch.testing.assert_close(torch.tensor(maps.shown(found.plot())), found.score)
     frame = found.to_frame()
     assert list(frame.columns) == [

@@ -128,7 +128,7 @@ def test_intervals_and_what_it_says(tmp_path: Path) -> None:
     assert frame["clear"].tolist() == found.clear.tolist() and bool((lower < low).all()) and bool((high < higher).all())
     again = am.load_result(found.save(tmp_path / "pairs.safetensors"))
     assert again.to_frame().equals(frame) and repr(again) == repr(found) and again.pairs == tuple(PAIRS)
-    assert "have a clear interaction" in found.to_html(tmp_path / "pairs.html").read_text(encoding="utf-8")
+    assert "have a clear interaction" in found.write_html(tmp_path / "pairs.html").read_text(encoding="utf-8")
     both, alone, interaction = found.plot().data
     assert list(both.x) == found.both.tolist() and list(interaction.x) == found.interaction.tolist()
     torch.testing.assert_close(torch.tensor(list(alone.x)), found.one + found.other)

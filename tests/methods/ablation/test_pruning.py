@@ -124,7 +124,7 @@ def test_what_it_says_draws_and_saves(tmp_path: Path) -> None:
     again = am.load_result(curve.save(tmp_path / "curve.safetensors"))
     assert again.to_frame().equals(frame) and repr(again) == repr(curve)
     assert again.random_orders == curve.random_orders
-    assert "chosen on the same texts" in curve.to_html(tmp_path / "curve.html").read_text(encoding="utf-8")
+    assert "chosen on the same texts" in curve.write_html(tmp_path / "curve.html").read_text(encoding="utf-8")
     *random, band, line = curve.plot().data
     assert len(random) == 4 and [trace.showlegend for trace in random] == [True, False, False, False]
     expected = [float(curve.before.mean()), *curve.after.mean(dim=-1).tolist()]

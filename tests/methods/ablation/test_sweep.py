@@ -238,7 +238,7 @@ def test_intervals_tables_and_files(tmp_path: Path) -> None:
     (marks,) = found.plot().data
     assert list(marks.x) == found.effect.tolist()
     assert found.plot().layout.yaxis.ticktext[0] == "&lt;b&gt;both&lt;/b&gt;"
-    page = found.to_html(tmp_path / "swept.html").read_text(encoding="utf-8")
+    page = found.write_html(tmp_path / "swept.html").read_text(encoding="utf-8")
     assert "<b>both" not in page and "of 2 interventions ha" in page
     with hooked.hooks({("resid_pre", 1): lambda stream: stream * 1.5}):
         under = am.sweep(hooked, ids, named)

@@ -337,7 +337,7 @@ def test_it_is_saved_with_its_page(tmp_path: Path) -> None:
         again.lead == claim.lead and again.to_frame().equals(claim.to_frame()) and again.provenance == claim.provenance
     )
     assert claim.provenance.options["heads"] == [[0, 2], [2, 5]]
-    page = claim.to_html(tmp_path / "page.html").read_text(encoding="utf-8")
+    page = claim.write_html(tmp_path / "page.html").read_text(encoding="utf-8")
     assert "Against other sets" in page and "Head by head" in page
 
 

@@ -151,7 +151,7 @@ def test_it_is_saved_with_its_page(tmp_path: Path) -> None:
     )
     again = am.load_result(found.save(tmp_path / "found"))
     assert again.lead == found.lead and again.to_frame().equals(found.to_frame())
-    assert "Differences" in found.to_html(tmp_path / "page.html").read_text(encoding="utf-8")
+    assert "Differences" in found.write_html(tmp_path / "page.html").read_text(encoding="utf-8")
 
 
 def split_at(mark: str) -> Any:

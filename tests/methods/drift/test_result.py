@@ -551,7 +551,7 @@ def test_it_is_saved_read_and_shown(given: Any, tmp_path: Path) -> None:
         pd.testing.assert_frame_equal(read.nearest(0, 1), drift.nearest(0, 1))
         pd.testing.assert_frame_equal(read.tokens_frame(), drift.tokens_frame())
         assert len(drift.tokens_frame()) == int(drift.state["valid"][0].sum())
-    page = drift.to_html(tmp_path / "drift.html").read_text(encoding="utf-8")
+    page = drift.write_html(tmp_path / "drift.html").read_text(encoding="utf-8")
     for heading in ("Cosine to the own embedding", "Rank of the own embedding", "Churn of the nearest rows"):
         assert heading in page
     assert "attnmech" in read._repr_html_()
@@ -709,10 +709,10 @@ def test_the_page_has_a_table_of_the_rows_nearest_to_the_first_ordinary_token(tm
                     unescape(said.removeprefix("<b>").removesuffix("</b>") if bold else said).strip("·") == name.strip()
                 )
                 assert said.startswith("<b>") == bold
-    page = drift.to_html(tmp_path / "page.html").read_text()
+    page = drift.write_html(tmp_path / "page.html").read_text()
     assert "The rows nearest to token 1" in page and "drift.plot(&#34;nearest&#34;, token=1)" in page
     assert "<b>" not in page.split("</head>")[1].split("<script")[0]
     corpus = am.residual_drift(am.load(), iter(["Anna sang."]))
-    assert "rows nearest to token" not in corpus.to_html(tmp_path / "corpus.html").read_text()
+    assert "rows nearest to token" not in corpus.write_html(tmp_path / "corpus.html").read_text()
     with pytest.raises(MissingPointError, match="single tokens are kept"):
         corpus.plot("nearest")

@@ -90,7 +90,7 @@ def test_shown_saved_and_said(tmp_path: Path) -> None:
     assert not bool(flow.maps[:, -1].any()) and set(flow.to_frame().query("token == token.max()").top) == {-1}
     largest = flow.head_maps.abs().max()
     assert f"{float(largest):.3g}" in flow.lead and "Gradient-weighted attention for loss: largest in L" in flow.lead
-    assert "<b>" not in flow.to_html(tmp_path / "page.html").read_text().split("</head>")[1]
+    assert "<b>" not in flow.write_html(tmp_path / "page.html").read_text().split("</head>")[1]
     figure = flow.plot(layer=1, head=2)
     assert torch.equal(torch.tensor(figure.data[0].z), flow.head_maps[1, 2]) and figure.data[0].zmin < 0
 

@@ -113,7 +113,7 @@ def test_shown_saved_and_drawn(tmp_path: Path) -> None:
         assert torch.equal(again.maps, flow.maps)
         torch.testing.assert_close(flow.shares.sum(-1), torch.ones_like(flow.shares[..., 0]))
         assert flow.show(view="sentence", layer=1).data["heads"] == flow.shares.shape[1]
-        assert "<b>" not in flow.to_html(tmp_path / "page.html").read_text().split("</head>")[1]
+        assert "<b>" not in flow.write_html(tmp_path / "page.html").read_text().split("</head>")[1]
 
 
 BAD: list[tuple[Callable[[am.HookedModel], Any], str]] = [

@@ -328,7 +328,7 @@ def test_figures_and_page(tmp_path: Path) -> None:
         assert set(np.round(drawn, 5)) == set(np.round(focus.mean(statistic).flatten().tolist(), 5))
     with pytest.raises(InputError, match="`figure` must be one of self_focus"):
         focus.plot("sharpness")
-    page = focus.to_html(tmp_path / "focus.html").read_text(encoding="utf-8")
+    page = focus.write_html(tmp_path / "focus.html").read_text(encoding="utf-8")
     assert "Figure 6. How concentrated attention is" in page and "3 texts" in page
     assert page.count('<script type="text/plain"') == 2  # plotly's and our own, for three figures
 

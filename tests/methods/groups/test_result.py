@@ -220,7 +220,7 @@ def test_few_texts_claim_nothing_and_results_come_back(tmp_path: Path) -> None:
     found = am.group_attention(model, iter(documents(30)), groups)
     loaded = am.load_result(found.save(tmp_path / "groups.safetensors"))
     assert loaded.to_frame().equals(found.to_frame()) and loaded.lead == found.lead
-    page = found.to_html(tmp_path / "groups.html").read_text(encoding="utf-8")
+    page = found.write_html(tmp_path / "groups.html").read_text(encoding="utf-8")
     assert "From articles to verbs" in page
     frame = found.to_frame()
     assert len(frame) == 2 * 4 * 8 and bool((frame.found >= frame.matched).all())

@@ -237,7 +237,7 @@ def test_shards_are_the_whole_and_the_order_does_not_matter(tmp_path: Path) -> N
     assert am.load_result(path).to_frame().equals(whole.to_frame())
     with pytest.raises(InputError, match="share documents"):
         parts[0].merged(parts[0])
-    whole.to_html(tmp_path / "types.html")
+    whole.write_html(tmp_path / "types.html")
 
 
 def test_position_alone_is_the_softmax_of_the_position_term() -> None:

@@ -108,7 +108,7 @@ def test_the_demo_models_relations(tmp_path: Path) -> None:
     assert best.loc["comma", "accuracy"] == 1 and (best.loc["comma", "layer"], best.loc["comma", "head"]) == (0, 6)
     assert "L0H6 for comma (100\u00a0%" in found.lead
     assert am.load_result(found.save(tmp_path / "relations.safetensors")).claims.equals(found.claims)
-    found.to_html(tmp_path / "relations.html")
+    found.write_html(tmp_path / "relations.html")
     assert found.plot("bracket").data
 
 

@@ -610,7 +610,7 @@ def test_the_table_and_a_file(tmp_path: Path) -> None:
     _, k = q_and_k(hooked("llama"), texts(), 1, 4)[0]
     assert torch.equal(read.place(1, 4, keys=torch.from_numpy(k)), found.place(1, 4, keys=torch.from_numpy(k)))
     assert read.search("1").equals(found.search("1"))
-    found.to_html(tmp_path / "joint.html")
+    found.write_html(tmp_path / "joint.html")
     assert "Joint embedding" in (tmp_path / "joint.html").read_text()
 
 

@@ -176,7 +176,7 @@ def test_shards_files_and_pages(tmp_path: Path) -> None:
         assert np.allclose(numbers, expected.select_dtypes("number").to_numpy(), atol=1e-4, equal_nan=True)
     loaded = am.load_result(whole.save(tmp_path / "odd.safetensors"))
     assert loaded.to_frame().equals(whole.to_frame()) and loaded.lead == whole.lead and loaded.odd.equals(whole.odd)
-    page = whole.to_html(tmp_path / "odd.html").read_text(encoding="utf-8")
+    page = whole.write_html(tmp_path / "odd.html").read_text(encoding="utf-8")
     assert "Heads unlike the others" in page and "Long-range attention" in page
     shown = torch.stack([whole.score(name) for name in STATISTICS]).nan_to_num(0.0)
     assert float(whole.plot().data[0].z[1][4]) == pytest.approx(
@@ -190,7 +190,7 @@ def test_texts_too_short_for_a_long_range(tmp_path: Path) -> None:
     odd = am.odd_heads(am.load(models.fresh("bloom")), texts(5, 12), beyond=12)
     assert bool(odd.far_mass.isnan().all() and odd.far_baseline.isnan().all())
     assert "No row sees a key 12 tokens away" in odd.lead
-    odd.to_html(tmp_path / "short.html")
+    odd.write_html(tmp_path / "short.html")
 
 
 @pytest.mark.usefixtures("unchecked")

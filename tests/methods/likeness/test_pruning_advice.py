@@ -124,7 +124,7 @@ def test_heads_that_differ_are_not_advised(tmp_path: Path) -> None:
     assert advice.removed == () and advice.to_frame().empty
     assert "so no head is advised for removal" in advice.lead and advice.closest > 0.05
     assert am.load_result(advice.save(tmp_path / "none.safetensors")).lead == advice.lead
-    advice.to_html(tmp_path / "none.html")
+    advice.write_html(tmp_path / "none.html")
 
 
 def test_the_mean_replaces_a_head_and_results_come_back(tmp_path: Path) -> None:
@@ -138,7 +138,7 @@ def test_the_mean_replaces_a_head_and_results_come_back(tmp_path: Path) -> None:
         assert float(mean.cost[number].mean()) == pytest.approx(float(effects.effect[layer, head]), abs=1e-6)
     loaded = am.load_result(mean.save(tmp_path / "advice.safetensors"))
     assert loaded.to_frame().equals(mean.to_frame()) and loaded.sentences == mean.sentences
-    page = mean.to_html(tmp_path / "advice.html").read_text(encoding="utf-8")
+    page = mean.write_html(tmp_path / "advice.html").read_text(encoding="utf-8")
     assert "Advice and its check" in page and "random head of its layer" in page
     assert mean.provenance.options["forming"] == 12
 

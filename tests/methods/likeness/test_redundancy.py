@@ -385,7 +385,7 @@ def test_the_demo_models_heads(tmp_path: Path) -> None:
     figure = alike.plot("within", layer=2)
     assert float(figure.data[0].z[3][5]) == pytest.approx(float(alike.within[2, 3, 5]))
     assert "L0H4" in alike.plot("within").data[0].text[3][4]
-    page = alike.to_html(tmp_path / "alike.html").read_text(encoding="utf-8")
+    page = alike.write_html(tmp_path / "alike.html").read_text(encoding="utf-8")
     assert "All heads in a plane" in page and "Within a layer" in page
 
 

@@ -493,7 +493,7 @@ def test_the_map_shows_verdicts_as_colours_and_letters_with_numbers() -> None:
 
 
 def test_the_page_has_map_table_and_rule(tmp_path: Path) -> None:
-    page = of_built().to_html(tmp_path / "null.html").read_text(encoding="utf-8")
+    page = of_built().write_html(tmp_path / "null.html").read_text(encoding="utf-8")
     assert "1 resting, 1 active, 1 unused, 0 subtle, 1 undecided, 1 not attending" in page
     assert "not attending</td>" in page
     assert "zeroing the value changes the metric by more than 0.01" in page

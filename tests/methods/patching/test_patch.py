@@ -301,7 +301,7 @@ def test_saved_drawn_and_written(tmp_path: Path) -> None:
         found = am.patch(hooked, *texts, at=at, **options)
         again = am.load_result(found.save(tmp_path / f"{at}.safetensors"))
         assert again.to_frame().equals(found.to_frame()) and repr(again) == repr(found)
-        assert "has the largest effect" in found.to_html(tmp_path / f"{at}.html").read_text(encoding="utf-8")
+        assert "has the largest effect" in found.write_html(tmp_path / f"{at}.html").read_text(encoding="utf-8")
     assert isinstance(found, am.results.PositionEffects)
     figure = found.plot("recovered")
     (trace,) = figure.data

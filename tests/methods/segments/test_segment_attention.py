@@ -285,7 +285,7 @@ def test_saved_shown_and_drawn(tmp_path: Path) -> None:
     assert found.plot("mass", layer=1, head=2).data[0].z[1][0] == pytest.approx(float(found.mass()[1, 2, 1, 0]))
     for figure in ("heads", "excess", "per_token", "receivers"):
         assert found.plot(figure).data
-    page = found.to_html(tmp_path / "page.html").read_text()
+    page = found.write_html(tmp_path / "page.html").read_text()
     assert "Which heads look at earlier sentences" in page
     assert found.show(view="model", layer=2).data["layers"] == [2]
 

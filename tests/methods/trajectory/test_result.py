@@ -33,7 +33,7 @@ def test_each_step_is_the_result_of_its_own_model(tmp_path: Path) -> None:
     assert frame[frame.step == "step-008"].entropy.to_numpy() == pytest.approx(run.of("entropy")[1].numpy())
     again = am.load_result(run.save(tmp_path / "run.safetensors"))
     assert np.array_equal(again.values.numpy(), run.values.numpy(), equal_nan=True) and again.columns == run.columns
-    run.to_html(tmp_path / "run.html")
+    run.write_html(tmp_path / "run.html")
     named = [trace.name for trace in run.plot("entropy").data if trace.showlegend]
     change = (run.of("entropy")[1] - run.of("entropy")[0]).abs()
     assert named[-1] == f"L{run.layers[int(change.argmax())]}H{run.heads[int(change.argmax())]}"
