@@ -1,1 +1,1 @@
-"""How do two models differ, text by text?"""
+"""Compares two models text by text."""

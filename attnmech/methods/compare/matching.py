@@ -1,4 +1,4 @@
-"""Which head of one run is which of another? By their patterns on texts of the same lengths."""
+"""Matches the heads of two runs by their patterns on texts of the same lengths."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import fields, replace
@@ -15,7 +15,7 @@ from ...maths.divergence import between_heads
 from ...model.run.hooked import HookedModel
 
 MOVED: Final = 0.5
-"""A head counts as moved only if another place is closer than this share of the divergence from its own."""
+"""A head counts as moved only if its divergence elsewhere is below this share of the divergence in its own place."""
 
 _BESIDE: Final = (("layer", ("head", "place")), ("of_layer", ("of_head",)))
 """Axes of layers, with the axes of heads that are permuted within them."""
@@ -48,10 +48,10 @@ def pattern_divergence(
                 model.run(batch, points=[stack.point("pattern")], layers=[layer])[stack.point("pattern"), layer].cpu()
                 for model, batch in ((one, left), (other, right))
             ]
-            found = between_heads(*(pattern.transpose(1, 2) for pattern in patterns)).double()
-            found = found.masked_fill(~mask[..., None, None], 0.0)
-            sums[place] += found.sum(dim=(0, 1))
-            by_row[place, :, :rows] += found.diagonal(dim1=-2, dim2=-1).sum(dim=0).T
+            divergence = between_heads(*(pattern.transpose(1, 2) for pattern in patterns)).double()
+            divergence = divergence.masked_fill(~mask[..., None, None], 0.0)
+            sums[place] += divergence.sum(dim=(0, 1))
+            by_row[place, :, :rows] += divergence.diagonal(dim1=-2, dim2=-1).sum(dim=0).T
     if not bool(counts.any()):
         raise InputError(
             "heads are compared on rows that see two keys or more, and these texts have one token each; give longer "
@@ -63,15 +63,15 @@ def pattern_divergence(
 def matched(divergence: Float[Tensor, "layer head other_head"]) -> Int[Tensor, "layer head"]:
     """For each head of the first run, the head of the second in the same layer: the assignment of least divergence.
 
-    A head stays where it is unless its match is closer than half of its own place (`MOVED`): heads that attend alike
-    are not exchanged for rounding.
+    A head stays in its place unless its match has less than half the divergence of that place (`MOVED`), so rounding
+    does not exchange heads that attend alike.
 
     >>> matched(torch.tensor([[[0.4, 0.0], [0.0, 0.4]], [[0.1, 0.09], [0.2, 0.0]]]).double()).tolist()
     [[1, 0], [0, 1]]
     """
     cost = divergence.clone()
     cost.diagonal(dim1=-2, dim2=-1).mul_(MOVED)
-    return torch.stack([torch.from_numpy(linear_sum_assignment(each.numpy())[1]) for each in cost])
+    return torch.stack([torch.from_numpy(linear_sum_assignment(of_layer.numpy())[1]) for of_layer in cost])
 
 
 def reordered(result: Any, order: Mapping[int, Sequence[int]]) -> Any:
@@ -82,11 +82,11 @@ def reordered(result: Any, order: Mapping[int, Sequence[int]]) -> Any:
     hints = get_type_hints(type(result))
     layers = getattr(result, "layers", None)
     changed: dict[str, Any] = {}
-    for each in fields(result):
-        value = getattr(result, each.name)
+    for field in fields(result):
+        value = getattr(result, field.name)
         if isinstance(value, Tensor):
-            changed[each.name] = _moved(value, hints[each.name], order, layers)
-        elif each.name == "state":
+            changed[field.name] = _moved(value, hints[field.name], order, layers)
+        elif field.name == "state":
             kinds = type(result).STATE
             changed["state"] = {
                 name: _moved(x, kinds[name], order, layers) if name in kinds else x for name, x in value.items()
@@ -116,5 +116,5 @@ def _moved(value: Tensor, hint: Any, order: Mapping[int, Sequence[int]], layers:
 
 def _axes(hint: Any) -> list[str]:
     """The names of a tensor's axes in its annotation."""
-    told = next((each.dim_str for each in (hint, *get_args(hint)) if hasattr(each, "dim_str")), "")
-    return [name.removeprefix("#") for name in told.split()]
+    axes = next((kind.dim_str for kind in (hint, *get_args(hint)) if hasattr(kind, "dim_str")), "")
+    return [name.removeprefix("#") for name in axes.split()]

@@ -1,1 +1,1 @@
-"""How does information flow through attention from token to token?"""
+"""Measures how information flows through attention from token to token."""

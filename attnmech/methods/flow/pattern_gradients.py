@@ -1,4 +1,4 @@
-"""How does a metric of one text change with each attention probability? Forward and backward passes."""
+"""The gradient of a text's metric with respect to each attention probability, from a forward and a backward pass."""
 
 from collections.abc import Sequence
 
@@ -16,10 +16,10 @@ from ...runs.metrics import Metric, require_finite
 def weighted_gradients(
     model: HookedModel, batch: Batch, judge: Metric, layers: Sequence[int]
 ) -> Float[Tensor, "layer head query key"]:
-    """p ⊙ ∂metric/∂p of one text, between its real tokens; padding is left out.
+    """p ⊙ ∂metric/∂p of one text, between its real tokens, without padding.
 
-    Each p_ij is moved alone: rows need not sum to 1 any more, and what follows from them moves too. For the loss of a
-    masked language model, p is that of each masked copy: the mean over copies, each weighted by its masked tokens.
+    Each p_ij varies alone: rows no longer sum to 1, and everything computed from them changes too. For the loss of a
+    masked language model, the result is the mean over the masked copies of the text, weighted by their masked tokens.
     """
     judged = JudgedTexts.of([CorpusBatch(batch, torch.tensor([0]), 0, "")], judge, batch.ids.numel())
     weights = torch.ones(1) if judged.masked is None else judged.masked.double() / judged.masked.sum()
@@ -36,11 +36,11 @@ def _weighted_gradients(
     stack = model.output_stack
     point = stack.point("pattern")
 
-    def measure(logits: Tensor, given: Batch) -> Tensor:
-        found = judge.of_logits(logits, given.queries(stack.label))
-        judge.require_graph(found)
-        require_finite(judge.name, found.detach().cpu(), [0], "with nothing changed")
-        return found
+    def measure(logits: Tensor, of_run: Batch) -> Tensor:
+        value = judge.of_logits(logits, of_run.queries(stack.label))
+        judge.require_graph(value)
+        require_finite(judge.name, value.detach().cpu(), [0], "with nothing changed")
+        return value
 
     ran = model.run(batch, [point], layers=layers, gradients_of=measure)
     assert ran.gradients is not None

@@ -1,4 +1,4 @@
-"""Where does the information at a token come from? Rollout and value-weighted attention in place of p.
+"""Maps of where the information at a token comes from: rollout, and attention weighted by values or gradients.
 
 Formulas: docs/formulas.md#information-flow.
 """
@@ -48,7 +48,7 @@ from .section import flow_section
 KINDS: Final = ("rollout", "norm", "norm_residual", "gradient")
 
 MOST_BYTES: Final = 1_000_000_000
-"""The most memory that the maps of a text may take."""
+"""The largest memory of a text's maps, in bytes."""
 
 VIEWS: Final = {"model": model_view, "sentence": sentence_view, "token_graph": token_graph}
 
@@ -64,10 +64,10 @@ def attention_flow(
     answers: Answers = None,
     against: Answers = None,
 ) -> "AttentionFlow":
-    """Maps [query key] of what flows from token to token, instead of the bare probabilities p.
+    """Maps [query key] of what flows from token to token, which weigh the probabilities p by what they carry.
 
     "rollout": R_l = A_l ··· A_0 with A = ½ (mean_h p + I), rows divided by their sum: how much of a token after layer l
-    goes back to each input token if every layer mixed streams by its mean pattern. "norm": ‖p_ij f(x_j)‖ of each head
+    comes from each input token if every layer mixes streams by its mean pattern. "norm": ‖p_ij f(x_j)‖ of each head
     (`head_maps`) and ‖Σ_h p_ij f(x_j)‖, with f(x_j) = (x_j W_V + b_V) W_O. "norm_residual":
     ‖Σ_h p_ij f(x_j) + δ_ij x_i‖, in a post-norm model (BERT) after the norm that follows, frozen at its scale for row
     i. Where a norm sits between attention and stream (Gemma 2), its frozen scale is part of f. "gradient":
@@ -85,18 +85,18 @@ def attention_flow(
         kind: "rollout", "norm", "norm_residual" or "gradient".
         layers: by default all; rollout needs all.
         bos: whether the text begins with the tokenizer's first token.
-        metric: for "gradient", what is differentiated, as in `am.head_importance`: "loss" by default,
+        metric: for "gradient", the metric to differentiate, as in `am.head_importance`: "loss" by default,
             "logit_difference" with `answers` and `against`, or a function `(logits, batch) -> [1]`.
-        answers: for "logit_difference", the right token.
-        against: the token that it is compared with.
+        answers: for "logit_difference", the correct token.
+        against: the token to compare it with.
 
     Returns:
         One map [query key] per layer and, for "norm" and "gradient", per head.
 
     Raises:
         InputError: for several texts, an unknown kind, `layers` with rollout, a metric without gradient or with another
-            kind, a text whose maps would take more than 1 GB, and for models with several stacks or, with norms, with
-            a gate or a norm between attention and W_O.
+            kind, maps that would take more than 1 GB, and for models with several stacks or, with norms, with a gate or
+            a norm between attention and W_O.
 
     Source: Abnar & Zuidema 2020; Kobayashi et al. 2020 and 2021; Chefer et al. 2021 and Barkan et al. 2021.
 
@@ -150,8 +150,8 @@ def _require_room(kind: str, size: int, length: int) -> None:
         return
     fits = int(length * (MOST_BYTES / size) ** 0.5)
     raise InputError(
-        f"maps of {length} tokens would take {size / 1e9:.1f} GB, and at most {MOST_BYTES / 1e9:.0f} GB are "
-        f"made. Give a text of up to {fits} tokens{'' if kind == 'rollout' else ', or fewer `layers`'}."
+        f"maps of {length} tokens would take {size / 1e9:.1f} GB; the limit is {MOST_BYTES / 1e9:.0f} GB. "
+        f"Give a text of up to {fits} tokens{'' if kind == 'rollout' else ', or fewer `layers`'}."
     )
 
 
@@ -188,7 +188,7 @@ class FlowReducer(Reducer):
             by_head[..., pattern.shape[-1] :] = 0
 
     def add_layer(self, state: State, end: LayerEnd, run: Run) -> None:
-        """Weights the pattern of a finished layer by what it carries."""
+        """Weights the pattern of a finished layer by the values it carries."""
         if self.kind == "rollout":
             return
         if end.notes.gate is not None:
@@ -214,19 +214,19 @@ class FlowReducer(Reducer):
         pattern *= value_norms(v, W_O).T[:, None]
 
     def _place(self, index: int) -> int:
-        """Where a layer's maps by head are: only "norm" keeps those of every layer."""
+        """The index of a layer's maps by head; only "norm" keeps the maps of every layer."""
         return index if self.kind == "norm" else 0
 
     def close(self, state: State, run: Run) -> State:
-        """Without padding; rollout multiplies the layers."""
+        """Removes padding; for rollout, multiplies the layers."""
         real = run.batch.mask[0]
-        found = {name: value[..., real, :][..., real] for name, value in state.items()}
+        maps = {name: value[..., real, :][..., real] for name, value in state.items()}
         if self.kind == "rollout":
-            found["maps"] = rolled_out(found["maps"])
-        return {name: value for name, value in found.items() if name == "maps" or self.kind == "norm"}
+            maps["maps"] = rolled_out(maps["maps"])
+        return {name: value for name, value in maps.items() if name == "maps" or self.kind == "norm"}
 
     def merge(self, one: State, other: State) -> State:
-        """Never needed: there is one text."""
+        """Raises `InputError`: flow is measured on one text."""
         raise InputError("flow is measured on one text at a time.")
 
     def finish(self, state: State, source: Source) -> "AttentionFlow":
@@ -244,7 +244,7 @@ class FlowReducer(Reducer):
 
 
 def _through_norm(run: Run, end: LayerEnd, written: Tensor, residual: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """What the norm after attention makes of parts of its input, and its factor for each row."""
+    """The parts of the stream after the norm that follows attention, and the norm's factor for each row."""
     path = run.stack.architecture.mid_norm
     assert path is not None
     norm, stream = run.stack.module(end.layer, path), end["resid_mid"]
@@ -271,16 +271,16 @@ class AttentionFlow(PagedResult):
     kind: str
     """"rollout", "norm", "norm_residual" or "gradient"."""
     layers: tuple[int, ...]
-    """The layers measured."""
+    """The measured layers."""
     maps: Float[Tensor, "layer query key"]
-    """Rollout after each layer; the norm of what all heads carry together; or the mean over heads of the positive part
-    of p ⊙ ∂metric/∂p."""
+    """Rollout after each layer; the norm of what all heads together carry; or the positive part of p ⊙ ∂metric/∂p,
+    averaged over heads."""
     head_maps: Float[Tensor, "layer head query key"] | None
-    """‖p_ij f(x_j)‖ of each head for "norm", p ⊙ ∂metric/∂p for "gradient"; None for the others."""
+    """‖p_ij f(x_j)‖ of each head for "norm", p ⊙ ∂metric/∂p for "gradient"; None for the other kinds."""
     tokens: tuple[str, ...]
     provenance: Provenance
     metric: str | None = None
-    """What is differentiated, for "gradient"."""
+    """The differentiated metric, for "gradient"."""
 
     @property
     def axis_lengths(self) -> Mapping[str, int]:
@@ -289,8 +289,8 @@ class AttentionFlow(PagedResult):
 
     @property
     def shares(self) -> Float[Tensor, "layer head query key"]:
-        """Each row divided by its sum, by head where there are heads; else one map per layer. Of gradients, what is
-        positive; a row without any is 0.
+        """Each row divided by its sum, for each head if maps are by head, else for each layer. Only positive gradients
+        count; a row without any is 0.
         """
         whole = self.maps[:, None] if self.head_maps is None else self.head_maps.clamp_min(0)
         return whole / whole.sum(dim=-1, keepdim=True).clamp_min(torch.finfo(whole.dtype).tiny)
@@ -314,7 +314,7 @@ class AttentionFlow(PagedResult):
         return {"layer": self.layers[-1], **super()._figure_place(*figure, **options)}
 
     def plot(self, *, layer: int | None = None, head: int | None = None) -> "go.Figure":
-        """Queries × keys of one layer, by default the last; with `head`, of one head. Returned, not shown."""
+        """Queries × keys of one layer (by default the last), or of one head. The figure is returned, not shown."""
         row = len(self.layers) - 1 if layer is None else self._row(layer)
         if head is not None and self.head_maps is None:
             raise InputError(f'only kind="norm" and kind="gradient" have maps by head; this is "{self.kind}".')
@@ -327,8 +327,7 @@ class AttentionFlow(PagedResult):
 
     def to_frame(self) -> pd.DataFrame:
         """One row per layer and token: layer, token, `itself` (its row's share from itself), `first` (from the first
-        token), and the token that it gets most from (`top`, -1 if none, and
-        `top_share`).
+        token), and the token with the largest share (`top`, -1 if there is none, and `top_share`).
         """
         shares = self._row_shares
         top = shares.max(dim=-1)
@@ -345,8 +344,8 @@ class AttentionFlow(PagedResult):
         )
 
     def sources(self, token: int, count: int = 3) -> pd.DataFrame:
-        """From which other tokens one gets most, layer by layer: layer, itself (its share of its row's sum), and
-        `source_1`, `share_1`, … of the `count` largest others; -1 where there are fewer.
+        """The other tokens that a token gets most from, layer by layer: layer, itself (its share of its row's sum), and
+        `source_1`, `share_1`, … for the `count` largest others; -1 if there are fewer.
         """
         token = index_of("token", token, len(self.tokens), f"the text has {len(self.tokens)} tokens")
         count = whole_number("count", count, least=1, most=max(1, len(self.tokens) - 1))
@@ -356,13 +355,13 @@ class AttentionFlow(PagedResult):
         top = rows.topk(count, dim=-1)
         columns: dict[str, list[float] | list[int]] = {}
         for place in range(count):
-            there = top.values[:, place] > 0
-            columns[f"source_{place + 1}"] = top.indices[:, place].masked_fill(~there, -1).tolist()
+            positive = top.values[:, place] > 0
+            columns[f"source_{place + 1}"] = top.indices[:, place].masked_fill(~positive, -1).tolist()
             columns[f"share_{place + 1}"] = top.values[:, place].clamp_min(0).tolist()
         return pd.DataFrame({"layer": list(self.layers), "itself": itself, **columns})
 
     def token_section(self, call: str, layers: Sequence[int], nouns: Nouns = TEXT) -> Section:
-        """The inflows of a chosen token, for a page on which `layers` can be chosen; `call` gives this result."""
+        """The inflows of the selected token, for a page with selectable `layers`; `call` returns this result."""
         return flow_section(
             self._row_shares.float().numpy(),
             self.tokens,
@@ -392,11 +391,11 @@ class AttentionFlow(PagedResult):
     def _lead_of_gradients(self) -> str:
         assert self.head_maps is not None
         largest = int(self.head_maps.abs().argmax())
-        layer, head, query, key = (int(each) for each in np.unravel_index(largest, tuple(self.head_maps.shape)))
-        found = float(self.head_maps[layer, head, query, key])
+        layer, head, query, key = (int(index) for index in np.unravel_index(largest, tuple(self.head_maps.shape)))
+        value = float(self.head_maps[layer, head, query, key])
         return (
             f"{_TITLES[self.kind]} for {self.metric}: largest in L{self.layers[layer]}H{head}, from query {query} "
-            f"{quoted(self.tokens[query])} to key {key} {quoted(self.tokens[key])} ({signed(found, '.3g')})."
+            f"{quoted(self.tokens[query])} to key {key} {quoted(self.tokens[key])} ({signed(value, '.3g')})."
         )
 
     @property
@@ -417,7 +416,7 @@ class AttentionFlow(PagedResult):
 _LABELS: Final = {
     "rollout": "rollout, share", "norm": "norm", "norm_residual": "norm", "gradient": "p · ∂metric/∂p"
 }  # fmt: skip
-"""What is beside the scale of a map."""
+"""The label of a map's colour scale."""
 
 _TITLES: Final = {
     "rollout": "Attention rollout",
@@ -434,9 +433,9 @@ _MEASURES: Final = {
     ),
 }
 _READING: Final = {
-    "rollout": "Each row: how much of the token goes back to each input token. Rows sum to 1.",
-    "norm": "Each cell: the norm of what all heads together write from the key to the query.",
-    "norm_residual": "Each cell: the norm of what comes from the key, on the diagonal with the token's own stream.",
-    "gradient": "Each cell: p · ∂metric/∂p, its positive part, mean over heads: how much the metric would rise, to "
-    "first order, per relative rise of this attention.",
+    "rollout": "Each row shows how much of the token comes from each input token. Rows sum to 1.",
+    "norm": "Each cell is the norm of what all heads together write from the key to the query.",
+    "norm_residual": "Each cell is the norm of what comes from the key; the diagonal includes the token's own stream.",
+    "gradient": "Each cell is the positive part of p · ∂metric/∂p, averaged over heads: the first-order rise of the "
+    "metric per relative rise of this attention.",
 }

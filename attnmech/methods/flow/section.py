@@ -1,4 +1,4 @@
-"""What a page says about where the chosen token's stream gets its parts."""
+"""The section of a page that shows where the selected token's stream gets its parts."""
 
 from collections.abc import Sequence
 from typing import Any, Final
@@ -16,7 +16,7 @@ from ...draw.style import FIGURE_STYLE, SCORE_COLOURS
 from ...draw.text import bound, percent, quoted, token_labels
 
 _INFLOWS: Final = 4
-"""How many of a token's largest inflows a sentence names."""
+"""The number of a token's largest inflows that a sentence names."""
 
 _STEPS: Final = np.linspace(0, 1, 11)
 _ROOT_COLOURS: Final = [
@@ -35,15 +35,15 @@ def flow_section(
     call: str,
     nouns: Nouns = TEXT,
 ) -> Section:
-    """From which tokens the chosen one gets its parts, layer by layer.
+    """Shows the tokens that the selected token gets its parts from, layer by layer.
 
     Args:
-        shares: of each key in its row of ‖Σ_h p f(x) + δ x‖; rows sum to 1.
+        shares: the share of each key in its row of ‖Σ_h p f(x) + δ x‖; rows sum to 1.
         tokens: the text's tokens.
         layers_of_flow: the layers of `shares`.
-        layers: those that can be chosen on the page, one of which has a frame.
-        call: the Python that gives the result.
-        nouns: what the input and its positions are called.
+        layers: the layers that a reader can select on the page. The selected layer has a frame.
+        call: the Python call that returns the result.
+        nouns: the names of the input and its positions.
 
     """
     chart = _flow_chart(shares, tokens, layers_of_flow, layers, nouns)
@@ -118,7 +118,7 @@ def _flow_chart(
 def strongest(
     shares: Float[np.ndarray, "layer query key"],
 ) -> tuple[Int[np.ndarray, "layer query"], Float[np.ndarray, "layer query"]]:
-    """The other token from which each gets most, -1 where there is none, and its share."""
+    """The other token that gives each token the largest share (-1 if there is none), and its share."""
     others = shares.copy()
     every = np.arange(shares.shape[1])
     others[:, every, every] = 0
@@ -133,7 +133,7 @@ def _about_flow(
 
     def told(query: int) -> str:
         own = shares[:, query, query]
-        low, high = (percent(float(each), 0) for each in (own.min(), own.max()))
+        low, high = (percent(float(end), 0) for end in (own.min(), own.max()))
         itself = f"{low} of its parts come" if low == high else f"{low} to {high} of its parts come"
         order = [at for at in np.argsort(-share[:, query], kind="stable").tolist() if most[at, query] >= 0][:_INFLOWS]
         parts = [
@@ -141,9 +141,8 @@ def _about_flow(
             f"{layers[at]}"
             for at in order
         ]
-        found = f"most from others: {', '.join(parts)}" if parts else f"nothing from other {nouns.tokens}"
-        return (
-            f"{nouns.token.capitalize()} {query} {quoted(tokens[query])}: in each layer {itself} from itself; {found}."
-        )
+        largest = f"most from others: {', '.join(parts)}" if parts else f"nothing from other {nouns.tokens}"
+        name = f"{nouns.token.capitalize()} {query} {quoted(tokens[query])}"
+        return f"{name}: in each layer {itself} from itself; {largest}."
 
     return ByChoice.texts(("query",), (len(tokens),), told)

@@ -1,1 +1,1 @@
-"""Where do heads look?"""
+"""Measures where heads attend."""

@@ -1,4 +1,4 @@
-"""How much of a row's attention goes to the global tokens, and how much stays in its window?"""
+"""The shares of a row's attention that go to the global tokens and to the keys of its window."""
 
 from typing import Final
 

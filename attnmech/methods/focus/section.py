@@ -1,4 +1,4 @@
-"""What a page says about where heads look: figures 4 to 6, with the chosen head's place among all."""
+"""The section of a page on where heads attend: figures 4 to 6, with the selected head's place among all heads."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -14,7 +14,7 @@ from ...draw.text import percent
 from .figures import focus_chart, rank_lines_of
 
 MANY: Final = 0.5
-"""A head with at least this share counts as one that looks there."""
+"""A head with at least this share of rows counts as attending there."""
 
 _RANKS_JOINED: Final = (
     "A line joins heads of one rank: the highest of each layer, the second highest, and so on. It does not follow one "
@@ -25,14 +25,14 @@ _RANKS_JOINED: Final = (
 @dataclass(frozen=True)
 class _Figure:
     number: str
-    """The number that it shows, by its name in a `FocusNumbers`."""
+    """The name of the statistic that the figure shows, in a `FocusNumbers`."""
     name: str
     contents: str
     heading: str
     reading: str
     caveat: str
     many: str
-    """What a head does whose number is one half or more."""
+    """What a head with a value of one half or more does."""
     written: Callable[[float], str] = percent
 
 
@@ -62,7 +62,7 @@ def _figures(nouns: Nouns) -> tuple[_Figure, ...]:
 
 
 def _cross_figures(nouns: Nouns) -> tuple[_Figure, ...]:
-    """The same in cross-attention, where no key is the token itself."""
+    """The figures for cross-attention, where no key is the token itself."""
     return (
         _Figure(
             "first_top",
@@ -97,12 +97,12 @@ def focus_sections(view: FocusNumbers, call: str, layers: Sequence[int] = ()) ->
 
     Args:
         view: the numbers.
-        call: the Python that gives the result, such as "focus".
-        layers: those in which a page's reader can choose a head; if empty, none is chosen.
+        call: the Python expression of the result, such as "focus".
+        layers: the layers in which a page's reader can select a head; if empty, no head is selected.
 
     """
     figures = _cross_figures(view.nouns) if view.crosses else _figures(view.nouns)
-    return [_chosen(view, each, call, layers) if layers else _plain(view, each, call) for each in figures]
+    return [_chosen(view, figure, call, layers) if layers else _plain(view, figure, call) for figure in figures]
 
 
 def _plain(view: FocusNumbers, figure: _Figure, call: str) -> Section:
@@ -128,7 +128,7 @@ def _chosen(view: FocusNumbers, figure: _Figure, call: str, layers: Sequence[int
 
 
 def about_all_heads(view: FocusNumbers) -> str:
-    """How many heads look at the first token, at the token itself, or at the one before in half their rows or more."""
+    """The numbers of heads that attend most to the first token, to the token itself or to the previous one."""
 
     def count(name: str) -> int:
         return int((getattr(view, name) >= MANY).sum())
@@ -146,7 +146,7 @@ def about_all_heads(view: FocusNumbers) -> str:
 
 
 def _place_of_head(view: FocusNumbers, figure: _Figure, layers: Sequence[int]) -> ByChoice:
-    """The head's own number, the highest of all, and how many heads have half or more."""
+    """The head's value, the highest value, and the number of heads with one half or more."""
     values = getattr(view, figure.number)
     places = [view.layers.index(layer) for layer in layers]
     defined = np.isfinite(values)
@@ -161,7 +161,7 @@ def _place_of_head(view: FocusNumbers, figure: _Figure, layers: Sequence[int]) -
     )
 
     def told(layer: int, head: int) -> str:
-        own, before = (float(each[places[layer], head]) for each in (values, view.previous_top))
+        own, before = (float(statistic[places[layer], head]) for statistic in (values, view.previous_top))
         known = figure.written(own) if np.isfinite(own) else "undefined"
         previous = ""
         if figure.number == "self_top" and np.isfinite(before):
