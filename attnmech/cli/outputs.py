@@ -123,7 +123,7 @@ def outputs_of(
 
 
 def listed(suffixes: Iterable[str]) -> str:
-    """Suffixes with what such a file holds.
+    """Suffixes, each with the contents of its file.
 
     >>> listed(TABLE)
     '.csv (table) or .parquet (table)'

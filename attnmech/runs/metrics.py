@@ -61,7 +61,7 @@ class Metric:
     answers: Shaped[Tensor, "*output"] | None = None
     against: Int[Tensor, " text"] | None = None
     has_name: bool = True
-    """Whether it was asked for by name."""
+    """Whether the caller asked for it explicitly."""
     endings: Int[Tensor, "text longest"] | None = None
     """The answers of "log_probability", each at the end of its row; -1 before it."""
     mask_id: int | None = None
