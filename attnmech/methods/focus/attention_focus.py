@@ -1,4 +1,4 @@
-"""Where does a head look? At the token itself, the first, the one before; how sharply, and how far.
+"""How often heads attend to the token itself, the first token or the previous one; how sharply, and how far.
 
 Formulas: docs/formulas.md#attention-focus.
 
@@ -53,16 +53,16 @@ def attention_focus(
     torch.Size([4, 8])
 
     A row has a choice if it sees two or more keys. `self_top`, `first_top`, `previous_top` and `elsewhere_top` are the
-    shares of such rows whose highest key is the token itself, the first, the one before, or another; rows whose two
-    highest keys are equal count only as `tied_top`. Each statistic is defined on its own rows, the categories overlap
-    (the previous token of row 1 is the first), and row 0, which has no choice in a causal model, is left out: see
-    `AttentionFocus.where`.
+    shares of these rows with the token itself, the first token, the previous token or another token as highest key;
+    rows with two equal highest keys count only as `tied_top`. Each statistic is defined on its own rows. The categories
+    overlap (the previous token of row 1 is the first), and row 0, which has no choice in a causal model, is left out:
+    see `AttentionFocus.where`.
 
     One forward pass; no [query key] array of the whole text is made.
 
     Args:
         model: the model.
-        inputs: texts, or an iterator of texts (a corpus), of which only sums are kept.
+        inputs: texts, or an iterator of texts (a corpus), which keeps only sums.
         layers: by default all.
         stack: "encoder", "decoder" or "cross" in a model with several.
         bos: whether each text begins with the tokenizer's first token.

@@ -1,4 +1,4 @@
-"""How much do heads attend to global tokens, and how much within their window (Longformer, Beltagy et al. 2020)?"""
+"""How much heads attend to global tokens and within their window (Longformer, Beltagy et al. 2020)."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
