@@ -61,7 +61,7 @@ class Metric:
     answers: Shaped[Tensor, "*output"] | None = None
     against: Int[Tensor, " text"] | None = None
     has_name: bool = True
-    """Whether the caller asked for it explicitly."""
+    """Whether the metric was given as a name, not as a function."""
     endings: Int[Tensor, "text longest"] | None = None
     """The answers of "log_probability", each at the end of its row; -1 before it."""
     mask_id: int | None = None
