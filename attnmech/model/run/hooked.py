@@ -65,8 +65,6 @@ class HookedModel:
 
     >>> acts = model.run("The keys are here.", points=["q", "pattern"])     # doctest: +SKIP
     >>> acts["pattern", 3]                                                   # doctest: +SKIP
-    >>> with model.hooks({("pattern", 3): lambda pattern: pattern * 0}):     # doctest: +SKIP
-    ...     model.run("The keys are here.")
     """
 
     certificate: "Certificate"
@@ -333,8 +331,7 @@ class HookedModel:
         if self.edited or asked or generator is not None or batch.target is not None:
             sampling, ends = Sampling.of(options, generator), ends_of(self.tokenizer, self.config)
             return Continuing(self.run, self.encode, self.encoder, ends)(batch, count, sampling, asked)
-        differs = [check for check in self.certificate.remarks if check.name == "bridge"]
-        if differs:
+        if differs := [check for check in self.certificate.remarks if check.name == "bridge"]:
             raise CertificateError(
                 f"TransformerLens's bridge computes something else on this model ({differs[0].detail})."
             )
@@ -548,8 +545,7 @@ class HookedModel:
     @property
     def unembedding(self) -> Float[Tensor, "vocab d_model"] | None:
         """W_U, one row per token; None if the model has no such matrix."""
-        head = self._model.get_output_embeddings()  # type: ignore[no-untyped-call]
-        weight = getattr(head, "weight", None)
+        weight = getattr(self._model.get_output_embeddings(), "weight", None)  # type: ignore[no-untyped-call]
         return weight if isinstance(weight, torch.Tensor) else None
 
     @property
