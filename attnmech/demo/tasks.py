@@ -24,7 +24,7 @@ GENDERED: Final = ("reason", "wish", "outing", "mishap")
 """The kinds of sentence in which a pronoun stands for someone named alone."""
 
 _TRIES: Final = 1000
-"""How many cases are made for each that a template is to have, before giving up."""
+"""The number of cases to make for each case that a template needs, before giving up."""
 
 
 @dataclass(frozen=True)
@@ -37,8 +37,8 @@ class Told:
     template: str
 
 
-def told(task: str, templates: int | None = None, each: int = 4, seed: int = 0) -> list[Told]:
-    """Cases of a task, `each` of every template, for the `templates` that fill first: by default 12, or all.
+def told(task: str, templates: int | None = None, count: int = 4, seed: int = 0) -> list[Told]:
+    """Cases of a task, `count` of every template, for the `templates` that fill first: by default 12, or all.
 
     >>> case = told("agreement")[-1]
     >>> case.text, case.right, case.wrong, case.template
@@ -47,28 +47,28 @@ def told(task: str, templates: int | None = None, each: int = 4, seed: int = 0) 
     if task not in TASKS:
         raise InputError(f"the demo model's tasks are {', '.join(TASKS)}; got {task!r}.")
     wanted = whole_number("templates", templates or min(12, MOST[task]), least=1, most=MOST[task])
-    return _filled(TASKS[task](Random(seed)), wanted, whole_number("each", each, least=1))
+    return _filled(TASKS[task](Random(seed)), wanted, whole_number("count", count, least=1))
 
 
-def _filled(cases: Iterator[Told], templates: int, each: int) -> list[Told]:
+def _filled(cases: Iterator[Told], templates: int, count: int) -> list[Told]:
     """Different texts, until enough templates have enough of them."""
-    found: dict[str, dict[str, Told]] = {}
+    cases_of: dict[str, dict[str, Told]] = {}
     for tried, case in enumerate(cases):
-        held = found.setdefault(case.template, {})
-        if len(held) < each:
+        held = cases_of.setdefault(case.template, {})
+        if len(held) < count:
             held.setdefault(case.text, case)
-        full = [name for name, some in found.items() if len(some) == each]
+        full = [name for name, some in cases_of.items() if len(some) == count]
         if len(full) >= templates:
-            return [case for name in sorted(full) for case in found[name].values()]
-        if tried > _TRIES * each:
+            return [case for name in sorted(full) for case in cases_of[name].values()]
+        if tried > _TRIES * count:
             break
     raise InputError(
-        f"only {len(full)} templates of this task have {each} different cases; ask for fewer than {templates}."
+        f"only {len(full)} templates of this task have {count} different cases; ask for fewer than {templates}."
     )
 
 
 def _copying(rng: Random) -> Iterator[Told]:
-    """Random words, and some of them again: what followed the last word the first time?"""
+    """Random words, and the first of them again: the next word is the one that followed the last word before."""
     known = sorted(set(words.plain_words()))
     while True:
         period = rng.choice(PERIODS)

@@ -1,4 +1,4 @@
-"""The texts that attnmech uses when it is given none."""
+"""The texts that attnmech uses if a call names none."""
 
 from random import Random
 

@@ -1,4 +1,4 @@
-"""Which Ray runs the workers? One that this process started or joined before, one at an address, or one of its own."""
+"""Finds the Ray that runs the workers: one that this process has joined, one at an address, or a new one."""
 
 import os
 import socket
@@ -53,7 +53,7 @@ def connect(address: str | None, cpus: int) -> bool:
 
 
 def checked_address(address: object) -> str | None:
-    """An address, or None; `InputError` for what cannot be one."""
+    """An address, or None; `InputError` for anything else."""
     if address is None or address == "auto":
         return None if address is None else "auto"
     if not isinstance(address, str) or _place(address) is None:
@@ -76,16 +76,16 @@ def _place(address: str) -> tuple[str, int] | None:
 def _require_answer(address: str) -> None:
     """Raises `EngineError` if nothing accepts connections at the address."""
     start = "Start one with `ray start --head`, or leave out `address` to run on this machine."
-    found = address
+    known = address
     if address == "auto":
         running = Path(tempfile.gettempdir(), "ray", "ray_current_cluster")
-        found = os.environ.get("RAY_ADDRESS") or (running.read_text().strip() if running.exists() else "")
-        if not found or found == "auto":
+        known = os.environ.get("RAY_ADDRESS") or (running.read_text().strip() if running.exists() else "")
+        if not known or known == "auto":
             raise EngineError(f"no Ray cluster is running here. {start}")
-    place = _place(found)
+    place = _place(known)
     if place is None:
         return
     try:
         socket.create_connection(place, timeout=ANSWER_WITHIN).close()
     except OSError as error:
-        raise EngineError(f"no Ray cluster answers at {found} ({error.strerror or error}). {start}") from error
+        raise EngineError(f"no Ray cluster answers at {known} ({error.strerror or error}). {start}") from error

@@ -35,8 +35,8 @@ class Ray(Workers):
     Args:
         address: None starts Ray on this machine, or uses the one that this process is connected to. "auto" is the
             cluster that runs here, "host:port" one elsewhere, "ray://host:port" one reached by Ray's client.
-        workers: how many; by default as many as the machine or the cluster has GPUs (with `gpus_per_worker`) or cores
-            for, and one core is left to Ray.
+        workers: how many; by default the number for which the machine or the cluster has GPUs (with
+            `gpus_per_worker`) or cores, where one core is left to Ray.
         gpus_per_worker: of each worker; with 1, its model is on a GPU. A part such as 0.5 shares one.
         cpus_per_worker: of each worker, and its number of threads.
 
@@ -86,8 +86,8 @@ class Ray(Workers):
             return
         ray = imported()
         if ray.is_initialized():
-            for each in actors:
-                ray.kill(each)
+            for actor in actors:
+                ray.kill(actor)
             if self._started:
                 ray.shutdown()
         self._started = False
@@ -95,7 +95,7 @@ class Ray(Workers):
     def processes(self) -> list[int]:
         """The process numbers of the workers, each on its own machine; starts them if there are none."""
         self._start()
-        return [int(each) for each in imported().get([actor.process.remote() for actor in self._actors])]
+        return [int(number) for number in imported().get([actor.process.remote() for actor in self._actors])]
 
     # -- what `stream` and `sweep` call -----------------------------------------------------------------------
 
@@ -184,7 +184,7 @@ class Ray(Workers):
         if key not in self._sent:
             blueprint = [ray.put(shipped(plan, f"the model {model.name}"))]
             self._sent = {key: (blueprint, None)}
-            asked = [each.prepare.remote(key, blueprint, None) for each in self._actors]
+            asked = [actor.prepare.remote(key, blueprint, None) for actor in self._actors]
             if not all(_answered(asked)):
                 weights = [ray.put(part) for part in weights_of(model)]
                 self._sent = {key: (blueprint, weights)}
@@ -209,10 +209,10 @@ def _answered(calls: Sequence[Any]) -> list[bool]:
 
     from .pool import got
 
-    found = []
-    for each in calls:
+    answers = []
+    for call in calls:
         try:
-            found.append(bool(got(each)))
+            answers.append(bool(got(call)))
         except RayActorError:
-            found.append(False)
-    return found
+            answers.append(False)
+    return answers

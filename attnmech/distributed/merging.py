@@ -1,4 +1,4 @@
-"""In which order are partial results merged? In a tree over their places, so that any number of workers can help.
+"""Merges partial results in a tree over their places, so that any number of workers can help.
 
 Leaves are numbered from 0. Two neighbours 2k and 2k + 1 of one level may be merged, and make k of the next. So at most
 log2(n) results wait besides those of leaves under way, and the order of all sums is the same however many workers there
@@ -35,13 +35,13 @@ class Tree:
         return (min(node, sibling), max(node, sibling)) if sibling in self.held else None
 
     def become(self, node: Node, value: Any) -> tuple[Node, Node] | None:
-        """Holds what a pair was merged to, in its stead; nothing if the pair has been taken meanwhile."""
+        """Replaces a pair by its merged result; does nothing if the pair has been taken meanwhile."""
         level, place = node
         pair = [(level - 1, 2 * place), (level - 1, 2 * place + 1)]
-        if not all(each in self.held for each in pair):
+        if not all(half in self.held for half in pair):
             return None
-        for each in pair:
-            del self.held[each]
+        for half in pair:
+            del self.held[half]
         return self.add(node, value)
 
     def prefix(self) -> list[Any]:
@@ -49,7 +49,7 @@ class Tree:
         return [self.held[node] for node in self._prefix()]
 
     def take(self) -> list[Any]:
-        """The same, and from then on they are no longer here."""
+        """The same results, which are then removed."""
         nodes = self._prefix()
         for level, place in nodes:
             self.start = (place + 1) << level
@@ -57,9 +57,9 @@ class Tree:
 
     def _prefix(self) -> list[Node]:
         first = {place << level: (level, place) for level, place in sorted(self.held)}
-        found, at = [], self.start
+        nodes, at = [], self.start
         while at in first:
             level, place = first[at]
-            found.append((level, place))
+            nodes.append((level, place))
             at = (place + 1) << level
-        return found
+        return nodes

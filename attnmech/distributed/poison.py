@@ -1,6 +1,6 @@
-"""What becomes of documents on which a worker ended? They are given again, then in ever smaller parts.
+"""Retries documents on which a worker ended: all together, then in ever smaller parts.
 
-The first time, the worker may have ended for a reason of its own, so all are given again, in the same batches. From the
+The first time, the worker may have ended for another reason, so all are given again, in the same batches. From the
 second time on, one of the documents is suspected: each part is given alone, and the part that ends a worker is divided
 further. A document that is left alone and has seen four workers end is left out.
 """

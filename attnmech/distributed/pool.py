@@ -1,4 +1,4 @@
-"""How do tasks get to workers, and what happens when a worker ends? It starts again, and its tasks are given anew.
+"""Gives tasks to workers; a worker that ends starts again, and its tasks are given again.
 
 A task's result counts once: it is taken from the call that returned it, and a call whose worker ended returns nothing.
 """
@@ -24,8 +24,8 @@ class WorkerCall:
 
     method: str
     arguments: tuple[Any, ...]
-    about: Any
-    """What the caller needs to know of it."""
+    request: Any
+    """The caller's record of the call."""
     deaths: int = 0
     """How many workers have ended on it."""
 
@@ -96,13 +96,13 @@ class Pool:
             task = self._again.popleft() if self._again else feed()
             if task is None:
                 return
-            # Not tried again by Ray: what becomes of a task whose worker ended is decided here.
+            # Ray does not retry: after a worker ended, this pool decides about its tasks.
             call = getattr(seat.worker, task.method).options(num_returns=2, max_task_retries=0)
             done, result = call.remote(*task.arguments)
             seat.queue.append((done, result, task))
 
     def _heard(self, seat: _Seat) -> Iterator[Done]:
-        """What a worker has done since it was last asked."""
+        """The calls that a worker has finished since it was last asked."""
         if seat.starting is not None:
             self._started(seat)
         while seat.queue and _is_there(seat.queue[0][0]):
@@ -113,7 +113,7 @@ class Pool:
             except RayActorError:
                 had_model = False
             if not had_model:  # it has ended, and perhaps started again
-                self._again.extend(each for _, _, each in seat.queue)
+                self._again.extend(waiting for _, _, waiting in seat.queue)
                 seat.queue.clear()
                 self._start(seat)
                 task.deaths += 1
@@ -128,7 +128,7 @@ class Pool:
             loaded = got(seat.starting)
         except RayActorError as error:
             raise EngineError(
-                "workers end while they load the model, as a rule for want of memory "
+                "workers end while they load the model, usually for want of memory "
                 f"({first_line(error)}). Give fewer workers, or a smaller `dtype`."
             ) from error
         if not loaded:

@@ -1,4 +1,4 @@
-"""How does Ray Data read a corpus? Files are counted first, so that every document has its number; then read in blocks.
+"""Reads a corpus by Ray Data: counts files first, so that every document has its number; then reads them in blocks.
 
 Several files are read at once, ahead of the workers, by as many bytes as Ray Data's own limits allow. The numbers come
 with the documents, and a file that changes between counting and reading is an error.
@@ -30,7 +30,7 @@ class RayDocuments(CountedFiles):
     def __init__(self, corpus: CorpusFiles) -> None:
         self.files = corpus.files
         count = ray.remote(num_cpus=1)(StoredFile.counted)
-        self._counts = [got(each) for each in [count.remote(file) for file in self.files]]
+        self._counts = [got(call) for call in [count.remote(file) for file in self.files]]
 
     @property
     def counts(self) -> Sequence[tuple[int, str]]:
@@ -89,7 +89,7 @@ def _blocks(file: StoredFile, first: int) -> Iterator[Any]:
 
 @contextmanager
 def _quietly_in_order() -> Iterator[None]:
-    """Ray Data's settings for the time of a reading: blocks in order, no bars and no reports of its own."""
+    """Ray Data's settings for the time of a reading: blocks in order, without its bars and reports."""
     context, log = DataContext.get_current(), logging.getLogger("ray.data")
     before = context.execution_options.preserve_order, context.enable_progress_bars, log.level
     context.execution_options.preserve_order, context.enable_progress_bars = True, False

@@ -1,4 +1,4 @@
-"""How do a user's functions and classes get to a worker? Pickled by Ray, those of the user's own files by value.
+"""Sends a user's functions and classes to workers: pickled by Ray, those of the user's own files by value.
 
 Nothing here is stored: what a journal or a result holds goes through safetensors.
 """
@@ -19,7 +19,7 @@ cloudpickle: Any = untyped
 
 
 def shipped(thing: Any, what: str) -> bytes:
-    """Something as bytes that a worker can read; `what` names it in the error for what cannot be sent."""
+    """Something as bytes that a worker can read; `what` names it in the error if it cannot be sent."""
     try:
         with _by_value():
             return bytes(cloudpickle.dumps(thing))

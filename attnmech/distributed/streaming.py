@@ -1,4 +1,4 @@
-"""How do workers carry out a pass over a corpus? Each takes a few batches; what they found is merged in a tree.
+"""Carries out a pass over a corpus by workers: each takes a few batches, and their states are merged in a tree.
 
 The batches are those of a local run, made in the same order, so every number comes from the same passes. The driver
 holds references to partial results, not the results, except when it writes the journal; that covers the batches before
@@ -94,17 +94,17 @@ class _Reducing:
         states: list[State] | None = None
         with self.plan.in_force.put(self.work.model):
             for piece in pieces:
-                found = self.work.of_part(piece.on(self.work.model), piece.documents)
+                of_piece = self.work.of_part(piece.on(self.work.model), piece.documents)
                 numbers = piece.documents.tolist()
-                states = found if states is None else merged_states(self.plan.reducers, states, found, numbers)
+                states = of_piece if states is None else merged_states(self.plan.reducers, states, of_piece, numbers)
         assert states is not None
         return _named(states)
 
     def merged(self, parts: Sequence[dict[str, Tensor]], documents: range) -> dict[str, Tensor]:
-        """Several of them, merged."""
-        first, *others = (_by_reducer(each, len(self.plan.reducers)) for each in parts)
-        for each in others:
-            first = merged_states(self.plan.reducers, first, each, documents)
+        """The states of several parts, merged."""
+        first, *others = (_by_reducer(part, len(self.plan.reducers)) for part in parts)
+        for other in others:
+            first = merged_states(self.plan.reducers, first, other, documents)
         return _named(first)
 
 
@@ -113,11 +113,11 @@ def _named(states: Sequence[State]) -> dict[str, Tensor]:
 
 
 def _by_reducer(tensors: dict[str, Tensor], count: int) -> list[State]:
-    found: list[State] = [{} for _ in range(count)]
+    states: list[State] = [{} for _ in range(count)]
     for name, value in tensors.items():
         place, _, own = name.partition(" ")
-        found[int(place)][own] = value
-    return found
+        states[int(place)][own] = value
+    return states
 
 
 @dataclass(frozen=True)
@@ -141,8 +141,8 @@ class _Leaf:
     def covered(self) -> Covered:
         """What it covers, when it is finished."""
         first, *others = map(Covered.of, self.parts)
-        for each in others:
-            first = first.then(each)
+        for other in others:
+            first = first.then(other)
         return replace(first, left_out=self.left_out)
 
 
@@ -170,10 +170,10 @@ class Summing:
         now_and_then = Journalling(self._journal)
         try:
             for done in self._pool.run(self._next):
-                if isinstance(done.task.about, _Merge):
-                    self._merged(done, done.task.about)
+                if isinstance(done.task.request, _Merge):
+                    self._merged(done, done.task.request)
                 else:
-                    self._reduced(done, done.task.about)
+                    self._reduced(done, done.task.request)
                 if now_and_then.due and self._tree.prefix():
                     self._fold()
                     now_and_then.write(self._total)
@@ -194,23 +194,23 @@ class Summing:
     def _reduce(self, number: int, pieces: list[Piece], deaths: int = 0) -> WorkerCall:
         return WorkerCall("do", (*self._call, pieces), _Reduce(number, pieces), deaths)
 
-    def _reduced(self, done: Done, about: "_Reduce") -> None:
-        leaf = self._leaves[about.leaf]
+    def _reduced(self, done: Done, request: "_Reduce") -> None:
+        leaf = self._leaves[request.leaf]
         if done.result is not None:
             leaf.results.append(done.result)
         else:
-            outcome = divided(about.pieces, done.task.deaths)
+            outcome = divided(request.pieces, done.task.deaths)
             for pieces in outcome.again:
-                self._pool.again(self._reduce(about.leaf, pieces, done.task.deaths))
+                self._pool.again(self._reduce(request.leaf, pieces, done.task.deaths))
             leaf.waiting += len(outcome.again)
             leaf.left_out += outcome.left_out
         leaf.waiting -= 1
         if leaf.waiting:
             return
         if len(leaf.results) > 1:
-            self._merge(_Merge((0, about.leaf), leaf.covered), leaf.results)
+            self._merge(_Merge((0, request.leaf), leaf.covered), leaf.results)
         else:
-            self._leaf_done(about.leaf, leaf.results[0] if leaf.results else None)
+            self._leaf_done(request.leaf, leaf.results[0] if leaf.results else None)
 
     def _leaf_done(self, number: int, result: Any) -> None:
         leaf = self._leaves.pop(number)
@@ -218,8 +218,8 @@ class Summing:
             self._bar.advance(part)
         self._pair(self._tree.add((0, number), _Found(result, leaf.covered)))
 
-    def _merge(self, about: "_Merge", results: Sequence[Any]) -> None:
-        self._pool.again(WorkerCall("merge", (*self._call, about.covered.documents, *results), about))
+    def _merge(self, request: "_Merge", results: Sequence[Any]) -> None:
+        self._pool.again(WorkerCall("merge", (*self._call, request.covered.documents, *results), request))
 
     def _pair(self, pair: tuple[Node, Node] | None) -> None:
         """Has two neighbours merged, if there are two."""
@@ -227,32 +227,32 @@ class Summing:
             one, other = (self._tree.held[node] for node in pair)
             level, place = pair[1]
             node, covered = (level + 1, place // 2), one.covered.then(other.covered)
-            results = [each.result for each in (one, other) if each.result is not None]
+            results = [half.result for half in (one, other) if half.result is not None]
             if len(results) == 2:
                 self._merge(_Merge(node, covered), results)
                 return
             pair = self._tree.become(node, _Found(results[0] if results else None, covered))
 
-    def _merged(self, done: Done, about: "_Merge") -> None:
+    def _merged(self, done: Done, request: "_Merge") -> None:
         if done.result is None:
             if done.task.deaths >= _MERGES:
                 raise EngineError(
-                    f"{_MERGES} workers ended while they merged partial results, as a rule for want of memory. Give "
+                    f"{_MERGES} workers ended while they merged partial results, usually for want of memory. Give "
                     "fewer workers, or fewer reducers."
                 )
             self._pool.again(done.task)
-        elif about.node[0] == 0:
-            self._leaf_done(about.node[1], done.result)
+        elif request.node[0] == 0:
+            self._leaf_done(request.node[1], done.result)
         else:
-            self._pair(self._tree.become(about.node, _Found(done.result, about.covered)))
+            self._pair(self._tree.become(request.node, _Found(done.result, request.covered)))
 
     def _fold(self) -> None:
-        """Adds what is finished without a gap to the total."""
-        for each in self._tree.take():
+        """Adds the results that are finished without a gap to the total."""
+        for partial in self._tree.take():
             states = None
-            if each.result is not None:
-                states = _by_reducer(load(fetched(each.result)), len(self._total.reducers))
-            self._total.extend(states, each.covered)
+            if partial.result is not None:
+                states = _by_reducer(load(fetched(partial.result)), len(self._total.reducers))
+            self._total.extend(states, partial.covered)
 
 
 @dataclass(frozen=True)

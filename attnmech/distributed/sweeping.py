@@ -1,4 +1,4 @@
-"""How do workers carry out a sweep? Texts are divided among them, and changes too where there are few texts."""
+"""Carries out a sweep by workers: divides texts among them, and changes too if there are few texts."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -58,15 +58,17 @@ class _Changing:
     def __call__(self, asked: Groups) -> dict[str, Tensor]:
         """The metric before and after, and what else is measured, group by group."""
         model, plan, piece = self.engine.model, self.plan, asked.piece
-        found: dict[str, Tensor] = {}
+        tensors_by_group: dict[str, Tensor] = {}
         with plan.in_force.put(model):
-            each = measured(self.engine, plan.judge, plan.changes, piece.on(model), piece.documents, asked.groups)
-            for place, one in enumerate(each):
+            measurements = measured(
+                self.engine, plan.judge, plan.changes, piece.on(model), piece.documents, asked.groups
+            )
+            for place, one in enumerate(measurements):
                 tensors = {"before": one.before, "metric": one.after.metric}
                 tensors |= {} if one.after.shift is None else {"shift": one.after.shift}
                 tensors |= {} if one.after.keyless is None else {"keyless": one.after.keyless}
-                found |= {f"{place} {name}": value for name, value in tensors.items()}
-        return found
+                tensors_by_group |= {f"{place} {name}": value for name, value in tensors.items()}
+        return tensors_by_group
 
 
 class Dividing:
@@ -81,10 +83,10 @@ class Dividing:
     def run(self) -> None:
         """Measures everything that is missing in the record."""
         for done in self._pool.run(lambda: next(self._tasks, None)):
-            asked = done.task.about
+            asked = done.task.request
             if done.result is not None:
-                for found in _read(load(fetched(done.result)), asked):
-                    self._work.note(found, self._bar)
+                for measurements in _read(load(fetched(done.result)), asked):
+                    self._work.note(measurements, self._bar)
                 continue
             outcome = divided([asked.piece], done.task.deaths)
             for pieces in outcome.again:

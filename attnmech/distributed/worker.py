@@ -1,4 +1,4 @@
-"""What does a worker do? It holds one model, reduces batches with a user's reducers, and measures changes."""
+"""A worker: holds one model, reduces batches with a user's reducers, and measures changes."""
 
 import os
 from collections.abc import Callable, Sequence
@@ -63,7 +63,7 @@ def _written(tensors: dict[str, Tensor]) -> bytes:
 
 
 class Worker:
-    """One process of an engine; Ray calls its methods one after the other.
+    """One process of an engine; Ray calls its methods in turn.
 
     References come in lists, since Ray would otherwise fetch what they name for every call.
     """
@@ -85,11 +85,11 @@ class Worker:
         self._model = self._work = None
         plan = received(ray.get(blueprint[0]))
         if weights is None:
-            found = plan.from_disk(self._device)
+            model = plan.from_disk(self._device)
         else:
-            found = plan.with_weights((ray.get(each) for each in weights), self._device)
-        self._model = None if found is None else (key, found)
-        return found is not None
+            model = plan.with_weights((ray.get(part) for part in weights), self._device)
+        self._model = None if model is None else (key, model)
+        return model is not None
 
     def do(self, key: str, work: Sequence[Any], pieces: Any) -> tuple[bool, bytes]:
         """What some work makes of pieces, as safetensors; False and nothing if there is no model yet."""
@@ -97,7 +97,7 @@ class Worker:
 
     def merge(self, key: str, work: Sequence[Any], documents: range, *parts: bytes) -> tuple[bool, bytes]:
         """Several results of some work together, the earlier ones first; `documents` are those of all of them."""
-        return self._answer(key, work, lambda made: made.merged([load(each) for each in parts], documents))
+        return self._answer(key, work, lambda made: made.merged([load(part) for part in parts], documents))
 
     def _answer(self, key: str, work: Sequence[Any], asked: Callable[[Any], dict[str, Tensor]]) -> tuple[bool, bytes]:
         if self._model is None:  # it has started again since it was prepared
