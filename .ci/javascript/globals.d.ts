@@ -374,7 +374,7 @@ interface PageData {
   /** By the id of a place, the kind of view of the chosen head. */
   views: Record<string, "sentence" | "token_graph" | "model">;
   /** By the id of a place with small maps, what the hover box says of each head. */
-  told: Record<string, string[]>;
+  remarks: Record<string, string[]>;
   others: Record<string, { kind: string; data: object; scripts: string[] }>;
   texts: Record<string, Column>;
   arrays: Record<string, Packed | { plain: (number | null)[] } | { texts: string }>;

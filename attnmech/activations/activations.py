@@ -124,8 +124,8 @@ class Activations:
         """
         from .views import show
 
-        found = show(self, name, layer=layer, head=head, query=query, text=text, view=view, weighted=weighted)
-        return found.of_model(self.model)
+        view_of_point = show(self, name, layer=layer, head=head, query=query, text=text, view=view, weighted=weighted)
+        return view_of_point.of_model(self.model)
 
     def to_cache(self, bridge: "TransformerBridge | None" = None) -> "ActivationCache":
         """The captured points as TransformerLens's `ActivationCache`, under TransformerLens's names.
@@ -172,7 +172,7 @@ class Activations:
             layers.setdefault(point, [])
             if layer is not None:
                 layers[point].append(layer)
-        return [point if not found else f"{point} {_ranges(found)}" for point, found in layers.items()]
+        return [point if not captured else f"{point} {_ranges(captured)}" for point, captured in layers.items()]
 
     if not TYPE_CHECKING:  # a type checker knows the attributes
 
@@ -185,6 +185,6 @@ class Activations:
 
 
 def _ranges(numbers: list[int]) -> str:
-    found = sorted(numbers)
-    contiguous = found == list(range(found[0], found[-1] + 1))
-    return f"{found[0]}-{found[-1]}" if contiguous and len(found) > 1 else ",".join(map(str, found))
+    ordered = sorted(numbers)
+    contiguous = ordered == list(range(ordered[0], ordered[-1] + 1))
+    return f"{ordered[0]}-{ordered[-1]}" if contiguous and len(ordered) > 1 else ",".join(map(str, ordered))

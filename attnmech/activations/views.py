@@ -62,10 +62,10 @@ def show(
     axes = point_of(full).axes
     if axes[-2:] == ("query", "key"):
         layers = captured if layer is None else [layer]
-        found = _attention(activations, full, layers, head, query, text, view, layer, weighted)
-        if weighted and found.kind == "circuitsvis":
-            found = replace(found, reading=f"{found.reading} {VALUE_WEIGHTED.reading}")
-        return found
+        view_of_point = _attention(activations, full, layers, head, query, text, view, layer, weighted)
+        if weighted and view_of_point.kind == "circuitsvis":
+            view_of_point = replace(view_of_point, reading=f"{view_of_point.reading} {VALUE_WEIGHTED.reading}")
+        return view_of_point
     if view is not None or query is not None:
         raise InputError(f"`view` and `query` are for attention; {full!r} has axes [{' '.join(axes)}].")
     if axes[-1] == "vocab":
@@ -177,8 +177,8 @@ def _rows(activations: Captured, name: str, text: int) -> tuple[_Rows, _Rows]:
 
 def _real(activations: Captured, name: str, layers: list[int], queries: _Rows, keys: _Rows) -> np.ndarray:
     """[layer head query key] without padding."""
-    found = [_numbers(activations[name, layer][queries.text]) for layer in layers]
-    return np.stack([each[:, queries.real][:, :, keys.real] for each in found])
+    values = [_numbers(activations[name, layer][queries.text]) for layer in layers]
+    return np.stack([pattern[:, queries.real][:, :, keys.real] for pattern in values])
 
 
 def _norms(activations: Captured, name: str, layers: list[int], keys: _Rows) -> np.ndarray:

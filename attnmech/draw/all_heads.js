@@ -483,7 +483,7 @@
 
   views.model = async (stage, data) => {
     suitBackground(stage);
-    const { layers, heads, queries, overview, embedded, told } = data;
+    const { layers, heads, queries, overview, embedded, remarks } = data;
     const patterns = await patternsIn(data.pattern, heads);
     const facts = overview ? null : await factsOf(/** @type {LayersData & Facts} */ (data));
     const state = { query: queries.length - 1, ...data.chosen };
@@ -505,7 +505,7 @@
 
     const scaleName = make("span");
     const root = make("div", { className: `attnmech-model ${overview ? "attnmech-model-alone" : ""}` });
-    const nameOf = ({ layer, head }) => `L${layers[layer]}H${head}${told ? `: ${told[layer * heads + head]}` : ""}`;
+    const nameOf = ({ layer, head }) => `L${layers[layer]}H${head}${remarks ? `: ${remarks[layer * heads + head]}` : ""}`;
     const describe = facts ? facts.sentence : nameOf;
     const small = smallMaps(stage, data, patterns, { pick, describe, follow: !overview });
     parts.push(small.choose);

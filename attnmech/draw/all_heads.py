@@ -57,10 +57,10 @@ def model_view(
             f"a model view holds up to {MOST_NUMBERS / 1e6:.0f} million probabilities; the shape "
             f"{pattern.shape} has {size / 1e6:.0f} million. Choose some layers or heads, or a shorter text."
         )
-    found = checked_pattern(pattern, tokens, keys, axes="layer head query key", sums_to_one=sums_to_one)
-    packed = pack_probabilities(found)
-    data = of_layers(found, tokens, layers=layers, keys=keys, head=head, measure=measure)
-    data |= {"pattern": packed, **_per_head(found, aligned=keys is None)}
+    probabilities = checked_pattern(pattern, tokens, keys, axes="layer head query key", sums_to_one=sums_to_one)
+    packed = pack_probabilities(probabilities)
+    data = of_layers(probabilities, tokens, layers=layers, keys=keys, head=head, measure=measure)
+    data |= {"pattern": packed, **_per_head(probabilities, aligned=keys is None)}
     return View("model", title, READING + measure.reading + rounding_note(packed, measure.weight), data)
 
 
@@ -105,4 +105,4 @@ def _mean_at(
 ) -> list[float]:
     """The mean over these cells, head by head, to six digits; 0 where there is no cell."""
     total = pattern[:, :, queries, keys].sum(axis=-1, dtype=np.float64)
-    return [round(float(each), 6) for each in (total / max(len(queries), 1)).flat]
+    return [round(float(mean), 6) for mean in (total / max(len(queries), 1)).flat]

@@ -84,8 +84,8 @@ def attention_map(
     option("measure", measure, MEASURES)
     if measure == "probability" and pattern is None:
         raise InputError('`pattern` must be given for the measure "probability"; got None.')
-    given = {"scores": scores} if pattern is None else {"scores": scores, "pattern": pattern}
-    arrays = {name: as_array(array, np.float64) for name, array in given.items()}
+    measured = {"scores": scores} if pattern is None else {"scores": scores, "pattern": pattern}
+    arrays = {name: as_array(array, np.float64) for name, array in measured.items()}
     for name, array in arrays.items():
         if array.ndim != 2:
             raise InputError(f"`{name}` must have the axes [query key]; got the shape {array.shape}.")

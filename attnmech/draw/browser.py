@@ -48,7 +48,7 @@ def browser_program(target: Path) -> str | None:
         if not os.access(named, os.X_OK) or Path(named).is_dir():
             raise OutputError(f"to write {target}: {VARIABLE} must name a browser's program; got {named}.")
         return named
-    return next((found for found in map(shutil.which, NAMES) if found), None)
+    return next((program for program in map(shutil.which, NAMES) if program), None)
 
 
 def _run(job: Callable[[Any], bytes], program: str | None, target: Path) -> bytes:

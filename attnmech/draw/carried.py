@@ -34,39 +34,39 @@ class Carried:
     def arrays(self) -> dict[str, Any]:
         """All arrays, packed; no further ones can be added."""
         with self._packing:
-            return {name: each.result() for name, each in self._packed.items()}
+            return {name: packed.result() for name, packed in self._packed.items()}
 
-    def column(self, given: ByChoice, name: str) -> dict[str, Any]:
+    def column(self, by_choice: ByChoice, name: str) -> dict[str, Any]:
         """How a page finds what a choice gives; `name` is that of the figure or text that it belongs to."""
-        for choice, count in zip(given.over, given.values.shape, strict=False):
+        for choice, count in zip(by_choice.over, by_choice.values.shape, strict=False):
             offered = self.choices.get(choice, ())
             if count != len(offered):
                 raise InputError(
                     f"`{name}` has {count} {choice}s and the page offers {len(offered)} ({list(offered)}); "
                     "make its section from the same run, for the page's layers."
                 )
-        found: dict[str, Any] = {"array": self.array(given), "over": given.over, "shape": given.shape}
-        if given.words:
-            found["table"] = self._named(given.words, self.tables, "table", lambda: given.words)
-        about = {"digits": given.digits, "fixed": dict(given.fixed) or None}
-        return found | {name: value for name, value in about.items() if value is not None}
+        column: dict[str, Any] = {"array": self.array(by_choice), "over": by_choice.over, "shape": by_choice.shape}
+        if by_choice.words:
+            column["table"] = self._named(by_choice.words, self.tables, "table", lambda: by_choice.words)
+        options = {"digits": by_choice.digits, "fixed": dict(by_choice.fixed) or None}
+        return column | {name: value for name, value in options.items() if value is not None}
 
-    def slot(self, given: Slot, figure: str) -> dict[str, Any]:
+    def slot(self, slot: Slot, figure: str) -> dict[str, Any]:
         """A slot that finds its arrays here."""
-        columns = [self.column(each, figure) for each in given.columns]
-        parts = {"less": given.less, "where": given.where, "weights": given.weights}
-        found = {"path": given.path.split("."), "columns": columns, "equals": given.equals}
-        return found | {name: part and self.column(part, figure) for name, part in parts.items()}
+        columns = [self.column(column, figure) for column in slot.columns]
+        parts = {"less": slot.less, "where": slot.where, "weights": slot.weights}
+        carried = {"path": slot.path.split("."), "columns": columns, "equals": slot.equals}
+        return carried | {name: part and self.column(part, figure) for name, part in parts.items()}
 
-    def array(self, given: ByChoice) -> str:
+    def array(self, by_choice: ByChoice) -> str:
         """The name of the array that holds it."""
-        values = given.values
+        values = by_choice.values
         if values.dtype == object:
             texts = tuple(values.flat)
             return self._named(texts, self._packed, "texts", lambda: self._packing.submit(_packed_texts, texts))
         digest = sha256(values.tobytes()).digest()
-        key = (digest, values.dtype.str, given.logarithmic, len(given.stretches))
-        return self._named(key, self._packed, "array", lambda: self._packing.submit(_packed, given))
+        key = (digest, values.dtype.str, by_choice.logarithmic, len(by_choice.stretches))
+        return self._named(key, self._packed, "array", lambda: self._packing.submit(_packed, by_choice))
 
     def _named(self, key: object, place: dict[str, Any], kind: str, made: Callable[[], Any]) -> str:
         if key not in self._names:
@@ -78,30 +78,30 @@ class Carried:
 def error_of(chart: Chart) -> float:
     """How far its numbers on a page may be off, in their units; those that keep their ratios are left out."""
     return max(
-        sum(carried_error(each) for each in (column, slot.less) if each is not None and not each.logarithmic)
+        sum(carried_error(part) for part in (column, slot.less) if part is not None and not part.logarithmic)
         for slot in chart.slots
         for column in slot.columns
     )
 
 
-def carried_error(given: ByChoice) -> float:
+def carried_error(by_choice: ByChoice) -> float:
     """How far a number may be from its own: in its units, or as a share of it where ratios are kept."""
-    values = given.values
+    values = by_choice.values
     if values.dtype.kind != "f":
         return 0.0
-    if given.logarithmic:
-        return math.expm1(rounding_error(logarithms(given.stretches), axes=1))
-    return 0.0 if values.size <= MOST_PLAIN else rounding_error(given.stretches, axes=1)
+    if by_choice.logarithmic:
+        return math.expm1(rounding_error(logarithms(by_choice.stretches), axes=1))
+    return 0.0 if values.size <= MOST_PLAIN else rounding_error(by_choice.stretches, axes=1)
 
 
 def _packed_texts(texts: tuple[str, ...]) -> Mapping[str, Any]:
     return {"texts": pack_texts(texts)}
 
 
-def _packed(given: ByChoice) -> Mapping[str, Any]:
-    values = given.stretches
-    if values.size <= MOST_PLAIN and not given.logarithmic:
-        return {"plain": [given.plain(value) for value in values.flat]}
+def _packed(by_choice: ByChoice) -> Mapping[str, Any]:
+    values = by_choice.stretches
+    if values.size <= MOST_PLAIN and not by_choice.logarithmic:
+        return {"plain": [by_choice.plain(value) for value in values.flat]}
     if values.dtype.kind in "iu":
         return pack_keys(values, axes=1)
-    return pack_logarithms(values, axes=1) if given.logarithmic else pack_values(values, axes=1)
+    return pack_logarithms(values, axes=1) if by_choice.logarithmic else pack_values(values, axes=1)

@@ -77,8 +77,8 @@ class ByChoice:
     def at(self, chosen: Mapping[str, int]) -> np.ndarray:
         """What this choice gives."""
         made = {**chosen, **self.fixed}
-        found = np.asarray(self.values[tuple(made[name] for name in self.over)])
-        return np.where(found > 0, found, np.nan) if self.logarithmic else found
+        values = np.asarray(self.values[tuple(made[name] for name in self.over)])
+        return np.where(values > 0, values, np.nan) if self.logarithmic else values
 
     def plain(self, value: Any) -> Any:
         """One value as a number; None where there is none."""
@@ -139,30 +139,30 @@ class Slot:
     @property
     def follows(self) -> set[str]:
         """The choices on which it depends."""
-        return set().union(*(each.follows for each in self.arrays))
+        return set().union(*(values.follows for values in self.arrays))
 
     @property
     def arrays(self) -> list[ByChoice]:
         """All that it reads."""
-        return [*self.columns, *(each for each in (self.less, self.where, self.weights) if each is not None)]
+        return [*self.columns, *(values for values in (self.less, self.where, self.weights) if values is not None)]
 
     def value(self, chosen: Mapping[str, int]) -> Any:
         """What stands there once this is chosen."""
-        columns = [self._column(each, chosen) for each in self.columns]
+        columns = [self._column(values, chosen) for values in self.columns]
         return [list(row) for row in zip(*columns, strict=True)] if len(columns) > 1 else columns[0]
 
     def _column(self, column: ByChoice, chosen: Mapping[str, int]) -> Any:
-        found = column.at(chosen)
+        values = column.at(chosen)
         if self.weights is not None:
-            shares = value_weighted(np.nan_to_num(found), np.nan_to_num(self.weights.at(chosen)))
-            found = np.where(np.isnan(found), np.nan, shares)
+            shares = value_weighted(np.nan_to_num(values), np.nan_to_num(self.weights.at(chosen)))
+            values = np.where(np.isnan(values), np.nan, shares)
         if self.less is not None:
             less = self.less.at(chosen)
-            found = found - less.reshape(*less.shape, *(1,) * (found.ndim - less.ndim))
+            values = values - less.reshape(*less.shape, *(1,) * (values.ndim - less.ndim))
         if self.where is not None:
             codes = self.where.at(chosen)
-            found = found[_is_there(codes) if self.equals is None else codes == self.equals]
-        return _nested(found, column)
+            values = values[_is_there(codes) if self.equals is None else codes == self.equals]
+        return _nested(values, column)
 
 
 @dataclass(frozen=True, eq=False)
@@ -252,10 +252,10 @@ def _is_there(values: np.ndarray) -> np.ndarray:
     return np.asarray(values >= 0 if values.dtype.kind in "iu" else np.isfinite(values))
 
 
-def _nested(found: np.ndarray, column: ByChoice) -> Any:
+def _nested(values: np.ndarray, column: ByChoice) -> Any:
     """The values as a figure holds them: numbers as an array, words in lists."""
-    if found.ndim == 0:
-        return column.written(found[()])
-    if found.dtype.kind == "f" and not column.words and column.digits is None:
-        return found
-    return [_nested(np.asarray(each), column) for each in found]
+    if values.ndim == 0:
+        return column.written(values[()])
+    if values.dtype.kind == "f" and not column.words and column.digits is None:
+        return values
+    return [_nested(np.asarray(part), column) for part in values]

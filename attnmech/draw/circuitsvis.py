@@ -58,17 +58,17 @@ def attention_heads(
         InputError: the shape does not fit the tokens, nothing is selected, or a browser could not draw that much.
 
     """
-    found = as_array(values)
-    _require_square(found, tokens, "head query key")
-    _require_few(found.size, title, MOST_CELLS)
-    _require_hidden(hidden, found.shape)
+    array = as_array(values)
+    _require_square(array, tokens, "head query key")
+    _require_few(array.size, title, MOST_CELLS)
+    _require_hidden(hidden, array.shape)
     names = strings("heads", heads)
-    if names and len(names) != len(found):
-        raise InputError(f"`heads` must name each of the {len(found)} heads; got {len(names)} names.")
+    if names and len(names) != len(array):
+        raise InputError(f"`heads` must name each of the {len(array)} heads; got {len(names)} names.")
     props = {
-        "attention": _cells(found, hidden),
-        "attentionHeadNames": [_text(name) for name in names] or [f"Head {head}" for head in range(len(found))],
-        **_map_props(found, hidden, tokens),
+        "attention": _cells(array, hidden),
+        "attentionHeadNames": [_text(name) for name in names] or [f"Head {head}" for head in range(len(array))],
+        **_map_props(array, hidden, tokens),
     }
     reading = f"Point at a head to see it in full size, click to keep it. {_MAP}"
     return _view("AttentionHeads", props, title, reading, _deepest(props))
@@ -82,23 +82,23 @@ def attention_pattern(
     title: str = "Attention pattern",
 ) -> View:
     """One head's map, [query key]; otherwise like `attention_heads`."""
-    found = as_array(values)
-    _require_square(found, tokens, "query key")
-    _require_few(found.size, title, MOST_CELLS)
-    _require_hidden(hidden, found.shape)
+    array = as_array(values)
+    _require_square(array, tokens, "query key")
+    _require_few(array.size, title, MOST_CELLS)
+    _require_hidden(hidden, array.shape)
     mask = None if hidden is None else hidden[None]
-    props = {"attention": _cells(found[None], mask)[0], **_map_props(found[None], mask, tokens)}
+    props = {"attention": _cells(array[None], mask)[0], **_map_props(array[None], mask, tokens)}
     return _view("AttentionPattern", props, title, _MAP, _deepest(props))
 
 
 def colored_tokens(values: Array, tokens: Sequence[str], *, title: str = "Tokens by value") -> View:
     """The text with one number per token, [position], as its colour: blue above zero, brown below."""
-    found = as_array(values)
-    _require_positions(found, tokens, "position")
-    props = {"tokens": _texts(tokens), "values": _numbers(found), **_reach(found), **_COLOURS}
-    if not np.isfinite(found).any():
+    array = as_array(values)
+    _require_positions(array, tokens, "position")
+    props = {"tokens": _texts(tokens), "values": _numbers(array), **_reach(array), **_COLOURS}
+    if not np.isfinite(array).any():
         raise InputError("`values` must hold at least one finite number; got none.")
-    finite = np.where(np.isfinite(found), found, -np.inf)
+    finite = np.where(np.isfinite(array), array, -np.inf)
     finding = f"Highest: token {finite.argmax()} {quoted(tokens[int(finite.argmax())])}, {finite.max():.4g}."
     reading = "Blue above zero, brown below, white at zero. Point at a token for its number."
     return _view("ColoredTokens", props, title, reading, finding)
@@ -108,13 +108,13 @@ def colored_tokens_multi(
     values: Array, tokens: Sequence[str], *, labels: Sequence[str], title: str = "Tokens by several values"
 ) -> View:
     """The text with several numbers per token, [position series], one of them chosen as the colour."""
-    found = as_array(values)
-    _require_positions(found, tokens, "position series")
-    _require_few(found.size, title)
+    array = as_array(values)
+    _require_positions(array, tokens, "position series")
+    _require_few(array.size, title)
     series = strings("labels", labels)
-    if len(series) != found.shape[1]:
-        raise InputError(f"`labels` must name each of the {found.shape[1]} series; got {len(series)} names.")
-    props = {"tokens": _texts(tokens), "values": _numbers(found), "labels": [_text(label) for label in series]}
+    if len(series) != array.shape[1]:
+        raise InputError(f"`labels` must name each of the {array.shape[1]} series; got {len(series)} names.")
+    props = {"tokens": _texts(tokens), "values": _numbers(array), "labels": [_text(label) for label in series]}
     return _view(
         "ColoredTokensMulti",
         props,
@@ -143,33 +143,33 @@ def token_log_probs(
         title: the view's heading.
 
     """
-    found = as_array(logits)
-    _require_positions(found, tokens, "position vocab")
-    given = listed("ids", ids, "a list of token ids")
-    if len(given) != len(tokens):
-        raise InputError(f"`ids` must hold one id for each of the {len(tokens)} tokens; got {len(given)}.")
-    given = [index_of("ids", token, found.shape[1], "the vocabulary") for token in given]
-    if np.isnan(found).any() or np.isposinf(found).any():
+    array = as_array(logits)
+    _require_positions(array, tokens, "position vocab")
+    token_ids = listed("ids", ids, "a list of token ids")
+    if len(token_ids) != len(tokens):
+        raise InputError(f"`ids` must hold one id for each of the {len(tokens)} tokens; got {len(token_ids)}.")
+    token_ids = [index_of("ids", token, array.shape[1], "the vocabulary") for token in token_ids]
+    if np.isnan(array).any() or np.isposinf(array).any():
         raise InputError("`logits` must hold numbers, or minus infinity for impossible tokens; got NaN or infinity.")
     if not callable(text_of):
         raise InputError(f"`text_of` must be a function of a token id; got {shown(text_of)}.")
 
-    def said(token: int) -> str:
+    def checked_text(token: int) -> str:
         return string("text_of", text_of(token), "return strings")
 
     if len(tokens) < 2:
         raise InputError("a text of one token has nothing to predict; give at least two.")
-    top = whole_number("top", top, least=1, most=found.shape[1], most_is="the vocabulary")
-    shifted = found[:-1].astype(np.float64)
+    top = whole_number("top", top, least=1, most=array.shape[1], most_is="the vocabulary")
+    shifted = array[:-1].astype(np.float64)
     shifted -= shifted.max(axis=1, keepdims=True)
     log_probs = shifted - np.log(np.exp(shifted).sum(axis=1, keepdims=True))
-    answers = np.asarray(given[1:])
+    answers = np.asarray(token_ids[1:])
     own = log_probs[np.arange(len(answers)), answers]
     best = np.stack([_highest(row, top) for row in log_probs])
     props = {
         "prompt": _texts(tokens),
         "topKLogProbs": _numbers(np.take_along_axis(log_probs, best, axis=1)),
-        "topKTokens": [_texts([said(int(token)) for token in row]) for row in best],
+        "topKTokens": [_texts([checked_text(int(token)) for token in row]) for row in best],
         "correctTokenRank": (log_probs > own[:, None]).sum(axis=1).tolist(),
         "correctTokenLogProb": _numbers(own),
     }
@@ -189,8 +189,8 @@ def _highest(values: Float[np.ndarray, " token"], count: int) -> Int[np.ndarray,
     """Where the highest are, the highest first; of equal ones, the first."""
     least = np.partition(values, -count)[-count]
     (places,) = np.nonzero(values >= least)
-    found: np.ndarray = places[np.argsort(-values[places], kind="stable")[:count]]
-    return found
+    highest: np.ndarray = places[np.argsort(-values[places], kind="stable")[:count]]
+    return highest
 
 
 def text_neuron_activations(
@@ -211,26 +211,26 @@ def text_neuron_activations(
         title: the view's heading.
 
     """
-    found = [as_array(each) for each in listed("values", values, "a list of arrays, one per text")]
+    arrays = [as_array(member) for member in listed("values", values, "a list of arrays, one per text")]
     rows = [strings("tokens", row) for row in listed("tokens", tokens, "a list of texts' tokens")]
-    if not found or len(found) != len(rows):
+    if not arrays or len(arrays) != len(rows):
         raise InputError(
-            f"`values` and `tokens` must hold the same texts, at least one; got {len(found)} and {len(rows)}."
+            f"`values` and `tokens` must hold the same texts, at least one; got {len(arrays)} and {len(rows)}."
         )
     first, second = _two("names", names)
     string("names", first), string("names", second)
-    firsts, seconds = (strings("labels", each) for each in _two("labels", labels))
-    for each, row in zip(found, rows, strict=True):
-        _require_positions(each, row, "position first second")
-        if each.shape[1:] != (len(firsts), len(seconds)):
+    firsts, seconds = (strings("labels", entries) for entries in _two("labels", labels))
+    for array, row in zip(arrays, rows, strict=True):
+        _require_positions(array, row, "position first second")
+        if array.shape[1:] != (len(firsts), len(seconds)):
             raise InputError(
-                f"`labels` must name each of the {each.shape[1]} × {each.shape[2]} entries; "
+                f"`labels` must name each of the {array.shape[1]} × {array.shape[2]} entries; "
                 f"got {len(firsts)} × {len(seconds)} names."
             )
-    _require_few(sum(each.size for each in found), title)
+    _require_few(sum(array.size for array in arrays), title)
     props = {
         "tokens": [_texts(row) for row in rows],
-        "activations": [_numbers(each) for each in found],
+        "activations": [_numbers(array) for array in arrays],
         "firstDimensionName": _text(first),
         "secondDimensionName": _text(second),
         "firstDimensionLabels": [_text(label) for label in firsts],
@@ -284,7 +284,7 @@ def _reach(values: Float[np.ndarray, "..."]) -> dict[str, float]:
 def _numbers(values: Float[np.ndarray, "..."]) -> Any:
     """Nested lists of numbers with few digits; null where there is none."""
     if values.ndim > 1:
-        return [_numbers(each) for each in values]
+        return [_numbers(part) for part in values]
     return [float(f"{value:.{DIGITS}g}") if np.isfinite(value) else None for value in values.tolist()]
 
 
@@ -301,11 +301,11 @@ def _view(element: str, props: dict[str, Any], title: str, reading: str, finding
     return View("circuitsvis", title, reading, {"element": element, "props": props}, (scripts.circuitsvis(),), finding)
 
 
-def _two(name: str, given: Any) -> tuple[Any, Any]:
-    found = listed(name, given, "a pair")
-    if len(found) != 2:
-        raise InputError(f"`{name}` must be a pair; got {shown(given)}.")
-    return found[0], found[1]
+def _two(name: str, pair: Any) -> tuple[Any, Any]:
+    members = listed(name, pair, "a pair")
+    if len(members) != 2:
+        raise InputError(f"`{name}` must be a pair; got {shown(pair)}.")
+    return members[0], members[1]
 
 
 def _require_square(values: Float[np.ndarray, "..."], tokens: Sequence[str], axes: str) -> None:

@@ -73,10 +73,10 @@ def effect_map(
     string("label", label)
     string("title", title)
     names = token_labels(tokens) if tokens else [str(column) for column in range(effect.shape[1])]
-    told = np.full(effect.shape, "") if clear is None else np.where(clear, "<br>clear", "<br>not clear")
+    verdicts = np.full(effect.shape, "") if clear is None else np.where(clear, "<br>clear", "<br>not clear")
     hover = [
         [_hover(_place(layer, columns, name), *values) for name, *values in zip(names, *row, strict=True)]
-        for layer, row in zip(rows, zip(effect, low, high, told, strict=True), strict=True)
+        for layer, row in zip(rows, zip(effect, low, high, verdicts, strict=True), strict=True)
     ]
     shown = np.ones(effect.shape, dtype=bool) if clear is None else clear
     figure = Figure()
@@ -131,8 +131,8 @@ def _by_layer(effect: Any, layers: Sequence[int] | None) -> tuple[NDArray[np.flo
             effect = effect.pivot(index="layer", columns="head", values=values[0])
         layers = list(effect.index) if layers is None else layers
         effect = effect.to_numpy()
-    found = as_array(effect, np.float64)
-    return found, list(range(len(found) if found.ndim else 0)) if layers is None else listed(
+    array = as_array(effect, np.float64)
+    return array, list(range(len(array) if array.ndim else 0)) if layers is None else listed(
         "layers", layers, "a list of ints"
     )
 
@@ -167,7 +167,7 @@ def _place(layer: int, columns: str, name: str) -> str:
 def _hover(place: str, effect: float, low: float, high: float, clear: str) -> str:
     if not np.isfinite(effect):
         return f"{place}<br>not measured"
-    found = f"{place}<br>{with_sign(effect, '.4g')}"
+    text = f"{place}<br>{with_sign(effect, '.4g')}"
     if not (np.isfinite(low) and np.isfinite(high)):
-        return found
-    return f"{found}<br>95 %: {with_sign(low, '.3g')} to {with_sign(high, '.3g')}{clear}"
+        return text
+    return f"{text}<br>95 %: {with_sign(low, '.3g')} to {with_sign(high, '.3g')}{clear}"

@@ -171,7 +171,7 @@ def page_of_views(
     return str(
         rendered(
             "page.html",
-            policy=scripts.content_policy(boot, *(each.text for each in carried.values())),
+            policy=scripts.content_policy(boot, *(script.text for script in carried.values())),
             style=Markup(scripts.package_text("page.css")),
             title=title,
             lead=lead,
@@ -231,5 +231,5 @@ def _shell() -> Any:
 def _cell(shell: Any) -> str | None:
     """The id of the cell that runs, where the front end says it."""
     parent = shell.get_parent() if hasattr(shell, "get_parent") else {}
-    found = parent.get("metadata", {}).get("cellId")
-    return None if found is None else str(found)
+    cell = parent.get("metadata", {}).get("cellId")
+    return None if cell is None else str(cell)

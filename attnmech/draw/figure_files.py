@@ -109,7 +109,7 @@ def save_figure(figure: go.Figure, path: str | Path, *, size: str = "column", ti
     string("title", title)
     script = plotly_for({str(trace.type) for trace in figure.data}).text
     width, most = chosen.pixels
-    given = {
+    options = {
         "figure": _on_paper(json.loads(_fitted(figure, width).to_json())),
         "title": printable(title),
         "width": width,
@@ -123,9 +123,9 @@ def save_figure(figure: go.Figure, path: str | Path, *, size: str = "column", ti
         page.set_content(html_document(title, "<main></main>"))
         page.add_script_tag(content=script)
         page.add_script_tag(content=package_text("figure_files.js"))
-        found = page.evaluate("(given) => attnmechSvg(given)", given)
-        height = float(found["height"]) * chosen.scale / PIXELS_PER_MM
-        svg = str(found["svg"]).replace("<svg ", f'<svg width="{chosen.width:g}mm" height="{height:.2f}mm" ', 1)
+        measured = page.evaluate("(options) => attnmechSvg(options)", options)
+        height = float(measured["height"]) * chosen.scale / PIXELS_PER_MM
+        svg = str(measured["svg"]).replace("<svg ", f'<svg width="{chosen.width:g}mm" height="{height:.2f}mm" ', 1)
         page.evaluate("(svg) => { document.querySelector('main').innerHTML = svg; }", svg)
         return Drawn(height, svg=lambda _: f'<?xml version="1.0" encoding="UTF-8"?>\n{svg}\n'.encode())
 
@@ -181,8 +181,8 @@ def write_page(target: Path, size: Size, draw: Callable[[Any], Drawn]) -> Path:
 
 def html_document(title: str, main: str, **properties: str) -> str:
     """The page that the browser draws; its title becomes the PDF's, and figure_files.css uses the `properties`."""
-    given = {"ink": INK, "fonts": FONTS, **properties}
-    style = ":root {" + "".join(f"--{name}: {value};" for name, value in given.items()) + "}"
+    variables = {"ink": INK, "fonts": FONTS, **properties}
+    style = ":root {" + "".join(f"--{name}: {value};" for name, value in variables.items()) + "}"
     return (
         f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{html_text(title)}</title>'
         f"<style>{style}{package_text('figure_files.css')}</style></head><body>{main}</body></html>"
@@ -207,11 +207,11 @@ def _on_paper(figure: Any, name: str = "") -> Any:
         figure["layout"] = {**layout, "font": font, "height": height, "paper_bgcolor": "#ffffff"}
         return figure
     if isinstance(figure, Mapping):
-        found = {key: _on_paper(value, key) for key, value in figure.items()}
-        if name.endswith("font") and isinstance(found.get("size"), int | float):
-            found["size"] = max(_LEAST, found["size"])
-        return found
-    return [_on_paper(each, name) for each in figure] if isinstance(figure, list | tuple) else figure
+        entries = {key: _on_paper(value, key) for key, value in figure.items()}
+        if name.endswith("font") and isinstance(entries.get("size"), int | float):
+            entries["size"] = max(_LEAST, entries["size"])
+        return entries
+    return [_on_paper(entry, name) for entry in figure] if isinstance(figure, list | tuple) else figure
 
 
 def _with_dpi(png: bytes, dpi: int) -> bytes:

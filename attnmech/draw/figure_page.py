@@ -23,7 +23,7 @@ def render_figures(
 ) -> str:
     """The whole page as HTML, to be written as UTF-8; it opens from a file without a network."""
     return page_of_views(
-        {name: view for each in sections for name, view in _views(each).items()},
+        {name: view for section in sections for name, view in _views(section).items()},
         sections,
         title=title,
         lead=lead,
@@ -35,9 +35,9 @@ def render_figures(
 def in_notebook_output(*, title: str, lead: str, sections: Sequence[Section], frame: pd.DataFrame) -> str:
     """The same in a notebook's cell: what was found, the figures, and the table behind a fold."""
     shown = "".join(
-        f'<p class="attnmech-reading">{html_text(" ".join(filter(None, (each.heading, str(each.reading)))))}</p>'
-        f"{in_notebook(_views(each).values())}"
-        for each in sections[:MOST_IN_A_CELL]
+        f'<p class="attnmech-reading">{html_text(" ".join(filter(None, (section.heading, str(section.reading)))))}</p>'
+        f"{in_notebook(_views(section).values())}"
+        for section in sections[:MOST_IN_A_CELL]
     )
     if len(sections) > MOST_IN_A_CELL:
         further = f"{len(sections) - MOST_IN_A_CELL} further figures are on the page that .write_html(path) writes."

@@ -202,12 +202,12 @@ def _at_reference(
     visible = np.isfinite(scores)
     values = of_every_cell(term, scores)
     second = np.where(visible.sum(axis=-1) > 1, ranked[..., min(1, ranked.shape[-1] - 1)], ranked[..., 0])
-    found = {
+    by_reference = {
         "zero": np.zeros(values.shape[:-1]),
         "mean": np.where(visible, values, 0.0).sum(axis=-1) / visible.sum(axis=-1).clip(1),
         "runner_up": along_keys(values, second[..., None])[..., 0],
     }
-    stacked = np.stack([found[name] for name in references], axis=-1)
+    stacked = np.stack([by_reference[name] for name in references], axis=-1)
     return ByChoice(stacked, with_split(stacked, (*_OF_ROW, "against"), rest=0))
 
 

@@ -99,5 +99,5 @@ def _style(place: int | None) -> dict[str, object]:
 def _bars(values: np.ndarray, low: np.ndarray | None, high: np.ndarray | None, line: int) -> dict[str, object] | None:
     if low is None or high is None or not np.isfinite(low[line]).any():
         return None
-    up, down = (np.nan_to_num(each[line] - values[line]) for each in (high, low))
+    up, down = (np.nan_to_num(end[line] - values[line]) for end in (high, low))
     return {"type": "data", "symmetric": False, "array": up, "arrayminus": -down, "thickness": 1}

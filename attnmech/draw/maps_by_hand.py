@@ -53,24 +53,24 @@ def heatmap(
         InputError: for weights that are no probabilities, or without a label for each position.
 
     """
-    found = as_array(weights)
-    queries, of_keys = _labels(found, labels, keys, axes="query key")
-    checked_pattern(found, queries, of_keys, axes="query key", sums_to_one=sums_to_one)
+    array = as_array(weights)
+    queries, of_keys = _labels(array, labels, keys, axes="query key")
+    checked_pattern(array, queries, of_keys, axes="query key", sums_to_one=sums_to_one)
     rows, columns = _numbered(queries), _numbered(queries if of_keys is None else of_keys)
-    told = [
+    hover = [
         [f"{query} → {key}<br>{value:.3g}" for key, value in zip(columns, row, strict=True)]
-        for query, row in zip(rows, found.tolist(), strict=True)
+        for query, row in zip(rows, array.tolist(), strict=True)
     ]
     figure = Figure()
     figure.add_heatmap(
-        z=found,
+        z=array,
         x=list(range(len(columns))),
         y=list(range(len(rows))),
         zmin=0.0,
         zmax=1.0,
         colorscale=SCORE_COLOURS,
         colorbar={"title": {"text": "attention", "side": "right"}, "thickness": 12},
-        text=told,
+        text=hover,
         hovertemplate="%{text}<extra></extra>",
     )
     figure.update_layout(template=FIGURE_STYLE, height=max(280, 130 + min(24 * len(rows), 700)))
@@ -97,9 +97,9 @@ def heatmaps(
         title: the view's heading.
 
     """
-    found = _by_layer(weights)
-    queries, of_keys = _labels(found, labels, keys, axes="layer head query key")
-    return model_view(found, queries, layers=range(len(found)), keys=of_keys, sums_to_one=sums_to_one, title=title)
+    array = _by_layer(weights)
+    queries, of_keys = _labels(array, labels, keys, axes="layer head query key")
+    return model_view(array, queries, layers=range(len(array)), keys=of_keys, sums_to_one=sums_to_one, title=title)
 
 
 def edges(
@@ -122,36 +122,36 @@ def edges(
         title: the view's heading.
 
     """
-    found = as_array(weights)
-    found = _by_layer(found[None] if found.ndim == 2 else found)
-    queries, of_keys = _labels(found, labels, keys, axes="layer head query key")
+    array = as_array(weights)
+    array = _by_layer(array[None] if array.ndim == 2 else array)
+    queries, of_keys = _labels(array, labels, keys, axes="layer head query key")
     return token_graph(
-        found, queries, layers=range(len(found)), keys=of_keys, threshold=threshold, sums_to_one=sums_to_one,
+        array, queries, layers=range(len(array)), keys=of_keys, threshold=threshold, sums_to_one=sums_to_one,
         title=title,
     )  # fmt: skip
 
 
 def _by_layer(weights: Array) -> Float[np.ndarray, "layer head query key"]:
-    found = as_array(weights)
-    found = found[None] if found.ndim == 3 else found
-    if found.ndim != 4:
+    array = as_array(weights)
+    array = array[None] if array.ndim == 3 else array
+    if array.ndim != 4:
         raise InputError(
-            f"`weights` must have the axes [head query key] or [layer head query key]; got the shape {found.shape}. "
+            f"`weights` must have the axes [head query key] or [layer head query key]; got the shape {array.shape}. "
             "Take one text: weights[0]; of nn.MultiheadAttention, per head: average_attn_weights=False."
         )
-    return found
+    return array
 
 
 def _labels(
-    found: Float[np.ndarray, "..."], labels: Sequence[str] | None, keys: Sequence[str] | None, *, axes: str
+    array: Float[np.ndarray, "..."], labels: Sequence[str] | None, keys: Sequence[str] | None, *, axes: str
 ) -> tuple[Sequence[str], Sequence[str] | None]:
     """What queries and keys are called; the keys None where they are the queries."""
-    if found.ndim != len(axes.split()):
+    if array.ndim != len(axes.split()):
         raise InputError(
-            f"`weights` must have the axes [{axes}]; got the shape {found.shape}. Choose a text and a head: "
+            f"`weights` must have the axes [{axes}]; got the shape {array.shape}. Choose a text and a head: "
             "weights[0, 3]."
         )
-    queries, across = found.shape[-2:]
+    queries, across = array.shape[-2:]
     named = [str(number) for number in range(queries)] if labels is None else labels
     if keys is None and across != queries:
         keys = [str(number) for number in range(across)]

@@ -216,10 +216,10 @@ def row_sentences(view: ScoreNumbers) -> ByChoice:
     """For every query in every head, the three keys that it attends to most, or that it gets most from."""
     norms = view.value_norms
     weights = [view.pattern] if norms is None else [view.pattern, value_weighted(view.pattern, norms)]
-    top = [np.argsort(-each, axis=-1, kind="stable")[..., :3] for each in weights]
-    seen = [(each > 0).sum(axis=-1) for each in weights]
+    top = [np.argsort(-attention, axis=-1, kind="stable")[..., :3] for attention in weights]
+    seen = [(attention > 0).sum(axis=-1) for attention in weights]
 
-    def told(*place: int) -> str:
+    def sentence(*place: int) -> str:
         weighted, (layer, head, query) = len(place) > 3 and place[0] == 1, place[-3:]
         row, count = weights[weighted][layer, head, query], int(seen[weighted][layer, head, query])
         keys = top[weighted][layer, head, query, :count].tolist()
@@ -230,5 +230,5 @@ def row_sentences(view: ScoreNumbers) -> ByChoice:
         return f"Query {view.named_token(query)} attends {listed}"
 
     if norms is None:
-        return ByChoice.texts(("layer", "head", "query"), view.scores.shape[:3], told)
-    return ByChoice.texts(("weight", "layer", "head", "query"), (2, *view.scores.shape[:3]), told)
+        return ByChoice.texts(("layer", "head", "query"), view.scores.shape[:3], sentence)
+    return ByChoice.texts(("weight", "layer", "head", "query"), (2, *view.scores.shape[:3]), sentence)

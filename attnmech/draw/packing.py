@@ -100,8 +100,8 @@ def pack_texts(texts: tuple[str, ...]) -> str:
 def logarithms(values: Float[np.ndarray, "..."]) -> Float[np.ndarray, "..."]:
     """The natural logarithm; NaN for 0."""
     with np.errstate(divide="ignore"):
-        found = np.log(values, dtype=np.float64)
-    return np.where(np.isfinite(found), found, np.nan)
+        logs = np.log(values, dtype=np.float64)
+    return np.where(np.isfinite(logs), logs, np.nan)
 
 
 def _by_block(values: Float[np.ndarray, "..."], axes: int) -> Float[np.ndarray, "block value"]:

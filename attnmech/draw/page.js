@@ -339,7 +339,7 @@ async function drawPattern(id) {
   const { layer, head } = state;
   const about = { layers: choices.layer, heads, words, nouns: page.nouns, queries: tokens, keys, special: page.special };
   const options = { chosen: { layer, head }, embedded: true, overview: true, threshold: 0.1, across: keys !== tokens };
-  const given = { ...about, ...options, told: page.told[id], pattern: shown, rest };
+  const given = { ...about, ...options, remarks: page.remarks[id], pattern: shown, rest };
   const control = await attnmech.views[page.views[id]](stage, given);
   stage.control = control;
   control.choose(choiceForViews());

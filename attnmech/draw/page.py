@@ -94,8 +94,8 @@ def _document(pages: Sequence[Page], before: str = "", **values: Any) -> str:
     return str(
         rendered(
             "page.html",
-            policy=scripts.content_policy(boot, page, *(each.text for each in carried)),
-            style=Markup(scripts.package_text("page.css") + _mark_colours(any(each.view.crosses for each in pages))),
+            policy=scripts.content_policy(boot, page, *(script.text for script in carried)),
+            style=Markup(scripts.package_text("page.css") + _mark_colours(any(shown.view.crosses for shown in pages))),
             carriers=Markup(scripts.carriers(carried)),
             boot=Markup(boot),
             script=Markup(page),
@@ -118,7 +118,7 @@ def _values(page: Page, data: Mapping[str, Any]) -> dict[str, Any]:
         "keys": page.view.keys,
         "weighted": page.view.value_norms is not None,
         "sections": page.sections,
-        "elements": dict.fromkeys((name for each in page.sections for name in each.figures), ""),
+        "elements": dict.fromkeys((name for section in page.sections for name in section.figures), ""),
         "table": "",
         "facts": page.facts,
         "checks": page.checks,
@@ -168,9 +168,9 @@ def _data(page: Page) -> dict[str, Any]:
         texts["reason"] = ByChoice.texts(
             ("layer", "head", "query"), view.scores.shape[:3], lambda layer, head, query: reasons[layer][head][query]
         )
-    for each in sections:
-        parts = {"finding": each.finding, "reading": each.reading}
-        texts |= {f"{each.anchor}-{name}": text for name, text in parts.items() if isinstance(text, ByChoice)}
+    for section in sections:
+        parts = {"finding": section.finding, "reading": section.reading}
+        texts |= {f"{section.anchor}-{name}": text for name, text in parts.items() if isinstance(text, ByChoice)}
     rest = unattended(view.pattern)
     other = {"keys": [visible_token(token) for token in view.keys]} if view.crosses else {}
     return other | {
@@ -192,9 +192,11 @@ def _data(page: Page) -> dict[str, Any]:
             if isinstance(figure, (Chart, go.Figure))
         },
         "views": {name: figure.kind for name, figure in drawn.items() if isinstance(figure, OfPattern)},
-        "told": {name: figure.told for name, figure in drawn.items() if isinstance(figure, OfPattern) and figure.told},
+        "remarks": {
+            name: figure.remarks for name, figure in drawn.items() if isinstance(figure, OfPattern) and figure.remarks
+        },
         "others": {
-            name: {"kind": figure.kind, "data": figure.data, "scripts": [each.label for each in figure.libraries]}
+            name: {"kind": figure.kind, "data": figure.data, "scripts": [script.label for script in figure.libraries]}
             for name, figure in drawn.items()
             if isinstance(figure, View)
         },
@@ -237,12 +239,12 @@ def _precision(sections: Sequence[Section], data: Mapping[str, Any]) -> str:
     rounded = "; ".join(section.rounding for section in sections if section.rounding)
     numbers = f"The numbers on this page have 16 bits each, scaled within their head: {rounded}. " if rounded else ""
     packed = [data["arrays"][data[name]] for name in ("pattern", "norms") if data[name] is not None]
-    found = f"{numbers}The marks are exact. {rounding_note(packed[0])}"
+    sentences = f"{numbers}The marks are exact. {rounding_note(packed[0])}"
     if len(packed) < 2:
-        return found
+        return sentences
     # A share is a product over a sum of products, each off by what its two factors are off by.
-    error = 100 * sum(max(each["step"]) for each in packed)
-    return f"{found} Value-weighted shares are within {bound(max(error, 2e-3))} % of theirs."
+    error = 100 * sum(max(array["step"]) for array in packed)
+    return f"{sentences} Value-weighted shares are within {bound(max(error, 2e-3))} % of theirs."
 
 
 def _marks(view: ScoreNumbers) -> Mapping[str, MarkStyle]:

@@ -59,9 +59,9 @@ def value_weighted(
     """
     carried = pattern * norms[..., None, :]
     whole = carried.sum(axis=-1, keepdims=True)
-    found: Float[np.ndarray, "*head query key"] = np.zeros_like(carried)
-    np.divide(carried, whole, out=found, where=whole > 0)
-    return found
+    shares: Float[np.ndarray, "*head query key"] = np.zeros_like(carried)
+    np.divide(carried, whole, out=shares, where=whole > 0)
+    return shares
 
 
 def checked_pattern(
@@ -86,26 +86,26 @@ def checked_pattern(
     strings("tokens", tokens)
     if keys is not None:
         strings("keys", keys)
-    found = as_array(pattern)
+    array = as_array(pattern)
     names = axes.split()
-    if found.ndim != len(names):
-        raise InputError(f"`pattern` must have the axes [{axes}]; got the shape {found.shape}.")
-    if not found.size:
+    if array.ndim != len(names):
+        raise InputError(f"`pattern` must have the axes [{axes}]; got the shape {array.shape}.")
+    if not array.size:
         raise InputError(
-            f"the selection is empty: `pattern` has the shape {found.shape}. Choose a layer, a head, a text."
+            f"the selection is empty: `pattern` has the shape {array.shape}. Choose a layer, a head, a text."
         )
     for axis, name, labels in ((-2, "query", tokens), (-1, "key", tokens if keys is None else keys)):
-        if found.shape[axis] != len(labels):
+        if array.shape[axis] != len(labels):
             raise InputError(
-                f"`pattern` must have one {name} for each of the {len(labels)} tokens; got {found.shape[axis]}. "
+                f"`pattern` must have one {name} for each of the {len(labels)} tokens; got {array.shape[axis]}. "
                 "Give the tokens of the text that the pattern comes from, special tokens included."
             )
-    if not np.isfinite(found).all() or found.min() < 0:
+    if not np.isfinite(array).all() or array.min() < 0:
         raise InputError(
             "`pattern` must hold probabilities: finite numbers from 0 to 1, after the softmax. "
-            f"Got {_first_odd(found)}; are these scores?"
+            f"Got {_first_odd(array)}; are these scores?"
         )
-    sums = found.sum(axis=-1, dtype=np.float64)
+    sums = array.sum(axis=-1, dtype=np.float64)
     wrong = (sums > 1 + ROW_SUM) | ((sums < 1 - ROW_SUM) if sums_to_one else np.zeros_like(sums, dtype=bool))
     if wrong.any():
         place = tuple(int(index) for index in np.argwhere(wrong)[0])
@@ -118,11 +118,11 @@ def checked_pattern(
         raise InputError(
             f"every row of `pattern` must sum to 1 over the keys; {where} sums to {sums[place]:.4g}.{hint}"
         )
-    return found
+    return array
 
 
 def of_layers(
-    found: Float[np.ndarray, "layer head query key"],
+    array: Float[np.ndarray, "layer head query key"],
     tokens: Sequence[str],
     *,
     layers: Sequence[int],
@@ -131,33 +131,33 @@ def of_layers(
     measure: Measure,
 ) -> dict[str, Any]:
     """What every view of several layers is given besides its numbers: layers, heads, tokens, words, where it begins."""
-    given = listed("layers", layers, "a list of ints")
-    if len(given) != len(found):
-        raise InputError(f"`layers` must have one number for each of the {len(found)} layers; got {len(given)}.")
+    numbers = listed("layers", layers, "a list of ints")
+    if len(numbers) != len(array):
+        raise InputError(f"`layers` must have one number for each of the {len(array)} layers; got {len(numbers)}.")
     queries = [visible_token(token) for token in tokens]
     return {
-        "layers": [whole_number("layers", layer) for layer in given],
-        "heads": found.shape[1],
+        "layers": [whole_number("layers", layer) for layer in numbers],
+        "heads": array.shape[1],
         "queries": queries,
         "keys": queries if keys is None else [visible_token(token) for token in keys],
-        "chosen": {"layer": 0, "head": index_of("head", head, found.shape[1])},
+        "chosen": {"layer": 0, "head": index_of("head", head, array.shape[1])},
         "words": measure.words,
     }
 
 
 def as_array(values: Array, dtype: type[np.floating] = np.float32) -> Float[np.ndarray, "..."]:
     """As an array of floats in main memory; of a list, its members stacked."""
-    found: Any = values
-    if isinstance(found, Tensor):
-        found = dense("what is drawn", found).detach().cpu()
-        found = (found if found.is_complex() else found.double()).numpy()
-    elif isinstance(found, list | tuple) and any(isinstance(each, Tensor) for each in found):
-        found = [as_array(each, dtype) for each in found]
+    source: Any = values
+    if isinstance(source, Tensor):
+        source = dense("what is drawn", source).detach().cpu()
+        source = (source if source.is_complex() else source.double()).numpy()
+    elif isinstance(source, list | tuple) and any(isinstance(member, Tensor) for member in source):
+        source = [as_array(member, dtype) for member in source]
     try:
-        given = np.asarray(found)
-        if np.iscomplexobj(given):
+        array = np.asarray(source)
+        if np.iscomplexobj(array):
             raise TypeError("numbers that are complex")
-        return given.astype(dtype, copy=False)
+        return array.astype(dtype, copy=False)
     except (TypeError, ValueError) as error:
         wanted = "what is drawn must be a tensor, an array or a list of equal rows of real numbers"
         raise InputError(f"{wanted}; got {shown(values)} ({first_line(error)}).") from error
@@ -172,6 +172,6 @@ def require_length(length: int, tokens: Sequence[str], name: str) -> None:
         )
 
 
-def _first_odd(found: Float[np.ndarray, "..."]) -> float:
-    odd = ~np.isfinite(found) | (found < 0)
-    return float(found[odd][0])
+def _first_odd(values: Float[np.ndarray, "..."]) -> float:
+    odd = ~np.isfinite(values) | (values < 0)
+    return float(values[odd][0])

@@ -32,8 +32,8 @@ class OfPattern:
     """A view of the attention that the page carries: all heads, lines between tokens, or a graph."""
 
     kind: Literal["model", "sentence", "token_graph"]
-    told: tuple[str, ...] = ()
-    """What the hover box of the small maps says of each head, layer by layer."""
+    remarks: tuple[str, ...] = ()
+    """A remark on each head, layer by layer, for the hover box of the small maps."""
 
 
 @dataclass(frozen=True)

@@ -56,7 +56,7 @@ def segment_map(
     count = len(labels)
     known = np.abs(values[np.isfinite(values)])
     reach = float(known.max()) if known.size and known.max() > 0 else 1.0
-    told = [
+    hover = [
         [
             f"{query} → {key}<br>{signed(value, '.3g') if signs else f'{value:.3g}'}"
             for key, value in zip(labels, row, strict=True)
@@ -72,14 +72,14 @@ def segment_map(
         zmax=reach,
         colorscale=SIGNED_COLOURS if signs else SCORE_COLOURS,
         colorbar={"title": {"text": label, "side": "right"}, "thickness": 12},
-        text=told,
+        text=hover,
         hovertemplate="%{text}<extra></extra>",
         hoverongaps=False,
         xgap=1 if count <= MOST_LABELS else 0,
         ygap=1 if count <= MOST_LABELS else 0,
     )
     ticks = {"tickvals": list(range(count)), "ticktext": list(labels)} if count <= MOST_LABELS else {}
-    numbers = {**ticks, "ticktext": [str(each) for each in range(count)]} if ticks else {}
+    numbers = {**ticks, "ticktext": [str(number) for number in range(count)]} if ticks else {}
     figure.update_layout(template=FIGURE_STYLE, height=max(280, 130 + min(24 * count, 700)))
     figure.update_xaxes(title=f"key {unit} ({title})", showgrid=False, tickangle=0, **numbers)
     side = {"text": f"query {unit}", "standoff": 12}

@@ -65,5 +65,5 @@ def sentence_view(
         raise InputError(
             f"`special` must say for each of the {count} key tokens whether it is special; got {len(marks)}."
         )
-    data["special"] = [bool(each) for each in marks]
+    data["special"] = [bool(mark) for mark in marks]
     return View("sentence", title, READING + measure.reading + rounding_note(packed, measure.weight), data)

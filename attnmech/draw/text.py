@@ -101,8 +101,8 @@ def signed(value: float, form: str) -> str:
     >>> signed(-0.25, ".1f"), signed(2.0, ".3g")
     ('−0.2', '+2')
     """
-    found = f"{value:+{form}}"
-    return f"−{found[1:]}" if found.startswith("-") else found
+    text = f"{value:+{form}}"
+    return f"−{text[1:]}" if text.startswith("-") else text
 
 
 def with_minus_signs(text: str) -> str:

@@ -39,11 +39,11 @@ def token_weights(
             f"{pattern.shape} has {pattern.size / 1e6:.0f} million. "
             "Choose some layers or heads, or a shorter text."
         )
-    found = checked_pattern(pattern, tokens, keys, axes="layer head query key", sums_to_one=sums_to_one)
-    packed = pack_logarithms(found)
-    data = of_layers(found, tokens, layers=layers, keys=keys, head=head, measure=measure)
+    probabilities = checked_pattern(pattern, tokens, keys, axes="layer head query key", sums_to_one=sums_to_one)
+    packed = pack_logarithms(probabilities)
+    data = of_layers(probabilities, tokens, layers=layers, keys=keys, head=head, measure=measure)
     data |= {"pattern": packed, "nouns": TEXT.for_views}
-    return (data if sums_to_one else data | {"rest": pack_logarithms(unattended(found))}), packed
+    return (data if sums_to_one else data | {"rest": pack_logarithms(unattended(probabilities))}), packed
 
 
 def unattended(pattern: Float[np.ndarray, "layer head query key"]) -> Float[np.ndarray, "layer head query"]:

@@ -54,6 +54,6 @@ def _svg_of(pdf: bytes, target: Path) -> bytes:
         source.write_bytes(pdf)
         done = subprocess.run(["pdftocairo", "-svg", str(source), str(made)], capture_output=True, check=False)
         if done.returncode or not made.is_file():
-            said = OSError(done.stderr.decode(errors="replace") or "no reason given")
-            raise OutputError(f"to write {target}: pdftocairo failed ({first_line(said)}).")
+            reason = OSError(done.stderr.decode(errors="replace") or "no reason given")
+            raise OutputError(f"to write {target}: pdftocairo failed ({first_line(reason)}).")
         return made.read_bytes()

@@ -11,7 +11,7 @@ from . import limits
 
 
 @dataclass(frozen=True)
-class Given:
+class ReportInputs:
     """What a report was given, to write the calls that make its numbers again."""
 
     inputs: Inputs
@@ -44,7 +44,7 @@ class Given:
 
 
 def calls_of(
-    model: HookedModel, made_of: Given, stack: str, centre: Literal["mean"] | MeanQK | None, *, weighted: bool
+    model: HookedModel, made_of: ReportInputs, stack: str, centre: Literal["mean"] | MeanQK | None, *, weighted: bool
 ) -> dict[str, str]:
     """The Python that makes the page's numbers again."""
     captured, weight = ('"pattern", "v"', ", weighted={weight}") if weighted else ('"pattern"', "")
@@ -52,7 +52,7 @@ def calls_of(
         captured = captured.replace('"pattern', f'"{stack}.pattern').replace('"v"', f'"{stack}.v"')
     options = f", stack={stack!r}" if stack else ""
     with_bos, text = made_of.options, made_of.text
-    given = f"(model, text{options}{with_bos})"
+    arguments = f"(model, text{options}{with_bos})"
     split = "" if centre is None else ", centre={split}" if centre == "mean" else ", centre=means"
     setup = ["import attnmech as am", "", f"model = {model.source}", f"text = {text}"]
     if model.is_demo:
@@ -65,10 +65,10 @@ def calls_of(
         setup.append("means = ...  # what this report was given")
     return {
         "setup": "\n".join(setup),
-        "scores": f"am.decompose_scores{given[:-1]}{split})",
+        "scores": f"am.decompose_scores{arguments[:-1]}{split})",
         "view": f"model.run(text{with_bos}, points=[{captured}])"
         f'.show("{full_name(stack, "pattern")}", layer={{layer}}, head={{head}}, view="{{figure}}"{weight})',
-        "focus": f"am.attention_focus{given}",
-        "updates": f"am.residual_updates{given}",
-        "given": given,
+        "focus": f"am.attention_focus{arguments}",
+        "updates": f"am.residual_updates{arguments}",
+        "arguments": arguments,
     }

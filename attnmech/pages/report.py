@@ -17,7 +17,7 @@ from ..model.run.hooked import HookedModel, require_model
 from ..model.stack.stack import Stack
 from ..results.mean_qk import MeanQK
 from . import limits
-from .calls import Given, calls_of
+from .calls import ReportInputs, calls_of
 from .measures import last_pass, sources_of, streamed, sweeps, types_of
 from .result import Report
 from .senses import nouns_of, sense_section
@@ -97,9 +97,9 @@ def report(
     part = (start, limits.MAX_TOKENS) if length < whole else None
     proven = not model.edited and model.certificate.weights == model.weights_hash
     certificate = model.certificate if proven else certify(model)
-    made = _Made(model, batch, certificate, Given(inputs, bos, target, continued, part))
+    made = _Made(model, batch, certificate, ReportInputs(inputs, bos, target, continued, part))
     first, *others = (_of_stack(made, stack, centre, [*notes]) for stack in stacks)
-    return replace(first, others={each.stack: each for each in others})
+    return replace(first, others={page.stack: page for page in others})
 
 
 @dataclass(frozen=True)
@@ -109,7 +109,7 @@ class _Made:
     model: HookedModel
     batch: Batch
     certificate: Certificate
-    given: Given
+    inputs: ReportInputs
 
 
 def _with_target(model: HookedModel, batch: Batch, notes: list[str]) -> tuple[Batch, int]:
@@ -158,7 +158,7 @@ def _of_stack(made: _Made, shown: Stack, centre: Literal["auto", "mean"] | MeanQ
         tuple(token in tokens.special for token in tokens.ids[0, tokens.mask[0]].tolist()) for tokens in (queries, keys)
     )
     pattern, norms, expected = last_pass(model, batch, shown, layers, notes)
-    calls = calls_of(model, made.given, shown.label, centre, weighted=norms is not None)
+    calls = calls_of(model, made.inputs, shown.label, centre, weighted=norms is not None)
     call = calls["view"].replace("{figure}", "map")
     return Report(
         scores=scores,

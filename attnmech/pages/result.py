@@ -169,13 +169,13 @@ class Report(WritesHtml):
     @property
     def findings(self) -> dict[str, str]:
         """What was found, a sentence for each question."""
-        found = {} if self.types is None else {"Types of heads": f"{self.types.lead}{self._beginning}"}
-        found["Where heads look"] = self.focus.finding(self.nouns)
+        sentences = {} if self.types is None else {"Types of heads": f"{self.types.lead}{self._beginning}"}
+        sentences["Where heads look"] = self.focus.finding(self.nouns)
         if self._why:
-            found["Why they look there"] = self._why
+            sentences["Why they look there"] = self._why
         if self.updates is not None:
-            found["What they write"] = self.updates.finding(self.nouns)
-        return found | {each.question: each.result.lead for each in self.measured}
+            sentences["What they write"] = self.updates.finding(self.nouns)
+        return sentences | {part.question: part.result.lead for part in self.measured}
 
     @property
     def _beginning(self) -> str:
@@ -204,7 +204,7 @@ class Report(WritesHtml):
         """The page's sections: those of figures 1 to 10, and after them what else was measured."""
         nouns, layers, calls = self.nouns, view.layers, self.calls
         other = None if self.native is None else self.native.numbers(pattern=self.pattern, nouns=nouns)
-        further = [each.result.section(each.call, layers, self._texts) for each in self.measured]
+        further = [part.result.section(part.call, layers, self._texts) for part in self.measured]
         heads = about_all_heads(self.focus.numbers(nouns))
         overview, *scores = self.scores.sections(view, calls["scores"], calls["view"], heads, other)
         return [
@@ -214,7 +214,7 @@ class Report(WritesHtml):
             *scores,
             *self._kernels,
             *([] if self.expected is None else [_expected(self.expected)]),
-            *self.paths.sections(calls["given"], view.tokens, layers, nouns),
+            *self.paths.sections(calls["arguments"], view.tokens, layers, nouns),
             *self.focus.sections(calls["focus"], layers, nouns),
             *([] if self.updates is None else self.updates.sections(calls["updates"], layers, nouns)),
             *(_numbered(section, number) for number, section in enumerate(further, start=11)),
@@ -223,8 +223,8 @@ class Report(WritesHtml):
     def _with_types(self, overview: Section, types: HeadTypes) -> Section:
         """The small maps, whose hover boxes say what type each head is of."""
         heads = range(self.scores.residual.shape[1])
-        told = tuple(types.told(layer, head) for layer in self.scores.layers for head in heads)
-        return replace(overview, figures={name: OfPattern("model", told) for name in overview.figures})
+        remarks = tuple(types.told(layer, head) for layer in self.scores.layers for head in heads)
+        return replace(overview, figures={name: OfPattern("model", remarks) for name in overview.figures})
 
     def _types(self, types: HeadTypes) -> Section:
         """The atlas, with the effects of ablations where there are any."""
@@ -285,7 +285,7 @@ class Report(WritesHtml):
 
     def _facts(self, view: ScoreNumbers) -> list[TableRow]:
         shown = list(self.scores.layers)
-        largest, residual = (float(each[shown].max()) for each in (self.scores.largest, self.scores.residual))
+        largest, residual = (float(values[shown].max()) for values in (self.scores.largest, self.scores.residual))
         terms = ", ".join(name for name in self.scores.terms if name != "mask")
         return [
             TableRow(f"{self.nouns.place}s", str(len(view.tokens))),

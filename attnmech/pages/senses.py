@@ -27,13 +27,13 @@ def sense_section(
             return None
         return picture_section(data_uri(images[0]), places, pattern, call)
     if isinstance(model.encoder, SoundEncoder) and stack != "decoder":
-        found = spectrogram_of(model.encoder, batch, 0)
+        spectrogram = spectrogram_of(model.encoder, batch, 0)
         frames = [_seconds(label) for label in labels]
         return spectrogram_section(
-            found.times,
-            found.bands,
-            found.levels,
-            units=found.units,
+            spectrogram.times,
+            spectrogram.bands,
+            spectrogram.levels,
+            units=spectrogram.units,
             frames=frames,
             pattern=pattern,
             call=call,

@@ -37,33 +37,35 @@ class TokenPaths:
         if len(model.stacks) > 1:
             notes.append(f"What becomes of a {nouns.token} is left out: it is shown for models with one stack.")
             return {}
-        found: dict[str, Reducer] = {}
+        measures: dict[str, Reducer] = {}
         if (drift := _drift(model, batch, notes)) is not None:
-            found["drift"] = drift
+            measures["drift"] = drift
         architecture = model.stack().architecture
         if architecture.streams and architecture.gate is None:
-            found["flow"] = FlowReducer("norm_residual")
+            measures["flow"] = FlowReducer("norm_residual")
         elif architecture.streams:
             notes.append(
                 f"Where a {nouns.token}'s parts come from is left out: a gate or a norm between attention and W_O "
                 "makes what a key writes depend on the query."
             )
         if model.reads_tokens and Segmented.of(batch, "sentence").most > 1:
-            found["segments"] = SegmentReducer("sentence")
-        return found
+            measures["segments"] = SegmentReducer("sentence")
+        return measures
 
-    def sections(self, given: str, tokens: Sequence[str], layers: Sequence[int], nouns: Nouns = TEXT) -> list[Section]:
+    def sections(
+        self, arguments: str, tokens: Sequence[str], layers: Sequence[int], nouns: Nouns = TEXT
+    ) -> list[Section]:
         """Their sections of the page, which follow its chosen query; `given` is what the calls are given."""
-        found = []
+        sections = []
         if self.drift is not None:
-            found.append(self.drift.token_section(f"am.residual_drift{given}", layers))
+            sections.append(self.drift.token_section(f"am.residual_drift{arguments}", layers))
         if self.flow is not None:
-            found.append(
-                self.flow.token_section(f'am.attention_flow{given[:-1]}, kind="norm_residual")', layers, nouns)
+            sections.append(
+                self.flow.token_section(f'am.attention_flow{arguments[:-1]}, kind="norm_residual")', layers, nouns)
             )
         if self.segments is not None:
-            found.append(self.segments.token_section(f"am.segment_attention{given}", tokens, layers))
-        return found
+            sections.append(self.segments.token_section(f"am.segment_attention{arguments}", tokens, layers))
+        return sections
 
 
 def _drift(model: HookedModel, batch: Batch, notes: list[str]) -> Reducer | None:
