@@ -194,7 +194,7 @@ interface GraphData extends LinesData {
 
 interface ModelData extends LayersData, Partial<Facts> {
   /** What the hover box says of each head besides its name. */
-  told?: string[];
+  remarks?: string[];
   /** Small maps alone, for which no facts are needed. */
   overview?: boolean;
 }

@@ -1,1 +1,1 @@
-"""What comes out of a run."""
+"""The results of a run."""

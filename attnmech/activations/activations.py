@@ -1,4 +1,4 @@
-"""What comes out of a run: the captured activations."""
+"""The result of a run: the captured activations."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -38,8 +38,8 @@ class Activations:
     gradients: "Activations | None" = None
     """The gradient at every captured point, if `gradients_of` was given."""
     unchecked: tuple[str, ...] = ()
-    """What this run could not check (`attnmech.model.attention.running`), each with the reason:
-    an edit of `result`, say."""
+    """The checks that this run could not make (`attnmech.model.attention.running`), each with the reason, such as an
+    edit of `result`."""
     value_norms: Mapping[PointKey, Tensor] = field(default_factory=dict, repr=False)
     """‖(x_j W_V + b_V) W_O‖ `[batch head key]`, by the name and layer of each pattern captured together with its v."""
 
@@ -118,7 +118,7 @@ class Activations:
                 beside "pattern".
 
         Raises:
-            InputError: an invalid selection, or more numbers than a page can hold; says what to choose.
+            InputError: an invalid selection, or more numbers than a page can hold; the message says what to choose.
             MissingPointError: the run did not capture the point, or `weighted` needs one more.
 
         """

@@ -1,4 +1,4 @@
-"""What does `Activations.show` show? The view that suits each point, and the numbers it takes."""
+"""Chooses the view of `Activations.show` for each point, and the numbers that it draws."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -18,12 +18,12 @@ from ..errors import InputError, MissingPointError
 from ..points import PointKey, PointName, full_name, parse, point_of, split_stack
 
 WEIGHTS: Final = ("value",)
-"""How attention may be weighted."""
+"""The weights that attention can have."""
 
 
 @runtime_checkable
 class Captured(Protocol):
-    """What views need of a run's result (`Activations`)."""
+    """The part of a run's result (`Activations`) that views need."""
 
     @property
     def batch(self) -> Batch: ...
@@ -54,7 +54,7 @@ def show(
     layer = own_layer if own_layer is not None else layer
     captured = sorted(at for point, at in activations.values if point == full and at is not None)
     if not captured and point_of(full).per_layer:
-        activations[name]  # says what the run holds
+        activations[name]  # raises the error that lists what the run holds
     if layer is not None and layer not in captured and point_of(full).per_layer:
         held = ", ".join(map(str, captured)) or "none"
         raise MissingPointError(f"this run captured {full!r} in layers: {held}; `layer` is {layer!r}.")

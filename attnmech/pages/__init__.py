@@ -1,1 +1,1 @@
-"""The page about one text: several results behind one shell."""
+"""The page about one text, which joins several results."""

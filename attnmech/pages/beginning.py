@@ -1,4 +1,4 @@
-"""At which head and row a page begins."""
+"""Chooses the head and the row that a page shows first."""
 
 from collections.abc import Sequence
 
@@ -13,19 +13,19 @@ from ..runs.effects import HeadEffects
 
 
 def example_of(types: HeadTypes | None, layers: Sequence[int]) -> tuple[int, int, str] | None:
-    """The layer and head that are most clearly of a type, and the type; None where no layer shown has one."""
+    """The layer and head that belong most clearly to a type, and the type; None if no layer shown has such a head."""
     if types is None or types.example is None or types.example[0] not in layers:
         return None
     kinds = types.types_of(*types.example)
-    # What a head rests on is a place to start at only if there is no other.
+    # Heads that rest on one token are shown first only if there is no other head.
     return *types.example, next((kind for kind in kinds if kind not in RESTING), kinds[0])
 
 
 def start_of(types: HeadTypes | None, effects: HeadEffects | None, view: ScoreNumbers) -> tuple[int, int, int] | None:
     """The layer, head and row that a page shows first.
 
-    The head is that which is most clearly of a type, or without which the loss changes most; the row that in which it
-    looks hardest at what such a head looks for, or at another token.
+    The head belongs most clearly to a type, or its ablation changes the loss most. The row has the head's highest
+    attention to the key that its type attends to, or to another token.
     """
     example = example_of(types, view.layers)
     if example is not None:
@@ -43,7 +43,7 @@ def start_of(types: HeadTypes | None, effects: HeadEffects | None, view: ScoreNu
 
 
 def _looking_elsewhere(pattern: Float32[np.ndarray, "query key"]) -> int:
-    """The row that looks hardest at a token that is neither the first nor its own."""
+    """The row with the highest attention to a token that is neither the first nor its own."""
     elsewhere = pattern.copy()
     elsewhere[:, 0] = 0
     np.fill_diagonal(elsewhere, 0)
@@ -51,7 +51,7 @@ def _looking_elsewhere(pattern: Float32[np.ndarray, "query key"]) -> int:
 
 
 def _targets(tokens: Sequence[str], kind: str, *, causal: bool) -> Bool[np.ndarray, "query key"]:
-    """The keys that a head of some kind would look at, in a text whose first token begins it."""
+    """The keys that a type of head attends to, in a text that starts with its first token."""
     length = len(tokens)
     _, ids = np.unique(np.array(tokens, dtype=object).astype(str), return_inverse=True)
     first = torch.arange(length)[None] == 0

@@ -12,15 +12,15 @@ from . import limits
 
 @dataclass(frozen=True)
 class ReportInputs:
-    """What a report was given, to write the calls that make its numbers again."""
+    """The inputs of a report, for the calls that make its numbers again."""
 
     inputs: Inputs
     bos: bool | None
     target: str | None
     continued: int
-    """Where the target is the model's own continuation, up to how many tokens; else 0."""
+    """The largest number of tokens that the model wrote as the target; 0 if the user gave the target."""
     part: tuple[int, int] | None
-    """Where a text was cut, and to how many tokens."""
+    """The start and the length of the part of a cut text."""
 
     @property
     def text(self) -> str:
@@ -39,7 +39,7 @@ class ReportInputs:
 
     @property
     def options(self) -> str:
-        """What calls that take the text are given besides it."""
+        """The further arguments of calls that take the text."""
         return "" if self.bos is None or self.text.startswith("model.") else f", bos={self.bos}"
 
 

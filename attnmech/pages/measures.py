@@ -1,4 +1,4 @@
-"""What a page measures of a model and an input, where it can be had in seconds; notes say what is left out, and why."""
+"""Measures what takes seconds on one input; notes say what is left out, and why."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -32,10 +32,10 @@ from .tokens import TokenPaths
 
 @dataclass(frozen=True)
 class Measured:
-    """A result on the page whose sentence and section are its own."""
+    """A result on the page with its own sentence and section."""
 
     question: str
-    """What it answers, in a few words."""
+    """The question that it answers, in a few words."""
     result: HeadEffects | NullAttention
     call: str
     """The Python that makes it again."""
@@ -44,8 +44,8 @@ class Measured:
 def streamed(
     model: HookedModel, batch: Batch, shown: Stack, notes: list[str], *, nouns: Nouns, with_types: bool
 ) -> tuple[AttentionFocus, ResidualUpdates | None, TokenPaths, HeadTypes | None]:
-    """What one pass measures: where heads look, what they write if there is a stream, what becomes of each token, and
-    what heads do with the text's delimiters.
+    """The measurements of one pass: where heads look, what they write if there is a stream, how each token changes, and
+    how heads treat the text's delimiters.
     """
     reducers: dict[str, Reducer] = {"focus": AttentionFocus.reducer()}
     if shown.label == "cross":
@@ -67,8 +67,8 @@ def streamed(
 def last_pass(
     model: HookedModel, batch: Batch, stack: Stack, layers: list[int], notes: list[str]
 ) -> tuple[Float[Tensor, "layer head query key"], Float[Tensor, "layer head key"] | None, View | None]:
-    """The attention between the text's real tokens, the norms of what each would write to another; and what the model
-    predicts, if it predicts each next token.
+    """The attention between the text's real tokens, the norms of their value vectors after W_O, and the model's
+    predictions, if it predicts each next token.
     """
     predicts = model.causal and model.points["logits"].absent is None and len(model.stacks) == 1
     predicts = predicts and model.reads_tokens and batch.ids.shape[1] > 1
@@ -88,7 +88,7 @@ def last_pass(
 
 
 def types_of(model: HookedModel, stack: Stack, notes: list[str]) -> HeadTypes | None:
-    """What types of heads there are, where that can be had in seconds."""
+    """The types of heads, if measuring them takes seconds."""
     if not model.reads_tokens:
         return None
     weights = sum(parameter.numel() for parameter in model.base.parameters()) - model.embedding.numel()
@@ -103,7 +103,7 @@ def types_of(model: HookedModel, stack: Stack, notes: list[str]) -> HeadTypes | 
 
 
 def sweeps(model: HookedModel, batch: Batch, notes: list[str]) -> tuple[Measured, ...]:
-    """The sweeps that can be had in seconds: on the page's text and, with the demo model, on more of its language."""
+    """The sweeps that take seconds: on the page's text and, with the demo model, on more texts of its language."""
     predicts_tokens = model.points["logits"].absent is None and model.predicts in ("next token", "masked token")
     if not predicts_tokens or len(model.stacks) > 1:
         return ()
@@ -140,9 +140,9 @@ def sweeps(model: HookedModel, batch: Batch, notes: list[str]) -> tuple[Measured
 
 
 def sources_of(model: HookedModel, batch: Batch, layers: list[int], notes: list[str]) -> SourceDecomposition | None:
-    """Which writers make heads look where they look, where a page has room for it."""
+    """The writers behind each head's scores, if a page has room for them."""
     if len(layers) * model.n_heads * batch.ids.shape[1] > limits.MAX_REASONS:
-        notes.append("Which writers make a head look there is left out for want of space: see am.decompose_by_source.")
+        notes.append("Which writers make a head look there is left out to save space: see am.decompose_by_source.")
         return None
     if model.edited:
         return None

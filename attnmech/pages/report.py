@@ -1,4 +1,4 @@
-"""The report of one input: what is run, and how much of it is shown."""
+"""Builds the report of one input: runs the model, and decides how much of it the page shows."""
 
 from dataclasses import dataclass, replace
 from typing import Literal
@@ -36,30 +36,28 @@ def report(
 
     >>> am.report(am.load(), "The keys to the cabinet are here.").write_html("report.html")    # doctest: +SKIP
 
-    Of a text longer than 192 tokens (it must fit the model's positions) 192 are run and shown; of a model with very
-    many heads, some layers; where an encoder of images or sound has more than 800 positions (Whisper's 1,500), the
-    decoder and cross-attention alone. The page says so. Under hooks and interventions the page shows what the model
-    then does.
+    The page runs and shows 192 tokens of a longer text (which must fit the model's positions), some layers of a model
+    with very many heads, and only the decoder and cross-attention if an encoder of images or sound has more than 800
+    positions (Whisper's 1,500). The page says so. Under hooks and interventions it shows what the model then does.
 
     Args:
         model: the model.
         inputs: one text.
         bos: whether it begins with the tokenizer's first token.
-        target: the text that the decoder of an encoder-decoder reads; without one, what the model itself writes is
-            taken (greedily, up to 48 tokens). The page then has a choice of stack: encoder, decoder or cross, each with
-            its own tokens.
-        start: of a long text, the token from which on 192 are shown, after the first token if the tokenizer put one
-            there.
-        centre: where queries and keys are split, as in `am.decompose_scores`: by default ("auto") at the text's own
-            means where the model rotates them, since its own terms then do not tell position from content, and at its
-            biases elsewhere.
+        target: the text that the decoder of an encoder-decoder reads; by default what the model itself writes
+            (greedily, up to 48 tokens). The page then has a choice of stack: encoder, decoder or cross, each with its
+            own tokens.
+        start: the first of the 192 tokens shown of a long text; the tokenizer's first token, if any, stays in front.
+        centre: where queries and keys are split, as in `am.decompose_scores`. "auto" splits them at the text's own
+            means if the model rotates them, because the model's own terms then do not separate position from content,
+            and at the model's biases otherwise.
 
     Returns:
         The report; `.write_html(path)` writes the page.
 
     Raises:
-        ExactnessError: under an intervention that changes the scores themselves, since they are no longer the sum of
-            their terms.
+        ExactnessError: under an intervention that changes the scores themselves: they are no longer the sum of their
+            terms.
         InputError: for several texts, a text that does not fit the model, or a `start` beyond its end.
     """
     require_model(model)
@@ -104,7 +102,7 @@ def report(
 
 @dataclass(frozen=True)
 class _Made:
-    """What the reports of a model's stacks share."""
+    """The parts that the reports of a model's stacks share."""
 
     model: HookedModel
     batch: Batch
@@ -113,7 +111,7 @@ class _Made:
 
 
 def _with_target(model: HookedModel, batch: Batch, notes: list[str]) -> tuple[Batch, int]:
-    """The batch with a decoder's text that is shown whole, and up to how many tokens the model wrote of it."""
+    """The batch with the decoder's whole text, and the largest number of tokens that the model wrote of it."""
     target = batch.target
     if target is None or not model.writes_tokens:
         return batch, 0
@@ -129,7 +127,7 @@ def _with_target(model: HookedModel, batch: Batch, notes: list[str]) -> tuple[Ba
 
 
 def _of_stack(made: _Made, shown: Stack, centre: Literal["auto", "mean"] | MeanQK | None, notes: list[str]) -> Report:
-    """What is shown of one of the model's stacks."""
+    """The report of one of the model's stacks."""
     model, batch = made.model, made.batch
     queries, keys = batch.queries(shown.label), batch.key_tokens(shown.label)
     fits = max(1, limits.MAX_CELLS // (len(model.stacks) * shown.n_heads * queries.ids.shape[1] * keys.ids.shape[1]))
@@ -143,7 +141,7 @@ def _of_stack(made: _Made, shown: Stack, centre: Literal["auto", "mean"] | MeanQ
         notes = notes_on_demo(batch.ids[0].tolist()) + notes
     stack, nouns = shown.label or None, nouns_of(model, shown.label)
     if isinstance(centre, str) and centre == "auto":
-        # A text without a token that counts has no means.
+        # A text without ordinary tokens has no means.
         ordinary = batch.mask & ~batch.is_special & ~batch.first
         centre = "mean" if shown.architecture.rotary is not None and bool(ordinary.any()) else None
     scores = decompose_scores(model, batch, layers=layers, stack=stack, centre=centre)
@@ -184,11 +182,11 @@ def _of_stack(made: _Made, shown: Stack, centre: Literal["auto", "mean"] | MeanQ
 
 
 def _about_cut(model: HookedModel, batch: Batch, whole: int, start: int) -> str:
-    """What the page leaves out of a long text, and what that changes."""
+    """A note on the part of a long text that the page leaves out."""
     length = batch.ids.shape[1]
     if not start:
         cut = f"The text has {whole} tokens; the first {length} were run and are shown."
-        both = " This model looks both ways, so the attention shown is that of the cut text, not of the whole."
+        both = " This model attends in both directions, so the attention shown is that of the cut text, not of the whole."
         return cut if model.causal else cut + both
     kept = 1 if batch.bos else 0
     first = max(start, kept)

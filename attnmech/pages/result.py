@@ -1,4 +1,4 @@
-"""Several results of one text on one page: what `attnmech report` shows."""
+"""The report of one text: several results on one page, which `attnmech report` writes."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -45,53 +45,58 @@ _STATUS: Final[dict[str, Literal["ok", "warn", "fail"] | None]] = {
     "FAILS": "fail",
     "not checked": None,
 }
-"""How the page marks a check."""
+"""The page's mark for a check."""
 
 
 R = TypeVar("R", bound=HeadEffects | NullAttention)
 
 
 @dataclass(frozen=True, repr=False)
+<<<<<<< ours
 class Report(WritesHtml):
     """One text on one model: why, where and what its heads write, the model's certificate, and the page of it all."""
+=======
+class Report:
+    """One text on one model: why its heads look, where they look, what they write, the model's certificate, and a page."""
+>>>>>>> theirs
 
     scores: ScoreDecomposition
     native: ScoreDecomposition | None
-    """The same scores split at the model's own biases, where `scores` are split at the text's means."""
+    """The same scores, split at the model's own biases, if `scores` are split at the text's means."""
     focus: AttentionFocus
     updates: ResidualUpdates | None
-    """What heads write; None where blocks have no stream."""
+    """What heads write; None if blocks have no stream."""
     certificate: Certificate
     notes: tuple[str, ...]
     """What the page leaves out, and why."""
     types: HeadTypes | None
-    """What types of heads the model has, on random tokens; None where it would take minutes."""
+    """The model's types of heads, on random tokens; None if measuring them would take minutes."""
     on_text: str
-    """What heads do with this text's delimiters, described and not claimed."""
+    """How heads treat this text's delimiters: a description, not a claim."""
     measured: tuple[Measured, ...]
-    """What was found by ablations, on the page's text and others of the demo model's language."""
+    """The results of ablations, on the page's text and others of the demo model's language."""
     sources: SourceDecomposition | None
     """Which upstream writers make each head look where it looks."""
     special: tuple[bool, ...]
     """Which tokens of the text are special ones of the tokenizer."""
     expected: View | None
-    """What the model predicts at each token."""
+    """The model's prediction at each token."""
     calls: Mapping[str, str]
     """The Python that makes the page's numbers again, by the method."""
     pattern: Float[Tensor, "layer head query key"]
-    """The attention of the layers shown, as the model used it: after the hooks in force."""
+    """The attention of the layers shown as the model used it, after active hooks."""
     paths: TokenPaths
-    """What becomes of each token."""
+    """How each token changes."""
     value_norms: Float[Tensor, "layer head key"] | None
-    """‖(x_j W_V + b_V) W_O‖ of each key in each head; None where a gate is between attention and W_O."""
+    """‖(x_j W_V + b_V) W_O‖ of each key in each head; None if a gate is between attention and W_O."""
     sense: Section | None = None
     """The image or the recording itself, with the attention of a row."""
     nouns: Nouns = TEXT
-    """What the input and its positions are called."""
+    """The words for the input and its positions."""
     key_special: tuple[bool, ...] = ()
     """In cross-attention, which of the key tokens are special ones."""
     others: Mapping[str, "Report"] = field(default_factory=dict)
-    """Of a model with several stacks, the reports of the others by their names: `report.others["cross"]`."""
+    """The reports of a model's other stacks, by name: `report.others["cross"]`."""
 
     def __repr__(self) -> str:
         return f"Report({self.lead})"
@@ -122,7 +127,7 @@ class Report(WritesHtml):
 
     @returns_page
     def to_html(self) -> str:
-        """The page: one file that opens without a network; of several stacks a reader chooses one."""
+        """The page: one file that opens without a network; a reader chooses one of several stacks."""
         if not self.others:
             return render_page(self._page())
         reports = {self.stack: self, **self.others}
@@ -134,11 +139,11 @@ class Report(WritesHtml):
 
     @property
     def stack(self) -> str:
-        """The stack that this is about: "encoder", "decoder", "cross", or "self" where there is one."""
+        """The stack of this report: "encoder", "decoder", "cross", or "self" for the only one."""
         return str(self.scores.provenance.options["stack"])
 
     def _page(self) -> Page:
-        """What the page says of this stack."""
+        """The page's content for this stack."""
         view = self.scores.numbers(pattern=self.pattern, nouns=self.nouns)
         norms = None if self.value_norms is None else self.value_norms.float().cpu().numpy()
         view = replace(
@@ -168,8 +173,13 @@ class Report(WritesHtml):
 
     @property
     def findings(self) -> dict[str, str]:
+<<<<<<< ours
         """What was found, a sentence for each question."""
         sentences = {} if self.types is None else {"Types of heads": f"{self.types.lead}{self._beginning}"}
+=======
+        """The findings, one sentence per question."""
+        sentences = {} if self.types is None else {"Kinds of heads": f"{self.types.lead}{self._beginning}"}
+>>>>>>> theirs
         sentences["Where heads look"] = self.focus.finding(self.nouns)
         if self._why:
             sentences["Why they look there"] = self._why
@@ -179,7 +189,7 @@ class Report(WritesHtml):
 
     @property
     def _beginning(self) -> str:
-        """At which head the page begins."""
+        """The sentence about the head that the page shows first."""
         example = example_of(self.types, self.scores.layers)
         if self.types is None or example is None:
             return ""
@@ -189,19 +199,19 @@ class Report(WritesHtml):
 
     @property
     def effects(self) -> HeadEffects | None:
-        """What zeroing each head does to the loss; None where it would take minutes."""
+        """The effect of zeroing each head on the loss; None if measuring it would take minutes."""
         return self._measured_as(HeadEffects)
 
     @property
     def null(self) -> NullAttention | None:
-        """What attention to the first token is good for; None where it would take minutes."""
+        """The effect of attention to the first token; None if measuring it would take minutes."""
         return self._measured_as(NullAttention)
 
     def _measured_as(self, kind: type[R]) -> R | None:
         return next((sweep.result for sweep in self.measured if isinstance(sweep.result, kind)), None)
 
     def _sections(self, view: ScoreNumbers) -> list[Section]:
-        """The page's sections: those of figures 1 to 10, and after them what else was measured."""
+        """The page's sections: those of figures 1 to 10, then the further measurements."""
         nouns, layers, calls = self.nouns, view.layers, self.calls
         other = None if self.native is None else self.native.numbers(pattern=self.pattern, nouns=nouns)
         further = [part.result.section(part.call, layers, self._texts) for part in self.measured]
@@ -221,13 +231,13 @@ class Report(WritesHtml):
         ]
 
     def _with_types(self, overview: Section, types: HeadTypes) -> Section:
-        """The small maps, whose hover boxes say what type each head is of."""
+        """The small maps; their hover boxes name each head's type."""
         heads = range(self.scores.residual.shape[1])
         remarks = tuple(types.told(layer, head) for layer in self.scores.layers for head in heads)
         return replace(overview, figures={name: OfPattern("model", remarks) for name in overview.figures})
 
     def _types(self, types: HeadTypes) -> Section:
-        """The atlas, with the effects of ablations where there are any."""
+        """The atlas, with the effects of ablations if these were measured."""
         effect = None if self.effects is None else self.effects.effect
         measured = [] if effect is None else effect.isfinite().nonzero().tolist()
         effects = {} if effect is None else {(layer, head): float(effect[layer, head]) for layer, head in measured}
@@ -235,7 +245,7 @@ class Report(WritesHtml):
 
     @property
     def _kernels(self) -> list[Section]:
-        """The scores by distance, where their position term is a function of it."""
+        """The scores by distance, if their position term is a function of it."""
         by_position = self.scores.reference is not None and self.scores.reference.by_position
         if by_position or "position" not in names_along_row(self.scores.parts):
             return []
@@ -249,7 +259,7 @@ class Report(WritesHtml):
         return "this text" if count == 1 else f"this text and {count - 1} others that the grammar generated"
 
     def _reasons(self, tokens: int) -> list[list[list[str]]]:
-        """Why each head of the page looks where it looks, query by query."""
+        """The reason why each head looks where it does, query by query."""
         if self.sources is None:
             return []
         heads = range(self.scores.residual.shape[1])
@@ -258,6 +268,17 @@ class Report(WritesHtml):
             for layer in self.scores.layers
         ]
 
+<<<<<<< ours
+=======
+    def save(self, path: str | Path) -> Path:
+        """Writes the page completely, or leaves the path as it was."""
+        target = path_of(path, OutputError)
+        check_writable(target)
+        with writing(target) as draft:
+            draft.write_text(self.to_html(), encoding="utf-8")
+        return target
+
+>>>>>>> theirs
     @property
     def lead(self) -> str:
         """One sentence that the numbers support."""
@@ -268,7 +289,7 @@ class Report(WritesHtml):
 
     @property
     def _why(self) -> str:
-        """Which term makes up most of a row's highest score, where there are several."""
+        """The term with the largest share of a row's highest score, if there are several."""
         frame = self.scores.to_frame()
         shares = frame.filter(like="_share").mean().dropna()
         if len(shares) < 2:
@@ -328,7 +349,7 @@ def _numbered(section: Section, number: int) -> Section:
 
 
 def _short(name: str) -> str:
-    """A model's name as a heading: of a folder the end of its path.
+    """A model's name as a heading; for a folder, the end of its path.
 
     >>> _short("demo"), _short("bigscience/bloom-560m")
     ('demo', 'bigscience/bloom-560m')

@@ -13,9 +13,9 @@ from ..draw.section import Section
 from ..draw.style import FIGURE_STYLE, NEUTRAL
 
 SHADE: Final = [[0.0, "rgba(0,0,0,0.8)"], [1.0, "rgba(0,0,0,0)"]]
-"""From the least to the most attention: the more, the brighter what lies below."""
+"""From the least to the most attention: more attention makes the picture below brighter."""
 LEVELS: Final = "Greys"
-"""Of a spectrogram: one hue, so that it is told from attention."""
+"""The spectrogram's colours: one hue, distinct from that of attention."""
 _ATTENTION: Final = "#d55e00"
 _BAR: Final = {
     "orientation": "h",
@@ -35,11 +35,11 @@ def picture_section(
     pattern: Float[np.ndarray, "layer head query key"],
     call: str,
 ) -> Section:
-    """The image, each patch as bright as the attention that the chosen query gives it.
+    """The image; the chosen query's attention sets the brightness of each patch.
 
     Args:
         picture: the image as a data URI.
-        places: of each position, the row and column of its patch; None of one that is no patch.
+        places: the row and column of each position's patch; None for a position that is not a patch.
         pattern: the attention of every layer and head.
         call: the Python that makes the numbers again.
 
@@ -97,14 +97,14 @@ def spectrogram_section(
     """The spectrogram of a recording, and above it the attention that the chosen query gives each moment.
 
     Args:
-        times: of each column, in seconds.
-        bands: of each row, in the first of `units`.
-        levels: what the cells show, in the second of `units`.
+        times: the time of each column, in seconds.
+        bands: the band of each row, in the first of `units`.
+        levels: the levels of the cells, in the second of `units`.
         units: such as ("frequency (Hz)", "level (dB)").
-        frames: of each position, when its frame begins, in seconds; None of one that is no frame.
+        frames: the time at which each position's frame begins, in seconds; None for a position that is not a frame.
         pattern: the attention of every layer and head.
         call: the Python that makes the numbers again.
-        crosses: whether the queries are tokens of a decoder, and no frames.
+        crosses: whether the queries are tokens of a decoder instead of frames.
 
     """
     figure = Figure(make_subplots(rows=2, cols=1, shared_xaxes=True, vertical_spacing=0.04, row_heights=[0.35, 0.65]))
@@ -165,7 +165,7 @@ def _attention(path: str, pattern: np.ndarray, places: Sequence[object]) -> Slot
 
 
 def _frame_slots(places: Sequence[tuple[int, int] | None]) -> tuple[Slot, ...]:
-    """The frame around the query's own patch; outside of the picture for a query that is none."""
+    """The frame around the query's own patch; outside the picture for a query that is not a patch."""
     rows, columns = (np.array([-9 if place is None else place[axis] for place in places]) for axis in (0, 1))
     ends = {"x0": columns, "x1": columns + 1, "y0": rows, "y1": rows + 1}
     return tuple(

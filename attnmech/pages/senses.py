@@ -1,4 +1,4 @@
-"""What does a report show of an image or a recording itself?"""
+"""The section of a report that shows an image or a recording itself."""
 
 import numpy as np
 from jaxtyping import Float
@@ -18,7 +18,7 @@ from .sense_sections import picture_section, spectrogram_section
 def sense_section(
     model: HookedModel, batch: Batch, pattern: Float[np.ndarray, "layer head query key"], call: str, stack: str = ""
 ) -> Section | None:
-    """The image with the attention of a row over it, or the spectrogram below it; None where keys are neither."""
+    """The image under the attention of a row, or the spectrogram below it; None if the keys are neither."""
     labels = [label for label, real in zip(batch.tokens[0], batch.mask[0].tolist(), strict=True) if real]
     images = images_of(model.encoder, batch)
     if images is not None and model.grid is not None:
@@ -43,7 +43,7 @@ def sense_section(
 
 
 def nouns_of(model: HookedModel, stack: str = "") -> Nouns:
-    """What the inputs of a model, or of one of its stacks, and their positions are called."""
+    """The words for a model's (or a stack's) inputs and their positions."""
     if isinstance(model.encoder, TranscriptEncoder):
         return {"encoder": SOUND, "decoder": TEXT, "cross": HEARD}[stack]
     if model.grid is not None:

@@ -1,4 +1,4 @@
-"""What becomes of each token of a report's text? Its drift, inflows and sentence, measured in the report's own pass."""
+"""Measures each token of a report's text in the report's own pass: drift, inflows and sentence."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -17,15 +17,15 @@ from ..model.run.hooked import HookedModel
 from ..runs.reducer import Reducer
 
 MAX_SCAN: Final = 30_000_000_000
-"""A page's scans of the vocabulary take at most so many multiplications, 2 to 3 seconds on one core."""
+"""A page's scans of the vocabulary take at most this many multiplications, 2 to 3 seconds on one core."""
 
 NEAREST: Final = 100
-"""How many nearest rows churn compares, where the vocabulary has as many."""
+"""The number of nearest rows that churn compares, if the vocabulary has that many."""
 
 
 @dataclass(frozen=True)
 class TokenPaths:
-    """What becomes of the tokens of one text; what could not be measured is None."""
+    """How the tokens of one text change; None for what could not be measured."""
 
     drift: ResidualDrift | None = None
     flow: AttentionFlow | None = None
@@ -33,7 +33,7 @@ class TokenPaths:
 
     @classmethod
     def reducers(cls, model: HookedModel, batch: Batch, notes: list[str], nouns: Nouns = TEXT) -> dict[str, Reducer]:
-        """What measures them in one pass, by the names of the fields; says in `notes` what is left out, and why."""
+        """The reducers that measure them in one pass, by field name; `notes` gets what is left out, and why."""
         if len(model.stacks) > 1:
             notes.append(f"What becomes of a {nouns.token} is left out: it is shown for models with one stack.")
             return {}
@@ -55,7 +55,7 @@ class TokenPaths:
     def sections(
         self, arguments: str, tokens: Sequence[str], layers: Sequence[int], nouns: Nouns = TEXT
     ) -> list[Section]:
-        """Their sections of the page, which follow its chosen query; `given` is what the calls are given."""
+        """Their sections of the page, which follow its chosen query; `arguments` are those of the calls."""
         sections = []
         if self.drift is not None:
             sections.append(self.drift.token_section(f"am.residual_drift{arguments}", layers))
