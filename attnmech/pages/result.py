@@ -52,13 +52,8 @@ R = TypeVar("R", bound=HeadEffects | NullAttention)
 
 
 @dataclass(frozen=True, repr=False)
-<<<<<<< ours
 class Report(WritesHtml):
-    """One text on one model: why, where and what its heads write, the model's certificate, and the page of it all."""
-=======
-class Report:
-    """One text on one model: why its heads look, where they look, what they write, the model's certificate, and a page."""
->>>>>>> theirs
+    """One text on one model: why its heads look, where they look, what they write, the model's certificate, and its page."""
 
     scores: ScoreDecomposition
     native: ScoreDecomposition | None
@@ -173,13 +168,8 @@ class Report:
 
     @property
     def findings(self) -> dict[str, str]:
-<<<<<<< ours
-        """What was found, a sentence for each question."""
-        sentences = {} if self.types is None else {"Types of heads": f"{self.types.lead}{self._beginning}"}
-=======
         """The findings, one sentence per question."""
-        sentences = {} if self.types is None else {"Kinds of heads": f"{self.types.lead}{self._beginning}"}
->>>>>>> theirs
+        sentences = {} if self.types is None else {"Types of heads": f"{self.types.lead}{self._beginning}"}
         sentences["Where heads look"] = self.focus.finding(self.nouns)
         if self._why:
             sentences["Why they look there"] = self._why
@@ -268,17 +258,6 @@ class Report:
             for layer in self.scores.layers
         ]
 
-<<<<<<< ours
-=======
-    def save(self, path: str | Path) -> Path:
-        """Writes the page completely, or leaves the path as it was."""
-        target = path_of(path, OutputError)
-        check_writable(target)
-        with writing(target) as draft:
-            draft.write_text(self.to_html(), encoding="utf-8")
-        return target
-
->>>>>>> theirs
     @property
     def lead(self) -> str:
         """One sentence that the numbers support."""

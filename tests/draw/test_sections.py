@@ -43,7 +43,7 @@ def test_the_lead_of_the_likeliest_key_is_the_sum_of_its_terms_leads(view: Score
     for layer, head, query in product(range(2), range(3), range(7)):
         sentence = said(told, layer, head, query)
         if query == 0:
-            assert sentence == f"Query {named(0)} sees {named(0)} alone: it has no choice."
+            assert sentence == f"Query {named(0)} sees {named(0)} alone, so it has no choice."
             continue
         row = view.pattern[layer, head, query]
         best, after = sorted(range(query + 1), key=lambda key, row=row: -row[key])[:2]
@@ -72,7 +72,7 @@ def test_marks_shares_and_key_terms_are_counted_and_averaged(view: ScoreNumbers)
         bias = view.key_terms["key_bias"][layer, head]
         spread = f"key bias by {float(max(bias)) - float(min(bias)):.2f}"
         assert (
-            said(told["key-terms"], layer, head) == f"From the lowest to the highest key, the score changes: {spread}."
+            said(told["key-terms"], layer, head) == f"Between the lowest and the highest key, the score changes through {spread}."
         )
         for rank in range(5):
             rows = [query for query in range(1, 7) if query >= rank]

@@ -1,1 +1,1 @@
-"""Why does a head look where it looks? Scores as exact sums of terms."""
+"""Attention scores as exact sums of terms."""

@@ -1,6 +1,6 @@
-"""Which writers make a head look there? Its query-key scores, split exactly over pairs of upstream writers.
+"""Query-key scores, split exactly over pairs of upstream writers: which writers make a head attend where it does.
 
-The equations are those of docs/formulas.md#writers-of-a-score; the term split is `query_key` of `am.decompose_scores`.
+The equations are those of docs/formulas.md#writers-of-a-score; they split the `query_key` of `am.decompose_scores`.
 """
 
 from collections.abc import Iterable, Mapping
@@ -30,7 +30,7 @@ from ...runs.layers import count_layers
 from .sources import SourceParts, SourceWalk
 
 MAX_BYTES: Final = 2 * 2**30
-"""The largest result allowed."""
+"""The largest result allowed, in bytes."""
 
 
 def decompose_by_source(
@@ -42,15 +42,15 @@ def decompose_by_source(
     heads: Heads = "all",
     bos: bool | None = None,
 ) -> "SourceDecomposition":
-    """Says which upstream writers make a head look where it looks, on the query side and on the key side.
+    """Splits each head's query-key scores over pairs of upstream writers, on the query side and on the key side.
 
-    query_key_ij = Σ_s Σ_t scale · q_s(i)·k_t(j), over all pairs of writers s of the stream at the query and t of the
-    stream at the key (equations in `attnmech.methods.scores.source_formulas`). Writers are the embeddings of token,
-    position and token type, every head in earlier layers, every b_O, every MLP, and the shift β of every norm on the
-    way. Norms are frozen at the scales of this run, those of queries and keys (qk-norm) included; in post-norm models
-    each writer goes through every norm that comes after it.
+    query_key_ij = Σ_s Σ_t scale · q_s(i)·k_t(j), over all pairs of a writer s of the stream at the query and a writer t
+    of the stream at the key (equations in `attnmech.methods.scores.source_formulas`). Writers are the embeddings of
+    token, position and token type, every head in earlier layers, every b_O, every MLP, and the shift β of every norm on
+    the way. Norms, including qk-norms, are frozen at the scales of this run; in post-norm models each writer passes
+    through every norm after it.
 
-    For each cell the sum over all pairs is compared with the query_key of the ledger, and the ledger with the scores
+    In each cell, the sum over all pairs is compared with the query_key of the ledger, and the ledger with the scores
     that the model used.
 
     >>> import attnmech as am
@@ -62,13 +62,13 @@ def decompose_by_source(
     Args:
         model: the model.
         inputs: one text or several.
-        cells: pairs (query, key), the same for all texts and heads; by default, the highest key of each row.
-        layers: by default all.
+        cells: pairs (query, key), the same for all texts and heads; by default, each row's key with the highest score.
+        layers: all by default.
         heads: a list of (layer, head), or "all".
         bos: whether each text begins with the tokenizer's first token.
 
     Returns:
-        What each writer adds to each cell's query and key; the matrix of pairs, in units of the score, is computed on
+        What each writer adds to each cell's query and key. The matrix of pairs, in units of the score, is computed on
         demand.
 
     Raises:
@@ -110,10 +110,10 @@ def decompose_by_source(
 
 
 def _stack_of(model: HookedModel) -> Stack:
-    """The one stack of a model whose stream is a sum of captured points; else `UnsupportedModelError`, with why not."""
+    """The stack of a model that writes its stream as a sum of captured points; else `UnsupportedModelError`."""
     if reason := why_no_sum(model):
         raise UnsupportedModelError(
-            f"expected a model whose stream is a sum of embeddings, heads and MLPs; {model.name} "
+            f"expected a stream that is the sum of embeddings, heads and MLPs; {model.name} "
             f"({model.architecture.name}) cannot be split over writers: {reason}. Use am.decompose_scores for the "
             "terms of its scores."
         )
@@ -136,20 +136,20 @@ def _chosen_heads(
 
 
 def _places(cells: Iterable[tuple[int, int]], length: int) -> list[tuple[int, int]]:
-    """The cells in the order of their queries, each once."""
-    found = {
+    """The distinct cells, ordered by query and key."""
+    pairs = {
         (index_of("query", query, length), index_of("key", key, length))
         for query, key in _some_pairs("cells", cells, "a list of (query, key)")
     }
-    return sorted(found)
+    return sorted(pairs)
 
 
-def _some_pairs(name: str, given: object, wanted: str) -> list[tuple[int, int]]:
+def _some_pairs(name: str, values: object, wanted: str) -> list[tuple[int, int]]:
     """Pairs of whole numbers, at least one."""
-    found = pairs_of(name, given, wanted)
-    if not found:
+    pairs = pairs_of(name, values, wanted)
+    if not pairs:
         raise InputError(f"`{name}` must be {wanted}; got an empty list.")
-    return found
+    return pairs
 
 
 def _check_size(
@@ -159,9 +159,9 @@ def _check_size(
     size = entry * sum(len(heads) * most_writers(stack, layer) for layer, heads in chosen.items())
     if size > MAX_BYTES:
         raise InputError(
-            f"what every writer adds to {cells} cells of {sum(map(len, chosen.values()))} heads takes about "
-            f"{size / 2**30:.1f} GiB; the limit is {MAX_BYTES / 2**30:.0f} GiB. Choose fewer: layers=[3], "
-            "heads=[(3, 1)], cells=[(7, 2)], or fewer texts."
+            f"the parts of every writer in {cells} cells of {sum(map(len, chosen.values()))} heads take about "
+            f"{size / 2**30:.1f} GiB; the limit is {MAX_BYTES / 2**30:.0f} GiB. Choose fewer layers (layers=[3]), "
+            "heads (heads=[(3, 1)]), cells (cells=[(7, 2)]) or texts."
         )
 
 
@@ -179,12 +179,12 @@ def _require_visible(places: list[tuple[int, int]] | None, layers: Iterable[Sour
 
 @dataclass(frozen=True, repr=False)
 class SourceDecomposition(Result):
-    """The query_key part of attention scores as a sum over pairs of writers, with the proof that it adds up.
+    """The query_key term of attention scores as a sum over pairs of writers, with the proof that it adds up.
 
-    What a pair adds to a score says little on its own: the softmax ignores what all keys of a row have in common. So
-    the result also gives the contrast, what the pair adds beyond its mean over the keys that the row sees:
+    A pair's part of a score says little alone, because the softmax ignores what all keys of a row have in common. The
+    result therefore also gives the contrast, the pair's part minus its mean over the keys that the row sees:
     c_st = scale · q_s(i)·(k_t(j) − mean_j' k_t(j')). Together with the contrasts of the score's other terms, these add
-    up to ln(p_ij / the geometric mean of the row's p). They are signed: writers may work against each other.
+    up to ln(p_ij / the geometric mean of the row's p). Contrasts are signed: writers may work against each other.
     """
 
     SUBTRACT = "subtract the matrices of a head: one.matrix(layer, head) - other.matrix(layer, head)"
@@ -192,13 +192,13 @@ class SourceDecomposition(Result):
     parts: tuple[SourceParts, ...]
     """What the matrices are computed from, layer by layer."""
     residual: Float[Tensor, "layer head"]
-    """Largest |Σ pairs − query_key| over the cells, in units of the score; NaN for heads that were not chosen."""
+    """Largest |Σ pairs − query_key| over the cells, in units of the score; NaN for heads that were not decomposed."""
     tokens: tuple[tuple[str, ...], ...]
     provenance: Provenance
 
     @property
     def axis_lengths(self) -> Mapping[str, int]:
-        """The lengths of the axis that texts label."""
+        """The number of texts."""
         return {"batch": len(self.tokens)}
 
     def _check(self) -> None:
@@ -223,7 +223,7 @@ class SourceDecomposition(Result):
         """The writers upstream of one layer: the labels of both axes of its matrices.
 
         "L1H4" is a head, "L1 b_O" the output bias of its layer, "L1 MLP" an MLP, "norm shift" the β of the norm that
-        gives the layer's `attn_in`; the shifts of other norms are named after their place.
+        makes the layer's `attn_in`; the shifts of other norms carry the name of their place.
         """
         return self._part(layer).sources
 
@@ -237,11 +237,11 @@ class SourceDecomposition(Result):
         sequence: int = 0,
         contrast: bool = False,
     ) -> Float[Tensor, "source_q source_k"]:
-        """What each pair of writers adds to the score of a cell, or on average over the cells.
+        """What each pair of writers adds to the score of one cell, or to the mean over cells.
 
-        With `query`, the cell of that query (and `key`) in one text; without, the mean over all cells of all texts
-        whose row sees more than one key. It sums to `query_key` of the ledger or, with `contrast`, to its excess over
-        the mean over the keys that the row sees.
+        With `query`, the cell of that query (and `key`) in one text. Without it, the mean over all cells of all texts
+        in rows that see more than one key. The matrix sums to `query_key` of the ledger or, with `contrast`, to
+        query_key minus its mean over the keys that the row sees.
         """
         part, place = self._head(layer, head)
         flag("contrast", contrast)
@@ -250,10 +250,10 @@ class SourceDecomposition(Result):
         return part.pairs(place, self._cell(part, place, query, key, sequence), contrast=contrast)
 
     def explain(self, layer: int, head: int, query: int, key: int | None = None, *, sequence: int = 0) -> str:
-        """One line: how far the key's score exceeds the others, and which pairs of writers make it so.
+        """One line: how far the key's score exceeds the row's mean, and the pairs of writers that contribute most.
 
         All numbers are relative to the mean over the keys that the row sees. A share is a pair's part of the total
-        query_key there; as contributions are signed, it may exceed 100 %. No shares are given if the total query_key
+        query_key; because contributions are signed, it may exceed 100 %. Shares are left out if the total query_key
         is not positive.
         """
         part, place = self._head(layer, head)
@@ -261,8 +261,8 @@ class SourceDecomposition(Result):
         words, seen = self.tokens[sequence], int(part.keys_seen[here])
         where = f"L{layer}H{head} at {query} {quoted(words[query])}"
         if seen == 1:
-            return f"{where} sees only one key, so it has no choice"
-        found = int(part.key_at[:, place][here])
+            return f"{where} sees one key alone, so its attention is fixed"
+        key_at = int(part.key_at[:, place][here])
         looks = "looks most at" if self.provenance.options["cells"] is None else "and"
         pairs = part.pairs(place, here, contrast=True)
         total, count = float(pairs.sum()), len(part.sources)
@@ -277,15 +277,15 @@ class SourceDecomposition(Result):
         if pairs.numel() > len(named):
             named.append(f"{pairs.numel() - len(named)} other pairs {signed(rest, '.2f')}")
         preference = float(part.preference[:, place][here])
-        others = "; most of the score is from the other terms" if abs(preference) > 2 * abs(total) else ""
+        others = "; other terms make up most of the score" if abs(preference) > 2 * abs(total) else ""
         return (
-            f"{where} {looks} {found} {quoted(words[found])}: score {signed(preference, '.2f')} against the "
-            f"mean of the {seen} keys it sees, of which query_key {signed(total, '.2f')}: {', '.join(named)}{others}"
+            f"{where} {looks} {key_at} {quoted(words[key_at])}: score {signed(preference, '.2f')} relative to the "
+            f"mean of the {seen} keys it sees; query_key gives {signed(total, '.2f')}: {', '.join(named)}{others}"
         )
 
     def to_frame(self) -> pd.DataFrame:
         """One row per head and pair of writers: layer, head, source_q, source_k, query_key, contrast; means over the
-        cells whose row sees more than one key.
+        cells in rows that see more than one key.
         """
         frames = []
         for part in self.parts:
@@ -326,18 +326,18 @@ class SourceDecomposition(Result):
     def _cell(
         self, part: SourceParts, place: int, query: int, key: int | None, sequence: int
     ) -> Bool[Tensor, "batch cell"]:
-        """True at the one cell selected."""
+        """True at the selected cell."""
         length = len(self.tokens[0])
         query = index_of("query", query, length)
         sequence = index_of("sequence", sequence, len(self.tokens), f"{len(self.tokens)} texts were run")
         key_at = part.key_at[sequence, place]
-        found = (part.query_at == query) & (key_at >= 0)
+        at_cell = (part.query_at == query) & (key_at >= 0)
         if key is not None:
-            found &= key_at == index_of("key", key, length)
-        there = int(found.sum())
+            at_cell &= key_at == index_of("key", key, length)
+        there = int(at_cell.sum())
         if there > 1:
-            keys = ", ".join(str(each) for each in key_at[found].tolist())
-            raise InputError(f"`key` must say which cell of query {query} is meant: one of {keys}.")
+            keys = ", ".join(str(position) for position in key_at[at_cell].tolist())
+            raise InputError(f"query {query} has several cells; `key` must be one of {keys}.")
         if there == 0:
             wanted = f"({query}, {key})" if key is not None else f"({query}, ...)"
             raise InputError(
@@ -345,7 +345,7 @@ class SourceDecomposition(Result):
                 f"am.decompose_by_source(..., cells=[{wanted}])."
             )
         here = torch.zeros_like(part.keys_seen, dtype=torch.bool)
-        here[sequence] = found
+        here[sequence] = at_cell
         return here
 
 
@@ -354,7 +354,7 @@ _NAMED: Final = 3
 
 
 def _largest(values: Float[Tensor, " pair"], count: int) -> list[int]:
-    """Where the largest values are, from the largest down; of equal ones the first comes first.
+    """The indices of the largest values, in descending order of value; the first of equal values comes first.
 
     >>> _largest(torch.tensor([1.0, 3.0, 2.0, 3.0, 2.0]), 3)
     [1, 3, 2]

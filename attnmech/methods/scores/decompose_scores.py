@@ -1,7 +1,7 @@
-"""Why does a head look there? Its attention scores as an exact sum of terms.
+"""Attention scores as an exact sum of terms.
 
-The equations are in `attnmech.maths.scores` (docs/formulas.md#attention-scores); the figures are 1 to 3
-of "Attention Focus Plots" (R. Claus).
+The equations are in `attnmech.maths.scores` (docs/formulas.md#attention-scores); the figures are figures 1 to 3 of
+"Attention Focus Plots" (R. Claus).
 """
 
 import math
@@ -57,38 +57,38 @@ def decompose_scores(
     """Splits every attention score into query-key, bias and position terms that add up to it.
 
     score_ij = query_key + key_bias + query_bias + constant + position + mask, and in DeBERTa content_to_position and
-    position_to_content (equations in `attnmech.maths.scores`). The terms come from `attn_in`, the weights, and the
-    model's own position tensors; none is a remainder. Their sum is compared with the scores that the model actually
-    used, over every visible pair of real tokens.
+    position_to_content (equations in `attnmech.maths.scores`). Every term is computed from `attn_in`, the weights and
+    the model's own position tensors; none is a remainder. Their sum is compared with the scores that the model
+    actually used, for every visible pair of real tokens.
 
     >>> import attnmech as am
     >>> split = am.decompose_scores(am.load(), "Anna sang of shells.")
-    >>> split.terms["key_bias"].shape        # [batch layer head query key], 1 where it does not change
+    >>> split.terms["key_bias"].shape        # [batch layer head query key]; 1 on an axis along which it is constant
     torch.Size([1, 4, 8, 1, 6])
     >>> split.contrast(query=5, key_a=2, key_b=0).explain(layer=1, head=3)     # doctest: +SKIP
 
     Args:
         model: the model.
         inputs: one text or several.
-        layers: by default all.
+        layers: all by default.
         bos: whether each text begins with the tokenizer's first token.
-        centre: splits queries and keys at reference means instead of at their biases, so that a model without biases,
-            or one that rotates, has all four terms: at "mean", those of each text itself (over its tokens less the
-            first and special ones; rough under 64 of them); at "position", those of the other texts at each position
-            (50 of them at least); or at fixed ones, `am.mean_qk(model, corpus)`, out of which a text that is among them
-            is taken first.
+        centre: splits queries and keys at reference means instead of at their biases, so that models without biases
+            and models with rotary positions have all four terms. "mean" takes each text's own means (over its tokens
+            except the first and special ones; imprecise under 64 tokens); "position" takes the means of the other
+            texts at each position (at least 50 texts); `am.mean_qk(model, corpus)` gives fixed means, from which a
+            text of that corpus is removed before its own split.
         fold_norm: whether the shift β of the norm before attention counts as bias: q = W_Q(γ⊙n) + (W_Qβ + b_Q).
         stack: the attention in a model with several: "encoder", "decoder" or "cross".
 
     Returns:
-        The terms, in units of the softmax's input, and their residual by head. It keeps each layer's queries and keys,
-        and one tensor of visible keys for all layers with the same mask; terms are computed on demand.
+        The terms, in units of the softmax's input, and their residual by head. The result keeps each layer's queries
+        and keys, and one tensor of visible keys for all layers with the same mask; terms are computed on demand.
 
     Raises:
         ExactnessError: if the sum differs from the scores by more than the rounding of that cell's sum explains
-            (`attnmech.maths.scores.score_rounding`); nothing is returned then.
-        CertificateError: for a model whose certificate does not prove `attn_in` and `scores`.
-        InputError: for invalid inputs and layers, and for texts that a reference cannot serve.
+            (`attnmech.maths.scores.score_rounding`).
+        CertificateError: if the model's certificate does not prove `attn_in` and `scores`.
+        InputError: for invalid inputs and layers, and for texts to which the reference means do not apply.
 
     Source: "Attention Focus Plots" (the terms); Song & Zhong 2023, arXiv 2310.04861 (means by position).
     """
@@ -97,11 +97,14 @@ def decompose_scores(
     blocks = model.stack(stack)
     centre = checked_centre(centre)
     if fold_norm and centre is not None:
-        raise InputError("fold_norm=True moves β to the biases, and `centre` replaces them; give one of the two.")
+        raise InputError(
+            "fold_norm=True moves β to the biases, and `centre` replaces the biases by means; give one of the two."
+        )
     if fold_norm and blocks.architecture.expanded is not None:
         raise UnsupportedModelError(
             f"fold_norm=True needs queries and keys that are linear in attn_in; {model.name} "
-            f"({blocks.architecture.name}) expands them from latents, which are normalised once more. Leave it out."
+            f"({blocks.architecture.name}) expands them from latents, which have another norm. Leave fold_norm "
+            "out."
         )
     chosen = model.points.check_layers(layers, blocks.label)
     captures = model.points.resolve([blocks.point("attn_in")], chosen, model.refused)
@@ -119,8 +122,8 @@ def decompose_scores(
     if centre is not None:
         options["centre"] = str(centre)
     residual, largest = (
-        by_layer(torch.stack(found), chosen, count_layers(model, blocks))
-        for found in ([audit.residual for audit in audits], [audit.largest for audit in audits])
+        by_layer(torch.stack(values), chosen, count_layers(model, blocks))
+        for values in ([audit.residual for audit in audits], [audit.largest for audit in audits])
     )
     return ScoreDecomposition(
         layers=tuple(chosen),
@@ -136,7 +139,7 @@ def decompose_scores(
 
 
 class _Ledgers:
-    """Makes the ledger of each chosen layer and compares it with the scores as the model runs."""
+    """Makes each layer's ledger and compares it with the scores as the model runs."""
 
     def __init__(
         self, model: HookedModel, stack: Stack, layers: list[int], fold_norm: bool, centre: Centre | None
@@ -180,13 +183,14 @@ class ScoreDecomposition(SplitScores):
         measure: str = "score",
         against: str = "zero",
     ) -> "go.Figure":
-        """Figure 1 (`attention_map`), 2 (`score_shares`) or 3 (`key_terms`) of one head; returned, not shown.
+        """A figure of one head; returned, not shown.
 
-        Or `row_ledger`: the sum for one row, that of token `query` of the text (by default the last), not counting
-        padding. `measure` is what the cells of figure 1 show: "score", "relative" (minus the row's highest) or
-        "probability". `against` is the baseline of a row's terms: "zero", the row's "mean", or the "runner_up", the
-        key with the second highest probability. Or `dimensions`: the score of one pair, token `query` and token `key`
-        (by default its likeliest), dimension by dimension of the head.
+        Figures: `attention_map` (figure 1), `score_shares` (figure 2), `key_terms` (figure 3), `row_ledger` (the sum
+        of terms in one row) and `dimensions` (the score of one pair, dimension by dimension of the head). The row is
+        that of token `query`, by default the last real token; the pair adds token `key`, by default the key with the
+        highest probability. `measure` is what the cells of figure 1 show: "score", "relative" (minus the row's
+        highest) or "probability". `against` is the baseline of a row's terms: "zero", the row's "mean", or the
+        "runner_up", the key with the second highest probability.
         """
         index = 0 if layer is None else self._index(layer)
         option("figure", figure, FIGURES)
@@ -215,11 +219,12 @@ class ScoreDecomposition(SplitScores):
         return score_shares(shares, view.ranked_key[0, head, :, rank], view.tokens, rank=rank, key_tokens=others)
 
     def show(self, figure: str = "row_ledger", *, layer: int | None = None, head: int = 0, **options: Any) -> View:
-        """A figure of `plot`, with a layer and a head to choose; `options` are those of `plot`.
+        """A figure of `plot` with controls for the layer and the head; `options` are those of `plot`.
 
         >>> split.show(layer=2, head=6, query=5)      # doctest: +SKIP
 
-        A page takes the figures of all heads; of many layers and a long text, `split.select([0, 1]).show()` takes some.
+        The view holds the figures of all heads. With many layers and a long text, show some of the layers:
+        `split.select([0, 1]).show()`.
         """
         first = self.layers[0 if layer is None else self._index(layer)]
         return head_picker(
@@ -241,12 +246,12 @@ class ScoreDecomposition(SplitScores):
         Args:
             layer: the layer.
             head: the head.
-            query: the position of the token that looks.
-            key: the position of the token that is looked at; by default the likeliest.
+            query: the position of the query token.
+            key: the position of the key token; by default the key with the highest probability.
             sequence: which text.
 
         Raises:
-            InputError: for what is not there, and a key that the query cannot see.
+            InputError: for a layer, head or position that does not exist, and for a key that the query cannot see.
 
         """
         index = self._index(layer)
@@ -271,7 +276,7 @@ class ScoreDecomposition(SplitScores):
     def _dimension_bars(
         self, layer: int, head: int, query: int, key: int, sequence: int, view: "ScoreNumbers"
     ) -> "go.Figure":
-        """`dimension_bars` of a pair of the text's real tokens."""
+        """`dimension_bars` of two of the text's real tokens."""
         here = self.real[sequence].nonzero()[:, 0]
         at_keys = self.keys_seen(sequence).nonzero()[:, 0] if self._crosses else here
         frame = self.dimensions(layer, head, int(here[query]), int(at_keys[key]), sequence)
@@ -309,11 +314,11 @@ class ScoreDecomposition(SplitScores):
         overview: str = "",
         other: "ScoreNumbers | None" = None,
     ) -> "list[Section]":
-        """Figures 1 to 3 of a text, for a page whose reader chooses a layer and a head; and, with `other`, a split."""
+        """Figures 1 to 3 of a text, for a page with controls for layer, head and, with `other`, the split."""
         return score_sections(view, call, shown, overview, other)
 
     def _repr_html_(self) -> str:
-        """All heads as maps, and the table; only the table for keys that are no tokens or more than a view can hold."""
+        """All heads as maps, and the table; the table alone if keys are not tokens or exceed what a view can hold."""
         if self.tokens != self.key_tokens and not self._crosses:
             return super()._repr_html_()
         view = self.numbers()

@@ -1,7 +1,7 @@
-"""What the scores of one head are made of, on one text: figures 2 and 3 of "Attention Focus Plots".
+"""The terms of one head's scores on one text: figures 2 and 3 of "Attention Focus Plots".
 
-Each `…_chart` takes the arrays of all layers and heads; the function of the figure's own name takes those of one head
-and returns a plotly figure.
+Each `…_chart` takes the arrays of all layers and heads; the function named after the figure takes the arrays of one
+head and returns a plotly figure.
 """
 
 from collections.abc import Mapping, Sequence
@@ -21,7 +21,7 @@ from ...draw.text import percent, token_labels
 from ...errors import InputError
 
 TRIANGLE_CORNERS: Final = {"a": "position", "b": "key_bias", "c": "query_key"}
-"""Which term is at which corner of the ternary plot: a at the top, b on the left, c on the right."""
+"""The term at each corner of the ternary plot: a at the top, b on the left, c on the right."""
 
 _LEGEND_ABOVE: Final = {"yref": "container", "y": 0.995, "yanchor": "top"}
 
@@ -40,7 +40,7 @@ def score_shares(
         shares: as in `share_triangle`.
         keys: as in `share_triangle`.
         tokens: the text's tokens.
-        rank: the rank of the keys in their rows, 0 the highest score; the figure names it.
+        rank: the rank of the keys in their rows, 0 for the highest score; the figure's legend gives it.
         key_tokens: as in `share_triangle`.
 
     """
@@ -70,7 +70,7 @@ _SHARES_ONE_BELOW_THE_OTHER: Final = {
     "legend2.yref": "paper",
     "legend2.yanchor": "top",
 }
-"""Figure 2 in the column of a paper."""
+"""The layout of figure 2 in one column of a paper."""
 
 
 def share_triangle(
@@ -79,19 +79,19 @@ def share_triangle(
     tokens: Sequence[str],
     key_tokens: Sequence[str] | None = None,
 ) -> go.Figure:
-    """Figure 2, left: what makes up the score of one key per row, each row a point between three terms.
+    """Figure 2, left: the terms of one key's score in each row; a row is a point between three terms.
 
     Args:
-        shares: per term the share of the score of `keys[i]` in row i, from 0 to 1, once each term is shifted by its
-            row minimum; NaN where undefined. A term that is absent is not in this model: its share is 0.
-        keys: the key in question of each row, say the one of the second highest score; -1 where there is none.
+        shares: for each term, its share in the score of `keys[i]` in row i, from 0 to 1, after each term is shifted by
+            its row minimum; NaN where undefined. A term that this model lacks is absent and has share 0.
+        keys: one key for each row, for example the one with the second highest score; -1 where there is none.
         tokens: the text's tokens.
-        key_tokens: in cross-attention the tokens that `keys` are; by default `tokens`.
+        key_tokens: in cross-attention, the tokens to which `keys` refer; by default `tokens`.
 
     Returns:
-        One trace for each of "self", "first" and "other" (the traces' `meta`), by where the key is; in cross-attention
-        "first", "last" and "other".
-        A term beyond the three is left out, and the three are drawn relative to their sum.
+        One trace each for keys at the query itself ("self"), at the first token ("first") and elsewhere ("other"),
+        named in the traces' `meta`; in cross-attention "first", "last" and "other". Terms without a corner are left
+        out, and the three terms are drawn relative to their sum.
 
     """
     _require_shares(shares, keys, tokens)
@@ -106,7 +106,7 @@ def triangle_chart(
     *,
     nouns: Nouns = TEXT,
 ) -> Chart:
-    """Figure 2, left, of every head and rank, and of every split if there are several."""
+    """Figure 2, left, for every head and rank, and for every split if there are several."""
     labels, key_labels = token_labels(tokens), token_labels(tokens if key_tokens is None else key_tokens)
     by_rank, key = _by_rank(shares, keys)
     defined = np.isfinite(np.stack([share.values for share in by_rank.values()])).all(axis=0)
@@ -162,14 +162,14 @@ def triangle_chart(
 
 
 def _outside(shares: Mapping[str, ByChoice], names: Sequence[str], *place: int) -> str:
-    """What the terms that have no corner hold, on average over the rows."""
-    found = []
+    """The mean shares, over the rows, of the terms that have no corner."""
+    means = []
     for name in names:
         known = shares[name].values[place]
         known = known[np.isfinite(known)]
         if known.size:
-            found.append(f"{term_style(name).label} {percent(float(known.mean()))}")
-    return f"outside the triangle, mean over rows: {', '.join(found)}" if found else ""
+            means.append(f"{term_style(name).label} {percent(float(known.mean()))}")
+    return f"outside the triangle, mean over rows: {', '.join(means)}" if means else ""
 
 
 def share_bars(
@@ -183,10 +183,10 @@ def share_bars(
     """Figure 2, right: the shares of `share_triangle` as one stacked bar per query token.
 
     Args:
-        shares: as in `share_triangle`; here terms beyond the three have their bars too.
-        keys: the key in question of each row; -1 where there is none.
+        shares: as in `share_triangle`; terms without a corner have bars, too.
+        keys: one key for each row; -1 where there is none.
         tokens: the text's tokens.
-        outlined: a query whose row gets a frame.
+        outlined: the query of the row that gets a frame.
         key_tokens: as in `share_triangle`.
 
     Returns:
@@ -207,7 +207,7 @@ def bars_chart(
     framed: bool = True,
     nouns: Nouns = TEXT,
 ) -> Chart:
-    """Figure 2, right, of every head and rank."""
+    """Figure 2, right, for every head and rank."""
     labels, key_labels = token_labels(tokens), token_labels(tokens if key_tokens is None else key_tokens)
     by_rank, key = _by_rank(shares, keys)
     named = ByChoice(np.where(key < 0, len(key_labels), key), _OF_RANK, words=(*key_labels, ""))
@@ -245,9 +245,9 @@ def bars_chart(
 
 
 def key_terms(terms: Mapping[str, Float[np.ndarray, " key"]], tokens: Sequence[str]) -> go.Figure:
-    """Figure 3: the terms that depend on the key alone, along the keys, each minus its mean over the keys.
+    """Figure 3: the terms that depend on the key alone, plotted along the keys, each minus its mean over the keys.
 
-    Adding the same number to all keys changes nothing after the softmax, so only the trend is of interest.
+    Adding one number to the scores of all keys leaves the softmax unchanged, so only the trend matters.
 
     >>> figure = key_terms({"position": np.array([1.0, 3.0])}, ["What", " does"])
     >>> figure.data[0].y.tolist()
@@ -258,7 +258,7 @@ def key_terms(terms: Mapping[str, Float[np.ndarray, " key"]], tokens: Sequence[s
         tokens: the text's tokens.
 
     Returns:
-        One line per term (the trace's `meta`); without terms, a sentence that says so.
+        One line per term (the trace's `meta`); without terms, a figure with a sentence that says so.
 
     """
     for name, values in terms.items():
@@ -270,7 +270,7 @@ def key_terms(terms: Mapping[str, Float[np.ndarray, " key"]], tokens: Sequence[s
 def key_terms_chart(
     terms: Mapping[str, Float[np.ndarray, "*split layer head key"]], tokens: Sequence[str], *, nouns: Nouns = TEXT
 ) -> Chart:
-    """Figure 3 of every head, and of every split if there are several."""
+    """Figure 3 for every head, and for every split if there are several."""
     labels = token_labels(tokens)
     figure, slots = Figure(), []
     for place, name in enumerate(sorted(terms, key=term_order)):
@@ -314,7 +314,7 @@ def _by_rank(
     shares: Mapping[str, Float[np.ndarray, "*split layer head query rank"]],
     keys: Integer[np.ndarray, "layer head query rank"],
 ) -> tuple[dict[str, ByChoice], Integer[np.ndarray, "layer head rank query"]]:
-    """The shares and keys with the rank as a choice."""
+    """The shares and keys with the rank as something the reader can choose."""
     by_rank = {
         name: ByChoice(np.moveaxis(share, -1, -2), with_split(share, _OF_RANK, rest=1))
         for name, share in shares.items()
@@ -325,7 +325,7 @@ def _by_rank(
 def _as_one(
     shares: Mapping[str, Float[np.ndarray, " query"]], keys: Integer[np.ndarray, " query"]
 ) -> tuple[dict[str, Float[np.ndarray, "1 1 query 1"]], Integer[np.ndarray, "1 1 query 1"]]:
-    """Those of one head and rank as arrays of all."""
+    """The shares and keys of one head and rank, shaped as those of all heads and ranks."""
     return {name: share[None, None, :, None] for name, share in shares.items()}, keys[None, None, :, None]
 
 

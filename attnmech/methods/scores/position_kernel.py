@@ -1,4 +1,4 @@
-"""How does a head's score depend on the distance between query and key alone? Its position kernel.
+"""The position kernel: how a head's score depends on the distance between query and key alone.
 
 Formulas: docs/formulas.md#centred-terms.
 """
@@ -26,18 +26,19 @@ from .wavelengths import UNROTATED, band_names, bands_there, checked_edges, dime
 
 @dataclass(frozen=True, eq=False)
 class PositionKernel(SavesFigures):
-    """The `position` term by distance, less its value at the token itself.
+    """The `position` term by distance, minus its value at distance 0.
 
-    position(Δ) = native(Δ) + scale · Σ_p A_p cos(ω_p Δ + φ_p), Δ = i − j, the second part only where queries and keys
-    are split at means: a line under ALiBi, buckets in T5, a sum of waves in a model that rotates.
+    position(Δ) = native(Δ) + scale · Σ_p A_p cos(ω_p Δ + φ_p) with Δ = i − j. The second part is present only where
+    queries and keys are split at means. The kernel is a line under ALiBi, steps (buckets) in T5, and a sum of waves
+    under rotary positions.
     """
 
     layers: tuple[int, ...]
     distances: Int[Tensor, " distance"]
-    """From 0 to the length of the text; in a model that sees later tokens, from minus the length on."""
+    """From 0 to the length of the text, in tokens; in a model that sees later tokens, from minus the length."""
     values: Float[Tensor, "layer head distance"]
     bands: Mapping[str, Float[Tensor, "layer head distance"]]
-    """What each band of wavelength adds; none without rotated means."""
+    """What each band of wavelengths adds; empty without rotated means."""
     edges: tuple[float, ...]
     """The wavelengths between bands, in tokens."""
 
@@ -48,25 +49,25 @@ class PositionKernel(SavesFigures):
         """The kernels of one text's parts, read off its first and last row."""
         if by_position:
             raise InputError(
-                "split at means by position, the position term depends on query and key position, not on their "
-                'distance; take centre="mean" or means by head.'
+                "with means by position, the position term depends on the positions of query and key, not on their "
+                'distance alone; use centre="mean" or means by head.'
             )
-        if any("position" not in each.names() for each in parts):
+        if any("position" not in part.names() for part in parts):
             raise InputError(
                 'these scores have no position term; split them at means: am.decompose_scores(..., centre="mean").'
             )
         length = parts[0].query.shape[2]
-        both_ways = any(bool(each.visible[:, :, 0, 1:].any()) for each in parts)
+        both_ways = any(bool(part.visible[:, :, 0, 1:].any()) for part in parts)
         distances = torch.arange(-(length - 1) if both_ways else 0, length)
 
         def by_distance(make: Callable[[ScoreParts, slice], Tensor]) -> Tensor:
-            return torch.stack([_by_distance(make, each, both_ways) for each in parts])
+            return torch.stack([_by_distance(make, part, both_ways) for part in parts])
 
         edges = checked_edges(edges)
-        turning = any(each.wavelengths is not None and each.centred for each in parts)
+        turning = any(part.wavelengths is not None and part.centred for part in parts)
         names = [name for name in bands_there(edges, parts) if name != UNROTATED] if turning else []
         bands = {name: by_distance(partial(_of_means, name, edges)) for name in names}
-        return cls(layers, distances, by_distance(lambda each, rows: each.term("position", rows)), bands, edges)
+        return cls(layers, distances, by_distance(lambda part, rows: part.term("position", rows)), bands, edges)
 
     def plot(self, layer: int, head: int) -> "go.Figure":
         """A head's kernel and its bands, as lines over distance."""
@@ -77,30 +78,27 @@ class PositionKernel(SavesFigures):
         return position_kernel(self.distances.cpu().double().numpy(), values, bands)
 
     def section(self, call: str, nouns: Nouns = TEXT) -> Section:
-        """The kernels of every head, for a page whose reader chooses one."""
+        """The kernels of every head, for a page on which the reader chooses a head."""
         values = self.values.float().cpu().numpy()
         names = dict(zip(band_names(self.edges), band_names(self.edges, nouns.tokens), strict=True))
         bands = {names[name]: value.float().cpu().numpy() for name, value in self.bands.items()}
 
-        def told(layer: int, head: int) -> str:
+        def finding(layer: int, head: int) -> str:
             kernel = values[layer, head]
             best = int(self.distances[int(kernel.argmax())])
             spread = float(kernel.max() - kernel.min())
             where = f"at the {nouns.token} itself" if best == 0 else f"at distance {best}"
-            return f"By distance alone the score changes by {spread:.2f}; it is highest {where}."
+            return f"Distance alone changes the score by {spread:.2f}; the score is highest {where}."
 
         return Section(
             name="position-kernel",
             contents="Position by distance",
             heading="The position term by distance",
-            finding=ByChoice.texts(("layer", "head"), values.shape[:2], told),
-            reading=f"What a key gains or loses from how far it stands behind the query, whatever both {nouns.tokens} "
-            + (
-                "are; thin lines are the parts of different wavelengths, which add up to the thick one."
-                if bands
-                else "are."
-            ),
-            caveat="How strongly a head looks somewhere depends on all terms together: see one row as a sum.",
+            finding=ByChoice.texts(("layer", "head"), values.shape[:2], finding),
+            reading="What a key's score gains or loses from its distance behind the query, whatever the two "
+            f"{nouns.tokens} are."
+            + (" Thin lines show the bands of wavelength; they add up to the thick line." if bands else ""),
+            caveat="Attention depends on all terms together; see “One row as a sum”.",
             figures={"kernel": kernel_chart(self.distances.float().cpu().numpy(), values, bands, nouns)},
             call=f"{call}.position_kernel().plot(layer={{layer}}, head={{head}})",
         )
@@ -127,7 +125,7 @@ def _of_means(band: str, edges: Sequence[float], parts: ScoreParts, rows: slice)
 def _by_distance(
     make: Callable[[ScoreParts, slice], Tensor], parts: ScoreParts, both_ways: bool
 ) -> Float[Tensor, "head distance"]:
-    """The last row from its end, after the first row if it sees later keys: each less its value at distance 0."""
+    """The last row, read backwards, preceded by the first row if it sees later keys, each minus its value at 0."""
     _, heads, length, _ = parts.query.shape
 
     def row(place: int) -> Tensor:

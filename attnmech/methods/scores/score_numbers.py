@@ -1,4 +1,4 @@
-"""What do figures 1 to 3 show of one text? Its scores, their terms and shares, as arrays for drawing."""
+"""The numbers of figures 1 to 3 for one text: its scores, their terms and shares, as arrays for drawing."""
 
 from collections.abc import Sequence
 
@@ -24,14 +24,14 @@ def score_numbers(
     notes: tuple[str, ...],
     nouns: Nouns = TEXT,
 ) -> ScoreNumbers:
-    """The numbers of a text, from its parts in each layer; without a `pattern`, the softmax of the scores.
+    """The numbers of a text, from its parts in each layer.
 
-    `keys` are the key tokens, where these are another text's.
+    Without a `pattern`, the softmax of the scores is shown. `keys` are the key tokens if they belong to another text.
     """
     rows, length, heads = len(tokens), len(keys or tokens), text[0].query.shape[1]
     names = names_along_row(text)
     by_key = [name for name in names if all(name in parts.names_by_key() for parts in text)]
-    # Under rotation no term depends on the key alone; centred ones are shown as the last query sees them.
+    # Under rotation no term depends on the key alone; centred terms are shown for the last query.
     by_last = [name for name in names if name in ("position", "key_bias")] if text[0].centred and not by_key else []
     scores, patterns, ranked_keys, shares, key_terms, terms = [], [], [], [], [], []
     for parts in text:
@@ -70,11 +70,11 @@ def score_numbers(
 
 
 def _stacked(values: Sequence[Tensor]) -> Float32[np.ndarray, "layer head *rest"]:
-    found: Float32[np.ndarray, "layer head *rest"] = torch.stack(list(values)).float().cpu().numpy()
-    return found
+    stacked: Float32[np.ndarray, "layer head *rest"] = torch.stack(list(values)).float().cpu().numpy()
+    return stacked
 
 
 def _of_layers(terms: list[Tensor], heads: int) -> Float32[np.ndarray, "layer head query_or_1 key_or_1"]:
-    """One term of several layers as one array, of length 1 where no layer's depends on the axis."""
+    """One term of several layers as one array, with length 1 on an axis along which no layer's term varies."""
     shape = np.broadcast_shapes(*(term.shape for term in terms), (heads, 1, 1))
     return torch.stack([term.expand(shape) for term in terms]).float().cpu().numpy()

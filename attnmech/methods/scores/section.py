@@ -1,4 +1,4 @@
-"""What a page says about the scores of the chosen head: figures 1 to 3, the ledger of a row, views of its attention."""
+"""The sections of a page about one head's scores: figures 1 to 3, the ledger of a row, views of its attention."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -23,7 +23,7 @@ MEASURE: Final = Choice(
     "measure", "Cells show", tuple(MEASURES), ("the score", "the score minus its row's highest", "the probability")
 )
 AGAINST: Final = Choice(
-    "against", "Terms are drawn", tuple(REFERENCES), ("as they are", "minus the row's mean", "minus the runner-up's")
+    "against", "Terms shown", tuple(REFERENCES), ("as computed", "minus the row's mean", "minus the runner-up's")
 )
 
 WEIGHT: Final = Choice(
@@ -36,7 +36,7 @@ WEIGHT: Final = Choice(
 )
 
 SMALLEST_LEAD: Final = 0.0005
-"""A term whose lead would be written as 0.000 is not named."""
+"""Leads below this would print as 0.000; their terms are left out."""
 
 
 def score_sections(
@@ -46,19 +46,19 @@ def score_sections(
 
     Args:
         view: the numbers.
-        call: the Python that gives the decomposition, such as "split".
-        shown: the Python that shows its attention as a view, named where `{figure}` stands; `{weight}` where the view
-            says how it is weighted.
-        overview: what was found about all heads together.
-        other: the same scores, split at the model's own biases; the reader then chooses between the two, and `{split}`
-            in `call` stands for where they are split.
+        call: the Python expression for the decomposition, such as "split".
+        shown: the Python expression that shows its attention, with `{figure}` for the name of the view and `{weight}`
+            for the weighting.
+        overview: a finding about all heads together.
+        other: the same scores, split at the model's own biases; the reader then chooses between the two splits, and
+            `{split}` in `call` is replaced by the choice.
 
     """
     nouns, tokens, keys, heads = view.nouns, view.tokens, view.keys or None, view.scores.shape[1]
     splits = _Splits((view,) if other is None else (view, other))
 
     def plotted(figure: str, *options: str) -> str:
-        return f'{call}.plot("{figure}", layer={{layer}}, head={{head}}{"".join(f", {each}" for each in options)})'
+        return f'{call}.plot("{figure}", layer={{layer}}, head={{head}}{"".join(f", {choice}" for choice in options)})'
 
     weighted = view.value_norms is not None
     shown = shown.replace("{weight}", "{weight}" if weighted else "None")
@@ -69,13 +69,15 @@ def score_sections(
         MEASURE,
         values=(*MEASURE.values, VALUE),
         words=(*MEASURE.words, "the value-weighted share"),
-        in_calls=(*(measured.replace("{measure}", each) for each in MEASURES), in_view),
+        in_calls=(*(measured.replace("{measure}", measure) for measure in MEASURES), in_view),
     )
     lines = (
         f"Lines between {nouns.tokens}" if nouns.keys is None else f"Lines from {nouns.tokens} to {nouns.keys.tokens}"
     )
     ledger = [_ledger(splits, plotted("row_ledger", "query={query}", 'against="{against}"'))] if view.terms else []
-    rounded = max(error_of(each) for each in (attention, *(chart for each in ledger for chart in _charts(each))))
+    rounded = max(
+        error_of(section) for section in (attention, *(chart for section in ledger for chart in _charts(section)))
+    )
     exact = f"off by at most {bound(rounded)}" if rounded else "exact"
     return [
         Section(
@@ -83,10 +85,10 @@ def score_sections(
             contents="All heads",
             heading="All heads at a glance",
             finding=overview or f"{len(view.layers) * heads} heads.",
-            reading="One small map for each head, one row for each layer: queries down, keys across, the deeper the "
-            "more attention. Click one to choose the head that the rest of the page shows, or go there with the arrow "
-            f"keys and press Enter.{f' {VALUE_WEIGHTED.reading.strip()}' if weighted else ''}",
-            caveat="Shades follow the square root of a weight, so that small ones stay visible: a map looks "
+            reading="One small map for each head, one row of maps for each layer. Queries run down, keys across; "
+            "darker cells have more attention. Click a map, or move to it with the arrow keys and press Enter, to show "
+            f"its head on the rest of the page.{f' {VALUE_WEIGHTED.reading.strip()}' if weighted else ''}",
+            caveat="Shades follow the square root of the weights, which keeps small weights visible: a map looks "
             "fuller than its attention is.",
             figures={"model-view": OfPattern("model")},
             choices=(WEIGHT,) if weighted else (),
@@ -95,25 +97,25 @@ def score_sections(
             contents="1 Attention map",
             heading="Figure 1. Attention map",
             finding=_about_rows(view),
-            reading=f"One row for each {nouns.query_token}, one column for each {nouns.key_token}. The mark is "
-            "the highest score of its row; the frame is the chosen query: click a row to choose another.",
+            reading=f"One row for each {nouns.query_token}, one column for each {nouns.key_token}. A mark shows the "
+            "highest score of its row; the frame shows the selected query. Click a row to select another.",
             caveat=f"A row with one visible key{'' if keys else ' (row 0 of a causal model)'} has no choice: it is "
             "neither marked nor counted. Hidden keys are blank. A high score says where the head looks, not that the "
             "model's output depends on it: attention is not explanation.",
             figures={"attention-map": attention},
             call="{measure}" if weighted else measured,
             choices=(measure if weighted else MEASURE,),
-            rounding=f"scores and their terms are {exact}, shares off by at most 8e-06",
+            rounding=f"scores and their terms are {exact}; shares are off by at most 8e-06",
         ),
         *ledger,
         Section(
             contents=lines,
             heading=lines,
-            reading="Queries on the left, keys on the right; the stronger a line, the more attention. Point at "
-            f"a {nouns.any_token} for its lines alone, click to keep them. When a {nouns.any_token} is hidden, its "
-            "weight goes to the others in proportion.",
-            caveat=f"What remains when a {nouns.any_token} is hidden may be a small part of the head's attention: the "
-            "sentence above the lines says how much the hidden one had.",
+            reading="Queries on the left, keys on the right; stronger lines carry more attention. Point at "
+            f"a {nouns.any_token} to see its lines alone, click to keep them. Hiding a {nouns.any_token} distributes "
+            "its weight over the others in proportion.",
+            caveat=f"After a {nouns.any_token} is hidden, the rest may be a small part of the head's attention; the "
+            "sentence above the lines says how much attention is hidden.",
             figures={"sentence-view": OfPattern("sentence")},
             name="sentence",
             call=shown.replace("{figure}", "sentence"),
@@ -121,8 +123,9 @@ def score_sections(
         Section(
             contents=f"{nouns.token.capitalize()} graph",
             heading=f"{nouns.token.capitalize()} graph",
-            reading="An arrow goes from a query to each key that it gives more than the threshold; width is weight.",
-            caveat="A threshold hides as much as it shows: many small weights can carry more than one large one.",
+            reading="An arrow points from a query to each key that receives more than the threshold; wider arrows "
+            "carry more weight.",
+            caveat="The threshold hides weights: many small ones can add up to more than one large one.",
             figures={"token-graph": OfPattern("token_graph")},
             call=shown.replace("{figure}", "token_graph"),
         ),
@@ -131,12 +134,12 @@ def score_sections(
             contents="2 What scores are made of",
             heading="Figure 2. What the scores are made of",
             finding=_about_shares(splits),
-            reading="For each query, the key whose score has the chosen rank (0 is the highest), and the share that "
-            "each term has in that score.",
-            caveat="Each term is first shifted by its smallest value in the row, since a constant along a row changes "
-            "nothing after the softmax; these lowest values may be at different keys, so that a share is of what "
-            "lifts the key above each term's own lowest value, not above any one key. Rows with one key, or with fewer "
-            "keys than the rank asks for, are left out. The triangle shows three terms relative to their sum; a corner "
+            reading="For each query, the key at the selected rank (0 is the highest score), and the share of each term "
+            "in that key's score.",
+            caveat="Each term is first shifted by its smallest value in the row, because a constant along a row "
+            "changes nothing after the softmax. These smallest values may lie at different keys, so a share measures "
+            "what lifts the key above each term's own minimum, not above any one key. Rows with a single key, or with "
+            "too few keys for the rank, are left out. The triangle shows three terms relative to their sum; a corner "
             "marked “not in this model” stays empty.",
             figures={
                 "share-triangle": triangle_chart(splits.shares, view.ranked_key, tokens, keys, nouns=nouns),
@@ -151,14 +154,14 @@ def score_sections(
         Section(
             contents="3 Terms of the key",
             heading="Figure 3. "
-            + ("The key's terms, seen from the last query" if view.key_terms_of_last else "The terms of the key alone"),
+            + ("The key's terms for the last query" if view.key_terms_of_last else "The terms of the key alone"),
             finding=_about_key_terms(splits),
-            reading="What each key gains or loses, as the last query sees it: from its distance (position), and from "
-            "what it is, whatever the query holds (key bias)."
+            reading="What each key's score gains or loses for the last query: from its distance (position), and from "
+            "the key itself, whatever the query holds (key bias)."
             if view.key_terms_of_last
-            else "What each key gains or loses from these terms, the same for every query.",
-            caveat="Each line is shown minus its mean over the keys: adding a constant to all keys changes nothing "
-            "after the softmax, so only the trend matters.",
+            else "What each key's score gains or loses from these terms, the same for every query.",
+            caveat="Each line is shown minus its mean over the keys. Adding a constant to the scores of all keys "
+            "changes nothing after the softmax, so only the trend matters.",
             figures={"key-terms": key_terms_chart(splits.key_terms, view.key_tokens, nouns=nouns)},
             call=plotted("key_terms"),
         ),
@@ -178,13 +181,13 @@ def _split(nouns: Nouns) -> Choice:
 
 @dataclass(frozen=True)
 class _Splits:
-    """The numbers of one or two splits of the same scores; arrays of two have an axis "split" in front."""
+    """The numbers of one or two splits of the same scores; with two, arrays begin with an axis "split"."""
 
     views: tuple[ScoreNumbers, ...]
 
     @property
     def view(self) -> ScoreNumbers:
-        """The split that the page begins with."""
+        """The split that the page shows first."""
         return self.views[0]
 
     @property
@@ -199,18 +202,18 @@ class _Splits:
 
     @property
     def key_terms(self) -> Mapping[str, Float[np.ndarray, "*split layer head key"]]:
-        """The terms of the key; NaN in a split that lacks one."""
+        """The terms of the key; NaN in a split that lacks them."""
         return self._stacked([view.key_terms for view in self.views], np.nan)
 
-    def _stacked(self, each: Sequence[Mapping[str, np.ndarray]], missing: float) -> dict[str, np.ndarray]:
-        if len(each) == 1:
-            return dict(each[0])
-        found = {}
-        for name in dict.fromkeys(name for terms in each for name in terms):
-            shape = np.broadcast_shapes(*(terms[name].shape for terms in each if name in terms))
-            there = (terms.get(name, np.full((), missing, np.float32)) for terms in each)
-            found[name] = np.stack([np.broadcast_to(array, shape) for array in there])
-        return found
+    def _stacked(self, splits: Sequence[Mapping[str, np.ndarray]], missing: float) -> dict[str, np.ndarray]:
+        if len(splits) == 1:
+            return dict(splits[0])
+        arrays = {}
+        for name in dict.fromkeys(name for terms in splits for name in terms):
+            shape = np.broadcast_shapes(*(terms[name].shape for terms in splits if name in terms))
+            there = (terms.get(name, np.full((), missing, np.float32)) for terms in splits)
+            arrays[name] = np.stack([np.broadcast_to(array, shape) for array in there])
+        return arrays
 
     def texts(self, over: tuple[str, ...], shape: tuple[int, ...], text: Callable[..., str]) -> ByChoice:
         """A text for every choice, and for every split if there are two."""
@@ -227,9 +230,9 @@ def _ledger(splits: _Splits, call: str) -> Section:
         heading="One row as a sum",
         finding=_about_leads(splits),
         reading=ROW_READING,
-        caveat="A term that is the same at every key of the row changes no probability, however long its bar: drawn "
-        "minus the row's mean or minus the runner-up's, it vanishes. The hover box has the terms as the model computes "
-        "them.",
+        caveat="A term with one value at every key of the row changes no probability, however long its bar; shown "
+        "minus the row's mean or minus the runner-up's terms, it vanishes. The hover box gives the terms as the model "
+        "computes them.",
         figures={
             "row-ledger": ledger_chart(
                 splits.terms, view.scores, view.pattern, view.tokens, keys=view.keys or None, nouns=view.nouns
@@ -241,13 +244,13 @@ def _ledger(splits: _Splits, call: str) -> Section:
 
 
 def _charts(section: Section) -> list[Chart]:
-    return [each for each in section.figures.values() if isinstance(each, Chart)]
+    return [figure for figure in section.figures.values() if isinstance(figure, Chart)]
 
 
 def _about_rows(view: ScoreNumbers) -> ByChoice:
     marks, nouns = marks_of(highest_key(view.scores), len(view.keys) or None), view.nouns
 
-    def told(layer: int, head: int) -> str:
+    def finding(layer: int, head: int) -> str:
         counts = [int((marks[layer, head] == code).sum()) for code in range(3)]
         if view.crosses:
             first, last, other = counts
@@ -261,11 +264,11 @@ def _about_rows(view: ScoreNumbers) -> ByChoice:
             f"itself, {first} at the {nouns.first}, {other} at another {nouns.token}."
         )
 
-    return ByChoice.texts(("layer", "head"), view.scores.shape[:2], told)
+    return ByChoice.texts(("layer", "head"), view.scores.shape[:2], finding)
 
 
 def _about_leads(splits: _Splits) -> ByChoice:
-    """By how much the likeliest key's score leads the next one's, term by term."""
+    """The lead of the likeliest key's score over the next key's, term by term."""
     view = splits.view
     order = likeliest(view.scores, view.pattern)[..., :2]
     count = np.isfinite(view.scores).sum(axis=-1)
@@ -276,58 +279,58 @@ def _about_leads(splits: _Splits) -> ByChoice:
 
     by, by_term = lead(view.scores), {name: lead(term) for name, term in splits.terms.items()}
 
-    def told(*place: int) -> str:
+    def finding(*place: int) -> str:
         row = place[-3:]
         best, *after = order[row].tolist()
         if count[row] < 2:
-            return f"Query {view.named_token(row[2])} sees {view.named_key(best)} alone: it has no choice."
+            return f"Query {view.named_token(row[2])} sees {view.named_key(best)} alone, so it has no choice."
         leads = _leads({name: float(term[place]) for name, term in by_term.items()})
         return (
             f"The score of key {view.named_key(best)} leads that of {view.named_key(after[0])} by "
             f"{signed(float(by[row]), '.3f')}{': ' if leads else ''}{leads}."
         )
 
-    return splits.texts(("layer", "head", "query"), view.scores.shape[:3], told)
+    return splits.texts(("layer", "head", "query"), view.scores.shape[:3], finding)
 
 
 def _leads(terms: Mapping[str, float]) -> str:
-    """The lead that each term gives the first key of two, the largest in size first."""
+    """The lead that each term gives the first of two keys, largest in size first."""
     named = sorted((-abs(lead), name) for name, lead in terms.items() if abs(lead) >= SMALLEST_LEAD)
     return ", ".join(f"{term_style(name).label} {signed(terms[name], '.3f')}" for _, name in named)
 
 
 def _about_shares(splits: _Splits) -> ByChoice:
     shape = (*splits.view.scores.shape[:2], splits.view.ranked_key.shape[3])
-    found = []
+    by_view = []
     for view in splits.views:
         counted = {name: np.isfinite(share).sum(axis=2) for name, share in view.ranked_share.items()}
         mean = {name: np.nansum(share, axis=2) / counted[name].clip(1) for name, share in view.ranked_share.items()}
         rows: Int[np.ndarray, "layer head rank"] = next(iter(counted.values()))
-        found.append((rows, mean))
+        by_view.append((rows, mean))
 
-    def told(*place: int) -> str:
-        rows, mean = found[place[0] if len(place) > 3 else 0]
+    def finding(*place: int) -> str:
+        rows, mean = by_view[place[0] if len(place) > 3 else 0]
         at = place[-3:]
         if not rows[at]:
             return f"No row has a share to show at rank {at[2]}."
         means = ", ".join(f"{term_style(name).label} {percent(float(values[at]))}" for name, values in mean.items())
         return f"Mean share at rank {at[2]} over {rows[at]} rows: {means}."
 
-    return splits.texts(("layer", "head", "rank"), shape, told)
+    return splits.texts(("layer", "head", "rank"), shape, finding)
 
 
 def _about_key_terms(splits: _Splits) -> ByChoice | str:
     if not any(view.key_terms for view in splits.views):
         return ""
 
-    def told(*place: int) -> str:
+    def finding(*place: int) -> str:
         view, place = splits.views[place[0] if len(place) > 2 else 0], place[-2:]
         if not view.key_terms:
-            return "Split at the model's biases, no term depends on the key alone."
+            return "No term depends on the key alone when scores are split at the model's biases."
         spreads = (
             f"{term_style(name).label} by {np.nanmax(term[place]) - np.nanmin(term[place]):.2f}"
             for name, term in view.key_terms.items()
         )
-        return f"From the lowest to the highest key, the score changes: {', '.join(spreads)}."
+        return f"Between the lowest and the highest key, the score changes through {', '.join(spreads)}."
 
-    return splits.texts(("layer", "head"), splits.view.scores.shape[:2], told)
+    return splits.texts(("layer", "head"), splits.view.scores.shape[:2], finding)

@@ -1,4 +1,4 @@
-"""What does each writer of the stream add to the queries and keys of chosen cells? Collected during one pass.
+"""What each writer of the stream adds to the queries and keys of some cells, collected during one pass.
 
 The equations are in `attnmech.methods.scores.source_formulas`.
 """
@@ -22,19 +22,19 @@ from ...model.stack.ledger import Cells, ScoreAudit, made_of_parts
 from .source_formulas import pair_terms
 
 _TOGETHER_BYTES: Final = 2**24
-"""Queries, and keys, of so many writers are made together: enough for large matrix products, few enough for a cache."""
+"""Size of a batch of writers, in bytes of queries: large enough for fast matrix products, small enough for a cache."""
 
 
 @dataclass(frozen=True)
 class SourceParts:
     """What every writer adds to the queries and keys of the cells of one layer.
 
-    Queries and keys are those of the score: with the multipliers of a qk-norm, and rotated where the model rotates.
+    Queries and keys are those that enter the score: after qk-norm and rotation, where the model has them.
     """
 
     layer: int
     heads: tuple[int, ...]
-    """The heads chosen, in the order of the axis `head`."""
+    """The heads decomposed, in the order of the axis `head`."""
     sources: tuple[str, ...]
     """The writers, in the order in which they write: the axis `source`."""
     scale: float
@@ -44,9 +44,9 @@ class SourceParts:
     """The mean of the keys that the cell's row sees."""
     query_at: Int[Tensor, " cell"]
     key_at: Int[Tensor, "batch head cell"]
-    """−1 where the text has no such cell: at padding, or where the row does not see the key."""
+    """−1 where the text lacks the cell: at padding, or where the row does not see the key."""
     keys_seen: Int[Tensor, "batch cell"]
-    """How many keys the cell's row sees."""
+    """The number of keys that the cell's row sees."""
     preference: Float[Tensor, "batch head cell"]
     """The model's score in the cell, minus the mean score over the keys that its row sees."""
 
@@ -58,25 +58,25 @@ class SourceParts:
     def pairs(
         self, place: int, cells: Bool[Tensor, "batch cell"], *, contrast: bool
     ) -> Float[Tensor, "source_q source_k"]:
-        """The mean over cells of what each pair of writers adds to the score of the head at `place`."""
+        """What each pair of writers adds to the score of the head at index `place`, as the mean over cells."""
         query, key = self.query[:, place][cells], self.key[:, place][cells]
         return pair_terms(query, key - self.mean_key[:, place][cells] if contrast else key, self.scale)
 
     def with_choice(self, place: int) -> Bool[Tensor, "batch cell"]:
-        """The cells of a head whose row sees more than one key."""
+        """A head's cells in rows that see more than one key."""
         return (self.key_at[:, place] >= 0) & (self.keys_seen > 1)
 
 
 @dataclass(frozen=True)
 class _Rows:
-    """What a block of rows gives for its cells."""
+    """The keys and preferences of the cells in a block of rows."""
 
     key_at: Int[Tensor, "batch head cell"]
     preference: Float[Tensor, "batch head cell"]
 
 
 class SourceWalk:
-    """Decomposes every chosen layer as the model runs: its rows as they come, its writers at the end."""
+    """Decomposes layers as the model runs: reads rows as they come, and the writers after a layer's last row."""
 
     def __init__(
         self,
@@ -134,7 +134,7 @@ class SourceWalk:
         keys_seen = seen.sum(dim=-1)
         average = seen.to(ledger.query_from_input.dtype) / keys_seen.clamp_min(1)[..., None]
         labels: list[str] = []
-        found = []
+        at_cells = []
         written = torch.zeros_like(block.values["attn_in", block.layer][..., 0], dtype=average.dtype)
         writers = self._writers.parts_of(block.layer, block.values)
         together = max(1, _TOGETHER_BYTES // ledger.query_from_input.nbytes)
@@ -142,8 +142,8 @@ class SourceWalk:
             labels += [label for label, _ in some]
             parts = torch.stack([part for _, part in some])
             written += torch.linalg.vector_norm(parts, dim=-1).sum(dim=0)
-            found.append(self._at_cells(block, parts, cells, average))
-        query, key, mean_key = (torch.cat(each, dim=3) for each in zip(*found, strict=True))
+            at_cells.append(self._at_cells(block, parts, cells, average))
+        query, key, mean_key = (torch.cat(written_parts, dim=3) for written_parts in zip(*at_cells, strict=True))
         self.residual[block.layer] = audit.require_writers(query.sum(dim=3), key.sum(dim=3), cells, written)
         self.parts[block.layer] = SourceParts(
             layer=block.layer,
@@ -166,7 +166,7 @@ class SourceWalk:
         cells: Cells,
         average: Float[Tensor, "batch 1 cell key"],
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """What writers add to queries, keys and mean keys of the cells: each `[batch head cell source d_head]`."""
+        """What writers add to the cells' queries, keys and mean keys, each `[batch head cell source d_head]`."""
         query, key = (
             rearrange(made, "source batch head position d_head -> batch head position source d_head")
             for made in made_of_parts(self._model.stack(), block.layer, block.notes, parts)

@@ -1,4 +1,4 @@
-"""What does each term contribute to the scores? Terms of every cell, their shares and contrasts, by layer and head."""
+"""Scores split into terms: the terms of every cell, their shares and contrasts, by layer and head."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -36,10 +36,10 @@ class SplitScores(Result):
     layers: tuple[int, ...]
     """The layers decomposed, in the order of the axis `layer` of tensors with a query or key axis.
 
-    Tensors with neither have one row for every layer of the model, NaN where it was not decomposed.
+    Tensors without these axes have one row for every layer of the model, NaN for layers that were not decomposed.
     """
     parts: tuple[ScoreParts, ...]
-    """What the terms are computed from, layer by layer."""
+    """Queries, keys and positions from which the terms are computed, layer by layer."""
     residual: Float[Tensor, "layer head"]
     """Largest |Σ terms − score| over visible pairs of real tokens, in units of the score."""
     largest: Float[Tensor, "layer head"]
@@ -49,7 +49,7 @@ class SplitScores(Result):
     tokens: tuple[tuple[str, ...], ...]
     """The query tokens, as text."""
     key_tokens: tuple[tuple[str, ...], ...]
-    """The key tokens, as text: the same, except in cross-attention."""
+    """The key tokens, as text; they equal `tokens` except in cross-attention."""
     provenance: Provenance
     reference: Reference | None = None
     """The means at which queries and keys are split; None for the model's own biases."""
@@ -70,7 +70,9 @@ class SplitScores(Result):
         check_rows("tokens", self.tokens, lengths["batch"], lengths["position"])
         check_rows("key_tokens", self.key_tokens, lengths["batch"], lengths["key"])
         if len(self.parts) != len(self.layers):
-            raise ValueError(f"`parts` must be those of {len(self.layers)} layers; got {len(self.parts)}")
+            raise ValueError(
+                f"`parts` must have one entry for each of {len(self.layers)} layers; got {len(self.parts)}"
+            )
         check_layers(self.layers, len(self.residual))
         check_fields(self, {**lengths, "head": self.residual.shape[-1]})
         if len({parts.names() for parts in self.parts}) != 1:
@@ -78,12 +80,12 @@ class SplitScores(Result):
 
     @property
     def terms(self) -> "Terms":
-        """Each term by name, computed on demand; terms that the model does not have are absent keys."""
+        """The terms by name, computed on demand; terms that the model lacks are absent."""
         return Terms(self.parts)
 
     @property
     def sink(self) -> Float[Tensor, "layer head"] | None:
-        """Each head's sink logit, an extra term in the softmax denominator of every row (gpt-oss); None without."""
+        """Each head's sink logit, an extra term in every row's softmax denominator (gpt-oss); None without sinks."""
         sinks = [parts.sink for parts in self.parts if parts.sink is not None]
         return by_layer(torch.stack(sinks), self.layers, len(self.residual)) if sinks else None
 
@@ -94,11 +96,11 @@ class SplitScores(Result):
 
     @property
     def variance_shares(self) -> "TermsByHead":
-        """How much of what distinguishes the keys of a row each term makes up: by term, `[layer head]`.
+        """Each term's share of the variance of scores along a row: by term, `[layer head]`.
 
-        Over all texts, and all rows that see two keys or more; see `am.variance_shares`, which has intervals too.
+        Taken over all texts and all rows that see at least two keys. `am.variance_shares` also gives intervals.
         """
-        found: dict[str, Tensor] = {}
+        shares: dict[str, Tensor] = {}
         for index, parts in enumerate(self.parts):
             names = [name for name in parts.names() if name != "mask"]
             sums: dict[str, Tensor] = {name: self.residual.new_zeros(()).double() for name in (*names, "")}
@@ -109,28 +111,29 @@ class SplitScores(Result):
                 for name, value in (*of_terms.items(), ("", whole)):
                     sums[name] = sums[name] + value.double().sum(dim=(0, 2))
             for name in names:
-                here = found.setdefault(name, torch.full(self.residual.shape, torch.nan, dtype=torch.float64))
+                here = shares.setdefault(name, torch.full(self.residual.shape, torch.nan, dtype=torch.float64))
                 here[self.layers[index]] = sums[name] / sums[""]
-        return TermsByHead(self.layers, found)
+        return TermsByHead(self.layers, shares)
 
     def by_wavelength(self, edges: Sequence[float] = EDGES) -> "Wavelengths":
-        """Scores as a sum over bands of rotary wavelength, in tokens: by band, `[batch layer head query key]`.
+        """Scores as a sum over bands of rotary wavelengths: by band, `[batch layer head query key]`.
 
         >>> bands = am.decompose_scores(model, text).by_wavelength([8, 64])                # doctest: +SKIP
         >>> list(bands), bands.variance_shares["under 8 tokens"]                           # doctest: +SKIP
 
-        `edges` are where bands end. Raises `UnsupportedModelError` for a model that does not rotate.
+        `edges` are the wavelengths, in tokens, at which bands end. Raises `UnsupportedModelError` for a model without
+        rotary positions.
         """
         return Wavelengths.of(self.parts, self.real, self.layers, len(self.residual), edges)
 
     def position_kernel(self, sequence: int = 0, edges: Sequence[float] = EDGES) -> "PositionKernel":
-        """Each head's position term as a function of distance, and of the bands of wavelength that it is made of.
+        """Each head's position term as a function of distance, and its parts by band of wavelengths.
 
-        Raises `InputError` where the term is no function of distance: for means by position.
+        Raises `InputError` for means by position, whose position term is not a function of distance.
         """
         sequence = index_of("sequence", sequence, len(self.real), f"{len(self.real)} texts were run")
         if self._crosses:
-            raise InputError("cross-attention has no distances between queries and keys.")
+            raise InputError("cross-attention has no distance between queries and keys, so it has no position kernel.")
         return PositionKernel.of(
             [parts.of_text(sequence, self.real[sequence].nonzero()[:, 0]) for parts in self.parts],
             self.layers,
@@ -141,9 +144,8 @@ class SplitScores(Result):
     def dimensions(self, layer: int, head: int, query: int, key: int, sequence: int = 0) -> pd.DataFrame:
         """One score as a sum over the dimensions of a head: dimension, query, key, product, wavelength.
 
-        product = scale · q_d k_d, of query and key as they enter the score; their sum is the score without what the
-        model adds for positions, and without its soft cap. `wavelength` is the number of tokens in a turn, infinite
-        where there is none.
+        product = scale · q_d k_d, for query and key as they enter the score. The products add up to the score before
+        the model's position bias and soft cap. `wavelength` is in tokens per turn, infinite without rotation.
         """
         parts = self.parts[self._index(layer)]
         sequence = index_of("sequence", sequence, len(self.real), f"{len(self.real)} texts were run")
@@ -156,12 +158,12 @@ class SplitScores(Result):
         return pd.DataFrame({name: value.double().tolist() for name, value in columns.items()}).rename_axis("dimension")
 
     def select(self, layers: int | Iterable[int]) -> Self:
-        """The same decomposition for some of its layers."""
+        """The decomposition of some of the layers."""
         try:
-            given: list[Any] = [integer(layers)]
+            numbers: list[Any] = [integer(layers)]
         except TypeError:
-            given = listed("layers", layers, "a list of ints")
-        wanted = [self._index(layer) for layer in given]
+            numbers = listed("layers", layers, "a list of ints")
+        wanted = [self._index(layer) for layer in numbers]
         if not wanted:
             raise InputError("`layers` must name at least one layer; got an empty list.")
         kept, count = [self.layers[i] for i in wanted], len(self.residual)
@@ -174,24 +176,24 @@ class SplitScores(Result):
         )
 
     def shares(self, rank: int = 0) -> "Shares":
-        """What each term contributes to the `rank`-th highest key of each row (0 = the highest): figure 2.
+        """Each term's share in the `rank`-th highest score of each row (0 = the highest): figure 2.
 
-        share = (t_ij − min_j t_ij) / Σ_terms (t_ij − min_j t_ij), over the terms that survive the softmax.
-        NaN where the row has no such key, or sees only one key (row 0 of a causal model).
+        share = (t_ij − min_j t_ij) / Σ_terms (t_ij − min_j t_ij), over the terms that vary along a row.
+        NaN where the row has too few keys, or sees only one key (row 0 of a causal model).
         """
         length = len(self.key_tokens[0])
         rank = index_of("rank", rank, length, "0 is the highest score")
         names = names_along_row(self.parts)
-        found = [ranked_shares(parts, names, rank + 1, _seen(parts, self.real)) for parts in self.parts]
+        ranked = [ranked_shares(parts, names, rank + 1, _seen(parts, self.real)) for parts in self.parts]
         return Shares(
             rank,
             self.layers,
-            {name: torch.stack([share[name][..., rank] for _, share in found], dim=1) for name in names},
-            torch.stack([keys[..., rank] for keys, _ in found], dim=1),
+            {name: torch.stack([share[name][..., rank] for _, share in ranked], dim=1) for name in names},
+            torch.stack([keys[..., rank] for keys, _ in ranked], dim=1),
         )
 
     def contrast(self, query: int, key_a: int, key_b: int) -> "Contrast":
-        """Why each head prefers one key to another: term by term, score(query, key_a) − score(query, key_b).
+        """Each head's preference for one key over another: score(query, key_a) − score(query, key_b), term by term.
 
         The exponential of the sum is the ratio of the attention to `key_a` and to `key_b`.
         """
@@ -200,7 +202,7 @@ class SplitScores(Result):
         key_a, key_b = index_of("key_a", key_a, keys), index_of("key_b", key_b, keys)
         both = self.visible[:, :, 0, query, [key_a, key_b]].all(dim=-1)
         if not both.any():
-            raise InputError(f"token {query} cannot see both key {key_a} and key {key_b}; choose keys it can see.")
+            raise InputError(f"token {query} cannot see both key {key_a} and key {key_b}; choose keys that it can see.")
         rows = slice(query, query + 1)
         batch = self.real.shape[0]
         differences: dict[str, list[Tensor]] = {}
@@ -212,12 +214,12 @@ class SplitScores(Result):
                     differences.setdefault(name, []).append(term[..., key_a] - term[..., key_b])
         values = {
             name: by_layer(
-                torch.stack(found, dim=1).masked_fill(~both[..., None], torch.nan),
+                torch.stack(parts, dim=1).masked_fill(~both[..., None], torch.nan),
                 self.layers,
                 len(self.residual),
                 axis=1,
             )
-            for name, found in differences.items()
+            for name, parts in differences.items()
         }
         places = tuple(
             (row[query], others[key_a], others[key_b]) for row, others in zip(self.tokens, self.key_tokens, strict=True)
@@ -225,8 +227,8 @@ class SplitScores(Result):
         return Contrast(query, key_a, key_b, self.layers, values, places)
 
     def to_frame(self) -> pd.DataFrame:
-        """One row per head: layer, head, residual, largest_score, and the mean share of each term in each row's
-        highest score (row 0 left out).
+        """One row per head: layer, head, residual, largest_score, and each term's mean share in the rows' highest
+        scores (without row 0).
         """
         shares = self.shares(0)
         rows = []
@@ -254,14 +256,14 @@ class SplitScores(Result):
         """The numbers of figures 1 to 3 for one text, as arrays for drawing.
 
         `pattern` is the attention of the run itself, over the text's real tokens, in the layers decomposed. Without
-        it, the softmax of the scores is shown, which is what the model used unless a hook changed the pattern. `nouns`
-        are what notes and figures call the input and its positions.
+        it, the softmax of the scores is shown; the model used the same pattern unless a hook changed it. `nouns`
+        are the words for the input and its positions in notes and figures.
         """
         ranks = whole_number("ranks", ranks, least=1)
         sequence = index_of("sequence", sequence, len(self.real), f"{len(self.real)} texts were run")
         if self.tokens != self.key_tokens and not self._crosses:
             raise InputError(
-                "figures 1 to 3 show attention among tokens; here some keys are no tokens. Use .to_frame(), or "
+                "figures 1 to 3 show attention among tokens; here some keys are not tokens. Use .to_frame(), or "
                 'model.run(..., points=["pattern"]).show("pattern").'
             )
         here = self.real[sequence].nonzero()[:, 0]
@@ -282,15 +284,15 @@ class SplitScores(Result):
 
     @property
     def _crosses(self) -> bool:
-        """Whether queries and keys are tokens of two texts, which may read alike."""
+        """Whether queries and keys are tokens of two texts (the texts may be equal)."""
         return self.provenance.options.get("stack") == "cross"
 
     def keys_seen(self, sequence: int) -> Bool[Tensor, " key"]:
-        """Which keys of a text any of its tokens can see: all of them but padding."""
+        """The keys of a text that any of its tokens can see: all except padding."""
         return _seen(self.parts[0], self.real)[sequence].any(dim=0).any(dim=0)
 
     def _notes(self, sequence: int, nouns: Nouns) -> tuple[str, ...]:
-        """How the scores are split, and what figures leave out."""
+        """Notes on how the scores are split, and on what figures leave out."""
         if self.reference is None:
             return _notes(self.parts[0], nouns, crosses=self._crosses)
         note = self.reference.note(sequence, nouns)
@@ -298,7 +300,7 @@ class SplitScores(Result):
             return (note,)
         return (
             note,
-            "Without rotation or a position term, position is in the stream; means by position find it there.",
+            "Without rotation or a position term, position is in the stream; means by position separate it there.",
         )
 
     @property
@@ -308,7 +310,7 @@ class SplitScores(Result):
         edits = ", ".join(self.provenance.edits)
         return (
             f"Hooks were active ({edits}). The attention shown is the softmax of these scores; where a hook changed "
-            "the pattern, the model used a different one.",
+            "the pattern, the model used a different pattern.",
         )
 
     def __repr__(self) -> str:
@@ -330,26 +332,28 @@ def _notes(parts: ScoreParts, nouns: Nouns, *, crosses: bool = False) -> tuple[s
     notes = []
     if crosses and parts.position is None and parts.wavelengths is None:
         notes.append(
-            f"Cross-attention has no position term here: where a {nouns.any_token} stands is in the two streams."
+            f"Cross-attention has no position term here: the two streams hold the position of each {nouns.any_token}."
         )
     elif parts.relative is not None and parts.relative.by_input:
         notes.append(
-            "content_to_position is what a distance is worth to the query, position what it is worth to every query."
+            "content_to_position is the part of a distance's score that depends on the query; position is the part "
+            "that is the same for every query."
         )
     elif parts.relative is not None and parts.relative.names:
         notes.append(
-            "Position enters these scores through products with the content: content_to_position (where a query looks) "
-            "and position_to_content (where a key is looked for), each with the biases of queries and keys."
+            "Position enters these scores through products with the content: content_to_position (the distances at "
+            "which a query looks) and position_to_content (the distances at which a key is looked for). Both include "
+            "the biases of queries and keys."
         )
     elif parts.position is None and parts.wavelengths is None:
-        notes.append("This model's scores have no position term: its position information is in the stream.")
+        notes.append("This model's scores have no position term: position information is in the stream.")
     elif parts.position is None:
         notes.append(
-            "This model's scores have no position term of their own: position rotates queries and keys, and so is part "
-            'of query_key. decompose_scores(..., centre="mean") takes it apart.'
+            "This model's scores have no separate position term: position rotates queries and keys, so it is part "
+            'of query_key. decompose_scores(..., centre="mean") separates it.'
         )
     if parts.query_from_bias is None:
         notes.append("This model's queries have no bias, so its scores have no key_bias term.")
     elif parts.query_from_bias.ndim == 4:
-        notes.append("Rotary: key_bias depends on the distance between query and key too, so figure 3 leaves it out.")
+        notes.append("Rotary: key_bias also depends on the distance between query and key, so figure 3 leaves it out.")
     return tuple(notes)

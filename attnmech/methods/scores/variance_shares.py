@@ -1,4 +1,4 @@
-"""What distinguishes the keys of a row: their position, the key, or query and key together?
+"""Variance shares: how much of the variance of scores along a row comes from position, the key, or query and key.
 
 Formulas: docs/formulas.md#shares-of-variance.
 """
@@ -36,7 +36,7 @@ from ...runs.row_means import RowMeans, closed, sum_of_states
 from ...runs.stream import stream
 
 ALL_TERMS: Final = ("position", "key_bias", "query_key", "query_bias", "constant", "softcap", *RELATIVE_TERMS)
-"""Every term that scores may have, in the order of the axis `statistic`."""
+"""Every possible term of scores, in the order of the axis `statistic`."""
 
 
 def variance_shares(
@@ -50,25 +50,26 @@ def variance_shares(
     bos: bool | None = None,
     **corpus: Any,
 ) -> "VarianceShares":
-    """How much of what distinguishes the keys of a row each term makes up, head by head, over texts.
+    """Each term's share of the variance of scores along a row, head by head, over texts.
 
     share_t = Σ_rows Σ_j (t_ij − t̄_i)(s_ij − s̄_i) / Σ_rows Σ_j (s_ij − s̄_i)²
 
-    over the keys j that row i sees. The shares of a head add up to 1; a single one may be negative, or more than 1,
-    where terms work against each other.
+    over the keys j that row i sees. The shares of a head add up to 1; where terms work against each other, a share may
+    be negative or exceed 1.
 
     >>> import attnmech as am
-    >>> found = am.variance_shares(am.load(), "Anna sang of shells.")
-    >>> found.shares.shape                                                          # [term layer head]
+    >>> result = am.variance_shares(am.load(), "Anna sang of shells.")
+    >>> result.shares.shape                                                         # [term layer head]
     torch.Size([8, 4, 8])
 
     Args:
         model: the model.
-        inputs: texts, or an iterator of texts (a corpus), of which only sums are kept.
+        inputs: texts, or an iterator of texts (a corpus); only sums are kept.
         centre: where queries and keys are split, as in `am.decompose_scores`; None for the model's own biases.
-        first_key: whether the first token of a text counts as a key; many heads rest there, with scores unlike others.
-        layers: by default all.
-        stack: "encoder", "decoder" or "cross" in a model with several.
+        first_key: whether the first token of a text counts as a key; many heads rest there, with scores far from the
+            others.
+        layers: all by default.
+        stack: "encoder", "decoder" or "cross" in a model with several stacks.
         bos: whether each text begins with the tokenizer's first token.
         corpus: `truncate`, `shard`, `journal` and `progress`, as in `am.stream`.
 
@@ -77,7 +78,7 @@ def variance_shares(
 
     Raises:
         ExactnessError: if the terms do not add up to the scores that the model used.
-        InputError: for means of another model, and for texts that a reference cannot serve.
+        InputError: for means of another model, and for texts to which the reference means do not apply.
 
     """
     require_model(model)
@@ -107,10 +108,10 @@ class VarianceReducer(Reducer):
         return {"centre": str(self.centre), "first_key": str(self.first_key)}
 
     def start(self, run: Run) -> State:
-        """Sums of each term by text, and of the scores' own variance."""
+        """Zero sums by text, for each term's covariance with the scores and for the scores' variance."""
         if self.centre == "position" and run.corpus:
             raise InputError(
-                'centre="position" takes means over texts that run together, and a corpus runs in batches; give fixed '
+                'centre="position" takes means over texts that run together, but a corpus runs in batches; give fixed '
                 'means: centre=am.mean_qk(model, corpus, by="position").'
             )
         texts = len(run.batch.ids)
@@ -123,7 +124,7 @@ class VarianceReducer(Reducer):
         return {name: value.to(run.model.device) for name, value in state.items()}
 
     def add(self, state: State, block: RowBlock, run: Run) -> None:
-        """Adds a block of rows, once its terms are known to add up."""
+        """Adds the sums of a block of rows, and compares the sum of its terms with the scores."""
         stacks, rows, width = run.model.stacks, slice(block.rows.start, block.rows.stop), block.scores.shape[-1]
         audits: dict[int, ScoreAudit] = run.between.setdefault(self, {})
         if block.layer not in audits:
@@ -168,10 +169,10 @@ def _by_class(
 
 @dataclass(frozen=True, repr=False)
 class VarianceShares(RowMeans):
-    """The share of each term in what distinguishes the keys of a row, head by head.
+    """Each term's share of the variance of scores along a row, head by head.
 
-    Shares of a head add up to 1; NaN where no row sees two keys with different scores. A text weighs as much as the
-    variance of its scores.
+    The shares of a head add up to 1; they are NaN where no row sees two keys with different scores. Texts are weighted
+    by the variance of their scores.
     """
 
     STATISTICS = Statistics(
@@ -179,15 +180,15 @@ class VarianceShares(RowMeans):
     )
 
     centre: str
-    """Where queries and keys are split; "None" is at the model's own biases."""
+    """Where queries and keys are split; "None" for the model's own biases."""
     first_key: bool
     """Whether the first token of a text counts as a key."""
 
     @property
     def terms(self) -> tuple[str, ...]:
-        """The terms that vary along a row at some head."""
+        """The terms that vary along a row in at least one head."""
         there = self.state["sums"].flatten(1).any(dim=1).tolist() if self.parts is None else [True] * len(ALL_TERMS)
-        return tuple(name for name, found in zip(ALL_TERMS, there, strict=True) if found)
+        return tuple(name for name, occurs in zip(ALL_TERMS, there, strict=True) if occurs)
 
     @property
     def shares(self) -> Float[Tensor, "term layer head"]:
@@ -198,25 +199,25 @@ class VarianceShares(RowMeans):
 
     @property
     def halves(self) -> tuple[Float[Tensor, "term layer head"], Float[Tensor, "term layer head"]]:
-        """The shares on either half of the texts: those with even and with odd numbers (or groups of texts)."""
-        found = []
+        """The shares on the two halves of the texts: even-numbered and odd-numbered texts (or groups of texts)."""
+        halves = []
         for odd in (0, 1):
             here = self.state["groups"] % 2 == odd
             state = {**self.state} | {name: self.state[name][..., here] for name in ("sums", "counts", "groups")}
-            found.append(replace(self, state=state).shares)
-        return found[0], found[1]
+            halves.append(replace(self, state=state).shares)
+        return halves[0], halves[1]
 
     @property
     def agreement(self) -> dict[str, float]:
-        """Spearman's rank correlation, over heads, of each term's shares on the two halves; NaN under two texts."""
+        """Spearman's rank correlation over heads of each term's shares on the two halves; NaN below two texts."""
         return {name: _rank_correlation(*(half[ALL_TERMS.index(name)] for half in self.halves)) for name in self.terms}
 
     def to_frame(self) -> pd.DataFrame:
-        """One row per head: layer, head, each term's share, and its `_low` and `_high` where there is an interval."""
+        """One row per head: layer, head, each term's share, and the `_low` and `_high` ends of its interval, if any."""
         frame = super().to_frame()
         absent = tuple(name for name in ALL_TERMS if name not in self.terms)
         columns = {f"{name}{end}" for name in absent for end in ("", "_low", "_high")}
-        return frame.drop(columns=[each for each in frame.columns if each in columns])
+        return frame.drop(columns=[column for column in frame.columns if column in columns])
 
     def plot(self, term: str = "position") -> "go.Figure":
         """A term's share as a map of layers × heads; returned, not shown."""
@@ -229,8 +230,9 @@ class VarianceShares(RowMeans):
         return [
             Section(
                 f"Share of {term_style(name).label}",
-                f"Each cell is one head: how much of what distinguishes the keys of a row {_MEANING[name]}. The shares "
-                "of a head add up to 1; terms that work against each other have shares below 0 or above 1.",
+                "Each cell is one head: the share of the variance of scores along a row that comes from "
+                f"{_MEANING[name]}. The shares of a head add up to 1; terms that work against each other have shares "
+                "below 0 or above 1.",
                 {f"share-{name}": self.plot(name)},
                 f'shares.plot("{name}")',
             )
@@ -242,22 +244,22 @@ class VarianceShares(RowMeans):
         if self.parts is not None:
             return self._difference_lead("position")
         means = {name: float(self.mean(name).nanmean()) for name in self.terms}
-        told = ", ".join(f"{term_style(name).label} {percent(share)}" for name, share in means.items())
-        return f"On {self._texts}, what distinguishes the keys of a row, averaged over heads: {told}."
+        listed = ", ".join(f"{term_style(name).label} {percent(share)}" for name, share in means.items())
+        return f"On {self._texts}, the variance of scores along a row divides as follows (mean over heads): {listed}."
 
     def _comparable(self) -> dict[str, Any]:
         return super()._comparable() | {"centre": self.centre, "first_key": self.first_key}
 
 
 _MEANING: Final = {
-    "position": "is their position: with rotary or ALiBi their distance, whatever the tokens are",
-    "key_bias": "is the key, whatever the query is",
-    "query_key": "is what query and key have to do with each other",
-    "query_bias": "is the query at their distance, whatever the key is",
-    "constant": "is the product of the biases at their distance",
-    "softcap": "is what the soft cap takes off",
-    "content_to_position": "is the distance at which the query's content looks",
-    "position_to_content": "is the distance at which the key's content is looked for",
+    "position": "the keys' positions (with rotary or ALiBi, their distances), whatever the tokens are",
+    "key_bias": "the key, whatever the query is",
+    "query_key": "the match of query and key",
+    "query_bias": "the query at each distance, whatever the key is",
+    "constant": "the product of the biases at each distance",
+    "softcap": "the soft cap's reduction of the score",
+    "content_to_position": "the distances at which the query's content looks",
+    "position_to_content": "the distances at which the key's content is looked for",
 }
 
 

@@ -1,4 +1,4 @@
-"""What the rotation of queries and keys contributes: bands of wavelength, position kernels, single dimensions."""
+"""Figures of what the rotation of queries and keys contributes: wavelength bands, position kernels, dimensions."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -22,7 +22,7 @@ _DASHES: Final = ("dash", "dot", "dashdot", "longdash", "longdashdot")
 
 
 def band_maps(shares: Mapping[str, Float[np.ndarray, "layer head"]], *, layers: Sequence[int], label: str) -> go.Figure:
-    """A map of layers × heads for each band, on one scale centred on zero.
+    """A map of layers × heads for each band, on a common scale centred on zero.
 
     >>> figure = band_maps({"under 8 tokens": np.array([[0.4, -0.1]])}, layers=[3], label="share")
     >>> [(trace.meta, trace.y) for trace in figure.data]
@@ -57,9 +57,9 @@ def band_maps(shares: Mapping[str, Float[np.ndarray, "layer head"]], *, layers: 
         figure.add_trace(cells, row=1, col=column)
     bar = {"title": {"text": label, "side": "right"}, "thickness": 12}
     scale = {"cmin": -reach, "cmax": reach, "colorscale": SIGNED_COLOURS, "colorbar": bar}
-    said = {"text": "The bands of a head add up to 1; they may cancel each other.", "font": {"size": 13}, "y": 0.99}
+    title = {"text": "The bands of a head add up to 1 and may cancel each other.", "font": {"size": 13}, "y": 0.99}
     height = max(280, 170 + 18 * len(layers))
-    figure.update_layout(template=FIGURE_STYLE, height=height, coloraxis=scale, margin={"t": 80}, title=said)
+    figure.update_layout(template=FIGURE_STYLE, height=height, coloraxis=scale, margin={"t": 80}, title=title)
     figure.update_annotations(font={"size": 12, "color": NEUTRAL})
     figure.update_xaxes(title="head", showgrid=False)
     figure.update_yaxes(autorange="reversed", type="category", showgrid=False)
@@ -72,7 +72,7 @@ def position_kernel(
     whole: Float[np.ndarray, " distance"],
     bands: Mapping[str, Float[np.ndarray, " distance"]],
 ) -> go.Figure:
-    """A head's position term by the distance from query to key, and what each band of wavelength adds to it.
+    """A head's position term by the distance from query to key, and what each band of wavelengths adds to it.
 
     >>> figure = position_kernel(np.array([0.0, 1.0]), np.array([0.0, -0.5]), {})
     >>> [(trace.meta, trace.y.tolist()) for trace in figure.data]
@@ -80,15 +80,15 @@ def position_kernel(
 
     Args:
         distances: query position − key position, in tokens.
-        whole: the term at each distance, in units of the score, less its value at distance 0.
-        bands: the parts of it, likewise; none for a model that does not rotate.
+        whole: the term at each distance, in units of the score, minus its value at distance 0.
+        bands: the part of each band, in the same form; empty for a model without rotation.
 
     Returns:
-        One trace per band and, last, the "position" term itself (the traces' `meta`).
+        One trace per band and, last, one for the whole "position" term (the traces' `meta`).
 
     """
-    each = {name: values[None, None] for name, values in bands.items()}
-    return kernel_chart(distances, whole[None, None], each).figure(layer=0, head=0)
+    by_band = {name: values[None, None] for name, values in bands.items()}
+    return kernel_chart(distances, whole[None, None], by_band).figure(layer=0, head=0)
 
 
 def kernel_chart(
@@ -111,7 +111,7 @@ def kernel_chart(
             x=distances,
             mode="lines",
             line=line,
-            name="all of it" if last else name,
+            name="sum" if last else name,
             meta=name,
             showlegend=True,
             hovertemplate=f"{name}<br>distance %{{x}}<br>%{{y:+.3f}}<extra></extra>",
@@ -121,7 +121,7 @@ def kernel_chart(
     figure.update_layout(template=FIGURE_STYLE, height=420, legend=legend, margin={"t": 90})
     figure.update_xaxes(title=f"distance from query to key, in {nouns.tokens}")
     figure.update_yaxes(
-        title=f"position term of the score,<br>less its value at the {nouns.token} itself", zeroline=True
+        title=f"position term of the score,<br>minus its value at the {nouns.token} itself", zeroline=True
     )
     return Chart(figure, tuple(slots))
 
@@ -134,14 +134,14 @@ def dimension_bars(
     *,
     title: str,
 ) -> go.Figure:
-    """One pair of tokens: query and key, dimension by dimension, and what each adds to the score.
+    """One pair of tokens: query, key and what each dimension adds to the score.
 
     Args:
         query: the query as it enters the score.
-        key: the key likewise.
+        key: the key as it enters the score.
         product: scale · query · key of each dimension, in units of the score.
-        wavelengths: tokens in a turn of each dimension; None in a model that does not rotate.
-        title: the pair, and the sum.
+        wavelengths: tokens per turn of each dimension; None in a model without rotation.
+        title: the pair and the sum.
 
     Returns:
         Bars of "query", "key" and "product" (the traces' `meta`), one below the other.
@@ -173,7 +173,7 @@ def dimension_bars(
 
 
 def _in_two_lines(name: str) -> str:
-    """The name of a band, where it has room for half a line.
+    """The name of a band, broken into two lines.
 
     >>> _in_two_lines("under 8 tokens"), _in_two_lines("64 tokens and more")
     ('under 8<br>tokens', '64 tokens<br>and more')

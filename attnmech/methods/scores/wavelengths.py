@@ -1,4 +1,4 @@
-"""Which wavelengths of the rotation is a score made of? Its sum over rotary planes, in bands.
+"""Scores by wavelength: the sum over rotary planes, in bands.
 
 Formulas: docs/formulas.md#wavelengths.
 """
@@ -31,11 +31,11 @@ UNROTATED: Final = "not rotated"
 
 @dataclass(frozen=True, eq=False)
 class Wavelengths(SavesFigures, Mapping[str, Any]):
-    """Scores as a sum over bands of wavelength: by band, `[batch layer head query key]`, computed on demand.
+    """Scores as a sum over bands of wavelengths: by band, `[batch layer head query key]`, computed on demand.
 
-    (R_i q)·(R_j k) = Σ_p |q_p| |k_p| cos(ω_p (i − j) + φ_p) over the planes p in which queries and keys turn; a band is
-    the planes whose wavelength 2π / ω_p lies between two edges. Besides bands there may be `position`, the model's own
-    position term, and `softcap`: all together add up to the scores. Bands may cancel each other.
+    (R_i q)·(R_j k) = Σ_p |q_p| |k_p| cos(ω_p (i − j) + φ_p) over the planes p in which queries and keys turn. A band
+    comprises the planes with a wavelength 2π / ω_p between two edges. Besides the bands there may be `position`, the
+    model's own position term, and `softcap`; together they add up to the scores. Bands may cancel each other.
     """
 
     layers: tuple[int, ...]
@@ -48,13 +48,17 @@ class Wavelengths(SavesFigures, Mapping[str, Any]):
     def of(
         cls, parts: Sequence[ScoreParts], real: Tensor, layers: tuple[int, ...], n_layers: int, edges: Sequence[float]
     ) -> "Wavelengths":
-        """The bands between the edges; `UnsupportedModelError` for a model that does not rotate."""
-        given = checked_edges(edges)
-        if all(each.wavelengths is None for each in parts):
-            raise UnsupportedModelError("this model does not rotate its queries and keys, so its scores have no bands.")
-        if any(each.wavelengths is not None and bool(each.wavelengths.isnan().any()) for each in parts):
-            raise InputError("the wavelengths are read off the rotation of one token to the next; give a longer text.")
-        return cls(layers, n_layers, given, tuple(parts), real)
+        """The bands between the edges; `UnsupportedModelError` for a model without rotation."""
+        checked = checked_edges(edges)
+        if all(part.wavelengths is None for part in parts):
+            raise UnsupportedModelError(
+                "this model does not rotate its queries and keys, so its scores have no wavelength bands."
+            )
+        if any(part.wavelengths is not None and bool(part.wavelengths.isnan().any()) for part in parts):
+            raise InputError(
+                "wavelengths are measured from the rotation between neighbouring tokens; give a longer text."
+            )
+        return cls(layers, n_layers, checked, tuple(parts), real)
 
     def __iter__(self) -> Iterator[str]:
         names = [
@@ -75,8 +79,8 @@ class Wavelengths(SavesFigures, Mapping[str, Any]):
 
     @property
     def variance_shares(self) -> TermsByHead:
-        """How much of what distinguishes the keys of a row each band makes up; bands may cancel, so beyond 0 and 1."""
-        found: dict[str, Tensor] = {}
+        """Each band's share of the variance of scores along a row; bands may cancel, so shares may leave [0, 1]."""
+        shares: dict[str, Tensor] = {}
         for layer, parts in zip(self.layers, self.parts, strict=True):
             seen = parts.visible & self.real[:, None, :, None]
             terms = {name: self._of(name, parts, slice(None)) for name in self}
@@ -84,11 +88,11 @@ class Wavelengths(SavesFigures, Mapping[str, Any]):
             variance = whole.double().sum(dim=(0, 2))
             for name, value in of_terms.items():
                 empty = torch.full((self.n_layers, len(variance)), torch.nan, dtype=torch.float64)
-                found.setdefault(name, empty)[layer] = value.double().sum(dim=(0, 2)) / variance
-        return TermsByHead(self.layers, found)
+                shares.setdefault(name, empty)[layer] = value.double().sum(dim=(0, 2)) / variance
+        return TermsByHead(self.layers, shares)
 
     def plot(self) -> "go.Figure":
-        """The share of each band in what distinguishes the keys of a row, as a map of layers × heads for each band."""
+        """Each band's share of the variance of scores along a row, as a map of layers × heads for each band."""
         shares = {name: value[list(self.layers)].numpy() for name, value in self.variance_shares.items()}
         return band_maps(shares, layers=self.layers, label="share of the variance within rows")
 
@@ -106,14 +110,14 @@ class Wavelengths(SavesFigures, Mapping[str, Any]):
 
 def checked_edges(edges: Sequence[float]) -> tuple[float, ...]:
     """The wavelengths at which bands end; `InputError` unless they rise."""
-    given = tuple(finite_number("edges", edge, above=0.0) for edge in listed("edges", edges, "a list of numbers"))
-    if list(given) != sorted(set(given)):
-        raise InputError(f"`edges` must rise; got {list(given)}.")
-    return given
+    numbers = tuple(finite_number("edges", edge, above=0.0) for edge in listed("edges", edges, "a list of numbers"))
+    if list(numbers) != sorted(set(numbers)):
+        raise InputError(f"`edges` must be strictly increasing; got {list(numbers)}.")
+    return numbers
 
 
 def band_names(edges: Sequence[float], tokens: str = TEXT.tokens) -> tuple[str, ...]:
-    """The bands between the edges, from short to long, and last that of dimensions that do not turn.
+    """The names of the bands, from short to long wavelengths; the last is for dimensions that do not turn.
 
     >>> band_names((8.0, 64.0))
     ('under 8 tokens', '8 to 64 tokens', '64 tokens and more', 'not rotated')
@@ -126,12 +130,12 @@ def band_names(edges: Sequence[float], tokens: str = TEXT.tokens) -> tuple[str, 
 
 
 def bands_there(edges: Sequence[float], parts: Sequence[ScoreParts]) -> list[str]:
-    """The bands to which a dimension of any layer belongs."""
-    return [name for name in band_names(edges) if any(bool(dimensions_of(name, edges, each).any()) for each in parts)]
+    """The bands that hold at least one dimension in some layer."""
+    return [name for name in band_names(edges) if any(bool(dimensions_of(name, edges, part).any()) for part in parts)]
 
 
 def dimensions_of(band: str, edges: Sequence[float], parts: ScoreParts) -> Bool[Tensor, " d_head"]:
-    """The dimensions of a head that belong to a band; without rotation all belong to `UNROTATED`."""
+    """The dimensions of a head that belong to a band; without rotation, all belong to `UNROTATED`."""
     turns = parts.wavelengths
     if turns is None:
         return torch.full(parts.query.shape[-1:], band == UNROTATED, device=parts.query.device)

@@ -68,7 +68,7 @@ def test_saved_and_drawn(tmp_path: Path) -> None:
     found = am.composition(models.demo())
     again = am.load_result(found.save(tmp_path / "found.safetensors"))
     torch.testing.assert_close(again.k, found.k, equal_nan=True)
-    assert "Who reads earlier heads" in found.write_html(tmp_path / "page.html").read_text()
+    assert "Heads that read earlier heads" in found.write_html(tmp_path / "page.html").read_text()
 
 
 def test_several_stacks_are_refused() -> None:

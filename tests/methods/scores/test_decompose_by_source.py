@@ -296,14 +296,14 @@ def test_a_wired_head_is_explained_by_its_wire() -> None:
         assert bool((pairs == 0).all())
         line = why.explain(1, 3, query)
         assert f"L1H3 at {query} “{ids[0, query]}” looks most at {key} “{ids[0, key]}”: score " in line
-        assert f"against the mean of the {query + 1} keys it sees" in line
+        assert f"relative to the mean of the {query + 1} keys it sees" in line
         assert ": L0H1 (key) × token embedding (query) " in line
         beyond = float(expected[query, key] - expected[query, : query + 1].mean())
         # All other terms are the same for all keys in this model without biases and positions of its own.
         said = signed(beyond, ".2f")
         assert f"score {said} against" in line and f"of which query_key {said}: " in line
         assert f"{said} (100\u00a0%), " in line and "61 other pairs" in line
-    assert why.explain(1, 3, 0) == f"L1H3 at 0 “{ids[0, 0]}” sees only one key, so it has no choice"
+    assert why.explain(1, 3, 0) == f"L1H3 at 0 “{ids[0, 0]}” sees one key alone, so its attention is fixed"
 
 
 def test_what_is_the_same_at_every_key_is_no_reason_to_look_at_one() -> None:
@@ -376,7 +376,7 @@ def test_cells_of_ones_own_are_the_same_cells(name: str) -> None:
     ]
     line = chosen.explain(1, 0, 2)
     assert ", key" not in line and line.startswith("L1H0 at 2 “") and "” and 0 “" in line
-    with pytest.raises(InputError, match=r"which cell of query 5 is meant: one of 1, 4\."):
+    with pytest.raises(InputError, match=r"query 5 has several cells; `key` must be one of 1, 4\."):
         chosen.matrix(1, 0, 5)
 
 
@@ -466,7 +466,7 @@ def test_one_token_has_no_choice() -> None:
         why = am.decompose_by_source(models.hooked(name), torch.tensor([[5]]))
         assert bool(why.matrix(1, 0).isnan().all()) and not bool(why.matrix(1, 0, 0).isnan().any())
         assert bool((why.matrix(1, 0, 0, contrast=True) == 0).all())
-        assert why.explain(0, 0, 0).endswith("sees only one key, so it has no choice")
+        assert why.explain(0, 0, 0).endswith("sees one key alone, so its attention is fixed")
 
 
 # -- what it leaves alone, and what it refuses ---------------------------------------------------------------
@@ -555,7 +555,7 @@ def test_half_precision_models_keep_to_their_own_tolerance() -> None:
 def test_what_takes_too_much_memory_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(decomposition_by_source, "MAX_BYTES", 20_000)
     hooked, ids = models.hooked("bloom"), models.token_ids("bloom")
-    with pytest.raises(InputError, match=r"to 7 cells of 6 heads takes about .* GiB.*layers=\[3\]"):
+    with pytest.raises(InputError, match=r"in 7 cells of 6 heads take about .* GiB.*layers=\[3\]"):
         am.decompose_by_source(hooked, ids)
     assert len(am.decompose_by_source(hooked, ids, cells=[(4, 1)], heads=[(1, 2)]).sources) == 8
 

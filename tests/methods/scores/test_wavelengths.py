@@ -141,8 +141,8 @@ def test_edges_and_models_that_have_no_bands() -> None:
     ]
     assert split.by_wavelength().plot().data
     bad: list[tuple[Any, str]] = [
-        (lambda: split.by_wavelength([8.0, 8.0]), "`edges` must rise"),
-        (lambda: split.by_wavelength([64.0, 8.0]), "`edges` must rise"),
+        (lambda: split.by_wavelength([8.0, 8.0]), "`edges` must be strictly increasing"),
+        (lambda: split.by_wavelength([64.0, 8.0]), "`edges` must be strictly increasing"),
         (lambda: split.by_wavelength([0.0]), "`edges` must be"),
         (lambda: split.by_wavelength([math.nan]), "`edges` must be"),
         (
@@ -252,12 +252,12 @@ def test_kernels_that_there_are_not() -> None:
     ids = models.token_ids("llama", 52, 5)
     by_position = am.decompose_scores(models.hooked("llama"), ids, centre="position")
     bad: list[tuple[Any, str]] = [
-        (by_position.position_kernel, "split at means by position.*not on their distance"),
+        (by_position.position_kernel, "with means by position.*not on their distance"),
         (am.decompose_scores(models.hooked("llama"), ids[:2]).position_kernel, "have no position term; split them"),
         (lambda: by_position.position_kernel(52), r"`sequence` must be from 0 to 51 \(52 texts were run\)"),
         (
             am.decompose_scores(models.hooked("t5"), models.inputs_of("t5"), stack="cross").position_kernel,
-            "cross-attention has no distances",
+            "cross-attention has no distance",
         ),
     ]
     for call, said in bad:

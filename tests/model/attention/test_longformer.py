@@ -323,7 +323,7 @@ def test_bad_inputs() -> None:
 
 def test_methods_that_need_one_set_of_projections_refuse() -> None:
     model = models.hooked("longformer")
-    with pytest.raises(InputError, match="two sets of W_Q"):
+    with pytest.raises(InputError, match="a local and a global set of W_Q"):
         am.composition(model)
     with pytest.raises(InputError, match="global tokens have their own"):
         am.joint_embedding(model, inputs())
