@@ -1,1 +1,1 @@
-"""Does attention to the first token say that a head has nothing to do?"""
+"""Whether attention to a sink, such as the first token, has an effect on the model's output."""

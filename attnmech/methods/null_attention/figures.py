@@ -1,4 +1,4 @@
-"""Layers × heads as a map of verdicts: what each head's attention to a sink is good for."""
+"""A map of verdicts, layers × heads: whether each head's attention to a sink has an effect."""
 
 import math
 from collections.abc import Sequence
@@ -16,7 +16,7 @@ from ...draw.text import percent, signed, with_minus_signs
 
 @dataclass(frozen=True)
 class VerdictStyle:
-    """How a verdict is drawn: `letter` stands in the cell."""
+    """How a verdict is drawn: the letter in its cells, and their colour."""
 
     letter: str
     colour: str
@@ -30,14 +30,14 @@ VERDICT_STYLES: Final = {
     "undecided": VerdictStyle("?", "#ead96b"),
     "not attending": VerdictStyle("·", "#bdbdbd"),
 }
-"""Distinguished by hue and by letter; black letters are legible on all of them."""
+"""Verdicts differ in hue and letter; black letters are legible on every colour."""
 
 LETTER_COLOUR: Final = "#111111"
 
 
 @dataclass(frozen=True)
 class HeadValues:
-    """A number of every head, with its interval where there is one (else NaN)."""
+    """One number per head, with its interval; the ends are NaN where there is no interval."""
 
     label: str
     value: Float[np.ndarray, "layer head"]
@@ -52,9 +52,9 @@ def verdict_map(
     layers: Sequence[int],
     null_share: Sequence[float],
 ) -> go.Figure:
-    """One cell per head with its verdict, and its numbers in the hover; heads without a verdict are left blank.
+    """One cell per head with its verdict, and its numbers in the hover box; cells without a verdict are blank.
 
-    `null_share` is shown beside each layer where it is known.
+    `null_share` is written beside each layer; NaN leaves it out.
     """
     names = list(VERDICT_STYLES)
     count = len(names)
@@ -102,7 +102,7 @@ def _hover(layer: int, head: int, verdict: str, numbers: Sequence[HeadValues], p
     if not verdict:
         return f"L{layer}H{head}<br>not measured"
     lines = [
-        _line(each.label, each.value[place, head], each.low[place, head], each.high[place, head]) for each in numbers
+        _line(number.label, number.value[place, head], number.low[place, head], number.high[place, head]) for number in numbers
     ]
     return "<br>".join([f"L{layer}H{head}: {verdict}", *lines])
 

@@ -1,4 +1,4 @@
-"""Is a head's attention to a sink null? Its mass, what the sink's value writes, and the verdict.
+"""Formulas of null attention: the sink's mass, what the sink's value writes, and the verdict on a head.
 
 Formulas: docs/formulas.md#null-attention.
 """
@@ -14,15 +14,15 @@ from torch import Tensor
 Verdict: TypeAlias = Literal["resting", "active", "unused", "subtle", "undecided", "not attending"]
 
 VERDICTS: Final[Mapping[Verdict, str]] = {
-    "resting": "it attends, writes little, and taking that away changes nothing",
-    "active": "it attends, writes much, and taking that away changes the metric",
-    "unused": "it attends and writes much, but taking that away changes nothing",
-    "subtle": "it attends and writes little, but taking that away changes the metric",
+    "resting": "it attends and writes little, and removing what it writes changes nothing",
+    "active": "it attends and writes much, and removing what it writes changes the metric",
+    "unused": "it attends and writes much, but removing what it writes changes nothing",
+    "subtle": "it attends and writes little, but removing what it writes changes the metric",
     "undecided": "it attends; these texts do not show whether the change is small enough to ignore or large enough to "
     "matter",
     "not attending": "its mean attention to the sink is low",
 }
-"""Each verdict, and what it says about a head."""
+"""Each verdict with what it says about a head."""
 
 
 def verdict_of(
@@ -35,14 +35,14 @@ def verdict_of(
     least_mass: float,
     least_ratio: float,
 ) -> Verdict:
-    """The verdict on one head; `low` and `high` are the interval of the effect of zeroing the sink's value.
+    """The verdict on one head; `low` and `high` are the ends of the interval of the effect of zeroing the sink's value.
 
     "not attending"  sink_mass < least_mass
     "undecided"      there is no interval, or it crosses −delta or delta
     "resting"        the whole interval lies in [−delta, delta], and value_ratio < least_ratio
-    "active"         the whole interval lies outside, and value_ratio ≥ least_ratio
-    "unused"         the whole interval lies inside, and value_ratio ≥ least_ratio
-    "subtle"         the whole interval lies outside, and value_ratio < least_ratio
+    "active"         the whole interval lies outside [−delta, delta], and value_ratio ≥ least_ratio
+    "unused"         the whole interval lies in [−delta, delta], and value_ratio ≥ least_ratio
+    "subtle"         the whole interval lies outside [−delta, delta], and value_ratio < least_ratio
 
     >>> bounds = {"delta": 0.01, "least_mass": 0.3, "least_ratio": 0.5}
     >>> verdict_of(0.9, 0.02, -0.001, 0.004, **bounds), verdict_of(0.9, 0.02, -0.001, 0.04, **bounds)
@@ -62,10 +62,10 @@ def verdict_of(
 
 
 def texts_to_decide(mean: float, ends: tuple[float, float], texts: int, delta: float) -> float:
-    """Roughly how many texts would take the interval of an effect off the bounds ±delta, if mean and spread stay.
+    """Roughly how many texts keep an effect's interval clear of the bounds ±delta, if its mean and spread stay.
 
-    n · (half-width / distance from the mean to the nearer bound)², as a half-width falls with √n; infinite for a mean
-    at a bound, NaN without an interval.
+    n · (half-width / distance from the mean to the nearer bound)², because the half-width falls with √n; infinite if
+    the mean lies at a bound, NaN without an interval.
 
     >>> texts_to_decide(0.004, (-0.008, 0.016), texts=20, delta=0.01)
     80.0
@@ -77,7 +77,7 @@ def texts_to_decide(mean: float, ends: tuple[float, float], texts: int, delta: f
 def most_attended(
     received: Float[Tensor, "batch head key"], real: Bool[Tensor, "batch key"]
 ) -> Int[Tensor, "batch head"]:
-    """The real key that receives most from the other rows of its text; of equal ones, any."""
+    """The real key that receives most attention from the other rows of its text; any of them if several are equal."""
     return received.masked_fill(~real[:, None], -1.0).argmax(dim=-1)
 
 
@@ -86,7 +86,7 @@ def sink_mass(
     sink: Bool[Tensor, "batch _ key"],
     others: Bool[Tensor, "batch _ key"],
 ) -> Float[Tensor, "batch head"]:
-    """Σ_i p_i,sink / (number of rows i), over the rows outside the sink; `received` is Σ_i p_ij over these rows."""
+    """Σ_i p_i,sink / (number of rows i) over the rows outside the sink; `received` is Σ_i p_ij over these rows."""
     return received.masked_fill(~sink, 0.0).sum(dim=-1) / others.sum(dim=-1)
 
 
@@ -98,7 +98,7 @@ def value_ratio(
 ) -> Float[Tensor, "batch head"]:
     """‖v_sink W_O‖ / median_j ‖v_j W_O‖, with `written` = ‖v W_O‖ of every key; 0 where the sink writes nothing.
 
-    Several sink tokens are averaged, weighted by the attention that each receives.
+    The norms of several sink tokens are averaged, weighted by the attention that each token receives.
     """
     share = received.masked_fill(~sink, 0.0)
     total = share.sum(dim=-1, keepdim=True)

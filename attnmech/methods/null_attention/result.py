@@ -1,6 +1,7 @@
-"""Is a head's attention to the first token a way of doing nothing? Ablate it and see (docs/formulas.md#null-attention).
+"""Null attention: ablations that test whether a head's attention to a sink does anything.
 
-After Vig & Belinkov 2019, "Analyzing the Structure of Attention in a Transformer Language Model".
+Formulas: docs/formulas.md#null-attention. After Vig & Belinkov 2019, "Analyzing the Structure of Attention in a
+Transformer Language Model".
 """
 
 import math
@@ -45,7 +46,7 @@ INTERVENTIONS: Final = {
     "mean_value": "the sink's value becomes the head's mean value",
     "only_sink": "the values of all keys but the sink become 0",
 }
-"""What is done to each head alone, in the order of measurement."""
+"""The interventions on each head, applied to one head at a time, in the order of measurement."""
 
 
 @owning_journal
@@ -63,40 +64,41 @@ def null_attention(
     reference: Inputs | Iterable[Inputs] | None = None,
     **options: Unpack[SweepOptions],
 ) -> "NullAttention":
-    """Whether heads that attend to a sink thereby do nothing.
+    """Tests, head by head, whether attention to a sink has an effect on the model's output.
 
     >>> import attnmech as am
     >>> null = am.null_attention(am.load(), ["Anna sang of shells.", "Tom lost his old anchor."], layers=[0, 2])
     >>> null.sink_mass.shape, null.null_share.shape
     (torch.Size([4, 8]), torch.Size([4]))
 
-    In GPT-2, 57 % of attention goes to the first token, which Vig & Belinkov (2019) read as "null attention": the
-    head found nothing to look for. Here that claim is tested, head by head.
+    In GPT-2, 57 % of attention goes to the first token. Vig & Belinkov (2019) call this "null attention": the head
+    has nothing to look for. This call tests that claim.
 
-    Four interventions are measured on every head: "remove" hides the sink and recomputes the softmax (a row that
-    sees nothing else, such as row 0 of a causal model, then attends to nothing), "zero_value" sets the sink's value to
-    0, "mean_value" sets it to the head's mean value over the other tokens of the inputs, or of `reference`, and
-    "only_sink" sets the values of all other keys to 0. Effects are `metric` after minus before.
+    Four interventions are measured on every head. "remove" hides the sink and recomputes the softmax (a row that
+    sees no other key, such as row 0 of a causal model, then attends to nothing). "zero_value" sets the sink's value to
+    0. "mean_value" sets it to the head's mean value over the other tokens of the inputs, or of `reference`. "only_sink"
+    sets the values of all other keys to 0. Effects are `metric` after minus before.
 
-    A head is "not attending" if its sink mass is below `least_mass`. Otherwise its value ratio says whether it writes
-    (`least_ratio` or more), and the effect of zero_value whether that matters: it does not if the whole interval of the
-    effect lies within ±`delta`, and does if it lies outside. "resting" writes little and it does not matter, "active"
-    writes and it matters, "unused" writes and it does not matter, "subtle" writes little and it matters; "undecided" is
-    a head whose interval crosses a bound, and `NullAttention.texts_needed` how many texts would decide it. Intervals
-    are corrected for all heads that are changed (95 %, `HeadEffects.simultaneous`), so that verdicts are not chance
-    finds among many heads; there are none under five texts, and useful ones take some tens.
+    A head is "not attending" if its sink mass is below `least_mass`. Otherwise the verdict combines two tests. The head
+    writes if its value ratio is at least `least_ratio`. What it writes matters if the whole interval of the effect of
+    zero_value lies outside ±`delta`, and does not matter if the whole interval lies inside. "resting" heads write
+    little, and it does not matter; "active" heads write, and it matters; "unused" heads write, and it does not matter;
+    "subtle" heads write little, and it matters. A head is "undecided" if its interval crosses a bound;
+    `NullAttention.texts_needed` estimates how many texts would decide it. Intervals are corrected for all heads that
+    are changed (95 %, `HeadEffects.simultaneous`), so that verdicts are not chance finds among many heads. Intervals
+    need at least five texts; useful ones take a few tens.
 
     Args:
         model: the model.
         inputs: texts, or token ids.
-        target: the sink: the first token of each text ("first"), the key that receives most from the other rows of the
-            text, head by head ("most_attended"), or all special tokens of the tokenizer together ("special").
-        heads: a list of (layer, head); "all"; or "attending", which changes only heads whose sink mass is at least
-            `least_mass`, as the verdict on all others follows from their sink mass alone.
-        layers: the layers of the heads, where `heads` is no list; by default all.
-        delta: the largest effect that does not matter, in the metric's unit (nats, for the loss).
-        least_mass: the least sink mass of a head that attends to the sink (ε = 0.3 of Gu et al. 2024).
-        least_ratio: the least value ratio of a head that writes.
+        target: the sink: the first token of each text ("first"), for each head the key that receives most attention
+            from the other rows of the text ("most_attended"), or all special tokens of the tokenizer ("special").
+        heads: a list of (layer, head); "all"; or "attending", which changes only heads with a sink mass of at least
+            `least_mass`, because the verdict on the others follows from their sink mass alone.
+        layers: the layers of the heads, if `heads` is not a list; all by default.
+        delta: the largest effect that does not matter, in the metric's unit (nats for the loss).
+        least_mass: the smallest sink mass at which a head counts as attending (ε = 0.3 in Gu et al. 2024).
+        least_ratio: the smallest value ratio at which a head counts as writing.
         metric: as in `am.ablate_heads`.
         reference: the texts over which "mean_value" takes its mean; by default the inputs.
         options: answers, against, bos, memory, journal, engine, partial and progress, as in `am.ablate_heads`.
@@ -106,7 +108,7 @@ def null_attention(
 
     Raises:
         InputError: for invalid heads, targets, bounds, metrics and answers.
-        JournalError: for the journal of another sweep.
+        JournalError: if the journal belongs to another sweep.
 
     Source: Vig & Belinkov 2019; Gu et al. 2024.
     """
@@ -125,7 +127,7 @@ def null_attention(
     if reference is not None:
         others = sinks_of(model, reference, target, layers=touched, stack=label or None, bos=bos, engine=engine)
     if others.mean_value.isnan().any():
-        raise InputError("the texts must have tokens other than the sink; these have none.")
+        raise InputError("the texts must have tokens other than the sink; these texts have none.")
     means = {
         layer: Values({layer: mean[None, None].to(model.dtype)}, "the head's mean over other tokens")
         for layer, mean in zip(touched, others.mean_value, strict=True)
@@ -159,7 +161,7 @@ def null_attention(
 
 
 def _attending(sinks: Sinks, layers: Sequence[int], heads: Sequence[Head], least_mass: float) -> list[Head]:
-    """The heads that attend to the sink; the one that does most, if none does enough."""
+    """The heads that attend to the sink; if no head reaches `least_mass`, the head that attends to it most."""
     mass = sinks.facts[FACTS.index("sink_mass")].nanmean(dim=-1).nan_to_num(0.0)
     of_head = {(layer, head): float(mass[layers.index(layer), head]) for layer, head in heads}
     return [head for head in heads if of_head[head] >= least_mass] or [max(of_head, key=lambda head: of_head[head])]
@@ -173,7 +175,7 @@ def _sink_of(sinks: Sinks, layers: Sequence[int], head: Head) -> Bool[Tensor, "t
 
 
 def _changes(head: Head, sink: Bool[Tensor, "text key"], mean: Values, stack: str) -> list[Change]:
-    """`INTERVENTIONS` on one head."""
+    """The changes of `INTERVENTIONS` for one head."""
     made = {
         "remove": Intervention.remove_keys([head], sink, stack=stack),
         "zero_value": Intervention.zero_values([head], sink, stack=stack),
@@ -185,10 +187,10 @@ def _changes(head: Head, sink: Bool[Tensor, "text key"], mean: Values, stack: st
 
 @dataclass(frozen=True, repr=False)
 class NullAttention(TextResult):
-    """What heads do with a sink: how much they attend to it, what that writes, and whether it matters.
+    """Heads and their sink: how much each head attends to it, what that writes, and whether it matters.
 
-    Every number is computed per text and then averaged over the texts that define it; NaN if none does, and at heads
-    that were not measured. In a difference, numbers are differences, and `verdict` says how verdicts changed.
+    Every number is computed per text and then averaged over the texts that define it; it is NaN if no text does, and
+    for heads that were not measured. In a difference, numbers are differences, and `verdict` says how verdicts changed.
     """
 
     target: str
@@ -202,14 +204,14 @@ class NullAttention(TextResult):
     effects: Mapping[str, HeadEffects]
     """The effects of "remove", "zero_value", "mean_value" and "only_sink"."""
     facts: Float[Tensor, "fact layer head text"]
-    """Sink mass, value ratio, update at the sink and elsewhere, per text; NaN where a text does not define it."""
+    """Sink mass, value ratio, update at the sink and elsewhere, per text; NaN where a text does not define them."""
     sinks: Bool[Tensor, "#layer #head text key"]
-    """True at the sink's tokens; empty in a difference, whose `parts` have their own."""
+    """True at the sink's tokens; empty in a difference, because its `parts` hold them."""
     provenance: Provenance
 
     @property
     def layers(self) -> tuple[int, ...]:
-        """The layers with measured heads; NaN in the others along the axis `layer`."""
+        """The layers with measured heads; other layers are NaN along the axis `layer`."""
         return tuple(self._asked.any(dim=-1).nonzero()[:, 0].tolist())
 
     @property
@@ -220,7 +222,7 @@ class NullAttention(TextResult):
 
     def _check(self) -> None:
         if list(self.effects) != list(INTERVENTIONS):
-            raise ValueError(f"`effects` must hold those of {', '.join(INTERVENTIONS)}; got {list(self.effects)}")
+            raise ValueError(f"`effects` must have the keys {', '.join(INTERVENTIONS)}; got {list(self.effects)}")
         super()._check()
         option("target", self.target, TARGETS)
 
@@ -231,14 +233,14 @@ class NullAttention(TextResult):
 
     @property
     def sink_mass(self) -> Float[Tensor, "layer head"]:
-        """Mean attention to the sink from rows outside it; a row that cannot see it counts as 0."""
+        """Mean attention to the sink from the rows outside it; a row that cannot see the sink counts as 0."""
         return self._mean("sink_mass")
 
     @property
     def value_ratio(self) -> Float[Tensor, "layer head"]:
         """‖v_sink W_O‖ / median_j ‖v_j W_O‖ over the other tokens j.
 
-        With several special tokens, v_sink's norm is their mean, weighted by the attention that each receives.
+        With several special tokens, ‖v_sink W_O‖ is their mean, weighted by the attention that each token receives.
         """
         return self._mean("value_ratio")
 
@@ -254,22 +256,22 @@ class NullAttention(TextResult):
 
     @property
     def update_difference(self) -> Float[Tensor, "layer head"]:
-        """Update at the sink minus elsewhere, over the texts that have rows of both kinds.
+        """Update at the sink minus update elsewhere, over the texts that have rows of both kinds.
 
-        The whole interval is below 0 where figure 10's claim holds: heads write less while they attend to the sink.
+        Figure 10's claim, that heads write less while they attend to the sink, holds where the whole interval is below 0.
         """
         return self._difference.nanmean(dim=-1)
 
     def update_interval(self, level: float = LEVEL) -> tuple[Float[Tensor, "layer head"], Float[Tensor, "layer head"]]:
-        """Low and high end of the t interval of `update_difference` over texts; NaN for fewer than five texts."""
+        """Low and high ends of the t interval of `update_difference` over texts; NaN for fewer than five texts."""
         return TextMeans.of_values(self._difference).interval(level)
 
     @cached_property
     def verdict(self) -> tuple[tuple[str, ...], ...]:
-        """The verdict on each head of each layer, by the rule of `am.null_attention`; "" at heads not measured.
+        """The verdict on each head of each layer, by the rule of `am.null_attention`; "" for heads not measured.
 
-        In the difference `one - other`: "resting" where both say so, "resting → active" where `one` says active and
-        `other` resting, and "" where a head was measured in only one of them.
+        In the difference `one - other`: "resting" if both verdicts are "resting", "resting → active" if `one` says
+        active and `other` resting, and "" if a head was measured in only one of them.
         """
         if self.parts is not None:
             now, before = (part.verdict for part in self.parts)
@@ -280,15 +282,15 @@ class NullAttention(TextResult):
         return tuple(
             tuple(verdict_of(*numbers, **bounds) if measured else "" for measured, *numbers in zip(*rows, strict=True))
             for rows in zip(
-                *(each.tolist() for each in (asked, self.sink_mass, self.value_ratio, low, high)), strict=True
+                *(values.tolist() for values in (asked, self.sink_mass, self.value_ratio, low, high)), strict=True
             )
         )
 
     @cached_property
     def texts_needed(self) -> Float[Tensor, "layer head"]:
-        """Roughly how many texts would decide each undecided head, if its effect and spread stay; NaN elsewhere.
+        """Roughly how many texts would decide each undecided head, if its effect and spread stay; NaN for other heads.
 
-        Infinite where the effect is at a bound. The interval of the effect narrows with √texts.
+        Infinite where the effect lies at a bound. The interval of the effect narrows with √texts.
         """
         effects = self.effects["zero_value"]
         needed = torch.full_like(effects.effect, torch.nan)
@@ -303,10 +305,10 @@ class NullAttention(TextResult):
 
     @property
     def null_share(self) -> Float[Tensor, " layer"]:
-        """The share of a layer's attention that is null: (1/H) Σ_h sink mass, over its resting heads.
+        """The share of a layer's attention that is null: (1/H) Σ_h sink mass, summed over its resting heads.
 
-        Over the rows outside the sink. Undecided heads are not counted, so the true share may be larger. NaN unless
-        all heads of the layer were measured.
+        Taken over the rows outside the sink. Undecided heads are not counted, so the true share may be larger. NaN
+        unless all heads of the layer were measured.
         """
         if self.parts is not None:
             return self.parts[0].null_share - self.parts[1].null_share
@@ -317,11 +319,11 @@ class NullAttention(TextResult):
     @property
     def complete(self) -> bool:
         """Whether every intervention was measured on every text; False if the sweep was interrupted."""
-        return all(each.complete for each in self.effects.values())
+        return all(effects.complete for effects in self.effects.values())
 
     @property
     def _asked(self) -> Bool[Tensor, "layer head"]:
-        """The heads that were looked at, whether they were changed or not."""
+        """The heads that were examined, changed or not."""
         return ~self.facts.isnan().all(dim=-1).all(dim=0)
 
     @property
@@ -335,12 +337,13 @@ class NullAttention(TextResult):
     def _difference(self) -> Float[Tensor, "layer head text"]:
         return self.facts[FACTS.index("update_at_sink")] - self.facts[FACTS.index("update_elsewhere")]
 
-    # -- how it is shown and kept -----------------------------------------------------------------------------
+    # -- display ----------------------------------------------------------------------------------------------
 
     def to_frame(self) -> pd.DataFrame:
-        """One row per head: its numbers, every effect with its interval and what is clear of it, and the verdict.
+        """One row per head: its numbers, every effect with its interval and whether it is clear of 0, and the verdict.
 
-        NaN where a head was not changed. `texts_needed` says how many texts would decide an undecided head.
+        Effects are NaN for heads that were not changed. `texts_needed` estimates how many texts would decide an
+        undecided head.
         """
         columns: dict[str, Tensor] = {name: self._mean(name) for name in FACTS}
         columns["update_difference"] = self.update_difference
@@ -364,9 +367,9 @@ class NullAttention(TextResult):
         return frame
 
     def plot(self) -> "go.Figure":
-        """Layers × heads, each head's verdict as a colour and a letter, with its numbers in the hover.
+        """A map of layers × heads: each head's verdict as a colour and a letter, with its numbers in the hover box.
 
-        For a difference: the effects of "zero_value" as colours.
+        For a difference, the map shows the effects of "zero_value" as colours.
         """
         if self.parts is not None:
             return self.effects["zero_value"].plot()
@@ -374,7 +377,7 @@ class NullAttention(TextResult):
 
         def measured(label: str, value: Tensor, ends: tuple[Tensor, Tensor] | None = None) -> HeadValues:
             low, high = ends or (torch.full_like(value, torch.nan),) * 2
-            return HeadValues(label, *(each[rows].numpy() for each in (value, low, high)))
+            return HeadValues(label, *(array[rows].numpy() for array in (value, low, high)))
 
         numbers = [
             measured("sink mass", self.sink_mass),
@@ -399,11 +402,11 @@ class NullAttention(TextResult):
         return [Section(heading, self.reading, {"null-attention": self.plot()}, "null.plot()")]
 
     def section(self, call: str, layers: Sequence[int], on: str) -> "Section":
-        """The map of verdicts, for a page whose reader chooses a head in `layers`; `on` names the texts."""
+        """The map of verdicts, for a page on which the reader chooses a head in `layers`; `on` names the texts."""
         return Section(
             name="map-null-attention",
             contents="Null attention",
-            heading=f"Whether attention to {TARGETS[self.target]} does anything",
+            heading=f"Effects of attention to {TARGETS[self.target]}",
             finding=self.lead,
             reading=f"{self.reading} Click a cell to choose its head.",
             caveat=f"On {on}. A verdict needs an interval, and an interval needs at least five texts.",
@@ -416,22 +419,21 @@ class NullAttention(TextResult):
         """How to read the map of verdicts."""
         if self.parts is not None:
             return "Each cell is one head: the difference between the effects of zeroing the sink's value."
-        done = "; ".join(f"{name.replace('_', ' ')}: {about}" for name, about in INTERVENTIONS.items())
+        done = "; ".join(f"{name.replace('_', ' ')}: {meaning}" for name, meaning in INTERVENTIONS.items())
         return (
-            f"Each cell is one head. It attends if its mean attention to {TARGETS[self.target]} is "
-            f"{self.least_mass:g} or more, and writes if what that value writes is {self.least_ratio:g} or more of "
+            f"Each cell is one head. A head attends if its mean attention to {TARGETS[self.target]} is at least "
+            f"{self.least_mass:g}. It writes if the norm that it writes from there is at least {self.least_ratio:g} of "
             "the other tokens' median. What it writes matters if zeroing the value changes the metric by more than "
-            f"{self.delta:g} over the whole interval, and does not matter if the interval lies within that; intervals "
-            "are over texts, corrected for all heads that were changed. Resting: writes little, and it does "
+            f"{self.delta:g} over the whole interval, and does not matter if the interval lies within ±{self.delta:g}; "
+            "intervals are over texts, corrected for all heads that were changed. Resting: writes little, and it does "
             "not matter. Active: writes, and it matters. Unused: writes, and it does not matter. Subtle: writes "
-            "little, and it matters. Beside each layer is the share of its attention that is null: that of resting "
-            "heads. "
-            f"What was done: {done}."
+            "little, and it matters. Beside each layer is the share of its attention that is null, that is, the "
+            f"attention of resting heads to the sink. Interventions: {done}."
         )
 
     @property
     def lead(self) -> str:
-        """The one sentence that the numbers support."""
+        """The verdicts of all heads in one sentence."""
         verdicts = [name for row in self.verdict for name in row if name]
         if self.parts is not None:
             changed = [
@@ -445,22 +447,23 @@ class NullAttention(TextResult):
                 f"{self._opening}{len(changed)} of {len(verdicts)} heads have a different verdict for "
                 f"{TARGETS[self.target]} on {self._texts}{listed}."
             )
-        found = ", ".join(f"{verdicts.count(name)} {name}" for name in VERDICTS)
+        counts = ", ".join(f"{verdicts.count(name)} {name}" for name in VERDICTS)
         part = "" if self.complete else "; stopped early, incomplete"
         return (
-            f"Of {len(verdicts)} heads, for {TARGETS[self.target]} on {self._texts}: {found} (within ±{self.delta:g} "
-            f"{unit_of(self.metric)}){self._would_decide}{no_interval(self._n_texts)}{part}."
+            f"Verdicts on {len(verdicts)} heads and {TARGETS[self.target]} ({self._texts}; effects within "
+            f"±{self.delta:g} {unit_of(self.metric)} count as zero): {counts}{self._would_decide}"
+            f"{no_interval(self._n_texts)}{part}."
         )
 
     @property
     def _would_decide(self) -> str:
-        """How many texts would decide undecided heads, as the end of a sentence."""
+        """The number of texts that would decide undecided heads, as the end of a sentence."""
         needed = sorted(value for value in self.texts_needed.flatten().tolist() if not math.isnan(value))
         if not needed:
             return ""
         half = needed[(len(needed) - 1) // 2]
         if len(needed) == 1:
-            return "" if math.isinf(half) else f"; about {round(half):,} texts would decide that head"
+            return "" if math.isinf(half) else f"; about {round(half):,} texts would decide the undecided head"
         return "" if math.isinf(half) else f"; about {round(half):,} texts would decide half of the undecided heads"
 
     @property
@@ -481,11 +484,11 @@ class NullAttention(TextResult):
 
 
 _NAMED: Final = 5
-"""How many heads a sentence names."""
+"""The largest number of heads that a sentence names."""
 
 
 def _changed(before: str, now: str) -> str:
-    """The verdict that both share, or how it changed."""
+    """The verdict if both are equal, else the change as `before → now`."""
     if not before or not now:
         return ""
     return now if before == now else f"{before} → {now}"

@@ -1,6 +1,6 @@
-"""Where do heads park their attention? Each text's sink: what it receives, what its value writes, what heads write.
+"""Measures each text's sink: the attention it receives, what its value writes, and what heads write.
 
-All in one pass, which keeps only what each key receives and which key each row attends to most.
+One pass measures everything; it keeps only what each key receives and the key to which each row attends most.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -36,15 +36,15 @@ TARGETS: Final[Mapping[str, str]] = {
     "most_attended": "the most attended key",
     "special": "the special tokens",
 }
-"""What can count as the sink, in words."""
+"""The possible sinks, with the words for them."""
 
 FACTS: Final = ("sink_mass", "value_ratio", "update_at_sink", "update_elsewhere")
-"""What is measured for every head in every text, in the order of the axis `fact`."""
+"""The numbers measured for every head in every text, in the order of the axis `fact`."""
 
 
 @dataclass(frozen=True)
 class Sinks:
-    """What was measured about the sinks of some texts."""
+    """The measurements of the sinks of some texts."""
 
     facts: Float[Tensor, "fact layer head text"]
     """`FACTS`; NaN where a text has no row or token that defines one."""
@@ -64,21 +64,21 @@ def sinks_of(
     bos: bool | None = None,
     engine: str | Workers = "local",
 ) -> Sinks:
-    """Measures the sinks of texts, in batches, with the texts numbered as in a sweep over the same inputs.
+    """Measures the sinks of texts in batches, with the texts numbered as in a sweep over the same inputs.
 
-    Raises `InputError` for an unknown target, and if a text has no special token to be the sink.
+    Raises `InputError` for an unknown target, and with target "special" for a text without special tokens.
     """
     if not isinstance(target, str) or target not in TARGETS:
-        known = ", ".join(f'"{name}" ({about})' for name, about in TARGETS.items())
+        known = ", ".join(f'"{name}" ({words})' for name, words in TARGETS.items())
         raise InputError(f"`target` must be one of {known}; got {shown(target)}.")
     label = model.stack(stack).label if stack else model.output_stack.label
     if target == "special" and not special_keys(model.encoder, label):
         raise InputError('target="special" needs a tokenizer with special tokens; use target="first".')
     whole = is_one_batch(model, inputs) or not isinstance(inputs, Iterable)
     documents: Any = [inputs] if whole else inputs
-    found: Sinks
-    (found,) = stream(model, iter(documents), [SinkReducer(target)], layers=layers, stack=stack, bos=bos, engine=engine)
-    return found
+    sinks: Sinks
+    (sinks,) = stream(model, iter(documents), [SinkReducer(target)], layers=layers, stack=stack, bos=bos, engine=engine)
+    return sinks
 
 
 @dataclass(frozen=True)
@@ -89,7 +89,7 @@ class SinkReducer(Reducer):
     points = ("resid_pre", "z", "v", "attn_raw", "attn_out")
 
     def start(self, run: Run) -> State:
-        """Sums by key, the key that each row attends to most, and the facts of each text."""
+        """Zero sums by key, and room for each row's most attended key and the facts of each text."""
         batch = run.batch.key_tokens(run.stack.label)
         layers, heads, (texts, width) = run.n_layers, run.n_heads, batch.ids.shape
         precision = torch.promote_types(run.model.dtype, torch.float32)
@@ -108,19 +108,19 @@ class SinkReducer(Reducer):
         return {name: value.to(run.model.device) for name, value in state.items()}
 
     def _known(self, batch: Batch, run: Run) -> Bool[Tensor, "batch key"]:
-        """The sinks that are known beforehand: none if the target is the most attended key."""
+        """The sinks known before the pass; all False if the target is the most attended key."""
         if self.target == "most_attended":
             return torch.zeros_like(batch.mask)
         if self.target == "first":
             return batch.first
-        found = batch.is_special & batch.mask
-        without = (~found.any(dim=1)).nonzero()
+        special = batch.is_special & batch.mask
+        without = (~special.any(dim=1)).nonzero()
         if len(without):
             raise InputError(
                 f'target="special" needs a special token in every text; text {int(run.documents[int(without[0])])} has '
-                "none. bos=True adds one at its beginning."
+                "none. bos=True puts one at the beginning."
             )
-        return found
+        return special
 
     def add(self, state: State, block: RowBlock, run: Run) -> None:
         """Adds what each key receives from other rows outside the sink, and notes each row's most attended key."""
@@ -134,14 +134,14 @@ class SinkReducer(Reducer):
         state["received"][block.index][..., :width] += received[..., :width]
         choice = counted & (block.visible[:, 0].sum(dim=-1) > 1)
         key = block.top.key.masked_fill(~choice[:, None], -1)
-        # A key that is no token is no sink.
+        # Keys that are not tokens cannot be sinks.
         key = key.masked_fill(key >= state["received"].shape[-1], -1)
         state["top_key"][block.index][..., rows] = key.int()
 
     def add_layer(self, state: State, end: LayerEnd, run: Run) -> None:
-        """Measures the facts of a layer, once everything that its keys receive is known."""
+        """Measures the facts of a layer, after all attention to its keys has been summed."""
         layer, real = end.index, end.real
-        # A row's weight on itself was subtracted again, which leaves rounding errors.
+        # Subtracting a row's weight on itself leaves rounding errors.
         received = state["received"][layer].clamp_min(0.0)
         sink = state["known"][:, None]
         if "most" in state:
@@ -163,14 +163,14 @@ class SinkReducer(Reducer):
         update = writer.norm(z) * scale.by_token[:, None] / stream_norm
         looking = (key >= 0) & others & (stream_norm > 0)
         at_sink = sink.expand_as(key).gather(-1, key.clamp(min=0))
-        found = {
+        measured = {
             "sink_mass": (sink_mass(received, sink, others), others.any(dim=-1)),
             "value_ratio": (value_ratio(written, received, sink, others), others.any(dim=-1)),
             "update_at_sink": _mean_where(update, looking & at_sink),
             "update_elsewhere": _mean_where(update, looking & ~at_sink),
         }
         for place, name in enumerate(FACTS):
-            value, defined = found[name]
+            value, defined = measured[name]
             known = defined.expand_as(value)
             state["facts"][place, layer] = value.masked_fill(~known, 0.0).T
             state["defined"][place, layer] = known.T
@@ -181,14 +181,14 @@ class SinkReducer(Reducer):
         state["value_counts"][layer] = counted.sum(dim=(0, 2))
 
     def close(self, state: State, run: Run) -> State:
-        """What to keep of each text."""
+        """The facts and sinks of each text, and the sums of values."""
         kept = {name: state[name] for name in ("documents", "facts", "defined", "value_sums", "value_counts")}
         return kept | {"keys": state["most"] if "most" in state else state["known"][None, None]}
 
     def merge(self, one: State, other: State) -> State:
         """The texts of both, and the sums of both."""
         longest = max(one["keys"].shape[-1], other["keys"].shape[-1])
-        keys = [torch.nn.functional.pad(each["keys"], (0, longest - each["keys"].shape[-1])) for each in (one, other)]
+        keys = [torch.nn.functional.pad(state["keys"], (0, longest - state["keys"].shape[-1])) for state in (one, other)]
         return {
             **{name: torch.cat((one[name], other[name]), dim=-1) for name in ("documents", "facts", "defined")},
             **{name: one[name] + other[name] for name in ("value_sums", "value_counts")},
@@ -208,6 +208,6 @@ class SinkReducer(Reducer):
 def _mean_where(
     values: Float[Tensor, "batch head row"], chosen: Bool[Tensor, "batch head row"]
 ) -> tuple[Float[Tensor, "batch head"], Bool[Tensor, "batch head"]]:
-    """The mean over the rows chosen, and whether there are any."""
+    """The mean over the rows in `chosen`, and whether there are any such rows."""
     count = chosen.sum(dim=-1)
     return values.masked_fill(~chosen, 0.0).sum(dim=-1) / count.clamp_min(1), count > 0
