@@ -186,7 +186,9 @@ def _about_cut(model: HookedModel, batch: Batch, whole: int, start: int) -> str:
     length = batch.ids.shape[1]
     if not start:
         cut = f"The text has {whole} tokens; the first {length} were run and are shown."
-        both = " This model attends in both directions, so the attention shown is that of the cut text, not of the whole."
+        both = (
+            " This model attends in both directions, so the attention shown is that of the cut text, not of the whole."
+        )
         return cut if model.causal else cut + both
     kept = 1 if batch.bos else 0
     first = max(start, kept)

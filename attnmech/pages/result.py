@@ -53,7 +53,7 @@ R = TypeVar("R", bound=HeadEffects | NullAttention)
 
 @dataclass(frozen=True, repr=False)
 class Report(WritesHtml):
-    """One text on one model: why its heads look, where they look, what they write, the model's certificate, and its page."""
+    """One text on one model: where its heads look, why, and what they write, with the certificate and a page."""
 
     scores: ScoreDecomposition
     native: ScoreDecomposition | None

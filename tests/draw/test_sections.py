@@ -72,7 +72,8 @@ def test_marks_shares_and_key_terms_are_counted_and_averaged(view: ScoreNumbers)
         bias = view.key_terms["key_bias"][layer, head]
         spread = f"key bias by {float(max(bias)) - float(min(bias)):.2f}"
         assert (
-            said(told["key-terms"], layer, head) == f"Between the lowest and the highest key, the score changes through {spread}."
+            said(told["key-terms"], layer, head)
+            == f"Between the lowest and the highest key, the score changes through {spread}."
         )
         for rank in range(5):
             rows = [query for query in range(1, 7) if query >= rank]

@@ -102,7 +102,8 @@ def _hover(layer: int, head: int, verdict: str, numbers: Sequence[HeadValues], p
     if not verdict:
         return f"L{layer}H{head}<br>not measured"
     lines = [
-        _line(number.label, number.value[place, head], number.low[place, head], number.high[place, head]) for number in numbers
+        _line(number.label, number.value[place, head], number.low[place, head], number.high[place, head])
+        for number in numbers
     ]
     return "<br>".join([f"L{layer}H{head}: {verdict}", *lines])
 

@@ -258,7 +258,8 @@ class NullAttention(TextResult):
     def update_difference(self) -> Float[Tensor, "layer head"]:
         """Update at the sink minus update elsewhere, over the texts that have rows of both kinds.
 
-        Figure 10's claim, that heads write less while they attend to the sink, holds where the whole interval is below 0.
+        Figure 10 claims that heads write less while they attend to the sink. That holds where the whole interval is
+        below 0.
         """
         return self._difference.nanmean(dim=-1)
 

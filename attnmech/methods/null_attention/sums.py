@@ -188,7 +188,9 @@ class SinkReducer(Reducer):
     def merge(self, one: State, other: State) -> State:
         """The texts of both, and the sums of both."""
         longest = max(one["keys"].shape[-1], other["keys"].shape[-1])
-        keys = [torch.nn.functional.pad(state["keys"], (0, longest - state["keys"].shape[-1])) for state in (one, other)]
+        keys = [
+            torch.nn.functional.pad(state["keys"], (0, longest - state["keys"].shape[-1])) for state in (one, other)
+        ]
         return {
             **{name: torch.cat((one[name], other[name]), dim=-1) for name in ("documents", "facts", "defined")},
             **{name: one[name] + other[name] for name in ("value_sums", "value_counts")},
