@@ -1,9 +1,11 @@
 """The options that all sweeps share: how a metric is measured, and how a sweep runs."""
 
 from collections.abc import Mapping
+from difflib import get_close_matches
 from pathlib import Path
 from typing import TypedDict
 
+from ..errors import InputError
 from .answers import Answers
 from .workers import Workers
 
@@ -35,12 +37,13 @@ class SweepOptions(MeasuringOptions, total=False):
 
 
 def require_known(options: Mapping[str, object], kind: type) -> None:
-    """Raises `TypeError` for an unknown option, as Python does for a function's arguments.
+    """Raises `InputError` for an unknown option, with the nearest name.
 
-    >>> require_known({"memroy": 2.0}, MeasuringOptions)
+    >>> require_known({"memroy": 2.0}, MeasuringOptions)      # doctest: +ELLIPSIS
     Traceback (most recent call last):
-    TypeError: unexpected option 'memroy'; the shared options are answers, against, bos, memory, progress
+    attnmech.errors.InputError: unknown option `memroy`; try `memory`. The options are answers, against, bos, ...
     """
     for name in options:
         if name not in kind.__annotations__:
-            raise TypeError(f"unexpected option {name!r}; the shared options are {', '.join(kind.__annotations__)}")
+            nearest = "".join(f"; try `{near}`" for near in get_close_matches(name, kind.__annotations__, n=1))
+            raise InputError(f"unknown option `{name}`{nearest}. The options are {', '.join(kind.__annotations__)}.")

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 import attnmech as am
-from attnmech.errors import JournalError, OutputError
+from attnmech.errors import InputError, JournalError, OutputError
 from attnmech.runs.journal import kept
 
 
@@ -221,6 +221,6 @@ def test_an_unknown_option_is_named_before_anything_runs(method: Any, monkeypatc
     model = models.hooked("gpt2")
     monkeypatch.setattr(type(model), "forward", None)
     with pytest.raises(
-        TypeError, match="unexpected option 'memroy'; the shared options are answers, against, bos, mem"
+        InputError, match=r"unknown option `memroy`; try `memory`\. The options are answers, against, bos"
     ):
         method(model, models.token_ids("gpt2"), memroy=2.0)
