@@ -289,7 +289,7 @@ def test_a_long_text_is_cut_and_the_page_says_so(demo: am.HookedModel) -> None:
     report = am.report(demo, " ".join(["Anna sang of shells and waves."] * 60))
     assert len(report.scores.tokens[0]) == limits.MAX_TOKENS
     assert report.notes[:2] == (ABOUT, "The text has 421 tokens; the first 192 were run and are shown.")
-    assert report.sources is None and "for want of space" in report.notes[2]
+    assert report.sources is None and "left out to save space" in report.notes[2]
     assert report.notes[1] in report.to_html()
 
 
