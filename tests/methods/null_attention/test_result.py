@@ -467,8 +467,8 @@ def test_a_result_is_kept_whole(tmp_path: Path) -> None:
 def test_it_says_in_one_line_what_was_found() -> None:
     assert repr(of_built()) == (
         "NullAttention(Verdicts on 5 heads and the first token (8 texts; effects within ±0.01 nats of loss count as "
-        "zero): 1 resting, 1 active, 1 unused, 0 subtle, 1 undecided, 1 not attending; about 1,957 texts would decide the "
-        "undecided head.)"
+        "zero): 1 resting, 1 active, 1 unused, 0 subtle, 1 undecided, 1 not attending; about 1,957 texts would decide "
+        "the undecided head.)"
     )
 
 
