@@ -1,1 +1,1 @@
-"""Which parts of a text do heads attend to, and what do they give?"""
+"""Attention between the parts of a text (sentences, lines, spans), and what each part contributes."""

@@ -1,4 +1,4 @@
-"""What each segment of a text receives, as lines."""
+"""The attention that each segment of a text receives, as lines."""
 
 from collections.abc import Mapping, Sequence
 from typing import Final
@@ -17,7 +17,7 @@ _DASHES: Final = ("solid", "dash", "dot", "dashdot", "longdash")
 
 
 def receiver_lines(scores: Mapping[str, Float[np.ndarray, " segment"]], labels: Sequence[str]) -> go.Figure:
-    """What each segment receives from later ones, a line for each head.
+    """The attention that each segment receives from later segments, one line per head.
 
     >>> receiver_lines({"L0H1": np.array([0.1, np.nan])}, ["0 a", "1 b"]).data[0].name
     'L0H1'

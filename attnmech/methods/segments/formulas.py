@@ -1,4 +1,4 @@
-"""How much do the tokens of one segment attend to those of another (docs/formulas.md#segments)?
+"""Formulas of attention between segments (docs/formulas.md#segments).
 
     M_st = mean over the rows i of segment s of Σ_{j∈t} p_ij
 
@@ -15,13 +15,13 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 _MOST_STEPS: Final = 1000
-"""The most steps of a fit."""
+"""The maximum number of steps in a fit."""
 
 _CLOSE: Final = 1e-5
-"""The share of attention at another distance at which a fit ends."""
+"""A fit ends when a smaller share of the attention than this lies at a wrong distance."""
 
 _ROUNDING: Final = 1e-6
-"""Scores whose spread is below this share of the largest are equal."""
+"""Scores count as equal if their spread is below this share of the largest score."""
 
 
 def received_by_segment(
@@ -31,36 +31,36 @@ def received_by_segment(
     lowest: int,
     sums: Float[Tensor, "batch head query_segment key_segment"],
 ) -> None:
-    """Adds Σ p_ij over the rows of each segment and the keys of each to `sums`, in place.
+    """Adds Σ p_ij over the rows of one segment and the keys of another to `sums`, in place, for every pair of segments.
 
-    `rows` and `keys` are the segment of each, −1 at padding; `sums` begins with the segment `lowest`, which no row of
-    the block is below.
+    `rows` and `keys` hold the segment of each row and key, −1 at padding; `sums` begins with the segment `lowest`, the
+    lowest segment of the block's rows.
     """
     here = int(rows.max()) + 1 - lowest
     members = rows[:, None] - lowest == torch.arange(here, device=rows.device)[:, None]
     by_key = torch.matmul(members[:, None].to(pattern), pattern)
     segments = sums.shape[-1]
     place = keys.masked_fill(keys < 0, segments)[:, None, None].expand(by_key.shape)
-    # Padding has a column of its own, which is dropped.
-    found = by_key.new_zeros(*by_key.shape[:-1], segments + 1).scatter_add_(-1, place, by_key)
-    sums[:, :, :here] += found[..., :segments]
+    # Padding has a separate column, which is dropped.
+    by_segment = by_key.new_zeros(*by_key.shape[:-1], segments + 1).scatter_add_(-1, place, by_key)
+    sums[:, :, :here] += by_segment[..., :segments]
 
 
 @dataclass(frozen=True)
 class ByDistance:
     """Attention by distance alone: p̂_ij = r_i w(i − j), with a head's own totals by distance and by row.
 
-    Of all patterns of this form it is the most likely one, and a head that does attend by distance alone is given its
-    own pattern. (The mean of p_ij at each distance would not do: its rows do not sum to 1, and on a uniform causal head
-    of 1,000 tokens it misplaces 26 % of the attention, since near the beginning each key gets more.)
+    This is the most likely pattern of this form, and it reproduces the pattern of a head that attends by distance
+    alone. (The mean of p_ij at each distance fails: its rows do not sum to 1, and on a uniform causal head of 1,000
+    tokens it misplaces 26 % of the attention, because keys near the beginning receive more.)
     """
 
     weights: Float[Tensor, "*places distance"]
-    """w(d), for d from 0; both ways, from 1 − length."""
+    """w(d), for d from 0, or from 1 − length if tokens attend both ways."""
     factors: Float[Tensor, "*places row"]
     """r_i."""
     first_key: int = 0
-    """The first key that there is: 1 if the text's first token is left out."""
+    """The first key that counts: 1 if the text's first token is left out."""
 
     @classmethod
     def fitted(
@@ -69,14 +69,14 @@ class ByDistance:
         rows: Float[Tensor, "*places row"],
         first_key: int = 0,
     ) -> "ByDistance":
-        """The one with these totals Σ p_ij by distance and by row, by iterative proportional fitting.
+        """The pattern with these totals Σ p_ij by distance and by row, by iterative proportional fitting.
 
-        The fit of each head ends when less than 10⁻⁵ of its attention is at another distance. Keys that a window hides
-        stay at 0, since there is nothing at their distances.
+        The fit of a head ends when less than 10⁻⁵ of its attention lies at a wrong distance. Keys that a window hides
+        stay at 0, because the totals at their distances are 0.
 
         >>> pattern = torch.tensor([[1.0, 0.0, 0.0], [0.6, 0.4, 0.0], [0.2, 0.5, 0.3]])
-        >>> found = ByDistance.fitted(torch.tensor([1.7, 1.1, 0.2]), torch.ones(3))
-        >>> found.cells([0, 1, 3])
+        >>> fit = ByDistance.fitted(torch.tensor([1.7, 1.1, 0.2]), torch.ones(3))
+        >>> fit.cells([0, 1, 3])
         tensor([[1.0000, 0.0000],
                 [0.4056, 0.5944]], dtype=torch.float64)
         """
@@ -91,14 +91,16 @@ class ByDistance:
             fitted[left] = weights
             far = (reached - wanted).abs().sum(dim=-1) >= close
             if not bool(far.all()):
-                left, weights, wanted, by_row, close = (each[far] for each in (left, weights, wanted, by_row, close))
+                left, weights, wanted, by_row, close = (
+                    values[far] for values in (left, weights, wanted, by_row, close)
+                )
             if not len(left):
                 break
-        found = fitted.view(sums.shape)
-        return cls(found, cls(found, rows, first_key)._scaled(rows), first_key)
+        all_weights = fitted.view(sums.shape)
+        return cls(all_weights, cls(all_weights, rows, first_key)._scaled(rows), first_key)
 
     def at(self, place: int) -> "ByDistance":
-        """That of one place along the first axis."""
+        """The pattern at one place along the first axis."""
         return ByDistance(self.weights[place], self.factors[place], self.first_key)
 
     @property
@@ -112,11 +114,11 @@ class ByDistance:
 
     @cached_property
     def _below(self) -> Float[Tensor, "*places distance_and_end"]:
-        """F, the sum of the weights before each distance."""
+        """F, the sum of the weights below each distance."""
         return torch.nn.functional.pad(self.weights.cumsum(dim=-1), (1, 0))
 
     def _scaled(self, rows: Float[Tensor, "*places row"]) -> Float[Tensor, "*places row"]:
-        """r_i with which rows have these sums."""
+        """The factors r_i that give rows these sums."""
         row = torch.arange(self._length, device=self.weights.device)
         farthest, nearest = row - self.first_key + self._zero + 1, row - self._length + 1 + self._zero
         seen = self._below[..., farthest] - self._below[..., nearest.clamp_min(0)]
@@ -124,7 +126,7 @@ class ByDistance:
 
     @property
     def _at_distances(self) -> Float[Tensor, "*places distance"]:
-        """The total at each distance."""
+        """The total attention at each distance."""
         length = self._length
         distance = torch.arange(self.weights.shape[-1], device=self.weights.device) - self._zero
         before = torch.nn.functional.pad(self.factors.cumsum(dim=-1), (1, 0))
@@ -132,9 +134,9 @@ class ByDistance:
         return self.weights * (before[..., torch.maximum(start, end)] - before[..., start])
 
     def cells(self, starts: Sequence[int]) -> Float[Tensor, "*places query_segment key_segment"]:
-        """What it puts on the cells of M: mean over i ∈ s of Σ_{j∈t} p̂_ij = r_i (F(i − t_0 + 1) − F(i − t_1 + 1)).
+        """The pattern's M: mean over i ∈ s of Σ_{j∈t} p̂_ij = r_i (F(i − t_0 + 1) − F(i − t_1 + 1)).
 
-        `starts` are the tokens at which segments begin, then the length of the text.
+        `starts` are the tokens at which segments begin, followed by the length of the text.
         """
         row = torch.arange(self._length, device=self.weights.device)
         edges = torch.tensor(starts, device=self.weights.device)
@@ -150,7 +152,7 @@ class ByDistance:
 def same_distance(
     mass: Float[Tensor, "*places query_segment key_segment"],
 ) -> Float[Tensor, "*places query_segment key_segment"]:
-    """The mean of M over the cells whose segments are as far apart, in segments.
+    """For each cell, the mean of M over all cells at the same distance in segments.
 
     >>> same_distance(torch.tensor([[1.0, 0.0], [0.4, 0.6]]))
     tensor([[0.8000, 0.0000],
@@ -166,9 +168,10 @@ def same_distance(
 def receivers(
     per_token: Float[Tensor, "*places query_segment key_segment"], gap: int
 ) -> Float[Tensor, "*places key_segment"]:
-    """What each segment receives, per token, from a later one on average; NaN for those with none `gap` or more later.
+    """What each segment receives per token from a later segment, on average over those at least `gap` segments later.
 
-    r_t = mean over s ≥ t + gap of M_st / |t|. Source: Thought Anchors (arXiv 2506.19143), with gap 4.
+    r_t = mean over s ≥ t + gap of M_st / |t|; NaN for segments with no such segment. Source: Thought Anchors (arXiv
+    2506.19143), with gap 4.
 
     >>> receivers(torch.tensor([[1.0, 0.0, 0.0], [0.5, 0.5, 0.0], [0.3, 0.2, 0.5]]), 1)
     tensor([0.4000, 0.2000,    nan])
@@ -182,7 +185,7 @@ def peakedness(scores: Float[Tensor, "*places segment"]) -> Float[Tensor, "*plac
     """The excess kurtosis of a head's receiver scores: 0 for a normal distribution, high where few segments stand out.
 
     m_4 / m_2² − 3 with the biased moments, over the segments that have a score, as in Thought Anchors (arXiv
-    2506.19143). NaN for fewer than four, and where all are equal.
+    2506.19143). NaN for fewer than four scores, and for equal scores.
 
     >>> peakedness(torch.tensor([[1.0, 0.0, 0.0, 0.0, 0.0, torch.nan]]))
     tensor([0.2500], dtype=torch.float64)
@@ -199,10 +202,10 @@ def peakedness(scores: Float[Tensor, "*places segment"]) -> Float[Tensor, "*plac
 def by_lag(
     mass: Float[Tensor, "*places query_segment key_segment"], rows: Int[Tensor, " query_segment"], lags: Sequence[int]
 ) -> tuple[Float[Tensor, "lag ..."], Float[Tensor, " lag"]]:
-    """Sums over the rows of a text of what they put on the segment `lag` back, and how many rows have such a segment.
+    """Sums of the attention of a text's rows to the segment `lag` segments back, and the number of rows that have one.
 
-    The last lag stands for all that are as far or farther; so does the first, if it is below 0. Lag 0 is a row's own
-    segment, −1 the next.
+    The last lag also counts all segments farther back, and the first lag, if negative, all segments farther ahead.
+    Lag 0 is a row's own segment, −1 the next.
     """
     place = torch.arange(mass.shape[-1], device=mass.device)
     back = place[:, None] - place

@@ -1,4 +1,4 @@
-"""How much do segments attend to each other on average, by how far apart they are? With intervals over texts."""
+"""Mean attention between segments by their distance, with intervals over texts."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -18,7 +18,8 @@ from ...runs.summed import Summed
 from .sums import lags_of
 
 PARTS: Final = ("own", "previous", "further", "earlier", "later")
-"""Parts of a row's attention: to its own segment, the one before, those before that, all earlier or later ones."""
+"""Parts of a row's attention: to its own segment, to the previous one, to those before that, to all earlier or later
+segments."""
 
 
 @dataclass(frozen=True, repr=False)
@@ -41,26 +42,26 @@ class SegmentMeans(Summed):
     first: bool
     """Whether attention to the first token of a text counts."""
     gap: int
-    """How many segments later a segment must stand to count for kurtosis."""
+    """The smallest distance, in segments, at which a later segment counts for kurtosis."""
     both_ways: bool
     """Whether tokens can attend to later ones."""
 
     @property
     def axis_lengths(self) -> Mapping[str, int]:
-        """The lengths of the axes of `state` that are known from elsewhere."""
+        """The lengths of the axes of `state` that other fields define."""
         return {"layer": len(self.layers), "lag": len(self.lags)}
 
     @property
     def lags(self) -> tuple[int, ...]:
-        """How many segments back, in the order of the axis `lag`: 0 is a row's own segment, −1 the next.
+        """Distances in segments, in the order of the axis `lag`: 0 is a row's own segment, 1 the previous, −1 the next.
 
-        The ends stand for all that are as far or farther.
+        The first and last entries also count all segments that are farther away.
         """
         return tuple(lags_of(self.both_ways))
 
     @property
     def by_lag(self) -> Float[Tensor, "layer head lag"]:
-        """Mean attention to the segment each lag back, over the rows of texts that have one; NaN if none has."""
+        """Mean attention to the segment at each lag, over the rows that have one; NaN if none has."""
         return self._by_layer(self._lag_means("sums").mean)
 
     @property
@@ -75,17 +76,17 @@ class SegmentMeans(Summed):
 
     @property
     def previous(self) -> Float[Tensor, "layer head"]:
-        """Mean attention to the segment before, over rows that have one."""
+        """Mean attention to the previous segment, over the rows that have one."""
         return self.mean("previous")
 
     @property
     def further(self) -> Float[Tensor, "layer head"]:
-        """Mean attention to all segments before that, over rows that have such."""
+        """Mean attention to all segments before the previous one, over the rows that have any."""
         return self.mean("further")
 
     @property
     def earlier(self) -> Float[Tensor, "layer head"]:
-        """Mean attention to all earlier segments, over rows that have such."""
+        """Mean attention to all earlier segments, over the rows that have any."""
         return self.mean("earlier")
 
     def mean(self, part: str) -> Float[Tensor, "layer head"]:
@@ -93,7 +94,7 @@ class SegmentMeans(Summed):
         return self._by_layer(self._part(part).mean)
 
     def baseline(self, part: str) -> Float[Tensor, "layer head"]:
-        """The same for the baseline by distance in tokens."""
+        """The mean of one of `PARTS` in the baseline by distance in tokens."""
         return self._by_layer(self._part(part, "expected").mean)
 
     def excess(self, part: str) -> Float[Tensor, "layer head"]:
@@ -103,30 +104,30 @@ class SegmentMeans(Summed):
     def interval(
         self, part: str, level: float = LEVEL, *, excess: bool = False
     ) -> tuple[Float[Tensor, "layer head"], Float[Tensor, "layer head"]]:
-        """Low and high end of the pointwise t interval over texts, of the mean or of its excess; NaN under five."""
+        """Low and high ends of the pointwise t interval over texts, of the mean or its excess; NaN under five texts."""
         means = self._excess(part) if flag("excess", excess) else self._part(part)
         low, high = means.interval(checked_level(level))
         return self._by_layer(low), self._by_layer(high)
 
     def clear(self, part: str) -> Tensor:
-        """`[layer head]`: whether more texts than chance allows have an excess of one sign, that of the mean.
+        """`[layer head]`: whether more texts than chance allows have an excess with the sign of the mean.
 
-        By an exact sign test at 5 %, corrected for all heads. Source: `attnmech.maths.intervals`.
+        The test is an exact sign test at 5 %, corrected for all heads. Source: `attnmech.maths.intervals`.
         """
         return self._by_layer(self._excess(part).clear.double()).nan_to_num(0.0).bool()
 
     @property
     def kurtosis(self) -> Float[Tensor, "layer head"]:
-        """The excess kurtosis of a head's receiver scores with this `gap`, mean over texts with four or more scores.
+        """The excess kurtosis of a head's receiver scores with this `gap`, mean over texts with at least four scores.
 
-        High where the head's later segments look at few earlier ones. As in Thought Anchors (arXiv 2506.19143): mean
-        attention per pair of tokens, from segments `gap` or more later, biased moments, minus 3.
+        High where later segments look at few earlier ones. As in Thought Anchors (arXiv 2506.19143): mean attention
+        per pair of tokens, from segments at least `gap` later, biased moments, minus 3.
         """
         return self._by_layer(self._peaks.mean)
 
     @property
     def receiver_heads(self) -> pd.DataFrame:
-        """One row per head, the most peaked first: layer, head, kurtosis, its interval over texts, and `texts`."""
+        """One row per head, highest kurtosis first: layer, head, kurtosis, its interval over texts, and `texts`."""
         low, high = self._peaks.interval()
         index = [(row, head) for row in range(len(self.layers)) for head in range(low.shape[1])]
         frame = pd.DataFrame(
@@ -142,8 +143,8 @@ class SegmentMeans(Summed):
         return frame.sort_values("kurtosis", ascending=False, kind="stable", ignore_index=True)
 
     def to_frame(self) -> pd.DataFrame:
-        """One row per head: own, previous, further (and later, in models that look ahead), each with its interval,
-        its baseline by distance (`_expected`) and whether it differs from that (`_clear`); kurtosis.
+        """One row per head: own, previous, further (and later, in models that look ahead), with their intervals, their
+        baselines by distance (`_expected`) and whether they differ from the baselines (`_clear`); kurtosis.
         """
         columns: dict[str, Tensor] = {}
         for part in self._parts:
@@ -167,7 +168,7 @@ class SegmentMeans(Summed):
         return ("own", "previous", "further", *(["later"] if self.both_ways else []))
 
     def _lag_means(self, name: str) -> TextMeans:
-        sums, counts = (self.state[each].movedim(0, 2) for each in (name, "counts"))
+        sums, counts = (self.state[entry].movedim(0, 2) for entry in (name, "counts"))
         return TextMeans.of_ratio(sums, counts)
 
     def _part(self, part: str, name: str = "sums") -> TextMeans:
@@ -177,7 +178,7 @@ class SegmentMeans(Summed):
         return TextMeans.of_ratio(*self._of_part(part, self.state["sums"] - self.state["expected"]))
 
     def _of_part(self, part: str, sums: Tensor) -> tuple[Tensor, Tensor]:
-        """Sums over the lags of a part, and the number of rows that have such segments."""
+        """Sums over the lags of a part, and the number of rows that have segments at these lags."""
         zero = self.lags.index(0)
         places = {
             "own": ([zero], zero),

@@ -1,4 +1,4 @@
-"""What a page says about how the chosen token's sentence attends to the others."""
+"""The section of a page about how a token's sentence attends to the other sentences."""
 
 from collections.abc import Sequence
 from functools import cache
@@ -17,7 +17,7 @@ from ...draw.style import FIGURE_STYLE, SCORE_COLOURS
 from ...draw.text import bound, isolated, percent, visible_token
 
 _BEGINNING: Final = 60
-"""Characters of a segment in a sentence."""
+"""The maximum number of a segment's characters that a finding quotes."""
 
 
 def segment_section(
@@ -30,16 +30,16 @@ def segment_section(
     layers: Sequence[int],
     call: str,
 ) -> Section:
-    """How the segments attend to each other in the chosen head, with the chosen token's segment framed.
+    """How the segments attend to each other in the selected head, with the selected token's segment framed.
 
     Args:
         mass: the share of a row's attention that goes to each segment, mean over the rows of a segment.
-        expected: what distance alone would give.
-        segments: their texts.
-        starts: where each begins, then the number of tokens.
+        expected: the same shares for attention by distance alone.
+        segments: the texts of the segments.
+        starts: the first token of each segment, followed by the number of tokens.
         tokens: the text's tokens.
-        layers: the layers of both arrays, which can be chosen on the page.
-        call: the Python that gives the result.
+        layers: the layers of both arrays; the reader can select each on the page.
+        call: the Python expression for the result.
 
     """
     of_token = np.repeat(np.arange(len(segments)), np.diff(starts))
@@ -62,8 +62,8 @@ def segment_section(
             f"{percent(float(row[at]))} to sentence {at} ({percent(float(alone[at]))} by distance alone)"
             for at in others
         ]
-        given = ", ".join([f"{percent(float(row[own]))} of their attention to each other", *parts])
-        return f"In L{layers[layer]}H{head}, the tokens of sentence {own}, {texts[own]}, give {given}."
+        shares = ", ".join([f"{percent(float(row[own]))} of their attention to each other", *parts])
+        return f"In L{layers[layer]}H{head}, the tokens of sentence {own}, {texts[own]}, give {shares}."
 
     return Section(
         name="token-segments",
@@ -77,12 +77,12 @@ def segment_section(
         "the right map, where both are taken off.",
         figures=charts,
         call=f'{call}.plot("mass", layer={{layer}}, head={{head}})',
-        rounding=f"shares of sentences are off by at most {bound(max(error_of(each) for each in charts.values()))}",
+        rounding=f"shares of sentences are off by at most {bound(max(error_of(chart) for chart in charts.values()))}",
     )
 
 
 def _in_a_line(text: str) -> str:
-    """How a segment begins, as plain text."""
+    """The beginning of a segment, as plain text in one line."""
     line = " ".join(visible_token(word) for word in text.split())
     return isolated(line if len(line) <= _BEGINNING else f"{line[: _BEGINNING - 1]}…")
 
@@ -94,7 +94,7 @@ def _segment_chart(
     label: str,
     reach: Float[np.ndarray, "layer head"] | None,
 ) -> Chart:
-    """One map of the chosen head; with `reach`, its values have signs and go that far."""
+    """A map for the selected head; with `reach`, values are signed and the colour scale ends at ±reach."""
     labels, count = segment_labels(segments), len(segments)
     drawn = ByChoice(values, ("layer", "head"))
     figure = Figure()

@@ -1,4 +1,4 @@
-"""How much do sentences, lines or other segments attend to each other (docs/formulas.md#segments)?
+"""Attention between the sentences, lines or other segments of texts (docs/formulas.md#segments).
 
 Receiver scores after "Thought Anchors" (arXiv 2506.19143).
 """
@@ -37,7 +37,7 @@ from .segmentation import Segmented, Segments
 from .sums import SegmentSums, of_text
 
 BASELINES: Final = ("tokens", "segments")
-"""By what distance a baseline is."""
+"""The units of distance for a baseline."""
 
 FIGURES: Final = ("mass", "excess", "per_token", "heads", "receivers")
 
@@ -58,42 +58,42 @@ def segment_attention(
     gap: int = 4,
     **corpus: Any,
 ) -> "SegmentAttention":
-    """How much the tokens of each segment attend to those of each other, head by head, beside a baseline by distance.
+    """How much the tokens of each segment attend to every other segment, by head, with a baseline by distance.
 
-    M_st = mean over the rows i of segment s of Σ_{j∈t} p_ij. A row of M sums to 1, less a sink's share.
+    M_st = mean over the rows i of segment s of Σ_{j∈t} p_ij. A row of M sums to 1, or to 1 minus a sink's share.
 
     >>> import attnmech as am
     >>> from attnmech.demo.text import documents
-    >>> found = am.segment_attention(am.load(), documents(6))
-    >>> found.mass(text=0).shape, found.segments(text=0)[1]
+    >>> result = am.segment_attention(am.load(), documents(6))
+    >>> result.mass(text=0).shape, result.segments(text=0)[1]
     (torch.Size([4, 8, 4, 4]), ' The file is as urgent as the invoice.')
-    >>> found.previous.shape
+    >>> result.previous.shape
     torch.Size([4, 8])
 
-    One forward pass; no [query key] array of the whole text is made. For an iterator of texts (a corpus) only sums by
-    distance in segments are kept.
+    This takes one forward pass and makes no [query key] array of a whole text. For an iterator of texts (a corpus),
+    only sums by distance in segments are kept.
 
     Args:
         model: the model.
         inputs: texts, or an iterator of texts (a corpus).
-        segments: "sentence": up to a mark that ends one (. ! ? … and their like, with closing quotes and brackets),
-            and a space; abbreviations end one too. "line": up to a line break; "document": a whole text. Or spans: a
-            list of (start, end), counted from the text's first token, that covers each token once; for several texts
-            a list of such lists. Special tokens belong to the segment beside them.
-        layers: by default all.
-        stack: "encoder" or "decoder" in a model with several.
+        segments: "sentence": up to a mark that ends a sentence (. ! ? … and similar marks, with closing quotes and
+            brackets) followed by a space; abbreviations also end sentences. "line": up to a line break. "document": a
+            whole text. Or spans: a list of (start, end), counted from the text's first token, that covers each token
+            once; for several texts, a list of these lists. Special tokens belong to the segment beside them.
+        layers: all by default.
+        stack: "encoder" or "decoder" in a model with several stacks.
         bos: whether each text begins with the tokenizer's first token.
-        first: whether attention to the first token of a text counts. Heads that rest there give it to the first
-            segment; with False it is left out of M and of the baseline, and rows sum to less.
-        gap: how many segments later a segment must stand to count for kurtosis; 4 in Thought Anchors.
+        first: whether attention to the first token of a text counts. Heads that rest there give this attention to the
+            first segment; with False it is left out of M and of the baseline, and rows sum to less.
+        gap: the smallest distance, in segments, at which a later segment counts for kurtosis; 4 in Thought Anchors.
         corpus: `truncate`, `shard`, `journal`, `progress` and `engine`, as in `am.stream`.
 
     Returns:
-        Cells, baselines and receiver scores of texts run together; means by distance in segments, with intervals.
+        Cells, baselines and receiver scores for texts run together; means by distance in segments, with intervals.
 
     Raises:
         InputError: for spans that overlap, leave a gap or reach outside their text, for an empty text, for spans with
-            a corpus, for cross-attention, and where the cells of a batch would take more than 2 GB.
+            a corpus, for cross-attention, and if the cells of a batch would take more than 2 GB.
 
     Source: receiver scores after Bogdan et al. 2025, "Thought Anchors" (arXiv 2506.19143).
 
@@ -112,7 +112,7 @@ class SegmentReducer(SegmentSums):
     def finish(self, state: State, source: Source) -> "SegmentAttention":
         """The result."""
         batch = None if source.batch is None else source.batch.queries(source.stack.label)
-        found = None if batch is None else Segmented.of(batch, self.segments)
+        segmented = None if batch is None else Segmented.of(batch, self.segments)
         return SegmentAttention.of(
             state,
             source,
@@ -120,7 +120,7 @@ class SegmentReducer(SegmentSums):
             first=self.first,
             gap=self.gap,
             both_ways=not source.stack.architecture.causal,
-            starts=() if found is None else found.starts,
+            starts=() if segmented is None else segmented.starts,
             begins=() if batch is None else tuple(batch.begins.tolist()),
             tokens=() if batch is None else _real_tokens(batch.tokens, batch.mask),
         )
@@ -150,15 +150,15 @@ class SegmentAttention(SegmentMeans):
     """Further entries of `state`, for texts run together."""
 
     starts: tuple[tuple[int, ...], ...]
-    """For texts run together: where each segment begins, counted from the text's first token; then the length."""
+    """For texts run together: each segment's start, counted from the text's first token, followed by the length."""
     begins: tuple[int, ...]
-    """For texts run together: how much padding is before each."""
+    """For texts run together: the amount of padding before each text."""
     tokens: tuple[tuple[str, ...], ...]
     """For texts run together: their tokens, without padding."""
 
     @property
     def axis_lengths(self) -> Mapping[str, int]:
-        """The lengths of the axes of `state` that are known from elsewhere."""
+        """The lengths of the axes of `state` that other fields define."""
         return {**super().axis_lengths, **({"batch": len(self.starts)} if self.starts else {})}
 
     def _check(self) -> None:
@@ -178,38 +178,38 @@ class SegmentAttention(SegmentMeans):
         """The result over several shards of a corpus, as if they had been one run.
 
         Raises `InputError` for shards that share documents or come from two corpora, for results with another model,
-        other layers, options or hooks, and for those of texts run together.
+        other layers, options or hooks, and for results on texts run together.
         """
-        if any(isinstance(each, SegmentAttention) and each.starts for each in (self, *others)):
+        if any(isinstance(result, SegmentAttention) and result.starts for result in (self, *others)):
             raise InputError("results on texts that were run together cannot be merged; merge those of a corpus.")
         return super().merged(*others)
 
     # -- the segments of one text -----------------------------------------------------------------------------
 
     def segments(self, text: int = 0) -> tuple[str, ...]:
-        """The segments of one text, as text."""
+        """The segments of one text, as strings."""
         own, tokens = self.starts[self._text(text)], self.tokens[text]
         return tuple("".join(tokens[start:end]) for start, end in pairwise(own))
 
     def mass(self, text: int = 0) -> Float[Tensor, "layer head query_segment key_segment"]:
         """M_st, the share of a row's attention that goes to each segment, mean over the rows of segment s.
 
-        The axis `layer` has the layers measured.
+        The axis `layer` holds the layers measured.
         """
         count = len(self.starts[self._text(text)]) - 1
         return self.state["mass"][:, :, text, :count, :count]
 
     def per_token(self, text: int = 0) -> Float[Tensor, "layer head query_segment key_segment"]:
-        """M_st / |t|: the mean of p_ij over the pairs of tokens of both segments, hidden pairs included."""
+        """M_st / |t|: the mean of p_ij over the pairs of tokens of the two segments, including hidden pairs."""
         return self.mass(text) / torch.tensor(self.starts[text]).diff()
 
     def expected(self, text: int = 0, by: str = "tokens") -> Float[Tensor, "layer head query_segment key_segment"]:
-        """What distance alone would put on the same cells: the baseline of `mass`.
+        """The baseline of `mass`: M for attention by distance alone.
 
-        By distance in tokens, the pattern p̂_ij = r_i w(i − j) that has the head's own totals at each distance and in
-        each row (`attnmech.methods.segments.formulas.ByDistance`): a head that attends by distance alone is 0 above it.
-        Of masks that depend on more than the distance, it knows the totals only. By distance in segments, the mean of M
-        over the cells that are as far apart.
+        By distance in tokens, the baseline comes from the pattern p̂_ij = r_i w(i − j) that has the head's own totals at
+        each distance and in each row (`attnmech.methods.segments.formulas.ByDistance`). A head that attends by distance
+        alone is 0 above it. If a mask depends on more than the distance, the baseline uses its totals only. By distance
+        in segments, the baseline is the mean of M over the cells at the same distance.
         """
         if option("by", by, BASELINES) == "segments":
             return same_distance(self.mass(text))
@@ -219,14 +219,14 @@ class SegmentAttention(SegmentMeans):
         return ByDistance(*kept, 0 if self.first else 1).cells(starts).to(self.state["mass"].dtype)
 
     def receivers(self, text: int = 0, gap: int = 1) -> Float[Tensor, "layer head segment"]:
-        """What each segment receives per token from a later one, mean over those `gap` or more later.
+        """What each segment receives per token from a later segment, mean over those at least `gap` segments later.
 
-        NaN for the last segments, which have none. Source: Thought Anchors (arXiv 2506.19143), with gap 4.
+        NaN for the last segments, which have no such segment. Source: Thought Anchors (arXiv 2506.19143), with gap 4.
         """
         return receivers(self.per_token(text), whole_number("gap", gap, least=1))
 
     def strongest(self, count: int = 10, text: int = 0) -> pd.DataFrame:
-        """The cells of one text between different segments that are most above their baseline by distance in tokens.
+        """One text's cells between different segments that exceed their baseline by distance in tokens most.
 
         Columns: layer, head, query_segment, key_segment, mass, expected, same_distance, query, key (as text).
         """
@@ -259,10 +259,11 @@ class SegmentAttention(SegmentMeans):
     ) -> "go.Figure":
         """A figure; returned, not shown.
 
-        "heads": layers × heads, coloured by the excess of attention to earlier segments over its baseline. Of one
+        "heads": layers × heads, coloured by the excess of attention to earlier segments over its baseline. For one
         text and head: "mass" (query segments × key segments), "excess" (mass minus its baseline by distance in
-        tokens), "per_token"; "receivers": what each segment receives, of the heads with the highest kurtosis or of
-        the given one. Without `layer` and `head`: the head whose cell is most above its baseline.
+        tokens) and "per_token". "receivers": what each segment receives, for `layer` and `head` or, without them, for
+        the heads with the highest kurtosis. Other figures without `layer` and `head` show the head with the cell that
+        exceeds its baseline most.
         """
         if option("figure", figure, FIGURES) == "heads":
             rows = range(len(self.layers))
@@ -293,14 +294,14 @@ class SegmentAttention(SegmentMeans):
     def show(self, *, view: str = "sentence", layer: int | None = None, head: int = 0, text: int = 0) -> View:
         """Lines between segments ("sentence") or small maps of all heads ("model"), for a notebook or a page.
 
-        `layer` shows one layer; by default all that were measured.
+        `layer` shows one layer; by default, all measured layers are shown.
         """
         views = {"sentence": sentence_view, "model": model_view}
         make = views[option("view", view, views)]
         rows = list(range(len(self.layers))) if layer is None else [self._row(layer)]
         return make(
             self.mass(text)[rows].float().numpy(),
-            [each.strip() or each for each in self.segments(text)],
+            [segment.strip() or segment for segment in self.segments(text)],
             layers=[self.layers[row] for row in rows],
             head=index_of("head", head, self.state["mass"].shape[1]),
             sums_to_one=False,
@@ -371,12 +372,12 @@ class SegmentAttention(SegmentMeans):
         return [heads, cells, lines, received]
 
     def token_section(self, call: str, tokens: Sequence[str], layers: Sequence[int]) -> Section:
-        """How the segment of the query chosen on a page attends to the others, in the first text."""
+        """How the segment of the query selected on a page attends to the other segments, in the first text."""
         rows = [self._row(layer) for layer in layers]
-        mass, expected = (each[rows].float().numpy() for each in (self.mass(), self.expected()))
+        mass, expected = (values[rows].float().numpy() for values in (self.mass(), self.expected()))
         return segment_section(mass, expected, self.segments(), self.starts[0], tokens=tokens, layers=layers, call=call)
 
-    # -- the numbers behind it --------------------------------------------------------------------------------
+    # -- texts, layers and heads ------------------------------------------------------------------------------
 
     def _text(self, text: int) -> int:
         if not self.starts:
@@ -403,11 +404,11 @@ class SegmentAttention(SegmentMeans):
         return self._row(int(top["layer"])), int(top["head"])
 
     def _peaked(self, text: int) -> list[tuple[int, int]]:
-        """The heads with the highest kurtosis in one text, all later segments counting."""
+        """The heads with the highest kurtosis in one text, counting all later segments."""
         peaks = peakedness(self.receivers(text)).nan_to_num(-torch.inf)
         places = torch.unravel_index(peaks.flatten().argsort(descending=True, stable=True)[:_LINES], peaks.shape)
         return [(int(row), int(place)) for row, place in zip(*places, strict=True)]
 
 
 _LINES: Final = 5
-"""How many heads a figure of receivers shows."""
+"""The number of heads in a figure of receivers."""

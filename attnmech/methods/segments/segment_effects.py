@@ -1,4 +1,4 @@
-"""What does the model lose when one segment of a text can no longer look at another?"""
+"""The model's loss when one segment of a text can no longer attend to another."""
 
 import math
 import sys
@@ -35,7 +35,7 @@ from ...runs.sweep import run_sweep
 from .segmentation import Segmented, Segments
 
 STRONGEST: Final = 20
-"""The key segments whose pairs are measured where all pairs would take too long."""
+"""The number of key segments measured if all pairs would take too long."""
 
 METRICS: Final = ("kl", "loss")
 
@@ -51,32 +51,34 @@ def segment_effects(
     budget: float = 600.0,
     **options: Unpack[SweepOptions],
 ) -> "SegmentEffects":
-    """The effect on the later text of cutting one segment of a text off another, pair by pair.
+    """The effect on the later text of cutting one segment of a text off another, for every pair of segments.
 
-    For segments s after t, attention from the rows of s to the keys of t is removed inside the softmax of the heads
-    (`am.Intervention.cut`); the effect is measured in nats per token: KL from the clean output and, where the model
-    predicts tokens, the change of loss. In a causal model the tokens are those from the beginning of s on, since no
-    others change, else all of the text; a classifier has a KL for the text. Each segment is also cut off from all later
-    ones. No row is left without a key, since each keeps its own segment.
+    For each pair of a segment t and a later segment s, attention from the rows of s to the keys of t is removed inside
+    the softmax of the heads (`am.Intervention.cut`). The effect is in nats per token: the KL divergence from the clean
+    output and, if the model predicts tokens, the change of loss. In a causal model it is taken over the tokens from the
+    beginning of s, because no others change; in other models over the whole text. A classifier has one KL per text.
+    Each segment is also cut off from all later segments at once. Every row keeps its own segment, so no row is left
+    without a key.
 
     >>> import attnmech as am
     >>> model = am.load()
-    >>> found = am.segment_effects(model, "Anna lost her anchor. Tom sang. Anna was sad.")
-    >>> found.kl.shape, bool(found.kl[2, 0] > 0)
+    >>> effects = am.segment_effects(model, "Anna lost her anchor. Tom sang. Anna was sad.")
+    >>> effects.kl.shape, bool(effects.kl[2, 0] > 0)
     (torch.Size([3, 3]), True)
 
     Args:
         model: the model.
         inputs: one text.
         segments: as in `am.segment_attention`.
-        heads: whose attention is cut, in all layers by default.
-        budget: how many seconds all pairs may take, by an estimate that is printed first. If they would take longer,
-            pairs are measured for the 20 segments whose cut from all later ones has the largest KL.
-        options: `bos`, `memory`, `journal` and `progress`, as in `am.ablate_heads`. The journal is several files, whose
-            names begin with the path given.
+        heads: the heads whose attention is cut; by default all heads of all layers.
+        budget: the time that all pairs may take, in seconds, by an estimate that is printed first. If the estimate is
+            longer, only pairs of 20 key segments are measured: those with the largest KL when cut off from all later
+            segments.
+        options: `bos`, `memory`, `journal` and `progress`, as in `am.ablate_heads`. The journal is several files with
+            names that begin with this path.
 
     Returns:
-        Effects by pair and by segment; NaN where not measured.
+        Effects by pair and by segment; NaN where they were not measured.
 
     Raises:
         InputError: for several texts, for fewer than two segments, for spans that do not cover the text, and for
@@ -120,38 +122,38 @@ def segment_effects(
             chosen_keys = {key for _, key in strongest}
             pairs = [pair for pair in pairs if pair[1] in chosen_keys]
             print(f"more than {budget:.0f} s: the pairs of {len(chosen_keys)} segments are measured", file=sys.stderr)
-        found = work.measured("pairs", pairs)
+        by_metric = work.measured("pairs", pairs)
     fields: dict[str, Any] = {}
     for metric in METRICS:
-        if metric not in found:
+        if metric not in by_metric:
             fields |= {metric: None, f"{metric}_from_later": None}
             continue
         whole = torch.full((count, count), torch.nan, dtype=torch.float64)
         alone = torch.full((count,), torch.nan, dtype=torch.float64)
-        for (query, key), value in found[metric].items():
+        for (query, key), value in by_metric[metric].items():
             whole[query, key] = value
         for (_, key), value in later[metric].items():
             alone[key] = value
         fields |= {metric: whole, f"{metric}_from_later": alone}
     tokens = tuple(token for token, real in zip(batch.tokens[0], batch.mask[0].tolist(), strict=True) if real)
-    about = {"segments": segments if isinstance(segments, str) else "span", "heads": str(chosen), "bos": bos}
-    about["per"] = "" if model.predicts == "output" else "later token" if work.causal else "token"
+    options_used = {"segments": segments if isinstance(segments, str) else "span", "heads": str(chosen), "bos": bos}
+    options_used["per"] = "" if model.predicts == "output" else "later token" if work.causal else "token"
     return SegmentEffects(
         **fields,
         causal=work.causal,
         starts=starts,
         tokens=tokens,
-        provenance=model.provenance(batch_hash(batch), batch.tokens, about),
+        provenance=model.provenance(batch_hash(batch), batch.tokens, options_used),
     )
 
 
 _Pair = tuple[int | None, int]
-"""Query segment, or None for all later ones (all others, in a model that looks ahead), and key segment."""
+"""The query segment, or None for all later segments (all others, in a model that looks ahead), and the key segment."""
 
 
 @dataclass
 class _Cutting:
-    """One text whose segments are cut off each other."""
+    """Measures cuts between the segments of one text."""
 
     model: HookedModel
     batch: Any
@@ -164,7 +166,7 @@ class _Cutting:
         return self.model.causal
 
     def estimate(self, changes: int) -> float:
-        """Roughly how many seconds so many changes take: a clean pass for each, and each metric."""
+        """Roughly the seconds for a number of changes: one clean pass for each change and metric."""
         self.model.forward(self.batch, captures=[("logits", None)])
         begin = time.perf_counter()
         self.model.forward(self.batch, captures=[("logits", None)])
@@ -172,7 +174,7 @@ class _Cutting:
         return (time.perf_counter() - begin) * changes * passes
 
     def journals(self) -> ExitStack:
-        """Owns the journals of all sweeps, so that each lasts until the last sweep has ended."""
+        """Owns the journals of all sweeps, so that they last until the last sweep has ended."""
         whole = ExitStack()
         for what in ("later", "pairs"):
             for metric in METRICS:
@@ -184,17 +186,17 @@ class _Cutting:
         return None if path is None else f"{path}.{what}.{metric}"
 
     def measured(self, what: str, pairs: Sequence[Any]) -> dict[str, dict[_Pair, float]]:
-        """The effect of each cut, per token that can feel it."""
+        """The effect of each cut, per token that the cut can change."""
         changes = [self._change(query, key) for query, key in pairs]
-        found = {}
+        by_metric = {}
         for metric in METRICS if _has_loss(self.model) else METRICS[:1]:
             options = {**self.options, "journal": self._journal(what, metric)}
             swept = run_sweep(self.model, self.batch, changes, metric, **options)
             effects = (swept.after - swept.before)[:, 0].tolist()
-            found[metric] = {
+            by_metric[metric] = {
                 pair: effect * self._scale(pair, metric) for pair, effect in zip(pairs, effects, strict=True)
             }
-        return found
+        return by_metric
 
     def _change(self, query: int | None, key: int) -> Change:
         length, span = self.spans[-1][1], self.spans[key]
@@ -202,10 +204,10 @@ class _Cutting:
             rows = [self.spans[query]]
         else:
             rows = [(span[1], length)] if self.causal else [(0, span[0]), (span[1], length)]
-        return tuple(Intervention.cut(each, span, self.heads) for each in rows if each[1] > each[0])
+        return tuple(Intervention.cut(row_span, span, self.heads) for row_span in rows if row_span[1] > row_span[0])
 
     def _scale(self, pair: _Pair, metric: str) -> float:
-        """From the mean over the text to that from the first row of the cut on: rows before it do not change."""
+        """The factor from the mean over the text to the mean from the first row of the cut: earlier rows stay equal."""
         if not self.causal or self.model.predicts == "output":
             return 1.0
         query, key = pair
@@ -222,23 +224,23 @@ def _has_loss(model: HookedModel) -> bool:
 
 @dataclass(frozen=True, repr=False)
 class SegmentEffects(PagedResult):
-    """What a model loses when rows of one segment of a text do not attend to another, in nats per token.
+    """The effects of cutting the rows of one segment of a text off another segment, in nats per token.
 
-    In a causal model, the tokens are those from the query segment's first on; else all of the text.
+    In a causal model, means are over the tokens from the query segment's first token; in others over the whole text.
     """
 
     SUBTRACT = "subtract what you compare: one.kl - other.kl"
 
     kl: Float[Tensor, "query_segment key_segment"]
-    """Mean KL divergence from the clean output, in nats; NaN where not measured."""
+    """Mean KL divergence from the clean output, in nats; NaN where it was not measured."""
     kl_from_later: Float[Tensor, " segment"]
-    """The same where all later segments (all others, in a model that looks ahead) are cut off from this one."""
+    """The same when all later segments (all others, in a model that looks ahead) are cut off from this one."""
     loss: Float[Tensor, "query_segment key_segment"] | None
-    """The change of the mean cross-entropy, in nats; NaN where no token follows, None in a model without a loss."""
+    """The change of the mean cross-entropy, in nats; NaN where no token follows, None for a model without a loss."""
     loss_from_later: Float[Tensor, " segment"] | None
     causal: bool
     starts: tuple[int, ...]
-    """Where each segment begins, counted from the text's first token; then the text's length."""
+    """Each segment's start, counted from the text's first token, followed by the text's length."""
     tokens: tuple[str, ...]
     provenance: Provenance
 
@@ -250,7 +252,7 @@ class SegmentEffects(PagedResult):
 
     @property
     def segments(self) -> tuple[str, ...]:
-        """The segments, as text."""
+        """The segments, as strings."""
         return tuple("".join(self.tokens[a:b]) for a, b in pairwise(self.starts))
 
     def to_frame(self) -> pd.DataFrame:
@@ -297,7 +299,7 @@ class SegmentEffects(PagedResult):
 
     @property
     def _per(self) -> str:
-        """What each number is a mean over, as the end of a phrase; nothing for what a classifier says of a text."""
+        """The unit over which numbers are means, as the end of a phrase; empty for a classifier's output."""
         unit = self.provenance.options.get("per", "later token" if self.causal else "token")
         return f" per {unit}" if unit else ""
 

@@ -1,4 +1,4 @@
-"""Into which segments does a text fall: sentences, lines, whole documents, or spans of tokens?
+"""Splits texts into segments: sentences, lines, whole documents, or spans of tokens.
 
 Each token of a text belongs to exactly one segment; segments are counted from 0.
 """
@@ -17,10 +17,10 @@ from ...errors import InputError
 from ...runs.token_types import TOKEN_TYPES, type_of
 
 KINDS: Final = ("sentence", "line", "document")
-"""The segments that are read off a text."""
+"""The kinds of segments that are read from the text itself."""
 
 Segments: TypeAlias = str | Sequence[Any]
-"""One of `KINDS`, or spans: a list of (start, end), for several texts a list of such lists."""
+"""One of `KINDS`, or spans: a list of (start, end); for several texts, a list of these lists."""
 
 _CLOSING: Final = "\"')]}»”’」』）"
 """Marks that belong to the sentence that ends before them."""
@@ -33,7 +33,7 @@ class Segmented:
     of_token: Int[Tensor, "batch position"]
     """The segment of each token; −1 at padding."""
     starts: tuple[tuple[int, ...], ...]
-    """Where each segment of a text begins, counted from the text's first token; then the text's length."""
+    """Each segment's start, counted from the text's first token, followed by the text's length."""
 
     @classmethod
     def of(cls, batch: Batch, segments: Segments) -> "Segmented":
@@ -58,12 +58,12 @@ class Segmented:
 
     @property
     def most(self) -> int:
-        """The largest number of segments of a text."""
+        """The largest number of segments in a text."""
         return max(len(own) - 1 for own in self.starts)
 
 
 def _starts(batch: Batch, row: int, kind: str) -> tuple[int, ...]:
-    """Where the segments of one text begin, and its length."""
+    """The starts of one text's segments, followed by its length."""
     real = batch.mask[row].cpu()
     tokens = [token for token, counts in zip(batch.tokens[row], real.tolist(), strict=True) if counts]
     if kind == "document":
@@ -71,7 +71,7 @@ def _starts(batch: Batch, row: int, kind: str) -> tuple[int, ...]:
     if batch.texts_of is None:
         raise InputError(f"segments={kind!r} needs tokens that are text; give spans, such as [(0, 5), (5, 12)].")
     special = batch.is_special[row].cpu()[real].tolist()
-    # Special tokens belong to the segment beside them, so none consists of special tokens alone.
+    # Special tokens belong to the segment beside them, so no segment consists of special tokens alone.
     ordinary = [place for place, other in enumerate(special) if not other]
     words = [tokens[place] for place in ordinary]
     after = _sentence_starts(words) if kind == "sentence" else _line_starts(words)
@@ -79,34 +79,34 @@ def _starts(batch: Batch, row: int, kind: str) -> tuple[int, ...]:
 
 
 def _sentence_starts(tokens: Sequence[str]) -> list[int]:
-    """Where sentences but the first begin: after a mark that ends one and the closing marks that follow it.
+    """The starts of all sentences but the first: after a mark that ends a sentence and its closing marks.
 
-    Where the tokenizer keeps spaces, a full stop ends a sentence only if a space follows, so 3.14 is no end.
+    If the tokenizer keeps spaces, a full stop ends a sentence only before a space, so 3.14 does not end one.
     """
     spaced = any(token[:1].isspace() for token in tokens)
-    found, ended, wide = [], False, False
+    starts, ended, wide = [], False, False
     for place, token in enumerate(tokens):
         mark = token.strip().rstrip(_CLOSING)
         ends = bool(mark) and TOKEN_TYPES[type_of(mark)] == "sentence end"
         closes = not token[:1].isspace() and not token.strip(_CLOSING)
         if ended and not ends and not closes and token.strip():
             if not spaced or wide or token[:1].isspace() or tokens[place - 1][-1:].isspace():
-                found.append(place)
+                starts.append(place)
             ended = False
         if ends:
             ended, wide = True, mark[-1] in "。！？"
-    return found
+    return starts
 
 
 def _line_starts(tokens: Sequence[str]) -> list[int]:
-    """Where lines but the first begin: at the first token after a line break that is more than blank."""
-    found, ended = [], False
+    """The starts of all lines but the first: the first token that is not blank after a line break."""
+    starts, ended = [], False
     for place, token in enumerate(tokens):
         if ended and token.strip():
-            found.append(place)
+            starts.append(place)
             ended = False
         ended = ended or "\n" in token
-    return found
+    return starts
 
 
 def _by_text(segments: Sequence[Any], texts: int) -> list[Any]:
@@ -117,7 +117,7 @@ def _by_text(segments: Sequence[Any], texts: int) -> list[Any]:
         raise InputError(f"`segments` must be {wanted}; got an empty list.")
     if texts == 1 and _is_span(spans[0]):
         return [spans]
-    if len(spans) != texts or any(_is_span(each) for each in spans):
+    if len(spans) != texts or any(_is_span(span) for span in spans):
         raise InputError(
             f"`segments` must hold a list of (start, end) for each of the {texts} texts; got {shown(segments)}."
         )
@@ -134,14 +134,14 @@ def _is_span(given: Any) -> bool:
 
 
 def _checked(spans: Any, length: int, text: int) -> tuple[int, ...]:
-    """The starts of spans that cover a text of some length, each token once."""
+    """The starts of spans that cover each token of a text once; `InputError` for others."""
     whole = listed("segments", spans, "a list of (start, end)")
     last = 0
     starts = []
     for number, span in enumerate(whole):
         if not _is_span(span):
             raise InputError(f"segment {number} of text {text} must be (start, end), two integers; got {shown(span)}.")
-        start, end = (integer(each) for each in span)
+        start, end = (integer(end_point) for end_point in span)
         named = f"segment {number} of text {text}, ({start}, {end}),"
         if not 0 <= start < end <= length:
             raise InputError(f"{named} must satisfy 0 ≤ start < end ≤ {length}, the number of tokens of the text.")

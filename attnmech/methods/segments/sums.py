@@ -1,4 +1,4 @@
-"""What is summed of the attention between segments in one pass?"""
+"""Sums of the attention between segments, taken in one pass."""
 
 import math
 from collections.abc import Mapping
@@ -19,13 +19,13 @@ from .formulas import ByDistance, by_lag, peakedness, received_by_segment, recei
 from .segmentation import KINDS, Segmented, Segments
 
 KEPT_BYTES: Final = 2_000_000_000
-"""The most memory that the cells of a batch's texts may take."""
+"""The most memory that the cells of a batch's texts may take, in bytes."""
 
 _FITTED: Final = 2**22
-"""How many totals by distance are fitted at a time."""
+"""The number of totals by distance that are fitted at a time."""
 
 LAGS: Final = 8
-"""How many segments back are told apart; what is farther is counted with the last."""
+"""The number of segments back that have their own lag; segments farther back count with the last."""
 
 
 @dataclass(frozen=True)
@@ -50,19 +50,19 @@ class SegmentSums(Reducer):
             known = ", ".join(KINDS)
             raise InputError(f"spans are for a list of texts; for a corpus, `segments` must be one of {known}.")
         batch = run.batch.queries(run.stack.label)
-        found = Segmented.of(batch, self.segments)
+        segmented = Segmented.of(batch, self.segments)
         precision = torch.promote_types(run.model.dtype, torch.float32)
         texts, length = batch.ids.shape
-        cells = run.n_layers, texts, run.n_heads, found.most, found.most
+        cells = run.n_layers, texts, run.n_heads, segmented.most, segmented.most
         if (size := math.prod(cells) * precision.itemsize) > KEPT_BYTES:
             raise InputError(
-                f"{found.most} segments of {texts} texts in {run.n_layers} layers × {run.n_heads} heads would take "
+                f"{segmented.most} segments of {texts} texts in {run.n_layers} layers × {run.n_heads} heads would take "
                 f"{size / 1e9:.1f} GB, and at most {KEPT_BYTES / 1e9:.0f} GB are kept. Use longer segments, fewer "
                 "`layers`, shorter texts, or an iterator of texts."
             )
         far = 2 * length - 1 if looks_both_ways(run) else length
         state = {
-            "segment": found.of_token,
+            "segment": segmented.of_token,
             "mass": torch.zeros(cells, dtype=precision),
             "distance": torch.zeros(*cells[:3], far, dtype=torch.float64),
             "row": torch.zeros(*cells[:3], length, dtype=torch.float64),
@@ -85,17 +85,17 @@ class SegmentSums(Reducer):
         state["row"][index][..., rows] = pattern.sum(dim=-1) * block.real[:, None]
         if not self.first:
             begins = block.batch.queries(block.stack).begins
-            given = pattern.gather(-1, begins[:, None, None, None].expand(*pattern.shape[:3], 1))[..., 0]
-            _leave_out_first(state, index, block, given * block.real[:, None], begins, both_ways)
+            to_first = pattern.gather(-1, begins[:, None, None, None].expand(*pattern.shape[:3], 1))[..., 0]
+            _leave_out_first(state, index, block, to_first * block.real[:, None], begins, both_ways)
 
     def close(self, state: State, run: Run) -> State:
-        """Cells as means over rows; sums by distance in segments, by group of texts."""
+        """The cells as means over rows, and sums by distance in segments, by group of texts."""
         begins = run.batch.queries(run.stack.label).begins.tolist()
-        found: dict[str, list[Tensor]] = {name: [] for name in _BY_TEXT}
+        values_by_name: dict[str, list[Tensor]] = {name: [] for name in _BY_TEXT}
         for text, begin in enumerate(begins):
             for name, value in self._closed_text(state, text, begin, looks_both_ways(run)).items():
-                found[name].append(value)
-        by_text = {name: torch.stack(values, dim=-1) for name, values in found.items()}
+                values_by_name[name].append(value)
+        by_text = {name: torch.stack(values, dim=-1) for name, values in values_by_name.items()}
         by_text |= {name: by_text[name].movedim(1, 0) for name in ("sums", "expected")}
         by_text["counts"] = by_text["counts"][0, :, None, None]
         by_text = {name: value.cpu() for name, value in by_text.items()}
@@ -105,7 +105,7 @@ class SegmentSums(Reducer):
         return grouped | {name: state[name].transpose(1, 2).cpu() for name in _BY_CELL}
 
     def _closed_text(self, state: State, text: int, begin: int, both_ways: bool) -> dict[str, Tensor]:
-        """What is summed of one text, by layer; its cells become means over rows, and its totals a fit."""
+        """The sums of one text, by layer; its cells become means over rows, and its totals a fit."""
         segment = state["segment"][text]
         rows = torch.bincount(segment[segment >= 0])
         starts = [0, *rows.cumsum(dim=0).tolist()]
@@ -119,10 +119,10 @@ class SegmentSums(Reducer):
                 self._closed_layer(state["mass"][layer, text], rows, fit.at(place).cells(starts), lags_of(both_ways))
                 for place, layer in enumerate(some.tolist())
             ]
-        return {name: torch.stack([each[name] for each in layers]) for name in _BY_TEXT}
+        return {name: torch.stack([layer_values[name] for layer_values in layers]) for name in _BY_TEXT}
 
     def _closed_layer(self, mass: Tensor, rows: Tensor, expected: Tensor, lags: range) -> dict[str, Tensor]:
-        """That of one layer: in float64, the cells of all layers would take several times as much memory."""
+        """The sums of one text in one layer; in float64, the cells of all layers need several times the memory."""
         mass = mass[:, : len(rows), : len(rows)]
         mass /= rows[:, None]
         sums, counts = by_lag(mass, rows, lags)
@@ -141,7 +141,7 @@ class SegmentSums(Reducer):
 
 
 _BY_TEXT: Final = ("sums", "expected", "counts", "peaks", "peak_counts")
-"""The entries of a state whose last axis is texts, or groups of them."""
+"""The entries of a state with texts, or groups of texts, on the last axis."""
 
 _BY_CELL: Final = ("mass", "distance", "row")
 """The entries of a state that are kept for texts run together."""
@@ -153,14 +153,14 @@ def looks_both_ways(run: Run) -> bool:
 
 
 def lags_of(both_ways: bool) -> range:
-    """How many segments back each entry of the axis `lag` is."""
+    """The distance in segments of each entry of the axis `lag`."""
     return range(-LAGS if both_ways else 0, LAGS + 1)
 
 
 def of_text(
     state: Mapping[str, Tensor], at: tuple[Any, ...], begin: int, length: int, both_ways: bool
 ) -> tuple[Tensor, Tensor]:
-    """What is kept by distance and by row of one text, whose batch may have room for a longer one; as views."""
+    """Views of one text's sums by distance and by row, without the room that its batch has for longer texts."""
     distance, row = state["distance"][at], state["row"][at]
     middle = (distance.shape[-1] + 1) // 2
     own = distance[..., middle - length : middle + length - 1] if both_ways else distance[..., :length]
@@ -175,7 +175,7 @@ def _leave_out_first(
     begins: Int[Tensor, " batch"],
     both_ways: bool,
 ) -> None:
-    """Takes what rows of a block give to the first token of their text out of the sums."""
+    """Removes the attention of a block's rows to the first token of their text from the sums."""
     rows = torch.arange(block.rows.start, block.rows.stop, device=given.device)
     segment = state["segment"][:, block.rows.start : block.rows.stop].clamp_min(0)
     heads = given.shape[1]
