@@ -1,1 +1,1 @@
-"""Which heads do the same, and which are unlike all others?"""
+"""Heads that attend alike, and heads unlike all others."""

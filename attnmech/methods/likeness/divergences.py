@@ -1,7 +1,8 @@
-"""How are the divergences between heads summed over texts in one pass?
+"""Sums the divergences between heads over texts in one pass.
 
-Within a layer on every row; between layers, whose patterns are never there together, on sampled rows whose patterns are
-kept until the batch ends. Sums between all heads are large, so there may be fewer groups of texts than elsewhere.
+Heads of the same layer are compared on every row. The patterns of different layers never exist at the same time, so
+heads of different layers are compared on sampled rows, with patterns that are kept until the batch ends. Sums between
+all heads are large, so there may be fewer groups of texts than elsewhere.
 """
 
 import math
@@ -28,10 +29,10 @@ from ...runs.reducer import Reducer, Run, State
 from ...runs.row_classes import ROW_CLASSES, row_classes
 
 KEPT_BYTES: Final = 200_000_000
-"""The most memory that the patterns of the sampled rows of a batch may take."""
+"""The most memory that the patterns of a batch's sampled rows may take, in bytes."""
 
 SUMS_BYTES: Final = 100_000_000
-"""The most memory that the sums between heads of different layers may take."""
+"""The most memory that the sums between heads of different layers may take, in bytes."""
 
 STATE: Final[Mapping[str, Any]] = {
     "within": Float[Tensor, "layer pair group"],
@@ -41,11 +42,11 @@ STATE: Final[Mapping[str, Any]] = {
     "groups": Int[Tensor, " group"],
     "modulus": Int[Tensor, " 1"],
 }
-"""The types of the entries of a state: `pair` are two heads of a layer, `across` two layers, in lexical order."""
+"""The types of a state's entries: `pair` is two heads of a layer, `across` two layers, both in lexical order."""
 
 _BY_TEXT: Final = ("within", "counts")
 _ALL_BY_TEXT: Final = (*_BY_TEXT, "between", "sampled")
-"""The entries of a state whose last axis is texts, or groups of them."""
+"""The entries of a state with texts, or groups of texts, on the last axis."""
 
 
 def axis_lengths(layers: int, heads: int, rows: int) -> dict[str, int]:
@@ -62,14 +63,14 @@ class DivergenceReducer(Reducer):
     seed: int = 0
 
     def start(self, run: Run) -> State:
-        """Sums by text, the sampled rows, and room for their patterns."""
+        """Zero sums by text, the sampled rows, and room for their patterns."""
         label = run.stack.label
         batch, keys = run.batch.queries(label), run.batch.keys(label).ids.shape[1]
         ordinary = row_classes(batch)[:, ROW_CLASSES.index("ordinary")]
         layers, heads, texts = run.n_layers, run.n_heads, len(ordinary)
         place = _sampled(ordinary, run.batch.digests, self.rows if layers > 1 else 0, self.seed)
         precision = torch.promote_types(run.model.dtype, torch.float32)
-        # Beside the keys there is room for a sink.
+        # One column beside the keys holds a sink's share.
         kept = (layers, texts, place.shape[1], heads, keys + 1)
         _check_room(math.prod(kept) * precision.itemsize, place.shape[1])
         if self.rows:
@@ -112,10 +113,10 @@ class DivergenceReducer(Reducer):
             grouped = by_group(of_two, run.documents, ("between", "sampled"), most)
             between.append(grouped["between"])
             sampled.append(grouped["sampled"])
-        found = by_group({name: state[name].cpu() for name in _BY_TEXT}, run.documents, _BY_TEXT, most)
-        groups = len(found["groups"])
+        grouped_sums = by_group({name: state[name].cpu() for name in _BY_TEXT}, run.documents, _BY_TEXT, most)
+        groups = len(grouped_sums["groups"])
         empty = torch.zeros(0, heads, heads, groups, dtype=torch.float64)
-        return found | {
+        return grouped_sums | {
             "between": torch.stack(between) if between else empty,
             "sampled": torch.stack(sampled) if sampled else empty[:, 0, 0],
         }
@@ -128,10 +129,10 @@ class DivergenceReducer(Reducer):
 
 
 def _most_groups(layers: int, heads: int) -> int:
-    """How many groups of texts the sums between layers leave room for; `InputError` if these give no interval."""
+    """The number of groups of texts that fit beside the sums between layers; `InputError` if too few for intervals."""
     pairs = math.comb(layers, 2) * heads**2
     most = min(GROUPS, SUMS_BYTES // (8 * max(1, pairs)))
-    # The number of groups is a power of two once there are more texts.
+    # With more texts than groups, the number of groups is a power of two.
     if 2 ** int(math.log2(max(1, most))) < LEAST_TEXTS:
         raise InputError(
             f"{pairs} pairs of heads of different layers are too many for intervals over texts, whose sums may take "
@@ -143,17 +144,17 @@ def _most_groups(layers: int, heads: int) -> int:
 def _sampled(
     ordinary: Bool[Tensor, "batch row"], digests: Int[Tensor, " batch"], rows: int, seed: int
 ) -> Int[Tensor, "batch sample"]:
-    """The positions of `rows` ordinary rows of each text, −1 after the last of a text that has fewer.
+    """The positions of `rows` ordinary rows of each text, padded with −1 for texts with fewer.
 
-    The bits are Philox-4×64's (Salmon et al. 2011), keyed by what the text says: neither padding, nor the rest
-    of the batch, nor the order of texts matters.
+    The bits come from Philox-4×64 (Salmon et al. 2011), keyed by the text's tokens, so padding, the rest of the batch
+    and the order of texts do not matter.
     """
-    found = []
+    positions = []
     for members, digest in zip(ordinary.cpu(), digests.tolist(), strict=True):
         known = members.nonzero()[:, 0]
         order = np.argsort(Philox(key=[seed, digest % 2**64]).random_raw(len(known)), kind="stable")
-        found.append(known[np.sort(order[:rows])])
-    return torch.nn.utils.rnn.pad_sequence(found, batch_first=True, padding_value=-1)
+        positions.append(known[np.sort(order[:rows])])
+    return torch.nn.utils.rnn.pad_sequence(positions, batch_first=True, padding_value=-1)
 
 
 def _check_room(size: int, rows: int) -> None:
@@ -167,8 +168,8 @@ def _check_room(size: int, rows: int) -> None:
 
 
 def _with_sink(block: RowBlock) -> Float[Tensor, "batch head row key_or_sink"]:
-    """The pattern after a column for the sink's share, 0 where the layer has none."""
-    # Layers with and without a sink are compared: the column is always there.
+    """The pattern, preceded by a column for the sink's share, which is 0 in layers without a sink."""
+    # Layers with and without a sink are compared, so every pattern has the column.
     rest = block.pattern.new_zeros(*block.pattern.shape[:-1], 1)
     if block.sink is not None:
         rest = (1 - block.pattern.sum(dim=-1, keepdim=True)).clamp_min(0)
@@ -177,7 +178,7 @@ def _with_sink(block: RowBlock) -> Float[Tensor, "batch head row key_or_sink"]:
 
 @dataclass(frozen=True, eq=False)
 class Divergences:
-    """The mean divergences that a state of `DivergenceReducer` gives, by place among the layers measured."""
+    """The mean divergences of a state of `DivergenceReducer`; layers are numbered among those measured."""
 
     state: Mapping[str, Tensor]
 
@@ -188,12 +189,12 @@ class Divergences:
 
     @cached_property
     def within(self) -> TextMeans:
-        """Every pair of heads of each layer, `[layer pair]`."""
+        """The means for every pair of heads of each layer, `[layer pair]`."""
         return TextMeans.of_ratio(self.state["within"], self.state["counts"][:, None])
 
     @cached_property
     def everywhere(self) -> TextMeans:
-        """Every pair of heads: those within a layer, then those of different layers."""
+        """The means for every pair of heads: first the pairs within a layer, then the pairs of different layers."""
         names = (("within", "counts"), ("between", "sampled"))
         above = [self.state[name].flatten(0, -2) for name, _ in names]
         below = [
@@ -204,35 +205,35 @@ class Divergences:
         return TextMeans.of_ratio(torch.cat(above), torch.cat(below))
 
     def square(self, pairs: Float[Tensor, "layer pair"]) -> Float[Tensor, "layer head head"]:
-        """Symmetric matrices; 0 between a head and itself if any row counts."""
+        """Symmetric matrices; 0 between a head and itself if at least one row counts."""
         one, other = torch.triu_indices(self.heads, self.heads, 1)
-        found = pairs.new_zeros(len(pairs), self.heads, self.heads)
-        found[:, one, other] = found[:, other, one] = pairs
+        matrices = pairs.new_zeros(len(pairs), self.heads, self.heads)
+        matrices[:, one, other] = matrices[:, other, one] = pairs
         nothing = self.state["counts"].sum(dim=-1) == 0
-        return found.masked_fill(nothing[:, None, None], torch.nan)
+        return matrices.masked_fill(nothing[:, None, None], torch.nan)
 
     def between_all(self, pairs: Float[Tensor, " pair"]) -> Float[Tensor, "layer head layer head"]:
-        """Numbers of `everywhere` between any two heads; NaN between layers that were not compared."""
+        """Numbers in the order of `everywhere` as an array between any two heads; NaN between layers not compared."""
         layers, in_layer = self.state["within"].shape[:2]
         own = layers * in_layer
-        found = pairs.new_full((layers, self.heads, layers, self.heads), torch.nan)
+        square = pairs.new_full((layers, self.heads, layers, self.heads), torch.nan)
         across = pairs[own:].reshape(self.state["between"].shape[:3])
         for (one, other), values in zip(combinations(range(layers), 2), across, strict=False):
-            found[one, :, other], found[other, :, one] = values, values.T
+            square[one, :, other], square[other, :, one] = values, values.T
         for place, values in enumerate(self.square(pairs[:own].reshape(layers, in_layer))):
-            found[place, :, place] = values
-        return found
+            square[place, :, place] = values
+        return square
 
     @cached_property
     def whole(self) -> Float[Tensor, "layer head layer head"]:
-        """The mean between any two heads."""
+        """The mean divergence between any two heads."""
         return self.between_all(self.everywhere.mean)
 
 
 def clustered(
     places: Sequence[tuple[int, int]], divergence: Float[Tensor, "head head"], threshold: float
 ) -> tuple[tuple[tuple[int, int], ...], ...]:
-    """Groups of heads whose mean divergence is at most `threshold`, by average linkage, the largest first.
+    """Groups of heads with a mean divergence of at most `threshold`, by average linkage, the largest group first.
 
     >>> clustered([(0, 0), (0, 1), (1, 0)], torch.tensor([[0.0, 0.1, 0.5], [0.1, 0.0, 0.5], [0.5, 0.5, 0.0]]), 0.2)
     (((0, 0), (0, 1)), ((1, 0),))
@@ -243,4 +244,9 @@ def clustered(
     members: dict[int, list[tuple[int, int]]] = {}
     for place, cluster in zip(places, fcluster(joined_at, threshold, criterion="distance").tolist(), strict=True):
         members.setdefault(cluster, []).append(place)
-    return tuple(sorted((tuple(each) for each in members.values()), key=lambda each: (-len(each), each)))
+    return tuple(
+        sorted(
+            (tuple(cluster_members) for cluster_members in members.values()),
+            key=lambda cluster_members: (-len(cluster_members), cluster_members),
+        )
+    )

@@ -1,4 +1,4 @@
-"""Which texts form a claim, and which check it? No text does both, not even as a copy of itself."""
+"""Splits texts into those that form a claim and those that check it; copies of a text stay on the same side."""
 
 from collections.abc import Iterable
 from typing import Final
@@ -14,13 +14,13 @@ from ...model.run.hooked import HookedModel
 from ...runs.sweep import batches_of
 
 _TOKENS: Final = 4096
-"""About how many tokens a batch has."""
+"""The approximate number of tokens in a batch."""
 
 
 def halves(
     model: HookedModel, inputs: Inputs | Iterable[Inputs], *, bos: bool | None = None, seed: int = 0
 ) -> tuple[list[Batch], list[Batch]]:
-    """Half of the different texts, drawn by `seed`, and the other half; copies of a text are on the same side.
+    """One half of the distinct texts, drawn by `seed`, and the other half; copies of a text are on the same side.
 
     Raises `InputError` if there are fewer than two different texts.
     """
@@ -31,15 +31,15 @@ def halves(
             "one half of the texts forms the advice and the other checks it, so at least two different texts are "
             "needed; got one. Give more texts."
         )
-    # The bits are Philox's, so every version of numpy draws the same.
+    # Philox gives the same bits in every version of numpy.
     drawn = Philox(key=[seed, len(digests)]).random_raw(len(digests)).tolist()
-    order = sorted(range(len(digests)), key=lambda each: drawn[each])
-    forming = {digests[each] for each in order[: len(order) // 2]}
-    found: tuple[list[Batch], list[Batch]] = [], []
+    order = sorted(range(len(digests)), key=lambda number: drawn[number])
+    forming = {digests[number] for number in order[: len(order) // 2]}
+    sides: tuple[list[Batch], list[Batch]] = [], []
     for part in parts:
         forms = torch.tensor([digest in forming for digest in part.batch.digests.tolist()])
-        for side, chosen in zip(found, (forms, ~forms), strict=True):
+        for side, chosen in zip(sides, (forms, ~forms), strict=True):
             rows: Tensor = chosen.nonzero()[:, 0]
             if len(rows):
                 side.append(part.batch.texts(rows))
-    return found
+    return sides

@@ -1,4 +1,4 @@
-"""What is summed to compare heads in one pass? Where they look, what they write, and attention beyond a distance."""
+"""The sums that compare heads in one pass: where they look, what they write, and attention beyond a distance."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -14,7 +14,7 @@ from ...runs.row_classes import ROW_CLASSES, row_classes
 from ...runs.update_sums import UpdateSums
 
 FAR: Final = ("far", "far_ordinary")
-"""Attention beyond a distance: to all keys, and to all but the text's first token."""
+"""Attention beyond a distance: to all keys, and to all keys except the text's first token."""
 
 _PARTS: Final[Mapping[str, Reducer]] = {"focus": FocusSums(), "updates": UpdateSums()}
 _BY_TEXT: Final = (
@@ -24,7 +24,7 @@ _BY_TEXT: Final = (
 
 @dataclass(frozen=True)
 class OddHeadSums(Reducer):
-    """Sums what `am.attention_focus` and `am.residual_updates` sum, and the attention beyond a distance."""
+    """Takes the sums of `am.attention_focus` and `am.residual_updates`, and sums attention beyond a distance."""
 
     beyond: int = 16
 
@@ -32,7 +32,7 @@ class OddHeadSums(Reducer):
     optional_points = UpdateSums.optional_points
 
     def start(self, run: Run) -> State:
-        """The sums of the parts, each under its name."""
+        """Zero sums of all parts, with the part's name before each entry's name."""
         texts = len(run.documents)
         far = {
             "mass": torch.zeros(len(FAR), run.n_layers, run.n_heads, texts, dtype=torch.float64),
@@ -51,7 +51,7 @@ class OddHeadSums(Reducer):
 
     def _add_far(self, far: State, block: RowBlock) -> None:
         batch = block.batch.queries(block.stack)
-        # As elsewhere, the first row of a text does not count.
+        # The first row of a text does not count, here as elsewhere.
         classes = row_classes(batch)[:, : ROW_CLASSES.index("first"), block.rows.start : block.rows.stop].any(dim=1)
         seen = block.visible[:, 0]
         keys = torch.arange(seen.shape[-1], device=seen.device)
@@ -68,7 +68,7 @@ class OddHeadSums(Reducer):
             far["rows"][place, block.index] += counted.sum(dim=-1)
 
     def add_layer(self, state: State, end: LayerEnd, run: Run) -> None:
-        """Adds what a layer's heads wrote."""
+        """Adds the sums of what a layer's heads wrote."""
         _PARTS["updates"].add_layer(_of(state, "updates"), end, _as_corpus(run))
 
     def close(self, state: State, run: Run) -> State:
@@ -89,11 +89,11 @@ class OddHeadSums(Reducer):
 
 
 def _of(state: State, part: str) -> State:
-    """The tensors of one part; what changes them in place changes the state."""
+    """The tensors of one part; changing them in place changes the state."""
     beginning = f"{part} "
     return {name.removeprefix(beginning): value for name, value in state.items() if name.startswith(beginning)}
 
 
 def _as_corpus(run: Run) -> Run:
-    """The same run, of which no rows are kept."""
+    """The same run, marked as a corpus so that no rows are kept."""
     return replace(run, corpus=True)

@@ -1,4 +1,4 @@
-"""Which heads are dead, collapsed, or unlike their peers, and which look far back?
+"""Finds heads that are dead, collapsed or unlike their peers, and measures how much heads attend far back.
 
 Classes after arXiv 2603.09616 and robust scores after Iglewicz & Hoaglin 1993 (docs/formulas.md#similar-heads).
 """
@@ -42,10 +42,10 @@ STATISTICS: Final = Statistics(
     Statistic(name="far_ordinary", meaning="Long-range mass without the first token.", short="long-range mass"),
     *(OF_UPDATES[name] for name in ("magnitude", "orientation")),
 )
-"""What heads are compared by."""
+"""The statistics by which heads are compared."""
 
 CLASSES: Final = ("dead", "sink", "low entropy")
-"""The classes of collapse, the first to hold."""
+"""The classes of collapse; a head belongs to the first class that applies."""
 
 
 def odd_heads(
@@ -58,7 +58,7 @@ def odd_heads(
     bos: bool | None = None,
     **corpus: Any,
 ) -> "OddHeads":
-    """Which heads are dead, collapsed, or unlike the others; and how much of its attention each sends far back.
+    """Finds heads that are dead, collapsed or unlike the others, and measures each head's attention far back.
 
     >>> import attnmech as am
     >>> from attnmech.demo.text import documents
@@ -66,31 +66,32 @@ def odd_heads(
     >>> odd.far_mass.shape, sorted(set(odd.to_frame()["class"]))
     (torch.Size([4, 8]), ['', 'sink'])
 
-    A head is "dead" where its BOS mass, (1/T) Σ_i p_i0, is above 0.95, else a "sink" above 0.5, else of "low entropy"
-    where its mean entropy is below 0.5 nats (arXiv 2603.09616). It is "unusual" where a statistic's robust score
-    (x − median) / (1.4826 · median |x − median|) over all heads measured is beyond `OddHeads.critical`: what the most
-    extreme of as many normal heads exceeds in one of twenty cases, all statistics together. Heads are no sample and
-    their statistics not normal, so "unusual" describes a head and claims nothing; it is "steady" where the whole
-    simultaneous 95 % interval over texts lies beyond. The logarithm of the update's magnitude is compared.
+    A head is "dead" if its BOS mass, (1/T) Σ_i p_i0, is above 0.95, else a "sink" above 0.5, else of "low entropy" if
+    its mean entropy is below 0.5 nats (arXiv 2603.09616). A head is "unusual" if a statistic's robust score
+    (x − median) / (1.4826 · median |x − median|) over all heads measured exceeds `OddHeads.critical` in size: the 95th
+    percentile of the largest |score| among that many normal values, over all statistics together. Heads are not a
+    sample and their statistics are not normal, so "unusual" describes a head and claims nothing. An unusual head is
+    "steady" if its whole simultaneous 95 % interval over texts lies beyond the critical score. Update magnitudes are
+    compared by their logarithms.
 
-    Long-range mass is Σ_j p_ij over keys at a distance |i − j| of `beyond` tokens or more, on rows that see such a
-    key; its baseline is what uniform attention would put there. As the first token draws attention whatever it is, the
-    same is given without that key too.
+    Long-range mass is Σ_j p_ij over keys at a distance |i − j| of at least `beyond` tokens, on rows that see at least
+    one of these keys; its baseline is the mass of uniform attention. The first token draws attention whatever it is, so
+    both are also given without that key.
 
     Args:
         model: the model.
         inputs: texts, or an iterator of texts (a corpus); only sums are kept.
-        beyond: the distance, in tokens, from which on a key is far.
-        layers: by default all.
-        stack: "encoder" or "decoder" in a model with several.
+        beyond: the smallest distance of a far key, in tokens.
+        layers: all by default.
+        stack: "encoder" or "decoder" in a model with several stacks.
         bos: whether each text begins with the tokenizer's first token.
         corpus: `truncate`, `shard`, `journal` and `progress`, as in `am.stream`.
 
     Returns:
-        Statistics, classes and scores of every head; `odd` ranks those that stand out.
+        Statistics, classes and scores of every head; `odd` ranks the heads that stand out.
 
     Raises:
-        InputError: for cross-attention, where queries and keys have no distance.
+        InputError: for cross-attention, because its queries and keys have no distance.
 
     """
     require_model(model)
@@ -104,7 +105,7 @@ def odd_heads(
 
 @dataclass(frozen=True)
 class OddHeadsReducer(OddHeadSums):
-    """Sums what heads are compared by, and makes the result."""
+    """Takes the sums by which heads are compared, and makes the result."""
 
     def finish(self, state: State, source: Source) -> "OddHeads":
         """The result."""
@@ -113,10 +114,10 @@ class OddHeadsReducer(OddHeadSums):
 
 @dataclass(frozen=True, repr=False)
 class OddHeads(Summed):
-    """What makes each head odd: its class of collapse, statistics far from those of its peers, long-range mass.
+    """Heads that stand out: each head's class of collapse, its scores among its peers, and its long-range mass.
 
-    Masses are from 0 to 1, entropy is in nats, distance in tokens, magnitude in units of the stream's norm; NaN where
-    nothing was measured.
+    Masses are from 0 to 1, entropy is in nats, distance in tokens, magnitude in units of the stream's norm; values are
+    NaN where nothing was measured.
     """
 
     SUBTRACT = "subtract what you compare: one.far_mass - other.far_mass"
@@ -135,11 +136,11 @@ class OddHeads(Summed):
     """The types of the entries of `state`."""
 
     beyond: int
-    """The distance, in tokens, from which on a key is far."""
+    """The smallest distance of a far key, in tokens."""
 
     @property
     def axis_lengths(self) -> Mapping[str, int]:
-        """The lengths of the axes of `state` that are known from elsewhere."""
+        """The lengths of the axes of `state` that other fields define."""
         known = {"far": len(FAR), "class": len(ROW_CLASSES), "of_focus": len(OF_FOCUS), "of_updates": len(OF_UPDATES)}
         return {**super().axis_lengths, **known}
 
@@ -151,12 +152,12 @@ class OddHeads(Summed):
 
     @property
     def far_mass(self) -> Float[Tensor, "layer head"]:
-        """Mean attention to keys at a distance of `beyond` tokens or more, on rows that see one."""
+        """Mean attention to keys at a distance of at least `beyond` tokens, over the rows that see one."""
         return self._by_layer(self._far(0).mean)
 
     @property
     def far_baseline(self) -> Float[Tensor, " layer"]:
-        """The same if every row attended uniformly to the keys that it sees."""
+        """`far_mass` under uniform attention to the keys that each row sees."""
         return self._uniform(0)
 
     @property
@@ -166,20 +167,20 @@ class OddHeads(Summed):
 
     @property
     def far_ordinary_baseline(self) -> Float[Tensor, " layer"]:
-        """The same if every row attended uniformly to the keys that it sees, the first token included."""
+        """`far_ordinary` under uniform attention to the keys that each row sees, including the first token."""
         return self._uniform(1)
 
     def mean(self, statistic: str) -> Float[Tensor, "layer head"]:
-        """One of `STATISTICS`: its mean over rows."""
+        """The mean of one of `STATISTICS` over rows."""
         return self._by_layer(self._means_of(option("statistic", statistic, STATISTICS)).mean)
 
     def interval(self, statistic: str) -> tuple[Float[Tensor, "layer head"], Float[Tensor, "layer head"]]:
-        """Low and high end of its pointwise 95 % t interval over texts; NaN for fewer than five texts."""
+        """Low and high ends of a mean's pointwise 95 % t interval over texts; NaN for fewer than five texts."""
         low, high = self._means_of(option("statistic", statistic, STATISTICS)).interval()
         return self._by_layer(low), self._by_layer(high)
 
     def score(self, statistic: str) -> Float[Tensor, "layer head"]:
-        """The robust score of each head among all heads measured; of the logarithm for the magnitude."""
+        """The robust score of each head among all heads measured; magnitudes are compared by their logarithms."""
         means = self._means_of(option("statistic", statistic, STATISTICS)).mean
         return self._by_layer(robust_scores(_compared(statistic, means)))
 
@@ -194,7 +195,7 @@ class OddHeads(Summed):
 
     @property
     def critical(self) -> float:
-        """The |score| beyond which a head is unusual; see `attnmech.methods.likeness.outliers`."""
+        """The |score| above which a head is unusual; see `attnmech.methods.likeness.outliers`."""
         return critical_score(len(self.layers) * self._heads, len(STATISTICS))
 
     @cached_property
@@ -202,25 +203,25 @@ class OddHeads(Summed):
         """One row per head and reason: dead, sink and low-entropy heads first, then the most unusual.
 
         Columns: layer, head, reason (a class or "unusual"), statistic, value with its simultaneous 95 % interval over
-        all heads and statistics, peers (the median over heads), score, and steady: whether the interval lies wholly
-        beyond the critical score. Steady says that the head would be unusual on other texts too.
+        all heads and statistics, peers (the median over heads), score, and steady: whether the whole interval lies
+        beyond the critical score. A steady head would be unusual on other texts, too.
         """
         rows = [*self._collapsed(), *self._unusual()]
         return pd.DataFrame(rows, columns=_COLUMNS)
 
     def _collapsed(self) -> list[dict[str, Any]]:
-        found = []
+        collapsed = []
         for name in CLASSES:
             statistic = "entropy" if name == "low entropy" else "bos_mass"
             places = [
                 (place, head)
                 for place, layer in enumerate(self.layers)
-                for head, each in enumerate(self.collapse[layer])
-                if each == name
+                for head, class_of_head in enumerate(self.collapse[layer])
+                if class_of_head == name
             ]
             rows = [self._row(name, statistic, *place) for place in places]
-            found += sorted(rows, key=lambda row: row["value"], reverse=name != "low entropy")
-        return found
+            collapsed += sorted(rows, key=lambda row: row["value"], reverse=name != "low entropy")
+        return collapsed
 
     def _unusual(self) -> list[dict[str, Any]]:
         rows = []
@@ -253,8 +254,8 @@ class OddHeads(Summed):
         }
 
     def to_frame(self) -> pd.DataFrame:
-        """One row per head: layer, head, class, unusual (which statistics), far_mass and far_baseline, and of each
-        statistic the mean, its pointwise interval (`_low`, `_high`) and its score.
+        """One row per head: layer, head, class, unusual (the statistics), far_mass and far_baseline, and for each
+        statistic its mean, its pointwise interval (`_low`, `_high`) and its score.
         """
         rows, collapse = list(self.layers), self.collapse
         unusual = self.odd[self.odd["reason"] == "unusual"]
@@ -278,9 +279,9 @@ class OddHeads(Summed):
         return frame
 
     def far_by_type(self, types: Mapping[tuple[int, int], str]) -> pd.DataFrame:
-        """Long-range mass by type of head, the most first: how many heads, their means with and without the first key.
+        """Long-range mass by type of head, the largest first: number of heads, means with and without the first key.
 
-        `types` are by (layer, head), such as `am.head_types(model).strongest`; heads that are not in it have type "".
+        `types` maps (layer, head) to a type, as `am.head_types(model).strongest` does; heads not in it have type "".
         """
         frame = self.to_frame()
         places = zip(frame["layer"].astype(int), frame["head"].astype(int), strict=True)
@@ -289,12 +290,12 @@ class OddHeads(Summed):
         means.insert(0, "heads", named.groupby("type").size())
         return means.sort_values("far_ordinary", ascending=False).reset_index()
 
-    # -- what is shown ----------------------------------------------------------------------------------------
+    # -- display ----------------------------------------------------------------------------------------------
 
     def plot(self, statistic: str = "most unusual") -> "go.Figure":
-        """Layers × heads, coloured by the robust score of a statistic, or by the one of each head that is most unusual.
+        """Layers × heads, coloured by the robust score of a statistic or by each head's most extreme score.
 
-        Returned, not shown.
+        The figure is returned, not shown.
         """
         option("statistic", statistic, ("most unusual", *STATISTICS))
         if statistic == "most unusual":
@@ -308,7 +309,7 @@ class OddHeads(Summed):
 
     @property
     def lead(self) -> str:
-        """The one sentence that the numbers support."""
+        """The finding in one paragraph."""
         heads, odd = len(self.layers) * self._heads, self.odd
         counts = [_counted(int((odd["reason"] == name).sum()), name) for name in CLASSES]
         unusual = odd[odd["reason"] == "unusual"]
@@ -354,7 +355,7 @@ class OddHeads(Summed):
             "Each cell is one head, coloured by how far its most unusual number is from the median over all heads, in "
             f"robust standard deviations; beyond ±{self.critical:.2g} it is called unusual. "
         )
-        compared = f"Compared are {', '.join(each.title for each in STATISTICS.values())}."
+        compared = f"Compared are {', '.join(statistic.title for statistic in STATISTICS.values())}."
         caveat = (
             "Heads are no sample, so an unusual head is described, not claimed: the limit is what the most extreme of "
             "as many normal heads exceeds in one of twenty cases, over all numbers together."
@@ -369,7 +370,7 @@ class OddHeads(Summed):
             ),
         ]
 
-    # -- the numbers behind it --------------------------------------------------------------------------------
+    # -- means over texts -------------------------------------------------------------------------------------
 
     @property
     def _heads(self) -> int:
@@ -379,20 +380,20 @@ class OddHeads(Summed):
         return by_layer(values, self.layers, self.n_layers)
 
     def _means_of(self, statistic: str) -> TextMeans:
-        """The means over texts of one of `STATISTICS`, `[layer head]` of the layers measured."""
+        """The means over texts of one of `STATISTICS`, `[layer head]` for the layers measured."""
         if statistic == "far_ordinary":
             return self._far(1)
         if statistic == "bos_mass":
-            # Over all rows, also those that do not see the first token.
+            # The mean is over all rows, including those that do not see the first token.
             mass = self.state["focus_sums"][OF_FOCUS.place("first_mass")].sum(dim=0)
             return TextMeans.of_ratio(mass, self.state["focus_counts"][OF_FOCUS.place("entropy")].sum(dim=0))
         if statistic in OF_FOCUS:
             return self._of_focus(statistic)
         sums, counts = (self.state[name][OF_UPDATES.place(statistic)] for name in ("update_sums", "update_counts"))
-        return TextMeans.of_ratio(*(each[: ROW_CLASSES.index("first")].sum(dim=0) for each in (sums, counts)))
+        return TextMeans.of_ratio(*(values[: ROW_CLASSES.index("first")].sum(dim=0) for values in (sums, counts)))
 
     def _of_focus(self, statistic: str, *, first: bool = False) -> TextMeans:
-        """With the first row of each text, or without."""
+        """The means of a focus statistic, with or without the first row of each text."""
         some = slice(None) if first else slice(ROW_CLASSES.index("first"))
         sums, counts = (self.state[name][OF_FOCUS.place(statistic)][some] for name in ("focus_sums", "focus_counts"))
         return TextMeans.of_ratio(sums.sum(dim=0), counts.sum(dim=0))
@@ -407,14 +408,14 @@ class OddHeads(Summed):
     @cached_property
     def _simultaneous(self) -> tuple[Tensor, Tensor]:
         """Intervals `[statistic layer head]` that hold for all heads and statistics together."""
-        each = [self._means_of(name) for name in STATISTICS]
+        means = [self._means_of(name) for name in STATISTICS]
         return TextMeans(
-            *(torch.stack([getattr(one, name) for one in each]) for name in ("above", "below"))
+            *(torch.stack([getattr(one, name) for one in means]) for name in ("above", "below"))
         ).simultaneous()
 
 
 def _compared(statistic: str, values: Tensor) -> Tensor:
-    """The numbers that heads are compared by."""
+    """The values by which heads are compared."""
     return values.log() if statistic == "magnitude" else values
 
 

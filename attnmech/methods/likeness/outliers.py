@@ -1,4 +1,4 @@
-"""Which of many heads is unlike the others, and how unlike may the most extreme of many be by chance?"""
+"""Robust scores of heads among their peers, and the score that the most extreme head reaches by chance."""
 
 import math
 from functools import lru_cache
@@ -9,13 +9,13 @@ from jaxtyping import Float
 from torch import Tensor
 
 _NUMBERS: Final = 2**22
-"""Roughly how many numbers are drawn for a critical value."""
+"""The approximate number of random values drawn for a critical score."""
 
 
 def spread_of(values: Float[Tensor, " head"]) -> tuple[float, float]:
     """Median and robust standard deviation: 1.4826 · median |x − median|; NaN values are left out.
 
-    If more than half of the values are equal, that is 0, and 1.2533 · mean |x − median| replaces it.
+    If more than half of the values are equal, that deviation is 0, and 1.2533 · mean |x − median| replaces it.
 
     >>> spread_of(torch.tensor([1.0, 2.0, 3.0, 4.0, 90.0]))
     (3.0, 1.4826)
@@ -32,7 +32,7 @@ def spread_of(values: Float[Tensor, " head"]) -> tuple[float, float]:
 
 
 def robust_scores(values: Float[Tensor, "*places"]) -> Float[Tensor, "*places"]:
-    """(x − median) / robust standard deviation; 0 where all values are equal, NaN where one is missing.
+    """(x − median) / robust standard deviation; 0 if all values are equal, NaN where a value is NaN.
 
     >>> robust_scores(torch.tensor([1.0, 2.0, 3.0, 4.0, 90.0])).round(decimals=1)
     tensor([-1.3000, -0.7000,  0.0000,  0.7000, 58.7000])
@@ -43,10 +43,10 @@ def robust_scores(values: Float[Tensor, "*places"]) -> Float[Tensor, "*places"]:
 
 @lru_cache
 def critical_score(heads: int, statistics: int, level: float = 0.95) -> float:
-    """The |robust score| that the most extreme of normal heads exceeds in (1 − level) / statistics of cases.
+    """The |robust score| that the most extreme of `heads` normal values exceeds in (1 − level) / statistics of cases.
 
-    By simulation with a fixed seed, so that the noise of the median and of the spread of few heads counts: with 32
-    heads and one statistic it is above the 3.2 of exact normal scores.
+    Computed by simulation with a fixed seed, which includes the noise of the median and spread of a few heads: with 32
+    heads and one statistic the score is above the 3.2 of exact normal scores.
 
     >>> round(critical_score(32, 1), 1), critical_score(8, 1) > critical_score(500, 1)
     (3.8, True)

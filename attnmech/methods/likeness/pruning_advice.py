@@ -1,4 +1,4 @@
-"""Which heads repeat another and could be removed? Each piece of advice is checked by doing it, on other texts."""
+"""Advice on heads that repeat another and could be removed; each removal is checked on other texts."""
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
@@ -52,7 +52,7 @@ def pruning_advice(
     memory: float = 1.0,
     seed: int = 0,
 ) -> "PruningAdvice":
-    """Which heads repeat another, and what removing one of them costs on texts that did not form the advice.
+    """Finds heads that repeat another, and measures the cost of removing them on texts that did not form the advice.
 
     >>> import attnmech as am
     >>> from attnmech.demo.text import documents
@@ -60,34 +60,35 @@ def pruning_advice(
     >>> advice.removed, advice.repeats
     (((0, 4),), ((0, 3),))
 
-    One half of the texts forms the advice: heads whose patterns differ by a Jensen-Shannon divergence of at most
-    `threshold` nats are clustered (average linkage), and of each cluster the head is advised whose removal raises the
-    loss of these texts least. The other half checks it: each advised head is removed alone, and the change of the loss
-    has an interval over texts. Attending alike is not writing alike, so advice may fail. Its control is the mean change
-    for the other heads of the same layer: what a head of that layer drawn at random costs.
+    One half of the texts forms the advice. Heads with patterns that differ by a Jensen-Shannon divergence of at most
+    `threshold` nats are clustered (average linkage), and in each cluster the advised head is the one with the cheapest
+    removal, by the loss on these texts. The other half checks the advice: each advised head is removed alone, and the
+    change of the loss has an interval over texts. Heads that attend alike may write differently, so advice may fail.
+    The control is the mean change for the other heads of the same layer: the cost of a random head of that layer.
 
-    A piece of advice holds where the simultaneous 95 % interval of its cost over all pieces lies below `tolerance`, and
-    fails where it lies above; with fewer than five texts to check, it is not tested.
+    A piece of advice holds if the simultaneous 95 % interval of its cost, over all pieces, lies below `tolerance`, and
+    fails if the interval lies above; with fewer than five texts to check, advice is not tested.
 
     Args:
         model: the model.
         texts: a list of texts, or an iterator, which becomes a list; copies of a text stay in the same half.
-        threshold: the largest divergence of heads that repeat each other, in nats; at most ln 2 = 0.693 occurs.
+        threshold: the largest divergence of heads that repeat each other, in nats; the maximum is ln 2 = 0.693.
         tolerance: the largest rise of the loss that does not matter, in nats.
-        most: how many pieces of advice to check, the most redundant first.
+        most: the largest number of pieces of advice to check, the most redundant first.
         method: "zero" replaces the z of a removed head by 0, "mean" by its mean over the texts that form the advice.
-        layers: by default all.
-        rows: how many rows of each text compare heads of different layers; 0 compares heads of the same layer only.
+        layers: all by default.
+        rows: the rows of each text on which heads of different layers are compared; 0 compares heads of the same layer
+            only.
         bos: whether each text begins with the tokenizer's first token.
-        memory: how many GB the ablations may use on top of the model.
-        seed: of the halves and of the rows.
+        memory: the memory that the ablations may use on top of the model, in GB.
+        seed: the seed of the halves and of the sampled rows.
 
     Returns:
         Each piece of advice with its cost, control and verdict.
 
     Raises:
-        InputError: for a model that predicts neither next nor masked tokens, for fewer than two different texts, and
-            what `am.redundancy` and `am.ablate_heads` raise.
+        InputError: for a model that predicts neither next nor masked tokens, for fewer than two different texts, and in
+            the cases of `am.redundancy` and `am.ablate_heads`.
 
     """
     require_model(model)
@@ -106,9 +107,9 @@ def pruning_advice(
     chosen = tuple(dict.fromkeys(model.points.check_layers(layers, stack.label)))
     alike = _alike(model, forming, chosen, rows, seed)
     places = [(layer, head) for layer in chosen for head in range(alike.heads)]
-    # Pairs of heads that were not compared are no pairs.
+    # Heads that were not compared count as fully different.
     apart = alike.whole.flatten(2).flatten(0, 1).nan_to_num(math.log(2))
-    clusters = [each for each in clustered(places, apart, threshold) if len(each) > 1]
+    clusters = [cluster for cluster in clustered(places, apart, threshold) if len(cluster) > 1]
     low, high = (alike.between_all(end).flatten(2).flatten(0, 1) for end in alike.everywhere.simultaneous())
 
     ablations = Ablations.of(
@@ -117,11 +118,11 @@ def pruning_advice(
     )  # fmt: skip
 
     def costs(inputs: Sequence[Batch], changes: Sequence[Sequence[Head]]) -> "tuple[_Costs, Provenance]":
-        acts: list[tuple[Intervention, ...]] = [tuple(map(ablations.of_head, each)) for each in changes]
+        acts: list[tuple[Intervention, ...]] = [tuple(map(ablations.of_head, heads)) for heads in changes]
         noted = {**ablations.options, "threshold": threshold, "rows": rows, "seed": seed, "forming": _count(forming)}
         swept = run_sweep(model, iter(inputs), acts, "loss", bos=bos, memory=memory, noted=noted)
-        found = zip(changes, swept.after - swept.before, strict=True)
-        return _Costs({tuple(each): values for each, values in found}, swept.before), swept.provenance
+        by_change = zip(changes, swept.after - swept.before, strict=True)
+        return _Costs({tuple(heads): values for heads, values in by_change}, swept.before), swept.provenance
 
     formed, _ = costs(forming, [[head] for cluster in clusters for head in cluster])
     advised = [_least_harmful(cluster, formed, places, apart) for cluster in clusters]
@@ -131,7 +132,7 @@ def pruning_advice(
     others = {
         head: [(head[0], other) for other in range(alike.heads) if (head[0], other) not in removed] for head in removed
     }
-    alone = dict.fromkeys([*removed, *(other for each in others.values() for other in each)])
+    alone = dict.fromkeys([*removed, *(other for controls in others.values() for other in controls)])
     checked, provenance = costs(checking, [*([head] for head in alone), *([removed] if len(removed) > 1 else [])])
     at = tuple(torch.tensor([places.index(head) for head in side], dtype=torch.long) for side in (removed, repeats))
     return PruningAdvice(
@@ -140,7 +141,7 @@ def pruning_advice(
         tolerance=tolerance,
         removed=removed,
         repeats=repeats,
-        clusters=tuple(next(each for each in clusters if head in each) for head in removed),
+        clusters=tuple(next(cluster for cluster in clusters if head in cluster) for head in removed),
         divergence=apart[at],
         divergence_low=low[at].clamp_min(0.0),
         divergence_high=high[at].clamp_max(math.log(2)),
@@ -156,7 +157,7 @@ def pruning_advice(
 
 
 def _count(batches: Sequence[Batch]) -> int:
-    return sum(len(each.ids) for each in batches)
+    return sum(len(batch.ids) for batch in batches)
 
 
 def _alike(model: HookedModel, texts: Sequence[Batch], layers: Sequence[int], rows: int, seed: int) -> Divergences:
@@ -167,27 +168,27 @@ def _alike(model: HookedModel, texts: Sequence[Batch], layers: Sequence[int], ro
 
 @dataclass(frozen=True)
 class _Costs:
-    """The change of the loss of each text for each set of heads removed."""
+    """The change of each text's loss for each set of removed heads."""
 
     by_heads: Mapping[tuple[Head, ...], Float[Tensor, " text"]]
     before: Float[Tensor, " text"]
 
     def of(self, sets: Sequence[Sequence[Head]]) -> Float[Tensor, "set text"]:
-        """The changes for some sets."""
-        found = [self.by_heads[tuple(each)] for each in sets]
-        return torch.stack(found) if found else self.before.new_zeros(0, len(self.before))
+        """The changes for some sets of heads."""
+        changes = [self.by_heads[tuple(heads)] for heads in sets]
+        return torch.stack(changes) if changes else self.before.new_zeros(0, len(self.before))
 
     def means(self, many: Sequence[Sequence[Head]]) -> Float[Tensor, "set text"]:
-        """The mean change over heads removed one at a time; NaN for none."""
+        """The mean change over heads removed one at a time; NaN for an empty list."""
         nothing = torch.full_like(self.before, torch.nan)
-        found = [self.of([[head] for head in heads]).mean(dim=0) if heads else nothing for heads in many]
-        return torch.stack(found) if found else self.before.new_zeros(0, len(self.before))
+        changes = [self.of([[head] for head in heads]).mean(dim=0) if heads else nothing for heads in many]
+        return torch.stack(changes) if changes else self.before.new_zeros(0, len(self.before))
 
 
 def _least_harmful(
     cluster: Sequence[Head], formed: _Costs, places: Sequence[Head], apart: Float[Tensor, "head head"]
 ) -> tuple[Head, Head]:
-    """The head of a cluster whose removal costs least, and the one that it repeats most closely."""
+    """The head of a cluster that costs least to remove, and the head that it repeats most closely."""
     removed = min(cluster, key=lambda head: float(formed.by_heads[(head,)].mean()))
     others = [head for head in cluster if head != removed]
     nearest = min(others, key=lambda head: float(apart[places.index(removed), places.index(head)]))
@@ -196,9 +197,9 @@ def _least_harmful(
 
 @dataclass(frozen=True, repr=False)
 class PruningAdvice(OverTexts, PagedResult):
-    """Heads that repeat another, and what removing each costs on texts that did not form the advice.
+    """Heads that repeat another, and the cost of removing them on texts that did not form the advice.
 
-    Costs are changes of the loss, in nats; intervals are over the texts that check.
+    Costs are changes of the loss, in nats; intervals are over the texts that check the advice.
     """
 
     SUBTRACT = "each advises heads of its own, so subtract the results of am.ablate_heads"
@@ -208,35 +209,35 @@ class PruningAdvice(OverTexts, PagedResult):
     tolerance: float
     """The largest cost that does not matter, in nats."""
     removed: tuple[Head, ...]
-    """The heads advised to remove, the most redundant first."""
+    """The heads advised for removal, the most redundant first."""
     repeats: tuple[Head, ...]
-    """The head that each repeats most closely."""
+    """For each removed head, the head that it repeats most closely."""
     clusters: tuple[tuple[Head, ...], ...]
-    """All heads that attend alike, for each."""
+    """For each removed head, all heads that attend alike."""
     divergence: Float[Tensor, " advice"]
-    """The divergence between the two, in nats, on the texts that form the advice; with its simultaneous interval over
-    all pairs of heads, NaN for fewer than five texts."""
+    """The divergence between the two heads, in nats, on the texts that form the advice. `divergence_low` and
+    `divergence_high` are its simultaneous interval over all pairs of heads, NaN for fewer than five texts."""
     divergence_low: Float[Tensor, " advice"]
     divergence_high: Float[Tensor, " advice"]
     closest: float
     """The smallest divergence between two heads."""
     formed: Float[Tensor, "advice forming_text"]
-    """The cost on the texts that form the advice, for which the head was chosen."""
+    """The cost on the texts that form the advice, by which the head was selected."""
     before: Float[Tensor, " text"]
-    """The loss of each text that checks, with all heads."""
+    """The loss of each checking text, with all heads."""
     cost: Float[Tensor, "advice text"]
-    """What removing each head alone costs on each of them."""
+    """The cost of removing each head alone, on each checking text."""
     control: Float[Tensor, "advice text"]
     """The mean cost of the heads of the same layer that are not advised; NaN where there are none."""
     together: Float[Tensor, " text"]
-    """What removing all advised heads at once costs."""
+    """The cost of removing all advised heads at once."""
     forming: int
-    """How many texts form the advice."""
+    """The number of texts that form the advice."""
     provenance: Provenance
 
     @property
     def axis_lengths(self) -> Mapping[str, int]:
-        """The lengths of the axes that advice and texts label."""
+        """The number of pieces of advice and of texts."""
         return {"advice": len(self.removed), "text": len(self.before), "forming_text": self.forming}
 
     def _check(self) -> None:
@@ -255,7 +256,7 @@ class PruningAdvice(OverTexts, PagedResult):
 
     @property
     def verdict(self) -> tuple[str, ...]:
-        """What the check found of each piece of advice: one of `VERDICTS`."""
+        """The verdict of the check on each piece of advice, one of `VERDICTS`."""
         low, high = self.simultaneous()
         return tuple(map(self._verdict, low.tolist(), high.tolist()))
 
@@ -268,7 +269,7 @@ class PruningAdvice(OverTexts, PagedResult):
         """One row per piece of advice, the most redundant first.
 
         Columns: layer, head, repeats_layer, repeats_head, divergence with its interval; formed, the cost on the texts
-        that formed the advice; cost, on the others, with its pointwise interval and what is clear of it; control;
+        that formed the advice; cost, on the other texts, with its pointwise interval and whether it is clear; control;
         against_control, cost − control with its pointwise interval; verdict.
         """
         low, high = self.against_control.interval()
@@ -292,18 +293,18 @@ class PruningAdvice(OverTexts, PagedResult):
         return frame
 
     def plot(self) -> "go.Figure":
-        """What each advised head costs, and a head of its layer drawn at random; returned, not shown."""
+        """The cost of each advised head and of a random head of its layer; returned, not shown."""
         rows = [f"{_name(one)} (repeats {_name(other)})" for one, other in zip(self.removed, self.repeats, strict=True)]
-        found = []
+        rows_of_values = []
         for name, values in (("advised head", self.cost), ("random head of its layer", self.control)):
             means = TextMeans.of_values(values)
             low, high = means.interval()
-            found.append((name, means.mean.numpy(), low.numpy(), high.numpy()))
-        return interval_rows(rows, found, label="change of the loss, nats")
+            rows_of_values.append((name, means.mean.numpy(), low.numpy(), high.numpy()))
+        return interval_rows(rows, rows_of_values, label="change of the loss, nats")
 
     @property
     def sentences(self) -> tuple[str, ...]:
-        """What was found of each piece of advice, in words."""
+        """The finding for each piece of advice, in words."""
         low, high = self.simultaneous()
         return tuple(self._told(number, *map(float, ends)) for number, ends in enumerate(zip(low, high, strict=True)))
 
@@ -321,7 +322,7 @@ class PruningAdvice(OverTexts, PagedResult):
 
     @property
     def lead(self) -> str:
-        """The one sentence that the numbers support."""
+        """The finding in one paragraph."""
         formed = f"{self.forming} {'text' if self.forming == 1 else 'texts'}"
         if not self.removed:
             return (
@@ -329,17 +330,17 @@ class PruningAdvice(OverTexts, PagedResult):
                 f"{self.threshold:g}, so no head is advised for removal."
             )
         first = self.sentences[0]
-        told = f"{first[0].upper()}{first[1:]}{no_interval(len(self.before))}."
+        sentence = f"{first[0].upper()}{first[1:]}{no_interval(len(self.before))}."
         if len(self.before) < LEAST_TEXTS:
-            return told
+            return sentence
         counted = [(self.verdict.count(name), name) for name in VERDICTS]
-        found = ", ".join(f"{count} {name}" for count, name in counted if count)
+        verdicts = ", ".join(f"{count} {name}" for count, name in counted if count)
         if len(self.removed) == 1:
-            return f"{told} Formed on {formed}, the advice {self._whether[self.verdict[0]]}."
+            return f"{sentence} Formed on {formed}, the advice {self._whether[self.verdict[0]]}."
         together = float(self.together.mean())
         return with_minus_signs(
-            f"{told} Of {len(self.removed)} pieces of advice, formed on {formed} (tolerance {self.tolerance:g} nats): "
-            f"{found}. Removing all of them at once costs {together:.3g} nats."
+            f"{sentence} Of {len(self.removed)} pieces of advice, formed on {formed} (tolerance "
+            f"{self.tolerance:g} nats): {verdicts}. Removing all of them at once costs {together:.3g} nats."
         )
 
     @property

@@ -1,8 +1,9 @@
-"""Which heads attend alike? The Jensen-Shannon divergence between the patterns of heads.
+"""Heads that attend alike, by the Jensen-Shannon divergence between their patterns.
 
 Formulas: docs/formulas.md#similar-heads.
 
-Within a layer it is measured on every row, between layers on sampled rows (`attnmech.methods.likeness.divergences`).
+The divergence is measured on every row within a layer, and on sampled rows between layers
+(`attnmech.methods.likeness.divergences`).
 """
 
 import math
@@ -35,7 +36,7 @@ from .divergences import STATE, DivergenceReducer, Divergences, axis_lengths, cl
 from .redundancy_figures import divergence_map, heads_in_plane
 
 _MAPS: Final = 6
-"""How many layers a page shows as maps."""
+"""The largest number of layers that a page shows as maps."""
 
 
 def redundancy(
@@ -49,7 +50,7 @@ def redundancy(
     seed: int = 0,
     **corpus: Any,
 ) -> "Redundancy":
-    """How much the patterns of any two heads differ, and how many different heads each layer has.
+    """Measures how much the patterns of any two heads differ, and how many different heads each layer has.
 
     >>> import attnmech as am
     >>> from attnmech.demo.text import documents
@@ -59,18 +60,18 @@ def redundancy(
     >>> alike.effective_heads.round(decimals=1).tolist()
     [2.3, 3.6, 4.7, 5.1]
 
-    The mean over rows of JS(p, q) = H((p + q) / 2) − (H(p) + H(q)) / 2, in nats: 0 where two heads attend alike, ln 2
-    where they have no key in common. Rows of first tokens, of special tokens and of padding do not count, nor do rows
-    that see only one key. If a sink takes part of the attention (gpt-oss), it counts as one more key.
+    The divergence is the mean over rows of JS(p, q) = H((p + q) / 2) − (H(p) + H(q)) / 2, in nats: 0 if two heads
+    attend alike, ln 2 if they have no key in common. Rows of first tokens, special tokens and padding do not count, nor
+    do rows that see only one key. A sink that takes part of the attention (gpt-oss) counts as one more key.
 
     Args:
         model: the model.
-        inputs: texts, or an iterator of texts (a corpus), of which only sums are kept.
-        layers: by default all.
-        stack: "encoder", "decoder" or "cross" in a model with several.
+        inputs: texts, or an iterator of texts (a corpus); only sums are kept.
+        layers: all by default.
+        stack: "encoder", "decoder" or "cross" in a model with several stacks.
         bos: whether each text begins with the tokenizer's first token.
-        rows: how many rows of each text are compared between layers; 0 compares heads of the same layer only.
-        seed: of the choice of these rows, which depends on a text's number and on nothing else.
+        rows: the rows of each text that are compared between layers; 0 compares heads of the same layer only.
+        seed: the seed of the choice of these rows, which otherwise depends on the text alone.
         corpus: `truncate`, `shard`, `journal` and `progress`, as in `am.stream`.
 
     Returns:
@@ -78,7 +79,7 @@ def redundancy(
 
     Raises:
         InputError: if the patterns of the sampled rows of a batch would take more than 200 MB, or the sums between
-            layers of a few texts more than 100 MB (from some 2000 heads on).
+            layers of a few texts more than 100 MB (with about 2,000 heads or more).
 
     """
     require_model(model)
@@ -89,7 +90,7 @@ def redundancy(
 
 
 class RedundancyReducer(DivergenceReducer):
-    """Sums divergences within each layer and between layers by text."""
+    """Sums divergences by text, within each layer and between layers."""
 
     def finish(self, state: State, source: Source) -> "Redundancy":
         """The result."""
@@ -100,7 +101,7 @@ class RedundancyReducer(DivergenceReducer):
 class Redundancy(Summed):
     """How much the patterns of any two heads differ: Jensen-Shannon divergence in nats, mean over rows, at most ln 2.
 
-    Two heads of the same layer are compared on every row that counts; heads of different layers on sampled rows.
+    Heads of the same layer are compared on every row that counts, heads of different layers on sampled rows.
     """
 
     SUBTRACT = "subtract what you compare: one.divergence - other.divergence"
@@ -109,39 +110,39 @@ class Redundancy(Summed):
     """The types of the entries of `state`."""
 
     rows: int
-    """How many rows of each text were compared between layers, at most."""
+    """The largest number of rows of each text that were compared between layers."""
 
     @property
     def axis_lengths(self) -> Mapping[str, int]:
-        """The lengths of the axes of `state` that are known from elsewhere."""
+        """The lengths of the axes of `state` that other fields define."""
         return axis_lengths(len(self.layers), self._heads, self.rows)
 
     @property
     def _reducer(self) -> Reducer:
         return RedundancyReducer()
 
-    # -- how different heads are ------------------------------------------------------------------------------
+    # -- divergences ------------------------------------------------------------------------------------------
 
     @cached_property
     def divergence(self) -> Float[Tensor, "layer head layer head"]:
-        """Between any two heads; NaN between heads that were not compared."""
+        """The divergence between any two heads; NaN between heads that were not compared."""
         return self._everywhere(self._found.whole)
 
     @property
     def within(self) -> Float[Tensor, "layer head head"]:
-        """Between two heads of the same layer."""
+        """The divergence between any two heads of the same layer."""
         return self._by_layer(self._found.within.mean)
 
     def interval(
         self, level: float = LEVEL
     ) -> tuple[Float[Tensor, "layer head head"], Float[Tensor, "layer head head"]]:
-        """Low and high end of the pointwise t interval over texts of `within`; NaN for fewer than five texts."""
+        """Low and high ends of the pointwise t interval over texts of `within`; NaN for fewer than five texts."""
         return self._ends(self._found.within.interval(checked_level(level)))
 
     def simultaneous(
         self, level: float = LEVEL
     ) -> tuple[Float[Tensor, "layer head head"], Float[Tensor, "layer head head"]]:
-        """Simultaneous intervals of `within`: they hold for all pairs together, so also for the nearest.
+        """Simultaneous intervals of `within`: they hold for all pairs together, and so for the nearest pair.
 
         Source: `attnmech.maths.intervals`, studentised max-T.
         """
@@ -150,13 +151,13 @@ class Redundancy(Summed):
     def divergence_interval(
         self, level: float = LEVEL
     ) -> tuple[Float[Tensor, "layer head layer head"], Float[Tensor, "layer head layer head"]]:
-        """Low and high end of the pointwise t interval over texts of `divergence`; NaN for fewer than five texts."""
+        """Low and high ends of the pointwise t interval over texts of `divergence`; NaN for fewer than five texts."""
         return self._all_ends(self._found.everywhere.interval(checked_level(level)))
 
     def divergence_simultaneous(
         self, level: float = LEVEL
     ) -> tuple[Float[Tensor, "layer head layer head"], Float[Tensor, "layer head layer head"]]:
-        """Simultaneous intervals of `divergence`: they hold for all pairs of heads together, of any two layers.
+        """Simultaneous intervals of `divergence`: they hold for all pairs of heads of all layers together.
 
         Source: `attnmech.maths.intervals`, studentised max-T.
         """
@@ -164,10 +165,10 @@ class Redundancy(Summed):
 
     @property
     def effective_heads(self) -> Float[Tensor, " layer"]:
-        """How many different heads a layer has: the Vendi score, exp(−Σ λ ln λ).
+        """The effective number of different heads in a layer: the Vendi score, exp(−Σ λ ln λ).
 
-        λ are the eigenvalues of K / n, K = 1 − `within` / ln 2. It is 1 if all heads of a layer attend alike, and the
-        number of heads if no two have a key in common.
+        λ are the eigenvalues of K / n, K = 1 − `within` / ln 2. The score is 1 if all heads of a layer attend alike,
+        and the number of heads if no two have a key in common.
 
         Source: Friedman & Dieng 2023, "The Vendi Score", with the kernel of Martins et al. 2009.
         """
@@ -176,8 +177,8 @@ class Redundancy(Summed):
     def clusters(self, threshold: float, *, layer: int | None = None) -> tuple[tuple[tuple[int, int], ...], ...]:
         """Groups of heads (layer, head) that attend alike, the largest first; a head unlike the others is alone.
 
-        Average linkage: groups are joined as long as the mean divergence between their heads is at most `threshold`,
-        in nats. With `layer`, the heads of that layer.
+        Average linkage joins groups as long as the mean divergence between their heads is at most `threshold`, in nats.
+        With `layer`, only heads of that layer are grouped.
         """
         most = finite_number("threshold", threshold, above=0.0)
         places, divergence = self._compared(layer)
@@ -186,7 +187,8 @@ class Redundancy(Summed):
     def positions(self, *, layer: int | None = None) -> Float[Tensor, "head 2"]:
         """Heads as points in the plane, in the order of `to_frame`; their distances are close to √divergence.
 
-        With `layer`, the heads of that layer. By classical scaling (Torgerson 1952): √JS is a Euclidean distance.
+        With `layer`, only heads of that layer. The points come from classical scaling (Torgerson 1952); √JS is a
+        Euclidean distance.
         """
         return placed(self._compared(layer)[1])[0]
 
@@ -195,7 +197,7 @@ class Redundancy(Summed):
         """One row per head, the most redundant first: its nearest head, their divergence and its interval.
 
         `low` and `high` are the simultaneous 95 % interval over all pairs of heads that were compared; NaN for fewer
-        than five texts. Heads that were compared with no other are left out.
+        than five texts. Heads that were not compared with any other are left out.
         """
         frame = self.to_frame()[["layer", "head", *_OF_NEAREST]].dropna(subset="divergence")
         whole = frame.astype({"nearest_layer": int, "nearest_head": int})
@@ -210,14 +212,18 @@ class Redundancy(Summed):
         low, high = (self._found.between_all(end).flatten(2).flatten(0, 1) for end in ends)
         effective = self.effective_heads
         rows = []
-        for number, ((layer, head), found) in enumerate(zip(self._places, flat, strict=True)):
+        for number, ((layer, head), divergences) in enumerate(zip(self._places, flat, strict=True)):
             place = self.layers.index(layer)
-            own = found.reshape(len(self.layers), -1)[place]
+            own = divergences.reshape(len(self.layers), -1)[place]
             row: dict[str, Any] = {"layer": layer, "head": head, **dict.fromkeys(_OF_NEAREST, math.nan)}
-            if not bool(found.isnan().all()):
-                near = int(found.nan_to_num(torch.inf).argmin())
+            if not bool(divergences.isnan().all()):
+                near = int(divergences.nan_to_num(torch.inf).argmin())
                 nearest_layer, nearest_head = self._places[near]
-                row |= {"nearest_layer": nearest_layer, "nearest_head": nearest_head, "divergence": float(found[near])}
+                row |= {
+                    "nearest_layer": nearest_layer,
+                    "nearest_head": nearest_head,
+                    "divergence": float(divergences[near]),
+                }
                 row |= {"low": float(low[number, near]), "high": float(high[number, near])}
             rows.append(row | {"within": float(own.nanmean()), "effective_heads": float(effective[layer])})
         return pd.DataFrame(rows)
@@ -225,24 +231,24 @@ class Redundancy(Summed):
     # -- figures ----------------------------------------------------------------------------------------------
 
     def plot(self, figure: str = "map", *, layer: int | None = None) -> "go.Figure":
-        """`"map"`, heads as points in the plane, or `"within"`, heads × heads of one layer; returned, not shown.
+        """A figure: `"map"`, heads as points in a plane, or `"within"`, heads × heads of a layer; returned, not shown.
 
-        Without `layer`, the map has the heads of all layers, and `"within"` is of the layer with the fewest different
+        Without `layer`, the map has the heads of all layers, and `"within"` shows the layer with the fewest different
         heads.
         """
         if option("figure", figure, ("map", "within")) == "within":
             layer = self._fewest if layer is None else self._layer(layer)
-            return divergence_map(*(each[layer].numpy() for each in (self.within, *self.interval())), layer=layer)
+            return divergence_map(*(values[layer].numpy() for values in (self.within, *self.interval())), layer=layer)
         places, divergence = self._compared(layer)
         points, share = placed(divergence)
         near = {(row.layer, row.head): row for row in self.nearest.itertuples()}
-        told = [
+        nearest = [
             f"L{near[place].nearest_layer}H{near[place].nearest_head}, {near[place].divergence:.3g} nats"
             if place in near
             else "none"
             for place in places
         ]
-        return heads_in_plane(points.numpy(), places, told, share)
+        return heads_in_plane(points.numpy(), places, nearest, share)
 
     def _figure_place(self, *figure: str, **options: Any) -> Mapping[str, int]:
         within = {"layer": self._fewest} if "within" in (*figure, options.get("figure")) else {}
@@ -262,8 +268,8 @@ class Redundancy(Summed):
         if bool(effective[fewest].isnan()):
             return f"On {self._texts} no row sees two keys, so no heads are compared."
         several = f"layer {fewest} has the fewest different heads, " if len(self.layers) > 1 else f"layer {fewest} has "
-        told = f"On {self._texts}, {several}{float(effective[fewest]):.1f} of {self._heads}"
-        return f"{told}{self._closest_within}{self._closest_between}."
+        beginning = f"On {self._texts}, {several}{float(effective[fewest]):.1f} of {self._heads}"
+        return f"{beginning}{self._closest_within}{self._closest_between}."
 
     @property
     def _closest_within(self) -> str:
@@ -300,7 +306,7 @@ class Redundancy(Summed):
         )
 
     def _sections(self) -> "Sequence[Section]":
-        about = (
+        reading = (
             "Jensen-Shannon divergence between the patterns of two heads, mean over rows: 0 where they attend alike, "
             "ln 2 = 0.693 nats where they have no key in common."
         )
@@ -309,7 +315,8 @@ class Redundancy(Summed):
         few = "" if len(shown_layers) == len(self.layers) else f" The {_MAPS} layers with the fewest different heads."
         maps = Section(
             "Within a layer",
-            f"{about} Dark cells are pairs of heads that attend alike; the hover box has the interval over texts.{few}",
+            f"{reading} Dark cells are pairs of heads that attend alike; the hover box has the interval over "
+            f"texts.{few}",
             {f"within-{layer}": self.plot("within", layer=layer) for layer in shown_layers},
             f'alike.plot("within", layer={self._fewest})',
             name="within",
@@ -326,7 +333,7 @@ class Redundancy(Summed):
         )
         return [plane, maps]
 
-    # -- the numbers behind it --------------------------------------------------------------------------------
+    # -- heads and pairs --------------------------------------------------------------------------------------
 
     @cached_property
     def _found(self) -> Divergences:
@@ -342,7 +349,7 @@ class Redundancy(Summed):
 
     @property
     def _places(self) -> list[tuple[int, int]]:
-        """Every measured head: layer and number."""
+        """Every measured head, as (layer, head)."""
         return [(layer, head) for layer in self.layers for head in range(self._heads)]
 
     @property
@@ -363,24 +370,24 @@ class Redundancy(Summed):
         return low, high
 
     def _everywhere(self, measured: Float[Tensor, "layer head layer head"]) -> Float[Tensor, "all head all head"]:
-        """With every layer of the model."""
+        """The array with a place for every layer of the model."""
         return by_layer(by_layer(measured, self.layers, self.n_layers), self.layers, self.n_layers, axis=2)
 
     def _layer(self, layer: int) -> int:
         return member("layer", layer, self.layers, "the layers measured")
 
     def _compared(self, layer: int | None) -> tuple[list[tuple[int, int]], Float[Tensor, "head head"]]:
-        """Some heads, all of which were compared with each other, and their divergences."""
+        """All measured heads, or those of a layer, with their divergences; `InputError` if some were not compared."""
         if layer is None:
-            places, found = self._places, self._found.whole.flatten(2).flatten(0, 1)
+            places, divergence = self._places, self._found.whole.flatten(2).flatten(0, 1)
         else:
             place = self.layers.index(self._layer(layer))
-            places, found = [(layer, head) for head in range(self._heads)], self._found.whole[place, :, place]
-        if bool(found.isnan().any()):
+            places, divergence = [(layer, head) for head in range(self._heads)], self._found.whole[place, :, place]
+        if bool(divergence.isnan().any()):
             if self.rows == 0 and layer is None:
                 raise InputError("with rows=0 only heads of the same layer are compared; give a `layer`.")
             raise InputError("not all heads were compared: no row of these texts sees two keys. Give longer texts.")
-        return places, found
+        return places, divergence
 
 
 _OF_NEAREST: Final = ["nearest_layer", "nearest_head", "divergence", "low", "high"]

@@ -1,4 +1,4 @@
-"""Which heads attend alike? The divergences of a layer as a map of heads × heads, and heads as points in a plane."""
+"""Figures of heads that attend alike: a layer's divergences as a map, and all heads as points in a plane."""
 
 from collections.abc import Sequence
 from typing import Final
@@ -23,17 +23,17 @@ def divergence_map(
     *,
     layer: int,
 ) -> go.Figure:
-    """Heads × heads of one layer, coloured from 0 (dark: they attend alike) to ln 2 (no key in common).
+    """A map of heads × heads of one layer, coloured from 0 (dark: they attend alike) to ln 2 (no key in common).
 
     >>> two = np.array([[0.0, 0.2], [0.2, 0.0]])
     >>> divergence_map(two, two, two, layer=3).data[0].text[0][1]
     'L3H0 and L3H1<br>0.2 nats<br>95 %: 0.2 to 0.2'
 
     Args:
-        divergence: the Jensen-Shannon divergence in nats; NaN where none was measured.
-        low: the low end of its interval; NaN if there is none.
-        high: the high end.
-        layer: its label.
+        divergence: the Jensen-Shannon divergence in nats; NaN where it was not measured.
+        low: the low end of its interval; NaN without an interval.
+        high: the high end of its interval.
+        layer: the layer's label.
 
     """
     heads = len(divergence)
@@ -71,44 +71,44 @@ def _told(
     pair = f"L{layer}H{one} and L{layer}H{other}"
     if not np.isfinite(divergence[one, other]):
         return f"{pair}<br>not measured"
-    found = f"{pair}<br>{divergence[one, other]:.3g} nats"
+    words = f"{pair}<br>{divergence[one, other]:.3g} nats"
     if not np.isfinite(low[one, other]):
-        return found
-    return f"{found}<br>95 %: {low[one, other]:.3g} to {high[one, other]:.3g}"
+        return words
+    return f"{words}<br>95 %: {low[one, other]:.3g} to {high[one, other]:.3g}"
 
 
 def heads_in_plane(
     points: Float[np.ndarray, "head 2"], places: Sequence[tuple[int, int]], nearest: Sequence[str], share: float
 ) -> go.Figure:
-    """Every head as a point, coloured by layer; the closer two are, the more they attend alike.
+    """Every head as a point, coloured by layer; the closer two points are, the more the heads attend alike.
 
     >>> figure = heads_in_plane(np.array([[0.1, 0.0], [-0.1, 0.0]]), [(0, 0), (0, 1)], ["L0H1, 0.04"] * 2, 1.0)
     >>> figure.data[0].hovertext[0]
     'L0H0<br>nearest: L0H1, 0.04'
 
     Args:
-        points: coordinates, whose distances are close to the root of the divergence.
+        points: coordinates; distances between them are close to the root of the divergence.
         places: each head's layer and number.
         nearest: each head's nearest head and their divergence, in words.
-        share: how much of the spread of the heads the plane shows.
+        share: the share of the heads' spread that the plane shows.
 
     """
     layers = sorted({layer for layer, _ in places})
     shades = sample_colorscale("Viridis", np.linspace(0.0, 0.9, len(layers)).tolist())
     figure = Figure()
     for layer, colour in zip(layers, shades, strict=True):
-        here = [number for number, (each, _) in enumerate(places) if each == layer]
+        here = [number for number, (layer_of_head, _) in enumerate(places) if layer_of_head == layer]
         figure.add_scatter(
             x=points[here, 0],
             y=points[here, 1],
             mode="markers+text",
             marker={"color": colour, "size": 9, "line": {"color": NEUTRAL, "width": 0.5}},
-            text=[f"L{layer}H{places[each][1]}" for each in here],
+            text=[f"L{layer}H{places[number][1]}" for number in here],
             textposition="top center",
             textfont={"size": 9},
             name=f"layer {layer}",
-            customdata=[list(places[each]) for each in here],
-            hovertext=[f"L{layer}H{places[each][1]}<br>nearest: {nearest[each]}" for each in here],
+            customdata=[list(places[number]) for number in here],
+            hovertext=[f"L{layer}H{places[number][1]}<br>nearest: {nearest[number]}" for number in here],
             hovertemplate="%{hovertext}<extra></extra>",
             showlegend=True,
         )
