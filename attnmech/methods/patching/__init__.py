@@ -1,1 +1,1 @@
-"""Which heads carry what differs between two prompts?"""
+"""Patching: which heads, positions and paths carry the difference between two prompts."""

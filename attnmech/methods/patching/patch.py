@@ -1,4 +1,4 @@
-"""Where does a model keep what tells two prompts apart? Patch activations of one run into the other.
+"""Activation patching: activations of one prompt's run replace those of another's, one place at a time.
 
 Formulas: docs/formulas.md#patching.
 """
@@ -32,23 +32,23 @@ from ...runs.sweep import Swept, run_sweep
 from .prompt_pairs import PromptPairs
 
 BY_HEAD: Final = ("z", "q", "k", "v", "pattern")
-"""Where activations can be patched head by head; k and v kv head by kv head."""
+"""The points that can be patched head by head; k and v are patched by kv head."""
 
 BY_POSITION: Final = ("resid_pre", "resid_mid", "resid_post", "attn_out", "mlp_out")
-"""Where they can be patched at each position of a layer."""
+"""The points that can be patched at each position of a layer."""
 
 SAME_METRIC: Final = 1e-5
-"""The two runs' metrics count as equal if their relative difference is below this: rounding, not an effect."""
+"""Metrics of two runs count as equal below this relative difference, which rounding can produce."""
 
 
 @dataclass(frozen=True, repr=False)
 class Patched(Effects):
-    """How much of the clean run's metric patching its activations into the corrupted run recovers."""
+    """How much of the clean run's metric is recovered by patching its activations into the corrupted run."""
 
     clean: Float[Tensor, " text"]
-    """The metric of each clean prompt; `before` is that of the corrupted one."""
+    """The metric of each clean prompt; `before` is the metric of each corrupted prompt."""
     clean_tokens: tuple[tuple[str, ...], ...]
-    """The tokens of the clean prompts; `tokens` are those of the corrupted ones."""
+    """The tokens of the clean prompts; `tokens` are the tokens of the corrupted prompts."""
 
     def _check(self) -> None:
         super()._check()
@@ -56,7 +56,7 @@ class Patched(Effects):
 
     @property
     def recovered(self) -> Float[Tensor, "layer place"]:
-        """(patched − corrupted) / (clean − corrupted), each a mean over pairs: 1 where the clean metric is restored.
+        """(patched − corrupted) / (clean − corrupted), all means over pairs: 1 if patching restores the clean metric.
 
         NaN for the reason given by `not_recoverable`.
         """
@@ -65,7 +65,7 @@ class Patched(Effects):
     def recovered_interval(
         self, level: float = LEVEL
     ) -> tuple[Float[Tensor, "layer place"], Float[Tensor, "layer place"]]:
-        """Low and high end of the t interval of `recovered` over pairs; NaN for fewer than five."""
+        """Low and high ends of the t interval of `recovered` over pairs; NaN for fewer than five pairs."""
         return self._shares.interval(level)
 
     @cached_property
@@ -79,7 +79,7 @@ class Patched(Effects):
 
     @property
     def not_recoverable(self) -> str | None:
-        """Why the share recovered is undefined; None if it is defined."""
+        """The reason why the recovered share is undefined; None if it is defined."""
         if self.parts is not None:
             return self.parts[0].not_recoverable or self.parts[1].not_recoverable
         if self.metric == "loss":
@@ -92,7 +92,7 @@ class Patched(Effects):
 
     @property
     def _gap(self) -> Float[Tensor, " text"]:
-        """The clean run's metric minus the corrupted one's; NaN where that is not meaningful."""
+        """The clean run's metric minus the corrupted run's; NaN where the difference has no meaning."""
         gap = self.clean - self.before
         return gap if self.not_recoverable is None else torch.full_like(gap, torch.nan)
 
@@ -105,7 +105,7 @@ class Patched(Effects):
         return super().to_frame().assign(clean=float(self.clean.mean()), **columns)
 
     def plot(self, quantity: str = "effect") -> "go.Figure":
-        """Layers × heads (or positions), coloured by the "effect", or by the share "recovered"."""
+        """A map of layers × heads (or positions), coloured by the "effect" or by the share "recovered"."""
         if quantity == "effect":
             return super().plot()
         if quantity != "recovered":
@@ -114,7 +114,7 @@ class Patched(Effects):
 
     @property
     def lead(self) -> str:
-        """The one sentence that the numbers support."""
+        """The finding in one sentence."""
         reason = self.not_recoverable
         share = f"; no share recovered is given, since {reason}" if reason else ""
         return f"{super().lead.removesuffix('.')}{share}."
@@ -134,18 +134,18 @@ class Patched(Effects):
 
 @dataclass(frozen=True, repr=False)
 class PatchEffects(Patched, HeadEffects):
-    """How much a metric changes when a head writes in the corrupted run what it writes in the clean one.
+    """Effects on a metric of giving one head of the corrupted run its clean activations.
 
-    `effect [layer head]` is the metric patched minus corrupted; `recovered [layer head]` its share of clean minus
-    corrupted. Units are those of the metric; intervals are over pairs.
+    `effect [layer head]` is the patched minus the corrupted metric, in the metric's unit; `recovered [layer head]` is
+    its share of clean minus corrupted. Intervals are over pairs.
     """
 
 
 @dataclass(frozen=True, repr=False)
 class KVPatchEffects(PatchEffects):
-    """How much a metric changes when k or v of a kv head takes its clean value in the corrupted run.
+    """Effects on a metric of giving k or v of one kv head its clean value in the corrupted run.
 
-    `effect [layer kv_head]` and `recovered [layer kv_head]`: query heads that share a kv head all read the change.
+    `effect [layer kv_head]` and `recovered [layer kv_head]`; all query heads that share a kv head read the change.
     """
 
     PLACE: ClassVar[str] = "kv head"
@@ -156,10 +156,10 @@ class KVPatchEffects(PatchEffects):
 
 @dataclass(frozen=True, repr=False)
 class PositionEffects(Patched):
-    """How much a metric changes when one position of a layer takes its clean value in the corrupted run.
+    """Effects on a metric of giving one position of a layer its clean value in the corrupted run.
 
-    `effect [layer position]` is the metric patched minus corrupted; `recovered [layer position]` its share of clean
-    minus corrupted. Units are those of the metric; intervals are over pairs.
+    `effect [layer position]` is the patched minus the corrupted metric, in the metric's unit; `recovered
+    [layer position]` is its share of clean minus corrupted. Intervals are over pairs.
     """
 
     PLACE: ClassVar[str] = "position"
@@ -174,7 +174,7 @@ class PositionEffects(Patched):
 
     @property
     def position_tokens(self) -> tuple[str, ...]:
-        """The tokens of the first pair: the corrupted prompt's, as "clean→corrupted" where the two differ.
+        """The tokens of the first pair's corrupted prompt, as "clean→corrupted" where the prompts differ.
 
         Empty for a difference between results on different pairs.
         """
@@ -197,36 +197,37 @@ def patch(
     metric: MetricLike = "logit_difference",
     **options: Unpack[SweepOptions],
 ) -> PatchEffects | PositionEffects:
-    """How much a metric changes when activations of the clean run are patched into the corrupted one.
+    """Measures how a metric changes when activations of the clean run are patched into the corrupted run.
 
     >>> import attnmech as am
-    >>> found = am.patch(
+    >>> effects = am.patch(
     ...     am.load(), ["The keys to the chest"], ["The key to the chest"], answers=[" are"], against=[" is"]
     ... )                                                                              # doctest: +SKIP
-    >>> found.effect.shape, found.recovered.shape                                       # doctest: +SKIP
+    >>> effects.effect.shape, effects.recovered.shape                                   # doctest: +SKIP
     (torch.Size([4, 8]), torch.Size([4, 8]))
 
-    Prompt n of `clean` is paired with prompt n of `corrupted`, and has as many tokens. The corrupted prompt is run
-    with one place patched at a time (denoising: what suffices to restore the clean answer):
+    Prompt n of `clean` is paired with prompt n of `corrupted`, which has the same number of tokens. The corrupted
+    prompt is run with one place patched at a time (denoising: which places suffice to restore the clean answer):
 
-    - at="z", "q" or "pattern": what a head writes, its queries, or where it looks, at all positions (rows) or at
+    - at="z", "q" or "pattern": a head's z, queries or attention pattern, at all positions (rows) or at all of
       `positions` together; gives `[layer head]`;
-    - at="k" or "v": keys or values, kv head by kv head, and `heads` are (layer, kv_head); where query heads share a
-      kv head, all of them read the change, and the result, `[layer kv_head]`, is a `KVPatchEffects`;
-    - at="resid_pre", "resid_mid", "resid_post", "attn_out" or "mlp_out": the stream as it enters a layer, between
-      attention and MLP, or as it leaves, or what its attention or its MLP adds, at one position; gives
-      `[layer position]`, for `positions` or all. All prompts must then have the same length.
+    - at="k" or "v": keys or values by kv head; `heads` are then (layer, kv_head). All query heads that share a kv head
+      read the change, and the result, `[layer kv_head]`, is then a `KVPatchEffects`;
+    - at="resid_pre", "resid_mid", "resid_post", "attn_out" or "mlp_out": the stream at the start of a layer, between
+      attention and MLP, or at the end, or the output of attention or MLP, at one position; gives `[layer position]`,
+      for `positions` or all. All prompts must then have the same length.
 
     Args:
         model: the model.
         clean: prompts, or token ids.
-        corrupted: as many prompts, each with as many tokens as its partner.
+        corrupted: the same number of prompts, each with the same number of tokens as its clean partner.
         at: the point that is patched, as above.
         heads: a list of (layer, head), or "all".
-        layers: by default all.
-        positions: by default all; those below 0 count from the end of each prompt: -1, or "last", is its last token.
-        metric: as in `am.ablate_heads`. "loss" has no share, since the runs predict different tokens; "kl" has no
-            meaning here.
+        layers: all by default.
+        positions: all by default; negative positions count from the end of each prompt: -1, or "last", is its last
+            token.
+        metric: as in `am.ablate_heads`. "loss" has no share, because the two runs predict different tokens; "kl" has
+            no meaning here.
         options: answers, against, bos, memory, journal, partial and progress, as in `am.ablate_heads`. `answers` and
             `against` hold one token per pair: usually the clean prompt's answer and the corrupted one's.
 
@@ -236,7 +237,7 @@ def patch(
 
     Raises:
         InputError: for prompts that do not pair up, and for invalid points, heads, positions and metrics.
-        JournalError: for the journal of another sweep.
+        JournalError: if the journal belongs to another sweep.
 
     Source: Meng et al. 2022; Wang et al. 2023.
     """
@@ -282,7 +283,7 @@ def _check_options(at: str, heads: Heads, metric: MetricLike) -> None:
 
 
 def _chosen(model: HookedModel, at: str, heads: Heads, layers: Iterable[int] | None) -> list[Head]:
-    """The heads to patch; at k and v, the kv heads."""
+    """The heads to patch; for k and v, the kv heads."""
     stack = model.output_stack
     if at not in ("k", "v"):
         return model.check_heads(heads, layers)
@@ -308,7 +309,7 @@ def _at_position(at: str, layer: int, position: int, values: Mapping[int, Values
 
 @dataclass(frozen=True)
 class _Run:
-    """What all sweeps of one call have in common."""
+    """The model, prompts, metric and options that all sweeps of one call share."""
 
     model: HookedModel
     pairs: PromptPairs
@@ -316,13 +317,13 @@ class _Run:
     options: SweepOptions
 
     def sweep(self, changes: Sequence[Intervention], noted: Mapping[str, Any]) -> Swept:
-        """The corrupted prompts under each change."""
+        """Runs the corrupted prompts under each change."""
         _, corrupted = self.pairs.given
         each_alone = [(change,) for change in changes]
         return run_sweep(self.model, corrupted, each_alone, self.metric, noted=noted, **self.options)
 
     def clean_fields(self) -> dict[str, Any]:
-        """The fields of a result about the clean prompts."""
+        """The fields of a result that describe the clean prompts."""
         clean, _ = self.pairs.given
         measuring = self.options | {"journal": None, "partial": False, "progress": False}
         swept = run_sweep(self.model, clean, [()], self.metric, **measuring)

@@ -1,4 +1,4 @@
-"""Along which paths does a head act? Patch the path from it to other heads, or to the logits.
+"""Path patching: the effect of one path from a head to other heads, or to the logits.
 
 Formulas: docs/formulas.md#patching.
 """
@@ -24,21 +24,21 @@ from ...runs.sweep import LATER, run_sweep
 from .prompt_pairs import PromptPairs
 
 THROUGH: Final = ("q", "k", "v")
-"""What of a receiver a path may end in."""
+"""The inputs of a receiving head in which a path may end."""
 
 
 @dataclass(frozen=True, repr=False)
 class PathEffects(HeadEffects):
-    """How much a metric changes when one path carries the corrupted run, by sender: `.effect [layer head]`.
+    """Effects on a metric of one path that carries the corrupted run, by sender: `.effect [layer head]`.
 
-    The metric with the path patched minus that of the clean prompts, in the metric's unit; intervals are over pairs of
-    prompts. NaN where a sender has no path to a receiver.
+    The effect is the metric with the path patched minus the clean metric, in the metric's unit; intervals are over
+    pairs of prompts. NaN where a sender has no path to a receiver.
     """
 
     receivers: tuple[Head, ...]
     """The heads at which paths end; empty for the logits."""
     through: tuple[str, ...]
-    """Whether paths enter the receivers through q, k or v."""
+    """The inputs (q, k, v) through which paths enter the receivers."""
 
     @property
     def _title(self) -> str:
@@ -82,11 +82,11 @@ def path_patch(
     metric: MetricLike = "logit_difference",
     **options: Unpack[SweepOptions],
 ) -> PathEffects:
-    """How much a metric changes when one path, from a head to other heads or to the logits, is corrupted.
+    """Measures how a metric changes when one path, from a head to other heads or to the logits, is corrupted.
 
-    Sender by sender, on the clean prompts: the sender's z becomes that of the corrupted prompt, z of all heads in later
-    layers is held at its clean value, and the receivers' q, k or v are computed from the stream that results. Put into
-    a run that is clean otherwise, they give the metric. A path to the logits ends in the first of these two passes: it
+    For each sender, a first pass over the clean prompts gives the sender its z of the corrupted prompt, holds z of all
+    heads in later layers at its clean value, and computes the receivers' q, k or v from the resulting stream. A second
+    pass, clean otherwise, takes these q, k or v and gives the metric. A path to the logits ends in the first pass: it
     is the sender's direct effect, through the final norm.
 
     >>> import attnmech as am
@@ -95,31 +95,31 @@ def path_patch(
     >>> model = am.load()
     >>> am.path_patch(model, clean, corrupted, **answers).effect.shape
     torch.Size([4, 8])
-    >>> found = am.path_patch(model, clean, corrupted, [(3, 1), (3, 2)], "v", **answers)
-    >>> bool(found.effect[3].isnan().all()), bool(found.effect[:3].isnan().any())
+    >>> effects = am.path_patch(model, clean, corrupted, [(3, 1), (3, 2)], "v", **answers)
+    >>> bool(effects.effect[3].isnan().all()), bool(effects.effect[:3].isnan().any())
     (True, False)
 
     Args:
         model: a model with one stack.
         clean: prompts.
-        corrupted: as many prompts, each with as many tokens as its clean one.
+        corrupted: the same number of prompts, each with the same number of tokens as its clean partner.
         receivers: "logits", or a list of (layer, head) that receive together.
-        through: "q", "k" or "v", or several of them. Where heads share keys and values, the k or v of a receiver is
-            that of its kv head, so the heads that share it receive as well.
-        senders: which heads send, in layers below a receiver's; "all" are all of these.
-        mlps: "recompute", as in the paper: MLPs between sender and receiver see the changed stream, so that a path may
-            lead through them; or "frozen" at their clean outputs, so that it may not.
-        later: for receiving heads, "recompute": all that follows them sees the change; or "frozen": all other heads and
+        through: "q", "k" or "v", or several of them. If heads share keys and values, the k or v of a receiver belongs
+            to its kv head, so the heads that share it receive as well.
+        senders: the sending heads, in layers below a receiver's layer; "all" takes every such head.
+        mlps: "recompute", as in the paper: MLPs between sender and receiver see the changed stream, so paths may pass
+            through them; or "frozen" at their clean outputs, which excludes these paths.
+        later: for receiving heads, "recompute": everything after them sees the change; or "frozen": all other heads and
             MLPs are held at their clean outputs, so that the receivers act on the logits directly.
         metric: as in `am.ablate_heads`, measured on the clean prompts' tokens.
         options: answers, against (one token per pair), bos, memory, journal, partial and progress.
 
     Returns:
-        Effects by sender, metric with the path patched minus clean, with intervals over pairs.
+        Effects by sender (the metric with the path patched minus the clean metric), with intervals over pairs.
 
     Raises:
         InputError: for prompts that do not pair up, senders without a path, heads that the model does not have, and
-            models with an encoder and a decoder; and what `am.ablate_heads` raises.
+            models with an encoder and a decoder; and in the cases of `am.ablate_heads`.
 
     Source: Wang et al. 2022, "Interpretability in the Wild", §3.1 and appendix B (h → R, with x_orig the clean prompt).
 
@@ -151,19 +151,19 @@ def path_patch(
 
 @dataclass(frozen=True)
 class _Paths:
-    """What is held on the way from a sender."""
+    """The interventions along the paths from senders."""
 
     sent: Mapping[int, Values]
-    """z in the corrupted run, layer by layer."""
+    """z in the corrupted run, by layer."""
     held: Mapping[int, tuple[Intervention, ...]]
-    """What holds z of all heads at the clean run's, in each layer after a sender's."""
+    """The interventions that hold z of all heads at its clean value, for each layer after a sender's."""
     mlps: Mapping[int, Intervention]
-    """What holds the MLP of each layer, if they are held."""
+    """The interventions that hold MLPs at their clean outputs, by layer; empty if MLPs are recomputed."""
     stack: str
 
     @classmethod
     def of(cls, model: HookedModel, pairs: PromptPairs, layers: Sequence[int], mlps: str) -> "_Paths":
-        """For senders in some layers."""
+        """The interventions for senders in these layers."""
         stack = model.output_stack
         later = [layer for layer in stack.layers if layer > layers[0]]
         clean = pairs.values(model, "z", later) if later else {}
@@ -173,22 +173,23 @@ class _Paths:
         }
         frozen: dict[int, Intervention] = {}
         if mlps == "frozen" and model.points[stack.point("mlp_out")].absent is None:
-            found = pairs.values(model, "mlp_out", [layers[0], *later])
+            outputs = pairs.values(model, "mlp_out", [layers[0], *later])
             frozen = {
-                layer: Intervention.stream("mlp_out", [layer], each, stack=stack.label) for layer, each in found.items()
+                layer: Intervention.stream("mlp_out", [layer], values_of_layer, stack=stack.label)
+                for layer, values_of_layer in outputs.items()
             }
         return cls(pairs.values(model, "z", layers, corrupted=True), held, frozen, stack.label)
 
     def of_sender(self, head: Head) -> tuple[Intervention, ...]:
-        """The pass in which the sender writes what it writes in the corrupted run."""
+        """The interventions of the pass in which a sender writes what it writes in the corrupted run."""
         first = head[0]
         sent = Intervention.replace([head], self.sent[first], stack=self.stack)
-        between = [each for layer, some in self.held.items() if layer > first for each in some]
-        return (sent, *between, *(each for layer, each in self.mlps.items() if layer >= first))
+        between = [hold for layer, some in self.held.items() if layer > first for hold in some]
+        return (sent, *between, *(frozen_mlp for layer, frozen_mlp in self.mlps.items() if layer >= first))
 
 
 def _receivers(model: HookedModel, given: Any) -> tuple[Head, ...]:
-    """The receiving heads; none for the logits."""
+    """The receiving heads; empty for the logits."""
     if isinstance(given, str):
         if given != "logits":
             raise InputError(f'`receivers` must be "logits" or a list of (layer, head); got {shown(given)}.')
@@ -206,29 +207,29 @@ def _through(given: Any) -> tuple[str, ...]:
 
 
 def _senders(model: HookedModel, senders: Heads, receivers: Sequence[Head]) -> list[Head]:
-    """The senders that have a path; `InputError` for one that was named and has none."""
+    """The senders that have a path; `InputError` for a requested head without one."""
     chosen = model.check_heads(senders)
     if not receivers:
         return chosen
     last = max(layer for layer, _ in receivers)
-    found = [head for head in chosen if head[0] < last]
-    if not isinstance(senders, str) and len(found) < len(chosen):
-        layer, head = next(each for each in chosen if each not in found)
+    with_path = [head for head in chosen if head[0] < last]
+    if not isinstance(senders, str) and len(with_path) < len(chosen):
+        layer, head = next(sender for sender in chosen if sender not in with_path)
         raise InputError(
             f"a sender must be in a layer below a receiver's, and the last receiver is in layer {last}; got "
             f"L{layer}H{head}."
         )
-    if not found:
+    if not with_path:
         raise InputError(f"no head is in a layer below the receivers', which are in layer {last}.")
-    return found
+    return with_path
 
 
 def _points(model: HookedModel, receivers: Sequence[Head], through: Sequence[str]) -> Receivers:
-    """The receivers' q, k and v: at k and v, the kv heads that they read."""
+    """The receivers' q, k and v, by point and layer; for k and v, the kv heads that they read."""
     stack = model.output_stack
     shared = stack.n_heads // stack.n_kv_heads
-    found: dict[tuple[str, int], dict[int, None]] = {}
+    heads_by_point: dict[tuple[str, int], dict[int, None]] = {}
     for name in through:
         for layer, head in receivers:
-            found.setdefault((name, layer), {})[head if name == "q" else head // shared] = None
-    return {key: tuple(heads) for key, heads in found.items()}
+            heads_by_point.setdefault((name, layer), {})[head if name == "q" else head // shared] = None
+    return {key: tuple(heads) for key, heads in heads_by_point.items()}

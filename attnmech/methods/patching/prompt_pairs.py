@@ -1,4 +1,4 @@
-"""Do clean and corrupted prompts pair up, and what does each run have at a point?"""
+"""Pairs of clean and corrupted prompts: checks that they pair up, and captures activations of both runs."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,20 +15,22 @@ from ...runs.reference import captured
 
 @dataclass(frozen=True)
 class PromptPairs:
-    """Clean prompts, each with a corrupted one of the same length."""
+    """Clean prompts, each with a corrupted prompt of the same length."""
 
     clean: list[CorpusBatch]
     corrupted: list[CorpusBatch]
     given: tuple[Any, Any]
-    """Both, as they were given."""
+    """The clean and the corrupted prompts, as the caller gave them."""
     lengths: list[int]
-    """In tokens of the output's stack."""
+    """The length of each pair, in tokens of the output's stack."""
     stack: str
 
     @classmethod
     def of(cls, model: HookedModel, clean: Any, corrupted: Any, bos: bool | None) -> "PromptPairs":
         label = model.output_stack.label
-        parts, others = (list(batches(each, model, window=4096, bos=bos)) for each in (clean, corrupted))
+        parts, others = (
+            list(batches(prompts_of_run, model, window=4096, bos=bos)) for prompts_of_run in (clean, corrupted)
+        )
         prompts = _prompts(parts, label)
         _check_pairs(prompts, _prompts(others, label))
         return cls(parts, others, (clean, corrupted), [len(prompt.queries) for prompt in prompts], label)
@@ -36,30 +38,30 @@ class PromptPairs:
     def values(
         self, model: HookedModel, at: str, layers: Sequence[int], *, corrupted: bool = False
     ) -> dict[int, Values]:
-        """What the clean run, or the corrupted one, has at a point, layer by layer."""
+        """The activations of the clean or corrupted run at a point, by layer."""
         parts, run = (self.corrupted, "corrupted") if corrupted else (self.clean, "clean")
         return one_by_one(
             Values(captured(model, parts, model.output_stack.point(at), layers), f"that of the {run} run")
         )
 
     def check_positions(self, positions: Positions) -> list[int]:
-        """The positions chosen, those from the end below 0; `InputError` for one beyond the shortest prompt."""
+        """The positions as sorted numbers, negative from the end; `InputError` for one beyond the shortest prompt."""
         wanted = '"last" or a list of positions'
-        given = [-1] if isinstance(positions, str) and positions == "last" else listed("positions", positions, wanted)
+        numbers = [-1] if isinstance(positions, str) and positions == "last" else listed("positions", positions, wanted)
         shortest = min(self.lengths)
-        if not given:
+        if not numbers:
             raise InputError("`positions` must name at least one position; got an empty list.")
-        for each in given:
+        for number in numbers:
             try:
-                if -shortest <= integer(each) < shortest:
+                if -shortest <= integer(number) < shortest:
                     continue
             except TypeError:
                 pass
             raise InputError(
                 f"`positions` must be from {-shortest} to {shortest - 1} (the shortest prompt has {shortest} tokens); "
-                f"got {shown(each)}."
+                f"got {shown(number)}."
             )
-        return sorted({integer(each) for each in given})
+        return sorted({integer(number) for number in numbers})
 
     def one_length(self, at: str) -> int:
         """The length that all prompts share; `InputError` if their lengths differ."""
@@ -75,23 +77,23 @@ class PromptPairs:
 
 @dataclass(frozen=True)
 class _Prompt:
-    """The real tokens of one prompt, and where they begin."""
+    """The real tokens of one prompt, and the positions at which they begin."""
 
     queries: tuple[str, ...]
     keys: tuple[str, ...]
-    """The encoder's tokens, in a model that has one; else the same."""
+    """The encoder's tokens in a model that has an encoder; else the same as `queries`."""
     begins: tuple[int, int]
 
 
 def _prompts(parts: Sequence[CorpusBatch], stack: str) -> list[_Prompt]:
-    found: dict[int, _Prompt] = {}
+    prompts: dict[int, _Prompt] = {}
     for part in parts:
         sides = part.batch.queries(stack), part.batch
         for row, number in enumerate(part.documents.tolist()):
             real = [side.mask[row].nonzero()[:, 0].tolist() for side in sides]
             queries, keys = (tuple(side.tokens[row][i] for i in at) for side, at in zip(sides, real, strict=True))
-            found[number] = _Prompt(queries, keys, (real[0][0], real[1][0]))
-    return [found[number] for number in sorted(found)]
+            prompts[number] = _Prompt(queries, keys, (real[0][0], real[1][0]))
+    return [prompts[number] for number in sorted(prompts)]
 
 
 def _check_pairs(clean: Sequence[_Prompt], corrupted: Sequence[_Prompt]) -> None:

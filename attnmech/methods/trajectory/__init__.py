@@ -1,1 +1,1 @@
-"""When is the prediction made? The stream read by the unembedding, layer by layer."""
+"""Results of the checkpoints of a training run, side by side."""

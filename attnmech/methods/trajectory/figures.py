@@ -1,4 +1,4 @@
-"""A number of every head, checkpoint by checkpoint."""
+"""A figure of one number for every head, over checkpoints."""
 
 from collections.abc import Sequence
 from typing import Final
@@ -15,26 +15,26 @@ _NAMED: Final = (
     ("#d55e00", "solid"), ("#2b8cc4", "dash"), ("#009e73", "dot"), ("#9a5fd6", "dashdot"), ("#b8860b", "longdash"),
     ("#cc79a7", "longdashdot"),
 )  # fmt: skip
-"""Colour and dash of the heads that change most."""
+"""The colour and dash of the heads that change most."""
 
 
 def lines_by_step(
     values: Float[np.ndarray, "head step"], steps: Sequence[str], names: Sequence[str], *, label: str
 ) -> go.Figure:
-    """A line for each head; those that change most are named, the others grey.
+    """A line for each head; the heads that change most are named, the others are grey.
 
     >>> figure = lines_by_step(np.array([[0.0, 0.9], [0.1, 0.1]]), ["0", "1"], ["L0H0", "L0H1"], label="induction")
     >>> [(trace.name, trace.showlegend) for trace in figure.data]
     [('L0H1', True), ('L0H0', True)]
 
     Args:
-        values: the number of each head at each step; NaN where there is none.
+        values: the number of each head at each step; NaN where it is undefined.
         steps: the names of the steps, in order.
         names: the names of the heads.
-        label: what the number is, for the vertical axis.
+        label: the name of the number, for the vertical axis.
 
     Returns:
-        One trace per head, the one that changes most last.
+        One trace per head; the head that changes most comes last.
 
     """
     if values.shape != (len(names), len(steps)):

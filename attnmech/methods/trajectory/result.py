@@ -1,4 +1,4 @@
-"""How does a result change from checkpoint to checkpoint of a training run?"""
+"""The numbers of a result at every checkpoint of a training run."""
 
 from collections.abc import Callable, Iterable, Sequence, Sized
 from dataclasses import dataclass
@@ -25,27 +25,27 @@ from .figures import lines_by_step
 def trajectory(
     checkpoints: Iterable[Any], method: Callable[[HookedModel], Result], *, progress: bool = False
 ) -> "Trajectory":
-    """Measures every checkpoint in the same way.
+    """Measures every checkpoint of a training run with the same method.
 
     >>> folders = sorted(Path("run").glob("step-*"))                                     # doctest: +SKIP
     >>> run = am.trajectory(folders, am.head_types)                                      # doctest: +SKIP
     >>> run.plot("induction")                                                            # doctest: +SKIP
 
     Args:
-        checkpoints: folders, hub names, or models, each loaded when its turn comes and then forgotten; or pairs of a
-            name and one of these. A folder is named by its last part, and by its number too if that is another's name.
-            Of an iterator, no more than one model is held at a time.
-        method: what to measure of each: a function from the model to a result with one row per head, such as
-            `am.head_types` or `lambda model: am.attention_focus(model, texts)`.
+        checkpoints: folders, hub names, or models, or pairs of a name and one of these. Each checkpoint is loaded only
+            for its measurement. A folder's name is the last part of its path, with its number if another checkpoint
+            has that name. From an iterator, at most one model is held at a time.
+        method: a function from the model to a result with one row per head, such as `am.head_types` or
+            `lambda model: am.attention_focus(model, texts)`.
         progress: shows a bar on stderr.
 
     Returns:
-        Every number of the results' tables, `[step row column]`, with the tables of the heads of all steps as one.
+        Every number of the results' tables, `[step row column]`, and one table of the heads at all steps.
 
     Raises:
-        AttnmechError: for a checkpoint that cannot be loaded or measured: what `am.load` or the method raises, with the
-            checkpoint's name.
-        InputError: for results with other heads than the first's.
+        AttnmechError: for a checkpoint that cannot be loaded or measured: the error of `am.load` or of the method, with
+            the checkpoint's name.
+        InputError: if a result's heads differ from those of the first result.
 
     """
     if not callable(method):
@@ -57,12 +57,12 @@ def trajectory(
     origins: list[Provenance] = []
     total = len(checkpoints) if isinstance(checkpoints, Sized) else None
     with progress_of("checkpoints", total, show=progress) as bar:
-        for each in checkpoints:  # without `enumerate`, which would keep the last
+        for item in checkpoints:  # `enumerate` would keep the last item alive
             number = len(names)
-            name, checkpoint = _named(each, number)
+            name, checkpoint = _named(item, number)
             name = f"{name}, {number}" if name in names else name
             result = _measured(checkpoint, method, f"checkpoint {number}, {name}")
-            del each, checkpoint
+            del item, checkpoint
             names.append(name)
             tables.append(_numbers(result.by_head(), name, tables))
             origins.append(result.provenance)
@@ -70,7 +70,7 @@ def trajectory(
     if not names:
         raise InputError("`checkpoints` must be a list of folders or models; got none.")
     first = tables[0]
-    # A column may lack where nothing was measured: a kind without a target, an interval of too few texts.
+    # A column may be missing where nothing was measured: a kind without a target, an interval of too few texts.
     columns = list(dict.fromkeys(str(column) for table in tables for column in table.columns))
     tables = [table.reindex(columns=columns) for table in tables]
     return Trajectory(
@@ -79,13 +79,13 @@ def trajectory(
         heads=tuple(first.index.get_level_values("head")),
         columns=tuple(columns),
         values=torch.stack([torch.from_numpy(table.to_numpy(dtype="float64", copy=True)) for table in tables]),
-        weights=tuple(each.weights for each in origins),
+        weights=tuple(origin.weights for origin in origins),
         provenance=origins[-1],
     )
 
 
 def _named(each: Any, number: int) -> tuple[str, Any]:
-    """The name of a checkpoint, and the checkpoint."""
+    """A checkpoint's name and the checkpoint itself."""
     if not isinstance(each, tuple):
         return _name_of(each, number), each
     if len(each) != 2:
@@ -94,7 +94,7 @@ def _named(each: Any, number: int) -> tuple[str, Any]:
 
 
 def _measured(checkpoint: Any, method: Callable[[HookedModel], Result], named: str) -> Result:
-    """The result of one checkpoint, whose model is not kept; an error says which checkpoint it was."""
+    """The result of one checkpoint, without keeping its model; an error names the checkpoint."""
     try:
         result = method(checkpoint if isinstance(checkpoint, HookedModel) else load(checkpoint))
     except AttnmechError as error:
@@ -111,14 +111,14 @@ def _name_of(checkpoint: Any, number: int) -> str:
 
 
 def _numbers(frame: pd.DataFrame, name: str, earlier: Sequence[pd.DataFrame]) -> pd.DataFrame:
-    """The numeric columns of a result's table, by layer and head; `InputError` unless heads are those of the first."""
+    """The numeric columns of a result's table, by layer and head; `InputError` if heads differ from the first."""
     by_head = {"layer", "head"} <= set(frame.columns)
     if not by_head or bool(frame.duplicated(["layer", "head"]).any()):
         raise InputError("`method` must return a result with one row per head, such as am.head_types.")
-    found = frame.set_index(["layer", "head"]).select_dtypes("number")
-    if earlier and not found.index.equals(earlier[0].index):
+    numbers = frame.set_index(["layer", "head"]).select_dtypes("number")
+    if earlier and not numbers.index.equals(earlier[0].index):
         raise InputError(f"checkpoint {name} has other layers or heads than the first.")
-    return found
+    return numbers
 
 
 @dataclass(frozen=True, repr=False)
@@ -128,25 +128,25 @@ class Trajectory(PagedResult):
     SUBTRACT = "subtract the results of two checkpoints"
 
     steps: tuple[str, ...]
-    """The checkpoints, by name."""
+    """The names of the checkpoints."""
     layers: tuple[int, ...]
     """The layer of each row."""
     heads: tuple[int, ...]
     """The head of each row."""
     columns: tuple[str, ...]
-    """What was measured, in the order of the axis `column`."""
+    """The names of the numbers, in the order of the axis `column`."""
     values: Float[Tensor, "step row column"]
     weights: tuple[str, ...]
-    """SHA-256 of the weights of each checkpoint."""
+    """The SHA-256 of each checkpoint's weights."""
     provenance: Provenance
-    """That of the last checkpoint's result."""
+    """The provenance of the last checkpoint's result."""
 
     def of(self, column: str) -> Float[Tensor, "step row"]:
-        """One number of every head at every checkpoint."""
+        """One number for every head at every checkpoint."""
         return self.values[:, :, self.columns.index(option("column", column, self.columns))]
 
     def to_frame(self) -> pd.DataFrame:
-        """One row per checkpoint and head: step, layer, head, and what was measured."""
+        """One row per checkpoint and head: step, layer, head, and every number measured."""
         rows = [
             {"step": step, "layer": layer, "head": head}
             for step in self.steps
@@ -156,17 +156,17 @@ class Trajectory(PagedResult):
         return pd.concat([pd.DataFrame(rows), numbers], axis=1)
 
     def plot(self, column: str) -> "go.Figure":
-        """A line for each head over the checkpoints, those that change most in colour; returned, not shown."""
+        """A line for each head over the checkpoints, with the heads that change most in colour; returned, not shown."""
         names = [f"L{layer}H{head}" for layer, head in zip(self.layers, self.heads, strict=True)]
         return lines_by_step(self.of(column).T.numpy(), self.steps, names, label=column.replace("_", " "))
 
     @property
     def lead(self) -> str:
-        """What was measured of how many checkpoints."""
-        told = f"{len(self.columns)} numbers of {len(self.layers)} heads at"
+        """The number of measurements, heads and checkpoints."""
+        beginning = f"{len(self.columns)} numbers of {len(self.layers)} heads at"
         if len(self.steps) == 1:
-            return f"{told} one checkpoint, {self.steps[0]}."
-        return f"{told} {len(self.steps)} checkpoints, {self.steps[0]} to {self.steps[-1]}."
+            return f"{beginning} one checkpoint, {self.steps[0]}."
+        return f"{beginning} {len(self.steps)} checkpoints, {self.steps[0]} to {self.steps[-1]}."
 
     @property
     def _title(self) -> str:

@@ -1,1 +1,1 @@
-"""What do heads write into the residual stream?"""
+"""What heads write into the residual stream."""

@@ -1,8 +1,8 @@
 """What the heads of one layer write into the residual stream: figures 7 to 10 of "Attention Focus Plots".
 
-The query side shows u = Σ_j p_ij v_j W_O, what a head adds at token i, beside x, the stream that enters the block
-at i. The target side shows u = v_j W_O of the key j that token i attends to most, without its probability, beside
-the stream at j. Both are written once for each token i.
+The query side compares u = Σ_j p_ij v_j W_O, what a head adds at token i, with x, the stream that enters the block
+at i. The target side compares u = v_j W_O of the key j to which token i attends most, without its probability, with
+the stream at j. Both sides have one value for each token i.
 """
 
 import math
@@ -34,25 +34,25 @@ AXIS_TITLES: Final = {
         "orientation": "update orientation cos(u, x), target side",
     },
 }
-"""The axes' words by side and quantity."""
+"""The titles of axes, by side and quantity."""
 
 FADED: Final = 0.4
-"""The opacity of the heads that are not the chosen one."""
+"""The opacity of the heads that are not selected."""
 
 NO_CHOICE: Final = MarkStyle("no choice: one key", NEUTRAL, "x-thin-open", "×")
-"""The mark, in figures 9 and 10, of a token at which there is one key."""
+"""The mark in figures 9 and 10 for a token that sees one key alone."""
 
 
 @dataclass(frozen=True)
 class Bins:
-    """A fixed grid of bins, the same for all heads, layers and texts; bin k reaches from k to k + 1 steps."""
+    """A fixed grid of bins, shared by all heads, layers and texts; bin k reaches from k to k + 1 steps."""
 
     steps_per_unit: int
     logarithmic: bool
     words: str
 
     def bin_of(self, values: Float[np.ndarray, " token"]) -> Int[np.ndarray, " counted"]:
-        """The bin of each value that has one; NaN has none, nor has a magnitude of 0."""
+        """The bins of the values; NaN and magnitudes of 0 have no bin and are left out."""
         defined = values[np.isfinite(values)].astype(np.float64)
         if self.logarithmic:
             steps = np.log10(defined[defined > 0])
@@ -62,7 +62,7 @@ class Bins:
         return places
 
     def edge(self, steps: Float[np.ndarray, "*head bin"]) -> Float[np.ndarray, "*head bin"]:
-        """The value at this many steps."""
+        """The value at a number of steps."""
         value: Float[np.ndarray, "*head bin"] = steps / self.steps_per_unit
         if self.logarithmic:
             value = np.power(10.0, value)
@@ -79,15 +79,15 @@ ORIENTATION_BINS: Final = Bins(40, logarithmic=False, words="orientation")
 def magnitude_histograms(
     magnitude: Float[np.ndarray, "head token"], *, side: Side, head: int | None = None
 ) -> go.Figure:
-    """Figure 7: over the tokens, how large the heads' updates are, one histogram per head on a common logarithmic axis.
+    """Figure 7: the size of updates over the tokens, one histogram per head on a common logarithmic axis.
 
     Args:
-        magnitude: ‖u‖ / ‖x‖ of one layer; what is NaN or 0 is left out.
+        magnitude: ‖u‖ / ‖x‖ of one layer; values that are NaN or 0 are left out.
         side: "query" or "target", for the axis.
-        head: a head to stand out from the others.
+        head: a head to highlight.
 
     Returns:
-        One trace per head (the trace's `meta`), at the head's height; each is scaled to its own fullest bin.
+        One trace per head (the trace's `meta`), at the head's height; every trace is scaled to its fullest bin.
 
     """
     return _of_one_layer(magnitude_histograms_chart, head, magnitude, side=side)
@@ -100,14 +100,14 @@ def magnitude_histograms_chart(
     chosen: bool = True,
     nouns: Nouns = TEXT,
 ) -> Chart:
-    """Figure 7 of every layer and side, with one axis for all layers; `chosen` makes one head stand out."""
+    """Figure 7 of every layer and side, with one axis for all layers; `chosen` highlights one head."""
     return _histograms(magnitude, MAGNITUDE_BINS, sides, chosen, nouns)
 
 
 def orientation_histograms(
     orientation: Float[np.ndarray, "head token"], *, side: Side, head: int | None = None
 ) -> go.Figure:
-    """Figure 8: over the tokens, which way the heads' updates point, one histogram per head from -1 to 1.
+    """Figure 8: the direction of updates over the tokens, one histogram per head from -1 to 1.
 
     Args:
         orientation: cos(u, x) of one layer; NaN is left out.
@@ -141,19 +141,19 @@ def orientation_by_magnitude(
     side: Side,
     head: int | None = None,
 ) -> go.Figure:
-    """Figure 9: which way an update points against how large it is, a point for each head and token of one layer.
+    """Figure 9: the direction of updates against their size, one point for each head and token of one layer.
 
     Args:
         magnitude: ‖u‖ / ‖x‖; points that are NaN or 0 are left out.
         orientation: cos(u, x); NaN where undefined.
-        attended: the key that each token attends to most; -1 where it has no choice.
+        attended: the key to which each token attends most; -1 where it has no choice.
         tokens: the text's tokens.
         side: as in `magnitude_histograms`.
-        head: a head to stand out from the others.
+        head: a head to highlight.
 
     Returns:
-        A trace for each mark, "all self" and so on (the traces' `meta`); with `head`, those of the "chosen" head lie
-        on top; last, the "legend". Each point's `customdata` begins with its head.
+        A trace for each mark, "all self" and so on (the traces' `meta`); with `head`, traces of the "chosen" head lie
+        on top; the last trace is the "legend". Each point's `customdata` begins with its head.
 
     """
     chart = partial(orientation_by_magnitude_chart, tokens=tokens)
@@ -188,7 +188,7 @@ def magnitude_by_position(
     side: Side,
     head: int | None = None,
 ) -> go.Figure:
-    """Figure 10: how large the updates are along the text, all heads of a layer together, marked by where they attend.
+    """Figure 10: the size of updates along the text, for all heads of a layer, marked by where the heads attend.
 
     Args:
         magnitude: as in `orientation_by_magnitude`.
@@ -198,7 +198,7 @@ def magnitude_by_position(
         head: as in `orientation_by_magnitude`.
 
     Returns:
-        As `orientation_by_magnitude`.
+        The traces of `orientation_by_magnitude`.
 
     """
     chart = partial(magnitude_by_position_chart, tokens=tokens)
@@ -242,39 +242,39 @@ def _of_one_layer(
     heads = len(values[0])
     if head is not None:
         index_of("head", head, heads, f"this layer has {heads} heads")
-    given = {} if attended is None else {"attended": attended[None]}
-    drawn = chart(*(each[None, None] for each in values), (side,), chosen=head is not None, **given)
+    options = {} if attended is None else {"attended": attended[None]}
+    drawn = chart(*(array[None, None] for array in values), (side,), chosen=head is not None, **options)
     return drawn.figure(side=0, layer=0, head=head or 0)
 
 
 def _numbers(values: Float[np.ndarray, "side layer head token"]) -> Callable[[tuple[str, ...]], ByChoice]:
-    """The points' coordinates by a choice of side and layer, and perhaps head."""
+    """The points' coordinates for every choice of side, layer and, if `over` has it, head."""
     return lambda over: ByChoice(_flat(values, over), over, blocks=math.prod(values.shape[:3]))
 
 
 def _magnitudes(values: Float[np.ndarray, "side layer head token"]) -> Callable[[tuple[str, ...]], ByChoice]:
-    """The same for magnitudes; 0 has no place on a logarithmic axis."""
+    """The coordinates of magnitudes, without those of 0, which a logarithmic axis cannot show."""
     positive = np.where(values > 0, values, np.nan)
     return lambda over: ByChoice(_flat(positive, over), over, logarithmic=True, blocks=math.prod(values.shape[:3]))
 
 
 def _flat(values: np.ndarray, over: tuple[str, ...]) -> np.ndarray:
-    """The choices' axes, and the rest as one."""
+    """The values with one axis per choice and one for all the rest."""
     return values.reshape(*values.shape[: len(over)], -1)
 
 
 def _histograms(
     values: Float[np.ndarray, "side layer head token"], bins: Bins, sides: Sequence[Side], chosen: bool, nouns: Nouns
 ) -> Chart:
-    """One histogram per head, each on its own line: overlaid, the curves of 24 heads would hide each other."""
+    """One histogram per head, on separate lines: overlaid, the curves of 24 heads would hide each other."""
     heads = values.shape[2]
     x, y, low, high, count = _outlines(values, bins)
-    columns = tuple(ByChoice(each, _OF_HEAD, logarithmic=bins.logarithmic) for each in (x, low, high))
+    columns = tuple(ByChoice(array, _OF_HEAD, logarithmic=bins.logarithmic) for array in (x, low, high))
     places, counts = ByChoice(y, _OF_HEAD), ByChoice(count, _OF_HEAD)
     figure, slots = Figure(), []
     for head in range(heads):
         middle, lower, upper, place, number = (
-            replace(each, fixed={"head": head}) for each in (*columns, places, counts)
+            replace(choice, fixed={"head": head}) for choice in (*columns, places, counts)
         )
         at = f"data.{head}"
         slots += [
@@ -308,14 +308,14 @@ def _histograms(
 
 
 def _outlines(values: Float[np.ndarray, "side layer head token"], bins: Bins) -> tuple[np.ndarray, ...]:
-    """Of each histogram, by bin: its middle, its height in the figure, its two edges, and its count (-1 beyond)."""
+    """For each histogram, by bin: middle, height in the figure, lower and upper edge, and count (-1 beyond)."""
     filled = [_filled_bins(bins.bin_of(tokens)) for tokens in values.reshape(-1, values.shape[-1])]
     most = max(len(count) for _, count in filled)
     edges = np.full((len(filled), most), np.nan)
     counts = np.full((len(filled), most), -1)
     for row, (edge, count) in enumerate(filled):
         edges[row, : len(edge)], counts[row, : len(count)] = edge, count
-    edges, counts = (each.reshape(*values.shape[:3], most) for each in (edges, counts))
+    edges, counts = (array.reshape(*values.shape[:3], most) for array in (edges, counts))
     fullest = counts.max(axis=-1, keepdims=True, initial=1)
     height = np.arange(values.shape[2])[:, None] - 0.9 * counts / fullest
     return bins.edge(edges + 0.5), np.where(counts < 0, np.nan, height), bins.edge(edges), bins.edge(edges + 1), counts
@@ -324,7 +324,7 @@ def _outlines(values: Float[np.ndarray, "side layer head token"], bins: Bins) ->
 def _filled_bins(
     bin_of_token: Int[np.ndarray, " counted"],
 ) -> tuple[Float[np.ndarray, " bin"], Int[np.ndarray, " bin"]]:
-    """The bins from the first to the last that hold a token, with an empty one at either end; and their counts."""
+    """The bins from the first to the last that hold a token, with one empty bin at either end, and their counts."""
     if not bin_of_token.size:
         return np.empty(0), np.empty(0, dtype=np.int64)
     first = bin_of_token.min() - 1
@@ -343,7 +343,7 @@ def _points(
     chosen: bool,
     nouns: Nouns,
 ) -> tuple[go.Figure, list[Slot]]:
-    """A point for each head and token, by the mark of the key attended; those of the chosen head larger and on top."""
+    """A point for each head and token, marked by the attended key; the selected head's points are larger and on top."""
     heads, length = attended.shape[1:]
     if length != len(tokens):
         raise InputError(
@@ -352,7 +352,9 @@ def _points(
     labels, styles = token_labels(tokens), marks_for(nouns) | {"none": NO_CHOICE}
     drawn = np.isfinite(x(_OF_HEAD).values) & np.isfinite(y(_OF_HEAD).values)
     codes = np.where(drawn, np.where(attended < 0, len(styles) - 1, marks_of(attended)), -1)
-    head, query = (np.broadcast_to(each, (heads, length)).copy() for each in (np.arange(heads)[:, None], range(length)))
+    head, query = (
+        np.broadcast_to(array, (heads, length)).copy() for array in (np.arange(heads)[:, None], range(length))
+    )
     key = np.where(attended < 0, length, attended)
     keys = (*(f"attends most to {label}" for label in labels), "one key")
     figure, slots = Figure(), []
@@ -404,7 +406,7 @@ def _points(
 
 
 def _titles(axes: Mapping[str, str], sides: Sequence[Side]) -> list[Slot]:
-    """The words at the axes, by the side; `axes` by what they show."""
+    """The titles of the axes for each side; `axes` maps quantities to axes."""
     return [
         Slot(
             f"layout.{axis}.title.text",
@@ -417,7 +419,7 @@ def _titles(axes: Mapping[str, str], sides: Sequence[Side]) -> list[Slot]:
 def _range_of(
     magnitude: Float[np.ndarray, "side layer head token"], axis: str, sides: Sequence[Side]
 ) -> tuple[Slot, ...]:
-    """One range for the axes of all layers, so that layers can be compared: log10 of its ends."""
+    """The log10 ends of one range for all layers' axes, so that layers can be compared."""
     if len(sides) == 1:
         return ()
     ends = []

@@ -1,4 +1,4 @@
-"""What does a head write into the residual stream: how much, and along the stream or across it?
+"""Residual updates: the size and direction of what heads write into the residual stream.
 
 Formulas: docs/formulas.md#residual-updates.
 
@@ -39,7 +39,7 @@ _ANSWERS: Final = "ask for it: am.residual_updates(model, text, answers=[' Tom']
 FIGURES: Final = ("magnitude", "orientation", "orientation_by_magnitude", "magnitude_by_position")
 
 _MAPS: Final = set(STATISTICS) - set(FIGURES)
-"""The statistics that are shown as a map of layers × heads."""
+"""The statistics with a map of layers × heads as their figure."""
 
 
 def residual_updates(
@@ -53,39 +53,40 @@ def residual_updates(
     against: Answers = None,
     **corpus: Any,
 ) -> "ResidualUpdates":
-    """How large each head's update is relative to the residual stream, and which way it points.
+    """Measures the size of each head's update relative to the residual stream, and its direction.
 
     >>> import attnmech as am
     >>> updates = am.residual_updates(am.load(), "Anna sang of shells.")
     >>> updates.magnitude.shape
     torch.Size([4, 8])
 
-    Query side: u_i = Σ_j p_ij v_j W_O, against x_i, the stream as it enters the block (`resid_pre`). Target side:
-    u_j = v_j W_O of the key j that row i attends to most, against x_j, without p. Where a norm sits between attention
-    and stream (Gemma 2), its scale at row i is frozen and part of u, so that Σ_h u + the bias's share is `attn_out` in
-    every model. Row 0, where a causal head has no choice, is left out of means: see `ResidualUpdates.where`.
+    On the query side, u_i = Σ_j p_ij v_j W_O is compared with x_i, the stream as it enters the block (`resid_pre`). On
+    the target side, u_j = v_j W_O of the key j to which row i attends most, without p, is compared with x_j. If a norm
+    lies between attention and stream (Gemma 2), its scale at row i is frozen and part of u, so that Σ_h u plus the
+    bias's share is `attn_out` in every model. Row 0, where a causal head has no choice, is left out of means; see
+    `ResidualUpdates.where`.
 
-    One forward pass.
+    This takes one forward pass.
 
     Args:
         model: the model.
-        inputs: texts, or an iterator of texts (a corpus), of which only sums are kept.
-        layers: by default all.
-        stack: "encoder", "decoder" or "cross" in a model with several.
+        inputs: texts, or an iterator of texts (a corpus); only sums of a corpus are kept.
+        layers: all by default.
+        stack: "encoder", "decoder" or "cross" in a model with several stacks.
         bos: whether each text begins with the tokenizer's first token.
         answers: one token per text (its text or id): `.logits` is then what each head adds to that token's logit at the
-            text's last token; the final norm's scale is frozen. If the model soft-caps its logits (Gemma 2), these are
-            pre-cap logits: see `ResidualUpdates.logit_unit`.
-        against: another token per text: `.logits` is then what each head adds to the difference.
+            text's last token, with the final norm's scale frozen. If the model soft-caps its logits (Gemma 2), these
+            are pre-cap logits; see `ResidualUpdates.logit_unit`.
+        against: another token per text: `.logits` is then what each head adds to the logit difference.
         corpus: `truncate`, `shard`, `journal` and `progress`, as in `am.stream`.
 
     Returns:
         ‖u‖ / ‖x‖ and cos(u, x) `[layer head]`, with intervals over texts; with `answers`, logits by head and text.
 
     Raises:
-        InputError: with `answers`, if the logits are not one norm and one matrix applied to the last stream (BERT),
-            with the reason.
-        CertificateError: with `answers`, if the certificate found that they are not.
+        InputError: with `answers`, if the model does not compute its logits with one norm and one matrix from the last
+            stream (BERT).
+        CertificateError: with `answers`, if the certificate disproves that computation.
 
     Source: "Attention Focus Plots", figures 7 to 10.
     """
@@ -105,15 +106,15 @@ def _directions(model: HookedModel, texts: int, answers: Answers, against: Answe
     unembedding = unembedding_of(model)
     model.points.resolve(["logits"], None, model.refused)
     tokens = [
-        None if given is None else answer_ids(model, name, given, texts)
-        for name, given in (("answers", answers), ("against", against))
+        None if wanted is None else answer_ids(model, name, wanted, texts)
+        for name, wanted in (("answers", answers), ("against", against))
     ]
     assert tokens[0] is not None
     return Towards(unembedding, unembedding.direction(tokens[0], tokens[1]))
 
 
 class UpdateReducer(UpdateSums):
-    """Measures what every head writes, layer by layer."""
+    """Measures what heads write, layer by layer."""
 
     def finish(self, state: State, source: Source) -> "ResidualUpdates":
         """The result."""
@@ -152,9 +153,9 @@ class ResidualUpdates(RowMeans):
 
     @property
     def logits(self) -> Float[Tensor, "layer head batch"]:
-        """What each head adds to the logit of the answer at the text's last token, or to the logit difference.
+        """What each head adds to the answer's logit at the text's last token, or to the logit difference.
 
-        In `logit_unit`: if the model soft-caps its logits, what it adds to the logit before the cap.
+        The unit is `logit_unit`: if the model soft-caps its logits, the part of the logit before the cap.
         """
         return self._by_layer(self._kept("logits", _ANSWERS) * self._kept("final_scale", _ANSWERS))
 
@@ -162,11 +163,17 @@ class ResidualUpdates(RowMeans):
     def logit_unit(self) -> str:
         """The unit of `logits`: "logits", or "pre-cap logits" if the model soft-caps them (Gemma 2)."""
         self._kept("logits", _ANSWERS)
-        return str(next(each["logit_unit"] for _, each in self.provenance.options["reducers"] if "logit_unit" in each))
+        return str(
+            next(
+                description["logit_unit"]
+                for _, description in self.provenance.options["reducers"]
+                if "logit_unit" in description
+            )
+        )
 
     @property
     def blocks(self) -> "BlockUpdates":
-        """What the whole attention and the whole MLP add, and how much the heads cancel each other."""
+        """What attention and MLP as a whole add to the stream, and how much heads cancel each other."""
         if self.parts is not None:
             one, other = (part.blocks for part in self.parts)
             return one - other
@@ -189,10 +196,10 @@ class ResidualUpdates(RowMeans):
     ) -> "go.Figure":
         """Figure 7 (`magnitude`), 8 (`orientation`), 9 (`orientation_by_magnitude`) or 10 (`magnitude_by_position`).
 
-        For one layer (the first if `layer` is None) and one text; `side="target"` shows what the value of the most
-        attended key would write. Returned, not shown; `head` highlights that head. For a difference, figures 7 and 8
-        are maps of layers × heads, and the others are those of its two `parts`. Or a statistic that is no figure, such
-        as "along" or "magnitude_at_first", as a map of layers × heads.
+        The figure shows one layer (the first if `layer` is None) of one text; `side="target"` shows what the value of
+        the most attended key would write, and `head` highlights a head. The figure is returned, not shown. For a
+        difference, figures 7 and 8 are maps of layers × heads; plot the other figures for its two `parts`. `figure` may
+        also be another statistic, such as "along" or "magnitude_at_first", as a map of layers × heads.
         """
         if figure in _MAPS:
             return self._statistic_map(figure, layer, head)
@@ -229,17 +236,17 @@ class ResidualUpdates(RowMeans):
         return self._difference_map(statistic)
 
     def numbers(self, sequence: int = 0, layers: Iterable[int] | None = None, nouns: Nouns = TEXT) -> "UpdateNumbers":
-        """The numbers of figures 7 to 10 for one text, as arrays for drawing, in all its layers or some.
+        """The numbers of figures 7 to 10 for one text, as arrays for drawing, in all layers or some.
 
-        `nouns` are what figures call the input.
+        `nouns` are the words for the input in figures.
         """
         real = self._row("classes").any(dim=1)
         sequence = index_of("sequence", sequence, len(real), f"{len(real)} texts were run")
         if self.provenance.options.get("stack") == "cross":
             raise InputError("figures 7 to 10 show self-attention; this is cross-attention. Use .to_frame().")
         here = real[sequence].nonzero()[:, 0]
-        given = self.layers if layers is None else listed("layers", layers, "a list of ints")
-        places = [self._place_of(layer) for layer in given]
+        chosen = self.layers if layers is None else listed("layers", layers, "a list of ints")
+        places = [self._place_of(layer) for layer in chosen]
         shown = [self.layers[place] for place in places]
         key = self.top_key[places][:, :, sequence][..., here]
 
@@ -260,7 +267,7 @@ class ResidualUpdates(RowMeans):
     def sections(
         self, call: str = "updates", layers: Iterable[int] | None = None, nouns: Nouns = TEXT
     ) -> "list[Section]":
-        """Figures 7 to 10 of one text, for a page whose reader chooses a layer and a head."""
+        """Figures 7 to 10 of one text, for a page on which the reader chooses a layer and a head."""
         return update_sections(self.numbers(layers=layers, nouns=nouns), call)
 
     def _sections(self) -> "Sequence[Section]":
@@ -284,7 +291,7 @@ class ResidualUpdates(RowMeans):
         return self.finding()
 
     def finding(self, nouns: Nouns = TEXT) -> str:
-        """The lead, in these words."""
+        """The lead, with these words for the input."""
         if self.parts is not None:
             return self._difference_lead("magnitude")
         first, elsewhere = self.magnitude_at_first, self.magnitude_elsewhere
@@ -318,15 +325,15 @@ class ResidualUpdates(RowMeans):
 
 @dataclass(frozen=True, repr=False)
 class BlockUpdates(RowMeans):
-    """What a layer's whole attention and whole MLP add to the stream; means are `[layer 1]`.
+    """What a layer's attention and MLP as a whole add to the stream; means are `[layer 1]`.
 
-    `attn_magnitude` ‖attn_out‖ / ‖x‖ and `attn_orientation` cos(attn_out, x) against the stream that enters the
-    block, `mlp_magnitude` and `mlp_orientation` against the stream that the MLP adds to; `cancellation` is
-    ‖Σ_h u_h‖ / Σ_h ‖u_h‖: 1 where all heads write in the same direction, near 0 where they cancel.
+    `attn_magnitude` ‖attn_out‖ / ‖x‖ and `attn_orientation` cos(attn_out, x) compare attention with the stream that
+    enters the block; `mlp_magnitude` and `mlp_orientation` compare the MLP with the stream to which it adds.
+    `cancellation` is ‖Σ_h u_h‖ / Σ_h ‖u_h‖: 1 where all heads write in one direction, near 0 where they cancel.
     """
 
     STATISTICS = BLOCK_STATISTICS
 
     def to_frame(self) -> pd.DataFrame:
-        """One row per layer: layer, every statistic, and its `_low` and `_high` where there is an interval."""
+        """One row per layer: layer, every statistic, and the `_low` and `_high` ends of its interval, if any."""
         return super().to_frame().drop(columns="head")

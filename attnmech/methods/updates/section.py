@@ -1,4 +1,4 @@
-"""What a page says about what the heads of a layer write: figures 7 to 10, on the query's side or the target's."""
+"""The sections of a page about what a layer's heads write: figures 7 to 10, on the query side or the target side."""
 
 from collections.abc import Callable
 from functools import partial
@@ -39,7 +39,7 @@ _OF_HEAD: Final = ("side", "layer", "head")
 
 
 def update_sections(view: UpdateNumbers, call: str) -> list[Section]:
-    """Figures 7 to 10 of every layer; `call` is the Python that gives the result."""
+    """Figures 7 to 10 of every layer; `call` is the Python expression for the result."""
     nouns = view.nouns
     magnitude = np.stack([view.magnitude_of(side) for side in SIDES])
     orientation = np.stack([view.orientation_of(side) for side in SIDES])
@@ -117,12 +117,12 @@ def _by_side(reading: str, more: dict[str, str] | None = None) -> ByChoice:
 def _over_tokens(
     view: UpdateNumbers, values: Float[np.ndarray, "side layer head token"], words: Callable[[np.ndarray], str]
 ) -> ByChoice:
-    """For each head, what `words` says of its numbers at the tokens that have one."""
+    """For each head, the words for its numbers at the tokens that have one."""
 
     def told(side: int, layer: int, head: int) -> str:
-        found = values[side, layer, head]
-        found = found[np.isfinite(found)]
-        return f"L{view.layers[layer]}H{head}: {words(found)}" if found.size else _nothing(view, layer, head)
+        numbers = values[side, layer, head]
+        numbers = numbers[np.isfinite(numbers)]
+        return f"L{view.layers[layer]}H{head}: {words(numbers)}" if numbers.size else _nothing(view, layer, head)
 
     return ByChoice.texts(_OF_HEAD, values.shape[:3], told)
 
