@@ -1,1 +1,1 @@
-"""Where do queries and keys lie in one space, and what groups them?"""
+"""Queries and keys as points of one space, and what groups them."""

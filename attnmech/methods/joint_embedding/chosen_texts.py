@@ -1,4 +1,4 @@
-"""Which texts of a corpus are measured, if not all fit? A seeded choice of whole texts, as one batch."""
+"""A seeded choice of whole texts from a corpus, as one batch."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ from ...model.run.hooked import HookedModel
 from ...runs.corpus import CorpusBatch, batches
 
 TOKENS: Final = 2**14
-"""How many tokens of a corpus are run at least, if it has them."""
+"""The smallest number of tokens of a corpus that are run, if it has that many."""
 
 
 @dataclass(frozen=True)
@@ -26,18 +26,18 @@ class ChosenTexts:
     batch: Batch
     documents: tuple[int, ...]
     seen: int
-    """How many texts the corpus has."""
+    """The number of texts in the corpus."""
     truncated: int
-    """How many of the corpus's texts were cut to the model's length."""
+    """The number of the corpus's texts that were cut to the model's length."""
 
 
 def choose_texts(
     model: HookedModel, inputs: Iterable[Inputs], *, tokens: int, seed: int, bos: bool | None, truncate: bool
 ) -> ChosenTexts:
-    """The first texts of a corpus in a random order, as many as fit into `tokens` tokens, at least one.
+    """The first texts of a corpus in a random order, up to `tokens` tokens, and at least one text.
 
-    The order is by a number that depends on the seed and on what the text says alone; only token ids of texts that may
-    be chosen are kept, so that memory does not grow with the corpus.
+    The order depends on the seed and on each text's content alone. Only the token ids of texts that may be chosen are
+    kept, so memory does not grow with the corpus.
     """
     kept: list[tuple[int, int, Tensor]] = []
     total = seen = truncated = 0
@@ -47,10 +47,10 @@ def choose_texts(
         for (number, content, length), digest in zip(_contents(part, model), digests, strict=True):
             kept.append((int(Philox(key=[seed, digest % 2**64]).random_raw()), number, content))
             total += length
-        kept.sort(key=lambda each: each[:2])
+        kept.sort(key=lambda entry: entry[:2])
         while total > tokens and len(kept) > 1:
             total -= _length(kept.pop()[2], model)
-    kept.sort(key=lambda each: each[1])
+    kept.sort(key=lambda entry: entry[1])
     return ChosenTexts(_joined(model, kept, bos), tuple(number for _, number, _ in kept), seen, truncated)
 
 

@@ -1,7 +1,7 @@
-"""How well does the distance between a query and a key stand for their dot product? (docs/formulas.md#joint-embedding)
+"""Correlations of the distance between query and key with their dot product (docs/formulas.md#joint-embedding).
 
-The plain correlation says little: ‖c q − k / c‖² = c²‖q‖² + ‖k‖²/c² − 2 q·k, so that for one query c → ∞ drives it to
-−1 by itself. Weighted by w = (τ − distance)² over the pairs nearer than τ, it asks about the near pairs.
+The plain correlation says little: ‖c q − k / c‖² = c²‖q‖² + ‖k‖²/c² − 2 q·k, so for one query c → ∞ alone drives it to
+−1. The weights w = (τ − distance)² over the pairs nearer than τ make the correlation measure near pairs.
 """
 
 import math
@@ -23,7 +23,7 @@ def weighted_correlation(
 ) -> float:
     """Pearson's correlation of distance and dot product over pairs nearer than τ, each with weight (τ − distance)².
 
-    NaN where fewer than three pairs are nearer, or where these do not vary.
+    NaN if fewer than three pairs are nearer, or if these do not vary.
 
     >>> distance = torch.arange(20.0)
     >>> round(weighted_correlation(distance, 3 - 2 * distance), 6)
@@ -31,14 +31,14 @@ def weighted_correlation(
     """
     if not len(distance):
         return math.nan
-    # numpy: on so many short vectors torch's threads would only wait for each other.
+    # numpy, because torch's threads only wait for each other on many short vectors.
     wide = distance.double().numpy()
     tau = float(np.percentile(wide, percentile))
     near = np.flatnonzero(wide < tau)
     if len(near) < 3:
         return math.nan
     x, y = wide[near], product.double().numpy()[near]
-    # Rounding leaves a trace of variance where there is none.
+    # Rounding leaves a small variance where the true variance is 0.
     small = 1e-9 * max(float(x.max() * np.abs(y).max()), 1e-300)
     weight = (tau - x) ** 2
     weight /= weight.sum()
@@ -48,14 +48,14 @@ def weighted_correlation(
 
 
 def rank_correlation(distance: Float[Tensor, " pair"], product: Float[Tensor, " pair"]) -> float:
-    """Spearman's: Pearson's correlation of ranks, ties with their mean rank; NaN where one does not vary.
+    """Spearman's correlation: Pearson's correlation of ranks, ties at their mean rank; NaN if one does not vary.
 
     >>> round(rank_correlation(torch.tensor([1.0, 2.0, 3.0]), torch.tensor([9.0, 5.0, 4.0])), 6)
     -1.0
     """
     if len(distance) < 2:
         return math.nan
-    x, y = (rankdata(each.double().numpy()) for each in (distance, product))
+    x, y = (rankdata(values.double().numpy()) for values in (distance, product))
     x, y = x - x.mean(), y - y.mean()
     below = math.sqrt(float(x @ x) * float(y @ y))
     return float(x @ y) / below if below > 0 else math.nan
@@ -64,7 +64,7 @@ def rank_correlation(distance: Float[Tensor, " pair"], product: Float[Tensor, " 
 def row_rank_correlation(
     distance: Float[Tensor, " pair"], product: Float[Tensor, " pair"], row: Int[Tensor, " pair"]
 ) -> float:
-    """The Spearman correlation furthest from −1 among rows (queries) of three keys or more; NaN if there is none.
+    """The Spearman correlation furthest from −1 among rows (queries) of at least three keys; NaN without such rows.
 
     >>> row = torch.tensor([0, 0, 0, 1, 1, 1])
     >>> round(row_rank_correlation(torch.tensor([1.0, 2, 3, 5, 4, 6]), torch.tensor([3.0, 2, 1, 2, 3, 1]), row), 6)
@@ -73,9 +73,9 @@ def row_rank_correlation(
     worst = math.nan
     counts = torch.unique_consecutive(row, return_counts=True)[1].tolist()
     for x, y in zip(torch.split(distance, counts), torch.split(product, counts), strict=True):
-        found = rank_correlation(x, y) if len(x) > 2 else math.nan
-        if math.isnan(worst) or found > worst:
-            worst = found
+        of_row = rank_correlation(x, y) if len(x) > 2 else math.nan
+        if math.isnan(worst) or of_row > worst:
+            worst = of_row
     return worst
 
 
@@ -83,8 +83,8 @@ def row_rank_correlation(
 class PairDistances:
     """The distances of pairs for any c: ‖c q − k / c‖² = c²‖q‖² + ‖k‖²/c² − 2 q·k.
 
-    With a shift, q and k are the queries and keys minus their means: moving the keys' mean to the queries' takes both
-    means out of the difference.
+    With a shift, q and k are queries and keys minus their means, because moving the keys' mean to the queries' mean
+    removes both means from the difference.
     """
 
     query_squares: Float64[Tensor, " pair"]
@@ -92,26 +92,26 @@ class PairDistances:
     products: Float64[Tensor, " pair"]
 
     def at(self, c: float) -> Float64[Tensor, " pair"]:
-        """The distances.
+        """The distances at one c.
 
         >>> one = torch.ones(1, dtype=torch.float64)
         >>> PairDistances(one, 4 * one, 2 * one).at(2.0)
         tensor([1.], dtype=torch.float64)
         """
-        queries, keys, products = (each.numpy() for each in (self.query_squares, self.key_squares, self.products))
+        queries, keys, products = (values.numpy() for values in (self.query_squares, self.key_squares, self.products))
         squared = queries * c**2
         squared += keys / c**2
         squared -= 2 * products
         return torch.from_numpy(np.sqrt(np.maximum(squared, 0, out=squared), out=squared))
 
     def part(self, chosen: Int[Tensor, " part"]) -> "PairDistances":
-        """Of some of the pairs."""
+        """The distances of some of the pairs."""
         return PairDistances(self.query_squares[chosen], self.key_squares[chosen], self.products[chosen])
 
 
 def criterion(
     distances: PairDistances, product: Float[Tensor, " pair"], grid: Float64[Tensor, " c"]
 ) -> Float64[Tensor, " c"]:
-    """The weighted correlation at every c of a grid; the best c has the lowest."""
-    found = [weighted_correlation(distances.at(c), product) for c in grid.tolist()]
-    return torch.tensor(found, dtype=torch.float64)
+    """The weighted correlation at every c of a grid; the best c has the lowest correlation."""
+    correlations = [weighted_correlation(distances.at(c), product) for c in grid.tolist()]
+    return torch.tensor(correlations, dtype=torch.float64)

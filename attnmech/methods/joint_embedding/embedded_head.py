@@ -1,4 +1,4 @@
-"""What is measured of one head's queries and keys, and how do they become points? (docs/formulas.md#joint-embedding)"""
+"""Measures one head's queries and keys, and turns them into points (docs/formulas.md#joint-embedding)."""
 
 import math
 from collections.abc import Mapping
@@ -25,15 +25,15 @@ from .formulas import ScaleAndShift, Sphere, scale_grid, scale_of_norms
 from .token_pairs import Pairs, Tokens
 
 CURVE_PAIRS: Final = 20_000
-"""On how many pairs at most, drawn at random, c is chosen; the correlation at that c is on all."""
+"""The largest number of random pairs on which c is chosen; the correlation at that c is over all pairs."""
 
 _FLAT: Final = 1e-6
-"""A criterion that moves less than this over the whole grid does not depend on c."""
+"""A criterion that varies less than this over the grid counts as independent of c."""
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What to measure, and how queries and keys become points."""
+    """The heads to measure, and the way in which queries and keys become points."""
 
     heads: tuple[tuple[int, int], ...]
     geometry: Literal["scaled", "exact"]
@@ -41,35 +41,35 @@ class Plan:
     shift: bool
     seed: int
     fixed: Mapping[tuple[int, int], ScaleAndShift] = field(default_factory=dict)
-    """The scale and shift of heads that are to be placed beside others, instead of their own."""
+    """The scale and shift of heads that are placed in an existing embedding; they replace the heads' own."""
 
 
 @dataclass(frozen=True)
 class EmbeddedHead:
-    """One head: its points before projection, and what was measured on all tokens."""
+    """One head's points before projection, and its numbers over all tokens."""
 
     vectors: Float[Tensor, "point d"]
-    """First the queries of the sampled tokens, then their keys."""
+    """The queries of the sampled tokens, followed by their keys."""
     offset: Float[Tensor, " d"]
     norms: Float[Tensor, " point"]
     numbers: Mapping[str, float]
     flag: str
-    """"edge" if the best c is at an end of the grid, "flat" if the criterion does not depend on c, else ""."""
+    """"edge" if the best c lies at an end of the grid, "flat" if the criterion does not depend on c, else ""."""
     grid: Float64[Tensor, " c"]
     curve: Float64[Tensor, " c"]
 
 
 @dataclass(frozen=True)
 class OneHead:
-    """The queries and keys of one head on the whole batch, and what the scores consist of besides."""
+    """One head's queries and keys on the whole batch, with the other parts of its scores."""
 
     plan: Plan
     batch: Batch
     tokens: Tokens
     places: Int[Tensor, " sample"]
-    """Which of the tokens are kept as points."""
+    """The indices of the tokens that are kept as points."""
     block: RowBlock
-    """The last of the layer."""
+    """The layer's last block of rows."""
     head: int
     q: Float[Tensor, "batch position d"]
     k: Float[Tensor, "batch position d"]
@@ -78,16 +78,16 @@ class OneHead:
     seen: Bool[Tensor, "batch row key"]
 
     def embedded(self) -> EmbeddedHead:
-        """Points and numbers."""
-        q, k = (self.tokens.of_each(each).double() for each in (self.q, self.k))
-        norms = [each.norm(dim=-1) for each in (q, k)]
+        """The head's points and numbers."""
+        q, k = (self.tokens.of_each(values).double() for values in (self.q, self.k))
+        norms = [vectors.norm(dim=-1) for vectors in (q, k)]
         numbers = {"query_norm": float(norms[0].quantile(0.5)), "key_norm": float(norms[1].quantile(0.5))}
         measured = self._exact(q, k) if self.plan.geometry == "exact" else self._scaled(q, k)
         dtype = torch.float64 if self.plan.geometry == "exact" else self.q.dtype
         return EmbeddedHead(
-            vectors=torch.cat([each[self.places] for each in (measured.queries, measured.keys)]).to(dtype),
+            vectors=torch.cat([points[self.places] for points in (measured.queries, measured.keys)]).to(dtype),
             offset=measured.offset,
-            norms=torch.cat([each[self.places] for each in norms]).float(),
+            norms=torch.cat([of_kind[self.places] for of_kind in norms]).float(),
             numbers=numbers | measured.numbers,
             flag=measured.flag,
             grid=measured.grid,
@@ -132,7 +132,7 @@ class OneHead:
     def _chosen(
         self, q: Tensor, k: Tensor, distances: PairDistances, product: Tensor
     ) -> tuple[float, str, Tensor, Tensor]:
-        """c, whether it is to be trusted, and the criterion on the grid."""
+        """The chosen c, its flag, the grid, and the criterion on the grid."""
         plan, middle = self.plan, scale_of_norms(q, k)
         grid = scale_grid(middle)
         if plan.scale != "auto" or plan.fixed:
@@ -171,7 +171,7 @@ class OneHead:
 
     @property
     def _position(self) -> Float[Tensor, "#batch #row key"] | None:
-        """What the model adds to q·k for positions, in the rows looked at: its own term, products with its tables."""
+        """What the model adds to q·k for positions in the measured rows: a position term, products with tables."""
         position, relative = self.block.position, self._relative
         if position is None:
             return relative
@@ -185,13 +185,13 @@ class OneHead:
         if tables is None:
             return None
         one = tables.of_head(self.head).of_rows(self.rows.to(tables.place.device)).to(torch.float64, "cpu")
-        q, k = (each.double().cpu()[:, None] for each in (self.q[:, self.rows], self.k))
+        q, k = (values.double().cpu()[:, None] for values in (self.q[:, self.rows], self.k))
         return self.block.scale * one.added_to(k)(q, slice(None))[:, 0]
 
     def _slope(self) -> tuple[float, Float64[Tensor, "batch key"]]:
-        """The slope of the position term, and each key's position as the score counts it: the term / slope.
+        """The slope of the position term, and each key's position in the score: the term / slope.
 
-        `UnsupportedModelError` if the term is not, up to a constant of the row, the key's alone.
+        `UnsupportedModelError` if the term, up to a constant of the row, does not depend on the key alone.
         """
         position, batch = self._position, self.batch
         flat = torch.zeros(batch.ids.shape, dtype=torch.float64)
@@ -214,20 +214,20 @@ class OneHead:
         slope = float((last * steps).sum() / steps.square().sum().clamp_min(1.0))
         return (slope, last / slope) if slope else (1.0, last)
 
-    # -- what scale and shift do to scores and attention ------------------------------------------------------
+    # -- effects of scale and shift on scores and attention ---------------------------------------------------
 
     def _shift_share(self, mean_q: Float64[Tensor, " d"]) -> float:
-        """The share of q̄·k in what distinguishes the keys of a row."""
+        """The share of q̄·k in the variance of scores along a row."""
         scores = self.q[:, self.rows].double() @ self.k.double().mT
         term = (self.k.double() @ mean_q)[:, None, None]
-        found, whole = row_covariances({"shift": term}, scores[:, None], self.seen[:, None])
+        shares, whole = row_covariances({"shift": term}, scores[:, None], self.seen[:, None])
         total = float(whole.sum())
-        return float(found["shift"].sum()) / total if total > 0 else math.nan
+        return float(shares["shift"].sum()) / total if total > 0 else math.nan
 
     def _attention_change(
         self, queries: Tensor, keys: Tensor, scale: float, position: Float[Tensor, "#batch #row key"] | None
     ) -> float:
-        """The largest change of a probability of attention, if scores are made from the points."""
+        """The largest change of an attention probability if scores are computed from the points."""
         before = self._attention(self.q.double(), self.k.double(), self.block.scale, self._position)
         after = self._attention(queries, keys, scale, position)
         real = self.seen.any(dim=-1)
@@ -247,7 +247,7 @@ class OneHead:
 
 @dataclass(frozen=True)
 class HeadPoints:
-    """All tokens of one head as points, with what was measured."""
+    """All tokens of one head as points, with the head's numbers."""
 
     queries: Float[Tensor, "token d"]
     keys: Float[Tensor, "token d"]

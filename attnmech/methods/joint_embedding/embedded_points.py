@@ -1,4 +1,4 @@
-"""What is known of a joint embedding? Points, numbers by layer and head, heads that stand out, search, figures."""
+"""A joint embedding: points, numbers by layer and head, heads that stand out, search and figures."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -32,18 +32,18 @@ from .patch_images import PatchImages
 from .pictures import AFTER
 
 _RANDOM_POINTS: Final = 1_000
-"""Among how many points of a head at most `search` takes the mean distance of two."""
+"""The largest number of a head's points over which `search` takes mean distances."""
 
 _ANOMALIES: Final[Mapping[str, float]] = {
     "norm disparity": math.log(2),
     "separated clusters": 2.0,
     "attends to first": 0.5,
 }
-"""From which number on a head is listed: |ln(key norm / query norm)|, centroid distance in spreads, mean attention."""
+"""The smallest values that list a head: |ln(key norm / query norm)|, centroid distance in spreads, mean attention."""
 
 
 class Anomaly(NamedTuple):
-    """A head that stands out, and by how much."""
+    """A head that stands out, with the number that makes it stand out."""
 
     layer: int
     head: int
@@ -55,31 +55,31 @@ class Anomaly(NamedTuple):
 
 @dataclass(frozen=True, repr=False)
 class EmbeddedPoints(WithStatistics, PagedResult):
-    """Queries and keys of heads as points of one space, with what was measured on them."""
+    """Queries and keys of heads as points of one space, with their measurements."""
 
     SUBTRACT = "subtract what you compare: one.correlation - other.correlation"
 
     STATISTICS = NUMBERS
 
     heads: tuple[tuple[int, int], ...]
-    """The (layer, head) embedded; the axis `chosen` of tensors counts these."""
+    """The embedded heads as (layer, head), in the order of the axis `chosen`."""
     n_layers: int
     n_heads: int
     stack: str
     geometry: Literal["scaled", "exact"]
     shift: bool
-    """Whether keys were moved."""
+    """Whether the keys were shifted."""
     chosen_by: str
-    """How c was chosen: "auto", "norm" or "given"."""
+    """The choice of c: "auto", "norm" or "given"."""
     dims: int
     perplexity: float
     seed: int
     labels: tuple[str, ...]
     """The sampled tokens as text."""
     text: Int[Tensor, " token"]
-    """Which text each is of, counted among those that were run."""
+    """The number of each token's text, counted among the texts that were run."""
     position: Int[Tensor, " token"]
-    """Its place among the real tokens of its text."""
+    """Each token's place among the real tokens of its text."""
     lengths: Int[Tensor, " text"]
     """The number of tokens in each text."""
     special: Bool[Tensor, " token"]
@@ -88,47 +88,47 @@ class EmbeddedPoints(WithStatistics, PagedResult):
     documents: tuple[int, ...]
     """The numbers of the texts in the inputs."""
     texts_seen: int
-    """How many texts the inputs have; of a corpus, not all may have been run."""
+    """The number of texts in the inputs; those of a corpus may not all have been run."""
     pairs: tuple[int, ...]
-    """On how many query-key pairs of each layer the measures before projection are."""
+    """The number of query-key pairs in each layer over which measures before projection are taken."""
     all_pairs: bool
-    """Whether these are all that attention sees, or a sample drawn at random."""
+    """Whether these are all pairs that attention sees; else a random sample."""
     vectors: Float[Tensor, "chosen point d"]
     """The points before projection: the queries of all sampled tokens, then their keys."""
     offsets: Float[Tensor, "chosen d"]
-    """What the shift has added to the keys."""
+    """The vector that the shift added to the keys."""
     norms: Float[Tensor, "chosen point"]
     """The norms of queries and keys before scale and shift."""
     highest: Int[Tensor, "chosen token 2"]
-    """The two most attended keys of each query, as indices of sampled tokens; −1 where that key was not sampled."""
+    """Each query's two most attended keys, as indices of sampled tokens; −1 where the key was not sampled."""
     weights: Float[Tensor, "chosen token 2"]
-    """Their attention, from 0 to 1."""
+    """The attention to these two keys, from 0 to 1."""
     numbers: Mapping[str, Float64[Tensor, " chosen"]]
     after: Mapping[str, Mapping[str, Float64[Tensor, " chosen"]]]
-    """What was measured in each picture."""
+    """The measures after projection, by projection."""
     flags: tuple[str, ...]
-    """"edge" where the best c is at an end of the grid, "flat" where the criterion does not depend on c, else ""."""
+    """"edge" where the best c lies at an end of the grid, "flat" where the criterion does not depend on c, else ""."""
     grid: Float64[Tensor, "chosen c"]
     """The values of c that were tried."""
     curve: Float64[Tensor, "chosen c"]
-    """The weighted correlation at each; NaN unless c was chosen by it."""
+    """The weighted correlation at each value of c; NaN unless it chose c."""
     points: Mapping[str, Float[Tensor, "chosen point dims"]]
     """By projection: the queries of all sampled tokens, then their keys."""
     patterns: Mapping[str, Float[Tensor, "chosen query key"]]
-    """The whole attention of a few short texts, by their number."""
+    """The whole attention patterns of a few short texts, by number of the text."""
     text_labels: Mapping[str, tuple[str, ...]]
     text_special: Mapping[str, Bool[Tensor, " position"]]
     sink: bool
     """Whether a sink takes part of the attention, so that rows do not sum to 1."""
     images: PatchImages | None
+    """The images, if tokens are patches of images."""
     types_of_heads: tuple[str, ...]
-    """The type of each head, "" where none is claimed; empty if they are not known (`with_types`)."""
-    """Where tokens are patches of images."""
+    """The type of each head, "" where none is claimed; empty if types are unknown (`with_types`)."""
     provenance: Provenance
 
     @property
     def axis_lengths(self) -> Mapping[str, int]:
-        """The lengths of axes that labels give."""
+        """The lengths of the axes that heads, tokens and texts define."""
         tokens = len(self.labels)
         return {"chosen": len(self.heads), "token": tokens, "point": 2 * tokens, "text": len(self.documents)}
 
@@ -149,15 +149,15 @@ class EmbeddedPoints(WithStatistics, PagedResult):
         return self._by_head(self.numbers[statistic])
 
     def _by_head(self, values: Float[Tensor, " chosen"]) -> Float[Tensor, "layer head"]:
-        found = torch.full((self.n_layers, self.n_heads), torch.nan, dtype=values.dtype)
+        by_head = torch.full((self.n_layers, self.n_heads), torch.nan, dtype=values.dtype)
         layer, head = torch.tensor(self.heads).T
-        found[layer, head] = values
-        return found
+        by_head[layer, head] = values
+        return by_head
 
     @property
     def at_edge(self) -> Bool[Tensor, "layer head"]:
-        """Where the best c is at an end of the grid, so that a better one may lie beyond."""
-        return self._by_head(torch.tensor([float(each == "edge") for each in self.flags])) == 1
+        """True where the best c lies at an end of the grid, so that a better c may lie beyond it."""
+        return self._by_head(torch.tensor([float(flag == "edge") for flag in self.flags])) == 1
 
     @property
     def disparity(self) -> Float[Tensor, "layer head"]:
@@ -167,30 +167,30 @@ class EmbeddedPoints(WithStatistics, PagedResult):
     @property
     def projected_correlation(self) -> dict[str, Float[Tensor, "layer head"]]:
         """`correlation` in each picture, over the pairs of sampled tokens."""
-        return {name: self._by_head(found["correlation"]) for name, found in self.after.items()}
+        return {name: self._by_head(measures["correlation"]) for name, measures in self.after.items()}
 
     @property
     def projected_spearman(self) -> dict[str, Float[Tensor, "layer head"]]:
         """`spearman` in each picture, over the pairs of sampled tokens."""
-        return {name: self._by_head(found["spearman"]) for name, found in self.after.items()}
+        return {name: self._by_head(measures["spearman"]) for name, measures in self.after.items()}
 
     @property
     def trustworthiness(self) -> dict[str, Float[Tensor, "layer head"]]:
-        """By projection, from 0 to 1: whether neighbours in the picture were neighbours before (Venna & Kaski 2001).
+        """By projection, from 0 to 1: how far neighbours in the picture were neighbours before (Venna & Kaski 2001).
 
-        scikit-learn's, with 5 neighbours and the projection's metric, on at most 1,000 points drawn at random.
+        Computed by scikit-learn with 5 neighbours and the projection's metric, on at most 1,000 random points.
         """
-        return {name: self._by_head(found["trustworthiness"]) for name, found in self.after.items()}
+        return {name: self._by_head(measures["trustworthiness"]) for name, measures in self.after.items()}
 
     @cached_property
     def anomalies(self) -> tuple[Anomaly, ...]:
         """Heads that stand out, the strongest first.
 
-        "norm disparity": median norms differ by a factor of 2 or more. "separated clusters": before the shift, the
-        centroids of queries and keys are 2 spreads or more apart. "attends to first": half or more of the attention of
-        all later rows. Ranked by how many times they pass that.
+        "norm disparity": median norms differ by a factor of at least 2. "separated clusters": before the shift, the
+        centroids of queries and keys are at least 2 spreads apart. "attends to first": the first token receives at
+        least half of the attention of all later rows. Heads are ranked by the ratio of their number to the limit.
         """
-        found = []
+        ranked = []
         columns = zip(self.heads, *(self.numbers[name].tolist() for name in _OF_ANOMALIES), strict=True)
         for (layer, head), query, key, apart, first in columns:
             ratio = key / query if query > 0 else math.inf
@@ -199,12 +199,12 @@ class EmbeddedPoints(WithStatistics, PagedResult):
                 "separated clusters": (apart, apart),
                 "attends to first": (first, first),
             }
-            found += [
+            ranked += [
                 (size / _ANOMALIES[what], Anomaly(layer, head, what, number))
                 for what, (number, size) in strength.items()
                 if size >= _ANOMALIES[what]
             ]
-        return tuple(anomaly for _, anomaly in sorted(found, key=lambda each: (-each[0], each[1][:3])))
+        return tuple(anomaly for _, anomaly in sorted(ranked, key=lambda entry: (-entry[0], entry[1][:3])))
 
     # -- one head ---------------------------------------------------------------------------------------------
 
@@ -221,22 +221,23 @@ class EmbeddedPoints(WithStatistics, PagedResult):
         return next(iter(self.points)) if projection is None else option("projection", projection, self.points)
 
     def embedded(self, layer: int, head: int) -> tuple[Float[Tensor, "token d"], Float[Tensor, "token d"]]:
-        """The queries and keys of a head as points before projection."""
+        """A head's queries and keys as points before projection."""
         tokens = len(self.labels)
-        found = self.vectors[self._place(layer, head)]
-        return found[:tokens], found[tokens:]
+        vectors = self.vectors[self._place(layer, head)]
+        return vectors[:tokens], vectors[tokens:]
 
     # -- search -----------------------------------------------------------------------------------------------
 
     def search(self, query: str, *, projection: str | None = None) -> pd.DataFrame:
-        """How close together the tokens that hold a string lie, head by head, the most clustered first.
+        """How closely the tokens that contain a string lie together, by head, the most clustered head first.
 
-        `queries` and `keys`: the mean distance between two of the hits, divided by that between two tokens at random
-        (of the same kind; of more than 1,000, 1,000 drawn at random). Near 0, the head has one cluster of them: it goes
-        by what the token is. Near 1, they are dispersed: it goes by something else, such as position. `ratio` is the
-        mean of both. Measured before projection, or in one of the pictures. Case does not matter.
+        `queries` and `keys` are the mean distance between two hits, divided by the mean distance between two random
+        points of the same kind (of more than 1,000 points, 1,000 are drawn at random). Near 0, the hits form one
+        cluster: the head groups tokens by what they are. Near 1, the hits are dispersed: the head groups tokens by
+        something else, such as position. `ratio` is the mean of both. Distances are measured before projection, or in
+        one of the pictures. Case does not matter.
 
-        Raises `InputError` unless two sampled tokens hold the string.
+        Raises `InputError` unless at least two sampled tokens contain the string.
         """
         wanted = string("query", query).casefold()
         hits = [place for place, label in enumerate(self.labels) if wanted and wanted in label.casefold()]
@@ -256,8 +257,10 @@ class EmbeddedPoints(WithStatistics, PagedResult):
         if len(hits) > _RANDOM_POINTS:
             chosen = chosen[torch.from_numpy(drawn.choice(len(hits), _RANDOM_POINTS, replace=False))]
         rows = []
-        for (layer, head), found in zip(self.heads, places, strict=True):
-            of_queries, of_keys = (spread_ratio(found[start + chosen], found[start + some]) for start in (0, tokens))
+        for (layer, head), vectors in zip(self.heads, places, strict=True):
+            of_queries, of_keys = (
+                spread_ratio(vectors[start + chosen], vectors[start + some]) for start in (0, tokens)
+            )
             rows.append({
                 "layer": layer, "head": head, "hits": len(hits), "ratio": (of_queries + of_keys) / 2,
                 "queries": of_queries, "keys": of_keys,
@@ -267,11 +270,11 @@ class EmbeddedPoints(WithStatistics, PagedResult):
     # -- the page ---------------------------------------------------------------------------------------------
 
     def with_types(self, types: Mapping[tuple[int, int], str]) -> Self:
-        """The same, with head types as a colour of the page, by (layer, head): `am.head_types(model).strongest`."""
-        return replace(self, types_of_heads=tuple(types.get(each, "") for each in self.heads))
+        """A copy with head types by (layer, head), such as `am.head_types(model).strongest`, to colour the page."""
+        return replace(self, types_of_heads=tuple(types.get(place, "") for place in self.heads))
 
     def view(self) -> EmbeddingView:
-        """What the page shows: the points of all heads, what was measured, and the whole attention of a few texts."""
+        """The contents of the page: points and numbers of all heads, and the whole attention of a few texts."""
         return EmbeddingView(
             title=self._title,
             model=self.provenance.model,
@@ -298,9 +301,9 @@ class EmbeddedPoints(WithStatistics, PagedResult):
                 numbers[number.label] = value
         ratio = float(self.numbers["key_norm"][place] / self.numbers["query_norm"][place])
         numbers["key norm / query norm"] = ratio
-        for projection, found in self.after.items():
+        for projection, measures in self.after.items():
             for label, name in (("correlation", "correlation"), ("trustworthiness", "trustworthiness")):
-                numbers[f"{label} ({NAMES[projection]})"] = float(found[name][place])
+                numbers[f"{label} ({NAMES[projection]})"] = float(measures[name][place])
         return EmbeddingHead(
             layer=layer,
             head=head,
@@ -321,7 +324,7 @@ class EmbeddedPoints(WithStatistics, PagedResult):
 
     @returns_page
     def to_html(self) -> str:
-        """One offline page: all heads as small plots, one of them large, search, and attention in a text."""
+        """One offline page: all heads as small plots, one head large, search, and the attention within a text."""
         return embedding_page(self.view())
 
     def _repr_html_(self) -> str:
@@ -334,7 +337,7 @@ class EmbeddedPoints(WithStatistics, PagedResult):
     # -- tables and figures -----------------------------------------------------------------------------------
 
     def to_frame(self) -> pd.DataFrame:
-        """One row per head: its scale and flag, and everything measured before and after projection."""
+        """One row per head: scale, flag, and all measures before and after projection."""
         layer, head = zip(*self.heads, strict=True)
         frame: dict[str, Any] = {"layer": layer, "head": head}
         for name in NUMBERS:
@@ -343,8 +346,8 @@ class EmbeddedPoints(WithStatistics, PagedResult):
                 frame["flag"] = self.flags
             if name == "key_norm":
                 frame["disparity"] = (self.numbers["key_norm"] / self.numbers["query_norm"]).numpy()
-        for projection, found in self.after.items():
-            frame |= {f"{name}_{projection}": found[name].numpy() for name in AFTER}
+        for projection, measures in self.after.items():
+            frame |= {f"{name}_{projection}": measures[name].numpy() for name in AFTER}
         return pd.DataFrame(frame)
 
     def plot(
@@ -357,7 +360,7 @@ class EmbeddedPoints(WithStatistics, PagedResult):
     ) -> "go.Figure":
         """`"points"`, a head's queries and keys, or `"criterion"`, the weighted correlation at each c; not shown.
 
-        Without `layer` and `head`, of the head whose correlation is closest to −1.
+        Without `layer` and `head`, the figure shows the head with the correlation closest to −1.
         """
         option("figure", figure, ("points", "criterion"))
         if (layer is None) != (head is None):
@@ -386,7 +389,7 @@ class EmbeddedPoints(WithStatistics, PagedResult):
 
     @property
     def _unit(self) -> str:
-        """What tokens come from."""
+        """The word for the source of tokens."""
         return "text" if self.images is None else "image"
 
     @property
@@ -411,35 +414,39 @@ class EmbeddedPoints(WithStatistics, PagedResult):
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What a reader should know: what was sampled, where the shift changes attention, which c to doubt."""
-        found = []
+        """Notes for the reader: what was sampled, where the shift changes attention, and which c is uncertain."""
+        sentences = []
         if len(self.labels) < int(self.lengths.sum()):
-            found.append(f"{len(self.labels):,} of {int(self.lengths.sum()):,} tokens were drawn at random as points.")
+            sentences.append(
+                f"{len(self.labels):,} of {int(self.lengths.sum()):,} tokens were drawn at random as points."
+            )
         if len(self.documents) < self.texts_seen:
-            found.append(f"{len(self.documents):,} of {self.texts_seen:,} {self._unit}s were drawn at random and run.")
+            sentences.append(
+                f"{len(self.documents):,} of {self.texts_seen:,} {self._unit}s were drawn at random and run."
+            )
         if not self.all_pairs:
-            found.append(f"Correlations are over {max(self.pairs):,} query-key pairs drawn at random.")
+            sentences.append(f"Correlations are over {max(self.pairs):,} query-key pairs drawn at random.")
         change = self.numbers["attention_change"]
         moved = change > _CHANGED
         if bool(moved.any()):
-            found.append(
+            sentences.append(
                 f"The shift changes attention in {int(moved.sum())} heads (soft cap or sink), by up to "
                 f"{float(change[moved].max()):.2g}."
             )
         for flagged, words in (("edge", "at an end of the grid"), ("flat", "undetermined: any does equally well")):
             names = [
                 f"L{layer}H{head}"
-                for (layer, head), each in zip(self.heads, self.flags, strict=True)
-                if each == flagged
+                for (layer, head), flag in zip(self.heads, self.flags, strict=True)
+                if flag == flagged
             ]
             if names:
                 more = "" if len(names) <= 8 else f" and {len(names) - 8} more"
-                found.append(f"The best c is {words} in {', '.join(names[:8])}{more}.")
-        return tuple(found)
+                sentences.append(f"The best c is {words} in {', '.join(names[:8])}{more}.")
+        return tuple(sentences)
 
     def _sections(self) -> Sequence[Section]:
         layer, head = self.heads[self._best]
-        found = [
+        sections = [
             Section(
                 f"Layer {layer}, head {head}",
                 "Each token is two points, its query and its key; the nearer a key is to a query, the higher their "
@@ -450,7 +457,7 @@ class EmbeddedPoints(WithStatistics, PagedResult):
             )
         ]
         if not bool(self.curve[self._best].isnan().all()):
-            found.append(
+            sections.append(
                 Section(
                     "The choice of c",
                     "Queries times c and keys over c leave every dot product as it was, but not distances. c is where "
@@ -459,15 +466,15 @@ class EmbeddedPoints(WithStatistics, PagedResult):
                     f'joint.plot("criterion", layer={layer}, head={head})',
                 )
             )
-        return found
+        return sections
 
 
 _OF_ANOMALIES: Final = ("query_norm", "key_norm", "separation", "first_attention")
 
 _CHANGED: Final = 1e-5
-"""Below this, a change of attention is rounding."""
+"""Changes of attention below this are rounding."""
 
 NAMES: Final = {"pca": "PCA", "tsne": "t-SNE", "umap": "UMAP", "pacmap": "PaCMAP", "opentsne": "openTSNE"}
 
 _SHOWN: Final = [number for number in NUMBERS.values() if number.label]
-"""What the page shows of a head."""
+"""The numbers that the page shows for a head."""

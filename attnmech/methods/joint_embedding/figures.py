@@ -1,4 +1,4 @@
-"""What does a joint embedding look like? Queries and keys of one head as points, and the criterion that chose c."""
+"""Figures of a joint embedding: queries and keys of one head as points, and the criterion by which c was chosen."""
 
 from collections.abc import Sequence
 from typing import Final
@@ -12,23 +12,23 @@ from ...draw.style import FIGURE_STYLE, NEUTRAL
 from ...draw.text import html_text
 
 _KINDS: Final = (("queries", "#0072b2", "circle"), ("keys", "#d55e00", "square"))
-"""Those of the page (`embedding_page`)."""
+"""The kinds of points with the colours and symbols of the page (`embedding_page`)."""
 
 
 def joint_scatter(
     points: Float[np.ndarray, "point dims"], labels: Sequence[str], where: Sequence[str], *, projection: str
 ) -> go.Figure:
-    """Queries, then keys of the same tokens, in 2 or 3 dimensions.
+    """Queries and keys of the same tokens as points in 2 or 3 dimensions.
 
     >>> figure = joint_scatter(np.zeros((2, 2)), ["shells"], ["text 0, token 3"], projection="PCA")
     >>> figure.data[1].name, figure.data[1].text[0]
     ('keys', 'shells<br>key, text 0, token 3')
 
     Args:
-        points: coordinates; they have no unit.
-        labels: each token as text.
+        points: coordinates of the queries, then of the keys, without unit.
+        labels: the tokens as text.
         where: each token's text and place, in words.
-        projection: its name on the axes.
+        projection: the projection's name on the axes.
 
     """
     figure, tokens = Figure(), len(labels)
@@ -39,15 +39,15 @@ def joint_scatter(
             f"{html_text(label)}<br>{name.removesuffix('s') if name == 'keys' else 'query'}, {place}"
             for label, place in zip(labels, where, strict=True)
         ]
-        given = {
+        options = {
             "x": here[:, 0], "y": here[:, 1], "mode": "markers", "name": name, "text": text,
             "hovertemplate": "%{text}<extra></extra>",
             "marker": {"color": colour, "symbol": symbol, "size": 3 if wide else 5, "opacity": 0.7},
         }  # fmt: skip
         if wide:
-            figure.add_scatter3d(z=here[:, 2], **given)
+            figure.add_scatter3d(z=here[:, 2], **options)
         else:
-            figure.add_scattergl(**given) if tokens > 5_000 else figure.add_scatter(**given)
+            figure.add_scattergl(**options) if tokens > 5_000 else figure.add_scatter(**options)
     figure.update_layout(template=FIGURE_STYLE, height=480)
     titles = [f"{projection} {axis + 1} (no unit)" for axis in range(points.shape[1])]
     if wide:
@@ -59,7 +59,7 @@ def joint_scatter(
 
 
 def criterion_curve(grid: Float[np.ndarray, " c"], curve: Float[np.ndarray, " c"], chosen: float) -> go.Figure:
-    """The weighted correlation at every c that was tried, and the c that was chosen.
+    """The weighted correlation at every c tried, with the chosen c marked.
 
     >>> figure = criterion_curve(np.array([0.5, 1.0, 2.0]), np.array([-0.2, -0.7, -0.4]), 1.0)
     >>> figure.data[1].x[0], figure.data[1].y[0]

@@ -1,11 +1,11 @@
-"""How do queries and keys become points of one space in which near means attended to?
+"""Maps of queries and keys to points of one space in which a query lies near the keys that it attends to.
 
 Formulas: docs/formulas.md#joint-embedding.
 
 Scaled, after AttentionViz (Yeh et al. 2023, arXiv 2305.03210): q ← c q, k ← k / c, then all keys move so that their
-mean is the queries'. Both leave softmax(q·k) as it was; the distance between a query and a key changes.
+mean equals the queries' mean. Neither step changes softmax(q·k); both change the distance between a query and a key.
 
-Exact: two more coordinates, after which the squared distance is a constant of the query minus twice the score.
+Exact: two more coordinates make the squared distance a constant of the query minus twice the score.
 """
 
 import math
@@ -17,21 +17,21 @@ from jaxtyping import Float, Float64
 from torch import Tensor
 
 GRID: Final = 25
-"""How many values of c are tried, from 1/8 to 8 times the closed form, in steps of 2^(1/4)."""
+"""The number of values of c that are tried, from 1/8 to 8 times the closed form, in steps of 2^(1/4)."""
 
 
 def scale_of_norms(q: Float[Tensor, "query d"], k: Float[Tensor, "key d"]) -> float:
-    """c = √(median ‖k‖ / median ‖q‖), which gives queries and keys the same median norm; 1 where a median is 0.
+    """c = √(median ‖k‖ / median ‖q‖), which gives queries and keys the same median norm; 1 if a median is 0.
 
     >>> scale_of_norms(torch.tensor([[3.0, 4.0]]), torch.tensor([[0.0, 20.0]]))
     2.0
     """
-    queries, keys = (float(each.double().norm(dim=-1).quantile(0.5)) for each in (q, k))
+    queries, keys = (float(vectors.double().norm(dim=-1).quantile(0.5)) for vectors in (q, k))
     return math.sqrt(keys / queries) if queries > 0 and keys > 0 else 1.0
 
 
 def scale_grid(middle: float) -> Float64[Tensor, " c"]:
-    """The values of c to try, around the closed form: it follows the lengths of queries and keys.
+    """The values of c to try, around the closed form, which follows the norms of queries and keys.
 
     >>> grid = scale_grid(2.0)
     >>> grid[0].item(), grid[12].item(), grid[-1].item()
@@ -49,7 +49,7 @@ class ScaleAndShift:
 
     @classmethod
     def of(cls, q: Float[Tensor, "query d"], k: Float[Tensor, "key d"], c: float, *, shift: bool) -> "ScaleAndShift":
-        """Scaled by c; with `shift`, then moved: the mean of the keys comes to lie at that of the queries.
+        """The map with scale c; with `shift`, the keys' mean also moves to the queries' mean.
 
         >>> q, k = torch.tensor([[1.0, 0.0], [3.0, 0.0]]), torch.tensor([[0.0, 4.0]])
         >>> ScaleAndShift.of(q, k, 2.0, shift=True).keys(k)
@@ -72,7 +72,7 @@ class Sphere:
     """q ↦ [scale · q, slope, 0], k ↦ [k, p, √(M² − ‖k‖² − p²)]: the keys lie on a sphere of radius M.
 
     ‖q̃ − k̃‖² = ‖q̃‖² + M² − 2 (scale · q·k + slope · p): for one query, distance falls exactly as the score rises. p is
-    the key's position as the score counts it, position term / slope, from the first key of its text on.
+    the key's position in the score, position term / slope, counted from the first key of its text.
     """
 
     scale: float
@@ -81,11 +81,11 @@ class Sphere:
 
     @classmethod
     def of(cls, k: Float[Tensor, "key d"], p: Float[Tensor, " key"], scale: float, slope: float) -> "Sphere":
-        """M² = max_j(‖k_j‖² + p_j²)."""
+        """The sphere with M² = max_j(‖k_j‖² + p_j²)."""
         return cls(scale, slope, float((k.double().square().sum(dim=-1) + p.double().square()).max()))
 
     def queries(self, q: Float[Tensor, "*places d"]) -> Float64[Tensor, "*places d_and_two"]:
-        """In float64: the last coordinate is a root, and M may be much larger than differences of scores.
+        """The queries' points, in float64 because M may be much larger than differences of scores.
 
         >>> Sphere(0.5, -1.0, 25.0).queries(torch.tensor([[2.0]]))
         tensor([[ 1., -1.,  0.]], dtype=torch.float64)
@@ -95,7 +95,7 @@ class Sphere:
         return torch.cat((self.scale * wide, slope, zero), dim=-1)
 
     def keys(self, k: Float[Tensor, "*places d"], p: Float[Tensor, "*places"]) -> Float64[Tensor, "*places d_and_two"]:
-        """In float64.
+        """The keys' points, in float64.
 
         >>> Sphere(0.5, -1.0, 25.0).keys(torch.tensor([[0.0]]), torch.tensor([3.0]))
         tensor([[0., 3., 4.]], dtype=torch.float64)
@@ -106,10 +106,10 @@ class Sphere:
 
 
 def spread_ratio(chosen: Float[Tensor, "chosen d"], others: Float[Tensor, "point d"]) -> float:
-    """Mean distance between two of the chosen points, divided by that between two of all points.
+    """The mean distance between two of the chosen points, divided by the mean distance between two of all points.
 
-    Below 1 the chosen points lie closer together than points drawn at random; NaN for fewer than two of either, or if
-    all points are one.
+    Below 1, the chosen points lie closer together than random points. NaN if either set has fewer than two points, or
+    if all points coincide.
 
     >>> points = torch.tensor([[0.0], [1.0], [10.0]])
     >>> round(spread_ratio(points[:2], points), 3)

@@ -1,4 +1,4 @@
-"""What is measured of each head's queries and keys before projection? Each number declared once."""
+"""The numbers measured on each head's queries and keys before projection."""
 
 import math
 from dataclasses import dataclass
@@ -9,10 +9,10 @@ from ...maths.statistic import Statistic, Statistics
 
 @dataclass(frozen=True, kw_only=True)
 class Number(Statistic):
-    """What is measured of every head; the page shows those with a `label`."""
+    """A number measured on every head; the page shows numbers with a `label`."""
 
     reading: str = ""
-    """What the page says that the number means."""
+    """The meaning of the number, in the words of the page."""
 
 
 NUMBERS: Final = Statistics(
@@ -93,4 +93,4 @@ NUMBERS: Final = Statistics(
         reading="mean over all other rows",
     ),
 )
-"""What is measured of every head before projection, each once."""
+"""All numbers measured on every head before projection."""

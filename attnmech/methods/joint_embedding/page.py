@@ -1,4 +1,4 @@
-"""The page of joint embeddings: all heads as small plots, one head large, sentences, search; numbers packed."""
+"""The page of joint embeddings: all heads as small plots, one head large, sentences and search, with packed numbers."""
 
 from importlib.resources import files
 from typing import Any, Final
@@ -20,10 +20,10 @@ FILES: Final = (
     *("embedding.js", "embedding.css"),
 )
 SCRIPT: Final = of_question("joint_embedding", tuple(files(__package__) / name for name in FILES))
-"""What draws the page."""
+"""The script and style of the page."""
 
 MOST_COMPARED: Final = 1000
-"""Mean distances between points are taken over at most this many of a kind, evenly chosen."""
+"""Mean distances are taken over at most this many points of a kind, evenly chosen."""
 
 NAMES: Final = {"pca": "PCA", "tsne": "t-SNE", "umap": "UMAP", "pacmap": "PaCMAP"}
 
@@ -38,7 +38,7 @@ MEANINGS: Final = {
     "attends to first": "mean attention to the first token",
     "trustworthiness": "how many neighbours in the plot are neighbours before projection; 1 is all",
 }
-"""What the usual numbers mean, by how their labels begin."""
+"""The meanings of the usual numbers, by the beginning of their labels."""
 
 LEAD: Final = (
     "Each dot is a token, once as a query (●) and once as a key (■); a query lies near the keys that it attends to, "
@@ -55,7 +55,7 @@ READING: Final = (
 
 
 def embedding_page(view: EmbeddingView) -> str:
-    """The whole page as HTML, to be written as UTF-8; it opens from a file without a network."""
+    """The whole page as HTML for a UTF-8 file; it needs no network."""
     blank = dict.fromkeys(("heading", "finding", "choices", "caveat", "call"), "")
     section = {**blank, "anchor": "view", "reading": READING, "figures": ["view"]}
     drawn = embedding_view(view)
@@ -64,24 +64,24 @@ def embedding_page(view: EmbeddingView) -> str:
 
 
 def embedding_view(view: EmbeddingView) -> View:
-    """The same as a view that shows itself in a notebook."""
+    """The contents of the page as a view that displays itself in a notebook."""
     heads, tokens, texts = len(view.heads), len(view.labels), len(set(view.text.tolist()))
     counted = "1 head" if heads == 1 else f"{heads} heads"
-    found = f"{counted} of {view.model}, {tokens:,} tokens from {texts:,} {_unit(view)}{'' if texts == 1 else 's'}."
-    return View("embedding", view.title, READING, _data(view), (SCRIPT,), found)
+    summary = f"{counted} of {view.model}, {tokens:,} tokens from {texts:,} {_unit(view)}{'' if texts == 1 else 's'}."
+    return View("embedding", view.title, READING, _data(view), (SCRIPT,), summary)
 
 
 def _unit(view: EmbeddingView) -> str:
-    """What the tokens come from."""
+    """The word for the source of tokens."""
     return "text" if view.images is None else "image"
 
 
 def _data(view: EmbeddingView) -> dict[str, Any]:
-    layers = sorted({each.layer for each in view.heads})
-    classes, kinds = sorted(set(view.classes)), sorted({each.kind for each in view.heads} - {""})
+    layers = sorted({head.layer for head in view.heads})
+    classes, kinds = sorted(set(view.classes)), sorted({head.kind for head in view.heads} - {""})
     return {
         "layers": layers,
-        "places": [[layers.index(each.layer), each.head] for each in view.heads],
+        "places": [[layers.index(head.layer), head.head] for head in view.heads],
         "tokens": len(view.labels),
         "unit": _unit(view),
         "labels": pack_texts(tuple(visible_token(label) for label in view.labels)),
@@ -90,13 +90,13 @@ def _data(view: EmbeddingView) -> dict[str, Any]:
         "lengths": np.asarray(view.lengths).tolist(),
         "special": np.flatnonzero(view.special).tolist(),
         "classes": classes,
-        "class": pack_keys(np.array([classes.index(each) for each in view.classes])[None], axes=1),
+        "class": pack_keys(np.array([classes.index(name) for name in view.classes])[None], axes=1),
         "kinds": kinds,
         "projections": {name: _projection(view, name) for name in view.heads[0].points},
-        "norms": pack_values(np.stack([each.norms for each in view.heads]).astype(np.float32), axes=1),
-        "highest": pack_keys(np.stack([each.highest for each in view.heads]), axes=1),
-        "weights": pack_values(np.stack([each.weights for each in view.heads]).astype(np.float32), axes=1),
-        "about": [_about(each, kinds) for each in view.heads],
+        "norms": pack_values(np.stack([head.norms for head in view.heads]).astype(np.float32), axes=1),
+        "highest": pack_keys(np.stack([head.highest for head in view.heads]), axes=1),
+        "weights": pack_values(np.stack([head.weights for head in view.heads]).astype(np.float32), axes=1),
+        "about": [_about(head, kinds) for head in view.heads],
         "meanings": {label: _meaning(view, label) for label in _labels(view)},
         "texts": {str(number): _sentence(view, text, layers) for number, text in view.texts.items()},
         "notes": [str(note) for note in view.notes],
@@ -111,20 +111,20 @@ def _data(view: EmbeddingView) -> dict[str, Any]:
 
 
 def _projection(view: EmbeddingView, name: str) -> dict[str, Any]:
-    """The points of every head in 16 bits a coordinate, one scale for all axes of a head, so that angles stay."""
-    points = np.stack([each.points[name] for each in view.heads]).astype(np.float64)
+    """The points of every head with 16 bits per coordinate and one scale for all axes of a head, which keeps angles."""
+    points = np.stack([head.points[name] for head in view.heads]).astype(np.float64)
     centre = (points.min(axis=1) + points.max(axis=1)) / 2
     return {
         "label": NAMES.get(name, name),
         "dims": points.shape[-1],
         "centre": centre.tolist(),
         "points": pack_values((points - centre[:, None]).astype(np.float64), axes=1),
-        "spread": [[mean_apart(half) for half in np.split(each, 2)] for each in points.astype(np.float32)],
+        "spread": [[mean_apart(half) for half in np.split(of_head, 2)] for of_head in points.astype(np.float32)],
     }
 
 
 def mean_apart(points: Float[np.ndarray, "point dim"]) -> float:
-    """The mean distance between two different points; of many, between those that are evenly chosen.
+    """The mean distance between two different points; of many points, evenly chosen ones are used.
 
     >>> mean_apart(np.array([[0.0, 0.0], [3.0, 4.0], [0.0, 0.0]]))
     3.3333333333333335
@@ -138,7 +138,7 @@ def mean_apart(points: Float[np.ndarray, "point dim"]) -> float:
 
 
 def _about(head: EmbeddingHead, kinds: list[str]) -> dict[str, Any]:
-    grid, criterion = (np.asarray(each, dtype=np.float64) for each in head.curve)
+    grid, criterion = (np.asarray(values, dtype=np.float64) for values in head.curve)
     return {
         "kind": kinds.index(head.kind) if head.kind else -1,
         "scale": _plain(head.scale),
@@ -148,10 +148,10 @@ def _about(head: EmbeddingHead, kinds: list[str]) -> dict[str, Any]:
 
 
 def _labels(view: EmbeddingView) -> list[str]:
-    """Everything that has a number."""
+    """The labels of all numbers and anomalies."""
     return list(
         dict.fromkeys(
-            [label for each in view.heads for label in each.numbers] + [what for _, _, what, _ in view.anomalies]
+            [label for head in view.heads for label in head.numbers] + [what for _, _, what, _ in view.anomalies]
         )
     )
 
@@ -162,16 +162,16 @@ def _meaning(view: EmbeddingView, label: str) -> str:
 
 
 def _sentence(view: EmbeddingView, text: EmbeddingText, layers: list[int]) -> dict[str, Any]:
-    """The data of a sentence view; heads that are not in `view` have no weights."""
-    shape = (len(layers), 1 + max(each.head for each in view.heads), *text.patterns.shape[1:])
+    """The data of a sentence view; heads outside `view` have no weights."""
+    shape = (len(layers), 1 + max(head.head for head in view.heads), *text.patterns.shape[1:])
     pattern: Float32[np.ndarray, "layer head query key"] = np.zeros(shape, dtype=np.float32)
     rest = np.zeros(shape[:3], dtype=np.float32)
-    for block, each in enumerate(view.heads):
-        place = layers.index(each.layer), each.head
+    for block, head in enumerate(view.heads):
+        place = layers.index(head.layer), head.head
         pattern[place] = text.patterns[block]
         if text.rest is not None:
             rest[place] = text.rest[block]
-    there = {(layers.index(each.layer), each.head) for each in view.heads}
+    there = {(layers.index(head.layer), head.head) for head in view.heads}
     missing = [block for block, place in enumerate(np.ndindex(shape[:2])) if place not in there]
     whole = text.rest is None and not missing
     made = sentence_view(pattern, text.labels, layers=layers, special=text.special, sums_to_one=whole)
@@ -182,10 +182,10 @@ def _sentence(view: EmbeddingView, text: EmbeddingText, layers: list[int]) -> di
 
 
 def _floor(text: EmbeddingText) -> float:
-    """The least sum of a row's kept keys that gives their weights to within 1 %.
+    """The smallest sum of a row's kept keys that determines their weights to within 1 %.
 
-    Half a step of the smallest numbers is 2⁻²⁵ in float16 and 2⁻¹⁵⁰ in float32. What no key has is 1 minus a sum that
-    was rounded to 2⁻¹² or 2⁻²⁵ of its size.
+    Half a step of the smallest numbers is 2⁻²⁵ in float16 and 2⁻¹⁵⁰ in float32. The weight of no key is 1 minus a sum
+    that was rounded to 2⁻¹² or 2⁻²⁵ of its size.
     """
     smallest, relative = (2.0**-25, 2.0**-12) if text.patterns.dtype == np.float16 else (2.0**-150, 2.0**-25)
     return float(100 * (text.patterns.shape[-1] * smallest + (0 if text.rest is None else relative)))
@@ -201,5 +201,5 @@ def _images(images: EmbeddingImages) -> dict[str, Any]:
 
 
 def _plain(value: float) -> float | None:
-    """To six digits, for JSON; None where there is no number."""
+    """The value to six digits, for JSON; None for NaN and infinities."""
     return float(f"{value:.6g}") if np.isfinite(value) else None

@@ -1,4 +1,4 @@
-"""Where tokens are patches: which pictures are they of, and what colour is each?"""
+"""The images of tokens that are patches, and the colour of each patch."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -16,22 +16,22 @@ from .page_data import EmbeddingImages
 from .token_pairs import Tokens
 
 PICTURES: Final = 20
-"""Of how many images at most the picture itself is kept."""
+"""The largest number of images that are kept as pictures."""
 
 
 @dataclass(frozen=True)
 class PatchImages:
-    """The images that tokens are patches of."""
+    """The images whose patches are the tokens."""
 
     grid: tuple[int, int]
     """Rows and columns of patches."""
     pictures: Mapping[str, str]
     """The first pictures by their number, as data URIs."""
     colours: Float[Tensor, "token 3"]
-    """The mean red, green and blue of each patch, 0 to 255; 0 for a token that is none."""
+    """The mean red, green and blue of each patch, 0 to 255; 0 for tokens that are not patches."""
 
     def view(self, labels: Sequence[str]) -> EmbeddingImages:
-        """What the page shows; a patch's label is its row and column."""
+        """The images for the page; a patch's label is its row and column."""
         places = [tuple(map(int, label.split(","))) if "," in label else (-1, -1) for label in labels]
         pictures = {int(number): picture for number, picture in self.pictures.items()}
         return EmbeddingImages(pictures, self.grid, np.array(places), self.colours.numpy())
@@ -40,7 +40,7 @@ class PatchImages:
 def patch_images(model: HookedModel, batch: Batch, tokens: Tokens) -> PatchImages | None:
     """The images of a batch of pixel values; None for texts.
 
-    Pixels are as the model takes them, already normalised: each image's are shown from its lowest to its highest.
+    Pixel values are the model's normalised inputs; each image is shown from its lowest to its highest value.
     """
     images = images_of(model.encoder, batch)
     if images is None or model.grid is None:
@@ -49,18 +49,18 @@ def patch_images(model: HookedModel, batch: Batch, tokens: Tokens) -> PatchImage
     pixels = _coloured(images.float().cpu())
     means = torch.nn.functional.avg_pool2d(pixels, patch, stride=patch)
     flat = means.flatten(2).mT
-    # Patches stand in one stretch, after a class token and registers, or before tokens that detect.
+    # Patches are contiguous: after a class token and registers, or before detection tokens.
     before = next((place for place, label in enumerate(batch.tokens[0]) if "," in label), 0)
-    found = torch.zeros(len(pixels), batch.ids.shape[1], 3)
-    found[:, before : before + flat.shape[1]] = flat
+    colours = torch.zeros(len(pixels), batch.ids.shape[1], 3)
+    colours[:, before : before + flat.shape[1]] = flat
     pictures = {str(number): _uri(image) for number, image in enumerate(pixels[:PICTURES])}
-    return PatchImages((means.shape[2], means.shape[3]), pictures, tokens.of_each(found))
+    return PatchImages((means.shape[2], means.shape[3]), pictures, tokens.of_each(colours))
 
 
 def _coloured(
     pixels: Float[Tensor, "batch channel height width"],
 ) -> Float[Tensor, "batch 3 height width"]:
-    """Red, green and blue from 0 to 255: the first three channels, or grey from the first."""
+    """Red, green and blue from 0 to 255: the first three channels, or grey from the first channel."""
     channels = pixels[:, :3] if pixels.shape[1] >= 3 else pixels[:, :1].expand(-1, 3, -1, -1)
     low = channels.amin(dim=(1, 2, 3), keepdim=True)
     span = channels.amax(dim=(1, 2, 3), keepdim=True) - low
@@ -76,5 +76,5 @@ def _uri(image: Float[Tensor, "3 height width"]) -> str:
     from plotly import express  # type: ignore[import-untyped]
 
     picture = image.permute(1, 2, 0).round().to(torch.uint8).numpy()
-    found: str = express.imshow(picture, binary_string=True).data[0].source
-    return found
+    source: str = express.imshow(picture, binary_string=True).data[0].source
+    return source

@@ -1,4 +1,4 @@
-"""How are the points of every head projected, and what is left of distances in the picture?"""
+"""Projects the points of every head, and measures how well distances in the picture still fit dot products."""
 
 from dataclasses import dataclass
 from typing import Final
@@ -14,18 +14,18 @@ from .projections import CANNOT_PLACE, METRICS, Projection, project, trustworthi
 from .token_pairs import Pairs
 
 FITTED: Final = 12_000
-"""How many points of a head a projection is computed on; further ones are placed by it."""
+"""The largest number of a head's points on which a projection is computed; it then places the other points."""
 
 TRUST_POINTS: Final = 1_000
-"""On how many points, drawn at random, trustworthiness is measured: it compares each point with every other."""
+"""The largest number of random points for trustworthiness, which compares every pair of points."""
 
 AFTER: Final = ("correlation", "spearman", "trustworthiness")
-"""What is measured after projection."""
+"""The measures taken after projection."""
 
 
 @dataclass(frozen=True)
 class Projecting:
-    """How points become a picture."""
+    """A projection's name and settings."""
 
     name: str
     dims: int
@@ -33,7 +33,7 @@ class Projecting:
     seed: int
 
     def check_room(self, count: int) -> None:
-        """Raises `InputError` for more points than are projected, if the projection cannot place the rest."""
+        """Raises `InputError` for more points than a projection is computed on, if it cannot place the others."""
         if count > FITTED and self.name in CANNOT_PLACE:
             raise InputError(
                 f'projection="{self.name}" takes {FITTED:,} points, {FITTED // 2:,} tokens, at most; got '
@@ -42,22 +42,22 @@ class Projecting:
             )
 
     def fit(self, vectors: Float[Tensor, "point d"]) -> Projection:
-        """The projection of a head's points, or of a sample of them: its tokens' queries and keys."""
+        """The projection of a head's points, or of a sample of its tokens' queries and keys."""
         fitted = vectors[self._fitted(len(vectors))] if self.name != "pca" else vectors
         return project(self.name, fitted.numpy(), dims=self.dims, perplexity=self.perplexity, seed=self.seed)
 
     def points(self, vectors: Float[Tensor, "point d"]) -> Float[Tensor, "point dims"]:
-        """All points of a head in the picture, in float32."""
+        """All of a head's points in the picture, in float32."""
         projection = self.fit(vectors)
         if len(projection.points) == len(vectors):
             return torch.from_numpy(np.asarray(projection.points, dtype=np.float32))
         assert projection.place is not None
         chosen = self._fitted(len(vectors))
         rest = torch.ones(len(vectors), dtype=torch.bool).index_fill(0, chosen, False)
-        found = torch.empty(len(vectors), self.dims)
-        found[chosen] = torch.from_numpy(projection.points).float()
-        found[rest] = torch.from_numpy(projection.place(vectors[rest].numpy())).float()
-        return found
+        placed = torch.empty(len(vectors), self.dims)
+        placed[chosen] = torch.from_numpy(projection.points).float()
+        placed[rest] = torch.from_numpy(projection.place(vectors[rest].numpy())).float()
+        return placed
 
     def _fitted(self, count: int) -> Tensor:
         tokens = count // 2
@@ -75,9 +75,9 @@ def after_projection(
     pairs: Pairs,
     seed: int,
 ) -> dict[str, float]:
-    """What distances in the picture say about dot products, over the pairs of points that attention sees.
+    """How well distances in the picture fit dot products, over the pairs of points that attention sees.
 
-    `offset` is what a shift has added to the keys: the dot products are those of the model.
+    `offset` is the vector that a shift added to the keys; it is subtracted, so dot products are the model's.
     """
     tokens = len(vectors) // 2
     queries, keys = vectors[:tokens].double(), vectors[tokens:].double() - offset.double()

@@ -1,4 +1,4 @@
-"""How do points of many dimensions become a picture? By scikit-learn (PCA, t-SNE), umap-learn, PaCMAP and openTSNE."""
+"""Projections of points to 2 or 3 dimensions by scikit-learn (PCA, t-SNE), umap-learn, PaCMAP and openTSNE."""
 
 import logging
 import warnings
@@ -19,34 +19,34 @@ Points: TypeAlias = NDArray[Any]
 PROJECTIONS: Final = ("pca", "tsne", "umap", "pacmap", "opentsne")
 
 METRICS: Final = {"pca": "euclidean", "pacmap": "euclidean", "tsne": "cosine", "umap": "cosine", "opentsne": "cosine"}
-"""Whose neighbours each keeps; the cosine is AttentionViz's choice for t-SNE and UMAP."""
+"""The metric of the neighbours that each projection keeps; AttentionViz uses cosine for t-SNE and UMAP."""
 
 NEIGHBOURS: Final = {"umap": 15, "pacmap": 10}
-"""How many neighbours of a point UMAP and PaCMAP look at: their own defaults."""
+"""The number of neighbours that UMAP and PaCMAP use: their own defaults."""
 
 TRUSTED: Final = 5
-"""How many neighbours of a point `trustworthiness` looks at."""
+"""The number of neighbours that `trustworthiness` uses."""
 
 CANNOT_PLACE: Final = {
     "tsne": "scikit-learn's t-SNE finds coordinates of its own points only; openTSNE's can: projection=\"opentsne\"",
     "pacmap": "PaCMAP takes new points as another data set, so that a point it knows may land elsewhere",
 }
-"""Why a projection has no place for further points."""
+"""The reasons why a projection cannot place further points."""
 
 _PACKAGES: Final = {"umap": "umap", "pacmap": "pacmap", "opentsne": "openTSNE"}
 
 
 @dataclass(frozen=True)
 class Projection:
-    """Points in the plane or in space, and where further ones would be."""
+    """Points in 2 or 3 dimensions, and the function that places further points."""
 
     points: Points
     place: Callable[[Points], Points] | None
-    """None where the library has no place for further points (`CANNOT_PLACE`)."""
+    """None if the library cannot place further points (`CANNOT_PLACE`)."""
 
 
 def project(name: str, points: Points, *, dims: int, perplexity: float, seed: int) -> Projection:
-    """The points `[point d]` in 2 or 3 dimensions; the same for the same seed.
+    """Projects points `[point d]` to 2 or 3 dimensions, reproducibly for a seed.
 
     Raises `InputError` for too few points, and for a library that is not installed.
     """
@@ -66,7 +66,7 @@ def require_installed(name: str) -> None:
 
 
 def check_enough(name: str, count: int, *, dims: int, perplexity: float) -> None:
-    """Raises `InputError` if a projection needs more points than there are."""
+    """Raises `InputError` if a projection needs more points."""
     if name in ("tsne", "opentsne") and 3 * perplexity > count - 1:
         raise InputError(
             f"a perplexity of {perplexity:g} needs {int(3 * perplexity) + 2} points; {count // 2} tokens have {count}, "
@@ -81,9 +81,9 @@ def check_enough(name: str, count: int, *, dims: int, perplexity: float) -> None
 
 
 def trustworthiness(points: Points, projected: Points, metric: str) -> float:
-    """How many of a point's neighbours in the picture are its neighbours: from 0 to 1 (Venna & Kaski 2001).
+    """How far neighbours in the picture are neighbours before projection, from 0 to 1 (Venna & Kaski 2001).
 
-    scikit-learn's, with 5 neighbours or as many as the number of points allows; NaN for fewer than four points.
+    Computed by scikit-learn with 5 neighbours, or fewer for few points; NaN for fewer than four points.
     """
     from sklearn.manifold import trustworthiness as measured  # type: ignore[import-untyped]
 
@@ -97,12 +97,12 @@ def _pca(points: Points, dims: int, perplexity: float, seed: int) -> Projection:
     from sklearn.decomposition import PCA  # type: ignore[import-untyped]
 
     count = min(dims, *points.shape)
-    # The exact solver on the covariance: no random start, and no matrix as large as the points.
+    # The exact solver on the covariance needs no random start and no matrix the size of the points.
     fitted = PCA(n_components=count, svd_solver="covariance_eigh").fit(points)
 
     def place(more: Points) -> Points:
-        found: Points = fitted.transform(np.asarray(more, dtype=np.float64))
-        return np.pad(found, ((0, 0), (0, dims - count)))
+        placed: Points = fitted.transform(np.asarray(more, dtype=np.float64))
+        return np.pad(placed, ((0, 0), (0, dims - count)))
 
     return Projection(place(points), place)
 
@@ -117,15 +117,15 @@ def _tsne(points: Points, dims: int, perplexity: float, seed: int) -> Projection
 def _umap(points: Points, dims: int, perplexity: float, seed: int) -> Projection:
     from umap import UMAP  # type: ignore[import-untyped]
 
-    # One thread: with several, UMAP is not reproducible.
+    # UMAP is reproducible with one thread only.
     made = UMAP(n_components=dims, n_neighbors=NEIGHBOURS["umap"], metric="cosine", random_state=seed, n_jobs=1)
-    found = made.fit_transform(points)
+    placed = made.fit_transform(points)
 
     def place(more: Points) -> Points:
         with _quiet():
             return np.asarray(made.transform(np.ascontiguousarray(more, dtype=np.float32)))
 
-    return Projection(found, place)
+    return Projection(placed, place)
 
 
 def _pacmap(points: Points, dims: int, perplexity: float, seed: int) -> Projection:
@@ -143,7 +143,7 @@ def _opentsne(points: Points, dims: int, perplexity: float, seed: int) -> Projec
 
     def place(more: Points) -> Points:
         with _quiet():
-            # openTSNE itself uses a perplexity of 5 for further points.
+            # openTSNE uses its own perplexity of 5 for further points.
             return np.asarray(fitted.transform(np.asarray(more, dtype=np.float64)))
 
     return Projection(np.asarray(fitted), place)
@@ -156,7 +156,7 @@ _BY: Final[dict[str, Callable[[Points, int, float, int], Projection]]] = {
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Without the libraries' warnings about their own insides, PaCMAP's log included."""
+    """Silences the libraries' internal warnings and PaCMAP's log."""
     log = logging.getLogger("pacmap")
     level = log.level
     log.setLevel(logging.ERROR)

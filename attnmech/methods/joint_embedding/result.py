@@ -1,4 +1,4 @@
-"""Where do queries and keys lie, if near means attended to? AttentionViz's joint embedding, measured.
+"""AttentionViz's joint embedding of queries and keys, with measures of how well distance fits attention.
 
 Formulas: docs/formulas.md#joint-embedding.
 """
@@ -35,10 +35,10 @@ from .threads import in_threads
 from .token_pairs import Tokens, sampled
 
 KEPT_BYTES: Final = 2**30
-"""The most memory that the sampled vectors of all heads may take."""
+"""The most memory that the sampled vectors of all heads may take, in bytes."""
 
 CARRIED_BYTES: Final = 2**25
-"""The most memory that the whole patterns of a few texts may take."""
+"""The most memory that the whole patterns of a few texts may take, in bytes."""
 
 _CARRIED: Final = 8
 
@@ -62,57 +62,58 @@ def joint_embedding(
     truncate: bool = False,
     progress: bool = False,
 ) -> "JointEmbedding":
-    """Queries and keys of every head as points of one space, in which near means attended to.
+    """Embeds the queries and keys of every head in one space, where queries lie near the keys that they attend to.
 
-    q ← c q, k ← k / c, which leaves every dot product as it was; then, with `shift`, all keys move so that their mean
-    is the queries', which adds a constant to each row of scores. q and k are those that enter the scores, after
-    rotation; a key that several query heads share becomes a point of each.
+    q ← c q, k ← k / c leaves every dot product unchanged. With `shift`, all keys then move so that their mean equals
+    the queries' mean, which adds a constant to each row of scores. q and k are the vectors that enter the scores, after
+    rotation; a key that several query heads share becomes a point of each head.
 
     >>> import attnmech as am
     >>> from attnmech.demo.text import documents
-    >>> found = am.joint_embedding(am.load(), documents(3), layers=[2])
-    >>> found.points["pca"].shape                                   # [chosen point dims]: queries, then keys
+    >>> joint = am.joint_embedding(am.load(), documents(3), layers=[2])
+    >>> joint.points["pca"].shape                                   # [chosen point dims]: queries, then keys
     torch.Size([8, 252, 2])
-    >>> found.correlation[2].round(decimals=1).tolist()             # before projection
+    >>> joint.correlation[2].round(decimals=1).tolist()             # before projection
     [-0.5, -0.7, -0.8, -0.4, -0.4, -0.2, -0.3, -0.2]
 
-    `scale="auto"` takes the c of a grid around the closed form at which the weighted correlation of distance and dot
-    product is lowest: over the pairs nearer than τ, the 20th percentile of all distances, with weights (τ − distance)².
-    `scale="norm"` is the closed form, c = √(median ‖k‖ / median ‖q‖).
+    `scale="auto"` takes the c with the lowest weighted correlation of distance and dot product, from a grid around the
+    closed form. The correlation is over the pairs nearer than τ, the 20th percentile of all distances, with weights
+    (τ − distance)². `scale="norm"` takes the closed form, c = √(median ‖k‖ / median ‖q‖).
 
-    `geometry="exact"` appends two coordinates instead: q̃ = [scale · q, slope, 0], k̃ = [k, p, √(M² − ‖k‖² − p²)], in
-    float64, so that for each query the squared distance is a constant minus twice the score, ALiBi included (slope · p
-    is the position term). A soft cap keeps the order of the scores, and a sink is no key, so this holds with both; a
-    position term that depends on query and key together (T5's) is refused. `scale` and `shift` then do nothing.
+    `geometry="exact"` instead appends two coordinates: q̃ = [scale · q, slope, 0], k̃ = [k, p, √(M² − ‖k‖² − p²)], in
+    float64. For each query the squared distance is then a constant minus twice the score, including ALiBi (slope · p is
+    the position term). A soft cap keeps the order of the scores, and a sink is not a key, so this holds with both. A
+    position term that depends on query and key together (T5) is refused. `scale` and `shift` have no effect here.
 
     Args:
-        model: the model; hooks in force change what is embedded.
-        inputs: texts, or an iterator of texts (a corpus), of which whole texts drawn at random are run, with 16,384
-            tokens in all, or `sample` if that is more.
-        layers: by default all.
+        model: the model; active hooks change what is embedded.
+        inputs: texts, or an iterator of texts (a corpus). From a corpus, whole texts drawn at random are run, with
+            16,384 tokens in all, or `sample` if that is more.
+        layers: all by default.
         heads: "all", or a list of (layer, head).
-        projection: "pca", "tsne", "umap", "pacmap" or "opentsne", or several. PCA and t-SNE are scikit-learn's; the
-            others are extras of that name. t-SNE and UMAP measure by cosine, after AttentionViz.
-        dims: dimensions of the picture.
-        shift: whether keys are moved.
-        scale: "auto", "norm", or c itself.
+        projection: "pca", "tsne", "umap", "pacmap" or "opentsne", or several of these. PCA and t-SNE come from
+            scikit-learn; the others are extras of the same name. t-SNE and UMAP use the cosine, as AttentionViz does.
+        dims: the number of dimensions of the picture.
+        shift: whether keys are shifted.
+        scale: "auto", "norm", or a value of c.
         geometry: "scaled" or "exact".
-        sample: how many tokens become points, at most; measures before projection are over all tokens.
-        perplexity: of t-SNE.
-        seed: of all that is drawn: tokens, texts, pairs, and starts of projections.
-        stack: "encoder" or "decoder" in a model with several.
+        sample: the largest number of tokens that become points; measures before projection are over all tokens.
+        perplexity: the perplexity of t-SNE.
+        seed: the seed for everything drawn at random: tokens, texts, pairs, and starts of projections.
+        stack: "encoder" or "decoder" in a model with several stacks.
         bos: whether each text begins with the tokenizer's first token.
         truncate: whether texts of a corpus are cut to the model's length.
         progress: shows a bar of heads projected on stderr.
 
     Returns:
-        Points, and by layer and head how well distance stands for the dot product before and after projection, norms,
-        what the shift changes, and heads that stand out.
+        Points; by layer and head, how well distance fits the dot product before and after projection, norms, and the
+        effects of the shift; and heads that stand out.
 
     Raises:
-        InputError: for a library that is not installed, too few tokens for a projection, vectors beyond 1 GB, or a
-            projection that takes fewer points.
-        UnsupportedModelError: for cross-attention, and for `geometry="exact"` with a position term that does not fit.
+        InputError: for a library that is not installed, too few tokens for a projection, vectors of more than 1 GB, or
+            more points than a projection takes.
+        UnsupportedModelError: for cross-attention, and for `geometry="exact"` with a position term that depends on
+            query and key together.
 
     Source: Yeh et al. 2023, "AttentionViz", arXiv 2305.03210; c by norms and the exact geometry are ours.
 
@@ -133,7 +134,7 @@ def joint_embedding(
 
 @dataclass(frozen=True)
 class _Settings:
-    """What is not the plan of a pass."""
+    """The settings of a call that are not part of the plan of its pass."""
 
     projections: tuple[str, ...]
     dims: int
@@ -171,7 +172,7 @@ def _embedded(
     stack: str | None,
     fitted: "JointEmbedding | None" = None,
 ) -> "JointEmbedding":
-    """The result; with `fitted`, of points placed in its pictures."""
+    """The result; with `fitted`, points are placed in the pictures of that embedding."""
     of_stack = model.output_stack if stack is None else model.stack(stack)
     if of_stack.label == "cross":
         raise UnsupportedModelError(
@@ -187,10 +188,10 @@ def _embedded(
     _check(plan, settings, len(places), of_stack.d_head, model.dtype)
     embedder = Embedder(plan, batch, places, _carried(batch, len(plan.heads)), of_stack.label)
     model.forward(chosen.batch, rows=[embedder], layers=[(of_stack.label, layer) for layer in layers])
-    found = [embedder.found[each] for each in plan.heads]
-    points, after = _pictures(plan, settings, embedder, found, fitted)
+    embedded_heads = [embedder.found[place] for place in plan.heads]
+    points, after = _pictures(plan, settings, embedder, embedded_heads, fitted)
     options = {
-        "heads": [list(each) for each in plan.heads], "projection": list(settings.projections), "dims": settings.dims,
+        "heads": [list(place) for place in plan.heads], "projection": list(settings.projections), "dims": settings.dims,
         "shift": plan.shift, "scale": plan.scale, "geometry": plan.geometry, "sample": settings.sample,
         "perplexity": settings.perplexity, "seed": plan.seed, "bos": settings.bos, "stack": of_stack.label or "self",
     }  # fmt: skip
@@ -214,17 +215,19 @@ def _embedded(
         documents=chosen.documents,
         texts_seen=chosen.seen,
         pairs=tuple(len(embedder.all_pairs[layer]) for layer in layers),
-        all_pairs=all(each.whole for each in embedder.all_pairs.values()),
-        vectors=torch.stack([each.vectors for each in found]),
-        offsets=torch.stack([each.offset for each in found]),
-        norms=torch.stack([each.norms for each in found]),
+        all_pairs=all(layer_pairs.whole for layer_pairs in embedder.all_pairs.values()),
+        vectors=torch.stack([head.vectors for head in embedded_heads]),
+        offsets=torch.stack([head.offset for head in embedded_heads]),
+        norms=torch.stack([head.norms for head in embedded_heads]),
         highest=_in_sample(embedder),
         weights=embedder.weights,
-        numbers={name: torch.tensor([each.numbers[name] for each in found], dtype=torch.float64) for name in NUMBERS},
+        numbers={
+            name: torch.tensor([head.numbers[name] for head in embedded_heads], dtype=torch.float64) for name in NUMBERS
+        },
         after=after,
-        flags=tuple(each.flag for each in found),
-        grid=torch.stack([each.grid for each in found]),
-        curve=torch.stack([each.curve for each in found]),
+        flags=tuple(head.flag for head in embedded_heads),
+        grid=torch.stack([head.grid for head in embedded_heads]),
+        curve=torch.stack([head.curve for head in embedded_heads]),
         points=points,
         patterns={str(number): value for number, value in embedder.patterns.items()},
         text_labels={
@@ -242,7 +245,7 @@ def _embedded(
 
 
 def _texts(model: HookedModel, inputs: Inputs | Iterable[Inputs], plan: Plan, settings: _Settings) -> ChosenTexts:
-    """One batch: the inputs, or texts of a corpus."""
+    """The inputs, or texts drawn from a corpus, as one batch."""
     known = isinstance(inputs, (str, Ids, Mapping, Batch, Sequence)) or hasattr(inputs, "__array__")
     if isinstance(inputs, Iterable) and not known:
         return choose_texts(
@@ -256,7 +259,7 @@ def _texts(model: HookedModel, inputs: Inputs | Iterable[Inputs], plan: Plan, se
 
 
 def _check(plan: Plan, settings: _Settings, tokens: int, d_head: int, dtype: torch.dtype) -> None:
-    """Raises `InputError` for too few tokens, and for too many points."""
+    """Raises `InputError` for too few tokens and for too many points."""
     if tokens < 2:
         raise InputError("a joint embedding needs two tokens at least; give a longer text.")
     for name in settings.projections:
@@ -264,36 +267,36 @@ def _check(plan: Plan, settings: _Settings, tokens: int, d_head: int, dtype: tor
         Projecting(name, settings.dims, settings.perplexity, plan.seed).check_room(count)
         check_enough(name, count, dims=settings.dims, perplexity=settings.perplexity)
     size = 8 * (d_head + 2) if plan.geometry == "exact" else torch.promote_types(dtype, torch.float32).itemsize * d_head
-    each = 2 * len(plan.heads) * size
-    if tokens * each > KEPT_BYTES:
+    bytes_per_token = 2 * len(plan.heads) * size
+    if tokens * bytes_per_token > KEPT_BYTES:
         raise InputError(
             f"the queries and keys of {tokens:,} tokens in {len(plan.heads)} heads would take "
-            f"{tokens * each / 1e9:.1f} GB, and at most {KEPT_BYTES / 1e9:.1f} GB are kept. Use "
-            f"sample={KEPT_BYTES // each} or less, or fewer `heads`."
+            f"{tokens * bytes_per_token / 1e9:.1f} GB, and at most {KEPT_BYTES / 1e9:.1f} GB are kept. Use "
+            f"sample={KEPT_BYTES // bytes_per_token} or less, or fewer `heads`."
         )
 
 
 def _carried(batch: Batch, heads: int) -> list[int]:
-    """The first texts, as long as their patterns in all heads are small enough to be carried."""
-    found, total = [], 0
+    """The numbers of the first texts, as long as their patterns in all heads fit into `CARRIED_BYTES`."""
+    texts, total = [], 0
     for number, length in enumerate(batch.lengths.tolist()[:_CARRIED]):
         total += 2 * heads * length**2
         if total <= CARRIED_BYTES:
-            found.append(number)
+            texts.append(number)
         else:
             total -= 2 * heads * length**2
-    return found
+    return texts
 
 
 def _pictures(
     plan: Plan, settings: _Settings, embedder: Embedder, found: Sequence[EmbeddedHead], fitted: "JointEmbedding | None"
 ) -> tuple[dict[str, Tensor], dict[str, dict[str, Tensor]]]:
-    """The points of every head by projection, and what was measured on them."""
+    """The points of every head by projection, and the measures after projection."""
     points, after = {}, {}
     for name in settings.projections:
         points[name], measured = _picture(name, plan, settings, embedder, found, fitted)
         after[name] = {
-            number: torch.tensor([each[number] for each in measured], dtype=torch.float64) for number in AFTER
+            number: torch.tensor([measures[number] for measures in measured], dtype=torch.float64) for number in AFTER
         }
     return points, after
 
@@ -306,21 +309,21 @@ def _picture(
     found: Sequence[EmbeddedHead],
     fitted: "JointEmbedding | None",
 ) -> tuple[Float[Tensor, "chosen point dims"], list[dict[str, float]]]:
-    """The points of every head in one projection, and what was measured on them."""
+    """The points of every head in one projection, and the measures after it."""
     projecting = Projecting(name, settings.dims, settings.perplexity, plan.seed)
     points = []
     with steps(f"projecting by {name}", len(found), show=settings.progress) as bar:
-        # One at a time: several of the libraries are not safe in threads, and have threads of their own.
-        for place, each in enumerate(found):
+        # One at a time: several of the libraries are not thread-safe, and start their own threads.
+        for place, head in enumerate(found):
             if fitted is None:
-                points.append(projecting.points(each.vectors))
+                points.append(projecting.points(head.vectors))
             else:
-                points.append(torch.from_numpy(fitted._placer(name, place)(each.vectors.numpy())).float())
+                points.append(torch.from_numpy(fitted._placer(name, place)(head.vectors.numpy())).float())
             bar.advance(1)
 
     def measured(place: int) -> dict[str, float]:
-        each, pairs = found[place], embedder.pairs[plan.heads[place][0]]
-        return after_projection(name, each.vectors, points[place], each.offset, pairs, plan.seed)
+        head, pairs = found[place], embedder.pairs[plan.heads[place][0]]
+        return after_projection(name, head.vectors, points[place], head.offset, pairs, plan.seed)
 
     return torch.stack(points), in_threads(measured, len(found))
 
@@ -330,21 +333,21 @@ def _cells(tokens: Tokens) -> list[tuple[int, int]]:
 
 
 def _in_sample(embedder: Embedder) -> Int[Tensor, "chosen token 2"]:
-    """The most attended keys as places in the sample, −1 for keys that are not in it."""
+    """The most attended keys as places in the sample, −1 for keys outside it."""
     places = torch.full(embedder.batch.ids.shape, -1)
     places[embedder.sample.text, embedder.sample.position] = torch.arange(len(embedder.sample))
-    found = places[embedder.sample.text[None, :, None], embedder.highest.clamp_min(0)]
-    return found.masked_fill(embedder.highest < 0, -1)
+    in_sample = places[embedder.sample.text[None, :, None], embedder.highest.clamp_min(0)]
+    return in_sample.masked_fill(embedder.highest < 0, -1)
 
 
 @dataclass(frozen=True, repr=False)
 class JointEmbedding(EmbeddedPoints):
-    """Queries and keys of every head as points of one space, with what was measured on them."""
+    """Queries and keys of every head as points of one space, with their measurements."""
 
     _placers: dict[tuple[str, int], Projection] = field(default_factory=dict, compare=False, metadata={"saved": False})
 
     def _placer(self, name: str, place: int) -> Any:
-        """The function that puts further vectors into a head's picture."""
+        """The function that places further vectors in a head's picture."""
         if name in CANNOT_PLACE:
             raise InputError(f'projection="{name}" cannot place further points: {CANNOT_PLACE[name]}.')
         if (name, place) not in self._placers:
@@ -361,10 +364,10 @@ class JointEmbedding(EmbeddedPoints):
         keys: Float[Tensor, "key d_head"] | None = None,
         projection: str | None = None,
     ) -> Float[Tensor, "point dims"]:
-        """Further queries, then further keys, in the picture of a head, with its scale and shift.
+        """Places further queries, then further keys, in a head's picture, with its scale and shift.
 
-        By PCA, UMAP or openTSNE; scikit-learn's t-SNE and PaCMAP cannot. UMAP and openTSNE are fitted again when first
-        asked, with the same seed. Queries and keys are those that enter the scores, after rotation.
+        PCA, UMAP and openTSNE can do this; scikit-learn's t-SNE and PaCMAP cannot. UMAP and openTSNE are fitted again
+        at the first call, with the same seed. Queries and keys are the vectors that enter the scores, after rotation.
         """
         if self.geometry == "exact":
             raise InputError(
@@ -374,12 +377,12 @@ class JointEmbedding(EmbeddedPoints):
         place, name = self._place(layer, head), self._projection(projection)
         placer = self._placer(name, place)
         embedding = self._embedding(place)
-        given = [] if queries is None else [embedding.queries(queries.double())]
-        given += [] if keys is None else [embedding.keys(keys.double())]
+        vectors = [] if queries is None else [embedding.queries(queries.double())]
+        vectors += [] if keys is None else [embedding.keys(keys.double())]
         width = self.vectors.shape[-1]
-        if not given or any(each.ndim != 2 or each.shape[1] != width for each in given):
+        if not vectors or any(kind.ndim != 2 or kind.shape[1] != width for kind in vectors):
             raise InputError(f"give `queries`, `keys` or both, each [point, {width}].")
-        return torch.from_numpy(np.asarray(placer(torch.cat(given).cpu().numpy()))).float()
+        return torch.from_numpy(np.asarray(placer(torch.cat(vectors).cpu().numpy()))).float()
 
     def _embedding(self, place: int) -> ScaleAndShift:
         return ScaleAndShift(float(self.numbers["scale"][place]), self.offsets[place].double())
@@ -393,7 +396,7 @@ class JointEmbedding(EmbeddedPoints):
         bos: bool | None = None,
         truncate: bool = False,
     ) -> "JointEmbedding":
-        """The joint embedding of further texts, in the pictures, scales and shifts of this one.
+        """The joint embedding of further texts, with the pictures, scales and shifts of this embedding.
 
         Raises `InputError` for another model, and for projections that cannot place further points.
         """
@@ -404,7 +407,7 @@ class JointEmbedding(EmbeddedPoints):
             self.place(*self.heads[0])
         for name in self.points:
             self._placer(name, 0)
-        fixed = {each: self._embedding(place) for place, each in enumerate(self.heads)}
+        fixed = {head: self._embedding(place) for place, head in enumerate(self.heads)}
         plan = Plan(self.heads, "scaled", "auto", self.shift, self.seed, fixed)
         sample = whole_number("sample", sample, least=2)
         settings = _Settings(tuple(self.points), self.dims, self.perplexity, sample, bos, truncate, progress=False)

@@ -1,7 +1,7 @@
-"""How are the joint embeddings of a batch measured? Layer by layer in one pass, each head when its layer is done.
+"""Measures the joint embeddings of a batch in one pass, layer by layer.
 
-Every number is over all tokens of the batch; only the sampled tokens' vectors are kept when a layer is done, so that
-what a layer needs does not grow with the number of layers.
+A layer's heads are measured after its last block of rows. Every number is over all tokens of the batch. Only the
+sampled tokens' vectors are kept afterwards, so a layer's memory is free for the next layer.
 """
 
 import math
@@ -23,12 +23,12 @@ from .threads import in_threads
 from .token_pairs import Pairs, Tokens, visible_pairs
 
 ROWS: Final = 512
-"""In how many rows of each text at most, evenly spaced, `shift_share` and `attention_change` are measured."""
+"""The largest number of evenly spaced rows of each text in which `shift_share` and `attention_change` are measured."""
 
 
 @dataclass
 class LayerPass:
-    """What is gathered of a layer while its blocks of rows go by."""
+    """The data gathered from a layer's blocks of rows."""
 
     q: list[Tensor] = field(default_factory=list)
     first: list[Tensor] = field(default_factory=list)
@@ -61,12 +61,12 @@ class Embedder:
         self._layers: dict[int, LayerPass] = {}
 
     def __call__(self, block: RowBlock) -> None:
-        """Receives a block of rows; with the last of a layer, measures its heads."""
+        """Receives a block of rows; after a layer's last block, measures its heads."""
         heads = [head for layer, head in self.plan.heads if layer == block.layer]
         here = self._layers.setdefault(block.layer, LayerPass())
         here.q.append(local_half(block.q[:, heads], block.mask).clone())
         self.sink = self.sink or block.sink is not None
-        # Keys that are no tokens are no points.
+        # Keys that are not tokens do not become points.
         pattern = block.pattern[:, heads, :, : block.mask.queries]
         self._note_highest(pattern, block)
         here.first.append(self._on_first(pattern, block))
@@ -74,24 +74,26 @@ class Embedder:
         if block.rows.stop == self.batch.ids.shape[1]:
             self._measure(heads, self._layers.pop(block.layer), block)
 
-    # -- what comes from the pattern --------------------------------------------------------------------------
+    # -- measures of the pattern ------------------------------------------------------------------------------
 
     def _place(self, layer: int) -> slice:
-        """Where the heads of a layer are among the chosen ones."""
-        start = next(place for place, each in enumerate(self.plan.heads) if each[0] == layer)
-        return slice(start, start + sum(each == layer for each, _ in self.plan.heads))
+        """The places of a layer's heads in the plan."""
+        start = next(place for place, head in enumerate(self.plan.heads) if head[0] == layer)
+        return slice(start, start + sum(other == layer for other, _ in self.plan.heads))
 
     def _note_highest(self, pattern: Tensor, block: RowBlock) -> None:
-        """The two most attended keys of the sampled queries among the block's rows, by position in the batch."""
+        """Notes the two most attended keys of the sampled queries in the block's rows, by position in the batch."""
         position = self.sample.position
         here = ((position >= block.rows.start) & (position < block.rows.stop)).nonzero()[:, 0]
         rows = pattern[self.sample.text[here], :, position[here] - block.rows.start]
-        found = rows.topk(min(2, rows.shape[-1]), dim=-1)
-        keys = found.indices.masked_fill(found.values == 0, -1)
+        two_highest = rows.topk(min(2, rows.shape[-1]), dim=-1)
+        keys = two_highest.indices.masked_fill(two_highest.values == 0, -1)
         width = keys.shape[-1]
         place = self._place(block.layer)
         self.highest[place, here, :width] = rearrange(keys, "token head two -> head token two").cpu()
-        self.weights[place, here, :width] = rearrange(found.values, "token head two -> head token two").float().cpu()
+        self.weights[place, here, :width] = (
+            rearrange(two_highest.values, "token head two -> head token two").float().cpu()
+        )
 
     def _on_first(self, pattern: Tensor, block: RowBlock) -> Float[Tensor, " head"]:
         """The attention to each text's first token, summed over the rows after it."""
@@ -109,7 +111,7 @@ class Embedder:
             chosen = pattern[text][:, real[rows] - block.rows.start][:, :, keys].to(torch.float16).cpu()
             kept[self._place(block.layer)][:, rows.cpu(), : len(keys)] = chosen
 
-    # -- what comes from queries and keys ---------------------------------------------------------------------
+    # -- measures of queries and keys -------------------------------------------------------------------------
 
     def _measure(self, heads: list[int], here: LayerPass, block: RowBlock) -> None:
         layer, mask = block.layer, block.mask
@@ -126,7 +128,7 @@ class Embedder:
         after_first = int(self.batch.mask.sum()) - len(self.batch.ids)
 
         def measured(place: int) -> EmbeddedHead:
-            found = OneHead(
+            embedded = OneHead(
                 self.plan,
                 self.batch,
                 self.tokens,
@@ -140,17 +142,17 @@ class Embedder:
                 seen,
             ).embedded()
             share = float(on_first[place]) / after_first if after_first else math.nan
-            return replace(found, numbers={**found.numbers, "first_attention": share})
+            return replace(embedded, numbers={**embedded.numbers, "first_attention": share})
 
         # Sorting, most of the work, releases the interpreter lock.
-        for head, found in zip(heads, in_threads(measured, len(heads)), strict=True):
-            self.found[layer, head] = found
+        for head, embedded in zip(heads, in_threads(measured, len(heads)), strict=True):
+            self.found[layer, head] = embedded
 
     def _seen(self, mask: MaskRule, rows: Int[Tensor, " row"]) -> Bool[Tensor, "batch row key"]:
-        """Which keys some rows see; rows of padding see none."""
+        """The keys that some rows see; padding rows see none."""
         if len(rows) == mask.queries:
-            found = mask.visible(range(mask.queries))[:, 0]
+            visible = mask.visible(range(mask.queries))[:, 0]
         else:
-            found = torch.cat([mask.visible(range(row, row + 1))[:, 0] for row in rows.tolist()], dim=1)
+            visible = torch.cat([mask.visible(range(row, row + 1))[:, 0] for row in rows.tolist()], dim=1)
         real = self.batch.mask
-        return (found[..., : mask.queries] & real[:, rows, None] & real[:, None]).cpu()
+        return (visible[..., : mask.queries] & real[:, rows, None] & real[:, None]).cpu()

@@ -1,4 +1,4 @@
-"""How are heads measured side by side? In as many threads as torch uses, each without threads of its own."""
+"""Measures heads in parallel, in the number of threads that torch uses, without nested threads."""
 
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -11,9 +11,10 @@ Found = TypeVar("Found")
 
 
 def in_threads(measure: Callable[[int], Found], count: int) -> list[Found]:
-    """What `measure` returns for 0, 1, …, `count` − 1, in order; it must neither change what is shared nor draw.
+    """The results of `measure` for 0, 1, …, `count` − 1, in order.
 
-    Threads of torch within several threads would wait for one another: on two cores that takes three times as long.
+    `measure` must not change shared state or draw random numbers. Nested threads of torch would wait for one another:
+    on two cores that takes three times as long.
 
     >>> in_threads(lambda number: number**2, 4)
     [0, 1, 4, 9]
@@ -28,10 +29,10 @@ def in_threads(measure: Callable[[int], Found], count: int) -> list[Found]:
         ):
             return list(pool.map(measure, range(count)))
     finally:
-        torch.set_num_threads(threads)  # which threads made later begin with
+        torch.set_num_threads(threads)  # new threads inherit this number
 
 
 def _alone() -> None:
-    """No further threads for what this thread calls: torch and OpenMP keep their number thread by thread."""
+    """Limits this thread's calls to one thread; torch and OpenMP keep the number per thread."""
     torch.set_num_threads(1)
     threadpool_limits(1, user_api="openmp")

@@ -1,4 +1,4 @@
-"""Which tokens are points, and which query-key pairs do they make? Real tokens, in one row; pairs that a mask shows."""
+"""The real tokens of a batch in one row, and the query-key pairs that a mask shows."""
 
 from dataclasses import dataclass
 from functools import cached_property
@@ -15,18 +15,18 @@ from ...batch import Batch
 from ...model.parts.mask import MaskRule
 
 CELLS: Final = 2**21
-"""Up to so many query-key cells of all texts together, hidden ones included, every pair is used; of more, a sample."""
+"""The largest number of query-key cells in all texts, including hidden ones, with every pair used; else a sample."""
 
 _ROWS_AT_ONCE: Final = 64
 
 
 @dataclass(frozen=True)
 class Tokens:
-    """Some real tokens of a batch, text by text; a pair names two of them by their places in this row."""
+    """Some real tokens of a batch in one row, text by text; a pair refers to two of them by their places in the row."""
 
     text: Int[Tensor, " token"]
     position: Int[Tensor, " token"]
-    """Positions in the batch, padding on the left counted."""
+    """Positions in the batch, counting padding on the left."""
 
     @classmethod
     def of(cls, batch: Batch) -> "Tokens":
@@ -38,11 +38,11 @@ class Tokens:
         return len(self.text)
 
     def chosen(self, places: Int[Tensor, " some"]) -> "Tokens":
-        """Some of them."""
+        """The tokens at some places."""
         return Tokens(self.text[places], self.position[places])
 
     def of_each(self, value: Shaped[Tensor, "batch position *axes"]) -> Shaped[Tensor, "token *axes"]:  # noqa: F821
-        """What belongs to each token."""
+        """The value of each token."""
         return value[self.text.to(value.device), self.position.to(value.device)]
 
     @property
@@ -52,10 +52,10 @@ class Tokens:
 
 
 def sampled(tokens: Tokens, documents: Int[Tensor, " text"], count: int, seed: int) -> Int[Tensor, " some"]:
-    """The places of `count` tokens, or of all if there are no more, in order.
+    """The places of `count` random tokens, or of all tokens if there are fewer, in order.
 
-    The bits are Philox-4×64's (Salmon et al. 2011), keyed by the text's number: neither padding nor the order of the
-    texts matters.
+    The bits come from Philox-4×64 (Salmon et al. 2011), keyed by the text's number, so neither padding nor the order of
+    the texts matters.
     """
     if len(tokens) <= count:
         return torch.arange(len(tokens))
@@ -70,14 +70,14 @@ def sampled(tokens: Tokens, documents: Int[Tensor, " text"], count: int, seed: i
 
 @dataclass(frozen=True)
 class Pairs:
-    """Query-key pairs of tokens of the same text that the query sees, sorted by query."""
+    """Visible query-key pairs of tokens of the same text, sorted by query."""
 
     query: Int[Tensor, " pair"]
     key: Int[Tensor, " pair"]
     counts: tuple[int, ...]
     """The number of tokens in each text."""
     whole: bool
-    """Whether these are all of them; else a seeded sample."""
+    """Whether these are all pairs; else a seeded sample."""
 
     def __len__(self) -> int:
         return len(self.query)
@@ -87,18 +87,18 @@ class Pairs:
         if not self.whole:
             parts = zip(torch.split(self.query, 2**16), torch.split(self.key, 2**16), strict=True)
             return torch.cat([(q[query] * k[key]).sum(dim=-1) for query, key in parts])
-        # numpy: on so many small tables torch's threads would only wait for each other.
+        # numpy, because torch's threads only wait for each other on many small tables.
         queries, keys = q.numpy(), k.numpy()
-        found, start = [], 0
+        products, start = [], 0
         for count, cells in zip(self.counts, self._cells, strict=True):
             table = queries[start : start + count] @ keys[start : start + count].T
-            found.append(table.ravel()[cells])
+            products.append(table.ravel()[cells])
             start += count
-        return torch.from_numpy(np.concatenate(found))
+        return torch.from_numpy(np.concatenate(products))
 
     @cached_property
     def _cells(self) -> list[NDArray[np.int64]]:
-        """Of each text, where its pairs are in the table of all its queries and keys."""
+        """For each text, the places of its pairs in the table of all its queries and keys."""
         query, key = self.query.numpy(), self.key.numpy()
         starts = np.cumsum([0, *self.counts])
         ends = np.searchsorted(query, starts)
@@ -108,7 +108,7 @@ class Pairs:
         ]
 
     def some(self, count: int, seed: int) -> Int[Tensor, " some"]:
-        """The places of `count` of them drawn at random, in order; of all if there are no more."""
+        """The places of `count` random pairs, or of all pairs if there are fewer, in order."""
         if len(self) <= count:
             return torch.arange(len(self))
         drawn = np.random.default_rng([seed, 1]).choice(len(self), count, replace=False)
@@ -129,20 +129,20 @@ def visible_pairs(tokens: Tokens, mask: MaskRule, seed: int) -> Pairs:
 
 
 def _drawn(total: int, count: int, seed: int) -> Int[Tensor, " some"]:
-    """Different whole numbers below `total`, in order; a few fewer than `count`."""
+    """Distinct random whole numbers below `total`, in order; slightly fewer than `count`."""
     return torch.from_numpy(np.unique(np.random.default_rng([seed, 0]).integers(0, total, count)))
 
 
 def _seen(
     tokens: Tokens, mask: MaskRule, query: Int[Tensor, " pair"], key: Int[Tensor, " pair"]
 ) -> Bool[Tensor, " pair"]:
-    """Which queries see their keys; the mask is evaluated a few rows at a time."""
+    """True for pairs with a key that the query sees; the mask is evaluated a few rows at a time."""
     row, text = tokens.position[query], tokens.text[query]
-    found = torch.zeros(len(query), dtype=torch.bool)
+    seen = torch.zeros(len(query), dtype=torch.bool)
     for start in range(0, mask.queries, _ROWS_AT_ONCE):
         rows = range(start, min(start + _ROWS_AT_ONCE, mask.queries))
         here = ((row >= rows.start) & (row < rows.stop)).nonzero()[:, 0]
         if len(here):
             visible = mask.visible(rows)[:, 0].cpu()
-            found[here] = visible[text[here], row[here] - start, tokens.position[key[here]]]
-    return found
+            seen[here] = visible[text[here], row[here] - start, tokens.position[key[here]]]
+    return seen
