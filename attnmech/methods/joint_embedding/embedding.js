@@ -1,4 +1,4 @@
-// The view of joint embeddings: what is chosen, the address that says it, and the parts that follow each other.
+// The view of joint embeddings: the reader's choices, the page's address, and the parts that follow the choices.
 
 {
   const SHOWN = { both: "matrix and head", matrix: "matrix", head: "head" };
@@ -56,7 +56,7 @@
       return /** @type {Record<string, HTMLImageElement>} */ (Object.fromEntries(await Promise.all(opened)));
     }
 
-    /** The strongest anomaly's head is the first to be seen. */
+    /** The page first shows the head of the strongest anomaly. */
     function firstBlock() {
       const [first] = data.anomalies;
       return (first && places.findIndex(([layer, head]) => layer === first[0] && head === first[1])) ?? 0;
@@ -155,7 +155,7 @@
 
     // ---- words ------------------------------------------------------------------------------------------------
 
-    /** What the box at the pointer says of a head. */
+    /** The words about a head in the box at the pointer. */
     function describe(block) {
       const { numbers, kind: type } = data.about[block];
       const some = Object.entries(numbers).slice(0, 4).map(([label, value]) => `${label} ${value === null ? "—" : with3Digits(value)}`);
@@ -188,7 +188,7 @@
 
     // ---- showing ----------------------------------------------------------------------------------------------
 
-    /** Draws what is chosen; the parts that `changes` does not concern stay as they are. */
+    /** Draws the reader's choices; parts that `changes` does not name stay unchanged. */
     async function update(changes = Object.keys(state)) {
       const mine = ++turn;
       const cloud = await clouds(state.projection);
@@ -277,7 +277,7 @@
       return { element, control, picture };
     }
 
-    /** The button of a token that an event is in, and where it stands. */
+    /** The token's button in which an event occurred, and its place. */
     function tokenUnder(target) {
       const button = /** @type {Element} */ (target).closest("button");
       const column = button?.closest(".attnmech-sentence-query, .attnmech-sentence-key");
@@ -334,7 +334,7 @@
       choose({ block });
     }
 
-    /** A point; where the page carries its text, that is shown too. */
+    /** Selects a point, and shows its text if the page carries it. */
     function choosePoint(point) {
       const of = point < 0 ? -1 : tokens.text[point % tokens.count];
       choose(texts.includes(of) ? { point, text: of } : { point });

@@ -1,8 +1,8 @@
-// Which points of joint embeddings attend to which, as far as a page knows it.
+// Attention between the points of joint embeddings, as far as the page has it.
 
 /**
- * What a point attends to, or is attended by: whole where the page carries its text, else what the two highest keys of
- * each query say.
+ * The points that a point attends to, and those that attend to it: complete if the page carries its text, else by the
+ * two highest keys of each query.
  *
  * @param {EmbeddingTokens} tokens
  * @param {{places: [number, number][], highest: Unpacked, weights: Unpacked, patternOf(text: number): Patterns | undefined}} data
@@ -11,7 +11,7 @@ function embeddingAttention(tokens, { places, highest, weights, patternOf }) {
   const { count } = tokens;
   const at = new Map(range(count).map((token) => [`${tokens.text[token]},${tokens.position[token]}`, token]));
 
-  /** The line of each query to its two highest keys, of one head. */
+  /** The lines from each query to its two highest keys, in one head. */
   function linesOf(block) {
     const [keys, shares] = [highest.of(block), weights.of(block)];
     return range(2 * count)
@@ -19,7 +19,7 @@ function embeddingAttention(tokens, { places, highest, weights, patternOf }) {
       .map((index) => ({ query: Math.floor(index / 2), key: keys[index], weight: shares[index] }));
   }
 
-  /** Its weights, the largest first: with the other token's position, and its number where it is a dot. */
+  /** A point's weights, the largest first, with the other token's position, and its number if it is a dot. */
   function ofPoint(block, point) {
     const token = point % count;
     const isKey = point >= count;

@@ -1,4 +1,4 @@
-// The colours of the points of joint embeddings, with the legend that says what they mean; view.css has the hues.
+// The colours of the points of joint embeddings, with their legends; view.css has the hues.
 
 const EMBEDDING_COLOURS = {
   kind: "query or key",
@@ -27,7 +27,7 @@ function coloursOffered({ kinds, images, classes, lengths }) {
   });
 }
 
-/** Between stops, [red green blue] for each step. @param {string[]} stops */
+/** [red green blue] for each step between stops. @param {string[]} stops */
 function rampOf(stops, steps = RAMP) {
   const colours = stops.map((stop) => numbersIn(stop).slice(0, 3));
   const found = new Uint8Array(3 * steps);
@@ -56,7 +56,7 @@ function hueAndBrightness(red, green, blue) {
 }
 
 /**
- * The colours of all points under one scheme, as the surroundings have them.
+ * The colours of all points under one scheme, with the hues of the stage's style.
  *
  * @param {string} scheme
  * @param {HTMLElement} stage
@@ -82,7 +82,7 @@ function colouringOf(scheme, stage, data, tokens) {
     return { by: /** @type {const} */ ("token"), rgb, legend };
   }
 
-  /** A share from 0 to 1 of each token on a ramp. */
+  /** Colours each token's share, from 0 to 1, on a ramp. */
   function onRamps(share, names, words, ends) {
     const ramps = names.map(ramp);
     const colour = (token, isKey) => {
@@ -165,7 +165,7 @@ function colouringOf(scheme, stage, data, tokens) {
     column: () => alongGrid(1, "column of the patch, left to right"),
   };
 
-  /** By the mean colour of the patch; what is no patch is grey. */
+  /** Colours tokens by the mean colour of their patch; tokens that are not patches are grey. */
   function ofPatch(colour, legend) {
     const images = /** @type {NonNullable<EmbeddingTokens["images"]>} */ (tokens.images);
     const none = numbersIn(css("quiet")).slice(0, 3);
@@ -194,13 +194,13 @@ function cssColours({ by, rgb }, block, norms, points) {
   return by === "token" ? (point) => made[point] : (point) => made[Math.min(255, norms[block * points + point] >> 8)];
 }
 
-/** A dot as the plots draw it. @param {{colour: string, shape?: string}} entry */
+/** A dot in the style of the plots. @param {{colour: string, shape?: string}} entry */
 function dotSample({ colour, shape }) {
   const radius = shape === "circle" ? "50%" : shape === "square" ? "1px" : "3px";
   return make("i", { className: "attnmech-embedding-dot", style: `background:${colour};border-radius:${radius}`, "aria-hidden": "true" });
 }
 
-/** What the colours mean. @param {Colouring} colouring */
+/** The legend of the colours. @param {Colouring} colouring */
 function legendOf({ legend: { words, entries, ramps } }) {
   const bar = (colours) =>
     make("i", { className: "attnmech-embedding-ramp", style: `background:linear-gradient(90deg,${colours.join()})`, "aria-hidden": "true" });

@@ -1,4 +1,4 @@
-// One head of joint embeddings, large: zoom, pan and turn, labels, attention from point to point.
+// The large plot of one head of joint embeddings: zoom, pan and turn, labels, attention between points.
 
 const REACH = 14; // CSS pixels from the pointer at which a point is still meant
 const LEAST_DRAWN = 0.05; // of all attention lines, the smallest weight
@@ -8,7 +8,7 @@ const TURN_STEP = 0.12; // radians an arrow key
 const ZOOMS = [1, 64];
 
 /**
- * The plot of one head. `pick(point)` hears what the reader takes; -1 is none.
+ * The plot of one head. `pick(point)` receives the point that the reader selects; -1 for none.
  *
  * @param {HTMLElement} stage
  * @param {EmbeddingData} data
@@ -138,7 +138,7 @@ function embeddingHead(stage, data, tokens, { pick, norms, normOf, attention, pa
     context.fill();
   }
 
-  /** A patch of its picture, or of its colour, with the border that says query or key; a dot of that colour for others. */
+  /** A patch as its picture or colour, with a border that marks query or key; other tokens are dots of that colour. */
   function patch(context, point, radius, border) {
     const images = /** @type {NonNullable<EmbeddingTokens["images"]>} */ (tokens.images);
     const [rows, columns] = images.grid;
@@ -421,7 +421,7 @@ function embeddingHead(stage, data, tokens, { pick, norms, normOf, attention, pa
         other === undefined ? [] : [isKey ? { query: other, key: token, weight } : { query: token, key: other, weight }]);
       redraw();
     },
-    /** A ring around points, as a token pointed at elsewhere has them; -1 for none. */
+    /** Draws rings around the points of a token that is pointed at elsewhere; -1 for none. */
     point(at) {
       hovered = at;
       redraw();

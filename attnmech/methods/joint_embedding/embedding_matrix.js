@@ -1,4 +1,4 @@
-// All heads of joint embeddings as small plots: where each stands, what is in view, and which one is chosen.
+// All heads of joint embeddings as small plots: their places, the plots in view, and the selected head.
 
 const MOVING = 50000; // points drawn while the plots move, at first; then as many as the machine can
 const FRAME = [22, 40]; // milliseconds: in less, more points can be drawn; in more, there are too many
@@ -6,7 +6,7 @@ const MOST_WITHOUT_GL = 100000; // points drawn without WebGL2
 const STILL = 160; // milliseconds after which all points are drawn
 
 /**
- * The plots of all heads. `pick(block)` hears which one a reader takes, `describe(block)` are the words at the pointer.
+ * The plots of all heads. `pick(block)` receives the selected head; `describe(block)` gives the words at the pointer.
  *
  * @param {HTMLElement} stage
  * @param {EmbeddingData} data
@@ -39,7 +39,7 @@ function embeddingMatrix(stage, data, tokens, { pick, describe, norms }) {
   const blockOf = new Map(buttons.map((button, block) => [button, block]));
   content.append(...buttons);
 
-  /** What was last asked for. */
+  /** The last request. */
   let asked = { chosen: 0, marked: -1, size: 1, ranked: /** @type {number[] | null} */ (null), captions: /** @type {string[]} */ ([]) };
   let slots = /** @type {{block: number, x: number, y: number}[]} */ ([]);
   let side = 40;
@@ -103,7 +103,7 @@ function embeddingMatrix(stage, data, tokens, { pick, describe, norms }) {
 
   // ---- drawing ----------------------------------------------------------------------------------------------
 
-  /** Few points while things move; all of them once they are still. */
+  /** Draws few points while plots move, and all points when they rest. */
   function moved() {
     follow();
     drawMoving();
@@ -156,7 +156,7 @@ function embeddingMatrix(stage, data, tokens, { pick, describe, norms }) {
   const blockAt = ({ target }) =>
     blockOf.get(/** @type {HTMLButtonElement} */ (/** @type {Element} */ (target).closest("button")));
 
-  /** The plot beside one, in a direction; itself at an edge. */
+  /** The next plot in a direction; the same plot at an edge. */
   function neighbour(block, key) {
     const here = slots.findIndex((slot) => slot.block === block);
     const { x, y } = slots[here];
@@ -220,7 +220,7 @@ function embeddingMatrix(stage, data, tokens, { pick, describe, norms }) {
       painter.positions(cloud, norms);
       if (slots.length) moved();
     },
-    /** Another colour or search: a few bytes a token. @param {Colouring} colouring @param {Set<number> | null} hits */
+    /** Sets colours or search hits: a few bytes per token. @param {Colouring} colouring @param {Set<number> | null} hits */
     colours({ by, rgb }, hits) {
       mode = { token: 0, norm: 1, head: 2 }[by];
       const colours = new Uint8Array(4 * points);
@@ -234,7 +234,7 @@ function embeddingMatrix(stage, data, tokens, { pick, describe, norms }) {
       painter.colours(...dyes);
       moved();
     },
-    /** The head and the point that are chosen, the order of the heads, the words below them, the plots' size. */
+    /** Sets the selected head and point, the order of the heads, their captions, and the size of the plots. */
     choose(changes) {
       const before = asked;
       asked = { ...asked, ...changes };
@@ -258,7 +258,7 @@ function embeddingMatrix(stage, data, tokens, { pick, describe, norms }) {
       box.classList.toggle("attnmech-printing", now);
       refresh();
     },
-    /** For those who measure. */
+    /** For measurements. */
     about: () => ({ webgl: inGl !== null, slots, side, frames, points: points * places.length }),
     moved,
   };

@@ -1,7 +1,7 @@
-// The numbers of one head of joint embeddings, in words, and the curve from which its scale was taken.
+// The numbers of one head of joint embeddings, in words, and the curve by which its scale was chosen.
 
 /**
- * The numbers of a head with what they mean, and the curve from which c was taken.
+ * The numbers of a head with their meanings, and the curve by which c was chosen.
  *
  * @param {EmbeddingData} data
  */

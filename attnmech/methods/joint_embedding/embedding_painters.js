@@ -1,5 +1,5 @@
-// Draws the points of all heads of joint embeddings into one canvas: with WebGL2 in one draw call, from textures. The
-// heads share their tokens, so a search or another colour changes a texture of a few bytes a token, never the positions.
+// Draws the points of all heads of joint embeddings on one canvas, with WebGL2 in one draw call, from textures. Heads
+// share their tokens, so a search or a new colour changes a texture of a few bytes per token, never the positions.
 
 const EMBEDDING_WIDTH = 2048; // of textures; longer ones are wrapped
 const [MISSED, UNSOUGHT, FOUND] = [0, 128, 255]; // of a token, in the alpha of its colour
@@ -48,7 +48,7 @@ const EMBEDDING_FRAGMENTS = `#version 300 es
   void main() { pixel = colour; }`;
 
 /**
- * Draws plots with WebGL2; null where there is none.
+ * Draws plots with WebGL2; null without WebGL2.
  *
  * @param {HTMLCanvasElement} canvas
  * @param {{heads: number, points: number, order: number[]}} sizes
@@ -87,7 +87,7 @@ function embeddingInGl(canvas, { heads, points, order }) {
     gl.depthFunc(gl.LEQUAL);
   }
 
-  /** Fills a texture of four channels; `values` may end before its last row does. */
+  /** Fills a texture of four channels; `values` may end within the last row. */
   function fill(name, inside, format, type, values) {
     const rows = Math.max(1, Math.ceil(values.length / 4 / EMBEDDING_WIDTH));
     const whole = new values.constructor(4 * EMBEDDING_WIDTH * rows);
@@ -130,7 +130,7 @@ function embeddingInGl(canvas, { heads, points, order }) {
 }
 
 /**
- * Draws fewer points, pixel by pixel, where there is no WebGL2: the same calls.
+ * Draws fewer points, pixel by pixel, without WebGL2; it has the same methods.
  *
  * @param {HTMLCanvasElement} canvas
  * @param {{points: number, order: number[]}} sizes

@@ -1,7 +1,7 @@
-// An image whose patches are tokens, and over it the attention of one patch.
+// An image with patches as tokens, overlaid with the attention of one patch.
 
 /**
- * `show(pattern, token)` lays a query's weights over the picture, or what all queries give on average (token -1).
+ * `show(pattern, token)` overlays a query's weights, or the mean over all queries (token -1).
  *
  * @param {HTMLElement} stage
  * @param {{picture: HTMLImageElement, grid: [number, number], places: ([number, number] | null)[], pick(token: number): void}} given

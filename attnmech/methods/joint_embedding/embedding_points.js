@@ -1,4 +1,4 @@
-// The points of joint embeddings (attnmech/methods/joint_embedding/page.py): unpacked, found under the pointer, compared.
+// The points of joint embeddings (attnmech/methods/joint_embedding/page.py): unpacking, finding at the pointer, search.
 
 const HALF_RANGE = 32767; // codes go from 0 to twice this
 
@@ -17,7 +17,7 @@ async function embeddingTokens({ tokens: count, labels, text, position, lengths,
   };
 }
 
-/** Clouds by projection, each unpacked when it is first asked for. @param {EmbeddingData} data */
+/** Clouds by projection, unpacked at their first use. @param {EmbeddingData} data */
 function embeddingClouds({ projections }) {
   /** @type {Map<string, Promise<Cloud>>} */
   const made = new Map();
@@ -31,7 +31,7 @@ function embeddingClouds({ projections }) {
   };
 }
 
-/** An order of the tokens in which every beginning is a fair sample; always the same. */
+/** A fixed order of the tokens in which every beginning is a fair sample. */
 function mixed(count) {
   const order = range(count);
   for (let at = count - 1, seed = 1; at > 0; at -= 1) {
@@ -65,12 +65,12 @@ function coordinates({ codes, dims }, first, point, turn, out) {
 
 const MOST_HITS_COMPARED = 300;
 
-/** How labels write characters that do not print, and bytes: ⟨0000⟩, \xff. */
+/** The notation of labels for characters that do not print, and for bytes: ⟨0000⟩, \xff. */
 const ESCAPES = /⟨[0-9A-F]{4,6}⟩|\\x[0-9a-f]{2}/g;
 
 /**
- * The tokens whose label, with · for spaces, has what is sought in it, or is that; null where nothing is sought. Digits
- * of an escape are no text of the token: they are found only by a search that begins one.
+ * The tokens with a label (with · for spaces) that contains or equals the search; null for an empty search. The digits
+ * of an escape are not text of the token: only a search that begins an escape finds them.
  */
 function hitsOf(labels, search, whole) {
   if (!search.trim()) return null;
@@ -88,15 +88,15 @@ function hitsOf(labels, search, whole) {
   });
 }
 
-/** Some of these, evenly chosen. */
+/** An evenly chosen part of an array. */
 function sampled(all, most) {
   const count = Math.min(all.length, most);
   return range(count).map((index) => all[Math.floor((index * all.length) / count)]);
 }
 
 /**
- * How close together the hits are in each head: the mean distance between two of them over that between two points of
- * the same kind, the mean of queries and keys. NaN with fewer than two hits.
+ * How closely the hits lie together in each head: the mean distance between two hits divided by the mean distance
+ * between two points of the same kind, averaged over queries and keys. NaN for fewer than two hits.
  *
  * @param {Cloud} cloud
  */
