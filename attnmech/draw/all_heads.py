@@ -1,4 +1,4 @@
-"""All heads of a model at a glance: a small attention map for each, and a large one of the chosen head."""
+"""All heads of a model at a glance: one small attention map per head, and a large map of the selected head."""
 
 from collections.abc import Sequence
 from typing import Any, Final
@@ -12,7 +12,7 @@ from .packing import pack_keys, pack_probabilities, rounding_note
 from .patterns import PROBABILITY, Array, Measure, as_array, checked_pattern, of_layers
 
 MOST_NUMBERS: Final = 40_000_000
-"""Most probabilities in a view: a browser holds a byte for each, and 24 layers × 16 heads × 256² are 25 million."""
+"""The most probabilities in a view. A browser holds one byte for each; 24 layers × 16 heads × 256² are 25 million."""
 
 READING: Final = (
     "One small map for each head, in rows by layer; in each map the queries go down and the keys across. "
@@ -33,7 +33,7 @@ def model_view(
     measure: Measure = PROBABILITY,
     title: str = "Attention of all heads",
 ) -> View:
-    """Small maps of all heads on one scale, and the chosen one large with its tokens.
+    """Small maps of all heads on one scale, and a large map of the selected head with its tokens.
 
     >>> view = model_view(np.array([[[[1.0, 0.0], [0.25, 0.75]]]]), ["Hi", "!"], layers=[3])
     >>> view.data["rows"], view.data["means"]
@@ -65,11 +65,11 @@ def model_view(
 
 
 def _per_head(pattern: Float[np.ndarray, "layer head query key"], *, aligned: bool) -> dict[str, Any]:
-    """What is said about each head, from the numbers as they were given: rounding would make more ties.
+    """The numbers that describe each head, from the unrounded probabilities: rounding would make more ties.
 
-    `rows` is the number of rows with a choice, `top` the key that each of them looks at most (-1: no choice, or a
-    tie), and `means` what these rows give on average to the first key and, where the keys are the queries (`aligned`),
-    to the token itself and to the one before it.
+    `rows` is the number of rows with a choice. `top` is the key that each row attends to most (-1: no choice, or a
+    tie). `means` is the mean attention of the rows with a choice to the first key and, if the keys are the queries
+    (`aligned`), to the token itself and to the previous token.
     """
     choice = _with_choice(pattern)
     rows = np.flatnonzero(choice)
@@ -85,7 +85,7 @@ def _per_head(pattern: Float[np.ndarray, "layer head query key"], *, aligned: bo
 
 
 def _with_choice(pattern: Float[np.ndarray, "layer head query key"]) -> Bool[np.ndarray, " query"]:
-    """Rows in which some head sees two keys or more: a head that gives all to one key still has the choice."""
+    """True for rows in which some head sees two or more keys: a head with all its weight on one key has a choice."""
     seen = np.count_nonzero(pattern, axis=-1)
     return np.asarray(np.any(seen > 1, axis=(0, 1)))
 
@@ -103,6 +103,6 @@ def _mean_at(
     queries: Integer[np.ndarray, " cell"],
     keys: Integer[np.ndarray, " cell"],
 ) -> list[float]:
-    """The mean over these cells, head by head, to six digits; 0 where there is no cell."""
+    """Each head's mean over these cells, to six digits; 0 without cells."""
     total = pattern[:, :, queries, keys].sum(axis=-1, dtype=np.float64)
     return [round(float(mean), 6) for mean in (total / max(len(queries), 1)).flat]

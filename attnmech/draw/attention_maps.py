@@ -1,4 +1,4 @@
-"""Where one head looks, on one text: a map of its scores (docs/formulas.md#attention-scores)."""
+"""A map of the scores of one head on one text (docs/formulas.md#attention-scores)."""
 
 from collections.abc import Sequence
 from typing import Final
@@ -17,7 +17,7 @@ from .style import FIGURE_STYLE, SCORE_COLOURS, marks_for, marks_of
 from .text import token_labels
 
 MOST_TOKENS_WITH_GAPS: Final = 64
-"""Up to this many tokens the cells of a map stand apart; beyond it they would be mostly gap."""
+"""The largest number of tokens with gaps between the cells of a map; with more, a map would be mostly gaps."""
 
 _COLOUR_BAR_ABOVE: Final = {
     "orientation": "h",
@@ -35,13 +35,13 @@ MEASURES: Final = {
     "relative": "score minus the highest of its row",
     "probability": "probability after softmax",
 }
-"""What the cells of figure 1 may show."""
+"""The measures that the cells of figure 1 can show."""
 
 VALUE: Final = "value"
-"""What they show besides on a page that has the norms of what keys write."""
+"""A further measure, on a page that has the norms of what keys write."""
 
 PALEST_RELATIVE: Final = -8.0
-"""A score so far below its row's highest has e⁻⁸ = 0.03 % of its weight; what is below has the palest colour."""
+"""A score this far below its row's highest has e⁻⁸ = 0.03 % of its weight; lower scores have the palest colour."""
 
 _RANGES: Final[dict[str, dict[str, float]]] = {
     "score": {},
@@ -71,7 +71,7 @@ def attention_map(
         tokens: the text's tokens, which are both the queries and the keys.
         outlined: a query whose row gets a frame.
         measure: "score", or "relative" for each score minus the highest of its row, or "probability".
-        pattern: probability after softmax, where that is the measure.
+        pattern: probability after softmax, needed for the measure "probability".
         keys: the key tokens in cross-attention; the query tokens by default.
 
     Returns:
@@ -112,7 +112,7 @@ def attention_chart(
     framed: bool = True,
     nouns: Nouns = TEXT,
 ) -> Chart:
-    """Figure 1 of every head; with several measures these are a choice, "measure", with `norms` one more of them."""
+    """Figure 1 of every head. Several measures become a choice, "measure"; `norms` add one more measure."""
     labels, key_labels = token_labels(tokens), token_labels(tokens if keys is None else keys)
     of_head = ("layer", "head")
     highest_score = np.where(np.isnan(scores), -np.inf, scores).max(axis=-1)

@@ -60,7 +60,7 @@ def attention(
     text: int = 0,
     view: str | None = None,
 ) -> View:
-    """The attention patterns in a cache, as a view for a notebook or a page of its own.
+    """The attention patterns in a cache, as a view for a notebook or a separate page.
 
     >>> cache = {"blocks.2.attn.hook_pattern": np.array([[[[1.0, 0.0], [0.25, 0.75]]]])}
     >>> attention(cache, ["Hi", " there"], layer=2).title
@@ -76,8 +76,8 @@ def attention(
 
     Args:
         cache: TransformerLens's `ActivationCache`, a mapping with its names ("blocks.2.attn.hook_pattern") whose values
-            are `[batch head query key]` or `[head query key]`, or what `model.run` returns.
-        tokens: the tokens of the text; what `model.run` returns has its own.
+            are `[batch head query key]` or `[head query key]`, or the result of `model.run`.
+        tokens: the tokens of the text; the result of `model.run` has its own.
         layer: one layer; by default all in the cache.
         head: one head; by default all.
         query: the token whose row is shown.
@@ -136,16 +136,16 @@ def view_of_attention(
     """The view of patterns or scores of one text, without padding.
 
     Args:
-        values: what is drawn.
+        values: the numbers to draw.
         tokens: the query tokens.
         layers: the layers' numbers, in the order of `values`.
         layer: the layer that the user chose; None for all of them.
         head: the head that the user chose; None for all of them.
         query: the row that the user chose.
         view: the view that the user chose; by default the one that suits the selection.
-        hidden: the cells of the first layer that the mask hides.
-        keys: the key tokens in cross-attention; None where they are the query tokens.
-        special: for each key token, whether it is a special one.
+        hidden: the cells that the mask hides in the first layer.
+        keys: the key tokens in cross-attention; None if they are the query tokens.
+        special: for each key token, whether it is special.
         point: the point that the values come from.
         name: what the values are, for titles.
         probabilities: whether each row sums to at most 1.
@@ -209,7 +209,7 @@ def where(name: str, layer: int | None, head: int | None) -> str:
 
 
 def _usual(layer: int | None, head: int | None, query: int | None, *, ours: bool) -> str:
-    """The view that a selection suggests; `ours` where CircuitsVis cannot draw it."""
+    """The view that suits a selection; `ours` if CircuitsVis cannot draw it."""
     if query is not None:
         return "colored_tokens_multi" if head is None else "colored_tokens"
     if layer is None or ours:

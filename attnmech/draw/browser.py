@@ -1,4 +1,4 @@
-"""Which browser draws figures for files? Chromium or one of its kin, without a window and without a network."""
+"""Runs Chromium, or a browser based on it, to draw figures for files, without a window and without a network."""
 
 import os
 import shutil
@@ -12,24 +12,24 @@ from ..basics.messages import first_line
 from ..errors import AttnmechError, OutputError
 
 VARIABLE: Final = "BROWSER_PATH"
-"""The environment variable that names a browser; kaleido reads the same."""
+"""The environment variable that names a browser; kaleido reads it too."""
 
 NAMES: Final = (
     *("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome", "microsoft-edge", "msedge"),
     "/Applications/Google Chrome.app/Contents/MacOS/Google Chrome",
 )
-"""What Chromium and its kin are called, where `PATH` is searched for them."""
+"""The programs of Chromium and of browsers based on it, to search for in `PATH`."""
 
 PATIENCE: Final = 120_000
 """Milliseconds that the browser may take for one step."""
 
 
 def in_browser(job: Callable[[Any], bytes], *, target: Path) -> bytes:
-    """What `job` makes with a browser, playwright's `Browser`, that is closed afterwards.
+    """The bytes that `job` makes with a browser (playwright's `Browser`), which is closed afterwards.
 
-    It runs in a thread of its own: in a notebook, the main thread has an event loop, which playwright refuses.
+    The job runs in a separate thread: in a notebook, the main thread has an event loop, which playwright refuses.
 
-    Raises `OutputError`, about the file `target`, without playwright or a browser, and if the browser fails.
+    Raises `OutputError`, naming the file `target`, without playwright or a browser, and if the browser fails.
     """
     program = browser_program(target)
     with ThreadPoolExecutor(1) as thread:

@@ -1,4 +1,4 @@
-"""The arrays of a page's figures, each carried once, and how each slot finds its numbers in them."""
+"""Carries each array of a page's figures once, and tells each slot where its numbers are."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -13,31 +13,32 @@ from .chart import ByChoice, Chart, Slot
 from .packing import logarithms, pack_keys, pack_logarithms, pack_texts, pack_values, rounding_error
 
 MOST_PLAIN: Final = 256
-"""Up to this many numbers are carried unpacked."""
+"""Arrays of up to this many numbers are carried unpacked."""
 
 
 @dataclass
 class Carried:
-    """The arrays of a page under names; what two figures share is carried once.
+    """The arrays of a page by name; an array that two figures share is carried once.
 
-    They are packed while the caller goes on: most of that is compression, which holds no interpreter lock.
+    Another thread packs them while the caller goes on: most of the work is compression, which releases the interpreter
+    lock.
     """
 
     choices: Mapping[str, Sequence[int | str]]
-    """What can be chosen on the page."""
+    """The values that a reader of the page can choose from, by the name of the choice."""
     tables: dict[str, tuple[Any, ...]] = field(default_factory=dict)
-    """Words that numbers stand for."""
+    """Lists of words, by name; numbers in arrays are indices into them."""
     _names: dict[object, str] = field(default_factory=dict)
     _packed: dict[str, Future[Any]] = field(default_factory=dict)
     _packing: ThreadPoolExecutor = field(default_factory=partial(ThreadPoolExecutor, 1))
 
     def arrays(self) -> dict[str, Any]:
-        """All arrays, packed; no further ones can be added."""
+        """All arrays, packed; after this call, no array can be added."""
         with self._packing:
             return {name: packed.result() for name, packed in self._packed.items()}
 
     def column(self, by_choice: ByChoice, name: str) -> dict[str, Any]:
-        """How a page finds what a choice gives; `name` is that of the figure or text that it belongs to."""
+        """The description by which a page finds the values of a choice; `name` is the name of their figure or text."""
         for choice, count in zip(by_choice.over, by_choice.values.shape, strict=False):
             offered = self.choices.get(choice, ())
             if count != len(offered):
@@ -52,14 +53,14 @@ class Carried:
         return column | {name: value for name, value in options.items() if value is not None}
 
     def slot(self, slot: Slot, figure: str) -> dict[str, Any]:
-        """A slot that finds its arrays here."""
+        """A slot's description, with the names of its arrays."""
         columns = [self.column(column, figure) for column in slot.columns]
         parts = {"less": slot.less, "where": slot.where, "weights": slot.weights}
         carried = {"path": slot.path.split("."), "columns": columns, "equals": slot.equals}
         return carried | {name: part and self.column(part, figure) for name, part in parts.items()}
 
     def array(self, by_choice: ByChoice) -> str:
-        """The name of the array that holds it."""
+        """The name of the array that holds these values."""
         values = by_choice.values
         if values.dtype == object:
             texts = tuple(values.flat)
@@ -76,7 +77,7 @@ class Carried:
 
 
 def error_of(chart: Chart) -> float:
-    """How far its numbers on a page may be off, in their units; those that keep their ratios are left out."""
+    """The largest error of a chart's numbers on a page, in their units; numbers that keep their ratios are left out."""
     return max(
         sum(carried_error(part) for part in (column, slot.less) if part is not None and not part.logarithmic)
         for slot in chart.slots
@@ -85,7 +86,7 @@ def error_of(chart: Chart) -> float:
 
 
 def carried_error(by_choice: ByChoice) -> float:
-    """How far a number may be from its own: in its units, or as a share of it where ratios are kept."""
+    """The largest error of a number on a page: in its units, or as a share of the number if ratios are kept."""
     values = by_choice.values
     if values.dtype.kind != "f":
         return 0.0

@@ -1,8 +1,8 @@
-"""A figure with slots for what depends on a choice, filled in the same way by Python and by a page.
+"""A figure with slots for the properties that depend on a choice; Python and a page fill them in the same way.
 
-A `Chart` is a plotly figure in which some properties are left open. A `Slot` names such a property and holds its values
-for every choice of layer, head, rank, query, …; `Chart.figure(layer=2, head=6)` fills them in. A page carries the
-figure and the arrays, and page.js fills them in when a reader chooses.
+A `Chart` is a plotly figure in which some properties are left open. A `Slot` names one of these properties and holds
+its values for every choice of layer, head, rank, query, …; `Chart.figure(layer=2, head=6)` fills them in. A page
+carries the figure and the arrays, and page.js fills the slots when a reader chooses.
 """
 
 import math
@@ -23,12 +23,12 @@ OWN_COLOUR: Final = "own colour"
 """The name of a shape whose colour does not follow the text's."""
 
 CHOSEN_COLOUR: Final = "#d55e00"
-"""The frame around the chosen head's cell, and what belongs to the chosen token."""
+"""The colour of the frame around the selected head's cell, and of marks for the selected token."""
 
 
 @dataclass(frozen=True, eq=False)
 class ByChoice:
-    """Values for everything that can be chosen: the leading axes are choices, the rest is what a choice gives.
+    """Values for every choice: the leading axes are choices, and the other axes hold the values of one choice.
 
     >>> by_head = ByChoice(np.array([[1.0, 2.0], [3.0, 4.0]]), ("layer", "head"))
     >>> by_head.at({"layer": 1, "head": 0})
@@ -36,23 +36,23 @@ class ByChoice:
     """
 
     values: np.ndarray
-    """Numbers (NaN, or -1 of integers, where there is none), or strings."""
+    """Numbers or strings; missing numbers are NaN, or -1 among integers."""
     over: tuple[str, ...] = ()
-    """The names of the choices that its leading axes stand for."""
+    """The names of the choices along the leading axes."""
     words: tuple[Any, ...] = ()
-    """If there are any, the values are indices into these."""
+    """If not empty, the values are indices into these."""
     digits: int | None = None
-    """If given, the values are written with their sign and this many digits after the point."""
+    """If not None, the values are written with their sign and this many digits after the point."""
     logarithmic: bool = False
     """Whether a page keeps their ratios instead of their differences; then 0 means no value."""
     fixed: Mapping[str, int] = field(default_factory=dict)
-    """Choices that are made already: what belongs to one head, whichever is chosen."""
+    """Choices that are fixed whatever the reader chooses, such as the head of a figure about one head."""
     blocks: int | None = None
-    """Into how many stretches of equal length a page cuts it, each scaled by itself; by default one for each head."""
+    """The number of equal stretches, each packed with its own scale on a page; by default one stretch per head."""
 
     @classmethod
     def texts(cls, over: tuple[str, ...], shape: tuple[int, ...], text: Callable[..., str]) -> "ByChoice":
-        """A text for every choice: `text` is called with the place of each, say a layer and a head."""
+        """A text for every choice: `text` is called with the indices of the choice, such as a layer and a head."""
         values = np.empty(shape, dtype=object)
         for place in np.ndindex(shape):
             values[place] = text(*place)
@@ -60,32 +60,32 @@ class ByChoice:
 
     @property
     def follows(self) -> set[str]:
-        """The choices that change what it gives."""
+        """The choices that change the values."""
         return set(self.over) - set(self.fixed)
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """The shape of what one choice gives."""
+        """The shape of the values of one choice."""
         return self.values.shape[len(self.over) :]
 
     @property
     def stretches(self) -> np.ndarray:
-        """The values as a page packs them: a row for each stretch that is scaled by itself."""
+        """The values as a page packs them: one row per stretch with its own scale."""
         axes = self.over.index("head") + 1 if "head" in self.over else len(self.over)
         return self.values.reshape(self.blocks or math.prod(self.values.shape[:axes]), -1)
 
     def at(self, chosen: Mapping[str, int]) -> np.ndarray:
-        """What this choice gives."""
+        """The values of this choice."""
         made = {**chosen, **self.fixed}
         values = np.asarray(self.values[tuple(made[name] for name in self.over)])
         return np.where(values > 0, values, np.nan) if self.logarithmic else values
 
     def plain(self, value: Any) -> Any:
-        """One value as a number; None where there is none."""
+        """One value as a number; None if it is missing."""
         return value.item() if _is_there(np.asarray(value)) else None
 
     def written(self, value: Any) -> Any:
-        """One value as it stands in a figure; None where there is none."""
+        """One value as a figure shows it; None if it is missing."""
         if isinstance(value, str):
             return value
         if not _is_there(np.asarray(value)):
@@ -96,12 +96,12 @@ class ByChoice:
 
 
 def of_heads(probabilities: Float[np.ndarray, "layer head ..."]) -> ByChoice:
-    """Probabilities by layer and head, of which a page keeps the ratios; 0 is none."""
+    """Probabilities by layer and head; a page keeps their ratios, and 0 counts as missing."""
     return ByChoice(probabilities, ("layer", "head"), logarithmic=True)
 
 
 def with_split(values: np.ndarray, choices: tuple[str, ...], rest: int) -> tuple[str, ...]:
-    """The choices that an array's leading axes stand for: `choices`, after "split" if it has one axis more.
+    """The choices along an array's leading axes: `choices`, preceded by "split" if the array has one more axis.
 
     >>> with_split(np.zeros((2, 5, 8, 3)), ("layer", "head"), rest=1)
     ('split', 'layer', 'head')
@@ -111,7 +111,7 @@ def with_split(values: np.ndarray, choices: tuple[str, ...], rest: int) -> tuple
 
 @dataclass(frozen=True, eq=False)
 class Slot:
-    """A property of a figure that depends on what is chosen.
+    """A property of a figure that depends on the reader's choices.
 
     >>> rows = ByChoice(np.array([[0, 1, 2]]), ("head",), words=("a", "b", "c"))
     >>> marks = ByChoice(np.array([[1, 0, 1]]), ("head",))
@@ -120,34 +120,34 @@ class Slot:
     """
 
     path: str
-    """Where it stands: "data.0.z", "layout.shapes.0.y0"."""
+    """The path of the property in the figure, such as "data.0.z" or "layout.shapes.0.y0"."""
     values: ByChoice | tuple[ByChoice, ...]
-    """What stands there; of several, rows with one entry of each."""
+    """The property's values; several columns make rows with one entry of each."""
     less: ByChoice | None = None
-    """What is subtracted: one number, or one for each row."""
+    """The numbers to subtract from the values: one, or one per row."""
     where: ByChoice | None = None
-    """Which entries are kept: those for which this is `equals`, or a number at all."""
+    """Keeps the entries for which this is `equals` or, if `equals` is None, those for which this is not missing."""
     equals: int | None = None
     weights: ByChoice | None = None
-    """What the last axis is multiplied by; each row is then divided by its sum."""
+    """The factors along the last axis; each row is then divided by its sum."""
 
     @property
     def columns(self) -> tuple[ByChoice, ...]:
-        """Its values, one column or several."""
+        """The values as a tuple of one or more columns."""
         return self.values if isinstance(self.values, tuple) else (self.values,)
 
     @property
     def follows(self) -> set[str]:
-        """The choices on which it depends."""
+        """The choices on which the property depends."""
         return set().union(*(values.follows for values in self.arrays))
 
     @property
     def arrays(self) -> list[ByChoice]:
-        """All that it reads."""
+        """All values that the slot reads."""
         return [*self.columns, *(values for values in (self.less, self.where, self.weights) if values is not None)]
 
     def value(self, chosen: Mapping[str, int]) -> Any:
-        """What stands there once this is chosen."""
+        """The property's value for this choice."""
         columns = [self._column(values, chosen) for values in self.columns]
         return [list(row) for row in zip(*columns, strict=True)] if len(columns) > 1 else columns[0]
 
@@ -167,12 +167,12 @@ class Slot:
 
 @dataclass(frozen=True, eq=False)
 class Chart:
-    """A figure with its slots, and what a click on one of its points chooses."""
+    """A figure with its slots, and the choices that a click on a point makes."""
 
     template: go.Figure
     slots: tuple[Slot, ...]
     clicks: Mapping[str, str] = field(default_factory=dict)
-    """By the name of a choice, the property of a point that says it: "y", "customdata.0", "data.meta"."""
+    """The property of a clicked point that gives each choice, such as "y", "customdata.0" or "data.meta"."""
 
     @property
     def follows(self) -> set[str]:
@@ -192,13 +192,13 @@ class Chart:
 
 
 def at_head(figure: go.Figure, layers_of_map: tuple[int, ...], layers: tuple[int, ...]) -> Chart:
-    """A map of layers × heads whose cell of the chosen head has a frame; a click on a cell chooses its head.
+    """A map of layers × heads with a frame around the selected head's cell; a click on a cell selects its head.
 
     Args:
         figure: heat maps with a column for each head and a row for each of `layers_of_map`; `customdata` of a cell is
             [layer, head].
         layers_of_map: the labels of its rows.
-        layers: the layers that can be chosen, perhaps others.
+        layers: the layers that can be chosen; they may differ from `layers_of_map`.
 
     """
     heads = np.arange(len(figure.data[0].x), dtype=np.float64)
@@ -220,7 +220,7 @@ def at_head(figure: go.Figure, layers_of_map: tuple[int, ...], layers: tuple[int
 
 
 def row_frame(rows: int) -> tuple[dict[str, object], tuple[Slot, ...]]:
-    """A frame around the row of the chosen query, and its slots as the figure's only shape."""
+    """A frame around the selected query's row, and its slots; the frame is the figure's only shape."""
     places = np.arange(rows, dtype=np.float64)
     frame = {"type": "rect", "xref": "paper", "x0": 0, "x1": 1, "line": {"color": NEUTRAL, "width": 1.5}}
     return frame, (
@@ -230,7 +230,7 @@ def row_frame(rows: int) -> tuple[dict[str, object], tuple[Slot, ...]]:
 
 
 def token_axis(labels: list[str], title: str, *, downwards: bool = False) -> dict[str, object]:
-    """An axis with one category per token: plotly thins out its labels to fit the room there is."""
+    """An axis with one category per token; plotly drops labels that do not fit."""
     ends = [-0.5, len(labels) - 0.5]
     return {
         "type": "category",
@@ -243,12 +243,12 @@ def token_axis(labels: list[str], title: str, *, downwards: bool = False) -> dic
 
 
 def height_of_rows(rows: int) -> int:
-    """Pixels for the area of a figure with one row per token: some 14 per row, within what fits a screen."""
+    """The height in pixels of a plot with one row per token: 14 per row, but from 250 to 800."""
     return int(np.clip(14 * rows, 250, 800))
 
 
 def _is_there(values: np.ndarray) -> np.ndarray:
-    """Which values are there: integers from 0 on, and numbers that are not NaN."""
+    """True for values that are not missing: integers from 0 on, and finite numbers."""
     return np.asarray(values >= 0 if values.dtype.kind in "iu" else np.isfinite(values))
 
 

@@ -1,8 +1,8 @@
-"""CircuitsVis's views of our arrays: correct axes, text that stays text, rounded numbers.
+"""CircuitsVis's views of attnmech's arrays, with correct axes, escaped text and rounded numbers.
 
-Its functions write every number in full, load their script from a network unless told otherwise, and put tokens into
-the page as HTML. Here its components get rounded numbers, its bundle is carried like our own scripts, and a `<` or
-`&` of a token is followed by a word joiner, which shows nothing and keeps HTML from reading a tag.
+CircuitsVis's own functions write every number in full, load their script from a network by default, and put tokens
+into the page as HTML. This module gives its components rounded numbers, carries its bundle like attnmech's scripts, and
+adds a word joiner after each `<` or `&` of a token; it is invisible and keeps HTML from reading a tag.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -20,10 +20,10 @@ from .patterns import Array, as_array
 from .text import isolated, quoted, shorten, visible_token
 
 MOST_CELLS: Final = 200_000
-"""CircuitsVis draws every cell of a map by itself; with this many a browser takes 9 seconds (benchmarks/views.py)."""
+"""CircuitsVis draws each cell of a map separately; this many take a browser 9 seconds (benchmarks/views.py)."""
 
 MOST_NUMBERS: Final = 600_000
-"""The limit for activations, of which it draws only some at a time."""
+"""The limit for activations; CircuitsVis draws only some of them at a time."""
 
 DIGITS: Final = 4
 """Significant digits of a number in a page."""
@@ -41,17 +41,17 @@ def attention_heads(
     hidden: Bool[np.ndarray, "head query key"] | None = None,
     title: str = "Attention heads",
 ) -> View:
-    """A small map for each of some heads, and the one pointed at in full size.
+    """One small map per head, and a full-size map of the head under the pointer.
 
     >>> attention_heads(np.tril(np.full((3, 2, 2), 0.5)), ["What", " does"])
     View('Attention heads', 0.00 MB; shows itself in a notebook, or .write_html(path))
 
     Args:
-        values: probabilities or scores, [head query key], of tokens that look at themselves.
+        values: probabilities or scores, [head query key], in self-attention.
         tokens: the text's tokens.
-        heads: a name for each head; their numbers if left out.
-        hidden: the cells that the model cannot see; where all of them lie above the diagonal of a causal model,
-            CircuitsVis paints these grey. Without it: the cells that are 0 in every head.
+        heads: a name for each head; by default their numbers.
+        hidden: the cells that the model cannot see; if all of them lie above the diagonal of a causal model,
+            CircuitsVis paints them grey. By default, the cells that are 0 in every head.
         title: the view's heading.
 
     Raises:
@@ -92,7 +92,7 @@ def attention_pattern(
 
 
 def colored_tokens(values: Array, tokens: Sequence[str], *, title: str = "Tokens by value") -> View:
-    """The text with one number per token, [position], as its colour: blue above zero, brown below."""
+    """The text with each token coloured by one number, [position]: blue above zero, brown below."""
     array = as_array(values)
     _require_positions(array, tokens, "position")
     props = {"tokens": _texts(tokens), "values": _numbers(array), **_reach(array), **_COLOURS}
@@ -107,7 +107,7 @@ def colored_tokens(values: Array, tokens: Sequence[str], *, title: str = "Tokens
 def colored_tokens_multi(
     values: Array, tokens: Sequence[str], *, labels: Sequence[str], title: str = "Tokens by several values"
 ) -> View:
-    """The text with several numbers per token, [position series], one of them chosen as the colour."""
+    """The text coloured by one of several numbers per token, [position series]; the reader chooses the series."""
     array = as_array(values)
     _require_positions(array, tokens, "position series")
     _require_few(array.size, title)
@@ -132,14 +132,14 @@ def token_log_probs(
     top: int = 10,
     title: str = "What the model expects",
 ) -> View:
-    """The text coloured by how much each token was expected, with the likeliest continuations in its box.
+    """The text coloured by each token's log probability, with the likeliest continuations in a hover box.
 
     Args:
-        logits: the model's output at each position, [position vocab]; log probabilities are also taken.
+        logits: the model's output at each position, [position vocab]; log probabilities are also accepted.
         ids: the text's token ids.
         tokens: the text's tokens. The first is not shown: nothing predicts it.
         text_of: the text of any token id.
-        top: how many continuations are listed.
+        top: the number of continuations to list.
         title: the view's heading.
 
     """
@@ -186,7 +186,7 @@ def token_log_probs(
 
 
 def _highest(values: Float[np.ndarray, " token"], count: int) -> Int[np.ndarray, " place"]:
-    """Where the highest are, the highest first; of equal ones, the first."""
+    """The indices of the highest values, in falling order; equal values in order of position."""
     least = np.partition(values, -count)[-count]
     (places,) = np.nonzero(values >= least)
     highest: np.ndarray = places[np.argsort(-values[places], kind="stable")[:count]]
@@ -201,12 +201,12 @@ def text_neuron_activations(
     labels: tuple[Sequence[str], Sequence[str]],
     title: str = "Activations",
 ) -> View:
-    """Some texts coloured by one activation at a time, chosen by two lists.
+    """Texts coloured by one activation at a time, which the reader chooses from two lists.
 
     Args:
         values: for each text, [position first second].
         tokens: for each text, its tokens.
-        names: what the two lists choose, such as ("layer", "head").
+        names: the names of the two lists, such as ("layer", "head").
         labels: the entries of each list.
         title: the view's heading.
 
@@ -249,7 +249,7 @@ _MAP: Final = (
 
 
 def _deepest(props: Mapping[str, Any]) -> str:
-    """What the deepest colour stands for: every map has a scale of its own."""
+    """The meaning of the deepest colour, in a sentence: each map has its own scale."""
     return f"The deepest colour stands for an absolute value of {props['maxValue']:.3g}, white for 0."
 
 
@@ -258,7 +258,7 @@ def _map_props(
     hidden: Bool[np.ndarray, "head query key"] | None,
     tokens: Sequence[str],
 ) -> dict[str, Any]:
-    """What both kinds of map take; the diagonal is masked where no head sees beyond it."""
+    """The properties that both kinds of map take; cells above the diagonal are masked if no head sees them."""
     never = (values == 0) if hidden is None else hidden
     above = np.triu_indices(len(tokens), k=1)
     visible = values if hidden is None else values[~hidden]
@@ -275,14 +275,14 @@ def _cells(values: Float[np.ndarray, "head query key"], hidden: Bool[np.ndarray,
 
 
 def _reach(values: Float[np.ndarray, "..."]) -> dict[str, float]:
-    """A scale from minus to plus the largest number, so that nothing saturates."""
+    """A scale from minus to plus the largest absolute value, so that no colour saturates."""
     finite = np.abs(values[np.isfinite(values)])
     reach = float(finite.max()) if finite.size and finite.max() > 0 else 1.0
     return {"maxValue": reach, "minValue": -reach}
 
 
 def _numbers(values: Float[np.ndarray, "..."]) -> Any:
-    """Nested lists of numbers with few digits; null where there is none."""
+    """Nested lists of numbers with few digits; None for NaN and infinities."""
     if values.ndim > 1:
         return [_numbers(part) for part in values]
     return [float(f"{value:.{DIGITS}g}") if np.isfinite(value) else None for value in values.tolist()]
@@ -293,7 +293,7 @@ def _texts(tokens: Sequence[str]) -> list[str]:
 
 
 def _text(text: str) -> str:
-    """Text that stays text where a component writes it as HTML."""
+    """Text that HTML does not read as tags or entities."""
     return isolated(text.replace("<", f"<{_WORD_JOINER}").replace("&", f"&{_WORD_JOINER}"))
 
 

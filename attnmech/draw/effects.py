@@ -1,4 +1,4 @@
-"""Layers × heads as a map of any number: effects, shares, scores."""
+"""Maps of layers × heads, coloured by any number: effects, shares, scores."""
 
 from collections.abc import Sequence
 from typing import Any, Final
@@ -36,25 +36,26 @@ def effect_map(
     clear: NDArray[np.bool_] | None = None,
     signed: bool | None = None,
 ) -> go.Figure:
-    """Layers × heads, one cell per head, coloured by any number; a cross where there is none (NaN).
+    """Layers × heads, one cell per head, coloured by any number; NaN is shown as a cross.
 
     >>> figure = effect_map([[0.1, 0.9], [float("nan"), 0.3]], label="share of rows")
     >>> figure.layout.coloraxis.cmin, figure.data[-1].name
     (0.0, 'not measured')
 
     Args:
-        effect: [layer head], of numpy, torch, or lists; a table with a row per layer and a column per head, or one with
-            the columns `layer` and `head` and one of numbers, such as `focus.to_frame()[["layer", "head", "entropy"]]`.
-        low: the lower end of each number's interval, shown when a cell is hovered over; NaN where there is none.
+        effect: [layer head], as a numpy array, a tensor, or lists; a table with a row per layer and a column per
+            head; or a table with the columns `layer`, `head` and one of numbers, such as
+            `focus.to_frame()[["layer", "head", "entropy"]]`.
+        low: the lower end of each number's interval, shown in the hover box of a cell; NaN without an interval.
         high: the upper end.
-        layers: the labels of the layers; by default from 0 on, or the table's.
-        label: what the numbers are, and their unit, beside the colours.
-        title: a line above the map.
-        columns: what the columns are, if not heads.
+        layers: the labels of the layers; by default the table's index, or numbers from 0.
+        label: the name and unit of the numbers, beside the colours.
+        title: the line above the map.
+        columns: the name of the columns, if they are not heads.
         tokens: labels of the columns if these are positions.
-        clear: which numbers are distinguishable from 0 among all of them; the others are pale.
-        signed: whether colours are centred on zero, two hues for above and below, or rise from zero in one hue; by
-            default, centred if a number is below zero.
+        clear: True for numbers that are distinguishable from 0 among all of them; the others are pale.
+        signed: True for colours centred on zero, with one hue above and another below; False for one hue that rises
+            from zero. By default True if a number is below zero.
 
     Returns:
         The figure; `customdata` of a cell is [layer, column].

@@ -1,7 +1,7 @@
-"""Self-contained views: they show themselves in a notebook, or are written as a page.
+"""Self-contained views, which display themselves in a notebook or are written as a page.
 
-In a notebook the scripts come with the first view that needs them, and later ones find them there; when that cell
-runs again, it carries them again. A page carries each script once.
+In a notebook, the first view that needs a script carries it, and later views find it there; when that cell runs
+again, its output carries the script again. A page carries each script once.
 """
 
 import json
@@ -35,25 +35,25 @@ class View(WritesHtml):
     """One interactive view with its numbers."""
 
     kind: str
-    """The function of attnmech's script that draws it: "sentence", "plotly", "circuitsvis", …"""
+    """The function of attnmech's script that draws the view: "sentence", "plotly", "circuitsvis", …"""
     title: str
     reading: str
-    """How to read it, in a sentence or two."""
+    """One or two sentences on how to read the view."""
     data: Mapping[str, Any]
-    """What that function is given, as JSON values."""
+    """The argument of that function, as JSON values."""
     libraries: tuple[Script, ...] = ()
-    """The scripts that it needs besides attnmech's own: those of libraries, and of its question."""
+    """The scripts that the view needs besides attnmech's own: those of libraries, and of its method."""
     finding: str = ""
-    """The one sentence that its numbers support, where it does not depend on what is chosen in the view."""
+    """The finding that the numbers support, in one sentence, if it does not depend on the reader's choices."""
     model: str = ""
-    """The model that its numbers are of, for the title of a saved figure."""
+    """The name of the model, for the title of a saved figure."""
 
     def __post_init__(self) -> None:
         string("title", self.title)
 
     @cached_property
     def json(self) -> str:
-        """The numbers as they stand in a page."""
+        """The numbers as a page holds them."""
         text = json_for_script(self.data)
         if len(text) > MOST_BYTES:
             raise InputError(
@@ -64,24 +64,24 @@ class View(WritesHtml):
 
     @property
     def scripts(self) -> tuple[Script, ...]:
-        """The scripts in the order in which they run."""
+        """The scripts, in the order in which they run."""
         return (scripts.views(), *self.libraries)
 
     def element(self, name: str) -> str:
-        """The view's place in a page, with its numbers; `name` is its id there."""
+        """The HTML of the view, with its numbers; `name` is the id of its element."""
         return (
             f'<div class="attnmech" id="{name}">This view needs JavaScript; in a notebook, run its cell.</div>'
             f'<script type="application/json" id="{name}-data">{self.json}</script>'
         )
 
     def start(self, name: str) -> str:
-        """The line of script that draws it."""
+        """The line of script that draws the view."""
         carried = json.dumps([script.name for script in self.scripts])
         return f"attnmech.show({json.dumps(name)}, {json.dumps(self.kind)}, {carried});"
 
     @returns_page
     def to_html(self) -> str:
-        """A page with this view that opens without a network; `write_html(path)` writes it."""
+        """A page with this view, which opens without a network; `write_html(path)` writes it to a file."""
         section = {"anchor": "view", "reading": self.reading, "figures": ["view"]}
         blank = dict.fromkeys(("heading", "finding", "choices", "caveat", "call"), "")
         return page_of_views({"view": self}, [blank | section], title=self.title, lead=self.finding)
@@ -94,7 +94,7 @@ class View(WritesHtml):
         Args:
             path: a file that ends with .pdf, .png or .svg; an existing file is replaced.
             size: "column", "double" or "slide", as in `attnmech.draw.save_figure`.
-            title: the line above it; by default the view's title with the model, the layer and the head.
+            title: the line above the view; by default the view's title with the model, the layer and the head.
 
         Returns:
             The path.
@@ -118,7 +118,7 @@ class View(WritesHtml):
 
     @property
     def _full_title(self) -> str:
-        """The title with the model, and with the layer and the head that are shown first."""
+        """The title with the model, and with the layer and head that are shown first."""
         chosen = self.data.get("chosen", {})
         place = [
             f"{name} {self.data['layers'][chosen[name]] if name == 'layer' else chosen[name]}"
@@ -134,7 +134,7 @@ class View(WritesHtml):
         return f"{named} · {self.model}" if self.model else named
 
     def of_model(self, model: str) -> Self:
-        """The same view, which says in saved figures of which model its numbers are."""
+        """A copy of the view that names this model in the titles of saved figures."""
         return replace(self, model=model)
 
     def _repr_html_(self) -> str:
@@ -148,7 +148,7 @@ class View(WritesHtml):
 
 
 def plotly_view(figure: go.Figure, *, title: str = "", reading: str = "") -> View:
-    """A plotly figure that needs no network in a notebook."""
+    """A plotly figure as a view, which needs no network in a notebook."""
     named = {"title": title} if title else {}
     types = {str(trace.type) for trace in figure.data}
     return View("plotly", title, reading, json.loads(figure.to_json()) | named, (scripts.plotly_for(types),))
@@ -163,7 +163,7 @@ def page_of_views(
     table: str = "",
     provenance: Mapping[str, str] | None = None,
 ) -> str:
-    """A page that opens from a file without a network, as HTML; `sections` place the views by their names."""
+    """The HTML of a page that opens from a file without a network; `sections` refer to the views by name."""
     carried = {script.name: script for view in views.values() for script in view.scripts}
     places = {name: f"figure-{number}" for number, name in enumerate(views)}
     starts = "\n".join(view.start(places[name]) for name, view in views.items())
@@ -190,7 +190,7 @@ def page_of_views(
 
 
 def in_notebook(views: Iterable[View]) -> str:
-    """The elements of some views as a notebook's output, with the scripts that no earlier output carries."""
+    """The elements of views as a notebook's output, with the scripts that no earlier output carries."""
     named = [(f"attnmech-{uuid4().hex[:12]}", view) for view in views]
     needed = {script.name: script for _, view in named for script in view.scripts}
     elements = "".join(view.element(name) for name, view in named)
@@ -199,11 +199,11 @@ def in_notebook(views: Iterable[View]) -> str:
 
 
 _carried: Final[dict[str, tuple[str | None, int]]] = {}
-"""By the name of a script, the notebook's cell whose output carries it, and the number of that execution."""
+"""For each script, by name: the notebook cell whose output carries it, and the number of that execution."""
 
 
 def _not_carried(needed: Mapping[str, Script]) -> list[Script]:
-    """Those that this output must carry: all of them, if outputs cannot see each other."""
+    """The scripts that this output must carry: all of them, if outputs cannot see each other."""
     shell = _shell()
     if shell is None or "google.colab" in sys.modules:
         return list(needed.values())
@@ -229,7 +229,7 @@ def _shell() -> Any:
 
 
 def _cell(shell: Any) -> str | None:
-    """The id of the cell that runs, where the front end says it."""
+    """The id of the running cell; None if the front end does not provide it."""
     parent = shell.get_parent() if hasattr(shell, "get_parent") else {}
     cell = parent.get("metadata", {}).get("cellId")
     return None if cell is None else str(cell)

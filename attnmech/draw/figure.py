@@ -1,4 +1,4 @@
-"""The plotly figure that every plot returns: it shows itself in a notebook without a network."""
+"""The plotly figure that every plot returns, which displays itself in a notebook without a network."""
 
 from typing import Any
 
@@ -8,13 +8,13 @@ from .embed import in_notebook, plotly_view
 
 
 class Figure(go.Figure):  # type: ignore[misc]
-    """A plotly figure that is displayed like the other views, so that an exported notebook shows it, too.
+    """A plotly figure that is displayed like the other views, so that an exported notebook also shows it.
 
-    plotly itself stores only the numbers in a notebook, for a front-end extension to draw.
+    plotly itself stores only the numbers in a notebook; a front-end extension draws them.
     """
 
     _ipython_display_ = None
-    """IPython then asks for the bundle."""
+    """None, so that IPython calls `_repr_mimebundle_`."""
 
     def _repr_mimebundle_(self, include: Any = None, exclude: Any = None, **options: Any) -> dict[str, str]:
         return {"text/html": in_notebook([plotly_view(self)]), "text/plain": repr(self)}

@@ -1,7 +1,7 @@
-"""How does a figure get into a paper? As SVG, PDF or PNG, in the width of a column, of a page or of a slide.
+"""Writes figures for papers and slides as SVG, PDF or PNG, in the width of a column, a page or a slide.
 
 A figure is drawn as on the screen, on white, and scaled as a whole until its text has the size that a printed page
-needs; so its marks, lines and words keep their proportions.
+needs, so marks, lines and words keep their proportions.
 """
 
 import json
@@ -25,15 +25,15 @@ from .text import html_text, printable
 TYPES: Final = (".pdf", ".png", ".svg")
 
 FONTS: Final = "Arial, Helvetica, 'Liberation Sans', 'DejaVu Sans', sans-serif"
-"""What journals ask for, and what has the same widths where these are not installed."""
+"""The fonts that journals ask for, and replacements for systems without them."""
 
 INK: Final = "#1a1a1a"
 
 _SCREEN_PT: Final = 9.0
-"""The text of a figure on the screen: 12 pixels of 1/96 inch."""
+"""The text size of a figure on the screen, in pt: 12 pixels of 1/96 inch."""
 
 _LEAST: Final = 10.5
-"""No text is smaller, in pixels of the screen: 6 pt where the usual text has 7."""
+"""The smallest text size, in pixels of the screen: 6 pt if the usual text has 7 pt."""
 
 _NARROW: Final = 600.0
 """Figures have two columns from this width on, in pixels of the screen."""
@@ -41,7 +41,7 @@ _NARROW: Final = 600.0
 PIXELS_PER_MM: Final = 96 / 25.4
 
 _DOTS: Final = 4
-"""The pixels of a canvas for each of the screen's, in a PDF or an SVG."""
+"""The pixels of a canvas per pixel of the screen, along each side, in a PDF or an SVG."""
 
 
 @dataclass(frozen=True)
@@ -51,17 +51,17 @@ class Size:
     width: float
     """In mm."""
     most: float
-    """Its greatest height, in mm; of a slide, its height."""
+    """The greatest height, in mm; for a slide, the height."""
     points: float
-    """The size of its usual text, in pt."""
+    """The size of the usual text, in pt."""
     dpi: int
     """The resolution of a PNG."""
     fixed: bool = False
-    """Whether the height is given, too."""
+    """Whether the height is fixed, as for a slide."""
 
     @property
     def scale(self) -> float:
-        """How much larger than on the screen everything is drawn."""
+        """The factor from sizes on the screen to sizes in the file."""
         return self.points / _SCREEN_PT
 
     @property
@@ -81,9 +81,9 @@ SIZES: Final = {
 def save_figure(figure: go.Figure, path: str | Path, *, size: str = "column", title: str = "") -> Path:
     """Writes a plotly figure for a paper or a slide: as SVG, PDF or PNG, by the path's suffix.
 
-    On white, in a sans-serif font that a PDF embeds, with the cells of heat maps as shapes that stay sharp. Chromium
-    or Chrome draws it, without a network: `pip install 'attnmech[figures]'`; the environment variable `BROWSER_PATH`
-    names a browser that is not found by itself.
+    The figure is on white, in a sans-serif font that a PDF embeds; the cells of heat maps are shapes that stay sharp.
+    Chromium or Chrome draws it, without a network: `pip install 'attnmech[figures]'`. The environment variable
+    `BROWSER_PATH` names a browser that attnmech does not find.
 
     >>> save_figure(acts_figure, "attention.pdf", title="demo, layer 2, head 6")      # doctest: +SKIP
 
@@ -91,8 +91,8 @@ def save_figure(figure: go.Figure, path: str | Path, *, size: str = "column", ti
         figure: any plotly figure, of attnmech or not.
         path: a file that ends with .pdf, .png or .svg; an existing file is replaced.
         size: "column" (85 mm wide, text of 7 pt), "double" (178 mm, 7 pt) or "slide" (16:9, 13.33 × 7.5 inches, 18 pt).
-            A PNG has 600 dpi, of a slide 1920 × 1080 pixels.
-        title: a line above the figure, wrapped where it is longer.
+            A PNG has 600 dpi; that of a slide has 1920 × 1080 pixels.
+        title: the line above the figure; a long title is wrapped.
 
     Returns:
         The path.
@@ -133,7 +133,7 @@ def save_figure(figure: go.Figure, path: str | Path, *, size: str = "column", ti
 
 
 def checked_target(path: str | Path, size: str) -> tuple[Path, Size]:
-    """The file and the size, or `OutputError` and `InputError` for what cannot be written."""
+    """The file and the size; raises `OutputError` for a path that is not writable, `InputError` for an unknown size."""
     target = path_of(path, OutputError)
     if target.suffix.lower() not in TYPES:
         raise OutputError(f"a figure is saved as {', '.join(TYPES)}; got {target.name or target}.")
@@ -144,16 +144,16 @@ def checked_target(path: str | Path, size: str) -> tuple[Path, Size]:
 
 @dataclass(frozen=True)
 class Drawn:
-    """What a page shows."""
+    """The height of a page's content, and the function that turns its PDF into an SVG."""
 
     height: float
     """In mm."""
     svg: Callable[[bytes], bytes]
-    """Makes an SVG, given the page as a PDF."""
+    """Makes an SVG from the page as a PDF."""
 
 
 def write_page(target: Path, size: Size, draw: Callable[[Any], Drawn]) -> Path:
-    """Writes what `draw` puts on playwright's page that it is given."""
+    """Writes a page of playwright's to a file, after `draw` has drawn on it."""
     kind = target.suffix.lower()
 
     def job(browser: Any) -> bytes:
@@ -190,7 +190,7 @@ def html_document(title: str, main: str, **properties: str) -> str:
 
 
 def _fitted(figure: go.Figure, width: float) -> go.Figure:
-    """A figure that has a layout of its own for narrow places, `layout.meta["narrow"]`, in that layout."""
+    """The figure, with its layout for narrow widths (`layout.meta["narrow"]`) if it has one and `width` is narrow."""
     meta = figure.layout.meta
     if width >= _NARROW or not isinstance(meta, Mapping) or "narrow" not in meta:
         return figure
@@ -215,7 +215,7 @@ def _on_paper(figure: Any, name: str = "") -> Any:
 
 
 def _with_dpi(png: bytes, dpi: int) -> bytes:
-    """A PNG that says how large it is (its chunk pHYs), so that a page takes it in its size."""
+    """A PNG that states its resolution (chunk pHYs), so that a document shows it at the right size."""
     head = 33  # the signature and the chunk IHDR
     per_metre = round(dpi / 0.0254)
     body = b"pHYs" + struct.pack(">IIB", per_metre, per_metre, 1)

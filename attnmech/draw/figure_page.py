@@ -1,4 +1,4 @@
-"""One offline HTML page with a few views, one below the other, and the table of their numbers."""
+"""An offline HTML page with a column of views and a table of their numbers."""
 
 from collections.abc import Mapping, Sequence
 from typing import Final
@@ -10,7 +10,7 @@ from .section import Section
 from .text import html_text
 
 MOST_IN_A_CELL: Final = 4
-"""A notebook's cell shows at most this many figures of a result."""
+"""The most figures of a result that a notebook cell shows."""
 
 
 def render_figures(
@@ -21,7 +21,7 @@ def render_figures(
     frame: pd.DataFrame | None = None,
     provenance: Mapping[str, str] | None = None,
 ) -> str:
-    """The whole page as HTML, to be written as UTF-8; it opens from a file without a network."""
+    """The whole page as HTML for a UTF-8 file; it opens without a network."""
     return page_of_views(
         {name: view for section in sections for name, view in _views(section).items()},
         sections,
@@ -33,7 +33,7 @@ def render_figures(
 
 
 def in_notebook_output(*, title: str, lead: str, sections: Sequence[Section], frame: pd.DataFrame) -> str:
-    """The same in a notebook's cell: what was found, the figures, and the table behind a fold."""
+    """The same content for a notebook cell: the finding, the figures, and a folded table."""
     shown = "".join(
         f'<p class="attnmech-reading">{html_text(" ".join(filter(None, (section.heading, str(section.reading)))))}</p>'
         f"{in_notebook(_views(section).values())}"
@@ -50,14 +50,14 @@ def in_notebook_output(*, title: str, lead: str, sections: Sequence[Section], fr
 
 
 def table_html(frame: pd.DataFrame) -> str:
-    """A table that scrolls in its own place, with what it says of its intervals."""
+    """A table that scrolls within the page, with the note on its intervals."""
     note = f"<p>{html_text(frame.attrs['intervals'])}</p>" if "intervals" in frame.attrs else ""
     html = frame.to_html(index=False, escape=True, border=0, na_rep="", float_format=lambda value: f"{value:.3g}")
     return f'{note}<div class="table attnmech-table">{html}</div>'
 
 
 def _views(section: Section) -> dict[str, View]:
-    """The section's figures as views of their own."""
+    """The section's figures as views, by name."""
     return {
         name: figure if isinstance(figure, View) else plotly_view(figure, title=section.heading)
         for name, figure in section.figures.items()

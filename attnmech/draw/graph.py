@@ -37,9 +37,9 @@ def token_graph(
     measure: Measure = PROBABILITY,
     title: str = "Token graph",
 ) -> View:
-    """Directed edges from queries to keys where the weight is at least `threshold`, of one head or of a layer's mean.
+    """Directed edges from queries to keys with a weight of at least `threshold`, for one head or the mean of a layer.
 
-    The first key can be left out; the softmax is then taken again without it, as in `sentence_view`.
+    The reader can leave out the first key; the softmax is then taken again without it, as in `sentence_view`.
 
     >>> import numpy as np
     >>> view = token_graph(np.array([[[[1.0, 0.0], [0.25, 0.75]]]]), ["Hi", " !"], layers=[3], threshold=0.5)
@@ -50,7 +50,7 @@ def token_graph(
         pattern: probabilities after softmax, [layer head query key].
         tokens: the query tokens.
         layers: the layers' numbers, in the pattern's order.
-        keys: the key tokens in cross-attention, which are then on a line of their own.
+        keys: the key tokens in cross-attention, drawn on a separate line.
         threshold: the initial threshold, above 0 and up to 1.
         head: the head that is shown first.
         sums_to_one: whether every row must sum to 1; if not, to at most 1, as when a sink takes the rest.

@@ -1,4 +1,4 @@
-"""Which head's figure is shown? The reader's choice, from a figure for each."""
+"""A view of one figure per head; the reader chooses the head."""
 
 import json
 from collections.abc import Callable, Iterator, Sequence
@@ -21,20 +21,20 @@ def head_picker(
     title: str,
     reading: str,
 ) -> View:
-    """A view of one head's figure, with a layer and a head to choose.
+    """A view that shows the figure of one head, with selectors for layer and head.
 
     Args:
         figure_of: makes the figure of a layer and a head.
         layers: the layers that can be chosen.
-        heads: how many heads each has.
+        heads: the number of heads in each layer.
         layer: the layer that is shown first, one of `layers`.
         head: the head that is shown first.
-        title: what the view is called.
+        title: the view's heading.
         reading: how to read it.
 
     """
     first = json.loads(figure_of(layer, head).to_json())
-    # Figures have most in common: their layout, and often their tokens.
+    # Figures share most of their content: the layout, and often the tokens.
     changes = tuple(
         json.dumps(list(_changes(first, json.loads(figure_of(at, of).to_json()))))
         for at in layers
@@ -53,7 +53,7 @@ def head_picker(
 
 
 def _changes(one: Any, other: Any, path: tuple[str | int, ...] = ()) -> Iterator[tuple[tuple[str | int, ...], Any]]:
-    """Where `other` differs from `one`, and what stands there."""
+    """The paths at which `other` differs from `one`, with the values of `other`."""
     if isinstance(one, dict) and isinstance(other, dict) and one.keys() == other.keys():
         for name in one:
             yield from _changes(one[name], other[name], (*path, name))

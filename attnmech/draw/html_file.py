@@ -13,7 +13,7 @@ P = ParamSpec("P")
 
 
 def returns_page(to_html: Callable[P, str]) -> Callable[P, str]:
-    """Makes `to_html(path)` an `InputError` that names `write_html`."""
+    """Makes `to_html(path)` raise an `InputError` that names `write_html`."""
 
     @wraps(to_html)
     def checked(*arguments: P.args, **options: P.kwargs) -> str:

@@ -1,4 +1,4 @@
-"""Signed numbers with their intervals, one below the other."""
+"""Rows of signed numbers with their intervals."""
 
 from collections.abc import Sequence
 from typing import Final
@@ -19,9 +19,9 @@ def interval_rows(
     *,
     label: str,
 ) -> go.Figure:
-    """One row per name with a mark for each of some quantities, given as (name, value, low, high); at most three.
+    """One row per name, with one mark for each of up to three quantities (name, value, low, high).
 
-    Each quantity has a colour and a symbol of its own; the line to both sides of a mark is its interval, where known.
+    Each quantity has its own colour and symbol; the line through a mark is its interval, if known.
     """
     figure = Figure()
     for number, (name, value, low, high) in enumerate(values):

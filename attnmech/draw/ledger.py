@@ -1,4 +1,4 @@
-"""The ledger of one row: for one query, what each key's score is made of, and what the softmax makes of the scores."""
+"""The ledger of one row: for one query, the terms of each key's score, and the probability after softmax."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
@@ -17,19 +17,19 @@ from .style import FIGURE_STYLE, NEUTRAL, term_order, term_style
 from .text import token_labels
 
 _HATCHES: Final = {"query_bias": "/", "constant": ".", "softcap": "x"}
-"""What distinguishes grey terms."""
+"""The hatches that distinguish grey terms."""
 
 _PIXELS_OF_A_ROW: Final = 26
 
 MOST_KEYS: Final = 12
-"""The number of keys of a row that are drawn by default."""
+"""The default number of keys drawn per row."""
 
 REFERENCES: Final = {
     "zero": "score before softmax",
     "mean": "score before softmax<br>− the row's mean",
     "runner_up": "score before softmax<br>− the runner-up's",
 }
-"""What a row's terms may be drawn against; the same number for every key of a row changes no probability."""
+"""The references that can be subtracted from a row's terms; one number for all keys of a row changes no probability."""
 
 
 ROW_READING: Final = (
@@ -50,7 +50,7 @@ def row_ledger(
     against: str = "zero",
     keys: Sequence[str] | None = None,
 ) -> go.Figure:
-    """The keys that one query looks at most: score = Σ terms on the left, its probability on the right.
+    """The keys that one query attends to most: score = Σ terms on the left, the probability on the right.
 
     >>> terms = {"query_key": np.array([1.0, 2.0]), "position": np.array([-0.5, 0.5])}
     >>> figure = row_ledger(terms, np.array([0.5, 2.5]), np.array([0.12, 0.88]), ["What", " does"], query=1)
@@ -58,14 +58,14 @@ def row_ledger(
     [('position', [0.5, -0.5]), ('query_key', [2.0, 1.0]), ('score', [2.5, 0.5]), ('probability', [0.88, 0.12])]
 
     Args:
-        terms: each term at each key, in units of the score before softmax; they add up to `score`. Without the mask.
+        terms: each term at each key, without the mask, in units of the score before softmax; they sum to `score`.
         score: score before softmax; NaN at hidden keys, which are never shown.
         pattern: probability after softmax.
         tokens: the text's tokens, which are both the queries and the keys.
-        query: the position of the token that looks.
-        top: the largest number of keys drawn, by falling probability.
-        against: what the terms and the score are drawn against: "zero", or "mean" for each minus its mean over the
-            visible keys, or "runner_up" for each minus what it is at the key of the second highest probability.
+        query: the position of the query.
+        top: the largest number of keys drawn, in order of falling probability.
+        against: the reference that is subtracted from the terms and the score: "zero"; "mean", their means over the
+            visible keys; or "runner_up", their values at the key with the second highest probability.
         keys: the key tokens in cross-attention; the query tokens by default.
 
     Returns:
@@ -107,9 +107,9 @@ def ledger_chart(
     references: Sequence[str] = tuple(REFERENCES),
     nouns: Nouns = TEXT,
 ) -> Chart:
-    """The ledger of every row of every head; `queries` are the tokens that look, by default all.
+    """The ledger of every row of every head; `queries` are the positions of the rows, by default all.
 
-    With several `references` these are a choice, "against"; terms may have an axis "split" in front.
+    Several `references` become a choice, "against". Terms may have a leading axis "split".
     """
     labels, key_labels = token_labels(tokens), token_labels(tokens if keys is None else keys)
     ranked = likeliest(scores, pattern)
@@ -180,7 +180,7 @@ def ledger_chart(
 def likeliest(
     scores: Float[np.ndarray, "*head query key"], pattern: Float[np.ndarray, "*head query key"]
 ) -> Int[np.ndarray, "*head query key"]:
-    """The keys of each row by falling probability, of equal ones the earlier first; hidden ones last."""
+    """The keys of each row by falling probability, ties in order of position; hidden keys last."""
     order: Int[np.ndarray, "*head query key"] = np.argsort(
         np.where(np.isfinite(scores), -pattern, np.inf), axis=-1, kind="stable"
     )
@@ -196,7 +196,7 @@ def _at_reference(
     ranked: Int[np.ndarray, "layer head query key"],
     references: Sequence[str],
 ) -> ByChoice | None:
-    """What is subtracted from a term in each row."""
+    """The numbers that are subtracted from a term in each row."""
     if tuple(references) == ("zero",):
         return None
     visible = np.isfinite(scores)
@@ -233,7 +233,7 @@ def _slots_of_layout(
     queries: Sequence[int] | None,
     references: Sequence[str],
 ) -> tuple[Slot, ...]:
-    """The title, the rows, the height, and how far the probabilities' axis reaches."""
+    """Slots for the title, the rows, the height, and the range of the probability axis."""
     count = (rows.values >= 0).sum(axis=-1)
     visible = np.isfinite(scores).sum(axis=-1)
     together = np.nansum(probability, axis=-1)
@@ -244,7 +244,7 @@ def _slots_of_layout(
         summary = f"{count[place]} of its {visible[place]} visible keys, together {together[place]:.3f}"
         titles[place] = f"query {number} “{text}”<br>{summary}"
     ends = np.stack([count - 0.5, np.full(count.shape, -0.5)], axis=-1)
-    # The room on the right is for the numbers beside the bars.
+    # The space on the right is for the numbers beside the bars.
     reach = np.stack([np.zeros(count.shape), 1.5 * np.nan_to_num(probability).max(axis=-1)], axis=-1)
     against = np.array([REFERENCES[name] for name in references], dtype=object)
     return (
@@ -271,7 +271,7 @@ _LAYOUT: Final = {
         "yanchor": "top",
         "pad": {"t": 16},
     },
-    # Below, where its lines have room: on a phone each entry has its own.
+    # Below the figure, where its lines have room: on a phone each entry takes a line.
     "legend": {"traceorder": "normal", "yref": "container", "y": 0, "yanchor": "bottom"},
     "xaxis": {"title": {}, "domain": [0, 0.7], **_LINE_AT_0},
     "xaxis2": {
@@ -292,14 +292,14 @@ _LAYOUT: Final = {
 
 
 def _in_thousandths(probability: Float[np.ndarray, "*places"]) -> Int[np.ndarray, "*places"]:
-    """Where the words for a probability stand in `_THOUSANDTHS`; -1 for none."""
+    """The index of a probability's text in `_THOUSANDTHS`; -1 for NaN."""
     rounded = np.rint(1000 * np.nan_to_num(probability)).astype(np.int64) + 1
     place = np.where(probability < 0.001, (probability > 0).astype(np.int64), rounded)
     return np.where(np.isnan(probability), -1, place)
 
 
 _THOUSANDTHS: Final = ("0", "&lt;0.001", *(f"{number / 1000:.3f}" for number in range(1, 1001)))
-"""Probabilities with three digits after the point, for a plotly string; one that would become 0 says so."""
+"""Probabilities with three digits after the point, for a plotly string; "<0.001" for those between 0 and 0.001."""
 
 
 def _require_row(

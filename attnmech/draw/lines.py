@@ -1,4 +1,4 @@
-"""A number of some tokens, or of types of token, layer by layer."""
+"""Lines over the layers: a number for each token, or for each type of token."""
 
 from collections.abc import Mapping, Sequence
 from typing import Final
@@ -17,7 +17,7 @@ _DASHES: Final = ("solid", "dash", "dot", "dashdot")
 _SYMBOLS: Final = ("circle", "square", "diamond", "cross", "x", "triangle-up")
 
 MOST_NAMED: Final = 24
-"""Beyond, only the lines that change most are named."""
+"""With more lines than this, only those that change most are named."""
 
 _FEW_NAMED: Final = 6
 
@@ -33,21 +33,21 @@ def lines_by_layer(
     baselines: Mapping[str, Float[np.ndarray, " layer"]] | None = None,
     logarithmic: bool = False,
 ) -> go.Figure:
-    """A line for each name over the layers, with intervals where they are known, and up to two grey baselines.
+    """One line per name over the layers, with intervals if known, and up to two grey baselines.
 
     >>> figure = lines_by_layer(np.array([[1.0, 0.4]]), [0, 1], ["0 Time"], label="cosine")
     >>> [(trace.name, list(trace.x)) for trace in figure.data]
     [('0 Time', [0, 1])]
 
     Args:
-        values: NaN where there is none.
+        values: the numbers; NaN if missing.
         layers: the labels of the layers.
-        names: the lines' names, escaped here.
-        label: what the number is, for the vertical axis.
+        names: the names of the lines; this function escapes them.
+        label: the title of the vertical axis.
         low: the low ends of intervals, drawn as bars.
         high: the high ends.
-        baselines: what the number would be by chance, by name.
-        logarithmic: draws 1 + value on a logarithmic axis, so that 0 has a place.
+        baselines: the values expected by chance, by name.
+        logarithmic: draws 1 + value on a logarithmic axis, so that 0 can be drawn.
 
     """
     if values.shape != (len(names), len(layers)):

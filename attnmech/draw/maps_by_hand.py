@@ -1,4 +1,4 @@
-"""Attention maps from arrays, in one call each: weights from any code, such as `nn.MultiheadAttention`'s.
+"""Attention maps from arrays, each in one call; the weights may come from any code, such as `nn.MultiheadAttention`.
 
 >>> import numpy as np
 >>> weights = np.array([[0.9, 0.1], [0.3, 0.7]])
@@ -27,7 +27,7 @@ from .style import FIGURE_STYLE, SCORE_COLOURS
 from .text import isolated, plotly_text, visible_token
 
 _TICKS: Final = 40
-"""The most positions of which each has a label at its axis."""
+"""The most positions along an axis with a label for each."""
 
 
 def heatmap(
@@ -50,7 +50,7 @@ def heatmap(
         sums_to_one: whether every row must sum to 1; if not, to at most 1.
 
     Raises:
-        InputError: for weights that are no probabilities, or without a label for each position.
+        InputError: for weights that are not probabilities, or without a label for each position.
 
     """
     array = as_array(weights)
@@ -87,7 +87,7 @@ def heatmaps(
     sums_to_one: bool = True,
     title: str = "Attention of all heads",
 ) -> View:
-    """All heads as small maps, with the chosen one large: `model_view` of one layer or several.
+    """Small maps of all heads, and a large map of the selected head: `model_view` of one or more layers.
 
     Args:
         weights: probabilities after softmax, [head query key] or [layer head query key].
@@ -111,12 +111,14 @@ def edges(
     sums_to_one: bool = True,
     title: str = "Token graph",
 ) -> View:
-    """Attention as a directed graph: an edge from a query to each key with at least `threshold`, as wide as its weight.
+    """Attention as a directed graph: an edge from each query to each key with a weight of at least `threshold`.
+
+    The width of an edge shows its weight.
 
     Args:
         weights: probabilities after softmax, [query key], [head query key] or [layer head query key].
         labels: what the positions are called; their numbers by default.
-        threshold: the threshold at first, above 0 and up to 1; the view has a slider.
+        threshold: the initial threshold, above 0 and up to 1; the view has a slider.
         keys: what the keys are called, where they are not the queries.
         sums_to_one: whether every row must sum to 1; if not, to at most 1.
         title: the view's heading.
@@ -145,7 +147,7 @@ def _by_layer(weights: Array) -> Float[np.ndarray, "layer head query key"]:
 def _labels(
     array: Float[np.ndarray, "..."], labels: Sequence[str] | None, keys: Sequence[str] | None, *, axes: str
 ) -> tuple[Sequence[str], Sequence[str] | None]:
-    """What queries and keys are called; the keys None where they are the queries."""
+    """The labels of queries and keys; None for the keys if they are the queries."""
     if array.ndim != len(axes.split()):
         raise InputError(
             f"`weights` must have the axes [{axes}]; got the shape {array.shape}. Choose a text and a head: "
@@ -159,7 +161,7 @@ def _labels(
 
 
 def _numbered(labels: Sequence[str]) -> list[str]:
-    """What the axis and the hover box call positions: labels that are not just their numbers, with these."""
+    """The names of positions at axes and in hover boxes: the number, and the label if it says more."""
     return [
         str(number) if label == str(number) else f"{number} {isolated(plotly_text(visible_token(label)))}"
         for number, label in enumerate(labels)

@@ -1,4 +1,4 @@
-"""What the page shows: every number of figures 1 to 10, and the facts around them."""
+"""The numbers that the page shows: those of figures 1 to 10, and the rows of its tables."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -16,7 +16,7 @@ from .text import percent, quoted
 
 @dataclass(frozen=True)
 class ScoreNumbers:
-    """Every number that figures 1 to 3 show for one text, for all layers and heads to choose from."""
+    """All numbers that figures 1 to 3 show for one text, for every layer and head."""
 
     tokens: tuple[str, ...]
     """The text's tokens as the tokenizer gave them."""
@@ -25,29 +25,29 @@ class ScoreNumbers:
     scores: Float32[np.ndarray, "layer head query key"]
     """Score before softmax; hidden cells are NaN."""
     pattern: Float32[np.ndarray, "layer head query key"]
-    """The attention that each query gives each key: probabilities after softmax, as hooks in force left them."""
+    """The attention of each query to each key: probabilities after softmax, as active hooks left them."""
     ranked_key: Int32[np.ndarray, "layer head query rank"]
-    """The key of the rank-th highest score, rank 0 the highest; -1 where the row has fewer visible keys."""
+    """The key of each rank, by falling score from rank 0; -1 where the row has fewer visible keys."""
     ranked_share: Mapping[str, Float32[np.ndarray, "layer head query rank"]]
-    """Per term ("position", "key_bias", "query_key", …) its share of that score, 0 to 1; NaN where undefined."""
+    """The share of each term ("position", "key_bias", "query_key", …) in that score, 0 to 1; NaN where undefined."""
     key_terms: Mapping[str, Float32[np.ndarray, "layer head key"]]
     """The terms that depend on the key alone, in units of the score; may be empty."""
     key_terms_of_last: bool = False
-    """Whether these depend on the distance too, and are as the last query sees them; NaN at keys hidden from it."""
+    """Whether `key_terms` also depend on distance; they are then the last query's, NaN at keys hidden from it."""
     notes: tuple[str, ...] = ()
-    """Sentences that stand before the figures, such as "this model has no position term"."""
+    """Sentences shown before the figures, such as "this model has no position term"."""
     terms: Mapping[str, Float32[np.ndarray, "layer head query_or_1 key_or_1"]] = field(default_factory=dict)
-    """Every term of the scores without the mask, of length 1 along an axis on which it does not depend."""
+    """Every term of the scores without the mask; an axis on which a term does not depend has length 1."""
     special: tuple[bool, ...] = ()
-    """Which tokens are special ones of the tokenizer; none if left out."""
+    """For each token, whether it is a special token of the tokenizer; empty if none is."""
     value_norms: Float32[np.ndarray, "layer head key"] | None = None
-    """‖f(x_j)‖ of each key in each head; the page then shows value-weighted attention, too."""
+    """‖f(x_j)‖ of each key in each head; the page then also shows value-weighted attention."""
     keys: tuple[str, ...] = ()
-    """In cross-attention the tokens of the text that `tokens` attend to; empty where these attend to each other."""
+    """In cross-attention, the tokens of the text that `tokens` attend to; empty in self-attention."""
     key_special: tuple[bool, ...] = ()
-    """Which of `keys` are special tokens; none if left out."""
+    """For each of `keys`, whether it is a special token; empty if none is."""
     nouns: Nouns = TEXT
-    """What the input and its positions are called."""
+    """The words for the input and its positions."""
 
     @property
     def crosses(self) -> bool:
@@ -60,11 +60,11 @@ class ScoreNumbers:
         return self.keys or self.tokens
 
     def named_key(self, position: int) -> str:
-        """A key's position and token, as sentences name it."""
+        """A key's position and token, for sentences."""
         return f"{position} {quoted(self.key_tokens[position])}"
 
     def named_token(self, position: int) -> str:
-        """Likewise a query's."""
+        """A query's position and token, for sentences."""
         return f"{position} {quoted(self.tokens[position])}"
 
     def __post_init__(self) -> None:
@@ -93,14 +93,14 @@ class ScoreNumbers:
                 raise InputError(f"`terms[{name!r}]` must broadcast to the shape {whole}; got {term.shape}.")
 
     def terms_of_row(self, layer: int, head: int, query: int) -> dict[str, Float32[np.ndarray, " key"]]:
-        """Every term at each key of one row; `layer` counts the view's layers."""
+        """Every term at each key of one row; `layer` is an index into `layers`."""
         shape = self.scores.shape[2:]
         return {name: np.broadcast_to(term[layer, head], shape)[query] for name, term in self.terms.items()}
 
 
 @dataclass(frozen=True)
 class FocusNumbers:
-    """Every number that figures 4 to 6 show: where the heads of all layers look, as fractions of rows."""
+    """All numbers that figures 4 to 6 show: the fractions of rows in which each head looks at certain keys."""
 
     layers: tuple[int, ...]
     """The labels of the layers; heads are numbered from 0."""
@@ -114,15 +114,15 @@ class FocusNumbers:
     concentration: Float32[np.ndarray, "layer head"]
     """Mean over rows of p(1) - p(2), the two highest probabilities."""
     rows: str
-    """Which rows count, such as "row 0 is left out: it sees only itself"."""
+    """The rows that count, in words, such as "row 0 is left out: it sees only itself"."""
     low: Mapping[str, Float32[np.ndarray, "layer head"]] = field(default_factory=dict)
-    """The lower ends of intervals, by the name of the number above; empty where there are none."""
+    """The lower ends of intervals, by the name of the field; empty without intervals."""
     high: Mapping[str, Float32[np.ndarray, "layer head"]] = field(default_factory=dict)
     """The upper ends, with the names of `low`."""
     crosses: bool = False
-    """Whether queries and keys are tokens of two texts: then none is itself, or the one before."""
+    """Whether queries and keys are tokens of two texts; then no key is the query itself or the previous token."""
     nouns: Nouns = TEXT
-    """What the input and its positions are called."""
+    """The words for the input and its positions."""
 
     def __post_init__(self) -> None:
         if not self.layers:
@@ -147,25 +147,25 @@ class FocusNumbers:
 
 
 FOCUS_NUMBERS: Final = ("self_top", "first_top", "previous_top", "concentration")
-"""The numbers of a `FocusNumbers`."""
+"""The fields of `FocusNumbers` that hold numbers by layer and head."""
 
 _ROUNDING: Final = 1e-5
-"""How far a mean of float32 numbers may stray beyond 0 and 1."""
+"""The tolerance by which a mean of float32 numbers may lie outside 0 to 1."""
 
 Side = Literal["query", "target"]
-"""Sides of an update: what is added at the query, or what the most attended key's value would write."""
+"""Sides of an update: the vector added at the query, or the vector that the most attended key's value would write."""
 
 
 @dataclass(frozen=True)
 class UpdateNumbers:
-    """Every number that figures 7 to 10 show for one text: how much and which way each head moves the stream."""
+    """All numbers that figures 7 to 10 show for one text: how far and in which direction each head moves the stream."""
 
     tokens: tuple[str, ...]
     """The text's tokens as the tokenizer gave them."""
     layers: tuple[int, ...]
     """The labels of the layers; heads are numbered from 0."""
     magnitude: Float32[np.ndarray, "layer head token"]
-    """‖u‖ / ‖x‖ at the query: u the head's update there, x the residual stream that enters the block there."""
+    """‖u‖ / ‖x‖ at the query, where u is the head's update and x the residual stream that enters the block."""
     orientation: Float32[np.ndarray, "layer head token"]
     """cos(u, x) at the query, -1 to 1; NaN where u is 0."""
     target_magnitude: Float32[np.ndarray, "layer head token"]
@@ -175,7 +175,7 @@ class UpdateNumbers:
     attended: Int32[np.ndarray, "layer head token"]
     """The key that each query attends to most; -1 where it has no choice."""
     nouns: Nouns = TEXT
-    """What the input and its positions are called."""
+    """The words for the input and its positions."""
 
     def __post_init__(self) -> None:
         if not self.tokens or not self.layers:
@@ -204,7 +204,7 @@ class UpdateNumbers:
 
 @dataclass(frozen=True)
 class TableRow:
-    """One row of a table: a name, its value, and for a check how it went and why."""
+    """One row of a table: a name, its value, and for a check the outcome and the reason."""
 
     label: str
     value: str
@@ -213,7 +213,7 @@ class TableRow:
 
 
 def row_sentences(view: ScoreNumbers) -> ByChoice:
-    """For every query in every head, the three keys that it attends to most, or that it gets most from."""
+    """Sentences on the three keys that each query attends to most, or gets most from, in every head."""
     norms = view.value_norms
     weights = [view.pattern] if norms is None else [view.pattern, value_weighted(view.pattern, norms)]
     top = [np.argsort(-attention, axis=-1, kind="stable")[..., :3] for attention in weights]

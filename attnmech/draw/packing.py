@@ -1,7 +1,7 @@
-"""How a page carries arrays: 16 or 8 bits a number, scaled within each head, compressed, as base64.
+"""Packs arrays for a page: 16 or 8 bits per number, scaled within each head, compressed, as base64.
 
-value = low + step · code, with one low and one step for each (layer, head): the rounding error is at most half a
-step, that is 1/131068 of the head's range. The highest code means "no value" (NaN, or key -1). shared.js reads it.
+value = low + step · code, with one low and one step for each (layer, head): with 16 bits, the rounding error is at
+most half a step, 1/131068 of the head's range. The highest code means "no value" (NaN, or key -1). shared.js reads it.
 """
 
 import json
@@ -19,7 +19,7 @@ from .text import bound, printable
 NO_VALUE: Final = 65535
 
 MOST_LOGARITHMS: Final = 2_000_000
-"""Up to this many probabilities, a view carries 16 bits of each logarithm; beyond, 8 bits of each square root."""
+"""Views of up to this many probabilities carry 16 bits of each logarithm; larger views, 8 bits of each square root."""
 
 
 class PackedValues(TypedDict):
@@ -28,9 +28,9 @@ class PackedValues(TypedDict):
     low: list[float]
     step: list[float]
     codes: str
-    """The codes' high bytes, then their low bytes, compressed with gzip, as base64; of 8 bits, the codes alone."""
+    """All high bytes, then all low bytes, compressed with gzip, as base64; 8-bit codes have one byte each."""
     scale: NotRequired[Literal["logarithm", "root"]]
-    """That the values stand for exp(value), or for value²; both of probabilities."""
+    """Whether a value v means the probability exp(v) ("logarithm") or v² ("root")."""
 
 
 def pack_values(values: Float[np.ndarray, "..."], axes: int = 2) -> PackedValues:
@@ -58,15 +58,15 @@ def pack_keys(keys: Integer[np.ndarray, "..."], axes: int = 2) -> PackedValues:
 
 
 def pack_logarithms(pattern: Float[np.ndarray, "..."], axes: int = 2) -> PackedValues:
-    """Probabilities by their logarithms, so that small ones keep their ratios; 0 becomes "no value".
+    """The logarithms of probabilities, so that small ones keep their ratios; 0 becomes "no value".
 
-    A row can then be normalised again without one of its keys, even if that key has nearly all.
+    A row can then be normalised again without one of its keys, even if that key has nearly all of the attention.
     """
     return pack_values(logarithms(pattern), axes) | {"scale": "logarithm"}
 
 
 def pack_probabilities(pattern: Float[np.ndarray, "layer head *rest"]) -> PackedValues:
-    """Probabilities for maps: their logarithms while these are few, else 8 bits of their square roots."""
+    """Probabilities for maps: the logarithms of up to `MOST_LOGARITHMS`, else 8 bits of their square roots."""
     if pattern.size <= MOST_LOGARITHMS:
         return pack_logarithms(pattern)
     blocks = pattern.shape[0] * pattern.shape[1]
@@ -75,7 +75,7 @@ def pack_probabilities(pattern: Float[np.ndarray, "layer head *rest"]) -> Packed
 
 
 def rounding_note(packed: PackedValues, what: str = "probability") -> str:
-    """How far packed probabilities, or other shares, may be from what was given, in words.
+    """A sentence on the largest rounding error of packed probabilities or other shares.
 
     >>> rounding_note(pack_logarithms(np.array([[[0.25, 0.75]]])))
     'Each probability is within 0.001 % of its value.'
@@ -88,7 +88,7 @@ def rounding_note(packed: PackedValues, what: str = "probability") -> str:
 
 
 def rounding_error(values: Float[np.ndarray, "..."], axes: int = 2) -> float:
-    """The largest distance that packing can put between a value and its code, in the values' units."""
+    """The largest rounding error of packed values, in their units."""
     return float(_scale(_by_block(values, axes))[1].max()) / 2
 
 
@@ -109,7 +109,7 @@ def _by_block(values: Float[np.ndarray, "..."], axes: int) -> Float[np.ndarray, 
 
 
 def _scale(blocks: Float[np.ndarray, "block value"]) -> tuple[Float[np.ndarray, " block"], Float[np.ndarray, " block"]]:
-    """The low and the step of each block; 0 where it has no value."""
+    """The low and the step of each block; both are 0 for a block without values."""
     present = ~np.isnan(blocks)
     some = present.any(axis=1)
     low = np.where(some, blocks.min(axis=1, where=present, initial=np.inf), 0.0)
@@ -118,7 +118,7 @@ def _scale(blocks: Float[np.ndarray, "block value"]) -> tuple[Float[np.ndarray, 
 
 
 def _planes(codes: UInt16[np.ndarray, "..."]) -> str:
-    """All high bytes, then all low bytes: neighbours among the high ones are alike, and compress."""
+    """All high bytes, then all low bytes: neighbouring high bytes are similar and compress well."""
     flat = codes.reshape(-1)
     return _compressed(np.concatenate([flat >> 8, flat & 255]).astype(np.uint8))
 

@@ -1,8 +1,8 @@
-"""One offline HTML page about one text, for every layer and head: the sections that methods describe.
+"""An offline HTML page about one text, for every layer and head, with the sections that methods describe.
 
 The page loads nothing: the scripts, the numbers and the style are all in the one file, compressed, and its content
-security policy lets no other script run and no request leave. A figure is made once, here; page.js puts the numbers
-and sentences of what is chosen into their places, when they scroll into view.
+security policy lets no other script run and no request leave. Python makes each figure once; page.js fills in the
+numbers and sentences of the reader's choices when they scroll into view.
 """
 
 import json
@@ -28,52 +28,52 @@ from .text import bound, json_for_script, token_labels, visible_token
 from .token_weights import unattended
 
 SINK: Final = 1e-3
-"""Where a row's probabilities fall short of 1 by more than this, a sink takes the rest."""
+"""If a row's probabilities fall short of 1 by more than this, a sink takes the rest."""
 
 STATUS_WORDS: Final = {"ok": "✓ ok", "warn": "! caveat", "fail": "✗ fails"}
-"""A check's outcome, readable without its colour."""
+"""The outcomes of a check, readable without colour."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Page:
-    """What a page about one text says and shows."""
+    """The content of a page about one text."""
 
     title: str
     """The page's heading."""
     lead: str
-    """One sentence below it."""
+    """The sentence below the heading."""
     view: ScoreNumbers
     """The text, and the attention of every layer and head."""
     sections: Sequence[Section]
-    """What there is to say, in order; `{layer}`, `{head}`, … in their calls stand for what is chosen."""
+    """The sections, in order; the reader's choices replace `{layer}`, `{head}`, … in their calls."""
     facts: Sequence[TableRow]
-    """What is known of the model and the run, such as layers, heads, the largest residual."""
+    """Facts about the model and the run, such as layers, heads, the largest residual."""
     checks: Sequence[TableRow]
     """The certificate's checks, with their status."""
     provenance: Mapping[str, str]
-    """What the numbers came from: model, weights' hash, versions, options."""
+    """The origin of the numbers: model, weights' hash, versions, options."""
     setup: str = ""
     """The Python that precedes the calls."""
     reasons: Sequence[Sequence[Sequence[str]]] = ()
-    """For each layer of `view`, head and query, one line that says why the head looks where it looks."""
+    """For each layer of `view`, head and query, one line that says why the head attends where it does."""
     brief: Mapping[str, str] = field(default_factory=dict)
-    """What was found, in a sentence for each question."""
+    """The findings, one sentence per question."""
     start: tuple[int, int, int] | None = None
-    """The layer, head and query that the page begins with; else the first head and the last token."""
+    """The layer, head and query that the page shows first; by default the first head and the last token."""
 
 
 def render_page(page: Page) -> str:
-    """The whole page as HTML, to be written as UTF-8; it opens from a file without a network."""
+    """The whole page as HTML for a UTF-8 file; it opens without a network."""
     data = _data(page)
     return _document([page], data=_json(page, data, _carried([page])), **_values(page, data))
 
 
 def render_stacks(pages: Mapping[str, Page], words: Mapping[str, str]) -> str:
-    """One page for several stacks of one model, of which a reader chooses one: the first at the beginning.
+    """One page for several stacks of one model; it shows the first until the reader chooses another.
 
     Args:
-        pages: by the name of the stack, what is shown of it.
-        words: by the same names, the stack in words.
+        pages: the page of each stack, by the name of the stack.
+        words: each stack in words, by the same names.
 
     """
     bodies, carried = {}, _carried(list(pages.values()))
@@ -88,7 +88,7 @@ def render_stacks(pages: Mapping[str, Page], words: Mapping[str, str]) -> str:
 
 
 def _document(pages: Sequence[Page], before: str = "", **values: Any) -> str:
-    """The page around what it says: its style, its policy and its scripts; one may run `before` the others."""
+    """The whole document, with style, security policy and scripts; the script `before` runs before page.js."""
     carried, page = _carried(pages), scripts.package_text("page.js")
     boot = "\n".join(filter(None, (scripts.boot(), before, scripts.package_text("theme.js"))))
     return str(
@@ -105,7 +105,7 @@ def _document(pages: Sequence[Page], before: str = "", **values: Any) -> str:
 
 
 def _values(page: Page, data: Mapping[str, Any]) -> dict[str, Any]:
-    """What the template of a page's body names."""
+    """The values that the template of a page's body uses."""
     return {
         "title": page.title,
         "lead": page.lead,
@@ -130,7 +130,7 @@ def _values(page: Page, data: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _json(page: Page, data: Mapping[str, Any], carried: Sequence[scripts.Script]) -> Markup:
-    """The numbers as the page holds them, with where it begins and the names of its scripts."""
+    """The numbers as the page holds them, with the first selection and the names of the scripts."""
     first = page.start or (page.view.layers[0], 0, len(page.view.tokens) - 1)
     start = dict(zip(("layer", "head", "query"), first, strict=True))
     names = {script.label: script.name for script in carried}
@@ -138,7 +138,7 @@ def _json(page: Page, data: Mapping[str, Any], carried: Sequence[scripts.Script]
 
 
 def _carried(pages: Sequence[Page]) -> list[scripts.Script]:
-    """The scripts that pages need, each once."""
+    """The scripts that the pages need, without repeats."""
     sections = [section for page in pages for section in page.sections]
     views = [figure for section in sections for figure in section.figures.values() if isinstance(figure, View)]
     further = {script.name: script for view in views for script in view.libraries}
@@ -146,7 +146,7 @@ def _carried(pages: Sequence[Page]) -> list[scripts.Script]:
 
 
 def _choices(view: ScoreNumbers, sections: Sequence[Section]) -> list[Choice]:
-    """All that can be chosen, in the order of an address; what only one section offers comes last."""
+    """All choices, in the order of an address; the choices that only one section offers come last."""
     offered = {choice.name: choice for section in sections for choice in section.choices}
     return [
         Choice("layer", "Layer", view.layers, everywhere=True),
@@ -158,7 +158,7 @@ def _choices(view: ScoreNumbers, sections: Sequence[Section]) -> list[Choice]:
 
 
 def _data(page: Page) -> dict[str, Any]:
-    """What page.js reads."""
+    """The data that page.js reads."""
     view, sections, reasons = page.view, page.sections, page.reasons
     choices = _choices(view, sections)
     store = Carried({choice.name: choice.values for choice in choices})
@@ -235,14 +235,14 @@ def _contents(page: Page) -> dict[str, str]:
 
 
 def _precision(sections: Sequence[Section], data: Mapping[str, Any]) -> str:
-    """How exact the page's numbers are, in the units of the figures."""
+    """The precision of the page's numbers, in the units of the figures, in words."""
     rounded = "; ".join(section.rounding for section in sections if section.rounding)
     numbers = f"The numbers on this page have 16 bits each, scaled within their head: {rounded}. " if rounded else ""
     packed = [data["arrays"][data[name]] for name in ("pattern", "norms") if data[name] is not None]
     sentences = f"{numbers}The marks are exact. {rounding_note(packed[0])}"
     if len(packed) < 2:
         return sentences
-    # A share is a product over a sum of products, each off by what its two factors are off by.
+    # A share is a product over a sum of products; each product has the relative errors of its two factors.
     error = 100 * sum(max(array["step"]) for array in packed)
     return f"{sentences} Value-weighted shares are within {bound(max(error, 2e-3))} % of theirs."
 

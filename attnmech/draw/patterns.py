@@ -1,4 +1,4 @@
-"""What attention views take: patterns with their tokens, checked before anything is drawn."""
+"""Checks patterns and their tokens before attention views draw them."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,25 +16,25 @@ from .text import visible_token
 Array = np.ndarray | Tensor | Sequence[Any]
 
 ROW_SUM: Final = 5e-3
-"""How far from 1 the sum of a row may be: sums of float16 probabilities have errors of this size."""
+"""The tolerance for the sum of a row: sums of float16 probabilities have errors of this size."""
 
 
 @dataclass(frozen=True)
 class Measure:
-    """What the weights of a view are, in words."""
+    """The words for the weights of a view."""
 
     weight: str
-    """One weight: "probability"."""
+    """The word for one weight, such as "probability"."""
     whole: str
-    """What a row's weights are shares of: "attention"."""
+    """The word for the whole that a row's weights share, such as "attention"."""
     mark: str = ""
-    """What a sentence adds to the name of a head: " (value-weighted)"."""
+    """The words that a sentence adds to the name of a head, such as " (value-weighted)"."""
     reading: str = ""
-    """What a reader must know of it, as a sentence."""
+    """A sentence that explains the measure to the reader."""
 
     @property
     def words(self) -> dict[str, str]:
-        """What the scripts of views say."""
+        """The words for the scripts of views."""
         return {"weight": self.weight, "whole": self.whole, "mark": self.mark}
 
 
@@ -52,7 +52,7 @@ VALUE_WEIGHTED: Final = Measure(
 def value_weighted(
     pattern: Float[np.ndarray, "*head query key"], norms: Float[np.ndarray, "*head key"]
 ) -> Float[np.ndarray, "*head query key"]:
-    """p_ij n_j / Σ_k p_ik n_k: the share of each key in what its row carries; 0 in a row that carries nothing.
+    """p_ij n_j / Σ_k p_ik n_k: each key's share in the sum of its row; 0 in a row whose sum is 0.
 
     >>> value_weighted(np.array([[0.75, 0.25]]), np.array([1.0, 3.0]))
     array([[0.5, 0.5]])
@@ -72,13 +72,13 @@ def checked_pattern(
     axes: str,
     sums_to_one: bool,
 ) -> Float[np.ndarray, "..."]:
-    """The pattern as a float32 array, if it has these axes, fits the tokens, and its rows are probabilities.
+    """The pattern as a float32 array, checked: it has these axes, fits the tokens, and its rows are probabilities.
 
     Args:
         pattern: probabilities after softmax, the last two axes query and key.
         tokens: the query tokens.
         keys: the key tokens, if they are different.
-        axes: the names of the axes that are expected, "head query key".
+        axes: the names of the expected axes, such as "head query key".
         sums_to_one: whether each row must sum to 1; if not, to at most 1, as when a sink takes the rest.
 
     """
@@ -130,7 +130,7 @@ def of_layers(
     head: int,
     measure: Measure,
 ) -> dict[str, Any]:
-    """What every view of several layers is given besides its numbers: layers, heads, tokens, words, where it begins."""
+    """The data of a view of several layers besides its numbers: layers, heads, tokens, words, first selection."""
     numbers = listed("layers", layers, "a list of ints")
     if len(numbers) != len(array):
         raise InputError(f"`layers` must have one number for each of the {len(array)} layers; got {len(numbers)}.")
@@ -146,7 +146,7 @@ def of_layers(
 
 
 def as_array(values: Array, dtype: type[np.floating] = np.float32) -> Float[np.ndarray, "..."]:
-    """As an array of floats in main memory; of a list, its members stacked."""
+    """The values as an array of floats in main memory; the members of a list are stacked."""
     source: Any = values
     if isinstance(source, Tensor):
         source = dense("what is drawn", source).detach().cpu()

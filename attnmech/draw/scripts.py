@@ -1,4 +1,4 @@
-"""The scripts that a page or a notebook carries: each once, compressed, under a name that its text determines.
+"""The scripts that a page or a notebook carries: each once, compressed, under a name that depends on its text.
 
 A carrier is an element that no browser runs; boot.js finds it by its name, unpacks it and runs it. The content
 security policy of a page names the unpacked text, so nothing else can run.
@@ -16,7 +16,7 @@ from importlib.resources.abc import Traversable
 from .text import json_for_script
 
 VIEWS = ("shared.js", "plotly_figure.js", "circuitsvis.js", "sentence.js", "graph.js", "all_heads.js")
-"""What attnmech's own script consists of."""
+"""The files of attnmech's own script."""
 
 SHARED = (
     "MOST_ASPECT", "NO_VALUE", "checkbox", "codesOf", "colourOf", "contextOf", "counting", "drawPlotly",
@@ -24,7 +24,7 @@ SHARED = (
     "patternsOf", "percent", "pointerBox", "range", "selector", "signed", "sizeCanvas", "slider", "suitBackground",
     "unpack", "unpackTexts",
 )  # fmt: skip
-"""The names of that script that page.js and the scripts of questions use."""
+"""The names in that script that page.js and the scripts of methods use."""
 
 
 @dataclass(frozen=True)
@@ -36,12 +36,12 @@ class Script:
 
     @cached_property
     def name(self) -> str:
-        """The label, and the first digits of the text's SHA-256: another version has another name."""
+        """The label, and the first digits of the text's SHA-256: a changed text changes the name."""
         return f"{self.label}-{sha256(self.text.encode()).hexdigest()[:8]}"
 
     @cached_property
     def carrier(self) -> str:
-        """The element that carries it."""
+        """The HTML element that carries the script."""
         packed = b64encode(compress(self.text.encode(), compresslevel=9, mtime=0)).decode("ascii")
         return f'<script type="text/plain" data-attnmech="{self.name}">{packed}</script>'
 
@@ -56,19 +56,19 @@ CARTESIAN = frozenset(
 
 
 def plotly_for(types: Iterable[str]) -> Script:
-    """plotly.js for traces of these types: the cartesian build, a third of the whole, where it draws them all."""
+    """plotly.js for traces of these types: the cartesian build, a third of the whole in size, if it draws them all."""
     return plotly() if CARTESIAN.issuperset(types) else whole_plotly()
 
 
 @cache
 def plotly() -> Script:
-    """plotly.js's cartesian build, of a version that `.ci/plotly` fetched."""
+    """plotly.js's cartesian build, in the version that `.ci/plotly` fetched."""
     return Script("plotly", package_text("vendored/plotly-cartesian.min.js"))
 
 
 @cache
 def whole_plotly() -> Script:
-    """plotly.js, of the version that plotly's Python package brings."""
+    """The whole of plotly.js, in the version of plotly's Python package."""
     from plotly.offline import get_plotlyjs  # type: ignore[import-untyped]
 
     return Script("plotly", get_plotlyjs())
@@ -92,18 +92,18 @@ def views() -> Script:
 
 @cache
 def of_question(label: str, files: tuple[Traversable, ...]) -> Script:
-    """The views that a question draws by scripts and styles of its own; the scripts see `views` and SHARED."""
+    """The views that a method draws with its own scripts and styles; the scripts see `views` and SHARED."""
     seen = f"const {{ views, shared: {{ {', '.join(SHARED)} }} }} = window.attnmech;"
     return Script(label, _in_a_function(seen, *map(_added, files)))
 
 
 def _in_a_function(*texts: str) -> str:
-    """A script whose names no other script sees."""
+    """A script with names that no other script sees."""
     return "\n".join(("(() => {", '"use strict";', *texts, "})();", ""))
 
 
 def _added(file: Traversable) -> str:
-    """A script as it is; a style as the line of script that adds it."""
+    """A script unchanged; a style as the line of script that adds it."""
     text = file.read_text("utf-8")
     is_style = file.name.endswith(".css")
     return f'document.head.append(make("style", {{ text: {json_for_script(text)} }}));' if is_style else text
@@ -111,12 +111,12 @@ def _added(file: Traversable) -> str:
 
 @cache
 def boot() -> str:
-    """The few lines that unpack the others."""
+    """The few lines of script that unpack the other scripts."""
     return package_text("boot.js")
 
 
 def content_policy(*scripts: str) -> str:
-    """A content security policy under which these scripts alone may run and nothing may be fetched."""
+    """A content security policy that lets only these scripts run and nothing be fetched."""
     hashes = " ".join(f"'sha256-{b64encode(sha256(script.encode()).digest()).decode()}'" for script in scripts)
     return (
         f"default-src 'none'; script-src {hashes}; style-src 'unsafe-inline'; img-src data: blob:; "
@@ -125,10 +125,10 @@ def content_policy(*scripts: str) -> str:
 
 
 def carriers(scripts: Iterable[Script]) -> str:
-    """The elements that carry these."""
+    """The HTML elements that carry these scripts."""
     return "".join(script.carrier for script in scripts)
 
 
 def package_text(name: str) -> str:
-    """A file beside this one."""
+    """The text of a file in this package."""
     return files(__package__).joinpath(name).read_text("utf-8")

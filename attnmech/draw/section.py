@@ -1,4 +1,4 @@
-"""A section of a page: what a method says about its numbers, beside the figures that show them."""
+"""A section of a page: what a method says about its numbers, with the figures that show them."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -12,19 +12,19 @@ from .embed import View
 
 @dataclass(frozen=True)
 class Choice:
-    """Something that a reader of a page chooses, besides layer, head and query."""
+    """A choice that a page offers its reader besides layer, head and query."""
 
     name: str
-    """Its name in addresses and in `ByChoice.over`."""
+    """The name in addresses and in `ByChoice.over`."""
     label: str
     values: tuple[int | str, ...]
-    """What there is to choose, as written in addresses and calls; the first is chosen at the beginning."""
+    """The options, as written in addresses and calls; the page starts with the first."""
     words: tuple[str, ...] = ()
-    """The same in words, for readers."""
+    """The options in words, for readers."""
     in_calls: tuple[str, ...] = ()
-    """The same as Python, if a call writes it otherwise."""
+    """The options as Python, if calls write them differently."""
     everywhere: bool = False
-    """Whether it is at the top of the page, since several sections depend on it."""
+    """Whether the choice is at the top of the page, because several sections depend on it."""
 
 
 @dataclass(frozen=True)
@@ -40,28 +40,28 @@ class OfPattern:
 class Section:
     """A heading, a finding, figures, how to read them, a caveat, and the call that makes them again.
 
-    Where a page offers a choice, texts and figures may follow it (`ByChoice`, `Chart`), and `{layer}`, `{head}`,
-    `{rank}`, … in `call` stand for what is chosen.
+    Texts and figures may follow the choices that a page offers (`ByChoice`, `Chart`). The reader's choices replace
+    `{layer}`, `{head}`, `{rank}`, … in `call`.
     """
 
     heading: str
     reading: str | ByChoice
     figures: Mapping[str, go.Figure | Chart | View | OfPattern]
-    """By the ids of their elements; several stand side by side."""
+    """The figures, by the ids of their elements; several are shown side by side."""
     call: str = ""
     name: str = ""
-    """The id of its anchor; the first figure's, if left out."""
+    """The id of the section's anchor; by default that of the first figure."""
     contents: str = ""
-    """Its entry in the table of contents; the heading, if left out."""
+    """The section's entry in the table of contents; by default the heading."""
     finding: str | ByChoice = ""
     """The sentence that the numbers support."""
     caveat: str = ""
     choices: tuple[Choice, ...] = field(default=())
-    """What the section offers to choose."""
+    """The choices that the section offers."""
     rounding: str = ""
-    """How far numbers on a page may be from those that were measured, as the end of a sentence."""
+    """The rounding error of the section's numbers on a page, as the end of a sentence."""
 
     @property
     def anchor(self) -> str:
-        """The id of its place on a page, without "-section"."""
+        """The id of the section's element on a page, without "-section"."""
         return self.name or next(iter(self.figures))

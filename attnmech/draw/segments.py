@@ -1,4 +1,4 @@
-"""Segments (or tokens) of a text as the rows and columns of a map."""
+"""Maps with segments (or tokens) of a text as rows and columns."""
 
 from collections.abc import Sequence
 from typing import Final
@@ -13,17 +13,17 @@ from .style import FIGURE_STYLE, SCORE_COLOURS
 from .text import isolated, plotly_text, signed, visible_token
 
 _LABEL: Final = 18
-"""Characters of a segment in a tick label."""
+"""The most characters of a segment in a tick label."""
 
 _HOVER: Final = 80
-"""Characters of a segment in a hover box."""
+"""The most characters of a segment in a hover box."""
 
 MOST_LABELS: Final = 40
-"""The most segments of which each has a tick label."""
+"""The most segments along an axis with a tick label for each."""
 
 
 def segment_labels(segments: Sequence[str]) -> list[str]:
-    """A readable name for each segment: its number and how it begins.
+    """A readable name for each segment: its number and its first characters.
 
     >>> segment_labels([" The file is urgent.", "<b>"])
     ['0 The file is urgen…', '1 &lt;b&gt;']
@@ -47,7 +47,7 @@ def segment_map(
 ) -> go.Figure:
     """Query segments × key segments of one head; cells that are NaN stay empty.
 
-    `label` says what the numbers are, `signs` whether they can be below 0, and `unit` what rows and columns are.
+    `label` names the numbers, `signs` says whether they can be below 0, and `unit` names the rows and columns.
 
     >>> figure = segment_map(np.array([[1.0, 0.0], [0.4, 0.6]]), ["0 a", "1 b"], label="share", title="L0H1")
     >>> figure.data[0].text[1][0]

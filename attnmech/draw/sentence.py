@@ -1,4 +1,4 @@
-"""The sentence view: lines from query tokens to the key tokens that they look at, as in AttentionViz and BertViz."""
+"""The sentence view: lines from query tokens to the key tokens that they attend to, as in AttentionViz and BertViz."""
 
 from collections.abc import Sequence
 from typing import Final
@@ -31,13 +31,13 @@ def sentence_view(
     measure: Measure = PROBABILITY,
     title: str = "Who looks at whom",
 ) -> View:
-    """Lines between two columns of tokens: of one head, of the heads of a layer, or of their mean.
+    """Lines between two columns of tokens, for one head, all heads of a layer, or their mean.
 
-    Of the heads of a layer, each can be switched off in the view; the mean is then that of the others.
+    The reader can switch off heads of a layer; the mean is then over the other heads.
 
-    Without the hidden keys H the weights are a_ij / (Σ_{k∉H} a_ik + r_i), with r_i = 1 − Σ_k a_ik where
-    `sums_to_one` is False: a sink stays in the softmax, and r_i is known to about 1e-6. Each head is normalised before
-    the mean is taken.
+    Without the hidden keys H, the weights are a_ij / (Σ_{k∉H} a_ik + r_i), with r_i = 1 − Σ_k a_ik if `sums_to_one` is
+    False: a sink stays in the softmax, and r_i is known to about 1e-6. Each head is normalised before the mean is
+    taken.
 
     >>> import numpy as np
     >>> view = sentence_view(np.array([[[[1.0, 0.0], [0.25, 0.75]]]]), ["Hi", " !"], layers=[3])
@@ -49,7 +49,7 @@ def sentence_view(
         tokens: the query tokens.
         layers: the layers' numbers, in the pattern's order.
         keys: the key tokens in cross-attention; the query tokens by default.
-        special: for each key token, whether it is special ([CLS], <s>) and can be hidden; none if left out.
+        special: for each key token, whether it is special ([CLS], <s>) and can be hidden; by default none is.
         head: the head that is shown first.
         sums_to_one: whether every row must sum to 1; if not, to at most 1, as when a sink takes the rest.
         measure: what the weights are, if not probabilities.

@@ -1,7 +1,7 @@
-"""The colours, symbols and words of the figures, fixed once.
+"""The colours, symbols and words of all figures.
 
-The hues come from the Okabe-Ito palette (safe for colour-blind readers), moved where needed so that each reads
-on a white and on a near-black background; every mark also has a symbol and every line a dash of its own.
+The hues come from the Okabe-Ito palette (safe for colour-blind readers), adjusted where needed to be legible on white
+and on near-black backgrounds. Every mark also has its own symbol, and every line its own dash.
 """
 
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ from ..basics.nouns import TEXT, Nouns
 
 @dataclass(frozen=True)
 class TermStyle:
-    """How one term of the score is drawn."""
+    """The style in which one term of the score is drawn."""
 
     label: str
     colour: str
@@ -36,11 +36,11 @@ _RELATIVE: Final = {
     "content_to_position": TermStyle("content to position", "#a6611a", "longdash", "cross"),
     "position_to_content": TermStyle("position to content", "#018571", "longdashdot", "triangle-up"),
 }
-"""DeBERTa's, which depend on distance and on one of the two contents."""
+"""DeBERTa's terms, which depend on distance and on the content of the query or the key."""
 
 
 def term_style(name: str) -> TermStyle:
-    """The style of a term; one that only some architectures have is grey.
+    """The style of a term; a term that only some architectures have is grey.
 
     >>> term_style("softcap").label
     'softcap'
@@ -49,14 +49,14 @@ def term_style(name: str) -> TermStyle:
 
 
 def term_order(name: str) -> int:
-    """Where a term stands among the stacked bars; those that only some architectures have come last."""
+    """The index of a term among the stacked bars; terms that only some architectures have come last."""
     order = [*TERMS, *_RELATIVE]
     return order.index(name) if name in order else len(order)
 
 
 @dataclass(frozen=True)
 class MarkStyle:
-    """How a key is drawn by where it stands: `symbol` is plotly's name, `sign` the same shape as a character."""
+    """The style of a key by its position: `symbol` is plotly's name of the shape, `sign` the shape as a character."""
 
     label: str
     colour: str
@@ -65,9 +65,10 @@ class MarkStyle:
 
 
 def marks_for(nouns: Nouns, *, crosses: bool = False) -> dict[str, MarkStyle]:
-    """The marks of keys by where they stand.
+    """The marks of keys by their position.
 
-    In cross-attention no key is the query itself, and the last has a mark: many source texts end with a special token.
+    In cross-attention no key is the query itself, and the last key has a mark: many source texts end with a special
+    token.
     """
     if crosses:
         return {
@@ -86,10 +87,9 @@ MARKS: Final = marks_for(TEXT)
 
 
 def marks_of(keys: Integer[np.ndarray, "*head query"], crossing: int | None = None) -> Int[np.ndarray, "*head query"]:
-    """The place in `MARKS` of each query's key: the query itself, else the first token, else another; -1 without a key.
+    """The index in `MARKS` of each query's key: the query itself, else the first token, else another; -1 without a key.
 
-    In cross-attention, `crossing` is the number of keys, and the place is that of the first key, the last, or
-    another.
+    In cross-attention, `crossing` is the number of keys, and the marks are the first key, the last, or another.
 
     >>> marks_of(np.array([-1, 1, 0, 1])).tolist(), marks_of(np.array([-1, 1, 0, 3]), crossing=4).tolist()
     ([-1, 0, 1, 2], [-1, 2, 0, 1])
@@ -102,10 +102,10 @@ def marks_of(keys: Integer[np.ndarray, "*head query"], crossing: int | None = No
 
 
 SCORE_COLOURS: Final = ["#dce7f0", "#a9c5dc", "#6f9cc1", "#40739f", "#1f4a73"]
-"""Low to high scores: one hue of falling lightness, both ends distinct from white and from near black."""
+"""Colours from low to high scores: one hue of falling lightness; both ends differ from white and from near-black."""
 
 NEUTRAL: Final = "#757575"
-"""Text and outlines, with the same contrast on white and on near black."""
+"""The colour of text and outlines, with the same contrast on white and on near-black."""
 
 FIGURE_STYLE: Final = go.layout.Template(
     layout={
@@ -134,4 +134,4 @@ FIGURE_STYLE: Final = go.layout.Template(
         },
     }
 )
-"""Transparent paper, light grid, a legend above the figure."""
+"""The template of all figures: transparent paper, a light grid, a legend above the figure."""

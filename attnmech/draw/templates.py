@@ -1,4 +1,4 @@
-"""The HTML of pages and notebook outputs: templates beside this file, everything escaped."""
+"""Renders the HTML of pages and notebook outputs from this package's templates; strings are escaped."""
 
 from typing import Any, Final
 

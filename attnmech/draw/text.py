@@ -1,6 +1,6 @@
-"""How untrusted text is shown: the one home of escaping.
+"""Escapes untrusted text for display; all escaping is here.
 
-Tokens, titles and facts may hold anything, markup and invisible characters included.
+Tokens, titles and facts may hold anything, including markup and invisible characters.
 
 >>> html_text("<script>"), plotly_text("<b>$x$</b>")
 ('&lt;script&gt;', '&lt;b&gt;&#36;x&#36;&lt;/b&gt;')
@@ -18,22 +18,22 @@ from unicodedata import bidirectional, category
 from ..basics.axes import token_text
 
 LONGEST_LABEL: Final = 14
-"""Characters of a token that a tick label shows; the rest becomes an ellipsis."""
+"""The most characters of a token in a tick label; an ellipsis replaces the rest."""
 
 _JOINERS: Final = "\u200c\u200d"
 
 _NO_BASE: Final = "·⏎␍⇥⟩"
-"""How a visible token writes what a combining mark cannot stand on."""
+"""The characters of visible tokens to which a combining mark cannot attach."""
 
 _MARKUP_IN_JSON: Final = {character: f"\\u{ord(character):04x}" for character in "<>&"}
 
 
 @lru_cache(maxsize=4096)  # a page names each of its tokens thousands of times
 def visible_token(token: str) -> str:
-    r"""A token as a reader sees it; characters that would not print are shown as code points.
+    r"""A token as a reader sees it; characters that do not print are shown as code points.
 
-    A joiner between two characters beyond ASCII stays, since it belongs to how these are written (👩‍👧, Persian). A
-    combining mark without a character of its own to stand on is shown on a dotted circle.
+    A joiner between two characters beyond ASCII stays, because their spelling needs it (👩‍👧, Persian). A combining
+    mark without a base character is shown on a dotted circle.
 
     >>> visible_token(" the"), visible_token("\u202e"), visible_token("\u200d"), visible_token("👩\u200d👧")
     ('·the', '⟨202E⟩', '⟨200D⟩', '👩\u200d👧')
@@ -55,7 +55,7 @@ def shorten(text: str) -> str:
 
 
 def isolated(text: str) -> str:
-    """Isolates text that is written from right to left, so that its neighbours keep their places."""
+    """Isolates right-to-left text, so that the text around it keeps its order."""
     turns = any(bidirectional(character) in ("R", "AL", "AN") for character in text)
     return f"\u2068{text}\u2069" if turns else text
 
@@ -86,7 +86,7 @@ def plotly_text(text: str) -> str:
 
 
 def bound(value: float, digits: int = 1) -> str:
-    """An upper bound in few digits: rounded up, so that the sentence stays true.
+    """An upper bound in few digits, rounded up so that a sentence that quotes it stays true.
 
     >>> bound(1.1e-05), bound(1.1e-05, 2), bound(0.00392, 2), bound(4e-06)
     ('2e-05', '1.1e-05', '0.004', '4e-06')
@@ -96,7 +96,7 @@ def bound(value: float, digits: int = 1) -> str:
 
 
 def signed(value: float, form: str) -> str:
-    """A number with its sign, in the given form; below 0 with a true minus sign.
+    """A number with its sign, in the format `form`; negative numbers have a true minus sign.
 
     >>> signed(-0.25, ".1f"), signed(2.0, ".3g")
     ('−0.2', '+2')
@@ -106,7 +106,7 @@ def signed(value: float, form: str) -> str:
 
 
 def with_minus_signs(text: str) -> str:
-    """A sentence with true minus signs before numbers; hyphens in words and exponents stay.
+    """The text with true minus signs before numbers; hyphens in words and exponents stay.
 
     >>> with_minus_signs("-0.3 nats (-0.5 to -1e-05), query-key, L0-3")
     '−0.3 nats (−0.5 to −1e-05), query-key, L0-3'
@@ -134,7 +134,7 @@ def html_text(text: str) -> str:
 
 
 def json_for_script(value: object) -> str:
-    r"""JSON that can stand inside a `<script>` element: ASCII only, and no character that HTML knows.
+    r"""JSON that is safe inside a `<script>` element: ASCII only, without `<`, `>` and `&`.
 
     >>> json_for_script("</script>")
     '"\\u003c/script\\u003e"'

@@ -1,4 +1,4 @@
-"""The data of views with lines between tokens: the logarithms of the weights, the tokens, the layers."""
+"""The data of views with lines between tokens: logarithms of the weights, tokens and layers."""
 
 from collections.abc import Sequence
 from typing import Any, Final
@@ -26,12 +26,12 @@ def token_weights(
     sums_to_one: bool,
     measure: Measure,
 ) -> tuple[dict[str, Any], PackedValues]:
-    """The data of a view with lines between tokens, and in it the packed pattern, whose precision it states.
+    """The data of a view with lines between tokens, and the packed pattern in it, for the note on its rounding.
 
-    `rest`, by row, is what no key has (a sink's share, or that of keys that were cut off): where a key is hidden, it
-    still takes part in the softmax. It is there only if not `sums_to_one`.
+    `rest` is the part of each row that no key has (the share of a sink, or of keys that were cut off); if a key is
+    hidden, `rest` still takes part in the softmax. The data have `rest` only if `sums_to_one` is False.
     """
-    # Logarithms take about a byte or two each when compressed; the exact size is checked once they are.
+    # A compressed logarithm takes one or two bytes; the exact size is checked after compression.
     pattern = as_array(pattern)
     if pattern.size > MOST_BYTES:
         raise InputError(
@@ -47,6 +47,6 @@ def token_weights(
 
 
 def unattended(pattern: Float[np.ndarray, "layer head query key"]) -> Float[np.ndarray, "layer head query"]:
-    """What each row gives to no key; rounding errors count as 0."""
+    """The part of each row that no key has; rounding errors count as 0."""
     rest = 1 - pattern.sum(axis=-1, dtype=np.float64)
     return np.where(rest > ROUNDING, rest, 0)

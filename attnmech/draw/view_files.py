@@ -1,4 +1,4 @@
-"""How does a view of HTML get into a paper? As its browser prints it, without its controls."""
+"""Writes HTML views for papers and slides, as a browser prints them, without their controls."""
 
 import math
 import shutil
@@ -18,10 +18,10 @@ from .text import html_text
 def save_view(
     element: str, start: str, scripts: tuple[Script, ...], path: str | Path, *, size: str, title: str
 ) -> Path:
-    """Writes a view, given by its `element` and the line of script that draws it; see `View.save_figure`.
+    """Writes a view from its `element` and the line of script, `start`, that draws it; see `View.save_figure`.
 
-    What it draws on canvases are images in the file, of four pixels for each of the screen's. An SVG is made of the
-    PDF by poppler's `pdftocairo`.
+    Canvases become images in the file, with four pixels per pixel of the screen along each side. Poppler's `pdftocairo`
+    makes an SVG from the PDF.
     """
     target, chosen = checked_target(path, size)
     string("title", title)
@@ -48,7 +48,7 @@ def save_view(
 
 
 def _svg_of(pdf: bytes, target: Path) -> bytes:
-    """A page of PDF as SVG."""
+    """The SVG of a one-page PDF."""
     with tempfile.TemporaryDirectory() as folder:
         source, made = Path(folder, "figure.pdf"), Path(folder, "figure.svg")
         source.write_bytes(pdf)
