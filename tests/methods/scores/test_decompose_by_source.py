@@ -301,7 +301,7 @@ def test_a_wired_head_is_explained_by_its_wire() -> None:
         beyond = float(expected[query, key] - expected[query, : query + 1].mean())
         # All other terms are the same for all keys in this model without biases and positions of its own.
         said = signed(beyond, ".2f")
-        assert f"score {said} against" in line and f"of which query_key {said}: " in line
+        assert f"score {said} relative to" in line and f"query_key gives {said}: " in line
         assert f"{said} (100\u00a0%), " in line and "61 other pairs" in line
     assert why.explain(1, 3, 0) == f"L1H3 at 0 “{ids[0, 0]}” sees one key alone, so its attention is fixed"
 
@@ -455,7 +455,7 @@ def test_a_line_names_the_strongest_pairs_and_the_rest() -> None:
             value = float(pairs[source_q, source_k])
             named = f": {why.sources[source_k]} (key) × {why.sources[source_q]} (query) {value:+.2f}"
             assert named + (f" ({100 * value / whole:.0f}\u00a0%), " if whole > 0 else ", ") in line
-            assert f"of which query_key {whole:+.2f}: " in line
+            assert f"query_key gives {whole:+.2f}: " in line
             assert line.count(" × ") == 3 and f"{len(pairs) ** 2 - 3} other pairs" in line
             parts = [float(piece.rsplit("(query) ")[1].split()[0].rstrip(",")) for piece in line.split(" × ")[1:]]
             assert sum(parts) + float(line.split(" other pairs ")[1].split(";")[0]) == pytest.approx(whole, abs=0.021)

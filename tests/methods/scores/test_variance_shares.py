@@ -251,7 +251,7 @@ def test_saved_and_loaded_and_shown(tmp_path: Path) -> None:
     assert {"position_low", "softcap_high"} <= set(frame.columns) and "constant" not in frame.columns
     low, high = found.interval("position") or ()
     assert bool((low[1] <= found.shares[0, 1]).all()) and bool((found.shares[0, 1] <= high[1]).all())
-    assert "averaged over heads" in found.lead and found.plot("position").data
+    assert "mean over heads" in found.lead and found.plot("position").data
     for wrong in ("mask", "nothing"):
         with pytest.raises(InputError, match="`term` must be one of position"):
             found.plot(wrong)
