@@ -106,10 +106,10 @@ def test_an_array_travels_once(full_page_html: str, view: ScoreNumbers) -> None:
 
 
 def test_bounds_are_rounded_up_and_what_is_exact_is_called_so(view: ScoreNumbers, page_html: str) -> None:
-    off = re.search(r"scores and their terms are off by at most (\S+), shares", page_html)
+    off = re.search(r"scores and their terms are off by at most (\S+); shares", page_html)
     assert off and float(off[1]) >= max(rounding_error(each) for each in (view.scores, *view.terms.values()))
     whole = replace(view, scores=np.zeros_like(view.scores), terms={})
-    assert "scores and their terms are exact, shares" in page(whole, sections_of(whole))
+    assert "scores and their terms are exact; shares" in page(whole, sections_of(whole))
 
 
 def big_view() -> ScoreNumbers:

@@ -234,7 +234,7 @@ def test_rows_and_other_facts_of_a_difference() -> None:
         first.mean("self_mass"), one.where(first_row=True).self_mass - other.where(first_row=True).self_mass
     )
     for ask in (lambda: found.received, lambda: found.top_key, lambda: found.collapse, lambda: found.sink_share(0)):
-        with pytest.raises(MissingPointError, match="use each of its two results, `parts`"):
+        with pytest.raises(MissingPointError, match="use its two results, `parts`"):
             ask()
     with pytest.raises(MissingPointError, match="rows of different texts have no difference"):
         (result("focus", "others") - other).by_row("entropy")

@@ -168,7 +168,7 @@ def test_what_has_no_meaning_in_cross_attention_is_absent() -> None:
     assert "updates" not in cross.findings and cross.types is None and cross.updates is None
     with pytest.raises(InputError, match="no key is the token itself"):
         cross.focus.plot("self_focus")
-    with pytest.raises(InputError, match="no distances"):
+    with pytest.raises(InputError, match="no distance between queries and keys"):
         cross.scores.position_kernel()
 
 
@@ -283,7 +283,7 @@ def test_the_command_line_takes_two_texts(monkeypatch: pytest.MonkeyPatch, tmp_p
     folder, page = tmp_path / "model", tmp_path / "page.html"
     models.fresh("t5").save_pretrained(folder)
     t5().tokenizer.save_pretrained(folder)
-    words = ["attnmech", "report", "--model", folder, "--text", SOURCE, "--target", TARGET, "--out", page]
+    words = ["attnmech", "report", "--model", folder, "--text", SOURCE, "--target-text", TARGET, "--out", page]
     monkeypatch.setattr("sys.argv", [str(word) for word in words])
     with pytest.raises(SystemExit) as ended:
         cli.main()
