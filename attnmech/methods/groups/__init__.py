@@ -1,1 +1,1 @@
-"""What do groups of words give and receive?"""
+"""Attention between groups of words, compared with attention to matched words."""

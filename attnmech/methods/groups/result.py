@@ -1,6 +1,6 @@
-"""Do heads attend from words of one group to words of another more than to other words like them?
+"""Measures whether heads attend from words of one group to words of another more than to matched words.
 
-The baseline of a key word are words of the same text that match it in frequency, distance and number of tokens.
+Matched words are words of the same text that match the key word in frequency, distance and number of tokens.
 """
 
 import hashlib
@@ -35,7 +35,7 @@ from ...runs.words import bare, split_words
 from .sums import Matching, sums_of_text
 
 LEAST_PAIRS: Final = 5
-"""The fewest matched pairs of which a claim is made."""
+"""A claim needs at least this many matched pairs."""
 
 LEAST_DIFFERENCE: Final = 0.01
 """The smallest difference from the baseline that is claimed, as a share of a word's attention."""
@@ -51,26 +51,26 @@ def group_attention(
     layers: Iterable[int] | None = None,
     bos: bool | None = None,
 ) -> "GroupAttention":
-    """How much more each head attends from words of one group to words of another than to other words like these.
+    """Measures how much more each head attends from words of one group to words of another than to matched words.
 
-    The difference is the mean over pairs of a query word q and a key word k of A(q, k) − mean_c A(q, c), where A is the
-    mean over q's tokens of the attention that all tokens of the key word get together. The matched words c are words of
-    the same text, in none of the groups, that
+    The difference is the mean of A(q, k) − mean_c A(q, c) over pairs of a query word q and a key word k. A(q, k) sums
+    the attention to all tokens of k and averages it over the tokens of q. The matched words c are words of the same
+    text that belong to no group and
 
-    - are on the same side of q, at a distance that differs from that of k by at most `within` tokens, counted between
-      the words' first tokens;
+    - are on the same side of q as k, at a distance that differs from that of k by at most `within` tokens, counted
+      between the words' first tokens;
     - occur at most `factor` times as often in the texts as k does, and at least 1 / `factor` times as often;
-    - have as many tokens as k.
+    - have the same number of tokens as k.
 
-    Pairs without such a word are left out and counted. Words are compared without regard to case; a word that holds
-    the text's first token, which draws attention whatever it is, does not count. Part of speech and meaning are not
-    matched: a difference says that these words are attended to otherwise than words at such places, not why.
+    Pairs without a matched word are left out and counted. Case is ignored. A word that holds the text's first token
+    does not count, because that token draws attention whatever it is. Part of speech and meaning are not matched: a
+    difference says that these words receive different attention from matched words, not why.
 
-    A difference is claimed of a head where the simultaneous 95 % interval over texts, for all heads and all ordered
-    pairs of groups together, excludes 0, it is at least 0.01, and there are five matched pairs in five texts or more.
-    Words recur from text to text, so a head that prefers one word of a group would pass. So where a group has five
-    words or more in these pairs, the interval over its words must exclude 0 as well; with fewer, the claim is of these
-    words alone (`holds_for`).
+    A difference is claimed for a head if its size is at least 0.01, its simultaneous 95 % interval over texts (for all
+    heads and all ordered pairs of groups together) excludes 0, and there are at least five matched pairs in at least
+    five texts. Words recur from text to text, so a head that prefers one word of a group would pass these tests. If at
+    least five words of a group occur in these pairs, the interval over its words must therefore exclude 0 as well; with
+    fewer, the claim holds for these words alone (`holds_for`).
 
     >>> import attnmech as am
     >>> from attnmech.demo.text import documents
@@ -80,20 +80,20 @@ def group_attention(
 
     Args:
         model: the model.
-        inputs: texts as strings; an iterator becomes a list, since frequencies are counted first.
-        groups: the words of each group, by name; at least two groups, and no word in two.
-        within: by how many tokens the distance of a matched word may differ.
+        inputs: texts as strings; an iterator becomes a list, because word frequencies are counted first.
+        groups: maps the name of each group to its words; at least two groups, and no word in two of them.
+        within: the largest difference in tokens between the distances of a matched word and of the key word.
         factor: how many times as frequent, or as rare, a matched word may be.
-        layers: by default all.
+        layers: all by default.
         bos: whether each text begins with the tokenizer's first token.
 
     Returns:
         Attention, baselines, differences and claims, by ordered pair of groups, layer and head.
 
     Raises:
-        InputError: for groups that are empty or share a word, for a group with no word in any text, for texts none of
-            which has words of two groups, for a model without a tokenizer that knows where its tokens stand, and for an
-            encoder with a decoder.
+        InputError: for groups that are empty or share a word; for a group with no word in any text; if no text has a
+            word of one group that can see a word of another; for a model without a fast tokenizer; and for a model with
+            an encoder and a decoder.
 
     """
     require_model(model)
@@ -106,7 +106,7 @@ def group_attention(
         raise InputError(f"`factor` must be at least 1; got {factor:g}.")
     chosen = tuple(dict.fromkeys(model.points.check_layers(layers, "")))
     of_group = _checked(groups)
-    texts = [_text(each) for each in ([inputs] if isinstance(inputs, str) else listed("inputs", inputs, "texts"))]
+    texts = [_text(text) for text in ([inputs] if isinstance(inputs, str) else listed("inputs", inputs, "texts"))]
     counts = Counter(bare(word) for text in texts for word in split_words(text))
     missing = _missing(of_group, counts)
     group_of = {word: name for name, words in of_group.items() for word in words}
@@ -173,26 +173,26 @@ def _checked(groups: Any) -> dict[str, tuple[str, ...]]:
     wanted = "a dictionary of at least two lists of words, by name"
     if not isinstance(groups, Mapping) or len(groups) < 2:
         raise InputError(f"`groups` must be {wanted}; got {shown(groups)}.")
-    found: dict[str, tuple[str, ...]] = {}
+    words_of_group: dict[str, tuple[str, ...]] = {}
     owner: dict[str, str] = {}
     for name, words in groups.items():
         if not isinstance(name, str) or not name.strip():
             raise InputError(f"a group's name must be a string; got {shown(name)}.")
-        for word in (given := listed(f"groups[{name!r}]", words, "a list of words")):
+        for word in (members := listed(f"groups[{name!r}]", words, "a list of words")):
             if not isinstance(word, str) or not bare(word) or len(split_words(word)) != 1:
                 raise InputError(f"groups[{name!r}] must hold single words; got {shown(word)}.")
             if bare(word) in owner:
                 where = f"both {owner[bare(word)]!r} and {name!r}" if owner[bare(word)] != name else f"{name!r} twice"
                 raise InputError(f"a word belongs to one group, once; {bare(word)!r} is in {where} (case is ignored).")
             owner[bare(word)] = name
-        if not given:
+        if not members:
             raise InputError(f"group {name!r} has no words; give at least one.")
-        found[name] = tuple(map(bare, given))
-    return found
+        words_of_group[name] = tuple(map(bare, members))
+    return words_of_group
 
 
 def _missing(groups: Mapping[str, Sequence[str]], counts: Mapping[str, int]) -> tuple[str, ...]:
-    """The words that no text has; `InputError` for a group of such words alone."""
+    """The words that no text has; `InputError` for a group with no word in any text."""
     for name, words in groups.items():
         if not any(word in counts for word in words):
             raise InputError(f"no text has a word of group {name!r}: {', '.join(words[:8])}.")
@@ -201,9 +201,10 @@ def _missing(groups: Mapping[str, Sequence[str]], counts: Mapping[str, int]) -> 
 
 @dataclass(frozen=True, repr=False)
 class GroupAttention(PagedResult):
-    """How much more each head attends from words of one group to words of another than to other words like these.
+    """How much more each head attends from words of one group to words of another than to matched words.
 
-    Attention is from 0 to 1: the share of the query word's attention. `direction` counts ordered pairs of groups.
+    Attention is a share of the query word's attention, from 0 to 1. The axis `direction` numbers the ordered pairs of
+    groups.
     """
 
     SUBTRACT = "subtract what you compare: one.difference(a, b) - other.difference(a, b)"
@@ -212,23 +213,23 @@ class GroupAttention(PagedResult):
     words: tuple[tuple[str, ...], ...]
     """The words of each group, in lower case."""
     missing: tuple[str, ...]
-    """Those that no text has."""
+    """The words of the groups that no text has."""
     layers: tuple[int, ...]
     n_layers: int
     documents: int
     attention_sums: Float[Tensor, "direction measured head group"]
-    """The attention that key words of matched pairs get, summed by text, or by groups of texts beyond 256."""
+    """Attention to the key words of matched pairs, summed by text, or by group of texts beyond 256 texts."""
     baseline_sums: Float[Tensor, "direction measured head group"]
-    """The same for the mean over the words that match each key word."""
+    """Mean attention to the words that match each key word, summed in the same way."""
     matched_pairs: Float[Tensor, "direction group"]
     found_pairs: Float[Tensor, "direction group"]
-    """Pairs of words of two groups, with or without a word that matches."""
+    """All pairs of words of two groups, with or without a matched word."""
     by_query: Float[Tensor, "direction measured head word"]
     """Attention − baseline of matched pairs, summed by query word, in the order of `words`."""
     by_key: Float[Tensor, "direction measured head word"]
     """The same by key word."""
     query_pairs: Float[Tensor, "direction word"]
-    """How many matched pairs have each query word."""
+    """The number of matched pairs with each query word."""
     key_pairs: Float[Tensor, "direction word"]
     provenance: Provenance
 
@@ -252,7 +253,7 @@ class GroupAttention(PagedResult):
         return self._by_layer(self._mean(self.attention_sums, self._place(query, key)))
 
     def baseline(self, query: str, key: str) -> Float[Tensor, "layer head"]:
-        """The mean attention from the same words to the words that match these."""
+        """The mean attention from the same query words to the words that match the key words."""
         return self._by_layer(self._mean(self.baseline_sums, self._place(query, key)))
 
     def difference(self, query: str, key: str) -> Float[Tensor, "layer head"]:
@@ -262,22 +263,22 @@ class GroupAttention(PagedResult):
     def simultaneous(
         self, query: str, key: str, level: float = LEVEL
     ) -> tuple[Float[Tensor, "layer head"], Float[Tensor, "layer head"]]:
-        """Intervals of the difference that hold for all heads and directions together; NaN under five texts."""
+        """Intervals of the difference for all heads and directions together; NaN for fewer than five texts."""
         place = self._place(query, key)
         low, high = self._differences.simultaneous(checked_level(level))
         return self._by_layer(low[place]), self._by_layer(high[place])
 
     def matched(self, query: str, key: str) -> int:
-        """How many pairs have a word that matches; only these count."""
+        """The number of pairs with a matched word; only these count."""
         return int(self.matched_pairs[self._place(query, key)].sum())
 
     def found(self, query: str, key: str) -> int:
-        """How many pairs there are, those without a match included."""
+        """The number of all pairs, with or without a matched word."""
         return int(self.found_pairs[self._place(query, key)].sum())
 
     @cached_property
     def claims(self) -> pd.DataFrame:
-        """The rows of `to_frame` that are claimed, the largest difference first, with simultaneous intervals."""
+        """The claimed rows of `to_frame`, largest difference first, with simultaneous intervals."""
         low, high = self._differences.simultaneous()
         mean, pairs = self._differences.mean, self.matched_pairs.sum(dim=-1)
         away = self._differences.clear_size & (mean.abs() >= LEAST_DIFFERENCE)
@@ -289,15 +290,15 @@ class GroupAttention(PagedResult):
 
     @cached_property
     def _over_words(self) -> Bool[Tensor, "direction measured head"]:
-        """Whether a difference is clear over the words of each group that has enough of them in matched pairs."""
+        """Whether a difference is clear over the words of each group that has enough words in matched pairs."""
         sides = (TextMeans.of_ratio(self.by_query, self.query_pairs[:, None, None]),
                  TextMeans.of_ratio(self.by_key, self.key_pairs[:, None, None]))  # fmt: skip
         clear = [side.clear_size | (side.texts < LEAST_TEXTS) for side in sides]
         return clear[0] & clear[1]
 
     def _holds_for(self, direction: int) -> str:
-        """Of which words a claim is made."""
-        few = min(int((each[direction] > 0).sum()) for each in (self.query_pairs, self.key_pairs))
+        """The words for which a claim holds."""
+        few = min(int((pairs[direction] > 0).sum()) for pairs in (self.query_pairs, self.key_pairs))
         return "words like these" if few >= LEAST_TEXTS else "these words"
 
     def _row(self, direction: int, layer: int, head: int, low: Tensor, high: Tensor) -> dict[str, Any]:
@@ -324,7 +325,8 @@ class GroupAttention(PagedResult):
         """One row per ordered pair of groups and head.
 
         Columns: query, key, layer, head, attention, baseline, difference with its pointwise interval, clear,
-        clear_size, holds_for (of which words a claim would be), and how many pairs were matched and found.
+        clear_size, holds_for (the words for which a claim would hold), matched (the number of matched pairs) and found
+        (the number of all pairs).
         """
         low, high = self._differences.interval()
         places = [
@@ -346,20 +348,20 @@ class GroupAttention(PagedResult):
 
     @property
     def lead(self) -> str:
-        """The one sentence that the numbers support."""
+        """The finding in one sentence."""
         claims = self.claims.drop_duplicates(["query", "key"]).to_dict("records")
-        best = {(each["query"], each["key"]): each for each in claims}
-        told = []
+        best = {(claim["query"], claim["key"]): claim for claim in claims}
+        clauses = []
         for direction, names in enumerate(self.directions):
-            found, matched = (int(each[direction].sum()) for each in (self.found_pairs, self.matched_pairs))
-            if not found:
+            total, matched = (int(pairs[direction].sum()) for pairs in (self.found_pairs, self.matched_pairs))
+            if not total:
                 continue
-            left_out = f", {found - matched} left out for want of a matched word" if found > matched else ""
+            left_out = f", {total - matched} left out for want of a matched word" if total > matched else ""
             what = f"from {names[0]} to {names[1]} ({matched} matched {'pair' if matched == 1 else 'pairs'}{left_out})"
-            told.append(f"{what} {self._finding(direction, best.get(names))}")
+            clauses.append(f"{what} {self._finding(direction, best.get(names))}")
         several = "1 text" if self.documents == 1 else f"{self.documents} texts"
         none = f" No text has {', '.join(self.missing[:8])}." if self.missing else ""
-        return with_minus_signs(f"On {several}, {'; '.join(told)}.{none}")
+        return with_minus_signs(f"On {several}, {'; '.join(clauses)}.{none}")
 
     def _finding(self, direction: int, best: Mapping[Any, Any] | None) -> str:
         texts = int((self.matched_pairs[direction] > 0).sum())

@@ -1,4 +1,4 @@
-"""How much do words of one group attend to words of another, and to words like these? Sums over pairs of a text."""
+"""Sums attention from words of one group to words of another, and to matched words, over the pairs of a text."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -19,7 +19,7 @@ from ...runs.words import bare, members_of, split_words
 
 @dataclass(frozen=True)
 class Word:
-    """A word of a text: its name, its first token, how many tokens it has, and whether it counts."""
+    """A word of a text: its name, its first token, its number of tokens, and whether it counts."""
 
     name: str
     start: int
@@ -29,7 +29,7 @@ class Word:
 
 @dataclass(frozen=True)
 class Matching:
-    """Which words are like a key word."""
+    """Decides which words match a key word."""
 
     within: int
     factor: float
@@ -62,7 +62,7 @@ def sums_of_text(
     directions: Sequence[tuple[str, str]],
     layers: Sequence[int],
 ) -> tuple[State, list[Difference]]:
-    """The sums of one text, `[direction layer head 1]`, how many pairs there are, and each that is matched."""
+    """The sums of one text, `[direction layer head 1]`, its numbers of pairs and each matched pair's difference."""
     shape = len(directions), len(layers), model.n_heads, 1
     sums = {name: torch.zeros(shape, dtype=torch.float64) for name in ("attention", "baseline")}
     sums |= {name: torch.zeros(len(directions), 1, dtype=torch.float64) for name in ("matched", "found")}
@@ -103,7 +103,7 @@ def sums_of_text(
 
 
 class AttentionToWords(Reducer):
-    """What some words of one text give each word: the mean over their tokens of the sum over the word's tokens."""
+    """Attention from some words of a text to all its words: a sum over key tokens and a mean over query tokens."""
 
     points = ()
 
@@ -116,7 +116,7 @@ class AttentionToWords(Reducer):
         return {"queries": str(self.queries)}
 
     def start(self, run: Run) -> State:
-        """No attention."""
+        """Sums of 0."""
         shape = run.n_layers, run.n_heads, len(self.queries), len(self.member)
         return {"mass": torch.zeros(shape, dtype=torch.float64, device=run.model.device)}
 
