@@ -1,1 +1,1 @@
-"""Compares two models text by text."""
+"""Compares two models, or two prompts, head by head."""

@@ -24,10 +24,10 @@ _BESIDE: Final = (("layer", ("head", "place")), ("of_layer", ("of_head",)))
 def pattern_divergence(
     one: HookedModel, first: Sequence[Batch], other: HookedModel, second: Sequence[Batch]
 ) -> tuple[Float[Tensor, "layer head other_head"], Float[Tensor, "layer head position"]]:
-    """The divergence of every head of one run from every head of the same layer of another, and head by head by row.
+    """The divergence between every two heads of a layer in two runs, and by position between heads of the same number.
 
-    Jensen-Shannon divergence in nats, mean over the rows that see two or more keys; by row, the mean over texts, of
-    each head from the one of the same number. Rows of a position that no text counts are NaN.
+    Both are Jensen-Shannon divergences in nats. The first is the mean over the rows that see two or more keys. The
+    second is the mean over texts at each position; NaN at positions where no text has a row that counts.
 
     Raises `InputError` if no row of these texts counts.
     """
@@ -61,7 +61,7 @@ def pattern_divergence(
 
 
 def matched(divergence: Float[Tensor, "layer head other_head"]) -> Int[Tensor, "layer head"]:
-    """For each head of the first run, the head of the second in the same layer: the assignment of least divergence.
+    """Assigns a head of the second run to each head of the first in the same layer, with the least total divergence.
 
     A head stays in its place unless its match has less than half the divergence of that place (`MOVED`), so rounding
     does not exchange heads that attend alike.
@@ -75,9 +75,9 @@ def matched(divergence: Float[Tensor, "layer head other_head"]) -> Int[Tensor, "
 
 
 def reordered(result: Any, order: Mapping[int, Sequence[int]]) -> Any:
-    """A result by layer and head with the heads of each layer taken in another order: head h is then `order[layer][h]`.
+    """A result with the heads of each layer in another order: its head h is head `order[layer][h]` of the argument.
 
-    Every tensor whose annotation has an axis of layers and one of heads moves, those of a state too.
+    Reorders every tensor with axes of layers and heads in its annotation, including those of a state.
     """
     hints = get_type_hints(type(result))
     layers = getattr(result, "layers", None)
@@ -103,7 +103,7 @@ def _moved(value: Tensor, hint: Any, order: Mapping[int, Sequence[int]], layers:
         at, of = names.index(layer_axis), names.index(head_axis)
         if value.shape[of] == 1:
             continue
-        # An axis as long as the model has a row for every layer; a shorter one has those measured.
+        # An axis as long as the model has a row for every layer; a shorter one has rows for the layers measured.
         every = value.shape[at] > max(order)
         numbers = range(value.shape[at]) if every or layers is None else layers
         parts = [

@@ -1,4 +1,4 @@
-"""What is different between two models, or between two prompts, head by head? method(b) − method(a)."""
+"""Compares two models, or two prompts, head by head: method(b) − method(a)."""
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -27,9 +27,9 @@ from ...runs.sweep import batches_of
 from .matching import matched, pattern_divergence, reordered
 
 _PLACES = ("layer", "head", "texts", "before", "after")
-"""Columns that are no numbers of a head to compare."""
+"""Columns that are not compared."""
 _TOKENS = 512
-"""About how many tokens a batch has."""
+"""The approximate number of tokens in a batch."""
 
 
 def compare(
@@ -43,7 +43,7 @@ def compare(
     match: bool = False,
     **options: Any,
 ) -> "Comparison":
-    """How two models differ on the same texts, or one model on two aligned prompts: method(b) − method(a), by head.
+    """Compares two models on the same texts, or one model on two aligned prompts: method(b) − method(a), by head.
 
     >>> import attnmech as am
     >>> model = am.load()
@@ -51,28 +51,30 @@ def compare(
     >>> float(found.difference.nan_to_num().abs().max()), found.moved
     (0.0, ())
 
-    Two models with as many layers and heads, such as a model and its fine-tuned, quantised or earlier self, are
-    compared on `inputs`. Two prompts, or two lists of prompts, are compared on `model`; text by text they must have as
-    many tokens. Differences are paired text by text; with five texts or more they have t intervals.
+    Two models with the same numbers of layers and heads, such as a model and its fine-tuned, quantised or earlier
+    version, are compared on `inputs`. Two prompts, or two lists of prompts, are compared on `model`; the prompts of a
+    pair must have the same number of tokens. Differences are paired text by text; with five texts or more they have t
+    intervals.
 
-    Heads of two models are matched within each layer by their patterns: by the assignment with the least Jensen-Shannon
-    divergence, in which a head stays in place unless another place is less than half as far. `matching` says which head
-    of b is which of a, and with `match=True` differences are between matched heads.
+    Heads of two models are matched within each layer by their patterns: the assignment has the least Jensen-Shannon
+    divergence, and a head stays in its place unless its match has less than half the divergence of that place.
+    `matching` gives the head of b that matches each head of a; with `match=True`, differences are between matched
+    heads.
 
     Args:
         a: a model, or prompts.
-        b: another of the same kind.
+        b: another model, or other prompts.
         inputs: the texts, for two models.
-        method: what is compared: a method with results by head that can be subtracted, such as
-            `am.attention_focus`, `am.residual_updates`, `am.ablate_heads`, `am.head_importance`.
+        method: a method with results by head that can be subtracted, such as `am.attention_focus`,
+            `am.residual_updates`, `am.ablate_heads`, `am.head_importance`.
         model: the model, for two prompts.
         statistic: the column of the method's table that the map shows; by default the first.
-        match: whether a permutation of heads is undone.
-        options: for the method.
+        match: whether to undo a permutation of heads.
+        options: options of the method.
 
     Returns:
-        Differences b − a `[layer head]` of every column of the method's table, with intervals over texts, and which
-        head of b is which of a.
+        Differences b − a `[layer head]` of every column of the method's table, with intervals over texts, and the
+        head of b that matches each head of a.
 
     Raises:
         InputError: for models of different shapes, texts or prompts of different lengths, texts of one token each, and
@@ -98,7 +100,7 @@ def compare(
         runs = ((model, a), (model, b))  # type: ignore[assignment]
     first, second = (batches_of(m, texts, _TOKENS, options.get("bos")) for m, texts in runs)  # type: ignore[arg-type]
     _require_aligned(first, second)
-    one, other = (method(each, given, **options) for each, given in runs)
+    one, other = (method(m, texts, **options) for m, texts in runs)
     if not isinstance(one, TextResult):
         raise InputError(
             f"`method` must give a result by head that can be subtracted, such as am.attention_focus; got a "
@@ -111,12 +113,12 @@ def compare(
     if match:
         other = reordered(other, dict(zip(layers, matching.tolist(), strict=True)))
     origin = other.provenance
-    # Aligned texts are pairs, though prompts differ, and a text may be other tokens to another model.
+    # Aligned texts are pairs even if their tokens differ, between two prompts or between two models' tokenizers.
     other = replace(other, provenance=replace(origin, inputs=one.provenance.inputs))
-    found = other - one
+    difference = other - one
     provenance = origin.minus(one.provenance)
     return _comparison(
-        found, one, other, statistic, layers=tuple(layers), matching=matching, divergence=between,
+        difference, one, other, statistic, layers=tuple(layers), matching=matching, divergence=between,
         by_position=by_position, undone=match, method=getattr(method, "__name__", "method"),
         a=_told(a, "the first prompt"), b=_told(b, "the second prompt"),
         texts=sum(len(part.documents) for part in first),
@@ -125,7 +127,7 @@ def compare(
 
 
 def _comparison(found: Any, one: Any, other: Any, statistic: str | None, **rest: Any) -> "Comparison":
-    frames = [each.by_head() for each in (found, one, other)]
+    frames = [result.by_head() for result in (found, one, other)]
     if not {"layer", "head"} <= {*frames[0].columns}:
         raise InputError(f"the results of {rest['method']} have no rows by head; compare them with `-`.")
     columns = frames[0].select_dtypes("number").columns
@@ -157,7 +159,7 @@ def _comparison(found: Any, one: Any, other: Any, statistic: str | None, **rest:
 
 @dataclass(frozen=True, repr=False)
 class Comparison(PagedResult):
-    """method(b) − method(a), head by head, with pointwise intervals of the paired differences, and which are clear."""
+    """method(b) − method(a), head by head, with pointwise intervals of the paired differences and which are clear."""
 
     SUBTRACT = "compare the two that you mean"
 
@@ -171,7 +173,7 @@ class Comparison(PagedResult):
     """The statistic that the map shows."""
     texts: int
     undone: bool
-    """Whether heads of b are taken in the order of `matching`."""
+    """Whether the heads of b were reordered by `matching`."""
     difference: Float[Tensor, "statistic layer head"]
     low: Float[Tensor, "statistic layer head"]
     """The low end of the pointwise 95 % interval over texts; NaN for fewer than five."""
@@ -181,11 +183,11 @@ class Comparison(PagedResult):
     of_a: Float[Tensor, "statistic layer head"]
     of_b: Float[Tensor, "statistic layer head"]
     matching: Int[Tensor, "layer head"]
-    """Which head of b is most like each head of a."""
+    """The head of b that matches each head of a."""
     divergence: Float[Tensor, "layer head other_head"]
     """The divergence between the patterns of heads of a and b, in nats, mean over rows."""
     by_position: Float[Tensor, "layer head position"]
-    """The divergence between the same head of a and b, position by position: mean over texts; NaN at the first."""
+    """The divergence between heads of the same number in a and b, by position: mean over texts; NaN at the first."""
     provenance: Provenance
 
     @property
@@ -198,13 +200,13 @@ class Comparison(PagedResult):
         """The heads of a that are elsewhere in b: (layer, head in a, head in b)."""
         rows = enumerate(self.matching.tolist())
         return tuple(
-            (self.layers[row], head, place) for row, each in rows for head, place in enumerate(each) if head != place
+            (self.layers[row], head, place) for row, order in rows for head, place in enumerate(order) if head != place
         )
 
     def to_frame(self) -> pd.DataFrame:
         """One row per head: each statistic's difference, its interval and whether it is clear.
 
-        And `matched_head` and `pattern_divergence`.
+        The last columns are `matched_head` and `pattern_divergence`.
         """
         frame = pd.DataFrame([(layer, head) for layer in self.layers for head in range(self.matching.shape[1])])
         frame.columns = ["layer", "head"]
@@ -224,10 +226,10 @@ class Comparison(PagedResult):
         return self.divergence.gather(-1, self.matching[..., None])[..., 0]
 
     def plot(self, statistic: str | None = None) -> "go.Figure":
-        """Layers × heads, coloured by the difference; pale where it is not clear."""
+        """A map of layers × heads, coloured by the difference; pale where it is not clear."""
         name = self.shown if statistic is None else option("statistic", statistic, self.statistics)
         number = self.statistics.index(name)
-        value, low, high = (each[number].numpy() for each in (self.difference, self.low, self.high))
+        value, low, high = (values[number].numpy() for values in (self.difference, self.low, self.high))
         known = bool(self.low[number].isfinite().any())
         return effect_map(
             value, low, high, layers=self.layers, label=f"{name.replace('_', ' ')}: b − a",
@@ -236,9 +238,9 @@ class Comparison(PagedResult):
 
     @property
     def lead(self) -> str:
-        """The one sentence that the numbers support."""
+        """The finding in one sentence."""
         number = self.statistics.index(self.shown)
-        value, low, high = (each[number] for each in (self.difference, self.low, self.high))
+        value, low, high = (values[number] for values in (self.difference, self.low, self.high))
         known, name = ~value.isnan(), self.shown.replace("_", " ")
         count = "1 text" if self.texts == 1 else f"{self.texts} texts"
         opening = f"{self.b} against {self.a} on {count}"
@@ -248,7 +250,7 @@ class Comparison(PagedResult):
             return f"{opening}: {name} is the same in every head.{self._permuted}"
         place = int(value.abs().nan_to_num(-1.0).argmax())
         row, head = divmod(place, value.shape[1])
-        one, two, three = (float(each[row, head]) for each in (value, low, high))
+        one, two, three = (float(values[row, head]) for values in (value, low, high))
         span = f" ({two:+.3g} to {three:+.3g}, for this head alone)" if two <= three else ""
         changed, heads = int(self.clear[number].sum()), int(known.sum())
         some = f"; {changed} of {heads} heads change{'s' if changed == 1 else ''} clearly" if span else ""
@@ -290,7 +292,7 @@ def _told(given: Any, otherwise: str) -> str:
 
 
 def _require_same_shape(a: HookedModel, b: HookedModel) -> None:
-    mine, yours = ((len(each.output_stack.layers), each.output_stack.n_heads) for each in (a, b))
+    mine, yours = ((len(model.output_stack.layers), model.output_stack.n_heads) for model in (a, b))
     if mine != yours:
         raise InputError(
             f"two models are compared head by head, so they must have the same shape; got {mine[0]} layers of "
@@ -299,7 +301,7 @@ def _require_same_shape(a: HookedModel, b: HookedModel) -> None:
 
 
 def _require_aligned(first: Sequence[CorpusBatch], second: Sequence[CorpusBatch]) -> None:
-    """Raises `InputError` unless each text has as many tokens on both sides, in batches of the same texts."""
+    """Raises `InputError` unless texts have the same numbers of tokens on both sides, in batches of the same texts."""
     lengths, texts = [_lengths(parts) for parts in (first, second)], [_texts(parts) for parts in (first, second)]
     if lengths[0] != lengths[1]:
         raise InputError(
