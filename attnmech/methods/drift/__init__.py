@@ -1,1 +1,1 @@
-"""How far do tokens move from their embeddings, layer by layer?"""
+"""How far tokens move from their embeddings, layer by layer."""

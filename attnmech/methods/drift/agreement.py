@@ -1,4 +1,4 @@
-"""Do two series over layers move together more than shuffled layers would?"""
+"""Tests whether two series over layers agree more than shuffled layers would."""
 
 import math
 from itertools import permutations
@@ -10,17 +10,17 @@ from numpy.random import Philox
 from scipy.stats import rankdata  # type: ignore[import-untyped]
 
 _ALL_ORDERS: Final = 7
-"""Up to so many layers every order is tried."""
+"""All orders are tried for at most this many layers."""
 _ORDERS: Final = 9999
-"""Beyond, this many at random."""
+"""The number of random orders for more layers."""
 _LEAST: Final = 3
 _ROUNDING: Final = 1e-12
 
 
 def rank_agreement(one: Float[np.ndarray, " layer"], other: Float[np.ndarray, " layer"]) -> tuple[float, float]:
-    """Spearman's ρ of two series, and the share of orders of one of them with a |ρ| as large; NaN of a constant one.
+    """Spearman's ρ of two series, and the share of orders with at least this |ρ|; NaN for a constant series.
 
-    Every order of up to seven layers is tried, else 9,999 random ones, to which the true order is added.
+    All orders of up to seven layers are tried; for more layers, 9,999 random orders and the true one.
 
     >>> rho, p = rank_agreement(np.array([1.0, 2.0, 4.0, 8.0]), np.array([0.0, 1.0, 3.0, 2.0]))
     >>> round(rho, 3), round(p, 3)
@@ -28,8 +28,8 @@ def rank_agreement(one: Float[np.ndarray, " layer"], other: Float[np.ndarray, " 
     """
     if len(one) < _LEAST or not (np.isfinite(one).all() and np.isfinite(other).all()):
         return math.nan, math.nan
-    ranks = [_standard(rankdata(each)) for each in (one, other)]
-    if not all(np.isfinite(each).all() for each in ranks):
+    ranks = [_standard(rankdata(series)) for series in (one, other)]
+    if not all(np.isfinite(series).all() for series in ranks):
         return math.nan, math.nan
     orders = _orders(len(one))
     rho = float(ranks[0] @ ranks[1])
@@ -42,7 +42,7 @@ def rank_agreement(one: Float[np.ndarray, " layer"], other: Float[np.ndarray, " 
 def _orders(count: int) -> np.ndarray:
     if count <= _ALL_ORDERS:
         return np.array(list(permutations(range(count))))
-    # The bits are Philox-4×64's, so every version of numpy draws the same.
+    # Raw bits of Philox-4×64, so that every version of numpy draws the same orders.
     return Philox(key=[0, count]).random_raw(_ORDERS * count).reshape(_ORDERS, count).argsort(axis=1, kind="stable")
 
 

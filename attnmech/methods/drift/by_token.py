@@ -1,4 +1,4 @@
-"""How does each token of a text drift, layer by layer, and which rows of the vocabulary come nearest to it?"""
+"""The drift of each token of a text, layer by layer, and the rows of the vocabulary nearest to it."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -18,12 +18,12 @@ from .sums import STATISTICS
 from .word_types import ORDINARY, WORD_TYPES
 
 MOST_NAMED: Final = 10
-"""How many of the nearest rows are named."""
+"""The largest number of nearest rows that are named."""
 
 
 @dataclass(frozen=True, repr=False)
 class DriftByToken(DriftMeans):
-    """The means of drift and, for texts that run together, every token."""
+    """The means of drift and, for texts run together, the drift of every token."""
 
     BY_TOKEN: ClassVar[Mapping[str, Any]] = {
         "values": Float[Tensor, "statistic layer batch row"],
@@ -32,18 +32,18 @@ class DriftByToken(DriftMeans):
         "nearest": Int[Tensor, "layer batch row k"],
         "products": Float[Tensor, "layer batch row row"],
     }
-    """Further entries, for texts that were run together."""
+    """Further entries of `state`, for texts run together."""
 
     k: int
-    """How many nearest rows churn compares."""
+    """The number of nearest rows that churn compares."""
     tokens: tuple[tuple[str, ...], ...]
-    """The tokens, for texts that were run together."""
+    """The tokens, for texts run together."""
     names: Mapping[int, str]
     """The texts of the nearest tokens, by id."""
 
     @property
     def axis_lengths(self) -> Mapping[str, int]:
-        """The lengths of the axes of `state` that are known from elsewhere."""
+        """The lengths of the axes of `state` that other fields determine."""
         rows = {"batch": len(self.tokens), "row": len(self.tokens[0])} if self.tokens else {}
         return {**super().axis_lengths, "k": self.k, **rows}
 
@@ -53,28 +53,28 @@ class DriftByToken(DriftMeans):
         check_rows("tokens", self.tokens, len(self.tokens), self.axis_lengths.get("row"))
 
     def by_token(self, statistic: str) -> Float[Tensor, "layer batch position"]:
-        """A statistic of every token in the layers measured; NaN where it is not defined, and at padding."""
+        """A statistic of every token in the layers measured; NaN where it is undefined and at padding."""
         place = STATISTICS.place(option("statistic", statistic, STATISTICS))
-        found: Tensor = self._kept("values")[place].masked_fill(~self._kept("valid")[place], torch.nan)
-        return found
+        values: Tensor = self._kept("values")[place].masked_fill(~self._kept("valid")[place], torch.nan)
+        return values
 
     def tokens_frame(self) -> pd.DataFrame:
-        """One row per text, token and layer: its type, and every statistic."""
+        """One row per text, token and layer: the token's type and every statistic."""
         types = self._kept("types")
         values = [self.by_token(name) for name in STATISTICS]
         rows = []
         for text, position in (types >= 0).nonzero().tolist():
             for place, layer in enumerate(self.layers):
-                about = {"text": text, "position": position, "token": self.tokens[text][position]}
-                about |= {"type": WORD_TYPES[int(types[text, position])], "layer": layer}
+                description = {"text": text, "position": position, "token": self.tokens[text][position]}
+                description |= {"type": WORD_TYPES[int(types[text, position])], "layer": layer}
                 numbers = {
-                    name: float(each[place, text, position]) for name, each in zip(STATISTICS, values, strict=True)
+                    name: float(value[place, text, position]) for name, value in zip(STATISTICS, values, strict=True)
                 }
-                rows.append(about | numbers)
+                rows.append(description | numbers)
         return pd.DataFrame(rows)
 
     def nearest(self, text: int = 0, position: int = 0, count: int = MOST_NAMED) -> pd.DataFrame:
-        """The rows of the vocabulary nearest to a token, nearest first: one row per layer, with the own row's rank."""
+        """The rows of the vocabulary nearest to a token, nearest first: one row per layer, with its own row's rank."""
         text, position = self._place(text, position)
         most = min(MOST_NAMED, self.k)
         count = min(whole_number("count", count, least=1, most=MOST_NAMED), most)
@@ -88,11 +88,11 @@ class DriftByToken(DriftMeans):
         return pd.DataFrame(rows)
 
     def pair(self, one: int, other: int, text: int = 0) -> pd.DataFrame:
-        """Two tokens of a text against each other, such as two occurrences of one word: one row per layer.
+        """Compares two tokens of a text, such as two occurrences of one word: one row per layer.
 
-        Their cosine, the same after the mean of the text's ordinary tokens is taken off, the mean cosine of pairs in
-        this layer (`anisotropy`), the share of their k nearest rows that they have in common, and cosine and rank of
-        each with its own row.
+        The columns are their cosine; their cosine after the mean of the text's ordinary tokens is subtracted; the mean
+        cosine of pairs in this layer (`anisotropy`); the share of their k nearest rows that they have in common
+        (`shared`); and the cosine and rank of each token's own row.
         """
         text, one = self._place(text, one)
         _, other = self._place(text, other)
@@ -108,7 +108,7 @@ class DriftByToken(DriftMeans):
         for name, place in (("one", one), ("other", other)):
             for statistic in ("cosine", "rank"):
                 columns[f"{statistic}_{name}"] = self.by_token(statistic)[:, text, place]
-        return pd.DataFrame({"layer": self.layers, **{name: each.tolist() for name, each in columns.items()}})
+        return pd.DataFrame({"layer": self.layers, **{name: column.tolist() for name, column in columns.items()}})
 
     def _place(self, text: Any, position: Any) -> tuple[int, int]:
         types = self._kept("types")
@@ -120,14 +120,14 @@ class DriftByToken(DriftMeans):
         return text, position
 
     def _real(self, text: int) -> list[int]:
-        found: list[int] = (self._kept("types")[text] >= 0).nonzero()[:, 0].tolist()
-        return found
+        positions: list[int] = (self._kept("types")[text] >= 0).nonzero()[:, 0].tolist()
+        return positions
 
     def _first(self, text: int) -> int:
-        """The first ordinary token of a text; the first of all if there is none."""
+        """The position of a text's first ordinary token; of its first token if none is ordinary."""
         types = self._kept("types")[index_of("text", text, len(self.tokens), f"{len(self.tokens)} texts were run")]
-        named = (place for place, kind in enumerate(types.tolist()) if kind >= 0 and WORD_TYPES[kind] in ORDINARY)
-        return next(named, self._real(text)[0])
+        ordinary = (place for place, kind in enumerate(types.tolist()) if kind >= 0 and WORD_TYPES[kind] in ORDINARY)
+        return next(ordinary, self._real(text)[0])
 
     def _kept(self, name: str) -> Tensor:
         if name in self.state:

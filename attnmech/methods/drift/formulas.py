@@ -1,11 +1,11 @@
-"""How far is a stream from its token's own embedding, and which rows of the vocabulary are nearest?
+"""The distance of a stream from its token's own embedding, and the rows of the vocabulary nearest to it.
 
 Formulas: docs/formulas.md#residual-drift.
 
-With rows e_v of the vocabulary and a similarity s, of a stream y at a token t:
+For a stream y at token t, the rows e_v of the vocabulary and a similarity s:
 
-- rank = #{v: s(y, e_v) > s(y, e_t)}, 0 where no row is more similar than the token's own;
-- churn = 1 − |K_(l−1) ∩ K_l| / k, K_l the k rows most similar to y in layer l.
+- rank = #{v: s(y, e_v) > s(y, e_t)}, 0 if no row is more similar than the token's own;
+- churn = 1 − |K_(l−1) ∩ K_l| / k, where K_l are the k rows most similar to y in layer l.
 
 s is the dot product y·e, the cosine, or the cosine of y − ȳ and e − ē.
 """
@@ -24,16 +24,16 @@ from ...maths.precision import product_rounding
 METRICS: Final = ("cosine", "centred cosine", "dot")
 
 _SPARE: Final = 8
-"""How many rows beyond the k nearest are kept, until close ones have been compared in float64."""
+"""The number of rows kept beyond the k nearest, until close ones have been compared in float64."""
 
 _PAIRS_AT_ONCE: Final = 1024
-"""How many pairs of a stream and a row are compared in float64 at once."""
+"""The largest number of pairs of a stream and a row compared in float64 at once."""
 
 
 def directions(
     x: Float[Tensor, "*places d_model"], metric: str, mean: Float[Tensor, "*#places d_model"] | None = None
 ) -> Float[Tensor, "*places d_model"]:
-    """Vectors whose products are the similarity: x itself, x / ‖x‖, or (x − mean) / ‖x − mean‖; 0 of nothing.
+    """Vectors whose products are the similarity: x itself, x / ‖x‖, or (x − mean) / ‖x − mean‖; 0 if the norm is 0.
 
     >>> directions(torch.tensor([3.0, 4.0]), "cosine")
     tensor([0.6000, 0.8000])
@@ -48,7 +48,7 @@ def directions(
 
 
 def churn(one: Int[Tensor, "*places k"], other: Int[Tensor, "*places k"]) -> Float[Tensor, "*places"]:
-    """1 − |one ∩ other| / k, of sets without repeats.
+    """1 − |one ∩ other| / k, for sets without repeats.
 
     >>> churn(torch.tensor([3, 1, 4, 5]), torch.tensor([5, 9, 2, 3]))
     tensor(0.5000, dtype=torch.float64)
@@ -59,7 +59,7 @@ def churn(one: Int[Tensor, "*places k"], other: Int[Tensor, "*places k"]) -> Flo
 
 
 def sum_over_pairs(unit: Float[Tensor, "token d_model"]) -> Float[Tensor, ""]:
-    """Σ_(i≠j) cos(y_i, y_j) of unit vectors: ‖Σ ŷ‖² − Σ ‖ŷ‖².
+    """Σ_(i≠j) cos(y_i, y_j) for unit vectors: ‖Σ ŷ‖² − Σ ‖ŷ‖².
 
     >>> sum_over_pairs(torch.tensor([[1.0, 0.0], [0.6, 0.8]]))       # two pairs, of cosine 0.6
     tensor(1.2000)
@@ -68,38 +68,38 @@ def sum_over_pairs(unit: Float[Tensor, "token d_model"]) -> Float[Tensor, ""]:
 
 
 def centred(products: Float[Tensor, "layer row row"], members: Bool[Tensor, " row"]) -> Float[Tensor, "layer row row"]:
-    """The products of streams minus the mean of some of them, from the products of the streams."""
+    """The products of streams after the mean of `members` is subtracted, from the products of the streams."""
     with_mean = products[:, :, members].mean(dim=-1)
     square = with_mean[:, members].mean(dim=-1)
     return products - with_mean[:, :, None] - with_mean[:, None, :] + square[:, None, None]
 
 
 def cosine_of(products: Float[Tensor, "layer row row"], one: int, other: int) -> Float[Tensor, " layer"]:
-    """The cosine of two streams, from the products of all; NaN where one is 0."""
+    """The cosine of two streams, from the products of all streams; NaN where one of the two is 0."""
     norms = (products[:, one, one] * products[:, other, other]).clamp_min(0).sqrt()
     return torch.where(norms > 0, products[:, one, other] / norms, torch.nan).clamp(-1, 1)
 
 
 @dataclass(frozen=True)
 class Found:
-    """What a scan of the vocabulary found for each stream."""
+    """The rank and the nearest rows of each stream, from a scan of the vocabulary."""
 
     rank: Int[Tensor, " stream"]
     nearest: Int[Tensor, "stream k"]
-    """The ids of the most similar rows, nearest first; of equally similar ones the lower id."""
+    """The ids of the most similar rows, nearest first; among equally similar rows, the lower id first."""
 
 
 class Scan:
-    """Ranks and nearest rows of many streams, from one block of the vocabulary after another.
+    """Finds the ranks and nearest rows of many streams, one block of the vocabulary at a time.
 
-    A block costs one matrix product. What rounding leaves open in it is decided in float64: rows about as similar as
-    the token's own, and those about as similar as the k-th nearest.
+    A block costs one matrix product. Comparisons within its rounding error are repeated in float64: those of rows about
+    as similar as the token's own, and of rows about as similar as the k-th nearest.
 
     Args:
         streams: the streams' `directions`, in the precision of the products.
         precise: the same in float64.
         own: the id of each stream's own token.
-        k: how many nearest rows to find.
+        k: the number of nearest rows to find.
         rows_of: the `directions` of rows in float64, by their ids.
 
     """
@@ -142,7 +142,7 @@ class Scan:
         return Found(self._more, ids.gather(-1, order))
 
     def _count(self, start: int, similar: Tensor, rounding: Tensor) -> None:
-        """Counts the rows of a block that are more similar than the own one."""
+        """Counts the rows of a block that are more similar than the token's own."""
         above = similar - self._own_similarity.to(similar)[:, None]
         self._more += (above > rounding[:, None]).sum(dim=-1)
         stream, place = (above.abs_() <= rounding[:, None]).nonzero(as_tuple=True)
@@ -157,9 +157,9 @@ class Scan:
         here = torch.arange(len(similar), device=similar.device)
         if self._values.shape[1] == wanted:
             here = (similar.amax(dim=-1) > self._values[:, -1]).nonzero()[:, 0]
-        found = similar[here].topk(min(wanted, similar.shape[1]), dim=-1)
-        values = torch.cat((self._values[here], found.values), dim=-1)
-        ids = torch.cat((self._ids[here], start + found.indices), dim=-1)
+        nearest = similar[here].topk(min(wanted, similar.shape[1]), dim=-1)
+        values = torch.cat((self._values[here], nearest.values), dim=-1)
+        ids = torch.cat((self._ids[here], start + nearest.indices), dim=-1)
         best = values.topk(min(wanted, values.shape[1]), dim=-1)
         if best.values.shape[1] != self._values.shape[1]:
             self._values, self._ids = best.values, ids.gather(-1, best.indices)
@@ -168,7 +168,7 @@ class Scan:
 
     def _exactly(self, stream: Int[Tensor, " pair"], token: Int[Tensor, " pair"]) -> Float[Tensor, " pair"]:
         """The similarity of some pairs of a stream and a row in float64."""
-        found = [self._precise.new_zeros(0)]
-        for some, ids in zip(*(torch.split(each, _PAIRS_AT_ONCE) for each in (stream, token)), strict=True):
-            found.append((self._precise[some] * self._rows_of(ids)).sum(dim=-1))
-        return torch.cat(found)
+        similarities = [self._precise.new_zeros(0)]
+        for some, ids in zip(*(torch.split(indices, _PAIRS_AT_ONCE) for indices in (stream, token)), strict=True):
+            similarities.append((self._precise[some] * self._rows_of(ids)).sum(dim=-1))
+        return torch.cat(similarities)

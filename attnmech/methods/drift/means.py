@@ -1,4 +1,4 @@
-"""How far do tokens drift on average, layer by layer? Means over types of token, with intervals over texts."""
+"""The mean drift of tokens, layer by layer, by type of token, with intervals over texts."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -22,7 +22,7 @@ from .word_types import ORDINARY, WORD_TYPES
 
 @dataclass(frozen=True, repr=False)
 class DriftMeans(WithStatistics, Summed):
-    """The means of drift that follow from sums over texts."""
+    """The means of drift, computed from sums over texts."""
 
     STATISTICS = STATISTICS
 
@@ -41,7 +41,7 @@ class DriftMeans(WithStatistics, Summed):
 
     @property
     def axis_lengths(self) -> Mapping[str, int]:
-        """The lengths of the axes of `state` that are known from elsewhere."""
+        """The lengths of the axes of `state` that other fields determine."""
         return {"statistic": len(STATISTICS), "type": len(WORD_TYPES), "layer": len(self.layers)}
 
     @property
@@ -61,7 +61,7 @@ class DriftMeans(WithStatistics, Summed):
         return self._by_layer(across.masked_fill(count <= 0, torch.nan))
 
     def mean(self, statistic: str, types: str | Iterable[str] | None = None) -> Float[Tensor, " layer"]:
-        """The mean of a statistic over tokens, by default ordinary ones, or over those of some types (`by_type`)."""
+        """The mean of a statistic over tokens of some types (see `by_type`), by default ordinary tokens."""
         return self._by_layer(self._means(statistic, types).mean)
 
     def _value_of(self, statistic: str) -> Float[Tensor, " layer"]:
@@ -70,12 +70,12 @@ class DriftMeans(WithStatistics, Summed):
     def interval(
         self, statistic: str, types: str | Iterable[str] | None = None, level: float = LEVEL
     ) -> tuple[Float[Tensor, " layer"], Float[Tensor, " layer"]]:
-        """Low and high end of the pointwise t interval of `mean` over texts; NaN for fewer than five texts."""
+        """Low and high ends of the pointwise t interval of `mean` over texts; NaN for fewer than five texts."""
         low, high = self._bounded(statistic, self._means(statistic, types).interval(checked_level(level)))
         return self._by_layer(low), self._by_layer(high)
 
     def _bounded(self, statistic: str, ends: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
-        """An interval within what a statistic can be."""
+        """Clamps an interval to the bounds of its statistic."""
         lowest, highest = STATISTICS[statistic].bounds
         return ends[0].clamp(lowest, highest), ends[1].clamp(lowest, highest)
 
@@ -102,7 +102,7 @@ class DriftMeans(WithStatistics, Summed):
         columns |= {"anisotropy": self.anisotropy} | self._ends("anisotropy", ends)
         columns["anisotropy_across"] = self.anisotropy_across
         chosen = list(self.layers)
-        frame = pd.DataFrame({"layer": chosen, **{name: each[chosen].tolist() for name, each in columns.items()}})
+        frame = pd.DataFrame({"layer": chosen, **{name: column[chosen].tolist() for name, column in columns.items()}})
         frame.attrs["intervals"] = interval_note(len(self.state["groups"]))
         return frame
 

@@ -1,4 +1,6 @@
-"""How far does a token's stream move from its own embedding, layer by layer (docs/formulas.md#residual-drift)?
+"""Residual drift: how far a token's stream moves from its own embedding, layer by layer.
+
+Formulas: docs/formulas.md#residual-drift.
 
 After "More Attention to Attention" (the attention-encodings demo).
 """
@@ -31,7 +33,7 @@ from .word_types import WORD_TYPES, checked_words
 FIGURES: Final = ("cosine", "rank", "churn")
 
 NEAREST: Final = "nearest"
-"""A figure of one token: the table of its nearest rows."""
+"""The figure of one token: the table of its nearest rows."""
 
 
 def residual_drift(
@@ -49,44 +51,44 @@ def residual_drift(
     bos: bool | None = None,
     **corpus: Any,
 ) -> "ResidualDrift":
-    """How far each token's stream is from its own row of the vocabulary, and which rows are nearest, layer by layer.
+    """Measures how far each token's stream is from its own row of the vocabulary, and which rows are nearest.
 
-    With y the stream of token t and e_v the rows of the token embedding: the cosine of y and e_t; the rank
-    #{v: s(y, e_v) > s(y, e_t)}; and the churn 1 − |K_(l−1) ∩ K_l| / k of the k rows nearest to y from one layer to the
-    next, under the similarity s.
+    For the stream y of token t and the rows e_v of the token embedding, it measures in every layer the cosine of y and
+    e_t; the rank #{v: s(y, e_v) > s(y, e_t)}; and the churn 1 − |K_(l−1) ∩ K_l| / k, where K_l are the k rows nearest
+    to y in layer l. Rank and churn use the similarity s.
 
     >>> import attnmech as am
     >>> drift = am.residual_drift(am.load(), "Anna gave an old anchor to Tom.")
     >>> drift.cosine.shape, drift.by_token("rank").shape                   # [layer], [layer batch position]
     (torch.Size([4]), torch.Size([4, 1, 9]))
 
-    A cosine is to be read against two others: the mean cosine of y to all rows (`vocabulary_cosine`), and that of
-    pairs of tokens of the same layer (`anisotropy`), since streams all point in much the same direction. The centred
-    cosine takes off the mean of the text's ordinary tokens from y and that of the rows from e_t.
+    All streams point in much the same direction, so compare a cosine with two baselines: the mean cosine of y to all
+    rows (`vocabulary_cosine`), and the mean cosine of pairs of tokens in the same layer (`anisotropy`). The centred
+    cosine subtracts the mean of the text's ordinary tokens from y and the mean of the rows from e_t.
 
     Args:
         model: the model.
-        inputs: texts, or an iterator of texts (a corpus), of which only sums are kept.
+        inputs: texts, or an iterator of texts (a corpus); only sums of a corpus are kept.
         at: "resid_mid", attention + residual, before the norm that follows in a post-norm model (BERT); or
             "resid_post", the stream as it leaves the block.
-        metric: s: "cosine", "centred cosine" or "dot" (the logit lens where embeddings are tied, without its norm).
-        k: how many nearest rows are compared between layers.
-        position: whether rows have what else is embedded at the token's place, its position and token type, added.
-            Then the token's own row is what enters layer 0.
-        embed_norm: whether rows go through the norm of the embedding (BERT, BLOOM); None where the model has one.
-        function_words: those that count as function words, instead of a closed list of English ones.
-        layers: by default all. Steps and churn are those between layers that follow each other.
+        metric: s: "cosine", "centred cosine" or "dot" (the logit lens without its norm, if embeddings are tied).
+        k: the number of nearest rows compared between layers.
+        position: whether to add the other embeddings at the token's place, its position and token type, to the rows.
+            The token's own row is then the input of layer 0.
+        embed_norm: whether rows pass through the norm of the embedding (BERT, BLOOM); None: if the model has one.
+        function_words: the words that count as function words; by default a closed list of English ones.
+        layers: all by default. Steps and churn compare consecutive layers only.
         stack: "encoder" or "decoder" in a model with both.
         bos: whether each text begins with the tokenizer's first token.
         corpus: `truncate`, `shard`, `journal` and `progress`, as in `am.stream`.
 
     Returns:
-        Means by layer and type of token with intervals over texts and, for texts that run together, every token.
+        Means by layer and type of token with intervals over texts and, for texts run together, values of every token.
 
     Raises:
-        InputError: for a model without an embedding of tokens (images), whose embedding is made otherwise than by
-            factor, projection, positions and norm, or without what `position` or `embed_norm` ask for; for `k` above
-            the size of the vocabulary; for cross-attention, which has no stream of its own.
+        InputError: for a model without a token embedding (images); for an embedding that is not made of factor,
+            projection, positions and norm; if the model lacks what `position` or `embed_norm` asks for; for `k` above
+            the size of the vocabulary; and for cross-attention, which has no separate stream.
 
     Source: "More Attention to Attention" (attention-encodings); anisotropy: Ethayarajh 2019, arXiv 1909.00512.
 
@@ -103,7 +105,7 @@ def residual_drift(
 
 @dataclass(frozen=True, eq=False)
 class DriftReducer(DriftSums):
-    """Sums drift over a pass, and makes the result."""
+    """Sums drift over a pass and builds the result."""
 
     def finish(self, state: State, source: Source) -> "ResidualDrift":
         """The result."""
@@ -114,11 +116,11 @@ class DriftReducer(DriftSums):
             tokens = batch.tokens
             ids = torch.unique(state["nearest"][..., :MOST_NAMED]).tolist()
             label = source.stack.label
-            names = {each: source.model.position_texts([each], label)[0] for each in ids if each >= 0}
-        found = self.reference
+            names = {token: source.model.position_texts([token], label)[0] for token in ids if token >= 0}
+        reference = self.reference
         return ResidualDrift.of(
-            state, source, at=self.at, metric=found.metric, k=found.k, position=found.positioned,
-            embed_norm=found.normed, vocabulary=len(found.vocabulary),
+            state, source, at=self.at, metric=reference.metric, k=reference.k, position=reference.positioned,
+            embed_norm=reference.normed, vocabulary=len(reference.vocabulary),
             vocabulary_anisotropy=self.vocabulary_pair_cosine(), tokens=tokens, names=names,
             attention_layers=source.stack.layers,
         )  # fmt: skip
@@ -128,8 +130,8 @@ class DriftReducer(DriftSums):
 class ResidualDrift(DriftByToken):
     """How far tokens are from their own embeddings, layer by layer.
 
-    Each of `STATISTICS` is a property `[layer]`: its mean over ordinary tokens, all but the first of a text and special
-    tokens.
+    Every statistic in `STATISTICS` is a property `[layer]`: its mean over ordinary tokens, which are all tokens except
+    the first of a text and special tokens.
     """
 
     SUBTRACT = "subtract what you compare: one.cosine - other.cosine"
@@ -139,9 +141,9 @@ class ResidualDrift(DriftByToken):
     metric: str
     """The similarity by which rows are ranked."""
     position: bool
-    """Whether rows have the embedding of the token's position added."""
+    """Whether the other embeddings at the token's place were added to the rows."""
     embed_norm: bool
-    """Whether rows went through the norm of the embedding."""
+    """Whether rows passed through the norm of the embedding."""
     vocabulary: int
     """The number of rows."""
     vocabulary_anisotropy: float
@@ -181,16 +183,16 @@ class ResidualDrift(DriftByToken):
     def merged(self, *others: "ResidualDrift") -> "ResidualDrift":
         """The result over several shards of a corpus, as if they had been one run.
 
-        Raises `InputError` for results on texts that were run together, and otherwise as other results do.
+        Raises `InputError` for results on texts run together, and in the cases in which other results cannot be merged.
         """
-        if any(isinstance(each, ResidualDrift) and each.tokens for each in (self, *others)):
+        if any(isinstance(result, ResidualDrift) and result.tokens for result in (self, *others)):
             raise InputError("results on texts that were run together cannot be merged; merge those of a corpus.")
         return super().merged(*others)
 
-    # -- which story is true ----------------------------------------------------------------------------------
+    # -- verdicts ---------------------------------------------------------------------------------------------
 
     def verdicts(self, untrained: "ResidualDrift | None" = None) -> DriftVerdicts:
-        """Where tokens move by cosine, by rank and by churn, and whether the three agree over layers.
+        """Says where tokens move by cosine, by rank and by churn, and whether the three agree over layers.
 
         >>> import attnmech as am
         >>> model, text = am.load(), "Anna gave an old anchor to Tom."
@@ -199,13 +201,14 @@ class ResidualDrift(DriftByToken):
         >>> drift.verdicts(random).agreement.columns.tolist()
         ['of', 'one', 'other', 'rho', 'p_shuffled', 'rho_untrained']
 
-        The movement m_l of a layer is the mean of |Δ cosine|, |Δ log10(1 + rank)| or churn since the layer below; its
-        depth Σ w_l m_l / Σ m_l is 0 if all of it is the first step and 1 if all is the last. A story is "early" or
-        "late" where the depth's interval over texts, for all three metrics at once, lies below or above ½; "in the
-        middle" or "at both ends" where that of Σ |2w − 1| m / Σ m excludes its value for even steps; else "undecided".
+        The movement m_l of a layer is the mean of |Δ cosine|, |Δ log10(1 + rank)| or churn since the layer below. Its
+        depth is Σ w_l m_l / Σ m_l, with w_l from 0 at the first step to 1 at the last. A story is "early" or "late" if
+        the interval of the depth over texts, for all three metrics at once, lies below or above ½. Otherwise it is "in
+        the middle" or "at both ends" if the interval of Σ |2w − 1| m / Σ m lies below or above its value for even
+        steps, and else "undecided".
 
         Args:
-            untrained: the same measured on a model of the same config with random weights, `am.untrained(model)`.
+            untrained: the same measurement on a model of the same config with random weights, `am.untrained(model)`.
 
         """
         if untrained is not None and not isinstance(untrained, ResidualDrift):
@@ -226,8 +229,8 @@ class ResidualDrift(DriftByToken):
         levels = {name: self._means(statistic, None).mean[order].numpy() for name, statistic in _LEVELS.items()}
         return Movement(
             tuple(self.layers[place] for place in steps),
-            {name: each.above[steps] for name, each in means.items()},
-            {name: each.below[steps] for name, each in means.items()},
+            {name: mean.above[steps] for name, mean in means.items()},
+            {name: mean.below[steps] for name, mean in means.items()},
             levels,
         )
 
@@ -237,8 +240,8 @@ class ResidualDrift(DriftByToken):
         """Cosine, rank or churn over the layers, for one token of a text or for all; returned, not shown.
 
         "nearest" is the table of the rows nearest to one token, by default the first ordinary one, layer by layer.
-        `token` is a position in the text. For a corpus, and for several texts unless a `text` is chosen by its token,
-        the lines are types of token, with intervals over texts.
+        `token` is a position in the text. For a corpus, and for several texts if no `token` is chosen, the lines are
+        types of token, with intervals over texts.
         """
         if option("figure", figure, (*FIGURES, NEAREST)) == NEAREST:
             place = self._place(text, self._first(text) if token is None else token)[1]
@@ -268,11 +271,11 @@ class ResidualDrift(DriftByToken):
             means = self._means(statistic, name)
             if float(means.below.sum()) > 0:
                 ends = [means.mean, *self._bounded(statistic, means.interval())]
-                # The mean of log10(1 + rank) is shown as the rank that has it.
-                mean, low, high = (10**each - 1 if figure == "rank" else each for each in ends)
+                # The mean of log10(1 + rank) is shown as a rank.
+                mean, low, high = (10**end - 1 if figure == "rank" else end for end in ends)
                 names.append(name)
-                for made, each in zip((values, lows, highs), (mean, low, high), strict=True):
-                    made.append(each[order].numpy())
+                for rows, numbers in zip((values, lows, highs), (mean, low, high), strict=True):
+                    rows.append(numbers[order].numpy())
         return names, np.stack(values), np.stack(lows), np.stack(highs)
 
     def _baselines(self, order: list[int]) -> dict[str, Any]:
@@ -290,7 +293,7 @@ class ResidualDrift(DriftByToken):
 
     @property
     def section(self) -> Section:
-        """The three figures with what they say, for a page."""
+        """The three figures and their finding, for a page."""
         return Section(
             "How far tokens move from their embeddings",
             " ".join(map(self._reading, FIGURES)),
@@ -303,11 +306,14 @@ class ResidualDrift(DriftByToken):
         )
 
     def token_section(self, call: str, layers: Sequence[int]) -> Section:
-        """The drift of a chosen token, for a page on which `layers` can be chosen; `call` gives this result."""
+        """The drift of one token, for a page on which the reader chooses a token and one of `layers`.
+
+        `call` is the Python expression for this result.
+        """
         return drift_section(self.token_numbers(), call, layers)
 
     def token_numbers(self, text: int = 0) -> DriftNumbers:
-        """What a page shows of each token of a text."""
+        """The numbers that a page shows for each token of a text."""
         order, real = sorted(range(len(self.layers)), key=lambda place: self.layers[place]), self._real(text)
         cosine, rank, churned = (
             self.by_token(name)[order][:, text][:, real].T.numpy() for name in ("cosine", "rank", "churn")
@@ -360,7 +366,7 @@ class ResidualDrift(DriftByToken):
     @property
     def _caveat(self) -> str:
         listed = self.provenance.options.get("reducers", [])
-        own = any(each[1].get("function_words", OWN_LIST) != OWN_LIST for each in listed)
+        own = any(reducer[1].get("function_words", OWN_LIST) != OWN_LIST for reducer in listed)
         whose = "in your list" if own else "in a closed list of English ones"
         words = "" if len(self.tokens) == 1 else f" Function words are those {whose}."
         return (
@@ -404,4 +410,4 @@ class _Merging(DriftSums):
     """Joins the states of shards."""
 
     def __init__(self) -> None:
-        """It needs no reference."""
+        """Joining states needs no reference."""

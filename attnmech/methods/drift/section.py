@@ -1,4 +1,4 @@
-"""What a page says about drift: how to read its lines, and the way of the chosen token through the layers."""
+"""The sections of a page about drift: how to read the figures, and how one token changes through the layers."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -15,14 +15,14 @@ from ...draw.style import FIGURE_STYLE, NEUTRAL
 from ...draw.text import bound, plotly_text, quoted, shorten, visible_token
 
 NAMED: Final = 4
-"""How many of the nearest rows a table names."""
+"""The largest number of nearest rows that a table names."""
 
 
 PLACE_WORDS: Final = {"resid_mid": "attention + residual", "resid_post": "the stream as it leaves each block"}
 
 
 def reading_of(figure: str, at: str, k: int, texts: int) -> str:
-    """How to read one of the figures of the lines over layers; of one text, each line is a token."""
+    """How to read a figure of lines over layers; for one text, each line is a token."""
     of = "token" if texts == 1 else "type of token, with 95 % intervals over texts"
     if figure == "cosine":
         return (
@@ -37,20 +37,20 @@ def reading_of(figure: str, at: str, k: int, texts: int) -> str:
 
 @dataclass(frozen=True)
 class DriftNumbers:
-    """What a page shows of each token's way through the layers."""
+    """The numbers that a page shows for each token, layer by layer."""
 
     layers: tuple[int, ...]
     tokens: tuple[str, ...]
     vocabulary: int
     """The number of rows."""
     k: int
-    """How many nearest rows churn compares."""
+    """The number of nearest rows that churn compares."""
     cosine: Float[np.ndarray, "token layer"]
     rank: Float[np.ndarray, "token layer"]
     churn: Float[np.ndarray, "token layer"]
     """NaN in the first layer."""
     means: Mapping[str, Float[np.ndarray, " layer"]]
-    """Of the text's ordinary tokens: "cosine", "rank" (geometric mean of 1 + rank, minus 1) and "churn"."""
+    """Means over the text's ordinary tokens: "cosine", "rank" (geometric mean of 1 + rank, minus 1) and "churn"."""
     between_tokens: Float[np.ndarray, " layer"]
     """The mean cosine of two ordinary tokens."""
     to_any_row: Float[np.ndarray, " layer"]
@@ -61,12 +61,12 @@ class DriftNumbers:
 
 
 def drift_section(view: DriftNumbers, call: str, layers: Sequence[int]) -> Section:
-    """How far the chosen token moves from its own embedding.
+    """Shows how far the chosen token moves from its own embedding.
 
     Args:
         view: the numbers.
-        call: the Python that gives the result.
-        layers: those that can be chosen on the page, which a line marks.
+        call: the Python expression for the result.
+        layers: the layers that the reader can choose; a line marks the current one.
 
     """
     charts = {
@@ -96,7 +96,7 @@ def drift_section(view: DriftNumbers, call: str, layers: Sequence[int]) -> Secti
 def _lines(
     view: DriftNumbers, layers: Sequence[int], name: str, label: str, values: Float[np.ndarray, "token layer"]
 ) -> Chart:
-    """One number of the chosen token over the layers, beside its baselines."""
+    """One number of the chosen token over the layers, with its baselines."""
     logarithmic = name == "rank"
     baselines = {"mean of the text's tokens": view.means[name] + (1 if logarithmic else 0)}
     if name == "cosine":
@@ -138,7 +138,7 @@ def _lines(
 
 
 def nearest_chart(view: DriftNumbers) -> Chart:
-    """A table of the rows nearest to the chosen token, layer by layer; its own is bold."""
+    """A table of the rows nearest to the chosen token, layer by layer; its own row is bold."""
     plain = [plotly_text(shorten(visible_token(name))) for name in view.names]
     words = (*plain, *(f"<b>{name}</b>" for name in plain))
     own = np.array([[name == token for name in view.names] for token in view.tokens])
@@ -160,7 +160,7 @@ def nearest_chart(view: DriftNumbers) -> Chart:
     figure.update_layout(
         template=FIGURE_STYLE, height=min(110 + 26 * len(view.layers), 360), margin=dict.fromkeys("lrtb", 8)
     )
-    # In words, since numbers on a page are rounded: a rank is a whole number.
+    # As text, because numbers on a page are rounded and a rank is a whole number.
     ranks, which = np.unique(view.rank, return_inverse=True)
     in_words = tuple("" if np.isnan(rank) else f"{int(rank):,}" for rank in ranks)
     slots = [Slot("data.0.cells.values.1", ByChoice(which.reshape(view.rank.shape), ("query",), words=in_words))]
@@ -179,7 +179,7 @@ def _about_drift(view: DriftNumbers) -> ByChoice:
             return f"{name}: its stream is 0."
         first, last = known[[0, -1]].tolist()
         cosines, pairs = (
-            [float(each[at]) for at in (first, last)] for each in (view.cosine[query], view.between_tokens)
+            [float(values[at]) for at in (first, last)] for values in (view.cosine[query], view.between_tokens)
         )
         ranks = [int(view.rank[query, at]) for at in (first, last)]
         beside = f" (two tokens of the text: {pairs[0]:.2f} and {pairs[1]:.2f})" if np.isfinite(pairs).all() else ""

@@ -1,4 +1,4 @@
-"""How is drift measured during a pass? Streams are held until there are enough for a scan of the vocabulary."""
+"""Measures drift during a pass: streams are held until there are enough for a scan of the vocabulary."""
 
 import math
 from collections.abc import Iterator
@@ -66,28 +66,28 @@ STATISTICS: Final = Statistics(
         bounds=(-1.0, 1.0),
     ),
 )
-"""What is measured of every token in every layer, in the order of the axis `statistic`."""
+"""The statistics of every token in every layer, in the order of the axis `statistic`."""
 
 PLACES: Final = ("resid_mid", "resid_post")
-"""Where the stream may be measured: attention + residual, or as it leaves the block."""
+"""The points at which the stream can be measured: attention + residual, or as it leaves the block."""
 
 OWN_LIST: Final = "attnmech's list"
-"""What the options of a run say of the function words."""
+"""The value of the option `function_words` for the built-in list."""
 
 _STREAMS_AT_ONCE: Final = 2048
-"""How many streams are compared with the vocabulary in one scan."""
+"""The largest number of streams compared with the vocabulary in one scan."""
 
 _PRECISE_AT_ONCE: Final = 256
-"""How many of them are compared with their own rows in float64 at once."""
+"""The largest number of streams compared with their own rows in float64 at once."""
 
 _SIMILARITIES_AT_ONCE: Final = 2**22
-"""How many similarities a block of the vocabulary may give."""
+"""The largest number of similarities from one block of the vocabulary."""
 
 _ROWS_AT_ONCE: Final = 1024
-"""How many rows of the vocabulary a block has at most."""
+"""The largest number of rows in a block of the vocabulary."""
 
 _KEPT: Final = 2**23
-"""How many products of streams of one text are kept for `pair`, and how many ids of nearest rows."""
+"""The largest number of products of streams kept for `pair`; ids of nearest rows may be four times this many."""
 
 _BY_TEXT: Final = ("sums", "counts", "pairs", "pair_counts", "unit_counts", "squares")
 """The entries of a state whose last axis is texts, or groups of them."""
@@ -106,7 +106,7 @@ class Moments:
 
 @dataclass(frozen=True, eq=False)
 class ComparedRows:
-    """What streams are compared with: the rows of a vocabulary, by one similarity."""
+    """The rows of a vocabulary with which streams are compared, by one similarity."""
 
     vocabulary: Vocabulary
     metric: str
@@ -120,7 +120,7 @@ class ComparedRows:
     def of(
         cls, model: HookedModel, stack: Stack, metric: str, k: int, position: bool, embed_norm: bool | None
     ) -> "ComparedRows":
-        """The reference of a model; `InputError` for what it does not have."""
+        """The rows of a model's vocabulary; `InputError` for an option that the model does not support."""
         vocabulary = vocabulary_of(model, stack)
         if position:
             require_positions(model)
@@ -136,7 +136,7 @@ class ComparedRows:
         return cls(vocabulary, metric, k, position, normed, torch.promote_types(model.dtype, torch.float32))
 
     def blocks(self, size: int, further: Tensor | None) -> Iterator[tuple[int, Tensor]]:
-        """The rows block by block, each with the id of its first."""
+        """The rows block by block, each block with the id of its first row."""
         for start in range(0, len(self.vocabulary), size):
             yield start, self.vocabulary.rows(slice(start, start + size), self.precision, further)
 
@@ -147,10 +147,10 @@ class ComparedRows:
             total = unit = torch.zeros((), dtype=torch.float64)
             nonzero = 0
             for _, rows in self.blocks(_ROWS_AT_ONCE, further):
-                each = directions(rows, "cosine")
+                unit_rows = directions(rows, "cosine")
                 total = total.to(rows.device) + rows.sum(dim=0).double()
-                unit = unit.to(rows.device) + each.sum(dim=0).double()
-                nonzero += int(each.any(dim=-1).sum())
+                unit = unit.to(rows.device) + unit_rows.sum(dim=0).double()
+                nonzero += int(unit_rows.any(dim=-1).sum())
             count = len(self.vocabulary)
             pairs = (float(unit.square().sum()) - nonzero) / max(1, count * (count - 1))
             self._moments[key] = Moments(total / count, unit / count, pairs)
@@ -168,7 +168,7 @@ class _Held:
 
     index: int
     follows: bool
-    """Whether the layer held before it is the one below."""
+    """Whether the layer added before it is the layer below."""
     streams: Float[Tensor, "stream d_model"]
     means: Float[Tensor, "batch d_model"]
     """The mean of each text's ordinary tokens."""
@@ -176,7 +176,7 @@ class _Held:
 
 @dataclass
 class _Batch:
-    """What is known of one batch while it runs."""
+    """The progress of one batch while it runs."""
 
     real: tuple[Tensor, ...]
     """Text and position of each stream."""
@@ -184,21 +184,21 @@ class _Batch:
     centred: Tensor
     """Whether the text of each stream has two ordinary tokens, so that a mean can be taken off."""
     places: Int[Tensor, " stream"]
-    """Which of `further` belongs to each stream."""
+    """The index in `further` of each stream."""
     further: list[Tensor | None]
     held: list[_Held] = field(default_factory=list)
     seen: int = 0
     layer: int | None = None
-    """The layer that came last."""
+    """The layer added last."""
     nearest: Tensor | None = None
     """The nearest rows of the streams of the layer measured last."""
     values: Tensor | None = None
-    """Cosine and log rank of these streams."""
+    """The statistics of these streams."""
 
 
 @dataclass(frozen=True, eq=False)
 class DriftSums(Reducer):
-    """Sums by text, layer and type of token how far streams are from their tokens' embeddings."""
+    """Sums the distances of streams from their tokens' embeddings, by text, layer and type of token."""
 
     reference: ComparedRows
     at: str
@@ -208,25 +208,25 @@ class DriftSums(Reducer):
 
     @property
     def points(self) -> tuple[str, ...]:  # type: ignore[override]
-        """What it reads of each layer."""
+        """The points read in each layer."""
         return self.reads
 
     @property
     def options(self) -> dict[str, str]:
-        """What is measured, and how."""
+        """The options of the measurement."""
         words = "" if self.function_words == FUNCTION_WORDS else " ".join(sorted(self.function_words))
-        found = self.reference
+        reference = self.reference
         return {
             "at": self.at,
-            "metric": found.metric,
-            "k": str(found.k),
-            "position": str(found.positioned),
-            "embed_norm": str(found.normed),
+            "metric": reference.metric,
+            "k": str(reference.k),
+            "position": str(reference.positioned),
+            "embed_norm": str(reference.normed),
             "function_words": words or OWN_LIST,
         }
 
     def start(self, run: Run) -> State:
-        """Every value of every token, and sums by text for the mean cosine of pairs."""
+        """Undefined values for every token, and sums of 0 by text for the mean cosine of pairs."""
         batch = run.batch.queries(run.stack.label)
         texts, length = batch.ids.shape
         layers, width = run.n_layers, run.stack.d_model
@@ -247,7 +247,7 @@ class DriftSums(Reducer):
             state["nearest"] = torch.full(ids, -1, dtype=torch.int32)
             if layers * texts * length**2 <= _KEPT:
                 state["products"] = torch.zeros(layers, texts, length, length, dtype=torch.float64)
-        # NaN means undefined until `close`, but a state must not hold any when it is done.
+        # NaN means undefined until `close`; a finished state must not hold NaN.
         return {name: value.to(run.model.device) for name, value in state.items()}
 
     def _batch(self, run: Run, types: Tensor) -> _Batch:
@@ -257,13 +257,13 @@ class DriftSums(Reducer):
         further: list[Tensor | None] = [None]
         places = torch.zeros_like(real[0])
         if self.reference.positioned:
-            each = further_of(run.model, run.batch).expand(*batch.ids.shape, -1)[real]
-            distinct, places = torch.unique(each, dim=0, return_inverse=True)
+            added = further_of(run.model, run.batch).expand(*batch.ids.shape, -1)[real]
+            distinct, places = torch.unique(added, dim=0, return_inverse=True)
             further = list(distinct)
         return _Batch(real, batch.ids[real], (ordinary >= 2)[real[0]], places, further)
 
     def add_layer(self, state: State, end: LayerEnd, run: Run) -> None:
-        """Holds the layer's streams, and measures all that are held once there are enough."""
+        """Holds the layer's streams, and measures all held streams once there are enough."""
         whole = sum(end[name].to(self.reference.precision) for name in self.reads)
         assert isinstance(whole, Tensor)
         now: _Batch = run.between[self]
@@ -292,36 +292,36 @@ class DriftSums(Reducer):
             state["units"][index] += some.sum(dim=0)
 
     def _measure(self, state: State, now: _Batch) -> None:
-        """Compares all held streams with the vocabulary, and lets them go."""
+        """Compares all held streams with the vocabulary and releases them."""
         held, now.held = now.held, []
-        streams, means = (torch.cat([getattr(each, name) for each in held]) for name in ("streams", "means"))
+        streams, means = (torch.cat([getattr(entry, name) for entry in held]) for name in ("streams", "means"))
         repeats = len(held)
         own, places = now.own.repeat(repeats), now.places.repeat(repeats)
-        texts = torch.cat([number * len(each.means) + now.real[0] for number, each in enumerate(held)])
-        found = torch.full((len(STATISTICS), len(own)), torch.nan, dtype=torch.float64, device=own.device)
+        texts = torch.cat([number * len(entry.means) + now.real[0] for number, entry in enumerate(held)])
+        measured = torch.full((len(STATISTICS), len(own)), torch.nan, dtype=torch.float64, device=own.device)
         nearest = own.new_zeros(len(own), self.reference.k)
         for place, further in enumerate(now.further):
             chosen = (places == place).nonzero()[:, 0]
             for some in torch.split(chosen, _STREAMS_AT_ONCE):
                 mean = means[texts[some]]
-                found[:, some], nearest[some] = self._compared(streams[some], mean, own[some], further)
+                measured[:, some], nearest[some] = self._compared(streams[some], mean, own[some], further)
         centred = STATISTICS.place("centred_cosine")
-        found[centred].masked_fill_(~now.centred.repeat(repeats), torch.nan)
+        measured[centred].masked_fill_(~now.centred.repeat(repeats), torch.nan)
         if self.reference.metric == METRICS[1]:
             for name in ("rank", "log_rank"):
-                found[STATISTICS.place(name)].masked_fill_(~now.centred.repeat(repeats), torch.nan)
-        for each, values, ids in zip(held, found.chunk(repeats, dim=1), nearest.chunk(repeats), strict=True):
-            if each.follows and now.nearest is not None and now.values is not None:
+                measured[STATISTICS.place(name)].masked_fill_(~now.centred.repeat(repeats), torch.nan)
+        for entry, values, ids in zip(held, measured.chunk(repeats, dim=1), nearest.chunk(repeats), strict=True):
+            if entry.follows and now.nearest is not None and now.values is not None:
                 _add_steps(values, ids, now.values, now.nearest)
             now.values, now.nearest = values, ids
-            state["values"][:, each.index][:, now.real[0], now.real[1]] = values
+            state["values"][:, entry.index][:, now.real[0], now.real[1]] = values
             if "nearest" in state:
-                state["nearest"][each.index][now.real[0], now.real[1]] = ids.int()
+                state["nearest"][entry.index][now.real[0], now.real[1]] = ids.int()
 
     def _compared(
         self, streams: Tensor, means: Tensor, own: Int[Tensor, " stream"], further: Tensor | None
     ) -> tuple[Float[Tensor, "statistic stream"], Int[Tensor, "stream k"]]:
-        """Every statistic but those of steps, and the nearest rows."""
+        """Every statistic that does not compare layers, and the nearest rows."""
         reference, metric = self.reference, self.reference.metric
         moments = reference.moments(further)
         values = self._to_own_rows(streams, means, own, further)
@@ -349,16 +349,16 @@ class DriftSums(Reducer):
     ) -> dict[str, Tensor]:
         """The similarities of streams to their own rows in float64, and the mean cosine to all rows."""
         direction = self.reference.moments(further).direction
-        found: dict[str, list[Tensor]] = {"vocabulary_cosine": []}
-        for each in torch.split(torch.arange(len(own), device=own.device), _PRECISE_AT_ONCE):
-            precise = streams[each].double()
+        similarities: dict[str, list[Tensor]] = {"vocabulary_cosine": []}
+        for some in torch.split(torch.arange(len(own), device=own.device), _PRECISE_AT_ONCE):
+            precise = streams[some].double()
             for metric in METRICS:
-                rows = self.reference.directions_of(own[each], further, metric)
-                similar = (directions(precise, metric, means[each]) * rows).sum(dim=-1)
+                rows = self.reference.directions_of(own[some], further, metric)
+                similar = (directions(precise, metric, means[some]) * rows).sum(dim=-1)
                 bounded = similar if metric == "dot" else similar.clamp(-1, 1)
-                found.setdefault(metric.replace(" ", "_"), []).append(bounded)
-            found["vocabulary_cosine"].append(directions(precise, "cosine") @ direction)
-        return {name: torch.cat(parts) for name, parts in found.items()}
+                similarities.setdefault(metric.replace(" ", "_"), []).append(bounded)
+            similarities["vocabulary_cosine"].append(directions(precise, "cosine") @ direction)
+        return {name: torch.cat(parts) for name, parts in similarities.items()}
 
     def close(self, state: State, run: Run) -> State:
         """Sums by group of texts; for a single batch, with every value of every token."""
@@ -366,15 +366,15 @@ class DriftSums(Reducer):
         valid = ~here["values"].isnan()
         kept = here["values"].masked_fill(~valid, 0.0)
         members = torch.stack([here["types"] == number for number in range(len(WORD_TYPES))])[:, None, None]
-        sums = [(kept * each).sum(dim=-1) for each in members]
-        counts = [(valid & each).sum(dim=-1).double() for each in members]
+        sums = [(kept * of_type).sum(dim=-1) for of_type in members]
+        counts = [(valid & of_type).sum(dim=-1).double() for of_type in members]
         by_text: State = {name: here[name] for name in _BY_TEXT if name in here}
         by_text |= {"sums": torch.stack(sums, dim=1), "counts": torch.stack(counts, dim=1)}
-        found = by_group(by_text, run.documents, _BY_TEXT) | {"units": here["units"]}
+        closed = by_group(by_text, run.documents, _BY_TEXT) | {"units": here["units"]}
         if run.corpus:
-            return found
+            return closed
         rows = {name: here[name] for name in ("types", "nearest", "products") if name in here}
-        return found | rows | {"values": kept, "valid": valid}
+        return closed | rows | {"values": kept, "valid": valid}
 
     def merge(self, one: State, other: State) -> State:
         """The sums of both."""
@@ -386,7 +386,7 @@ class DriftSums(Reducer):
 
 
 def _add_steps(values: Tensor, ids: Tensor, before: Tensor, ids_before: Tensor) -> None:
-    """Adds churn, and how far cosine and log rank moved, since the layer below."""
+    """Adds churn and the absolute changes of cosine and log rank since the layer below."""
     rank = STATISTICS.place("log_rank")
     cosine = STATISTICS.place("cosine")
     undefined = (values[rank] + before[rank]).isnan()
@@ -415,7 +415,7 @@ def _require_room(ids: tuple[int, ...]) -> None:
 
 
 def stream_points(model: HookedModel, stack: Stack, at: str) -> tuple[str, ...]:
-    """The points that make the stream there: in parallel blocks, attention + residual is a sum of two."""
+    """The points that add up to the stream: in parallel blocks, attention + residual is a sum of two."""
     if (reason := model.points[stack.point("resid_pre")].absent) is not None:
         raise InputError(f"residual_drift needs a residual stream; {model.name} has none: {reason}.")
     if at == "resid_mid" and model.points[stack.point("resid_mid")].absent is not None:

@@ -1,4 +1,4 @@
-"""Where in the depth of a model do its streams move, by cosine, by rank, and by churn? Three stories, side by side."""
+"""Says where in the depth of a model its streams move, by cosine, by rank and by churn."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ from ...maths.intervals import LEAST_TEXTS, TextMeans
 from .agreement import rank_agreement
 
 MOVEMENTS: Final[Mapping[str, str]] = {"cosine": "cosine_step", "rank": "rank_step", "churn": "churn"}
-"""The three metrics, each with the statistic that says how far a token moved since the layer below."""
+"""The three metrics, each with its statistic of movement since the layer below."""
 
 _LEAST_STEPS: Final = 3
 
@@ -29,19 +29,19 @@ class Movement:
     layers: tuple[int, ...]
     """The layers that have a layer below."""
     sums: Mapping[str, Float[Tensor, "step text"]]
-    """By metric."""
+    """Sums of movement, by metric."""
     counts: Mapping[str, Float[Tensor, "step text"]]
     levels: Mapping[str, Float[np.ndarray, " layer"]]
-    """Cosine and log rank themselves, in every layer measured."""
+    """The means of cosine and log rank in every layer measured."""
 
     def profile(self, metric: str) -> Float[np.ndarray, " step"]:
         """The mean movement in each layer."""
-        found: np.ndarray = (self.sums[metric].sum(dim=-1) / self.counts[metric].sum(dim=-1)).numpy()
-        return found
+        movement: np.ndarray = (self.sums[metric].sum(dim=-1) / self.counts[metric].sum(dim=-1)).numpy()
+        return movement
 
     @property
     def places(self) -> Float[Tensor, " step"]:
-        """Where each step is: 0 the first, 1 the last."""
+        """The place of each step, from 0 for the first to 1 for the last."""
         return torch.linspace(0, 1, len(self.layers), dtype=torch.float64)
 
     @property
@@ -49,7 +49,7 @@ class Movement:
         """Depth Σ w m / Σ m and distance from the middle Σ |2w − 1| m / Σ m of each metric, `[2 metric]`."""
         weights = torch.stack((self.places, (2 * self.places - 1).abs()))
         above = torch.stack(
-            [torch.stack([(each[:, None] * m).sum(dim=0) for m in self.sums.values()]) for each in weights]
+            [torch.stack([(weight[:, None] * m).sum(dim=0) for m in self.sums.values()]) for weight in weights]
         )
         below = torch.stack([m.sum(dim=0) for m in self.sums.values()]).expand_as(above)
         return TextMeans.of_ratio(above, below)
@@ -57,18 +57,18 @@ class Movement:
 
 @dataclass(frozen=True)
 class DriftVerdicts:
-    """What cosine, rank and churn each say about where streams move, and whether they say the same."""
+    """Where streams move by cosine, by rank and by churn, and whether the three agree."""
 
     stories: pd.DataFrame
-    """One row per metric: where its movement lies, and what that is called."""
+    """One row per metric: where its movement lies, and the name of its story."""
     agreement: pd.DataFrame
-    """One row per pair of metrics: Spearman's ρ over layers, and the share of shuffled orders with a |ρ| as large."""
+    """One row per pair of metrics: Spearman's ρ over layers and the share of shuffled orders with at least that |ρ|."""
     lead: str
-    """In one sentence."""
+    """The finding in one sentence."""
 
     @classmethod
     def of(cls, measured: Movement, untrained: Movement | None, texts: int) -> "DriftVerdicts":
-        """The verdicts; `untrained` is the same for random weights."""
+        """The verdicts; `untrained` is the movement in a model with random weights."""
         stories, agreement = _stories(measured), _agreement(measured)
         if untrained is not None:
             other, others = _stories(untrained), _agreement(untrained)
@@ -100,18 +100,18 @@ def _stories(measured: Movement) -> pd.DataFrame:
         still = steps > 0 and not profile.any()
         row: dict[str, Any] = {"metric": metric, "story": "no movement" if still else "unknown"}
         if known:
-            ends = [(float(low[each, place]), float(high[each, place])) for each in range(2)]
+            ends = [(float(low[number, place]), float(high[number, place])) for number in range(2)]
             row["story"] = _story(ends[0], ends[1], even)
-        for each, name in enumerate(("depth", "from_middle")):
-            row[name] = float(where.mean[each, place]) if known else np.nan
-            row[f"{name}_low"], row[f"{name}_high"] = (float(end[each, place]) for end in (low, high))
+        for number, name in enumerate(("depth", "from_middle")):
+            row[name] = float(where.mean[number, place]) if known else np.nan
+            row[f"{name}_low"], row[f"{name}_high"] = (float(end[number, place]) for end in (low, high))
         row["largest_step"] = measured.layers[int(profile.argmax())] if known else None
         rows.append(row)
     return pd.DataFrame(rows).astype({"largest_step": "Int64"})
 
 
 def _story(depth: tuple[float, float], from_middle: tuple[float, float], even: float) -> str:
-    """What an interval of the depth says; if it holds the middle, that of the distance from it.
+    """The story by the interval of the depth; if that contains ½, by the interval of the distance from the middle.
 
     >>> _story((0.2, 0.4), (0.5, 0.7), 0.6), _story((0.4, 0.6), (0.3, 0.5), 0.6), _story((0.4, 0.6), (0.5, 0.7), 0.6)
     ('early', 'in the middle', 'undecided')
@@ -130,7 +130,7 @@ def _agreement(measured: Movement) -> pd.DataFrame:
         ("movement", one, other, measured.profile(one), measured.profile(other))
         for one, other in combinations(MOVEMENTS, 2)
     ]
-    # A high rank is far from the own embedding, as a low cosine is.
+    # A high rank means far from the token's own embedding, as a low cosine does.
     pairs.append(("level", "cosine", "rank", -measured.levels["cosine"], measured.levels["rank"]))
     rows = []
     for what, one, other, series, others in pairs:
@@ -140,18 +140,18 @@ def _agreement(measured: Movement) -> pd.DataFrame:
 
 
 def _lead(stories: pd.DataFrame, agreement: pd.DataFrame, texts: int) -> str:
-    told = ", ".join(_told(row) for row in stories.to_dict("records"))
+    clauses = ", ".join(_told(row) for row in stories.to_dict("records"))
     few = "" if texts >= LEAST_TEXTS else f" With fewer than {LEAST_TEXTS} texts, no story is claimed."
     pairs = agreement[agreement["of"] == "movement"].to_dict("records")
     together = [
-        f"{each['one']} and {each['other']}" for each in pairs if each["rho"] > 0 and each["p_shuffled"] <= 0.05
+        f"{pair['one']} and {pair['other']}" for pair in pairs if pair["rho"] > 0 and pair["p_shuffled"] <= 0.05
     ]
     agree = (
         f"Over layers, the steps of {_listed(together)} rise and fall together more than in shuffled layers."
         if together
         else "Over layers, no two of them rise and fall together more than in shuffled layers."
     )
-    return f"Where tokens move away from their embeddings: {told}. {agree}{few}"
+    return f"Where tokens move away from their embeddings: {clauses}. {agree}{few}"
 
 
 def _told(row: Mapping[Any, Any]) -> str:

@@ -1,4 +1,4 @@
-"""Is a word a function word or a content word? Function words are those of a closed list."""
+"""Separates function words, which are those of a closed list, from content words."""
 
 from collections.abc import Collection, Sequence
 from typing import Final
@@ -29,38 +29,38 @@ FUNCTION_WORDS: Final = frozenset(_WORDS.split())
 """English articles, pronouns, auxiliaries, conjunctions, prepositions, quantifiers and pro-adverbs: a closed list."""
 
 WORD_TYPES: Final = tuple(
-    each for name in TOKEN_TYPES for each in (("function word", "content word") if name == "word" else (name,))
+    kind for name in TOKEN_TYPES for kind in (("function word", "content word") if name == "word" else (name,))
 )
-"""The types of token: those of `TOKEN_TYPES`, with two kinds of words."""
+"""The types of token: those of `TOKEN_TYPES`, with words divided into two kinds."""
 
 ORDINARY: Final = tuple(name for name in WORD_TYPES if name not in ("first token", "special"))
-"""All but the first token of a text and special tokens."""
+"""All types except the first token of a text and special tokens."""
 
 
 def checked_words(words: object) -> frozenset[str]:
-    """The function words to use, in lower case: the list above for None."""
-    return FUNCTION_WORDS if words is None else frozenset(each.lower() for each in strings("function_words", words))
+    """The function words to use, in lower case; `FUNCTION_WORDS` for None."""
+    return FUNCTION_WORDS if words is None else frozenset(word.lower() for word in strings("function_words", words))
 
 
 def word_types(batch: Batch, function_words: Collection[str] = FUNCTION_WORDS) -> Int[Tensor, "batch position"]:
     """The index in `WORD_TYPES` of each token.
 
-    A token is a function word if it is one of the list as a whole, in any case; part of a longer word is content.
+    A token is a function word if it is a whole word of the list, in any case; a part of a longer word is content.
     """
-    found = token_types(batch).cpu()
+    types = token_types(batch).cpu()
     for row, tokens in enumerate(batch.tokens):
         parts = _parts(tokens)
         for place, token in enumerate(tokens):
-            name = TOKEN_TYPES[int(found[row, place])]
+            name = TOKEN_TYPES[int(types[row, place])]
             if name == "word":
                 whole = not parts[place] and token.strip().lower() in function_words
                 name = "function word" if whole else "content word"
-            found[row, place] = WORD_TYPES.index(name)
-    return found.to(batch.ids.device)
+            types[row, place] = WORD_TYPES.index(name)
+    return types.to(batch.ids.device)
 
 
 def _parts(tokens: Sequence[str]) -> list[bool]:
-    """Which tokens are only part of a word: they continue the one before, or are continued."""
+    """Whether each token is only part of a word: it continues the token before it or is continued."""
     spaced = any(token[:1].isspace() for token in tokens[1:])
     continues = [token.startswith("##") for token in tokens]
     for place in range(1, len(tokens)):
