@@ -293,11 +293,11 @@ DRAWN: list[Case] = [
         for values, words in (
             (None, "`pattern` must have the axes"),
             (5, "`pattern` must have the axes"),
-            (object(), "what is drawn must be a tensor, an array or a list of equal rows of real numbers"),
+            (object(), "the values to draw must be a tensor, an array or a list of equal-length rows of real numbers"),
             (pattern.astype(complex), "real numbers"),
-            (torch.tensor(pattern).to_sparse(), "what is drawn must be a dense tensor; got a sparse one"),
+            (torch.tensor(pattern).to_sparse(), "the values to draw must be a dense tensor; got a sparse one"),
             (torch.tensor(pattern).to("meta"), "meta device"),
-            ([torch.zeros(2), 3], "what is drawn must be"),
+            ([torch.zeros(2), 3], "the values to draw must be"),
         )
     ),
     *(
@@ -316,8 +316,8 @@ DRAWN: list[Case] = [
     (lambda: draw.sentence_view(pattern, tokens, layers=range(4), special=5), InputError, "`special` must be"),
     (lambda: draw.token_graph(pattern, tokens, layers=range(4), threshold="x"), InputError, "`threshold` must be"),
     (lambda: draw.attention_heads(pattern[0], tokens, heads=5), InputError, "`heads` must be a list of strings"),
-    (lambda: draw.attention_heads(pattern[0], tokens, hidden=[]), InputError, "`hidden` must be an array of bools"),
-    (lambda: draw.attention_pattern(pattern[0, 0], tokens, hidden=np.ones((4, 4))), InputError, "array of bools"),
+    (lambda: draw.attention_heads(pattern[0], tokens, hidden=[]), InputError, "`hidden` must be a boolean array"),
+    (lambda: draw.attention_pattern(pattern[0, 0], tokens, hidden=np.ones((4, 4))), InputError, "boolean array"),
     (lambda: draw.colored_tokens(pattern[0, 0, 0], None), InputError, "`tokens` must be a list of strings"),
     (
         lambda: draw.colored_tokens_multi(pattern[0, 0], tokens, labels=[1] * 4),

@@ -1,10 +1,10 @@
-// All heads as small maps, and the chosen one large. A colour's opacity is the square root of the weight.
+// All heads as small maps, and the selected one large. A colour's opacity is the square root of the weight.
 
 {
   const SIGNS = { self: "●", first: "◆", other: "■" }; // attnmech/draw/style.py
   const LABEL = 12; // pixels that a label needs across its line
   const SPARSE = 5; // pixels a row needs for the marks of neighbouring rows to stay apart
-  const SHOWN_KEYS = 5; // of the chosen row, in words
+  const SHOWN_KEYS = 5; // of the selected row, listed below the map
   const BUDGET = 8; // milliseconds of a frame that small maps may take
 
   // ---- probabilities as pixels --------------------------------------------------------------------------------
@@ -58,7 +58,7 @@
   }
 
   /**
-   * The numbers that Python worked out for each head: `sentence` says them, `top` is each row's highest key or NaN.
+   * Python's numbers for each head: `sentence` states them, `top` is each row's highest key or NaN.
    *
    * @param {LayersData & Facts} data
    */
@@ -69,16 +69,16 @@
 
     function sentence({ layer, head }) {
       const where = `L${layers[layer]}H${head}`;
-      if (rows === 0) return `No row of ${where} has a choice: each sees one key.`;
+      if (rows === 0) return `Every row of ${where} sees only one key.`;
       const block = layer * heads + head;
       const highest = tops.of(block);
       const mean = (name) => percent(means[name][block]);
       const count = (wanted) => highest.reduce((sum, key, query) => sum + (key === wanted(query) ? 1 : 0), 0);
-      const first = `In ${where}, ${count(() => 0)} of the ${rows} rows with a choice look most at the first ${aligned ? "" : "key "}token`;
-      if (!aligned) return `${first}, which gets ${mean("first")} of the ${words.whole} on average.`;
+      const first = `In ${where}, the highest weight is on the first ${aligned ? "" : "key "}token in ${count(() => 0)} of ${rows} rows with several keys`;
+      if (!aligned) return `${first}; on average it receives ${mean("first")} of the ${words.whole}.`;
       return (
-        `${first}, ${count((query) => query)} at the token itself and ${count((query) => query - 1)} at the one before; ` +
-        `on average these get ${mean("first")}, ${mean("self")} and ${mean("previous")} of the ${words.whole}.`
+        `${first}, on the token itself in ${count((query) => query)} and on the previous one in ${count((query) => query - 1)}; ` +
+        `on average these receive ${mean("first")}, ${mean("self")} and ${mean("previous")} of the ${words.whole}.`
       );
     }
     return { sentence, markOf, top: ({ layer, head }) => tops.of(layer * heads + head), aligned };
@@ -86,7 +86,7 @@
 
   // ---- small maps ---------------------------------------------------------------------------------------------
 
-  /** The grid of all heads; `pick(place)` is called when the user takes one, `describe(place)` gives the hover's words. */
+  /** The grid of all heads; `pick(place)` is called when the user selects one, `describe(place)` gives the text on hover. */
   function smallMaps(stage, { layers, heads, queries, keys, words, overview = false }, patterns, { pick, describe, follow }) {
     const single = layers.length === 1;
     const box = make("div", {
@@ -175,7 +175,7 @@
       remake();
     }
 
-    /** All maps again, each when it comes near the view. */
+    /** Redraws all maps, each when it comes near the view. */
     function remake() {
       shown = words.weight;
       made.clear();
@@ -250,13 +250,13 @@
 
   // ---- the large map ------------------------------------------------------------------------------------------
 
-  /** One head with its tokens; `pick(query)` is called when the user takes a row. */
+  /** One head with its tokens; `pick(query)` is called when the user selects a row. */
   function largeMap(stage, { queries, keys, pattern, words }, patterns, facts, { pick }) {
-    const about = "scale" in pattern && pattern.scale === "root" ? "≈\u00a0" : ""; // eight bits do not carry the digits that are shown
+    const approximately = "scale" in pattern && pattern.scale === "root" ? "≈\u00a0" : ""; // eight bits are less precise than the digits shown
     const map = make("canvas", { className: "attnmech-model-map", tabindex: 0, role: "img" });
     const queryLabels = make("canvas", { className: "attnmech-model-queries" });
     const keyLabels = make("canvas", { className: "attnmech-model-keys" });
-    const said = make("p", { className: "attnmech-model-row", "aria-live": "polite" });
+    const rowText = make("p", { className: "attnmech-model-row", "aria-live": "polite" });
     const frame = make(
       "div",
       { className: "attnmech-model-frame" },
@@ -265,10 +265,10 @@
       queryLabels,
       map,
     );
-    const element = make("div", { className: "attnmech-model-large" }, frame, said);
+    const element = make("div", { className: "attnmech-model-large" }, frame, rowText);
     const image = make("canvas");
     let shown = { layer: 0, head: 0, query: queries.length - 1 };
-    let marks = null; // whether all rows are marked; null until the user says: where there is room
+    let marks = null; // whether all rows are marked; null, until the user chooses, marks them if there is room
     let place; // of the map on the page, in CSS pixels
 
     function layout() {
@@ -350,7 +350,7 @@
     /** Which labels stand where along the axis, as close as they can be read; they give way to the one of `always`. */
     function labelled(count, length, always) {
       const pixels = length / count;
-      const step = [1, 2, 5, 10, 20, 50, 100, 200, 500, 1000].find((each) => each * pixels >= LABEL) ?? 2000;
+      const step = [1, 2, 5, 10, 20, 50, 100, 200, 500, 1000].find((step) => step * pixels >= LABEL) ?? 2000;
       const middle = (index) => Math.min(Math.max((index + 0.5) * pixels, 7), Math.max(length - 7, 7));
       const shown = always === undefined ? [] : [[always, middle(always)]];
       for (let index = 0; index < count; index += step) {
@@ -388,7 +388,7 @@
       }
     }
 
-    /** The chosen row in words, which also a phone and a screen reader have. */
+    /** The selected row as text, for phones and screen readers too. */
     function describeRow() {
       const pattern = patterns.of(shown.layer, shown.head);
       const row = pattern.subarray(shown.query * keys.length, (shown.query + 1) * keys.length);
@@ -396,16 +396,16 @@
         .filter((key) => row[key] > 0)
         .sort((one, other) => row[other] - row[one] || one - other)
         .slice(0, SHOWN_KEYS);
-      said.replaceChildren(make("b", {}, `Query ${shown.query} `, make("bdi", { text: queries[shown.query] })), " looks at ");
+      rowText.replaceChildren(make("b", {}, `Query ${shown.query} `, make("bdi", { text: queries[shown.query] })), " attends to ");
       highest.forEach((key, rank) => {
-        said.append(`${rank ? ", " : ""}${key} `, make("bdi", { text: keys[key] }), ` ${about}${percent(row[key])}`);
+        rowText.append(`${rank ? ", " : ""}${key} `, make("bdi", { text: keys[key] }), ` ${approximately}${percent(row[key])}`);
       });
-      if (!highest.length) said.append("no key");
+      if (!highest.length) rowText.append("no key");
     }
 
     // ---- pointer and keys
 
-    /** The largest cell under a pixel: where a pixel stands for several cells, the one that is drawn. */
+    /** The largest cell under a pixel: the one drawn if a pixel covers several cells. */
     function cellAt({ offsetX, offsetY }) {
       const { height, width } = shape();
       const block = (offset, length, pixels, count) => {
@@ -415,14 +415,14 @@
       const rows = block(offsetY, place.height, height, queries.length);
       const columns = block(offsetX, place.width, width, keys.length);
       const pattern = patterns.of(shown.layer, shown.head);
-      let found = { query: rows[0], key: columns[0], share: -1 };
+      let largest = { query: rows[0], key: columns[0], share: -1 };
       for (let query = rows[0]; query < rows[1]; query += 1) {
         for (let key = columns[0]; key < columns[1]; key += 1) {
           const share = pattern[query * keys.length + key];
-          if (share > found.share) found = { query, key, share };
+          if (share > largest.share) largest = { query, key, share };
         }
       }
-      return found;
+      return largest;
     }
 
     const pointed = pointerBox(stage);
@@ -432,7 +432,7 @@
       pointed.show(event, [
         `query ${labelOf(queries, query)}`,
         `key ${labelOf(keys, key)}`,
-        `${words.weight} ${about}${percent(share)}${top}`,
+        `${words.weight} ${approximately}${percent(share)}${top}`,
       ]);
     });
     map.addEventListener("pointerleave", pointed.hide);
@@ -451,7 +451,7 @@
       choose({ layer, head, query }) {
         const sameHead = layer === shown.layer && head === shown.head;
         shown = { layer, head, query };
-        map.setAttribute("aria-label", "attention of the chosen head; the up and down arrows choose a query");
+        map.setAttribute("aria-label", "attention of the selected head; the up and down arrows select a query");
         if (place) sameHead ? drawRow() : drawHead();
       },
       markAll(ticked) {
@@ -463,7 +463,7 @@
 
   // ---- the view -----------------------------------------------------------------------------------------------
 
-  /** The legend of the scale: a square for each of a few weights; `name` is what they are. */
+  /** The legend of the scale: one square per weight; `name` says what the weights are. */
   function scaleLegend(name) {
     const squares = [0, 0.01, 0.1, 0.25, 0.5, 1].map((share) => {
       const square = make("i", { style: `--opacity: ${100 * Math.sqrt(share)}%` });
@@ -487,7 +487,7 @@
     const patterns = await patternsIn(data.pattern, heads);
     const facts = overview ? null : await factsOf(/** @type {LayersData & Facts} */ (data));
     const state = { query: queries.length - 1, ...data.chosen };
-    const parts = []; // what follows a choice
+    const parts = []; // functions called after each choice
 
     function choose(changes) {
       Object.assign(state, changes);
@@ -495,7 +495,7 @@
       for (const part of parts) part(state);
     }
 
-    /** What the user chose: shown here, and said to the page where it is news. */
+    /** Shows the user's choice, and announces it to the page if it changed. */
     function pick(changes) {
       const news = Object.fromEntries(Object.entries(changes).filter(([name, index]) => state[name] !== index));
       if (!Object.keys(news).length) return;

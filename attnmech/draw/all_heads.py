@@ -15,10 +15,10 @@ MOST_NUMBERS: Final = 40_000_000
 """The most probabilities in a view. A browser holds one byte for each; 24 layers × 16 heads × 256² are 25 million."""
 
 READING: Final = (
-    "One small map for each head, in rows by layer; in each map the queries go down and the keys across. "
-    "All maps share one scale: the colour deepens with the square root of the weight, so that one of 1 % "
-    "can still be seen; a dot that stands for several cells shows the largest. Click a small map, or move with the "
-    "arrow keys, to see it large. High attention does not show that a token matters for the output. "
+    "One small map per head, one row of maps per layer; in each map, queries run down and keys across. All maps "
+    "share one scale: opacity grows with the square root of the weight, so a weight of 1 % remains visible; a pixel "
+    "that covers several cells shows the largest. Click a map, or move with the arrow keys, to enlarge it. High "
+    "attention does not show that a token matters for the output. "
 )
 
 
@@ -54,8 +54,8 @@ def model_view(
     size = pattern.size
     if size > MOST_NUMBERS:
         raise InputError(
-            f"a model view holds up to {MOST_NUMBERS / 1e6:.0f} million probabilities; the shape "
-            f"{pattern.shape} has {size / 1e6:.0f} million. Choose some layers or heads, or a shorter text."
+            f"a model view holds up to {MOST_NUMBERS / 1e6:.0f} million probabilities; the shape {pattern.shape} has "
+            f"{size / 1e6:.0f} million. Select fewer layers or heads, or shorten the text."
         )
     probabilities = checked_pattern(pattern, tokens, keys, axes="layer head query key", sums_to_one=sums_to_one)
     packed = pack_probabilities(probabilities)

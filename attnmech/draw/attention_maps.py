@@ -83,7 +83,7 @@ def attention_map(
     strings("tokens", tokens)
     option("measure", measure, MEASURES)
     if measure == "probability" and pattern is None:
-        raise InputError('`pattern` must be given for the measure "probability"; got None.')
+        raise InputError('measure="probability" needs `pattern`; got None.')
     measured = {"scores": scores} if pattern is None else {"scores": scores, "pattern": pattern}
     arrays = {name: as_array(array, np.float64) for name, array in measured.items()}
     for name, array in arrays.items():
@@ -157,7 +157,7 @@ def attention_chart(
     figure.update_layout(
         template=FIGURE_STYLE,
         height=height_of_rows(len(tokens)) + 245,
-        legend={"title": {"text": "highest score of a row (one key: no mark)"}},
+        legend={"title": {"text": "highest score of a row (unmarked if only one key is visible)"}},
         xaxis=token_axis(key_labels, nouns.key_token) | {"showgrid": False, "tickangle": -90},
         yaxis=token_axis(labels, nouns.query_token, downwards=True) | {"showgrid": False},
         margin={"t": 125},
@@ -169,7 +169,7 @@ def attention_chart(
 def _heat_map(measure: str, labels: list[str], keys: list[str], *, shown: bool) -> go.Heatmap:
     gap = 1 if max(len(labels), len(keys)) <= MOST_TOKENS_WITH_GAPS else 0
     words = {"score": "score", "relative": "below the highest", "probability": "probability", VALUE: "share"}[measure]
-    paler = f" (palest from {PALEST_RELATIVE:g})".replace("-", "−") if measure == "relative" else ""
+    paler = f" (palest at {PALEST_RELATIVE:g} and below)".replace("-", "−") if measure == "relative" else ""
     return go.Heatmap(
         x=keys,
         y=labels,

@@ -93,18 +93,18 @@ def attention(
     selection: dict[str, Any] = {"layer": layer, "head": head, "query": query, "view": view}
     if isinstance(cache, Captured):
         if tokens is not None:
-            raise InputError("what model.run returns has the tokens of its texts; leave `tokens` out.")
+            raise InputError("the result of model.run already holds its tokens; omit `tokens`.")
         return cache.show("pattern", text=text, **selection)
     if not isinstance(cache, Named):
         raise InputError(
-            "`cache` must be TransformerLens's ActivationCache, a mapping from its names to tensors, or what model.run "
-            f"returns; got {shown(cache)}."
+            "`cache` must be a TransformerLens ActivationCache, a mapping from its names to tensors, or a result of "
+            f"model.run; got {shown(cache)}."
         )
     if tokens is None:
         raise InputError("`tokens` must be the tokens of the text, such as bridge.to_str_tokens(text); got None.")
     patterns = _patterns(cache)
     if layer is not None and whole_number("layer", layer) not in patterns:
-        raise InputError(f"`layer` must be one of {', '.join(map(str, patterns))}, as the cache holds; got {layer}.")
+        raise InputError(f"`layer` must be one of those in the cache ({', '.join(map(str, patterns))}); got {layer}.")
     layers = list(patterns) if layer is None else [layer]
     values = np.stack([_of_text(patterns[number], text, number) for number in layers])
     tokens = strings("tokens", tokens)
@@ -160,7 +160,7 @@ def view_of_attention(
     if kind in _OWN_VIEWS:
         if not probabilities:
             raise InputError(
-                f'the views "model", "sentence" and "token_graph" show probabilities: ask for "pattern", or choose a '
+                'the views "model", "sentence" and "token_graph" show probabilities: use "pattern", or select a '
                 f"layer of {point!r}."
             )
         of_text: dict[str, Any] = {} if keys is None else {"keys": keys}
@@ -176,7 +176,7 @@ def view_of_attention(
             **of_text,
         )
     if layer is None:
-        raise InputError(f"view={kind!r} shows one layer: give `layer`, one of {', '.join(map(str, layers))}.")
+        raise InputError(f"view={kind!r} shows one layer: pass `layer`, one of {', '.join(map(str, layers))}.")
     place = where(name, layer, head)
     drawn = values[0][heads]
     if kind == "attention_heads":
@@ -184,10 +184,10 @@ def view_of_attention(
         return attention_heads(drawn, tokens, heads=labels, hidden=hidden[heads], title=f"Heads: {place}")
     if kind == "attention_pattern":
         if head is None:
-            raise InputError(f'view="attention_pattern" shows one head: give `head`, from 0 to {values.shape[1] - 1}.')
+            raise InputError(f'view="attention_pattern" shows one head: pass `head`, from 0 to {values.shape[1] - 1}.')
         return attention_pattern(drawn[0], tokens, hidden=hidden[head], title=f"Map: {place}")
     if query is None:
-        raise InputError(f"view={kind!r} shows one row: give `query`, from 0 to {len(tokens) - 1}.")
+        raise InputError(f"view={kind!r} shows one row: pass `query`, from 0 to {len(tokens) - 1}.")
     index_of("query", query, len(tokens))
     row = np.where(hidden[heads], 0, drawn)[:, query]
     title = f"{place}, from query {query} {quoted(tokens[query])}"

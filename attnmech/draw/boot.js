@@ -1,18 +1,18 @@
 "use strict";
 
-// Unpacks the scripts that a page or a notebook carries, each once, and shows the views that need them.
+// Unpacks each script of a page or a notebook once, and shows the views that need it.
 
 (() => {
   if (window.attnmech) return;
-  const LATE = 4000; // milliseconds after which a view says what it waits for
+  const LATE = 4000; // milliseconds until a view says what it waits for
   const arriving = new Map();
 
   async function waitFor(find, late) {
-    for (let began = performance.now(), told = false; ; ) {
-      const found = find();
-      if (found) return found;
-      if (!told && performance.now() - began > LATE) {
-        told = true;
+    for (let began = performance.now(), reported = false; ; ) {
+      const value = find();
+      if (value) return value;
+      if (!reported && performance.now() - began > LATE) {
+        reported = true;
         late();
       }
       await new Promise((proceed) => setTimeout(proceed, 30));
@@ -27,10 +27,10 @@
     return new Uint8Array(await new Response(stream).arrayBuffer());
   }
 
-  /** The element that carries a script; while the document is being read it may hold only the beginning. */
+  /** The element that carries a script; while the document loads, it may hold only the beginning. */
   function carrierOf(name) {
-    const found = document.querySelector(`script[data-attnmech="${name}"]`);
-    return found && (found.nextSibling || document.readyState !== "loading") ? found : null;
+    const carrier = document.querySelector(`script[data-attnmech="${name}"]`);
+    return carrier && (carrier.nextSibling || document.readyState !== "loading") ? carrier : null;
   }
 
   async function run(name, late) {
@@ -66,7 +66,7 @@
     const say = (text) => (stage.textContent = text);
     try {
       const late = () =>
-        say("This view waits for a script that another cell of the notebook carries: run all cells again.");
+        say("This view needs a script from another cell of the notebook: run all cells again.");
       for (const name of scripts) await script(name, late);
       const data = JSON.parse(document.getElementById(`${id}-data`)?.textContent ?? "null");
       stage.textContent = "";

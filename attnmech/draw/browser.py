@@ -40,13 +40,13 @@ def browser_program(target: Path) -> str | None:
     """The browser's path; None for the one that playwright installed."""
     if find_spec("playwright") is None:
         raise OutputError(
-            f"to write {target}, a browser draws the figure: pip install 'attnmech[figures]', and Chromium or Chrome "
-            "(apt install chromium, or: playwright install chromium)."
+            f"a browser is needed to write {target}: pip install 'attnmech[figures]', and Chromium or Chrome (apt "
+            "install chromium, or: playwright install chromium)."
         )
     named = os.environ.get(VARIABLE)
     if named:
         if not os.access(named, os.X_OK) or Path(named).is_dir():
-            raise OutputError(f"to write {target}: {VARIABLE} must name a browser's program; got {named}.")
+            raise OutputError(f"{VARIABLE} must name a browser executable (needed to write {target}); got {named}.")
         return named
     return next((program for program in map(shutil.which, NAMES) if program), None)
 
@@ -57,8 +57,8 @@ def _run(job: Callable[[Any], bytes], program: str | None, target: Path) -> byte
     with sync_playwright() as driver:
         if program is None and not Path(driver.chromium.executable_path).exists():
             raise OutputError(
-                f"to write {target}, a browser draws the figure, and none was found: install Chromium or Chrome (apt "
-                f"install chromium, or: playwright install chromium), or let {VARIABLE} name its program."
+                f"no browser was found, which is needed to write {target}: install Chromium or Chrome (apt install "
+                f"chromium, or: playwright install chromium), or set {VARIABLE} to its executable."
             )
         try:
             browser = driver.chromium.launch(executable_path=program, args=["--disable-gpu"], timeout=PATIENCE)
@@ -70,4 +70,4 @@ def _run(job: Callable[[Any], bytes], program: str | None, target: Path) -> byte
             raise
         except Error as error:
             name = program or driver.chromium.executable_path
-            raise OutputError(f"to write {target}: the browser {name} failed ({first_line(error)}).") from error
+            raise OutputError(f"the browser {name} failed while writing {target} ({first_line(error)}).") from error

@@ -43,8 +43,8 @@ class Carried:
             offered = self.choices.get(choice, ())
             if count != len(offered):
                 raise InputError(
-                    f"`{name}` has {count} {choice}s and the page offers {len(offered)} ({list(offered)}); "
-                    "make its section from the same run, for the page's layers."
+                    f"`{name}` has {count} {choice}s but the page offers {len(offered)} ({list(offered)}); make its "
+                    "section from the same run, with the page's layers."
                 )
         column: dict[str, Any] = {"array": self.array(by_choice), "over": by_choice.over, "shape": by_choice.shape}
         if by_choice.words:

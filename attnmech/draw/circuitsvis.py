@@ -70,7 +70,7 @@ def attention_heads(
         "attentionHeadNames": [_text(name) for name in names] or [f"Head {head}" for head in range(len(array))],
         **_map_props(array, hidden, tokens),
     }
-    reading = f"Point at a head to see it in full size, click to keep it. {_MAP}"
+    reading = f"Hover over a head to enlarge it; click to keep it enlarged. {_MAP}"
     return _view("AttentionHeads", props, title, reading, _deepest(props))
 
 
@@ -100,7 +100,7 @@ def colored_tokens(values: Array, tokens: Sequence[str], *, title: str = "Tokens
         raise InputError("`values` must hold at least one finite number; got none.")
     finite = np.where(np.isfinite(array), array, -np.inf)
     finding = f"Highest: token {finite.argmax()} {quoted(tokens[int(finite.argmax())])}, {finite.max():.4g}."
-    reading = "Blue above zero, brown below, white at zero. Point at a token for its number."
+    reading = "Blue is above zero, brown below, white at zero. Hover over a token for its value."
     return _view("ColoredTokens", props, title, reading, finding)
 
 
@@ -119,7 +119,7 @@ def colored_tokens_multi(
         "ColoredTokensMulti",
         props,
         title,
-        "Choose a series above; blue above zero, red below. Point at a token for all its numbers.",
+        "Select a series above. Blue is above zero, red below. Hover over a token for all its values.",
     )
 
 
@@ -130,7 +130,7 @@ def token_log_probs(
     *,
     text_of: Callable[[int], str],
     top: int = 10,
-    title: str = "What the model expects",
+    title: str = "The model's predictions",
 ) -> View:
     """The text coloured by each token's log probability, with the likeliest continuations in a hover box.
 
@@ -158,7 +158,7 @@ def token_log_probs(
         return string("text_of", text_of(token), "return strings")
 
     if len(tokens) < 2:
-        raise InputError("a text of one token has nothing to predict; give at least two.")
+        raise InputError("a text of one token has nothing to predict; pass at least two tokens.")
     top = whole_number("top", top, least=1, most=array.shape[1], most_is="the vocabulary")
     shifted = array[:-1].astype(np.float64)
     shifted -= shifted.max(axis=1, keepdims=True)
@@ -174,13 +174,14 @@ def token_log_probs(
         "correctTokenLogProb": _numbers(own),
     }
     reading = (
-        "The redder a token, the likelier it was; white at a probability below e⁻⁵ = 0.7 %. Point at one for its "
-        f"probability, its rank (0 the likeliest) and the {top} likeliest in its place."
+        "The redder a token, the more probable the model considered it; white is below e⁻⁵ = 0.7 %. Hover over a "
+        f"token for its probability, its rank (0 is the most probable) and the {top} most probable tokens at its "
+        "position."
     )
     least = int(own.argmin())
     finding = (
-        f"The model gives this text {-own.mean():.2f} nats per token (a perplexity of {np.exp(-own.mean()):.1f}); it "
-        f"expects token {least + 1} {quoted(tokens[least + 1])} least, at {-own[least]:.1f} nats."
+        f"The loss on this text is {-own.mean():.2f} nats per token (perplexity {np.exp(-own.mean()):.1f}); the "
+        f"least expected token is {least + 1} {quoted(tokens[least + 1])}, at {-own[least]:.1f} nats."
     )
     return _view("TokenLogProbs", props, title, reading, finding)
 
@@ -215,7 +216,8 @@ def text_neuron_activations(
     rows = [strings("tokens", row) for row in listed("tokens", tokens, "a list of texts' tokens")]
     if not arrays or len(arrays) != len(rows):
         raise InputError(
-            f"`values` and `tokens` must hold the same texts, at least one; got {len(arrays)} and {len(rows)}."
+            f"`values` and `tokens` must hold the same number of texts, at least one; got {len(arrays)} and "
+            f"{len(rows)}."
         )
     first, second = _two("names", names)
     string("names", first), string("names", second)
@@ -237,20 +239,20 @@ def text_neuron_activations(
         "secondDimensionLabels": [_text(label) for label in seconds],
     }
     reading = (
-        f"Choose {first} and {second}. Blue above zero, red below, white at zero. Point at a token for its number."
+        f"Select {first} and {second}. Blue is above zero, red below, white at zero. Hover over a token for its value."
     )
     return _view("TextNeuronActivations", props, title, reading)
 
 
 _MAP: Final = (
-    "Rows are queries (“destination”), columns keys (“source”). Blue above zero, brown below, the deepest at the "
-    "largest number shown; grey or white where the model cannot look."
+    "Rows are queries (“destination”), columns are keys (“source”). Blue is above zero, brown below, deepest at the "
+    "largest absolute value shown; hidden cells are grey or white."
 )
 
 
 def _deepest(props: Mapping[str, Any]) -> str:
     """The meaning of the deepest colour, in a sentence: each map has its own scale."""
-    return f"The deepest colour stands for an absolute value of {props['maxValue']:.3g}, white for 0."
+    return f"The deepest colour is an absolute value of {props['maxValue']:.3g}; white is 0."
 
 
 def _map_props(
@@ -313,8 +315,8 @@ def _require_square(values: Float[np.ndarray, "..."], tokens: Sequence[str], axe
     _require_axes(values, axes)
     if values.shape[-2:] != (len(tokens), len(tokens)):
         raise InputError(
-            f"`values` must have one query and one key for each of the {len(tokens)} tokens; got {values.shape[-2]} × "
-            f"{values.shape[-1]}. CircuitsVis draws tokens that look at themselves; for cross-attention take "
+            f"`values` must have one query and one key for each of the {len(tokens)} tokens; got {values.shape[-2]} "
+            f"× {values.shape[-1]}. CircuitsVis draws only self-attention; for cross-attention use "
             "attnmech.draw.sentence_view, token_graph or model_view."
         )
 
@@ -336,9 +338,9 @@ def _require_axes(values: Float[np.ndarray, "..."], axes: str) -> None:
 def _require_few(count: int, title: str, most: int = MOST_NUMBERS) -> None:
     if count > most:
         raise InputError(
-            f"{title}: {count:,} numbers are more than the {most:,} that CircuitsVis can draw (about "
-            f"{count * 7 / 1e6:.0f} MB). Choose fewer heads, layers or tokens; attnmech's own views of attention carry "
-            'more: acts.show("pattern", layer=2, view="model"), or "sentence", or "token_graph".'
+            f"{title}: {count:,} numbers exceed the {most:,} that CircuitsVis can draw (about {count * 7 / 1e6:.0f} "
+            "MB). Select fewer heads, layers or tokens, or use attnmech's own views, which hold more: "
+            'acts.show("pattern", layer=2, view="model"), or "sentence", or "token_graph".'
         )
 
 
@@ -347,4 +349,4 @@ def _require_hidden(hidden: np.ndarray | None, shape: tuple[int, ...]) -> None:
         return
     if not isinstance(hidden, np.ndarray) or hidden.dtype != bool or hidden.shape != shape:
         got = hidden.shape if isinstance(hidden, np.ndarray) and hidden.dtype == bool else shown(hidden)
-        raise InputError(f"`hidden` must be an array of bools with the shape {shape} of `values`; got {got}.")
+        raise InputError(f"`hidden` must be a boolean array with the shape {shape} of `values`; got {got}.")

@@ -124,11 +124,11 @@ def _by_layer(effect: Any, layers: Sequence[int] | None) -> tuple[NDArray[np.flo
             values = [name for name in effect.columns if name not in ("layer", "head")]
             if len(values) != 1:
                 raise InputError(
-                    "a table with the columns layer and head must have one more, the numbers to show; got "
-                    f"{', '.join(map(str, values)) or 'none'}. Take one: frame[['layer', 'head', 'entropy']]."
+                    "a table must have the columns layer, head and one column of values; its value columns are "
+                    f"{', '.join(map(str, values)) or 'none'}. Select one: frame[['layer', 'head', 'entropy']]."
                 )
             if effect.duplicated(["layer", "head"]).any():
-                raise InputError("a table must have one row for each layer and head; got some of them twice.")
+                raise InputError("a table must have one row per layer and head; got duplicates.")
             effect = effect.pivot(index="layer", columns="head", values=values[0])
         layers = list(effect.index) if layers is None else layers
         effect = effect.to_numpy()

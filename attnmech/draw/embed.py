@@ -57,8 +57,8 @@ class View(WritesHtml):
         text = json_for_script(self.data)
         if len(text) > MOST_BYTES:
             raise InputError(
-                f"{self.title} would take {len(text) / 1e6:.0f} MB of a page, more than {MOST_BYTES / 1e6:.0f} MB. "
-                "Choose one layer or some heads, or a shorter text."
+                f"{self.title} would take {len(text) / 1e6:.0f} MB of a page; the limit is {MOST_BYTES / 1e6:.0f} "
+                "MB. Select one layer or fewer heads, or shorten the text."
             )
         return text
 

@@ -40,7 +40,7 @@ def in_notebook_output(*, title: str, lead: str, sections: Sequence[Section], fr
         for section in sections[:MOST_IN_A_CELL]
     )
     if len(sections) > MOST_IN_A_CELL:
-        further = f"{len(sections) - MOST_IN_A_CELL} further figures are on the page that .write_html(path) writes."
+        further = f"Further figures are on the page that .write_html(path) writes: {len(sections) - MOST_IN_A_CELL}."
         shown += f'<p class="attnmech-reading">{further}</p>'
     return (
         f'<div class="attnmech"><p class="attnmech-title">{html_text(title)}</p>'

@@ -1,5 +1,5 @@
 // The token graph (attnmech/draw/graph.py): tokens on a line, or on two where queries and keys differ, and an
-// arrow from a query to each key that gets at least the threshold. On paper a line is folded into several.
+// arrow from a query to each key that receives at least the threshold. In print, a line is folded into several.
 
 {
   const MOST_EDGES = 2000;
@@ -12,9 +12,9 @@
   const LOOP = 34; // height of an arrow from a token to itself
   const BESIDE = 4; // from a node's middle to where arrows leave on one side and arrive on the other
   const ACROSS = 200; // between the two lines
-  const PAPER = 700; // at most so wide, as in page.css
-  const BETWEEN = 20; // at least so much above and below each of several lines
-  const FLATTER = 0.6; // so much of their height arcs keep on paper
+  const PAPER = 700; // greatest width in print, as in page.css
+  const BETWEEN = 20; // least space above and below each of several lines
+  const FLATTER = 0.6; // share of their height that arcs keep in print
   const [ONE, MEAN] = [0, 1];
   const MODES = ["one head", "mean of the heads"];
 
@@ -29,7 +29,7 @@
     return tokens.map((token, index) => Math.min(WIDEST, widthOf(token, index)));
   }
 
-  /** Puts buttons on lines of at most this width; returns of each its middle and its line, and where lines end. */
+  /** Puts buttons on lines of at most this width; returns the middle and line of each, and where the lines end. */
   function inLines(buttons, widths, most) {
     let [left, line, end] = [GAP, 0, 0];
     const places = buttons.map((button, index) => {
@@ -59,13 +59,13 @@
     const weights = await attentionWeights(data);
     const state = { ...data.chosen, mode: ONE, hideFirst: false, threshold: data.threshold };
     /** @type {boolean[]} */
-    let hidden = []; // of each key, whether it is left out
+    let hidden = []; // for each key, whether it is hidden
     /** @type {Float32Array | Float64Array} */
     let values = new Float32Array(); // the weights shown, [query key] flat
     /** @type {Line[]} */
     let edges = []; // those of at least the threshold; none where they are too many to draw
-    let found = 0; // how many there are
-    let share = 0; // of the attention, that they carry
+    let edgeCount = 0; // including edges that are too many to draw
+    let share = 0; // of the attention, carried by the edges
     /** @type {number[]} */
     let blank = []; // queries for which no key is left
     let place = /** @type {Place | null} */ (null); // the token whose edges alone are drawn
@@ -153,14 +153,14 @@
 
     function listEdges() {
       const places = range(values.length).filter((at) => values[at] >= state.threshold);
-      found = places.length;
+      edgeCount = places.length;
       share = places.reduce((sum, at) => sum + values[at], 0) / Math.max(1, queries.length - blank.length);
-      edges = found > MOST_EDGES ? [] : places.map(edgeAt).sort(heaviestFirst);
+      edges = edgeCount > MOST_EDGES ? [] : places.map(edgeAt).sort(heaviestFirst);
       tell();
       redraw();
     }
 
-    /** What a token gives as a query, or gets as a key, the heaviest first. @param {Place} at */
+    /** What a token gives as a query, or receives as a key, the heaviest first. @param {Place} at */
     function edgesOf({ side, index }) {
       const cells =
         side === "query"
@@ -169,22 +169,22 @@
       return cells.filter((at) => values[at] > 0).map(edgeAt).sort(heaviestFirst);
     }
 
-    /** The sides on which a token stands: without a line of their own, keys stand among the queries. */
+    /** The ends of a token's edges: on a shared line, a token is both query and key. */
     function placesOf(at) {
       return across ? [at] : ["query", "key"].map((side) => ({ side, index: at.index }));
     }
 
     // ---- words ------------------------------------------------------------------------------------------------
 
-    /** What the box at the pointer says. */
+    /** The lines of the box at the pointer. */
     function listed(at) {
       const places = placesOf(at);
-      return places.flatMap((each) => {
-        const list = edgesOf(each);
+      return places.flatMap((end) => {
+        const list = edgesOf(end);
         const more = list.length - LISTED / places.length;
         return [
-          `${subjectOf(each, data)}${list.length ? "" : " nothing"}`,
-          ...list.slice(0, LISTED / places.length).map((edge) => objectOf(each.side, edge, data)),
+          `${subjectOf(end, data)}${list.length ? "" : " nothing"}`,
+          ...list.slice(0, LISTED / places.length).map((edge) => objectOf(end.side, edge, data)),
           ...(more > 0 ? [`and ${counting(more, "smaller weight")}`] : []),
         ];
       });
@@ -201,8 +201,8 @@
     }
 
     function ofWhole() {
-      const whole = `${counting(found, "edge")} of at least ${percent(state.threshold)}, carrying ${percent(share)} of the ${data.words.whole}`;
-      return found > MOST_EDGES ? `${whole}; too many to draw: raise the threshold, or point at a ${nouns.token}` : whole;
+      const whole = `${counting(edgeCount, "edge")} of at least ${percent(state.threshold)}, carrying ${percent(share)} of the ${data.words.whole}`;
+      return edgeCount > MOST_EDGES ? `${whole}; too many to draw: raise the threshold, or hover over a ${nouns.token}` : whole;
     }
 
     function listOf(at) {
@@ -217,7 +217,7 @@
 
     // ---- drawing ----------------------------------------------------------------------------------------------
 
-    /** Puts the tokens on a line, on paper on as many as they need; where they have their own, the keys below the queries. */
+    /** Puts the tokens on one line, in print on as many as needed; keys with a line of their own go below the queries. */
     function layOut() {
       const most = printing ? Math.min(box.clientWidth || PAPER, PAPER) : Infinity;
       const lines = inLines(nodes.query, widths.query, most);
@@ -240,12 +240,12 @@
       picture.setAttribute("height", String(height));
     }
 
-    /** How high an arc across so many tokens goes. */
+    /** The height of an arc across this many tokens. */
     function rise(distance) {
       return Math.min(HIGHEST, 14 + 26 * Math.sqrt(distance)) * (printing ? FLATTER : 1);
     }
 
-    /** The upper edge of each line, with room for its arcs, on a screen for those of the lowest threshold. */
+    /** The upper edge of each line, with room for its arcs; on screen, for the arcs of the lowest threshold. */
     function underArcs({ places, count }) {
       const lowest = printing ? state.threshold : bounds.min;
       const rooms = range(count).map(() => ({ above: count > 1 ? BETWEEN : 8, below: count > 1 ? BETWEEN : 8 }));
@@ -276,8 +276,8 @@
     }
 
     function ofPlace(at) {
-      const all = placesOf(at).flatMap((each, second) =>
-        edgesOf(each).filter(({ query, key }) => !second || query !== key), // a loop is both given and got
+      const all = placesOf(at).flatMap((end, second) =>
+        edgesOf(end).filter(({ query, key }) => !second || query !== key), // a loop belongs to both ends
       );
       return all.filter(({ weight }) => weight >= state.threshold).sort(heaviestFirst).slice(0, MOST_EDGES);
     }
@@ -323,7 +323,7 @@
         }
         update();
       },
-      /** On paper nothing scrolls: the tokens stand in as many lines as they need. */
+      /** Print does not scroll: the tokens take as many lines as they need. */
       print(now) {
         printing = now;
         box.classList.toggle("attnmech-printing", printing);

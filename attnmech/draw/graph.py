@@ -12,15 +12,15 @@ from .patterns import PROBABILITY, Array, Measure
 from .token_weights import token_weights
 
 READING: Final = (
-    "An arrow goes from a query token to each key token to which it gives at least the threshold; its width is the "
-    "weight. Arrows to earlier tokens pass above the line, those to later tokens below, and a loop is a token that "
-    "looks at itself. On paper the line is folded into several, and arrows lead from one to another. "
-    "Point at a token to see its arrows alone; click it or press Enter to keep them, and Escape to show all again. "
-    "High attention does not show that a token matters for the output. "
+    "Arrows lead from each query token to the key tokens that receive at least the threshold; width shows the "
+    "weight. Arrows to earlier tokens pass above the line, arrows to later tokens below, and a loop is attention to "
+    "the token itself. In print, the line is folded into several. Hover over a token to see only its arrows; click "
+    "it or press Enter to keep them, and press Escape to show all again. High attention does not show that a token "
+    "matters for the output. "
 )
 READING_ACROSS: Final = (
-    "An arrow goes from a query token, above, to each key token, below, to which it gives at least the threshold; its "
-    "width is the weight. Point at a token to see its arrows alone; click it or press Enter to keep them, and "
+    "Arrows lead from each query token (top) to the key tokens (bottom) that receive at least the threshold; width "
+    "shows the weight. Hover over a token to see only its arrows; click it or press Enter to keep them, and press "
     "Escape to show all again. High attention does not show that a token matters for the output. "
 )
 
@@ -59,7 +59,7 @@ def token_graph(
 
     """
     if not (isinstance(threshold, Real) and 0 < threshold <= 1):
-        raise InputError(f"`threshold` must be above 0 and up to 1, as weights are; got {shown(threshold)}. Try 0.1.")
+        raise InputError(f"`threshold` must be above 0 and at most 1; got {shown(threshold)}. Try 0.1.")
     data, packed = token_weights(
         pattern, tokens, layers=layers, keys=keys, head=head, sums_to_one=sums_to_one, measure=measure
     )

@@ -33,8 +33,8 @@ REFERENCES: Final = {
 
 
 ROW_READING: Final = (
-    "The keys that the chosen query attends to most. Left: the terms of each score, stacked from 0, and their sum, the "
-    "score, as a ring. Right: the attention that the key gets."
+    "The keys that the selected query attends to most. Left: the terms of each score, stacked from 0; the ring is "
+    "their sum, the score. Right: the attention that each key receives."
 )
 """How to read a row's ledger."""
 
@@ -241,7 +241,9 @@ def _slots_of_layout(
     titles = np.empty(count.shape, dtype=object)
     for place in np.ndindex(count.shape):
         number, text = labels[looking[place[2]]].split(" ", 1)
-        summary = f"{count[place]} of its {visible[place]} visible keys, together {together[place]:.3f}"
+        summary = (
+            f"{count[place]} of its {visible[place]} visible keys, with {together[place]:.3f} of the attention in total"
+        )
         titles[place] = f"query {number} “{text}”<br>{summary}"
     ends = np.stack([count - 0.5, np.full(count.shape, -0.5)], axis=-1)
     # The space on the right is for the numbers beside the bars.
@@ -313,8 +315,8 @@ def _require_row(
     for name, values in {"score": score, "pattern": pattern, **terms}.items():
         if values.shape != (len(tokens),):
             raise InputError(
-                f"`{name}` must have one number for each of the {len(tokens)} tokens; got {values.shape}. "
-                "Give the tokens of the text that the numbers come from."
+                f"`{name}` must have one number for each of the {len(tokens)} tokens; got the shape {values.shape}. "
+                "Pass the tokens of the text that the numbers come from."
             )
     if not np.isfinite(score).any():
-        raise InputError("`score` must be a number at one key at least; it is NaN (hidden) at all of them.")
+        raise InputError("`score` must be a number for at least one key; every key is NaN (hidden).")

@@ -139,7 +139,7 @@ def _by_layer(weights: Array) -> Float[np.ndarray, "layer head query key"]:
     if array.ndim != 4:
         raise InputError(
             f"`weights` must have the axes [head query key] or [layer head query key]; got the shape {array.shape}. "
-            "Take one text: weights[0]; of nn.MultiheadAttention, per head: average_attn_weights=False."
+            "Select one text: weights[0]. With nn.MultiheadAttention, use average_attn_weights=False."
         )
     return array
 
@@ -150,7 +150,7 @@ def _labels(
     """The labels of queries and keys; None for the keys if they are the queries."""
     if array.ndim != len(axes.split()):
         raise InputError(
-            f"`weights` must have the axes [{axes}]; got the shape {array.shape}. Choose a text and a head: "
+            f"`weights` must have the axes [{axes}]; got the shape {array.shape}. Select a text and a head: "
             "weights[0, 3]."
         )
     queries, across = array.shape[-2:]

@@ -85,7 +85,7 @@ class ScoreNumbers:
             if array.shape != shape:
                 raise InputError(f"`{name}` must have the shape {shape} of the tokens and layers; got {array.shape}.")
             if np.isinf(array).any():
-                raise InputError(f"`{name}` must be finite, with NaN where a cell is hidden; got an infinity.")
+                raise InputError(f"`{name}` must be finite, or NaN where a cell is hidden; got an infinity.")
         for name, term in self.terms.items():
             whole = (*by_head, len(self.key_tokens))
             fits = term.ndim == 4 and all(one in (1, all_) for one, all_ in zip(term.shape[2:], whole[2:], strict=True))
@@ -129,8 +129,8 @@ class FocusNumbers:
             raise InputError("A view needs at least one layer; got none.")
         if self.low.keys() != self.high.keys() or not self.low.keys() <= set(FOCUS_NUMBERS):
             raise InputError(
-                f"`low` and `high` must have the same names, out of {', '.join(FOCUS_NUMBERS)}; "
-                f"got {sorted(self.low)} and {sorted(self.high)}."
+                f"`low` and `high` must have the same names, all among {', '.join(FOCUS_NUMBERS)}; got "
+                f"{sorted(self.low)} and {sorted(self.high)}."
             )
         shape = (len(self.layers), self.self_top.shape[1])
         arrays = {
@@ -143,7 +143,7 @@ class FocusNumbers:
                 raise InputError(f"`{name}` must have the shape {shape} of the layers and heads; got {array.shape}.")
             outside = array[(array < -_ROUNDING) | (array > 1 + _ROUNDING)]
             if outside.size:
-                raise InputError(f"`{name}` must lie between 0 and 1, with NaN where undefined; got {outside[0]}.")
+                raise InputError(f"`{name}` must lie between 0 and 1, or be NaN where undefined; got {outside[0]}.")
 
 
 FOCUS_NUMBERS: Final = ("self_top", "first_top", "previous_top", "concentration")
@@ -186,11 +186,11 @@ class UpdateNumbers:
             if array.shape != shape:
                 raise InputError(f"`{name}` must have the shape {shape} of the tokens and layers; got {array.shape}.")
             if np.isinf(array).any():
-                raise InputError(f"`{name}` must be finite, with NaN where undefined; got an infinity.")
+                raise InputError(f"`{name}` must be finite, or NaN where undefined; got an infinity.")
         if self.attended.min() < -1 or self.attended.max() >= len(self.tokens):
             raise InputError(
-                f"`attended` must hold positions from 0 to {len(self.tokens) - 1}, or -1 where a row has no choice; "
-                f"got {self.attended.min()} to {self.attended.max()}."
+                f"`attended` must hold positions from 0 to {len(self.tokens) - 1}, or -1 where a row has only one "
+                f"key; got {self.attended.min()} to {self.attended.max()}."
             )
 
     def magnitude_of(self, side: Side) -> Float32[np.ndarray, "layer head token"]:
@@ -226,8 +226,8 @@ def row_sentences(view: ScoreNumbers) -> ByChoice:
         parts = [f"{percent(float(row[key]))} {'from' if weighted else 'to'} {view.named_key(key)}" for key in keys]
         listed = f"{', '.join(parts) or 'nothing'}{', …' if count > 3 else '.'}"
         if weighted:
-            return f"Of the norms ‖p f(x)‖ that this head brings to query {view.named_token(query)}: {listed}"
-        return f"Query {view.named_token(query)} attends {listed}"
+            return f"Shares of the norms ‖p f(x)‖ that this head writes to query {view.named_token(query)}: {listed}"
+        return f"Attention of query {view.named_token(query)}: {listed}"
 
     if norms is None:
         return ByChoice.texts(("layer", "head", "query"), view.scores.shape[:3], sentence)

@@ -51,7 +51,9 @@ def pack_values(values: Float[np.ndarray, "..."], axes: int = 2) -> PackedValues
 def pack_keys(keys: Integer[np.ndarray, "..."], axes: int = 2) -> PackedValues:
     """Key indices, exact: low 0 and step 1; -1 becomes the code for "no value"."""
     if keys.max(initial=0) >= NO_VALUE:
-        raise InputError(f"A page holds texts of up to {NO_VALUE} tokens; got a key at {keys.max()}. Shorten the text.")
+        raise InputError(
+            f"a page holds texts of at most {NO_VALUE} tokens; got a key at {keys.max()}. Shorten the text."
+        )
     blocks = math.prod(keys.shape[:axes])
     codes = np.where(keys < 0, NO_VALUE, keys).astype(np.uint16)
     return {"low": [0.0] * blocks, "step": [1.0] * blocks, "codes": _planes(codes)}

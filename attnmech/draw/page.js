@@ -1,8 +1,8 @@
-// A page's figures and sentences are made in Python (attnmech/draw/page.py). This script chooses: it puts what is
-// chosen into their slots, what is on the screen at once and the rest while nothing moves, and lets Back and the address
-// keep the choice. Text goes into the page by textContent alone; `labels` are already escaped for plotly, `tokens` are not.
+// Python makes a page's figures and sentences (attnmech/draw/page.py). This script fills their slots for the current
+// choices, first on the screen and then, while nothing moves, elsewhere; Back and the address keep the choices. Text
+// enters the page only through textContent; `labels` are already escaped for plotly, `tokens` are not.
 
-const ONE_STEP = 600; // milliseconds within which steps of one control are one for the Back button
+const ONE_STEP = 600; // milliseconds within which steps of one control count as one for the Back button
 const QUIET = 100; // milliseconds without scrolling or choosing, after which figures are drawn ahead
 
 /** @type {(id: string) => Stage & PlotlyDrawn} */
@@ -13,28 +13,28 @@ const page = JSON.parse(element("data").textContent);
 const { tokens, labels, choices, marks } = page;
 const keys = page.keys ?? tokens; // in cross-attention, the tokens of another text
 const names = Object.keys(choices);
-const optional = new Set(page.optional); // left out of the address where nothing was chosen
+const optional = new Set(page.optional); // in the address only if changed
 const selectors = /** @type {HTMLSelectElement[]} */ (allOf("select[data-choice]"));
 const contents = /** @type {HTMLDetailsElement} */ (document.getElementById("contents"));
 const state = Object.fromEntries(names.map((name) => [name, 0])); // indices into choices
-let drawnFor = 0; // the window's width that the figures were made for
+let drawnFor = 0; // the window's width at the last drawing
 let printing = false;
-let everywhere = false; // whether figures off the screen are drawn at once, too
+let everywhere = false; // whether figures off the screen are drawn at once too
 let drawsAhead = false;
 /** The figure that is drawn in steps. @type {{ id: string, drawn: Promise<unknown> | undefined, hurry(): void } | undefined} */
 let underWay;
-let lastMoved = -Infinity; // when the reader last scrolled or chose
+let lastMoved = -Infinity; // the time at which the reader last scrolled or chose
 let queryChosen = false; // by the reader; until then the views show all rows
-let lastStep = { what: "", at: -Infinity }; // of the reader, and when
+let lastStep = { what: "", at: -Infinity }; // the reader's last step and its time
 const onScreen = new Set(); // ids of figures
-const drawnWith = {}; // what each figure was last drawn with
-const begun = new Map(); // when each view is drawn
+const drawnWith = {}; // for each figure, the key of `shownIn` at its last drawing
+const begun = new Map(); // for each view, the promise of its drawing
 
 const chosenValue = (name) => choices[name][state[name]];
 const inCall = (name) => (page.inCalls[name] ?? choices[name])[state[name]];
 const chosenHead = () => `L${chosenValue("layer")}H${chosenValue("head")}`;
 
-// ---- numbers and sentences of what is chosen --------------------------------------------------------------------
+// ---- numbers and sentences of the current choices --------------------------------------------------------------------
 
 await attnmech.script(page.scripts.attnmech);
 const { unpack, unpackTexts, patternsOf, drawPlotly, percent, signed, MOST_ASPECT } = attnmech.shared;
@@ -43,13 +43,13 @@ const arrays = await unpackArrays(page.arrays);
 const patterns = patternsOf(arrays[page.pattern], heads);
 const carried = page.norms ? patternsOf({ of: (block) => weightedBy(arrays[page.norms ?? ""], block) }, heads) : undefined;
 const isWeighted = () => carried !== undefined && chosenValue("weight") === "value";
-/** What the views draw: probabilities, or what attention carries, as chosen. @type {Patterns} */
+/** The weights that the views draw: probabilities, or value-weighted attention. @type {Patterns} */
 const shown = { of: (layer, head) => (isWeighted() && carried ? carried : patterns).of(layer, head) };
 const left = page.rest ? patternsOf(arrays[page.rest], heads) : undefined;
 const none = new Float32Array(tokens.length); // a sink carries nothing
 /** @type {Patterns | undefined} */
 const rest = left && { of: (layer, head) => (isWeighted() ? none : left.of(layer, head)) };
-const words = { ...page.words[0] }; // what the weights are called; the views keep this object
+const words = { ...page.words[0] }; // names of the weights; the views keep this object
 
 /** A head's probabilities times the norm of what each key would write, as shares of their rows. */
 function weightedBy(norms, block) {
@@ -57,22 +57,22 @@ function weightedBy(norms, block) {
   return normalised(pattern, norms.of(block));
 }
 
-/** Rows times weights of their columns, divided by their sums; NaN, which is no value, counts as 0 there. */
+/** Rows times weights of their columns, divided by their sums; NaN counts as 0. */
 function normalised(values, weights) {
-  const found = Float32Array.from(values, (value, at) => value * (weights[at % weights.length] || 0));
-  for (let row = 0; row < found.length; row += weights.length) {
+  const products = Float32Array.from(values, (value, at) => value * (weights[at % weights.length] || 0));
+  for (let row = 0; row < products.length; row += weights.length) {
     let total = 0;
-    for (let at = row; at < row + weights.length; at += 1) total += found[at] || 0;
-    if (total) for (let at = row; at < row + weights.length; at += 1) found[at] /= total;
+    for (let at = row; at < row + weights.length; at += 1) total += products[at] || 0;
+    if (total) for (let at = row; at < row + weights.length; at += 1) products[at] /= total;
   }
-  return found;
+  return products;
 }
 
 /** Every array by its name, as something with `slice(start, count)`. */
 async function unpackArrays(packed) {
-  const opened = Object.entries(packed).map(async ([name, each]) => {
-    if (each.texts) return [name, listed(await unpackTexts(each.texts))];
-    return [name, each.plain ? listed(each.plain.map((value) => value ?? NaN)) : await unpack(each)];
+  const opened = Object.entries(packed).map(async ([name, packing]) => {
+    if (packing.texts) return [name, listed(await unpackTexts(packing.texts))];
+    return [name, packing.plain ? listed(packing.plain.map((value) => value ?? NaN)) : await unpack(packing)];
   });
   return Object.fromEntries(await Promise.all(opened));
 }
@@ -81,7 +81,7 @@ function listed(values) {
   return { slice: (start, count) => values.slice(start, start + count) };
 }
 
-/** What an array gives for a choice, flat: its leading axes are choices, `shape` is the rest. @param {Column} column */
+/** The part of an array that the choices select, flat: its leading axes are choices, `shape` is the rest. @param {Column} column */
 function chosen({ array, over, shape, fixed }, at = state) {
   const made = fixed ? { ...at, ...fixed } : at;
   const index = over.reduce((before, name) => before * choices[name].length + made[name], 0);
@@ -89,7 +89,7 @@ function chosen({ array, over, shape, fixed }, at = state) {
   return Array.from(arrays[array].slice(index * count, count));
 }
 
-/** One column of a slot: numbers, less what is to be subtracted, or weighted; or the words that they stand for. */
+/** One column of a slot: numbers, perhaps weighted or reduced by others, or the texts that they index. */
 function columnOf(column, less, kept, weights) {
   let values = chosen(column);
   if (weights) values = Array.from(normalised(values, chosen(weights)));
@@ -107,14 +107,15 @@ function columnOf(column, less, kept, weights) {
   return width ? Array.from({ length: shape[0] }, (_, row) => values.slice(row * width, (row + 1) * width)) : values;
 }
 
-/** What stands in a slot, as attnmech/draw/chart.py says it. */
+/** The values of a slot, as attnmech/draw/chart.py defines it. */
 function inSlot({ columns, less, where, equals, weights }) {
   const kept = where && chosen(where).map((code) => (equals === null ? !Number.isNaN(code) : code === equals));
-  const found = columns.map((column) => columnOf(column, less, kept, weights));
-  return found.length === 1 ? found[0] : found[0].map((_, row) => found.map((values) => values[row]));
+  const filledColumns = columns.map((column) => columnOf(column, less, kept, weights));
+  if (filledColumns.length === 1) return filledColumns[0];
+  return filledColumns[0].map((_, row) => filledColumns.map((values) => values[row]));
 }
 
-/** A figure with what is chosen in its slots; a trace that is not shown stays empty. */
+/** A figure with its slots filled for the current choices; a hidden trace stays empty. */
 function filled({ figure, slots }) {
   const copy = structuredClone(figure);
   const fill = (slot) => {
@@ -138,7 +139,7 @@ function weightsOf(query) {
 
 const ink = () => getComputedStyle(document.body).color;
 
-/** All on which a figure depends. */
+/** Everything that a figure depends on, as a key. */
 function shownIn(id) {
   return [...page.figures[id].follows.map((name) => state[name]), element(id).clientWidth, ink()].join();
 }
@@ -175,7 +176,7 @@ function draw(id, pause) {
   return drawn;
 }
 
-/** Draws a figure in steps, each of which waits until the page rests; it is not to be seen before the last. */
+/** Draws a figure in steps, each of which waits until the page is quiet; the figure stays hidden until the last. */
 async function drawInSteps(id) {
   let hurry = () => {};
   const hurried = new Promise((proceed) => {
@@ -187,10 +188,10 @@ async function drawInSteps(id) {
   await drawn;
   underWay = undefined;
   element(id).pause = undefined;
-  element(id).classList.toggle("stale", drawnWith[id] !== shownIn(id)); // something else may be chosen meanwhile
+  element(id).classList.toggle("stale", drawnWith[id] !== shownIn(id)); // the choices may have changed meanwhile
 }
 
-/** A table that readers can search and copy; the build of plotly that a page carries has none. */
+/** A table that readers can search and copy; the page's build of plotly has no tables. */
 function drawTable(place, { data }) {
   const [{ header, cells }] = data;
   const head = document.createElement("tr");
@@ -218,19 +219,19 @@ function cellOf(tag, text) {
   return cell;
 }
 
-/** What a click on a point chooses, where the page has it. */
+/** Makes the choice of a click on a point, if the page offers it. */
 function click(clicks, point) {
   const changes = {};
   for (const [name, path] of Object.entries(clicks)) {
-    const said = path.reduce((place, step) => place?.[step], point);
-    const index = name === "query" ? labels.indexOf(said) : choices[name].indexOf(said);
+    const clicked = path.reduce((place, step) => place?.[step], point);
+    const index = name === "query" ? labels.indexOf(clicked) : choices[name].indexOf(clicked);
     if (index < 0) return;
     changes[name] = index;
   }
   choose(changes);
 }
 
-/** What a picture of the figure is called: the section's heading, and what is chosen. */
+/** The title of a figure's picture: the section's heading and the current choices. */
 function titleOf(id) {
   const heading = element(id).closest("section")?.querySelector("h2")?.textContent;
   const others = page.figures[id].follows.filter((name) => !["layer", "head", "query"].includes(name));
@@ -239,7 +240,7 @@ function titleOf(id) {
   return [heading, chosenHead(), ...words].join(", ");
 }
 
-/** As wide as the page. On a narrow screen: less height, and in a map no gaps and marks about as small as a cell. */
+/** Fits a figure to the page's width; on a narrow screen it is lower, and a map has no gaps and smaller marks. */
 function fitWidth(figure, width) {
   figure.layout.width = width;
   figure.layout.height = heightOf(figure, width);
@@ -259,7 +260,7 @@ function useTextColour({ data, layout }, color) {
   for (const trace of data) if (trace.meta === "chosen") trace.marker.color = color;
 }
 
-/** Draws the figures on the screen, or all; the others of another choice are not to be seen until they are drawn. */
+/** Draws the figures on the screen, or all of them; outdated figures stay hidden until they are redrawn. */
 function drawFigures() {
   if (!window.Plotly) return;
   for (const id of Object.keys(page.figures)) {
@@ -269,19 +270,19 @@ function drawFigures() {
   drawAhead();
 }
 
-/** Draws what waits, a figure at a time and in steps: each takes a frame's time, which nobody feels while nothing moves. */
+/** Draws the waiting figures one at a time, in steps of about a frame, while nothing moves. */
 async function drawAhead() {
   if (drawsAhead) return;
   drawsAhead = true;
   for (let id = nextWaiting(); id; id = nextWaiting()) {
-    if (!(await isQuiet())) continue; // where the page has moved, another figure may be nearer
+    if (!(await isQuiet())) continue; // after a move, another figure may be nearer
     await (id in page.figures ? drawInSteps(id) : begin(id));
   }
   drawsAhead = false;
   document.documentElement.dataset.whole = "yes";
 }
 
-/** The figure nearest to the middle of the screen that does not show the choice; undefined where all do. */
+/** The figure nearest to the middle of the screen that does not show the current choices; undefined if all do. */
 function nextWaiting() {
   const waits = (id) => (id in page.figures ? drawnWith[id] !== shownIn(id) : !begun.has(id));
   const distance = ({ top, bottom }) => Math.max(top - innerHeight / 2, innerHeight / 2 - bottom, 0);
@@ -290,7 +291,7 @@ function nextWaiting() {
   return waiting.sort((one, other) => Number(far.get(one)) - Number(far.get(other)))[0]?.id;
 }
 
-/** Whether the page has not moved for a while, once the browser has nothing else to do; else waits for that. */
+/** Waits until the browser is idle; resolves to whether the page has not moved for a while. */
 async function isQuiet() {
   const rest = lastMoved + QUIET - performance.now();
   await new Promise((proceed) => (rest > 0 ? setTimeout(proceed, rest) : whenIdle(proceed)));
@@ -301,15 +302,15 @@ async function quiet() {
   while (!(await isQuiet()));
 }
 
-const whenIdle = window.requestIdleCallback ?? setTimeout; // Safari has none
+const whenIdle = window.requestIdleCallback ?? setTimeout; // Safari lacks it
 
 function moved() {
   lastMoved = performance.now();
 }
 
-// ---- the views of attention, and others -------------------------------------------------------------------------
+// ---- views of attention, and other views -------------------------------------------------------------------------
 
-/** The views of attention show all rows until a reader chooses one. */
+/** The choices for the views of attention, which show all rows until the reader selects one. */
 function choiceForViews(changes) {
   const { layer, head, query } = state;
   if (changes && !("query" in changes)) return { layer, head };
@@ -337,10 +338,10 @@ async function drawOther(id) {
 async function drawPattern(id) {
   const stage = stageOf(id);
   const { layer, head } = state;
-  const about = { layers: choices.layer, heads, words, nouns: page.nouns, queries: tokens, keys, special: page.special };
+  const axes = { layers: choices.layer, heads, words, nouns: page.nouns, queries: tokens, keys, special: page.special };
   const options = { chosen: { layer, head }, embedded: true, overview: true, threshold: 0.1, across: keys !== tokens };
-  const given = { ...about, ...options, remarks: page.remarks[id], pattern: shown, rest };
-  const control = await attnmech.views[page.views[id]](stage, given);
+  const viewData = { ...axes, ...options, remarks: page.remarks[id], pattern: shown, rest };
+  const control = await attnmech.views[page.views[id]](stage, viewData);
   stage.control = control;
   control.choose(choiceForViews());
   stage.addEventListener("attnmech-choose", ({ detail }) => choose(detail));
@@ -358,7 +359,7 @@ const chips = tokens.map((token, position) => {
   return chip;
 });
 
-/** What can be attended to: the same tokens, or those of the other text, which are no queries. */
+/** The keys: the same tokens or, in cross-attention, those of the other text, which cannot be queries. */
 const keyChips = !page.keys ? chips : keys.map((token) => {
   const chip = document.createElement("span");
   chip.className = "token";
@@ -366,7 +367,7 @@ const keyChips = !page.keys ? chips : keys.map((token) => {
   return chip;
 });
 
-/** How a key is marked; of two texts, none is the query itself. */
+/** The mark of a key; in cross-attention, no key is the query itself. */
 function markOf(key, query) {
   if (key === query && keys === tokens) return "self";
   if (key === 0) return "first";
@@ -379,7 +380,7 @@ function shadeTokens(query) {
     const mark = markOf(key, query);
     if (mark) Object.assign(chip.dataset, { mark, sign: marks[mark] });
     else for (const name of ["mark", "sign"]) delete chip.dataset[name];
-    chip.style.setProperty("--depth", String(Math.sqrt(weights[key]))); // the root keeps small ones visible
+    chip.style.setProperty("--depth", String(Math.sqrt(weights[key]))); // the root keeps small weights visible
     chip.title = `${page.nouns.key} ${key}: ${words.whole} ${percent(weights[key])}`;
   });
   chips.forEach((chip, position) => {
@@ -400,7 +401,7 @@ function moveAlongTokens(event) {
 
 // ---- choosing ---------------------------------------------------------------------------------------------------
 
-/** Take new indices into `choices`, moved into their range, show what they select, and let Back undo it. */
+/** Sets indices into `choices`, clamped to their range, shows the result and lets Back undo it. */
 function choose(changes) {
   for (const [name, index] of Object.entries(changes)) {
     state[name] = Math.min(Math.max(index, 0), choices[name].length - 1);
@@ -427,7 +428,7 @@ function show(changes) {
   for (const id of Object.keys(page.texts)) if (id !== "row-finding" && id !== "reason") element(id).textContent = textOf(id);
   for (const id of Object.keys(page.views)) element(id).control?.choose(choiceForViews(changes));
   for (const code of allOf("[data-call]")) {
-    code.textContent = withChoices(withChoices(String(code.dataset.call))); // a choice may be written as a call with others
+    code.textContent = withChoices(withChoices(String(code.dataset.call))); // the value of a choice may be a call with other choices
   }
 }
 
@@ -436,12 +437,12 @@ function withChoices(call) {
 }
 
 function address() {
-  const said = names.filter((name) => !optional.has(name) || state[name]).map((name) => [name, chosenValue(name)]);
-  if (page.stack) said.unshift(["stack", page.stack]);
-  return new URL(`#${new URLSearchParams(said)}`, location.href); // inside a frame, "#…" alone is refused
+  const parameters = names.filter((name) => !optional.has(name) || state[name]).map((name) => [name, chosenValue(name)]);
+  if (page.stack) parameters.unshift(["stack", page.stack]);
+  return new URL(`#${new URLSearchParams(parameters)}`, location.href); // inside a frame, "#…" alone is refused
 }
 
-/** What the address says, and else what is chosen; after Back, too. */
+/** Takes the choices from the address, also after Back; choices that it lacks stay. */
 function chooseFromAddress() {
   const named = {};
   for (const [name, value] of new URLSearchParams(location.hash.slice(1))) {
@@ -458,14 +459,14 @@ function chooseFromAddress() {
 
 // ---- screen and paper -------------------------------------------------------------------------------------------
 
-/** A phone's scrolling changes the window's height all the time; only the width matters to the figures. */
+/** Only the width matters to the figures; scrolling on a phone changes the window's height all the time. */
 function fitWindow() {
   if (innerWidth !== drawnFor) show();
 }
 
 /**
- * Figures have a width in pixels, so they are drawn again for the paper's, all of them. The views that nobody has
- * scrolled to begin here: they wait for nothing but promises already kept, which is done before paper is laid out.
+ * Figures have a width in pixels, so all are redrawn for the paper's width. Views that were never scrolled into view
+ * begin here: they await only resolved promises, which settle before the page is laid out.
  */
 function setPrinting(now) {
   if (now === printing) return;
@@ -484,7 +485,7 @@ const watcher = new IntersectionObserver((entries) => {
   }
 });
 
-/** In the contents, the section that is read. */
+/** Marks the section being read in the contents. */
 const reader = new IntersectionObserver(
   (entries) => {
     for (const { target, isIntersecting } of entries) {
@@ -496,7 +497,7 @@ const reader = new IntersectionObserver(
   { rootMargin: "-30% 0px -60% 0px" },
 );
 
-/** A contents' link moves to its section; the address stays that of the choice. */
+/** Scrolls to the section of a link in the contents; the address keeps the choices. */
 function goToSection(event) {
   const name = event.target.closest("a")?.dataset.section;
   if (!name) return;
@@ -522,7 +523,7 @@ new MutationObserver(() => show()).observe(document.documentElement, { attribute
 matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => show());
 addEventListener("hashchange", chooseFromAddress);
 addEventListener("resize", fitWindow);
-for (const motion of ["scroll", "wheel"]) addEventListener(motion, moved, { passive: true, capture: true }); // of boxes, too
+for (const motion of ["scroll", "wheel"]) addEventListener(motion, moved, { passive: true, capture: true }); // also in boxes
 addEventListener("beforeprint", () => setPrinting(true));
 addEventListener("afterprint", () => setPrinting(false));
 matchMedia("print").addEventListener("change", ({ matches }) => setPrinting(matches));
@@ -536,9 +537,9 @@ for (const figure of allOf(".figure")) {
 }
 for (const [name, value] of Object.entries(page.start)) state[name] = choices[name].indexOf(value);
 chooseFromAddress();
-await new Promise((proceed) => setTimeout(proceed)); // text and controls appear before plotly is read
+await new Promise((proceed) => setTimeout(proceed)); // text and controls appear before plotly loads
 await attnmech.script(page.scripts.plotly);
-for (const id of Object.keys(page.others)) await begin(id); // CircuitsVis draws later than it is told to: too late for paper
+for (const id of Object.keys(page.others)) await begin(id); // CircuitsVis draws asynchronously, too late for printing
 for (const id of onScreen) await (id in page.figures ? draw(id) : begin(id));
 document.documentElement.dataset.ready = "yes";
 drawAhead();

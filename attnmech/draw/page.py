@@ -237,7 +237,7 @@ def _contents(page: Page) -> dict[str, str]:
 def _precision(sections: Sequence[Section], data: Mapping[str, Any]) -> str:
     """The precision of the page's numbers, in the units of the figures, in words."""
     rounded = "; ".join(section.rounding for section in sections if section.rounding)
-    numbers = f"The numbers on this page have 16 bits each, scaled within their head: {rounded}. " if rounded else ""
+    numbers = f"Numbers on this page are stored in 16 bits, scaled within each head: {rounded}. " if rounded else ""
     packed = [data["arrays"][data[name]] for name in ("pattern", "norms") if data[name] is not None]
     sentences = f"{numbers}The marks are exact. {rounding_note(packed[0])}"
     if len(packed) < 2:

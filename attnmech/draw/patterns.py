@@ -45,7 +45,8 @@ VALUE_WEIGHTED: Final = Measure(
     "value-weighted attention",
     " (value-weighted)",
     "Value-weighted attention is ‖p f(x)‖, the norm of what the head writes from a key to the query, divided by its "
-    "row's sum; f(x) = (x W_V + b_V) W_O (Kobayashi et al. 2020). A key with a high p and a small value has little. ",
+    "row's sum; f(x) = (x W_V + b_V) W_O (Kobayashi et al. 2020). A key with a high p and a small value contributes "
+    "little. ",
 )
 
 
@@ -92,13 +93,13 @@ def checked_pattern(
         raise InputError(f"`pattern` must have the axes [{axes}]; got the shape {array.shape}.")
     if not array.size:
         raise InputError(
-            f"the selection is empty: `pattern` has the shape {array.shape}. Choose a layer, a head, a text."
+            f"the selection is empty: `pattern` has the shape {array.shape}. Select at least one layer, head and text."
         )
     for axis, name, labels in ((-2, "query", tokens), (-1, "key", tokens if keys is None else keys)):
         if array.shape[axis] != len(labels):
             raise InputError(
-                f"`pattern` must have one {name} for each of the {len(labels)} tokens; got {array.shape[axis]}. "
-                "Give the tokens of the text that the pattern comes from, special tokens included."
+                f"`pattern` must have one {name} for each of the {len(labels)} tokens; got {array.shape[axis]}. Pass "
+                "the tokens of the text that the pattern comes from, including special tokens."
             )
     if not np.isfinite(array).all() or array.min() < 0:
         raise InputError(
@@ -113,7 +114,7 @@ def checked_pattern(
         hint = (
             ""
             if sums[place] > 1
-            else " If a sink takes the rest of a row, or keys were cut off, pass sums_to_one=False."
+            else " If a sink takes the rest of a row, or keys were removed, pass sums_to_one=False."
         )
         raise InputError(
             f"every row of `pattern` must sum to 1 over the keys; {where} sums to {sums[place]:.4g}.{hint}"
@@ -149,7 +150,7 @@ def as_array(values: Array, dtype: type[np.floating] = np.float32) -> Float[np.n
     """The values as an array of floats in main memory; the members of a list are stacked."""
     source: Any = values
     if isinstance(source, Tensor):
-        source = dense("what is drawn", source).detach().cpu()
+        source = dense("the values to draw", source).detach().cpu()
         source = (source if source.is_complex() else source.double()).numpy()
     elif isinstance(source, list | tuple) and any(isinstance(member, Tensor) for member in source):
         source = [as_array(member, dtype) for member in source]
@@ -159,7 +160,7 @@ def as_array(values: Array, dtype: type[np.floating] = np.float32) -> Float[np.n
             raise TypeError("numbers that are complex")
         return array.astype(dtype, copy=False)
     except (TypeError, ValueError) as error:
-        wanted = "what is drawn must be a tensor, an array or a list of equal rows of real numbers"
+        wanted = "the values to draw must be a tensor, an array or a list of equal-length rows of real numbers"
         raise InputError(f"{wanted}; got {shown(values)} ({first_line(error)}).") from error
 
 
@@ -167,8 +168,8 @@ def require_length(length: int, tokens: Sequence[str], name: str) -> None:
     """Raises `InputError` unless an array has one entry for each token."""
     if length != len(tokens):
         raise InputError(
-            f"`{name}` must have one entry for each of the {len(tokens)} tokens; got {length}. "
-            "Give the tokens of the text that the numbers come from."
+            f"`{name}` must have one entry for each of the {len(tokens)} tokens; got {length}. Pass the tokens of "
+            "the text that the numbers come from."
         )
 
 

@@ -1,4 +1,4 @@
-// A plotly figure as wide as its place and in its colours; of one head, with selectors of another.
+// A plotly figure with the width and colours of its surroundings, optionally with selectors for the head.
 
 /** Draws what `figureNow` gives, now and whenever the colours or the width change; returns the function that draws. */
 function plotlyIn(stage, figureNow, titleNow) {
@@ -32,7 +32,7 @@ views.head_picker = async (stage, { title, layers, heads, chosen, changes, data,
   });
   stage.append(make("div", { className: "attnmech-controls" }, selectors.layer, selectors.head));
 
-  /** The figure of the head that was shown first, with what differs in the chosen one. */
+  /** The figure of the head that was shown first, with the changes for the selected one. */
   function figureNow() {
     const figure = structuredClone({ data, layout });
     for (const [path, value] of JSON.parse(differing[state.layer * heads + state.head])) {

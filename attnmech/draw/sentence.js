@@ -1,5 +1,5 @@
 // The sentence view (attnmech/draw/sentence.py): query tokens on the left, key tokens on the right, a line where one
-// looks at the other. The canvas covers what is in view, and only lines with an end there are drawn.
+// attends to the other. The canvas covers the visible part, and only lines with an end there are drawn.
 
 {
   const ROW = 24; // CSS pixels a token
@@ -19,7 +19,7 @@
     const usual = { mode: ONE, hideFirst: false, hideSpecial: false, least: 0.02 };
     const state = { ...data.chosen, ...usual, ...data.options };
     /** @type {boolean[]} */
-    let hidden = []; // of each key, whether it is left out
+    let hidden = []; // for each key, whether it is hidden
     /** @type {{head: number | null, weights: Float32Array | Float64Array}[]} */
     let shown = []; // the heads whose lines are drawn; of their mean, head is null
     const off = new Set(); // heads that the reader switched off; they stay off in other layers
@@ -37,7 +37,7 @@
     const first = checkbox(`hide the ${nouns.first}`, state.hideFirst, (ticked) => setOption({ hideFirst: ticked }));
     const others = checkbox("hide special tokens", state.hideSpecial, (ticked) => setOption({ hideSpecial: ticked }));
     const steps = { min: 0, max: LEAST.length - 1, step: 1, value: LEAST.indexOf(state.least) };
-    const least = slider("Least weight shown", { ...steps, words: (at) => percent(LEAST[at]) }, (at) => {
+    const least = slider("Minimum weight shown", { ...steps, words: (at) => percent(LEAST[at]) }, (at) => {
       setOption({ least: LEAST[at] });
     });
     const controls = make("div", { className: "attnmech-controls" });
@@ -57,9 +57,9 @@
     const buttons = { query: queries.map(tokenButton), key: keys.map(tokenButton) };
     const canvas = make("canvas", { "aria-hidden": "true" });
     const middle = make("div", { className: "attnmech-sentence-lines" }, canvas);
-    const looks = make("span", { text: `${nouns.queries} look …` });
-    const seen = make("span", { text: `… at ${nouns.keys}` });
-    const heading = make("div", { className: "attnmech-sentence-heading" }, looks, seen);
+    const attend = make("span", { text: `${nouns.queries} attend …` });
+    const attended = make("span", { text: `… to ${nouns.keys}` });
+    const heading = make("div", { className: "attnmech-sentence-heading" }, attend, attended);
     const box = make("div", { className: "attnmech-sentence-box", style: `--row: ${ROW}px`, onscroll: scrolled });
     box.append(heading, side("query", nouns.queries), middle, side("key", nouns.keys));
     stage.append(make("div", { className: "attnmech-sentence" }, controls, finding, legend, box, cut, list));
@@ -70,11 +70,11 @@
     }
 
     /** A button that switches a head's lines off and on again. */
-    function headSwitch(each) {
-      const button = make("button", { type: "button", "aria-pressed": "true", "aria-label": `head ${each}` });
+    function headSwitch(head) {
+      const button = make("button", { type: "button", "aria-pressed": "true", "aria-label": `head ${head}` });
       button.addEventListener("click", () => {
-        if (!off.delete(each)) off.add(each);
-        button.setAttribute("aria-pressed", String(!off.has(each)));
+        if (!off.delete(head)) off.add(head);
+        button.setAttribute("aria-pressed", String(!off.has(head)));
         update();
       });
       return button;
@@ -95,15 +95,15 @@
 
     // ---- what is chosen ---------------------------------------------------------------------------------------
 
-    const isThere = (each) => !data.missing?.includes(state.layer * data.heads + each);
-    const headsOn = () => (state.mode === ONE ? [state.head] : range(data.heads).filter((each) => !off.has(each) && isThere(each)));
+    const isThere = (head) => !data.missing?.includes(state.layer * data.heads + head);
+    const headsOn = () => (state.mode === ONE ? [state.head] : range(data.heads).filter((head) => !off.has(head) && isThere(head)));
 
     function set(changes) {
       Object.assign(state, changes);
       update();
     }
 
-    /** Tells the page, too, which options are not the usual ones. */
+    /** Sets options, and tells the page which of them differ from the defaults. */
     function setOption(changes) {
       set(changes);
       const unusual = Object.entries(usual).filter(([name, value]) => state[name] !== value);
@@ -122,7 +122,7 @@
       shown =
         state.mode === MEAN && on.length
           ? [{ head: null, weights: weights.meanOf(state.layer, on, hidden) }]
-          : on.map((each) => ({ head: each, weights: weights.ofHead(state.layer, each, hidden) }));
+          : on.map((head) => ({ head, weights: weights.ofHead(state.layer, head, hidden) }));
       selectors.head.hidden = state.mode !== ONE;
       for (const [key, button] of buttons.key.entries()) button.classList.toggle("attnmech-sentence-hidden", hidden[key]);
       tell();
@@ -135,40 +135,40 @@
     /** All lines of one token, the heaviest first. @param {Place} at */
     function linesOf({ side: end, index }) {
       /** @type {Line[]} */
-      const found = [];
-      for (const { head: each, weights: values } of shown) {
+      const candidates = [];
+      for (const { head, weights: values } of shown) {
         for (let other = 0; other < (end === "query" ? keys : queries).length; other += 1) {
           const [query, key] = end === "query" ? [index, other] : [other, index];
           const weight = values[query * keys.length + key];
-          if (weight > 0) found.push({ head: each, query, key, weight });
+          if (weight > 0) candidates.push({ head, query, key, weight });
         }
       }
-      return found.sort(heaviestFirst);
+      return candidates.sort(heaviestFirst);
     }
 
     const drawnOf = (at) => linesOf(at).filter(({ weight }) => weight >= state.least);
 
-    /** The lines of the least weight with an end among these rows, the heaviest first, and how many there are. */
+    /** The lines of at least the minimum weight with an end among these rows, the heaviest first, and their number. */
     function linesBetween(from, to) {
       /** @type {Line[]} */
-      const found = [];
-      for (const { head: each, weights: values } of shown) {
+      const candidates = [];
+      for (const { head, weights: values } of shown) {
         for (let query = 0; query < queries.length; query += 1) {
           const whole = query >= from && query < to; // else only the keys among these rows
           const last = whole ? keys.length : Math.min(to, keys.length);
           for (let key = whole ? 0 : from; key < last; key += 1) {
             const weight = values[query * keys.length + key];
-            if (weight >= state.least) found.push({ head: each, query, key, weight });
+            if (weight >= state.least) candidates.push({ head, query, key, weight });
           }
         }
       }
-      if (found.length <= MOST_LINES) return { lines: found.sort(heaviestFirst), found: found.length };
-      const lightest = Float64Array.from(found, ({ weight }) => weight).sort()[found.length - MOST_LINES];
-      const lines = found.filter(({ weight }) => weight >= lightest).sort(heaviestFirst).slice(0, MOST_LINES);
-      return { lines, found: found.length };
+      if (candidates.length <= MOST_LINES) return { lines: candidates.sort(heaviestFirst), total: candidates.length };
+      const lightest = Float64Array.from(candidates, ({ weight }) => weight).sort()[candidates.length - MOST_LINES];
+      const lines = candidates.filter(({ weight }) => weight >= lightest).sort(heaviestFirst).slice(0, MOST_LINES);
+      return { lines, total: candidates.length };
     }
 
-    /** How many lines have the least weight, what share of the attention they carry, and which queries have none. */
+    /** The number of lines of at least the minimum weight, their share of the attention, and the queries without any key. */
     function counted() {
       const blank = queries.map(() => shown.length > 0);
       let [lines, sum, rows] = [0, 0, 0];
@@ -195,7 +195,7 @@
       return `${objectOf(side, line, data)}${state.mode === ALL ? ` (L${data.layers[state.layer]}H${line.head})` : ""}`;
     }
 
-    /** What the box at the pointer says. */
+    /** The lines of the box at the pointer. */
     function listed(at) {
       const lines = linesOf(at);
       const more = lines.length - LISTED;
@@ -216,7 +216,7 @@
       const mean = state.mode === MEAN ? "Mean of " : "";
       if (state.mode !== ONE && on.length === data.heads) return `${mean ? "Mean of the" : "All"} ${data.heads} heads of layer ${number}`;
       if (on.length > 3) return `${mean}${on.length} of the ${data.heads} heads of layer ${number}`;
-      return mean + joined(on.map((each) => `L${number}H${each}`));
+      return mean + joined(on.map((head) => `L${number}H${head}`));
     }
 
     /** The sentence that the numbers support. */
@@ -240,28 +240,28 @@
 
     /** Shades the tokens at the other ends of the lines of `place`. */
     function shade() {
-      for (const each of [...buttons.query, ...buttons.key]) if (each.style.length) each.removeAttribute("style");
+      for (const button of [...buttons.query, ...buttons.key]) if (button.style.length) button.removeAttribute("style");
       if (!place) return;
       const other = place.side === "query" ? "key" : "query";
       for (const line of drawnOf(place).reverse()) {
-        buttons[other][line[other]].style.setProperty("--depth", String(Math.sqrt(line.weight))); // that of the heaviest stays
+        buttons[other][line[other]].style.setProperty("--depth", String(Math.sqrt(line.weight))); // the heaviest line comes last
       }
     }
 
-    /** Takes the colours of the surroundings, and says in the legend what they mean. */
+    /** Takes the colours of the surroundings, and explains them in the legend. */
     function restyle() {
       const weightColour = colourOf(stage, "--weight");
       const colours = COLOURS.map((name) => colourOf(stage, name));
-      pens = range(state.mode === ALL ? data.heads : 1).map((each) => ({
-        colour: state.mode === ALL ? colours[each % colours.length] : weightColour,
-        dashes: DASHES[Math.floor(each / colours.length) % DASHES.length],
+      pens = range(state.mode === ALL ? data.heads : 1).map((head) => ({
+        colour: state.mode === ALL ? colours[head % colours.length] : weightColour,
+        dashes: DASHES[Math.floor(head / colours.length) % DASHES.length],
       }));
       const weightsShown = [0.1, 0.5, 1].map((weight) => make("span", {}, swatch(pens[0], weight), ` ${100 * weight}\u00a0%`));
       opacities.replaceChildren("Opacity is the weight:", ...weightsShown);
       opacities.hidden = state.mode === ALL;
-      for (const [each, button] of switches.entries()) {
-        button.hidden = !isThere(each);
-        button.replaceChildren(...(state.mode === ALL ? [swatch(pens[each], 1)] : []), String(each));
+      for (const [head, button] of switches.entries()) {
+        button.hidden = !isThere(head);
+        button.replaceChildren(...(state.mode === ALL ? [swatch(pens[head], 1)] : []), String(head));
       }
       heads.hidden = state.mode === ONE;
       redraw();
@@ -285,7 +285,7 @@
     }
 
     /**
-     * The part of a line across the canvas that is in view: dashes far outside take long to lay.
+     * The visible part of a line across the canvas: dashes far outside are slow to draw.
      *
      * @returns {[number, number, number, number]}
      */
@@ -305,24 +305,24 @@
       const [top, width] = [box.scrollTop, middle.clientWidth];
       const height = Math.min(box.clientHeight - heading.offsetHeight, middle.offsetHeight);
       const [from, to] = [Math.floor(top / ROW), Math.ceil((top + height) / ROW)];
-      const { lines, found } = place ? ofPlace(place) : linesBetween(from, to);
+      const { lines, total } = place ? ofPlace(place) : linesBetween(from, to);
       const apart = Math.min(3, (0.75 * ROW) / pens.length); // lines of several heads lie side by side
       const context = sizeCanvas(canvas, width, height);
       canvas.style.top = `${top}px`;
       for (let at = lines.length - 1; at >= 0; at -= 1) {
-        const { head: each, query, key, weight } = lines[at];
-        const number = state.mode === ALL ? Number(each) : 0;
+        const { head, query, key, weight } = lines[at];
+        const number = state.mode === ALL ? Number(head) : 0;
         const shift = 0.5 * ROW - top + (number - (pens.length - 1) / 2) * apart;
         const ends = withinHeight(query * ROW + shift, key * ROW + shift, width, height);
         stroke(context, pens[number], weight, ends);
       }
       drawn = lines;
-      cut.textContent = found > lines.length ? `Only the heaviest ${lines.length} of the ${found.toLocaleString("en")} lines in view are drawn.` : "";
+      cut.textContent = total > lines.length ? `Only the heaviest ${lines.length} of the ${total.toLocaleString("en")} lines in view are drawn.` : "";
     }
 
     function ofPlace(at) {
       const lines = drawnOf(at);
-      return { lines, found: lines.length };
+      return { lines, total: lines.length };
     }
 
     update();
@@ -341,9 +341,9 @@
         }
         update();
       },
-      /** Sets the options; those that are not given become the usual ones. */
-      options(given) {
-        Object.assign(state, usual, given);
+      /** Sets the options; those not passed get their defaults. */
+      options(changes) {
+        Object.assign(state, usual, changes);
         mode.select.selectedIndex = state.mode;
         first.box.checked = state.hideFirst;
         others.box.checked = state.hideSpecial;
@@ -351,7 +351,7 @@
         least.element.querySelector("output")?.replaceChildren(percent(state.least));
         update();
       },
-      /** On paper nothing scrolls: all rows at once, drawn before the page is laid out. */
+      /** Print does not scroll: shows all rows, drawn before the page is laid out. */
       print(printing) {
         box.classList.toggle("attnmech-printing", printing);
         draw();

@@ -11,11 +11,11 @@ from .patterns import PROBABILITY, Array, Measure
 from .token_weights import token_weights
 
 READING: Final = (
-    "A line goes from each query token, on the left, to the key tokens that it looks at, on the right; its opacity is "
-    "the weight. Point at a token to see its lines alone; click it or press Enter to keep them, and Escape to show all "
-    "again. Where the lines of several heads are shown, or their mean, a click on a head in the legend switches it "
-    "off, and on again. A hidden token has no lines, and its weight goes to the others in proportion. "
-    "High attention does not show that a token matters for the output. "
+    "Lines lead from each query token (left) to the key tokens that it attends to (right); opacity shows the "
+    "weight. Hover over a token to see only its lines; click it or press Enter to keep them, and press Escape to "
+    "show all again. With several heads, or their mean, click a head in the legend to switch it off or on. A hidden "
+    "token has no lines; its weight is redistributed to the others in proportion. High attention does not show that "
+    "a token matters for the output. "
 )
 
 
@@ -29,7 +29,7 @@ def sentence_view(
     special: Sequence[bool] | None = None,
     sums_to_one: bool = True,
     measure: Measure = PROBABILITY,
-    title: str = "Who looks at whom",
+    title: str = "Sentence view",
 ) -> View:
     """Lines between two columns of tokens, for one head, all heads of a layer, or their mean.
 
@@ -62,8 +62,6 @@ def sentence_view(
     count = len(data["keys"])
     marks = [False] * count if special is None else listed("special", special, "a list of bools")
     if len(marks) != count:
-        raise InputError(
-            f"`special` must say for each of the {count} key tokens whether it is special; got {len(marks)}."
-        )
+        raise InputError(f"`special` must have one bool for each of the {count} key tokens; got {len(marks)}.")
     data["special"] = [bool(mark) for mark in marks]
     return View("sentence", title, READING + measure.reading + rounding_note(packed, measure.weight), data)

@@ -1,5 +1,5 @@
-// What all views share: numbers out of their codes, colours of the surroundings, a box at the pointer, controls.
-// Text goes into a page by textContent alone.
+// Shared by all views: decoding of numbers, colours of the surroundings, a box at the pointer, controls.
+// Text enters a page only through textContent.
 
 const { views } = window.attnmech;
 
@@ -43,7 +43,7 @@ function makeSvg(tag, attributes = {}, ...children) {
   return made;
 }
 
-/** Calls `draw` in the next frame, once for however many calls before it. */
+/** Calls `draw` once in the next frame, however often it was requested. */
 function inNextFrame(draw) {
   let waiting = false;
   return () => {
@@ -67,22 +67,22 @@ const NO_VALUE = 65535;
  */
 async function unpack({ low, step, codes, scale }) {
   const narrow = scale === "root";
-  const found = narrow ? await window.attnmech.unzip(codes) : await codesOf(codes);
-  const size = found.length / low.length;
+  const numbers = narrow ? await window.attnmech.unzip(codes) : await codesOf(codes);
+  const size = numbers.length / low.length;
   const meaning = { logarithm: Math.exp, root: (value) => value * value, plain: (value) => value }[scale ?? "plain"];
 
   function slice(start, count) {
     const values = new Float32Array(count);
     for (let index = 0, at = start; index < count; index += 1, at += 1) {
       const block = Math.floor(at / size);
-      values[index] = !narrow && found[at] === NO_VALUE ? NaN : meaning(low[block] + step[block] * found[at]);
+      values[index] = !narrow && numbers[at] === NO_VALUE ? NaN : meaning(low[block] + step[block] * numbers[at]);
     }
     return values;
   }
   return { slice, of: (block) => slice(block * size, size) };
 }
 
-/** The codes of 16 bits themselves: all high bytes come first. @param {string} packed */
+/** The 16-bit codes; all high bytes come first. @param {string} packed */
 async function codesOf(packed) {
   const bytes = await window.attnmech.unzip(packed);
   const codes = new Uint16Array(bytes.length / 2);
@@ -102,8 +102,8 @@ function patternsOf(values, heads) {
   return {
     of(layer, head) {
       const block = layer * heads + head;
-      const found = kept.get(block);
-      if (found) return found;
+      const unpacked = kept.get(block);
+      if (unpacked) return unpacked;
       const pattern = values.of(block);
       for (let index = 0; index < pattern.length; index += 1) if (Number.isNaN(pattern[index])) pattern[index] = 0;
       for (const oldest of kept.keys()) if (kept.size >= 32) kept.delete(oldest); // a screen's worth stays unpacked
@@ -116,9 +116,9 @@ function patternsOf(values, heads) {
 /**
  * Probabilities as a report gives them, or as Python packed them.
  *
- * @type {(given: Packed | Patterns, heads: number) => Promise<Patterns>}
+ * @type {(patterns: Packed | Patterns, heads: number) => Promise<Patterns>}
  */
-const patternsIn = async (given, heads) => ("of" in given ? given : patternsOf(await unpack(given), heads));
+const patternsIn = async (patterns, heads) => ("of" in patterns ? patterns : patternsOf(await unpack(patterns), heads));
 
 /** A number with its sign, below 0 with the sign for minus. @type {Shared["signed"]} */
 const signed = (value, digits) => `${value < 0 ? "−" : "+"}${Math.abs(value).toFixed(digits)}`;
@@ -140,14 +140,14 @@ function colourOf(stage, variable) {
 /** The numbers of "rgb(…)". @type {(colour: string) => number[]} */
 const numbersIn = (colour) => (colour.match(/[\d.]+/g) ?? []).map(Number);
 
-/** Light or dark as what stands behind the view: a notebook's theme need not be the system's. */
+/** Light or dark to match the background of the view: a notebook's theme need not be the system's. */
 function suitBackground(stage) {
-  if (document.documentElement.dataset.attnmechPage !== undefined) return; // our pages say it themselves
+  if (document.documentElement.dataset.attnmechPage !== undefined) return; // attnmech's pages set it themselves
   const [red, green, blue] = backgroundOf(stage);
   setScheme(stage, 0.3 * red + 0.59 * green + 0.11 * blue < 128 ? "dark" : "light");
 }
 
-/** The red, green and blue of what stands behind an element; white where nothing says it. */
+/** The red, green and blue of an element's background; white if none is set. */
 function backgroundOf(stage) {
   for (let behind = stage.parentElement; behind; behind = behind.parentElement) {
     const [red, green, blue, alpha = 1] = numbersIn(getComputedStyle(behind).backgroundColor);
@@ -157,7 +157,7 @@ function backgroundOf(stage) {
 }
 
 function setScheme(stage, scheme) {
-  for (let each = stage; each; each = each.parentElement?.closest(".attnmech")) each.style.colorScheme = scheme;
+  for (let view = stage; view; view = view.parentElement?.closest(".attnmech")) view.style.colorScheme = scheme;
 }
 
 /** Calls `redraw` when the colours or the width of the stage may have changed. */
@@ -213,10 +213,10 @@ function pointerBox(stage) {
 
 // ---- plotly ---------------------------------------------------------------------------------------------------
 
-const MOST_ASPECT = 1.5; // no figure stands higher than this times its width, so that it fits a phone
+const MOST_ASPECT = 1.5; // greatest height over width, so that a figure fits a phone
 
 /**
- * Draws a figure, with few buttons and none that sends it anywhere; in steps, if there is a `pause` between them.
+ * Draws a figure with few buttons, none of which uploads it; in steps if `pause` is set.
  *
  * @type {Shared["drawPlotly"]}
  */
@@ -271,7 +271,7 @@ async function savePicture(plot, format) {
   const blob = format === "svg" ? new Blob([svg], { type: "image/svg+xml" }) : await pixelsOf(svg, picture);
   const link = make("a", { href: URL.createObjectURL(blob), download: `${name}.${format}` });
   link.click();
-  setTimeout(() => URL.revokeObjectURL(link.href), 60000); // the browser may ask first where to put it
+  setTimeout(() => URL.revokeObjectURL(link.href), 60000); // the browser may first ask where to save it
 }
 
 /** A figure's SVG below its title, with nothing transparent behind it. */
@@ -366,21 +366,21 @@ function slider(label, { min, max, step, value, words }, choose) {
 // ---- weights between tokens ------------------------------------------------------------------------------------
 
 /**
- * The weights that a view draws, [query key] flat: of one head, or the mean of some; with keys left out.
+ * The weights that a view draws, [query key] flat: those of one head or the mean of several, without hidden keys.
  *
  * @param {LinesData} data
  */
 async function attentionWeights({ pattern, rest, heads, queries, keys, floor = 0 }) {
-  const given = await patternsIn(pattern, heads);
+  const patterns = await patternsIn(pattern, heads);
   const unseen = rest && (await patternsIn(rest, heads));
 
   /**
-   * Without the hidden keys, where weights are probabilities the softmax again: a_j / (the kept keys' sum + what no key has, as where a sink is). It
-   * holds where one key has nearly all, unlike a_j / (1 − a_hidden). A row in which nothing is left is NaN, and so is
-   * one with so little left (`floor`) that the precision of the probabilities does not settle its weights.
+   * Without the hidden keys. For probabilities this is the softmax over the other keys: a_j / (their sum + the share of
+   * a sink), which stays accurate when one key has nearly all, unlike a_j / (1 − a_hidden). A row is NaN if its
+   * remaining sum is at most `floor`: the stored precision then does not determine its weights.
    */
   function ofHead(layer, head, hidden) {
-    const all = given.of(layer, head);
+    const all = patterns.of(layer, head);
     if (!hidden.some(Boolean)) return all;
     const left = new Float32Array(all.length);
     const beside = unseen?.of(layer, head);
@@ -393,7 +393,7 @@ async function attentionWeights({ pattern, rest, heads, queries, keys, floor = 0
     return left;
   }
 
-  /** The mean over some heads, each normalised first; in each row over those of them that have something left. */
+  /** The mean over some heads, each normalised first; a head counts in the rows where it has keys left. */
   function meanOf(layer, chosen, hidden) {
     const mean = new Float64Array(queries.length * keys.length);
     const counted = new Uint16Array(queries.length);
@@ -409,11 +409,11 @@ async function attentionWeights({ pattern, rest, heads, queries, keys, floor = 0
     return mean;
   }
 
-  /** What the hidden keys have of these heads' attention, before they are hidden. */
+  /** The share of these heads' attention on the hidden keys, before hiding. */
   function ofHidden(layer, chosen, hidden) {
     let sum = 0;
     for (const head of chosen) {
-      const all = given.of(layer, head);
+      const all = patterns.of(layer, head);
       for (let at = 0; at < all.length; at += 1) if (hidden[at % keys.length]) sum += all[at];
     }
     return sum / (chosen.length * queries.length);
@@ -453,33 +453,33 @@ function enumerated(indices, tokens, noun) {
   return joined(indices.map((index) => `${noun} ${named(tokens, index)}`));
 }
 
-/** "query 12 “anchor” gives", or "key 3 “old” gets". */
+/** "query 12 “anchor” gives", or "key 3 “old” receives". */
 function subjectOf({ side, index }, { queries, keys }) {
-  return side === "query" ? `query ${named(queries, index)} gives` : `key ${named(keys, index)} gets`;
+  return side === "query" ? `query ${named(queries, index)} gives` : `key ${named(keys, index)} receives`;
 }
 
-/** What it gives or gets: "61 % to 3 “old”", or "61 % from query 12 “anchor”". */
+/** What it gives or receives: "61 % to 3 “old”", or "61 % from query 12 “anchor”". */
 function objectOf(side, { query, key, weight }, { queries, keys }) {
   return `${percent(weight)} ${side === "query" ? `to ${named(keys, key)}` : `from query ${named(queries, query)}`}`;
 }
 
-/** All that a pinned query gives and draws, also to tokens out of view: "Query 12 “anchor”: 61 % to 3 “old”, …". */
+/** All weights drawn from a pinned query, including those to tokens out of view: "Query 12 “anchor”: 61 % to 3 “old”, …". */
 function listedBelow(query, lines, described, { queries }) {
   const words = lines.slice(0, MOST_LISTED_BELOW).map(described);
   if (lines.length > words.length) words.push(`and ${counting(lines.length - words.length, "smaller weight")}`);
   return `Query ${named(queries, query)}: ${words.join(", ") || "no weight this large"}.`;
 }
 
-/** Sentences about the keys that are hidden, what these had, and the queries for which none is left. */
+/** Sentences about the hidden keys, the weight that they had, and the queries without any remaining key. */
 function omissions(hidden, blank, had, { queries, keys, words }) {
   const out = range(keys.length).filter((key) => hidden[key]);
   return (
-    (out.length ? ` Hidden: ${enumerated(out, keys, "key")}, with ${percent(had)} of the ${words.whole} before.` : "") +
-    (blank.length ? ` No key is left for ${enumerated(blank, queries, "query")}.` : "")
+    (out.length ? ` Hidden: ${enumerated(out, keys, "key")}, which had ${percent(had)} of the ${words.whole}.` : "") +
+    (blank.length ? ` No key remains for ${enumerated(blank, queries, "query")}.` : "")
   );
 }
 
-/** A button for a token; its text is an isolate of its own. */
+/** A button for a token; its text is isolated for bidirectional layout. */
 function tokenButton(token, index) {
   const text = make("bdi", { text: token });
   return make("button", { type: "button", title: token, "aria-pressed": "false" }, make("span", { text: index }), text);
@@ -487,8 +487,8 @@ function tokenButton(token, index) {
 
 /**
  * Lets token buttons be pointed at, focused and pinned. `sides` holds lists of them by name; a place is {side, index}.
- * `lines(place)` is what the box at the pointer says, `show(place)` draws a place (null: the whole), and
- * `pinned(place)` hears what the user pinned by click or Enter, or unpinned. Arrow keys go along a side.
+ * `lines(place)` gives the lines of the box at the pointer, `show(place)` draws a place (null: everything), and
+ * `pinned(place)` is called when the user pins or unpins by click or Enter. Arrow keys move along a side.
  *
  * @param {Stage} stage
  * @param {Record<string, HTMLButtonElement[]>} sides

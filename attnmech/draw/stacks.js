@@ -1,5 +1,5 @@
-// Of a page about several stacks, the part of the chosen one: put into the document before any other script looks at
-// it. To choose another stack is to load the page again, with the stack in its address.
+// Puts the selected stack's part of a page into the document before any other script reads it. Selecting another stack
+// reloads the page, with the stack in its address.
 
 const stackTemplates = /** @type {HTMLTemplateElement[]} */ ([...document.querySelectorAll("template[data-stack]")]);
 const stackInAddress = () => new URLSearchParams(location.hash.slice(1)).get("stack");
@@ -13,6 +13,6 @@ document.getElementById("stack")?.addEventListener("change", ({ target }) => {
 addEventListener("hashchange", (event) => {
   const wanted = templateOf(stackInAddress());
   if (!wanted || wanted === stackShown) return;
-  event.stopImmediatePropagation(); // the address speaks of another stack's layers and heads
+  event.stopImmediatePropagation(); // the address refers to another stack's layers and heads
   location.reload();
 });

@@ -1,4 +1,4 @@
-// The button that goes through the themes; what draws by itself watches `data-theme` of the document.
+// The button that cycles through the themes; figures watch the document's `data-theme`.
 const themes = ["system", "light", "dark"];
 
 const button = /** @type {HTMLButtonElement} */ (document.getElementById("theme"));

@@ -35,9 +35,8 @@ def token_weights(
     pattern = as_array(pattern)
     if pattern.size > MOST_BYTES:
         raise InputError(
-            f"a view of lines holds up to {MOST_BYTES / 1e6:.0f} million probabilities; the shape "
-            f"{pattern.shape} has {pattern.size / 1e6:.0f} million. "
-            "Choose some layers or heads, or a shorter text."
+            f"a view of lines holds up to {MOST_BYTES / 1e6:.0f} million probabilities; the shape {pattern.shape} "
+            f"has {pattern.size / 1e6:.0f} million. Select fewer layers or heads, or shorten the text."
         )
     probabilities = checked_pattern(pattern, tokens, keys, axes="layer head query key", sums_to_one=sums_to_one)
     packed = pack_logarithms(probabilities)

@@ -1,12 +1,12 @@
 "use strict";
 
-// Prepares a view for a file: all that it has, nothing about the pointer, and no wider than the paper.
+// Prepares a view for a file: everything that it shows, without hints on the pointer, and no wider than the paper.
 
 (() => {
   const frame = () => new Promise((done) => requestAnimationFrame(done));
   const zoomOf = (main) => Number(getComputedStyle(main).zoom);
 
-  /** A view that would scroll becomes wider, and smaller by as much. */
+  /** Widens a view that would scroll, and zooms it out by the same factor. */
   function widen(main) {
     const inner = [...main.querySelectorAll(".attnmech, .attnmech *")].filter(({ clientWidth }) => clientWidth);
     const beyond = Math.max(0, ...inner.map(({ scrollWidth, clientWidth }) => scrollWidth - clientWidth));
@@ -16,7 +16,7 @@
     Object.assign(main.style, { width: `${clientWidth + beyond}px`, zoom });
   }
 
-  /** Pictures in the places of canvases: Chromium prints what was drawn on a zoomed canvas at another scale. */
+  /** Replaces canvases by pictures: Chromium prints a zoomed canvas at another scale. */
   async function drawOff(main) {
     for (const canvas of main.querySelectorAll("canvas")) {
       if (!canvas.width || !canvas.height) continue;
@@ -30,13 +30,13 @@
     }
   }
 
-  /** Resolves to the view's height; `most`, if it is not null, is the greatest that it may have. */
+  /** Resolves to the view's height; `most`, if not null, is its limit. */
   window.attnmechFit = async (most) => {
     const main = /** @type {HTMLElement} */ (document.querySelector("main"));
-    await frame(); // views draw anew, with all that they have, once they are printed
+    await frame(); // views redraw in full when they are printed
     await frame();
-    for (const each of main.querySelectorAll(".attnmech-paper :is(h2, h3)")) {
-      if (each.textContent.includes("hover")) each.remove();
+    for (const heading of main.querySelectorAll(".attnmech-paper :is(h2, h3)")) {
+      if (heading.textContent.includes("hover")) heading.remove();
     }
     widen(main);
     await drawOff(main);

@@ -27,8 +27,8 @@ def save_view(
     string("title", title)
     if target.suffix.lower() == ".svg" and shutil.which("pdftocairo") is None:
         raise OutputError(
-            f"to write {target}, poppler's pdftocairo makes the SVG of a view (apt install poppler-utils); or name a "
-            ".pdf file, which has the same vectors."
+            f"poppler's pdftocairo is needed to write {target} (apt install poppler-utils); or write a .pdf file, "
+            "which is vector graphics too."
         )
     heading = f'<p class="title">{html_text(title)}</p>' if title else ""
     main = f'<main class="view">{heading}{element}</main>{carriers(scripts)}<script>{boot()}</script>'
@@ -55,5 +55,5 @@ def _svg_of(pdf: bytes, target: Path) -> bytes:
         done = subprocess.run(["pdftocairo", "-svg", str(source), str(made)], capture_output=True, check=False)
         if done.returncode or not made.is_file():
             reason = OSError(done.stderr.decode(errors="replace") or "no reason given")
-            raise OutputError(f"to write {target}: pdftocairo failed ({first_line(reason)}).")
+            raise OutputError(f"pdftocairo failed while writing {target} ({first_line(reason)}).")
         return made.read_bytes()

@@ -13,7 +13,9 @@ from ..runs.effects import HeadEffects
 
 
 def example_of(types: HeadTypes | None, layers: Sequence[int]) -> tuple[int, int, str] | None:
-    """The layer and head that belong most clearly to a type, and the type; None if no layer shown has such a head."""
+    """The layer and head that belong most clearly to a type, and the type; None if the layers shown have no typed
+    head.
+    """
     if types is None or types.example is None or types.example[0] not in layers:
         return None
     kinds = types.types_of(*types.example)
@@ -43,7 +45,7 @@ def start_of(types: HeadTypes | None, effects: HeadEffects | None, view: ScoreNu
 
 
 def _looking_elsewhere(pattern: Float32[np.ndarray, "query key"]) -> int:
-    """The row with the highest attention to a token that is neither the first nor its own."""
+    """The row with the highest attention to a token that is neither the first nor the row's own."""
     elsewhere = pattern.copy()
     elsewhere[:, 0] = 0
     np.fill_diagonal(elsewhere, 0)

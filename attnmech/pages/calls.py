@@ -62,7 +62,7 @@ def calls_of(
     else:
         setup.append("texts = [text]")
     if isinstance(centre, MeanQK):
-        setup.append("means = ...  # what this report was given")
+        setup.append("means = ...  # the means that this report was made with")
     return {
         "setup": "\n".join(setup),
         "scores": f"am.decompose_scores{arguments[:-1]}{split})",

@@ -1,4 +1,4 @@
-"""Measures what takes seconds on one input; notes say what is left out, and why."""
+"""Takes the measurements that need only seconds on one input; notes say what is omitted, and why."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -44,16 +44,19 @@ class Measured:
 def streamed(
     model: HookedModel, batch: Batch, shown: Stack, notes: list[str], *, nouns: Nouns, with_types: bool
 ) -> tuple[AttentionFocus, ResidualUpdates | None, TokenPaths, HeadTypes | None]:
-    """The measurements of one pass: where heads look, what they write if there is a stream, how each token changes, and
-    how heads treat the text's delimiters.
+    """The measurements of one pass: where heads attend, what they write if there is a stream, how each token changes,
+    and how heads treat the text's delimiters.
     """
     reducers: dict[str, Reducer] = {"focus": AttentionFocus.reducer()}
     if shown.label == "cross":
-        notes.append('What heads write is left out: am.residual_updates(model, inputs, stack="cross") measures it.')
+        notes.append(
+            "Updates by cross-attention heads are omitted: am.residual_updates(model, inputs, "
+            'stack="cross") measures them.'
+        )
     elif shown.architecture.streams:
         reducers["updates"] = ResidualUpdates.reducer()
     else:
-        notes.append(f"What heads write is left out: {model.points[shown.point('resid_pre')].absent}.")
+        notes.append(f"What heads write is omitted: {model.points[shown.point('resid_pre')].absent}.")
     if with_types:
         reducers["types"] = HeadTypesReducer()
     by_token = TokenPaths.reducers(model, batch, notes, nouns)
@@ -73,7 +76,7 @@ def last_pass(
     predicts = model.causal and model.points["logits"].absent is None and len(model.stacks) == 1
     predicts = predicts and model.reads_tokens and batch.ids.shape[1] > 1
     if predicts and (refused := model.refused.get("logits")) is not None:
-        notes.append(f"What the model expects is left out: {refused}.")
+        notes.append(f"The model's predictions are omitted: {refused}.")
         predicts = False
     point = stack.point("pattern")
     v = stack.point("v")
@@ -93,17 +96,19 @@ def types_of(model: HookedModel, stack: Stack, notes: list[str]) -> HeadTypes | 
         return None
     weights = sum(parameter.numel() for parameter in model.base.parameters()) - model.embedding.numel()
     if weights * TOKENS > limits.MAX_WORK:
-        notes.append("The kinds of heads are left out, since they would take minutes: see attnmech heads.")
+        notes.append("Head types are omitted because measuring them would take minutes; run attnmech heads.")
         return None
     try:
         return head_types(model, stack=stack.label or None)
     except InputError as error:
-        notes.append(f"The kinds of heads are left out: {first_line(error)}")
+        notes.append(f"Head types are omitted: {first_line(error)}")
         return None
 
 
 def sweeps(model: HookedModel, batch: Batch, notes: list[str]) -> tuple[Measured, ...]:
-    """The sweeps that take seconds: on the page's text and, with the demo model, on more texts of its language."""
+    """The ablation sweeps that take seconds: on the page's text and, with the demo model, on more texts of its
+    language.
+    """
     predicts_tokens = model.points["logits"].absent is None and model.predicts in ("next token", "masked token")
     if not predicts_tokens or len(model.stacks) > 1:
         return ()
@@ -113,7 +118,7 @@ def sweeps(model: HookedModel, batch: Batch, notes: list[str]) -> tuple[Measured
             masked = MaskedCopies.of(batch, model.mask_id)
             masked.require_all([0])
         except InputError as error:
-            notes.append(f"Ablations are left out: {first_line(error)}")
+            notes.append(f"Ablations are omitted: {first_line(error)}")
             return ()
         copies = len(masked.text_of)
     texts: list[Any] = [batch]
@@ -123,11 +128,11 @@ def sweeps(model: HookedModel, batch: Batch, notes: list[str]) -> tuple[Measured
     weights = sum(parameter.numel() for parameter in model.base.parameters()) - model.embedding.numel()
     work = heads * weights * batch.ids.numel() * copies * len(texts)
     if batch.ids.shape[1] < 2 or work > limits.MAX_WORK:
-        notes.append("Ablations are left out, since they would take minutes: see attnmech ablate and attnmech null.")
+        notes.append("Ablations are omitted because they would take minutes; run attnmech ablate and attnmech null.")
         return ()
-    effects = Measured("What matters", ablate_heads(model, iter(texts)), "am.ablate_heads(model, texts)")
+    effects = Measured("Which heads matter", ablate_heads(model, iter(texts)), "am.ablate_heads(model, texts)")
     if len(INTERVENTIONS) * work > limits.MAX_WORK:
-        notes.append("The test of null attention is left out, since it would take minutes: see attnmech null.")
+        notes.append("The test of null attention is omitted because it would take minutes; run attnmech null.")
         return (effects,)
     if not model.output_stack.architecture.streams:
         return (effects,)
@@ -142,12 +147,14 @@ def sweeps(model: HookedModel, batch: Batch, notes: list[str]) -> tuple[Measured
 def sources_of(model: HookedModel, batch: Batch, layers: list[int], notes: list[str]) -> SourceDecomposition | None:
     """The writers behind each head's scores, if a page has room for them."""
     if len(layers) * model.n_heads * batch.ids.shape[1] > limits.MAX_REASONS:
-        notes.append("Which writers make a head look there is left out to save space: see am.decompose_by_source.")
+        notes.append(
+            "The upstream writers behind each head's attention are omitted to save space; see am.decompose_by_source."
+        )
         return None
     if model.edited:
         return None
     try:
         return decompose_by_source(model, batch, layers=layers)
     except (UnsupportedModelError, ExactnessError) as error:
-        notes.append(f"Which writers make a head look there is left out: {first_line(error)}")
+        notes.append(f"The upstream writers behind each head's attention are omitted: {first_line(error)}")
         return None

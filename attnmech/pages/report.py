@@ -63,16 +63,19 @@ def report(
     require_model(model)
     batch = model.encode(inputs, bos=bos, target=target)
     if len(batch.ids) > 1:
-        raise InputError(f"a report shows one text; got {len(batch.ids)}. Make one for each.")
+        raise InputError(f"a report shows one text; got {len(batch.ids)}. Make one report per text.")
     notes: list[str] = []
     whole = batch.ids.shape[1]
     start = index_of("start", start, whole, f"the text has {whole} tokens")
     if start and not model.reads_tokens:
-        raise InputError(f"`start` chooses a part of a text, and an image or a tensor is shown whole; got {start}.")
+        raise InputError(
+            "`start` selects a part of a text; images, recordings and tensors are shown whole, so it "
+            f"must be 0; got {start}."
+        )
     if model.reads_tokens and (start or whole > limits.MAX_TOKENS):
         batch = batch.part(start, limits.MAX_TOKENS)
     if model.is_own and whole > limits.MAX_TOKENS:
-        raise InputError(f"a report shows up to {limits.MAX_TOKENS} positions; got {whole}. Give a shorter sequence.")
+        raise InputError(f"a report shows at most {limits.MAX_TOKENS} positions; got {whole}. Pass a shorter sequence.")
     stacks = [
         stack
         for stack in model.stacks.values()
@@ -80,13 +83,13 @@ def report(
     ]
     if not stacks:
         raise InputError(
-            f"a report shows up to {limits.MAX_POSITIONS} patches or frames; got {whole}. Take am.attention_focus, or "
-            'model.run(..., points=["pattern"]).show("pattern", layer=0, head=0).'
+            f"a report shows at most {limits.MAX_POSITIONS} patches or frames; got {whole}. Use am.attention_focus, "
+            'or model.run(..., points=["pattern"]).show("pattern", layer=0, head=0).'
         )
     if len(stacks) < len(model.stacks):
         notes.append(
-            f"The encoder's attention is left out: a page shows it between up to {limits.MAX_POSITIONS} patches or "
-            f'frames, and here are {whole}. Take am.attention_focus(model, ..., stack="encoder").'
+            f"The encoder's attention is omitted: a page shows at most {limits.MAX_POSITIONS} patches or frames, and "
+            f'this input has {whole}. Use am.attention_focus(model, ..., stack="encoder").'
         )
     length = batch.ids.shape[1]
     if length < whole:
@@ -116,12 +119,14 @@ def _with_target(model: HookedModel, batch: Batch, notes: list[str]) -> tuple[Ba
     if target is None or not model.writes_tokens:
         return batch, 0
     if target.ids.shape[1] == 1 and model.points["logits"].absent is None:
-        notes.append("The decoder's text is what the model itself writes, the likeliest token at each step.")
+        notes.append("The model generated the decoder's text greedily.")
         limit = model.output_stack.architecture.position_limit
         count = limits.MAX_NEW if limit is None else max(1, min(limits.MAX_NEW, limit - 1))
         return model.generate(batch, count), count
     if target.ids.shape[1] > limits.MAX_TOKENS:
-        notes.append(f"The decoder's text has {target.ids.shape[1]} tokens; the first {limits.MAX_TOKENS} were run.")
+        notes.append(
+            f"The decoder's text has {target.ids.shape[1]} tokens; only the first {limits.MAX_TOKENS} were run."
+        )
         return replace(batch, target=target.beginning(limits.MAX_TOKENS)), 0
     return batch, 0
 
@@ -149,7 +154,7 @@ def _of_stack(made: _Made, shown: Stack, centre: Literal["auto", "mean"] | MeanQ
     types = types_of(model, shown, notes)
     focus, updates, paths, on_text = streamed(model, batch, shown, notes, nouns=nouns, with_types=types is not None)
     if model.edited:
-        notes.append(f"Hooks were in force at {', '.join(model.edited)}: these numbers are not the model's own.")
+        notes.append(f"Hooks were active at {', '.join(model.edited)}: the numbers describe the edited model.")
     measured = sweeps(model, batch, notes)
     sources = sources_of(model, batch, layers, notes)
     special, key_special = (
@@ -185,9 +190,9 @@ def _about_cut(model: HookedModel, batch: Batch, whole: int, start: int) -> str:
     """A note on the part of a long text that the page leaves out."""
     length = batch.ids.shape[1]
     if not start:
-        cut = f"The text has {whole} tokens; the first {length} were run and are shown."
+        cut = f"The text has {whole} tokens; only the first {length} were run and are shown."
         both = (
-            " This model attends in both directions, so the attention shown is that of the cut text, not of the whole."
+            " Attention is bidirectional, so the patterns shown are those of the truncated text, not of the whole text."
         )
         return cut if model.causal else cut + both
     kept = 1 if batch.bos else 0
@@ -195,6 +200,6 @@ def _about_cut(model: HookedModel, batch: Batch, whole: int, start: int) -> str:
     behind = " after the first token" if kept else ""
     last = first + length - kept - 1
     return (
-        f"The text has {whole} tokens; tokens {first} to {last} were run and are shown{behind}, as a text of their "
-        "own: no head sees the tokens left out."
+        f"The text has {whole} tokens; tokens {first} to {last} were run as a separate text{behind} and are shown: "
+        "no head sees the other tokens."
     )

@@ -63,8 +63,8 @@ def picture_section(
         height=min(620, 140 + 460 * rows // columns),
         images=[{"source": picture, "xref": "x", "yref": "y", "x": 0, "y": 0, "sizex": columns, "sizey": rows,
                  "sizing": "stretch", "layer": "below"}],
-        xaxis={"range": [0, columns], "showgrid": False, "title": {"text": "column of patches"}, "constrain": "domain"},
-        yaxis={"range": [rows, 0], "showgrid": False, "title": {"text": "row of patches"}, "scaleanchor": "x",
+        xaxis={"range": [0, columns], "showgrid": False, "title": {"text": "patch column"}, "constrain": "domain"},
+        yaxis={"range": [rows, 0], "showgrid": False, "title": {"text": "patch row"}, "scaleanchor": "x",
                "constrain": "domain"},
         shapes=[frame | {"x0": 0, "x1": 1, "y0": 0, "y1": 1}],
         margin={"t": 10},
@@ -73,11 +73,11 @@ def picture_section(
     return Section(
         name="picture",
         contents="The image",
-        heading="The image, as one row of one head sees it",
-        reading="The brighter a patch, the more of its attention the chosen query gives it in this head, relative to "
-        "the patch that gets most; black is none. The frame is the query's own patch.",
-        caveat="Positions that are no patches, such as [CLS] and registers, are not in the picture; the maps below "
-        "have them.",
+        heading="The image, brightened by one row of attention",
+        reading="Brighter patches receive more attention from the selected query in this head, relative to the "
+        "patch that receives the most; black patches receive none. The frame marks the query's own patch.",
+        caveat="Positions without a patch, such as [CLS] and registers, are missing from the picture; the maps "
+        "below include them.",
         figures={"picture-attention": chart},
         call=call,
     )
@@ -142,17 +142,17 @@ def spectrogram_section(
     at = np.array([np.nan if frame is None else frame for frame in frames])
     ends = () if crosses else ("x0", "x1")
     moved = tuple(Slot(f"layout.shapes.0.{end}", ByChoice(at, ("query",))) for end in ends)
-    own = "" if crosses else " The dotted line is at the query's own frame."
-    query = "token of the decoder" if crosses else "query"
+    own = "" if crosses else " The dotted line marks the query's own frame."
+    query = "decoder token" if crosses else "query"
     chart = Chart(figure, (_attention("data.0.y", pattern, frames), *moved))
     return Section(
         name="spectrogram",
         contents="The recording",
-        heading="The recording, as one row of one head hears it",
-        reading=f"Above, the attention that the chosen {query} gives each frame in this head, at the time when the "
-        f"frame begins; below, the spectrogram of what the model was given, on the same axis of time.{own}",
-        caveat="Neighbouring frames overlap, and what is before the first block may mix them (a convolution of "
-        "positions): a frame's attention is not that of its samples alone.",
+        heading="The recording, under one row of attention",
+        reading=f"Top: attention from the selected {query} to each frame in this head, plotted at the start of the "
+        f"frame. Bottom: the spectrogram of the model's input, on the same time axis.{own}",
+        caveat="Neighbouring frames overlap, and layers before the first block may mix them (a convolution over "
+        "positions), so attention to a frame is not attention to its samples alone.",
         figures={"spectrogram-attention": chart},
         call=call,
     )

@@ -35,7 +35,10 @@ class TokenPaths:
     def reducers(cls, model: HookedModel, batch: Batch, notes: list[str], nouns: Nouns = TEXT) -> dict[str, Reducer]:
         """The reducers that measure them in one pass, by field name; `notes` gets what is left out, and why."""
         if len(model.stacks) > 1:
-            notes.append(f"What becomes of a {nouns.token} is left out: it is shown for models with one stack.")
+            notes.append(
+                f"The path of each {nouns.token} through the layers is omitted: it is shown only for models "
+                "with one stack."
+            )
             return {}
         measures: dict[str, Reducer] = {}
         if (drift := _drift(model, batch, notes)) is not None:
@@ -45,8 +48,8 @@ class TokenPaths:
             measures["flow"] = FlowReducer("norm_residual")
         elif architecture.streams:
             notes.append(
-                f"Where a {nouns.token}'s parts come from is left out: a gate or a norm between attention and W_O "
-                "makes what a key writes depend on the query."
+                f"The sources of each {nouns.token}'s content are omitted: with a gate or a norm between attention "
+                "and W_O, what a key writes depends on the query."
             )
         if model.reads_tokens and Segmented.of(batch, "sentence").most > 1:
             measures["segments"] = SegmentReducer("sentence")
@@ -76,12 +79,12 @@ def _drift(model: HookedModel, batch: Batch, notes: list[str]) -> Reducer | None
     work = stack.n_layers * batch.ids.numel() * model.n_vocab * stack.d_model
     if work > MAX_SCAN:
         notes.append(
-            "How far tokens move from their embeddings is left out, since a vocabulary this large would take long: see "
+            "Drift from the embeddings is omitted because scanning this large vocabulary would take too long; run "
             "attnmech drift."
         )
         return None
     try:
         return ResidualDrift.reducer(model, k=min(NEAREST, model.n_vocab))
     except InputError as error:
-        notes.append(f"How far tokens move from their embeddings is left out: {first_line(error)}")
+        notes.append(f"Drift from the embeddings is omitted: {first_line(error)}")
         return None

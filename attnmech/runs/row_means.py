@@ -147,7 +147,7 @@ class RowMeans(WithStatistics, TextResult):
             if result.parts is not None:
                 raise InputError("differences cannot be merged; merge the results of each corpus, then subtract.")
             if "values" in result.state:
-                raise InputError("results on texts that were run together cannot be merged; merge those of a corpus.")
+                raise InputError("results of a list of texts cannot be merged; use iterators of texts.")
             if (result.provenance.weights, result.provenance.edits, result._kind) != (
                 self.provenance.weights,
                 self.provenance.edits,

@@ -120,7 +120,7 @@ def test_cross_attention_has_two_lists_of_tokens_and_no_square_map() -> None:
     assert (len(view.data["queries"]), len(view.data["keys"])) == acts["cross.pattern", 0].shape[-2:]
     assert acts.show("cross.pattern").kind == "model"
     assert acts.show("cross.pattern", layer=0, head=1).kind == "model"
-    with pytest.raises(InputError, match="for cross-attention take"):
+    with pytest.raises(InputError, match="for cross-attention use"):
         acts.show("cross.pattern", layer=0, view="attention_heads")
     assert len(props(acts.show("encoder.z", layer=0))["tokens"][0]) == acts["encoder.z", 0].shape[1]
 
@@ -140,16 +140,16 @@ def test_a_chosen_head_keeps_its_number(acts: am.results.Activations) -> None:
         ("pattern", {"layer": 1, "query": 99}, "`query` must be from 0 to"),
         ("pattern", {"text": 2}, "`text` must be from 0 to 1; got 2"),
         ("pattern", {"view": "heat"}, "`view` must be one of model, sentence, .* got 'heat'"),
-        ("pattern", {"view": "attention_heads"}, "shows one layer: give `layer`, one of 0, 1, 2, 3"),
-        ("pattern", {"layer": 1, "view": "attention_pattern"}, "shows one head: give `head`, from 0 to 7"),
-        ("pattern", {"layer": 1, "view": "colored_tokens"}, "shows one row: give `query`, from 0 to"),
-        ("scores", {"layer": 1, "view": "sentence"}, 'ask for "pattern"'),
-        ("scores", {}, 'ask for "pattern", or choose a layer'),
+        ("pattern", {"view": "attention_heads"}, "shows one layer: pass `layer`, one of 0, 1, 2, 3"),
+        ("pattern", {"layer": 1, "view": "attention_pattern"}, "shows one head: pass `head`, from 0 to 7"),
+        ("pattern", {"layer": 1, "view": "colored_tokens"}, "shows one row: pass `query`, from 0 to"),
+        ("scores", {"layer": 1, "view": "sentence"}, 'use "pattern"'),
+        ("scores", {}, 'use "pattern", or select a layer'),
         ("z", {}, "'z' has one vector per head: give `layer`, one of 0, 1, 2, 3"),
         ("z", {"layer": 1, "query": 2}, "`view` and `query` are for attention"),
         ("resid_post", {"layer": 1, "head": 2}, "`head` is for points with a head axis"),
         ("q", {}, "this run did not capture 'q'"),
-        ("pattern", {"query": 2}, "shows one layer: give `layer`"),
+        ("pattern", {"query": 2}, "shows one layer: pass `layer`"),
     ],
 )
 def test_what_there_is_not_is_refused(

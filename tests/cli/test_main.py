@@ -96,7 +96,7 @@ def test_focus_of_a_text_and_of_a_corpus(
     ).all()
     names = sorted(path.name for path in tmp_path.iterdir())
     assert names == ["corpus.html", "corpus.jsonl", "corpus.parquet", "heads.csv"]
-    assert "Figure 5. How often heads look at the first token" in page.read_text(encoding="utf-8")
+    assert "Figure 5. How often heads attend most to the first token" in page.read_text(encoding="utf-8")
 
 
 def test_drift_of_a_text_and_of_a_corpus(
@@ -105,7 +105,7 @@ def test_drift_of_a_text_and_of_a_corpus(
     out, corpus = tmp_path / "drift.csv", tmp_path / "corpus.txt"
     assert run(monkeypatch, "drift", "--text", "Anna painted a small boat.", "-k", "12", "--out", str(out)) == 0
     printed = capsys.readouterr().out
-    assert "ResidualDrift(On 1 text" in printed and "no story is claimed" in printed
+    assert "ResidualDrift(On 1 text" in printed and "do not support a verdict" in printed
     model = models.demo()
     expected = am.residual_drift(model, "Anna painted a small boat.", k=12).to_frame()
     pd.testing.assert_frame_equal(pd.read_csv(out), expected, check_dtype=False, atol=1e-6, rtol=1e-5)

@@ -251,9 +251,10 @@ def test_the_sentence_says_what_numpy_counts(opened: Any, pattern: np.ndarray) -
             top = pattern[row, head, 1:].argmax(axis=-1)
             mean = [100 * pattern[row, head, rows, keys].mean() for keys in (np.zeros_like(rows), rows, rows - 1)]
             assert opened.inner_text(".attnmech-finding").replace("\u00a0", " ") == (
-                f"In L{layer}H{head}, {(top == 0).sum()} of the {COUNT - 1} rows with a choice look most at "
-                f"the first token, {(top == rows).sum()} at the token itself and {(top == rows - 1).sum()} at the one "
-                f"before; on average these get {mean[0]:.1f} %, {mean[1]:.1f} % and {mean[2]:.1f} % of the attention."
+                f"In L{layer}H{head}, the highest weight is on the first token in {(top == 0).sum()} of {COUNT - 1} "
+                f"rows with several keys, on the token itself in {(top == rows).sum()} and on the previous one in "
+                f"{(top == rows - 1).sum()}; on average these receive {mean[0]:.1f} %, "
+                f"{mean[1]:.1f} % and {mean[2]:.1f} % of the attention."
             )
 
 
@@ -283,7 +284,7 @@ def test_the_pointer_reads_a_cell_and_a_click_chooses_its_row(opened: Any, patte
     said = opened.inner_text(".attnmech-model-row").replace("\u00a0", " ")
     top = int(pattern[0, 3, 5].argmax())
     assert said.startswith("Query 5 ")
-    assert f" {top} " in said.split("looks at")[1].split("%")[0]
+    assert f" {top} " in said.split("attends to")[1].split("%")[0]
     assert f"{100 * pattern[0, 3, 5, top]:.1f} %" in said
     opened.keyboard.press("ArrowUp")
     assert opened.inner_text(".attnmech-model-row").startswith("Query 4 ")
@@ -412,8 +413,8 @@ def test_cross_attention_has_two_texts_and_no_token_itself(chromium: Any, tmp_pa
         assert_large_map_shows(page, pattern[1, 2])
         count, mean = (pattern[1, 2].argmax(axis=-1) == 0).sum(), 100 * pattern[1, 2, :, 0].mean()
         assert page.inner_text(".attnmech-finding").replace("\u00a0", " ") == (
-            f"In L1H2, {count} of the 4 rows with a choice look most at the first key token, "
-            f"which gets {mean:.1f} % of the attention on average."
+            f"In L1H2, the highest weight is on the first key token in {count} of 4 rows with several keys; "
+            f"on average it receives {mean:.1f} % of the attention."
         )
         assert "itself" not in page.inner_text(".attnmech-model")
         page.locator(".attnmech-model-map").hover(position=centre_of(page, 3, 0, 4, 6))

@@ -68,11 +68,16 @@ def test_mappings_of_arrays_with_and_without_a_batch() -> None:
 @pytest.mark.parametrize(
     ("cache", "tokens", "options", "message"),
     [
-        (np.zeros((2, 2)), ["a"], {}, "`cache` must be TransformerLens's ActivationCache, a mapping"),
+        (np.zeros((2, 2)), ["a"], {}, "`cache` must be a TransformerLens ActivationCache, a mapping"),
         ({}, ["a"], {}, "such as 'blocks.0.attn.hook_pattern'; it holds nothing"),
         ({"hook_embed": 1}, ["a"], {}, "it holds hook_embed"),
         ({"blocks.1.attn.hook_pattern": np.ones((1, 1, 1))}, None, {}, "such as bridge.to_str_tokens"),
-        ({"blocks.1.attn.hook_pattern": np.ones((1, 1, 1))}, ["a"], {"layer": 0}, "`layer` must be one of 1"),
+        (
+            {"blocks.1.attn.hook_pattern": np.ones((1, 1, 1))},
+            ["a"],
+            {"layer": 0},
+            "`layer` must be one of those in the cache (1)",
+        ),
         ({"blocks.1.attn.hook_pattern": np.ones((1, 1, 1))}, ["a", "b"], {}, "got 2 tokens and a pattern of 1 queries"),
         ({"blocks.1.attn.hook_pattern": np.ones((1, 1))}, ["a"], {}, "the pattern of layer 1 must have the axes"),
         ({"blocks.1.attn.hook_pattern": np.ones((1, 1, 1))}, ["a"], {"text": 1}, "to have a text besides the first"),
@@ -89,5 +94,5 @@ def test_what_cannot_be_drawn(cache: Any, tokens: Any, options: dict[str, Any], 
 
 def test_a_run_brings_its_tokens() -> None:
     acts = models.hooked("gpt2").run(models.token_ids("gpt2"), points=["pattern"])
-    with pytest.raises(am.errors.InputError, match="leave `tokens` out"):
+    with pytest.raises(am.errors.InputError, match="omit `tokens`"):
         am.draw.attention(acts, ["a"])

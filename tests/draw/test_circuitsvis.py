@@ -78,7 +78,7 @@ def test_a_map_says_what_its_deepest_colour_stands_for(kind: str) -> None:
         view = attention_pattern(scores[0], ["a", "b"], hidden=hidden[0])
     else:
         view = attention_heads(scores, ["a", "b"], hidden=hidden)
-    assert view.finding == "The deepest colour stands for an absolute value of 2.25, white for 0."
+    assert view.finding == "The deepest colour is an absolute value of 2.25; white is 0."
 
 
 def test_numbers_are_rounded_to_four_digits() -> None:
@@ -142,7 +142,7 @@ def test_log_probs_ranks_and_continuations_are_a_naive_loops(spread: float) -> N
         told = [-np.inf if value is None else value for value in found["topKLogProbs"][position]]
         assert told == pytest.approx(log_probs[order[:4]], rel=1e-3)
         nats -= own / (COUNT - 1)
-    assert f"gives this text {nats:.2f} nats per token (a perplexity of {np.exp(nats):.1f})" in view.finding
+    assert f"loss on this text is {nats:.2f} nats per token (perplexity {np.exp(nats):.1f})" in view.finding
 
 
 def test_activations_of_texts_of_different_lengths() -> None:
@@ -168,8 +168,8 @@ def test_activations_of_texts_of_different_lengths() -> None:
         ),
         (lambda: attention_heads(np.ones((0, 2, 2)), ["a", "b"]), "the selection is empty"),
         (lambda: attention_heads(np.ones((2, 2, 2)), ["a", "b"], heads=["x"]), "name each of the 2 heads; got 1"),
-        (lambda: attention_pattern(np.ones((3, 2)), ["a", "b", "c"]), "for cross-attention take"),
-        (lambda: attention_heads(np.ones((16, 512, 512)), ["a"] * 512), "4,194,304 numbers are more than the 200,000"),
+        (lambda: attention_pattern(np.ones((3, 2)), ["a", "b", "c"]), "for cross-attention use"),
+        (lambda: attention_heads(np.ones((16, 512, 512)), ["a"] * 512), "4,194,304 numbers exceed the 200,000"),
         (lambda: colored_tokens(np.ones(3), ["a"]), "one entry for each of the 1 tokens; got 3"),
         (lambda: colored_tokens_multi(np.ones((2, 3)), ["a", "b"], labels=["x"]), "name each of the 3 series; got 1"),
         (
@@ -188,12 +188,12 @@ def test_activations_of_texts_of_different_lengths() -> None:
         ),
         (
             lambda: attention_pattern(np.ones((2, 2)), ["a", "b"], hidden=np.zeros((1, 2), dtype=bool)),
-            r"`hidden` must be an array of bools with the shape \(2, 2\) of `values`; got \(1, 2\)",
+            r"`hidden` must be a boolean array with the shape \(2, 2\) of `values`; got \(1, 2\)",
         ),
-        (lambda: colored_tokens([1.0, [2.0]], ["a", "b"]), "a list of equal rows of real numbers; got"),
+        (lambda: colored_tokens([1.0, [2.0]], ["a", "b"]), "a list of equal-length rows of real numbers; got"),
         (
             lambda: text_neuron_activations([], [], names=("a", "b"), labels=([], [])),
-            "the same texts, at least one; got 0 and 0",
+            "the same number of texts, at least one; got 0 and 0",
         ),
         (
             lambda: text_neuron_activations([np.ones((1, 2, 3))], [["a"]], names=("a", "b"), labels=(["x"], ["y"])),

@@ -46,7 +46,7 @@ def test_a_table_with_a_row_for_each_head() -> None:
 def test_what_is_no_map() -> None:
     with pytest.raises(InputError, match=r"must be \[layer head\] of 2 layers; got the shapes \(2, 3, 4\)"):
         draw.effect_map(np.zeros((2, 3, 4)))
-    with pytest.raises(InputError, match=r"must have one more, the numbers to show; got a, b"):
+    with pytest.raises(InputError, match=r"one column of values; its value columns are a, b"):
         draw.effect_map(pd.DataFrame({"layer": [0], "head": [0], "a": [1.0], "b": [2.0]}))
-    with pytest.raises(InputError, match="got some of them twice"):
+    with pytest.raises(InputError, match="got duplicates"):
         draw.effect_map(pd.DataFrame({"layer": [0, 0], "head": [1, 1], "a": [1.0, 2.0]}))

@@ -105,7 +105,7 @@ def test_another_text_of_a_script_has_another_name() -> None:
 def test_too_large_a_view_is_refused_with_its_size(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(embed, "MOST_BYTES", 1000)
     view = View("sentence", "My view", "", {"numbers": "x" * 3_000_000})
-    with pytest.raises(InputError, match=r"My view would take 3 MB of a page, more than 0 MB\. Choose one layer"):
+    with pytest.raises(InputError, match=r"My view would take 3 MB of a page; the limit is 0 MB\. Select one layer"):
         view._repr_html_()
 
 
@@ -173,7 +173,7 @@ def test_a_view_without_its_script_says_so(notebook: SimpleNamespace, chromium: 
     some_view()._repr_html_()
     html = f"<!doctype html><meta charset=utf-8>{some_view()._repr_html_()}"
     with opening(chromium, html, tmp_path / "notebook.html") as page:
-        page.wait_for_selector("text=waits for a script that another cell of the notebook carries", timeout=10000)
+        page.wait_for_selector("text=needs a script from another cell of the notebook", timeout=10000)
 
 
 @pytest.mark.browser

@@ -107,7 +107,7 @@ def test_what_does_not_fit_is_refused() -> None:
         replace(view, heads=[replace(first, points=first.points | {"pca": first.points["pca"][1:]}), *view.heads[1:]])
     with pytest.raises(InputError, match="the same projections"):
         replace(view, heads=[replace(first, points={"pca": first.points["pca"]}), *view.heads[1:]])
-    with pytest.raises(InputError, match="by layer and head, each once"):
+    with pytest.raises(InputError, match="sorted by layer and head"):
         replace(view, heads=[*view.heads, first])
     with pytest.raises(InputError, match="nothing to show: 0 heads"):
         replace(view, heads=[])
@@ -396,7 +396,7 @@ def test_hiding_the_first_token_computes_the_softmax_again(chromium: Any, tmp_pa
         np.testing.assert_allclose(weights, expected, rtol=2e-3)
         blank = page.locator(".attnmech-sentence-query .attnmech-sentence-blank").count()
         assert blank == (2 if precision is np.float16 else 1)
-        assert "No key is left for query 0" in page.inner_text(".attnmech-sentence .attnmech-finding")
+        assert "No key remains for query 0" in page.inner_text(".attnmech-sentence .attnmech-finding")
 
 
 @pytest.mark.browser

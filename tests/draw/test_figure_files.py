@@ -78,7 +78,7 @@ def test_a_png_of_a_slide_says_how_large_it_is(chromium: Any, tmp_path: Path) ->
 def test_a_view_without_its_controls(chromium: Any, tmp_path: Path) -> None:
     pattern = np.array([[[[1.0, 0.0, 0.0], [0.25, 0.75, 0.0], [0.1, 0.2, 0.7]]]])
     view = draw.sentence_view(pattern, ["Hi", HOSTILE, " !"], layers=[3]).of_model("demo")
-    assert view._full_title == "Who looks at whom · layer 3, head 0 · demo"
+    assert view._full_title == "Sentence view · layer 3, head 0 · demo"
     pdf = view.save_figure(tmp_path / "lines.pdf", size="double").read_bytes()
     assert width_of(pdf) == pytest.approx(178, abs=0.4)
     assert b"/FontFile2" in pdf
@@ -90,7 +90,7 @@ def test_a_saved_map_says_what_its_deepest_colour_stands_for(chromium: Any, tmp_
     view = draw.attention_pattern(np.array([[0.5, 0.0], [0.25, 0.125]]), ["<b>", "c"])
     pdf = view.save_figure(tmp_path / "map.pdf")
     text = subprocess.run(["pdftotext", str(pdf), "-"], capture_output=True, text=True, check=True).stdout
-    assert view.finding == "The deepest colour stands for an absolute value of 0.5, white for 0."
+    assert view.finding == "The deepest colour is an absolute value of 0.5; white is 0."
     assert view.finding in " ".join(text.split())
 
 
@@ -133,7 +133,7 @@ def test_what_cannot_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     with pytest.raises(OutputError, match="there is no folder"):
         draw.save_figure(drawn(), tmp_path / "none" / "map.pdf")
     monkeypatch.setenv("BROWSER_PATH", str(tmp_path / "no-browser"))
-    with pytest.raises(OutputError, match=r"BROWSER_PATH must name a browser's program; got .*no-browser"):
+    with pytest.raises(OutputError, match=r"BROWSER_PATH must name a browser executable .*; got .*no-browser"):
         draw.save_figure(drawn(), path)
     monkeypatch.delenv("BROWSER_PATH")
     monkeypatch.setattr(browser, "find_spec", lambda name: None)
@@ -145,7 +145,7 @@ def test_what_cannot_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 def test_the_svg_of_a_view_needs_poppler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     view = draw.sentence_view(np.ones((1, 1, 1, 1)), ["Hi"], layers=[0])
     monkeypatch.setattr(view_files.shutil, "which", lambda name: None)
-    with pytest.raises(OutputError, match=r"apt install poppler-utils\); or name a \.pdf file"):
+    with pytest.raises(OutputError, match=r"apt install poppler-utils\); or write a \.pdf file"):
         view.save_figure(tmp_path / "view.svg")
 
 
@@ -162,7 +162,7 @@ def test_where_there_is_no_browser(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     pytest.importorskip("playwright")
     monkeypatch.setattr(browser, "NAMES", ())
     monkeypatch.setenv("PLAYWRIGHT_BROWSERS_PATH", str(tmp_path / "none"))
-    with pytest.raises(OutputError, match="none was found: install Chromium or Chrome"):
+    with pytest.raises(OutputError, match="install Chromium or Chrome"):
         draw.save_figure(drawn(), tmp_path / "map.pdf")
 
 

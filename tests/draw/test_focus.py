@@ -49,13 +49,13 @@ def test_every_point_names_its_true_head(values: np.ndarray) -> None:
 
 def test_heads_under_one_point_are_all_named() -> None:
     words = [line.customdata[0][1] for line in lines(rank_lines(np.array([[0.5, 0.1, 0.5]]), (0,), quantity="q"))]
-    assert words == ["L0H0 (the same: H2)", "L0H2 (the same: H0)", "L0H1"]
+    assert words == ["L0H0 (tied with H2)", "L0H2 (tied with H0)", "L0H1"]
 
 
 def test_of_many_heads_under_one_point_some_are_named_and_the_rest_counted() -> None:
     heads = MOST_TIED_HEADS + 4
     (line, *_) = lines(rank_lines(np.zeros((1, heads)), (0,), quantity="q"))
-    assert line.customdata[0][1] == "L0H0 (the same: H1, H2, H3, H4, H5, H6 and 3 more)"
+    assert line.customdata[0][1] == "L0H0 (tied with H1, H2, H3, H4, H5, H6 and 3 more)"
 
 
 def test_a_head_without_a_number_ranks_last_and_leaves_a_gap() -> None:

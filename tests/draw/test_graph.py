@@ -51,14 +51,14 @@ def test_the_payload_holds_the_pattern() -> None:
     np.testing.assert_allclose(unpacked(view.data["pattern"], pattern.shape), pattern, rtol=1e-4)
     assert (view.data["threshold"], view.data["across"]) == (0.3, True)
     assert view.data["keys"] == KEYS
-    assert "above, to each key token, below" in view.reading
+    assert "(top) to the key tokens (bottom)" in view.reading
     assert "Each probability is within" in view.reading
-    assert "a loop is a token that looks at itself" in token_graph(causal(), TOKENS, layers=[2, 5]).reading
+    assert "a loop is attention to the token itself" in token_graph(causal(), TOKENS, layers=[2, 5]).reading
 
 
 @pytest.mark.parametrize("threshold", [0.0, -0.1, 1.5, float("nan")])
 def test_a_threshold_that_no_weight_can_have_is_refused(threshold: float) -> None:
-    with pytest.raises(InputError, match=r"`threshold` must be above 0 and up to 1, .* got .*\. Try 0\.1"):
+    with pytest.raises(InputError, match=r"`threshold` must be above 0 and at most 1; got .*\. Try 0\.1"):
         token_graph(causal(), TOKENS, layers=[2, 5], threshold=threshold)
 
 
@@ -130,7 +130,7 @@ def test_hiding_the_first_token_and_the_mean(shown: Callable[[View], Any]) -> No
     assert edges(page) == above(left[0], 0.1)
     assert all(key > 0 for _, key in edges(page))
     assert "Hidden: key 0 “" in finding(page)
-    assert "No key is left for query 0 “" in finding(page)
+    assert "No key remains for query 0 “" in finding(page)
     choose(page, "Edges of", "mean of the heads")
     np.testing.assert_allclose(weights(page)[1:], left[:, 1:].mean(axis=0), rtol=1e-4)
     assert edges(page) == above(left.mean(axis=0), 0.1)
@@ -157,7 +157,7 @@ def test_a_token_alone_by_pointer_and_keyboard(shown: Callable[[View], Any]) -> 
     share, rest = box[1].split("\u00a0")
     assert float(share) == pytest.approx(100 * pattern[0, 0, 3, top], abs=0.06)
     assert rest == f"% to {top} “{visible_token(TOKENS[top])}”"
-    received = box.index(f"key 3 “{visible_token(TOKENS[3])}” gets")
+    received = box.index(f"key 3 “{visible_token(TOKENS[3])}” receives")
     most = int(pattern[0, 0, :, 3].argmax())
     assert f"\u00a0% from query {most} “{visible_token(TOKENS[most])}”" in box[received + 1]
     page.hover(".attnmech-finding")
@@ -168,7 +168,7 @@ def test_a_token_alone_by_pointer_and_keyboard(shown: Callable[[View], Any]) -> 
         assert edges(page) == of(token)
     page.keyboard.press("Enter")
     assert f"query 1 “{visible_token(TOKENS[1])}” gives" in finding(page)
-    assert f"; key 1 “{visible_token(TOKENS[1])}” gets" in finding(page)
+    assert f"; key 1 “{visible_token(TOKENS[1])}” receives" in finding(page)
     assert page.evaluate("window.heard") == [{"query": 1}]
     page.keyboard.press("Escape")
     assert edges(page) == whole

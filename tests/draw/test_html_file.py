@@ -46,7 +46,7 @@ def test_the_pages(tmp_path: Path) -> None:
 
 
 def test_what_a_report_says_of_save() -> None:
-    with pytest.raises(AttributeError, match=r"write_html\(path\) writes its page, .* `report.focus.save\(path\)`"):
+    with pytest.raises(AttributeError, match=r"write its page with write_html\(path\), .* `report.focus.save\(path\)`"):
         am.report(models.demo(), "Anna sang.").save("report.safetensors")
     with pytest.raises(AttributeError, match="'Report' object has no attribute 'nothing'"):
         am.report(models.demo(), "Anna sang.").nothing

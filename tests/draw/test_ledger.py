@@ -51,7 +51,10 @@ def test_the_bars_of_a_row_add_up_to_its_mark() -> None:
 def test_only_so_many_keys_are_shown_and_the_title_says_what_they_hold() -> None:
     figure = ledger(top=2)
     assert [len(trace.x) for trace in figure.data] == [2] * 5
-    assert figure.layout.title.text == "query 3 “·&#36;d&#36;”<br>2 of its 4 visible keys, together 0.700"
+    assert (
+        figure.layout.title.text == "query 3 “·&#36;d&#36;”<br>2 of its 4 visible keys, with 0.700 of the "
+        "attention in total"
+    )
 
 
 def test_of_equal_probabilities_the_earlier_key_comes_first() -> None:
@@ -87,8 +90,8 @@ def test_tokens_are_text() -> None:
     ("changed", "message"),
     [
         ({"terms": {}}, "at least one term"),
-        ({"tokens": TOKENS[:3]}, "`score` must have one number for each of the 3 tokens; got \\(5,\\)"),
-        ({"pattern": PATTERN[:4]}, "`pattern` must have one number for each of the 5 tokens; got \\(4,\\)"),
+        ({"tokens": TOKENS[:3]}, "`score` must have one number for each of the 3 tokens; got the shape \\(5,\\)"),
+        ({"pattern": PATTERN[:4]}, "`pattern` must have one number for each of the 5 tokens; got the shape \\(4,\\)"),
         ({"query": 5}, r"`query` must be from 0 to 4 \(the text has 5 tokens\); got 5"),
         ({"top": 0}, "`top` must be a whole number, 1 or more; got 0"),
         ({"score": np.full(5, np.nan)}, "NaN"),

@@ -53,7 +53,7 @@ def test_keys_are_exact() -> None:
 
 
 def test_a_key_that_has_no_code_is_refused() -> None:
-    with pytest.raises(InputError, match="up to 65535 tokens; got a key at 65535"):
+    with pytest.raises(InputError, match="at most 65535 tokens; got a key at 65535"):
         pack_keys(np.array([[[65535]]], dtype=np.int32))
 
 

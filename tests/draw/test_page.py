@@ -77,7 +77,7 @@ def test_status_is_said_in_words(page_html: str) -> None:
 
 def test_empty_tables_say_so(view: ScoreNumbers) -> None:
     html = page(view, sections_of(view))
-    assert "No facts were given." in html
+    assert "No facts are available." in html
     assert "No checks were run." in html
 
 
@@ -140,7 +140,7 @@ def test_arrays_of_another_text_are_refused(view: ScoreNumbers) -> None:
 
 
 def test_infinities_are_refused(view: ScoreNumbers) -> None:
-    with pytest.raises(InputError, match="`scores` must be finite, with NaN where a cell is hidden"):
+    with pytest.raises(InputError, match="`scores` must be finite, or NaN where a cell is hidden"):
         replace(view, scores=np.nan_to_num(view.scores, nan=-np.inf))
 
 
@@ -168,7 +168,7 @@ def test_the_full_page_loads_nothing_and_makes_no_element_of_hostile_text(full_p
 
 def test_the_page_says_which_rows_count_and_if_there_are_intervals(full_page_html: str, focus: FocusNumbers) -> None:
     assert full_page_html.count("Row 0 is left out: it sees only itself &lt;/script&gt;") == 3
-    assert full_page_html.count("The hover box gives each number&#39;s interval.") == 3
+    assert full_page_html.count("Hover over a point for its interval.") == 3
 
 
 def test_updates_of_nothing_have_axes_all_the_same(updates: UpdateNumbers) -> None:
@@ -185,9 +185,9 @@ def test_updates_of_nothing_have_axes_all_the_same(updates: UpdateNumbers) -> No
 def test_a_section_of_other_layers_or_tokens_is_refused(
     view: ScoreNumbers, focus: FocusNumbers, updates: UpdateNumbers
 ) -> None:
-    with pytest.raises(InputError, match=r"`magnitude` has 3 layers and the page offers 2 \(\[2, 5\]\)"):
+    with pytest.raises(InputError, match=r"`magnitude` has 3 layers but the page offers 2 \(\[2, 5\]\)"):
         page(view, sections_of(view, *update_sections(updates, "updates")))
-    with pytest.raises(InputError, match=r"`self-focus` has 1 layers and the page offers 2"):
+    with pytest.raises(InputError, match=r"`self-focus` has 1 layers but the page offers 2"):
         page(view, sections_of(view, *focus_sections(focus, "focus", layers=[5])))
 
 

@@ -352,7 +352,7 @@ def test_what_the_model_expects_is_shown_and_hostile_tokens_are_text(opened_full
     opened_full.wait_for_selector("#expected-tokens span")
     shown = opened_full.inner_text("#expected-tokens").replace("\u2060", "")
     assert shorten(visible_token(TOKENS[1])) in shown
-    assert opened_full.inner_text("#expected-finding").startswith("The model gives this text ")
+    assert opened_full.inner_text("#expected-finding").startswith("The loss on this text is ")
     assert opened_full.locator("#expected-tokens img, header img").count() == 0
     assert opened_full.evaluate("window.owned") is None
 
@@ -736,13 +736,13 @@ def test_sentences_tell_the_chosen_heads_numbers(opened_full: Any, focus: FocusN
     opened_full.select_option("#layer", "5")
     first, own, before = ((one >= 0.5).sum() for one in (focus.first_top, focus.self_top, focus.previous_top))
     assert opened_full.inner_text("#all-heads-finding") == (
-        f"Of 12 heads, in at least half of their rows {first} look most at the first token, {own} at the token itself, "
-        f"{before} at the one before."
+        f"Heads attending most to one token in at least half of their rows: {first} to the first token, {own} to the "
+        f"token itself, {before} to the previous one (of 12 heads)."
     )
     before = 100 * focus.previous_top[2, 0]
     assert opened_full.inner_text("#self-focus-finding").startswith(
-        "L5H0: 0.0\u00a0%. Highest: 100.0\u00a0%, L5H2. "
-        "5 of 11 heads look at the token itself in at least half of the rows."
+        "L5H0: 0.0\u00a0%. Highest: 100.0\u00a0%, L5H2. Heads attending most to the token itself in at least half "
+        "of the rows: 5 of 11."
     )
     assert opened_full.inner_text("#self-focus-finding").endswith(f"previous token in {before:.1f}\u00a0%.")
     opened_full.select_option("#head", "1")

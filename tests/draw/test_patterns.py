@@ -47,7 +47,7 @@ def test_a_sink_takes_the_rest_of_a_row() -> None:
     [
         (GOOD[0], r"must have the axes \[layer head query key\]; got the shape \(4, 3, 3\)"),
         (GOOD[:0], r"the selection is empty: `pattern` has the shape \(0, 4, 3, 3\)"),
-        (GOOD[:, :, :2], "must have one query for each of the 3 tokens; got 2. Give the tokens of the text"),
+        (GOOD[:, :, :2], "must have one query for each of the 3 tokens; got 2. Pass the tokens of the text"),
         (GOOD[:, :, :, :2], "must have one key for each of the 3 tokens; got 2"),
         (GOOD - 1, r"finite numbers from 0 to 1, after the softmax. Got -1.0; are these scores\?"),
         (np.where(GOOD == 0, -np.inf, GOOD), "Got -inf; are these scores"),

@@ -35,7 +35,9 @@ def test_a_row_names_the_three_keys_that_it_attends_most(view: ScoreNumbers) -> 
         row = [float(view.pattern[layer, head, query, key]) for key in range(query + 1)]
         top = sorted(range(query + 1), key=lambda key, row=row: -row[key])[:3]
         keys = ", ".join(f"{percent(row[key])} to {named(key)}" for key in top)
-        assert said(told, layer, head, query) == f"Query {named(query)} attends {keys}{', …' if query > 2 else '.'}"
+        assert (
+            said(told, layer, head, query) == f"Attention of query {named(query)}: {keys}{', …' if query > 2 else '.'}"
+        )
 
 
 def test_the_lead_of_the_likeliest_key_is_the_sum_of_its_terms_leads(view: ScoreNumbers) -> None:
@@ -94,7 +96,7 @@ def test_focus_names_the_highest_head_and_counts_those_with_half(focus: FocusNum
         many = sum(float(value) >= 0.5 for value in values.flat)
         sentence = said(told[name], 1, 2)
         assert sentence.startswith(f"L5H2: {write(float(values[2, 2]))}. Highest: {write(float(values.max()))}, ")
-        assert f"L{focus.layers[layer]}H{head}. {many} of 12 heads " in sentence
+        assert f"L{focus.layers[layer]}H{head}. Heads " in sentence and sentence.endswith(f": {many} of 12.")
     assert said(told["self-focus"], 1, 1).startswith("L5H1: undefined. ")
 
 
@@ -131,11 +133,13 @@ def test_magnitudes_are_told_by_where_heads_attend_most(updates: UpdateNumbers) 
             if key >= 0 and size > 0:
                 found["self" if key == query else "first" if key == 0 else "other"].append(size)
         parts = [
-            f"{statistics.median(sizes):.2g} at {MARKS[mark].label} ({len(sizes)})"
+            f"{statistics.median(sizes):.2g} for {MARKS[mark].label} ({len(sizes)})"
             for mark, sizes in found.items()
             if sizes
         ]
-        assert said(told, side, layer).endswith(f"where they attend most (points): {', '.join(parts)}.")
+        assert said(told, side, layer).endswith(
+            f"the key with the highest attention (number of points): {', '.join(parts)}."
+        )
 
 
 def test_two_splits_of_the_same_scores_are_a_choice(view: ScoreNumbers) -> None:

@@ -41,7 +41,7 @@ def test_what_a_sink_takes_is_carried() -> None:
     ("change", "message"),
     [
         ({"layers": [2]}, r"`layers` must have one number for each of the 2 layers; got 1"),
-        ({"special": [True]}, r"`special` must say for each of the 7 key tokens .* got 1"),
+        ({"special": [True]}, r"`special` must have one bool for each of the 7 key tokens; got 1"),
         ({"keys": ["a", "b"]}, r"one key for each of the 2 tokens; got 7"),
         ({"tokens": ["a"]}, r"one query for each of the 1 tokens; got 7"),
         ({"pattern": causal()[0]}, r"must have the axes \[layer head query key\]; got the shape \(3, 7, 7\)"),
@@ -117,9 +117,9 @@ def test_hiding_the_first_token_normalises_again(shown: Callable[[View], Any]) -
     np.testing.assert_allclose(weights(page), without(pattern[0, :1], [0]), rtol=1e-4)
     assert {key for _, key in cells(page)} == set(range(1, COUNT))
     assert "Hidden: key 0 “" in finding(page)
-    assert f"”, with {100 * pattern[0, 0, :, 0].mean():.1f}\u00a0% of the attention before" in finding(page)
+    assert f"”, which had {100 * pattern[0, 0, :, 0].mean():.1f}\u00a0% of the attention" in finding(page)
     assert "of the remaining attention." in finding(page)
-    assert finding(page).endswith(f"No key is left for query 0 “{visible_token(TOKENS[0])}”.")
+    assert finding(page).endswith(f"No key remains for query 0 “{visible_token(TOKENS[0])}”.")
     assert page.locator(".attnmech-sentence-blank").count() == page.locator(".attnmech-sentence-hidden").count() == 1
     page.get_by_label("hide special tokens").check()
     np.testing.assert_allclose(weights(page), without(pattern[0, :1], [0, 1, 4]), rtol=1e-4)
@@ -147,7 +147,7 @@ def test_a_sink_stays_in_the_softmax(shown: Callable[[View], Any]) -> None:
     page.get_by_label("hide the first token").check()
     np.testing.assert_allclose(weights(page), without(pattern[0, :1], [0], rest=True), rtol=2e-4)
     assert np.nansum(weights(page)[0], axis=-1).max() < 0.99
-    assert "No key is left for query 0" in finding(page)
+    assert "No key remains for query 0" in finding(page)
 
 
 @pytest.mark.browser
@@ -191,7 +191,7 @@ def test_heads_are_switched_off_and_on_in_the_legend(shown: Callable[[View], Any
     assert finding(page).startswith("Mean of L5H0 and L5H2: ")
     page.get_by_label("hide the first token").check()
     had = 100 * pattern[1, [0, 2], :, 0].mean()
-    assert f", with {had:.1f}\u00a0% of the attention before" in finding(page)
+    assert f", which had {had:.1f}\u00a0% of the attention" in finding(page)
     page.get_by_label("hide the first token").uncheck()
     heads.nth(0).focus()
     page.keyboard.press("Space")
@@ -241,7 +241,7 @@ def test_pointing_and_pinning(shown: Callable[[View], Any]) -> None:
 @pytest.mark.browser
 def test_the_keyboard_goes_through_the_tokens(shown: Callable[[View], Any]) -> None:
     page = shown(sentence_view(causal(), TOKENS, layers=[2, 5]))
-    page.get_by_label("Least weight shown").focus()
+    page.get_by_label("Minimum weight shown").focus()
     page.keyboard.press("Tab")  # the scrolling box may take a stop of its own
     if page.evaluate("document.activeElement.tagName") != "BUTTON":
         page.keyboard.press("Tab")
@@ -263,7 +263,7 @@ def test_the_keyboard_goes_through_the_tokens(shown: Callable[[View], Any]) -> N
 def test_the_least_weight_is_a_threshold(shown: Callable[[View], Any]) -> None:
     pattern = causal()
     page = shown(sentence_view(pattern, TOKENS, layers=[2, 5]))
-    page.get_by_label("Least weight shown").press("End")
+    page.get_by_label("Minimum weight shown").press("End")
     assert cells(page) == {(query, key) for query, key in np.argwhere(pattern[0, 0] >= 0.5).tolist()}
     assert "lines of at least 50.0\u00a0%" in finding(page)
 
@@ -329,7 +329,7 @@ def test_a_thousand_tokens_fit_a_phone(shown: Callable[[View], Any]) -> None:
     last = max(query for query, _ in cells(page))
     assert last in {48, 49}  # weights of 1/50 may fall to either side of 2 %
     assert f"{(last + 1) * (last + 2) // 2:,} lines" in finding(page)
-    page.get_by_label("Least weight shown").press("Home")
+    page.get_by_label("Minimum weight shown").press("Home")
     assert len(lines(page)) == 600
     drawn = page.inner_text(".attnmech-sentence > .attnmech-reading:not(.attnmech-list)")
     assert drawn.startswith("Only the heaviest 600 of the ")

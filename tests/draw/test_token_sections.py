@@ -85,19 +85,22 @@ def test_sentences_say_the_numbers(
         for each in sections
         if isinstance(each.finding, ByChoice)
     ]
-    assert f"from {drift.cosine[3, 0]:.2f} in layer 1 to {drift.cosine[3, 3]:.2f} in layer 5" in told[0]
-    assert f"of 5,000 rows, {drift.rank[3, 0]:,.0f} and {drift.rank[3, 3]:,.0f} are more" in told[0]
+    assert (
+        f"cosine {drift.cosine[3, 0]:.2f} with its own embedding in layer 1 and {drift.cosine[3, 3]:.2f} in layer 5"
+        in told[0]
+    )
+    assert f"{drift.rank[3, 0]:,.0f} and {drift.rank[3, 3]:,.0f} of 5,000 rows are more" in told[0]
     layer, key = np.unravel_index(shares[:, 3, :3].argmax(), (len(LAYERS), 3))
     assert f"most from others: {100 * shares[layer, 3, key]:.1f}\u00a0% from {key} " in told[1]
     own = shares[:, 3, 3]
     assert f"in each layer {100 * own.min():.0f}\u00a0% to {100 * own.max():.0f}\u00a0% of its parts" in told[1]
     mass, expected = masses
     other = 0 if mass[1, 2, 1, 0] > mass[1, 2, 1, 2] else 2
-    assert "In L5H2, the tokens of sentence 1, " in told[2]
+    assert "In L5H2, tokens of sentence 1, " in told[2]
     assert f"give {100 * mass[1, 2, 1, 1]:.1f}\u00a0% of their attention to each other" in told[2]
     alone = 100 * expected[1, 2, 1, other]
     assert (
-        f"{100 * mass[1, 2, 1, other]:.1f}\u00a0% to sentence {other} ({alone:.1f}\u00a0% by distance alone)" in told[2]
+        f"{100 * mass[1, 2, 1, other]:.1f}\u00a0% to sentence {other} (distance baseline {alone:.1f}\u00a0%)" in told[2]
     )
 
 

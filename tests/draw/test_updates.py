@@ -107,14 +107,14 @@ def test_the_chosen_head_has_traces_of_its_own() -> None:
 def test_every_mark_has_its_place_in_the_legend() -> None:
     figure = magnitude_by_position(MAGNITUDE, ATTENDED, TOKENS, side="query", head=1)
     shown = [trace.name for trace in figure.data if trace.showlegend]
-    assert shown == ["itself", "the first token", "another token", "no choice: one key"]
+    assert shown == ["itself", "the first token", "another token", "one visible key"]
 
 
 def test_hover_boxes_name_head_query_and_key() -> None:
     traces = by_meta(orientation_by_magnitude(MAGNITUDE, ORIENTATION, ATTENDED, TOKENS, side="query"))
     assert [list(data) for data in traces["all first"].customdata] == [
-        [0, "2 ·it", "attends most to 0 What"],
-        [1, "1 ·does", "attends most to 0 What"],
+        [0, "2 ·it", "highest attention to 0 What"],
+        [1, "1 ·does", "highest attention to 0 What"],
     ]
     assert list(traces["all none"].customdata[0]) == [0, "0 What", "one key"]
     assert traces["all none"].hovertemplate.startswith("head %{customdata[0]}, query %{customdata[1]}<br>")
@@ -191,7 +191,7 @@ def test_arrays_of_fewer_heads_are_refused(updates: UpdateNumbers) -> None:
 def test_views_of_wrong_shape_or_range_are_refused(updates: UpdateNumbers) -> None:
     with pytest.raises(InputError, match=r"`magnitude` must have the shape \(3, 3, 6\) .* got \(3, 3, 7\)"):
         replace(updates, tokens=updates.tokens[:6])
-    with pytest.raises(InputError, match="`orientation` must be finite, with NaN where undefined"):
+    with pytest.raises(InputError, match="`orientation` must be finite, or NaN where undefined"):
         replace(updates, orientation=np.full((3, 3, 7), np.inf, dtype=np.float32))
     with pytest.raises(InputError, match=r"`attended` must hold positions from 0 to 6, or -1.*got -1 to 8"):
         replace(updates, attended=updates.attended + np.int32(7) * (updates.attended == 1))

@@ -203,7 +203,7 @@ def test_what_needs_a_stream_is_refused_with_the_reason(kind: str, why: str, wha
 
 def test_a_report_of_a_family_without_a_plain_stream(tmp_path: Path) -> None:
     report = am.report(hooked("minimax"), IDS[:1])
-    assert any("What heads write is left out: its blocks" in note for note in report.notes)
+    assert any("What heads write is omitted: its blocks" in note for note in report.notes)
     assert any("without heads: 1, 3 (LightningAttention)" in note for note in report.notes)
     report.write_html(tmp_path / "report.html")
 

@@ -382,7 +382,7 @@ def test_the_recording_stands_under_the_attention_of_a_token() -> None:
     acts = hooked().run(one(), points=["cross.pattern"])
     pattern = torch.stack([acts["cross.pattern", layer][0] for layer in range(3)]).numpy()
     section = sense_section(hooked(), acts.batch, pattern, "call", "cross")
-    assert section is not None and "chosen token of the decoder" in str(section.reading)
+    assert section is not None and "selected decoder token" in str(section.reading)
     figure = section.figures["spectrogram-attention"].figure(layer=1, head=2, query=3)
     assert np.allclose(np.array(figure.data[0].y, dtype=float), pattern[1, 2, 3])
     assert list(figure.data[0].x) == [number / 50 for number in range(9)]
@@ -391,7 +391,7 @@ def test_the_recording_stands_under_the_attention_of_a_token() -> None:
 
 def test_without_a_text_the_report_takes_the_model_s_own_words() -> None:
     report = am.report(hooked(), one()["input_features"])
-    assert "text = model.generate(..., 30)  # what this report was given" in report.calls["setup"]
+    assert "text = model.generate(..., 30)  # the input of this report" in report.calls["setup"]
     assert report.others["decoder"].pattern.shape[-1] == report.others["cross"].pattern.shape[-2]
     compile(report.calls["setup"], "setup", "exec")
 
@@ -403,6 +403,6 @@ def test_of_a_long_recording_the_report_leaves_the_encoder_out(monkeypatch: pyte
     assert report.stack == "decoder" and list(report.others) == ["cross"]
     assert report.others["cross"].pattern.shape == (3, 4, 7, 9)
     for each in (report, report.others["cross"]):
-        assert any("between up to 8 patches or frames, and here are 9" in note for note in each.notes)
+        assert any("at most 8 patches or frames, and this input has 9" in note for note in each.notes)
     page = report.to_html()
     assert "cross: tokens to frames" in page and "encoder: frames to frames" not in page

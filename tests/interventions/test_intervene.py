@@ -914,7 +914,7 @@ def stated(*shape: int) -> dict[int, Tensor]:
         ("jamba", Intervention.zero([(0, 0)]), r"one of 1, 3 \(the layers of this model with attention\); got 0"),
         ("gpt2", Intervention.zero([(0, 0)], stack="encoder"), r"`stack` must be one of 'self' .*; got 'encoder'"),
         ("t5", Intervention.zero([(0, 0)]), r"`stack` must be one of 'encoder', 'decoder', 'cross' on this model"),
-        ("t5", Intervention.attend("all", "self", stack="cross"), "in cross-attention no key is the token itself"),
+        ("t5", Intervention.attend("all", "self", stack="cross"), "no key of cross-attention is the token itself"),
         ("t5", Intervention.stream("mlp_out", [0], stack="cross"), "the cross stack has no MLP"),
         ("gpt2", Intervention.remove_keys("all", "special"), "loaded with a tokenizer"),
         (

@@ -243,7 +243,7 @@ def test_rows_and_other_facts_of_a_difference() -> None:
     np.testing.assert_array_equal(
         maps.shown(updates.plot("magnitude", side="target")), updates.target_magnitude.numpy()
     )
-    assert "is drawn with figure" in refused(lambda: updates.plot("magnitude_by_position"))
+    assert "has the figures" in refused(lambda: updates.plot("magnitude_by_position"))
     torch.testing.assert_close(
         updates.blocks.mean("cancellation"),
         result("blocks", "hooked").mean("cancellation") - result("blocks", "plain").mean("cancellation"),
@@ -288,7 +288,7 @@ def test_kinds_without_a_difference_say_what_has_one() -> None:
         "subtract a term": am.decompose_scores(model, ids),
         "subtract the matrices of a head": am.decompose_by_source(model, ids, layers=[1]),
         "subtract the results of am.ablate_heads": am.prune_heads(model, ids, layers=[0], steps=1, random=0),
-        "subtract results that they hold": am.report(model, ids[:1]),
+        "subtract the results that they hold": am.report(model, ids[:1]),
     }
     for said, each in made.items():
         assert said in refused(lambda each=each: each - each)

@@ -158,7 +158,7 @@ def test_a_report_has_every_stack_with_its_own_tokens() -> None:
 def test_what_has_no_meaning_in_cross_attention_is_absent() -> None:
     cross = reported().others["cross"]
     sections = {section.heading for section in cross._page().sections}
-    assert {"Figure 1. Attention map", "Figure 5. How often heads look at the first key token"} <= sections
+    assert {"Figure 1. Attention map", "Figure 5. How often heads attend most to the first key token"} <= sections
     assert not any(heading.startswith("Figure 4") for heading in sections)
     place = {"layer": 1, "head": 2, "query": 3, "rank": 1, "weight": 0}
     texts = [text for each in cross._page().sections for text in (each.finding, each.reading, each.caveat)]
@@ -166,7 +166,7 @@ def test_what_has_no_meaning_in_cross_attention_is_absent() -> None:
     said = " ".join([*cross.findings.values(), *told])
     assert not re.search(r"itself|the one before|previous|distance|\bnan\b|figure 4", said), said
     assert "updates" not in cross.findings and cross.types is None and cross.updates is None
-    with pytest.raises(InputError, match="no key is the token itself"):
+    with pytest.raises(InputError, match="no key of cross-attention is the token itself"):
         cross.focus.plot("self_focus")
     with pytest.raises(InputError, match="no distance between queries and keys"):
         cross.scores.position_kernel()
@@ -187,7 +187,7 @@ def test_sentences_name_keys_by_the_source_and_queries_by_the_target() -> None:
     view = cross._page().view
     said = row_sentences(view).at({"weight": 0, "layer": 1, "head": 2, "query": 3})
     best = int(cross.pattern[1, 2, 3].argmax())
-    assert str(said).startswith("Query 3 “vieux” attends ")
+    assert str(said).startswith("Attention of query 3 “vieux”: ")
     assert f"to {best} “{view.keys[best]}”" in str(said)
 
 
@@ -196,7 +196,7 @@ def test_without_a_target_the_models_own_words_are_shown() -> None:
     said = t5().generate("the old sea is here", 48)
     assert said.target is not None
     assert report.others["cross"].scores.tokens == said.target.tokens
-    assert "what the model itself writes" in report.notes[0]
+    assert "The model generated the decoder's text" in report.notes[0]
     assert "model.generate('the old sea is here', 48)" in report.calls["setup"]
 
 

@@ -143,5 +143,5 @@ def test_every_kind_of_input_has_its_nouns() -> None:
 
 
 def test_a_report_of_too_many_frames_is_refused() -> None:
-    with pytest.raises(InputError, match="up to 800 patches or frames; got"):
+    with pytest.raises(InputError, match="at most 800 patches or frames; got"):
         am.report(senses.hooked("wav2vec2"), torch.randn(1, 9000, generator=torch.Generator().manual_seed(0)))

@@ -86,7 +86,7 @@ def test_sentences_on_the_page_are_those_of_the_method(demo: am.HookedModel, sec
         own = max(place for place, start in enumerate(starts) if start <= token)
         assert value(section, "segment-mass", "layout.shapes.0.y0", query=token, layer=0, head=0) == own - 0.5
         assert isinstance(section.finding, ByChoice)
-        assert f"the tokens of sentence {own}, " in str(section.finding.at({"layer": 0, "head": 0, "query": token}))
+        assert f"tokens of sentence {own}, " in str(section.finding.at({"layer": 0, "head": 0, "query": token}))
 
 
 def test_what_is_left_out_is_said(demo: am.HookedModel, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -98,10 +98,10 @@ def test_what_is_left_out_is_said(demo: am.HookedModel, monkeypatch: pytest.Monk
     ids = models.token_ids("llama", 1)
     assert left_out(models.hooked("llama"), ids)[0][:2] == ["drift", "flow"]
     names, (note,) = left_out(models.hooked("t5"), {"input_ids": ids, "decoder_input_ids": ids})
-    assert names == [] and note.startswith("What becomes of a token is left out")
+    assert names == [] and note.startswith("The path of each token through the layers is omitted")
     monkeypatch.setattr(module, "MAX_SCAN", 100)
     names, (note,) = left_out(demo, TEXT)
-    assert names == ["flow", "segments"] and note.endswith("see attnmech drift.")
+    assert names == ["flow", "segments"] and note.endswith("run attnmech drift.")
 
 
 def test_the_report_has_the_sections_and_they_follow_the_query(demo: am.HookedModel) -> None:

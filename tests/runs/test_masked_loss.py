@@ -419,7 +419,7 @@ def test_patching_has_no_share_of_other_tokens() -> None:
 
 def test_a_report_says_what_matters() -> None:
     report = am.report(loaded("bert"), TEXTS[1])
-    assert report.effects is not None and "nats of loss" in report.findings["What matters"]
+    assert report.effects is not None and "nats of loss" in report.findings["Which heads matter"]
     page = report.to_html()
     assert "What the model loses with each head" in page and "Blue: the loss of masked tokens rises" in page
     assert report.effects.provenance.options["masked"] == "each ordinary token once, in 7 groups"

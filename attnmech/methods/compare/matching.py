@@ -54,8 +54,8 @@ def pattern_divergence(
             by_row[place, :, :rows] += divergence.diagonal(dim1=-2, dim2=-1).sum(dim=0).T
     if not bool(counts.any()):
         raise InputError(
-            "heads are compared on rows that see two keys or more, and these texts have one token each; give longer "
-            "texts."
+            "heads are compared on rows that see at least two keys, and these texts have one token each; pass "
+            "longer texts."
         )
     return sums / counts.sum(), by_row / counts
 

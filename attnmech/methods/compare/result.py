@@ -83,27 +83,27 @@ def compare(
     """
     flag("match", match)
     if method is None or not callable(method):
-        raise InputError(f"`method` must be what to compare, such as am.attention_focus; got {shown(method)}.")
+        raise InputError(f"`method` must be a measurement such as am.attention_focus; got {shown(method)}.")
     of_models = isinstance(a, HookedModel)
     if of_models != isinstance(b, HookedModel):
         raise InputError("`a` and `b` must both be models, or both prompts.")
     if of_models:
         if inputs is None or model is not None:
-            raise InputError("two models are compared on `inputs`: give texts, and no `model`.")
+            raise InputError("comparing two models needs `inputs` and no `model`.")
         texts = reread(inputs)
         runs = ((a, texts), (b, texts))
         _require_same_shape(a, b)  # type: ignore[arg-type]
     else:
         require_model(model)
         if inputs is not None or match:
-            raise InputError("two prompts are compared on `model`; leave `inputs` and `match` out.")
+            raise InputError("comparing two prompts needs `model`, and neither `inputs` nor `match`.")
         runs = ((model, a), (model, b))  # type: ignore[assignment]
     first, second = (batches_of(m, texts, _TOKENS, options.get("bos")) for m, texts in runs)  # type: ignore[arg-type]
     _require_aligned(first, second)
     one, other = (method(m, texts, **options) for m, texts in runs)
     if not isinstance(one, TextResult):
         raise InputError(
-            f"`method` must give a result by head that can be subtracted, such as am.attention_focus; got a "
+            "`method` must return a result per head that can be subtracted, as am.attention_focus does; got a "
             f"{type(one).__name__}."
         )
     of_first, of_second = ([part.batch for part in parts] for parts in (first, second))
@@ -126,14 +126,14 @@ def compare(
     )  # fmt: skip
 
 
-def _comparison(found: Any, one: Any, other: Any, statistic: str | None, **rest: Any) -> "Comparison":
-    frames = [result.by_head() for result in (found, one, other)]
+def _comparison(difference: Any, one: Any, other: Any, statistic: str | None, **rest: Any) -> "Comparison":
+    frames = [result.by_head() for result in (difference, one, other)]
     if not {"layer", "head"} <= {*frames[0].columns}:
-        raise InputError(f"the results of {rest['method']} have no rows by head; compare them with `-`.")
+        raise InputError(f"the results of {rest['method']} are not per head; subtract them with `-`.")
     columns = frames[0].select_dtypes("number").columns
     names = [name for name in columns if name not in _PLACES and not name.endswith(("_low", "_high", "agreeing"))]
     if not names:
-        raise InputError(f"the results of {rest['method']} have no numbers by head to compare.")
+        raise InputError(f"the results of {rest['method']} have no numbers per head to compare.")
     if statistic is not None:
         option("statistic", statistic, names)
     shape = rest["divergence"].shape[:2]
@@ -161,7 +161,7 @@ def _comparison(found: Any, one: Any, other: Any, statistic: str | None, **rest:
 class Comparison(PagedResult):
     """method(b) − method(a), head by head, with pointwise intervals of the paired differences and which are clear."""
 
-    SUBTRACT = "compare the two that you mean"
+    SUBTRACT = "compare the two results of interest"
 
     method: str
     a: str
@@ -251,11 +251,11 @@ class Comparison(PagedResult):
         place = int(value.abs().nan_to_num(-1.0).argmax())
         row, head = divmod(place, value.shape[1])
         one, two, three = (float(values[row, head]) for values in (value, low, high))
-        span = f" ({two:+.3g} to {three:+.3g}, for this head alone)" if two <= three else ""
+        span = f" (95 % interval for this head alone: {two:+.3g} to {three:+.3g})" if two <= three else ""
         changed, heads = int(self.clear[number].sum()), int(known.sum())
         some = f"; {changed} of {heads} heads change{'s' if changed == 1 else ''} clearly" if span else ""
         if span and self.texts < (fewest := fewest_texts(heads)):
-            some = f"; no head can change clearly on fewer than {fewest} texts"
+            some = f"; a clear change needs at least {fewest} texts"
         return with_minus_signs(
             f"{opening}: {name} changes most in L{self.layers[row]}H{head}, by {one:+.3g}{span}{some}"
             f"{no_interval(self.texts)}.{self._permuted}"
@@ -268,8 +268,8 @@ class Comparison(PagedResult):
             return ""
         few = ", ".join(f"L{layer}H{head} is H{place}" for layer, head, place in self.moved[:4])
         more = f" and {len(self.moved) - 4} more" if len(self.moved) > 4 else ""
-        done = "which is undone here" if self.undone else "match=True undoes it"
-        return f" By their patterns, heads of {self.b} are in another order ({few}{more}); {done}."
+        done = "this comparison undoes the permutation" if self.undone else "match=True undoes it"
+        return f" Judging by attention patterns, the heads of {self.b} are permuted ({few}{more}); {done}."
 
     @property
     def _title(self) -> str:
@@ -277,18 +277,18 @@ class Comparison(PagedResult):
 
     def _sections(self) -> "Sequence[Section]":
         reading = (
-            f"Each cell is one head: {self.shown.replace('_', ' ')} of {self.b} less that of {self.a}, mean over "
+            f"Each cell is one head: {self.shown.replace('_', ' ')} in {self.b} minus that in {self.a}, mean over "
             "texts; pale where the change is not clear among all heads."
         )
         caveat = (
-            "Clear: more texts than chance allows change in the direction of the mean (exact sign test at 5 %, "
-            "corrected for all heads). Intervals are for each head alone."
+            "A change is clear if more texts than expected by chance change in the direction of the mean (exact "
+            "sign test at 5 %, corrected for all heads). Intervals are for each head alone."
         )
         return [Section("Differences", reading, {"differences": self.plot()}, "found.plot()", caveat=caveat)]
 
 
-def _told(given: Any, otherwise: str) -> str:
-    return given.name if isinstance(given, HookedModel) else otherwise
+def _told(side: Any, otherwise: str) -> str:
+    return side.name if isinstance(side, HookedModel) else otherwise
 
 
 def _require_same_shape(a: HookedModel, b: HookedModel) -> None:
@@ -305,13 +305,13 @@ def _require_aligned(first: Sequence[CorpusBatch], second: Sequence[CorpusBatch]
     lengths, texts = [_lengths(parts) for parts in (first, second)], [_texts(parts) for parts in (first, second)]
     if lengths[0] != lengths[1]:
         raise InputError(
-            f"what is compared must be aligned, text by text with as many tokens; got texts of {lengths[0]} and of "
-            f"{lengths[1]} tokens. Choose words that are as many tokens, or give token ids."
+            f"compared prompts must have the same number of tokens, text by text; got texts of {lengths[0]} and of "
+            f"{lengths[1]} tokens. Use words with the same number of tokens, or token ids."
         )
     if texts[0] != texts[1]:
         raise InputError(
-            "both sides of a comparison must be given in the same form; one is a batch that cannot be divided, the "
-            "other is not. Give two lists of texts, or two lists of token ids."
+            "both sides of a comparison must have the same form, but only one of them is an indivisible batch. Pass "
+            "two lists of texts, or two lists of token ids."
         )
 
 

@@ -116,7 +116,7 @@ class DriftByToken(DriftMeans):
         length = len(self.tokens[text])
         position = index_of("position", position, length, f"the text has {length} tokens")
         if types[text, position] < 0:
-            raise InputError(f"position {position} of text {text} is padding; give the position of a token.")
+            raise InputError(f"position {position} of text {text} is padding; pass the position of a token.")
         return text, position
 
     def _real(self, text: int) -> list[int]:
@@ -134,9 +134,9 @@ class DriftByToken(DriftMeans):
             return self.state[name]
         if name == "products" and self.tokens:
             raise MissingPointError(
-                "the text is too long for `pair`: the products of all pairs of its tokens were not kept. Give a "
+                "the text is too long for `pair`: the cosines of all pairs of its tokens were not kept. Pass a "
                 "shorter text or fewer `layers`."
             )
         raise MissingPointError(
-            "single tokens are kept for texts that run together (a string or a list), not a corpus."
+            "single tokens are kept only for a string or a list of texts, not for an iterator (a corpus)."
         )

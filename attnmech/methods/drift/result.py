@@ -186,7 +186,7 @@ class ResidualDrift(DriftByToken):
         Raises `InputError` for results on texts run together, and in the cases in which other results cannot be merged.
         """
         if any(isinstance(result, ResidualDrift) and result.tokens for result in (self, *others)):
-            raise InputError("results on texts that were run together cannot be merged; merge those of a corpus.")
+            raise InputError("results of a list of texts cannot be merged; use iterators of texts.")
         return super().merged(*others)
 
     # -- verdicts ---------------------------------------------------------------------------------------------
@@ -213,12 +213,12 @@ class ResidualDrift(DriftByToken):
         """
         if untrained is not None and not isinstance(untrained, ResidualDrift):
             raise InputError(
-                f"`untrained` must be what am.residual_drift measured on am.untrained(model); got {shown(untrained)}."
+                f"`untrained` must be the result of am.residual_drift on am.untrained(model); got {shown(untrained)}."
             )
         if untrained is not None and (untrained.layers, untrained.metric, untrained.at) != (
             self.layers, self.metric, self.at,
         ):  # fmt: skip
-            raise InputError("`untrained` must have the same layers, `metric` and `at`; measure both in the same way.")
+            raise InputError("`untrained` must have the same layers, `metric` and `at` as this result.")
         return DriftVerdicts.of(self._movement, None if untrained is None else untrained._movement, self._texts_counted)
 
     @property
@@ -288,8 +288,8 @@ class ResidualDrift(DriftByToken):
         if figure == "cosine":
             return STATISTICS["cosine"].axis
         if figure == "rank":
-            return f"1 + rows more similar than the own (of {self.vocabulary:,})"
-        return f"share of the {self.k} nearest rows that are new"
+            return f"1 + rank of the token's own row (of {self.vocabulary:,})"
+        return f"share of new rows among the {self.k} nearest"
 
     @property
     def section(self) -> Section:
@@ -351,9 +351,10 @@ class ResidualDrift(DriftByToken):
             first = self._first(0)
             made.append(
                 Section(
-                    f"The rows nearest to token {first}",
-                    f"For token {first}, {quoted(self.tokens[0][first])}, layer by layer: how many rows are more "
-                    "similar to its stream than its own, and the nearest rows, nearest first, with its own in bold.",
+                    f"Vocabulary rows nearest to token {first}",
+                    f"For token {first}, {quoted(self.tokens[0][first])}, layer by layer: the number of rows more "
+                    "similar to its stream than its own row, and the nearest rows, nearest first, with its own in "
+                    "bold.",
                     {"drift-nearest": self.plot(NEAREST, token=first)},
                     f'drift.plot("{NEAREST}", token={first})',
                 )
@@ -367,11 +368,11 @@ class ResidualDrift(DriftByToken):
     def _caveat(self) -> str:
         listed = self.provenance.options.get("reducers", [])
         own = any(reducer[1].get("function_words", OWN_LIST) != OWN_LIST for reducer in listed)
-        whose = "in your list" if own else "in a closed list of English ones"
-        words = "" if len(self.tokens) == 1 else f" Function words are those {whose}."
+        whose = "in your list" if own else "in a closed list of English words"
+        words = "" if len(self.tokens) == 1 else f" Function words are the words {whose}."
         return (
-            "Streams of one layer point in much the same direction, so a cosine says little by itself: compare it with "
-            f"the grey lines.{words}"
+            "Residual streams of one layer point in similar directions, so compare each cosine with the grey "
+            f"lines.{words}"
         )
 
     @property
@@ -383,14 +384,14 @@ class ResidualDrift(DriftByToken):
         layers = [layer for layer in self.layers if bool(torch.isfinite(self.cosine[layer]))]
         texts = "1 text" if self.documents == 1 else f"{self.documents} texts"
         if not layers:
-            return f"On {texts} there is no ordinary token, so nothing is said by layer."
+            return f"On {texts}, there is no ordinary token to measure."
         first, last = min(layers), max(layers)
         rank = [10 ** float(self.mean("log_rank")[layer]) - 1 for layer in (first, last)]
         return (
-            f"On {texts}, measured at {PLACE_WORDS[self.at]}: the cosine to the own embedding goes from "
-            f"{float(self.cosine[first]):.2f} in layer {first} to {float(self.cosine[last]):.2f} in layer {last} (two "
-            f"tokens of a text: {float(self.anisotropy[first]):.2f} and {float(self.anisotropy[last]):.2f}); of "
-            f"{self.vocabulary:,} rows, {rank[0]:,.0f} and {rank[1]:,.0f} are more similar than the own one (geometric "
+            f"On {texts}, the mean cosine between a token's stream ({PLACE_WORDS[self.at]}) and its own embedding is "
+            f"{float(self.cosine[first]):.2f} in layer {first} and {float(self.cosine[last]):.2f} in layer {last} "
+            f"(two tokens of a text: {float(self.anisotropy[first]):.2f} and {float(self.anisotropy[last]):.2f}); "
+            f"{rank[0]:,.0f} and {rank[1]:,.0f} of {self.vocabulary:,} rows are more similar (geometric "
             f"mean){no_interval(self._texts_counted)}."
         )
 
@@ -400,8 +401,8 @@ class ResidualDrift(DriftByToken):
 _LEVELS: Final = {"cosine": "cosine", "rank": "log_rank"}
 
 _HEADINGS: Final = {
-    "cosine": "Cosine to the own embedding",
-    "rank": "Rank of the own embedding",
+    "cosine": "Cosine to the token's own embedding",
+    "rank": "Rank of the token's own embedding",
     "churn": "Churn of the nearest rows",
 }
 

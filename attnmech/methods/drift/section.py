@@ -18,21 +18,23 @@ NAMED: Final = 4
 """The largest number of nearest rows that a table names."""
 
 
-PLACE_WORDS: Final = {"resid_mid": "attention + residual", "resid_post": "the stream as it leaves each block"}
+PLACE_WORDS: Final = {"resid_mid": "attention + residual", "resid_post": "the output of each block"}
 
 
 def reading_of(figure: str, at: str, k: int, texts: int) -> str:
     """How to read a figure of lines over layers; for one text, each line is a token."""
-    of = "token" if texts == 1 else "type of token, with 95 % intervals over texts"
+    of = "token" if texts == 1 else "word type, with 95 % intervals over texts"
     if figure == "cosine":
         return (
-            f"One line for each {of}: the cosine of the stream ({PLACE_WORDS[at]}) and the token's own row "
-            "of the embedding. In grey, the mean cosine of two tokens of a text, and of a token and any row."
+            f"One line per {of}: the cosine between the stream ({PLACE_WORDS[at]}) and the token's own row of the "
+            "embedding. Grey: the mean cosine between two tokens of a text, and between a token and any row."
         )
     if figure == "rank":
         mean = "" if texts == 1 else " Geometric means of 1 + rank."
-        return f"1 + the number of rows more similar to the stream than the token's own, on a log axis.{mean}"
-    return f"Of the {k} rows nearest to the stream, the share that was not among those of the layer below."
+        return (
+            f"1 + the number of rows more similar to the stream than the token's own row, on a logarithmic axis.{mean}"
+        )
+    return f"The share of the {k} nearest rows that were not among the {k} nearest in the layer below."
 
 
 @dataclass(frozen=True)
@@ -70,23 +72,26 @@ def drift_section(view: DriftNumbers, call: str, layers: Sequence[int]) -> Secti
 
     """
     charts = {
-        "token-cosine": _lines(view, layers, "cosine", "cosine to the own embedding", view.cosine),
-        "token-rank": _lines(view, layers, "rank", f"1 + rows more similar (of {view.vocabulary:,})", 1 + view.rank),
-        "token-churn": _lines(view, layers, "churn", f"share of the {view.k} nearest that is new", view.churn),
+        "token-cosine": _lines(view, layers, "cosine", "cosine to the token's own embedding", view.cosine),
+        "token-rank": _lines(
+            view, layers, "rank", f"1 + rank of the token's own row (of {view.vocabulary:,})", 1 + view.rank
+        ),
+        "token-churn": _lines(view, layers, "churn", f"share of new rows among the {view.k} nearest", view.churn),
         "token-nearest": nearest_chart(view),
     }
     rounded = max(error_of(charts[f"token-{name}"]) for name in ("cosine", "churn"))
     return Section(
         name="token-drift",
-        contents="What becomes of a token",
-        heading="What becomes of a token",
+        contents="Drift of one token",
+        heading="Drift of one token",
         finding=_about_drift(view),
-        reading="For the chosen token, after attention in each layer: the cosine of its stream and its own row of the "
-        "embedding; how many rows are more similar to the stream than its own; the share of the nearest rows that the "
-        "layer below did not have; and the nearest rows, with its own in bold. Orange: this token; grey: baselines, "
-        "which are the mean of the text's ordinary tokens and, for the cosine, that of two tokens of the text and of a "
-        "token and any row. The upright line is the chosen layer: click a point to choose another.",
-        caveat="Streams of one layer point in much the same direction, so a cosine says little beside its baselines.",
+        reading="For the selected token, after attention in each layer: the cosine between its stream and its own "
+        "row of the embedding; the number of rows more similar to the stream than its own; the share of the nearest "
+        "rows that are new in this layer; and the nearest rows, with its own in bold. Orange: this token. Grey: "
+        "baselines, namely the mean of the text's ordinary tokens and, for the cosine, the means for two tokens of "
+        "the text and for a token and any row. The vertical line marks the selected layer; click a point to select "
+        "another.",
+        caveat="Residual streams of one layer point in similar directions, so compare each cosine with its baselines.",
         figures=charts,
         call=f'{call}.plot("cosine", token={{query}})',
         rounding=f"cosines and churn of tokens are off by at most {bound(rounded)}" if rounded else "",
@@ -176,7 +181,7 @@ def _about_drift(view: DriftNumbers) -> ByChoice:
         known = np.flatnonzero(np.isfinite(view.cosine[query]) & np.isfinite(view.rank[query]))
         name = f"Token {query} {quoted(view.tokens[query])}"
         if not known.size:
-            return f"{name}: its stream is 0."
+            return f"{name} has a stream of norm 0."
         first, last = known[[0, -1]].tolist()
         cosines, pairs = (
             [float(values[at]) for at in (first, last)] for values in (view.cosine[query], view.between_tokens)
@@ -184,9 +189,9 @@ def _about_drift(view: DriftNumbers) -> ByChoice:
         ranks = [int(view.rank[query, at]) for at in (first, last)]
         beside = f" (two tokens of the text: {pairs[0]:.2f} and {pairs[1]:.2f})" if np.isfinite(pairs).all() else ""
         return (
-            f"{name}: its cosine to its own embedding goes from {cosines[0]:.2f} in layer {view.layers[first]} to "
-            f"{cosines[1]:.2f} in layer {view.layers[last]}{beside}; of {view.vocabulary:,} rows, {ranks[0]:,} and "
-            f"{ranks[1]:,} are more similar to its stream."
+            f"{name} has cosine {cosines[0]:.2f} with its own embedding in layer {view.layers[first]} and "
+            f"{cosines[1]:.2f} in layer {view.layers[last]}{beside}; {ranks[0]:,} and {ranks[1]:,} of "
+            f"{view.vocabulary:,} rows are more similar to its stream."
         )
 
     return ByChoice.texts(("query",), (len(view.tokens),), told)

@@ -24,30 +24,31 @@ from .word_types import FUNCTION_WORDS, ORDINARY, WORD_TYPES, word_types
 STATISTICS: Final = Statistics(
     Statistic(
         name="cosine",
-        meaning="Mean cosine of the stream and its token's own row.",
-        label="cosine to the own embedding",
+        meaning="Mean cosine between the stream and its token's own row.",
+        label="cosine to the token's own embedding",
         bounds=(-1.0, 1.0),
     ),
     Statistic(
         name="centred_cosine",
-        meaning="Mean of the same after the means are taken off: of the text's ordinary tokens, and of all rows.",
+        meaning="`cosine` after subtracting means: that of the text's ordinary tokens, and that of all rows.",
         bounds=(-1.0, 1.0),
     ),
     Statistic(
         name="dot",
-        meaning="Mean dot product of the stream and its token's own row.",
+        meaning="Mean dot product between the stream and its token's own row.",
         bounds=(-math.inf, math.inf),
     ),
     Statistic(
         name="rank",
-        meaning="Mean number of rows more similar than the token's own; few tokens may carry it: see `log_rank`.",
-        short="rank of the own row",
+        meaning="Mean number of rows more similar than the token's own; a few tokens may dominate it: see `log_rank`.",
+        short="rank of the token's own row",
         bounds=(0.0, math.inf),
     ),
     Statistic(name="log_rank", meaning="Mean of log10(1 + rank).", bounds=(0.0, math.inf)),
     Statistic(
         name="churn",
-        meaning="Mean share of the k nearest rows that the layer below did not have; NaN in the first layer.",
+        meaning="Mean share of the k nearest rows that were not among the k nearest in the layer below; NaN in the "
+        "first layer.",
         unit="share",
     ),
     Statistic(
@@ -62,7 +63,7 @@ STATISTICS: Final = Statistics(
     ),
     Statistic(
         name="vocabulary_cosine",
-        meaning="Mean cosine of the stream and all rows.",
+        meaning="Mean cosine between the stream and all rows.",
         bounds=(-1.0, 1.0),
     ),
 )
@@ -126,12 +127,12 @@ class ComparedRows:
             require_positions(model)
         if optional_flag("embed_norm", embed_norm) and vocabulary.norm is None:
             raise InputError(
-                f"`embed_norm=True` needs a norm of the embedding, and {model.name} ({stack.architecture.name}) has "
-                "none; leave it out."
+                f"`embed_norm=True` needs a norm after the embedding, which {model.name} ({stack.architecture.name}) "
+                "lacks."
             )
         normed = vocabulary.norm is not None and embed_norm is not False
         if k > len(vocabulary):
-            raise InputError(f"`k` must be at most {len(vocabulary)}, the rows of this vocabulary; got {k}.")
+            raise InputError(f"`k` must be at most {len(vocabulary)}, the number of rows of this vocabulary; got {k}.")
         vocabulary = vocabulary if normed else vocabulary.without_norm()
         return cls(vocabulary, metric, k, position, normed, torch.promote_types(model.dtype, torch.float32))
 
@@ -409,8 +410,8 @@ def _require_room(ids: tuple[int, ...]) -> None:
     layers, texts, length, k = ids
     if layers * texts * length * k > 4 * _KEPT:
         raise InputError(
-            f"the {k} nearest rows of {texts} × {length} tokens in {layers} layers are too many to keep. Give the "
-            "texts as an iterator, iter(texts), of which only sums are kept, or choose fewer `layers` or a smaller `k`."
+            f"the {k} nearest rows of {texts} × {length} tokens in {layers} layers are too many to keep. Pass an "
+            "iterator, iter(texts), to keep only sums, or use fewer `layers` or a smaller `k`."
         )
 
 

@@ -141,22 +141,22 @@ def _agreement(measured: Movement) -> pd.DataFrame:
 
 def _lead(stories: pd.DataFrame, agreement: pd.DataFrame, texts: int) -> str:
     clauses = ", ".join(_told(row) for row in stories.to_dict("records"))
-    few = "" if texts >= LEAST_TEXTS else f" With fewer than {LEAST_TEXTS} texts, no story is claimed."
+    few = "" if texts >= LEAST_TEXTS else f" Fewer than {LEAST_TEXTS} texts do not support a verdict."
     pairs = agreement[agreement["of"] == "movement"].to_dict("records")
     together = [
         f"{pair['one']} and {pair['other']}" for pair in pairs if pair["rho"] > 0 and pair["p_shuffled"] <= 0.05
     ]
     agree = (
-        f"Over layers, the steps of {_listed(together)} rise and fall together more than in shuffled layers."
+        f"Across layers, the step sizes of {_listed(together)} correlate more than in shuffled layers."
         if together
-        else "Over layers, no two of them rise and fall together more than in shuffled layers."
+        else "Across layers, no two measures have step sizes that correlate more than in shuffled layers."
     )
     return f"Where tokens move away from their embeddings: {clauses}. {agree}{few}"
 
 
 def _told(row: Mapping[Any, Any]) -> str:
     if not np.isfinite(row["depth"]):
-        why = "" if row["story"] == "no movement" else " (three steps are needed)"
+        why = "" if row["story"] == "no movement" else " (at least three steps are needed)"
         return f"by {row['metric']} {row['story']}{why}"
     return (
         f"by {row['metric']} {row['story']} (depth {row['depth']:.2f}, largest step into layer {row['largest_step']})"

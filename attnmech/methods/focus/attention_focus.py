@@ -190,7 +190,7 @@ class AttentionFocus(RowMeans):
         return self._by_layer(self.state["sums"][STATISTICS.place(statistic)].sum(dim=(0, -1)) / rows)
 
     def _all_rows(self, name: str) -> Tensor:
-        return self._kept(name, "it is defined over all rows, but this result has only selected ones")
+        return self._kept(name, "it is defined over all rows, but this result holds only selected rows")
 
     # -- figures ----------------------------------------------------------------------------------------------
 
@@ -202,7 +202,7 @@ class AttentionFocus(RowMeans):
         """
         option("figure", figure, dict.fromkeys((*FIGURES, *STATISTICS)))
         if self._crosses and figure == "self_focus":
-            raise InputError('in cross-attention no key is the token itself; use "first_focus" or "concentration".')
+            raise InputError('no key of cross-attention is the token itself; use "first_focus" or "concentration".')
         if self.parts is not None or figure not in FIGURES:
             return self._statistic_map(FIGURES.get(figure, figure), layer, head)
         chosen = None if layer is None or head is None else (layer, head)
@@ -211,20 +211,20 @@ class AttentionFocus(RowMeans):
     def numbers(self, nouns: Nouns = TEXT) -> "FocusNumbers":
         """The numbers of figures 4 to 6, as arrays for drawing; `nouns` are what figures call the input."""
         if self.parts is not None:
-            raise InputError("figures 4 to 6 show shares, which a difference does not have; use .plot().")
+            raise InputError("figures 4 to 6 show shares, and this result is a difference; use .plot().")
 
         def array(value: Tensor) -> Any:
             return value[list(self.layers)].float().numpy()
 
         ends = {name: self.interval(name) for name in FOCUS_NUMBERS}
         known = {name: pair for name, pair in ends.items() if pair is not None}
-        left_out = "" if "first" in self.chosen else f" The first row of each {nouns.text} is left out."
+        left_out = "" if "first" in self.chosen else f" The first row of each {nouns.text} is excluded."
         return FocusNumbers(
             layers=self.layers,
             crosses=self._crosses,
             nouns=nouns,
             **{name: array(self.mean(name)) for name in FOCUS_NUMBERS},
-            rows=f"Rows that see only one key have no choice and do not count.{left_out}",
+            rows=f"Rows that see only one key are excluded.{left_out}",
             low={name: array(low) for name, (low, _) in known.items()},
             high={name: array(high) for name, (_, high) in known.items()},
         )
@@ -248,7 +248,11 @@ class AttentionFocus(RowMeans):
         per_layer = self.first_top.shape[1]
         layer, head = divmod(strongest, per_layer)
         tied = int((self.first_top == self.first_top[layer, head]).sum()) - 1
-        heads, s = (f"L{layer}H{head} and {tied} more", "") if tied > 0 else (f"L{layer}H{head}", "s")
+        heads, s = (
+            (f"L{layer}H{head} and {tied} other{'' if tied == 1 else 's'}", "")
+            if tied > 0
+            else (f"L{layer}H{head}", "s")
+        )
         ends = self.simultaneous("first_top")
         known = (
             ""
@@ -256,18 +260,18 @@ class AttentionFocus(RowMeans):
             else f"; 95 % interval, corrected for {len(self.layers) * per_layer} heads: "
             f"{percent(float(ends[0][layer, head]), 0)} to {percent(float(ends[1][layer, head]), 0)}"
         )
-        over = f"Averaged over {len(self.layers) * per_layer} heads, the highest score of a row is at the"
+        over = f"Averaged over {len(self.layers) * per_layer} heads, the highest score of a row falls on the"
         mean, most = (percent(float(value), 0) for value in (self.first_top.nanmean(), self.first_top[layer, head]))
         if self._crosses:
             return (
-                f"{over} first {nouns.of_keys.token} of the {nouns.key_text} in {mean} of rows; {heads} look{s} there "
-                f"most often ({most}{known}). Where attention is uniform, normalised entropy is 1; the mean over heads "
-                f"is {float(self.normalised_entropy.nanmean()):.2f}."
+                f"{over} first {nouns.of_keys.token} of the {nouns.key_text} in {mean} of rows; {heads} attend{s} "
+                f"there most often ({most}{known}). Where attention is uniform, normalised entropy is 1; the mean "
+                f"over heads is {float(self.normalised_entropy.nanmean()):.2f}."
             )
         return (
-            f"{over} {nouns.first} in {mean} of rows, at the {nouns.token} itself in "
-            f"{percent(float(self.self_top.nanmean()), 0)}; {heads} look{s} at the {nouns.first} "
-            f"most often ({most}{known})."
+            f"{over} {nouns.first} in {mean} of rows, and on the {nouns.token} itself in "
+            f"{percent(float(self.self_top.nanmean()), 0)}; {heads} attend{s} to the {nouns.first} most often "
+            f"({most}{known})."
         )
 
     @property
@@ -295,11 +299,13 @@ class AttentionFocus(RowMeans):
         if self._crosses:
             return (
                 f"AttentionFocus({self._texts}, {layers} layers × {heads} heads of cross-attention; mean over heads: "
-                f"first key token on top {first} of rows, p(1) − p(2) {float(self.concentration.nanmean()):.2f})"
+                f"highest score at the first key token in {first} of rows, p(1) − p(2) "
+                f"{float(self.concentration.nanmean()):.2f})"
             )
         return (
-            f"AttentionFocus({self._texts}, {layers} layers × {heads} heads; mean over heads: first token on top "
-            f"{first} of rows, itself {itself}, p(1) − p(2) {float(self.concentration.nanmean()):.2f})"
+            f"AttentionFocus({self._texts}, {layers} layers × {heads} heads; mean over heads: highest score at the "
+            f"first token in {first} of rows, at the token itself in {itself}, p(1) − p(2) "
+            f"{float(self.concentration.nanmean()):.2f})"
         )
 
     def _comparable(self) -> dict[str, Any]:

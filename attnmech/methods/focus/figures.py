@@ -91,10 +91,10 @@ def rank_lines(
             mode="lines+markers",
             line={"color": colours[rank], "width": 1.5},
             marker={"size": 6},
-            name="the layer's highest head" if rank == 0 else "its lowest",
+            name="the highest head of each layer" if rank == 0 else "the lowest",
             showlegend=rank in (0, heads - 1),
-            hovertemplate=f"%{{customdata[1]}}<br>%{{y:.3f}}%{{customdata[2]}}<br>"
-            f"rank {rank} of {heads}, 0 is the highest<extra></extra>",
+            hovertemplate=f"%{{customdata[1]}}<br>%{{y:.3f}}%{{customdata[2]}}<br>rank {rank} of {heads} (0 is the "
+            "highest)<extra></extra>",
             meta=rank,
         )
     if chosen is not None:
@@ -154,7 +154,7 @@ def _head_words(layer: int, values: Float[np.ndarray, " head"], head: int) -> st
     if not equal:
         return f"L{layer}H{head}"
     more = f" and {len(equal) - MOST_TIED_HEADS} more" if len(equal) > MOST_TIED_HEADS else ""
-    return f"L{layer}H{head} (the same: {', '.join(equal[:MOST_TIED_HEADS])}{more})"
+    return f"L{layer}H{head} (tied with {', '.join(equal[:MOST_TIED_HEADS])}{more})"
 
 
 def _ring(values: Float[np.ndarray, "layer head"], layers: Sequence[int], chosen: tuple[int, int]) -> dict[str, object]:
@@ -167,7 +167,7 @@ def _ring(values: Float[np.ndarray, "layer head"], layers: Sequence[int], chosen
         "y": [values[list(layers).index(layer), head]],
         "mode": "markers",
         "marker": {"symbol": "circle-open", "size": 14, "color": NEUTRAL, "line": {"width": 2.5}},
-        "name": "the chosen head",
+        "name": "selected head",
         "hoverinfo": "skip",
         "showlegend": True,
         "meta": "chosen",

@@ -35,7 +35,7 @@ def global_attention(
     bos: bool | None = None,
     **corpus: Any,
 ) -> "GlobalAttention":
-    """How much of each head's attention goes to the global tokens, and how much to the others in its window.
+    """The shares of each head's attention that go to global tokens and to the other keys in its window.
 
     >>> mass = am.global_attention(model, {"input_ids": ids, "global_attention_mask": chosen})     # doctest: +SKIP
     >>> mass.global_mass, mass.window_mass, mass.uniform_global_mass                                 # doctest: +SKIP
@@ -77,8 +77,8 @@ class GlobalReducer(Reducer):
         """Sums of each mass by text and class of row."""
         if not run.stack.architecture.windows:
             raise InputError(
-                f"{run.model.name} has no global tokens: every layer has one kind of attention. Where its heads "
-                "attend is in am.attention_focus(model, texts)."
+                f"{run.model.name} has no global tokens: every layer has one kind of attention. Use "
+                "am.attention_focus(model, texts) instead."
             )
         batch = run.batch.queries(run.stack.label)
         texts, rows = batch.ids.shape
@@ -145,9 +145,7 @@ class GlobalAttention(RowMeans):
     def _sections(self) -> "Sequence[Section]":
         if self.parts is not None:
             return self._difference_sections({name: name for name in FIGURES})
-        reading = (
-            "Each cell is one head of one layer: the mean over the rows of local tokens. The two maps add up to 1."
-        )
+        reading = "Each cell is the mean of one head over the rows of local tokens. The two maps sum to 1."
         figures = {name: self.plot(name) for name in FIGURES}
         return [Section("Attention to global tokens", reading, figures, "mass.plot()")]
 
@@ -157,7 +155,7 @@ class GlobalAttention(RowMeans):
             return self._difference_lead("global_mass")
         mean = self.global_mass
         if mean.isnan().all():
-            return f"{self._opening}No local token of {self._texts} sees a global one."
+            return f"{self._opening}No local token of {self._texts} sees a global token."
         layer, head = divmod(int(mean.nan_to_num(-1).argmax()), mean.shape[1])
         share, chance, most = (
             percent(float(value), 0)
@@ -165,7 +163,7 @@ class GlobalAttention(RowMeans):
         )
         return (
             f"Local tokens give {share} of their attention to global tokens, averaged over heads; uniform attention "
-            f"would give {chance}. L{layer}H{head} gives most ({most})."
+            f"would give {chance}. L{layer}H{head} gives the most ({most})."
         )
 
     def __repr__(self) -> str:

@@ -17,8 +17,8 @@ MANY: Final = 0.5
 """A head with at least this share of rows counts as attending there."""
 
 _RANKS_JOINED: Final = (
-    "A line joins heads of one rank: the highest of each layer, the second highest, and so on. It does not follow one "
-    "head from layer to layer; the hover box says which head a point is."
+    "Each line joins heads of equal rank: the highest of each layer, the second highest, and so on. It does not "
+    "follow one head across layers; the hover box names the head."
 )
 
 
@@ -41,23 +41,24 @@ def _figures(nouns: Nouns) -> tuple[_Figure, ...]:
         _Figure(
             "self_top",
             "self_focus",
-            "4 Looks at itself",
-            f"Figure 4. How often heads look at the {nouns.token} itself",
-            "Every head of every layer at the fraction of rows whose highest score is at the "
-            f"{nouns.query_token} itself.",
+            "4 Attention to itself",
+            f"Figure 4. How often heads attend most to the {nouns.token} itself",
+            f"Each point is one head: the fraction of its rows whose highest score is at the {nouns.query_token} "
+            "itself.",
             _RANKS_JOINED,
-            f"look at the {nouns.token} itself in at least half of the rows",
+            f"attending most to the {nouns.token} itself in at least half of the rows",
         ),
         _Figure(
             "first_top",
             "first_focus",
-            f"5 Looks at the {nouns.first}",
-            f"Figure 5. How often heads look at the {nouns.first}",
-            "The same for rows whose highest score is at position 0.",
-            f"Lines join heads as in figure 4. Rows that look at any other {nouns.token} count in neither figure.",
-            f"look at the {nouns.first} in at least half of the rows",
+            f"5 Attention to the {nouns.first}",
+            f"Figure 5. How often heads attend most to the {nouns.first}",
+            "As in figure 4, for rows whose highest score is at position 0.",
+            f"Lines join heads as in figure 4. Rows whose highest score is at any other {nouns.token} count in "
+            "neither figure.",
+            f"attending most to the {nouns.first} in at least half of the rows",
         ),
-        _concentration(nouns, 4, " Rows with few visible keys weigh as much as long ones."),
+        _concentration(nouns, 4, " Rows with few visible keys count as much as rows with many."),
     )
 
 
@@ -67,12 +68,12 @@ def _cross_figures(nouns: Nouns) -> tuple[_Figure, ...]:
         _Figure(
             "first_top",
             "first_focus",
-            "5 Looks at the first key",
-            f"Figure 5. How often heads look at the first {nouns.key_token}",
-            "Every head of every layer at the fraction of rows whose highest score is at position 0 of the "
+            "5 Attention to the first key",
+            f"Figure 5. How often heads attend most to the first {nouns.key_token}",
+            "Each point is one head: the fraction of its rows whose highest score is at position 0 of the "
             f"{nouns.key_text}.",
             _RANKS_JOINED,
-            f"look at the first {nouns.key_token} in at least half of the rows",
+            f"attending most to the first {nouns.key_token} in at least half of the rows",
         ),
         _concentration(nouns, 5),
     )
@@ -84,10 +85,10 @@ def _concentration(nouns: Nouns, joined_as_in: int, more: str = "") -> _Figure:
         "concentration",
         "6 Concentration",
         "Figure 6. How concentrated attention is",
-        "The mean over rows of p(1) − p(2), the highest probability after softmax minus the second highest: near 1, a "
-        f"head looks at one {nouns.of_keys.token} at a time; near 0, at several.",
+        "The mean over rows of p(1) − p(2), the highest probability after softmax minus the second highest. Near 1, "
+        f"a head attends to one {nouns.of_keys.token} at a time; near 0, to several.",
         f"Lines join heads as in figure {joined_as_in}.{more}",
-        "reach 0.5",
+        "reaching 0.5",
         "{:.3f}".format,
     )
 
@@ -121,7 +122,7 @@ def _chosen(view: FocusNumbers, figure: _Figure, call: str, layers: Sequence[int
     return replace(
         plain,
         finding=_place_of_head(view, figure, layers),
-        reading=f"{figure.reading} Click a point to choose its head.",
+        reading=f"{figure.reading} Click a point to select its head.",
         figures=dict.fromkeys(plain.figures, focus_chart(view, figure.number, layers)),
         call=f'{call}.plot("{figure.name}", layer={{layer}}, head={{head}})',
     )
@@ -135,13 +136,13 @@ def about_all_heads(view: FocusNumbers) -> str:
 
     if view.crosses:
         return (
-            f"Heads that look most at the first {view.nouns.key_token} in at least half of their rows: "
+            f"Heads attending most to the first {view.nouns.key_token} in at least half of their rows: "
             f"{count('first_top')} of {view.self_top.size}."
         )
     return (
-        f"Of {view.self_top.size} heads, in at least half of their rows {count('first_top')} look most at the "
-        f"{view.nouns.first}, {count('self_top')} at the {view.nouns.token} itself, {count('previous_top')} at the one "
-        "before."
+        f"Heads attending most to one {view.nouns.token} in at least half of their rows: {count('first_top')} to the "
+        f"{view.nouns.first}, {count('self_top')} to the {view.nouns.token} itself, {count('previous_top')} to the "
+        f"previous one (of {view.self_top.size} heads)."
     )
 
 
@@ -151,13 +152,13 @@ def _place_of_head(view: FocusNumbers, figure: _Figure, layers: Sequence[int]) -
     places = [view.layers.index(layer) for layer in layers]
     defined = np.isfinite(values)
     if not defined.any():
-        return ByChoice.texts((), (), lambda: "No row counts.")
+        return ByChoice.texts((), (), lambda: "No row is counted.")
     highest = float(np.nanmax(values))
     (first, *others) = np.argwhere(values == highest)
     more = f" and {len(others)} more" if others else ""
     rest = (
-        f"Highest: {figure.written(highest)}, L{view.layers[first[0]]}H{first[1]}{more}. "
-        f"{(values >= MANY).sum()} of {defined.sum()} heads {figure.many}."
+        f"Highest: {figure.written(highest)}, L{view.layers[first[0]]}H{first[1]}{more}. Heads {figure.many}: "
+        f"{(values >= MANY).sum()} of {defined.sum()}."
     )
 
     def told(layer: int, head: int) -> str:
@@ -165,7 +166,9 @@ def _place_of_head(view: FocusNumbers, figure: _Figure, layers: Sequence[int]) -
         known = figure.written(own) if np.isfinite(own) else "undefined"
         previous = ""
         if figure.number == "self_top" and np.isfinite(before):
-            previous = f" The chosen head looks at the previous {view.nouns.token} in {percent(before)}."
+            previous = (
+                f" The selected head attends most to the previous {view.nouns.token} in {percent(before)} of rows."
+            )
         return f"L{layers[layer]}H{head}: {known}. {rest}{previous}"
 
     return ByChoice.texts(("layer", "head"), (len(layers), values.shape[1]), told)
@@ -174,5 +177,5 @@ def _place_of_head(view: FocusNumbers, figure: _Figure, layers: Sequence[int]) -
 def _rows_in_words(view: FocusNumbers) -> str:
     rows = f"{view.rows[:1].upper()}{view.rows[1:].rstrip('.')}."
     if view.low:
-        return f"{rows} The hover box gives each number's interval."
-    return f"{rows} Without intervals: another {view.nouns.text} may give other numbers."
+        return f"{rows} Hover over a point for its interval."
+    return f"{rows} Intervals are not available: another {view.nouns.text} may give different numbers."

@@ -98,9 +98,9 @@ def group_attention(
     """
     require_model(model)
     if len(model.stacks) > 1:
-        raise InputError("groups are compared in models with one stack; this one has an encoder and a decoder.")
+        raise InputError("groups of words need a model with one stack; this model has an encoder and a decoder.")
     if not getattr(model.tokenizer, "is_fast", False):
-        raise InputError("groups of words need a model with a fast tokenizer, which knows where its tokens stand.")
+        raise InputError("groups of words need a fast tokenizer, which maps tokens to characters.")
     within, factor = whole_number("within", within), finite_number("factor", factor, above=0.0)
     if factor < 1:
         raise InputError(f"`factor` must be at least 1; got {factor:g}.")
@@ -131,7 +131,7 @@ def group_attention(
         raise InputError("`inputs` must hold at least one text; got none.")
     if not bool(total["found"].any()):
         raise InputError(
-            f"no text has words of two groups where one can see the other; the groups are {', '.join(of_group)}."
+            f"no text has words of two groups that can attend to each other; the groups are {', '.join(of_group)}."
         )
     options = {
         "layers": list(chosen), "bos": bos, "within": within, "factor": factor,
@@ -164,13 +164,13 @@ _BY_TEXT: Final = ("attention", "baseline", "matched", "found")
 
 def _text(text: Any) -> str:
     if not isinstance(text, str):
-        raise InputError(f"every text must be a string, in which words are found; got {shown(text)}.")
+        raise InputError(f"every text must be a string; got {shown(text)}.")
     return text
 
 
 def _checked(groups: Any) -> dict[str, tuple[str, ...]]:
     """The words of each group, in lower case."""
-    wanted = "a dictionary of at least two lists of words, by name"
+    wanted = "a dictionary from names to lists of words, with at least two groups"
     if not isinstance(groups, Mapping) or len(groups) < 2:
         raise InputError(f"`groups` must be {wanted}; got {shown(groups)}.")
     words_of_group: dict[str, tuple[str, ...]] = {}
@@ -183,10 +183,12 @@ def _checked(groups: Any) -> dict[str, tuple[str, ...]]:
                 raise InputError(f"groups[{name!r}] must hold single words; got {shown(word)}.")
             if bare(word) in owner:
                 where = f"both {owner[bare(word)]!r} and {name!r}" if owner[bare(word)] != name else f"{name!r} twice"
-                raise InputError(f"a word belongs to one group, once; {bare(word)!r} is in {where} (case is ignored).")
+                raise InputError(
+                    f"a word must occur once, in one group; {bare(word)!r} is in {where} (case is ignored)."
+                )
             owner[bare(word)] = name
         if not members:
-            raise InputError(f"group {name!r} has no words; give at least one.")
+            raise InputError(f"group {name!r} has no words; pass at least one.")
         words_of_group[name] = tuple(map(bare, members))
     return words_of_group
 
@@ -356,9 +358,11 @@ class GroupAttention(PagedResult):
             total, matched = (int(pairs[direction].sum()) for pairs in (self.found_pairs, self.matched_pairs))
             if not total:
                 continue
-            left_out = f", {total - matched} left out for want of a matched word" if total > matched else ""
-            what = f"from {names[0]} to {names[1]} ({matched} matched {'pair' if matched == 1 else 'pairs'}{left_out})"
-            clauses.append(f"{what} {self._finding(direction, best.get(names))}")
+            left_out = f", {total - matched} without a match" if total > matched else ""
+            what = (
+                f"from “{names[0]}” to “{names[1]}” ({matched} matched {'pair' if matched == 1 else 'pairs'}{left_out})"
+            )
+            clauses.append(f"{what}: {self._finding(direction, best.get(names))}")
         several = "1 text" if self.documents == 1 else f"{self.documents} texts"
         none = f" No text has {', '.join(self.missing[:8])}." if self.missing else ""
         return with_minus_signs(f"On {several}, {'; '.join(clauses)}.{none}")
@@ -366,15 +370,16 @@ class GroupAttention(PagedResult):
     def _finding(self, direction: int, best: Mapping[Any, Any] | None) -> str:
         texts = int((self.matched_pairs[direction] > 0).sum())
         if texts < LEAST_TEXTS or float(self.matched_pairs[direction].sum()) < LEAST_PAIRS:
-            return f"too little is known for a claim, which needs {LEAST_PAIRS} pairs in {LEAST_TEXTS} texts"
+            return f"too few pairs for a claim (at least {LEAST_PAIRS} in {LEAST_TEXTS} texts are needed)"
         if best is None:
             return "no head differs clearly from matched words"
         more = "more" if best["difference"] > 0 else "less"
         ends = best["difference_low"], best["difference_high"]
         span = interval_of(ends, "+.2g", self._differences.mean.numel(), "differences")
         return (
-            f"L{best['layer']}H{best['head']} attends {more} than to matched words ({best['attention']:.3f} against "
-            f"{best['baseline']:.3f}; this holds for {best['holds_for']}){span}"
+            f"L{best['layer']}H{best['head']} attends {more} to “{self.directions[direction][1]}” than to matched "
+            f"words ({best['attention']:.3f} against {best['baseline']:.3f}; this holds for "
+            f"{best['holds_for']}){span}"
         )
 
     @property
@@ -385,8 +390,9 @@ class GroupAttention(PagedResult):
         return [
             Section(
                 f"From {query} to {key}",
-                f"Each cell is one head: how much more of its attention goes from words of “{query}” to words of "
-                f"“{key}” than to words of the same text of similar frequency and distance and as many tokens{PALE}.",
+                f"Each cell is one head: its attention from words of “{query}” to words of “{key}”, minus its "
+                "attention to other words of the same text with similar frequency and distance and the same number "
+                f"of tokens{PALE}.",
                 {f"direction-{place}": self.plot(query, key)},
                 f"found.plot({query!r}, {key!r})",
             )
@@ -405,7 +411,9 @@ class GroupAttention(PagedResult):
     def _place(self, query: str, key: str) -> int:
         if (query, key) not in self.directions:
             known = ", ".join(self.names)
-            raise InputError(f"query and key must be two of the groups {known}; got {shown(query)} and {shown(key)}.")
+            raise InputError(
+                f"`query` and `key` must be two of the groups {known}; got {shown(query)} and {shown(key)}."
+            )
         return self.directions.index((query, key))
 
     def _by_layer(self, values: Float[Tensor, "measured head"]) -> Float[Tensor, "layer head"]:

@@ -61,8 +61,8 @@ def _contents(part: CorpusBatch, model: HookedModel) -> "Iterable[tuple[int, Ten
     own_target = batch.target is not None and batch.target.ids.shape[1] > 1
     if not images and (batch.extra or own_target):
         raise InputError(
-            "a corpus for a joint embedding must hold texts or token ids alone; give inputs with further tensors, such "
-            "as token types or a decoder's tokens, as one mapping."
+            "an iterator for a joint embedding must yield only texts or token ids; pass inputs with further "
+            "tensors, such as token types or a decoder's tokens, as one mapping."
         )
     for row, number in enumerate(part.documents.tolist()):
         content = batch.extra["pixel_values"][row] if images else batch.ids[row][batch.mask[row]]

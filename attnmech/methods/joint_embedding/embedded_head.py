@@ -204,10 +204,9 @@ class OneHead:
         differs = ((whole - last[:, None]).abs() * (self.seen if whole.shape[1] > 1 else 0)).max()
         if float(differs) > 1e-5 * max(1.0, float(last.abs().max())):
             raise UnsupportedModelError(
-                f'geometry="exact" needs a position term that is slope · position of the key (ALiBi), or none; layer '
-                f"{self.block.layer} of this model adds one that depends on query and key together (T5's buckets, "
-                "DeBERTa's tables). Use "
-                'geometry="scaled", which looks at q·k alone.'
+                'geometry="exact" needs a position term that is slope · position of the key (ALiBi), or none; layer '
+                f"{self.block.layer} of this model adds a term that depends on both query and key (T5's buckets, "
+                'DeBERTa\'s tables). Use geometry="scaled", which embeds q·k alone.'
             )
         steps = batch.places.cpu().double() * batch.mask.cpu()
         last = last * batch.mask.cpu()

@@ -136,7 +136,7 @@ class EmbeddedPoints(WithStatistics, PagedResult):
         # The axes of patterns differ from text to text.
         for field_name in ("patterns", "text_special"):
             if set(getattr(self, field_name)) != set(self.text_labels):
-                raise ValueError(f"`{field_name}` must be of the texts of `text_labels`")
+                raise ValueError(f"`{field_name}` must have one entry per text of `text_labels`")
         replace(self, patterns={}, text_special={})._check_fields()
         check_layers(tuple(dict.fromkeys(layer for layer, _ in self.heads)), self.n_layers)
 
@@ -243,8 +243,8 @@ class EmbeddedPoints(WithStatistics, PagedResult):
         hits = [place for place, label in enumerate(self.labels) if wanted and wanted in label.casefold()]
         if len(hits) < 2:
             raise InputError(
-                f"two of the {len(self.labels)} sampled tokens must hold {shown(query)} to say how close they lie; "
-                f"{len(hits)} {'does' if len(hits) == 1 else 'do'}."
+                f"at least two of the {len(self.labels)} sampled tokens must contain {shown(query)}; {len(hits)} "
+                f"{'does' if len(hits) == 1 else 'do'}."
             )
         places, tokens = self.vectors, len(self.labels)
         if projection is not None:
@@ -364,11 +364,11 @@ class EmbeddedPoints(WithStatistics, PagedResult):
         """
         option("figure", figure, ("points", "criterion"))
         if (layer is None) != (head is None):
-            raise InputError("give both `layer` and `head`, or neither.")
+            raise InputError("pass both `layer` and `head`, or neither.")
         place = self._best if layer is None or head is None else self._place(layer, head)
         if figure == "criterion":
             if bool(self.curve[place].isnan().all()):
-                raise InputError('there is a curve only where c was chosen by it: scale="auto", geometry="scaled".')
+                raise InputError('the criterion has a curve only with scale="auto" and geometry="scaled".')
             return criterion_curve(
                 self.grid[place].numpy(), self.curve[place].numpy(), float(self.numbers["scale"][place])
             )
@@ -402,13 +402,13 @@ class EmbeddedPoints(WithStatistics, PagedResult):
         count = len(self.documents)
         tokens = f"{len(self.labels):,} tokens of {count} {self._unit}{'' if count == 1 else 's'}"
         if not len(known):
-            return f"{tokens}: too few query-key pairs for a correlation of distance and dot product."
+            return f"{tokens}: too few query-key pairs to correlate distance and dot product."
         layer, head = self.heads[self._best]
         several = f"{float(known.mean()):.2f} on average over {len(known)} heads, " if len(known) > 1 else ""
         what = "score" if self.geometry == "exact" else "dot product"
         return (
-            f"{tokens}: the weighted correlation of distance and {what} is {several}{float(known.min()):.2f} for "
-            f"L{layer}H{head}{' , the closest to −1' if len(known) > 1 else ''}".replace(" ,", ",")
+            f"{tokens}: the weighted correlation between distance and {what} is {several}{float(known.min()):.2f} "
+            f"for L{layer}H{head}{' , the closest to −1' if len(known) > 1 else ''}".replace(" ,", ",")
             + "."
         )
 
@@ -418,22 +418,25 @@ class EmbeddedPoints(WithStatistics, PagedResult):
         sentences = []
         if len(self.labels) < int(self.lengths.sum()):
             sentences.append(
-                f"{len(self.labels):,} of {int(self.lengths.sum()):,} tokens were drawn at random as points."
+                f"{len(self.labels):,} of {int(self.lengths.sum()):,} tokens were sampled at random as points."
             )
         if len(self.documents) < self.texts_seen:
             sentences.append(
-                f"{len(self.documents):,} of {self.texts_seen:,} {self._unit}s were drawn at random and run."
+                f"{len(self.documents):,} of {self.texts_seen:,} {self._unit}s were sampled at random and run."
             )
         if not self.all_pairs:
-            sentences.append(f"Correlations are over {max(self.pairs):,} query-key pairs drawn at random.")
+            sentences.append(f"Correlations are over {max(self.pairs):,} randomly sampled query-key pairs.")
         change = self.numbers["attention_change"]
         moved = change > _CHANGED
         if bool(moved.any()):
             sentences.append(
-                f"The shift changes attention in {int(moved.sum())} heads (soft cap or sink), by up to "
-                f"{float(change[moved].max()):.2g}."
+                f"The shift changes attention probabilities by up to {float(change[moved].max()):.2g} (soft cap or "
+                f"sink; heads affected: {int(moved.sum())})."
             )
-        for flagged, words in (("edge", "at an end of the grid"), ("flat", "undetermined: any does equally well")):
+        for flagged, words in (
+            ("edge", "at an end of the search grid"),
+            ("flat", "undetermined (all values do equally well)"),
+        ):
             names = [
                 f"L{layer}H{head}"
                 for (layer, head), flag in zip(self.heads, self.flags, strict=True)
@@ -449,8 +452,8 @@ class EmbeddedPoints(WithStatistics, PagedResult):
         sections = [
             Section(
                 f"Layer {layer}, head {head}",
-                "Each token is two points, its query and its key; the nearer a key is to a query, the higher their "
-                f"score. {' '.join(self.notes)}".strip(),
+                "Each token appears as two points, its query and its key; the nearer a key is to a query, the "
+                f"higher their score. {' '.join(self.notes)}".strip(),
                 {f"points-{name}": self.plot(projection=name) for name in self.points},
                 f"joint.plot(layer={layer}, head={head})",
                 name="points",
@@ -460,8 +463,8 @@ class EmbeddedPoints(WithStatistics, PagedResult):
             sections.append(
                 Section(
                     "The choice of c",
-                    "Queries times c and keys over c leave every dot product as it was, but not distances. c is where "
-                    "distance and dot product of near pairs are correlated most negatively.",
+                    "Multiplying queries by c and dividing keys by c preserves every dot product but changes "
+                    "distances. c minimises the correlation between distance and dot product over near pairs.",
                     {"criterion": self.plot("criterion")},
                     f'joint.plot("criterion", layer={layer}, head={head})',
                 )

@@ -74,9 +74,9 @@ def criterion_curve(grid: Float[np.ndarray, " c"], curve: Float[np.ndarray, " c"
     figure.add_scatter(
         x=[float(grid[at])], y=[float(curve[at])], mode="markers", name="chosen",
         marker={"color": "#d55e00", "symbol": "square", "size": 9},
-        hovertemplate="c = %{x:.4g}, chosen<br>%{y:.4f}<extra></extra>",
+        hovertemplate="selected c = %{x:.4g}<br>%{y:.4f}<extra></extra>",
     )  # fmt: skip
     figure.update_layout(template=FIGURE_STYLE, height=320)
     figure.update_xaxes(title="c: queries × c, keys / c", type="log")
-    figure.update_yaxes(title="weighted correlation of<br>distance and dot product")
+    figure.update_yaxes(title="weighted correlation between<br>distance and dot product")
     return figure

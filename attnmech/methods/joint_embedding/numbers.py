@@ -28,8 +28,8 @@ NUMBERS: Final = Statistics(
         meaning="""The correlation of distance and dot product (of score, for geometry="exact"), before projection.
 
         Pearson's, over the pairs of a query and a key it sees that are nearer than τ, each with weight (τ − distance)²;
-        τ is the 20th percentile of the distances of all pairs. −1 where distance says all about near pairs.
-        """,
+        τ is the 20th percentile of the distances of all pairs. −1 if distance determines the dot product of near pairs
+        linearly. """,
         label="correlation",
         bounds=(-1.0, 1.0),
         printed=True,
@@ -60,8 +60,8 @@ NUMBERS: Final = Statistics(
         name="separation",
         meaning="`centroid_distance`, in spreads: the root mean square distance of a point from the mean of its kind.",
         label="distance of centroids, in spreads",
-        reading="between queries and keys before the shift; 1 is a point's usual distance from the centroid of its "
-        "kind",
+        reading="between queries and keys before the shift; 1 is the root mean square distance of a point from the "
+        "centroid of its kind",
         bounds=(0.0, math.inf),
         printed=True,
     ),
@@ -73,18 +73,17 @@ NUMBERS: Final = Statistics(
         (docs/formulas.md#shares-of-variance).
         """,
         label="share lost by the shift",
-        reading="of what distinguishes a query's keys, the part due to the mean query, which distances no longer hold",
+        reading="the part of the score differences between keys that is due to the mean query and lost from distances",
         bounds=(-math.inf, math.inf),
     ),
     Number(
         name="attention_change",
-        meaning="""The largest change of a probability, if scores were made from the points: 0 but for rounding.
+        meaning="""The largest change of a probability if scores are computed from the points: 0 up to rounding.
 
-        A shift adds a constant to each row of scores. Under a soft cap, or beside a sink, that does change attention.
+        A shift adds a constant to each row of scores. With a soft cap or a sink, that does change attention.
         """,
         label="change of attention",
-        reading="the largest change of a probability by scale and shift; above rounding only under a soft cap or "
-        "beside a sink",
+        reading="the largest change of a probability by scale and shift; above rounding only with a soft cap or a sink",
     ),
     Number(
         name="first_attention",

@@ -28,29 +28,29 @@ MOST_COMPARED: Final = 1000
 NAMES: Final = {"pca": "PCA", "tsne": "t-SNE", "umap": "UMAP", "pacmap": "PaCMAP"}
 
 MEANINGS: Final = {
-    "correlation (": "the same correlation between the dots, after projection",
-    "correlation": "between distance and query-key product before projection, nearby pairs counting most; "
-    "−1: the nearer a key, the larger its score",
+    "correlation (": "the same correlation between the plotted points, after projection",
+    "correlation": "between distance and query-key product before projection, weighted towards nearby pairs; −1: "
+    "the nearer a key, the larger its score",
     "Spearman": "rank correlation between the same distance and product",
-    "key norm / query norm": "how much longer keys are than queries before scaling",
+    "key norm / query norm": "norm of keys relative to queries, before scaling",
     "norm disparity": "median key norm over median query norm",
     "separated clusters": "distance between the centroids of queries and keys before the shift, in spreads of a cloud",
     "attends to first": "mean attention to the first token",
-    "trustworthiness": "how many neighbours in the plot are neighbours before projection; 1 is all",
+    "trustworthiness": "how well neighbours in the plot agree with neighbours before projection; 1 is perfect",
 }
 """The meanings of the usual numbers, by the beginning of their labels."""
 
 LEAD: Final = (
-    "Each dot is a token, once as a query (●) and once as a key (■); a query lies near the keys that it attends to, "
+    "Each token is plotted twice, as a query (●) and as a key (■); a query lies near the keys that it attends to, "
     "as far as the projection allows."
 )
 
 READING: Final = (
-    "Queries and keys of a head stand in one space, scaled and shifted in ways that leave its attention as it is. "
-    "Choose a head among the small plots, by click or with the arrow keys; in the large plot, choose a dot to see its "
-    "attention. Distances in a projection are approximate: look at the correlation and the trustworthiness beside the "
-    "plot before trusting a cluster. In the text, hidden tokens are left out of the softmax, which is computed again; "
-    "a row is blank where the other keys have so little that the precision of the patterns does not settle it to 1 %."
+    "The queries and keys of a head share one space, scaled and shifted without changing its attention. Select a "
+    "head among the small plots by click or with the arrow keys; in the large plot, click a point to see its "
+    "attention. Distances in a projection are approximate: check the correlation and the trustworthiness beside the "
+    "plot before trusting a cluster. In the text, hiding tokens renormalises attention over the other keys; a row "
+    "is blank if these have too little attention for the stored precision to determine it to 1 %."
 )
 
 

@@ -97,7 +97,7 @@ class EmbeddingView:
             raise InputError(f"nothing to show: {len(self.heads)} heads, {len(self.labels)} tokens.")
         places = [(head.layer, head.head) for head in self.heads]
         if places != sorted(set(places)):
-            raise InputError(f"`heads` must come by layer and head, each once; got {places}.")
+            raise InputError(f"`heads` must be sorted by layer and head, without duplicates; got {places}.")
         names = list(self.heads[0].points)
         if not names or any(list(head.points) != names for head in self.heads):
             raise InputError("`heads` must all have the same projections, and at least one.")

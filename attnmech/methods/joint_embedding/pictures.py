@@ -36,9 +36,9 @@ class Projecting:
         """Raises `InputError` for more points than a projection is computed on, if it cannot place the others."""
         if count > FITTED and self.name in CANNOT_PLACE:
             raise InputError(
-                f'projection="{self.name}" takes {FITTED:,} points, {FITTED // 2:,} tokens, at most; got '
-                f"{count // 2:,} tokens. Give sample={FITTED // 2} or less, or a projection that places the others: "
-                '"pca", "umap" or "opentsne".'
+                f'projection="{self.name}" takes at most {FITTED:,} points ({FITTED // 2:,} tokens); got '
+                f"{count // 2:,} tokens. Use sample={FITTED // 2} or less, or a projection that can place further "
+                'points: "pca", "umap" or "opentsne".'
             )
 
     def fit(self, vectors: Float[Tensor, "point d"]) -> Projection:

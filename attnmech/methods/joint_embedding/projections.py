@@ -28,8 +28,8 @@ TRUSTED: Final = 5
 """The number of neighbours that `trustworthiness` uses."""
 
 CANNOT_PLACE: Final = {
-    "tsne": "scikit-learn's t-SNE finds coordinates of its own points only; openTSNE's can: projection=\"opentsne\"",
-    "pacmap": "PaCMAP takes new points as another data set, so that a point it knows may land elsewhere",
+    "tsne": 'scikit-learn\'s t-SNE embeds only the points that it was fitted on; use projection="opentsne"',
+    "pacmap": "PaCMAP treats new points as another data set, so a known point may land elsewhere",
 }
 """The reasons why a projection cannot place further points."""
 
@@ -69,13 +69,13 @@ def check_enough(name: str, count: int, *, dims: int, perplexity: float) -> None
     """Raises `InputError` if a projection needs more points."""
     if name in ("tsne", "opentsne") and 3 * perplexity > count - 1:
         raise InputError(
-            f"a perplexity of {perplexity:g} needs {int(3 * perplexity) + 2} points; {count // 2} tokens have {count}, "
-            f"one query and one key each. Use more text, or perplexity={max(1, (count - 1) // 3)} or less."
+            f"a perplexity of {perplexity:g} needs {int(3 * perplexity) + 2} points; {count // 2} tokens give "
+            f"{count}, one query and one key each. Use more text, or perplexity={max(1, (count - 1) // 3)} or less."
         )
     least = NEIGHBOURS.get(name, dims) + 1
     if count < least:
         raise InputError(
-            f'projection="{name}" in {dims} dimensions needs {least} points; {count // 2} tokens have {count}, one '
+            f'projection="{name}" in {dims} dimensions needs {least} points; {count // 2} tokens give {count}, one '
             "query and one key each. Use more text."
         )
 

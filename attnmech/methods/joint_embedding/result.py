@@ -145,11 +145,13 @@ class _Settings:
     progress: bool
 
 
-def _projections(given: Any) -> tuple[str, ...]:
-    names = (given,) if isinstance(given, str) else tuple(given) if isinstance(given, Sequence) else ()
+def _projections(projection: Any) -> tuple[str, ...]:
+    names = (
+        (projection,) if isinstance(projection, str) else tuple(projection) if isinstance(projection, Sequence) else ()
+    )
     if not names:
         raise InputError(
-            f"`projection` must be one of {', '.join(PROJECTIONS)}, or a list of them; got {shown(given)}."
+            f"`projection` must be one of {', '.join(PROJECTIONS)}, or a list of them; got {shown(projection)}."
         )
     for name in names:
         option("projection", name, PROJECTIONS)
@@ -157,11 +159,11 @@ def _projections(given: Any) -> tuple[str, ...]:
     return tuple(dict.fromkeys(names))
 
 
-def _checked_scale(given: Any) -> float | Literal["auto", "norm"]:
-    if isinstance(given, str):
-        option("scale", given, ("auto", "norm"))
-        return cast(Literal["auto", "norm"], given)
-    return finite_number("scale", given, above=0.0)
+def _checked_scale(scale: Any) -> float | Literal["auto", "norm"]:
+    if isinstance(scale, str):
+        option("scale", scale, ("auto", "norm"))
+        return cast(Literal["auto", "norm"], scale)
+    return finite_number("scale", scale, above=0.0)
 
 
 def _embedded(
@@ -176,7 +178,7 @@ def _embedded(
     of_stack = model.output_stack if stack is None else model.stack(stack)
     if of_stack.label == "cross":
         raise UnsupportedModelError(
-            "in cross-attention queries and keys are tokens of two texts, and a point here is a token of one; use "
+            "a joint embedding needs queries and keys of the same tokens, unlike cross-attention; use "
             'stack="encoder" or stack="decoder".'
         )
     layers = tuple(dict.fromkeys(layer for layer, _ in plan.heads))
@@ -253,7 +255,7 @@ def _texts(model: HookedModel, inputs: Inputs | Iterable[Inputs], plan: Plan, se
             bos=settings.bos, truncate=settings.truncate,
         )  # fmt: skip
     if settings.truncate:
-        raise InputError("`truncate` is for a corpus: give an iterator of texts, such as iter(texts).")
+        raise InputError("`truncate` needs an iterator of texts, such as iter(texts).")
     batch = model.encode(cast(Inputs, inputs), bos=settings.bos)
     return ChosenTexts(batch, tuple(range(len(batch.ids))), len(batch.ids), 0)
 
@@ -261,7 +263,7 @@ def _texts(model: HookedModel, inputs: Inputs | Iterable[Inputs], plan: Plan, se
 def _check(plan: Plan, settings: _Settings, tokens: int, d_head: int, dtype: torch.dtype) -> None:
     """Raises `InputError` for too few tokens and for too many points."""
     if tokens < 2:
-        raise InputError("a joint embedding needs two tokens at least; give a longer text.")
+        raise InputError("a joint embedding needs at least two tokens; pass a longer text.")
     for name in settings.projections:
         count = 2 * tokens
         Projecting(name, settings.dims, settings.perplexity, plan.seed).check_room(count)
@@ -271,7 +273,7 @@ def _check(plan: Plan, settings: _Settings, tokens: int, d_head: int, dtype: tor
     if tokens * bytes_per_token > KEPT_BYTES:
         raise InputError(
             f"the queries and keys of {tokens:,} tokens in {len(plan.heads)} heads would take "
-            f"{tokens * bytes_per_token / 1e9:.1f} GB, and at most {KEPT_BYTES / 1e9:.1f} GB are kept. Use "
+            f"{tokens * bytes_per_token / 1e9:.1f} GB; the limit is {KEPT_BYTES / 1e9:.1f} GB. Use "
             f"sample={KEPT_BYTES // bytes_per_token} or less, or fewer `heads`."
         )
 
@@ -289,12 +291,16 @@ def _carried(batch: Batch, heads: int) -> list[int]:
 
 
 def _pictures(
-    plan: Plan, settings: _Settings, embedder: Embedder, found: Sequence[EmbeddedHead], fitted: "JointEmbedding | None"
+    plan: Plan,
+    settings: _Settings,
+    embedder: Embedder,
+    embedded: Sequence[EmbeddedHead],
+    fitted: "JointEmbedding | None",
 ) -> tuple[dict[str, Tensor], dict[str, dict[str, Tensor]]]:
     """The points of every head by projection, and the measures after projection."""
     points, after = {}, {}
     for name in settings.projections:
-        points[name], measured = _picture(name, plan, settings, embedder, found, fitted)
+        points[name], measured = _picture(name, plan, settings, embedder, embedded, fitted)
         after[name] = {
             number: torch.tensor([measures[number] for measures in measured], dtype=torch.float64) for number in AFTER
         }
@@ -306,15 +312,15 @@ def _picture(
     plan: Plan,
     settings: _Settings,
     embedder: Embedder,
-    found: Sequence[EmbeddedHead],
+    embedded: Sequence[EmbeddedHead],
     fitted: "JointEmbedding | None",
 ) -> tuple[Float[Tensor, "chosen point dims"], list[dict[str, float]]]:
     """The points of every head in one projection, and the measures after it."""
     projecting = Projecting(name, settings.dims, settings.perplexity, plan.seed)
     points = []
-    with steps(f"projecting by {name}", len(found), show=settings.progress) as bar:
+    with steps(f"projecting by {name}", len(embedded), show=settings.progress) as bar:
         # One at a time: several of the libraries are not thread-safe, and start their own threads.
-        for place, head in enumerate(found):
+        for place, head in enumerate(embedded):
             if fitted is None:
                 points.append(projecting.points(head.vectors))
             else:
@@ -322,10 +328,10 @@ def _picture(
             bar.advance(1)
 
     def measured(place: int) -> dict[str, float]:
-        head, pairs = found[place], embedder.pairs[plan.heads[place][0]]
+        head, pairs = embedded[place], embedder.pairs[plan.heads[place][0]]
         return after_projection(name, head.vectors, points[place], head.offset, pairs, plan.seed)
 
-    return torch.stack(points), in_threads(measured, len(found))
+    return torch.stack(points), in_threads(measured, len(embedded))
 
 
 def _cells(tokens: Tokens) -> list[tuple[int, int]]:
@@ -371,8 +377,8 @@ class JointEmbedding(EmbeddedPoints):
         """
         if self.geometry == "exact":
             raise InputError(
-                'with geometry="exact", the last coordinate of a key depends on the longest key of the run; embed all '
-                "texts at once."
+                'with geometry="exact", the last coordinate of a key depends on the longest key of the run, so all '
+                "texts must be embedded at once."
             )
         place, name = self._place(layer, head), self._projection(projection)
         placer = self._placer(name, place)
@@ -381,7 +387,7 @@ class JointEmbedding(EmbeddedPoints):
         vectors += [] if keys is None else [embedding.keys(keys.double())]
         width = self.vectors.shape[-1]
         if not vectors or any(kind.ndim != 2 or kind.shape[1] != width for kind in vectors):
-            raise InputError(f"give `queries`, `keys` or both, each [point, {width}].")
+            raise InputError(f"pass `queries`, `keys` or both, each [point, {width}].")
         return torch.from_numpy(np.asarray(placer(torch.cat(vectors).cpu().numpy()))).float()
 
     def _embedding(self, place: int) -> ScaleAndShift:
@@ -402,7 +408,9 @@ class JointEmbedding(EmbeddedPoints):
         """
         require_model(model)
         if model.weights_hash != self.provenance.weights:
-            raise InputError("further texts must be run on the model that this was measured on; its weights differ.")
+            raise InputError(
+                "further texts must be run on the model of this result; the weights of the model passed differ."
+            )
         if self.geometry == "exact":
             self.place(*self.heads[0])
         for name in self.points:

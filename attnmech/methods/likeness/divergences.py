@@ -135,8 +135,9 @@ def _most_groups(layers: int, heads: int) -> int:
     # With more texts than groups, the number of groups is a power of two.
     if 2 ** int(math.log2(max(1, most))) < LEAST_TEXTS:
         raise InputError(
-            f"{pairs} pairs of heads of different layers are too many for intervals over texts, whose sums may take "
-            f"{SUMS_BYTES // 10**6} MB. Use fewer `layers`, or rows=0, which compares heads of the same layer only."
+            f"{pairs} pairs of heads of different layers are too many for intervals over texts: their sums may take "
+            f"at most {SUMS_BYTES // 10**6} MB. Use fewer `layers`, or rows=0, which compares heads of the same "
+            "layer only."
         )
     return most
 
@@ -161,9 +162,9 @@ def _check_room(size: int, rows: int) -> None:
     if size > KEPT_BYTES:
         fits = rows * KEPT_BYTES // size
         raise InputError(
-            f"the patterns of {rows} sampled rows of each text of a batch would take {size / 1e6:.0f} MB, and at most "
-            f"{KEPT_BYTES // 10**6} MB are kept. Use rows={fits}, fewer `layers`, or shorter texts; an iterator of "
-            "texts, iter(texts), is run in smaller batches than a list."
+            f"the patterns of {rows} sampled rows of each text of a batch would take {size / 1e6:.0f} MB; the limit "
+            f"is {KEPT_BYTES // 10**6} MB. Use rows={fits}, fewer `layers`, or shorter texts; an iterator, "
+            "iter(texts), runs in smaller batches than a list."
         )
 
 

@@ -28,8 +28,8 @@ def halves(
     digests = sorted({digest for part in parts for digest in part.batch.digests.tolist()})
     if len(digests) < 2:
         raise InputError(
-            "one half of the texts forms the advice and the other checks it, so at least two different texts are "
-            "needed; got one. Give more texts."
+            "at least two different texts are needed, since one half forms the advice and the other half checks it; "
+            "got one."
         )
     # Philox gives the same bits in every version of numpy.
     drawn = Philox(key=[seed, len(digests)]).random_raw(len(digests)).tolist()

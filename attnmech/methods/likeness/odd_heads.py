@@ -97,7 +97,7 @@ def odd_heads(
     require_model(model)
     beyond = whole_number("beyond", beyond, least=1)
     if model.stack(stack).label == "cross":
-        raise InputError("in cross-attention queries and keys are different tokens, which have no distance.")
+        raise InputError("queries and keys of cross-attention belong to different texts, so they have no distance.")
     result: OddHeads
     (result,) = stream(model, inputs, [OddHeadsReducer(beyond)], layers=layers, stack=stack, bos=bos, **corpus)
     return result
@@ -320,30 +320,31 @@ class OddHeads(Summed):
             first = unusual.iloc[0]
             few = len(self.state["groups"]) < LEAST_TEXTS
             known = (
-                f"; {len(self.state['groups'])} texts are too few to know about others"
+                f"; {len(self.state['groups'])} texts are too few to generalise"
                 if few
-                else f"; {'also' if first['steady'] else 'not clearly'} beyond on other texts"
+                else f"; the 95 % interval over texts {'also lies' if first['steady'] else 'does not lie entirely'} "
+                "beyond"
             )
             most = (
-                f", most of all L{first['layer']}H{first['head']} ({STATISTICS[first['statistic']].title} "
+                f". The most unusual is L{first['layer']}H{first['head']} ({STATISTICS[first['statistic']].title} "
                 f"{first['value']:.3g} against a median of {first['peers']:.3g}, score {first['score']:.3g} beyond "
                 f"±{self.critical:.3g}{known})"
             )
         return with_minus_signs(
-            f"Of {heads} heads on {texts}, {', '.join(counts)}; {several} {'is' if several == 1 else 'are'} unusual "
-            f"among the others{most}.{self._longest_range}"
+            f"Of {heads} heads on {texts}, {', '.join(counts)}; {several} of the others "
+            f"{'is' if several == 1 else 'are'} unusual{most}.{self._longest_range}"
         )
 
     @property
     def _longest_range(self) -> str:
         mass = self.far_ordinary
         if bool(mass.isnan().all()):
-            return f" No row sees a key {self.beyond} tokens away, so no long-range mass is known."
+            return f" No row sees a key {self.beyond} tokens away, so long-range mass is undefined."
         layer, head = divmod(int(mass.nan_to_num(-1.0).argmax()), mass.shape[1])
         return (
-            f" The head with the longest range is L{layer}H{head}: it gives {percent(float(mass[layer, head]), 0)} of "
-            f"its attention to keys {self.beyond} tokens away or further, the first token left out; uniform attention "
-            f"would give them {percent(float(self.far_ordinary_baseline[layer]), 0)}."
+            f" The head with the longest range is L{layer}H{head}: it gives {percent(float(mass[layer, head]), 0)} "
+            f"of its attention to keys {self.beyond} or more tokens away, excluding the first token; uniform "
+            f"attention would give them {percent(float(self.far_ordinary_baseline[layer]), 0)}."
         )
 
     @property
@@ -352,19 +353,20 @@ class OddHeads(Summed):
 
     def _sections(self) -> "Sequence[Section]":
         reading = (
-            "Each cell is one head, coloured by how far its most unusual number is from the median over all heads, in "
-            f"robust standard deviations; beyond ±{self.critical:.2g} it is called unusual. "
+            "Each cell is one head, coloured by the distance of its most unusual statistic from the median over all "
+            f"heads, in robust standard deviations; beyond ±{self.critical:.2g} a head counts as unusual. "
         )
-        compared = f"Compared are {', '.join(statistic.title for statistic in STATISTICS.values())}."
+        compared = f"Statistics: {', '.join(statistic.title for statistic in STATISTICS.values())}."
         caveat = (
-            "Heads are no sample, so an unusual head is described, not claimed: the limit is what the most extreme of "
-            "as many normal heads exceeds in one of twenty cases, over all numbers together."
+            "Heads are not a random sample, so “unusual” is a description, not a test. The threshold is the 95th "
+            "percentile of the largest |score| among that many normal values, over all statistics together."
         )
         return [
             Section("Heads unlike the others", reading + compared, {"odd": self.plot()}, "odd.plot()", caveat=caveat),
             Section(
                 "Long-range attention",
-                f"The same for the mass beyond {self.beyond} tokens alone, the text's first token left out.",
+                f"The same for long-range mass alone: attention to keys at least {self.beyond} tokens away, "
+                "excluding the text's first token.",
                 {"far": self.plot("far_ordinary")},
                 'odd.plot("far_ordinary")',
             ),

@@ -99,8 +99,8 @@ def pruning_advice(
     seed = whole_number("seed", seed, most=2**63 - 1)
     if model.predicts not in ("next token", "masked token"):
         raise InputError(
-            f"advice is checked by the loss of next or masked tokens, which {model.name} does not predict; "
-            "am.redundancy says which of its heads attend alike, and am.ablate_set what removing them does."
+            f"advice is checked by the loss on next or masked tokens, which {model.name} does not predict; use "
+            "am.redundancy to find heads that attend alike, and am.ablate_set to measure their removal."
         )
     stack = model.output_stack
     forming, checking = halves(model, reread(texts), bos=bos, seed=seed)
@@ -202,7 +202,7 @@ class PruningAdvice(OverTexts, PagedResult):
     Costs are changes of the loss, in nats; intervals are over the texts that check the advice.
     """
 
-    SUBTRACT = "each advises heads of its own, so subtract the results of am.ablate_heads"
+    SUBTRACT = "two results advise different heads; subtract the results of am.ablate_heads"
 
     method: str
     threshold: float
@@ -326,8 +326,8 @@ class PruningAdvice(OverTexts, PagedResult):
         formed = f"{self.forming} {'text' if self.forming == 1 else 'texts'}"
         if not self.removed:
             return (
-                f"No two heads attend alike on {formed}: the closest differ by {self.closest:.2g} nats, more than "
-                f"{self.threshold:g}, so no head is advised for removal."
+                f"No two heads attend alike on {formed}: the closest pair differs by {self.closest:.2g} nats, above "
+                f"the threshold of {self.threshold:g}, so no head is advised for removal."
             )
         first = self.sentences[0]
         sentence = f"{first[0].upper()}{first[1:]}{no_interval(len(self.before))}."
@@ -336,11 +336,11 @@ class PruningAdvice(OverTexts, PagedResult):
         counted = [(self.verdict.count(name), name) for name in VERDICTS]
         verdicts = ", ".join(f"{count} {name}" for count, name in counted if count)
         if len(self.removed) == 1:
-            return f"{sentence} Formed on {formed}, the advice {self._whether[self.verdict[0]]}."
+            return f"{sentence} The advice, formed on {formed}, {self._whether[self.verdict[0]]}."
         together = float(self.together.mean())
         return with_minus_signs(
-            f"{sentence} Of {len(self.removed)} pieces of advice, formed on {formed} (tolerance "
-            f"{self.tolerance:g} nats): {verdicts}. Removing all of them at once costs {together:.3g} nats."
+            f"{sentence} Of {len(self.removed)} pieces of advice, formed on {formed} (tolerance {self.tolerance:g} "
+            f"nats): {verdicts}. Removing all advised heads at once costs {together:.3g} nats."
         )
 
     @property
@@ -360,15 +360,17 @@ class PruningAdvice(OverTexts, PagedResult):
         if not self.removed:
             return []
         caveat = (
-            "Heads that attend alike may still write different things. Each head was removed alone: the cost of "
+            "Heads that attend alike may still write different vectors. Each head was removed alone; the cost of "
             "removing several is not the sum of their costs."
         )
         reading = (
-            "Each row is a head that attends as another does: the change of the loss when it is removed, and the mean "
-            f"over the other heads of its layer, on {len(self.before)} texts that did not form the advice. Lines are "
-            "95 % intervals over texts."
+            "Each row is a head that attends like another: the change of the loss when it is removed, and the mean "
+            f"over the other heads of its layer, on the texts that did not form the advice ({len(self.before)}). "
+            "Lines are 95 % intervals over texts."
         )
-        return [Section("Advice and its check", reading, {"advice": self.plot()}, "advice.plot()", caveat=caveat)]
+        return [
+            Section("Pruning advice and its check", reading, {"advice": self.plot()}, "advice.plot()", caveat=caveat)
+        ]
 
 
 def _name(head: Head) -> str:

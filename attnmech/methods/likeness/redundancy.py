@@ -266,8 +266,8 @@ class Redundancy(Summed):
     def lead(self) -> str:
         fewest, effective = self._fewest, self.effective_heads
         if bool(effective[fewest].isnan()):
-            return f"On {self._texts} no row sees two keys, so no heads are compared."
-        several = f"layer {fewest} has the fewest different heads, " if len(self.layers) > 1 else f"layer {fewest} has "
+            return f"On {self._texts}, no row sees two keys, so no heads can be compared."
+        several = f"layer {fewest} has the fewest effective heads, " if len(self.layers) > 1 else f"layer {fewest} has "
         beginning = f"On {self._texts}, {several}{float(effective[fewest]):.1f} of {self._heads}"
         return f"{beginning}{self._closest_within}{self._closest_between}."
 
@@ -284,7 +284,7 @@ class Redundancy(Summed):
         layer = self.layers[row]
         return (
             f"; the two heads of one layer that attend most alike are L{layer}H{one} and L{layer}H{other} "
-            f"at {float(pairs[row, pair]):.3g} nats of at most 0.693{span}"
+            f"(Jensen-Shannon divergence {float(pairs[row, pair]):.3g} of at most 0.693 nats{span})"
         )
 
     @property
@@ -301,21 +301,25 @@ class Redundancy(Summed):
         ends = [float(end[place - between.numel()].clamp(0.0, math.log(2))) for end in means.simultaneous()]
         span = interval_of(ends, ".3g", means.mean.numel(), "pairs")
         return (
-            f"; of two layers, L{one}H{head} and L{other}H{other_head} at {closest:.3g} nats{span}, on at most "
-            f"{self.rows} sampled rows of each text"
+            f"; across layers, L{one}H{head} and L{other}H{other_head} attend most alike ({closest:.3g} nats{span}; "
+            f"at most {self.rows} sampled rows per text)"
         )
 
     def _sections(self) -> "Sequence[Section]":
         reading = (
-            "Jensen-Shannon divergence between the patterns of two heads, mean over rows: 0 where they attend alike, "
-            "ln 2 = 0.693 nats where they have no key in common."
+            "Jensen-Shannon divergence between the patterns of two heads, averaged over rows: 0 if they attend "
+            "identically, ln 2 = 0.693 nats if they share no key."
         )
         effective = self.effective_heads[list(self.layers)].nan_to_num(torch.inf)
         shown_layers = sorted(self.layers[place] for place in effective.argsort(stable=True)[:_MAPS].tolist())
-        few = "" if len(shown_layers) == len(self.layers) else f" The {_MAPS} layers with the fewest different heads."
+        few = (
+            ""
+            if len(shown_layers) == len(self.layers)
+            else f" Only the {_MAPS} layers with the fewest effective heads are shown."
+        )
         maps = Section(
             "Within a layer",
-            f"{reading} Dark cells are pairs of heads that attend alike; the hover box has the interval over "
+            f"{reading} Dark cells are pairs of heads that attend alike; hover over a cell for its interval over "
             f"texts.{few}",
             {f"within-{layer}": self.plot("within", layer=layer) for layer in shown_layers},
             f'alike.plot("within", layer={self._fewest})',
@@ -325,9 +329,9 @@ class Redundancy(Summed):
             return [maps]
         plane = Section(
             "All heads in a plane",
-            "Each point is one head; the closer two points are, the more the heads attend alike. Their distance is "
-            "close to the root of the divergence, as far as a plane can show it. Heads of different layers are "
-            f"compared on at most {self.rows} rows of each text.",
+            "Each point is one head; nearby heads attend alike. Distances approximate the square root of the "
+            f"divergence, as far as a plane allows. Heads of different layers are compared on at most {self.rows} "
+            "rows of each text.",
             {"map": self.plot()},
             "alike.plot()",
         )
@@ -354,7 +358,7 @@ class Redundancy(Summed):
 
     @property
     def _fewest(self) -> int:
-        """The layer with the fewest different heads."""
+        """The layer with the fewest effective heads."""
         effective = self.effective_heads[list(self.layers)].nan_to_num(torch.inf)
         return self.layers[int(effective.argmin())]
 
@@ -385,8 +389,10 @@ class Redundancy(Summed):
             places, divergence = [(layer, head) for head in range(self._heads)], self._found.whole[place, :, place]
         if bool(divergence.isnan().any()):
             if self.rows == 0 and layer is None:
-                raise InputError("with rows=0 only heads of the same layer are compared; give a `layer`.")
-            raise InputError("not all heads were compared: no row of these texts sees two keys. Give longer texts.")
+                raise InputError("with rows=0, only heads of the same layer are compared; pass `layer`.")
+            raise InputError(
+                "some heads could not be compared: no row of these texts sees two keys. Pass longer texts."
+            )
         return places, divergence
 
 

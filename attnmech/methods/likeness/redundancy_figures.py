@@ -113,6 +113,6 @@ def heads_in_plane(
             showlegend=True,
         )
     figure.update_layout(template=FIGURE_STYLE, height=480, margin={"t": 60})
-    figure.update_xaxes(title=f"√nats; the plane shows {percent(share, 0)} of the spread")
+    figure.update_xaxes(title=f"√nats; the plane captures {percent(share, 0)} of the spread")
     figure.update_yaxes(title="√nats", scaleanchor="x")
     return figure

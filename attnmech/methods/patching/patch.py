@@ -110,13 +110,13 @@ class Patched(Effects):
             return super().plot()
         if quantity != "recovered":
             raise InputError(f'`quantity` must be "effect" or "recovered"; got {shown(quantity)}.')
-        return self._map(self._shares, f"share of {self.metric} recovered")
+        return self._map(self._shares, f"recovered share of the {self.metric}")
 
     @property
     def lead(self) -> str:
         """The finding in one sentence."""
         reason = self.not_recoverable
-        share = f"; no share recovered is given, since {reason}" if reason else ""
+        share = f"; the recovered share is undefined because {reason}" if reason else ""
         return f"{super().lead.removesuffix('.')}{share}."
 
     @property
@@ -274,11 +274,13 @@ def patch(
 def _check_options(at: str, heads: Heads, metric: MetricLike) -> None:
     option("at", at, (*BY_HEAD, *BY_POSITION))
     if at in BY_POSITION and not (isinstance(heads, str) and heads == "all"):
-        raise InputError(f"`heads` is for {', '.join(BY_HEAD)}; {at} has no heads. Choose `layers` and `positions`.")
+        raise InputError(
+            f"`heads` applies only to {', '.join(BY_HEAD)}; {at} has no heads. Use `layers` and `positions`."
+        )
     if isinstance(metric, str) and metric == "kl":
         raise InputError(
-            'metric="kl" compares with the unpatched run, here the corrupted one, so it cannot say how close the clean '
-            'one is. Use "logit_difference", "accuracy", or a function (logits, batch) -> [batch].'
+            'metric="kl" measures the distance from the corrupted run, not the closeness to the clean run. Use '
+            '"logit_difference", "accuracy", or a function (logits, batch) -> [batch].'
         )
 
 
@@ -292,7 +294,7 @@ def _chosen(model: HookedModel, at: str, heads: Heads, layers: Iterable[int] | N
     if named == "all":
         return [(layer, head) for layer in within for head in range(stack.n_kv_heads)]
     for _, head in named:
-        index_of("heads", head, stack.n_kv_heads, f"at={at!r} goes by kv head; each layer has {stack.n_kv_heads}")
+        index_of("heads", head, stack.n_kv_heads, f"at={at!r} is indexed by kv head; each layer has {stack.n_kv_heads}")
     require_heads(model.points, stack, named, within, "of each layer of this model")
     return list(named)
 
@@ -318,13 +320,13 @@ class _Run:
 
     def sweep(self, changes: Sequence[Intervention], noted: Mapping[str, Any]) -> Swept:
         """Runs the corrupted prompts under each change."""
-        _, corrupted = self.pairs.given
+        _, corrupted = self.pairs.prompts
         each_alone = [(change,) for change in changes]
         return run_sweep(self.model, corrupted, each_alone, self.metric, noted=noted, **self.options)
 
     def clean_fields(self) -> dict[str, Any]:
         """The fields of a result that describe the clean prompts."""
-        clean, _ = self.pairs.given
+        clean, _ = self.pairs.prompts
         measuring = self.options | {"journal": None, "partial": False, "progress": False}
         swept = run_sweep(self.model, clean, [()], self.metric, **measuring)
         return {"clean": swept.before, "clean_tokens": swept.tokens}

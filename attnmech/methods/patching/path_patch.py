@@ -53,13 +53,13 @@ class PathEffects(HeadEffects):
     @property
     def _about(self) -> str:
         count, pairs = int(self.swept.sum()), self._texts.replace("text", "pair")
-        senders = "1 head" if count == 1 else f"each of {count} heads"
+        senders = "1 head" if count == 1 else f"each of {count} heads in turn"
         return f"{self._opening}the path from {senders} to {self._where}, on {pairs}"
 
     def _sections(self) -> "Sequence[Section]":
         reading = (
-            f"Each cell is one sender: along its path to {self._where}, it writes what it writes in the corrupted "
-            f"prompt, and all other heads on the way write what they write in the clean one{PALE}."
+            f"Each cell is one sender, whose output along the path to {self._where} is that of the corrupted prompt; "
+            f"all other heads on the path keep their outputs of the clean prompt{PALE}."
         )
         return [Section("Effects", reading, {"effects": self.plot()}, "effects.plot()")]
 
@@ -128,11 +128,13 @@ def path_patch(
     require_known(options, SweepOptions)
     option("mlps", mlps, LATER)
     if len(model.stacks) > 1:
-        raise InputError("path patching is for models with one stack; this one has an encoder and a decoder.")
+        raise InputError("path patching needs a model with one stack; this model has an encoder and a decoder.")
     received = _receivers(model, receivers)
     entered = _through(through) if received else ()
     if not received and option("later", later, LATER) == "frozen":
-        raise InputError('`later` is about what follows receiving heads; for receivers="logits" use mlps="frozen".')
+        raise InputError(
+            '`later` concerns the layers after the receiving heads; with receivers="logits", use mlps="frozen".'
+        )
     chosen = _senders(model, senders, received)
     pairs = PromptPairs.of(model, reread(clean), reread(corrupted), options.get("bos"))
     changes = _Paths.of(model, pairs, sorted({layer for layer, _ in chosen}), mlps)
@@ -142,7 +144,7 @@ def path_patch(
         "senders": "all" if isinstance(senders, str) else [list(head) for head in chosen],
     }  # fmt: skip
     swept = run_sweep(
-        model, pairs.given[0], [changes.of_sender(head) for head in chosen], metric, later=later,
+        model, pairs.prompts[0], [changes.of_sender(head) for head in chosen], metric, later=later,
         through=_points(model, received, entered) if received else None, noted=noted, **options,
     )  # fmt: skip
     fields = head_fields(model, chosen, swept, "path patching")
@@ -188,17 +190,17 @@ class _Paths:
         return (sent, *between, *(frozen_mlp for layer, frozen_mlp in self.mlps.items() if layer >= first))
 
 
-def _receivers(model: HookedModel, given: Any) -> tuple[Head, ...]:
+def _receivers(model: HookedModel, receivers: Any) -> tuple[Head, ...]:
     """The receiving heads; empty for the logits."""
-    if isinstance(given, str):
-        if given != "logits":
-            raise InputError(f'`receivers` must be "logits" or a list of (layer, head); got {shown(given)}.')
+    if isinstance(receivers, str):
+        if receivers != "logits":
+            raise InputError(f'`receivers` must be "logits" or a list of (layer, head); got {shown(receivers)}.')
         return ()
-    return tuple(model.check_heads(given))
+    return tuple(model.check_heads(receivers))
 
 
-def _through(given: Any) -> tuple[str, ...]:
-    names = [given] if isinstance(given, str) else listed("through", given, "a list of q, k and v")
+def _through(through: Any) -> tuple[str, ...]:
+    names = [through] if isinstance(through, str) else listed("through", through, "a list of q, k and v")
     for name in names:
         option("through", name, THROUGH)
     if not names:
@@ -216,11 +218,10 @@ def _senders(model: HookedModel, senders: Heads, receivers: Sequence[Head]) -> l
     if not isinstance(senders, str) and len(with_path) < len(chosen):
         layer, head = next(sender for sender in chosen if sender not in with_path)
         raise InputError(
-            f"a sender must be in a layer below a receiver's, and the last receiver is in layer {last}; got "
-            f"L{layer}H{head}."
+            f"a sender must be in a layer below that of the last receiver (layer {last}); got L{layer}H{head}."
         )
     if not with_path:
-        raise InputError(f"no head is in a layer below the receivers', which are in layer {last}.")
+        raise InputError(f"no head is below the receivers, which are in layer {last}.")
     return with_path
 
 

@@ -19,7 +19,7 @@ class PromptPairs:
 
     clean: list[CorpusBatch]
     corrupted: list[CorpusBatch]
-    given: tuple[Any, Any]
+    prompts: tuple[Any, Any]
     """The clean and the corrupted prompts, as the caller gave them."""
     lengths: list[int]
     """The length of each pair, in tokens of the output's stack."""
@@ -69,7 +69,7 @@ class PromptPairs:
         for number, length in enumerate(self.lengths):
             if length != first:
                 raise InputError(
-                    f"at={at!r} goes position by position, so all pairs must have the same length; pair 0 has {first} "
+                    f"at={at!r} is indexed by position, so all pairs must have the same length; pair 0 has {first} "
                     f"tokens, pair {number} has {length}. Patch the pairs of each length separately."
                 )
         return first
@@ -106,10 +106,11 @@ def _check_pairs(clean: Sequence[_Prompt], corrupted: Sequence[_Prompt]) -> None
             if len(mine) != len(yours):
                 raise InputError(
                     f"the two prompts of a pair must have the same number of tokens; pair {number} has {len(mine)} "
-                    f"clean, {list(mine)}, and {len(yours)} corrupted, {list(yours)}. Choose words of as many tokens."
+                    f"clean, {list(mine)}, and {len(yours)} corrupted, {list(yours)}. Use words with the same number "
+                    "of tokens."
                 )
         if one.begins != other.begins:
             raise InputError(
-                f"the two prompts of a pair must begin at the same position; the padding of pair {number} puts the "
-                f"clean one at {one.begins[0]} and the corrupted one at {other.begins[0]}."
+                f"the two prompts of a pair must start at the same position; with its padding, pair {number} starts "
+                f"at {one.begins[0]} (clean) and {other.begins[0]} (corrupted)."
             )

@@ -137,10 +137,10 @@ def score_sections(
             reading="For each query, the key at the selected rank (0 is the highest score), and the share of each term "
             "in that key's score.",
             caveat="Each term is first shifted by its smallest value in the row, because a constant along a row "
-            "changes nothing after the softmax. These smallest values may lie at different keys, so a share measures "
-            "what lifts the key above each term's own minimum, not above any one key. Rows with a single key, or with "
-            "too few keys for the rank, are left out. The triangle shows three terms relative to their sum; a corner "
-            "marked “not in this model” stays empty.",
+            "changes nothing after the softmax. These smallest values may lie at different keys, so a share is "
+            "relative to each term's own minimum, not to any one key. Rows with a single key, or with too few keys "
+            "for the rank, are left out. The triangle shows three terms relative to their sum; a corner marked “not "
+            "in this model” stays empty.",
             figures={
                 "share-triangle": triangle_chart(splits.shares, view.ranked_key, tokens, keys, nouns=nouns),
                 "share-bars": bars_chart(splits.shares, view.ranked_key, tokens, keys, nouns=nouns),

@@ -188,7 +188,7 @@ class SegmentMeans(Summed):
             "later": (range(zero), zero - 1),
         }
         if option("part", part, PARTS) == "later" and not self.both_ways:
-            raise InputError("this model's tokens do not attend to later ones; choose another `part`.")
+            raise InputError("this model's tokens do not attend to later tokens; use another `part`.")
         chosen, counted = places[part]
         return sums[list(chosen)].sum(dim=0), self.state["counts"][counted].expand_as(sums[0])
 

@@ -46,7 +46,7 @@ def segment_section(
     reach = np.abs(mass - expected).max(axis=(2, 3))
     charts = {
         "segment-mass": _segment_chart(mass, segments, of_token, "share of attention", None),
-        "segment-excess": _segment_chart(mass - expected, segments, of_token, "share above distance", reach),
+        "segment-excess": _segment_chart(mass - expected, segments, of_token, "share minus distance baseline", reach),
     }
 
     texts = [f"“{_in_a_line(text)}”" for text in segments]
@@ -59,22 +59,22 @@ def segment_section(
         row, alone = mass[layer, head, own], expected[layer, head, own]
         others = [at for at in np.argsort(-row, kind="stable").tolist() if at != own and row[at] > 0][:2]
         parts = [
-            f"{percent(float(row[at]))} to sentence {at} ({percent(float(alone[at]))} by distance alone)"
+            f"{percent(float(row[at]))} to sentence {at} (distance baseline {percent(float(alone[at]))})"
             for at in others
         ]
         shares = ", ".join([f"{percent(float(row[own]))} of their attention to each other", *parts])
-        return f"In L{layers[layer]}H{head}, the tokens of sentence {own}, {texts[own]}, give {shares}."
+        return f"In L{layers[layer]}H{head}, tokens of sentence {own}, {texts[own]}, give {shares}."
 
     return Section(
         name="token-segments",
         contents="A token's sentence",
-        heading="A token's sentence and the others",
+        heading="Attention between a token's sentence and the others",
         finding=ByChoice.texts(("layer", "head", "query"), (*mass.shape[:2], len(tokens)), told),
-        reading="Left: how much the tokens of each sentence (down) attend to those of each other (across), mean over "
-        "their rows. Right: the same minus what the head's attention by distance alone would give. The frame is the "
-        "sentence of the chosen token.",
-        caveat="Later sentences see more of the text, and a sentence's own share grows with its length: compare with "
-        "the right map, where both are taken off.",
+        reading="Left: the share of attention from the tokens of each sentence (down) to the tokens of each "
+        "sentence (across), averaged over rows. Right: the same minus the share expected from the head's mean "
+        "attention at each distance. The frame marks the sentence of the selected token.",
+        caveat="Later sentences see more of the text, and a sentence's share to itself grows with its length; the "
+        "right map subtracts both effects.",
         figures=charts,
         call=f'{call}.plot("mass", layer={{layer}}, head={{head}})',
         rounding=f"shares of sentences are off by at most {bound(max(error_of(chart) for chart in charts.values()))}",

@@ -181,7 +181,7 @@ class SegmentAttention(SegmentMeans):
         other layers, options or hooks, and for results on texts run together.
         """
         if any(isinstance(result, SegmentAttention) and result.starts for result in (self, *others)):
-            raise InputError("results on texts that were run together cannot be merged; merge those of a corpus.")
+            raise InputError("results of a list of texts cannot be merged; use iterators of texts.")
         return super().merged(*others)
 
     # -- the segments of one text -----------------------------------------------------------------------------
@@ -318,7 +318,10 @@ class SegmentAttention(SegmentMeans):
             things="heads",
             what="excess of attention to earlier segments over its baseline by distance",
         )
-        return f"On {texts}, heads give {own} of their attention to their own {self._thing} on average; {largest}."
+        return (
+            f"On {texts}, tokens give {own} of their attention to their own {self._thing}, averaged over heads; "
+            f"{largest}."
+        )
 
     @property
     def _title(self) -> str:
@@ -334,10 +337,10 @@ class SegmentAttention(SegmentMeans):
 
     def _sections(self) -> "Sequence[Section]":
         heads = Section(
-            f"Which heads look at earlier {self._things}",
-            f"Each cell is one head: its attention to earlier {self._things}, minus what its own mean attention by "
-            "distance in tokens would put there. Blue: it looks there for more than distance; pale: not clear among "
-            "all heads.",
+            f"Which heads attend to earlier {self._things}",
+            f"Each cell is one head: its attention to earlier {self._things}, minus the share expected from its mean "
+            "attention at each distance in tokens. Blue: more than distance explains; pale: not clear among all "
+            "heads.",
             {"heads": self.plot()},
             "found.plot()",
         )
@@ -347,16 +350,16 @@ class SegmentAttention(SegmentMeans):
         named = f"layer={self.layers[row]}, head={place}"
         cells = Section(
             f"From {self._thing} to {self._thing}",
-            f"L{self.layers[row]}H{place}, whose attention is most above its baseline. Left: the share of a row's "
-            "attention that goes to each column, mean over the rows' tokens. Right: the same, minus its baseline by "
-            "distance in tokens.",
+            f"L{self.layers[row]}H{place} exceeds its baseline the most. Left: the share of attention from the "
+            f"tokens of each row's {self._thing} to each column's. Right: the same minus the baseline by distance in "
+            "tokens.",
             {"mass": self.plot("mass"), "excess": self.plot("excess")},
             f'found.plot("excess", {named})',
             name="cells",
         )
         lines = Section(
             f"Lines between {self._things}",
-            "Opacity is the share of attention.",
+            "Opacity shows the share of attention.",
             {"lines": self.show(layer=self.layers[row], head=place)},
             f"found.show({named})",
             name="lines",
@@ -364,8 +367,9 @@ class SegmentAttention(SegmentMeans):
         if len(self.starts[0]) < 3:
             return [heads]
         received = Section(
-            f"{self._things.capitalize()} that later ones look at",
-            f"What each {self._thing} receives per token from later ones, of the heads with the highest kurtosis.",
+            f"{self._things.capitalize()} that later {self._things} attend to",
+            f"Attention that each {self._thing} receives per token from later {self._things}, for the heads with the "
+            "highest kurtosis.",
             {"receivers": self.plot("receivers")},
             'found.plot("receivers")',
         )
@@ -382,7 +386,7 @@ class SegmentAttention(SegmentMeans):
     def _text(self, text: int) -> int:
         if not self.starts:
             raise MissingPointError(
-                "cells are kept for texts that are run together (a string or a list), not for a corpus."
+                "cells are kept only for a string or a list of texts, not for an iterator (a corpus)."
             )
         return index_of("text", text, len(self.starts))
 
@@ -395,7 +399,7 @@ class SegmentAttention(SegmentMeans):
     def _shown(self, layer: int | None, head: int | None, text: int) -> tuple[int, int]:
         """The head that a figure shows."""
         if (layer is None) != (head is None):
-            raise InputError(f"`layer` and `head` belong together; got {shown(layer)} and {shown(head)}.")
+            raise InputError(f"`layer` and `head` must be passed together; got {shown(layer)} and {shown(head)}.")
         if layer is not None and head is not None:
             return self._head(layer, head)
         if len(self.starts[self._text(text)]) < 3:

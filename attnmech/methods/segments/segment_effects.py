@@ -89,22 +89,22 @@ def segment_effects(
     require_known(options, SweepOptions)
     for name in ("answers", "against"):
         if options.get(name) is not None:
-            raise InputError(f"`segment_effects` measures KL and loss; it takes no `{name}`.")
+            raise InputError(f"`segment_effects` measures KL and loss, and has no option `{name}`.")
     if options.get("partial"):
-        raise InputError("`segment_effects` gives no partial results; with `journal`, the same call resumes.")
+        raise InputError("`segment_effects` has no partial results; with `journal`, repeating the call resumes it.")
     budget = finite_number("budget", budget, above=0.0)
     if len(model.stacks) > 1:
-        raise InputError("segments are cut in models with one stack; this one has an encoder and a decoder.")
+        raise InputError("`segment_effects` needs a model with one stack; this model has an encoder and a decoder.")
     Metric.of(model, "kl", None, None, 1)  # refuses a model without logits before any pass
     bos = options.get("bos")
     batch = model.encode(inputs, bos=bos)
     if len(batch.ids) != 1:
-        raise InputError(f"segments are cut in one text at a time; got {len(batch.ids)} texts.")
+        raise InputError(f"`segment_effects` takes one text; got {len(batch.ids)}.")
     chosen = checked_heads(heads)
     starts = Segmented.of(batch, segments).starts[0]
     count = len(starts) - 1
     if count < 2:
-        raise InputError("a cut needs two segments or more; this text has one. Give other `segments`.")
+        raise InputError("a cut needs at least two segments; this text has one. Pass other `segments`.")
     spans = list(pairwise(starts))
     work = _Cutting(model, batch, spans, chosen, dict(options))
     pairs = [
@@ -121,7 +121,10 @@ def segment_effects(
             strongest = sorted(later["kl"], key=lambda place: -later["kl"][place])[:STRONGEST]
             chosen_keys = {key for _, key in strongest}
             pairs = [pair for pair in pairs if pair[1] in chosen_keys]
-            print(f"more than {budget:.0f} s: the pairs of {len(chosen_keys)} segments are measured", file=sys.stderr)
+            print(
+                f"more than {budget:.0f} s, so only the pairs of {len(chosen_keys)} segments are measured",
+                file=sys.stderr,
+            )
         by_metric = work.measured("pairs", pairs)
     fields: dict[str, Any] = {}
     for metric in METRICS:
@@ -277,7 +280,7 @@ class SegmentEffects(PagedResult):
         """Query segments × key segments, coloured by the effect of the cut; returned, not shown."""
         values = self.loss if option("metric", metric, METRICS) == "loss" else self.kl
         if values is None:
-            raise InputError('this model predicts neither the next token nor masked ones; use metric="kl".')
+            raise InputError('this model predicts neither the next token nor masked tokens; use metric="kl".')
         return segment_map(
             values.numpy(), segment_labels(self.segments), label=_LABELS[metric], title="attention cut",
             signs=metric == "loss",
@@ -292,9 +295,9 @@ class SegmentEffects(PagedResult):
         known = self.loss is not None and not math.isnan(top["loss"])
         loss = f" and {top['loss']:+.3g} of loss".replace("-", "−") if known else ""
         return (
-            f"Of {len(frame)} pairs of segments, cutting segment {top['query_segment']} off segment "
-            f"{top['key_segment']}, {quoted(str(top['key']).strip()[:60])}, has the largest effect: {top['kl']:.3g} "
-            f"nats of KL{loss}{self._per}."
+            f"Cutting attention from segment {top['query_segment']} to segment {top['key_segment']}, "
+            f"{quoted(str(top['key']).strip()[:60])}, has the largest effect: {top['kl']:.3g} nats of "
+            f"KL{loss}{self._per} (pairs of segments measured: {len(frame)})."
         )
 
     @property
@@ -305,14 +308,14 @@ class SegmentEffects(PagedResult):
 
     @property
     def _title(self) -> str:
-        return f"Effect of cutting segments off each other in {self.provenance.model}"
+        return f"Effect of cutting attention between segments in {self.provenance.model}"
 
     def _sections(self) -> "Sequence[Section]":
         reading = (
-            "Each cell: rows of the query segment no longer attend to the key segment; colour is the effect"
-            f"{self._per}, in nats. Empty cells were not measured. The first segment holds the text's first token, "
-            "where many heads rest: its cut also takes that away."
+            f"Each cell shows the effect{self._per}, in nats, of preventing the query segment from attending to the "
+            "key segment. Empty cells were not measured. The first segment contains the text's first token, an "
+            "attention sink in many models; cutting it removes that sink too."
         )
         names = METRICS if self.loss is not None else METRICS[:1]
         figures = {name: self.plot(name) for name in names}
-        return [Section("What each segment is needed for", reading, figures, "effects.plot()", name="effects")]
+        return [Section("Effect of each cut", reading, figures, "effects.plot()", name="effects")]

@@ -69,7 +69,7 @@ def _starts(batch: Batch, row: int, kind: str) -> tuple[int, ...]:
     if kind == "document":
         return (0, len(tokens))
     if batch.texts_of is None:
-        raise InputError(f"segments={kind!r} needs tokens that are text; give spans, such as [(0, 5), (5, 12)].")
+        raise InputError(f"segments={kind!r} needs a text; pass spans, such as [(0, 5), (5, 12)].")
     special = batch.is_special[row].cpu()[real].tolist()
     # Special tokens belong to the segment beside them, so no segment consists of special tokens alone.
     ordinary = [place for place, other in enumerate(special) if not other]
@@ -124,9 +124,9 @@ def _by_text(segments: Sequence[Any], texts: int) -> list[Any]:
     return spans
 
 
-def _is_span(given: Any) -> bool:
+def _is_span(span: Any) -> bool:
     try:
-        start, end = given
+        start, end = span
         integer(start), integer(end)
     except (TypeError, ValueError):
         return False
@@ -146,10 +146,12 @@ def _checked(spans: Any, length: int, text: int) -> tuple[int, ...]:
         if not 0 <= start < end <= length:
             raise InputError(f"{named} must satisfy 0 ≤ start < end ≤ {length}, the number of tokens of the text.")
         if start < last:
-            raise InputError(f"{named} overlaps the one before it, which ends at {last}; each token belongs to one.")
+            raise InputError(
+                f"{named} overlaps the previous segment, which ends at {last}; each token must belong to one segment."
+            )
         if start > last:
             raise InputError(
-                f"{_tokens(last, start)} of text {text} belong to no segment; begin {named[:-1]} at {last}."
+                f"{_tokens(last, start)} of text {text} belong to no segment; start {named[:-1]} at {last}."
             )
         starts.append(start)
         last = end

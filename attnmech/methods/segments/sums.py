@@ -45,10 +45,12 @@ class SegmentSums(Reducer):
     def start(self, run: Run) -> State:
         """Room for the cells of each text, and the sums by distance."""
         if run.stack.label == "cross":
-            raise InputError("segments attend to segments of their own text, not across; choose another `stack`.")
+            raise InputError("segments are measured in self-attention, not in cross-attention; use another `stack`.")
         if run.corpus and not isinstance(self.segments, str):
             known = ", ".join(KINDS)
-            raise InputError(f"spans are for a list of texts; for a corpus, `segments` must be one of {known}.")
+            raise InputError(
+                f"spans need a list of texts; for an iterator of texts, `segments` must be one of {known}."
+            )
         batch = run.batch.queries(run.stack.label)
         segmented = Segmented.of(batch, self.segments)
         precision = torch.promote_types(run.model.dtype, torch.float32)
@@ -56,8 +58,8 @@ class SegmentSums(Reducer):
         cells = run.n_layers, texts, run.n_heads, segmented.most, segmented.most
         if (size := math.prod(cells) * precision.itemsize) > KEPT_BYTES:
             raise InputError(
-                f"{segmented.most} segments of {texts} texts in {run.n_layers} layers × {run.n_heads} heads would take "
-                f"{size / 1e9:.1f} GB, and at most {KEPT_BYTES / 1e9:.0f} GB are kept. Use longer segments, fewer "
+                f"{segmented.most} segments of {texts} texts in {run.n_layers} layers × {run.n_heads} heads would "
+                f"take {size / 1e9:.1f} GB; the limit is {KEPT_BYTES / 1e9:.0f} GB. Use longer segments, fewer "
                 "`layers`, shorter texts, or an iterator of texts."
             )
         far = 2 * length - 1 if looks_both_ways(run) else length
@@ -171,16 +173,16 @@ def _leave_out_first(
     state: State,
     index: int,
     block: RowBlock,
-    given: Float[Tensor, "batch head row"],
+    to_first: Float[Tensor, "batch head row"],
     begins: Int[Tensor, " batch"],
     both_ways: bool,
 ) -> None:
     """Removes the attention of a block's rows to the first token of their text from the sums."""
-    rows = torch.arange(block.rows.start, block.rows.stop, device=given.device)
+    rows = torch.arange(block.rows.start, block.rows.stop, device=to_first.device)
     segment = state["segment"][:, block.rows.start : block.rows.stop].clamp_min(0)
-    heads = given.shape[1]
-    state["mass"][index][..., 0].scatter_add_(-1, segment[:, None].expand(-1, heads, -1), -given)
+    heads = to_first.shape[1]
+    state["mass"][index][..., 0].scatter_add_(-1, segment[:, None].expand(-1, heads, -1), -to_first)
     zero = (state["distance"].shape[-1] - 1) // 2 if both_ways else 0
     far = (rows - begins[:, None]).clamp_min(0) + zero
-    state["distance"][index].scatter_add_(-1, far[:, None].expand(-1, heads, -1), -given.double())
-    state["row"][index][..., block.rows.start : block.rows.stop] -= given
+    state["distance"][index].scatter_add_(-1, far[:, None].expand(-1, heads, -1), -to_first.double())
+    state["row"][index][..., block.rows.start : block.rows.stop] -= to_first

@@ -57,7 +57,7 @@ def lines_by_step(
             meta=names[head],
             hovertemplate=f"{names[head]}<br>%{{x}}<br>%{{y:.3g}}<extra></extra>",
         )
-    legend = {"traceorder": "reversed", "title": {"text": "heads that change most"}}
+    legend = {"traceorder": "reversed", "title": {"text": "the heads that change most"}}
     figure.update_layout(template=FIGURE_STYLE, height=420, margin={"t": 80}, legend=legend)
     figure.update_xaxes(title="checkpoint", type="category")
     figure.update_yaxes(title=label)

@@ -49,7 +49,7 @@ def trajectory(
 
     """
     if not callable(method):
-        raise InputError(f"`method` must be a function from a model to a result; got {shown(method)}.")
+        raise InputError(f"`method` must be a function that takes a model and returns a result; got {shown(method)}.")
     if not isinstance(checkpoints, Iterable) or isinstance(checkpoints, str | Path):
         raise InputError(f"`checkpoints` must be a list of folders or models; got {shown(checkpoints)}.")
     names: list[str] = []
@@ -84,13 +84,16 @@ def trajectory(
     )
 
 
-def _named(each: Any, number: int) -> tuple[str, Any]:
+def _named(checkpoint: Any, number: int) -> tuple[str, Any]:
     """A checkpoint's name and the checkpoint itself."""
-    if not isinstance(each, tuple):
-        return _name_of(each, number), each
-    if len(each) != 2:
-        raise InputError(f"checkpoint {number} must be a folder, a model, or (name, one of these); got {shown(each)}.")
-    return str(each[0]), each[1]
+    if not isinstance(checkpoint, tuple):
+        return _name_of(checkpoint, number), checkpoint
+    if len(checkpoint) != 2:
+        raise InputError(
+            f"checkpoint {number} must be a folder, a model, or a tuple (name, folder or model); "
+            f"got {shown(checkpoint)}."
+        )
+    return str(checkpoint[0]), checkpoint[1]
 
 
 def _measured(checkpoint: Any, method: Callable[[HookedModel], Result], named: str) -> Result:
@@ -100,7 +103,7 @@ def _measured(checkpoint: Any, method: Callable[[HookedModel], Result], named: s
     except AttnmechError as error:
         raise type(error)(f"{named}: {error}") from error
     if not isinstance(result, Result):
-        raise InputError(f"`method` must return a result of attnmech; got {shown(result)}.")
+        raise InputError(f"`method` must return an attnmech result; got {shown(result)}.")
     return result
 
 
@@ -117,7 +120,7 @@ def _numbers(frame: pd.DataFrame, name: str, earlier: Sequence[pd.DataFrame]) ->
         raise InputError("`method` must return a result with one row per head, such as am.head_types.")
     numbers = frame.set_index(["layer", "head"]).select_dtypes("number")
     if earlier and not numbers.index.equals(earlier[0].index):
-        raise InputError(f"checkpoint {name} has other layers or heads than the first.")
+        raise InputError(f"checkpoint {name} has different layers or heads from the first.")
     return numbers
 
 
@@ -163,21 +166,21 @@ class Trajectory(PagedResult):
     @property
     def lead(self) -> str:
         """The number of measurements, heads and checkpoints."""
-        beginning = f"{len(self.columns)} numbers of {len(self.layers)} heads at"
+        beginning = f"{len(self.columns)} measurements of {len(self.layers)} heads at"
         if len(self.steps) == 1:
             return f"{beginning} one checkpoint, {self.steps[0]}."
         return f"{beginning} {len(self.steps)} checkpoints, {self.steps[0]} to {self.steps[-1]}."
 
     @property
     def _title(self) -> str:
-        return f"From checkpoint to checkpoint: {self.provenance.model}"
+        return f"Trajectory over checkpoints: {self.provenance.model}"
 
     def _sections(self) -> "Sequence[Section]":
         shown_columns = [name for name in self.columns if not name.endswith(("_low", "_high", "_baseline", "_top"))]
         return [
             Section(
                 name.replace("_", " "),
-                "One line for each head; those that change most are in colour and named.",
+                "One line per head; the heads that change most are coloured and named.",
                 {f"step-{place}": self.plot(name)},
                 f'run.plot("{name}")',
             )

@@ -39,7 +39,7 @@ AXIS_TITLES: Final = {
 FADED: Final = 0.4
 """The opacity of the heads that are not selected."""
 
-NO_CHOICE: Final = MarkStyle("no choice: one key", NEUTRAL, "x-thin-open", "×")
+NO_CHOICE: Final = MarkStyle("one visible key", NEUTRAL, "x-thin-open", "×")
 """The mark in figures 9 and 10 for a token that sees one key alone."""
 
 
@@ -356,7 +356,7 @@ def _points(
         np.broadcast_to(array, (heads, length)).copy() for array in (np.arange(heads)[:, None], range(length))
     )
     key = np.where(attended < 0, length, attended)
-    keys = (*(f"attends most to {label}" for label in labels), "one key")
+    keys = (*(f"highest attention to {label}" for label in labels), "one key")
     figure, slots = Figure(), []
     for group, over in ({"all": _OF_LAYER, "chosen": _OF_HEAD} if chosen else {"all": _OF_LAYER}).items():
         only = over[2:]
@@ -396,11 +396,11 @@ def _points(
             showlegend=True,
             meta=f"legend {name}",
         )
-    emphasis = "large: the chosen head; small: all heads of the layer<br>" if chosen else ""
+    emphasis = "large: the selected head; small: all heads of the layer<br>" if chosen else ""
     figure.update_layout(
         template=FIGURE_STYLE,
         hovermode="closest",
-        legend={"title": {"text": f"{emphasis}the key attended most is"}},
+        legend={"title": {"text": f"{emphasis}highest attention to"}},
     )
     return figure, slots
 

@@ -34,7 +34,7 @@ from ...runs.update_sums import BLOCK_STATISTICS, Towards, UpdateSums
 from . import figures as draw
 from .section import update_sections
 
-_ANSWERS: Final = "ask for it: am.residual_updates(model, text, answers=[' Tom'])"
+_ANSWERS: Final = "measure it with am.residual_updates(model, text, answers=[' Tom'])"
 
 FIGURES: Final = ("magnitude", "orientation", "orientation_by_magnitude", "magnitude_by_position")
 
@@ -97,7 +97,7 @@ def residual_updates(
         inputs = model.encode(cast(Inputs, inputs), bos=bos)
         towards = _directions(model, len(inputs.ids), answers, against)
     elif against is not None:
-        raise InputError("`against` needs `answers`: the tokens whose logits are compared with its own.")
+        raise InputError("`against` needs `answers`, the tokens to compare with.")
     (result,) = stream(model, inputs, [UpdateReducer(towards)], layers=layers, stack=stack, bos=bos, **corpus)
     return result
 
@@ -230,8 +230,8 @@ class ResidualUpdates(RowMeans):
         statistic = figure if side == "query" else f"{side}_{figure}"
         if figure not in ("magnitude", "orientation") or statistic not in STATISTICS:
             raise InputError(
-                f'a difference is drawn with figure "magnitude" or "orientation" and side "query" or "target"; got '
-                f"{figure!r} and {side!r}. For the other figures, plot its two results, `parts`."
+                'a difference has the figures "magnitude" and "orientation", and the sides "query" and "target"; '
+                f"got {figure!r} and {side!r}. For other figures, plot its two results, `parts`."
             )
         return self._difference_map(statistic)
 
@@ -279,7 +279,7 @@ class ResidualUpdates(RowMeans):
         return [
             Section(
                 f"Figure 10. Updates along the text, layer {layer}",
-                "‖u‖ / ‖x‖ of every head at every token, marked by the key that the head attends to most there.",
+                "‖u‖ / ‖x‖ of every head at every token, marked by the key with the head's highest attention.",
                 {f"magnitude-by-position-{layer}": self.plot("magnitude_by_position", layer=layer)},
                 f'updates.plot("magnitude_by_position", layer={layer})',
             )
@@ -303,13 +303,13 @@ class ResidualUpdates(RowMeans):
             place, head = divmod(int(mean.abs().nan_to_num(0.0).argmax()), mean.shape[1])
             written = signed(float(mean[place, head]), ".2f")
             answers = (
-                f" L{self.layers[place]}H{head} writes most towards the answers: {written} "
-                f"{self.logit_unit} on average."
+                f" L{self.layers[place]}H{head} contributes most to the answers: {written} {self.logit_unit} on "
+                "average."
             )
         return (
-            f"On average a head's update is {percent(float(self.magnitude.nanmean()), 0)} as long as the stream. "
-            f"Heads that write less where they attend most to the {nouns.first} than elsewhere: "
-            f"{smaller} of the {int(both.sum())} with rows of both kinds.{answers}"
+            f"On average, a head's update has {percent(float(self.magnitude.nanmean()), 0)} of the norm of the "
+            f"residual stream. Heads that write less where they attend most to the {nouns.first}: {smaller} of the "
+            f"{int(both.sum())} with rows of both kinds.{answers}"
         )
 
     def __repr__(self) -> str:

@@ -28,10 +28,11 @@ SIDE: Final = Choice("side", "Update", SIDES, tuple(f"{side} side" for side in S
 
 def _what_a_side_is(nouns: Nouns) -> dict[str, str]:
     return {
-        "query": "On the query side, u = Σ p v W_O over the keys is what the head adds at the "
-        f"{nouns.query_token}, and x is the residual stream that enters the block there.",
-        "target": "On the target side, u = v W_O of the key that the query attends to most, without its probability, "
-        "and x is the residual stream that enters the block at that key; a key counts once for each such query.",
+        "query": f"On the query side, u = Σ p v W_O over the keys is the head's output at the {nouns.query_token}, "
+        "and x is the residual stream that enters the block there.",
+        "target": "On the target side, u = v W_O of the key that the query attends to most, without its "
+        "probability, and x is the residual stream that enters the block at that key; a key counts once per query "
+        "that attends to it most.",
     }
 
 
@@ -57,13 +58,13 @@ def update_sections(view: UpdateNumbers, call: str) -> list[Section]:
             heading="Figure 7. How much each head changes the stream",
             finding=_over_tokens(view, positive, partial(_about_magnitudes, nouns)),
             reading=_by_side(
-                f"One histogram over the {nouns.text}'s {nouns.tokens} for each head of the chosen layer: update "
+                f"One histogram over the {nouns.text}'s {nouns.tokens} for each head of the selected layer: update "
                 "magnitude ‖u‖ / ‖x‖ on a logarithmic axis.",
                 _what_a_side_is(nouns),
             ),
-            caveat=f"Each histogram is scaled to its own fullest bin; the hover box counts {nouns.tokens}. Click one "
-            "to choose its head. The axis spans all layers shown. An update of exactly 0 has no place on it and is "
-            "left out. A large update need not matter for the output.",
+            caveat=f"Each histogram is scaled to its fullest bin; hover over a bin for its number of {nouns.tokens}. "
+            "Click a histogram to select its head. The axis spans all layers shown. Updates of exactly 0 are "
+            "omitted from the logarithmic axis. A large update need not matter for the output.",
             figures={"magnitude": magnitude_histograms_chart(magnitude, SIDES, nouns=nouns)},
             call=plotted("magnitude"),
             choices=(SIDE,),
@@ -71,14 +72,14 @@ def update_sections(view: UpdateNumbers, call: str) -> list[Section]:
         ),
         Section(
             contents="8 Update orientation",
-            heading="Figure 8. Which way each head moves the stream",
+            heading="Figure 8. The direction in which each head moves the stream",
             finding=_over_tokens(view, orientation, _about_orientations),
             reading=_by_side(
-                "One histogram for each head of update orientation cos(u, x): at 1 an update lengthens what is there, "
-                "at 0 it is orthogonal to it, below 0 it cancels part of it."
+                "One histogram per head of update orientation cos(u, x): at 1 an update lengthens the stream, at 0 "
+                "it is orthogonal to it, and below 0 it cancels part of it."
             ),
-            caveat="Scaled as in figure 7. In many dimensions two unrelated directions are nearly orthogonal, so "
-            "values near 0 are what chance would give.",
+            caveat="Scaled as in figure 7. In many dimensions, two unrelated directions are nearly orthogonal, so "
+            "values near 0 are expected by chance.",
             figures={"orientation": orientation_histograms_chart(orientation, SIDES, nouns=nouns)},
             call=plotted("orientation"),
         ),
@@ -87,10 +88,10 @@ def update_sections(view: UpdateNumbers, call: str) -> list[Section]:
             heading="Figure 9. Orientation against magnitude",
             finding=_about_largest(view, magnitude, orientation),
             reading=_by_side(
-                f"One point for each {nouns.token} and head of the chosen layer, marked by where the head attends most "
-                f"at that {nouns.token}."
+                f"One point per {nouns.token} and head of the selected layer, marked by the key with the head's "
+                f"highest attention at that {nouns.token}."
             ),
-            caveat="Where a row has one visible key there is no choice, and no mark. Click a point to choose its head.",
+            caveat="A row with one visible key has no mark. Click a point to select its head.",
             figures={"orientation-by-magnitude": by_magnitude},
             call=plotted("orientation_by_magnitude"),
         ),
@@ -99,10 +100,10 @@ def update_sections(view: UpdateNumbers, call: str) -> list[Section]:
             heading=f"Figure 10. Magnitude along the {nouns.text}",
             finding=_about_marks(view, magnitude),
             reading=_by_side(
-                f"The same points by the position of the {nouns.query_token}, all heads of the layer together."
+                f"The same points by the position of the {nouns.query_token}, for all heads of the layer."
             ),
-            caveat=f"On the target side, a {nouns.first} whose x is very long makes ‖u‖ / ‖x‖ small whatever is "
-            "written: compare the query side before saying that a head which attends to it writes nothing.",
+            caveat=f"On the target side, a {nouns.first} with a very large ‖x‖ makes ‖u‖ / ‖x‖ small regardless of "
+            "u: check the query side before concluding that a head attending to it writes nothing.",
             figures={"magnitude-by-position": magnitude_by_position_chart(magnitude, SIDES, **points)},
             call=plotted("magnitude_by_position"),
         ),
@@ -166,10 +167,13 @@ def _about_marks(view: UpdateNumbers, magnitude: Float[np.ndarray, "side layer h
             values = magnitude[side, layer][marks[layer] == code]
             values = values[values > 0]
             if values.size:
-                parts.append(f"{np.median(values):.2g} at {style.label} ({values.size})")
+                parts.append(f"{np.median(values):.2g} for {style.label} ({values.size})")
         if not parts:
             return "No head has an update to show."
-        return f"Median magnitude over all heads of the layer, by where they attend most (points): {', '.join(parts)}."
+        return (
+            "Median magnitude over all heads of the layer, by the key with the highest attention (number of "
+            f"points): {', '.join(parts)}."
+        )
 
     return ByChoice.texts(("side", "layer"), magnitude.shape[:2], told)
 

@@ -81,10 +81,13 @@ def test_a_permutation_of_heads_is_found_and_undone(method: Any) -> None:
     raw = am.compare(model, other, ids_of("gpt2"), method)
     inverse = {layer: [order.index(head) for head in range(5)] for layer, order in ORDER.items()}
     wanted = [inverse.get(layer, list(range(5))) for layer in range(3)]
-    assert raw.matching.tolist() == wanted and "are in another order" in raw.lead and "match=True undoes it" in raw.lead
+    assert raw.matching.tolist() == wanted and "are permuted" in raw.lead and "match=True undoes it" in raw.lead
     assert float(raw.difference.nan_to_num().abs().max()) > 1e-3
     undone = am.compare(model, other, ids_of("gpt2"), method, match=True)
-    assert float(undone.difference.nan_to_num().abs().max()) < 1e-4 and "which is undone here" in undone.lead
+    assert (
+        float(undone.difference.nan_to_num().abs().max()) < 1e-4
+        and "this comparison undoes the permutation" in undone.lead
+    )
     assert undone.to_frame().pattern_divergence.max() < 1e-5
 
 
@@ -169,7 +172,7 @@ def test_texts_are_paired_by_identity_and_not_by_length() -> None:
     )
     texts = ["a-b-c", "d a b"]
     assert [model.encode(texts).lengths.tolist() for model in (one, other)] == [[1, 3], [3, 1]]
-    with pytest.raises(InputError, match=r"must be aligned.*texts of \[1, 3\] and of \[3, 1\] tokens"):
+    with pytest.raises(InputError, match=r"the same number of tokens.*texts of \[1, 3\] and of \[3, 1\] tokens"):
         am.compare(one, other, texts, am.attention_focus)
     ids = ids_of("gpt2")
     with pytest.raises(InputError, match=r"texts of \[5, 7\] and of \[7, 5\] tokens"):
@@ -201,21 +204,21 @@ def test_texts_that_are_other_tokens_to_each_model_are_pairs() -> None:
 def test_bad_input_is_told() -> None:
     model, ids = models.hooked("gpt2"), ids_of("gpt2")
     calls: list[tuple[Any, str]] = [
-        (lambda: am.compare(model, model, ids), "`method` must be what to compare"),
+        (lambda: am.compare(model, model, ids), "`method` must be a measurement"),
         (lambda: am.compare(model, ids, method=am.attention_focus), "both be models, or both prompts"),
-        (lambda: am.compare(model, model, method=am.attention_focus), "compared on `inputs`"),
+        (lambda: am.compare(model, model, method=am.attention_focus), "comparing two models needs `inputs`"),
         (
             lambda: am.compare(model, models.hooked("llama"), ids, am.attention_focus),
             "must have the same shape; got 3 layers",
         ),
-        (lambda: am.compare(ids, ids[:, :5], model=model, method=am.attention_focus), "must be aligned"),
+        (lambda: am.compare(ids, ids[:, :5], model=model, method=am.attention_focus), "the same number of tokens"),
         (
             lambda: am.compare(ids, ids, model=model, method=am.attention_focus, match=True),
-            "leave `inputs` and `match`",
+            "neither `inputs` nor `match`",
         ),
-        (lambda: am.compare(model, model, ids[:, :1], am.attention_focus), "have one token each; give longer texts"),
+        (lambda: am.compare(model, model, ids[:, :1], am.attention_focus), "have one token each; pass longer texts"),
         (lambda: am.compare(ids[:, :1], ids[:, 1:2], model=model, method=am.attention_focus), "one token each"),
-        (lambda: am.compare(model, model, ids, am.redundancy), "a result by head that can be subtracted"),
+        (lambda: am.compare(model, model, ids, am.redundancy), "a result per head that can be subtracted"),
         (lambda: am.compare(model, model, ids, am.attention_focus, statistic="x"), "`statistic` must be one of"),
     ]
     for call, told in calls:

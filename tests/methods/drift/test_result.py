@@ -447,7 +447,7 @@ def test_verdicts_are_those_of_their_equation() -> None:
     assert len(verdicts.agreement) == 4 and verdicts.agreement.rho.between(-1, 1).all()
     assert {"depth_untrained", "largest_step_untrained"} <= set(verdicts.stories)
     few = am.residual_drift(model, given[:2]).verdicts()
-    assert set(few.stories.story) == {"undecided"} and "no story is claimed" in few.lead
+    assert set(few.stories.story) == {"undecided"} and "do not support a verdict" in few.lead
     assert am.residual_drift(model, given, layers=[1, 3]).verdicts().stories.story.tolist() == ["unknown"] * 3
     quiet: dict[Any, Any] = {"attn_out": torch.zeros_like, "mlp_out": torch.zeros_like}
     with model.hooks(quiet):
@@ -497,9 +497,9 @@ def test_a_corpus_gives_what_a_batch_gives(name: str, position: bool, many_batch
     assert_same(whole, am.residual_drift(model, iter(given), k=K, position=position))
     shards = [am.residual_drift(model, iter(given), k=K, position=position, shard=(k, 3)) for k in range(3)]
     assert_same(whole, shards[0].merged(*shards[1:]))
-    with pytest.raises(MissingPointError, match="not a corpus"):
+    with pytest.raises(MissingPointError, match="not for an iterator"):
         shards[0].by_token("cosine")
-    with pytest.raises(InputError, match="run together"):
+    with pytest.raises(InputError, match="of a list of texts"):
         whole.merged(whole)
     with pytest.raises(InputError, match="same model, layers, options"):
         shards[0].merged(am.residual_drift(model, iter(given), k=3, position=position, shard=(1, 3)))
@@ -552,7 +552,11 @@ def test_it_is_saved_read_and_shown(given: Any, tmp_path: Path) -> None:
         pd.testing.assert_frame_equal(read.tokens_frame(), drift.tokens_frame())
         assert len(drift.tokens_frame()) == int(drift.state["valid"][0].sum())
     page = drift.write_html(tmp_path / "drift.html").read_text(encoding="utf-8")
-    for heading in ("Cosine to the own embedding", "Rank of the own embedding", "Churn of the nearest rows"):
+    for heading in (
+        "Cosine to the token&#39;s own embedding",
+        "Rank of the token&#39;s own embedding",
+        "Churn of the nearest rows",
+    ):
         assert heading in page
     assert "attnmech" in read._repr_html_()
 
@@ -596,11 +600,11 @@ def test_a_figure_names_the_lines_that_change_most() -> None:
     ("name", "options", "said"),
     [
         ("vit", {}, "has no embedding of tokens: it reads images"),
-        ("gpt2", {"k": 54}, "`k` must be at most 53, the rows of this vocabulary; got 54."),
+        ("gpt2", {"k": 54}, "`k` must be at most 53, the number of rows of this vocabulary; got 54."),
         ("gpt2", {"k": 0}, "`k` must be a whole number, 1 or more; got 0."),
         ("gpt2", {"at": "attn_out"}, "`at` must be one of resid_mid, resid_post; got 'attn_out'."),
         ("gpt2", {"metric": "euclid"}, "`metric` must be one of cosine, centred cosine, dot; got 'euclid'."),
-        ("gpt2", {"embed_norm": True}, "`embed_norm=True` needs a norm of the embedding"),
+        ("gpt2", {"embed_norm": True}, "`embed_norm=True` needs a norm after the embedding"),
         ("gpt2", {"embed_norm": "yes"}, "`embed_norm` must be True, False or None"),
         ("llama", {"position": True, "k": 3}, "has none: it marks positions inside attention. Use position=False."),
         ("bloom", {"position": True, "k": 3}, "Use position=False."),
@@ -710,7 +714,7 @@ def test_the_page_has_a_table_of_the_rows_nearest_to_the_first_ordinary_token(tm
                 )
                 assert said.startswith("<b>") == bold
     page = drift.write_html(tmp_path / "page.html").read_text()
-    assert "The rows nearest to token 1" in page and "drift.plot(&#34;nearest&#34;, token=1)" in page
+    assert "Vocabulary rows nearest to token 1" in page and "drift.plot(&#34;nearest&#34;, token=1)" in page
     assert "<b>" not in page.split("</head>")[1].split("<script")[0]
     corpus = am.residual_drift(am.load(), iter(["Anna sang."]))
     assert "rows nearest to token" not in corpus.write_html(tmp_path / "corpus.html").read_text()

@@ -302,7 +302,7 @@ def test_layers_and_saving(tmp_path: Path) -> None:
     frame = am.attention_focus(hooked, models.token_ids("gpt2", batch=5)).to_frame()
     assert list(frame.columns[:3]) == ["layer", "head", "self_top"]
     assert {"first_top_low", "first_top_high", "collapse"} <= set(frame.columns)
-    assert "first token on top" in repr(focus)
+    assert "highest score at the first token" in repr(focus)
 
 
 def test_what_cannot_be_measured() -> None:
@@ -347,7 +347,7 @@ def test_parts_of_a_corpus_merge() -> None:
         assert torch.allclose(ends, wanted, atol=1e-6)
     with pytest.raises(InputError, match="must have the same model, layers, options"):
         whole.merged(am.attention_focus(model, iter(texts), layers=[1]))
-    with pytest.raises(InputError, match="results on texts that were run together cannot be merged"):
+    with pytest.raises(InputError, match="results of a list of texts cannot be merged"):
         whole.merged(am.attention_focus(model, texts[:2]))
 
 
@@ -452,4 +452,4 @@ def test_the_lead_counts_heads_that_look_at_the_first_token_equally_often() -> N
     focus = am.attention_focus(models.hooked("gpt2"), models.token_ids("gpt2", 1, 2))
     tied = (focus.first_top == 1).nonzero().tolist()
     assert 1 < len(tied) < 15 and tied[0] == [0, 0]
-    assert f"; L0H0 and {len(tied) - 1} more look at the first token most often (" in focus.lead
+    assert f"; L0H0 and {len(tied) - 1} others attend to the first token most often (" in focus.lead

@@ -160,7 +160,10 @@ def test_a_planted_bias_is_claimed_and_no_other(monkeypatch: pytest.MonkeyPatch)
         found = am.group_attention(model, texts, groups)
         plain = am.group_attention(model, texts, {"articles": groups["articles"], "places": ["campsite", "forest"]})
     assert found.claims[["query", "key", "layer", "head"]].to_numpy().tolist() == [["articles", "verbs", 1, 3]]
-    assert "from articles to verbs" in found.lead and "L1H3 attends more than to matched words" in found.lead
+    assert (
+        "from “articles” to “verbs”" in found.lead
+        and "L1H3 attends more to “verbs” than to matched words" in found.lead
+    )
     assert "this holds for these words" in found.lead
     assert plain.claims.empty
     of_one_word = torch.zeros_like(found.by_query)
@@ -214,7 +217,7 @@ def test_both_sides_count_where_a_model_looks_both_ways() -> None:
 def test_few_texts_claim_nothing_and_results_come_back(tmp_path: Path) -> None:
     model = models.demo()
     few = am.group_attention(model, documents(4), {"verbs": ["is", "are"], "articles": ["the", "zebra"]}, factor=9.0)
-    assert few.claims.empty and "too little is known for a claim" in few.lead
+    assert few.claims.empty and "too few pairs for a claim" in few.lead
     assert few.missing == ("are", "zebra") and "No text has are, zebra." in few.lead
     groups = {"articles": ["the", "a", "an"], "verbs": ["is", "are", "was", "were"]}
     found = am.group_attention(model, iter(documents(30)), groups)
@@ -252,8 +255,8 @@ def test_words_make_up_the_text(text: str, words: list[str]) -> None:
 @pytest.mark.parametrize(
     ("groups", "message"),
     [
-        ([], "must be a dictionary of at least two"),
-        ({"one": ["is"]}, "must be a dictionary of at least two"),
+        ([], "must be a dictionary from names to lists of words"),
+        ({"one": ["is"]}, "must be a dictionary from names to lists of words"),
         ({"one": ["is"], "other": []}, "group 'other' has no words"),
         ({"one": ["is"], "other": ["Is", "the"]}, "in both 'one' and 'other'"),
         ({"one": ["is", "IS"], "other": ["the"]}, "in 'one' twice"),

@@ -222,10 +222,10 @@ def test_under_a_soft_cap_and_beside_a_sink_the_shift_changes_attention(name: st
     model = model_of(name)
     found = am.joint_embedding(model, texts())
     assert float(found.attention_change.max()) > 1e-3
-    assert any("changes attention" in note for note in found.notes)
+    assert any("changes attention prob" in note for note in found.notes)
     without = am.joint_embedding(model, texts(), shift=False)
     assert float(without.attention_change.max()) < 1e-5
-    assert not any("changes attention" in note for note in without.notes)
+    assert not any("changes attention prob" in note for note in without.notes)
 
 
 def test_the_change_under_a_soft_cap_is_that_of_a_loop() -> None:
@@ -316,7 +316,7 @@ def test_t5s_buckets_do_not_fit() -> None:
     assert not bool(found.correlation.isnan().any())
     assert float(found.attention_change.max()) < 1e-5
     assert am.joint_embedding(hooked("t5"), given, stack="decoder").lengths.tolist() == [5, 5, 5]
-    with pytest.raises(UnsupportedModelError, match="two texts"):
+    with pytest.raises(UnsupportedModelError, match="unlike cross-attention"):
         am.joint_embedding(hooked("t5"), given, stack="cross")
 
 
@@ -377,7 +377,7 @@ def test_of_a_large_corpus_whole_texts_are_drawn(monkeypatch: pytest.MonkeyPatch
     assert found.texts_seen == 15 and 1 < len(found.documents) < 5
     assert int(found.lengths.sum()) <= 40
     assert found.lengths.tolist() == [given[number].shape[1] for number in found.documents]
-    assert any("texts were drawn" in note for note in found.notes)
+    assert any("texts were sampled" in note for note in found.notes)
     again = am.joint_embedding(hooked("gpt2"), iter(given), sample=10)
     assert again.documents == found.documents
     other = am.joint_embedding(hooked("gpt2"), iter(given), sample=10, seed=7)
@@ -410,7 +410,7 @@ def test_of_very_many_pairs_some_are_drawn(monkeypatch: pytest.MonkeyPatch) -> N
     assert whole.all_pairs and not some.all_pairs
     assert 60 < some.pairs[0] < whole.pairs[0] == sum(n * (n + 1) // 2 for n in (15, 13, 11, 9))
     assert (whole.spearman - some.spearman).abs().max() < 0.4
-    assert any("drawn at random" in note for note in some.notes)
+    assert any("randomly sampled" in note for note in some.notes)
 
 
 def test_the_most_attended_keys() -> None:
@@ -482,7 +482,7 @@ def test_further_points_are_placed_by_pca_with_scale_and_shift() -> None:
     again = found.place_texts(model, given[1])
     assert again.points["pca"][found.heads.index((1, 3))].numpy() == pytest.approx(own.numpy(), abs=1e-3)
     assert torch.equal(again.scale, found.scale)
-    with pytest.raises(InputError, match="its weights differ"):
+    with pytest.raises(InputError, match="the weights of the model passed differ"):
         found.place_texts(hooked("gpt2"), given[1])
 
 
@@ -627,11 +627,11 @@ def test_figures() -> None:
 
 
 def test_too_few_tokens() -> None:
-    with pytest.raises(InputError, match="perplexity of 50 needs 152 points; 15 tokens have 30"):
+    with pytest.raises(InputError, match="perplexity of 50 needs 152 points; 15 tokens give 30"):
         am.joint_embedding(hooked("gpt2"), texts(1), projection="tsne")
     with pytest.raises(InputError, match="perplexity=9 or less"):
         am.joint_embedding(hooked("gpt2"), texts(1), projection="tsne")
-    with pytest.raises(InputError, match="two tokens at least"):
+    with pytest.raises(InputError, match="at least two tokens"):
         am.joint_embedding(hooked("gpt2"), torch.tensor([[5]]))
     few = am.joint_embedding(hooked("gpt2"), torch.tensor([[5, 6]]))
     assert bool(few.correlation.isnan().all()) and "too few" in few.lead
@@ -691,7 +691,7 @@ def test_equal_norms_make_distance_and_product_one() -> None:
         ({"perplexity": -1.0}, "`perplexity` must be"),
         ({"seed": -1}, "`seed` must be"),
         ({"heads": [(0, 9)]}, "`head` must be"),
-        ({"truncate": True}, "`truncate` is for a corpus"),
+        ({"truncate": True}, "`truncate` needs an iterator of texts"),
     ],
 )
 def test_options(options: dict[str, Any], message: str, unchecked: None) -> None:

@@ -131,7 +131,7 @@ def test_few_texts_are_never_steady() -> None:
         odd = am.odd_heads(model, documents(3))
     unusual = odd.odd[odd.odd.reason == "unusual"]
     assert len(unusual) and not unusual.steady.any() and bool(unusual.low.isna().all())
-    assert "3 texts are too few to know about others" in odd.lead
+    assert "3 texts are too few to generalise" in odd.lead
 
 
 def test_random_weights_have_unusual_heads_no_more_often_than_the_nominal_rate() -> None:
@@ -197,7 +197,7 @@ def test_texts_too_short_for_a_long_range(tmp_path: Path) -> None:
 def test_bad_input() -> None:
     with pytest.raises(InputError, match="`beyond` must be a whole number, 1 or more"):
         am.odd_heads(models.demo(), documents(3), beyond=0)
-    with pytest.raises(InputError, match="which have no distance"):
+    with pytest.raises(InputError, match="so they have no distance"):
         am.odd_heads(models.hooked("t5"), models.inputs_of("t5"), stack="cross")
     odd = am.odd_heads(models.demo(), documents(3))
     with pytest.raises(InputError, match="`statistic` must be one of"):

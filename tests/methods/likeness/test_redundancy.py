@@ -375,7 +375,7 @@ def test_a_corpus_of_many_texts_has_groups() -> None:
 
 def test_the_demo_models_heads(tmp_path: Path) -> None:
     alike = am.redundancy(models.demo(), documents(8))
-    assert "layer 0 has the fewest different heads, 2.3 of 8" in alike.lead
+    assert "layer 0 has the fewest effective heads, 2.3 of 8" in alike.lead
     assert "L0H3 and L0H4" in alike.lead and "(95 % interval, corrected for 112 pairs: " in alike.lead
     frame = alike.to_frame()
     assert len(frame) == len(alike.nearest) == 32 and bool(alike.nearest.divergence.is_monotonic_increasing)
@@ -392,14 +392,14 @@ def test_the_demo_models_heads(tmp_path: Path) -> None:
 def test_one_layer_and_no_sampled_rows() -> None:
     model, given = hooked("gpt2"), texts()
     alone = am.redundancy(model, given, layers=[2])
-    assert alone.clusters(1.0) and "of two layers" not in alone.lead
+    assert alone.clusters(1.0) and "across layers" not in alone.lead
     none = am.redundancy(model, given, rows=0)
     assert torch.equal(none.within[2], alone.within[2])
     assert bool(none.divergence[0, :, 1].isnan().all())
     assert none.clusters(1.0, layer=1) and len(none._sections()) == 1
-    with pytest.raises(InputError, match="give a `layer`"):
+    with pytest.raises(InputError, match="pass `layer`"):
         none.clusters(1.0)
-    with pytest.raises(InputError, match="give a `layer`"):
+    with pytest.raises(InputError, match="pass `layer`"):
         none.plot()
 
 
@@ -446,7 +446,7 @@ def test_texts_of_one_token_compare_nothing() -> None:
     alike = am.redundancy(hooked("bloom"), [ids[:, :1] for ids in texts(5)])
     assert bool(alike.divergence.isnan().all()) and alike.nearest.empty
     assert "no row sees two keys" in alike.lead
-    with pytest.raises(InputError, match="Give longer texts"):
+    with pytest.raises(InputError, match="Pass longer texts"):
         alike.clusters(0.1)
 
 
@@ -458,7 +458,7 @@ def test_rows_that_see_one_key_do_not_count() -> None:
     assert (narrow, wide) == (0.0, sum(ids.shape[1] - 1 for ids in texts()))
     assert bool(alike.within[0].isnan().all() and alike.divergence[0, :, 1].isnan().all())
     assert bool(alike.effective_heads[0].isnan()) and not bool(alike.effective_heads[1].isnan())
-    assert set(alike.nearest.layer) == {1} and "of two layers" not in alike.lead
+    assert set(alike.nearest.layer) == {1} and "across layers" not in alike.lead
     assert alike.plot("within", layer=0).data and alike.clusters(1.0, layer=1)
 
 

@@ -238,7 +238,7 @@ def test_left_padding_is_as_it_was_given() -> None:
         alone = am.patch(hooked, *ids, answers=ANSWERS[row : row + 1], against=AGAINST[row : row + 1])
         torch.testing.assert_close(found.after[:, :, row], alone.after[:, :, 0], rtol=1e-4, atol=1e-5)
     wrong = models.padded("bloom", side="right")
-    with pytest.raises(InputError, match="the padding of pair 1 puts the clean one at 2 and the corrupted one at 0"):
+    with pytest.raises(InputError, match=r"pair 1 starts at 2 \(clean\) and 0 \(corrupted\)"):
         am.patch(hooked, given, wrong, **JUDGED)
 
 
@@ -337,15 +337,18 @@ def test_a_function_of_ones_own_and_a_journal(tmp_path: Path) -> None:
             {"at": "scores"},
             "`at` must be one of z, q, k, v, pattern, resid_pre, .*; got 'scores'",
         ),
-        ({"at": "v", "heads": [(0, 9)]}, r"`heads` must be from 0 to 4 \(at='v' goes by kv head; each layer has 5\)"),
+        (
+            {"at": "v", "heads": [(0, 9)]},
+            r"`heads` must be from 0 to 4 \(at='v' is indexed by kv head; each layer has 5\)",
+        ),
         ({"positions": [-8]}, r"`positions` must be from -7 to 6 \(the shortest prompt has 7 tokens\); got -8"),
         ({"positions": "first"}, '`positions` must be "last" or a list of positions'),
-        ({"at": "mlp_out", "heads": [(0, 1)]}, "mlp_out has no heads. Choose `layers` and `positions`"),
+        ({"at": "mlp_out", "heads": [(0, 1)]}, "mlp_out has no heads. Use `layers` and `positions`"),
         ({"heads": [(0, 9)]}, "`head` must be from 0 to 4"),
         ({"layers": [4]}, "`layer` must be from 0 to 2"),
         ({"positions": [7]}, r"`positions` must be from -7 to 6 \(the shortest prompt has 7 tokens\); got 7"),
         ({"positions": []}, "at least one position"),
-        ({"metric": "kl"}, "cannot say how close the clean one is"),
+        ({"metric": "kl"}, "not the closeness to the clean run"),
         ({"answers": None, "against": None}, "needs `answers`"),
         ({"answers": [3, 4]}, "one token for each of the 3 texts; got 2"),
     ],

@@ -228,11 +228,15 @@ def test_what_it_says_files_journals_and_differences(tmp_path: Path) -> None:
     found = am.path_patch(
         hooked, clean, corrupted, [(3, 1), (2, 0)], ["v", "q"], journal=tmp_path / "journal", **JUDGED
     )
-    assert repr(found).startswith("PathEffects(the path from each of 15 heads to q and v of L2H0, L3H1, on 3 pairs: L")
+    assert repr(found).startswith(
+        "PathEffects(the path from each of 15 heads in turn to q and v of L2H0, L3H1, on 3 pairs: L"
+    )
     again = am.load_result(found.save(tmp_path / "paths"))
     assert again.to_frame().equals(found.to_frame()) and repr(again) == repr(found)
     assert again.receivers == ((2, 0), (3, 1)) and again.through == ("q", "v")
-    assert "to q and v of L2H0, L3H1, it writes" in found.write_html(tmp_path / "a.html").read_text(encoding="utf-8")
+    assert "to q and v of L2H0, L3H1 is that of the corrupted prompt" in found.write_html(
+        tmp_path / "a.html"
+    ).read_text(encoding="utf-8")
     other = am.path_patch(hooked, clean, corrupted, [(3, 1)], "q", **JUDGED)
     with pytest.raises(InputError, match="must have the same receivers"):
         found - other
@@ -249,13 +253,13 @@ def test_what_it_says_files_journals_and_differences(tmp_path: Path) -> None:
         ({"receivers": "head"}, '`receivers` must be "logits" or a list of'),
         ({"receivers": [(4, 0)]}, "`layer` must be from 0 to 3"),
         ({"receivers": [(3, 9)]}, "`head` must be from 0 to 4"),
-        ({"receivers": [(0, 1)]}, "no head is in a layer below the receivers', which are in layer 0"),
-        ({"receivers": [(2, 1)], "senders": [(1, 0), (2, 3)]}, "the last receiver is in layer 2; got L2H3"),
+        ({"receivers": [(0, 1)]}, "no head is below the receivers, which are in layer 0"),
+        ({"receivers": [(2, 1)], "senders": [(1, 0), (2, 3)]}, "of the last receiver .layer 2.; got L2H3"),
         ({"receivers": [(2, 1)], "through": "z"}, "`through` must be one of q, k, v; got 'z'"),
         ({"receivers": [(2, 1)], "through": []}, "`through` must name q, k or v"),
         ({"senders": [(0, 7)]}, "`head` must be from 0 to 4"),
         ({"mlps": "no"}, "`mlps` must be one of recompute, frozen"),
-        ({"later": "frozen"}, 'for receivers="logits" use mlps="frozen"'),
+        ({"later": "frozen"}, 'with receivers="logits", use mlps="frozen"'),
         ({"corrupted": torch.tensor([[5, 6]])}, "every clean prompt needs a corrupted one; got 3 clean and 1"),
         ({"corrupted": torch.tensor([[5, 6]] * 3)}, "pair 0 has 7 clean"),
     ],
@@ -268,5 +272,5 @@ def test_bad_input(options: dict[str, Any], said: str) -> None:
 
 def test_models_of_several_stacks_are_refused() -> None:
     ids = models.token_ids("t5")
-    with pytest.raises(InputError, match="path patching is for models with one stack"):
+    with pytest.raises(InputError, match="path patching needs a model with one stack"):
         am.path_patch(models.hooked("t5"), ids, ids.roll(1), **JUDGED)

@@ -218,9 +218,9 @@ def test_a_corpus_is_its_texts_and_shards_merge(many_batches: None) -> None:
     torch.testing.assert_close(merged.by_lag, corpus.by_lag, atol=2e-5, rtol=1e-4, equal_nan=True)
     low, high = merged.interval("previous")
     assert bool((low <= merged.previous).all()) and bool((merged.previous <= high).all())
-    with pytest.raises(MissingPointError, match="not for a corpus"):
+    with pytest.raises(MissingPointError, match="not for an iterator"):
         corpus.mass()
-    with pytest.raises(InputError, match="run together"):
+    with pytest.raises(InputError, match="of a list of texts"):
         whole.merged(whole)
 
 
@@ -286,7 +286,7 @@ def test_saved_shown_and_drawn(tmp_path: Path) -> None:
     for figure in ("heads", "excess", "per_token", "receivers"):
         assert found.plot(figure).data
     page = found.write_html(tmp_path / "page.html").read_text()
-    assert "Which heads look at earlier sentences" in page
+    assert "Which heads attend to earlier sentences" in page
     assert found.show(view="model", layer=2).data["layers"] == [2]
 
 
@@ -299,13 +299,16 @@ BAD: list[tuple[Callable[[am.HookedModel], Any], str]] = [
     (lambda m: am.segment_attention(m, ONE, [(0, 0), (0, 4)]), "must satisfy 0 ≤ start < end"),
     (lambda m: am.segment_attention(m, ONE, []), "got an empty list"),
     (lambda m: am.segment_attention(m, ONE, "word"), "must be one of sentence, line, document"),
-    (lambda m: am.segment_attention(m, iter([ONE]), [(0, 4)]), "spans are for a list of texts"),
+    (lambda m: am.segment_attention(m, iter([ONE]), [(0, 4)]), "spans need a list of texts"),
     (lambda m: am.segment_attention(m, ONE, "document", gap=0), "`gap` must be a whole number"),
     (lambda m: am.segment_attention(m, ONE.repeat(2, 1), [(0, 4)]), "for each of the 2 texts"),
-    (lambda m: am.segment_effects(m, ONE.repeat(2, 1)), "one text at a time; got 2"),
-    (lambda m: am.segment_effects(m, ONE, [(0, 4)]), "two segments or more"),
-    (lambda m: am.segment_effects(m, ONE, [(0, 2), (2, 4)], answers=3), "takes no `answers`"),
-    (lambda m: am.segment_effects(m, ONE, [(0, 2), (2, 4)], partial=True), "with `journal`, the same call resumes"),
+    (lambda m: am.segment_effects(m, ONE.repeat(2, 1)), "takes one text; got 2"),
+    (lambda m: am.segment_effects(m, ONE, [(0, 4)]), "at least two segments"),
+    (lambda m: am.segment_effects(m, ONE, [(0, 2), (2, 4)], answers=3), "has no option `answers`"),
+    (
+        lambda m: am.segment_effects(m, ONE, [(0, 2), (2, 4)], partial=True),
+        "with `journal`, repeating the call resumes it",
+    ),
 ]
 
 
@@ -326,7 +329,7 @@ def test_too_many_cells_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_cross_attention_is_refused() -> None:
     given = models.inputs_of("t5")
-    with pytest.raises(InputError, match="not across"):
+    with pytest.raises(InputError, match="not in cross-attention"):
         am.segment_attention(models.hooked("t5"), given, "document", stack="cross")
 
 

@@ -55,13 +55,13 @@ def test_what_cannot_be_compared_is_refused(tmp_path: Path) -> None:
     def focus(model: am.HookedModel) -> am.results.AttentionFocus:
         return am.attention_focus(model, ids)
 
-    with pytest.raises(InputError, match="other layers or heads"):
+    with pytest.raises(InputError, match="different layers or heads"):
         am.trajectory([models.fresh("bloom"), models.fresh("gpt2")], focus)
     with pytest.raises(am.AttnmechError, match="nowhere"):
         am.trajectory([tmp_path / "nowhere"], focus)
     with pytest.raises(InputError, match="a list of folders or models"):
         am.trajectory([], focus)
-    with pytest.raises(InputError, match="must return a result"):
+    with pytest.raises(InputError, match="must return an attnmech result"):
         am.trajectory([models.fresh("bloom")], lambda model: 3)  # type: ignore[arg-type,return-value]
     with pytest.raises(InputError, match="one row per head"):
         am.trajectory([models.fresh("bloom")], lambda model: am.mean_qk(model, ids, by="position"))

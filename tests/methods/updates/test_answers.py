@@ -140,7 +140,7 @@ def test_what_cannot_be_asked() -> None:
         am.residual_updates(model, text, answers=" Tom", layers=[0, 1])
     with pytest.raises(InputError, match="`answers` must be from 0 to"):
         am.residual_updates(model, text, answers=99999)
-    with pytest.raises(MissingPointError, match="ask for it"):
+    with pytest.raises(MissingPointError, match="measure it with"):
         _ = am.residual_updates(model, text).logits
 
 
@@ -169,8 +169,8 @@ def test_under_a_soft_cap_they_are_pre_cap_logits(tmp_path: Path) -> None:
         assert f" {unit} on average." in updates.lead
         assert am.load_result(updates.save(tmp_path / f"{name}.safetensors")).logit_unit == unit
     plain = am.residual_updates(models.hooked("gemma2"), models.padded("gemma2"))
-    assert "towards the answers" not in plain.lead
-    with pytest.raises(MissingPointError, match="ask for it"):
+    assert "to the answers" not in plain.lead
+    with pytest.raises(MissingPointError, match="measure it with"):
         _ = plain.logit_unit
 
 
@@ -179,7 +179,7 @@ def test_the_lead_names_the_head_that_writes_most() -> None:
     mean = updates.logits.mean(dim=-1)
     layer, head = divmod(int(mean.abs().argmax()), 5)
     assert (
-        f"L{layer}H{head} writes most towards the answers: {signed(float(mean[layer, head]), '.2f')} logits"
+        f"L{layer}H{head} contributes most to the answers: {signed(float(mean[layer, head]), '.2f')} logits"
         in updates.lead
     )
 
