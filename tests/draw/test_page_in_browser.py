@@ -744,7 +744,7 @@ def test_sentences_tell_the_chosen_heads_numbers(opened_full: Any, focus: FocusN
         "L5H0: 0.0\u00a0%. Highest: 100.0\u00a0%, L5H2. Heads attending most to the token itself in at least half "
         "of the rows: 5 of 11."
     )
-    assert opened_full.inner_text("#self-focus-finding").endswith(f"previous token in {before:.1f}\u00a0%.")
+    assert opened_full.inner_text("#self-focus-finding").endswith(f"previous token in {before:.1f}\u00a0% of rows.")
     opened_full.select_option("#head", "1")
     assert opened_full.inner_text("#self-focus-finding").startswith("L5H1: undefined. ")
     magnitude = updates.magnitude[2, 1]
