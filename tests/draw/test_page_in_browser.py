@@ -762,7 +762,7 @@ def test_sentences_tell_the_chosen_heads_numbers(opened_full: Any, focus: FocusN
             if key >= 0 and updates.magnitude[2, head, query] > 0:
                 counts["itself" if key == query else "the first token" if key == 0 else "another token"] += 1
     sentence = opened_full.inner_text("#magnitude-by-position-finding")
-    assert all(f"at {mark} ({count})" in sentence for mark, count in counts.items() if count)
+    assert all(f"for {mark} ({count})" in sentence for mark, count in counts.items() if count)
 
 
 def test_hover_boxes_show_hostile_tokens_as_text(opened_full: Any) -> None:

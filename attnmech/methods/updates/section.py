@@ -135,7 +135,9 @@ def _about_magnitudes(nouns: Nouns, magnitude: Float[np.ndarray, " token"]) -> s
 
 def _about_orientations(orientation: Float[np.ndarray, " token"]) -> str:
     median = signed(float(np.median(orientation)), ".3f")
-    against = f"{(orientation < 0).sum()} of {orientation.size} updates point against the stream (below 0)"
+    count = int((orientation < 0).sum())
+    verb = "points" if count == 1 else "point"
+    against = f"{count} of {orientation.size} updates {verb} against the stream (below 0)"
     return f"median {median}; {against}."
 
 
