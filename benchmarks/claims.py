@@ -30,7 +30,7 @@ Pair = tuple[tuple[int, int], ...]
 def effects() -> dict[Pair, Tensor]:
     """How much worse the demo model does in each case, `[group case]`, without each head and each pair."""
     model = am.load()
-    task = am.Task.of_demo("copying", templates=GROUPS, each=4)
+    task = am.Task.of_demo("copying", templates=GROUPS, per_template=4)
     heads = [(layer, head) for layer in range(model.n_layers) for head in range(model.n_heads)]
     sets: list[Pair] = [*((head,) for head in heads), *combinations(heads, 2)]
     swept = Measuring(Removal.of(model, "zero", None, 0, None), progress=True).swept(task, sets)

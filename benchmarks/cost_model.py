@@ -252,13 +252,13 @@ def null_attention(model: Model, tokens: int, texts: int = 1) -> Work:
 
 
 def rollout(model: Model, tokens: int) -> Work:
-    """`am.attention_flow(kind="rollout")`: a product of L matrices T × T, and patterns that are kept."""
+    """`am.attention_flow(method="rollout")`: a product of L matrices T × T, and patterns that are kept."""
     scores = model.layers * tokens**2
     return bare(model, tokens) + Work(model.layers * tokens**3, bytes=4 * (model.heads + 4) * scores)
 
 
 def norms(model: Model, tokens: int) -> Work:
-    """`am.attention_flow(kind="norm")`: f(x_j) of every head, and the products of heads at every key, in float64."""
+    """`am.attention_flow(method="norm")`: f(x_j) of every head, and the products of heads at every key, in float64."""
     of_key = model.width * model.d_model + 2 * model.heads**2 * model.d_model
     of_cell = 2 * model.heads**2
     cells = model.layers * tokens**2

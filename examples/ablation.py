@@ -41,7 +41,7 @@ def previous_token(half: am.results.Discovery) -> list[tuple[int, int]]:
     return [(int(row.layer), int(row.head)) for row in focus.nlargest(2, "previous_top").itertuples()]
 
 
-def repeated_words(model: am.HookedModel, templates: int = 12, each: int = 2) -> am.Task:
+def repeated_words(model: am.HookedModel, templates: int = 12, per_template: int = 2) -> am.Task:
     """Words, and some of them again: a template for each number of words and of words that are repeated."""
     rng, known = Random(0), []
     for word in WORDS.split():
@@ -50,7 +50,7 @@ def repeated_words(model: am.HookedModel, templates: int = 12, each: int = 2) ->
     cases = []
     for number in range(templates):
         period, again = 6 + number // 2, 3 + number % 2
-        for _ in range(each):
+        for _ in range(per_template):
             span = rng.sample(known, period)
             wrong = rng.choice([word for word in span if word not in span[again - 1 : again + 1]])
             cases.append(am.Case((*span, *span[:again]), span[again], wrong, f"{period} words, {again} again"))
@@ -74,14 +74,14 @@ def told(console: Console, title: str, claim: am.results.HeadClaim) -> None:
 def main() -> None:
     """Prints each claim with its controls."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--each", type=int, default=4, help="cases of each template (default %(default)s)")
+    parser.add_argument("--per-template", type=int, default=4, help="cases of each template (default %(default)s)")
     parser.add_argument("--sets", type=int, default=1000, help="the most sets to measure (default %(default)s)")
     parser.add_argument("--decoder", type=Path, default=decoder_file(), help="a GGUF file of SmolLM2-135M")
     parser.add_argument("--out", type=Path, help="a folder for a page of each claim")
     chosen = parser.parse_args()
     disable_progress_bar()
     console, model = Console(width=110), am.load()
-    tasks = {name: am.Task.of_demo(name, each=chosen.each) for name in TASKS}
+    tasks = {name: am.Task.of_demo(name, per_template=chosen.per_template) for name in TASKS}
     tests = [(f"strong heads, {name}", name, strong_heads) for name in TASKS]
     tests.append(("previous-token heads, agreement", "agreement", previous_token))
     for title, name, rule in tests:

@@ -24,7 +24,7 @@ def example(name: str) -> Any:
 def test_which_heads_carry_a_task(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     ablation = example("ablation")
     monkeypatch.setattr(ablation, "decoder_file", lambda: None)
-    monkeypatch.setattr(sys, "argv", ["ablation.py", "--each", "1", "--sets", "20"])
+    monkeypatch.setattr(sys, "argv", ["ablation.py", "--per-template", "1", "--sets", "20"])
     ablation.main()
     printed = capsys.readouterr().out
     for task in ("copying", "agreement", "gender"):
@@ -34,7 +34,7 @@ def test_which_heads_carry_a_task(monkeypatch: pytest.MonkeyPatch, capsys: pytes
 
 def test_words_are_repeated() -> None:
     """What follows the last word is what followed it before."""
-    task = example("ablation").repeated_words(am.load(), each=1)
+    task = example("ablation").repeated_words(am.load(), per_template=1)
     assert len(task.groups) == 12
     for case in task.cases:
         before = case.prompt.index(case.prompt[-1])

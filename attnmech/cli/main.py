@@ -188,7 +188,7 @@ def focus(
 @app.command(
     epilog=_examples(
         'attnmech drift --text "Anna gave an old anchor to Tom." --at resid_post',
-        "attnmech drift --model gpt2 --file corpus.txt --metric dot --out drift.csv",
+        "attnmech drift --model gpt2 --file corpus.txt --similarity dot --out drift.csv",
     )
 )
 def drift(
@@ -200,9 +200,9 @@ def drift(
         Literal["resid_mid", "resid_post"],
         typer.Option("--at", help="The stream after a layer's attention, or after its MLP."),
     ] = "resid_mid",
-    metric: Annotated[
+    similarity: Annotated[
         Literal["cosine", "centred cosine", "dot"],
-        typer.Option("--metric", help="How a token's stream is compared with the embeddings."),
+        typer.Option("--similarity", help="How a token's stream is compared with the embeddings."),
     ] = "cosine",
     k: Annotated[int, typer.Option("-k", min=1, help="How many nearest tokens are compared between layers.")] = 100,
     position: Annotated[
@@ -228,14 +228,14 @@ def drift(
         hooked, inputs, run = streamed(model, text, file, outputs, truncate, run_on)
         from ..methods.drift.result import residual_drift
 
-        result = residual_drift(hooked, inputs, at=at, metric=metric, k=k, position=position, **run)
+        result = residual_drift(hooked, inputs, at=at, similarity=similarity, k=k, position=position, **run)
         _write(outputs, result)
     shown = Rows(
         "Tokens against their own embeddings, layer by layer",
         result.to_frame(),
         (
             LAYER,
-            *columns_of(result.STATISTICS[name] for name in (metric.replace(" ", "_"), "rank", "churn")),
+            *columns_of(result.STATISTICS[name] for name in (similarity.replace(" ", "_"), "rank", "churn")),
             Column("anisotropy", unit="mean cosine"),
         ),
     )
@@ -405,16 +405,16 @@ def ablate(
 @app.command(
     epilog=_examples(
         "attnmech null --model gpt2 --file corpus.txt --out null.csv",
-        "attnmech null --target most_attended --delta 0.02 --rows 20",
+        "attnmech null --sink most_attended --delta 0.02 --rows 20",
     )
 )
 def null(
     model: ModelOption = None,
     text: TextOption = None,
     file: CorpusOption = None,
-    target: Annotated[
+    sink: Annotated[
         Literal["first", "most_attended", "special"],
-        typer.Option("--target", help="Where heads may rest: the first token, the most attended, or special tokens."),
+        typer.Option("--sink", help="Where heads may rest: the first token, the most attended, or special tokens."),
     ] = "first",
     delta: Annotated[float, typer.Option("--delta", help="Effects within ±delta nats count as none.")] = 0.01,
     metric: MetricOption = "loss",
@@ -441,7 +441,7 @@ def null(
         from ..methods.null_attention.result import null_attention
 
         result = null_attention(
-            hooked, texts, target=target, delta=delta, metric=metric, memory=memory, journal=outputs.journal,
+            hooked, texts, sink=sink, delta=delta, metric=metric, memory=memory, journal=outputs.journal,
             progress=True, **run_on,
         )  # fmt: skip
         _write(outputs, result)

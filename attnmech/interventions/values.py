@@ -25,7 +25,7 @@ class Values:
     """
 
     by_layer: Mapping[int, Tensor]
-    about: str = "given values"
+    description: str = "given values"
 
     def __post_init__(self) -> None:
         by_layer = self.by_layer
@@ -54,13 +54,13 @@ class Values:
         return digest.hexdigest()
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Values) and self.about == other.about and self.digest == other.digest
+        return isinstance(other, Values) and self.description == other.description and self.digest == other.digest
 
     def __hash__(self) -> int:
         return hash(self.digest)
 
     def __repr__(self) -> str:
-        return self.about
+        return self.description
 
     def fitted(self, layer: int, like: Tensor, part: BatchPart, *, positions: tuple[int, ...] = (1,)) -> Tensor:
         """The tensor of a layer in the shape, precision and device of `like`; its axes `positions` run over tokens."""

@@ -223,7 +223,7 @@ class Report(WritesHtml):
     def _with_types(self, overview: Section, types: HeadTypes) -> Section:
         """The small maps; their hover boxes name each head's type."""
         heads = range(self.scores.residual.shape[1])
-        remarks = tuple(types.told(layer, head) for layer in self.scores.layers for head in heads)
+        remarks = tuple(types.summary(layer, head) for layer in self.scores.layers for head in heads)
         return replace(overview, figures={name: OfPattern("model", remarks) for name in overview.figures})
 
     def _types(self, types: HeadTypes) -> Section:
@@ -231,7 +231,7 @@ class Report(WritesHtml):
         effect = None if self.effects is None else self.effects.effect
         measured = [] if effect is None else effect.isfinite().nonzero().tolist()
         effects = {} if effect is None else {(layer, head): float(effect[layer, head]) for layer, head in measured}
-        return types.section("am.head_types(model)", effects=effects, about_text=self.on_text)
+        return types.section("am.head_types(model)", effects=effects, sentence=self.on_text)
 
     @property
     def _kernels(self) -> list[Section]:

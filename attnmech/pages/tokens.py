@@ -64,7 +64,7 @@ class TokenPaths:
             sections.append(self.drift.token_section(f"am.residual_drift{arguments}", layers))
         if self.flow is not None:
             sections.append(
-                self.flow.token_section(f'am.attention_flow{arguments[:-1]}, kind="norm_residual")', layers, nouns)
+                self.flow.token_section(f'am.attention_flow{arguments[:-1]}, method="norm_residual")', layers, nouns)
             )
         if self.segments is not None:
             sections.append(self.segments.token_section(f"am.segment_attention{arguments}", tokens, layers))

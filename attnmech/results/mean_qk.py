@@ -6,7 +6,6 @@ Formulas: docs/formulas.md#centred-terms.
 import hashlib
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Literal
 
 import pandas as pd
 import torch
@@ -24,13 +23,13 @@ from .result import Result
 class MeanQK(Result):
     """Sums of queries and keys over the texts of a corpus, rotated back: q_i = R_i⁻¹ q_rot,i.
 
-    A place is a position, counted from the first token of a text, if `by` is "position", else 0.
+    A place is a position, counted from the first token of a text, if `per_position`, else 0.
     """
 
     SUBTRACT = "subtract two results that were split at it, such as two shares of variance"
 
-    by: Literal["head", "position"]
-    """Whether there is one mean for each head, or one for each head and position."""
+    per_position: bool
+    """Whether there is one mean for each head and position, or one for each head."""
     layers: tuple[int, ...]
     """The layers measured, in the order of the axis `layer`."""
     n_layers: int
@@ -72,7 +71,7 @@ class MeanQK(Result):
     @cached_property
     def digest(self) -> str:
         """SHA-256 of everything but the provenance's text."""
-        digest = hashlib.sha256(f"{self.by} {self.layers} {self.stack} {self.provenance.weights}".encode())
+        digest = hashlib.sha256(f"{self.per_position} {self.layers} {self.stack} {self.provenance.weights}".encode())
         for value in (self.query_sums, self.key_sums, self.query_counts, self.key_counts, self.texts):
             digest.update(f"{tuple(value.shape)}".encode() + value.cpu().contiguous().numpy().tobytes())
         return digest.hexdigest()
@@ -120,8 +119,8 @@ class MeanQK(Result):
     @property
     def _kind(self) -> tuple[object, ...]:
         origin = self.provenance
-        texts = origin.options.get("bos"), origin.options.get("truncate", False)
-        return self.by, self.layers, self.stack, origin.weights, origin.edits, self.query_sums.shape[2:], texts
+        run = origin.weights, origin.edits, origin.options.get("bos"), origin.options.get("truncate", False)
+        return self.per_position, self.layers, self.stack, self.query_sums.shape[2:], run
 
     def to_frame(self) -> pd.DataFrame:
         """One row per head and place: the norms of the mean query and key, and the number of vectors in each mean."""
@@ -130,7 +129,7 @@ class MeanQK(Result):
         return pd.DataFrame(
             [
                 {"layer": layer, "head": head}
-                | ({"position": place} if self.by == "position" else {})
+                | ({"position": place} if self.per_position else {})
                 | {"mean_query_norm": float(query[at, place, head]), "mean_key_norm": float(key[at, place, head])}
                 | {"queries": int(self.query_counts[place]), "keys": int(self.key_counts[place])}
                 for at, layer in enumerate(self.layers)
@@ -141,10 +140,11 @@ class MeanQK(Result):
 
     def __repr__(self) -> str:
         over = f"{int(self.query_counts.sum())} queries of {len(self.texts)} texts"
-        return f"MeanQK({self.provenance.model!r}, by {self.by}, {len(self.layers)} layers: {over}, {self.digest[:8]})"
+        by = "position" if self.per_position else "head"
+        return f"MeanQK({self.provenance.model!r}, by {by}, {len(self.layers)} layers: {over}, {self.digest[:8]})"
 
     def __str__(self) -> str:
-        where = " at each position" if self.by == "position" else ""
+        where = " at each position" if self.per_position else ""
         return f"the means of {len(self.texts)} texts{where} ({self.digest[:8]})"
 
 

@@ -95,7 +95,7 @@ class Ablations:
     @property
     def options(self) -> dict[str, Any]:
         """What a result's provenance records of the ablations."""
-        description = next(iter(self.values[0].values())).about if self.values else None
+        description = next(iter(self.values[0].values())).description if self.values else None
         drawn = {"draws": len(self.values)} if len(self.values) > 1 else {}
         return {"method": self.method, "values": description, **drawn}
 
@@ -158,7 +158,7 @@ def mean_of(
 
 def one_by_one(values: Values) -> dict[int, Values]:
     """The values of each layer apart, so that interventions in the same layer share a digest."""
-    return {layer: Values({layer: value}, values.about) for layer, value in values.by_layer.items()}
+    return {layer: Values({layer: value}, values.description) for layer, value in values.by_layer.items()}
 
 
 def reread(inputs: Inputs | Iterable[Inputs]) -> Inputs | Iterable[Inputs]:

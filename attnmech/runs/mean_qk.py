@@ -5,12 +5,12 @@ Formulas: docs/formulas.md#centred-terms.
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from einops import rearrange
 
-from ..basics.arguments import option
+from ..basics.arguments import flag
 from ..batch import Batch
 from ..errors import InputError
 from ..model.attention.observed import LayerEnd
@@ -27,7 +27,7 @@ def mean_qk(
     model: HookedModel,
     inputs: Inputs | Iterable[Inputs],
     *,
-    by: Literal["head", "position"] = "head",
+    per_position: bool = False,
     layers: Iterable[int] | None = None,
     stack: str | None = None,
     bos: bool | None = None,
@@ -44,8 +44,8 @@ def mean_qk(
     Args:
         model: the model; hooks in force change the means.
         inputs: texts, or an iterator of texts (a corpus); only sums are kept.
-        by: "head" for one mean per head, over all tokens but special ones and the first of each text; "position" for
-            one at each position (Song & Zhong 2023, arXiv 2310.04861), which needs 50 texts at each position used.
+        per_position: whether to take a mean at each position, which needs 50 texts at each position used (Song & Zhong
+            2023, arXiv 2310.04861); by default one per head, over all tokens but special ones and the first of a text.
         layers: by default all.
         stack: "encoder", "decoder" or "cross" in a model with several.
         bos: whether each text begins with the tokenizer's first token.
@@ -58,9 +58,9 @@ def mean_qk(
         InputError: for texts without any token that counts.
 
     """
-    option("by", by, ("head", "position"))
+    flag("per_position", per_position)
     means: MeanQK
-    (means,) = stream(model, inputs, [MeanQKReducer(by)], layers=layers, stack=stack, bos=bos, **corpus)
+    (means,) = stream(model, inputs, [MeanQKReducer(per_position)], layers=layers, stack=stack, bos=bos, **corpus)
     return means
 
 
@@ -68,7 +68,7 @@ def mean_qk(
 class MeanQKReducer(Reducer):
     """Sums the queries and keys that enter the scores, rotated back."""
 
-    by: Literal["head", "position"] = "head"
+    per_position: bool = False
 
     points = ("q", "k")
     optional_points = ("q_rot", "k_rot")
@@ -77,7 +77,7 @@ class MeanQKReducer(Reducer):
         """Sums for each layer, and counts, which all layers share."""
         state = {"texts": run.batch.digests}
         for name, batch, heads in _roles(run):
-            places = batch.ids.shape[1] if self.by == "position" else 1
+            places = batch.ids.shape[1] if self.per_position else 1
             state[f"{name}_sums"] = torch.zeros(run.n_layers, places, heads, run.stack.d_head, dtype=torch.float64)
             state[f"{name}_counts"] = torch.zeros(places, dtype=torch.long)
         return {name: value.to(run.model.device) for name, value in state.items()}
@@ -90,7 +90,7 @@ class MeanQKReducer(Reducer):
             value = rearrange(end[point], "batch position head d_head -> batch head position d_head")
             value = value.to(torch.promote_types(value.dtype, torch.float32))
             value = value if rotation is None else rotation.back(value)
-            sums, counts = sums_of(value, batch, by_position=self.by == "position")
+            sums, counts = sums_of(value, batch, by_position=self.per_position)
             state[f"{name}_sums"][end.index] = sums.sum(dim=0)
             if end.index == 0:
                 state[f"{name}_counts"] += counts.sum(dim=0)
@@ -112,7 +112,7 @@ class MeanQKReducer(Reducer):
                 "texts."
             )
         return MeanQK(
-            by=self.by,
+            per_position=self.per_position,
             layers=source.layers,
             n_layers=count_layers(source.model, source.stack),
             stack=source.stack.label,

@@ -197,7 +197,7 @@ def test_null_attention_and_claims(demo: am.HookedModel, two: am.Ray) -> None:
     for name, effects in here.effects.items():
         assert torch.equal(effects.after, there.effects[name].after) or bool(effects.after.isnan().any())
 
-    task = am.Task.of_demo("copying", templates=10, each=1)
+    task = am.Task.of_demo("copying", templates=10, per_template=1)
     claims = [am.confirm_heads(demo, [(1, 0)], task, sets=20, others=[], **where) for where in ({}, {"engine": two})]
     assert claims[0].verdict == claims[1].verdict and claims[0].p == claims[1].p
     assert torch.equal(claims[0].harm, claims[1].harm)

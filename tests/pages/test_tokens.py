@@ -111,7 +111,7 @@ def test_the_report_has_the_sections_and_they_follow_the_query(demo: am.HookedMo
     page = report.to_html()
     for name in ("token-drift", "token-flow", "token-segments"):
         assert f'id="{name}-section"' in page
-    assert "am.attention_flow(model, text, kind=&#34;norm_residual&#34;).sources({query})" in page
+    assert "am.attention_flow(model, text, method=&#34;norm_residual&#34;).sources({query})" in page
     assert len(page) < 8e6
     flow = am.attention_flow(demo, TEXT, "norm")
     assert report.value_norms is not None and flow.head_maps is not None

@@ -237,7 +237,7 @@ def test_every_call_measures_the_same_loss(tmp_path: Path) -> None:
     torch.testing.assert_close(claim.before, model.loss(confirming), **close)
     with model.intervene(am.Intervention.zero([one])):
         torch.testing.assert_close(claim.after[0], model.loss(confirming), **close)
-    null = am.null_attention(model, TEXTS, target="special", heads=[one])
+    null = am.null_attention(model, TEXTS, sink="special", heads=[one])
     gone = am.Intervention.remove_keys([one], "special")
     with model.intervene(gone):
         assert float(model.loss(TEXTS)[0]) == pytest.approx(float(am.sweep(model, TEXTS, [gone]).after[0, 0]))
@@ -338,7 +338,7 @@ def test_importance_is_the_derivative_of_the_loss() -> None:
                     values.append(by_hand(plain, masked))
             expected = -(values[0] - values[1]) / 2e-5
             assert float(found.per_text[layer, head, number]) == pytest.approx(float(expected), abs=1e-7)
-    flow = am.attention_flow(model, TEXTS[1], kind="gradient")
+    flow = am.attention_flow(model, TEXTS[1], method="gradient")
     assert flow.head_maps is not None
     torch.testing.assert_close(-flow.head_maps.sum(dim=(-1, -2)), found.per_text[..., 1], rtol=1e-8, atol=1e-8)
 

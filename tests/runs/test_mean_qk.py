@@ -24,12 +24,12 @@ WITH_ONE_TOKEN = [*LENGTHS[:-1], 1]
 
 
 @pytest.mark.usefixtures("many_batches")
-@pytest.mark.parametrize("by", ["head", "position"])
+@pytest.mark.parametrize("per_position", [False, True])
 @pytest.mark.parametrize("name", ["llama", "gptj", "gpt2", "qwen3_bias"])
-def test_means_are_those_of_captured_queries_and_keys(name: str, by: Any) -> None:
+def test_means_are_those_of_captured_queries_and_keys(name: str, per_position: bool) -> None:
     model, texts = models.hooked(name, F64), documents(WITH_ONE_TOKEN)
-    found = am.mean_qk(model, iter(texts), by=by)
-    places = 16 if by == "position" else 1
+    found = am.mean_qk(model, iter(texts), per_position=per_position)
+    places = 16 if per_position else 1
     for layer in range(model.n_layers):
         parts = [centred.split_of(name, model, text[None], layer) for text in texts]
         for role, mean, counts in (
@@ -37,7 +37,7 @@ def test_means_are_those_of_captured_queries_and_keys(name: str, by: Any) -> Non
             ("k", found.mean_key[layer], found.key_counts),
         ):
             values = [getattr(part, role)[0] for part in parts]
-            if by == "head":
+            if not per_position:
                 rows = {0: [row for value in values for row in value[1:]]}
             else:
                 rows = {at: [value[at] for value in values if len(value) > at] for at in range(places)}
@@ -61,11 +61,11 @@ def test_a_text_with_default_inputs_is_taken_out_of_its_means(name: str) -> None
 
 
 @pytest.mark.usefixtures("many_batches")
-@pytest.mark.parametrize("by", ["head", "position"])
-def test_shards_merge_into_the_whole(by: Any) -> None:
+@pytest.mark.parametrize("per_position", [False, True])
+def test_shards_merge_into_the_whole(per_position: bool) -> None:
     model, texts = models.hooked("llama", F64), documents(WITH_ONE_TOKEN)
-    whole = am.mean_qk(model, iter(texts), by=by)
-    parts = [am.mean_qk(model, iter(texts), by=by, shard=(number, 3)) for number in range(3)]
+    whole = am.mean_qk(model, iter(texts), per_position=per_position)
+    parts = [am.mean_qk(model, iter(texts), per_position=per_position, shard=(number, 3)) for number in range(3)]
     for order in ([0, 1, 2], [2, 0, 1]):
         merged = parts[order[0]].merged(*(parts[number] for number in order[1:]))
         for field in ("query_sums", "key_sums"):
@@ -75,11 +75,11 @@ def test_shards_merge_into_the_whole(by: Any) -> None:
     with pytest.raises(InputError, match="share documents"):
         parts[0].merged(whole)
     with pytest.raises(InputError, match="only if their corpus is known"):
-        am.mean_qk(model, torch.stack([texts[0], texts[0]]), by=by).merged(parts[0])
+        am.mean_qk(model, torch.stack([texts[0], texts[0]]), per_position=per_position).merged(parts[0])
     for other in (
-        am.mean_qk(model, iter(texts), by="position" if by == "head" else "head", shard=(1, 3)),
-        am.mean_qk(model, iter(texts), by=by, shard=(1, 3), layers=[0]),
-        am.mean_qk(models.hooked("llama"), iter(texts), by=by, shard=(1, 3)),
+        am.mean_qk(model, iter(texts), per_position=not per_position, shard=(1, 3)),
+        am.mean_qk(model, iter(texts), per_position=per_position, shard=(1, 3), layers=[0]),
+        am.mean_qk(models.hooked("llama"), iter(texts), per_position=per_position, shard=(1, 3)),
     ):
         with pytest.raises(InputError, match="same model, layers, options and hooks"):
             parts[0].merged(other)
@@ -103,7 +103,7 @@ def test_an_interrupted_run_resumes(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     from attnmech.runs.total import Total
 
     model, texts, journal = models.hooked("llama"), documents(WITH_ONE_TOKEN), tmp_path / "journal"
-    whole, real, calls = am.mean_qk(model, iter(texts), by="position"), Total.add, []
+    whole, real, calls = am.mean_qk(model, iter(texts), per_position=True), Total.add, []
 
     def stopping(self: Any, *arguments: Any) -> None:
         calls.append(1)
@@ -113,10 +113,10 @@ def test_an_interrupted_run_resumes(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
     monkeypatch.setattr(Total, "add", stopping)
     with pytest.raises(KeyboardInterrupt):
-        am.mean_qk(model, iter(texts), by="position", journal=journal)
+        am.mean_qk(model, iter(texts), per_position=True, journal=journal)
     with pytest.raises(JournalError):
-        am.mean_qk(model, iter(texts), by="head", journal=journal)
-    assert am.mean_qk(model, iter(texts), by="position", journal=journal) == whole
+        am.mean_qk(model, iter(texts), journal=journal)
+    assert am.mean_qk(model, iter(texts), per_position=True, journal=journal) == whole
     assert not journal.exists()
 
 
@@ -125,8 +125,8 @@ def test_nothing_to_take_a_mean_over() -> None:
     model = models.hooked("llama")
     with pytest.raises(InputError, match="only first and special tokens"):
         am.mean_qk(model, torch.tensor([[5]]))
-    with pytest.raises(InputError, match="`by` must be one of head, position"):
-        am.mean_qk(model, models.token_ids("llama"), by="token")
+    with pytest.raises(InputError, match="`per_position` must be True or False"):
+        am.mean_qk(model, models.token_ids("llama"), per_position="token")
     tokenized = am.load(models.fresh("llama"), tokenizer=models.tokenizer(adds_bos=True))
     with pytest.raises(InputError, match="only first and special tokens"):
         am.mean_qk(tokenized, "xyz")
@@ -147,7 +147,7 @@ def test_equal_where_they_hold_the_same() -> None:
         replace(one, query_counts=one.query_counts + 1),
         replace(one, key_counts=one.key_counts + 1),
         replace(one, texts=one.texts[:-1]),
-        replace(one, by="position"),
+        replace(one, per_position=True),
         replace(one, layers=(1, 0)),
         replace(one, stack="encoder"),
         am.mean_qk(am.load(models.fresh("llama", seed=1)), ids),
@@ -155,20 +155,20 @@ def test_equal_where_they_hold_the_same() -> None:
     assert len({one, *others}) == len(others) + 1 and one != "means"
 
 
-@pytest.mark.parametrize("by", ["head", "position"])
-def test_saved_and_loaded(by: Any, tmp_path: Path) -> None:
+@pytest.mark.parametrize("per_position", [False, True])
+def test_saved_and_loaded(per_position: bool, tmp_path: Path) -> None:
     model, ids = models.hooked("gemma2"), models.token_ids("gemma2", 4, 6)
-    means = am.mean_qk(model, ids, by=by, layers=[1])
+    means = am.mean_qk(model, ids, per_position=per_position, layers=[1])
     loaded = am.load_result(means.save(tmp_path / "means.safetensors"))
     assert loaded == means and loaded.provenance.to_dict() == means.provenance.to_dict() and repr(loaded) == repr(means)
     one, other = (
         (am.decompose_scores(model, ids[:1], layers=[1], centre=each).terms["query_key"] for each in (means, loaded))
-        if by == "head"
+        if not per_position
         else (torch.zeros(1), torch.zeros(1))
     )
     assert torch.equal(one, other)
     frame = means.to_frame()
-    assert len(frame) == 6 * (6 if by == "position" else 1) and ("position" in frame) == (by == "position")
+    assert len(frame) == 6 * (6 if per_position else 1) and ("position" in frame) == per_position
     last = frame.iloc[-1]
     assert last.mean_query_norm == pytest.approx(float(means.mean_query[0, -1, 5].norm()))
     assert last.mean_key_norm == pytest.approx(float(means.mean_key[0, -1, 1].norm()))
@@ -310,10 +310,10 @@ def test_several_splits_act_together_and_in_some_texts() -> None:
         close(model.run(ids, points=["pattern"])["pattern", 0], expected, 1e-7)
 
 
-@pytest.mark.parametrize("by", ["head", "position"])
-def test_later_tokens_do_not_change_earlier_ones(by: Any) -> None:
+@pytest.mark.parametrize("per_position", [False, True])
+def test_later_tokens_do_not_change_earlier_ones(per_position: bool) -> None:
     model, ids = models.hooked("llama", F64), models.token_ids("llama", 54, 6)
-    means = am.mean_qk(model, ids, by=by)
+    means = am.mean_qk(model, ids, per_position=per_position)
     # The first text is among the means, its changed version is not.
     text, other = ids[:1], ids[:1].clone()
     other[0, 4:] = (other[0, 4:] + 5) % 40 + 3
@@ -329,7 +329,7 @@ def test_a_head_found_in_the_stream_loses_its_previous_token() -> None:
     model, heads = centred.in_the_stream(), [(0, 1)]
     corpus = torch.randint(3, 53, (60, 8), generator=torch.Generator().manual_seed(2))
     ids = torch.randint(3, 53, (3, 8), generator=torch.Generator().manual_seed(4))
-    means = am.mean_qk(model, corpus, by="position")
+    means = am.mean_qk(model, corpus, per_position=True)
     assert attention_to_previous(model, ids) > 0.8
     assert attention_to_previous(model, ids, Intervention.scale("position", 0.0, heads, centre=means)) < 0.3
     assert attention_to_previous(model, ids, Intervention.scale("query_key", 0.0, heads, centre=means)) > 0.75
@@ -359,7 +359,7 @@ def test_what_an_intervention_refuses() -> None:
         (lambda: runs(am.mean_qk(model, ids, layers=[1])), r"of layers \[1\]; there are none for \[0\]"),
         (lambda: runs(replace(means, query_counts=0 * means.query_counts)), "over no other token|no rows|no token"),
         (
-            lambda: runs(am.mean_qk(model, ids, by="position")),
+            lambda: runs(am.mean_qk(model, ids, per_position=True)),
             "needs 50 other texts at each; position 0 of text 0 has 3",
         ),
     ]

@@ -57,7 +57,7 @@ def confirm_heads(
     """Tests whether removing these heads together hurts this task more than removing other heads.
 
     >>> import attnmech as am
-    >>> task = am.Task.of_demo("copying", templates=10, each=1)
+    >>> task = am.Task.of_demo("copying", templates=10, per_template=1)
     >>> claim = am.confirm_heads(am.load(), lambda half: half.strongest(1), task)
     >>> claim.heads, claim.verdict, claim.p == claim.least_p == 1 / 32
     (((1, 0),), 'confirmed', True)

@@ -83,12 +83,16 @@ class Task:
         _require_one_group_a_prompt(self.name, cases)
 
     @classmethod
-    def of_demo(cls, name: str, *, templates: int | None = None, each: int = 4, seed: int = 0) -> Self:
+    def of_demo(cls, name: str, *, templates: int | None = None, per_template: int = 4, seed: int = 0) -> Self:
         """A task of the demo model: "copying", "agreement", "gender" or "recipient".
 
-        `each` cases of every template, for the `templates` that fill first (by default 12, or all of the task's).
+        `per_template` cases of every template, for the `templates` that fill first (by default 12, or all that the task
+        has).
         """
-        return cls(name, tuple(Case(x.text, x.right, x.wrong, x.template) for x in told(name, templates, each, seed)))
+        return cls(
+            name,
+            tuple(Case(x.text, x.right, x.wrong, x.template) for x in told(name, templates, per_template, seed)),
+        )
 
     @property
     def higher(self) -> bool:

@@ -120,7 +120,7 @@ def compare(
     return _comparison(
         difference, one, other, statistic, layers=tuple(layers), matching=matching, divergence=between,
         by_position=by_position, undone=match, method=getattr(method, "__name__", "method"),
-        a=_told(a, "the first prompt"), b=_told(b, "the second prompt"),
+        a=_name_of(a, "the first prompt"), b=_name_of(b, "the second prompt"),
         texts=sum(len(part.documents) for part in first),
         provenance=provenance,
     )  # fmt: skip

@@ -21,7 +21,7 @@ from torch.nn.functional import linear
 
 from ...maths.precision import product_rounding
 
-METRICS: Final = ("cosine", "centred cosine", "dot")
+SIMILARITIES: Final = ("cosine", "centred cosine", "dot")
 
 _SPARE: Final = 8
 """The number of rows kept beyond the k nearest, until close ones have been compared in float64."""
@@ -31,16 +31,16 @@ _PAIRS_AT_ONCE: Final = 1024
 
 
 def directions(
-    x: Float[Tensor, "*places d_model"], metric: str, mean: Float[Tensor, "*#places d_model"] | None = None
+    x: Float[Tensor, "*places d_model"], similarity: str, mean: Float[Tensor, "*#places d_model"] | None = None
 ) -> Float[Tensor, "*places d_model"]:
     """Vectors whose products are the similarity: x itself, x / ‖x‖, or (x − mean) / ‖x − mean‖; 0 if the norm is 0.
 
     >>> directions(torch.tensor([3.0, 4.0]), "cosine")
     tensor([0.6000, 0.8000])
     """
-    if metric == "dot":
+    if similarity == "dot":
         return x
-    if metric == "centred cosine":
+    if similarity == "centred cosine":
         assert mean is not None
         x = x - mean
     norm = torch.linalg.vector_norm(x, dim=-1, keepdim=True)

@@ -24,7 +24,7 @@ from ...runs.claims import no_interval
 from ...runs.reducer import Reducer, Source, State
 from ...runs.stream import stream
 from .by_token import MOST_NAMED, DriftByToken
-from .formulas import METRICS
+from .formulas import SIMILARITIES
 from .section import NAMED, PLACE_WORDS, DriftNumbers, drift_section, nearest_chart, reading_of
 from .sums import OWN_LIST, PLACES, STATISTICS, ComparedRows, DriftSums, stream_points
 from .verdicts import MOVEMENTS, DriftVerdicts, Movement
@@ -41,7 +41,7 @@ def residual_drift(
     inputs: Inputs | Iterable[Inputs],
     *,
     at: str = "resid_mid",
-    metric: str = "cosine",
+    similarity: str = "cosine",
     k: int = 100,
     position: bool = False,
     embed_norm: bool | None = None,
@@ -71,7 +71,7 @@ def residual_drift(
         inputs: texts, or an iterator of texts (a corpus); only sums of a corpus are kept.
         at: "resid_mid", attention + residual, before the norm that follows in a post-norm model (BERT); or
             "resid_post", the stream as it leaves the block.
-        metric: s: "cosine", "centred cosine" or "dot" (the logit lens without its norm, if embeddings are tied).
+        similarity: s: "cosine", "centred cosine" or "dot" (the logit lens without its norm, if embeddings are tied).
         k: the number of nearest rows compared between layers.
         position: whether to add the other embeddings at the token's place, its position and token type, to the rows.
             The token's own row is then the input of layer 0.
@@ -95,8 +95,8 @@ def residual_drift(
     """
     require_model(model)
     reducer = ResidualDrift.reducer(
-        model, at=at, metric=metric, k=k, position=position, embed_norm=embed_norm, function_words=function_words,
-        stack=stack,
+        model, at=at, similarity=similarity, k=k, position=position, embed_norm=embed_norm,
+        function_words=function_words, stack=stack,
     )  # fmt: skip
     result: ResidualDrift
     (result,) = stream(model, inputs, [reducer], layers=layers, stack=stack, bos=bos, **corpus)
@@ -119,7 +119,7 @@ class DriftReducer(DriftSums):
             names = {token: source.model.position_texts([token], label)[0] for token in ids if token >= 0}
         reference = self.reference
         return ResidualDrift.of(
-            state, source, at=self.at, metric=reference.metric, k=reference.k, position=reference.positioned,
+            state, source, at=self.at, similarity=reference.similarity, k=reference.k, position=reference.positioned,
             embed_norm=reference.normed, vocabulary=len(reference.vocabulary),
             vocabulary_anisotropy=self.vocabulary_pair_cosine(), tokens=tokens, names=names,
             attention_layers=source.stack.layers,
@@ -138,7 +138,7 @@ class ResidualDrift(DriftByToken):
 
     at: str
     """Where the stream was measured: resid_mid or resid_post."""
-    metric: str
+    similarity: str
     """The similarity by which rows are ranked."""
     position: bool
     """Whether the other embeddings at the token's place were added to the rows."""
@@ -157,7 +157,7 @@ class ResidualDrift(DriftByToken):
         model: HookedModel,
         *,
         at: str = "resid_mid",
-        metric: str = "cosine",
+        similarity: str = "cosine",
         k: int = 100,
         position: bool = False,
         embed_norm: bool | None = None,
@@ -167,12 +167,12 @@ class ResidualDrift(DriftByToken):
         """The reducer that computes a `ResidualDrift` in `am.stream`; arguments are those of `am.residual_drift`."""
         require_model(model)
         option("at", at, PLACES)
-        option("metric", metric, METRICS)
+        option("similarity", similarity, SIMILARITIES)
         k = whole_number("k", k, least=1)
         chosen = model.stack(stack)
         points = stream_points(model, chosen, at)
         reference = ComparedRows.of(
-            model, chosen, metric, k, flag("position", position), optional_flag("embed_norm", embed_norm)
+            model, chosen, similarity, k, flag("position", position), optional_flag("embed_norm", embed_norm)
         )
         return DriftReducer(reference, at, points, checked_words(function_words))
 
@@ -215,10 +215,10 @@ class ResidualDrift(DriftByToken):
             raise InputError(
                 f"`untrained` must be the result of am.residual_drift on am.untrained(model); got {shown(untrained)}."
             )
-        if untrained is not None and (untrained.layers, untrained.metric, untrained.at) != (
-            self.layers, self.metric, self.at,
+        if untrained is not None and (untrained.layers, untrained.similarity, untrained.at) != (
+            self.layers, self.similarity, self.at,
         ):  # fmt: skip
-            raise InputError("`untrained` must have the same layers, `metric` and `at` as this result.")
+            raise InputError("`untrained` must have the same layers, `similarity` and `at` as this result.")
         return DriftVerdicts.of(self._movement, None if untrained is None else untrained._movement, self._texts_counted)
 
     @property

@@ -18,7 +18,7 @@ from ...model.run.hooked import HookedModel
 from ...model.stack.stack import Stack
 from ...runs.groups import by_group, joined
 from ...runs.reducer import Reducer, Run, State
-from .formulas import METRICS, Scan, churn, directions, sum_over_pairs
+from .formulas import SIMILARITIES, Scan, churn, directions, sum_over_pairs
 from .word_types import FUNCTION_WORDS, ORDINARY, WORD_TYPES, word_types
 
 STATISTICS: Final = Statistics(
@@ -110,7 +110,7 @@ class ComparedRows:
     """The rows of a vocabulary with which streams are compared, by one similarity."""
 
     vocabulary: Vocabulary
-    metric: str
+    similarity: str
     k: int
     positioned: bool
     normed: bool
@@ -119,7 +119,7 @@ class ComparedRows:
 
     @classmethod
     def of(
-        cls, model: HookedModel, stack: Stack, metric: str, k: int, position: bool, embed_norm: bool | None
+        cls, model: HookedModel, stack: Stack, similarity: str, k: int, position: bool, embed_norm: bool | None
     ) -> "ComparedRows":
         """The rows of a model's vocabulary; `InputError` for an option that the model does not support."""
         vocabulary = vocabulary_of(model, stack)
@@ -134,7 +134,7 @@ class ComparedRows:
         if k > len(vocabulary):
             raise InputError(f"`k` must be at most {len(vocabulary)}, the number of rows of this vocabulary; got {k}.")
         vocabulary = vocabulary if normed else vocabulary.without_norm()
-        return cls(vocabulary, metric, k, position, normed, torch.promote_types(model.dtype, torch.float32))
+        return cls(vocabulary, similarity, k, position, normed, torch.promote_types(model.dtype, torch.float32))
 
     def blocks(self, size: int, further: Tensor | None) -> Iterator[tuple[int, Tensor]]:
         """The rows block by block, each block with the id of its first row."""
@@ -157,10 +157,10 @@ class ComparedRows:
             self._moments[key] = Moments(total / count, unit / count, pairs)
         return self._moments[key]
 
-    def directions_of(self, tokens: Int[Tensor, " token"], further: Tensor | None, metric: str) -> Tensor:
+    def directions_of(self, tokens: Int[Tensor, " token"], further: Tensor | None, similarity: str) -> Tensor:
         """The `directions` of some rows in float64."""
         rows = self.vocabulary.rows(tokens, torch.float64, further)
-        return directions(rows, metric, self.moments(further).row if metric == METRICS[1] else None)
+        return directions(rows, similarity, self.moments(further).row if similarity == SIMILARITIES[1] else None)
 
 
 @dataclass
@@ -219,7 +219,7 @@ class DriftSums(Reducer):
         reference = self.reference
         return {
             "at": self.at,
-            "metric": reference.metric,
+            "similarity": reference.similarity,
             "k": str(reference.k),
             "position": str(reference.positioned),
             "embed_norm": str(reference.normed),
@@ -308,7 +308,7 @@ class DriftSums(Reducer):
                 measured[:, some], nearest[some] = self._compared(streams[some], mean, own[some], further)
         centred = STATISTICS.place("centred_cosine")
         measured[centred].masked_fill_(~now.centred.repeat(repeats), torch.nan)
-        if self.reference.metric == METRICS[1]:
+        if self.reference.similarity == SIMILARITIES[1]:
             for name in ("rank", "log_rank"):
                 measured[STATISTICS.place(name)].masked_fill_(~now.centred.repeat(repeats), torch.nan)
         for entry, values, ids in zip(held, measured.chunk(repeats, dim=1), nearest.chunk(repeats), strict=True):
@@ -323,21 +323,21 @@ class DriftSums(Reducer):
         self, streams: Tensor, means: Tensor, own: Int[Tensor, " stream"], further: Tensor | None
     ) -> tuple[Float[Tensor, "statistic stream"], Int[Tensor, "stream k"]]:
         """Every statistic that does not compare layers, and the nearest rows."""
-        reference, metric = self.reference, self.reference.metric
+        reference, similarity = self.reference, self.reference.similarity
         moments = reference.moments(further)
         values = self._to_own_rows(streams, means, own, further)
-        query = directions(streams.double(), metric, means)
+        query = directions(streams.double(), similarity, means)
         scan = Scan(
             query.to(reference.precision),
             query,
             own,
             reference.k,
-            lambda ids: reference.directions_of(ids, further, metric),
+            lambda ids: reference.directions_of(ids, further, similarity),
         )
         size = min(_ROWS_AT_ONCE, max(256, _SIMILARITIES_AT_ONCE // len(own)))
         mean = moments.row.to(reference.precision)
         for start, rows in reference.blocks(size, further):
-            scan.add(start, directions(rows, metric, mean))
+            scan.add(start, directions(rows, similarity, mean))
         done = scan.finish()
         there = (query != 0).any(dim=-1)
         rank = torch.where(there, done.rank.double(), torch.nan)
@@ -353,11 +353,11 @@ class DriftSums(Reducer):
         similarities: dict[str, list[Tensor]] = {"vocabulary_cosine": []}
         for some in torch.split(torch.arange(len(own), device=own.device), _PRECISE_AT_ONCE):
             precise = streams[some].double()
-            for metric in METRICS:
-                rows = self.reference.directions_of(own[some], further, metric)
-                similar = (directions(precise, metric, means[some]) * rows).sum(dim=-1)
-                bounded = similar if metric == "dot" else similar.clamp(-1, 1)
-                similarities.setdefault(metric.replace(" ", "_"), []).append(bounded)
+            for similarity in SIMILARITIES:
+                rows = self.reference.directions_of(own[some], further, similarity)
+                similar = (directions(precise, similarity, means[some]) * rows).sum(dim=-1)
+                bounded = similar if similarity == "dot" else similar.clamp(-1, 1)
+                similarities.setdefault(similarity.replace(" ", "_"), []).append(bounded)
             similarities["vocabulary_cosine"].append(directions(precise, "cosine") @ direction)
         return {name: torch.cat(parts) for name, parts in similarities.items()}
 

@@ -45,7 +45,7 @@ from ...runs.stream import stream
 from .pattern_gradients import weighted_gradients
 from .section import flow_section
 
-KINDS: Final = ("rollout", "norm", "norm_residual", "gradient")
+METHODS: Final = ("rollout", "norm", "norm_residual", "gradient")
 
 MOST_BYTES: Final = 1_000_000_000
 """The largest memory of a text's maps, in bytes."""
@@ -56,7 +56,7 @@ VIEWS: Final = {"model": model_view, "sentence": sentence_view, "token_graph": t
 def attention_flow(
     model: HookedModel,
     inputs: Inputs,
-    kind: str = "rollout",
+    method: str = "rollout",
     *,
     layers: Iterable[int] | None = None,
     bos: bool | None = None,
@@ -82,7 +82,7 @@ def attention_flow(
     Args:
         model: the model.
         inputs: one text.
-        kind: "rollout", "norm", "norm_residual" or "gradient".
+        method: "rollout", "norm", "norm_residual" or "gradient".
         layers: by default all; rollout needs all.
         bos: whether the text begins with the tokenizer's first token.
         metric: for "gradient", the metric to differentiate, as in `am.head_importance`: "loss" by default,
@@ -94,25 +94,25 @@ def attention_flow(
         One map [query key] per layer and, for "norm" and "gradient", per head.
 
     Raises:
-        InputError: for several texts, an unknown kind, `layers` with rollout, a metric without gradient or with another
-            kind, maps that would take more than 1 GB, and for models with several stacks or, with norms, with a gate or
-            a norm between attention and W_O.
+        InputError: for several texts, an unknown method, `layers` with rollout, a metric without gradient or with
+            another method, maps that would take more than 1 GB, and for models with several stacks or, with norms, with
+            a gate or a norm between attention and W_O.
 
     Source: Abnar & Zuidema 2020; Kobayashi et al. 2020 and 2021; Chefer et al. 2021 and Barkan et al. 2021.
 
     """
     require_model(model)
-    option("kind", kind, KINDS)
+    option("method", method, METHODS)
     if len(model.stacks) > 1:
         raise InputError("flow is measured in models with one stack; this one has an encoder and a decoder.")
-    if kind == "rollout" and layers is not None:
+    if method == "rollout" and layers is not None:
         raise InputError("rollout multiplies the patterns of all layers from the first on; leave out `layers`.")
-    if kind == "gradient":
+    if method == "gradient":
         return _gradient_flow(model, inputs, metric or "loss", answers, against, layers, bos)
     if metric is not None or answers is not None or against is not None:
-        raise InputError(f'`metric`, `answers` and `against` are for kind="gradient"; got kind="{kind}".')
+        raise InputError(f'`metric`, `answers` and `against` are for method="gradient"; got method="{method}".')
     result: AttentionFlow
-    (result,) = stream(model, model.encode(inputs, bos=bos), [FlowReducer(kind)], layers=layers, bos=bos)
+    (result,) = stream(model, model.encode(inputs, bos=bos), [FlowReducer(method)], layers=layers, bos=bos)
     return result
 
 
@@ -135,7 +135,7 @@ def _gradient_flow(
     _require_room("gradient", size, length)
     by_head = weighted_gradients(model, batch, judge, chosen)
     tokens = tuple(token for token, kept in zip(batch.tokens[0], batch.mask[0].tolist(), strict=True) if kept)
-    noted = {"kind": "gradient", "metric": judge.name, "bos": bos, **judge.noted}
+    noted = {"method": "gradient", "metric": judge.name, "bos": bos, **judge.noted}
     provenance = model.provenance(batch_hash(batch), batch.tokens, noted)
     return AttentionFlow("gradient", chosen, positive_part(by_head), by_head, tokens, provenance, judge.name)
 
@@ -145,13 +145,13 @@ def _require_one(texts: int) -> None:
         raise InputError(f"flow is measured on one text at a time; got {texts} texts.")
 
 
-def _require_room(kind: str, size: int, length: int) -> None:
+def _require_room(method: str, size: int, length: int) -> None:
     if size <= MOST_BYTES:
         return
     fits = int(length * (MOST_BYTES / size) ** 0.5)
     raise InputError(
         f"maps of {length} tokens would take {size / 1e9:.1f} GB; the limit is {MOST_BYTES / 1e9:.0f} GB. "
-        f"Give a text of up to {fits} tokens{'' if kind == 'rollout' else ', or fewer `layers`'}."
+        f"Give a text of up to {fits} tokens{'' if method == 'rollout' else ', or fewer `layers`'}."
     )
 
 
@@ -159,7 +159,7 @@ def _require_room(kind: str, size: int, length: int) -> None:
 class FlowReducer(Reducer):
     """Fills the maps of one text, layer by layer."""
 
-    kind: str
+    method: str
 
     points = ("v", "resid_pre", "attn_raw", "attn_out")
     optional_points = ("resid_mid",)
@@ -167,11 +167,11 @@ class FlowReducer(Reducer):
     def start(self, run: Run) -> State:
         """Empty maps; `InputError` if they would be too large."""
         _require_one(0 if run.corpus else len(run.batch.ids))
-        length, heads = run.batch.ids.shape[1], 0 if self.kind == "rollout" else run.n_heads
-        kept = run.n_layers if self.kind == "norm" else 1
+        length, heads = run.batch.ids.shape[1], 0 if self.method == "rollout" else run.n_heads
+        kept = run.n_layers if self.method == "norm" else 1
         precision = torch.promote_types(run.model.dtype, torch.float32)
         size = (run.n_layers + kept * heads) * length**2 * precision.itemsize
-        _require_room(self.kind, size, length)
+        _require_room(self.method, size, length)
         state = {"maps": torch.zeros(run.n_layers, length, length, dtype=precision)}
         if heads:
             state["by_head"] = torch.zeros(kept, heads, length, length, dtype=precision)
@@ -180,7 +180,7 @@ class FlowReducer(Reducer):
     def add(self, state: State, block: RowBlock, run: Run) -> None:
         """Keeps the pattern, or its mean over heads."""
         rows, pattern = slice(block.rows.start, block.rows.stop), block.pattern[0]
-        if self.kind == "rollout":
+        if self.method == "rollout":
             state["maps"][block.index, rows, : pattern.shape[-1]] = pattern.mean(dim=0)
         else:
             by_head = state["by_head"][self._place(block.index), :, rows]
@@ -189,7 +189,7 @@ class FlowReducer(Reducer):
 
     def add_layer(self, state: State, end: LayerEnd, run: Run) -> None:
         """Weights the pattern of a finished layer by the values it carries."""
-        if self.kind == "rollout":
+        if self.method == "rollout":
             return
         if end.notes.gate is not None:
             raise InputError(
@@ -204,7 +204,7 @@ class FlowReducer(Reducer):
         written = einsum(values, W_O, "key head d_value, head d_value d_model -> key head d_model")
         pattern *= scale.by_token[0, :, None]
         residual, factor = None, None
-        if self.kind == "norm_residual":
+        if self.method == "norm_residual":
             residual = end["resid_pre"][0].to(precision)
             if run.stack.architecture.norm == "post":
                 written, residual, factor = _through_norm(run, end, written, residual)
@@ -215,15 +215,15 @@ class FlowReducer(Reducer):
 
     def _place(self, index: int) -> int:
         """The index of a layer's maps by head; only "norm" keeps the maps of every layer."""
-        return index if self.kind == "norm" else 0
+        return index if self.method == "norm" else 0
 
     def close(self, state: State, run: Run) -> State:
         """Removes padding; for rollout, multiplies the layers."""
         real = run.batch.mask[0]
         maps = {name: value[..., real, :][..., real] for name, value in state.items()}
-        if self.kind == "rollout":
+        if self.method == "rollout":
             maps["maps"] = rolled_out(maps["maps"])
-        return {name: value for name, value in maps.items() if name == "maps" or self.kind == "norm"}
+        return {name: value for name, value in maps.items() if name == "maps" or self.method == "norm"}
 
     def merge(self, one: State, other: State) -> State:
         """Raises `InputError`: flow is measured on one text."""
@@ -234,7 +234,7 @@ class FlowReducer(Reducer):
         assert source.batch is not None
         real = source.batch.mask[0].tolist()
         return AttentionFlow(
-            kind=self.kind,
+            method=self.method,
             layers=source.layers,
             maps=state["maps"],
             head_maps=state.get("by_head"),
@@ -268,7 +268,7 @@ class AttentionFlow(PagedResult):
 
     SUBTRACT: ClassVar[str] = "subtract what you compare: one.maps - other.maps"
 
-    kind: str
+    method: str
     """"rollout", "norm", "norm_residual" or "gradient"."""
     layers: tuple[int, ...]
     """The measured layers."""
@@ -276,7 +276,7 @@ class AttentionFlow(PagedResult):
     """Rollout after each layer; the norm of what all heads together carry; or the positive part of p ⊙ ∂metric/∂p,
     averaged over heads."""
     head_maps: Float[Tensor, "layer head query key"] | None
-    """‖p_ij f(x_j)‖ of each head for "norm", p ⊙ ∂metric/∂p for "gradient"; None for the other kinds."""
+    """‖p_ij f(x_j)‖ of each head for "norm", p ⊙ ∂metric/∂p for "gradient"; None for the other methods."""
     tokens: tuple[str, ...]
     provenance: Provenance
     metric: str | None = None
@@ -306,8 +306,8 @@ class AttentionFlow(PagedResult):
             layers=[self.layers[row] for row in rows],
             head=index_of("head", head, shares.shape[1]),
             sums_to_one=False,
-            measure=_MEASURES[self.kind],
-            title=f"{_TITLES[self.kind]}, rows divided by their sums",
+            measure=_MEASURES[self.method],
+            title=f"{_TITLES[self.method]}, rows divided by their sums",
         ).of_model(self.provenance.model)
 
     def _figure_place(self, *figure: str, **options: Any) -> Mapping[str, int]:
@@ -317,12 +317,12 @@ class AttentionFlow(PagedResult):
         """Queries × keys of one layer (by default the last), or of one head. The figure is returned, not shown."""
         row = len(self.layers) - 1 if layer is None else self._row(layer)
         if head is not None and self.head_maps is None:
-            raise InputError(f'only kind="norm" and kind="gradient" have maps by head; this is "{self.kind}".')
+            raise InputError(f'only method="norm" and method="gradient" have maps by head; this is "{self.method}".')
         whole = self.maps[row] if self.head_maps is None or head is None else self.head_maps[row, self._head(head)]
         place = f"L{self.layers[row]}" + ("" if head is None else f"H{head}")
         return segment_map(
-            whole.float().numpy(), token_labels(self.tokens), label=_LABELS[self.kind], title=place,
-            signs=self.kind == "gradient", unit="token",
+            whole.float().numpy(), token_labels(self.tokens), label=_LABELS[self.method], title=place,
+            signs=self.method == "gradient", unit="token",
         )  # fmt: skip
 
     def to_frame(self) -> pd.DataFrame:
@@ -378,11 +378,11 @@ class AttentionFlow(PagedResult):
 
     @property
     def lead(self) -> str:
-        if self.kind == "gradient":
+        if self.method == "gradient":
             return self._lead_of_gradients
         last = self.to_frame().iloc[-1]
         return (
-            f"{_TITLES[self.kind]}: after layer {self.layers[-1]}, the last token gets most from token "
+            f"{_TITLES[self.method]}: after layer {self.layers[-1]}, the last token gets most from token "
             f"{int(last['top'])}, {quoted(self.tokens[int(last['top'])])} ({percent(last['top_share'], 0)} of its "
             f"row), and {percent(last['itself'], 0)} from itself."
         )
@@ -394,16 +394,16 @@ class AttentionFlow(PagedResult):
         layer, head, query, key = (int(index) for index in np.unravel_index(largest, tuple(self.head_maps.shape)))
         value = float(self.head_maps[layer, head, query, key])
         return (
-            f"{_TITLES[self.kind]} for {self.metric}: largest in L{self.layers[layer]}H{head}, from query {query} "
+            f"{_TITLES[self.method]} for {self.metric}: largest in L{self.layers[layer]}H{head}, from query {query} "
             f"{quoted(self.tokens[query])} to key {key} {quoted(self.tokens[key])} ({signed(value, '.3g')})."
         )
 
     @property
     def _title(self) -> str:
-        return f"{_TITLES[self.kind]} of {self.provenance.model}"
+        return f"{_TITLES[self.method]} of {self.provenance.model}"
 
     def _sections(self) -> list[Section]:
-        return [Section("Last layer", _READING[self.kind], {"flow": self.plot()}, "flow.plot()")]
+        return [Section("Last layer", _READING[self.method], {"flow": self.plot()}, "flow.plot()")]
 
     def _row(self, layer: int) -> int:
         return self.layers.index(member("layer", layer, self.layers, "the layers measured"))

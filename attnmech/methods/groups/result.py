@@ -147,7 +147,7 @@ def group_attention(
         attention_sums=total["attention"],
         baseline_sums=total["baseline"],
         matched_pairs=total["matched"],
-        found_pairs=total["found"],
+        all_pairs=total["found"],
         by_query=by_word["query"],
         by_key=by_word["key"],
         query_pairs=word_pairs["query"],
@@ -224,7 +224,7 @@ class GroupAttention(PagedResult):
     baseline_sums: Float[Tensor, "direction measured head group"]
     """Mean attention to the words that match each key word, summed in the same way."""
     matched_pairs: Float[Tensor, "direction group"]
-    found_pairs: Float[Tensor, "direction group"]
+    all_pairs: Float[Tensor, "direction group"]
     """All pairs of words of two groups, with or without a matched word."""
     by_query: Float[Tensor, "direction measured head word"]
     """Attention − baseline of matched pairs, summed by query word, in the order of `words`."""
@@ -274,9 +274,9 @@ class GroupAttention(PagedResult):
         """The number of pairs with a matched word; only these count."""
         return int(self.matched_pairs[self._place(query, key)].sum())
 
-    def found(self, query: str, key: str) -> int:
+    def pairs(self, query: str, key: str) -> int:
         """The number of all pairs, with or without a matched word."""
-        return int(self.found_pairs[self._place(query, key)].sum())
+        return int(self.all_pairs[self._place(query, key)].sum())
 
     @cached_property
     def claims(self) -> pd.DataFrame:
@@ -320,14 +320,14 @@ class GroupAttention(PagedResult):
             "clear_size": bool(self._differences.clear_size[at]),
             "holds_for": self._holds_for(direction),
             "matched": int(self.matched_pairs[direction].sum()),
-            "found": int(self.found_pairs[direction].sum()),
+            "pairs": int(self.all_pairs[direction].sum()),
         }
 
     def to_frame(self) -> pd.DataFrame:
         """One row per ordered pair of groups and head.
 
         Columns: query, key, layer, head, attention, baseline, difference with its pointwise interval, clear,
-        clear_size, holds_for (the words for which a claim would hold), matched (the number of matched pairs) and found
+        clear_size, holds_for (the words for which a claim would hold), matched (the number of matched pairs) and pairs
         (the number of all pairs).
         """
         low, high = self._differences.interval()
@@ -355,7 +355,7 @@ class GroupAttention(PagedResult):
         best = {(claim["query"], claim["key"]): claim for claim in claims}
         clauses = []
         for direction, names in enumerate(self.directions):
-            total, matched = (int(pairs[direction].sum()) for pairs in (self.found_pairs, self.matched_pairs))
+            total, matched = (int(pairs[direction].sum()) for pairs in (self.all_pairs, self.matched_pairs))
             if not total:
                 continue
             left_out = f", {total - matched} without a match" if total > matched else ""
@@ -422,5 +422,5 @@ class GroupAttention(PagedResult):
 
 _COLUMNS: Final = [
     "query", "key", "layer", "head", "attention", "baseline", "difference", "difference_low", "difference_high",
-    "clear", "clear_size", "holds_for", "matched", "found",
+    "clear", "clear_size", "holds_for", "matched", "pairs",
 ]  # fmt: skip

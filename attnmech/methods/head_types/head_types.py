@@ -234,11 +234,11 @@ class HeadTypes(TypeScores):
         chosen = moving if len(moving) else claims
         return (int(chosen.layer.iloc[0]), int(chosen["head"].iloc[0])) if len(chosen) else None
 
-    def told(self, layer: int, head: int) -> str:
+    def summary(self, layer: int, head: int) -> str:
         """A head's three highest scores in words: "induction 0.93, previous 0.04".
 
         >>> import attnmech as am
-        >>> am.head_types(am.load()).told(2, 6).split(",")[0]
+        >>> am.head_types(am.load()).summary(2, 6).split(",")[0]
         'induction 0.96'
         """
         scores = {name: float(self.scores[name][layer, head]) for name in TYPES}
@@ -262,7 +262,7 @@ class HeadTypes(TypeScores):
         return f"In this text, {'; '.join(sentences)}. One text supports no claim." if sentences else ""
 
     def section(
-        self, call: str, *, effects: Mapping[tuple[int, int], float] | None = None, about_text: str = ""
+        self, call: str, *, effects: Mapping[tuple[int, int], float] | None = None, sentence: str = ""
     ) -> Section:
         """The atlas, for a page where the reader chooses a head; with the effects of ablating heads, if known."""
         made = self._sections(effects or {})[0]
@@ -270,7 +270,7 @@ class HeadTypes(TypeScores):
         return replace(
             made,
             figures={"types": chart},
-            finding=" ".join(filter(None, (self.lead, about_text))),
+            finding=" ".join(filter(None, (self.lead, sentence))),
             call=f"{call}.plot()",
             contents="Types of heads",
         )

@@ -40,7 +40,7 @@ LEAST_ACCURACY: Final = 0.5
 
 def relations(
     model: HookedModel,
-    labelled: Iterable[Any],
+    inputs: Iterable[Any],
     *,
     before: bool = False,
     layers: Iterable[int] | None = None,
@@ -61,9 +61,9 @@ def relations(
 
     Args:
         model: the model.
-        labelled: (text, query, key, relation). If the text is a string, query and key are token positions as the model
-            sees them, including the first token. If it is a list of words, each with its leading space, they are word
-            positions. A word's attention is the mean over its tokens; the attention it receives is their sum.
+        inputs: labelled texts, (text, query, key, relation). If the text is a string, query and key are token positions
+            as the model sees them, including the first token. If it is a list of words, each with its leading space,
+            they are word positions. A word's attention is the mean over its tokens; what it receives is their sum.
         before: whether to measure from the word (or token) before the query, where a decoder predicts the query. Pairs
             with the key at this word or after it are left out.
         layers: by default all.
@@ -87,7 +87,7 @@ def relations(
         raise InputError("`before` is for decoders: this model looks both ways, so no word predicts the next one.")
     chosen = tuple(dict.fromkeys(model.points.check_layers(layers, "")))
     model.points.resolve(["pattern"], chosen, model.refused)
-    texts = _by_text(listed("labelled", labelled, "a list of (text, query, key, relation)"))
+    texts = _by_text(listed("inputs", inputs, "a list of (text, query, key, relation)"))
     names = tuple(dict.fromkeys(name for pairs in texts.values() for _, _, name in pairs))
     shape = len(names), len(chosen), model.n_heads, len(texts)
     correct, mass = (torch.zeros(shape, dtype=torch.float64) for _ in range(2))
@@ -142,7 +142,7 @@ def _by_text(labelled: Sequence[Any]) -> dict[str | tuple[str, ...], list[tuple[
             raise InputError(f"the relation of label {number} must be a name; got {shown(name)}.")
         by_text.setdefault(text if isinstance(text, str) else tuple(text), []).append((*places, name))
     if not by_text:
-        raise InputError("`labelled` must hold at least one (text, query, key, relation); got none.")
+        raise InputError("`inputs` must hold at least one (text, query, key, relation); got none.")
     return by_text
 
 

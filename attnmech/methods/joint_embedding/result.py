@@ -190,7 +190,7 @@ def _embedded(
     _check(plan, settings, len(places), of_stack.d_head, model.dtype)
     embedder = Embedder(plan, batch, places, _carried(batch, len(plan.heads)), of_stack.label)
     model.forward(chosen.batch, rows=[embedder], layers=[(of_stack.label, layer) for layer in layers])
-    embedded_heads = [embedder.found[place] for place in plan.heads]
+    embedded_heads = [embedder.embedded[place] for place in plan.heads]
     points, after = _pictures(plan, settings, embedder, embedded_heads, fitted)
     options = {
         "heads": [list(place) for place in plan.heads], "projection": list(settings.projections), "dims": settings.dims,

@@ -45,7 +45,7 @@ class Embedder:
         self.tokens = Tokens.of(batch)
         self.places = places
         self.sample = self.tokens.chosen(places)
-        self.found: dict[tuple[int, int], EmbeddedHead] = {}
+        self.embedded: dict[tuple[int, int], EmbeddedHead] = {}
         self.pairs: dict[int, Pairs] = {}
         """The pairs of sampled tokens by layer."""
         self.all_pairs: dict[int, Pairs] = {}
@@ -146,7 +146,7 @@ class Embedder:
 
         # Sorting, most of the work, releases the interpreter lock.
         for head, embedded in zip(heads, in_threads(measured, len(heads)), strict=True):
-            self.found[layer, head] = embedded
+            self.embedded[layer, head] = embedded
 
     def _seen(self, mask: MaskRule, rows: Int[Tensor, " row"]) -> Bool[Tensor, "batch row key"]:
         """The keys that some rows see; padding rows see none."""

@@ -40,7 +40,7 @@ VERDICTS: Final = ("holds", "fails", "undecided", "not tested")
 
 def pruning_advice(
     model: HookedModel,
-    texts: Inputs | Iterable[Inputs],
+    inputs: Inputs | Iterable[Inputs],
     *,
     threshold: float = 0.05,
     tolerance: float = 0.01,
@@ -71,7 +71,7 @@ def pruning_advice(
 
     Args:
         model: the model.
-        texts: a list of texts, or an iterator, which becomes a list; copies of a text stay in the same half.
+        inputs: a list of texts, or an iterator, which becomes a list; copies of a text stay in the same half.
         threshold: the largest divergence of heads that repeat each other, in nats; the maximum is ln 2 = 0.693.
         tolerance: the largest rise of the loss that does not matter, in nats.
         most: the largest number of pieces of advice to check, the most redundant first.
@@ -103,7 +103,7 @@ def pruning_advice(
             "am.redundancy to find heads that attend alike, and am.ablate_set to measure their removal."
         )
     stack = model.output_stack
-    forming, checking = halves(model, reread(texts), bos=bos, seed=seed)
+    forming, checking = halves(model, reread(inputs), bos=bos, seed=seed)
     chosen = tuple(dict.fromkeys(model.points.check_layers(layers, stack.label)))
     alike = _alike(model, forming, chosen, rows, seed)
     places = [(layer, head) for layer in chosen for head in range(alike.heads)]
@@ -117,10 +117,10 @@ def pruning_advice(
         bos=bos,
     )  # fmt: skip
 
-    def costs(inputs: Sequence[Batch], changes: Sequence[Sequence[Head]]) -> "tuple[_Costs, Provenance]":
+    def costs(texts: Sequence[Batch], changes: Sequence[Sequence[Head]]) -> "tuple[_Costs, Provenance]":
         acts: list[tuple[Intervention, ...]] = [tuple(map(ablations.of_head, heads)) for heads in changes]
         noted = {**ablations.options, "threshold": threshold, "rows": rows, "seed": seed, "forming": _count(forming)}
-        swept = run_sweep(model, iter(inputs), acts, "loss", bos=bos, memory=memory, noted=noted)
+        swept = run_sweep(model, iter(texts), acts, "loss", bos=bos, memory=memory, noted=noted)
         by_change = zip(changes, swept.after - swept.before, strict=True)
         return _Costs({tuple(heads): values for heads, values in by_change}, swept.before), swept.provenance
 

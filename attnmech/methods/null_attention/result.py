@@ -38,7 +38,7 @@ from ...runs.options import SweepOptions, require_known
 from ...runs.sweep import run_sweep
 from .figures import HeadValues, verdict_map
 from .formulas import VERDICTS, texts_to_decide, verdict_of
-from .sums import FACTS, TARGETS, Sinks, sinks_of
+from .sums import FACTS, SINKS, Sinks, sinks_of
 
 INTERVENTIONS: Final = {
     "remove": "the sink is hidden and the softmax recomputed",
@@ -54,7 +54,7 @@ def null_attention(
     model: HookedModel,
     inputs: Inputs | Iterable[Inputs],
     *,
-    target: str = "first",
+    sink: str = "first",
     heads: Heads = "all",
     layers: Iterable[int] | None = None,
     delta: float = 0.01,
@@ -91,7 +91,7 @@ def null_attention(
     Args:
         model: the model.
         inputs: texts, or token ids.
-        target: the sink: the first token of each text ("first"), for each head the key that receives most attention
+        sink: the first token of each text ("first"), for each head the key that receives most attention
             from the other rows of the text ("most_attended"), or all special tokens of the tokenizer ("special").
         heads: a list of (layer, head); "all"; or "attending", which changes only heads with a sink mass of at least
             `least_mass`, because the verdict on the others follows from their sink mass alone.
@@ -107,7 +107,7 @@ def null_attention(
         Sink mass, value ratio, four effects and a verdict for each head, with intervals over texts.
 
     Raises:
-        InputError: for invalid heads, targets, bounds, metrics and answers.
+        InputError: for invalid heads, sinks, bounds, metrics and answers.
         JournalError: if the journal belongs to another sweep.
 
     Source: Vig & Belinkov 2019; Gu et al. 2024.
@@ -122,10 +122,10 @@ def null_attention(
     inputs, chosen = reread(inputs), model.check_heads("all" if attending else heads, layers)
     touched = sorted({layer for layer, _ in chosen})
     label = model.output_stack.label
-    sinks = sinks_of(model, inputs, target, layers=touched, stack=label or None, bos=bos, engine=engine)
+    sinks = sinks_of(model, inputs, sink, layers=touched, stack=label or None, bos=bos, engine=engine)
     others = sinks
     if reference is not None:
-        others = sinks_of(model, reference, target, layers=touched, stack=label or None, bos=bos, engine=engine)
+        others = sinks_of(model, reference, sink, layers=touched, stack=label or None, bos=bos, engine=engine)
     if others.mean_value.isnan().any():
         raise InputError("the texts must have tokens other than the sink; these texts have none.")
     means = {
@@ -143,7 +143,7 @@ def null_attention(
         ],
         metric,
         noted={
-            "target": target,
+            "sink": sink,
             "heads": heads if isinstance(heads, str) else [list(head) for head in chosen],
             "mean value over": "inputs" if reference is None else "reference",
         },
@@ -157,7 +157,7 @@ def null_attention(
     asked = torch.zeros_like(effects["remove"].swept, dtype=torch.bool)
     asked[tuple(zip(*chosen, strict=True))] = True
     facts = by_layer(sinks.facts, touched, len(asked), axis=1).masked_fill(~asked[..., None], torch.nan)
-    return NullAttention(target, delta, least_mass, least_ratio, effects, facts, sinks.keys, swept.provenance)
+    return NullAttention(sink, delta, least_mass, least_ratio, effects, facts, sinks.keys, swept.provenance)
 
 
 def _attending(sinks: Sinks, layers: Sequence[int], heads: Sequence[Head], least_mass: float) -> list[Head]:
@@ -193,7 +193,7 @@ class NullAttention(TextResult):
     for heads that were not measured. In a difference, numbers are differences, and `verdict` says how verdicts changed.
     """
 
-    target: str
+    sink: str
     """What counts as the sink: "first", "most_attended" or "special"."""
     delta: float
     """An effect within ±delta counts as zero."""
@@ -224,7 +224,7 @@ class NullAttention(TextResult):
         if list(self.effects) != list(INTERVENTIONS):
             raise ValueError(f"`effects` must have the keys {', '.join(INTERVENTIONS)}; got {list(self.effects)}")
         super()._check()
-        option("target", self.target, TARGETS)
+        option("sink", self.sink, SINKS)
 
     @property
     def metric(self) -> str:
@@ -407,7 +407,7 @@ class NullAttention(TextResult):
         return Section(
             name="map-null-attention",
             contents="Null attention",
-            heading=f"Effects of attention to {TARGETS[self.target]}",
+            heading=f"Effects of attention to {SINKS[self.sink]}",
             finding=self.lead,
             reading=f"{self.reading} Click a cell to choose its head.",
             caveat=f"On {on}. A verdict needs an interval, and an interval needs at least five texts.",
@@ -422,7 +422,7 @@ class NullAttention(TextResult):
             return "Each cell is one head: the difference between the effects of zeroing the sink's value."
         done = "; ".join(f"{name.replace('_', ' ')}: {meaning}" for name, meaning in INTERVENTIONS.items())
         return (
-            f"Each cell is one head. A head attends if its mean attention to {TARGETS[self.target]} is at least "
+            f"Each cell is one head. A head attends if its mean attention to {SINKS[self.sink]} is at least "
             f"{self.least_mass:g}. It writes if the norm that it writes from there is at least {self.least_ratio:g} of "
             "the other tokens' median. What it writes matters if zeroing the value changes the metric by more than "
             f"{self.delta:g} over the whole interval, and does not matter if the interval lies within ±{self.delta:g}; "
@@ -446,12 +446,12 @@ class NullAttention(TextResult):
             listed = f": {', '.join(changed[:_NAMED])}{', …' if len(changed) > _NAMED else ''}" if changed else ""
             return (
                 f"{self._opening}{len(changed)} of {len(verdicts)} heads have a different verdict for "
-                f"{TARGETS[self.target]} on {self._texts}{listed}."
+                f"{SINKS[self.sink]} on {self._texts}{listed}."
             )
         counts = ", ".join(f"{verdicts.count(name)} {name}" for name in VERDICTS)
         part = "" if self.complete else "; stopped early, incomplete"
         return (
-            f"Verdicts on {len(verdicts)} heads and {TARGETS[self.target]} ({self._texts}; effects within "
+            f"Verdicts on {len(verdicts)} heads and {SINKS[self.sink]} ({self._texts}; effects within "
             f"±{self.delta:g} {unit_of(self.metric)} count as zero): {counts}{self._would_decide}"
             f"{no_interval(self._n_texts)}{part}."
         )
@@ -472,7 +472,7 @@ class NullAttention(TextResult):
         return self._first._n_texts
 
     def _comparable(self) -> dict[str, Any]:
-        bounds = {name: getattr(self, name) for name in ("target", "delta", "least_mass", "least_ratio")}
+        bounds = {name: getattr(self, name) for name in ("sink", "delta", "least_mass", "least_ratio")}
         return bounds | self._first._comparable()
 
     def _minus(self, other: Self, paired: bool) -> Self:

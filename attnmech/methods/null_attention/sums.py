@@ -31,7 +31,7 @@ from .formulas import most_attended, sink_mass, value_ratio
 
 Target: TypeAlias = Literal["first", "most_attended", "special"]
 
-TARGETS: Final[Mapping[str, str]] = {
+SINKS: Final[Mapping[str, str]] = {
     "first": "the first token",
     "most_attended": "the most attended key",
     "special": "the special tokens",
@@ -57,7 +57,7 @@ class Sinks:
 def sinks_of(
     model: HookedModel,
     inputs: Inputs | Iterable[Inputs],
-    target: str,
+    sink: str,
     *,
     layers: Sequence[int],
     stack: str | None = None,
@@ -66,18 +66,18 @@ def sinks_of(
 ) -> Sinks:
     """Measures the sinks of texts in batches, with the texts numbered as in a sweep over the same inputs.
 
-    Raises `InputError` for an unknown target, and with target "special" for a text without special tokens.
+    Raises `InputError` for an unknown sink, and with sink "special" for a text without special tokens.
     """
-    if not isinstance(target, str) or target not in TARGETS:
-        known = ", ".join(f'"{name}" ({words})' for name, words in TARGETS.items())
-        raise InputError(f"`target` must be one of {known}; got {shown(target)}.")
+    if not isinstance(sink, str) or sink not in SINKS:
+        known = ", ".join(f'"{name}" ({words})' for name, words in SINKS.items())
+        raise InputError(f"`sink` must be one of {known}; got {shown(sink)}.")
     label = model.stack(stack).label if stack else model.output_stack.label
-    if target == "special" and not special_keys(model.encoder, label):
-        raise InputError('target="special" needs a tokenizer with special tokens; use target="first".')
+    if sink == "special" and not special_keys(model.encoder, label):
+        raise InputError('sink="special" needs a tokenizer with special tokens; use sink="first".')
     whole = is_one_batch(model, inputs) or not isinstance(inputs, Iterable)
     documents: Any = [inputs] if whole else inputs
     sinks: Sinks
-    (sinks,) = stream(model, iter(documents), [SinkReducer(target)], layers=layers, stack=stack, bos=bos, engine=engine)
+    (sinks,) = stream(model, iter(documents), [SinkReducer(sink)], layers=layers, stack=stack, bos=bos, engine=engine)
     return sinks
 
 
@@ -85,7 +85,7 @@ def sinks_of(
 class SinkReducer(Reducer):
     """Measures the sinks of each text, layer by layer."""
 
-    target: str
+    sink: str
     points = ("resid_pre", "z", "v", "attn_raw", "attn_out")
 
     def start(self, run: Run) -> State:
@@ -103,21 +103,21 @@ class SinkReducer(Reducer):
             "value_sums": torch.zeros(layers, heads, run.stack.d_value, dtype=torch.float64),
             "value_counts": torch.zeros(layers, heads, dtype=torch.float64),
         }
-        if self.target == "most_attended":
+        if self.sink == "most_attended":
             state["most"] = torch.zeros(layers, heads, texts, width, dtype=torch.bool)
         return {name: value.to(run.model.device) for name, value in state.items()}
 
     def _known(self, batch: Batch, run: Run) -> Bool[Tensor, "batch key"]:
-        """The sinks known before the pass; all False if the target is the most attended key."""
-        if self.target == "most_attended":
+        """The sinks known before the pass; all False if the sink is the most attended key."""
+        if self.sink == "most_attended":
             return torch.zeros_like(batch.mask)
-        if self.target == "first":
+        if self.sink == "first":
             return batch.first
         special = batch.is_special & batch.mask
         without = (~special.any(dim=1)).nonzero()
         if len(without):
             raise InputError(
-                f'target="special" needs a special token in every text; text {int(run.documents[int(without[0])])} has '
+                f'sink="special" needs a special token in every text; text {int(run.documents[int(without[0])])} has '
                 "none. bos=True puts one at the beginning."
             )
         return special

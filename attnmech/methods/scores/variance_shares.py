@@ -112,7 +112,7 @@ class VarianceReducer(Reducer):
         if self.centre == "position" and run.corpus:
             raise InputError(
                 'centre="position" takes means over texts that run together, but a corpus runs in batches; give fixed '
-                'means: centre=am.mean_qk(model, corpus, by="position").'
+                "means: centre=am.mean_qk(model, corpus, per_position=True)."
             )
         texts = len(run.batch.ids)
         shape = len(ROW_CLASSES), run.n_layers, run.n_heads, texts

@@ -84,7 +84,7 @@ def reference_of(centre: Centre, batch: Batch, stack: Stack) -> Reference:
 
 def is_by_position(centre: Centre) -> bool:
     """Whether there is a mean for each position."""
-    return (centre.by if isinstance(centre, MeanQK) else centre) == "position"
+    return centre.per_position if isinstance(centre, MeanQK) else centre == "position"
 
 
 def centred(
@@ -200,7 +200,7 @@ def _without(
     """Fixed means minus each text's own part in them: (S − m · own) / (N − m · n_own) if it is in them m times."""
     batch, places = role.batch, counts.shape[1]
     every, numbers = (value.to(sums.device) for value in means.sums(role.name, role.layer))
-    if means.by == "position" and (longest := int(batch.lengths.max())) > len(numbers):
+    if means.per_position and (longest := int(batch.lengths.max())) > len(numbers):
         raise InputError(
             f"the means are for texts of up to {len(numbers)} tokens; got one of {longest}. Take them from longer "
             "texts, or cut this one."
@@ -209,7 +209,7 @@ def _without(
     own = means.times(role.inputs.digests) if role.own_out else torch.zeros(len(batch.ids), dtype=torch.long)
     times = own.to(sums.device)[:, None]
     left = numbers - times * counts
-    if means.by == "position":
+    if means.per_position:
         _require_texts(left, batch)
     elif bool((left <= 0).any()):
         raise InputError(

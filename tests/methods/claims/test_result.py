@@ -402,7 +402,7 @@ def test_halves_depend_on_the_seed_and_keep_groups_whole() -> None:
 
 @pytest.mark.parametrize("name", ["copying", "agreement", "gender", "recipient"])
 def test_the_demo_models_tasks_are_single_tokens_that_it_gets_right(name: str) -> None:
-    model, task = am.load(), am.Task.of_demo(name, each=2)
+    model, task = am.load(), am.Task.of_demo(name, per_template=2)
     right = 0
     for case in task.cases:
         for word in (case.answer, case.against):

@@ -10,30 +10,30 @@ from scipy.stats import spearmanr
 from torch import Tensor
 
 from attnmech.methods.drift.agreement import rank_agreement
-from attnmech.methods.drift.formulas import METRICS, Scan, churn, directions, sum_over_pairs
+from attnmech.methods.drift.formulas import SIMILARITIES, Scan, churn, directions, sum_over_pairs
 
 BLOCKS = [7, 64, 1000]
 
 
-def scanned(streams: Tensor, rows: Tensor, own: Tensor, k: int, metric: str = "cosine", block: int = 64) -> "Scan":
+def scanned(streams: Tensor, rows: Tensor, own: Tensor, k: int, similarity: str = "cosine", block: int = 64) -> "Scan":
     """A scan as runs do it: products in the precision of the streams, the rest in float64."""
     mean = rows.double().mean(dim=0)
     ybar = streams.double().mean(dim=0)
-    precise = directions(streams.double(), metric, ybar)
+    precise = directions(streams.double(), similarity, ybar)
 
     def rows_of(ids: Tensor) -> Tensor:
-        return directions(rows.double()[ids], metric, mean)
+        return directions(rows.double()[ids], similarity, mean)
 
     scan = Scan(precise.to(streams.dtype), precise, own, k, rows_of)
     for start in range(0, len(rows), block):
-        scan.add(start, directions(rows[start : start + block], metric, mean.to(rows)))
+        scan.add(start, directions(rows[start : start + block], similarity, mean.to(rows)))
     return scan
 
 
-def naive(streams: Tensor, rows: Tensor, own: Tensor, k: int, metric: str) -> list[tuple[int, list[int]]]:
+def naive(streams: Tensor, rows: Tensor, own: Tensor, k: int, similarity: str) -> list[tuple[int, list[int]]]:
     """Row by row, with numpy in float64."""
     y, e = streams.double().numpy(), rows.double().numpy()
-    if metric == "centred cosine":
+    if similarity == "centred cosine":
         y, e = y - y.mean(axis=0), e - e.mean(axis=0)
     found = []
     for number, token in enumerate(own.tolist()):
@@ -41,22 +41,22 @@ def naive(streams: Tensor, rows: Tensor, own: Tensor, k: int, metric: str) -> li
         for row in e:
             product = math.fsum(a * b for a, b in zip(y[number], row, strict=True))
             size = math.sqrt(math.fsum(y[number] ** 2)) * math.sqrt(math.fsum(row**2))
-            similar.append(product if metric == "dot" else product / size)
+            similar.append(product if similarity == "dot" else product / size)
         order = sorted(range(len(e)), key=lambda each: (-similar[each], each))
         found.append((sum(each > similar[token] for each in similar), order[:k]))
     return found
 
 
-@pytest.mark.parametrize("metric", METRICS)
+@pytest.mark.parametrize("similarity", SIMILARITIES)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("block", BLOCKS)
-def test_ranks_and_nearest_rows_are_those_of_a_loop(metric: str, dtype: torch.dtype, block: int) -> None:
+def test_ranks_and_nearest_rows_are_those_of_a_loop(similarity: str, dtype: torch.dtype, block: int) -> None:
     generator = torch.Generator().manual_seed(3)
     rows = torch.randn(173, 11, generator=generator, dtype=dtype) + 0.7
     own = torch.randint(0, 173, (13,), generator=generator)
     streams = 0.4 * rows[own] + torch.randn(13, 11, generator=generator, dtype=dtype)
-    found = scanned(streams, rows, own, 9, metric, block).finish()
-    for number, (rank, nearest) in enumerate(naive(streams, rows, own, 9, metric)):
+    found = scanned(streams, rows, own, 9, similarity, block).finish()
+    for number, (rank, nearest) in enumerate(naive(streams, rows, own, 9, similarity)):
         assert (int(found.rank[number]), found.nearest[number].tolist()) == (rank, nearest)
 
 
@@ -89,12 +89,12 @@ def test_what_float32_cannot_tell_apart_is_decided_in_float64() -> None:
     assert float((exact[0] - exact[1]).abs()) < 1e-8
 
 
-@pytest.mark.parametrize("metric", ["cosine", "centred cosine", "dot"])
-def test_a_positive_scale_changes_neither_rank_nor_nearest(metric: str) -> None:
+@pytest.mark.parametrize("similarity", ["cosine", "centred cosine", "dot"])
+def test_a_positive_scale_changes_neither_rank_nor_nearest(similarity: str) -> None:
     generator = torch.Generator().manual_seed(8)
     rows, own = torch.randn(97, 12, generator=generator) + 1, torch.arange(0, 90, 9)
     streams = torch.randn(10, 12, generator=generator)
-    one, other = (scanned(scale * streams, rows, own, 5, metric).finish() for scale in (1.0, 37.3))
+    one, other = (scanned(scale * streams, rows, own, 5, similarity).finish() for scale in (1.0, 37.3))
     assert torch.equal(one.rank, other.rank) and torch.equal(one.nearest, other.nearest)
 
 

@@ -166,14 +166,14 @@ def rows_of(model: Any, name: str, length: int, position: bool, normed: bool = T
     return layer_norm(whole, "word_embeddings_layernorm", 1e-5) if name == "bloom" else whole
 
 
-def similar(y: np.ndarray, e: np.ndarray, metric: str, ybar: np.ndarray, ebar: np.ndarray) -> float:
-    if metric == "centred cosine":
+def similar(y: np.ndarray, e: np.ndarray, similarity: str, ybar: np.ndarray, ebar: np.ndarray) -> float:
+    if similarity == "centred cosine":
         y, e = y - ybar, e - ebar
     product = float(sum(a * b for a, b in zip(y, e, strict=True)))
-    return product if metric == "dot" else product / math.sqrt(float(sum(y**2)) * float(sum(e**2)))
+    return product if similarity == "dot" else product / math.sqrt(float(sum(y**2)) * float(sum(e**2)))
 
 
-def by_hand(model: Any, name: str, ids: Tensor, at: str, metric: str, position: bool, normed: bool = True) -> Any:
+def by_hand(model: Any, name: str, ids: Tensor, at: str, similarity: str, position: bool, normed: bool = True) -> Any:
     """cosine, centred cosine, dot, rank and churn of every layer and token, with loops over the vocabulary."""
     length = ids.shape[1]
     rows = rows_of(model, name, length, position, normed).numpy()
@@ -190,7 +190,7 @@ def by_hand(model: Any, name: str, ids: Tensor, at: str, metric: str, position: 
             ebar = table.mean(axis=0)
             for each in ("cosine", "centred cosine", "dot"):
                 numbers[each.replace(" ", "_")].append(similar(y[place], table[token], each, ybar, ebar))
-            all_of_them = [similar(y[place], row, metric, ybar, ebar) for row in table]
+            all_of_them = [similar(y[place], row, similarity, ybar, ebar) for row in table]
             numbers["rank"].append(sum(each > all_of_them[token] for each in all_of_them))
             sets.append(set(np.argsort(-np.array(all_of_them), kind="stable")[:K].tolist()))
         numbers["churn"] = [
@@ -203,19 +203,19 @@ def by_hand(model: Any, name: str, ids: Tensor, at: str, metric: str, position: 
 
 
 CASES = [
-    ("gpt2", {}), ("gpt2", {"position": True}), ("gpt2", {"at": "resid_post", "metric": "dot"}),
-    ("gpt2", {"metric": "centred cosine", "position": True}),
-    ("llama", {}), ("llama", {"metric": "dot"}), ("llama", {"at": "resid_post", "metric": "centred cosine"}),
-    ("bert", {}), ("bert", {"position": True}), ("bert", {"embed_norm": False}), ("bert", {"metric": "dot"}),
-    ("bert", {"position": True, "metric": "centred cosine"}), ("bert", {"at": "resid_post"}),
-    ("bert", {"position": True, "embed_norm": False, "metric": "dot"}), ("bert_headless", {}),
+    ("gpt2", {}), ("gpt2", {"position": True}), ("gpt2", {"at": "resid_post", "similarity": "dot"}),
+    ("gpt2", {"similarity": "centred cosine", "position": True}),
+    ("llama", {}), ("llama", {"similarity": "dot"}), ("llama", {"at": "resid_post", "similarity": "centred cosine"}),
+    ("bert", {}), ("bert", {"position": True}), ("bert", {"embed_norm": False}), ("bert", {"similarity": "dot"}),
+    ("bert", {"position": True, "similarity": "centred cosine"}), ("bert", {"at": "resid_post"}),
+    ("bert", {"position": True, "embed_norm": False, "similarity": "dot"}), ("bert_headless", {}),
     ("roberta", {"position": True}),
-    ("bloom", {}), ("bloom", {"embed_norm": False}), ("bloom", {"embed_norm": True, "metric": "centred cosine"}),
+    ("bloom", {}), ("bloom", {"embed_norm": False}), ("bloom", {"embed_norm": True, "similarity": "centred cosine"}),
     ("opt", {"position": True}), ("opt_narrow", {}), ("opt_narrow", {"position": True}),
-    ("gpt_neox", {}), ("gpt_neox", {"at": "resid_post"}), ("gemma2", {"metric": "dot"}),
+    ("gpt_neox", {}), ("gpt_neox", {"at": "resid_post"}), ("gemma2", {"similarity": "dot"}),
     ("albert", {}), ("albert", {"position": True, "at": "resid_post"}),
-    ("albert", {"embed_norm": False, "metric": "dot"}),
-    ("electra", {"metric": "centred cosine"}), ("electra", {"position": True, "embed_norm": False}),
+    ("albert", {"embed_norm": False, "similarity": "dot"}),
+    ("electra", {"similarity": "centred cosine"}), ("electra", {"position": True, "embed_norm": False}),
     ("roformer", {}),
 ]  # fmt: skip
 
@@ -227,7 +227,7 @@ def test_numbers_are_those_of_a_loop_over_the_vocabulary(name: str, options: dic
     drift = am.residual_drift(hooked(name), texts(2), k=K, **options)
     for row, ids in enumerate(texts(2)):
         expected = by_hand(
-            model, name, ids, options.get("at", "resid_mid"), options.get("metric", "cosine"),
+            model, name, ids, options.get("at", "resid_mid"), options.get("similarity", "cosine"),
             options.get("position", False), options.get("embed_norm") is not False,
         )  # fmt: skip
         for statistic, values in expected.items():
@@ -508,10 +508,10 @@ def test_a_corpus_gives_what_a_batch_gives(name: str, position: bool, many_batch
 @pytest.mark.parametrize("at_once", [1, 20])
 def test_how_many_streams_are_compared_at_once_does_not_matter(monkeypatch: pytest.MonkeyPatch, at_once: int) -> None:
     model, given = hooked("gpt2"), texts(3)
-    whole = am.residual_drift(model, given, k=K, metric="centred cosine")
+    whole = am.residual_drift(model, given, k=K, similarity="centred cosine")
     monkeypatch.setattr(drift_sums, "_STREAMS_AT_ONCE", at_once)
     monkeypatch.setattr(drift_sums, "_ROWS_AT_ONCE", 10)
-    other = am.residual_drift(model, given, k=K, metric="centred cosine")
+    other = am.residual_drift(model, given, k=K, similarity="centred cosine")
     for statistic in STATISTICS:
         one, two = whole.by_token(statistic), other.by_token(statistic)
         assert torch.allclose(one, two, atol=1e-6, equal_nan=True)
@@ -603,7 +603,7 @@ def test_a_figure_names_the_lines_that_change_most() -> None:
         ("gpt2", {"k": 54}, "`k` must be at most 53, the number of rows of this vocabulary; got 54."),
         ("gpt2", {"k": 0}, "`k` must be a whole number, 1 or more; got 0."),
         ("gpt2", {"at": "attn_out"}, "`at` must be one of resid_mid, resid_post; got 'attn_out'."),
-        ("gpt2", {"metric": "euclid"}, "`metric` must be one of cosine, centred cosine, dot; got 'euclid'."),
+        ("gpt2", {"similarity": "euclid"}, "`similarity` must be one of cosine, centred cosine, dot; got 'euclid'."),
         ("gpt2", {"embed_norm": True}, "`embed_norm=True` needs a norm after the embedding"),
         ("gpt2", {"embed_norm": "yes"}, "`embed_norm` must be True, False or None"),
         ("llama", {"position": True, "k": 3}, "has none: it marks positions inside attention. Use position=False."),
@@ -630,7 +630,7 @@ def test_places_that_are_not_there() -> None:
         (lambda: drift.mean("cosines"), "`statistic`"),
         (lambda: drift.mean("cosine", "verbs"), "`types`"),
         (lambda: drift.plot("dot"), "`figure`"),
-        (lambda: drift.verdicts(am.residual_drift(hooked("gpt2"), texts(1), k=K, metric="dot")), "same layers"),
+        (lambda: drift.verdicts(am.residual_drift(hooked("gpt2"), texts(1), k=K, similarity="dot")), "same layers"),
         (lambda: drift - drift, "cannot be subtracted"),
     ):
         with pytest.raises(am.AttnmechError, match=said):

@@ -97,7 +97,7 @@ def test_shown_saved_and_said(tmp_path: Path) -> None:
 
 BAD: list[tuple[Callable[[am.HookedModel], Any], str]] = [
     (lambda m: am.attention_flow(m, torch.tensor([[5, 7], [8, 9]]), "gradient"), "one text at a time; got 2"),
-    (lambda m: am.attention_flow(m, torch.tensor([[5, 7]]), "norm", metric="loss"), 'are for kind="gradient"'),
+    (lambda m: am.attention_flow(m, torch.tensor([[5, 7]]), "norm", metric="loss"), 'are for method="gradient"'),
     (
         lambda m: am.attention_flow(m, torch.tensor([[5, 7]]), "gradient", metric="accuracy", answers=[3]),
         "has no gradient",

@@ -122,7 +122,7 @@ BAD: list[tuple[Callable[[am.HookedModel], Any], str]] = [
     (lambda m: am.attention_flow(m, torch.tensor([[5, 7]]), layers=[0]), "leave out `layers`"),
     (
         lambda m: am.attention_flow(m, torch.tensor([[5, 7]])).plot(head=0),
-        'only kind="norm" and kind="gradient" have maps by head',
+        'only method="norm" and method="gradient" have maps by head',
     ),
 ]
 

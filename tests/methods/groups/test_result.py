@@ -79,7 +79,7 @@ def test_numbers_are_those_of_a_loop() -> None:
     for query, key in (("places", "verbs"), ("verbs", "places")):
         for layer, head in ((0, 2), (2, 6)):
             attention, baseline, matched, pairs = by_hand(model, texts, GROUPS[query], GROUPS[key], layer, head)
-            assert (found.matched(query, key), found.found(query, key)) == (matched, pairs)
+            assert (found.matched(query, key), found.pairs(query, key)) == (matched, pairs)
             assert 0 < matched < pairs
             assert float(found.attention(query, key)[layer, head]) == pytest.approx(attention, abs=1e-5)
             assert float(found.baseline(query, key)[layer, head]) == pytest.approx(baseline, abs=1e-5)
@@ -92,7 +92,7 @@ def test_wider_matches_leave_fewer_pairs_out() -> None:
         am.group_attention(model, texts, GROUPS, within=within, factor=factor).matched("verbs", "places")
         for within, factor in ((0, 1.0), (2, 2.0), (20, 50.0))
     )
-    found = am.group_attention(model, texts, GROUPS).found("verbs", "places")
+    found = am.group_attention(model, texts, GROUPS).pairs("verbs", "places")
     assert strict < plain < wide <= found
 
 
@@ -211,7 +211,7 @@ def test_both_sides_count_where_a_model_looks_both_ways() -> None:
     groups = {"one": PLAIN[1:4], "other": PLAIN[5:8]}
     model = am.load(models.fresh("bert"), tokenizer=models.tokenizer(adds_bos=True))
     found = am.group_attention(model, text, groups, within=9, factor=9.0)
-    assert found.found("one", "other") == found.found("other", "one") > 0
+    assert found.pairs("one", "other") == found.pairs("other", "one") > 0
 
 
 def test_few_texts_claim_nothing_and_results_come_back(tmp_path: Path) -> None:
@@ -226,7 +226,7 @@ def test_few_texts_claim_nothing_and_results_come_back(tmp_path: Path) -> None:
     page = found.write_html(tmp_path / "groups.html").read_text(encoding="utf-8")
     assert "From articles to verbs" in page
     frame = found.to_frame()
-    assert len(frame) == 2 * 4 * 8 and bool((frame.found >= frame.matched).all())
+    assert len(frame) == 2 * 4 * 8 and bool((frame.pairs >= frame.matched).all())
 
 
 def test_many_texts_share_groups() -> None:

@@ -213,16 +213,16 @@ def judged(metric: str, logits: Tensor, clean: Tensor, ids: Tensor, mask: Tensor
     return torch.tensor(found, dtype=F64)
 
 
-def sink_of(target: str, p: Tensor, ids: list[int], real: list[int]) -> list[int]:
-    if target == "first":
+def sink_of(sink: str, p: Tensor, ids: list[int], real: list[int]) -> list[int]:
+    if sink == "first":
         return real[:1]
-    if target == "special":
+    if sink == "special":
         return [i for i in real if ids[i] in SPECIAL]
     got = {j: sum(float(p[i, j]) for i in real if i != j) for j in real}
     return [max(got, key=lambda j: got[j])]
 
 
-def by_hand(plain: Any, ids: Tensor, mask: Tensor, target: str, metric: str) -> ByHand:
+def by_hand(plain: Any, ids: Tensor, mask: Tensor, sink: str, metric: str) -> ByHand:
     given = {"input_ids": ids, "attention_mask": mask.long()}
     texts = len(ids)
     causal = reference.family(plain) not in reference.ENCODERS
@@ -241,7 +241,7 @@ def by_hand(plain: Any, ids: Tensor, mask: Tensor, target: str, metric: str) -> 
             sinks, others = [], []
             for n in range(texts):
                 real = mask[n].nonzero()[:, 0].tolist()
-                sinks.append(sink_of(target, p[n], ids[n].tolist(), real))
+                sinks.append(sink_of(sink, p[n], ids[n].tolist(), real))
                 others.append([i for i in real if i not in sinks[n]])
                 norm = {j: float(written[n, j].norm()) for j in real}
                 got = {s: sum(float(p[n, i, s]) for i in others[n]) for s in sinks[n]}
@@ -289,7 +289,7 @@ def with_tokenizer(name: str) -> am.HookedModel:
 
 
 @pytest.mark.parametrize(
-    ("name", "target", "side"),
+    ("name", "sink", "side"),
     [
         ("gpt2", "first", "right"),
         ("gpt2", "first", "left"),
@@ -300,15 +300,15 @@ def with_tokenizer(name: str) -> am.HookedModel:
         ("bert", "special", "right"),
     ],
 )
-def test_every_number_equals_the_raw_model(name: str, target: str, side: str) -> None:
+def test_every_number_equals_the_raw_model(name: str, sink: str, side: str) -> None:
     inputs = models.padded(name, side)
     ids, mask = inputs["input_ids"], inputs["attention_mask"].bool()
-    if target == "special":
+    if sink == "special":
         ids[:, 0], ids[0, 4], ids[1, 3] = 2, 1, 2
-    model = with_tokenizer(name) if target == "special" else models.hooked(name)
+    model = with_tokenizer(name) if sink == "special" else models.hooked(name)
     metric = "loss" if model.causal else "kl"
-    hand = by_hand(models.plain(name), ids, mask, target, metric)
-    null = am.null_attention(model, inputs, target=target, metric=metric, delta=0.05)
+    hand = by_hand(models.plain(name), ids, mask, sink, metric)
+    null = am.null_attention(model, inputs, sink=sink, metric=metric, delta=0.05)
     assert not (null.sinks & ~mask).any()
     torch.testing.assert_close(null.facts, hand.facts, rtol=2e-4, atol=1e-6, equal_nan=True)
     for place, (intervention, effects) in enumerate(null.effects.items()):
@@ -332,7 +332,7 @@ def test_every_number_equals_the_raw_model(name: str, target: str, side: str) ->
 
 
 def test_the_most_attended_key_is_each_heads_own() -> None:
-    null = am.null_attention(models.hooked("llama"), models.token_ids("llama"), target="most_attended", layers=[1])
+    null = am.null_attention(models.hooked("llama"), models.token_ids("llama"), sink="most_attended", layers=[1])
     chosen = null.sinks.int().argmax(dim=-1)
     assert null.sinks.shape == (1, 6, 3, 7)
     assert (null.sinks.sum(dim=-1) == 1).all()
@@ -388,9 +388,9 @@ def test_texts_of_many_lengths_keep_their_numbers() -> None:
     """Batches are made by length; every text must still meet its own sink."""
     model = models.hooked("llama")
     texts = [models.token_ids("llama", 1, length, seed=length) for length in (9, 3, 14, 5, 11)]
-    whole = am.null_attention(model, texts, target="most_attended", layers=[0])
+    whole = am.null_attention(model, texts, sink="most_attended", layers=[0])
     for number, text in enumerate(texts):
-        alone = am.null_attention(model, text, target="most_attended", layers=[0])
+        alone = am.null_attention(model, text, sink="most_attended", layers=[0])
         torch.testing.assert_close(whole.facts[..., number], alone.facts[..., 0], equal_nan=True, rtol=1e-4, atol=1e-6)
         for name in ("remove", "zero_value", "only_sink"):
             together, apart = (each.effects[name].after for each in (whole, alone))
@@ -551,8 +551,8 @@ def test_a_journal_is_gone_on_with_whatever_the_bounds(tmp_path: Path, monkeypat
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"target": "last"}, r'`target` must be one of "first" \(the first token\), .*; got \'last\''),
-        ({"target": "special"}, 'target="special" needs a tokenizer with special tokens'),
+        ({"sink": "last"}, r'`sink` must be one of "first" \(the first token\), .*; got \'last\''),
+        ({"sink": "special"}, 'sink="special" needs a tokenizer with special tokens'),
         ({"delta": 0.0}, "`delta` must be a finite number above 0; got 0.0"),
         ({"delta": -0.01}, "`delta` must be a finite number above 0"),
         ({"delta": NAN}, "`delta` must be a finite number above 0"),
@@ -573,7 +573,7 @@ def test_a_text_without_a_special_token_is_named() -> None:
     ids = models.token_ids("gpt2")
     ids[0, 3] = 2
     with pytest.raises(InputError, match="needs a special token in every text; text 1 has none"):
-        am.null_attention(with_tokenizer("gpt2"), ids, target="special")
+        am.null_attention(with_tokenizer("gpt2"), ids, sink="special")
 
 
 def test_texts_of_the_sink_alone_have_no_mean_value() -> None:

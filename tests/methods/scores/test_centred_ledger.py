@@ -194,7 +194,7 @@ def of_content() -> am.HookedModel:
 
 def test_independent_content_is_content_once_its_own_text_is_taken_out() -> None:
     model, ids = of_content(), torch.randint(0, 52, (60, 9), generator=torch.Generator().manual_seed(5))
-    means = am.mean_qk(model, ids, by="position", layers=[0])
+    means = am.mean_qk(model, ids, per_position=True, layers=[0])
     left_in = replace(means, texts=means.texts[:0])
     content = {
         name: float(am.decompose_scores(model, ids, layers=[0], centre=centre).variance_shares["query_key"][0].mean())
@@ -260,7 +260,7 @@ def test_means_by_position_leave_each_text_out(name: str) -> None:
     mask[:3, 4:] = 0
     inputs = {"input_ids": ids, "attention_mask": mask}
     split = am.decompose_scores(model, inputs, layers=[1], centre="position")
-    fixed = am.decompose_scores(model, inputs, layers=[1], centre=am.mean_qk(model, inputs, by="position"))
+    fixed = am.decompose_scores(model, inputs, layers=[1], centre=am.mean_qk(model, inputs, per_position=True))
     parts = centred.split_of(name, model, inputs, 1)
     means = []
     for value in (parts.q, parts.k):
@@ -282,7 +282,7 @@ def test_left_padding_does_not_move_positions() -> None:
     model, ids = models.hooked("llama", F64), models.token_ids("llama", 52, 5)
     left = torch.cat((torch.zeros(52, 2, dtype=torch.long), ids), dim=1)
     mask = torch.cat((torch.zeros(52, 2, dtype=torch.long), torch.ones_like(ids)), dim=1)
-    for centre in ("position", am.mean_qk(model, ids, by="position")):
+    for centre in ("position", am.mean_qk(model, ids, per_position=True)):
         plain = am.decompose_scores(model, ids, centre=centre)
         moved = am.decompose_scores(model, {"input_ids": left, "attention_mask": mask}, centre=centre)
         for term in TERMS:
@@ -299,12 +299,12 @@ def test_too_few_texts_at_a_position_are_refused_with_their_number() -> None:
     given = {"input_ids": ids, "attention_mask": mask}
     with pytest.raises(InputError, match=r"position 4 of text 0 has 6\."):
         am.decompose_scores(model, given, centre="position")
-    means = am.mean_qk(model, ids, by="position")
+    means = am.mean_qk(model, ids, per_position=True)
     text = models.token_ids("gpt2", 1, 7, seed=9)
     with pytest.raises(InputError, match="the means are for texts of up to 6 tokens; got one of 7"):
         am.decompose_scores(model, text, centre=means)
     assert am.decompose_scores(model, text[:, :6], centre=means).reference is not None
-    few = am.mean_qk(model, ids[:40], by="position")
+    few = am.mean_qk(model, ids[:40], per_position=True)
     with pytest.raises(InputError, match="has 40"):
         am.decompose_scores(model, text[:, :5], centre=few)
 

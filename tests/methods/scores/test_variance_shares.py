@@ -143,7 +143,7 @@ def test_means_by_position_of_texts_together_or_of_a_corpus() -> None:
         am.decompose_scores(model, ids, centre="position"),
     )
     np.testing.assert_allclose(together.shares[0].numpy(), split.variance_shares["position"].numpy(), atol=1e-10)
-    means = am.mean_qk(model, iter([*ids]), by="position")
+    means = am.mean_qk(model, iter([*ids]), per_position=True)
     streamed = am.variance_shares(model, iter([*ids]), centre=means)
     torch.testing.assert_close(streamed.shares, together.shares, rtol=0, atol=1e-10)
 
@@ -280,7 +280,7 @@ def test_what_is_refused() -> None:
         (lambda: am.variance_shares(model, ids, centre="position"), "needs 50 other texts"),
         (
             lambda: am.variance_shares(model, iter([ids]), centre="position"),
-            r"a corpus runs in batches; .*by=.position",
+            r"a corpus runs in batches; .*per_position=True",
         ),
         (lambda: am.variance_shares("llama", ids), "must be"),
     ]

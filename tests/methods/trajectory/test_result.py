@@ -64,7 +64,7 @@ def test_what_cannot_be_compared_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="must return an attnmech result"):
         am.trajectory([models.fresh("bloom")], lambda model: 3)  # type: ignore[arg-type,return-value]
     with pytest.raises(InputError, match="one row per head"):
-        am.trajectory([models.fresh("bloom")], lambda model: am.mean_qk(model, ids, by="position"))
+        am.trajectory([models.fresh("bloom")], lambda model: am.mean_qk(model, ids, per_position=True))
 
 
 def test_an_iterator_holds_one_model_at_a_time() -> None:
