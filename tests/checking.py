@@ -49,13 +49,22 @@ def jaxtyped(thing: Any = _decorator._sentinel, *, typechecker: Any = _decorator
         return functools.partial(jaxtyped, typechecker=typechecker)
     if inspect.isclass(thing):
         if dataclasses.is_dataclass(thing) and not hasattr(thing.__init__, "__checked__"):
-            thing.__init__ = jaxtyped(thing.__init__, typechecker=typechecker)  # type: ignore[misc]
+            _check_constructor(thing, typechecker)
         return thing
     if isinstance(thing, FunctionType) and not thing.__annotations__:
         return thing  # nothing to check
     if isinstance(thing, FunctionType) and not inspect.isgeneratorfunction(thing):
         return _at_every_call(thing, typechecker)
     return _theirs(thing, typechecker=typechecker)
+
+
+def _check_constructor(cls: Any, typechecker: Any) -> None:
+    """Checks the fields of a dataclass, below the check of their names that a public one has."""
+    from attnmech.basics.public import public  # importable once its package is checked
+
+    init = cls.__init__
+    fields = jaxtyped(inspect.unwrap(init), typechecker=typechecker)
+    cls.__init__ = public(fields) if hasattr(init, "is_public") else fields
 
 
 def _at_every_call(function: FunctionType, typechecker: Any) -> Callable[..., Any]:

@@ -228,7 +228,6 @@ METHODS: list[Case] = [
     (lambda: swept(metric=[]), InputError, "`metric` must be one of"),
     (lambda: swept(later=np.array(1)), InputError, "`later` must be"),
     (lambda: swept(shifts="yes"), InputError, "`shifts` must be True or False; got 'yes'."),
-    (lambda: swept(per_position=1), InputError, "`per_position` must be True or False; got 1."),
     (lambda: swept(method="resample", seed="x"), InputError, "`seed` must be a whole number"),
     (lambda: swept(seed=2**64), InputError, "`seed` must be a whole number"),
     (lambda: swept(answers=5.0, metric="accuracy"), InputError, "`answers` must be one token per text"),

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from ..basics.arguments import shown
 from ..basics.lens_names import OF_CACHE, missing_name
+from ..basics.public import public
 from ..batch import Batch
 from ..errors import InputError, MissingPointError
 from ..points import POINTS, PointKey, PointName, lens_name, parse
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from ..draw.embed import View
 
 
+@public
 @dataclass(frozen=True)
 class Activations:
     """The points captured by a run, by name and layer.

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Self
 
 from ..basics.arguments import shown, whole_number
+from ..basics.public import public
 from ..errors import AttnmechError, EngineError, InputError
 from ..model.run.hooked import HookedModel
 from ..runs.corpus import CorpusBatch
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from .pool import Pool
 
 
+@public
 class Ray(Workers):
     """Worker processes of Ray, on this machine or a cluster, that carry out the batches of a run.
 

@@ -6,6 +6,7 @@ from typing import Any, Final
 import numpy as np
 from jaxtyping import Bool, Float, Int32, Integer
 
+from ..basics.public import public
 from ..errors import InputError
 from .embed import View
 from .packing import pack_keys, pack_probabilities, rounding_note
@@ -22,6 +23,7 @@ READING: Final = (
 )
 
 
+@public
 def model_view(
     pattern: Array,
     tokens: Sequence[str],

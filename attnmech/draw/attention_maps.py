@@ -9,6 +9,7 @@ from jaxtyping import Float, Int
 
 from ..basics.arguments import option, strings
 from ..basics.nouns import TEXT, Nouns
+from ..basics.public import public
 from ..errors import InputError
 from .chart import ByChoice, Chart, Slot, height_of_rows, of_heads, row_frame, token_axis
 from .figure import Figure
@@ -51,6 +52,7 @@ _RANGES: Final[dict[str, dict[str, float]]] = {
 }
 
 
+@public
 def attention_map(
     scores: Float[np.ndarray, "query key"],
     tokens: Sequence[str],

@@ -8,6 +8,7 @@ import numpy as np
 from jaxtyping import Bool, Float
 
 from ..basics.arguments import index_of, shown, strings, whole_number
+from ..basics.public import public
 from ..errors import InputError
 from ..points import POINTS
 from .all_heads import model_view
@@ -50,6 +51,7 @@ class Captured(Protocol):
     def show(self, name: str, **selection: Any) -> View: ...
 
 
+@public
 def attention(
     cache: Named | Captured,
     tokens: Sequence[str] | None = None,

@@ -12,6 +12,7 @@ import numpy as np
 from jaxtyping import Bool, Float, Int
 
 from ..basics.arguments import index_of, listed, shown, string, strings, whole_number
+from ..basics.public import public
 from ..errors import InputError
 from . import scripts
 from .effects import SIGNED_COLOURS
@@ -33,6 +34,7 @@ _WORD_JOINER: Final = "\u2060"
 _COLOURS: Final = {"negativeColor": SIGNED_COLOURS[0], "positiveColor": SIGNED_COLOURS[-1]}
 
 
+@public
 def attention_heads(
     values: Array,
     tokens: Sequence[str],
@@ -74,6 +76,7 @@ def attention_heads(
     return _view("AttentionHeads", props, title, reading, _deepest(props))
 
 
+@public
 def attention_pattern(
     values: Array,
     tokens: Sequence[str],
@@ -91,6 +94,7 @@ def attention_pattern(
     return _view("AttentionPattern", props, title, _MAP, _deepest(props))
 
 
+@public
 def colored_tokens(values: Array, tokens: Sequence[str], *, title: str = "Tokens by value") -> View:
     """The text with each token coloured by one number, [position]: blue above zero, brown below."""
     array = as_array(values)
@@ -104,6 +108,7 @@ def colored_tokens(values: Array, tokens: Sequence[str], *, title: str = "Tokens
     return _view("ColoredTokens", props, title, reading, finding)
 
 
+@public
 def colored_tokens_multi(
     values: Array, tokens: Sequence[str], *, labels: Sequence[str], title: str = "Tokens by several values"
 ) -> View:
@@ -123,6 +128,7 @@ def colored_tokens_multi(
     )
 
 
+@public
 def token_log_probs(
     logits: Array,
     ids: Sequence[int],
@@ -194,6 +200,7 @@ def _highest(values: Float[np.ndarray, " token"], count: int) -> Int[np.ndarray,
     return highest
 
 
+@public
 def text_neuron_activations(
     values: Sequence[Array],
     tokens: Sequence[Sequence[str]],

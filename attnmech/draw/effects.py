@@ -9,6 +9,7 @@ import plotly.graph_objects as go  # type: ignore[import-untyped]
 from numpy.typing import NDArray
 
 from ..basics.arguments import listed, string
+from ..basics.public import public
 from ..errors import InputError
 from .figure import Figure
 from .patterns import as_array
@@ -23,6 +24,7 @@ PALE: Final = 0.3
 """The opacity of effects that are not clear."""
 
 
+@public
 def effect_map(
     effect: Any,
     low: Any = None,

@@ -17,6 +17,7 @@ import plotly.graph_objects as go  # type: ignore[import-untyped]
 from markupsafe import Markup
 
 from ..basics.arguments import string
+from ..basics.public import public
 from ..errors import InputError
 from . import scripts
 from .figure_files import save_figure
@@ -30,6 +31,7 @@ MOST_BYTES: Final = 40_000_000
 """A view's numbers take at most this many bytes of a page."""
 
 
+@public
 @dataclass(frozen=True, repr=False)
 class View(WritesHtml):
     """One interactive view with its numbers."""

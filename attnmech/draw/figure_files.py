@@ -17,6 +17,7 @@ import plotly.graph_objects as go  # type: ignore[import-untyped]
 
 from ..basics.arguments import option, string
 from ..basics.files import check_writable, path_of, writing
+from ..basics.public import public
 from ..errors import InputError, OutputError
 from .browser import PATIENCE, in_browser
 from .scripts import package_text, plotly_for
@@ -78,6 +79,7 @@ SIZES: Final = {
 """One column of a journal, two columns, and a slide of 16:9."""
 
 
+@public
 def save_figure(figure: go.Figure, path: str | Path, *, size: str = "column", title: str = "") -> Path:
     """Writes a plotly figure for a paper or a slide: as SVG, PDF or PNG, by the path's suffix.
 

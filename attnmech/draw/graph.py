@@ -5,6 +5,7 @@ from numbers import Real
 from typing import Final
 
 from ..basics.arguments import shown
+from ..basics.public import public
 from ..errors import InputError
 from .embed import View
 from .packing import rounding_note
@@ -25,6 +26,7 @@ READING_ACROSS: Final = (
 )
 
 
+@public
 def token_graph(
     pattern: Array,
     tokens: Sequence[str],

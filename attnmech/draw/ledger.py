@@ -9,6 +9,7 @@ from jaxtyping import Float, Int
 
 from ..basics.arguments import index_of, option, shown, strings, whole_number
 from ..basics.nouns import TEXT, Nouns
+from ..basics.public import public
 from ..errors import InputError
 from .chart import ByChoice, Chart, Slot, with_split
 from .figure import Figure
@@ -39,6 +40,7 @@ ROW_READING: Final = (
 """How to read a row's ledger."""
 
 
+@public
 def row_ledger(
     terms: Mapping[str, Float[np.ndarray, " key"]],
     score: Float[np.ndarray, " key"],

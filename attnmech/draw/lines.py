@@ -7,6 +7,7 @@ import numpy as np
 import plotly.graph_objects as go  # type: ignore[import-untyped]
 from jaxtyping import Float
 
+from ..basics.public import public
 from ..errors import InputError
 from .figure import Figure
 from .style import FIGURE_STYLE, NEUTRAL
@@ -22,6 +23,7 @@ MOST_NAMED: Final = 24
 _FEW_NAMED: Final = 6
 
 
+@public
 def lines_by_layer(
     values: Float[np.ndarray, "line layer"],
     layers: Sequence[int],

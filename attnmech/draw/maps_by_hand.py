@@ -17,6 +17,7 @@ import numpy as np
 import plotly.graph_objects as go  # type: ignore[import-untyped]
 from jaxtyping import Float
 
+from ..basics.public import public
 from ..errors import InputError
 from .all_heads import model_view
 from .embed import View
@@ -30,6 +31,7 @@ _TICKS: Final = 40
 """The most positions along an axis with a label for each."""
 
 
+@public
 def heatmap(
     weights: Array,
     labels: Sequence[str] | None = None,
@@ -79,6 +81,7 @@ def heatmap(
     return figure
 
 
+@public
 def heatmaps(
     weights: Array,
     labels: Sequence[str] | None = None,
@@ -102,6 +105,7 @@ def heatmaps(
     return model_view(array, queries, layers=range(len(array)), keys=of_keys, sums_to_one=sums_to_one, title=title)
 
 
+@public
 def edges(
     weights: Array,
     labels: Sequence[str] | None = None,

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from ..basics.arguments import listed
+from ..basics.public import public
 from ..errors import InputError
 from .embed import View
 from .packing import rounding_note
@@ -19,6 +20,7 @@ READING: Final = (
 )
 
 
+@public
 def sentence_view(
     pattern: Array,
     tokens: Sequence[str],

@@ -11,7 +11,7 @@ On its own it changes nothing: `model.intervene(...)` applies it within a `with`
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Final, Literal, Self
@@ -20,6 +20,7 @@ from torch import Tensor
 
 from ..basics.arguments import string
 from ..basics.files import path_of
+from ..basics.public import public
 from ..errors import InputError
 from ..results.codec import packed, unpacked
 from ..results.mean_qk import MeanQK
@@ -58,6 +59,7 @@ HEAD_POINTS: Final = ("z", "pattern", "scores", "v", "q", "k")
 """The points that have a head axis; at the others an intervention touches whole layers."""
 
 
+@public
 @dataclass(frozen=True)
 class Intervention:
     """One change to a run: an edit, in some heads or layers and rows. Make it with the class methods.
@@ -141,10 +143,10 @@ class Intervention:
         cls,
         point: Literal["z", "q", "k", "v", "resid_pre", "resid_mid", "resid_post", "attn_out", "mlp_out"],
         values: Values | Mapping[int, Tensor],
-        heads: Heads | None = None,
         *,
-        layers: Sequence[int] | None = None,
+        heads: Heads | None = None,
         factor: float = 1.0,
+        layers: Iterable[int] | None = None,
         positions: Positions | None = None,
         stack: str = "",
     ) -> Self:
@@ -158,8 +160,8 @@ class Intervention:
             point: where.
             values: tensors by layer, in the axes of the point.
             heads: at points with a head axis: a list of (layer, head), or "all"; at k and v kv heads.
-            layers: at the others: which layers.
             factor: multiplies the values.
+            layers: at the points of the stream: which layers.
             positions: the rows: 0 and up, or below 0 from the end of each text; "last"; by default all.
             stack: which stack, in a model with several.
         """
@@ -275,7 +277,7 @@ class Intervention:
     def stream(
         cls,
         point: Literal["resid_pre", "resid_mid", "resid_post", "attn_out", "mlp_out"],
-        layers: Sequence[int],
+        layers: Iterable[int],
         values: Values | Mapping[int, Tensor] | None = None,
         *,
         positions: Positions | None = None,

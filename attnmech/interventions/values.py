@@ -10,11 +10,13 @@ import torch
 from torch import Tensor
 
 from ..basics.arguments import dense, integer, shown
+from ..basics.public import public
 from ..errors import InputError
 from ..points import POINTS
 from .place import BatchPart, Place
 
 
+@public
 @dataclass(frozen=True, eq=False)
 class Values:
     """Tensors that an intervention puts in, by layer, with a description such as "mean over 12 texts".

@@ -5,6 +5,7 @@ from typing import Literal
 
 from ..basics.arguments import index_of
 from ..basics.axes import spread
+from ..basics.public import public
 from ..batch import Batch
 from ..demo.about import notes as notes_on_demo
 from ..errors import InputError
@@ -23,14 +24,15 @@ from .result import Report
 from .senses import nouns_of, sense_section
 
 
+@public
 def report(
     model: HookedModel,
     inputs: Inputs,
     *,
-    bos: bool | None = None,
+    centre: Literal["auto", "mean"] | MeanQK | None = "auto",
     target: str | None = None,
     start: int = 0,
-    centre: Literal["auto", "mean"] | MeanQK | None = "auto",
+    bos: bool | None = None,
 ) -> Report:
     """Decomposes the scores of one text and gathers what a page about it shows.
 
@@ -43,14 +45,14 @@ def report(
     Args:
         model: the model.
         inputs: one text.
-        bos: whether it begins with the tokenizer's first token.
+        centre: where queries and keys are split, as in `am.decompose_scores`. "auto" splits them at the text's own
+            means if the model rotates them, because the model's own terms then do not separate position from content,
+            and at the model's biases otherwise.
         target: the text that the decoder of an encoder-decoder reads; by default what the model itself writes
             (greedily, up to 48 tokens). The page then has a choice of stack: encoder, decoder or cross, each with its
             own tokens.
         start: the first of the 192 tokens shown of a long text; the tokenizer's first token, if any, stays in front.
-        centre: where queries and keys are split, as in `am.decompose_scores`. "auto" splits them at the text's own
-            means if the model rotates them, because the model's own terms then do not separate position from content,
-            and at the model's biases otherwise.
+        bos: whether it begins with the tokenizer's first token.
 
     Returns:
         The report; `.write_html(path)` writes the page.

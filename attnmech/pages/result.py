@@ -10,6 +10,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from ..basics.nouns import TEXT, Nouns
+from ..basics.public import public
 from ..draw.embed import View
 from ..draw.html_file import WritesHtml, returns_page
 from ..draw.numbers import ScoreNumbers, TableRow
@@ -51,6 +52,7 @@ _STATUS: Final[dict[str, Literal["ok", "warn", "fail"] | None]] = {
 R = TypeVar("R", bound=HeadEffects | NullAttention)
 
 
+@public
 @dataclass(frozen=True, repr=False)
 class Report(WritesHtml):
     """One text on one model: where its heads look, why, and what they write, with the certificate and a page."""

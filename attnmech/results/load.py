@@ -6,11 +6,13 @@ from .. import results
 from ..basics.arguments import string
 from ..basics.files import path_of
 from ..basics.messages import first_line
+from ..basics.public import public
 from ..errors import InputError
 from .result import Result
 from .tensor_file import read_tensors
 
 
+@public
 def load_result(path: str | Path) -> Result:
     """Reads a result that its `save` wrote; needs no model.
 

@@ -10,6 +10,7 @@ import pandas as pd
 from torch import Tensor
 
 from ..basics.fields import check_fields
+from ..basics.public import check_methods
 from ..draw.figure_page import in_notebook_output, render_figures, table_html
 from ..draw.html_file import WritesHtml, returns_page
 from ..draw.section import Section
@@ -28,6 +29,10 @@ class Result(SavesFigures, ABC):
 
     SUBTRACT: ClassVar[str]
     """What to subtract instead, for a class whose differences have no meaning."""
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        check_methods(cls)
 
     def __sub__(self, other: Any) -> Self:
         raise InputError(f"two {type(self).__name__} results cannot be subtracted; {self.SUBTRACT}.")

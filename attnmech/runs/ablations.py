@@ -4,7 +4,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final, Self, cast
 
-from ..basics.arguments import flag, option, shown, whole_number
+from ..basics.arguments import option, shown, whole_number
 from ..errors import InputError
 from ..interventions import HEAD_POINTS, Head, Intervention, Values
 from ..model.inputs.encoder import Inputs
@@ -35,7 +35,6 @@ class Ablations:
         method: str | Intervention,
         *,
         reference: Values | Inputs | Iterable[Inputs] | None = None,
-        per_position: bool = False,
         draws: int = 1,
         seed: int = 0,
         bos: bool | None = None,
@@ -50,18 +49,18 @@ class Ablations:
         seed = checked_seed(seed)
         if isinstance(method, Intervention):
             check_template(model, method)
-            check_reference("an intervention", reference, per_position)
+            check_reference("an intervention", reference)
             if draws != 1:
                 raise InputError(f'`draws` needs method="resample"; got {shown(draws)} with an intervention.')
             return cls(_each_head(method), [], model.output_stack.label, method)
         option("method", method, METHODS)
-        check_reference(method, reference, per_position)
+        check_reference(method, reference)
         label, layers = model.output_stack.label, sorted({layer for layer, _ in heads})
         if draws != 1 and method != "resample":
             raise InputError(f'`draws` needs method="resample"; got {shown(draws)} with method={method!r}.')
         values: list[Values] = []
         if method == "mean" and reference is not None:
-            values = [mean_of(model, reference, layers, per_position=per_position, bos=bos)]
+            values = [mean_of(model, reference, layers, bos=bos)]
         if method == "resample":
             if isinstance(reference, Values):
                 raise InputError(
@@ -126,15 +125,12 @@ def checked_seed(seed: object) -> int:
     return whole_number("seed", seed, most=2**63 - 1)
 
 
-def check_reference(method: str, reference: object, per_position: bool) -> None:
+def check_reference(method: str, reference: object) -> None:
     """Raises `InputError` for reference texts that are missing, or that the method does not use."""
-    flag("per_position", per_position)
     if method == "mean" and reference is None:
         raise InputError('method="mean" needs `reference`: the texts over which to take each head\'s mean.')
     if reference is not None and method not in ("mean", "resample"):
         raise InputError(f'`reference` needs method="mean" or "resample"; got method={method!r}.')
-    if per_position and method != "mean":
-        raise InputError(f'`per_position` needs method="mean"; got method={method!r}.')
 
 
 def mean_of(
@@ -142,13 +138,12 @@ def mean_of(
     reference: Values | Inputs | Iterable[Inputs],
     layers: Sequence[int],
     *,
-    per_position: bool,
     bos: bool | None,
 ) -> Values:
     """The mean of z over reference texts, in some layers; or `reference` itself if `mean_z` returned it."""
     if not isinstance(reference, Values):
         stack = model.output_stack.label or None
-        return mean_z(model, reference, layers=layers, stack=stack, per_position=per_position, bos=bos)
+        return mean_z(model, reference, layers=layers, stack=stack, bos=bos)
     missing = [layer for layer in layers if layer not in reference.by_layer]
     if missing:
         held = sorted(reference.by_layer)

@@ -23,6 +23,7 @@ from torch import Tensor
 from ..basics.arguments import flag, integer, optional_flag, shown, whole_number
 from ..basics.files import path_of
 from ..basics.messages import first_line
+from ..basics.public import public
 from ..batch import Batch
 from ..errors import InputError
 from ..model.inputs.encoder import MOST_CHARACTERS, Encoder, Ids, Inputs, is_chat, is_list_of
@@ -75,6 +76,7 @@ def texts_of_file(path: Readable) -> Iterator[str]:
     return (text for text in read(path) if text.strip())
 
 
+@public
 @dataclass(frozen=True)
 class Corpus(Documents):
     """The documents of a file, read one by one; each iteration starts from the beginning.

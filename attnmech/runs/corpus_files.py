@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 from ..basics.arguments import listed, shown
 from ..basics.messages import first_line
+from ..basics.public import public
 from ..errors import InputError
 from .corpus import Documents, texts_of_file
 
@@ -68,6 +69,7 @@ class CountedFiles(Documents):
         return hashlib.sha256("".join(digest for _, digest in self.counts).encode()).hexdigest()
 
 
+@public
 class CorpusFiles(CountedFiles):
     """The documents of many files, file after file.
 

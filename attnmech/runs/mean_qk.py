@@ -5,12 +5,13 @@ Formulas: docs/formulas.md#centred-terms.
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
+from typing import Unpack
 
 import torch
 from einops import rearrange
 
 from ..basics.arguments import flag
+from ..basics.public import public
 from ..batch import Batch
 from ..errors import InputError
 from ..model.attention.observed import LayerEnd
@@ -19,10 +20,12 @@ from ..model.run.hooked import HookedModel
 from ..model.stack.centring import sums_of
 from ..results.mean_qk import MeanQK, padded
 from .layers import count_layers
+from .options import StreamOptions
 from .reducer import Reducer, Run, Source, State
 from .stream import stream
 
 
+@public
 def mean_qk(
     model: HookedModel,
     inputs: Inputs | Iterable[Inputs],
@@ -30,8 +33,7 @@ def mean_qk(
     per_position: bool = False,
     layers: Iterable[int] | None = None,
     stack: str | None = None,
-    bos: bool | None = None,
-    **corpus: Any,
+    **options: Unpack[StreamOptions],
 ) -> MeanQK:
     """The mean query and key of every head on some texts: the reference of `am.decompose_scores(..., centre=means)`.
 
@@ -48,8 +50,7 @@ def mean_qk(
             2023, arXiv 2310.04861); by default one per head, over all tokens but special ones and the first of a text.
         layers: by default all.
         stack: "encoder", "decoder" or "cross" in a model with several.
-        bos: whether each text begins with the tokenizer's first token.
-        corpus: `truncate`, `shard`, `journal` and `progress`, as in `am.stream`.
+        options: `bos`, `truncate`, `shard`, `journal`, `engine` and `progress`, as in `am.stream`.
 
     Returns:
         Sums and counts, `[layer place head d_head]`, with `mean_query` and `mean_key`; `save` and `merged`.
@@ -60,7 +61,7 @@ def mean_qk(
     """
     flag("per_position", per_position)
     means: MeanQK
-    (means,) = stream(model, inputs, [MeanQKReducer(per_position)], layers=layers, stack=stack, bos=bos, **corpus)
+    (means,) = stream(model, inputs, [MeanQKReducer(per_position)], layers=layers, stack=stack, **options)
     return means
 
 

@@ -7,6 +7,7 @@ from jaxtyping import Int, Shaped
 from torch import Tensor
 
 from ..basics.arguments import flag, whole_number
+from ..basics.public import public
 from ..errors import InputError
 from ..interventions import Values
 from ..model.attention.observed import LayerEnd
@@ -19,13 +20,14 @@ from .reducer import Reducer, Run, Source, State
 from .stream import stream
 
 
+@public
 def mean_z(
     model: HookedModel,
     inputs: Inputs | Iterable[Inputs],
     *,
+    per_position: bool = False,
     layers: Iterable[int] | None = None,
     stack: str | None = None,
-    per_position: bool = False,
     bos: bool | None = None,
 ) -> Values:
     """The mean of z over the real tokens of a reference set, or over the tokens at each position.
@@ -36,9 +38,9 @@ def mean_z(
     Args:
         model: the model.
         inputs: the texts of the reference set, or an iterator of them.
+        per_position: whether to take a mean at each position.
         layers: by default all.
         stack: "encoder", "decoder" or "cross" in a model with several.
-        per_position: whether to take a mean at each position.
         bos: whether each text begins with the tokenizer's first token.
 
     Returns:

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from ..basics.arguments import flag, listed, optional_flag, shown
 from ..basics.files import path_of
+from ..basics.public import public
 from ..batch import Batch
 from ..errors import InputError, JournalError
 from ..model.attention.observed import LayerEnd, RowBlock
@@ -28,6 +29,7 @@ from .total import Journalling, Total
 from .workers import Workers, warn_left_out, workers_of
 
 
+@public
 def stream(
     model: HookedModel,
     inputs: Inputs | Iterable[Inputs],
@@ -39,8 +41,8 @@ def stream(
     truncate: bool = False,
     shard: tuple[int, int] = (0, 1),
     journal: str | Path | None = None,
-    progress: bool = False,
     engine: str | Workers = "local",
+    progress: bool = False,
 ) -> tuple[Any, ...]:
     """Runs the model once over the inputs and returns a result for each reducer.
 
@@ -63,8 +65,8 @@ def stream(
             shards are those of the whole corpus.
         journal: the path of a file that keeps the states so far: after an interruption, the same call resumes from it
             and gives the same result; the file is removed at the end.
-        progress: whether to show a bar with rate and time left on stderr.
         engine: with `am.Ray(...)`, worker processes on this machine or a cluster run a corpus, with the same result.
+        progress: whether to show a bar with rate and time left on stderr.
 
     Returns:
         One result per reducer, in order.

@@ -53,6 +53,6 @@ def warn_left_out(documents: Sequence[int]) -> dict[str, Any]:
         f"{which} left out: every worker that was given {it} ended, usually for want of memory. The result holds all "
         "others.",
         LeftOutWarning,
-        stacklevel=5,
+        stacklevel=7,
     )
     return {"left out": numbers}

@@ -38,8 +38,8 @@ def test_what_help_prints_first() -> None:
         "    inputs: Inputs | Iterable[Inputs],",
         "    heads: Heads = 'all',",
     ]
-    assert printed[16] == "    **options: SweepOptions,"
-    assert printed[17] == ") -> HeadEffects"
+    assert printed[15] == "    **options: SweepOptions,"
+    assert printed[16] == ") -> HeadEffects"
 
 
 def test_a_bound_method_leaves_out_self() -> None:

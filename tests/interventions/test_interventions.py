@@ -72,13 +72,13 @@ MADE: list[tuple[Intervention, str]] = [
     (Intervention(Zero("mlp_out"), ()), "mlp_out of all layers becomes 0"),
     (Intervention.stream("attn_out", [1], {1: torch.ones(1, 1, 8)}), "attn_out of L1 becomes given values"),
     (Intervention.stream("mlp_out", [1], {1: torch.ones(1, 1, 8)}), "mlp_out of L1 becomes given values"),
-    (Intervention.add("z", values(1), [(1, 2)]), "given values added to z of L1H2"),
-    (Intervention.add("v", values(0), [(0, 2)], factor=-0.5), "-0.5 × given values added to v of kv head L0H2"),
+    (Intervention.add("z", values(1), heads=[(1, 2)]), "given values added to z of L1H2"),
+    (Intervention.add("v", values(0), heads=[(0, 2)], factor=-0.5), "-0.5 × given values added to v of kv head L0H2"),
     (
-        Intervention.add("q", values(0), "all", positions="last"),
+        Intervention.add("q", values(0), heads="all", positions="last"),
         "given values added to q of all heads at the last position",
     ),
-    (Intervention.add("k", values(0), "all"), "given values added to k of all kv heads"),
+    (Intervention.add("k", values(0), heads="all"), "given values added to k of all kv heads"),
     *(
         (Intervention.add(point, {2: torch.ones(1, 1, 8)}, layers=[2]), f"given values added to {point} of L2")
         for point in ("resid_pre", "resid_mid", "resid_post", "attn_out", "mlp_out")
@@ -287,7 +287,7 @@ WRONG: Mapping[str, tuple[Callable[[], Any], str]] = {
         "heads are chosen at z, pattern, scores, v, q, k",
     ),
     "an infinite multiple": (
-        lambda: Intervention.add("z", values(0), "all", factor=float("nan")),
+        lambda: Intervention.add("z", values(0), heads="all", factor=float("nan")),
         "`factor` must be a finite number; got nan",
     ),
     "the stream by head": (

@@ -192,7 +192,7 @@ def test_what_changes_share() -> None:
 OPTIONS: list[tuple[str, dict[str, Any]]] = [
     ("gpt2", {}),
     ("bloom", {"method": "mean"}),
-    ("llama", {"method": "mean", "per_position": True}),
+    ("llama", {"method": "mean"}),
     ("gpt_neox", {"method": "resample"}),
     ("bert", {"metric": "kl"}),
     ("bamba", {}),
@@ -208,7 +208,7 @@ def test_pruning_with_shared_streams(
     hooked, ids = models.hooked(name, dtype), models.token_ids(name)
     monkeypatch.setattr(engine, "TEXT_TOKENS", texts_at_once * ids.shape[1])
     if options.get("method") == "mean":
-        options = options | {"reference": ids.flip(1)}
+        options = options | {"reference": am.mean_z(hooked, ids.flip(1), per_position=name == "llama")}
     new = am.prune_heads(hooked, ids, steps=4, random=1, **options)
     with monkeypatch.context() as patched:
         in_old_way(patched)

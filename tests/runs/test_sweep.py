@@ -220,7 +220,6 @@ def test_another_run_under_way(tmp_path: Path) -> None:
 def test_an_unknown_option_is_named_before_anything_runs(method: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     model = models.hooked("gpt2")
     monkeypatch.setattr(type(model), "forward", None)
-    with pytest.raises(
-        InputError, match=r"unknown option `memroy`; try `memory`\. The options are answers, against, bos"
-    ):
+    message = f"`{method.__name__}` has no argument `memroy`; try `memory`. Its arguments are model, inputs, "
+    with pytest.raises(InputError, match=re.escape(message)):
         method(model, models.token_ids("gpt2"), memroy=2.0)

@@ -3,6 +3,7 @@
 from collections.abc import Iterable
 from typing import Unpack
 
+from ...basics.public import public
 from ...interventions import Heads, Intervention, Values
 from ...model.inputs.encoder import Inputs
 from ...model.run.hooked import HookedModel, require_model
@@ -10,10 +11,11 @@ from ...runs.ablations import Ablations, reread
 from ...runs.effects import HeadEffects, effects_of
 from ...runs.journal import owning_journal
 from ...runs.metrics import MetricLike
-from ...runs.options import SweepOptions, require_known
+from ...runs.options import SweepOptions
 from ...runs.sweep import run_sweep
 
 
+@public
 @owning_journal
 def ablate_heads(
     model: HookedModel,
@@ -24,7 +26,6 @@ def ablate_heads(
     *,
     layers: Iterable[int] | None = None,
     reference: Values | Inputs | Iterable[Inputs] | None = None,
-    per_position: bool = False,
     later: str = "recompute",
     shifts: bool = False,
     draws: int = 1,
@@ -61,7 +62,6 @@ def ablate_heads(
         layers: the layers to ablate if `heads` is "all"; by default all.
         reference: the texts to average over, or the result of `am.mean_z` for them; for "resample", the donors. No
             token of these texts is masked.
-        per_position: whether means are taken separately at each position instead of pooled over tokens.
         later: "recompute" gives the total effect. "frozen" gives the direct effect: the outputs of all other heads and
             MLPs, in this layer and in later ones, keep their clean values, so the last stream lacks only what the head
             itself writes (norms are recomputed). Total minus direct is the effect through later layers.
@@ -87,10 +87,9 @@ def ablate_heads(
     (pseudo-log-likelihood, which masks one token at a time).
     """
     require_model(model)
-    require_known(options, SweepOptions)
     inputs, chosen = reread(inputs), model.check_heads(heads, layers)
     ablations = Ablations.of(
-        model, inputs, chosen, method, reference=reference, per_position=per_position, draws=draws, seed=seed,
+        model, inputs, chosen, method, reference=reference, draws=draws, seed=seed,
         bos=options.get("bos"),
     )  # fmt: skip
     noted = {**ablations.options, "heads": "all" if isinstance(heads, str) else [list(head) for head in chosen]}

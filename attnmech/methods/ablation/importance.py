@@ -16,6 +16,7 @@ from torch import Tensor
 
 from ...basics.arguments import finite_number, flag, option, shown
 from ...basics.fields import check_layers
+from ...basics.public import public
 from ...batch import Batch
 from ...draw.effects import effect_map
 from ...draw.section import Section
@@ -35,7 +36,7 @@ from ...runs.effects import HeadEffects, unit_of
 from ...runs.judged import JudgedTexts
 from ...runs.layers import count_layers
 from ...runs.metrics import Metric, MetricLike, require_finite
-from ...runs.options import MeasuringOptions, require_known
+from ...runs.options import MeasuringOptions
 from ...runs.progress import steps
 from ...runs.sweep import batches_of, tokens_of
 
@@ -186,7 +187,7 @@ class HeadImportance(OverTexts, TextResult):
         return {
             "metric": self.metric,
             "method": self.method,
-            "per_position": self.provenance.options.get("per_position"),
+            "values": self.provenance.options.get("values"),
             "number of layers": layers,
             "number of heads": heads,
         }
@@ -207,6 +208,7 @@ class HeadImportance(OverTexts, TextResult):
         )
 
 
+@public
 def head_importance(
     model: HookedModel,
     inputs: Inputs | Iterable[Inputs],
@@ -215,7 +217,6 @@ def head_importance(
     metric: MetricLike = "loss",
     layers: Iterable[int] | None = None,
     reference: Values | Inputs | Iterable[Inputs] | None = None,
-    per_position: bool = False,
     sweep: HeadEffects | None = None,
     **options: Unpack[MeasuringOptions],
 ) -> HeadImportance:
@@ -234,7 +235,6 @@ def head_importance(
             gradient, and the gradient of "kl" is 0 when nothing is changed.
         layers: by default all.
         reference: for "mean", the texts to average over, or the result of `am.mean_z` for them.
-        per_position: whether means are taken separately at each position instead of pooled over tokens.
         sweep: the result of `am.ablate_heads` on the same model, inputs and metric, to compare the estimate with:
             `.rank_correlation`.
         options: answers, against, bos, memory and progress, as in `am.ablate_heads`. `memory` is the approximate number
@@ -253,16 +253,17 @@ def head_importance(
     option("method", method, METHODS)
     if sweep is not None and not isinstance(sweep, HeadEffects):
         raise InputError(f"`sweep` must be a result of am.ablate_heads; got {shown(sweep)}.")
-    require_known(options, MeasuringOptions)
     bos, answers, against = options.get("bos"), options.get("answers"), options.get("against")
     memory = finite_number("memory", options.get("memory", 1.0), above=0.0, below=1e9)
     progress = flag("progress", options.get("progress", False))
-    check_reference(method, reference, per_position)
+    check_reference(method, reference)
     stack = model.output_stack
     chosen = tuple(dict.fromkeys(model.points.check_layers(layers, stack.label)))
     means: Mapping[int, Tensor] = {}
+    description = None
     if reference is not None:
-        values = mean_of(model, reference, chosen, per_position=per_position, bos=bos)
+        values = mean_of(model, reference, chosen, bos=bos)
+        description = values.description
         # Building the intervention checks their shapes.
         model.applied(Intervention.replace([(layer, 0) for layer in chosen], values, stack=stack.label))
         means = values.by_layer
@@ -272,7 +273,7 @@ def head_importance(
     judge = Metric.of(model, metric, answers, against, texts)
     judge.require_gradient()
     tokens = tokens_of(parts, texts, stack.label)
-    noted = {"bos": bos, "metric": judge.name, "method": method, "per_position": per_position, **judge.noted}
+    noted = {"bos": bos, "metric": judge.name, "method": method, "values": description, **judge.noted}
     provenance = model.provenance(parts[-1].digest, tokens, noted)
     judged = JudgedTexts.of(parts, judge, at_once)
     count = len(judged.text_of)
@@ -344,7 +345,7 @@ def _as_long(mean: Float[Tensor, "1 _ head d_head"], length: int) -> Float[Tenso
     if 1 < mean.shape[1] < length:
         raise InputError(
             f"the means cover {mean.shape[1]} positions, but a text has {length}; give a longer reference, or "
-            "per_position=False."
+            "pooled means, am.mean_z(model, reference)."
         )
     return mean[:, :length]
 

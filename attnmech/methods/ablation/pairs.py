@@ -12,6 +12,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from ...basics.arguments import integer, shown
+from ...basics.public import public
 from ...draw.intervals import interval_rows
 from ...draw.section import Section
 from ...errors import InputError
@@ -29,7 +30,7 @@ from ...runs.differences import largest_of
 from ...runs.effects import unit_of
 from ...runs.journal import owning_journal
 from ...runs.metrics import MetricLike
-from ...runs.options import SweepOptions, require_known
+from ...runs.options import SweepOptions
 from ...runs.sweep import run_sweep
 
 Pair = tuple[Head, Head]
@@ -186,6 +187,7 @@ class PairEffects(OverTexts, TextResult):
         return replace(self, before=before, after_both=both, after_one=one, after_other=third, tokens=tokens)
 
 
+@public
 @owning_journal
 def ablate_pairs(
     model: HookedModel,
@@ -196,7 +198,6 @@ def ablate_pairs(
     *,
     heads: Heads | None = None,
     reference: Values | Inputs | Iterable[Inputs] | None = None,
-    per_position: bool = False,
     seed: int = 0,
     **options: Unpack[SweepOptions],
 ) -> PairEffects:
@@ -218,7 +219,6 @@ def ablate_pairs(
         metric: as in `am.ablate_heads`.
         heads: for pairs="all", a list of (layer, head) or "all": n heads make n (n − 1) / 2 pairs.
         reference: as in `am.ablate_heads`.
-        per_position: as in `am.ablate_heads`.
         seed: draws the donors of "resample".
         options: answers, against, bos, memory, journal, partial and progress, as in `am.ablate_heads`.
 
@@ -231,11 +231,10 @@ def ablate_pairs(
         JournalError: for the journal of another sweep.
     """
     require_model(model)
-    require_known(options, SweepOptions)
     inputs, chosen = reread(inputs), _checked_pairs(model, _pairs_of(model, pairs, heads))
     named = sorted({head for pair in chosen for head in pair})
     ablations = Ablations.of(
-        model, inputs, named, method, reference=reference, per_position=per_position, seed=seed,
+        model, inputs, named, method, reference=reference, seed=seed,
         bos=options.get("bos"),
     )  # fmt: skip
     changed = [*((head,) for head in named), *chosen]

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from ...basics.arguments import optional_flag, whole_number
 from ...basics.files import path_of
+from ...basics.public import public
 from ...draw.section import Section
 from ...draw.text import signed
 from ...errors import InputError
@@ -28,7 +29,7 @@ from ...runs.claims import interval_note, interval_of, no_interval
 from ...runs.effects import unit_of
 from ...runs.journal import Entry, Journal, leave, owning_journal
 from ...runs.metrics import HIGHER_IS_BETTER, Metric, MetricLike
-from ...runs.options import SweepOptions, require_known
+from ...runs.options import SweepOptions
 from ...runs.progress import Steps
 from ...runs.progress import steps as bar_of
 from ...runs.sweep import Sweeps, Swept, identity_of_sweep
@@ -150,20 +151,20 @@ class PruningCurve(OverTexts, PagedResult):
         )
 
 
+@public
 @owning_journal
 def prune_heads(
     model: HookedModel,
     inputs: Inputs | Iterable[Inputs],
     *,
     heads: Heads = "all",
-    steps: int | None = None,
     method: str = "zero",
     metric: MetricLike = "loss",
+    steps: int | None = None,
     higher_is_better: bool | None = None,
     layers: Iterable[int] | None = None,
-    random: int = 5,
     reference: Values | Inputs | Iterable[Inputs] | None = None,
-    per_position: bool = False,
+    random: int = 5,
     seed: int = 0,
     **options: Unpack[SweepOptions],
 ) -> PruningCurve:
@@ -181,14 +182,13 @@ def prune_heads(
         model: the model.
         inputs: texts, or token ids.
         heads: a list of (layer, head), or "all".
-        steps: the number of heads to ablate; by default all.
         method: "zero", "mean" or "resample", as in `am.ablate_heads`.
         metric: as in `am.ablate_heads`.
+        steps: the number of heads to ablate; by default all.
         higher_is_better: only for a metric that is a function; the direction of named metrics is known.
         layers: the layers to prune if `heads` is "all"; by default all.
-        random: the number of random orders to compare the curve with; 0 for none.
         reference: as in `am.ablate_heads`.
-        per_position: as in `am.ablate_heads`.
+        random: the number of random orders to compare the curve with; 0 for none.
         seed: draws the random orders, and the donors of "resample".
         options: answers, against, bos, memory, journal, partial and progress, as in `am.ablate_heads`. With `journal`,
             a second file, ending in ".step", holds the current step; with `partial`, Ctrl-C returns the completed
@@ -204,7 +204,6 @@ def prune_heads(
     Source: Michel et al. 2019.
     """
     require_model(model)
-    require_known(options, SweepOptions)
     optional_flag("higher_is_better", higher_is_better)
     inputs, chosen = reread(inputs), model.check_heads(heads, layers)
     count = len(chosen)
@@ -212,7 +211,7 @@ def prune_heads(
         count = whole_number("steps", steps, least=1, most=len(chosen), most_is="the heads chosen")
     draws, seed = whole_number("random", random), checked_seed(seed)
     ablations = Ablations.of(
-        model, inputs, chosen, method, reference=reference, per_position=per_position, seed=seed,
+        model, inputs, chosen, method, reference=reference, seed=seed,
         bos=options.get("bos"),
     )  # fmt: skip
     noted = {**ablations.options, "heads": "all" if isinstance(heads, str) else _listed(chosen), "seed": seed}

@@ -4,6 +4,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any, Unpack
 
 from ...basics.arguments import string
+from ...basics.public import public
 from ...errors import InputError
 from ...interventions import Head, Heads, Intervention, Values
 from ...model.inputs.encoder import Inputs
@@ -11,11 +12,12 @@ from ...model.run.hooked import HookedModel, require_model
 from ...runs.ablations import Ablations, reread
 from ...runs.journal import owning_journal
 from ...runs.metrics import MetricLike
-from ...runs.options import SweepOptions, require_known
+from ...runs.options import SweepOptions
 from ...runs.sweep import run_sweep
 from .sweep_effects import SweepEffects, removes_keys, sweep_effects
 
 
+@public
 @owning_journal
 def ablate_set(
     model: HookedModel,
@@ -25,7 +27,6 @@ def ablate_set(
     metric: MetricLike = "loss",
     *,
     reference: Values | Inputs | Iterable[Inputs] | None = None,
-    per_position: bool = False,
     later: str = "recompute",
     seed: int = 0,
     **options: Unpack[SweepOptions],
@@ -46,7 +47,6 @@ def ablate_set(
             all heads, such as `am.Intervention.attend("all", "uniform")`, which is applied to the heads of the set.
         metric: as in `am.ablate_heads`.
         reference: the texts to average over, or the result of `am.mean_z` for them; for "resample", the donors.
-        per_position: whether means are taken separately at each position.
         later: "recompute" for the total effect, "frozen" for the direct effect.
         seed: draws the donors of "resample".
         options: answers, against, bos, memory, journal, engine, partial and progress, as in `am.ablate_heads`.
@@ -60,11 +60,10 @@ def ablate_set(
 
     """
     require_model(model)
-    require_known(options, SweepOptions)
     sets = _sets(model, heads)
     inputs, chosen = reread(inputs), sorted({head for members in sets.values() for head in members})
     ablations = Ablations.of(
-        model, inputs, chosen, method, reference=reference, per_position=per_position, seed=seed,
+        model, inputs, chosen, method, reference=reference, seed=seed,
         bos=options.get("bos"),
     )  # fmt: skip
     changes = [ablations.of_set(members) for members in sets.values()]

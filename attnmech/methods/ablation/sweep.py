@@ -4,6 +4,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TypeAlias, Unpack
 
 from ...basics.arguments import shown, string
+from ...basics.public import public
 from ...errors import InputError
 from ...interventions import Intervention
 from ...model.inputs.encoder import Inputs
@@ -11,7 +12,7 @@ from ...model.run.hooked import HookedModel, require_model
 from ...runs.ablations import reread
 from ...runs.journal import owning_journal
 from ...runs.metrics import MetricLike
-from ...runs.options import SweepOptions, require_known
+from ...runs.options import SweepOptions
 from ...runs.sweep import run_sweep
 from .sweep_effects import SweepEffects, removes_keys, sweep_effects
 
@@ -19,6 +20,7 @@ Entry: TypeAlias = Intervention | Sequence[Intervention]
 """One measurement: one intervention, or several applied together."""
 
 
+@public
 @owning_journal
 def sweep(
     model: HookedModel,
@@ -66,7 +68,6 @@ def sweep(
 
     """
     require_model(model)
-    require_known(options, SweepOptions)
     entries = _entries(interventions)
     changes = [change for _, change in entries]
     swept = run_sweep(

@@ -11,6 +11,7 @@ from typing import Any, Final, TypeAlias
 import plotly.graph_objects as go  # type: ignore[import-untyped]
 
 from ...basics.arguments import flag, shown, whole_number
+from ...basics.public import public
 from ...demo.text import documents
 from ...draw.intervals import interval_rows
 from ...draw.section import Section
@@ -36,6 +37,7 @@ GENERAL: Final = 8
 Rule: TypeAlias = Callable[[Discovery], Sequence[Head]]
 
 
+@public
 def confirm_heads(
     model: HookedModel,
     heads: Heads | Rule,

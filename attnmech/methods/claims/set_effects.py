@@ -11,6 +11,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from ...basics.arguments import whole_number
+from ...basics.public import public
 from ...errors import InputError
 from ...interventions import Head, Intervention, Values
 from ...model.inputs.encoder import Inputs
@@ -47,7 +48,7 @@ class Removal:
         means = None
         if method == "mean":
             layers = list(model.output_stack.layers)
-            means = mean_of(model, reference, layers, per_position=False, bos=bos)
+            means = mean_of(model, reference, layers, bos=bos)
         return cls(model, method, means, seed, bos)
 
     @property
@@ -94,6 +95,7 @@ class Measuring:
         return replace(measured, after=measured.after[rows])
 
 
+@public
 @dataclass(frozen=True)
 class Discovery:
     """The half of a task on which heads may be chosen. It holds no case of the other half."""

@@ -11,6 +11,7 @@ from numpy.random import Philox
 from torch import Tensor
 
 from ...basics.arguments import integer, shown
+from ...basics.public import public
 from ...batch import Batch
 from ...demo.tasks import told
 from ...errors import InputError
@@ -18,6 +19,7 @@ from ...maths.intervals import LEAST_TEXTS
 from ...runs.metrics import HIGHER_IS_BETTER, MetricLike
 
 
+@public
 @dataclass(frozen=True)
 class Case:
     """One text of a task and the template it was made from.
@@ -36,6 +38,7 @@ class Case:
     """Its template, name, or source. Cases of one group are not independent evidence."""
 
 
+@public
 @dataclass(frozen=True, repr=False)
 class Task:
     """Cases, and the metric that measures how well a model does on them.

@@ -11,6 +11,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from ...basics.arguments import flag, option, shown
+from ...basics.public import public, require_arguments
 from ...draw.effects import effect_map
 from ...draw.section import Section
 from ...draw.text import with_minus_signs
@@ -32,6 +33,7 @@ _TOKENS = 512
 """The approximate number of tokens in a batch."""
 
 
+@public
 def compare(
     a: HookedModel | Inputs,
     b: HookedModel | Inputs,
@@ -77,8 +79,8 @@ def compare(
         head of b that matches each head of a.
 
     Raises:
-        InputError: for models of different shapes, texts or prompts of different lengths, texts of one token each, and
-            methods whose results cannot be subtracted.
+        InputError: for models of different shapes, texts or prompts of different lengths, texts of one token each,
+            options that the method does not have, and methods whose results cannot be subtracted.
 
     """
     flag("match", match)
@@ -98,6 +100,7 @@ def compare(
         if inputs is not None or match:
             raise InputError("comparing two prompts needs `model`, and neither `inputs` nor `match`.")
         runs = ((model, a), (model, b))  # type: ignore[assignment]
+    require_arguments(method, runs[0], options)
     first, second = (batches_of(m, texts, _TOKENS, options.get("bos")) for m, texts in runs)  # type: ignore[arg-type]
     _require_aligned(first, second)
     one, other = (method(m, texts, **options) for m, texts in runs)
@@ -287,7 +290,7 @@ class Comparison(PagedResult):
         return [Section("Differences", reading, {"differences": self.plot()}, "found.plot()", caveat=caveat)]
 
 
-def _told(side: Any, otherwise: str) -> str:
+def _name_of(side: Any, otherwise: str) -> str:
     return side.name if isinstance(side, HookedModel) else otherwise
 
 

@@ -7,13 +7,14 @@ After "More Attention to Attention" (the attention-encodings demo).
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Final
+from typing import Any, Final, Unpack
 
 import numpy as np
 import plotly.graph_objects as go  # type: ignore[import-untyped]
 import torch
 
 from ...basics.arguments import flag, option, optional_flag, shown, whole_number
+from ...basics.public import public
 from ...draw.lines import lines_by_layer
 from ...draw.section import Section
 from ...draw.text import quoted, shorten, visible_token
@@ -21,6 +22,7 @@ from ...errors import InputError
 from ...model.inputs.encoder import Inputs
 from ...model.run.hooked import HookedModel, require_model
 from ...runs.claims import no_interval
+from ...runs.options import StreamOptions
 from ...runs.reducer import Reducer, Source, State
 from ...runs.stream import stream
 from .by_token import MOST_NAMED, DriftByToken
@@ -36,6 +38,7 @@ NEAREST: Final = "nearest"
 """The figure of one token: the table of its nearest rows."""
 
 
+@public
 def residual_drift(
     model: HookedModel,
     inputs: Inputs | Iterable[Inputs],
@@ -48,8 +51,7 @@ def residual_drift(
     function_words: Iterable[str] | None = None,
     layers: Iterable[int] | None = None,
     stack: str | None = None,
-    bos: bool | None = None,
-    **corpus: Any,
+    **options: Unpack[StreamOptions],
 ) -> "ResidualDrift":
     """Measures how far each token's stream is from its own row of the vocabulary, and which rows are nearest.
 
@@ -79,8 +81,7 @@ def residual_drift(
         function_words: the words that count as function words; by default a closed list of English ones.
         layers: all by default. Steps and churn compare consecutive layers only.
         stack: "encoder" or "decoder" in a model with both.
-        bos: whether each text begins with the tokenizer's first token.
-        corpus: `truncate`, `shard`, `journal` and `progress`, as in `am.stream`.
+        options: `bos`, `truncate`, `shard`, `journal`, `engine` and `progress`, as in `am.stream`.
 
     Returns:
         Means by layer and type of token with intervals over texts and, for texts run together, values of every token.
@@ -99,7 +100,7 @@ def residual_drift(
         function_words=function_words, stack=stack,
     )  # fmt: skip
     result: ResidualDrift
-    (result,) = stream(model, inputs, [reducer], layers=layers, stack=stack, bos=bos, **corpus)
+    (result,) = stream(model, inputs, [reducer], layers=layers, stack=stack, **options)
     return result
 
 

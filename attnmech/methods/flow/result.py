@@ -17,6 +17,7 @@ from torch import Tensor
 
 from ...basics.arguments import index_of, member, option, whole_number
 from ...basics.nouns import TEXT, Nouns
+from ...basics.public import public
 from ...draw.all_heads import model_view
 from ...draw.embed import View
 from ...draw.graph import token_graph
@@ -53,16 +54,17 @@ MOST_BYTES: Final = 1_000_000_000
 VIEWS: Final = {"model": model_view, "sentence": sentence_view, "token_graph": token_graph}
 
 
+@public
 def attention_flow(
     model: HookedModel,
     inputs: Inputs,
     method: str = "rollout",
     *,
-    layers: Iterable[int] | None = None,
-    bos: bool | None = None,
     metric: MetricLike | None = None,
+    layers: Iterable[int] | None = None,
     answers: Answers = None,
     against: Answers = None,
+    bos: bool | None = None,
 ) -> "AttentionFlow":
     """Maps [query key] of what flows from token to token, which weigh the probabilities p by what they carry.
 
@@ -83,12 +85,12 @@ def attention_flow(
         model: the model.
         inputs: one text.
         method: "rollout", "norm", "norm_residual" or "gradient".
-        layers: by default all; rollout needs all.
-        bos: whether the text begins with the tokenizer's first token.
         metric: for "gradient", the metric to differentiate, as in `am.head_importance`: "loss" by default,
             "logit_difference" with `answers` and `against`, or a function `(logits, batch) -> [1]`.
+        layers: by default all; rollout needs all.
         answers: for "logit_difference", the correct token.
         against: the token to compare it with.
+        bos: whether the text begins with the tokenizer's first token.
 
     Returns:
         One map [query key] per layer and, for "norm" and "gradient", per head.

@@ -8,7 +8,7 @@ arXiv 2603.09616.
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Final
+from typing import Any, ClassVar, Final, Unpack
 
 import pandas as pd
 import plotly.graph_objects as go  # type: ignore[import-untyped]
@@ -17,6 +17,7 @@ from torch import Tensor
 
 from ...basics.arguments import index_of, option
 from ...basics.nouns import TEXT, Nouns
+from ...basics.public import public
 from ...draw.numbers import FOCUS_NUMBERS, FocusNumbers
 from ...draw.section import Section
 from ...draw.text import percent
@@ -25,6 +26,7 @@ from ...maths.focus import STATISTICS, collapse_class
 from ...model.inputs.encoder import Inputs
 from ...model.run.hooked import HookedModel
 from ...runs.focus_sums import BY_ROW, FocusSums
+from ...runs.options import StreamOptions
 from ...runs.reducer import Source, State
 from ...runs.row_means import RowMeans
 from ...runs.stream import stream
@@ -35,15 +37,15 @@ FIGURES: Final = {"self_focus": "self_top", "first_focus": "first_top", "concent
 """Figures 4, 5 and 6, and the statistic that each shows."""
 
 
+@public
 def attention_focus(
     model: HookedModel,
     inputs: Inputs | Iterable[Inputs],
     *,
+    last: int = 8,
     layers: Iterable[int] | None = None,
     stack: str | None = None,
-    bos: bool | None = None,
-    last: int = 8,
-    **corpus: Any,
+    **options: Unpack[StreamOptions],
 ) -> "AttentionFocus":
     """How often each head attends to the token itself, the first, the one before; how strongly, sharply, and far.
 
@@ -63,11 +65,10 @@ def attention_focus(
     Args:
         model: the model.
         inputs: texts, or an iterator of texts (a corpus), which keeps only sums.
+        last: how many keys `last_mass` is the mass on: the token itself and those just before it.
         layers: by default all.
         stack: "encoder", "decoder" or "cross" in a model with several.
-        bos: whether each text begins with the tokenizer's first token.
-        last: how many keys `last_mass` is the mass on: the token itself and those just before it.
-        corpus: `truncate`, `shard`, `journal`, `progress` and `engine`, as in `am.stream`.
+        options: `bos`, `truncate`, `shard`, `journal`, `engine` and `progress`, as in `am.stream`.
 
     Returns:
         Statistics `[layer head]`, with intervals over texts: shares of rows and of probability, entropy in nats,
@@ -79,7 +80,7 @@ def attention_focus(
     Source: "Attention Focus Plots", figures 4 to 6; sink rate: Gu et al. 2024.
     """
     result: AttentionFocus
-    (result,) = stream(model, inputs, [FocusReducer(last)], layers=layers, stack=stack, bos=bos, **corpus)
+    (result,) = stream(model, inputs, [FocusReducer(last)], layers=layers, stack=stack, **options)
     return result
 
 

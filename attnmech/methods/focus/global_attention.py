@@ -2,12 +2,13 @@
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, Unpack
 
 import plotly.graph_objects as go  # type: ignore[import-untyped]
 import torch
 
 from ...basics.arguments import option
+from ...basics.public import public
 from ...draw.section import Section
 from ...draw.text import percent
 from ...errors import InputError
@@ -16,6 +17,7 @@ from ...model.attention.local_global import global_tokens
 from ...model.attention.observed import RowBlock
 from ...model.inputs.encoder import Inputs
 from ...model.run.hooked import HookedModel, require_model
+from ...runs.options import StreamOptions
 from ...runs.reducer import Reducer, Run, Source, State
 from ...runs.row_classes import ROW_CLASSES, row_classes
 from ...runs.row_means import RowMeans, closed, sum_of_states
@@ -26,14 +28,14 @@ FIGURES: Final = ("global_mass", "window_mass")
 """The maps of a page."""
 
 
+@public
 def global_attention(
     model: HookedModel,
     inputs: Inputs | Iterable[Inputs],
     *,
     layers: Iterable[int] | None = None,
     stack: str | None = None,
-    bos: bool | None = None,
-    **corpus: Any,
+    **options: Unpack[StreamOptions],
 ) -> "GlobalAttention":
     """The shares of each head's attention that go to global tokens and to the other keys in its window.
 
@@ -54,8 +56,7 @@ def global_attention(
             model of this class: the first token for sequence classification, else none.
         layers: by default all.
         stack: "encoder", "decoder" or "cross" in a model with several.
-        bos: whether each text begins with the tokenizer's first token.
-        corpus: `truncate`, `shard`, `journal` and `progress`, as in `am.stream`.
+        options: `bos`, `truncate`, `shard`, `journal`, `engine` and `progress`, as in `am.stream`.
 
     Returns:
         Shares of attention `[layer head]`, with intervals over texts.
@@ -65,7 +66,7 @@ def global_attention(
     """
     require_model(model)
     result: GlobalAttention
-    (result,) = stream(model, inputs, [GlobalReducer()], layers=layers, stack=stack, bos=bos, **corpus)
+    (result,) = stream(model, inputs, [GlobalReducer()], layers=layers, stack=stack, **options)
     return result
 
 

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from ...basics.arguments import finite_number, listed, shown, whole_number
 from ...basics.fields import check_layers
+from ...basics.public import public
 from ...draw.effects import effect_map
 from ...draw.section import Section
 from ...draw.text import with_minus_signs
@@ -41,6 +42,7 @@ LEAST_DIFFERENCE: Final = 0.01
 """The smallest difference from the baseline that is claimed, as a share of a word's attention."""
 
 
+@public
 def group_attention(
     model: HookedModel,
     inputs: str | Iterable[str],

@@ -8,12 +8,13 @@ and types together, and is not trivially small.
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Final
+from typing import Final, Unpack
 
 import plotly.graph_objects as go  # type: ignore[import-untyped]
 import torch
 
 from ...basics.arguments import index_of, member
+from ...basics.public import public
 from ...draw.chart import Chart
 from ...draw.section import Section
 from ...draw.text import percent
@@ -22,6 +23,7 @@ from ...maths.intervals import LEAST_TEXTS
 from ...model.inputs.encoder import Inputs
 from ...model.run.hooked import HookedModel, require_model
 from ...runs.ablations import checked_seed
+from ...runs.options import StreamOptions
 from ...runs.reducer import Reducer, Source, State
 from ...runs.stream import stream
 from .atlas import HeadExample, HeadRow, atlas_view
@@ -38,15 +40,15 @@ RESTING: Final = ("first", "self")
 """The types of heads that attend to nothing in particular. An example shows one of these only if there is no other."""
 
 
+@public
 def head_types(
     model: HookedModel,
     inputs: Inputs | Iterable[Inputs] | None = None,
     *,
     layers: Iterable[int] | None = None,
     stack: str | None = None,
-    bos: bool | None = None,
     seed: int = 0,
-    **corpus: Any,
+    **options: Unpack[StreamOptions],
 ) -> "HeadTypes":
     """Finds the type of each head: previous token, induction, duplicate token, first token, delimiters, fixed offsets.
 
@@ -68,9 +70,8 @@ def head_types(
             random tokens, of different lengths, which contain only position and repetition.
         layers: by default all; `writes` needs the last.
         stack: "encoder" or "decoder" in a model with several.
-        bos: whether each text begins with the tokenizer's first token.
         seed: seed of the random tokens.
-        corpus: `truncate`, `shard`, `journal`, `progress` and `engine`, as in `am.stream`.
+        options: `bos`, `truncate`, `shard`, `journal`, `engine` and `progress`, as in `am.stream`.
 
     Returns:
         Scores, baselines and claims of every head: `to_frame` lists the claims, `by_head` the heads, `plot` maps them.
@@ -94,7 +95,7 @@ def head_types(
     texts = repeated_sequences(model, seed=seed) if inputs is None else inputs
     result: HeadTypes
     reducer = HeadTypesReducer(generated)
-    (result,) = stream(model, texts, [reducer], layers=layers, stack=stack, bos=bos, **corpus)
+    (result,) = stream(model, texts, [reducer], layers=layers, stack=stack, **options)
     return result
 
 

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from ...basics.arguments import flag, integer, listed, option, shown
 from ...basics.fields import check_layers
+from ...basics.public import public
 from ...batch import Batch
 from ...draw.effects import effect_map
 from ...draw.section import Section
@@ -38,6 +39,7 @@ LEAST_ACCURACY: Final = 0.5
 """A claim needs the labelled key to be the highest in at least this share of pairs."""
 
 
+@public
 def relations(
     model: HookedModel,
     inputs: Iterable[Any],

@@ -13,6 +13,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from ...basics.arguments import finite_number, flag, member, option, optional_flag, shown, whole_number
+from ...basics.public import public
 from ...batch import Batch
 from ...errors import InputError, UnsupportedModelError
 from ...interventions import Heads
@@ -43,11 +44,11 @@ CARRIED_BYTES: Final = 2**25
 _CARRIED: Final = 8
 
 
+@public
 def joint_embedding(
     model: HookedModel,
     inputs: Inputs | Iterable[Inputs],
     *,
-    layers: Iterable[int] | None = None,
     heads: Heads = "all",
     projection: str | Sequence[str] = "pca",
     dims: Literal[2, 3] = 2,
@@ -56,8 +57,9 @@ def joint_embedding(
     geometry: Literal["scaled", "exact"] = "scaled",
     sample: int = 2_000,
     perplexity: float = 50.0,
-    seed: int = 0,
+    layers: Iterable[int] | None = None,
     stack: str | None = None,
+    seed: int = 0,
     bos: bool | None = None,
     truncate: bool = False,
     progress: bool = False,
@@ -89,7 +91,6 @@ def joint_embedding(
         model: the model; active hooks change what is embedded.
         inputs: texts, or an iterator of texts (a corpus). From a corpus, whole texts drawn at random are run, with
             16,384 tokens in all, or `sample` if that is more.
-        layers: all by default.
         heads: "all", or a list of (layer, head).
         projection: "pca", "tsne", "umap", "pacmap" or "opentsne", or several of these. PCA and t-SNE come from
             scikit-learn; the others are extras of the same name. t-SNE and UMAP use the cosine, as AttentionViz does.
@@ -99,8 +100,9 @@ def joint_embedding(
         geometry: "scaled" or "exact".
         sample: the largest number of tokens that become points; measures before projection are over all tokens.
         perplexity: the perplexity of t-SNE.
-        seed: the seed for everything drawn at random: tokens, texts, pairs, and starts of projections.
+        layers: all by default.
         stack: "encoder" or "decoder" in a model with several stacks.
+        seed: the seed for everything drawn at random: tokens, texts, pairs, and starts of projections.
         bos: whether each text begins with the tokenizer's first token.
         truncate: whether texts of a corpus are cut to the model's length.
         progress: shows a bar of heads projected on stderr.

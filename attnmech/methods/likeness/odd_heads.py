@@ -7,7 +7,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, ClassVar, Final
+from typing import Any, ClassVar, Final, Unpack
 
 import pandas as pd
 import plotly.graph_objects as go  # type: ignore[import-untyped]
@@ -16,6 +16,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from ...basics.arguments import option, whole_number
+from ...basics.public import public
 from ...draw.effects import effect_map
 from ...draw.section import Section
 from ...draw.text import percent, with_minus_signs
@@ -29,6 +30,7 @@ from ...model.inputs.encoder import Inputs
 from ...model.run.hooked import HookedModel, require_model
 from ...results.by_layer import by_layer
 from ...runs.claims import interval_note
+from ...runs.options import StreamOptions
 from ...runs.reducer import Reducer, Source, State
 from ...runs.row_classes import ROW_CLASSES
 from ...runs.stream import stream
@@ -48,6 +50,7 @@ CLASSES: Final = ("dead", "sink", "low entropy")
 """The classes of collapse; a head belongs to the first class that applies."""
 
 
+@public
 def odd_heads(
     model: HookedModel,
     inputs: Inputs | Iterable[Inputs],
@@ -55,8 +58,7 @@ def odd_heads(
     beyond: int = 16,
     layers: Iterable[int] | None = None,
     stack: str | None = None,
-    bos: bool | None = None,
-    **corpus: Any,
+    **options: Unpack[StreamOptions],
 ) -> "OddHeads":
     """Finds heads that are dead, collapsed or unlike the others, and measures each head's attention far back.
 
@@ -84,8 +86,7 @@ def odd_heads(
         beyond: the smallest distance of a far key, in tokens.
         layers: all by default.
         stack: "encoder" or "decoder" in a model with several stacks.
-        bos: whether each text begins with the tokenizer's first token.
-        corpus: `truncate`, `shard`, `journal` and `progress`, as in `am.stream`.
+        options: `bos`, `truncate`, `shard`, `journal`, `engine` and `progress`, as in `am.stream`.
 
     Returns:
         Statistics, classes and scores of every head; `odd` ranks the heads that stand out.
@@ -99,7 +100,7 @@ def odd_heads(
     if model.stack(stack).label == "cross":
         raise InputError("queries and keys of cross-attention belong to different texts, so they have no distance.")
     result: OddHeads
-    (result,) = stream(model, inputs, [OddHeadsReducer(beyond)], layers=layers, stack=stack, bos=bos, **corpus)
+    (result,) = stream(model, inputs, [OddHeadsReducer(beyond)], layers=layers, stack=stack, **options)
     return result
 
 

@@ -13,6 +13,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from ...basics.arguments import finite_number, option, whole_number
+from ...basics.public import public
 from ...batch import Batch
 from ...draw.intervals import interval_rows
 from ...draw.section import Section
@@ -38,19 +39,20 @@ METHODS: Final = ("zero", "mean")
 VERDICTS: Final = ("holds", "fails", "undecided", "not tested")
 
 
+@public
 def pruning_advice(
     model: HookedModel,
     inputs: Inputs | Iterable[Inputs],
     *,
+    method: str = "zero",
     threshold: float = 0.05,
     tolerance: float = 0.01,
     most: int = 10,
-    method: str = "zero",
     layers: Iterable[int] | None = None,
     rows: int = 64,
+    seed: int = 0,
     bos: bool | None = None,
     memory: float = 1.0,
-    seed: int = 0,
 ) -> "PruningAdvice":
     """Finds heads that repeat another, and measures the cost of removing them on texts that did not form the advice.
 
@@ -72,16 +74,16 @@ def pruning_advice(
     Args:
         model: the model.
         inputs: a list of texts, or an iterator, which becomes a list; copies of a text stay in the same half.
+        method: "zero" replaces the z of a removed head by 0, "mean" by its mean over the texts that form the advice.
         threshold: the largest divergence of heads that repeat each other, in nats; the maximum is ln 2 = 0.693.
         tolerance: the largest rise of the loss that does not matter, in nats.
         most: the largest number of pieces of advice to check, the most redundant first.
-        method: "zero" replaces the z of a removed head by 0, "mean" by its mean over the texts that form the advice.
         layers: all by default.
         rows: the rows of each text on which heads of different layers are compared; 0 compares heads of the same layer
             only.
+        seed: the seed of the halves and of the sampled rows.
         bos: whether each text begins with the tokenizer's first token.
         memory: the memory that the ablations may use on top of the model, in GB.
-        seed: the seed of the halves and of the sampled rows.
 
     Returns:
         Each piece of advice with its cost, control and verdict.

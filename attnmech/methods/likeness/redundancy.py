@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import combinations
-from typing import Any, ClassVar, Final
+from typing import Any, ClassVar, Final, Unpack
 
 import numpy as np
 import pandas as pd
@@ -21,6 +21,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from ...basics.arguments import finite_number, member, option, whole_number
+from ...basics.public import public
 from ...draw.section import Section
 from ...errors import InputError
 from ...maths.divergence import effective_number, placed
@@ -29,6 +30,7 @@ from ...model.inputs.encoder import Inputs
 from ...model.run.hooked import HookedModel, require_model
 from ...results.by_layer import by_layer
 from ...runs.claims import interval_of
+from ...runs.options import StreamOptions
 from ...runs.reducer import Reducer, Source, State
 from ...runs.stream import stream
 from ...runs.summed import Summed
@@ -39,16 +41,16 @@ _MAPS: Final = 6
 """The largest number of layers that a page shows as maps."""
 
 
+@public
 def redundancy(
     model: HookedModel,
     inputs: Inputs | Iterable[Inputs],
     *,
     layers: Iterable[int] | None = None,
     stack: str | None = None,
-    bos: bool | None = None,
     rows: int = 64,
     seed: int = 0,
-    **corpus: Any,
+    **options: Unpack[StreamOptions],
 ) -> "Redundancy":
     """Measures how much the patterns of any two heads differ, and how many different heads each layer has.
 
@@ -69,10 +71,9 @@ def redundancy(
         inputs: texts, or an iterator of texts (a corpus); only sums are kept.
         layers: all by default.
         stack: "encoder", "decoder" or "cross" in a model with several stacks.
-        bos: whether each text begins with the tokenizer's first token.
         rows: the rows of each text that are compared between layers; 0 compares heads of the same layer only.
         seed: the seed of the choice of these rows, which otherwise depends on the text alone.
-        corpus: `truncate`, `shard`, `journal` and `progress`, as in `am.stream`.
+        options: `bos`, `truncate`, `shard`, `journal`, `engine` and `progress`, as in `am.stream`.
 
     Returns:
         Divergences, with intervals over texts; clusters, nearest heads, and the effective number of heads.
@@ -85,7 +86,7 @@ def redundancy(
     require_model(model)
     rows, seed = whole_number("rows", rows), whole_number("seed", seed, most=2**64 - 1)
     result: Redundancy
-    (result,) = stream(model, inputs, [RedundancyReducer(rows, seed)], layers=layers, stack=stack, bos=bos, **corpus)
+    (result,) = stream(model, inputs, [RedundancyReducer(rows, seed)], layers=layers, stack=stack, **options)
     return result
 
 

@@ -17,6 +17,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from ...basics.arguments import finite_number, option
+from ...basics.public import public
 from ...draw.chart import at_head
 from ...draw.section import Section
 from ...errors import InputError
@@ -34,7 +35,7 @@ from ...runs.effects import HeadEffects, effects_of, unit_of
 from ...runs.engine import Change
 from ...runs.journal import owning_journal
 from ...runs.metrics import MetricLike
-from ...runs.options import SweepOptions, require_known
+from ...runs.options import SweepOptions
 from ...runs.sweep import run_sweep
 from .figures import HeadValues, verdict_map
 from .formulas import VERDICTS, texts_to_decide, verdict_of
@@ -49,18 +50,19 @@ INTERVENTIONS: Final = {
 """The interventions on each head, applied to one head at a time, in the order of measurement."""
 
 
+@public
 @owning_journal
 def null_attention(
     model: HookedModel,
     inputs: Inputs | Iterable[Inputs],
     *,
-    sink: str = "first",
     heads: Heads = "all",
-    layers: Iterable[int] | None = None,
+    metric: MetricLike = "loss",
+    sink: str = "first",
     delta: float = 0.01,
     least_mass: float = 0.3,
     least_ratio: float = 0.5,
-    metric: MetricLike = "loss",
+    layers: Iterable[int] | None = None,
     reference: Inputs | Iterable[Inputs] | None = None,
     **options: Unpack[SweepOptions],
 ) -> "NullAttention":
@@ -91,15 +93,15 @@ def null_attention(
     Args:
         model: the model.
         inputs: texts, or token ids.
-        sink: the first token of each text ("first"), for each head the key that receives most attention
-            from the other rows of the text ("most_attended"), or all special tokens of the tokenizer ("special").
         heads: a list of (layer, head); "all"; or "attending", which changes only heads with a sink mass of at least
             `least_mass`, because the verdict on the others follows from their sink mass alone.
-        layers: the layers of the heads, if `heads` is not a list; all by default.
+        metric: as in `am.ablate_heads`.
+        sink: the first token of each text ("first"), for each head the key that receives most attention
+            from the other rows of the text ("most_attended"), or all special tokens of the tokenizer ("special").
         delta: the largest effect that does not matter, in the metric's unit (nats for the loss).
         least_mass: the smallest sink mass at which a head counts as attending (ε = 0.3 in Gu et al. 2024).
         least_ratio: the smallest value ratio at which a head counts as writing.
-        metric: as in `am.ablate_heads`.
+        layers: the layers of the heads, if `heads` is not a list; all by default.
         reference: the texts over which "mean_value" takes its mean; by default the inputs.
         options: answers, against, bos, memory, journal, engine, partial and progress, as in `am.ablate_heads`.
 
@@ -113,7 +115,6 @@ def null_attention(
     Source: Vig & Belinkov 2019; Gu et al. 2024.
     """
     require_model(model)
-    require_known(options, SweepOptions)
     bos, engine = options.get("bos"), options.get("engine", "local")
     delta = finite_number("delta", delta, above=0.0)
     least_mass = finite_number("least_mass", least_mass, above=0.0)

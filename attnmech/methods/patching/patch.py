@@ -16,6 +16,7 @@ from torch import Tensor
 
 from ...basics.arguments import index_of, option, shown
 from ...basics.fields import check_rows
+from ...basics.public import public
 from ...errors import InputError
 from ...interventions import Head, Heads, Intervention, Positions, Values, checked_heads
 from ...maths.intervals import LEVEL, TextMeans, difference
@@ -27,7 +28,7 @@ from ...runs.ablations import reread
 from ...runs.effects import Effects, HeadEffects, effect_fields, head_fields
 from ...runs.journal import owning_journal
 from ...runs.metrics import MetricLike
-from ...runs.options import SweepOptions, require_known
+from ...runs.options import SweepOptions
 from ...runs.sweep import Swept, run_sweep
 from .prompt_pairs import PromptPairs
 
@@ -184,17 +185,18 @@ class PositionEffects(Patched):
         return tuple(now if clean == now else f"{clean}→{now}" for clean, now in pairs)
 
 
+@public
 @owning_journal
 def patch(
     model: HookedModel,
     clean: Inputs | Iterable[Inputs],
     corrupted: Inputs | Iterable[Inputs],
     *,
-    at: str = "z",
     heads: Heads = "all",
+    metric: MetricLike = "logit_difference",
+    at: str = "z",
     layers: Iterable[int] | None = None,
     positions: Positions | None = None,
-    metric: MetricLike = "logit_difference",
     **options: Unpack[SweepOptions],
 ) -> PatchEffects | PositionEffects:
     """Measures how a metric changes when activations of the clean run are patched into the corrupted run.
@@ -221,13 +223,13 @@ def patch(
         model: the model.
         clean: prompts, or token ids.
         corrupted: the same number of prompts, each with the same number of tokens as its clean partner.
-        at: the point that is patched, as above.
         heads: a list of (layer, head), or "all".
+        metric: as in `am.ablate_heads`. "loss" has no share, because the two runs predict different tokens; "kl" has
+            no meaning here.
+        at: the point that is patched, as above.
         layers: all by default.
         positions: all by default; negative positions count from the end of each prompt: -1, or "last", is its last
             token.
-        metric: as in `am.ablate_heads`. "loss" has no share, because the two runs predict different tokens; "kl" has
-            no meaning here.
         options: answers, against, bos, memory, journal, partial and progress, as in `am.ablate_heads`. `answers` and
             `against` hold one token per pair: usually the clean prompt's answer and the corrupted one's.
 
@@ -242,7 +244,6 @@ def patch(
     Source: Meng et al. 2022; Wang et al. 2023.
     """
     require_model(model)
-    require_known(options, SweepOptions)
     _check_options(at, heads, metric)
     pairs = PromptPairs.of(model, reread(clean), reread(corrupted), options.get("bos"))
     noted: dict[str, Any] = {"at": at, "clean inputs": pairs.clean[-1].digest}

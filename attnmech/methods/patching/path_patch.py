@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Final, Unpack
 
 from ...basics.arguments import listed, option, shown
+from ...basics.public import public
 from ...draw.section import Section
 from ...errors import InputError
 from ...interventions import Head, Heads, Intervention, Values
@@ -19,7 +20,7 @@ from ...runs.effects import HeadEffects, head_fields
 from ...runs.engine import Receivers
 from ...runs.journal import owning_journal
 from ...runs.metrics import MetricLike
-from ...runs.options import SweepOptions, require_known
+from ...runs.options import SweepOptions
 from ...runs.sweep import LATER, run_sweep
 from .prompt_pairs import PromptPairs
 
@@ -68,6 +69,7 @@ class PathEffects(HeadEffects):
         return super()._comparable() | {"receivers": self.receivers, "through": self.through, **options}
 
 
+@public
 @owning_journal
 def path_patch(
     model: HookedModel,
@@ -76,10 +78,10 @@ def path_patch(
     receivers: str | Sequence[Head] = "logits",
     through: str | Sequence[str] = THROUGH,
     *,
+    metric: MetricLike = "logit_difference",
     senders: Heads = "all",
     mlps: str = "recompute",
     later: str = "recompute",
-    metric: MetricLike = "logit_difference",
     **options: Unpack[SweepOptions],
 ) -> PathEffects:
     """Measures how a metric changes when one path, from a head to other heads or to the logits, is corrupted.
@@ -106,12 +108,12 @@ def path_patch(
         receivers: "logits", or a list of (layer, head) that receive together.
         through: "q", "k" or "v", or several of them. If heads share keys and values, the k or v of a receiver belongs
             to its kv head, so the heads that share it receive as well.
+        metric: as in `am.ablate_heads`, measured on the clean prompts' tokens.
         senders: the sending heads, in layers below a receiver's layer; "all" takes every such head.
         mlps: "recompute", as in the paper: MLPs between sender and receiver see the changed stream, so paths may pass
             through them; or "frozen" at their clean outputs, which excludes these paths.
         later: for receiving heads, "recompute": everything after them sees the change; or "frozen": all other heads and
             MLPs are held at their clean outputs, so that the receivers act on the logits directly.
-        metric: as in `am.ablate_heads`, measured on the clean prompts' tokens.
         options: answers, against (one token per pair), bos, memory, journal, partial and progress.
 
     Returns:
@@ -125,7 +127,6 @@ def path_patch(
 
     """
     require_model(model)
-    require_known(options, SweepOptions)
     option("mlps", mlps, LATER)
     if len(model.stacks) > 1:
         raise InputError("path patching needs a model with one stack; this model has an encoder and a decoder.")

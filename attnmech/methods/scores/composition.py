@@ -11,6 +11,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from ...basics.arguments import option
+from ...basics.public import public
 from ...draw.effects import effect_map
 from ...draw.section import Section
 from ...errors import InputError
@@ -24,6 +25,7 @@ from ...runs.layers import count_layers
 KINDS: Final = ("q", "k", "v")
 
 
+@public
 def composition(model: HookedModel, *, fold_norm: bool = True) -> "Composition":
     """Q-, K- and V-composition between any two heads of different layers, from the weights alone.
 

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from ...basics.arguments import flag, index_of, member, pairs_of, shown
 from ...basics.fields import check_layers, check_rows
+from ...basics.public import public
 from ...draw.text import percent, quoted, signed, with_minus_signs
 from ...errors import InputError, UnsupportedModelError
 from ...interventions import Heads
@@ -33,13 +34,14 @@ MAX_BYTES: Final = 2 * 2**30
 """The largest result allowed, in bytes."""
 
 
+@public
 def decompose_by_source(
     model: HookedModel,
     inputs: Inputs,
     *,
+    heads: Heads = "all",
     cells: Iterable[tuple[int, int]] | None = None,
     layers: Iterable[int] | None = None,
-    heads: Heads = "all",
     bos: bool | None = None,
 ) -> "SourceDecomposition":
     """Splits each head's query-key scores over pairs of upstream writers, on the query side and on the key side.
@@ -62,9 +64,9 @@ def decompose_by_source(
     Args:
         model: the model.
         inputs: one text or several.
+        heads: a list of (layer, head), or "all".
         cells: pairs (query, key), the same for all texts and heads; by default, each row's key with the highest score.
         layers: all by default.
-        heads: a list of (layer, head), or "all".
         bos: whether each text begins with the tokenizer's first token.
 
     Returns:

@@ -14,6 +14,7 @@ import plotly.graph_objects as go  # type: ignore[import-untyped]
 import torch
 
 from ...basics.arguments import flag, index_of, option
+from ...basics.public import public
 from ...draw.all_heads import model_view
 from ...draw.attention_maps import attention_map
 from ...draw.embed import View
@@ -44,15 +45,16 @@ from .wavelength_figures import dimension_bars
 FIGURES: Final = ("attention_map", "score_shares", "key_terms", "row_ledger", "dimensions")
 
 
+@public
 def decompose_scores(
     model: HookedModel,
     inputs: Inputs,
     *,
     layers: Iterable[int] | None = None,
-    bos: bool | None = None,
     centre: Centre | None = None,
     fold_norm: bool = False,
     stack: str | None = None,
+    bos: bool | None = None,
 ) -> "ScoreDecomposition":
     """Splits every attention score into query-key, bias and position terms that add up to it.
 
@@ -71,7 +73,6 @@ def decompose_scores(
         model: the model.
         inputs: one text or several.
         layers: all by default.
-        bos: whether each text begins with the tokenizer's first token.
         centre: splits queries and keys at reference means instead of at their biases, so that models without biases
             and models with rotary positions have all four terms. "mean" takes each text's own means (over its tokens
             except the first and special ones; imprecise under 64 tokens); "position" takes the means of the other
@@ -79,6 +80,7 @@ def decompose_scores(
             text of that corpus is removed before its own split.
         fold_norm: whether the shift β of the norm before attention counts as bias: q = W_Q(γ⊙n) + (W_Qβ + b_Q).
         stack: the attention in a model with several: "encoder", "decoder" or "cross".
+        bos: whether each text begins with the tokenizer's first token.
 
     Returns:
         The terms, in units of the softmax's input, and their residual by head. The result keeps each layer's queries

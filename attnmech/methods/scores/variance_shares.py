@@ -6,7 +6,7 @@ Formulas: docs/formulas.md#shares-of-variance.
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Final
+from typing import Any, Final, Unpack
 
 import pandas as pd
 import plotly.graph_objects as go  # type: ignore[import-untyped]
@@ -17,6 +17,7 @@ from scipy.stats import spearmanr  # type: ignore[import-untyped]
 from torch import Tensor
 
 from ...basics.arguments import flag, option
+from ...basics.public import public
 from ...draw.section import Section
 from ...draw.style import term_style
 from ...draw.text import percent
@@ -30,6 +31,7 @@ from ...model.run.hooked import HookedModel, require_model
 from ...model.stack.centring import Centre, checked_centre, require_means_of
 from ...model.stack.ledger import ScoreAudit
 from ...results.mean_qk import MeanQK
+from ...runs.options import StreamOptions
 from ...runs.reducer import Reducer, Run, Source, State
 from ...runs.row_classes import ROW_CLASSES, row_classes
 from ...runs.row_means import RowMeans, closed, sum_of_states
@@ -39,16 +41,16 @@ ALL_TERMS: Final = ("position", "key_bias", "query_key", "query_bias", "constant
 """Every possible term of scores, in the order of the axis `statistic`."""
 
 
+@public
 def variance_shares(
     model: HookedModel,
     inputs: Inputs | Iterable[Inputs],
     *,
+    layers: Iterable[int] | None = None,
     centre: Centre | None = "mean",
     first_key: bool = True,
-    layers: Iterable[int] | None = None,
     stack: str | None = None,
-    bos: bool | None = None,
-    **corpus: Any,
+    **options: Unpack[StreamOptions],
 ) -> "VarianceShares":
     """Each term's share of the variance of scores along a row, head by head, over texts.
 
@@ -65,13 +67,12 @@ def variance_shares(
     Args:
         model: the model.
         inputs: texts, or an iterator of texts (a corpus); only sums are kept.
+        layers: all by default.
         centre: where queries and keys are split, as in `am.decompose_scores`; None for the model's own biases.
         first_key: whether the first token of a text counts as a key; many heads rest there, with scores far from the
             others.
-        layers: all by default.
         stack: "encoder", "decoder" or "cross" in a model with several stacks.
-        bos: whether each text begins with the tokenizer's first token.
-        corpus: `truncate`, `shard`, `journal` and `progress`, as in `am.stream`.
+        options: `bos`, `truncate`, `shard`, `journal`, `engine` and `progress`, as in `am.stream`.
 
     Returns:
         Shares by head, with intervals over texts; NaN where no row sees two keys with different scores.
@@ -89,7 +90,7 @@ def variance_shares(
         require_means_of(centre, model.weights_hash, blocks, model.points.check_layers(layers, blocks.label))
     result: VarianceShares
     reducer = VarianceReducer(centre, first_key)
-    (result,) = stream(model, inputs, [reducer], layers=layers, stack=stack, bos=bos, **corpus)
+    (result,) = stream(model, inputs, [reducer], layers=layers, stack=stack, **options)
     return result
 
 

@@ -6,7 +6,7 @@ Receiver scores after "Thought Anchors" (arXiv 2506.19143).
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any, ClassVar, Final
+from typing import Any, ClassVar, Final, Unpack
 
 import pandas as pd
 import plotly.graph_objects as go  # type: ignore[import-untyped]
@@ -16,6 +16,7 @@ from torch import Tensor
 
 from ...basics.arguments import index_of, member, option, shown, whole_number
 from ...basics.fields import check_entries
+from ...basics.public import public
 from ...draw.all_heads import model_view
 from ...draw.effects import effect_map
 from ...draw.embed import View
@@ -27,6 +28,7 @@ from ...errors import InputError, MissingPointError
 from ...model.inputs.encoder import Inputs
 from ...model.run.hooked import HookedModel, require_model
 from ...runs.claims import about_largest, for_map
+from ...runs.options import StreamOptions
 from ...runs.reducer import Reducer, Source, State
 from ...runs.stream import stream
 from .figures import receiver_lines
@@ -46,17 +48,17 @@ _LABELS: Final = {
 }  # fmt: skip
 
 
+@public
 def segment_attention(
     model: HookedModel,
     inputs: Inputs | Iterable[Inputs],
     segments: Segments = "sentence",
     *,
-    layers: Iterable[int] | None = None,
-    stack: str | None = None,
-    bos: bool | None = None,
     first: bool = True,
     gap: int = 4,
-    **corpus: Any,
+    layers: Iterable[int] | None = None,
+    stack: str | None = None,
+    **options: Unpack[StreamOptions],
 ) -> "SegmentAttention":
     """How much the tokens of each segment attend to every other segment, by head, with a baseline by distance.
 
@@ -80,13 +82,12 @@ def segment_attention(
             brackets) followed by a space; abbreviations also end sentences. "line": up to a line break. "document": a
             whole text. Or spans: a list of (start, end), counted from the text's first token, that covers each token
             once; for several texts, a list of these lists. Special tokens belong to the segment beside them.
-        layers: all by default.
-        stack: "encoder" or "decoder" in a model with several stacks.
-        bos: whether each text begins with the tokenizer's first token.
         first: whether attention to the first token of a text counts. Heads that rest there give this attention to the
             first segment; with False it is left out of M and of the baseline, and rows sum to less.
         gap: the smallest distance, in segments, at which a later segment counts for kurtosis; 4 in Thought Anchors.
-        corpus: `truncate`, `shard`, `journal`, `progress` and `engine`, as in `am.stream`.
+        layers: all by default.
+        stack: "encoder" or "decoder" in a model with several stacks.
+        options: `bos`, `truncate`, `shard`, `journal`, `engine` and `progress`, as in `am.stream`.
 
     Returns:
         Cells, baselines and receiver scores for texts run together; means by distance in segments, with intervals.
@@ -101,7 +102,7 @@ def segment_attention(
     require_model(model)
     result: SegmentAttention
     reducer = SegmentReducer(segments, first, gap)
-    (result,) = stream(model, inputs, [reducer], layers=layers, stack=stack, bos=bos, **corpus)
+    (result,) = stream(model, inputs, [reducer], layers=layers, stack=stack, **options)
     return result
 
 

@@ -16,6 +16,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from ...basics.arguments import finite_number, option, whole_number
+from ...basics.public import public
 from ...draw.section import Section
 from ...draw.segments import segment_labels, segment_map
 from ...draw.text import quoted
@@ -30,7 +31,7 @@ from ...results.result import PagedResult
 from ...runs.engine import Change
 from ...runs.journal import kept
 from ...runs.metrics import Metric
-from ...runs.options import SweepOptions, require_known
+from ...runs.options import SweepOptions
 from ...runs.sweep import run_sweep
 from .segmentation import Segmented, Segments
 
@@ -42,6 +43,7 @@ METRICS: Final = ("kl", "loss")
 _LABELS: Final = {"kl": "KL, nats", "loss": "loss, nats"}
 
 
+@public
 def segment_effects(
     model: HookedModel,
     inputs: Inputs,
@@ -86,7 +88,6 @@ def segment_effects(
 
     """
     require_model(model)
-    require_known(options, SweepOptions)
     for name in ("answers", "against"):
         if options.get(name) is not None:
             raise InputError(f"`segment_effects` measures KL and loss, and has no option `{name}`.")

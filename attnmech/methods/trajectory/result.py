@@ -12,6 +12,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from ...basics.arguments import option, shown
+from ...basics.public import public
 from ...draw.section import Section
 from ...errors import AttnmechError, InputError
 from ...model.files.load import load
@@ -22,6 +23,7 @@ from ...runs.progress import steps as progress_of
 from .figures import lines_by_step
 
 
+@public
 def trajectory(
     checkpoints: Iterable[Any], method: Callable[[HookedModel], Result], *, progress: bool = False
 ) -> "Trajectory":

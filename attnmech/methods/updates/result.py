@@ -7,7 +7,7 @@ Figures 7 to 10 of "Attention Focus Plots" (R. Claus).
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Final, cast
+from typing import Any, ClassVar, Final, Unpack, cast
 
 import pandas as pd
 import plotly.graph_objects as go  # type: ignore[import-untyped]
@@ -18,6 +18,7 @@ from torch import Tensor
 from ...basics.arguments import index_of, listed, member, option
 from ...basics.axes import spread
 from ...basics.nouns import TEXT, Nouns
+from ...basics.public import public
 from ...draw.numbers import Side, UpdateNumbers
 from ...draw.section import Section
 from ...draw.text import percent, signed
@@ -27,6 +28,7 @@ from ...model.inputs.encoder import Inputs
 from ...model.reading.unembedding import unembedding_of
 from ...model.run.hooked import HookedModel, require_model
 from ...runs.answers import Answers, answer_ids
+from ...runs.options import StreamOptions
 from ...runs.reducer import Source, State
 from ...runs.row_means import RowMeans
 from ...runs.stream import stream
@@ -42,16 +44,16 @@ _MAPS: Final = set(STATISTICS) - set(FIGURES)
 """The statistics with a map of layers × heads as their figure."""
 
 
+@public
 def residual_updates(
     model: HookedModel,
     inputs: Inputs | Iterable[Inputs],
     *,
     layers: Iterable[int] | None = None,
-    stack: str | None = None,
-    bos: bool | None = None,
     answers: Answers = None,
     against: Answers = None,
-    **corpus: Any,
+    stack: str | None = None,
+    **options: Unpack[StreamOptions],
 ) -> "ResidualUpdates":
     """Measures the size of each head's update relative to the residual stream, and its direction.
 
@@ -72,13 +74,12 @@ def residual_updates(
         model: the model.
         inputs: texts, or an iterator of texts (a corpus); only sums of a corpus are kept.
         layers: all by default.
-        stack: "encoder", "decoder" or "cross" in a model with several stacks.
-        bos: whether each text begins with the tokenizer's first token.
         answers: one token per text (its text or id): `.logits` is then what each head adds to that token's logit at the
             text's last token, with the final norm's scale frozen. If the model soft-caps its logits (Gemma 2), these
             are pre-cap logits; see `ResidualUpdates.logit_unit`.
         against: another token per text: `.logits` is then what each head adds to the logit difference.
-        corpus: `truncate`, `shard`, `journal` and `progress`, as in `am.stream`.
+        stack: "encoder", "decoder" or "cross" in a model with several stacks.
+        options: `bos`, `truncate`, `shard`, `journal`, `engine` and `progress`, as in `am.stream`.
 
     Returns:
         ‖u‖ / ‖x‖ and cos(u, x) `[layer head]`, with intervals over texts; with `answers`, logits by head and text.
@@ -94,11 +95,11 @@ def residual_updates(
     result: ResidualUpdates
     towards = None
     if answers is not None:
-        inputs = model.encode(cast(Inputs, inputs), bos=bos)
+        inputs = model.encode(cast(Inputs, inputs), bos=options.get("bos"))
         towards = _directions(model, len(inputs.ids), answers, against)
     elif against is not None:
         raise InputError("`against` needs `answers`, the tokens to compare with.")
-    (result,) = stream(model, inputs, [UpdateReducer(towards)], layers=layers, stack=stack, bos=bos, **corpus)
+    (result,) = stream(model, inputs, [UpdateReducer(towards)], layers=layers, stack=stack, **options)
     return result
 
 
@@ -323,6 +324,7 @@ class ResidualUpdates(RowMeans):
         )
 
 
+@public
 @dataclass(frozen=True, repr=False)
 class BlockUpdates(RowMeans):
     """What a layer's attention and MLP as a whole add to the stream; means are `[layer 1]`.

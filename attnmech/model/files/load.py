@@ -17,6 +17,7 @@ from transformers.utils import logging
 from ...basics.arguments import optional_flag, shown
 from ...basics.files import path_of
 from ...basics.messages import first_line
+from ...basics.public import public
 from ...demo import model_folder
 from ...errors import InputError, ModelNotFoundError, UnsupportedModelError, WeightsError
 from ..inputs.own_inputs import Labels, OwnInputs
@@ -46,6 +47,7 @@ class UnprovenWarning(UserWarning):
     """The certificate of a newly loaded model has failed checks."""
 
 
+@public
 def load(
     source: str | Path | nn.Module | None = None,
     *,
@@ -176,7 +178,7 @@ def load(
         bridge.check(passes)
     certify_with(passes)
     if not model.certificate.ok:
-        warnings.warn(f"{name}: {model.certificate.verdict}", UnprovenWarning, stacklevel=2)
+        warnings.warn(f"{name}: {model.certificate.verdict}", UnprovenWarning, stacklevel=3)
     return model
 
 

@@ -5,11 +5,13 @@ import copy
 import torch
 
 from ...basics.arguments import whole_number
+from ...basics.public import public
 from ...errors import InputError
 from ..run.hooked import HookedModel, require_model
 from .load import load
 
 
+@public
 def untrained(model: HookedModel, seed: int = 0) -> HookedModel:
     """A model of the same config and tokenizer with random weights, as transformers initialises them.
 

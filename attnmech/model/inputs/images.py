@@ -10,6 +10,7 @@ from torch import Tensor
 
 from ...basics.arguments import dense, shown
 from ...basics.messages import first_line
+from ...basics.public import public
 from ...batch import Batch
 from ...errors import InputError, UnsupportedModelError
 from ..structure.signals import FrontEnd, Signal, pair
@@ -20,6 +21,7 @@ _ROW: Final = 2**16
 """More than the patches in a row: a patch of an image of another size has the number row · _ROW + column."""
 
 
+@public
 @dataclass(frozen=True)
 class PatchGrid:
     """How an image is cut into patches."""

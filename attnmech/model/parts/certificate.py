@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 import pandas as pd
 
+from ...basics.public import public
 from ...errors import InputError
 
 
@@ -51,6 +52,7 @@ class LensHook:
     residual: float | None
 
 
+@public
 @dataclass(frozen=True)
 class Certificate:
     """What was proven about a model: every check with its residual, and which points can be trusted.

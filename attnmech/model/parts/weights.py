@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn.functional import pad
 from transformers.pytorch_utils import Conv1D
 
+from ...basics.public import public
 from ...errors import UnsupportedModelError, WeightsError
 
 
@@ -33,6 +34,7 @@ class AttentionWeights:
     b_O: Float[Tensor, " d_model"] | None
 
 
+@public
 @dataclass(frozen=True)
 class Fused:
     """q, k and v as one projection; `layout` is the einops pattern of its output features."""
@@ -110,6 +112,7 @@ class Grouped:
         return [rearrange(parts, "slot batch position kv d_head -> batch position (kv slot d_head)")]
 
 
+@public
 @dataclass(frozen=True)
 class Separate:
     """q, k and v as three projections, head by head."""
@@ -142,6 +145,7 @@ class Separate:
         return _by_head(output, kv_heads)
 
 
+@public
 @dataclass(frozen=True)
 class Columns:
     """q, k and v as columns of projections, in any order: fused, grouped, with other things between them."""

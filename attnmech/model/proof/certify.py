@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from ...basics.messages import first_line
+from ...basics.public import public
 from ...errors import UnsupportedModelError, WeightsError
 from ...points import POINTS, PointKey, full_name, lens_name
 from ..attention.in_force import Part
@@ -42,6 +43,7 @@ _LOOKED_AT: Final = 24
 """The tokens of the long probe at which logits are recomputed: a vocabulary may be large."""
 
 
+@public
 def certify(model: HookedModel) -> Certificate:
     """Proves, on a few probe tokens, that the points of a model mean what their names say.
 

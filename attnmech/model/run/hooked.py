@@ -15,6 +15,7 @@ from transformers import PreTrainedModel
 from ...activations.activations import Activations
 from ...basics.arguments import listed, optional_flag, shown, whole_number
 from ...basics.lens_names import missing_name
+from ...basics.public import public
 from ...batch import Batch
 from ...errors import CertificateError, InputError
 from ...interventions import Heads, Intervention
@@ -56,6 +57,7 @@ if TYPE_CHECKING:
     from ..parts.certificate import Certificate
 
 
+@public
 class HookedModel:
     """A transformers model whose every activation point has one meaning.
 
@@ -367,7 +369,7 @@ class HookedModel:
         masked = self.mask_id if predicts == "masked token" else None
         return text_losses(batch, masked, lambda batch: self.forward(batch, captures=[key])[key])
 
-    def encode(self, inputs: Inputs, *, bos: bool | None = None, target: str | Sequence[str] | None = None) -> Batch:
+    def encode(self, inputs: Inputs, *, target: str | Sequence[str] | None = None, bos: bool | None = None) -> Batch:
         """The batch of tokens that `run` makes from its inputs.
 
         >>> model.run(model.encode("The cat", target="Die Katze"), points=["cross.pattern"])    # doctest: +SKIP
@@ -376,10 +378,10 @@ class HookedModel:
         Args:
             inputs: a text, a list of texts, token ids, a chat, a list of chats (as in `run`), a mapping of model
                 inputs; or pictures and recordings.
-            bos: whether each text begins with the tokenizer's first token. A chat begins as its template says, unless
-                this is True or False.
             target: what the decoder of an encoder-decoder reads, one text for each text or recording of `inputs`; the
                 token that the decoder starts with is put before it.
+            bos: whether each text begins with the tokenizer's first token. A chat begins as its template says, unless
+                this is True or False.
 
         Returns:
             Token ids, texts of tokens, mask and lengths.

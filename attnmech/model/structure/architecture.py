@@ -9,11 +9,13 @@ from typing import Literal
 
 from torch import nn
 
+from ...basics.public import public
 from ..parts.gates import Gate, HalfOfRow, NormGate
 from ..parts.position import Alibi, Rotary
 from ..parts.weights import Expanded, Layout
 
 
+@public
 @dataclass(frozen=True)
 class Architecture:
     """Where a model keeps its parts, and how its blocks combine them.

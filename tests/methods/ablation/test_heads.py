@@ -95,9 +95,8 @@ def test_mean_over_a_reference_and_per_position() -> None:
     hooked, plain, ids = models.hooked("gpt2"), models.plain("gpt2"), models.token_ids("gpt2")
     reference = ids.flip(0).roll(1, dims=1)
     for per_position in (False, True):
-        effects = am.ablate_heads(
-            hooked, ids, [(1, 2)], "mean", reference=reference, per_position=per_position, layers=[1]
-        )
+        means = am.mean_z(hooked, reference, per_position=per_position)
+        effects = am.ablate_heads(hooked, ids, [(1, 2)], "mean", reference=means, layers=[1])
         with torch.no_grad():
             seen: list[Tensor] = []
             with z_changed(plain, 1, lambda z, seen=seen: (seen.append(z), z)[1]):

@@ -76,7 +76,8 @@ def test_scores_equal_autograd_on_the_raw_model(family: str) -> None:
     mean = am.head_importance(hooked, ids, method="mean", reference=reference, **options)
     given = am.head_importance(hooked, ids, method="mean", reference=am.mean_z(hooked, reference), **options)
     torch.testing.assert_close(given.per_text, mean.per_text)
-    placed = am.head_importance(hooked, ids, method="mean", reference=reference, per_position=True, **options)
+    by_position = am.mean_z(hooked, reference, per_position=True)
+    placed = am.head_importance(hooked, ids, method="mean", reference=by_position, **options)
     references = by_autograd(family, reference)
     for layer, (z, gradient) in enumerate(by_autograd(family, ids)):
         theirs = references[layer][0]
@@ -220,11 +221,6 @@ def test_saved_drawn_and_written(tmp_path: Path) -> None:
         ({"method": "taylor"}, "`method` must be one of michel, zero, mean"),
         ({"method": "mean"}, "needs `reference`"),
         ({"reference": torch.arange(5, 9)[None]}, '`reference` needs method="mean"'),
-        ({"per_position": True}, '`per_position` needs method="mean"'),
-        (
-            {"method": "mean", "reference": torch.arange(5, 9)[None], "per_position": True},
-            "the means cover 4 positions, but a text has 7",
-        ),
         ({"metric": "kl"}, "its gradient there is 0"),
         ({"metric": "accuracy", "answers": [3, 4, 5]}, "has no gradient"),
         ({"metric": lambda logits, batch: logits[:, 0].argmax(-1).float()}, "computed from the logits"),
@@ -236,6 +232,13 @@ def test_saved_drawn_and_written(tmp_path: Path) -> None:
 def test_bad_input(options: dict[str, Any], said: str) -> None:
     with pytest.raises(InputError, match=said):
         am.head_importance(models.hooked("gpt2"), models.token_ids("gpt2"), **options)
+
+
+def test_means_by_position_must_cover_the_texts() -> None:
+    hooked = models.hooked("gpt2")
+    short = am.mean_z(hooked, torch.arange(5, 9)[None], per_position=True)
+    with pytest.raises(InputError, match=r"the means cover 4 positions, but a text has 7; .*am\.mean_z"):
+        am.head_importance(hooked, models.token_ids("gpt2"), method="mean", reference=short)
 
 
 def test_a_sweep_of_something_else_is_refused() -> None:

@@ -1,0 +1,171 @@
+"""Public calls raise `InputError` for wrong arguments; a name has one meaning and one place in all of them."""
+
+import inspect
+from collections import defaultdict
+from collections.abc import Callable
+from itertools import combinations
+from typing import Any, Final
+
+import pytest
+from test_docstrings import CALLS, FUNCTIONS
+
+import attnmech as am
+from attnmech.basics.public import public
+from attnmech.errors import InputError
+
+
+def written_by_users() -> dict[str, Callable[..., Any]]:
+    """Every public function, constructor and method, by its name."""
+    calls: dict[str, Callable[..., Any]] = {}
+    for module in (am, am.draw, am.results, am.architecture):
+        for name in module.__all__:
+            thing = getattr(module, name)
+            if inspect.isfunction(thing):
+                calls[name] = thing
+            if not inspect.isclass(thing) or thing in (am.AttnmechError, am.Reducer):
+                continue
+            if module is not am.results:
+                calls[name] = thing.__init__
+            for method in [method for method in dir(thing) if not method.startswith("_")]:
+                member = inspect.getattr_static(thing, method)
+                function = getattr(member, "__func__", member)
+                handed_on = method == "of" or (method == "save_figure" and thing is not am.draw.View)
+                if inspect.isfunction(function) and not handed_on and function.__module__.startswith("attnmech."):
+                    calls[f"{name}.{method}"] = function
+    return calls
+
+
+def names_of(function: Callable[..., Any]) -> list[str]:
+    """The names of a call's arguments; empty if it hands unknown ones on."""
+    names = []
+    for parameter in inspect.signature(function).parameters.values():
+        if parameter.kind is parameter.VAR_KEYWORD:
+            if parameter.annotation is Any:
+                return []
+            names += parameter.annotation.__args__[0].__annotations__
+        elif parameter.kind is not parameter.VAR_POSITIONAL and parameter.name not in ("self", "cls"):
+            names.append(parameter.name)
+    return names
+
+
+PUBLIC: Final = written_by_users()
+HANDED_ON: Final = {"compare", "HookedModel.generate", "ScoreDecomposition.show"}
+"""Calls whose further arguments another call checks."""
+
+
+@pytest.mark.parametrize("name", PUBLIC)
+def test_an_unknown_argument_is_an_input_error_that_names_the_nearest(name: str) -> None:
+    function, names = PUBLIC[name], names_of(PUBLIC[name])
+    if name in HANDED_ON:
+        pytest.skip("another call checks its further arguments")
+    longest = max(names, key=len, default="")
+    with pytest.raises(InputError) as caught:
+        function(**{f"{longest}_": 1})
+    listed = f"Its arguments are {', '.join(names)}." if names else "It takes none."
+    nearest = f"; try `{longest}`" if names else ""
+    assert str(caught.value) == f"`{name.rpartition('.')[2]}` has no argument `{longest}_`{nearest}. {listed}"
+
+
+def test_all_of_the_package_is_covered() -> None:
+    assert len(PUBLIC) > 400
+    assert {"ablate_heads", "HookedModel.run", "Task.of_demo", "heatmap", "Report.write_html",
+            "AttentionFocus.plot", "Intervention", "Columns"} <= PUBLIC.keys()  # fmt: skip
+
+
+# -- arguments that do not fit in another way --------------------------------------------------------------------
+
+
+@public
+def scaled(value: float, by: float, *, shift: float = 0.0, name: str) -> tuple[float, str]:
+    return value * by + shift, name
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: scaled(2.0), "`scaled` needs `by` and `name`."),
+        (lambda: scaled(2.0, 3.0), "`scaled` needs `name`."),
+        (lambda: scaled(2.0, 3.0, by=4.0, name=""), "`scaled` got `by` twice, by position and as a keyword."),
+        (
+            lambda: scaled(2.0, 3.0, 4.0),
+            "`scaled` takes at most 2 arguments by position (value, by); got 3. Pass the others as keywords: shift, "
+            "name.",
+        ),
+        (lambda: am.untrained(), "`untrained` needs `model`."),
+        (lambda: am.Intervention.zero(), "`zero` needs `heads`."),
+        (lambda: am.Case("a", "b", "c", "d", "e"), "`Case` takes at most 4 arguments by position (prompt, answer, "
+         "against, group); got 5."),
+        (lambda: am.HookedModel.check_heads(None), "`check_heads` needs `heads`."),
+    ],
+)  # fmt: skip
+def test_arguments_that_do_not_fit(call: Callable[[], Any], message: str) -> None:
+    with pytest.raises(InputError) as caught:
+        call()
+    assert str(caught.value) == message
+
+
+def test_a_call_with_fitting_arguments_is_the_call() -> None:
+    assert scaled(2.0, by=3.0, shift=1.0, name="x") == (7.0, "x")
+    assert scaled.__name__ == "scaled" and str(inspect.signature(scaled)).startswith("(value: float, by: float, *, sh")
+
+
+def test_errors_within_a_call_stay_as_they_are() -> None:
+    @public
+    def fails(value: int) -> None:
+        raise TypeError("within")
+
+    with pytest.raises(TypeError, match=r"^within$"):
+        fails(3)
+
+
+def test_compare_checks_the_options_of_its_method() -> None:
+    model = am.load()
+    with pytest.raises(InputError, match=r"^`attention_focus` has no argument `lst`; try `last`\. "):
+        am.compare(model, model, ["Anna sang."], am.attention_focus, lst=3)
+    with pytest.raises(InputError, match=r"^`<lambda>` has no argument `lst`\. Its arguments are model, inputs\.$"):
+        am.compare(model, model, ["Anna sang."], lambda model, inputs: None, lst=3)
+
+
+# -- one name, one meaning, one place ----------------------------------------------------------------------------
+
+SIGNATURES: Final = {name: inspect.signature(function) for name, function in (FUNCTIONS | CALLS).items()}
+
+DIFFER: Final = {
+    "inputs": "one text where a call decomposes it; labelled pairs, and texts in which words are searched",
+    "heads": "also several sets of heads, or a rule that chooses heads",
+    "method": "also an intervention that is applied to each head; a function where results are compared",
+    "reference": "null_attention takes a mean of values, so it does not take means of z",
+    "centre": "a report also chooses it; an intervention takes fixed means only",
+    "target": "a report shows one text",
+    "interventions": "a sweep gives them names",
+    "point": "every edit has its own points",
+}
+"""Arguments that have more than one type, None aside, and why."""
+
+
+def test_an_argument_has_one_type_everywhere() -> None:
+    types: dict[str, set[str]] = defaultdict(set)
+    for signature in SIGNATURES.values():
+        for parameter in signature.parameters.values():
+            if parameter.kind is not parameter.VAR_KEYWORD:
+                kind = str(parameter).partition(": ")[2].partition(" = ")[0]
+                types[parameter.name].add(kind.removesuffix(" | None"))
+    assert {name for name, kinds in types.items() if len(kinds) > 1} == DIFFER.keys()
+
+
+ORDER: Final = (
+    "model", "inputs", "heads", "method", "metric", "layers", "reference", "centre", "answers", "against", "later",
+    "stack", "rows", "seed", "bos", "memory", "truncate", "shard", "journal", "engine", "progress",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", [inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY])
+def test_arguments_have_one_order_everywhere(kind: Any) -> None:
+    first: dict[tuple[str, str], str] = {}
+    for call, signature in SIGNATURES.items():
+        names = [parameter.name for parameter in signature.parameters.values() if parameter.kind is kind]
+        known = [name for name in names if name in ORDER]
+        assert known == sorted(known, key=ORDER.index), call
+        for one, other in combinations(names, 2):
+            assert (other, one) not in first, (call, first[other, one], one, other)
+            first[one, other] = call
