@@ -1,3 +1,10 @@
+from .model.parts.position import HALVES as HALVES
+from .model.parts.position import HALVES_BACK as HALVES_BACK
+from .model.parts.position import HALVES_ONCE as HALVES_ONCE
+from .model.parts.position import PAIRS as PAIRS
+from .model.parts.position import PAIRS_BY_HALVES as PAIRS_BY_HALVES
+from .model.parts.position import PAIRS_ONCE as PAIRS_ONCE
+from .model.parts.position import Rotary as Rotary
 from .model.parts.weights import Columns as Columns
 from .model.parts.weights import Fused as Fused
 from .model.parts.weights import Separate as Separate

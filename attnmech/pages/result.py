@@ -225,7 +225,7 @@ class Report(WritesHtml):
     def _with_types(self, overview: Section, types: HeadTypes) -> Section:
         """The small maps; their hover boxes name each head's type."""
         heads = range(self.scores.residual.shape[1])
-        remarks = tuple(types.summary(layer, head) for layer in self.scores.layers for head in heads)
+        remarks = tuple(types.top_scores(layer, head) for layer in self.scores.layers for head in heads)
         return replace(overview, figures={name: OfPattern("model", remarks) for name in overview.figures})
 
     def _types(self, types: HeadTypes) -> Section:

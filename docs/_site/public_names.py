@@ -76,7 +76,14 @@ PAGES: Final[dict[str, dict[str, tuple[str, ...]]]] = {
     },
     "Models of your own": {
         "Architecture": (
-            *("Architecture", "architecture.Separate", "architecture.Fused", "architecture.Columns", "PatchGrid"),
+            *(
+                "Architecture",
+                "architecture.Separate",
+                "architecture.Fused",
+                "architecture.Columns",
+                "architecture.Rotary",
+            ),
+            "PatchGrid",
         ),
     },
     "Errors": {
@@ -89,22 +96,27 @@ PAGES: Final[dict[str, dict[str, tuple[str, ...]]]] = {
 """Each page with its names in `attnmech`, by the question that they answer."""
 
 CONSTRUCTED: Final = (
-    "Architecture", "Case", "Columns", "Corpus", "CorpusFiles", "Fused", "Intervention", "PatchGrid", "Ray", "Separate",
-    "Task", "Values",
+    "Architecture", "Case", "Columns", "Corpus", "CorpusFiles", "Fused", "Intervention", "PatchGrid", "Ray", "Rotary",
+    "Separate", "Task", "Values",
 )  # fmt: skip
 """Classes that a user makes; all others come out of a call, so their signatures are of no use."""
 
 MODULES: Final = ("architecture", "errors", "reducers", "results")
 
 NAMES: Final = {
-    **{name: f"{module}.{name}" for module in MODULES for name in dir(getattr(am, module)) if name[0].isupper()},
+    **{
+        name: f"{module}.{name}"
+        for module in MODULES
+        for name in dir(getattr(am, module))
+        if name[0].isupper() and not name.isupper()
+    },
     **{name: name for name in am.__all__ if not inspect.ismodule(getattr(am, name))},
 }
 """Where in `attnmech` each public name is."""
 
 NOT_FOR_USERS: Final = frozenset(
     (
-        *("axis_lengths", "section", "sections", "token_section", "token_numbers", "numbers", "told", "on_text"),
+        *("axis_lengths", "section", "sections", "token_section", "token_numbers", "numbers", "top_scores", "on_text"),
         *("lead", "by_head", "provenance", "parts"),
     )
 )

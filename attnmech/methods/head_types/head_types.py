@@ -235,11 +235,11 @@ class HeadTypes(TypeScores):
         chosen = moving if len(moving) else claims
         return (int(chosen.layer.iloc[0]), int(chosen["head"].iloc[0])) if len(chosen) else None
 
-    def summary(self, layer: int, head: int) -> str:
+    def top_scores(self, layer: int, head: int) -> str:
         """A head's three highest scores in words: "induction 0.93, previous 0.04".
 
         >>> import attnmech as am
-        >>> am.head_types(am.load()).summary(2, 6).split(",")[0]
+        >>> am.head_types(am.load()).top_scores(2, 6).split(",")[0]
         'induction 0.96'
         """
         scores = {name: float(self.scores[name][layer, head]) for name in TYPES}

@@ -14,6 +14,8 @@ from einops import rearrange
 from jaxtyping import Float, Float64, Int
 from torch import Tensor
 
+from ...basics.public import public
+
 
 def alibi_slopes(heads: int) -> Float[Tensor, " head"]:
     """Slopes of ALiBi (Press et al. 2022), head 0 the steepest where the number of heads is a power of two.
@@ -190,9 +192,14 @@ def tables_for(tables: tuple[Tensor, Tensor], length: int) -> tuple[Tensor, Tens
     return torch.cat((still + 1, cos), dim=1), torch.cat((still, sin), dim=1)
 
 
+@public
 @dataclass(frozen=True)
 class Rotary:
-    """How a family rotates its queries and keys."""
+    """How a model rotates its queries and keys.
+
+    `am.architecture` has the forms of transformers' families: `HALVES`, `HALVES_ONCE`, `HALVES_BACK`, `PAIRS`,
+    `PAIRS_ONCE` and `PAIRS_BY_HALVES`. `dataclasses.replace(HALVES, share=0.25)` rotates a quarter of each head.
+    """
 
     rotate: Callable[[Tensor, Tensor, Tensor], Tensor]
     """Rotates `[... d_head]` by cosine and sine tables."""
@@ -266,10 +273,16 @@ class Rotation:
 
 
 HALVES: Final = Rotary(rotate_halves, lambda table: torch.cat((table, table), dim=-1))
+"""Dimension i rotates with dimension i + d_rotary / 2 (Llama)."""
 HALVES_ONCE: Final = Rotary(rotate_halves_once, lambda table: table)
-PAIRS: Final = Rotary(rotate_pairs, lambda table: table.repeat_interleave(2, dim=-1))
-PAIRS_ONCE: Final = Rotary(rotate_pairs_once, lambda table: table)
+"""The same, with tables that hold every angle once (gpt-oss)."""
 HALVES_BACK: Final = Rotary(rotate_halves_back, lambda table: torch.cat((table, table), dim=-1))
+"""The same, by the negative angles (nanochat)."""
+PAIRS: Final = Rotary(rotate_pairs, lambda table: table.repeat_interleave(2, dim=-1))
+"""Dimension 2i rotates with dimension 2i + 1 (GPT-J)."""
+PAIRS_ONCE: Final = Rotary(rotate_pairs_once, lambda table: table)
+"""The same, with tables that hold every angle once (Llama 4)."""
 PAIRS_BY_HALVES: Final = Rotary(rotate_pairs_by_halves, lambda table: torch.cat((table, table), dim=-1))
+"""The same, with tables that hold all angles and then all again (GLM, ERNIE 4.5)."""
 FORMS: Final = (HALVES, HALVES_ONCE, HALVES_BACK, PAIRS, PAIRS_ONCE, PAIRS_BY_HALVES)
-"""How transformers' families rotate."""
+"""The forms of rotation in transformers' families."""

@@ -21,10 +21,10 @@ class Architecture:
     """Where a model keeps its parts, and how its blocks combine them.
 
     Read from the model at load; give one to `am.load` for a model whose structure cannot be read. The certificate
-    tells whether it is true. Forms of rotation are in `attnmech.model.parts.position`.
+    tells whether it is true. `am.architecture` has the forms of rotation, such as
+    `HALVES`.
 
-    >>> from attnmech.model.parts.position import HALVES
-    >>> from attnmech.architecture import Separate
+    >>> from attnmech.architecture import HALVES, Separate
     >>> plan = Architecture(
     ...     name="mine", blocks="layers", attention="attn", qkv=Separate("q", "k", "v"), out="attn.o",
     ...     attn_norm="norm_1", mid_norm="norm_2", mlp_out="mlp", final_norm="norm", rotary=HALVES,

@@ -519,7 +519,7 @@ def test_an_atlas_row_says_what_the_result_says() -> None:
     assert row["cells"][5] == f"{float(types.writes['induction'][2, 6]):+.1f}"
     example = types.example_of(2, 6)
     assert example is not None and row["example"]["distance"] == example.query - example.key
-    assert types.summary(2, 6).startswith("induction 0.96")
+    assert types.top_scores(2, 6).startswith("induction 0.96")
 
 
 def test_delimiters_of_one_text_are_described() -> None:
