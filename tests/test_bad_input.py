@@ -256,7 +256,7 @@ METHODS: list[Case] = [
     ),
     (lambda: patched(positions=5), InputError, '`positions` must be "last" or a list of positions; got 5.'),
     (lambda: patched(at=[]), InputError, "`at` must be one of z"),
-    (lambda: swept(am.null_attention, target=[]), InputError, "`target` must be one of"),
+    (lambda: swept(am.null_attention, sink=[]), InputError, "`sink` must be one of"),
     (lambda: swept(am.null_attention, delta=True), InputError, "`delta` must be a finite number above 0; got True."),
     (lambda: am.decompose_scores(demo, TEXT, fold_norm="no"), InputError, "`fold_norm` must be True or False"),
     (lambda: am.decompose_by_source(demo, TEXT, cells=[(1.0, 1.0)]), InputError, "`cells` must be a list of"),

@@ -36,43 +36,78 @@ def check_methods(cls: type) -> None:
                 _check_member(kind, name)
 
 
-def require_arguments(function: Callable[..., Any], arguments: Sequence[Any], options: Mapping[str, Any]) -> None:
-    """Raises `InputError` for arguments that do not fit the signature of a function."""
-    takes = _taken_by(function)
-    if takes.names is not None and not options.keys() <= takes.names.keys():
-        raise InputError(_about_unknown(function, takes.names, options))
-    try:
-        takes.signature.bind(*arguments, **options)
-    except TypeError:
-        raise InputError(_about_places(function, takes.signature, arguments, options)) from None
+class Arguments(NamedTuple):
+    """The arguments that a function takes."""
 
-
-class _Taken(NamedTuple):
+    function: str
+    """The name that a caller writes: of a constructor, the class's."""
     signature: inspect.Signature
-    names: dict[str, None] | None
-    """All names of arguments, in order; None if the function takes any."""
+    names: Mapping[str, None] | None
+    """The names of all arguments, in order; None if the function takes any."""
 
+    @classmethod
+    def of(cls, function: Callable[..., Any]) -> "Arguments":
+        """Those in a function's signature, with the options of a `TypedDict`."""
+        signature, names, takes_any = inspect.signature(function), dict[str, None](), False
+        for parameter in signature.parameters.values():
+            if parameter.kind is parameter.VAR_KEYWORD:
+                options = next(iter(get_args(parameter.annotation)), None)  # what is within Unpack
+                takes_any = not is_typeddict(options)
+                names |= dict.fromkeys(() if takes_any else options.__annotations__)
+            elif parameter.kind is not parameter.VAR_POSITIONAL and parameter.name not in ("self", "cls"):
+                names[parameter.name] = None
+        name: str = getattr(function, "__qualname__", type(function).__qualname__)
+        return cls(name.removesuffix(".__init__").rpartition(".")[2], signature, None if takes_any else names)
 
-@cache
-def _taken_by(function: Callable[..., Any]) -> _Taken:
-    signature = inspect.signature(function)
-    names: dict[str, None] = {}
-    for parameter in signature.parameters.values():
-        if parameter.kind is parameter.VAR_KEYWORD:
-            options = next(iter(get_args(parameter.annotation)), None)  # of Unpack
-            if not is_typeddict(options):
-                return _Taken(signature, None)
-            names |= dict.fromkeys(options.__annotations__)
-        elif parameter.kind is not parameter.VAR_POSITIONAL and parameter.name not in ("self", "cls"):
-            names[parameter.name] = None
-    return _Taken(signature, names)
+    def require(self, positional: Sequence[Any], keywords: Mapping[str, Any]) -> None:
+        """Raises `InputError` for a call that does not fit."""
+        if self.names is not None and not keywords.keys() <= self.names.keys():
+            raise InputError(self._about_unknown(self.names, keywords))
+        try:
+            self.signature.bind(*positional, **keywords)
+        except TypeError:
+            raise InputError(self._about_places(positional, keywords)) from None
+
+    def _about_unknown(self, names: Mapping[str, None], keywords: Mapping[str, Any]) -> str:
+        unknown = next(name for name in keywords if name not in names)
+        nearest = "".join(f"; try `{name}`" for name in get_close_matches(unknown, names, n=1))
+        listed = f"Its arguments are {', '.join(names)}." if names else "It takes none."
+        return f"`{self.function}` has no argument `{unknown}`{nearest}. {listed}"
+
+    def _about_places(self, positional: Sequence[Any], keywords: Mapping[str, Any]) -> str:
+        """Says which argument is missing, passed twice, or one too many."""
+        parameters = list(self.signature.parameters.values())
+        if parameters and parameters[0].name in ("self", "cls"):
+            parameters, positional = parameters[1:], positional[1:]
+        placed = [parameter.name for parameter in parameters if parameter.kind is parameter.POSITIONAL_OR_KEYWORD]
+        named = [parameter.name for parameter in parameters if parameter.kind is parameter.KEYWORD_ONLY]
+        for name in placed[: len(positional)]:
+            if name in keywords:
+                return f"`{self.function}` got `{name}` twice, by position and as a keyword."
+        if len(positional) > len(placed):
+            order = f" ({', '.join(placed)})" if placed else ""
+            others = f" Pass the others as keywords: {', '.join(named)}." if named else ""
+            return (
+                f"`{self.function}` takes at most {len(placed)} arguments by position{order}; got {len(positional)}."
+                f"{others}"
+            )
+        missing = [
+            f"`{name}`"
+            for name in [*placed[len(positional) :], *named]
+            if name not in keywords and self.signature.parameters[name].default is inspect.Parameter.empty
+        ]
+        return f"`{self.function}` needs {' and '.join(missing)}."
 
 
 def _checked(function: Callable[..., Any]) -> Callable[..., Any]:
+    @cache
+    def arguments() -> Arguments:
+        return Arguments.of(function)
+
     @wraps(function)
-    def checked(*arguments: Any, **options: Any) -> Any:
-        require_arguments(function, arguments, options)
-        return function(*arguments, **options)
+    def checked(*positional: Any, **keywords: Any) -> Any:
+        arguments().require(positional, keywords)
+        return function(*positional, **keywords)
 
     checked.is_public = True  # type: ignore[attr-defined]
     return checked
@@ -85,43 +120,3 @@ def _check_member(kind: type, name: str) -> None:
         wrap: Any = type(member)  # classmethod or staticmethod
         checked = _checked(function)
         setattr(kind, name, checked if member is function else wrap(checked))
-
-
-def _name_of(function: Callable[..., Any]) -> str:
-    """The name that a caller writes: of a constructor, the class's."""
-    name: str = getattr(function, "__qualname__", type(function).__qualname__)
-    return name.removesuffix(".__init__").rpartition(".")[2]
-
-
-def _about_unknown(function: Callable[..., Any], names: Mapping[str, None], options: Mapping[str, Any]) -> str:
-    unknown = next(name for name in options if name not in names)
-    nearest = "".join(f"; try `{name}`" for name in get_close_matches(unknown, names, n=1))
-    listed = f"Its arguments are {', '.join(names)}." if names else "It takes none."
-    return f"`{_name_of(function)}` has no argument `{unknown}`{nearest}. {listed}"
-
-
-def _about_places(
-    function: Callable[..., Any], signature: inspect.Signature, arguments: Sequence[Any], options: Mapping[str, Any]
-) -> str:
-    """Says which argument is missing, given twice, or one too many."""
-    name, parameters = _name_of(function), list(signature.parameters.values())
-    if parameters and parameters[0].name in ("self", "cls"):
-        parameters, arguments = parameters[1:], arguments[1:]
-    placed = [parameter for parameter in parameters if parameter.kind is parameter.POSITIONAL_OR_KEYWORD]
-    for parameter in placed[: len(arguments)]:
-        if parameter.name in options:
-            return f"`{name}` got `{parameter.name}` twice, by position and as a keyword."
-    if len(arguments) > len(placed):
-        order = f" ({', '.join(parameter.name for parameter in placed)})" if placed else ""
-        rest = [parameter.name for parameter in parameters if parameter.kind is parameter.KEYWORD_ONLY]
-        others = f" Pass the others as keywords: {', '.join(rest)}." if rest else ""
-        return f"`{name}` takes at most {len(placed)} arguments by position{order}; got {len(arguments)}.{others}"
-    known = {parameter.name for parameter in placed[: len(arguments)]} | options.keys()
-    missing = [
-        f"`{parameter.name}`"
-        for parameter in parameters
-        if parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY)
-        and parameter.default is parameter.empty
-        and parameter.name not in known
-    ]
-    return f"`{name}` needs {' and '.join(missing)}."

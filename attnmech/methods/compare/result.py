@@ -11,7 +11,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from ...basics.arguments import flag, option, shown
-from ...basics.public import public, require_arguments
+from ...basics.public import Arguments, public
 from ...draw.effects import effect_map
 from ...draw.section import Section
 from ...draw.text import with_minus_signs
@@ -100,7 +100,7 @@ def compare(
         if inputs is not None or match:
             raise InputError("comparing two prompts needs `model`, and neither `inputs` nor `match`.")
         runs = ((model, a), (model, b))  # type: ignore[assignment]
-    require_arguments(method, runs[0], options)
+    Arguments.of(method).require(runs[0], options)
     first, second = (batches_of(m, texts, _TOKENS, options.get("bos")) for m, texts in runs)  # type: ignore[arg-type]
     _require_aligned(first, second)
     one, other = (method(m, texts, **options) for m, texts in runs)

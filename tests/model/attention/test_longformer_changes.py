@@ -393,7 +393,7 @@ def sink_of(target: str, pattern: Tensor, real: list[int]) -> int:
 
 @pytest.mark.parametrize("target", ["first", "most_attended"])
 def test_sinks(target: str) -> None:
-    found = am.null_attention(hooked(), inputs(), target=target, metric="kl")
+    found = am.null_attention(hooked(), inputs(), sink=target, metric="kl")
     for layer, head in HEADED:
         hand = by_hand(layer)
         pattern = hand.pattern(head)
