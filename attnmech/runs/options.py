@@ -16,7 +16,7 @@ class CommonOptions(TypedDict, total=False):
     """Whether to show a progress bar."""
 
 
-class RunOptions(TypedDict, total=False):
+class RunOptions(CommonOptions, total=False):
     """How a long run is carried out."""
 
     journal: str | Path | None
@@ -26,7 +26,7 @@ class RunOptions(TypedDict, total=False):
     """"local", or `am.Ray(...)`: worker processes on this machine or a cluster, with the same result."""
 
 
-class StreamOptions(CommonOptions, RunOptions, total=False):
+class StreamOptions(RunOptions, total=False):
     """The options of a pass over a corpus, as in `am.stream`."""
 
     truncate: bool

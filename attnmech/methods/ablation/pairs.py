@@ -220,7 +220,7 @@ def ablate_pairs(
         heads: for pairs="all", a list of (layer, head) or "all": n heads make n (n − 1) / 2 pairs.
         reference: as in `am.ablate_heads`.
         seed: draws the donors of "resample".
-        options: answers, against, bos, memory, journal, partial and progress, as in `am.ablate_heads`.
+        options: answers, against, bos, memory, journal, engine, partial and progress, as in `am.ablate_heads`.
 
     Returns:
         One row per pair, in the metric's unit, with intervals over texts. One sweep measures single heads and pairs,

@@ -190,9 +190,9 @@ def prune_heads(
         reference: as in `am.ablate_heads`.
         random: the number of random orders to compare the curve with; 0 for none.
         seed: draws the random orders, and the donors of "resample".
-        options: answers, against, bos, memory, journal, partial and progress, as in `am.ablate_heads`. With `journal`,
-            a second file, ending in ".step", holds the current step; with `partial`, Ctrl-C returns the completed
-            steps (`PruningCurve.complete` is then False).
+        options: answers, against, bos, memory, journal, engine, partial and progress, as in `am.ablate_heads`. With
+            `journal`, a second file, ending in ".step", holds the current step; with `partial`, Ctrl-C returns the
+            completed steps (`PruningCurve.complete` is then False).
 
     Returns:
         The order, and the metric of each text after each step.

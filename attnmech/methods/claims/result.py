@@ -5,8 +5,7 @@ Heads are chosen on one half of the templates and tested on the other half, agai
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, Final, TypeAlias
+from typing import Any, Final, TypeAlias, Unpack
 
 import plotly.graph_objects as go  # type: ignore[import-untyped]
 
@@ -23,7 +22,7 @@ from ...model.inputs.encoder import Inputs
 from ...model.run.hooked import HookedModel, require_model
 from ...runs.ablations import checked_seed
 from ...runs.journal import kept
-from ...runs.workers import Workers
+from ...runs.options import RunOptions
 from .figures import null_sets
 from .section import about_each, about_matched, about_other, about_restored, about_set, quantity_of
 from .set_effects import Discovery, Measuring, Removal, general_effects, measured_sets, other_task
@@ -50,11 +49,8 @@ def confirm_heads(
     general: Inputs | Iterable[Inputs] | None = None,
     sets: int = 1000,
     seed: int = 0,
-    bos: bool | None = None,
     memory: float = 1.0,
-    journal: str | Path | None = None,
-    engine: str | Workers = "local",
-    progress: bool = False,
+    **options: Unpack[RunOptions],
 ) -> "HeadClaim":
     """Tests whether removing these heads together hurts this task more than removing other heads.
 
@@ -94,11 +90,8 @@ def confirm_heads(
             demo model.
         sets: the largest number of sets to measure, including the tested set.
         seed: seed of the halves, of the sampled sets, and of the donors for "resample".
-        bos: whether each text begins with the tokenizer's first token.
         memory: how many GB a step may use on top of the model.
-        journal: a file that keeps measurements; after an interruption the same call resumes, and removes it at the end.
-        engine: "local", or `am.Ray(...)` to have worker processes measure.
-        progress: whether to show a progress bar.
+        options: `bos`, `progress`, `journal` and `engine`, as in `am.ablate_heads`.
 
     Returns:
         The effect with its interval, the null distribution, and a verdict.
@@ -110,7 +103,8 @@ def confirm_heads(
     """
     require_model(model)
     seed, sets = checked_seed(seed), whole_number("sets", sets, least=FEWEST)
-    flag("progress", progress)
+    progress = flag("progress", options.get("progress", False))
+    bos, journal, engine = options.get("bos"), options.get("journal"), options.get("engine", "local")
     by_name = task if isinstance(task, str) else None
     whole = task_of(task)
     finding, confirming = whole.halves(seed) if discovery is None else (task_of(discovery), whole)

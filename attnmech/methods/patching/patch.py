@@ -230,8 +230,8 @@ def patch(
         layers: all by default.
         positions: all by default; negative positions count from the end of each prompt: -1, or "last", is its last
             token.
-        options: answers, against, bos, memory, journal, partial and progress, as in `am.ablate_heads`. `answers` and
-            `against` hold one token per pair: usually the clean prompt's answer and the corrupted one's.
+        options: answers, against, bos, memory, journal, engine, partial and progress, as in `am.ablate_heads`.
+            `answers` and `against` hold one token per pair: usually the clean prompt's answer and the corrupted one's.
 
     Returns:
         `.effect`, the metric after minus before, and `.recovered`, that change as a share of the gap between the two

@@ -114,7 +114,7 @@ def path_patch(
             through them; or "frozen" at their clean outputs, which excludes these paths.
         later: for receiving heads, "recompute": everything after them sees the change; or "frozen": all other heads and
             MLPs are held at their clean outputs, so that the receivers act on the logits directly.
-        options: answers, against (one token per pair), bos, memory, journal, partial and progress.
+        options: answers, against (one token per pair), bos, memory, journal, engine, partial and progress.
 
     Returns:
         Effects by sender (the metric with the path patched minus the clean metric), with intervals over pairs.

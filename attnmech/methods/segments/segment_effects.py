@@ -31,7 +31,7 @@ from ...results.result import PagedResult
 from ...runs.engine import Change
 from ...runs.journal import kept
 from ...runs.metrics import Metric
-from ...runs.options import SweepOptions
+from ...runs.options import RunOptions
 from ...runs.sweep import run_sweep
 from .segmentation import Segmented, Segments
 
@@ -51,7 +51,8 @@ def segment_effects(
     *,
     heads: Heads = "all",
     budget: float = 600.0,
-    **options: Unpack[SweepOptions],
+    memory: float = 1.0,
+    **options: Unpack[RunOptions],
 ) -> "SegmentEffects":
     """The effect on the later text of cutting one segment of a text off another, for every pair of segments.
 
@@ -76,7 +77,8 @@ def segment_effects(
         budget: the time that all pairs may take, in seconds, by an estimate that is printed first. If the estimate is
             longer, only pairs of 20 key segments are measured: those with the largest KL when cut off from all later
             segments.
-        options: `bos`, `memory`, `journal` and `progress`, as in `am.ablate_heads`. The journal is several files with
+        memory: how many GB a step may use on top of the model.
+        options: `bos`, `progress`, `journal` and `engine`, as in `am.ablate_heads`. The journal is several files with
             names that begin with this path.
 
     Returns:
@@ -88,11 +90,6 @@ def segment_effects(
 
     """
     require_model(model)
-    for name in ("answers", "against"):
-        if options.get(name) is not None:
-            raise InputError(f"`segment_effects` measures KL and loss, and has no option `{name}`.")
-    if options.get("partial"):
-        raise InputError("`segment_effects` has no partial results; with `journal`, repeating the call resumes it.")
     budget = finite_number("budget", budget, above=0.0)
     if len(model.stacks) > 1:
         raise InputError("`segment_effects` needs a model with one stack; this model has an encoder and a decoder.")
@@ -107,7 +104,7 @@ def segment_effects(
     if count < 2:
         raise InputError("a cut needs at least two segments; this text has one. Pass other `segments`.")
     spans = list(pairwise(starts))
-    work = _Cutting(model, batch, spans, chosen, dict(options))
+    work = _Cutting(model, batch, spans, chosen, {"memory": memory, **options})
     pairs = [
         (query, key)
         for key in range(count)

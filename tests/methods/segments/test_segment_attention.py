@@ -304,11 +304,8 @@ BAD: list[tuple[Callable[[am.HookedModel], Any], str]] = [
     (lambda m: am.segment_attention(m, ONE.repeat(2, 1), [(0, 4)]), "for each of the 2 texts"),
     (lambda m: am.segment_effects(m, ONE.repeat(2, 1)), "takes one text; got 2"),
     (lambda m: am.segment_effects(m, ONE, [(0, 4)]), "at least two segments"),
-    (lambda m: am.segment_effects(m, ONE, [(0, 2), (2, 4)], answers=3), "has no option `answers`"),
-    (
-        lambda m: am.segment_effects(m, ONE, [(0, 2), (2, 4)], partial=True),
-        "with `journal`, repeating the call resumes it",
-    ),
+    (lambda m: am.segment_effects(m, ONE, [(0, 2), (2, 4)], answers=3), "has no argument `answers`"),
+    (lambda m: am.segment_effects(m, ONE, [(0, 2), (2, 4)], partial=True), "has no argument `partial`"),
 ]
 
 
