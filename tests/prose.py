@@ -44,6 +44,12 @@ PATTERNS = {
     r"\bwhere (it|they) bears?\b": "if it accepts",
     r"\bthan this (not|none)\b|\bnone but\b": "only",
     r"\b(otherwise|other) than words at such places\b": "say what differs",
+    r"\b(that|which|who) (is|are) no (?!longer|more|less|better)\w": "is not a; are not",
+    r"\AHow many\b": "The number of",
+    r"\b(bits|bytes|ms|nats|seconds|µs) an? (document|head|layer|row|second|text|token|word)\b": "per",
+    r"\blikeliest\b": "most probable",
+    r"\bPoint at\b": "Hover over",
+    r"\bwhat (\w+ ){0,2}looks? at\b": "attends to",
 }
 """Regular expressions, each with what to write instead."""
 

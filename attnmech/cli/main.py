@@ -204,7 +204,7 @@ def drift(
         Literal["cosine", "centred cosine", "dot"],
         typer.Option("--similarity", help="How a token's stream is compared with the embeddings."),
     ] = "cosine",
-    k: Annotated[int, typer.Option("-k", min=1, help="How many nearest tokens are compared between layers.")] = 100,
+    k: Annotated[int, typer.Option("-k", min=1, help="The number of nearest tokens compared between layers.")] = 100,
     position: Annotated[
         bool, typer.Option("--position", help="Add each token's position embedding to the vocabulary.")
     ] = False,

@@ -40,7 +40,7 @@ ResultOut = Annotated[list[Path], _out(RESULT)]
 TableOut = Annotated[list[Path], _out(TABLE)]
 OverwriteOption = Annotated[bool, typer.Option("--overwrite", help="Replace existing files.")]
 RowsOption = Annotated[
-    int, typer.Option("--rows", min=0, help="How many rows of the table to print; 0 for none. JSON has them all.")
+    int, typer.Option("--rows", min=0, help="The number of table rows to print; 0 for none. JSON contains all rows.")
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object; attnmech --help lists its keys.")]
 MemoryOption = Annotated[float, typer.Option("--memory", help="Extra memory that the sweep may use, in GB.")]
@@ -52,5 +52,5 @@ AddressOption = Annotated[
     typer.Option("--address", help="A Ray cluster: auto, host:port or ray://host:port; this machine if left out."),
 ]
 WorkersOption = Annotated[
-    int | None, typer.Option("--workers", help="How many Ray workers to start; if left out, all that fit.")
+    int | None, typer.Option("--workers", help="The number of Ray workers to start; by default, all that fit.")
 ]

@@ -80,7 +80,7 @@ class Outputs:
             raise InputError(f"{existing[0]} exists; give --overwrite to replace it, or name another --out.")
 
     def write(self, table: "pd.DataFrame", others: Mapping[str, Callable[[Path], object]] | None = None) -> None:
-        """Writes every file, and replaces none before all are written; `others` write what is no table, by suffix."""
+        """Writes all files before replacing any; `others` write files other than tables, by suffix."""
         writers: dict[str, Callable[[Path], object]] = {
             ".csv": lambda path: table.to_csv(path, index=False),
             ".parquet": lambda path: table.to_parquet(path, index=False),

@@ -82,7 +82,7 @@ class Summary:
     findings: Sequence[str]
     table: Rows
     notes: Sequence[str] = ()
-    """What was cut or left out."""
+    """Notes on what was cut or skipped."""
     files: Sequence[str] = ()
     """The files written."""
     more: dict[str, Any] = field(default_factory=dict)

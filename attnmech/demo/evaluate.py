@@ -92,7 +92,7 @@ def loss_figures(
 ) -> tuple[Figure, Figure, Figure]:
     """On fresh documents of the training side: the model's loss, the grammar's entropy, and the excess of the loss.
 
-    The entropy is that of the distribution that the model learnt from, so the texts are of that side.
+    The texts come from the training side, because the entropy is that of the training distribution.
     """
     texts = [document(rng) for _ in range(cases)]
     total = 0.0
@@ -105,8 +105,8 @@ def loss_figures(
     length = sum(len(text.words) for text in texts)
     entropy = sum(text.surprisal for text in texts)
     return (
-        Figure("loss on documents (nats a word)", total / length, cases),
-        Figure("grammar's entropy (nats a word)", entropy / length, cases),
+        Figure("loss on documents (nats per word)", total / length, cases),
+        Figure("grammar's entropy (nats per word)", entropy / length, cases),
         Figure("loss above entropy (share)", total / entropy - 1, cases),
     )
 

@@ -129,7 +129,7 @@ MOST: Final = {
     "gender": 2 * len(_ABOUT_SOMEONE),
     "recipient": len(words.GIVING),
 }
-"""How many templates each task has."""
+"""The number of templates of each task."""
 
 TASKS: Final[dict[str, Writer]] = {
     "copying": _copying,

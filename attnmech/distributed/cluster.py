@@ -12,7 +12,7 @@ from ..basics.messages import first_line
 from ..errors import EngineError, InputError
 
 ANSWER_WITHIN: Final = 5.0
-"""How many seconds a cluster has to accept a connection; Ray itself would try for minutes, and then end the process."""
+"""The seconds that a cluster has to accept a connection; Ray itself would try for minutes, and then end the process."""
 
 _NOISE: Final = r"A worker died or was killed|Task Worker\.\w+ failed"
 """What Ray prints of every worker that ends; the engine says what becomes of its documents."""

@@ -160,7 +160,7 @@ class Ray(Workers):
         self._actors = [kind.remote(self.cpus_per_worker, device) for _ in range(self._count(ray.cluster_resources()))]
 
     def _count(self, there: "dict[str, float]") -> int:
-        """How many workers to start; `EngineError` if the cluster has no room for them."""
+        """The number of workers to start; `EngineError` if the cluster has no room for them."""
         cpus, gpus = there.get("CPU", 0.0), there.get("GPU", 0.0)
         fit = int(cpus // self.cpus_per_worker)
         if self.gpus_per_worker:

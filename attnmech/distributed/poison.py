@@ -14,10 +14,10 @@ import torch
 from .worker import Piece
 
 _AGAIN: Final = 2
-"""How many workers must end on documents before these are divided."""
+"""The number of workers that must end on documents before these are divided."""
 
 _MOST: Final = 4
-"""How many workers must end on a document, the last of them on that document alone, before it is left out."""
+"""The number of workers that must end on a document, the last of them on that document alone, before it is skipped."""
 
 _PARTS: Final = 16
 """Into how many parts documents are divided, at most."""

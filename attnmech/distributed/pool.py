@@ -15,7 +15,7 @@ from ..basics.messages import first_line
 from ..errors import AttnmechError, EngineError
 
 AT_ONCE: Final = 2
-"""How many tasks a worker is given at once, so that it need not wait for the next."""
+"""The number of tasks assigned to a worker at once, so that it need not wait for the next."""
 
 
 @dataclass(eq=False)
@@ -27,7 +27,7 @@ class WorkerCall:
     request: Any
     """The caller's record of the call."""
     deaths: int = 0
-    """How many workers have ended on it."""
+    """The number of workers that have ended on it."""
 
 
 @dataclass(frozen=True)

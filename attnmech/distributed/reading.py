@@ -21,7 +21,7 @@ from ..runs.corpus_files import CorpusFiles, CountedFiles, StoredFile
 from .pool import got
 
 ROWS: Final = 256
-"""How many documents are in a block."""
+"""The number of documents in a block."""
 
 
 class RayDocuments(CountedFiles):

@@ -31,17 +31,17 @@ from .pool import Done, Pool, WorkerCall, fetched
 from .worker import Piece
 
 BATCHES: Final = {8: 1, 64: 4}
-"""How many batches a worker takes at once, up to the numbers of tasks given; `MOST` after them.
+"""The number of batches that a worker takes at once, up to these numbers of tasks; `MOST` after them.
 
 Few at first, so that a small corpus is shared out; then more, since each task ends with a partial result to merge. The
 numbers depend on nothing else, so that the tree of merges does not either.
 """
 
 MOST: Final = 16
-"""How many batches a worker takes at once in a long run."""
+"""The number of batches that a worker takes at once in a long run."""
 
 _MERGES: Final = 4
-"""How many workers must end on a merge before the run is given up."""
+"""The number of workers that must end on a merge before the run is abandoned."""
 
 
 @dataclass(frozen=True)

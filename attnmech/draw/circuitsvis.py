@@ -138,7 +138,7 @@ def token_log_probs(
     top: int = 10,
     title: str = "The model's predictions",
 ) -> View:
-    """The text coloured by each token's log probability, with the likeliest continuations in a hover box.
+    """The text coloured by each token's log probability, with the most probable continuations in a hover box.
 
     Args:
         logits: the model's output at each position, [position vocab]; log probabilities are also accepted.

@@ -48,4 +48,4 @@ class Block:
     keys: Batch
     rows: slice
     key_count: int
-    """How many keys the block is given."""
+    """The number of keys passed to the block."""

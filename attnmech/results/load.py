@@ -38,7 +38,7 @@ def load_result(path: str | Path) -> Result:
     except Exception as error:
         raise InputError(f"{source} is not a result that attnmech saved ({first_line(error)}).") from error
     if name == "Intervention":
-        raise InputError(f"{source} holds an Intervention, which is no result; read it with am.Intervention.load.")
+        raise InputError(f"{source} holds an Intervention, not a result; read it with am.Intervention.load.")
     kind = getattr(results, name, None)
     if not (isinstance(kind, type) and issubclass(kind, Result)):
         raise InputError(

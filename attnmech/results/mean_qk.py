@@ -39,7 +39,7 @@ class MeanQK(Result):
     query_sums: Float64[Tensor, "layer place head d_head"]
     key_sums: Float64[Tensor, "layer place kv_head d_head"]
     query_counts: Int[Tensor, " place"]
-    """How many queries are summed."""
+    """The number of queries summed."""
     key_counts: Int[Tensor, " place"]
     texts: Int[Tensor, " document"]
     """The digest of each text (`Batch.digests`), sorted. A text that is split at these means is first taken out."""

@@ -34,10 +34,10 @@ from ..model.run.hooked import HookedModel
 # -- files -------------------------------------------------------------------------------------------------------
 
 ROWS_AT_ONCE: Final = 256
-"""How many rows of a Parquet file are in memory at once."""
+"""The number of rows of a Parquet file in memory at once."""
 
 READ_AT_ONCE: Final = 2**16
-"""How many bytes of a Parquet file are read at once."""
+"""The number of bytes of a Parquet file read at once."""
 
 
 @runtime_checkable
@@ -62,7 +62,7 @@ class Documents(ABC):
     @property
     @abstractmethod
     def count(self) -> int:
-        """How many there are."""
+        """The number of documents."""
 
     @property
     @abstractmethod
@@ -116,7 +116,7 @@ class Corpus(Documents):
 
     @cached_property
     def count(self) -> int:
-        """How many documents there are; reads the file once."""
+        """The number of documents; reads the file once."""
         return sum(1 for _ in self)
 
 
@@ -222,7 +222,7 @@ class CorpusBatch:
     documents: Int[Tensor, " batch"]
     """The number of the document in each row."""
     truncated: int
-    """How many of these documents were cut to the model's positions."""
+    """The number of these documents cut to the model's positions."""
     digest: str
     """SHA-256 over all tokens up to and including this batch's window of documents: readings with the same digest have
     had the same batches so far."""

@@ -42,7 +42,7 @@ class StoredFile:
         return texts_of_file(self)
 
     def counted(self) -> tuple[int, str]:
-        """How many documents it has, and the SHA-256 of their texts."""
+        """The number of its documents, and the SHA-256 of their texts."""
         count, digest = 0, hashlib.sha256()
         for text in self.texts():
             count += 1
@@ -56,11 +56,11 @@ class CountedFiles(Documents):
     @property
     @abstractmethod
     def counts(self) -> Sequence[tuple[int, str]]:
-        """How many documents each file has, and their SHA-256 (`StoredFile.counted`)."""
+        """The number of documents of each file, and their SHA-256 (`StoredFile.counted`)."""
 
     @property
     def count(self) -> int:
-        """How many documents there are."""
+        """The number of documents."""
         return sum(count for count, _ in self.counts)
 
     @property

@@ -39,7 +39,7 @@ TEXT_TOKENS: Final = 512
 
 
 def step_tokens(widest: int) -> int:
-    """How many tokens go through a model at once if its widest activation takes `widest` bytes per token."""
+    """The number of tokens that go through a model at once if its widest activation takes `widest` bytes per token."""
     return max(LEAST_TOKENS, STEP_BYTES // widest)
 
 
@@ -231,7 +231,7 @@ class After:
     shift: Float[Tensor, "change batch layer head"] | None = None
     """How far patterns moved."""
     keyless: Int[Tensor, "change batch"] | None = None
-    """How many rows, over all heads, were left without a key."""
+    """The number of rows, over all heads, left without a key."""
 
 
 class Texts:
@@ -462,7 +462,7 @@ def _first_of(change: Change) -> int:
 
 
 def _layers_of(changes: Sequence[Change], model: HookedModel) -> list[tuple[str, int]]:
-    """The (stack, layer) that changes touch."""
+    """Each (stack, layer) that changes affect."""
     layers = {}
     for change in changes:
         for intervention in change:

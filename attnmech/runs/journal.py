@@ -133,7 +133,7 @@ class Entry:
     tensors: Mapping[str, Tensor]
     """Everything it has accumulated, under any names."""
     batches: int
-    """How many batches it covers."""
+    """The number of batches that it covers."""
     digest: str
     """`CorpusBatch.digest` of the last batch."""
     counters: Mapping[str, int] = field(default_factory=dict)

@@ -24,7 +24,7 @@ class JudgedTexts:
     text_of: Int[Tensor, " input"]
     """The number of each input's text."""
     masked: Int[Tensor, " input"] | None = None
-    """How many tokens are masked in each copy; None where the inputs are the texts."""
+    """The number of tokens masked in each copy; None if the inputs are the texts."""
 
     @classmethod
     def of(cls, parts: Sequence[CorpusBatch], judge: Metric, tokens: int) -> "JudgedTexts":

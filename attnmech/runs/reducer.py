@@ -57,9 +57,9 @@ class Source:
     stack: Stack
     layers: tuple[int, ...]
     documents: int
-    """How many texts there were."""
+    """The number of texts."""
     truncated: int
-    """How many of them were cut to the model's length (`truncate` in `stream`)."""
+    """The number of texts cut to the model's length (`truncate` in `stream`)."""
     batch: Batch | None
     """The texts; None for a corpus, whose texts are not kept."""
     provenance: Provenance

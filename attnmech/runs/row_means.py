@@ -87,9 +87,9 @@ class RowMeans(WithStatistics, TextResult):
     n_layers: int
     """The model's number of layers: the length of the axis `layer` of means, which are NaN at layers not measured."""
     documents: int
-    """How many texts there were."""
+    """The number of texts."""
     truncated: int
-    """How many of them were cut to the model's length."""
+    """The number of texts cut to the model's length."""
     state: Mapping[str, Tensor]
     """The sums from which everything is computed."""
     chosen: tuple[str, ...]

@@ -53,7 +53,7 @@ class Swept:
     shift: Float[Tensor, "change layer head"] | None = None
     """How far each head's pattern moved: Jensen-Shannon divergence in nats, mean over rows, then texts."""
     keyless: Float[Tensor, "change text"] | None = None
-    """How many rows, over all heads, were left without a key; NaN where not measured."""
+    """The number of rows, over all heads, left without a key; NaN where not measured."""
 
     @property
     def complete(self) -> bool:

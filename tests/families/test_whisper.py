@@ -267,7 +267,7 @@ def test_special_tokens_are_no_frames() -> None:
     assert float((cut - ran)[0, 1, -1].abs().max()) > 1e-3
     for stack in ("encoder", "cross"):
         act = am.Intervention.remove_keys([(0, 1)], "special", stack=stack)
-        with pytest.raises(InputError, match="frames are no special tokens"), model.intervene(act):
+        with pytest.raises(InputError, match="frames are not special tokens"), model.intervene(act):
             pass
 
 

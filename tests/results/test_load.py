@@ -54,7 +54,7 @@ def test_other_files_are_refused(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="is not a result that attnmech saved"):
         am.load_result(path)
     am.Intervention.zero("all").save(path)
-    with pytest.raises(InputError, match=r"holds an Intervention, which is no result; read it with am\."):
+    with pytest.raises(InputError, match=r"holds an Intervention, not a result; read it with am\."):
         am.load_result(path)
 
 

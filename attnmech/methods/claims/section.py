@@ -58,7 +58,7 @@ def _more_than(test: SetTest) -> str:
 
 
 def _stronger(test: SetTest) -> str:
-    """How many other sets hurt at least as much."""
+    """The number of other sets that hurt at least as much, in words."""
     others, stronger = len(test.sets) - 1, int(test.as_strong.sum()) - 1
     which = test.as_strong & (torch.arange(len(test.sets)) > 0)
     shared = bool(test.sharing[which].all()) and stronger and len(test.heads) > 1

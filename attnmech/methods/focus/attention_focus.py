@@ -117,7 +117,7 @@ class AttentionFocus(RowMeans):
     }
 
     last: int
-    """How many keys `last_mass` counts."""
+    """The number of keys that `last_mass` counts."""
 
     @classmethod
     def reducer(cls, *, last: int = 8) -> FocusReducer:

@@ -352,7 +352,7 @@ class SourceDecomposition(Result):
 
 
 _NAMED: Final = 3
-"""How many pairs of writers `explain` names."""
+"""The number of pairs of writers that `explain` names."""
 
 
 def _largest(values: Float[Tensor, " pair"], count: int) -> list[int]:

@@ -111,8 +111,8 @@ def score_sections(
         Section(
             contents=lines,
             heading=lines,
-            reading="Queries on the left, keys on the right; stronger lines carry more attention. Point at "
-            f"a {nouns.any_token} to see its lines alone, click to keep them. Hiding a {nouns.any_token} distributes "
+            reading="Queries on the left, keys on the right; stronger lines carry more attention. Hover over a "
+            f"{nouns.any_token} to see only its lines; click to keep them. Hiding a {nouns.any_token} distributes "
             "its weight over the others in proportion.",
             caveat=f"After a {nouns.any_token} is hidden, the rest may be a small part of the head's attention; the "
             "sentence above the lines says how much attention is hidden.",
@@ -268,7 +268,7 @@ def _about_rows(view: ScoreNumbers) -> ByChoice:
 
 
 def _about_leads(splits: _Splits) -> ByChoice:
-    """The lead of the likeliest key's score over the next key's, term by term."""
+    """The lead of the most probable key's score over the next key's, term by term."""
     view = splits.view
     order = likeliest(view.scores, view.pattern)[..., :2]
     count = np.isfinite(view.scores).sum(axis=-1)

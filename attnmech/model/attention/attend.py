@@ -330,7 +330,7 @@ class Site:
     layer: int
     stack: str = ""
     kv_heads: int = 0
-    """How many key-value heads the projections make; 0 if nothing expands them before the attention."""
+    """The number of key-value heads of the projections; 0 if nothing expands them before the attention."""
     gated: bool = False
     """Whether z is made only after the attention, by a gate."""
 

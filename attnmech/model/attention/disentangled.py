@@ -38,7 +38,7 @@ class DisentangledAttention(StandIn):
 
     @property
     def products(self) -> int:
-        """How many products are summed, as the model counts them."""
+        """The number of products summed, by the model's count."""
         return 1 + len({"c2p", "p2c"}.intersection(self.kinds))
 
     @staticmethod
@@ -115,7 +115,7 @@ class FirstDisentangledAttention(DisentangledAttention):
 
     @property
     def products(self) -> int:
-        """How many products are summed, as the model counts them."""
+        """The number of products summed, by the model's count."""
         return 1 + len(self.kinds)
 
     @staticmethod

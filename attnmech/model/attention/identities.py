@@ -105,7 +105,7 @@ class Equations:
     identities: tuple[tuple[str, str, int], ...]
     signs: Float[Tensor, "identity quantity"]
     streams: int
-    """How many of the quantities belong to the stream; the others are z."""
+    """The number of quantities of the stream; the others are z."""
     _placed: dict[tuple[Any, ...], tuple[Tensor, Tensor]] = field(default_factory=dict)
 
     def on(self, device: torch.device, dtype: torch.dtype, *, rounding: tuple[float, float]) -> tuple[Tensor, Tensor]:

@@ -107,7 +107,7 @@ class Pass:
 
 @dataclass
 class _Block:
-    """What one `with` block applies."""
+    """The edits that one `with` block applies."""
 
     edits: Sequence[tuple[PointKey, Hook]] = ()
     changes: Sequence[Applied] = ()

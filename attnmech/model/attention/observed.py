@@ -35,7 +35,7 @@ class Notes:
     value_input: Tensor | None = None
     """The input of values, if that is not the input of keys (`nn.MultiheadAttention`)."""
     further_keys: Tensor | None = None
-    """Keys that are no tokens and come after them, `[batch head key d_head]`; with their values."""
+    """Keys that are not tokens and come after them, `[batch head key d_head]`; with their values."""
     further_values: Tensor | None = None
     latent: Tensor | None = None
     """What keys and values are expanded from, in a layer with latents."""

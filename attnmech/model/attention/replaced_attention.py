@@ -183,7 +183,7 @@ class GPTNeoAttention(StandIn):
 
 
 def _window_of(seen: Bool[Tensor, "query key"]) -> int | None:
-    """How many keys up to its own each query sees, by the mask that the module keeps; None for all of them."""
+    """The number of keys up to its own that each query sees, by the module's mask; None for all."""
     window = int(seen[-1].sum())
     if not torch.equal(seen, torch.ones_like(seen).tril().triu(1 - window)):
         raise UnsupportedModelError(

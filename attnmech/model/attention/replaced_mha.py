@@ -21,7 +21,7 @@ from .attend import Site, attend
 
 BIAS_KV: Final = "bias_kv"
 ZERO: Final = "zero"
-"""The labels of the keys that are no tokens: the learned key of `add_bias_kv`, and the zeros of `add_zero_attn`."""
+"""The labels of the keys that are not tokens: the learned key of `add_bias_kv`, and the zeros of `add_zero_attn`."""
 
 _HIDDEN: Final = -1e4
 """What is added to the score of a hidden key, or less. The softmax of a difference of 10⁴ is 0 in every precision."""
@@ -83,7 +83,7 @@ class Masked:
 
 
 class Core(nn.Module):
-    """From `attn_in` to z: projections, the keys that are no tokens, `attend`."""
+    """From `attn_in` to z: projections, the keys that are not tokens, `attend`."""
 
     attnmech_site: Site
 
@@ -122,7 +122,7 @@ class Core(nn.Module):
     def further(
         self, like: Float[Tensor, "batch head key d_head"]
     ) -> tuple[Float[Tensor, "batch head more d_head"] | None, Float[Tensor, "batch head more d_head"] | None]:
-        """The keys and values that are no tokens, in torch's order; None if there are none."""
+        """The keys and values that are not tokens, in torch's order; None if there are none."""
         of, batch = self._of[0], len(like)
         keys: list[Tensor] = []
         values: list[Tensor] = []

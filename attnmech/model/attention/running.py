@@ -25,10 +25,10 @@ _SMALL_BYTES: Final = 2**16
 """Tensors up to this size are held and multiplied together, since an operation's overhead exceeds its work."""
 
 _KEPT: Final = 64
-"""How many quantities are kept in one array."""
+"""The number of quantities kept in one array."""
 
 _ROUNDINGS: Final = 8.0
-"""How many roundings of every term the two sides may differ by; e·r of one rounding seldom exceeds three."""
+"""The tolerance, in roundings of every term; e·r of one rounding seldom exceeds three."""
 _PRODUCT_ROUNDINGS: Final = 16.0
 """The same for the products z W_O, whose rounding errors add up along d_head."""
 _ROW_TOLERANCE: Final = 1e-4
@@ -101,7 +101,7 @@ class Balance:
         self._wide = torch.promote_types(dtype, torch.float32)
         self._refused = frozenset(refused)
         self._bytes = 0
-        """How many bytes are held."""
+        """The number of bytes held."""
         self._last: tuple[Tensor, int, _Group, int] | None = None
         """The last quantity observed, with its version and its index: the next block receives it."""
         self._z: dict[tuple[str, int], Tensor] = {}

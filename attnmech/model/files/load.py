@@ -263,7 +263,7 @@ def _own(
     """A module of the user's own, its stacks and its inputs."""
     if not isinstance(source, nn.Module) or isinstance(source, PreTrainedModel):
         raise InputError(
-            "`example` and `labels` are for a torch module that is no transformers model; got "
+            "`example` and `labels` are for a torch module other than a transformers model; got "
             f"{'a transformers model' if isinstance(source, nn.Module) else shown(source)}."
         )
     if example is None:

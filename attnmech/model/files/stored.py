@@ -73,7 +73,7 @@ class StoredTensor:
 
 
 def stored_tensors(folder: Path) -> dict[str, StoredTensor]:
-    """Every tensor of a folder's weights by name; none of their numbers is read.
+    """Every tensor of a folder's weights by name, without reading their values.
 
     Raises `WeightsError` for files that are not safetensors or are cut short, and an index that names missing files or
     tensors.
@@ -87,7 +87,7 @@ def stored_tensors(folder: Path) -> dict[str, StoredTensor]:
     except Exception as error:  # an index can be wrong in many ways
         raise WeightsError(f"folder {folder}: its {SHARDED} cannot be read: {first_line(error)}") from error
     if outside:
-        raise WeightsError(f"folder {folder}: its {SHARDED} names {outside[0]!r}, which is no file of the folder.")
+        raise WeightsError(f"folder {folder}: its {SHARDED} names {outside[0]!r}, which is not a file of the folder.")
     absent = [name for name in files if not (folder / name).is_file()]
     if absent:
         raise WeightsError(

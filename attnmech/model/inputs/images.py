@@ -58,7 +58,7 @@ class PatchGrid:
 
 
 def names_of(config: Any, count: int) -> tuple[str, ...]:
-    """The names of the positions that are no patches, in order."""
+    """The names of the positions that are not patches, in order."""
     classes = getattr(config, "n_cls_tokens", 1)
     first = ["[CLS]"] if classes == 1 else [f"[CLS] {number + 1}" for number in range(classes)]
     distilled = ["[DIST]"] if config.model_type in ("deit", "audio-spectrogram-transformer") else []

@@ -47,7 +47,7 @@ class CallForm:
     spec: Any
     """torch's description of the structure of the arguments."""
     fixed: Mapping[str, Any]
-    """The arguments that are no tensors, as in the example."""
+    """The arguments that are not tensors, as in the example."""
     axes: Mapping[str, Axis]
     same: Mapping[str, str]
     """The arguments that are the same tensor as another argument, such as a key that is the query."""

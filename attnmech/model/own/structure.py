@@ -26,7 +26,7 @@ def read_own(
     """A private copy of a user's module, with the architecture of each stack, read from the trace or named by the user.
 
     Raises `InputError` for an example that does not run or without a batch axis, `UnsupportedModelError` for a module
-    that does not attend, or in a way that is no list of layers; each says what was found.
+    that does not attend, or in a way that is not a list of layers; each message says what was found.
     """
     plain = _private(module, CallForm.of(example))
     if architecture is not None:

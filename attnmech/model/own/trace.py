@@ -51,7 +51,7 @@ class Use:
 
     @property
     def sizes(self) -> tuple[int, int, tuple[str, ...]]:
-        """The number of heads, their dimensions together, and the labels of the keys that are no tokens."""
+        """The number of heads, their dimensions together, and the labels of the keys that are not tokens."""
         if self.mha is not None:
             return self.mha.heads, self.mha.original.embed_dim, further_keys(self.mha.original)
         heads = 0 if self.product is None else self.product.q.shape[1]

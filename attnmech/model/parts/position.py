@@ -173,7 +173,7 @@ def as_tables(value: Any) -> tuple[Tensor, Tensor] | None:
 
 
 def _side_by_side(table: Float[Tensor, "*one position width"]) -> tuple[Tensor, Tensor] | None:
-    """Cosine and sine of a table with the sines of all angles before their cosines (RoFormer); None if it is none."""
+    """Cosine and sine of a table with the sines of all angles before the cosines (RoFormer); None for other tables."""
     if table.ndim != 3 or table.shape[-1] % 2:
         return None
     sin, cos = table.chunk(2, dim=-1)

@@ -16,7 +16,7 @@ from .probe import Compared, Probe, ProbeRun
 from .texts import text_of
 
 _BEYOND: Final = 16
-"""How many tokens a text has beyond those whose distances have a row each."""
+"""The number of tokens beyond the distances that have a row each."""
 
 
 def relative_scores(probe: Probe) -> Iterator[Compared]:

@@ -19,7 +19,7 @@ LONG: Final = 104
 _PADDING: Final = 8
 """Of the long probe, how many places of each text are padding: on the left of the first, on the right of the second."""
 _FILLED: Final = 3
-"""How many tokens of padding are added to a text that is run with different tokens there."""
+"""The number of padding tokens added to a text that is run with different tokens there."""
 BEGINNING: Final = 12
 """Tokens of a text that is run once for each of them."""
 
@@ -187,5 +187,5 @@ def _of_target(model: HookedModel, length: int) -> int:
 
 
 def _limit(model: HookedModel) -> int | None:
-    """How many tokens a text may have, if tokens are numbered: of a model that is given sound, the decoder's."""
+    """The largest number of tokens of a text, if positions are numbered; for a model of sound, the decoder's."""
     return (model.architecture if model.reads_tokens else model.output_stack.architecture).position_limit

@@ -33,7 +33,7 @@ def about_other_layers(stack: Stack) -> str:
 
 
 def _kind(parts: list[nn.Module], family: str) -> str:
-    """The class of the first module that is no norm and, if there is another, no MLP."""
+    """The class of the first module that is neither a norm nor, if there is another, an MLP."""
     names = [type(part).__name__ for part in parts]
     first = [name for name in names if not any(word in name.lower() for word in ("norm", "mlp", "moe", "feedforward"))]
     name = next(iter([*first, *(name for name in names if "norm" not in name.lower()), *names]))

@@ -101,7 +101,7 @@ def _no_special_keys(encoder: AnyEncoder, stack: Stack) -> str:
     if special_keys(encoder, stack.label):
         return ""
     frames = isinstance(encoder, TranscriptEncoder) and stack.label != "decoder"
-    return "frames are no special tokens" if frames else "special tokens need a model loaded with a tokenizer"
+    return "frames are not special tokens" if frames else "special tokens need a model loaded with a tokenizer"
 
 
 def _takes_one(function: Hook) -> bool:

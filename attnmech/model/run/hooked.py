@@ -387,7 +387,7 @@ class HookedModel:
             Token ids, texts of tokens, mask and lengths.
 
         Raises:
-            InputError: for a `target` on a model that is no encoder-decoder.
+            InputError: for a `target` on a model other than an encoder-decoder.
         """
         optional_flag("bos", bos)
         batch = inputs if isinstance(inputs, Batch) else self.encoder.encode(inputs, bos)

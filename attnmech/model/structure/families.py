@@ -483,7 +483,7 @@ def _like_bart(
 
 def _mvp(config: Config) -> Architecture | tuple[Architecture, ...]:
     if config.use_prompt:
-        _refuse("use_prompt=True (keys and values that are no tokens')")
+        _refuse("use_prompt=True (keys and values that belong to no token)")
     limit = config.max_position_embeddings
     encoder, decoder, cross = _like_bart("MVP", config, MvpAttention, (limit, limit))
     if not config.is_encoder_decoder:

@@ -5,7 +5,7 @@ from typing import Final
 
 _RECURRENT: Final = "a model without attention: its layers carry a state from token to token"
 _SPARSE: Final = (
-    "whose attention is sparse, or local and global with projections of its own; take a model with full attention"
+    "whose attention is sparse, or local and global with separate projections; use a model with full attention"
 )
 _APPROXIMATED: Final = "its attention approximates the softmax ({}), so it has no pattern"
 _SELECTED: Final = "its attention sees the keys that an indexer selects in each layer; take a model with full attention"
@@ -36,7 +36,7 @@ REFUSED: Final[Mapping[str, str]] = {
     "convbert": "half of what its W_O reads comes from a convolution beside the attention",
     "cpmant": "it puts prompt tokens of its own before every text, so its positions are not the text's tokens",
     "diffllama": "its heads subtract one pattern from another (differential attention), so rows do not sum to 1",
-    "doge": "its attention adds to the scores what it makes of its values, which is no term of the ledger",
+    "doge": "its attention adds a function of the values to the scores, which no term of the ledger covers",
     "fnet": "a model without attention: it mixes tokens by Fourier transforms",
     "funnel": "it pools positions between blocks, so that they are not tokens",
     "ibert": "its projections are quantised layers, which return a scaling factor, too",
