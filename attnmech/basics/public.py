@@ -1,7 +1,7 @@
 """Makes public calls raise `InputError` for arguments that do not fit their signatures."""
 
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from difflib import get_close_matches
 from functools import cache, wraps
 from typing import Any, NamedTuple, TypeVar, cast, get_args, is_typeddict
@@ -34,6 +34,15 @@ def check_methods(cls: type) -> None:
         if kind.__module__.startswith("attnmech."):
             for name in [name for name in vars(kind) if not name.startswith("_")]:
                 _check_member(kind, name)
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """How a message goes on that names the nearest of the `known` names; empty if none is near.
+
+    >>> nearest("memroy", ["bos", "memory"])
+    '; try `memory`'
+    """
+    return "".join(f"; try `{near}`" for near in get_close_matches(name, list(known), n=1))
 
 
 class Arguments(NamedTuple):
@@ -70,9 +79,8 @@ class Arguments(NamedTuple):
 
     def _about_unknown(self, names: Mapping[str, None], keywords: Mapping[str, Any]) -> str:
         unknown = next(name for name in keywords if name not in names)
-        nearest = "".join(f"; try `{name}`" for name in get_close_matches(unknown, names, n=1))
         listed = f"Its arguments are {', '.join(names)}." if names else "It takes none."
-        return f"`{self.function}` has no argument `{unknown}`{nearest}. {listed}"
+        return f"`{self.function}` has no argument `{unknown}`{nearest(unknown, names)}. {listed}"
 
     def _about_places(self, positional: Sequence[Any], keywords: Mapping[str, Any]) -> str:
         """Says which argument is missing, passed twice, or one too many."""

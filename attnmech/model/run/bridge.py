@@ -14,6 +14,7 @@ from transformers import PreTrainedModel
 
 from ...basics.arguments import flag, shown
 from ...basics.messages import first_line
+from ...basics.public import nearest
 from ...errors import InputError, UnsupportedModelError
 from ..structure.copies import copy_of, use_attention
 
@@ -48,7 +49,7 @@ def continued(
     known = {name: parameter for name, parameter in parameters.items() if name in _OPTIONS}
     for name, value in options.items():
         if name not in known:
-            raise InputError(f"generate has no option {name!r}; it takes {', '.join(known)}.")
+            raise InputError(f"`generate` has no option `{name}`{nearest(name, known)}. It takes {', '.join(known)}.")
         if known[name].annotation is bool:
             flag(name, value)
     try:

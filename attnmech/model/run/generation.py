@@ -11,6 +11,7 @@ from torch.nn.functional import pad
 
 from ...activations.activations import Activations
 from ...basics.arguments import finite_number, flag, shown, whole_number
+from ...basics.public import nearest
 from ...batch import Batch
 from ...errors import InputError
 from ...points import PointKey, PointName, parse, split_stack
@@ -84,8 +85,8 @@ class Sampling:
         for name in options:
             if name not in OPTIONS:
                 raise InputError(
-                    f"generate has no option {name!r} here: hooks, `points`, `generator` and encoder-decoders take "
-                    f"{', '.join(OPTIONS)}."
+                    f"`generate` has no option `{name}`{nearest(name, OPTIONS)}. With hooks, `points` or `generator`, "
+                    f"and for encoder-decoders, it takes {', '.join(OPTIONS)}."
                 )
         if generator is not None and not isinstance(generator, torch.Generator):
             raise InputError(f"`generator` must be a torch.Generator; got {shown(generator)}.")

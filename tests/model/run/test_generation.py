@@ -214,7 +214,8 @@ def test_passes_of_our_own_say_what_the_bridge_says(demo: am.HookedModel) -> Non
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"repetition_penalty": 2.0}, "generate has no option 'repetition_penalty' here"),
+        ({"topk": 2}, r"`generate` has no option `topk`; try `top_k`\. With hooks, .* it takes do_sample, "),
+        ({"repetition_penalty": 2.0}, "`generate` has no option `repetition_penalty`"),
         ({"generator": 5}, "`generator` must be a torch.Generator; got 5"),
         ({"do_sample": "no"}, "`do_sample` must be True or False"),
         ({"temperature": 0}, "`temperature` must be a finite number above 0"),
