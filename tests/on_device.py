@@ -1,6 +1,7 @@
 """`python on_device.py FOLDER KIND ...`: what each small model gives on the CPU and on a device without hardware.
 
 Prints a line of JSON per model: its type, and the largest difference of every result, relative to its largest value.
+The first model is reported too.
 """
 
 import json
@@ -19,10 +20,10 @@ from torch import Tensor
 import attnmech as am
 
 
-def measured(of: Subject) -> dict[str, dict[str, Tensor]]:
-    """The first column of the matrix: load, certify, run, focus, updates, ledgers, ablations, the report's page."""
+def measured(of: Subject, *, reported: bool) -> dict[str, dict[str, Tensor]]:
+    """The first column of the matrix: load, certificate, run, focus, updates, ledgers, ablations; a report's page."""
     model, stack = of.model, of.model.output_stack
-    assert am.certify(model).ok, am.certify(model).verdict
+    assert model.certificate.ok, model.certificate.verdict
     here = {} if len(model.stacks) == 1 else {"stack": stack.label}
     points = [stack.point("pattern"), stack.point("v")]
     acts = model.run(of.text, points=[*points, "logits"])
@@ -36,7 +37,8 @@ def measured(of: Subject) -> dict[str, dict[str, Tensor]]:
         result.plot()
         result.save(of.folder / "result.safetensors")
     kernel.plot(stack.layers[0], 1)
-    assert "<html" in am.report(model, of.text).to_html()
+    if reported:
+        assert "<html" in am.report(model, of.text).to_html()
     with model.intervene(am.Intervention.attend(of.heads, "uniform", **here)):
         edited = model.run(of.text, points=["logits"])
     found = {
@@ -64,12 +66,12 @@ def difference(one: Tensor, other: Tensor) -> float:
     return float((one - other).abs().max() / other.abs().max().clamp_min(1e-9)) if one.numel() else 0.0
 
 
-def compared(make: Callable[[], Any], folder: Path) -> dict[str, float]:
+def compared(make: Callable[[], Any], folder: Path, *, reported: bool) -> dict[str, float]:
     """The differences of one model's results."""
-    expected = measured(Subject(make(), folder))
+    expected = measured(Subject(make(), folder), reported=False)
     raw = make().to(fake_device.NAME)
     raw.tie_weights()  # a parameter that is moved there is made anew
-    found = measured(Subject(raw, folder))
+    found = measured(Subject(raw, folder), reported=reported)
     return {
         f"{call} {name}": difference(value, expected[call][name])
         for call, values in found.items()
@@ -82,5 +84,6 @@ if __name__ == "__main__":
     torch.set_num_threads(1)
     fake_device.install()
     for kind in sys.argv[2:]:
-        print(json.dumps([kind, compared(models_of_all()[kind], Path(sys.argv[1]))]), flush=True)
+        differences = compared(models_of_all()[kind], Path(sys.argv[1]), reported=kind == sys.argv[2])
+        print(json.dumps([kind, differences]), flush=True)
     os._exit(0)  # torch ends before Python does, and would call back into it

@@ -58,10 +58,17 @@ def file() -> Path:
 
 
 # The slowest first; each in one process, where processes are given groups (`--dist loadgroup`).
-PRECISIONS = [pytest.param(name, marks=pytest.mark.xdist_group(name)) for name in ("float16", "float32", "bfloat16")]
+PRECISIONS = {
+    name: pytest.param(name, marks=pytest.mark.xdist_group(name)) for name in ("float16", "float32", "bfloat16")
+}
 
 
-@pytest.fixture(scope="session", params=PRECISIONS)
+def in_precision(*names: str) -> pytest.MarkDecorator:
+    """A test that runs in some of the precisions: those of its statistic's other tests take turns."""
+    return pytest.mark.parametrize("decoder", [PRECISIONS[name] for name in names], indirect=True)
+
+
+@pytest.fixture(scope="session", params=PRECISIONS.values())
 def decoder(request: pytest.FixtureRequest, file: Path) -> Decoder:
     hooked = am.load(file, dtype=request.param)
     folder = dequantised(file).folder
@@ -144,6 +151,7 @@ def test_focus(decoder: Decoder) -> None:
     assert by_layer[[0, 20, 24]].tolist() == pytest.approx([0.103, 0.861, 0.879], abs=5e-3)
 
 
+@in_precision("float16", "bfloat16")
 def test_updates(decoder: Decoder) -> None:
     updates = am.residual_updates(decoder.hooked, TEXTS)
     for layer, head in HEADS:
@@ -158,6 +166,7 @@ def test_updates(decoder: Decoder) -> None:
         )
 
 
+@in_precision("float16")
 def test_ablations(decoder: Decoder) -> None:
     found = am.ablate_heads(decoder.hooked, TEXTS, HEADS)
     close = decoder.within(2e-5, 6e-2, 5e-3)
@@ -167,6 +176,7 @@ def test_ablations(decoder: Decoder) -> None:
         assert found.per_text[layer, head].tolist() == pytest.approx(expected, abs=close)
 
 
+@in_precision("float32")
 def test_null_attention(decoder: Decoder) -> None:
     heads = HEADS[1::2]
     found = am.null_attention(decoder.hooked, TEXTS, heads=heads)
@@ -187,17 +197,15 @@ def test_null_attention(decoder: Decoder) -> None:
             assert effects == pytest.approx(expected, abs=decoder.within(2e-5, 6e-2, 5e-3)), name
 
 
+@in_precision("bfloat16")
 def test_the_report(decoder: Decoder, monkeypatch: pytest.MonkeyPatch) -> None:
     text = "Anna lost the keys."
     module = importlib.import_module("attnmech.pages.limits")
     monkeypatch.setattr(module, "MAX_REASONS", 0)  # 40 s with all annotations checked
-    swept = decoder.hooked.dtype == torch.bfloat16
-    if not swept:
-        monkeypatch.setattr(module, "MAX_WORK", 0)
     report = am.report(decoder.hooked, text)
     raw = Raw(decoder.plain, decoder.hooked.tokenizer(text, return_tensors="pt").input_ids)
     assert float((report.pattern.float() - raw.pattern).abs().max()) <= decoder.within(1e-5, 0.15, 0.02)
-    assert len(report.measured) == (2 if swept else 0)
+    assert len(report.measured) == 2
     page = report.to_html()
     assert "(dequantised from Q4_1, Q8_0)" in page
     assert 500_000 < len(page) < 8_000_000
@@ -210,6 +218,7 @@ def repeated() -> Tensor:
     return torch.cat([torch.zeros(4, 1, dtype=torch.long), half, half], dim=1)
 
 
+@in_precision("float16", "bfloat16")
 def test_induction_heads_on_repeated_random_tokens(decoder: Decoder, repeated: Tensor) -> None:
     """The figures are those of transformers' attention."""
     acts = decoder.hooked.run(repeated, points=["pattern", "logits"])
@@ -258,6 +267,7 @@ def centred_by_hand(plain: Any, ids: Tensor, layer: int, head: int) -> dict[str,
     return {name: one @ other.mT / D_HEAD**0.5 for name, (one, other) in pairs.items()}
 
 
+@in_precision("float32")
 def test_what_known_heads_score_by(decoder: Decoder, repeated: Tensor) -> None:
     """A previous-token head scores by position, induction heads by content: with each text's own means."""
     found = am.variance_shares(decoder.hooked, repeated, first_key=False, layers=[16, 17, 18])
@@ -283,6 +293,7 @@ def test_what_known_heads_score_by(decoder: Decoder, repeated: Tensor) -> None:
             assert float(found.mean(name)[layer, head]) == pytest.approx(share, abs=close)
 
 
+@in_precision("bfloat16")
 def test_the_previous_token_head_looks_there_because_of_its_position(decoder: Decoder, repeated: Tensor) -> None:
     means = am.mean_qk(decoder.hooked, repeated, layers=[16])
 
@@ -298,6 +309,7 @@ def test_the_previous_token_head_looks_there_because_of_its_position(decoder: De
     assert found == pytest.approx(expected, abs=decoder.within(2e-3, 8e-3, 2e-3))
 
 
+@in_precision("float32")
 def test_the_known_heads_are_named(decoder: Decoder) -> None:
     types = am.head_types(decoder.hooked)
     assert all("induction" in types.types_of(*head) for head in ((18, 6), (17, 4), (17, 3)))

@@ -57,15 +57,18 @@ SIZES: Final[Mapping[str, tuple[str, ...]]] = {
     "value": ("v_head_dim",),
     "query_rank": ("q_lora_rank",),
     "key_rank": ("kv_lora_rank",),
+    "window": ("sliding_window", "attention_chunk_size"),
 }  # fmt: skip
 
 ONE: Final[Mapping[str, int]] = {
     "hidden": 48, "heads": 6, "kv": 2, "layers": 4, "inner": 68, "expert": 36, "experts": 5, "chosen": 2,
     "head_dim": 16, "positions": 128, "vocab": 97, "rope": 8, "nope": 12, "value": 20, "query_rank": 28, "key_rank": 24,
+    "window": 110,
 }  # fmt: skip
 OTHER: Final[Mapping[str, int]] = {
     "hidden": 40, "heads": 4, "kv": 2, "layers": 4, "inner": 52, "expert": 28, "experts": 6, "chosen": 2,
     "head_dim": 24, "positions": 120, "vocab": 89, "rope": 4, "nope": 8, "value": 16, "query_rank": 36, "key_rank": 20,
+    "window": 106,
 }  # fmt: skip
 """Another choice of sizes, to see that no verdict depends on one."""
 

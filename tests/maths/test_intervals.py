@@ -289,16 +289,29 @@ def test_intervals_cover_means_of_normal_effects(texts: int, lengths: str) -> No
     assert covered >= 0.94
 
 
-@pytest.mark.parametrize("kind", ["normal", "t3", "cauchy", "skewed"])
-@pytest.mark.parametrize("texts", [5, 12, 20, 50])
+@pytest.mark.parametrize(
+    ("texts", "kind"),
+    [
+        (5, "normal"),
+        (5, "skewed"),
+        (12, "t3"),
+        (12, "cauchy"),
+        (20, "skewed"),
+        (20, "normal"),
+        (50, "cauchy"),
+        (50, "t3"),
+    ],
+)
 def test_false_claims_of_a_direction_among_many_heads(texts: int, kind: str) -> None:
     generator = np.random.default_rng(texts)
     false = [bool(TextMeans.of_values(drawn(kind, 32, texts, generator)).direction.any()) for _ in range(RUNS)]
     assert np.mean(false) <= 0.05 + two_errors(0.05, RUNS)
 
 
-@pytest.mark.parametrize("kind", ["normal", "t3", "lognormal"])
-@pytest.mark.parametrize("texts", [5, 10, 20, 50])
+@pytest.mark.parametrize(
+    ("texts", "kind"),
+    [(5, "normal"), (5, "lognormal"), (10, "t3"), (20, "lognormal"), (20, "normal"), (50, "t3")],
+)
 def test_false_claims_of_a_size_among_many_heads(texts: int, kind: str) -> None:
     generator = np.random.default_rng(texts)
     false = [bool(TextMeans.of_values(drawn(kind, 32, texts, generator)).clear_size.any()) for _ in range(RUNS)]
