@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import ParamSpec
 
 from ..basics.files import check_writable, path_of, writing
+from ..basics.public import public
 from ..errors import InputError, OutputError
 
 P = ParamSpec("P")
@@ -14,12 +15,13 @@ P = ParamSpec("P")
 
 def returns_page(to_html: Callable[P, str]) -> Callable[P, str]:
     """Makes `to_html(path)` raise an `InputError` that names `write_html`."""
+    made = public(to_html)
 
-    @wraps(to_html)
+    @wraps(made)  # which marks it as public, so this check comes first
     def checked(*arguments: P.args, **options: P.kwargs) -> str:
         if len(arguments) > 1 or "path" in options:
             raise InputError("`to_html()` returns the page as text; use write_html(path) to write it to a file.")
-        return to_html(*arguments, **options)
+        return made(*arguments, **options)
 
     return checked
 
