@@ -136,10 +136,10 @@ class Activations:
         >>> cache["pattern", 3], cache["blocks.3.attn.hook_pattern"]                              # doctest: +SKIP
 
         The cache holds the points whose hook has the same value on this model ("agrees" in
-        `model.certificate.lens_frame()`), and `result`, whose hook a bridge leaves off by default. It leaves out the
-        other points, and gradients: at `hook_resid_mid`, for example, a bridge's gradient follows the MLP's branch
-        alone. Scores of masked keys are the lowest finite number, where a bridge in compatibility mode has minus
-        infinity. The cache shares its tensors with this object.
+        `model.certificate.lens_frame()`), and `result`, whose hook a bridge leaves off by default. It omits the other
+        points, and gradients: at `hook_resid_mid`, for example, a bridge's gradient follows the MLP's branch alone.
+        Scores of masked keys are the lowest finite number, where a bridge in compatibility mode has minus infinity. The
+        cache shares its tensors with this object.
 
         Args:
             bridge: the bridge that the cache's own methods use (`accumulated_resid`, `logit_attrs`, …), such as

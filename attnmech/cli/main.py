@@ -178,7 +178,7 @@ def focus(
         result = attention_focus(hooked, inputs, **run)
         _write(outputs, result)
     shown = Rows(
-        "Heads by how often they look at the first token",
+        "Heads by how often they attend most to the first token",
         result.to_frame().sort_values("first_top", ascending=False),
         (LAYER, HEAD, *columns_of(result.STATISTICS.printed)),
     )

@@ -25,10 +25,10 @@ _PARTS: Final = 16
 
 @dataclass(frozen=True)
 class Outcome:
-    """What to do with documents on which workers have ended."""
+    """The decision on documents on which workers have ended."""
 
     again: list[list[Piece]]
-    """What to give again, each part by itself."""
+    """The documents to assign again, each part separately."""
     left_out: tuple[int, ...] = ()
     """The number of the document to leave out."""
 

@@ -92,11 +92,11 @@ class Worker:
         return model is not None
 
     def do(self, key: str, work: Sequence[Any], pieces: Any) -> tuple[bool, bytes]:
-        """What some work makes of pieces, as safetensors; False and nothing if there is no model yet."""
+        """The result of some work on pieces, as safetensors; False and nothing if there is no model yet."""
         return self._answer(key, work, lambda made: made(pieces))
 
     def merge(self, key: str, work: Sequence[Any], documents: range, *parts: bytes) -> tuple[bool, bytes]:
-        """Several results of some work together, the earlier ones first; `documents` are those of all of them."""
+        """Merges several results of some work, in order; `documents` are those that they cover together."""
         return self._answer(key, work, lambda made: made.merged([load(part) for part in parts], documents))
 
     def _answer(self, key: str, work: Sequence[Any], asked: Callable[[Any], dict[str, Tensor]]) -> tuple[bool, bytes]:

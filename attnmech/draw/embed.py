@@ -103,8 +103,8 @@ class View(WritesHtml):
 
         Raises:
             InputError: for another size.
-            OutputError: for another suffix, a path that is not writable, and where there is no browser; an SVG needs
-                poppler's `pdftocairo`, too.
+            OutputError: for another suffix, a path that is not writable, or if no browser is found; an SVG also needs
+                poppler's `pdftocairo`.
 
         """
         named = self._full_title if title is None else title

@@ -101,7 +101,7 @@ def save_figure(figure: go.Figure, path: str | Path, *, size: str = "column", ti
 
     Raises:
         InputError: for a figure that is not plotly's, and for another size.
-        OutputError: for another suffix, a path that is not writable, and where there is no browser.
+        OutputError: for another suffix, a path that is not writable, or if no browser is found.
 
     """
     if not isinstance(figure, go.Figure):

@@ -10,7 +10,7 @@ Five kinds act at five steps of a layer:
 | `PatternEdit` | the pattern |
 | `ValueEdit` | the values of some keys, for single heads |
 
-A new edit subclasses a kind; `EDITS` lists it by itself.
+A new edit subclasses a kind; `EDITS` lists it automatically.
 """
 
 import dataclasses

@@ -73,8 +73,9 @@ class Intervention:
     layers: tuple[int, ...] | None = None
     """At points without a head axis: which layers; None for all."""
     positions: tuple[int, ...] | None = None
-    """Which rows (queries) of each text, None for all: 0 and up as a run counts them, left padding too; below 0 from
-    each text's last token back, -1 for the last itself."""
+    """Which rows (queries) of each text, None for all: Nonnegative positions count as in a run, including left padding;
+    negative positions count back from each text's last token (-1).
+    """
     stack: str = ""
     """Which stack, in a model with several."""
 

@@ -31,7 +31,7 @@ class BatchPart:
     """Their places among the texts that the intervention's own tensors were made for."""
 
     def of(self, value: Tensor, texts: int) -> Tensor:
-        """Those of an intervention's own tensor, which holds a value for each text or one for all."""
+        """The values of this block in an intervention's tensor, which has one entry per text, or one for all texts."""
         chosen = value if len(value) == 1 else value[self.source]
         if len(chosen) not in (1, texts):
             raise InputError(f"it is made for {len(value)} texts, but {texts} run; give values for each or for one.")

@@ -86,7 +86,7 @@ class Target:
     compared: Bool[Tensor, "batch head row"]
     """Whether that key exists and is a token with a nonzero stream."""
     directed: Bool[Tensor, "batch head row"]
-    """Whether its value is nonzero, too."""
+    """Whether its value must be nonzero as well."""
 
     def but(self, rows: Bool[Tensor, "batch 1 row"], other: "Target") -> "Target":
         """The same, with the numbers of another target in some rows."""

@@ -36,7 +36,7 @@ class SavesFigures:
 
         Raises:
             InputError: for another size, what `plot` refuses, and a result without figures.
-            OutputError: for another suffix, a path that is not writable, and where there is no browser.
+            OutputError: for another suffix, a path that is not writable, or if no browser is found.
 
         """
         plot = getattr(self, "plot", None)

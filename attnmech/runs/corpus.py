@@ -351,7 +351,7 @@ class _Reading:
                 yield self._as_given(item)
         yield from self._packed(waiting, tokens_per_batch)
         if self._seen == 0:
-            raise InputError("inputs have no documents; give at least one.")
+            raise InputError("inputs have no documents; pass at least one.")
 
     def _documents(self, inputs: Iterable[Any]) -> Iterator[_Document | _AsGiven]:
         """The documents of this shard, in order."""

@@ -48,7 +48,7 @@ OUTPUT_METRICS: Final = {
 """The metrics of a classifier and of a user's own module, with an output that is not over a vocabulary."""
 
 IGNORED: Final = -100
-"""The class in `answers` that marks places that do not count, as in transformers."""
+"""The class in `answers` that marks ignored positions, as in transformers."""
 
 
 @dataclass(frozen=True)
@@ -325,8 +325,8 @@ def _classes(
     wrong = right[(right != IGNORED) & ((right < 0) | (right >= output.shape[-1]))]
     if len(wrong):
         raise InputError(
-            f"`answers` must be classes from 0 to {output.shape[-1] - 1}, or {IGNORED} for places that do not count; "
-            f"got {int(wrong[0])}."
+            f"`answers` must be classes from 0 to {output.shape[-1] - 1}, or {IGNORED} for ignored positions; got "
+            f"{int(wrong[0])}."
         )
     return right, (right != IGNORED) & _real(right, batch)
 

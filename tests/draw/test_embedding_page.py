@@ -240,7 +240,7 @@ def test_small_plots_show_each_head_where_its_points_are(chromium: Any, tmp_path
 def test_a_search_sorts_heads_by_the_spread_of_its_hits(opened: Any) -> None:
     view = made_view()
     search(opened, SPREAD_SEARCH)
-    opened.get_by_label("sort heads by how close the hits are").check()
+    opened.get_by_label("sort heads by the distance between hits").check()
     hits = [index for index, label in enumerate(view.labels) if SPREAD_SEARCH in visible_token(label).lower()]
     assert len(hits) > 2
     assert of_page(opened, "hits()") == hits
@@ -308,7 +308,7 @@ def test_a_point_says_its_attention(opened: Any) -> None:
     column = view.texts[1].patterns[block, :, query].astype(float)
     drawn = {line["query"] - start: line["weight"] for line in of_page(opened, "plot.about()")["lines"]}
     assert drawn == pytest.approx({other: column[other] for other in range(query, 9)}, rel=1e-3)
-    assert said(opened).startswith(f"Key 5 “{visible_token(view.labels[start + query])}” of text 1 gets ")
+    assert said(opened).startswith(f"Key 5 “{visible_token(view.labels[start + query])}” of text 1 receives ")
     choose(opened, "Point", "query")
     assert of_page(opened, "state().text") == 1  # its sentence is shown, with the token chosen
     chosen = opened.locator(".attnmech-sentence-query [aria-pressed='true']")
@@ -325,7 +325,7 @@ def test_of_a_text_that_is_not_carried_the_two_highest_keys_are_said(opened: Any
     assert not about["whole"]
     expected = {(int(head.highest[19, rank]), round(float(head.weights[19, rank]), 3)) for rank in range(2)}
     assert {(line["key"], round(line["weight"], 3)) for line in about["lines"]} == expected
-    assert "the page has only the two highest keys of each query" in said(opened)
+    assert "the page stores only the two highest keys of each query" in said(opened)
     key = int(head.highest[19, 0])
     opened.evaluate(f"location.hash = 'layer=0&head=2&point={21 + key}'")
     about = of_page(opened, "plot.about()")
@@ -354,7 +354,7 @@ def test_attention_to_a_token_that_is_no_dot_is_said(chromium: Any, tmp_path: Pa
         chromium, replace(view, heads=heads, **fewer, **lists), tmp_path, address="#layer=0&head=0&point=1"
     ) as page:
         row = view.texts[0].patterns[0, 2].astype(float)
-        first = f"{100 * row[0]:.1f}\u00a0% to 0 “<s>” (not among the dots)"
+        first = f"{100 * row[0]:.1f}\u00a0% to 0 “<s>” (not plotted)"
         assert first in said(page)
         drawn = {line["key"]: line["weight"] for line in of_page(page, "plot.about()")["lines"]}
         assert drawn == pytest.approx({0: row[1], 1: row[2]}, rel=1e-3)

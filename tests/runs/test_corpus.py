@@ -398,7 +398,7 @@ def test_documents_that_cannot_be(words: am.HookedModel) -> None:
         number = 6 if isinstance(item, list) and item[-1:] == [""] else 5
         assert said.startswith(f"document {number}: ") and message in said
     for nothing in ([], iter([]), ()):
-        assert refused(lambda nothing=nothing: list(batches(nothing, words))) == "inputs have no documents; give at " \
+        assert refused(lambda nothing=nothing: list(batches(nothing, words))) == "inputs have no documents; pass at " \
             "least one."  # fmt: skip
     for thing in (None, 5, words):
         assert "an iterable of them; got" in refused(lambda thing=thing: batches(thing, words))

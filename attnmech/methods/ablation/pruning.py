@@ -348,8 +348,7 @@ def _better(judge: Metric, higher_is_better: bool | None) -> bool:
         return known
     if higher_is_better is None:
         raise InputError(
-            f"with a function as the metric ({judge.name}), say what is better: higher_is_better=True, or False as for "
-            "a loss."
+            f"a function as the metric ({judge.name}) needs `higher_is_better`: True, or False as for a loss."
         )
     return higher_is_better
 

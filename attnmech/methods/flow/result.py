@@ -106,7 +106,7 @@ def attention_flow(
     require_model(model)
     option("method", method, METHODS)
     if len(model.stacks) > 1:
-        raise InputError("flow is measured in models with one stack; this one has an encoder and a decoder.")
+        raise InputError("attention flow needs a model with one stack; this model has an encoder and a decoder.")
     if method == "rollout" and layers is not None:
         raise InputError("rollout multiplies the patterns of all layers from the first on; leave out `layers`.")
     if method == "gradient":

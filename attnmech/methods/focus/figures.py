@@ -66,7 +66,7 @@ def rank_lines(
     Args:
         values: the number of each head, from 0 to 1; NaN where undefined (ranked last and not drawn).
         layers: the labels of the layers.
-        quantity: what the number is, for the vertical axis.
+        quantity: the title of the vertical axis.
         low: the lower end of each number's interval, shown when a point is hovered over.
         high: the upper end.
         chosen: the label of a layer and the number of a head, whose point gets a ring.

@@ -84,7 +84,7 @@ def relations(
     """
     require_model(model)
     if len(model.stacks) > 1:
-        raise InputError("relations are measured in models with one stack; this one has an encoder and a decoder.")
+        raise InputError("relations need a model with one stack; this model has an encoder and a decoder.")
     if flag("before", before) and not model.causal:
         raise InputError("`before` is for decoders: this model looks both ways, so no word predicts the next one.")
     chosen = tuple(dict.fromkeys(model.points.check_layers(layers, "")))

@@ -81,11 +81,11 @@
     const search = make("input", { type: "search", size: 14, placeholder: "a token", oninput: typed });
     const searchLabel = make("label", { className: "attnmech-control", text: "Search " }, search);
     const whole = checkbox("whole token", false, (ticked) => choose({ whole: ticked }));
-    const sorted = checkbox("sort heads by how close the hits are", false, (ticked) => choose({ sorted: ticked }));
+    const sorted = checkbox("sort heads by the distance between hits", false, (ticked) => choose({ sorted: ticked }));
     const controls = make("div", { className: "attnmech-controls attnmech-embedding-controls" }, shown.element);
     if (projections.length > 1) controls.append(projection.element);
     controls.append(colour.element, searchLabel, whole.element, sorted.element);
-    const found = make("p", { className: "attnmech-finding", "aria-live": "polite" });
+    const hitsFound = make("p", { className: "attnmech-finding", "aria-live": "polite" });
     const foundMeans = make("p", { className: "attnmech-reading" });
     const legend = make("div", { className: "attnmech-embedding-legend" });
 
@@ -102,7 +102,7 @@
     const dims = selector("Dimensions", ["3-D", "2-D"], 0, (index) => choose({ flat: index === 1 }));
     const withLabels = checkbox("labels", false, (ticked) => choose({ labels: ticked }));
     const withLines = checkbox("attention lines", false, (ticked) => choose({ lines: ticked }));
-    const bySize = checkbox("dot size by norm", false, (ticked) => choose({ bySize: ticked }));
+    const bySize = checkbox("point size by norm", false, (ticked) => choose({ bySize: ticked }));
     const withPictures = checkbox("pictures (blue border: query, orange: key)", true, (ticked) => choose({ pictures: ticked }));
     withPictures.element.hidden = data.images === null;
     const kind = selector("Point", ["none", "query", "key"], 0, pointFromControls);
@@ -112,11 +112,11 @@
     const headControls = make("div", { className: "attnmech-controls" },
       step(-1, "← previous", "previous head"), step(1, "next →", "next head"), layer.element, head.element, dims.element,
       withPictures.element, withLabels.element, withLines.element, bySize.element, picker);
-    const said = make("p", { className: "attnmech-finding attnmech-embedding-said", "aria-live": "polite" });
-    const about = make("div", { className: "attnmech-embedding-about" });
+    const pointFinding = make("p", { className: "attnmech-finding attnmech-embedding-said", "aria-live": "polite" });
+    const numbersPlace = make("div", { className: "attnmech-embedding-about" });
     const headPane = make("div", { className: "attnmech-embedding-pane attnmech-embedding-right" },
-      title, headControls, plot.element, said,
-      make("details", { open: true }, make("summary", { text: "The head's numbers" }), about));
+      title, headControls, plot.element, pointFinding,
+      make("details", { open: true }, make("summary", { text: "The head's numbers" }), numbersPlace));
 
     const textOptions = texts.map((text) => `${text}: ${(data.texts[text].queries ?? []).slice(0, 8).join(" ").slice(0, 50)}…`);
     const text = selector(unit, textOptions, 0, (index) => choose({ text: texts[index], point: -1 }));
@@ -126,7 +126,7 @@
       sentenceHeading, make("div", { className: "attnmech-controls" }, text.element), sentencePlace);
 
     const panes = make("div", { className: "attnmech-embedding-panes" }, matrixPane, headPane, sentencePane);
-    stage.append(make("div", { className: "attnmech-embedding" }, controls, legend, found, foundMeans, panes, notes()));
+    stage.append(make("div", { className: "attnmech-embedding" }, controls, legend, hitsFound, foundMeans, panes, notes()));
 
     function anomalies() {
       const entry = ([at, number_, what, value]) => {
@@ -168,22 +168,22 @@
 
     function tellSearch(ranked) {
       if (hits === null) {
-        found.textContent = foundMeans.textContent = "";
+        hitsFound.textContent = foundMeans.textContent = "";
         return;
       }
       const wanted = `“${isolated(state.search.trim())}”: ${counting(hits.size, "token")} of ${tokens.count.toLocaleString("en")}`;
       if (hits.size < 2) {
-        found.textContent = `${wanted}.`;
-        foundMeans.textContent = hits.size ? "How close hits are takes two of them." : "";
+        hitsFound.textContent = `${wanted}.`;
+        foundMeans.textContent = hits.size ? "Distances between hits need at least two of them." : "";
         return;
       }
       const named_ = (block) => `${names[block]} (${spread[block].toFixed(2)})`;
       const last = ranked.length > 3 ? `; farthest apart in ${named_(ranked.at(-1))}` : "";
-      found.textContent = `${wanted}. Closest together in ${joined(ranked.slice(0, 3).map(named_))}${last}.`;
-      const some = hits.size > MOST_HITS_COMPARED ? ` Distances are between ${MOST_HITS_COMPARED} of the hits, evenly chosen.` : "";
+      hitsFound.textContent = `${wanted}. Closest together in ${joined(ranked.slice(0, 3).map(named_))}${last}.`;
+      const some = hits.size > MOST_HITS_COMPARED ? ` Distances are over ${MOST_HITS_COMPARED} evenly spaced hits.` : "";
       foundMeans.textContent =
-        `The number of a head is the mean distance between two hits over that between any two tokens in this projection, ` +
-        `the mean of queries and of keys: near 0, the hits form one cluster; at 1, they are as scattered as all tokens.${some}`;
+        `A head's number is the mean distance between two hits, divided by that between any two tokens in this projection ` +
+        `(mean of queries and keys). Near 0, the hits form one cluster; at 1, they are as scattered as all tokens.${some}`;
     }
 
     // ---- showing ----------------------------------------------------------------------------------------------
@@ -206,7 +206,7 @@
       const isRanked = state.sorted && hits !== null && hits.size > 1;
       if (changed("colour", "search", "whole")) {
         matrix.colours(colouring, hits);
-        legend.replaceChildren(...legendOf(colouring), ...(hits === null ? [] : [make("span", { text: "faint grey: no hit" })]));
+        legend.replaceChildren(...legendOf(colouring), ...(hits === null ? [] : [make("span", { text: "faint grey: not a hit" })]));
       }
       tellSearch(ranked);
       const captions = spread.map((value) => (value >= 0 ? value.toFixed(2) : ""));
@@ -216,8 +216,8 @@
       else if (changed("block")) matrix.reveal(state.block);
       plot.show({ state, cloud, colouring, hits });
       title.textContent = `${names[state.block]}: ${counting(tokens.count, "token")} (${counting(tokens.texts, data.unit)})`;
-      said.textContent = plot.sentence() || "Choose a dot to see what it attends to; a query is a circle, a key a square.";
-      if (changed("block")) about.replaceChildren(...embeddingNumbers(data, state.block));
+      pointFinding.textContent = plot.sentence() || "Click a point to see its attention; queries are circles, keys are squares.";
+      if (changed("block")) numbersPlace.replaceChildren(...embeddingNumbers(data, state.block));
       await showText();
     }
 
@@ -257,10 +257,10 @@
         remember("replaceState");
       });
       sentencePlace.replaceChildren(element); // it measures itself
-      const given = { ...data.texts[number_], pattern: patterns[number_], options };
+      const viewData = { ...data.texts[number_], pattern: patterns[number_], options };
       const picture = pictures[number_] ? makePicture(number_, element) : null;
       if (picture) element.append(picture.element);
-      const control = await views.sentence(element, given);
+      const control = await views.sentence(element, viewData);
       element.addEventListener("click", ({ target }) => {
         const place = tokenUnder(target);
         if (place) choosePoint(place.button.getAttribute("aria-pressed") === "true" ? pointOf(number_, place) : -1);
@@ -373,7 +373,7 @@
 
     function fromAddress() {
       if (!onPage) return;
-      const given = Object.fromEntries(new URLSearchParams(location.hash.slice(1)));
+      const address = Object.fromEntries(new URLSearchParams(location.hash.slice(1)));
       const fits = {
         show: (value) => value in SHOWN,
         projection: (value) => projections.includes(value),
@@ -383,21 +383,21 @@
         size: (value) => value >= 1 && value <= 6,
       };
       for (const [name, value] of Object.entries(usual)) {
-        if (!Object.hasOwn(given, name)) {
+        if (!Object.hasOwn(address, name)) {
           state[name] = value;
           continue;
         }
-        const read = typeof value === "number" ? Number(given[name]) : typeof value === "boolean" ? given[name] === "true" : given[name];
+        const read = typeof value === "number" ? Number(address[name]) : typeof value === "boolean" ? address[name] === "true" : address[name];
         state[name] = !fits[name] || fits[name](read) ? read : value;
       }
       const of = state.point < 0 ? -1 : tokens.text[state.point % tokens.count];
-      if (!Object.hasOwn(given, "text") && texts.includes(of)) state.text = of;
-      const block = blockAt.get(String([layers.indexOf(Number(given.layer)), Number(given.head)]));
+      if (!Object.hasOwn(address, "text") && texts.includes(of)) state.text = of;
+      const block = blockAt.get(String([layers.indexOf(Number(address.layer)), Number(address.head)]));
       state.block = block ?? usual.block;
       options = Object.fromEntries(
         ["mode", "least", "hideFirst", "hideSpecial"]
-          .filter((name) => Object.hasOwn(given, name))
-          .map((name) => [name, name.startsWith("hide") ? given[name] === "true" : Number(given[name])]),
+          .filter((name) => Object.hasOwn(address, name))
+          .map((name) => [name, name.startsWith("hide") ? address[name] === "true" : Number(address[name])]),
       );
       lastStep = { what: "", at: -Infinity };
     }

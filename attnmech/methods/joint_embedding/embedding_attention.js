@@ -26,9 +26,9 @@ function embeddingAttention(tokens, { places, highest, weights, patternOf }) {
     const text = tokens.text[token];
     const pattern = patternOf(text)?.of(...places[block]);
     if (!pattern) {
-      const found = linesOf(block).filter(({ query, key }) => (isKey ? key : query) === token);
+      const lines = linesOf(block).filter(({ query, key }) => (isKey ? key : query) === token);
       const other = ({ query, key }) => (isKey ? query : key);
-      const weights_ = found.map((line) => ({ position: tokens.position[other(line)], token: other(line), weight: line.weight }));
+      const weights_ = lines.map((line) => ({ position: tokens.position[other(line)], token: other(line), weight: line.weight }));
       return { whole: false, weights: weights_.sort(heaviestFirst) };
     }
     const length = Math.sqrt(pattern.length);

@@ -30,15 +30,15 @@ function coloursOffered({ kinds, images, classes, lengths }) {
 /** [red green blue] for each step between stops. @param {string[]} stops */
 function rampOf(stops, steps = RAMP) {
   const colours = stops.map((stop) => numbersIn(stop).slice(0, 3));
-  const found = new Uint8Array(3 * steps);
+  const ramp = new Uint8Array(3 * steps);
   for (let index = 0; index < steps; index += 1) {
     const at = (index / (steps - 1)) * (stops.length - 1);
     const before = Math.min(Math.floor(at), stops.length - 2);
     for (let part = 0; part < 3; part += 1) {
-      found[3 * index + part] = colours[before][part] + (at - before) * (colours[before + 1][part] - colours[before][part]);
+      ramp[3 * index + part] = colours[before][part] + (at - before) * (colours[before + 1][part] - colours[before][part]);
     }
   }
-  return found;
+  return ramp;
 }
 
 const cssColour = (rgb, index) => `rgb(${rgb[3 * index]} ${rgb[3 * index + 1]} ${rgb[3 * index + 2]})`;
@@ -73,7 +73,7 @@ function colouringOf(scheme, stage, data, tokens) {
     { shape: "circle", words: "queries" },
     { shape: "square", words: "keys" },
   ];
-  const shapesOnly = shapes.map((each) => ({ ...each, colour: css("quiet") }));
+  const shapesOnly = shapes.map((shape) => ({ ...shape, colour: css("quiet") }));
 
   /** By token: `colour(token, isKey)` gives [red green blue]. */
   function byToken(colour, legend) {
@@ -96,7 +96,7 @@ function colouringOf(scheme, stage, data, tokens) {
 
   function categories(names, of) {
     const colours = names.map((_, index) => css(index < 6 ? `head-${index}` : "head-6"));
-    const rgb = colours.map((each) => numbersIn(each).slice(0, 3));
+    const rgb = colours.map((colour) => numbersIn(colour).slice(0, 3));
     const entries = names.slice(0, 6).map((words, index) => ({ colour: colours[index], words }));
     if (names.length > 6) entries.push({ colour: colours[6], words: names.slice(6).join(", ") });
     return { colour: (index) => rgb[of(index)], entries };
@@ -107,8 +107,8 @@ function colouringOf(scheme, stage, data, tokens) {
   const makers = {
     kind() {
       const colours = [css("query"), css("key")];
-      const rgb = colours.map((each) => numbersIn(each).slice(0, 3));
-      const entries = shapes.map((each, index) => ({ ...each, colour: colours[index] }));
+      const rgb = colours.map((colour) => numbersIn(colour).slice(0, 3));
+      const entries = shapes.map((shape, index) => ({ ...shape, colour: colours[index] }));
       return byToken((_, isKey) => rgb[Number(isKey)], { words: "", entries, ramps: [] });
     },
     normalised() {
@@ -206,7 +206,7 @@ function legendOf({ legend: { words, entries, ramps } }) {
     make("i", { className: "attnmech-embedding-ramp", style: `background:linear-gradient(90deg,${colours.join()})`, "aria-hidden": "true" });
   return [
     ...(words ? [make("span", { text: words })] : []),
-    ...ramps.map((each) => make("span", {}, bar(each.colours), ` ${each.words}`)),
-    ...entries.map((each) => make("span", {}, dotSample(each), ` ${each.words}`)),
+    ...ramps.map((ramp) => make("span", {}, bar(ramp.colours), ` ${ramp.words}`)),
+    ...entries.map((entry) => make("span", {}, dotSample(entry), ` ${entry.words}`)),
   ];
 }

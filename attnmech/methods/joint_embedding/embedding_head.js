@@ -21,7 +21,7 @@ function embeddingHead(stage, data, tokens, { pick, norms, normOf, attention, pa
   const order = mixed(tokens.count).flatMap((token) => [token, token + tokens.count]);
   const canvas = make("canvas", {
     tabindex: 0, role: "img", className: "attnmech-embedding-plot",
-    "aria-label": "the head's queries and keys; arrow keys move or turn, + and − zoom, 0 resets, [ and ] go through the tokens",
+    "aria-label": "the head's queries and keys; arrow keys move or turn, + and − zoom, 0 resets, [ and ] step through the tokens",
   });
   const zoomIn = make("button", { type: "button", text: "+", "aria-label": "zoom in", onclick: () => zoom(1.5) });
   const zoomOut = make("button", { type: "button", text: "−", "aria-label": "zoom out", onclick: () => zoom(1 / 1.5) });
@@ -69,12 +69,12 @@ function embeddingHead(stage, data, tokens, { pick, norms, normOf, attention, pa
   const pixelsPerUnit = () => (Math.min(width, height) / 2) * (inSpace() ? 0.68 : 0.92) * seen.zoom;
 
   function nearest({ offsetX, offsetY }) {
-    let [found, least] = [-1, REACH * REACH];
+    let [closest, least] = [-1, REACH * REACH];
     for (let point = 0; point < points; point += 1) {
       const distance = (where[3 * point] - offsetX) ** 2 + (where[3 * point + 1] - offsetY) ** 2;
-      if (distance < least) [found, least] = [point, distance];
+      if (distance < least) [closest, least] = [point, distance];
     }
-    return found;
+    return closest;
   }
 
   // ---- words ------------------------------------------------------------------------------------------------
@@ -107,15 +107,15 @@ function embeddingHead(stage, data, tokens, { pick, norms, normOf, attention, pa
     const { whole, weights } = attended;
     const parts = weights.slice(0, 3).map(({ position, token, weight }) => {
       const label = token === undefined ? data.texts[text].queries[position] : tokens.labels[token];
-      const words = `${position} “${isolated(label)}”${token === undefined ? " (not among the dots)" : ""}`;
+      const words = `${position} “${isolated(label)}”${token === undefined ? " (not plotted)" : ""}`;
       return `${percent(weight)} ${isKey ? "from query" : "to"} ${words}`;
     });
     const name = nameOf(point);
     const subject = `${name[0].toUpperCase()}${name.slice(1)} of ${data.unit} ${text}`;
-    const known = `Of this ${data.unit}, the page has only the two highest keys of each query, where they are among the dots.`;
-    if (!whole && !parts.length) return `${subject}: no weight is known. ${known}`;
+    const known = `For this ${data.unit}, the page stores only the two highest keys of each query, if these are plotted.`;
+    if (!whole && !parts.length) return `${subject}: no weight is stored. ${known}`;
     const more = lines.length > 3 ? ` The ${Math.min(lines.length, MOST_OF_POINT)} largest weights are drawn.` : "";
-    return `${subject} ${isKey ? "gets" : "gives"} ${joined(parts, "nothing")}.${more}${whole ? "" : ` ${known}`}`;
+    return `${subject} ${isKey ? "receives" : "gives"} ${joined(parts, "nothing")}.${more}${whole ? "" : ` ${known}`}`;
   }
 
   // ---- drawing ----------------------------------------------------------------------------------------------
@@ -297,7 +297,7 @@ function embeddingHead(stage, data, tokens, { pick, norms, normOf, attention, pa
       const unit = pixelsPerUnit() / (step * HALF_RANGE); // pixels of a length of 1
       const rough = width / 5 / unit;
       const power = 10 ** Math.floor(Math.log10(rough));
-      const length = [5, 2, 1].map((digit) => digit * power).find((each) => each <= rough) ?? power;
+      const length = [5, 2, 1].map((digit) => digit * power).find((step) => step <= rough) ?? power;
       context.beginPath();
       context.moveTo(10, height - 12);
       context.lineTo(10 + length * unit, height - 12);

@@ -160,7 +160,7 @@ function embeddingMatrix(stage, data, tokens, { pick, describe, norms }) {
   function neighbour(block, key) {
     const here = slots.findIndex((slot) => slot.block === block);
     const { x, y } = slots[here];
-    const found = {
+    const target = {
       ArrowLeft: slots[here - 1],
       ArrowRight: slots[here + 1],
       ArrowUp: slots.findLast((slot) => slot.x === x && slot.y < y),
@@ -168,7 +168,7 @@ function embeddingMatrix(stage, data, tokens, { pick, describe, norms }) {
       Home: slots[0],
       End: slots.at(-1),
     };
-    return key in found ? (found[key] ?? slots[here]).block : undefined;
+    return key in target ? (target[key] ?? slots[here]).block : undefined;
   }
 
   box.addEventListener("scroll", () => {
@@ -249,7 +249,7 @@ function embeddingMatrix(stage, data, tokens, { pick, describe, norms }) {
       box.scrollTop = 0;
     },
     reveal(block) {
-      const slot = slots.find((each) => each.block === block);
+      const slot = slots.find((slot) => slot.block === block);
       if (!slot || (slot.y >= box.scrollTop && slot.y + side <= box.scrollTop + box.clientHeight)) return;
       box.scrollTop = slot.y - box.clientHeight / 2;
     },

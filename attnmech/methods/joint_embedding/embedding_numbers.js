@@ -11,8 +11,8 @@ function embeddingNumbers({ about, meanings, kinds }, block) {
   const row = (label, value, meaning) =>
     make("tr", {}, make("th", { scope: "row", text: label }), make("td", { text: value }), make("td", { text: meaning }));
   const rows = Object.entries(numbers).map(([label, value]) => row(label, shown(value), meanings[label] ?? ""));
-  if (kind >= 0) rows.unshift(row("head type", kinds[kind], "as claimed with its interval"));
-  rows.push(row("c", shown(scale), "queries were multiplied by c and keys divided by it; attention stays the same"));
+  if (kind >= 0) rows.unshift(row("head type", kinds[kind], "claimed by its interval"));
+  rows.push(row("c", shown(scale), "queries are multiplied by c and keys divided by c, which preserves attention"));
   const table = make("table", {}, make("tbody", {}, ...rows));
   return [make("div", { className: "attnmech-embedding-numbers" }, table), ...curveOf(curve, scale)];
 }

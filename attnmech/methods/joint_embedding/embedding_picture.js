@@ -41,10 +41,10 @@ function embeddingPicture(stage, { picture, grid: [rows, columns], places, pick 
       context.lineWidth = 3;
       context.strokeRect(places[token][1] * wide, places[token][0] * high, wide, high);
     }
-    const beside = weights.reduce((sum, each, key) => sum + (places[key] ? 0 : each), 0);
+    const beside = weights.reduce((sum, weight, key) => sum + (places[key] ? 0 : weight), 0);
     words.textContent =
-      `${token >= 0 ? `Attention of token ${token}` : "Attention that each patch gets, the mean over all queries"}: the brighter a patch, ` +
-      `the more; the brightest has ${percent(most)}.${beside > 0 ? ` Tokens that are no patch have ${percent(beside)}.` : ""} Click a patch to make it the query.`;
+      `${token >= 0 ? `Attention of token ${token}` : "Attention to each patch, averaged over all queries"}. Brighter patches receive more; ` +
+      `the brightest receives ${percent(most)}.${beside > 0 ? ` Tokens without a patch receive ${percent(beside)}.` : ""} Click a patch to make it the query.`;
   }
   return { element: make("div", {}, canvas, words), show };
 }

@@ -5,7 +5,7 @@ const HALF_RANGE = 32767; // codes go from 0 to twice this
 /** The tokens that all heads share. @param {EmbeddingData} data @returns {Promise<EmbeddingTokens>} */
 async function embeddingTokens({ tokens: count, labels, text, position, lengths, classes, class: kind, special, images }) {
   const [names, ...columns] = await Promise.all([unpackTexts(labels), ...[text, position, kind].map(unpack)]);
-  const [ofText, ofPosition, ofClass] = columns.map((each) => each.of(0));
+  const [ofText, ofPosition, ofClass] = columns.map((column) => column.of(0));
   const shown = images && {
     ...images,
     place: (await unpack(images.place)).of(0),

@@ -205,7 +205,7 @@ class OddHeads(Summed):
 
         Columns: layer, head, reason (a class or "unusual"), statistic, value with its simultaneous 95 % interval over
         all heads and statistics, peers (the median over heads), score, and steady: whether the whole interval lies
-        beyond the critical score. A steady head would be unusual on other texts, too.
+        beyond the critical score. A steady head would also be unusual on other texts.
         """
         rows = [*self._collapsed(), *self._unusual()]
         return pd.DataFrame(rows, columns=_COLUMNS)

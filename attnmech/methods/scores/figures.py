@@ -183,7 +183,7 @@ def share_bars(
     """Figure 2, right: the shares of `share_triangle` as one stacked bar per query token.
 
     Args:
-        shares: as in `share_triangle`; terms without a corner have bars, too.
+        shares: as in `share_triangle`; terms without a corner also have bars.
         keys: one key for each row; -1 where there is none.
         tokens: the text's tokens.
         outlined: the query of the row that gets a frame.

@@ -8,7 +8,7 @@ and keys are therefore sums as well, and
 
 query_key_ij = Σ_s Σ_t scale · q_s(i)·k_t(j),
 
-where q_s and k_t are the query of F(w_s) and the key of F(w_t); β counts as a writer, too.
+where q_s and k_t are the query of F(w_s) and the key of F(w_t); β also counts as a writer.
 """
 
 import torch

@@ -82,7 +82,7 @@ def magnitude_histograms(
     """Figure 7: the size of updates over the tokens, one histogram per head on a common logarithmic axis.
 
     Args:
-        magnitude: ‖u‖ / ‖x‖ of one layer; values that are NaN or 0 are left out.
+        magnitude: ‖u‖ / ‖x‖ of one layer; NaN and 0 are omitted.
         side: "query" or "target", for the axis.
         head: a head to highlight.
 

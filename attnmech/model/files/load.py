@@ -117,7 +117,7 @@ def load(
         labels: names of its positions: a list of strings; for two sequences a mapping of "source" and "target" to one
             each; for images an `am.PatchGrid`.
         processor: for pictures and recordings, if the folder does not bring one (preprocessor_config.json); one that
-            holds a tokenizer, too, brings that (Whisper).
+            also holds a tokenizer supplies that as well (Whisper).
 
     Returns:
         The model, with its certificate.

@@ -56,7 +56,7 @@ def _of_inputs(probe: Probe) -> _Checks:
     limit = probe.product(probe.model.d_model)
     checks |= _stated(probe, "projections", statement, ("attn_in", "q", "k", "v"), projected(probe), limit)
     if plan.expanded is not None:
-        statement = "latent = norm of columns of attn_in W + b; the queries' latent, too"
+        statement = "latent = norm of columns of attn_in W + b; likewise the queries' latent"
         points, limit = ("attn_in", "latent", "q", "k", "v"), max(probe.local, step_tolerance(torch.float32))
         checks |= _stated(probe, "latent", statement, points, latent_values(probe, plan.expanded), limit)
     return checks

@@ -29,7 +29,7 @@ def rotated(probe: Probe) -> Check:
 
 
 def _rotated_to(probe: Probe, run: ProbeRun, layer: int) -> float:
-    """The rounding of a layer's rotation; some families rotate in float32 in a float64 model, too."""
+    """The rounding of a layer's rotation; some families rotate in float32 even in a float64 model."""
     rotation = probe.stack.rotation(layer, probe.block(run, layer).notes)
     values = [run.values[probe.stack.point(f"{name}_rot"), layer] for name in "qk"]
     by_head = "batch position head d_head -> batch head position d_head"

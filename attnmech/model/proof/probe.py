@@ -76,7 +76,7 @@ class Passes:
         self.model = model
         self.batch = probe_batch(model)
         self.runs: tuple[ProbeRun, ...] = ()
-        """A short text and one padded, in all layers; and longer ones, padded on either side, in some."""
+        """A short text and a padded one, in all layers; longer texts, padded on either side, in some layers."""
 
     def run(self) -> None:
         """Runs our model on both probes, with every point; raises what a broken model raises."""

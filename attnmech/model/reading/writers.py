@@ -1,4 +1,4 @@
-"""The parts that write into the residual stream, and what later norms make of their writing.
+"""The parts that write into the residual stream, and their contributions after later norms.
 
 x_i = Σ_s w_s(i). Writers are the embeddings of token, position and token type, every head, every b_O, every MLP, and
 the shift β of every norm on the way. Norms are frozen at the values that they had (`attnmech.maths.norms`), so that

@@ -45,8 +45,9 @@ class Generated(Batch):
         >>> text = model.generate("The keys", 5, points=["cross.pattern"])    # doctest: +SKIP
         >>> text.joined("cross.pattern").show("cross.pattern")                # doctest: +SKIP
 
-        The rows of the prompt are the first step's. A row's label is the token that was read there; the token that it
-        chose is the next row's. Without hooks that change from step to step it equals `run` on all but the last token.
+        The rows of the prompt are the first step's. A row is labelled by the token read there; the token that it
+        predicts labels the next row. Without hooks that change from step to step it equals `run` on all but the last
+        token.
 
         Raises `InputError` for a point other than a pattern or scores that was captured at every step.
         """

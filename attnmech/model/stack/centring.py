@@ -121,8 +121,8 @@ def sums_of(
 ) -> tuple[Float64[Tensor, "batch place head d_head"], Int[Tensor, "batch place"]]:
     """Each text's sums of its queries or keys, and their counts: at each position, or over all.
 
-    Left out are the first token, unless each position has its own mean, and other special tokens: a mean would follow
-    the key of a sink.
+    Means exclude special tokens and, unless each position has its own mean, the first token: the key of a sink would
+    distort them.
     """
     chosen = _counted(batch, by_position)
     kept = rearrange(value.double(), "batch head position d_head -> batch position head d_head")

@@ -76,7 +76,7 @@ def cannot_run(model: PreTrainedModel, error: Exception) -> WeightsError:
 
 
 def forget_lengths(model: nn.Module) -> None:
-    """Has rotary tables that depend on a text's length (dynamic, longrope) made anew in each pass.
+    """Recomputes rotary tables that depend on a text's length (dynamic, longrope) in each pass.
 
     transformers keeps on the module what the longest text so far needed, so that a pass would depend on those before
     it, and on those in other threads.

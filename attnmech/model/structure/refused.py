@@ -39,7 +39,7 @@ REFUSED: Final[Mapping[str, str]] = {
     "doge": "its attention adds a function of the values to the scores, which no term of the ledger covers",
     "fnet": "a model without attention: it mixes tokens by Fourier transforms",
     "funnel": "it pools positions between blocks, so that they are not tokens",
-    "ibert": "its projections are quantised layers, which return a scaling factor, too",
+    "ibert": "its projections are quantised layers, which also return a scaling factor",
     "mra": _APPROXIMATED.format("blocks at several resolutions"),
     "nystromformer": _APPROXIMATED.format("by landmarks"),
     "squeezebert": "its projections are grouped convolutions, not matrices",

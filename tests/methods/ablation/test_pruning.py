@@ -101,7 +101,7 @@ def test_a_function_of_ones_own_says_what_is_better() -> None:
     assert float(low.effect[0]) == pytest.approx(float(singles.effect.min()), abs=1e-5)
     assert float(high.effect[0]) == pytest.approx(float(singles.effect.max()), abs=1e-5)
     assert low.random.shape == (0, 1, 3) and low.complete and low.to_frame()["random"].isna().all()
-    with pytest.raises(InputError, match="say what is better"):
+    with pytest.raises(InputError, match="needs `higher_is_better`"):
         am.prune_heads(hooked, ids, metric=own)
     with pytest.raises(InputError, match="for loss, lower is better; leave `higher_is_better` out"):
         am.prune_heads(hooked, ids, higher_is_better=True)
