@@ -35,7 +35,7 @@ LEAST_TOKENS: Final = 512
 """The fewest tokens of a step: with fewer, reading the weights takes longer than multiplying."""
 
 TEXT_TOKENS: Final = 512
-"""Roughly how many tokens of text are measured together, so that several changes fit into a step."""
+"""The approximate number of text tokens measured together, so that several changes fit into a step."""
 
 
 def step_tokens(widest: int) -> int:
@@ -84,7 +84,7 @@ class Engine:
         self._changes: Sequence[Change] = ()
         """All changes of a sweep that keeps streams."""
         self._left_out: dict[int, bool] = {}
-        """Whether the attention of a block may be left out, by block."""
+        """Whether the attention of a block may be skipped, by block."""
         widest = 4 * model.d_model
         if self.blocks is not None:
             widest = max(max(parameter.shape) for parameter in self.blocks.first.parameters())

@@ -164,7 +164,7 @@ class Columns:
         return tuple(dict.fromkeys(self.of))
 
     def taken(self, path: str) -> dict[str, tuple[int, ...]]:
-        """The ones of q, k and v that a projection holds, each with its columns."""
+        """Those of q, k and v that a projection contains, each with its columns."""
         return {name: columns for name, of, columns in zip("qkv", self.of, self.columns, strict=True) if of == path}
 
     def split(self, outputs: Sequence[Tensor], heads: int, kv_heads: int, rest: str) -> tuple[Tensor, ...]:

@@ -261,7 +261,8 @@ class HookedModel:
             The model itself.
 
         Raises:
-            InputError: for layers and heads that the model does not have, and for interventions without meaning there;
+            InputError: for layers and heads that the model does not have, and for interventions that do not apply
+                there;
                 in a run, for a term that the scores do not have, and for keys, positions or values of other texts.
             MissingPointError: for a point that the model lacks.
             CertificateError: for a point that could not be proven.

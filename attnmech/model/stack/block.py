@@ -60,7 +60,7 @@ class PostNormEnd:
 def before_mlp(stack: Stack, end: LayerEnd) -> Float[Tensor, "batch position d_model"]:
     """The stream that the MLP adds to: after attention; in post-norm models after the norm that follows it.
 
-    In parallel blocks it is what enters the block, and in a decoder what cross-attention leaves.
+    In parallel blocks it is the input of the block, and in a decoder the stream after cross-attention.
     """
     plan = stack.architecture
     if "resid_mid" not in end:
