@@ -161,7 +161,7 @@ def test_what_there_is_not_is_refused(
 
 def test_too_long_a_text_for_circuitsvis_names_what_holds_more(demo: am.HookedModel) -> None:
     acts = demo.run(torch.full((1, 400), 400), points=[("pattern", 0)])
-    with pytest.raises(InputError, match=r'1,280,000 numbers are more than .* layer=2, view="model"\)'):
+    with pytest.raises(InputError, match=r'1,280,000 numbers exceed the 200,000 .* layer=2, view="model"\)'):
         acts.show("pattern", layer=0, view="attention_heads")
     assert acts.show("pattern", layer=0).kind == "model"
 

@@ -49,7 +49,7 @@ def test_what_views_say_is_said_of_patches(chromium: Any, tmp_path: Path) -> Non
     with opening(chromium, page("vit"), tmp_path / "vit.html", height=16_000, ready="html[data-whole]") as opened:
         said = " ".join(opened.locator("section:not(.table)").all_inner_texts())
     assert not re.findall(r"[^.]{0,40}\btokens?\b[^.]{0,40}", said)
-    assert "hide the first position" in said and "query patches look" in said
+    assert "hide the first position" in said and "query patches attend" in said
 
 
 @pytest.mark.parametrize("name", ["vit", "dinov2_registers", "wav2vec2", "ast", "whisper_encoder"])

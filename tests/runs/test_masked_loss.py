@@ -354,7 +354,7 @@ def test_segments_are_cut_in_every_copy() -> None:
         with model.intervene(am.Intervention.cut(spans[query], spans[key])):
             expected = model.loss(TEXTS[1])[0] - clean
         assert float(found.loss[query, key]) == pytest.approx(float(expected), abs=1e-10)
-    assert "per token." in found.lead and "later" not in found.lead and "of loss" in found.lead
+    assert "of loss per token" in found.lead and "later" not in found.lead
 
 
 def test_a_sweep_resumes_within_a_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
