@@ -4,6 +4,7 @@ No two axes of a model have one length; biases and norms are random. A cell that
 is a bug.
 """
 
+import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -635,5 +636,5 @@ def _reason(model: am.HookedModel, error: str) -> str:
     for plan in plans:
         error = error.replace(f" ({plan})", "")
     for name in (model.name, *plans):
-        error = error.replace(name, "this model")
+        error = re.sub(rf"(?<!\w){re.escape(name)}(?!\w)", "this model", error)
     return " ".join(error.partition(". ")[0].partition("; got")[0].removesuffix(".").split())

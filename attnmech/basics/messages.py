@@ -1,4 +1,7 @@
-"""Quotes other libraries' errors in attnmech's messages."""
+"""Quotes other libraries' errors in attnmech's messages, and points warnings at the user's line."""
+
+import inspect
+import warnings
 
 
 def first_line(error: BaseException) -> str:
@@ -11,3 +14,11 @@ def first_line(error: BaseException) -> str:
     if not lines:
         return type(error).__name__
     return " ".join(lines[:2]) if lines[0].endswith(":") else lines[0]
+
+
+def warn_user(message: str, category: type[Warning] = UserWarning) -> None:
+    """Warns at the line of the nearest caller outside this package."""
+    frame, depth = inspect.currentframe(), 1
+    while frame is not None and frame.f_globals.get("__name__", "").partition(".")[0] == "attnmech":
+        frame, depth = frame.f_back, depth + 1
+    warnings.warn(message, category, stacklevel=depth)

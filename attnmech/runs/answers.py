@@ -1,6 +1,5 @@
 """Turns the tokens that should follow texts, given as strings or ids, into ids."""
 
-import warnings
 from collections.abc import Sequence
 from typing import Any, TypeAlias
 
@@ -9,6 +8,7 @@ from jaxtyping import Int
 from torch import Tensor
 
 from ..basics.arguments import dense, index_of, listed
+from ..basics.messages import warn_user
 from ..errors import InputError
 from ..model.parts.pieces import read_piece, texts_of_pieces
 from ..model.run.hooked import HookedModel
@@ -82,11 +82,10 @@ def _token_id(model: HookedModel, name: str, text: str) -> int:
         )
     spaced = tokenizer(f" {text}", add_special_tokens=False)["input_ids"] if text[0].isalnum() else made
     if len(spaced) == 1 and spaced[0] not in (made[0], tokenizer.unk_token_id):
-        warnings.warn(
+        warn_user(
             f"`{name}`: both {text!r} (id {made[0]}) and {' ' + text!r} (id {spaced[0]}) are single tokens; "
             f"{text!r} is used, as it was given. Within a sentence the word is {' ' + text!r}: give that instead, or "
             f"the id {made[0]} to keep {text!r} without this warning.",
             AnswerWarning,
-            stacklevel=2,
         )
     return int(made[0])

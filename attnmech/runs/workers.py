@@ -1,11 +1,11 @@
 """Carries out the batches of a run: in this process, or by the workers of an engine."""
 
-import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 from ..basics.arguments import shown
+from ..basics.messages import warn_user
 from ..errors import InputError
 from .corpus import CorpusBatch
 from .journal import Journal
@@ -49,10 +49,9 @@ def warn_left_out(documents: Sequence[int]) -> dict[str, Any]:
     listed = ", ".join(map(str, numbers[:8])) + (", …" if len(numbers) > 8 else "")
     which = f"document {listed} is" if len(numbers) == 1 else f"documents {listed} ({len(numbers)} in all) are"
     it = "it" if len(numbers) == 1 else "one of them"
-    warnings.warn(
+    warn_user(
         f"{which} left out: every worker that was given {it} ended, usually for want of memory. The result holds all "
         "others.",
         LeftOutWarning,
-        stacklevel=7,
     )
     return {"left out": numbers}

@@ -1,6 +1,5 @@
 """Makes a `HookedModel` with its certificate from a name, a folder, a file or a model object."""
 
-import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,7 +15,7 @@ from transformers.utils import logging
 
 from ...basics.arguments import optional_flag, shown
 from ...basics.files import path_of
-from ...basics.messages import first_line
+from ...basics.messages import first_line, warn_user
 from ...basics.public import public
 from ...demo import model_folder
 from ...errors import InputError, ModelNotFoundError, UnsupportedModelError, WeightsError
@@ -178,7 +177,7 @@ def load(
         bridge.check(passes)
     certify_with(passes)
     if not model.certificate.ok:
-        warnings.warn(f"{name}: {model.certificate.verdict}", UnprovenWarning, stacklevel=3)
+        warn_user(f"{name}: {model.certificate.verdict}", UnprovenWarning)
     return model
 
 

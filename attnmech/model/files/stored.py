@@ -7,7 +7,6 @@ first weight, and weights that are stored as integers would be taken for real nu
 import copy
 import json
 import re
-import warnings
 from collections import Counter
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
@@ -22,7 +21,7 @@ import torch
 from safetensors import safe_open
 from transformers import PreTrainedModel
 
-from ...basics.messages import first_line
+from ...basics.messages import first_line, warn_user
 from ...errors import WeightsError
 from ..structure.families import ARCHITECTURES
 
@@ -130,10 +129,9 @@ def precision_of(folder: Path) -> torch.dtype | None:
         listed = ", ".join(
             f"{count} in {str(_PRECISIONS[kind]).removeprefix('torch.')}" for kind, count in counts.items()
         )
-        warnings.warn(
+        warn_user(
             f"folder {folder} stores its weights in several precisions ({listed}); all are loaded in the config's. "
-            "`dtype` chooses another.",
-            stacklevel=2,
+            "`dtype` chooses another."
         )
     return _PRECISIONS[next(iter(counts))] if len(counts) == 1 else None
 

@@ -69,7 +69,7 @@ def test_an_index_that_is_wrong_is_refused(tmp_path: Path) -> None:
     for places, said in (
         (index["weight_map"] | {"model.layers.9.mlp.up_proj.weight": next(iter(index["weight_map"].values()))},
          r"model\.layers\.9\.mlp\.up_proj\.weight is in .* does not hold it \(1 such"),
-        (index["weight_map"] | {"lm_head.weight": "../elsewhere.safetensors"}, "no file of the folder"),
+        (index["weight_map"] | {"lm_head.weight": "../elsewhere.safetensors"}, "not a file of the folder"),
     ):  # fmt: skip
         (tmp_path / SHARDED).write_text(json.dumps(index | {"weight_map": places}))
         with pytest.raises(WeightsError, match=said):
