@@ -23,6 +23,7 @@ from ..inputs.own_inputs import Labels, OwnInputs
 from ..inputs.processors import check_processor, processor_in
 from ..own.module import OwnModule
 from ..own.structure import read_own
+from ..parts.autocast import require_no_autocast
 from ..parts.weights import check_finite, check_real
 from ..proof.certify import certify_with, check_runs
 from ..proof.probe import Passes
@@ -130,6 +131,7 @@ def load(
             it.
         OutputError: if no copy of a GGUF file can be written.
     """
+    require_no_autocast()
     kind, place = _dtype(dtype), _device(device)
     optional_flag("bos", bos)
     _check_tokenizer(tokenizer)

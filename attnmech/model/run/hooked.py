@@ -33,6 +33,7 @@ from ..inputs.images import PatchGrid
 from ..inputs.own_inputs import OwnInputs
 from ..inputs.transcripts import TranscriptEncoder
 from ..own.module import NO_TOKENS
+from ..parts.autocast import require_no_autocast
 from ..parts.hashes import WeightsHash, model_hash
 from ..parts.predictions import Prediction, predicted_by
 from ..parts.weights import AttentionWeights
@@ -558,6 +559,7 @@ class HookedModel:
 
 
 def require_model(model: object) -> None:
-    """Raises `InputError` for anything that `am.load` did not make, such as a name or a transformers model."""
+    """Raises `InputError` for anything that `am.load` did not make, such as a name, and inside `torch.autocast`."""
     if not isinstance(model, HookedModel):
         raise InputError(f"the model must be what am.load returns; got {shown(model)}. Load it with am.load(...).")
+    require_no_autocast(model.device)

@@ -14,6 +14,7 @@ from ..attention.directions import Directions
 from ..attention.in_force import InForce, Pass
 from ..attention.running import Balance
 from ..own.module import OwnModule
+from ..parts.autocast import require_no_autocast
 from ..stack.stack import Stack
 from ..structure.signals import KINDS, below_head, size_options
 
@@ -71,7 +72,11 @@ class CheckedPasses:
 
     @contextmanager
     def checked(self, wanted: Pass) -> Iterator[None]:
-        """Makes `wanted` the current pass; raises `ExactnessError` if its values do not add up."""
+        """Makes `wanted` the current pass; raises `ExactnessError` if its values do not add up.
+
+        Raises `InputError` inside `torch.autocast`.
+        """
+        require_no_autocast(next(self._model.parameters()).device)
         if self._in_force.checks:
             dtype = next(self._model.parameters()).dtype
             wanted.balance = Balance(self._directions, self._columns, dtype, self._refused())

@@ -1,0 +1,17 @@
+"""Refuses to compute inside `torch.autocast`, which computes in another precision than the certificate holds for."""
+
+import torch
+
+from ...errors import InputError
+
+
+def require_no_autocast(device: torch.device | None = None) -> None:
+    """Raises `InputError` where `torch.autocast` is in force on a device; without one, on any that there is."""
+    accelerator = torch.accelerator.current_accelerator() if device is None else None
+    kinds = ["cpu", *([] if accelerator is None else [accelerator.type])] if device is None else [device.type]
+    for kind in kinds:
+        if torch.is_autocast_enabled(kind):
+            raise InputError(
+                f"attnmech computes in the model's own precision, and torch.autocast({kind!r}) is in force. Call it "
+                'outside, or load the model in the precision that you want: am.load(..., dtype="bfloat16").'
+            )

@@ -1,0 +1,29 @@
+"""Inside `torch.autocast` nothing is computed: the certificate holds for the model's own precision."""
+
+import models
+import pytest
+import torch
+
+import attnmech as am
+
+EXPECTED = r"own precision, and torch\.autocast\('cpu'\) is in force"
+
+
+def test_every_call_is_refused_and_leaves_the_model_as_it_was() -> None:
+    hooked, ids = models.hooked("gpt2"), models.token_ids("gpt2")
+    before = hooked.run(ids).logits
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        for call in (
+            hooked.run,
+            hooked.loss,
+            lambda ids: am.attention_focus(hooked, ids),
+            lambda _: am.composition(hooked),
+        ):
+            with pytest.raises(am.errors.InputError, match=EXPECTED):
+                call(ids)
+        with pytest.raises(am.errors.InputError, match=EXPECTED):
+            am.load(models.fresh("gpt2"))
+        with torch.autocast("cpu", enabled=False):
+            assert torch.equal(hooked.run(ids).logits, before)
+    assert torch.equal(hooked.run(ids).logits, before)
+    assert am.certify(hooked).ok
