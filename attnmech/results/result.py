@@ -4,7 +4,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, ClassVar, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import pandas as pd
 from torch import Tensor
@@ -33,6 +33,12 @@ class Result(SavesFigures, ABC):
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
         check_methods(cls)
+
+    if not TYPE_CHECKING:  # a type checker reports what is missing
+
+        def __getattr__(self, name: str) -> Any:
+            message = f"{type(self).__name__!r} has no {name!r}; `to_frame()` gives its numbers as a table"
+            raise AttributeError(message, name=name, obj=self)
 
     def __sub__(self, other: Any) -> Self:
         raise InputError(f"two {type(self).__name__} results cannot be subtracted; {self.SUBTRACT}.")

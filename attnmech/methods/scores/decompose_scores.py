@@ -243,7 +243,7 @@ class ScoreDecomposition(SplitScores):
         """One line: the score of a pair as the sum of its terms, and its probability.
 
         >>> print(split.explain(2, 6, query=15, key=4))      # doctest: +SKIP
-        L2H6: ' song' (15) looks at ' blue' (4) with 0.9999, score 29.28: query_key +28.45, key_bias +0.89, ...
+        L2H6: ' song' (15) attends to ' blue' (4) with weight 0.9999, score 29.28: query_key +28.45, key_bias +0.89, ...
 
         Args:
             layer: the layer.
@@ -271,7 +271,7 @@ class ScoreDecomposition(SplitScores):
         )
         probability = f"{float(view.pattern[row][key]):.4f}"
         return (
-            f"L{layer}H{head}: {view.tokens[query]!r} ({query}) looks at {view.key_tokens[key]!r} ({key}) with "
+            f"L{layer}H{head}: {view.tokens[query]!r} ({query}) attends to {view.key_tokens[key]!r} ({key}) with weight "
             f"{probability}, score {score:.2f}: {because}"
         )
 
