@@ -7,10 +7,10 @@ from .circuitsvis import colored_tokens as colored_tokens
 from .circuitsvis import colored_tokens_multi as colored_tokens_multi
 from .circuitsvis import text_neuron_activations as text_neuron_activations
 from .circuitsvis import token_log_probs as token_log_probs
-from .effects import effect_map as effect_map
 from .embed import View as View
 from .figure_files import save_figure as save_figure
 from .graph import token_graph as token_graph
+from .head_maps import effect_map as effect_map
 from .ledger import row_ledger as row_ledger
 from .lines import lines_by_layer as lines_by_layer
 from .maps_by_hand import edges as edges

@@ -15,8 +15,8 @@ from ..basics.arguments import index_of, listed, shown, string, strings, whole_n
 from ..basics.public import public
 from ..errors import InputError
 from . import scripts
-from .effects import SIGNED_COLOURS
 from .embed import View
+from .head_maps import SIGNED_COLOURS
 from .patterns import Array, as_array
 from .text import isolated, quoted, shorten, visible_token
 

@@ -7,8 +7,8 @@ import numpy as np
 import plotly.graph_objects as go  # type: ignore[import-untyped]
 from jaxtyping import Float
 
-from .effects import SIGNED_COLOURS
 from .figure import Figure
+from .head_maps import SIGNED_COLOURS
 from .style import FIGURE_STYLE, SCORE_COLOURS
 from .text import isolated, plotly_text, signed, visible_token
 

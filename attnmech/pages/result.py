@@ -28,8 +28,8 @@ from ..methods.scores.decompose_scores import ScoreDecomposition
 from ..methods.updates.result import ResidualUpdates
 from ..model.parts.certificate import Certificate
 from ..runs.effects import HeadEffects
-from .beginning import example_of, start_of
 from .measures import Measured
+from .start import example_of, start_of
 from .tokens import TokenPaths
 
 STACK_WORDS: Final = {

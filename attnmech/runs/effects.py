@@ -13,7 +13,7 @@ from torch import Tensor
 from ..basics.arguments import whole_number
 from ..basics.fields import check_layers
 from ..draw.chart import at_head
-from ..draw.effects import effect_map
+from ..draw.head_maps import effect_map
 from ..draw.section import Section
 from ..errors import InputError
 from ..interventions import Head

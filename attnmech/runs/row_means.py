@@ -20,7 +20,7 @@ from torch import Tensor
 from ..basics.arguments import dense, flag, index_of, member, option, shown
 from ..basics.fields import check_entries, check_layers, check_rows
 from ..draw.chart import at_head
-from ..draw.effects import effect_map
+from ..draw.head_maps import effect_map
 from ..draw.section import Section
 from ..errors import InputError, MissingPointError
 from ..maths.intervals import LEAST_TEXTS, LEVEL, TextMeans, checked_level, difference

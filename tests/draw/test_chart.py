@@ -7,8 +7,8 @@ import pytest
 
 from attnmech.draw.attention_maps import MEASURES, attention_chart, attention_map
 from attnmech.draw.chart import ByChoice, Chart, Slot, at_head
-from attnmech.draw.effects import effect_map
 from attnmech.draw.figure import Figure
+from attnmech.draw.head_maps import effect_map
 from attnmech.draw.ledger import REFERENCES, ledger_chart, row_ledger
 from attnmech.draw.numbers import FocusNumbers, ScoreNumbers, UpdateNumbers
 from attnmech.methods.focus.figures import focus_chart, rank_lines_of

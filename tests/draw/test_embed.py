@@ -14,9 +14,9 @@ from browser import opening
 
 from attnmech.draw import embed, scripts
 from attnmech.draw.circuitsvis import colored_tokens
-from attnmech.draw.effects import effect_map
 from attnmech.draw.embed import View, in_notebook, page_of_views, plotly_view
 from attnmech.draw.figure_page import render_figures
+from attnmech.draw.head_maps import effect_map
 from attnmech.draw.scripts import of_question
 from attnmech.draw.section import Section
 from attnmech.errors import InputError

@@ -16,8 +16,8 @@ from PIL import Image
 
 from attnmech import draw
 from attnmech.draw import browser, view_files
-from attnmech.draw.effects import SIGNED_COLOURS
 from attnmech.draw.figure_files import _on_paper
+from attnmech.draw.head_maps import SIGNED_COLOURS
 from attnmech.errors import InputError, OutputError
 
 HOSTILE = "</title><script>window.owned=1</script> & <b>layer 2</b>"

@@ -23,7 +23,7 @@ from attnmech.demo.text import PARAGRAPH
 from attnmech.draw.text import bound, percent
 from attnmech.errors import ExactnessError, InputError, OutputError
 from attnmech.pages import limits
-from attnmech.pages.beginning import start_of
+from attnmech.pages.start import start_of
 
 
 @pytest.fixture(scope="module")

@@ -18,7 +18,7 @@ from ...basics.arguments import finite_number, flag, option, shown
 from ...basics.fields import check_layers
 from ...basics.public import public
 from ...batch import Batch
-from ...draw.effects import effect_map
+from ...draw.head_maps import effect_map
 from ...draw.section import Section
 from ...errors import InputError
 from ...interventions import Intervention, Values

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ...basics.arguments import flag, option, shown
 from ...basics.public import Arguments, public
-from ...draw.effects import effect_map
+from ...draw.head_maps import effect_map
 from ...draw.section import Section
 from ...draw.text import with_minus_signs
 from ...errors import InputError

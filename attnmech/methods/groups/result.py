@@ -20,7 +20,7 @@ from torch import Tensor
 from ...basics.arguments import finite_number, listed, shown, whole_number
 from ...basics.fields import check_layers
 from ...basics.public import public
-from ...draw.effects import effect_map
+from ...draw.head_maps import effect_map
 from ...draw.section import Section
 from ...draw.text import with_minus_signs
 from ...errors import InputError

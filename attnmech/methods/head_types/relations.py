@@ -19,7 +19,7 @@ from ...basics.arguments import flag, integer, listed, option, shown
 from ...basics.fields import check_layers
 from ...basics.public import public
 from ...batch import Batch
-from ...draw.effects import effect_map
+from ...draw.head_maps import effect_map
 from ...draw.section import Section
 from ...draw.text import percent
 from ...errors import InputError

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from ...basics.arguments import option, whole_number
 from ...basics.public import public
-from ...draw.effects import effect_map
+from ...draw.head_maps import effect_map
 from ...draw.section import Section
 from ...draw.text import percent, with_minus_signs
 from ...errors import InputError

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ...basics.arguments import option
 from ...basics.public import public
-from ...draw.effects import effect_map
+from ...draw.head_maps import effect_map
 from ...draw.section import Section
 from ...errors import InputError
 from ...model.parts.gates import NormGate

@@ -39,7 +39,7 @@ from ...results.mean_qk import MeanQK
 from ...runs.layers import count_layers
 from .figures import key_terms, score_shares
 from .section import score_sections
-from .split_scores import SplitScores
+from .terms_of_scores import SplitScores
 from .wavelength_figures import dimension_bars
 
 FIGURES: Final = ("attention_map", "score_shares", "key_terms", "row_ledger", "dimensions")
@@ -271,8 +271,8 @@ class ScoreDecomposition(SplitScores):
         )
         probability = f"{float(view.pattern[row][key]):.4f}"
         return (
-            f"L{layer}H{head}: {view.tokens[query]!r} ({query}) attends to {view.key_tokens[key]!r} ({key}) with weight "
-            f"{probability}, score {score:.2f}: {because}"
+            f"L{layer}H{head}: {view.tokens[query]!r} ({query}) attends to {view.key_tokens[key]!r} ({key}) "
+            f"with weight {probability}, score {score:.2f}: {because}"
         )
 
     def _dimension_bars(

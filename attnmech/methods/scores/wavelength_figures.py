@@ -12,8 +12,8 @@ from plotly.subplots import make_subplots  # type: ignore[import-untyped]
 
 from ...basics.nouns import TEXT, Nouns
 from ...draw.chart import ByChoice, Chart, Slot
-from ...draw.effects import SIGNED_COLOURS
 from ...draw.figure import Figure
+from ...draw.head_maps import SIGNED_COLOURS
 from ...draw.style import FIGURE_STYLE, NEUTRAL, SCORE_COLOURS, TERMS
 from ...draw.text import signed
 from ...errors import InputError

@@ -9,8 +9,8 @@ from jaxtyping import Float, Int
 
 from ...draw.carried import error_of
 from ...draw.chart import ByChoice, Chart, Slot, row_frame
-from ...draw.effects import SIGNED_COLOURS
 from ...draw.figure import Figure
+from ...draw.head_maps import SIGNED_COLOURS
 from ...draw.section import Section
 from ...draw.segments import segment_labels
 from ...draw.style import FIGURE_STYLE, SCORE_COLOURS

@@ -18,8 +18,8 @@ from ...basics.arguments import index_of, member, option, shown, whole_number
 from ...basics.fields import check_entries
 from ...basics.public import public
 from ...draw.all_heads import model_view
-from ...draw.effects import effect_map
 from ...draw.embed import View
+from ...draw.head_maps import effect_map
 from ...draw.section import Section
 from ...draw.segments import segment_labels, segment_map
 from ...draw.sentence import sentence_view

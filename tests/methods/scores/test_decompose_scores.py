@@ -407,7 +407,9 @@ def test_one_score_in_one_line(name: str) -> None:
     query, key = here[-1], here[int(pattern[here[-1], here].argmax())]
     told = split.explain(layer, head, query=len(here) - 1, sequence=1)
     found = re.fullmatch(
-        r"L1H2: .+ \((\d+)\) attends to .+ \((\d+)\) with weight ([\d.]+), score (-?[\d.]+): (.+)", told, flags=re.DOTALL
+        r"L1H2: .+ \((\d+)\) attends to .+ \((\d+)\) with weight ([\d.]+), score (-?[\d.]+): (.+)",
+        told,
+        flags=re.DOTALL,
     )
     assert found is not None
     assert (int(found[1]), int(found[2])) == (len(here) - 1, (here == key).nonzero().item())

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from attnmech import draw
-from attnmech.draw.effects import SIGNED_COLOURS
+from attnmech.draw.head_maps import SIGNED_COLOURS
 from attnmech.draw.style import SCORE_COLOURS
 from attnmech.errors import InputError
 
