@@ -274,7 +274,9 @@ class Attend(PatternEdit):
             raise InputError("in cross-attention no key is the token itself.")
 
     def sentence(self, heads: str) -> str:
-        return f"pattern of {heads} becomes {'first token only' if self.to == 'first' else self.to}"
+        if self.to == "uniform":
+            return f"pattern of {heads} becomes uniform"
+        return f"attention of {heads} goes to the {'first token' if self.to == 'first' else 'token itself'}"
 
     def new(self, pattern: Tensor, seen: Tensor, block: Block) -> Float[Tensor, "#batch #head #row key"]:
         if self.to == "uniform":

@@ -86,7 +86,7 @@ def test_a_hidden_key_leaves_its_share_to_the_others(opened_weighted: Any, weigh
     found = np.array(weights, dtype=float)[1:]
     np.testing.assert_allclose(found, expected[1:] / expected[1:].sum(-1, keepdims=True), rtol=1e-3, atol=1e-9)
     words = opened_weighted.inner_text("#sentence-view .attnmech-finding")
-    assert words.startswith("L5H2 (value-weighted): ") and "of the value-weighted attention before" in words
+    assert words.startswith("L5H2 (value-weighted): ") and "of the remaining value-weighted attention" in words
 
 
 def test_the_small_maps_follow_the_choice(opened_weighted: Any, weighted: ScoreNumbers) -> None:

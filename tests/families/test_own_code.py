@@ -245,7 +245,7 @@ def test_what_replaces_the_attention_is_on_the_copy_alone() -> None:
 
 REFUSED = {
     "convbert": "a convolution beside the attention", "cpmant": "prompt tokens of its own",
-    "doge": "makes of its values", "funnel": "pools positions", "ibert": "quantised",
+    "doge": "a function of the values to the scores", "funnel": "pools positions", "ibert": "quantised",
     "mra": "approximates the softmax", "xlm": "in separate lists",
     "nystromformer": "by landmarks", "squeezebert": "convolutions", "yoso": "by hashing", "axk2": "an indexer selects",
 }  # fmt: skip

@@ -391,7 +391,7 @@ def test_the_recording_stands_under_the_attention_of_a_token() -> None:
 
 def test_without_a_text_the_report_takes_the_model_s_own_words() -> None:
     report = am.report(hooked(), one()["input_features"])
-    assert "text = model.generate(..., 30)  # the input of this report" in report.calls["setup"]
+    assert "text = model.generate(..., 30)  # what this report was given" in report.calls["setup"]
     assert report.others["decoder"].pattern.shape[-1] == report.others["cross"].pattern.shape[-2]
     compile(report.calls["setup"], "setup", "exec")
 

@@ -914,7 +914,7 @@ def stated(*shape: int) -> dict[int, Tensor]:
         ("jamba", Intervention.zero([(0, 0)]), r"one of 1, 3 \(the layers of this model with attention\); got 0"),
         ("gpt2", Intervention.zero([(0, 0)], stack="encoder"), r"`stack` must be one of 'self' .*; got 'encoder'"),
         ("t5", Intervention.zero([(0, 0)]), r"`stack` must be one of 'encoder', 'decoder', 'cross' on this model"),
-        ("t5", Intervention.attend("all", "self", stack="cross"), "no key of cross-attention is the token itself"),
+        ("t5", Intervention.attend("all", "self", stack="cross"), "in cross-attention no key is the token itself"),
         ("t5", Intervention.stream("mlp_out", [0], stack="cross"), "the cross stack has no MLP"),
         ("gpt2", Intervention.remove_keys("all", "special"), "loaded with a tokenizer"),
         (
@@ -951,7 +951,7 @@ def test_refused_before_a_run(name: str, intervention: Intervention, said: str) 
         (Intervention.zero([(1, 0)], positions=[2, 7]), "the text has only 7 positions, counted from 0"),
         (
             Intervention.attend([(1, 0)], "first", positions=[9]),
-            "first token only at positions 9: the text has only 7 pos",
+            "goes to the first token at positions 9: the text has only 7 pos",
         ),
         (Intervention.remove_keys([(1, 0)], [1], positions=[7]), "the text has only 7 positions"),
         (Intervention.remove_keys([(1, 0)], [1, 7]), "keys 1, 7 removed .*: the text has only 7 keys"),

@@ -39,10 +39,10 @@ MADE: list[tuple[Intervention, str]] = [
     (Intervention.zero("all", positions="last"), "z of all heads becomes 0 at the last position"),
     (Intervention.zero("all", positions=[-1, 2, -3]), "z of all heads becomes 0 at positions 2, -3, -1"),
     (Intervention.attend([(0, 2)], "uniform"), "pattern of L0H2 becomes uniform"),
-    (Intervention.attend([(0, 2)], "self"), "pattern of L0H2 becomes self"),
+    (Intervention.attend([(0, 2)], "self"), "attention of L0H2 goes to the token itself"),
     (
         Intervention.attend("all", "first", positions=[0]),
-        "pattern of all heads becomes first token only at positions 0",
+        "attention of all heads goes to the first token at positions 0",
     ),
     (Intervention.remove_keys([(0, 2)], "first"), "the first token removed from the pattern of L0H2"),
     (Intervention.remove_keys([(0, 2)], "special"), "special tokens removed from the pattern of L0H2"),

@@ -173,11 +173,16 @@ def test_what_classes_may_be_is_said() -> None:
 def test_segments_of_a_classified_text() -> None:
     for kind in KINDS:
         found = am.segment_effects(am.load(plain_of(kind)), IDS[2], [(0, 3), (3, 7), (7, 9)])
-        assert found.loss is None and found.lead.endswith("nats of KL.") and "nan" not in found.lead
+        assert (
+            found.loss is None
+            and "nats of KL (" in found.lead
+            and "of loss" not in found.lead
+            and "nan" not in found.lead
+        )
     model = models.hooked("gpt2")
     found = am.segment_effects(model, IDS[2], [(0, 8), (8, 9)])
     # No token follows the last one, so nothing is known of its loss.
-    assert found.lead.endswith("nats of KL per later token.") and "nan" not in found.lead
+    assert "nats of KL per later token (" in found.lead and "nan" not in found.lead
 
 
 def test_a_lambda_has_no_name(tmp_path: Path) -> None:
