@@ -25,6 +25,10 @@ class WeightsError(AttnmechError, ValueError):
     """The weights cannot be used: not finite, missing, or in a precision that this device does not support."""
 
 
+class DeviceMemoryError(AttnmechError, MemoryError):
+    """The device has too little memory."""
+
+
 class MissingPointError(AttnmechError, KeyError):
     """An activation point that this model does not have, or that the run did not capture."""
 

@@ -24,6 +24,7 @@ from ..inputs.processors import check_processor, processor_in
 from ..own.module import OwnModule
 from ..own.structure import read_own
 from ..parts.autocast import require_no_autocast
+from ..parts.memory import names_lack_of_memory
 from ..parts.weights import check_finite, check_real
 from ..proof.certify import certify_with, check_runs
 from ..proof.probe import Passes
@@ -48,6 +49,7 @@ class UnprovenWarning(UserWarning):
 
 
 @public
+@names_lack_of_memory('Load the model in 16 bits (dtype="bfloat16") or on another device (device="cpu").')
 def load(
     source: str | Path | nn.Module | None = None,
     *,
@@ -127,6 +129,7 @@ def load(
         UnsupportedModelError: for a model without attention, or of a kind that cannot be expressed exactly.
         WeightsError: for weights that are not finite, damaged, or in a precision that this device does not support; for
             a bridge that computes something else than its model.
+        DeviceMemoryError: if the device has too little memory for the model or its certificate.
         InputError: for an invalid argument, an example that does not run, or a GGUF file without the package to read
             it.
         OutputError: if no copy of a GGUF file can be written.

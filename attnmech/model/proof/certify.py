@@ -120,6 +120,8 @@ class _Statements(EditChecks):
         for name, make in makers.items():
             try:
                 check = make()
+            except torch.OutOfMemoryError:
+                raise
             except Exception as error:
                 check = Check(name, f"{name} can be checked", _EVERY_POINT, False, detail=first_line(error))
             yield self._spelled_out(check)
@@ -155,6 +157,8 @@ class _Statements(EditChecks):
         statement = "every point is reached in a forward pass"
         try:
             self.passes.run()
+        except torch.OutOfMemoryError:
+            raise
         except Exception as error:  # the certificate reports whatever a broken model raises
             return Check("points", statement, _EVERY_POINT, False, detail=first_line(error))
         for stack in self.model.stacks.values():
@@ -210,6 +214,8 @@ class _Statements(EditChecks):
             # TransformerLens has `result` off by default, and warns if it is requested.
             hooks = [lens_name(key) for key in ours if key[0] != "result"]
             theirs, cache = bridge_run(self.model, self.batch, hooks)
+        except torch.OutOfMemoryError:
+            raise
         except Exception as error:  # a bridge that cannot be built or run is TransformerLens's fault, not this model's
             return Check("bridge", statement, (), None, detail=first_line(error))
         self.lens_hooks = tuple(self._lens_hooks(ours, cache))

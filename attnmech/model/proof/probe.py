@@ -351,6 +351,8 @@ def _attempt(run: Callable[[], Any]) -> Any:
     """What a run returns, or its exception: a model that transformers cannot run this way is not at fault."""
     try:
         return run()
+    except torch.OutOfMemoryError:
+        raise
     except Exception as error:
         return error.with_traceback(None)  # whose frames hold the passes, which would hold it
 
