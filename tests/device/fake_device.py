@@ -1,11 +1,16 @@
 """A device without hardware: torch's PrivateUse1, with the CPU's memory and kernels and a GPU's rules.
 
-Tensors on it do not mix with the CPU's, do not become arrays, and hold NaN where nothing was written. `install` makes
-the device exist in a process for good, so it belongs in a process of its own.
+Tensors on it do not mix with the CPU's, do not become arrays, and hold NaN where nothing was written. Kernels and waits
+can be counted, and float64 refused as MPS refuses it. `install` makes the device exist in a process for good, so it
+belongs in a process of its own.
 """
 
 import ctypes
+import sys
+from collections import Counter
 from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 import torch
@@ -16,8 +21,53 @@ NAME: Final = "gpu"
 _MOVING: Final = ("aten::copy_", "aten::_copy_from", "aten::_copy_from_and_resize", "aten::_to_copy", "aten::set_")
 _INDEXING: Final = ("aten::index", "aten::index_put_", "aten::_index_put_impl_", "aten::index_put")
 _FILLING: Final = ("aten::masked_fill", "aten::masked_fill_", "aten::fill_", "aten::fill", "aten::where")
+_WAITING: Final = (
+    "aten::_local_scalar_dense", "aten::nonzero", "aten::equal", "aten::allclose", "aten::masked_select",
+    "aten::_unique2", "aten::unique_consecutive", "aten::unique_dim", "aten::bincount",
+    "aten::repeat_interleave.Tensor", "aten::_linalg_eigh", "aten::_linalg_svd", "aten::linalg_qr",
+)  # fmt: skip
+"""Operations of which the CPU must see a number before it can go on."""
 _ALIGNED: Final = 16
 """Memory comes in multiples of so many bytes, which every type divides."""
+
+
+# -- what is counted -------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Count:
+    """Kernels that were launched on the device, and waits of the CPU for it, by the line that asked for them."""
+
+    launches: Counter[str] = field(default_factory=Counter)
+    waits: Counter[str] = field(default_factory=Counter)
+
+    def total(self) -> tuple[int, int]:
+        """Number of launches and of waits."""
+        return self.launches.total(), self.waits.total()
+
+
+_counts: list[Count] = []
+
+
+@contextmanager
+def counting() -> Iterator[Count]:
+    """Counts launches and waits of what runs inside, in every thread."""
+    _counts.append(count := Count())
+    try:
+        yield count
+    finally:
+        _counts.remove(count)
+
+
+def _count(name: str, *, waits: bool = False) -> None:
+    if not _counts:
+        return
+    frame: Any = sys._getframe(1)
+    while frame is not None and not any(part in frame.f_code.co_filename for part in ("attnmech/", "transformers/")):
+        frame = frame.f_back
+    place = "elsewhere" if frame is None else f"{frame.f_code.co_filename.split('/attnmech/')[-1]}:{frame.f_lineno}"
+    for count in _counts:
+        (count.waits if waits else count.launches)[f"{name} {place}"] += 1
 
 
 # -- memory ----------------------------------------------------------------------------------------------------
@@ -117,9 +167,18 @@ def _require_one_device(op: Any, args: Any, kwargs: Any) -> None:
             )
 
 
+def _waits(op: Any, args: Any) -> bool:
+    """Whether the CPU waits for the device: for a number, or for how many places a mask of booleans chooses."""
+    if op._schema.name in _INDEXING:
+        return any(place.dtype in (torch.bool, torch.uint8) for place in _tensors(args[1]))
+    return op._schema.name in _WAITING or op.name() in _WAITING
+
+
 def _by_the_cpu(op: Any, *args: Any, **kwargs: Any) -> Any:
     """Any operation: by the CPU's kernel, on the same memory."""
     _require_one_device(op, args, kwargs)
+    if _waits(op, args):
+        _count(op._schema.name, waits=True)
     pairs: list[tuple[Tensor, Tensor]] = []
 
     def down(value: Any) -> Any:
@@ -145,9 +204,13 @@ def _by_the_cpu(op: Any, *args: Any, **kwargs: Any) -> Any:
         elif (cpu.size(), cpu.stride()) != (device.size(), device.stride()):
             device.data = _of_storage(device, cpu)
     by_memory = {cpu.untyped_storage().data_ptr(): device for cpu, device in pairs}
+    results = list(_tensors(made))
+    if not results or op._schema.is_mutable or any(r.untyped_storage().data_ptr() not in by_memory for r in results):
+        _count(op._schema.name)  # a view launches nothing
 
     def up(value: Any) -> Any:
         if isinstance(value, Tensor):
+            _require_type(value.dtype)
             same = next((device for cpu, device in pairs if cpu is value), None)
             base = by_memory.get(value.untyped_storage().data_ptr())
             return same if same is not None else _uploaded(value) if base is None else _of_storage(base, value)
@@ -156,17 +219,29 @@ def _by_the_cpu(op: Any, *args: Any, **kwargs: Any) -> Any:
     return up(made)
 
 
+def _require_type(dtype: torch.dtype | None) -> None:
+    """Raises what MPS raises for float64, where the device was installed so."""
+    if not _float64 and (dtype or torch.get_default_dtype()) in (torch.float64, torch.complex128):
+        raise TypeError("Cannot convert a tensor to float64 dtype as the device does not support it. Use float32.")
+
+
 def _empty(size: Any, dtype: Any = None, memory_format: Any = None, **_: Any) -> Tensor:
+    _require_type(dtype)
     value = torch.empty(size, dtype=dtype, memory_format=memory_format or torch.contiguous_format)
     return _uploaded(value.fill_(torch.nan) if value.is_floating_point() else value)
 
 
 def _empty_strided(size: Any, stride: Any, dtype: Any = None, **_: Any) -> Tensor:
+    _require_type(dtype)
     value = torch.empty_strided(size, stride, dtype=dtype)
     return _uploaded(value.fill_(torch.nan) if value.is_floating_point() else value)
 
 
 def _copied(source: Tensor, target: Tensor, non_blocking: bool = False) -> Tensor:
+    if source.device == target.device:
+        _count("aten::copy_")
+    else:
+        _count("to the CPU" if target.device.type == "cpu" else "from the CPU", waits=target.device.type == "cpu")
     with torch._C._AutoDispatchBelowAutograd():
         one, other = (value if value.device.type == "cpu" else _on_cpu(value) for value in (source, target))
         other.copy_(one)
@@ -194,10 +269,13 @@ class _Module(_DummyBackendModule):  # type: ignore[misc]
 
 
 _registered: list[torch.library.Library] = []
+_float64 = True
 
 
-def install() -> None:
-    """Makes the device "gpu" exist in this process."""
+def install(*, float64: bool = True) -> None:
+    """Makes the device "gpu" exist in this process; without `float64` it refuses that type, as MPS does."""
+    global _float64  # noqa: PLW0603 - one device in a process
+    _float64 = float64
     _setup_privateuseone_for_python_backend(NAME, backend_module=_Module())
     every, aten = torch.library.Library("_", "IMPL"), torch.library.Library("aten", "IMPL")
     every.fallback(_by_the_cpu, "PrivateUse1")

@@ -1,7 +1,7 @@
 """`python on_device.py FOLDER KIND ...`: what each small model gives on the CPU and on a device without hardware.
 
-Prints a line of JSON per model: its type, and the largest difference of every result, relative to its largest value.
-The first model is reported too.
+The path holds `tests/`. Prints a line of JSON per model: its type, and the largest difference of every result, relative
+to its largest value. The first model is reported too.
 """
 
 import json

@@ -1,13 +1,14 @@
 """A model on a device that is not the CPU gives what it gives on the CPU: `fake_device.py`, in processes of its own."""
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-TESTS = Path(__file__).parent
+HERE = Path(__file__).parent
 
 
 @pytest.mark.parametrize(
@@ -16,8 +17,9 @@ TESTS = Path(__file__).parent
     ids=" ".join,
 )
 def test_results_are_those_of_the_cpu(kinds: tuple[str, ...], tmp_path: Path) -> None:
-    command = [sys.executable, str(TESTS / "on_device.py"), str(tmp_path), *kinds]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    command = [sys.executable, str(HERE / "on_device.py"), str(tmp_path), *kinds]
+    path = os.pathsep.join(filter(None, [str(HERE.parent), os.environ.get("PYTHONPATH")]))
+    done = subprocess.run(command, env=os.environ | {"PYTHONPATH": path}, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
     differences = dict(map(json.loads, done.stdout.splitlines()))
     assert tuple(differences) == kinds
