@@ -14,7 +14,14 @@ if TYPE_CHECKING:
 
 
 def streamed(
-    model: str | None, text: str | None, file: Path | None, outputs: Outputs, truncate: bool, engine: dict[str, Any]
+    model: str | None,
+    device: str | None,
+    dtype: str | None,
+    text: str | None,
+    file: Path | None,
+    outputs: Outputs,
+    truncate: bool,
+    engine: dict[str, Any],
 ) -> tuple["HookedModel", Any, dict[str, Any]]:
     """The model, a text or a corpus, and the options of a run on a corpus: with a journal and a bar."""
     with stages("importing torch and transformers", total=2) as step:
@@ -23,13 +30,15 @@ def streamed(
 
         step("loading and certifying the model")
         corpus = None if file is None else Corpus(file)
-        hooked = load(model)
+        hooked = load(model, device=device, dtype=dtype)
     if corpus is None:
         return hooked, text if text is not None else built_in_paragraph(), {}
     return hooked, corpus, {"truncate": truncate, "journal": outputs.journal, "progress": True, **engine}
 
 
-def sweep_inputs(model: str | None, text: str | None, file: Path | None) -> tuple["HookedModel", list[str]]:
+def sweep_inputs(
+    model: str | None, device: str | None, dtype: str | None, text: str | None, file: Path | None
+) -> tuple["HookedModel", list[str]]:
     """The model and the texts of a sweep."""
     with stages("importing torch and transformers", total=2) as step:
         from ..demo.text import documents
@@ -38,7 +47,7 @@ def sweep_inputs(model: str | None, text: str | None, file: Path | None) -> tupl
 
         texts = list(Corpus(file)) if file is not None else [text] if text is not None else documents(64)
         step("loading and certifying the model")
-        return load(model), texts
+        return load(model, device=device, dtype=dtype), texts
 
 
 def require_one_source(text: str | None, file: Path | None) -> None:

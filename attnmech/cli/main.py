@@ -18,6 +18,8 @@ from .inputs import engine_of, numbers_of, require_one_source, streamed, sweep_i
 from .options import (
     AddressOption,
     CorpusOption,
+    DeviceOption,
+    DtypeOption,
     EngineOption,
     FileOption,
     JsonOption,
@@ -110,6 +112,8 @@ def options(
 )
 def report(
     model: ModelOption = None,
+    device: DeviceOption = None,
+    dtype: DtypeOption = None,
     text: TextOption = None,
     file: FileOption = None,
     target_text: Annotated[
@@ -136,7 +140,7 @@ def report(
             from ..pages.report import report as make_report
 
             step("loading and certifying the model")
-            hooked = load(model)
+            hooked = load(model, device=device, dtype=dtype)
             step("decomposing the scores")
             result = make_report(hooked, wanted, target=target_text, start=start)
             step("writing")
@@ -152,6 +156,8 @@ def report(
 )
 def focus(
     model: ModelOption = None,
+    device: DeviceOption = None,
+    dtype: DtypeOption = None,
     text: TextOption = None,
     file: CorpusOption = None,
     truncate: TruncateOption = False,
@@ -172,7 +178,7 @@ def focus(
         outputs_of(out, RESULT, overwrite=overwrite, source=file, resumable=file is not None) as outputs,
         engine_of(engine, address, workers) as run_on,
     ):
-        hooked, inputs, run = streamed(model, text, file, outputs, truncate, run_on)
+        hooked, inputs, run = streamed(model, device, dtype, text, file, outputs, truncate, run_on)
         from ..methods.focus.attention_focus import attention_focus
 
         result = attention_focus(hooked, inputs, **run)
@@ -193,6 +199,8 @@ def focus(
 )
 def drift(
     model: ModelOption = None,
+    device: DeviceOption = None,
+    dtype: DtypeOption = None,
     text: TextOption = None,
     file: CorpusOption = None,
     truncate: TruncateOption = False,
@@ -225,7 +233,7 @@ def drift(
         outputs_of(out, RESULT, overwrite=overwrite, source=file, resumable=file is not None) as outputs,
         engine_of(engine, address, workers) as run_on,
     ):
-        hooked, inputs, run = streamed(model, text, file, outputs, truncate, run_on)
+        hooked, inputs, run = streamed(model, device, dtype, text, file, outputs, truncate, run_on)
         from ..methods.drift.result import residual_drift
 
         result = residual_drift(hooked, inputs, at=at, similarity=similarity, k=k, position=position, **run)
@@ -250,6 +258,8 @@ def drift(
 )
 def heads(
     model: ModelOption = None,
+    device: DeviceOption = None,
+    dtype: DtypeOption = None,
     file: CorpusOption = None,
     truncate: TruncateOption = False,
     out: ResultOut = FILES["heads"],
@@ -276,7 +286,7 @@ def heads(
 
             step("loading and certifying the model")
             corpus = None if file is None else Corpus(file)
-            hooked = load(model)
+            hooked = load(model, device=device, dtype=dtype)
             if corpus is None:
                 step("finding the types of heads")
                 result = head_types(hooked, **run_on)
@@ -302,6 +312,8 @@ def heads(
 )
 def embed(
     model: ModelOption = None,
+    device: DeviceOption = None,
+    dtype: DtypeOption = None,
     text: TextOption = None,
     file: CorpusOption = None,
     truncate: TruncateOption = False,
@@ -333,7 +345,7 @@ def embed(
 
             step("loading and certifying the model")
             inputs = Corpus(file) if file is not None else [text] if text is not None else documents(64)
-            hooked = load(model)
+            hooked = load(model, device=device, dtype=dtype)
             step("finding the types of heads")
             types = head_types(hooked).strongest if hooked.grid is None and len(hooked.stacks) == 1 else {}
         result = joint_embedding(
@@ -357,6 +369,8 @@ def embed(
 )
 def ablate(
     model: ModelOption = None,
+    device: DeviceOption = None,
+    dtype: DtypeOption = None,
     text: TextOption = None,
     file: CorpusOption = None,
     method: Annotated[
@@ -383,7 +397,7 @@ def ablate(
         outputs_of(out, RESULT, overwrite=overwrite, source=file, resumable=True) as outputs,
         engine_of(engine, address, workers) as run_on,
     ):
-        hooked, texts = sweep_inputs(model, text, file)
+        hooked, texts = sweep_inputs(model, device, dtype, text, file)
         from ..methods.ablation.heads import ablate_heads
 
         result = ablate_heads(
@@ -410,6 +424,8 @@ def ablate(
 )
 def null(
     model: ModelOption = None,
+    device: DeviceOption = None,
+    dtype: DtypeOption = None,
     text: TextOption = None,
     file: CorpusOption = None,
     sink: Annotated[
@@ -437,7 +453,7 @@ def null(
         outputs_of(out, RESULT, overwrite=overwrite, source=file, resumable=True) as outputs,
         engine_of(engine, address, workers) as run_on,
     ):
-        hooked, texts = sweep_inputs(model, text, file)
+        hooked, texts = sweep_inputs(model, device, dtype, text, file)
         from ..methods.null_attention.result import null_attention
 
         result = null_attention(
@@ -462,6 +478,8 @@ def null(
 )
 def check(
     model: ModelOption = None,
+    device: DeviceOption = None,
+    dtype: DtypeOption = None,
     out: TableOut = FILES["check"],
     overwrite: OverwriteOption = False,
     as_json: JsonOption = False,
@@ -474,7 +492,7 @@ def check(
         from ..model.files.load import load
 
         step("loading and certifying the model")
-        hooked = load(model)
+        hooked = load(model, device=device, dtype=dtype)
         outputs.write(hooked.certificate.to_frame())
     if as_json:
         print_summary(certificate_summary(hooked, hooked.certificate, outputs.names), rows=0, as_json=True)

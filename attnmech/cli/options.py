@@ -19,6 +19,13 @@ def _out(kinds: Iterable[str]) -> Any:
 ModelOption = Annotated[
     str | None, typer.Option("--model", "-m", help="Hub name, folder or GGUF file; the demo model if left out.")
 ]
+DeviceOption = Annotated[
+    str | None, typer.Option("--device", help="Where the model runs: cuda, cuda:1, mps, …; the CPU if left out.")
+]
+DtypeOption = Annotated[
+    Literal["float64", "float32", "bfloat16", "float16"] | None,
+    typer.Option("--dtype", help="The precision of the weights; as they were saved if left out."),
+]
 TextOption = Annotated[str | None, typer.Option("--text", "-t", help="The text to read.")]
 FileOption = Annotated[Path | None, typer.Option("--file", "-f", help="A UTF-8 file that holds the text.")]
 CorpusOption = Annotated[

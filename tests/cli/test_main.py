@@ -383,11 +383,19 @@ def test_check_prints_every_check(monkeypatch: pytest.MonkeyPatch, capsys: pytes
         assert name in printed
 
 
+def test_the_model_has_the_precision_and_the_device_that_were_asked_for(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(monkeypatch, "check", "--device", "cpu", "--dtype", "float64", "--json") == 0
+    assert "float64 on cpu" in json.loads(capsys.readouterr().out)["model"]
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
         (["--text", " "], "the text is empty"),
         (["--model", "./nowhere"], "there is no folder ./nowhere."),
+        (["--device", "nowhere:1"], "device 'nowhere:1' cannot be used here"),
         (["--model", "nobody/nothing"], "'nobody/nothing' is not a folder and not in the local cache"),
         (["--out", "/nowhere/page.html"], "there is no folder /nowhere."),
         (["--out", "."], "--out must end in .html (page)"),
@@ -591,13 +599,13 @@ def test_json_has_the_documented_keys(
 
 def test_commands_list_shared_options_in_one_order() -> None:
     order = [
-        "--model", "--text", "--file", "--truncate", "--out", "--overwrite", "--rows", "--json", "--memory", "--engine",
-        "--address", "--workers",
+        "--model", "--device", "--dtype", "--text", "--file", "--truncate", "--out", "--overwrite", "--rows",
+        "--json", "--memory", "--engine", "--address", "--workers",
     ]  # fmt: skip
     for command in typer.main.get_command(cli.app).commands.values():
         names = [option.opts[0] for option in command.params]
         assert [name for name in names if name in order] == [name for name in order if name in names]
-        assert {"--model", "--out", "--overwrite", "--json"} <= set(names)
+        assert {"--model", "--device", "--dtype", "--out", "--overwrite", "--json"} <= set(names)
 
 
 def test_failed_work_exits_with_1(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
