@@ -4,9 +4,10 @@
 >>> model = am.load()                                              # doctest: +SKIP
 >>> am.decompose_scores(model, "The keys to the cabinet are here.")  # doctest: +SKIP
 
-The calls and what users give them are here. The classes of what calls return are in `am.results`, errors in
-`am.errors`, the parts of a reducer in `am.reducers`, those of a model's description in `am.architecture`, and figures
-of your own arrays in `am.draw`. Each name is imported when it is first used, so `attnmech --help` does not load torch.
+This module has the functions, and the classes that users pass to them. `am.results` has the classes of results,
+`am.errors` the errors, `am.reducers` the parts of a reducer, `am.architecture` the parts of a model's description, and
+`am.draw` figures of your own arrays. Each name is imported when it is first used, so `attnmech --help` does not load
+torch.
 """
 
 from importlib import import_module

@@ -1,4 +1,4 @@
-"""The input of a run: a batch of tokens, with the labels that its results need."""
+"""Defines the input of a run: a batch of tokens, with the labels that results need."""
 
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
@@ -20,8 +20,8 @@ class Batch:
     mask: Bool[Tensor, "batch position"]
     """True at real tokens, False at padding."""
     tokens: tuple[tuple[str, ...], ...]
-    """Each token as text, padding included. `你[1,2/3]` holds bytes 1 and 2 of the 3 bytes of 你; `\\xff` is a byte of
-    no character."""
+    """Each token as text, padding included. `你[1,2/3]` holds bytes 1 and 2 of the 3 bytes of 你; `\\xff` is a byte
+    that belongs to no character."""
     bos: bool | None
     """Whether every sequence begins with a token that the tokenizer added; None without a tokenizer."""
     target: "Batch | None" = None
@@ -29,31 +29,31 @@ class Batch:
     extra: Mapping[str, Tensor] = field(default_factory=dict)
     """Further inputs to the model, such as token types, or the pixel values of images."""
     answers: Shaped[Tensor, "*shape"] | None = None
-    """The token that should follow each text, if a metric has answers; `against` holds the tokens to compare it with.
-    For a module of the user's own, the right answer for each text, in any shape."""
+    """For each text, the token that should follow it, if a metric has answers; `against` holds the tokens to compare it
+    with. For the user's own module, the right answer to each input, in any shape."""
     against: Int[Tensor, " batch"] | None = None
     further: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    """For each stack, labels of the keys that follow the tokens and are not tokens (`nn.MultiheadAttention`)."""
+    """For each stack, labels of the keys after the tokens that are not themselves tokens (`nn.MultiheadAttention`)."""
     special: frozenset[int] = frozenset()
     """The ids of the tokenizer's special tokens."""
     texts_of: Callable[[Sequence[int]], tuple[str, ...]] | None = None
-    """Returns the texts of token ids; None if positions are not tokens, as in images."""
+    """Maps token ids to their texts; None if positions are not tokens, as in images."""
 
     def queries(self, stack: str = "") -> "Batch":
-        """The query tokens of one of the model's stacks."""
+        """The batch whose tokens are the queries of one of the model's stacks."""
         return self.target if stack in ("decoder", "cross") and self.target is not None else self
 
     def keys(self, stack: str = "") -> "Batch":
-        """The keys of one of the model's stacks."""
+        """The batch whose tokens are the keys of one of the model's stacks."""
         tokens, labels = self.key_tokens(stack), self.further.get(stack, ())
         return tokens._followed_by(labels) if labels else tokens
 
     def key_tokens(self, stack: str = "") -> "Batch":
-        """The key tokens of one of the model's stacks, without keys that are not tokens."""
+        """As `keys`, without the keys that are not tokens."""
         return self.target if stack == "decoder" and self.target is not None else self
 
     def _followed_by(self, labels: Sequence[str]) -> "Batch":
-        """The tokens, followed by keys that are not tokens and count as special."""
+        """The batch with further keys after its tokens; they are not tokens and count as special."""
         texts, length = self.ids.shape
         ids = torch.arange(length, length + len(labels), device=self.ids.device) + int(self.ids.max())
         return replace(
@@ -66,11 +66,11 @@ class Batch:
         )
 
     def beginning(self, length: int) -> "Batch":
-        """The first tokens of every text; the decoder's input stays whole."""
+        """The first `length` tokens of every text; the decoder's input stays whole."""
         return self.part(0, length)
 
     def part(self, start: int, length: int) -> "Batch":
-        """`length` tokens of every text from `start` on, after the first token if the tokenizer added that."""
+        """`length` tokens of every text from `start` on, preceded by the first token if the tokenizer added it."""
         first = 1 if self.bos and start > 0 else 0
         start = max(start, first)
         positions = [*range(first), *range(start, min(start + length - first, self.ids.shape[1]))]
@@ -83,9 +83,9 @@ class Batch:
         )
 
     def texts(self, chosen: Int[Tensor, " text"]) -> "Batch":
-        """The texts with these numbers, which may repeat."""
+        """The batch of the texts with these indices, which may repeat."""
         chosen = chosen.to(self.ids.device)
-        # Extra inputs with a single row are shared by all texts.
+        # All texts share an extra input with a single row.
         extra = {name: value[chosen] if len(value) == len(self.ids) else value for name, value in self.extra.items()}
         return replace(
             self,
@@ -118,17 +118,17 @@ class Batch:
 
     @property
     def places(self) -> Int[Tensor, "batch position"]:
-        """Each token's place among the real tokens of its text, from 0; places at padding have no meaning."""
+        """The index of each token among the real tokens of its text, from 0; the values at padding have no meaning."""
         return (self.mask.cumsum(dim=1) - 1).clamp_min(0)
 
     @property
     def digests(self) -> Int[Tensor, " batch"]:
-        """For each text, the first 64 bits of a SHA-256 of the model's input without padding."""
+        """For each text, the first 64 bits of the SHA-256 of its input without padding."""
         digests = []
         for row, real in enumerate(self.mask):
             digest = hashlib.sha256(_bytes_of(self.ids[row][real]))
             for name, value in sorted(self.extra.items()):
-                # A single row is shared by all texts.
+                # All texts share an input with a single row.
                 own = value[row if len(value) == len(self.ids) else 0]
                 digest.update(name.encode() + _bytes_of(own[real] if own.shape[:1] == real.shape else own))
             if self.target is not None:

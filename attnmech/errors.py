@@ -10,11 +10,11 @@ class AttnmechError(Exception):
 
 
 class InputError(AttnmechError, ValueError):
-    """A text, a token id, a layer, a head or an option that the model or the call cannot take."""
+    """The model or the function does not accept this text, token id, layer, head or option."""
 
 
 class ModelNotFoundError(AttnmechError, FileNotFoundError):
-    """No weights at a model's name or folder."""
+    """There are no weights under this name or in this folder."""
 
 
 class UnsupportedModelError(AttnmechError, TypeError):
@@ -26,11 +26,11 @@ class WeightsError(AttnmechError, ValueError):
 
 
 class DeviceMemoryError(AttnmechError, MemoryError):
-    """The device has too little memory."""
+    """The device has too little memory for this call."""
 
 
 class MissingPointError(AttnmechError, KeyError):
-    """An activation point that this model does not have, or that the run did not capture."""
+    """This model has no such activation point, or the run did not capture it."""
 
     def __str__(self) -> str:
         return str(self.args[0]) if self.args else ""
@@ -41,7 +41,7 @@ class ExactnessError(AttnmechError, ArithmeticError):
 
 
 class CertificateError(AttnmechError, RuntimeError):
-    """A check of the certificate failed: a hook does not mean what its name says."""
+    """A check of the certificate failed: a point does not hold what its name says."""
 
 
 class OutputError(AttnmechError, OSError):
@@ -49,12 +49,12 @@ class OutputError(AttnmechError, OSError):
 
 
 class JournalError(AttnmechError, ValueError):
-    """A journal that a run cannot resume from: another run's, one in use, or a damaged one."""
+    """A run cannot resume from this journal: it belongs to another run, is in use, or is damaged."""
 
 
 class ReducerError(AttnmechError, ValueError):
-    """A reducer that returned something other than the tensors of its state, or NaN."""
+    """A reducer returned NaN, or something other than the tensors of its state."""
 
 
 class EngineError(AttnmechError, RuntimeError):
-    """Workers on other processes or machines that cannot be reached, started or used."""
+    """Workers in other processes or on other machines cannot be reached, started or used."""

@@ -1,6 +1,6 @@
 """Names each activation point and defines its shape and its meaning, which are the same on every model.
 
-`parse` understands these names and those of TransformerLens.
+`parse` accepts these names and those of TransformerLens.
 
 >>> parse("blocks.3.attn.hook_pattern")
 ('pattern', 3)
@@ -39,7 +39,7 @@ class Point:
 
     @property
     def per_layer(self) -> bool:
-        """Whether every layer has this point: true of all but `embed` and `logits`."""
+        """Whether every layer has this point, as is true of all points but `embed` and `logits`."""
         return "{layer}" in self.lens_name
 
 
@@ -58,7 +58,7 @@ POINTS: Final = {
         Point(
             "latent",
             ("batch", "position", "d_latent"),
-            "latent that keys and values are expanded from, after its norm",
+            "latent from which keys and values are expanded, after its norm",
             _BLOCK + "attn.hook_kv_latent",
         ),
         Point("q", _QUERIES, "attn_in W_Q + b_Q, before rotary", _BLOCK + "attn.hook_q"),
@@ -92,7 +92,7 @@ POINTS: Final = {
 }
 
 STACKS: Final = ("encoder", "decoder", "cross")
-"""The labels of stacks in a model with several; a single stack may be called "self"."""
+"""The labels of stacks in a model with several; where there is only one, "self" names it."""
 
 _OUTSIDE_LAYERS = {point.lens_name: point.name for point in POINTS.values() if not point.per_layer}
 _IN_LAYER = {point.lens_name.removeprefix(_BLOCK): point.name for point in POINTS.values() if point.per_layer}
@@ -100,7 +100,7 @@ _LENS_BLOCK = re.compile(r"blocks\.(\d+)\.(.+)")
 
 
 def split_stack(name: str) -> tuple[str, str]:
-    """A name as its stack and the point's name.
+    """Splits a name into the stack and the name of the point.
 
     >>> split_stack("cross.pattern"), split_stack("pattern"), split_stack("self.pattern")
     (('cross', 'pattern'), ('', 'pattern'), ('', 'pattern'))
@@ -136,9 +136,9 @@ def lens_name(key: PointKey) -> str:
 
 
 def parse(name: PointName) -> PointKey:
-    """A user's name for a point as (name, layer); the layer is None for all layers, and for points outside them.
+    """A user's name for a point as (name, layer); the layer is None for every layer, or for a point outside them.
 
-    Raises `InputError` for a name that is not in the table, suggesting the closest one.
+    Raises `InputError`, suggesting the closest name, for a name that is not in the table.
     """
     if isinstance(name, tuple):
         if len(name) != 2 or not isinstance(name[0], str) or isinstance(name[1], bool):

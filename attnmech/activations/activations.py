@@ -40,10 +40,10 @@ class Activations:
     gradients: "Activations | None" = None
     """The gradient at every captured point, if `gradients_of` was given."""
     unchecked: tuple[str, ...] = ()
-    """The checks that this run could not make (`attnmech.model.attention.running`), each with the reason, such as an
-    edit of `result`."""
+    """The checks that this run had to skip (`attnmech.model.attention.running`), each with the reason, such as an edit
+    of `result`."""
     value_norms: Mapping[PointKey, Tensor] = field(default_factory=dict, repr=False)
-    """‖(x_j W_V + b_V) W_O‖ `[batch head key]`, by the name and layer of each pattern captured together with its v."""
+    """‖(x_j W_V + b_V) W_O‖ `[batch head key]`, by name and layer, for each pattern whose v was captured too."""
 
     model: str = field(default="", repr=False)
     """The name of the model that ran."""
@@ -91,7 +91,7 @@ class Activations:
         view: str | None = None,
         weighted: str | None = None,
     ) -> "View":
-        """A view of a captured point, for a notebook or, with `.write_html(path)`, as a page of its own.
+        """A view of a captured point, for a notebook or, with `.write_html(path)`, as a separate page.
 
         >>> acts.show("pattern")                                            # doctest: +SKIP
         >>> acts.show("pattern", layer=3)                                   # doctest: +SKIP
@@ -101,27 +101,28 @@ class Activations:
         | point | shown as |
         |---|---|
         | `pattern` | every layer: "model"; one layer: "attention_heads"; one head: "attention_pattern" |
-        | `pattern` too large for CircuitsVis, or across two texts | "model" |
+        | `pattern` if it is too large for CircuitsVis, or of cross-attention | "model" |
         | `pattern` with `query` | "colored_tokens_multi"; for one head "colored_tokens" |
         | `scores` of a layer | the same, with two colours for above and below zero |
         | `logits` | the text, coloured by the probability of each token |
-        | the others | the text, coloured by one activation at a time |
+        | any other point | the text, coloured by one activation at a time |
 
         Args:
             name: the point.
             layer: one layer; by default all that were captured.
             head: one head; by default all.
-            query: the token whose row is shown, not counting padding.
+            query: the number of the query token whose row is shown, not counting padding.
             text: which text of the batch.
             view: another view of attention: "model", "sentence", "token_graph", "attention_heads",
                 "attention_pattern", "colored_tokens" (the heads' mean without `head`) or "colored_tokens_multi".
             weighted: "value" shows what attention carries instead of p: p_ij ‖f(x_j)‖ / Σ_k p_ik ‖f(x_k)‖, with
-                f(x) = (x W_V + b_V) W_O (Kobayashi et al. 2020), so that each row sums to 1. It needs "v" captured
-                beside "pattern".
+                f(x) = (x W_V + b_V) W_O (Kobayashi et al. 2020), so that each row sums to 1. The run must have captured
+                "v" as well as "pattern".
 
         Raises:
-            InputError: an invalid selection, or more numbers than a page can hold; the message says what to choose.
-            MissingPointError: the run did not capture the point, or `weighted` needs one more.
+            InputError: the selection is invalid, or has more numbers than a page can hold; the message says what to
+                choose.
+            MissingPointError: the run did not capture the point, or another point that `weighted` needs.
 
         """
         from .views import show
@@ -136,10 +137,10 @@ class Activations:
         >>> cache["pattern", 3], cache["blocks.3.attn.hook_pattern"]                              # doctest: +SKIP
 
         The cache holds the points whose hook has the same value on this model ("agrees" in
-        `model.certificate.lens_frame()`), and `result`, whose hook a bridge leaves off by default. It omits the other
-        points, and gradients: at `hook_resid_mid`, for example, a bridge's gradient follows the MLP's branch alone.
-        Scores of masked keys are the lowest finite number, where a bridge in compatibility mode has minus infinity. The
-        cache shares its tensors with this object.
+        `model.certificate.lens_frame()`), and `result`, whose hook a bridge leaves off by default. It omits all other
+        points, and all gradients, since a bridge's may differ: at `hook_resid_mid`, for example, a bridge's gradient
+        follows only the MLP's branch. Scores of masked keys are the lowest finite number; in a bridge in compatibility
+        mode they are minus infinity. The cache shares its tensors with this object.
 
         Args:
             bridge: the bridge that the cache's own methods use (`accumulated_resid`, `logit_attrs`, …), such as
@@ -149,7 +150,7 @@ class Activations:
             The cache, with a batch axis.
 
         Raises:
-            InputError: no captured point has a hook with the same value; for anything but a bridge.
+            InputError: no captured point has a hook with the same value, or `bridge` is not a bridge.
         """
         from transformer_lens import ActivationCache
         from transformer_lens.model_bridge import TransformerBridge
@@ -161,7 +162,7 @@ class Activations:
         cached = {lens_name(key): value for key, value in self.values.items() if key[0] in self.lens_points}
         if not cached:
             raise InputError(
-                f"this run holds no point for which TransformerLens has a hook with the same value; it holds: "
+                f"TransformerLens has no hook with the same value for any point of this run, which holds: "
                 f"{', '.join(self.summary()) or 'none'}. On this model these points have one: "
                 f"{', '.join(name for name in POINTS if name in self.lens_points) or 'none'}."
             )

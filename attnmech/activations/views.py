@@ -18,12 +18,12 @@ from ..errors import InputError, MissingPointError
 from ..points import PointKey, PointName, full_name, parse, point_of, split_stack
 
 WEIGHTS: Final = ("value",)
-"""The weights that attention can have."""
+"""The values of `weighted`."""
 
 
 @runtime_checkable
 class Captured(Protocol):
-    """The part of a run's result (`Activations`) that views need."""
+    """What views need of a run's result (`Activations`)."""
 
     @property
     def batch(self) -> Batch: ...
@@ -54,7 +54,7 @@ def show(
     layer = own_layer if own_layer is not None else layer
     captured = sorted(at for point, at in activations.values if point == full and at is not None)
     if not captured and point_of(full).per_layer:
-        activations[name]  # raises the error that lists what the run holds
+        activations[name]  # raises, if the point is missing, the error that lists what the run holds
     if layer is not None and layer not in captured and point_of(full).per_layer:
         held = ", ".join(map(str, captured)) or "none"
         raise MissingPointError(f"this run captured {full!r} in layers: {held}; `layer` is {layer!r}.")
@@ -84,7 +84,7 @@ def _attention(
     layer: int | None,
     weighted: str | None,
 ) -> View:
-    """Patterns and scores."""
+    """Views of patterns and scores."""
     queries, keys = _rows(activations, name, text)
     numbers = values = _real(activations, name, layers, queries, keys)
     if weighted is not None:
@@ -112,7 +112,7 @@ def _predictions(activations: Captured, text: int) -> View:
     rows = _Rows(batch, text)
     texts_of = batch.texts_of
     if texts_of is None:
-        raise InputError("this run's logits are not over tokens, so there is no text to show.")
+        raise InputError("the logits of this run are not over a vocabulary, so there is no text to show.")
     logits = activations["logits"]
     if logits.ndim != 3 or logits.shape[1] != len(batch.tokens[text]):
         raise InputError(
@@ -128,7 +128,7 @@ def _predictions(activations: Captured, text: int) -> View:
 
 
 def _by_token(activations: Captured, name: str, layers: list[int], head: int | None, text: int) -> View:
-    """Points with one vector per token, or per head and token."""
+    """Views of points with one vector per token, or per head and token."""
     rows = _Rows(activations.batch.queries(split_stack(name)[0]), text)
     axes = point_of(name).axes
     if not layers:
@@ -176,21 +176,21 @@ def _rows(activations: Captured, name: str, text: int) -> tuple[_Rows, _Rows]:
 
 
 def _real(activations: Captured, name: str, layers: list[int], queries: _Rows, keys: _Rows) -> np.ndarray:
-    """[layer head query key] without padding."""
+    """Patterns or scores `[layer head query key]` without padding."""
     values = [_numbers(activations[name, layer][queries.text]) for layer in layers]
     return np.stack([pattern[:, queries.real][:, :, keys.real] for pattern in values])
 
 
 def _norms(activations: Captured, name: str, layers: list[int], keys: _Rows) -> np.ndarray:
-    """‖f(x_j)‖ [layer head key] without padding."""
+    """‖f(x_j)‖ `[layer head key]` without padding."""
     v = full_name(split_stack(name)[0], "v")
     for layer in layers:
         if (name, layer) in activations.value_norms:
             continue
         if (v, layer) in activations.values:
             raise MissingPointError(
-                f"layer {layer} has no value-weighted attention: a gate or a norm between attention and W_O makes what "
-                "a key writes depend on the query, or the run was one with gradients."
+                f"layer {layer} has no value-weighted attention: either a gate or a norm between attention and "
+                "W_O makes what a key writes depend on the query, or the run recorded gradients."
             )
         raise MissingPointError(
             f'weighted="value" needs {v!r} of layer {layer} beside {name!r}: capture both with '

@@ -17,11 +17,11 @@ from torch import Tensor
 from ..errors import InputError
 
 _LONGEST: Final = 80
-"""The maximum number of characters of a value in a message."""
+"""Messages quote at most this many characters of a value."""
 
 
 def flag(name: str, value: object) -> bool:
-    """True or False; no other value counts as one of them.
+    """True or False; any other value raises, even 0 and 1.
 
     >>> flag("truncate", True)
     True
@@ -42,7 +42,7 @@ def optional_flag(name: str, value: object) -> bool | None:
 
 
 def integer(value: Any) -> int:
-    """A whole number of any library's type as an int; `TypeError` for anything else, bools included.
+    """Converts a whole number of any library's type to an int; raises `TypeError` for anything else, bools included.
 
     >>> integer(3)
     3
@@ -57,7 +57,7 @@ def integer(value: Any) -> int:
 
 
 def index_of(name: str, value: object, count: int, owner: str = "") -> int:
-    """A whole number from 0 to count − 1, of any integer type; `InputError` for anything else.
+    """An index from 0 to count − 1, of any integer type; raises `InputError` for anything else.
 
     >>> index_of("head", 3, 8)
     3
@@ -90,7 +90,7 @@ def whole_number(name: str, value: object, *, least: int = 0, most: int | None =
 
 
 def member(name: str, value: object, known: Sequence[int], they_are: str) -> int:
-    """One of the `known` whole numbers, such as a layer that was measured; `they_are` describes them in the message.
+    """One of the `known` whole numbers, such as a measured layer; the message calls them `they_are`.
 
     >>> member("layer", 3, (0, 3), "the layers measured")
     3
@@ -105,7 +105,7 @@ def member(name: str, value: object, known: Sequence[int], they_are: str) -> int
 
 
 def pairs_of(name: str, value: Any, wanted: str) -> list[tuple[int, int]]:
-    """Pairs of whole numbers, in order and without duplicates; `wanted` describes them in the message.
+    """Pairs of whole numbers, in their order, without duplicates; the message says that the argument must be `wanted`.
 
     >>> pairs_of("heads", [(3, 1), (0, 2), (3, 1)], "a list of (layer, head)")
     [(3, 1), (0, 2)]
@@ -148,7 +148,7 @@ def finite_number(name: str, value: object, *, above: float = -math.inf, below: 
 
 
 def listed(name: str, value: Any, wanted: str) -> list[Any]:
-    """The items of a list or another iterable, but not of a string; `wanted` describes them in the message.
+    """The items of any iterable but a string, as a list; the message says that the argument must be `wanted`.
 
     >>> listed("layers", (0, 2), "a list of ints")
     [0, 2]
@@ -197,7 +197,7 @@ def dense(name: str, value: Tensor) -> Tensor:
 
 
 def shown(value: object) -> str:
-    """A value on one short line of a message; a tensor or an array as its type and shape.
+    """Shows a value on one short line of a message; a tensor or an array is shown by its type and shape.
 
     >>> shown("yes"), shown(torch.zeros(2, 3))
     ("'yes'", 'a Tensor of torch.float32 [2, 3]')

@@ -1,4 +1,4 @@
-"""Chooses the positions of an axis that a figure labels, and writes the tokens of the labels."""
+"""Chooses which positions of an axis a figure labels, and makes the spaces in their tokens visible."""
 
 import re
 from typing import Final
@@ -18,7 +18,7 @@ def spread(count: int, at_most: int) -> list[int]:
 
 
 _LABEL: Final = re.compile(r"[\w.,]+( [\w.,]+)+")
-"""Words with a space between them, such as the time of a frame."""
+"""Matches words separated by a space, such as the time of a frame."""
 
 
 def token_text(token: str) -> str:

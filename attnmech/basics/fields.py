@@ -16,13 +16,14 @@ from torch import Tensor
 from .arguments import shown
 
 _PLAIN: Final[Mapping[Any, type | tuple[type, ...]]] = {float: (float, int), int: int, bool: bool, str: str}
-"""The types of JSON; a whole number passes as a float."""
+"""The types that JSON has; a whole number passes as a float."""
 
 
 def check_fields(thing: Any, lengths: Mapping[str, int]) -> None:
-    """Raises `ValueError` with the name of the first field that does not fit its annotation; checks nested fields too.
+    """Raises `ValueError`, naming the first field that does not fit its annotation; checks nested fields too.
 
-    `lengths` are the lengths of labelled axes, such as the layers; all axes with the same name must agree.
+    `lengths` gives the lengths of labelled axes, such as `layer`; all axes with the same name must have the same
+    length.
 
     >>> @dataclasses.dataclass
     ... class Effects:
@@ -39,12 +40,12 @@ def check_fields(thing: Any, lengths: Mapping[str, int]) -> None:
 
 
 def check_entries(name: str, entries: Mapping[str, Any], hints: Mapping[str, Any], lengths: Mapping[str, int]) -> None:
-    """Does the same as `check_fields` for the entries of a mapping that have a hint."""
+    """Does what `check_fields` does, for those entries of a mapping that have a type hint."""
     _check({f"{name}[{key!r}]": (entries[key], hint) for key, hint in hints.items() if key in entries}, lengths)
 
 
 def _check(pairs: Mapping[str, tuple[Any, Any]], lengths: Mapping[str, int]) -> None:
-    """Compares values with their annotations in one context, so axes with the same name must agree."""
+    """Checks all values against their annotations in one context, in which a named axis has one length."""
     with jaxtyped("context"):
         for axis, length in lengths.items():
             of_axis: Any = Shaped[Tensor, f" {axis}"]
@@ -57,7 +58,7 @@ def _check(pairs: Mapping[str, tuple[Any, Any]], lengths: Mapping[str, int]) -> 
 
 
 def check_rows(name: str, rows: Sequence[Sequence[str]], count: int, length: int | None = None) -> None:
-    """Raises `ValueError` unless there are `count` rows, and each has `length` entries if `length` is not None.
+    """Raises `ValueError` unless there are `count` rows, each with `length` entries (any number if `length` is None).
 
     >>> check_rows("tokens", (("Anna", " sang"),), count=1, length=2)
     """
@@ -65,11 +66,11 @@ def check_rows(name: str, rows: Sequence[Sequence[str]], count: int, length: int
         raise ValueError(f"`{name}` must have {count} rows; got {len(rows)}")
     for row in rows:
         if length is not None and len(row) != length:
-            raise ValueError(f"the rows of `{name}` must have {length} entries; got one of {len(row)}")
+            raise ValueError(f"the rows of `{name}` must have {length} entries; got a row of {len(row)}")
 
 
 def check_layers(layers: Sequence[int], count: int) -> None:
-    """Raises `ValueError` if layers are not among the first `count`, or are repeated.
+    """Raises `ValueError` if a layer is not below `count`, or is repeated.
 
     >>> check_layers((0, 3), 4)
     """

@@ -17,14 +17,14 @@ from ..errors import AttnmechError, InputError, OutputError
 from .messages import first_line
 
 _HOST: Final = hashlib.sha256(platform.node().encode()).hexdigest()[:8]
-"""Identifies this machine in the names of drafts: on a shared disk, process ids are unique within one machine only."""
+"""Names this machine in the file names of drafts: on a shared disk, processes of two machines may have the same id."""
 
 _NUMBERS: Final = itertools.count()
-"""Tells the drafts of one process apart."""
+"""Numbers the drafts of this process."""
 
 
 def path_of(value: str | Path, error: type[AttnmechError] = InputError) -> Path:
-    """A path as a `Path`; raises `error` if it is invalid (it contains a NUL, say) or this user may not access it.
+    """Converts to a `Path`; raises `error` if the path is invalid (contains a NUL, say) or this user may not access it.
 
     The caller checks whether the file exists.
 
@@ -80,7 +80,7 @@ class writing:
             with suppress(OSError):
                 self._draft.unlink(missing_ok=True)
         if isinstance(error, OutputError) and str(self._draft) in str(error):
-            # Another block wrote the draft as its own file.
+            # A nested block had the draft as its target: name the user's file.
             raise OutputError(str(error).replace(str(self._draft), str(self._named))) from error
         if isinstance(error, OSError | SafetensorError) and not isinstance(error, AttnmechError):
             raise _cannot_write(self._named, error) from error
@@ -92,7 +92,7 @@ def check_writable(target: Path) -> None:
 
 
 def _checked(target: Path) -> tuple[Path, int]:
-    """The file that a path resolves to, and the permissions that it has or would get."""
+    """The file that a path resolves to, and the permissions that this file has or would get."""
     path_of(target, OutputError)
     try:
         held = _stat(target)
@@ -125,7 +125,7 @@ def _stat(target: Path) -> os.stat_result | None:
 
 
 def _cannot_write(target: Path, error: BaseException) -> OutputError:
-    # `strerror` as other libraries set it may name a draft.
+    # Where another library set `strerror`, the text may name a draft.
     number = error.errno if isinstance(error, OSError) else None
     reason = os.strerror(number) if number else first_line(error)
     return OutputError(f"cannot write {target}: {reason}.")
@@ -142,7 +142,7 @@ def _draft_of(target: Path) -> Path:
 def _remove_abandoned_drafts(target: Path) -> None:
     """Removes the drafts of a file that killed processes on this machine left behind."""
     ours = re.compile(rf"\.{re.escape(target.name)}\.{_HOST}-(\d+)-\d+\.part")
-    with suppress(OSError):  # they stay in a folder that cannot be listed
+    with suppress(OSError):  # in a folder that cannot be listed, drafts stay
         for draft in target.parent.iterdir():
             if (match := ours.fullmatch(draft.name)) and not _runs(int(match[1])):
                 draft.unlink(missing_ok=True)
@@ -150,7 +150,7 @@ def _remove_abandoned_drafts(target: Path) -> None:
 
 def _runs(process: int) -> bool:
     """Whether a process on this machine is still running."""
-    if os.name != "posix":  # there, signal 0 would end the process
+    if os.name != "posix":  # on Windows, signal 0 would end the process
         return True
     try:
         os.kill(process, 0)

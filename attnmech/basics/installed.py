@@ -1,4 +1,4 @@
-"""Tells installed code, which its version identifies, from the user's own code."""
+"""Distinguishes installed code, which its version identifies, from the user's own code."""
 
 import os
 import site
@@ -14,7 +14,7 @@ _FOLDERS: Final[tuple[str | Path, ...]] = (
     Path(__file__).parents[1],
 )
 _INSTALLED: Final = tuple(f"{path}{os.sep}" for folder in _FOLDERS for path in (Path(folder), Path(folder).resolve()))
-"""The folders of installed code, with and without links resolved."""
+"""The folders that hold installed code, with symbolic links resolved and unresolved."""
 
 
 def is_installed(module: types.ModuleType | None) -> bool:

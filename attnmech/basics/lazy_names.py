@@ -1,6 +1,6 @@
-"""Imports the public names of a module when they are first used.
+"""Imports each public name of a module when it is first used.
 
-The stub beside the module (`.pyi`) has one import per name. Type checkers read the same file.
+The names come from the stub beside the module (`.pyi`), one import each; type checkers read the same file.
 """
 
 import ast
@@ -41,7 +41,7 @@ def from_stub(module: str, file: str) -> tuple[Callable[[str], Any], Callable[[]
 def is_from_import() -> bool:
     """Whether the package's `__getattr__`, which calls this, answers `from attnmech import name`.
 
-    Python drops the message of an `AttributeError` that is raised during an import of this form.
+    Python drops the message of an `AttributeError` that is raised during a `from` import.
     """
     frame: FrameType | None = inspect.currentframe()
     while frame is not None and frame.f_globals.get("__name__") in (__name__, "attnmech"):

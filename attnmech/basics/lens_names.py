@@ -1,4 +1,4 @@
-"""Maps names of TransformerLens to what a user writes here instead.
+"""Maps names of TransformerLens to what a user of attnmech writes instead.
 
 >>> print(missing_name("HookedModel", "to_tokens"))
 'HookedModel' has no 'to_tokens'; TransformerLens's `to_tokens` is `model.encode(text).ids`.
@@ -107,7 +107,7 @@ OF_PACKAGE: Final[Mapping[str, str]] = {
 
 
 def missing_name(owner: str, name: str, table: Mapping[str, str] = OF_MODEL) -> str:
-    """The message of an `AttributeError`; for a name of TransformerLens, it says what to write instead."""
+    """The message of an `AttributeError`; if TransformerLens has the name, it says what to write here instead."""
     instead = table.get(name)
     if instead is None:
         return f"{owner!r} has no {name!r}"

@@ -16,13 +16,13 @@ class Nouns:
     token: str
     tokens: str
     place: str = "position"
-    """A position of any kind; the class token of an image is not a patch."""
+    """The word for any position ("position" in an image, whose class token is not a patch)."""
     keys: "Nouns | None" = None
-    """The words for keys, if they belong to an input of another kind."""
+    """The words for the keys, if keys and queries come from different kinds of input."""
 
     @property
     def first(self) -> str:
-        """The first position, which may be a class token."""
+        """The word for the first position, which may be a class token."""
         return f"first {self.place}"
 
     @property
@@ -32,27 +32,27 @@ class Nouns:
 
     @property
     def query_token(self) -> str:
-        """A query position."""
+        """The word for a query position."""
         return f"query {self.token}"
 
     @property
     def key_token(self) -> str:
-        """A key position."""
+        """The word for a key position."""
         return f"key {self.of_keys.token}"
 
     @property
     def key_text(self) -> str:
-        """The input of the keys in cross-attention."""
+        """The word for the input that the keys come from, in cross-attention."""
         return f"encoder's {self.text}" if self.keys is None else self.keys.text
 
     @property
     def both_texts(self) -> str:
-        """Both inputs of cross-attention."""
+        """The words for both inputs of cross-attention."""
         return f"two {self.text}s" if self.keys is None else f"{self.text} and the {self.keys.text}"
 
     @property
     def any_token(self) -> str:
-        """A query or a key.
+        """The word for a position that may be a query or a key.
 
         >>> TEXT.any_token, HEARD.any_token
         ('token', 'token or frame')
@@ -61,7 +61,7 @@ class Nouns:
 
     @property
     def for_views(self) -> dict[str, str]:
-        """The words for the scripts of views and pages."""
+        """The words as a dictionary, for the scripts of views and pages."""
         return {
             "first": self.of_keys.first,
             "token": self.token,

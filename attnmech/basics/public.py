@@ -37,7 +37,7 @@ def check_methods(cls: type) -> None:
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """How a message goes on that names the nearest of the `known` names; empty if none is near.
+    """The end of a message, which suggests the nearest of the `known` names; empty if none is near.
 
     >>> nearest("memroy", ["bos", "memory"])
     '; try `memory`'
@@ -49,18 +49,18 @@ class Arguments(NamedTuple):
     """The arguments that a function takes."""
 
     function: str
-    """The name that a caller writes: of a constructor, the class's."""
+    """The name that a caller writes; for a constructor, the name of the class."""
     signature: inspect.Signature
     names: Mapping[str, None] | None
     """The names of all arguments, in order; None if the function takes any."""
 
     @classmethod
     def of(cls, function: Callable[..., Any]) -> "Arguments":
-        """Those in a function's signature, with the options of a `TypedDict`."""
+        """The arguments in a function's signature, including the options of a `TypedDict`."""
         signature, names, takes_any = inspect.signature(function), dict[str, None](), False
         for parameter in signature.parameters.values():
             if parameter.kind is parameter.VAR_KEYWORD:
-                options = next(iter(get_args(parameter.annotation)), None)  # what is within Unpack
+                options = next(iter(get_args(parameter.annotation)), None)  # the TypedDict within Unpack
                 takes_any = not is_typeddict(options)
                 names |= dict.fromkeys(() if takes_any else options.__annotations__)
             elif parameter.kind is not parameter.VAR_POSITIONAL and parameter.name not in ("self", "cls"):
@@ -69,7 +69,7 @@ class Arguments(NamedTuple):
         return cls(name.removesuffix(".__init__").rpartition(".")[2], signature, None if takes_any else names)
 
     def require(self, positional: Sequence[Any], keywords: Mapping[str, Any]) -> None:
-        """Raises `InputError` for a call that does not fit."""
+        """Raises `InputError` for a call that does not fit the signature."""
         if self.names is not None and not keywords.keys() <= self.names.keys():
             raise InputError(self._about_unknown(self.names, keywords))
         try:
@@ -83,7 +83,7 @@ class Arguments(NamedTuple):
         return f"`{self.function}` has no argument `{unknown}`{nearest(unknown, names)}. {listed}"
 
     def _about_places(self, positional: Sequence[Any], keywords: Mapping[str, Any]) -> str:
-        """Says which argument is missing, passed twice, or one too many."""
+        """Says which argument is missing or was passed twice, or that there are too many."""
         parameters = list(self.signature.parameters.values())
         if parameters and parameters[0].name in ("self", "cls"):
             parameters, positional = parameters[1:], positional[1:]

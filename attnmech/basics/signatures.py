@@ -1,7 +1,7 @@
-"""Prints signatures of public functions with the types as they are written in the source, one argument a line.
+"""Prints signatures of public functions with their types as the source spells them, one argument per line.
 
-Python expands type aliases: `Inputs` alone is 300 characters. Only the printed text changes; the annotations of a
-signature and of its function stay the same.
+Python would expand type aliases: `Inputs` alone takes 300 characters. Only the printed text changes; the annotations of
+the signature and of the function stay the same.
 """
 
 import ast
@@ -32,7 +32,7 @@ class WrittenParameter(inspect.Parameter):
         return f"{stars}{self.name}: {self._written}{default}"
 
     def replace(self, **changes: Any) -> inspect.Parameter:  # type: ignore[override]
-        """A plain parameter with these changes."""
+        """An `inspect.Parameter` with these changes."""
         plain = inspect.Parameter(self.name, self.kind, default=self.default, annotation=self.annotation)
         return plain.replace(**changes)
 
@@ -64,7 +64,7 @@ class WrittenSignature(inspect.Signature):
 
 
 def as_written(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Gives a function the signature of its source, and returns the function."""
+    """Gives a function the signature that its source spells, and returns the function."""
     if "__signature__" not in vars(function):
         plain = inspect.signature(function)
         function.__signature__ = WrittenSignature(plain, _annotations(inspect.unwrap(function)))  # type: ignore[attr-defined]
@@ -87,7 +87,7 @@ def readable(thing: Any) -> Any:
 
 
 def _with_marks(parameters: list[inspect.Parameter]) -> list[str]:
-    """The parameters as text, with the star that begins the keyword-only ones."""
+    """The parameters as text, with the star that precedes the keyword-only ones."""
     parts: list[str] = []
     starred = False
     for parameter in parameters:

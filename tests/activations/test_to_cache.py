@@ -86,7 +86,7 @@ def test_gradients_are_left_out() -> None:
 def test_what_cannot_be_a_cache_is_refused() -> None:
     model, ids = models.hooked("bert"), models.token_ids("bert")
     acts = model.run(ids, points=["scores", "resid_mid"])
-    says = "no point for which TransformerLens has a hook with the same value; it holds: scores 0-1, resid_mid 0-1"
+    says = "no hook with the same value for any point of this run, which holds: scores 0-1, resid_mid 0-1"
     with pytest.raises(am.errors.InputError, match=re.escape(says)):
         acts.to_cache()
     with pytest.raises(am.errors.InputError, match=r"must be a TransformerBridge, such as model\.bridge, or None"):

@@ -336,7 +336,7 @@ def test_a_decoder_that_sees_later_tokens_is_found() -> None:
 def test_states_that_are_changed_on_the_way_are_refused() -> None:
     model = raw()
     model.model.encoder.register_forward_hook(lambda module, args, output: _louder(output))
-    with pytest.raises(UnsupportedModelError, match="reads neither what its encoder's last block returns nor a norm"):
+    with pytest.raises(UnsupportedModelError, match="reads neither the output of its encoder's last block nor a norm"):
         am.load(model)
 
 

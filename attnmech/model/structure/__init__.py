@@ -1,1 +1,1 @@
-"""The structure of an architecture: from the table of families, or read from its modules."""
+"""Finds how a model is built: from the table of families, or by reading its modules."""

@@ -1,6 +1,6 @@
-"""An `Architecture` says where a model keeps its parts and how its blocks combine them.
+"""Defines `Architecture`, which says where a model's parts are and how its blocks combine them.
 
-Everything else in attnmech reads these values and never asks which family a model is of.
+Everything else in attnmech reads these values and never asks to which family a model belongs.
 """
 
 from collections.abc import Callable
@@ -20,9 +20,8 @@ from ..parts.weights import Expanded, Layout
 class Architecture:
     """Where a model keeps its parts, and how its blocks combine them.
 
-    Read from the model at load; give one to `am.load` for a model whose structure cannot be read. The certificate
-    tells whether it is true. `am.architecture` has the forms of rotation, such as
-    `HALVES`.
+    `am.load` reads it from the model; pass one for a model whose structure cannot be read. The certificate shows
+    whether it is right. `am.architecture` has the forms of rotation, such as `HALVES`.
 
     >>> from attnmech.architecture import HALVES, Separate
     >>> plan = Architecture(
@@ -34,8 +33,8 @@ class Architecture:
 final_norm norm; rotary rotate_halves
 
     Paths are dotted. `blocks`, `embed_norm`, `embed_projection` and `narrow_norm` start at the base model; `attention`,
-    `out`, `attn_out`, `attn_norm`, `mid_norm`, `mlp_out` and `post_norm` at the block; those of `qkv`, `qk_norm` and
-    `v_norm` at the attention module.
+    `out`, `attn_out`, `attn_norm`, `mid_norm`, `mlp_out` and `post_norm` at the block; `qkv`, `qk_norm` and `v_norm` at
+    the attention module.
     """
 
     name: str
@@ -44,50 +43,51 @@ final_norm norm; rotary rotate_halves
     """The module that receives `attn_in`."""
     qkv: Layout | Expanded
     out: str
-    """The projection with the output `attn_raw`."""
+    """The projection W_O, which returns `attn_raw`."""
     mid_norm: str | None
-    """The norm that reads `resid_mid`; None if attention and MLP are added in one step."""
+    """The norm that reads `resid_mid`; None if attention and MLP are added to the stream in one step."""
     mlp_out: str | None
     """The module that returns what the MLP adds to the stream; None if the stack's blocks have no MLP."""
     mlp_further: tuple[str, ...] = ()
-    """Modules that end before `mlp_out` does; their outputs are added to its output (Granite's shared MLP)."""
+    """Modules that run before `mlp_out` ends, and whose outputs are added to its output (Granite's shared MLP)."""
     mixer: str = ""
-    """A module beside attention that writes into the stream in the same step (Falcon-H1's Mamba)."""
+    """A module that writes into the stream in the same step as attention (Falcon-H1's Mamba)."""
     mixer_scale: float = 1.0
-    """The factor of its output."""
+    """The factor that multiplies the mixer's output."""
     stack: str = ""
     """The label of the stack, in a model with several: "encoder", "decoder" or "cross"."""
     within: str = ""
     """The path within each module of `blocks` to this stack's block; empty for the whole module."""
     hybrid: bool = False
-    """Whether only some of the blocks have attention; the others are skipped."""
+    """Whether only some of the blocks have attention; attnmech skips the others."""
     streams: bool = True
-    """Whether the blocks take and return a residual stream; if not, each is an attention alone."""
+    """Whether the blocks take and return a residual stream; if not, only their attention is read."""
     no_stream: str = ""
-    """Why they do not, in a family with another way to combine attention and stream."""
+    """Why the blocks do not, in a family that combines attention and stream in another way."""
     chained: bool = True
-    """Whether each block reads the output of the block before."""
+    """Whether each block reads the output of the previous block."""
     batch_first: bool = True
     """Whether blocks take and return [batch position d_model] instead of [position batch d_model]."""
     hands_on: bool = False
     """Whether blocks pass on more than the stream (T5: the first computes the position bias for all)."""
     interposed: str = ""
-    """The stack that adds its attn_out between attention and MLP."""
+    """The stack whose attn_out is added between this stack's attention and its MLP."""
     interposed_norm: str | None = None
-    """Post-norm only: the norm after that."""
+    """Post-norm only: the norm after that addition."""
     positioned: bool = True
-    """Whether the tensor passed as a position bias is one (in T5's cross-attention it is all zeros)."""
+    """Whether the tensor passed as a position bias carries one (in T5's cross-attention it is all zeros)."""
     n_heads: int = 0
-    """0 if the config has it in the usual place; likewise the heads of keys and values."""
+    """0 if the config has the number in the usual place; the same holds for `n_kv_heads`, the heads of keys and
+    values."""
     n_kv_heads: int = 0
     attn_out: str = ""
-    """The module with the output that is added to the stream; empty for `out`'s."""
+    """The module whose output is added to the stream; empty if that is `out`."""
     attn_scale: float = 1.0
-    """The factor of that output."""
+    """The factor that multiplies the output of attention."""
     mlp_scale: float = 1.0
-    """The factor of the MLP's output."""
+    """The factor that multiplies the output of the MLP."""
     norm: Literal["pre", "post"] = "pre"
-    """Whether norms come before attention and MLP, or after the sums."""
+    """Whether norms come before attention and MLP ("pre"), or after their outputs are added to the stream ("post")."""
     attn_norm: str | None = None
     """Pre-norm only: the norm that returns `attn_in`."""
     post_norm: str | None = None
@@ -97,13 +97,13 @@ final_norm norm; rotary rotate_halves
     norm_offset: float = 0.0
     """The number that norms add to their weight (Gemma: 1)."""
     logit_scale: float = 1.0
-    """The factor of the logits."""
+    """The factor that multiplies the logits."""
     logit_bias: str = ""
-    """The buffer beside the head that is added to its logits (Marian), by its name in the model with its head."""
+    """The name, in the model with its head, of the buffer that is added to the logits (Marian)."""
     logit_softcap: float | None = None
     """c of soft-capped logits, c · tanh(logit / c)."""
     head_refused: str = ""
-    """Why logits are not the final norm's output times W_U; empty if they are."""
+    """Why the logits are not the final norm's output times W_U; empty if they are."""
     embed_norm: str | None = None
     """The norm at the start of the stream."""
     embed_projection: str | None = None
@@ -111,46 +111,47 @@ final_norm norm; rotary rotate_halves
     narrow_norm: str | None = None
     """The norm before `embed_projection` (ALBERT, ELECTRA)."""
     embed_scale: float = 1.0
-    """The factor of the token embedding's rows."""
+    """The factor that multiplies the rows of the token embedding."""
     stream_scale: float = 1.0
-    """The factor by which embeddings are multiplied as they enter the stream (Granite)."""
+    """The factor that multiplies the embeddings as they enter the stream (Granite)."""
     alibi: Alibi | None = None
     relative: Literal["", "DeBERTa", "XLNet"] = ""
-    """The family whose tables of relative positions multiply queries and keys; empty if there are none."""
+    """The family, if tables of relative positions multiply its queries and keys; else empty."""
     rotary: Rotary | None = None
     unrotated: tuple[int, ...] = ()
-    """The layers of a rotary model that do not rotate."""
+    """The layers of a rotary model whose queries and keys are not rotated."""
     qk_norm: tuple[str, str] | None = None
-    """Norms of each head's queries and keys, which multiply by one number per token and dimension."""
+    """The norms of each head's queries and keys, which multiply by one number per token and dimension."""
     gate: Gate | NormGate | HalfOfRow | None = None
     v_norm: str = ""
-    """A norm of each head's values, below the attention module; it returns the point `v`."""
+    """The path, within the attention module, of the norm of each head's values; its output is the point `v`."""
     v_norm_axes: str = "batch position head d_head"
     norm_after_rotary: bool = False
-    """Whether these norms come after the rotation."""
+    """Whether the norms of queries and keys come after the rotation."""
     qk_norm_axes: str = "batch position head d_head"
-    """The axes of these norms' inputs, as einops writes them."""
+    """The axes of the inputs of these two norms, as einops writes them."""
     query_scale: float = 1.0
-    """The factor by which the model multiplies q before calling its attention."""
+    """The factor by which the model multiplies q before it calls its attention."""
     key_scale: float = 1.0
-    """The same for k (Falcon-H1)."""
+    """The factor by which the model multiplies k before it calls its attention (Falcon-H1)."""
     mask: str = ""
-    """The mask argument of a user's own attention code without a call of `scaled_dot_product_attention`."""
+    """The name of the mask argument, in a user's own attention that does not call `scaled_dot_product_attention`."""
     replaced: str = ""
-    """The module that `replacement` replaces; empty for the attention."""
+    """The module that `replacement` replaces; empty if that is the attention."""
     replacement: Callable[[nn.Module], nn.Module] | None = None
     """Replaces an attention module that does not go through transformers' attention interface."""
     adapt: Callable[[nn.Module], None] | None = None
-    """Makes the other changes to a base model that replacing its attention needs."""
+    """Makes whatever other changes to the base model replacing its attention requires."""
     windows: tuple[int, ...] = ()
-    """The tokens around its own that each layer's row sees, half before and half after, if some are global."""
+    """For each layer of a model with global tokens, the number of tokens around its own that a row sees, half on each
+    side."""
     reads: Literal["tokens", "pixels", "sound", "tensors"] = "tokens"
-    """The inputs of a model; "tensors" for a module of the user's own."""
+    """What the model reads; "tensors" for a user's own module."""
     position_limit: int | None = None
-    """The number of positions; None if any number works."""
+    """The number of positions that the model has; None if it takes any number."""
     causal: bool = True
     trusted: Literal["eager", "sdpa"] | None = None
-    """Transformers' attention implementation that computes what was trained, if the other does not."""
+    """The attention implementation of transformers that computes what was trained, if only one does."""
 
     @property
     def expanded(self) -> Expanded | None:

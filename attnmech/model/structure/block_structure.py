@@ -1,7 +1,7 @@
 """Reads the parts of one block from its calls in a traced pass.
 
-Queries, keys and values are columns of what the modules inside the attention return, W_O is the matrix that reads z
-(or z times a gate), norms and sums are what their inputs and outputs are.
+Queries, keys and values are columns of what the modules inside the attention return; W_O is the matrix that reads z (or
+z times a gate); norms and sums are recognised by their inputs and outputs.
 """
 
 from collections.abc import Iterator, Sequence
@@ -25,15 +25,15 @@ from .stream_sums import StreamSums
 from .traced import Attended, Call, by_token, columns_of, distance, same
 
 _ROUNDINGS: Final = 32
-"""The most roundings between two computations of a value."""
+"""Two computations of one value differ by at most this many roundings."""
 _USUAL_BASE: Final = 10_000.0
-"""θ of rotary angles (Su et al. 2021)."""
+"""The usual θ of rotary angles (Su et al. 2021)."""
 _GATES: Final = ("sigmoid", "softplus", "silu", "tanh")
 """The functions that make gates, by their names in torch.nn.functional."""
 
 _Stream = Float[Tensor, "batch position features"]
 _Normed = Float[Tensor, "batch position normed"]
-"""It has another width where a matrix reads the stream."""
+"""The output of what reads the stream; its width differs from the stream's if a matrix reads it."""
 
 
 class UnreadableError(UnsupportedModelError):
@@ -42,24 +42,26 @@ class UnreadableError(UnsupportedModelError):
 
 @dataclass(frozen=True, eq=False)
 class _Source:
-    """Where queries, keys or values come from: columns of a projection, times a factor, and perhaps a norm."""
+    """Where queries, keys or values come from: columns of a projection, times a factor, perhaps normed."""
 
     call: Call
     made: _Stream
-    """The matrix with these columns: the projection's output, for keys from a latent followed by another output."""
+    """The matrix that `columns` index: the projection's output; for keys from a latent, followed by the output of the
+    latent's projection."""
     columns: tuple[int, ...]
     factor: float
     norm: Call | None
     latent: Latent | None
-    """The input of the projection, if it differs from the attention's input."""
+    """The latent that the projection reads; None if it reads the attention's input."""
 
 
 class BlockReader:
-    """Reads one block; `plan` is `start` with all that was read."""
+    """Reads one block; `plan` is `start`, completed with what was read."""
 
     def __init__(self, start: Architecture, attended: Attended, calls: Sequence[Call], factors: Factors) -> None:
         self._path, self._attended, self._calls, self._factors = start.attention, attended, calls, factors
-        # A class token is the same in every image, so where nothing rotates all positions tell more than the first.
+        # A class token is the same in every image, so the first position tells little; if nothing rotates, use all of
+        # them.
         self._has_patches = start.reads == "pixels"
         self._first = slice(1) if start.reads == "tokens" else slice(None)
         self._batch, self._length = attended.q.shape[:2]
@@ -124,8 +126,8 @@ class BlockReader:
     def _source(self, name: str, value: Tensor, values: _Source | None = None) -> _Source:
         """The columns of a projection that make q, k or v.
 
-        q and k are compared where a rotation is the identity, at position 0, up to a factor. Given that the values are
-        expanded from a latent, keys are columns of the same projection and of the one that makes the latent.
+        q and k are compared at position 0, where a rotation is the identity, up to a factor. If the values are expanded
+        from a latent, the keys are columns of the same projection and of the one that makes the latent.
         """
         places = slice(None) if name == "v" else self._first
         wanted, norm = rearrange(value, "batch position head d -> batch position (head d)"), None
@@ -135,7 +137,7 @@ class BlockReader:
             both = torch.cat((values.made, self._output(shared)), dim=-1)
             held = self._columns(wanted, both, places)
             if held is None:
-                _refuse("its keys are not columns of what its values come from and of what makes their latent")
+                _refuse("its keys are not columns of the projections that make its values and their latent")
             return _Source(values.call, both, *held, None, latent)
         while True:
             holding = list(self._holding(wanted, places))
@@ -150,13 +152,13 @@ class BlockReader:
                 _refuse(f"its {name} are not columns of one projection")
             norm, columns = before[-1]
             if columns != tuple(range(len(columns))):
-                _refuse(f"the norm of its {name} has another order than its heads")
+                _refuse(f"the norm of its {name} orders them differently from its heads")
             normed_input = self._by_token(norm.input)
             assert normed_input is not None
             wanted = normed_input
 
     def _holding(self, target: _Stream, places: slice) -> Iterator[tuple[Call, tuple[int, ...], float]]:
-        """The calls inside the attention that return the target's columns."""
+        """The calls inside the attention whose output holds the target's columns."""
         for call in self._inside:
             for made in call.made[:2] if call.order < self._attended.order else ():
                 value = self._by_token(made)
@@ -170,14 +172,14 @@ class BlockReader:
         there: Float[Tensor, "batch position there"],
         places: slice,
     ) -> tuple[tuple[int, ...], float] | None:
-        """`columns_of` at some positions, up to the scale of rotary tables."""
+        """Compares by `columns_of` at some positions, up to the scale of rotary tables."""
         _, tables = next(self._tables(), ("", None))
         scale = 1.0 if tables is None else abs(float(tables[0][0, 0, 0])) or 1.0
         wanted, there = (stream[:, places].flatten(0, 1) for stream in (target, there))
         return columns_of(wanted, there, self._factors.epsilon, scale)
 
     def _latent(self, name: str, reader: Call) -> Latent:
-        """The latent that a projection reads, if it does not read the attention's input."""
+        """The latent that a projection reads, for a projection that does not read the attention's input."""
         read = self._by_token(reader.input)
         for norm in self._inside:
             normed_input = self._by_token(norm.input)
@@ -186,7 +188,7 @@ class BlockReader:
             for call, columns, factor in self._holding(normed_input, slice(None)):
                 if has_matrix(call.module) and self._reads(call, self._attn_in) and factor == 1:
                     return Latent(self._below(call), columns, self._below(norm))
-        _refuse(f"the projection {reader.path!r} of its {name} reads neither what its attention is given nor a latent")
+        _refuse(f"the projection {reader.path!r} of its {name} reads neither the input of its attention nor a latent")
 
     def _output(self, call: Call) -> _Stream:
         """The output of a projection."""
@@ -195,7 +197,7 @@ class BlockReader:
         return made
 
     def _with_layout(self, plan: Architecture, q: _Source, k: _Source, v: _Source) -> Architecture:
-        """The projections, and the number of key heads before they are repeated for their queries."""
+        """Adds the projections, and the number of key heads before each is repeated for its group of queries."""
         made = self._attended.k.shape[2]
         by_head = torch.tensor(k.columns).view(made, -1).tolist()
         kv_heads = len({tuple(columns) for columns in by_head})
@@ -211,7 +213,7 @@ class BlockReader:
         return replace(plan, qkv=layout, n_kv_heads=kv_heads)
 
     def _axes_of(self, norm: Call) -> str:
-        """The axes of the input of a norm of queries."""
+        """The axes of the input of the queries' norm."""
         assert norm.input is not None
         if norm.input.ndim == 3:
             return "batch position (head d_head)"
@@ -221,9 +223,9 @@ class BlockReader:
     # -- rotation ------------------------------------------------------------------------------------------
 
     def _rotary(self, q: _Source, k: _Source) -> tuple[Rotary | None, float]:
-        """How queries and keys are rotated between their projections and the score; None if they are not.
+        """How queries and keys are rotated between projection and score (None if they are not), and a factor.
 
-        And the factor by which the tables multiply the first column (YaRN's).
+        The tables multiply the first column by this factor (YaRN's).
         """
         d_head = self._attended.q.shape[-1]
         pairs = [self._before_and_after(q, self._attended.q), self._before_and_after(k, self._attended.k)]
@@ -240,10 +242,10 @@ class BlockReader:
         apart, rotary_found, scale = min(fits, key=lambda fit: fit[0])
         if apart <= _ROUNDINGS * self._factors.epsilon:
             return self._with_base(rotary_found), scale
-        _refuse("its queries and keys are rotated in a way, or by tables, that were not found")
+        _refuse("its queries and keys are rotated in an unknown way, or by tables that were not found")
 
     def _with_base(self, rotary: Rotary | None) -> Rotary | None:
-        """The plan with the base of the angles, if the config lacks it and it is the usual one (RoFormer)."""
+        """The rotation with the base of its angles, if the config lacks the base and it is the usual one (RoFormer)."""
         if rotary is None or self._factors.has_rotary:
             return rotary
         tables = next(tables for path, tables in self._tables() if path == rotary.tables)
@@ -256,7 +258,7 @@ class BlockReader:
         return replace(rotary, theta=_USUAL_BASE) if apart <= _ROUNDINGS * self._factors.epsilon else rotary
 
     def _before_and_after(self, source: _Source, value: Tensor) -> tuple[Tensor, Tensor]:
-        """Queries or keys before and after the place where they may be rotated, by head."""
+        """Queries or keys, by head, before and after the step that may rotate them."""
         d_head = value.shape[-1]
         before, after = self._projected(source), value
         if source.norm is not None and self._norm_is_last(source):
@@ -273,7 +275,7 @@ class BlockReader:
         return source.factor * before.double(), after.double()
 
     def _norm_is_last(self, source: _Source) -> bool:
-        """Whether the norm of queries or keys reads them after the rotation."""
+        """Whether queries or keys are normed after the rotation."""
         normed_input = None if source.norm is None else self._by_token(source.norm.input)
         if normed_input is None:
             return False
@@ -283,7 +285,7 @@ class BlockReader:
         return source.made[..., list(source.columns)]
 
     def _tables(self) -> Iterator[tuple[str, tuple[Tensor, Tensor]]]:
-        """Cosine and sine among the attention's arguments or, with its path, the outputs of a module inside it."""
+        """Cosine and sine tables among the attention's arguments, or returned by a module inside it, with its path."""
         candidates = [("", tables_of(self._own.args, self._own.kwargs))]
         candidates += [(self._below(call), as_tables(call.made)) for call in self._inside]
         for path, tables in candidates:
@@ -313,7 +315,7 @@ class BlockReader:
         return self._ending(plan, norm, later)
 
     def _ending(self, plan: Architecture, norm: Call, later: Sequence[Call]) -> Architecture:
-        """The end of a block, from the first module that reads the stream after attention."""
+        """Adds the end of a block, from the first module that reads the stream after attention."""
         entering, normed = self._by_token(norm.input), self._by_token(norm.made[0] if norm.made else None)
         assert entering is not None
         return self._with_mlp(plan, entering, normed, norm.order, later)
@@ -321,7 +323,7 @@ class BlockReader:
     def _with_mlp(
         self, plan: Architecture, entering: _Stream, normed: _Normed | None, after: int, later: Sequence[Call]
     ) -> Architecture:
-        """The MLP, which in pre-norm blocks adds to `entering`, in post-norm blocks to `normed`."""
+        """Adds the MLP, which adds its output to `entering` in pre-norm blocks and to `normed` in post-norm blocks."""
         if (added := self._sums.added(entering, self._ended, after)) is not None:
             return replace(plan, mlp_out=added[0].path, mlp_scale=added[1])
         if (both := self._sums.added_together(entering, after)) is not None:
@@ -334,10 +336,10 @@ class BlockReader:
             added = self._sums.added(normed, entered, after, last.order)
             if added is not None and plan.attn_norm is None and plan.attn_scale == added[1] == 1:
                 return replace(plan, norm="post", mlp_out=added[0].path, post_norm=last.path)
-        _refuse("its block does not end in a sum of the stream and what its MLP writes")
+        _refuse("its block does not end in the sum of the stream and its MLP's output")
 
     def _out(self) -> Call:
-        """The projection that reads z or, failing that, a tensor of its shape."""
+        """The projection that reads z or, failing that, a tensor of the shape of z."""
         z = rearrange(self._attended.z, "batch position head d -> batch position (head d)")
         readers = [
             call for call in self._calls
@@ -372,20 +374,20 @@ class BlockReader:
                 mapping = columns_of(ratio, made, _ROUNDINGS * self._factors.epsilon)
                 if mapping is not None and mapping[1] == 1:
                     return Gate(self._below(call), mapping[0], function)
-        _refuse(f"{out.path!r} reads neither z nor z times a gate that was found (a norm of z?)")
+        _refuse(f"{out.path!r} reads neither z nor z times a known gate (a norm of z?)")
 
     def _attn_norm(self) -> str | None:
-        """The norm that makes `attn_in` of the stream; None if that is the stream itself."""
+        """The norm of the stream that returns `attn_in`; None if `attn_in` is the stream itself."""
         if same(self._attn_in, self._stream):
             return None
         for call in self._calls:
             before = call.order < self._attended.order and call.made and self._reads(call, self._stream)
             if before and same(self._by_token(call.made[0]), self._attn_in):
                 return call.path
-        _refuse("what its attention is given is neither the stream nor a norm of it")
+        _refuse("the input of its attention is neither the stream nor a norm of it")
 
     def _norm_before(self) -> str | None:
-        """The norm that makes `attn_in`, whatever its input."""
+        """The norm that returns `attn_in`, whatever it reads."""
         before = [call for call in self._calls if call.order < self._attended.order and call.made and call.path]
         for call in before:
             is_norm = call.input is not None and call.input.is_floating_point() and kind_of(call.module, call.input)
@@ -394,7 +396,7 @@ class BlockReader:
         return None
 
     def _parallel(self, plan: Architecture, written: Sequence[tuple[Call, _Stream]]) -> Architecture:
-        """A block that adds attention and MLP in one step."""
+        """The plan of a block that adds attention and MLP in one step."""
         others = [
             (call, value) for call, value in self._sums.writes(0)
             if call.path != self._path and not call.path.startswith(f"{self._path}.")
@@ -413,7 +415,7 @@ class BlockReader:
                     return replace(
                         plan, attn_out=attn_out, attn_scale=factors[0], mlp_out=call.path, mlp_scale=factors[1]
                     )
-        _refuse("no sum of the stream and what attention writes was found")
+        _refuse("no sum of the stream and the output of attention was found")
 
     # -- small things --------------------------------------------------------------------------------------
 
@@ -421,7 +423,7 @@ class BlockReader:
         return same(self._by_token(call.input), value)
 
     def _below(self, call: Call) -> str:
-        """A path below the attention."""
+        """The path of a call, from the attention module down."""
         return call.path[len(self._below_path) :]
 
     def _by_token(self, value: Tensor | None) -> _Stream | None:
@@ -429,7 +431,7 @@ class BlockReader:
 
 
 def _first_of_groups(columns: tuple[int, ...], kv_heads: int, group: int) -> tuple[int, ...]:
-    """The columns of keys or values before each was repeated for its group of queries."""
+    """The columns of keys or values, before each head was repeated for its group of queries."""
     return tuple(torch.tensor(columns).view(kv_heads, group, -1)[:, 0].flatten().tolist())
 
 

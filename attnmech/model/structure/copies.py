@@ -1,4 +1,4 @@
-"""Copies of a model that share its parameters, so that the caller's model never changes."""
+"""Copies models, sharing their parameters, so that the caller's model never changes."""
 
 import copy
 from collections.abc import Callable, Mapping
@@ -21,21 +21,22 @@ def copy_of(
     parameter: Callable[[nn.Parameter], nn.Parameter] = lambda same: same,
     instead: Mapping[int, Any] = MappingProxyType({}),
 ) -> Model:
-    """A copy of a model's modules, config and buffers in eval mode, which shares all its parameters.
+    """A copy of a model in eval mode: modules, config and buffers are copied, parameters are shared.
 
-    `parameter` maps each parameter to the one that the copy holds; by default they are shared. `instead` maps the `id`
-    of an object to its replacement in the copy.
+    `parameter` maps each parameter to the one that the copy holds, by default the same one. `instead` maps the `id` of
+    an object to the object that replaces it in the copy.
     """
     shared: dict[int, Any] = {id(weight): parameter(weight) for weight in model.parameters()} | dict(instead)
     for part in model.modules():
-        # Weights that a pre-hook computes in every pass (torch.nn.utils.prune) are no leaves, so torch won't copy them.
+        # torch does not copy tensors that are not leaves, such as weights that a pre-hook computes in every pass
+        # (prune).
         made = [tensor for tensor in vars(part).values() if isinstance(tensor, torch.Tensor) and not tensor.is_leaf]
         shared |= {id(tensor): tensor.detach() for tensor in made}
     try:
         copied = copy.deepcopy(model, shared)
     except Exception as error:
         raise UnsupportedModelError(
-            f"{type(model).__name__} cannot be copied ({error}), so attnmech cannot work without changing it. "
+            f"{type(model).__name__} cannot be copied ({error}), and attnmech never changes the original. "
             "Remove what was attached to it, or load it again from its folder."
         ) from error
     for buffer_owner in copied.modules():
@@ -46,7 +47,7 @@ def copy_of(
 
 
 def take_apart(model: nn.Module) -> None:
-    """Removes hooks and replaced forwards from a copy that nobody runs any more."""
+    """Removes hooks and replaced forwards from a copy that is no longer run."""
     for part in model.modules():
         part._forward_hooks.clear()
         part._forward_pre_hooks.clear()
@@ -55,7 +56,7 @@ def take_apart(model: nn.Module) -> None:
 
 
 def moved(parameter: nn.Parameter, device: torch.device | None, dtype: torch.dtype | None) -> nn.Parameter:
-    """A parameter on another device or in another precision; the same one where neither changes."""
+    """A parameter on another device or in another precision; the parameter itself if neither changes."""
     device, dtype = device or parameter.device, dtype or parameter.dtype
     if (device, dtype) == (parameter.device, parameter.dtype):
         return parameter
@@ -76,10 +77,10 @@ def cannot_run(model: PreTrainedModel, error: Exception) -> WeightsError:
 
 
 def forget_lengths(model: nn.Module) -> None:
-    """Recomputes rotary tables that depend on a text's length (dynamic, longrope) in each pass.
+    """Makes a model recompute rotary tables that depend on a text's length (dynamic, longrope) in each pass.
 
-    transformers keeps on the module what the longest text so far needed, so that a pass would depend on those before
-    it, and on those in other threads.
+    transformers keeps the tables of the longest text so far on the module, so that a pass would depend on earlier
+    passes and on those in other threads.
     """
     for module in model.modules():
         kinds = getattr(module, "rope_type", None)
@@ -95,7 +96,7 @@ def _on_a_fresh_copy(module: nn.Module, forward: Callable[..., Any], *args: Any,
 
 
 def use_attention(model: PreTrainedModel, implementation: str) -> PreTrainedModel:
-    """Sets the attention of a model and of all its parts, which may have their own configs (T5)."""
+    """Sets the attention implementation of a model and of all its parts, which may have their own configs (T5)."""
     if hasattr(model, "own_attention"):
         model.own_attention(implementation)  # type: ignore[operator]
     for part in model.modules():

@@ -1,6 +1,6 @@
-"""Reads a decoder's block with cross-attention: its cross-attention, and the block around both attentions.
+"""Reads a decoder block: its cross-attention, and the rest of the block around both attentions.
 
-Cross-attention reads what stands between self-attention and MLP, x' = x + attn_out or its norm, and adds to it.
+Cross-attention reads the stream between self-attention and MLP, x' = x + attn_out or the norm of that, and adds to it.
 """
 
 from collections.abc import Sequence
@@ -17,9 +17,9 @@ from .traced import Attended, Call, same
 
 
 class CrossReader(BlockReader):
-    """Reads cross-attention as a separate block that holds nothing else.
+    """Reads cross-attention as if it were a separate block.
 
-    `calls` are those of the decoder's block; `start.within` is the path of the attention in it.
+    `calls` are the calls of the decoder's block; `start.within` is the path of the cross-attention in that block.
     """
 
     def __init__(self, start: Architecture, attended: Attended, calls: Sequence[Call], factors: Factors) -> None:
@@ -27,9 +27,9 @@ class CrossReader(BlockReader):
         own = [replace(call, path="") for call in calls if call.path == start.within]
         own += [replace(call, path=call.path[len(path) :]) for call in calls if call.path.startswith(path)]
         self.call = own[0]
-        """The call of the attention."""
+        """The call of the cross-attention."""
         self.states = _states(own[0], attended)
-        """The tensor that makes keys and values."""
+        """The tensor from which keys and values are made."""
         super().__init__(start, attended, own, factors)
 
     def _attention(self, plan: Architecture) -> Architecture:
@@ -55,7 +55,7 @@ class CrossReader(BlockReader):
 
 
 class DecoderReader(BlockReader):
-    """Reads self-attention, norms, sums and MLP of a block in which `cross` attends in between."""
+    """Reads self-attention, norms, sums and MLP of a block; `cross` has read the cross-attention between them."""
 
     def __init__(
         self, start: Architecture, attended: Attended, calls: Sequence[Call], factors: Factors, cross: CrossReader
@@ -64,12 +64,12 @@ class DecoderReader(BlockReader):
         super().__init__(start, attended, calls, factors)
 
     def _ending(self, plan: Architecture, norm: Call, later: Sequence[Call]) -> Architecture:
-        """The end of the block: cross-attention, MLP and, in post-norm blocks, the norm after each."""
+        """Adds the end of the block: cross-attention, MLP and, in post-norm blocks, the norm after each."""
         entering, normed = norm.input, norm.made[0] if norm.made else None
         cross, plan = self._cross.call, replace(plan, interposed="cross")
         crossed = cross.made[0]
         if entering is None or normed is None or not same(normed, cross.input):
-            raise UnreadableError("its cross-attention does not read a norm of what its self-attention has added to")
+            raise UnreadableError("its cross-attention does not read a norm of the stream after self-attention")
         for between in later:
             read = between.input
             if between.order < cross.order or read is None or read.shape != normed.shape:
@@ -86,4 +86,4 @@ def _states(own: Call, attended: Attended) -> Float[Tensor, "batch key features"
         states = own.kwargs.get(name)
         if isinstance(states, Tensor) and states.shape[:2] == attended.k.shape[:2]:
             return states.detach().clone()
-    raise UnreadableError(f"its cross-attention is given no encoder's states as an argument {' or '.join(KEY_STATES)}")
+    raise UnreadableError(f"its cross-attention does not take the encoder's states as {' or '.join(KEY_STATES)}")

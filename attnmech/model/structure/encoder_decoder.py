@@ -1,8 +1,8 @@
 """Reads the three stacks of an encoder-decoder from a traced pass, as `structure.py` reads one stack.
 
-What encoder and decoder are given differs in length, so each call of the attention function says whose it is: queries
-and keys of one length are self-attention, queries of the decoder over keys of the encoder are cross-attention. The
-encoder reads tokens or sound, the decoder tokens.
+The inputs of encoder and decoder differ in length, so the lengths in a call of the attention function show whose call
+it is: queries and keys of one length are self-attention, queries of the decoder over keys of the encoder are
+cross-attention. The encoder reads tokens or sound, the decoder tokens.
 """
 
 from collections.abc import Callable, Mapping
@@ -23,7 +23,8 @@ from .structure import SEED, TEXTS, Reader, common_plan, family
 from .traced import Attended, Trace, distance, factor_of, same
 
 _LENGTH: Final = 13
-"""The length of the decoder's texts: it differs from the encoder's and from any model's number of heads."""
+"""The length of the decoder's texts; it differs from the length of the encoder's, and from any model's number of
+heads."""
 _LABELS: Final = ("encoder", "decoder", "cross")
 _SAME: Final = 1e-3
 """The largest relative distance between two tensors that differ only by rounding."""
@@ -40,7 +41,7 @@ def read_stacks(model: PreTrainedModel) -> tuple[Architecture, ...]:
 
 @dataclass(frozen=True)
 class _Place:
-    """The place of a stack's attention."""
+    """Where the attention of a stack is: the list of blocks, the path within a block, and the layers that have it."""
 
     blocks: str
     attention: str
@@ -50,7 +51,7 @@ class _Place:
         return f"{self.blocks}.N.{self.attention}"
 
     def by_path(self) -> dict[str, int]:
-        """The layers by the paths of their blocks."""
+        """Maps the path of each block to its layer."""
         return {f"{self.blocks}.{layer}": layer for layer in self.layers}
 
 
@@ -59,10 +60,10 @@ class _StacksReader(Reader):
         super().__init__(original, None)
         if KINDS.get(original.main_input_name) == "pixels":
             raise UnreadableError(
-                "its encoder reads images; encoder-decoders are read whose encoder reads text or sound"
+                "its encoder reads images; only encoder-decoders whose encoder reads text or sound are read"
             )
         self._heard = signal_of(original)
-        """The encoder's inputs, if not tokens."""
+        """The kind of input that the encoder takes; None for tokens."""
         self._of_encoder = self._ids if self._heard is None else self._ids[:, :0]
         frames = getattr(original.config, "max_source_positions", 0)
         self._of_decoder = self._random_ids(_LENGTH if self._heard is None or frames != _LENGTH else _LENGTH + 1)
@@ -78,7 +79,7 @@ class _StacksReader(Reader):
         return {**self._heard.noise(TEXTS, SEED, self._rows), **inputs}
 
     def _require_that_it_runs(self) -> None:
-        """Raises `WeightsError` if transformers cannot run the stacks; a head may refuse these texts."""
+        """Raises `WeightsError` if transformers cannot run the stacks; heads may refuse the texts, and are not run."""
         try:
             with torch.no_grad():
                 copy_of(self._original).base_model(**self._inputs())
@@ -86,7 +87,7 @@ class _StacksReader(Reader):
             raise cannot_run(self._original, error) from error
 
     def architectures(self) -> tuple[Architecture, ...]:
-        """The three, in the order in which the certificate names them."""
+        """The architectures of the three stacks, in the order in which the certificate names them."""
         self._require_one_vocabulary()
         places = self._places_of_stacks(self._run({}))
         trace = self._run(self._every_module(), self._reading(places))
@@ -115,7 +116,7 @@ class _StacksReader(Reader):
                 raise UnreadableError(f"no attention of the {label} goes through transformers' attention interface")
             if len(lists) > 1:
                 named = ", ".join(f"{blocks}.N.{attention}" for blocks, attention in lists)
-                raise UnreadableError(f"the attention of its {label} stands in more than one place ({named})")
+                raise UnreadableError(f"the attention of its {label} is in more than one place ({named})")
             ((blocks, attention), layers), *_ = lists.items()
             if len(set(layers)) < len(layers):
                 raise UnreadableError(f"blocks of {blocks!r} attend more than once in a pass (shared blocks)")
@@ -137,7 +138,7 @@ class _StacksReader(Reader):
         return "cross"
 
     def _require_one_vocabulary(self) -> None:
-        """Raises `UnreadableError` if a table of the decoder has another number of tokens."""
+        """Raises `UnreadableError` if the decoder's vocabulary differs in size from the encoder's."""
         tokens = getattr(self._model.config, "decoder_vocab_size", None) or len(self._rows)
         if tokens != len(self._rows):
             raise UnreadableError(
@@ -165,7 +166,7 @@ class _StacksReader(Reader):
         }  # fmt: skip
 
     def _reading(self, places: Mapping[str, _Place]) -> Callable[[Trace, str], None]:
-        """Reads a block of either list as it ends."""
+        """Returns the function that reads a block, of the encoder or the decoder, as it ends."""
         encoder, decoder = places["encoder"].by_path(), places["decoder"].by_path()
 
         def read(trace: Trace, path: str) -> None:
@@ -223,9 +224,9 @@ class _StacksReader(Reader):
         return ends
 
     def _scale_beside_positions(self, trace: Trace, block: str, norm: str | None) -> float:
-        """The factor between a token's row and its part of the stream, to which positions are added (Marian).
+        """The factor between a token's row and its part of the stream, in a model that adds positions as well (Marian).
 
-        What is added does not depend on the text, so differences between texts at one position show the factor.
+        The positions do not depend on the text, so differences between texts at one position show the factor.
         """
         entered = trace.call(block if norm is None else norm)
         rows = self._rows.detach()[self._ids].double()
@@ -247,5 +248,5 @@ class _StacksReader(Reader):
             if between and self._kind_of(call) is not None:
                 return call.path
         raise UnreadableError(
-            "its cross-attention reads neither what its encoder's last block returns nor a norm of it"
+            "its cross-attention reads neither the output of its encoder's last block nor a norm of it"
         )

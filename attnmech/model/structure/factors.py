@@ -22,14 +22,14 @@ class Factors:
                 self._known += [value**0.5, value**-0.5, value * layers**-0.5]
 
     def knows(self, factor: float) -> bool:
-        """Whether the config accounts for a factor."""
+        """Whether a factor is a number of the config, or simply derived from one."""
         return factor in self._known
 
     def named(self, factor: float, d_head: int = 1, within: float = 0.0) -> float:
-        """The config's number for a measured factor, or the factor as measured.
+        """The exact number that a measured factor stands for; if none is near, the factor as measured.
 
-        It may be 1, 1/√d_head, a number of the config, its root, one over these, or a number over √layers (MiniCPM).
-        `within` says how far off the measurement may be, besides rounding.
+        That number may be 1, 1/√d_head, a number of the config, its root, the inverse of either, or a number of the
+        config over √layers (MiniCPM). `within` is the allowed error of the measurement, besides rounding.
         """
         within = max(within, max(1e-4, 4 * self.epsilon) * abs(factor))
         if abs(factor - 1) <= within:

@@ -1,7 +1,7 @@
-"""The table of families: the architecture of those whose attention code or inputs are their own, and of the well-known.
+"""The table of families: the architecture of well-known families, and of those with their own attention code or inputs.
 
-A model that is built otherwise than its family fails its certificate. All other families are read from the model
-(`structure.py`).
+A model that is not built as its family is fails its certificate. The architecture of any other family is read from the
+model (`structure.py`).
 """
 
 from collections.abc import Callable, Mapping
@@ -32,7 +32,7 @@ from ..parts.weights import Fused, Separate
 from .architecture import Architecture
 
 Config: TypeAlias = Any
-"""A transformers config; which entries it has depends on the family."""
+"""A transformers config; its entries depend on the family."""
 
 
 def _refuse(reason: str) -> NoReturn:
@@ -182,7 +182,7 @@ def _opt(config: Config) -> Architecture:
     pre = config.do_layer_norm_before
     narrow = config.word_embed_proj_dim != config.hidden_size
     normed = pre and not config._remove_final_layer_norm
-    no_norm = "no norm stands between its last block and its unembedding"
+    no_norm = "there is no norm between its last block and its unembedding"
     return Architecture(
         name="OPT",
         blocks="decoder.layers",
@@ -376,7 +376,7 @@ def _xlnet(config: Config) -> Architecture:
         mlp_out="ff.layer_2",
         norm="post",
         post_norm="ff.layer_norm",
-        head_refused="no norm stands between its last block and its unembedding",
+        head_refused="there is no norm between its last block and its unembedding",
         batch_first=False,
         causal=False,
         relative="XLNet",
@@ -397,7 +397,7 @@ def _t5(config: Config) -> tuple[Architecture, ...]:
         attn_norm="layer.0.layer_norm",
         mid_norm="layer.1.layer_norm",
         mlp_out="layer.1.DenseReluDense",
-        head_refused="the norm above its stacks is not among its points, and tied heads scale it",
+        head_refused="the norm after its stacks is not among the points, and a tied head scales it",
         causal=False,
         hands_on=True,
     )
@@ -443,7 +443,7 @@ def _like_bart(
         post_norm="final_layer_norm",
         embed_norm="encoder.layernorm_embedding",
         embed_scale=config.d_model**0.5 if getattr(config, "scale_embedding", False) else 1.0,
-        head_refused="no norm stands between its last block and its unembedding",
+        head_refused="there is no norm between its last block and its unembedding",
         replacement=attention,
         position_limit=limits[0],
         n_heads=config.encoder_attention_heads,

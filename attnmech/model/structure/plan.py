@@ -1,4 +1,4 @@
-"""The architecture of a model: from the table, or read from the model."""
+"""Gives the architecture of a model: from the table of families, or read from the model."""
 
 from dataclasses import replace
 from typing import Final
@@ -21,7 +21,7 @@ _SPARSE: Final = "BigBirdBlockSparseAttention"
 
 
 def architectures_of(module: nn.Module) -> tuple[Architecture, ...]:
-    """The architecture of each stack of a model; `UnsupportedModelError` says what is not supported, and why."""
+    """The architecture of each stack; raises `UnsupportedModelError`, which says what is unsupported and why."""
     model = require_transformers(module)
     kind = model.config.model_type
     entry = ARCHITECTURES.get(kind)
@@ -58,7 +58,7 @@ def architectures_of(module: nn.Module) -> tuple[Architecture, ...]:
 
 
 def described(module: nn.Module, plan: Architecture) -> Architecture:
-    """A user's architecture for a model, with the config's numbers of heads if the user gave none."""
+    """The architecture that a user gives; numbers of heads that the user leaves out come from the config."""
     model = require_transformers(module)
     for path in (plan.blocks, plan.final_norm, plan.embed_norm, plan.embed_projection, plan.narrow_norm):
         if path and not has_module(model.base_model, path):
@@ -80,7 +80,7 @@ def require_transformers(model: nn.Module) -> PreTrainedModel:
     model = unwrapped(model)
     if not isinstance(model, PreTrainedModel):
         what = (
-            "which is none. A module of your own needs an example of what it is called with: am.load(module, example=x)"
+            "a module of your own, which needs an example of its inputs: am.load(module, example=x)"
             if _attends(model)
             else "a model without attention"
         )
@@ -89,25 +89,24 @@ def require_transformers(model: nn.Module) -> PreTrainedModel:
 
 
 def _shared_keys(model: nn.Module) -> str:
-    """Why a model is refused if its last layers share keys and values; empty for others."""
+    """Why a model whose last layers share keys and values is refused; empty for any other model."""
     count = getattr(model.config.get_text_config(), "num_kv_shared_layers", 0)  # type: ignore[union-attr, operator]
     if not count:
         return ""
-    return (
-        f"its last {count} layers share keys and values: they attend to those that an earlier layer made, and have no "
-        "W_K and W_V of their own"
-    )
+    return f"its last {count} layers have no W_K and W_V of their own: they use the keys and values of an earlier layer"
 
 
 def _sparse_blocks(model: PreTrainedModel) -> str:
     """Why a BigBird with sparse attention is refused; empty for any other model.
 
-    By its modules: transformers exchanges them for full attention, for good, once a BigBird is given a short text.
+    Its modules decide, not its config: once a BigBird reads a short text, transformers replaces them with full
+    attention for good.
     """
     if not any(type(part).__name__ == _SPARSE for part in model.modules()):
         return ""
     return (
-        "its attention is sparse (attention_type='block_sparse'), by blocks of tokens, some of them random. The same "
+        "its attention is sparse (attention_type='block_sparse'): a block of tokens attends to a few other blocks, "
+        "some of them chosen at random. The same "
         f"weights run with full attention: am.load(transformers.{type(model).__name__}.from_pretrained(folder, "
         "attention_type='original_full'))"
     )
@@ -117,14 +116,14 @@ def _with_heads(plan: Architecture, config: Config) -> Architecture:
     heads = plan.n_heads or int(config.num_attention_heads)
     kv_heads = plan.n_kv_heads or int(getattr(config, "num_key_value_heads", None) or heads)
     if heads < 1 or kv_heads < 1:
-        raise WeightsError(f"a config must ask for at least one head; this one asks for {heads} ({kv_heads} of keys).")
+        raise WeightsError(f"a config must ask for at least one head; this one asks for {heads} ({kv_heads} for keys).")
     if heads % kv_heads:
         raise WeightsError(f"the config's {heads} heads must be a multiple of its {kv_heads} heads of keys and values.")
     return replace(plan, n_heads=heads, n_kv_heads=kv_heads)
 
 
 def _towers(model: PreTrainedModel) -> list[str]:
-    """The towers of a model with one for images or sound, one for text, and no output per token."""
+    """The towers of a model that has one for images or sound and one for text, and no output per token."""
     parts = {name: part for name, part in model.named_children() if isinstance(part, PreTrainedModel)}
     kinds = {name: str(part.main_input_name) for name, part in parts.items()}
     both = "input_ids" in kinds.values() and bool(KINDS.keys() & set(kinds.values()))

@@ -1,7 +1,7 @@
-"""Rewrites some models before they are read, so that every layer is a block with plain projections.
+"""Rewrites some models before they are read, so that every layer is a separate block with plain projections.
 
-ALBERT uses one block as several layers: each use becomes a separate block. GPT-NeoX-Japanese keeps the bias of its
-last W_O beside the projection: it becomes the projection's. Parameters stay the same tensors.
+ALBERT uses one block as several layers; here, each use becomes a separate block. GPT-NeoX-Japanese keeps the bias of
+its last W_O outside the projection; here, it becomes the projection's bias. Parameters stay the same tensors.
 """
 
 import copy
@@ -23,8 +23,8 @@ _SEED: Final = 37
 def rewritten(model: PreTrainedModel) -> PreTrainedModel:
     """A rewritten copy of a model; a model of any other family unchanged.
 
-    All parameters are shared with the model, and between layers that share them. Raises `UnsupportedModelError` if the
-    copy does not return what the model does.
+    The copy shares all parameters with the model; layers that share parameters still share them. Raises
+    `UnsupportedModelError` if the copy does not return what the model returns.
     """
     parts = [(path, part) for path, part in model.named_modules() if type(part).__name__ in _REWRITTEN]
     if not parts:
@@ -37,7 +37,7 @@ def rewritten(model: PreTrainedModel) -> PreTrainedModel:
 
 
 def _albert(encoder: Any) -> None:
-    """Groups of layers, each used for several layers in a row (Lan et al. 2020, section 3.1)."""
+    """Unrolls groups of layers: one group serves as several layers in a row (Lan et al. 2020, section 3.1)."""
     layers, groups = encoder.config.num_hidden_layers, encoder.albert_layer_groups
     of_layer = [groups[int(number / (layers / encoder.config.num_hidden_groups))] for number in range(layers)]
     uses = [layer for group in of_layer for layer in group.albert_layers]
@@ -46,14 +46,14 @@ def _albert(encoder: Any) -> None:
     encoder.albert_layer_groups = nn.ModuleList(
         copy.deepcopy(groups[0], {id(inner): nn.ModuleList([_use(layer, seen)])}) for layer in uses
     )
-    # Of the encoder alone: the model's config describes its checkpoint.
+    # Only the encoder's config changes: the model's describes its checkpoint.
     encoder.config = copy.deepcopy(encoder.config)
     encoder.config.num_hidden_layers = encoder.config.num_hidden_groups = len(uses)
     encoder.config.inner_group_num = 1
 
 
 def _gpt_neox_japanese(attention: Any) -> None:
-    """The block's addition to attn_raw becomes b_O."""
+    """Makes the bias that the block adds to attn_raw the b_O of its projection."""
     attention.dense.bias, attention.dense_bias = attention.dense_bias, None
 
 
@@ -61,11 +61,11 @@ _REWRITTEN: Final[Mapping[str, Callable[[Any], None]]] = {
     "AlbertTransformer": _albert,
     "GPTNeoXJapaneseAttention": _gpt_neox_japanese,
 }
-"""The rewriting of each module, by its class."""
+"""The function that rewrites a module, by the name of the module's class."""
 
 
 def _use(block: nn.Module, seen: set[int]) -> nn.Module:
-    """The block where it is used first, then copies that share its parameters and buffers."""
+    """The block itself at its first use; at later uses, a copy that shares its parameters and buffers."""
     if id(block) not in seen:
         seen.add(id(block))
         return block
@@ -85,8 +85,7 @@ def _require_the_same(model: PreTrainedModel, copied: PreTrainedModel) -> None:
     after = _last(copied.base_model(input_ids=ids))
     if not float((before - after).abs().amax()) <= pass_tolerance(before.dtype) * float(before.abs().amax()):
         raise UnsupportedModelError(
-            f"{type(model).__name__} uses its blocks in a way that attnmech does not know: with one block per layer, "
-            "it returns something else."
+            f"{type(model).__name__} uses its blocks in an unknown way: with one block per layer, its output changes."
         )
 
 

@@ -1,4 +1,4 @@
-"""The inputs of models of images or sound, their sizes, and the input of the first block."""
+"""Describes the inputs of models of images or sound, and computes the input of the first block."""
 
 import inspect
 from collections.abc import Mapping
@@ -20,14 +20,14 @@ from .copies import copy_of, use_attention
 Kind: TypeAlias = Literal["pixels", "sound"]
 
 KINDS: Final[Mapping[str, Kind]] = {"pixel_values": "pixels", "input_values": "sound", "input_features": "sound"}
-"""What a model reads, by the name of its argument."""
+"""What a model reads, by the name of its input argument."""
 
 _FRAMES: Final = 12
-"""The fewest frames of a recording in the passes that read and prove a model."""
+"""The passes that read and prove a model take recordings of at least this many frames."""
 
 
 def pair(size: Any) -> tuple[int, int]:
-    """Height and width, of one number or of two."""
+    """Height and width, given as one number or as two."""
     return (int(size), int(size)) if isinstance(size, int) else (int(size[0]), int(size[1]))
 
 
@@ -36,9 +36,10 @@ class Signal:
     """The inputs of a model of images or sound."""
 
     argument: str
-    """The name of its argument."""
+    """The name of the model's input argument."""
     shape: tuple[int, ...]
-    """Channels, height and width of one image; samples or the axes of the spectrogram of one recording."""
+    """The shape of one input: channels, height and width of an image; the samples, or the axes of the spectrogram, of a
+    recording."""
 
     @property
     def reads(self) -> Kind:
@@ -51,13 +52,13 @@ class Signal:
         return len(self.shape) == 1
 
     def noise(self, count: int, seed: int, like: Tensor) -> dict[str, Tensor]:
-        """Random images or recordings."""
+        """Random images or recordings, by the name of the argument."""
         generator = torch.Generator().manual_seed(seed)
         return {self.argument: torch.randn((count, *self.shape), generator=generator).to(like)}
 
 
 def signal_config(model: PreTrainedModel) -> Any:
-    """The config of the part of a model that reads images or sound."""
+    """The config of that part of a model which reads images or sound."""
     return getattr(model.config, "vision_config", model.config)
 
 
@@ -87,7 +88,7 @@ def _shape(argument: str, config: Any) -> tuple[int, ...]:
 
 
 def samples_of(config: Any, frames: int) -> int:
-    """The least number of samples that the convolutions of a model make this many frames of."""
+    """The smallest number of samples from which the convolutions of a model make this many frames."""
     samples = frames
     for kernel, stride in zip(reversed(config.conv_kernel), reversed(config.conv_stride), strict=True):
         samples = (samples - 1) * stride + kernel
@@ -95,7 +96,7 @@ def samples_of(config: Any, frames: int) -> int:
 
 
 def samples_per_frame(config: Any) -> int:
-    """The samples between the beginnings of two frames."""
+    """The number of samples between the beginnings of consecutive frames."""
     return int(prod(config.conv_stride)) * int(getattr(config, "squeeze_factor", 1))
 
 
@@ -105,19 +106,19 @@ def encodes_alone(model: PreTrainedModel) -> bool:
 
 
 def below_head(model: PreTrainedModel) -> nn.Module:
-    """The part of a model that turns its inputs into its stream; some base models take the stream."""
+    """The part of a model that turns its inputs into the stream; some base models take the stream instead."""
     base: nn.Module = model.base_model
     of_signals = model.main_input_name in KINDS
     return model if of_signals and model.main_input_name not in inspect.signature(base.forward).parameters else base
 
 
 def takes_other_sizes(model: nn.Module) -> bool:
-    """Whether a model can be asked to interpolate its table of positions for images of other sizes."""
+    """Whether a model has an option to interpolate its table of positions for images of other sizes."""
     return "interpolate_pos_encoding" in inspect.signature(model.forward).parameters
 
 
 def size_options(model: nn.Module, inputs: Mapping[str, Tensor]) -> dict[str, bool]:
-    """The options by which a model interpolates its positions for images of another size than its own."""
+    """The options that make a model interpolate its positions, for images that are not of its own size."""
     if "pixel_values" not in inputs or not takes_other_sizes(model):
         return {}
     size = pair(signal_config(model).image_size)  # type: ignore[arg-type]
@@ -125,7 +126,7 @@ def size_options(model: nn.Module, inputs: Mapping[str, Tensor]) -> dict[str, bo
 
 
 class _Entered(Exception):
-    """Ends a pass where the first block begins."""
+    """Raised to end a pass where the first block begins."""
 
     def __init__(self, stream: Tensor, mask: Any) -> None:
         super().__init__()
@@ -136,7 +137,7 @@ class FrontEnd:
     """Computes the input of the first block without running the blocks."""
 
     def __init__(self, original: PreTrainedModel, blocks: str) -> None:
-        # attnmech's attention has the mask as a rule.
+        # attnmech's attention is given the mask as a rule.
         copied = use_attention(copy_of(original), IMPLEMENTATION)
         self._model = below_head(copied)
         block_list = submodule(copied.base_model, blocks)
@@ -149,13 +150,13 @@ class FrontEnd:
         raise _Entered(args[0] if args else kwargs["hidden_states"], next(rules, None))
 
     def __call__(self, inputs: Mapping[str, Any]) -> Float[Tensor, "batch position d_model"]:
-        """The stream of these inputs; raises the model's error for wrong inputs."""
+        """The stream as it enters the first block; raises the model's own error for wrong inputs."""
         return self.entered(inputs)[0]
 
     def entered(
         self, inputs: Mapping[str, Any]
     ) -> tuple[Float[Tensor, "batch position d_model"], Bool[Tensor, "batch position"]]:
-        """The same with the positions that are not padding."""
+        """The stream as it enters the first block, and True at the positions that are not padding."""
         try:
             with torch.no_grad():
                 self._model(**inputs, return_dict=True)

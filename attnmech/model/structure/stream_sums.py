@@ -12,21 +12,21 @@ from .factors import Factors
 from .traced import Call, by_token, same
 
 _LEAST: Final = 1e-2
-"""The least factor of an addition to the stream: with 0, any value would fit."""
+"""The smallest factor of an addition to the stream that counts: with a factor of 0, any value would fit."""
 
 _Stream = Float[Tensor, "batch position features"]
 
 
 @dataclass(frozen=True)
 class Fit:
-    """The factors of a sum, and how far from it they leave its total."""
+    """The factors of the parts of a sum, and the distance of the resulting sum from the total."""
 
     factors: Sequence[float]
     apart: float
 
 
 class StreamSums:
-    """The sums in one block of its incoming stream and what modules within it return.
+    """Finds the sums, within one block, of the stream that enters it and the outputs of its modules.
 
     `attention` is the path of the block's attention.
     """
@@ -53,7 +53,7 @@ class StreamSums:
     def beside(
         self, written: Sequence[tuple[Call, _Stream]], later: Sequence[Call]
     ) -> tuple[tuple[Call, Call, float], Call, float] | None:
-        """As `middle` with another module that writes in the same step; returns that module and its factor."""
+        """As `middle`, where another module writes in the same step; also returns that module and its factor."""
         mixers = [
             (call, value) for call, value in self.writes(0)
             if self.outermost(call, 0) and not f"{self._path}.".startswith(f"{call.path}.")
@@ -71,7 +71,7 @@ class StreamSums:
         return None
 
     def added(self, start: _Stream, total: _Stream, after: int, before: int | None = None) -> tuple[Call, float] | None:
-        """The outermost module that makes `total` of `start` by adding its output times a factor."""
+        """The outermost module with `total` = `start` + factor · its output, and the factor."""
         fitting = []
         if same(total, start):
             # A pruned MLP may write nothing.
@@ -88,9 +88,10 @@ class StreamSums:
         return min(alike, key=lambda candidate: (candidate[0].path.count("."), candidate[0].order))
 
     def added_together(self, start: _Stream, after: int) -> tuple[Call, Call, float] | None:
-        """Two modules, in the order in which they end, whose outputs times one factor make the block's end of `start`.
+        """Two modules such that the block returns `start` + factor · (sum of their outputs), in the order in which they
+        end.
 
-        Neither is within another that writes into the stream.
+        Neither module is inside another one that writes into the stream.
         """
         calls = [(call, value) for call, value in self.writes(after) if self.outermost(call, after)]
         for place, (first, one) in enumerate(calls):
@@ -101,7 +102,7 @@ class StreamSums:
         return None
 
     def fitted(self, total: _Stream, start: _Stream, parts: Sequence[_Stream]) -> Fit | None:
-        """The factors r of total = start + Σ r · part; None if there are none, or one of them is almost 0."""
+        """The factors r of total = start + Σ r · part; None if no factors fit, or one of them is almost 0."""
         columns = torch.stack([part.double().flatten() for part in parts], dim=1)
         difference = (total.double() - start.double()).flatten()
         factors = torch.linalg.lstsq(columns, difference[:, None]).solution[:, 0]
@@ -115,12 +116,12 @@ class StreamSums:
         return Fit(named, apart)
 
     def writes(self, after: int) -> Iterator[tuple[Call, _Stream]]:
-        """The modules that ended after some moment and return a tensor of the stream's shape."""
+        """The modules that ended after the moment `after` and returned a tensor of the stream's shape."""
         for call in self._calls:
             value = by_token(call.made[0] if call.made else None, *self._stream.shape[:2])
             if call.order > after and call.path and value is not None and value.shape == self._stream.shape:
                 yield call, value
 
     def outermost(self, call: Call, after: int) -> bool:
-        """Whether no other of the modules that `writes` gives holds it."""
+        """Whether the module is inside none of the other modules that `writes` yields."""
         return not any(call.path.startswith(f"{other.path}.") for other, _ in self.writes(after))

@@ -1,6 +1,6 @@
 """Reads a model's `Architecture` from one traced pass: names propose, data decide.
 
-What is found here is a proposal: the certificate then proves it on every layer, from the weights.
+The architecture found here is a proposal, which the certificate then proves on every layer, from the weights.
 """
 
 import re
@@ -32,12 +32,12 @@ from .traced import TRACED, Attended, Call, Trace, distance, factor_of, same, tr
 
 TEXTS: Final = 8
 _LENGTH: Final = 11
-"""A number of heads that no model has, so that the axes of a tensor cannot be confused."""
+"""The length of the traced texts: no model has this number of heads, so the axes of a tensor cannot be confused."""
 SEED: Final = 31
 _ROWS: Final = 4096
-"""The rows of the unembedding that are read at a time."""
+"""The number of rows of the unembedding that are read at a time."""
 _STEEP: Final = 0.1
-"""The least slope of a soft cap at the logits from which its factor is read."""
+"""Logits are used to read their factor only where the slope of the soft cap is at least this."""
 
 
 def read_structure(model: PreTrainedModel) -> Architecture:
@@ -67,14 +67,14 @@ class Reader:
         if not isinstance(rows, torch.Tensor):
             raise UnreadableError("it has no token embedding")
         self._rows = rows
-        # Norms and rotations are computed in float32 in float64 models, too.
+        # Even float64 models compute norms and rotations in float32.
         epsilon = max(torch.finfo(rows.dtype).eps, torch.finfo(torch.float32).eps)
         config = self._model.config.get_text_config() if self._signal is None else signal_config(self._model)
         self._factors = Factors(config, epsilon)
         self._ids = self._random_ids(_LENGTH)
 
     def architecture(self) -> Architecture:
-        """The common architecture of all layers, and the parts around them."""
+        """The architecture common to all layers, with the parts outside the blocks."""
         list_path, attention, layers = self._places(self._first_pass())
         blocks = submodule(self._base, list_path)
         assert isinstance(blocks, nn.ModuleList)
@@ -115,7 +115,7 @@ class Reader:
         return replace(common, **self._ends(trace, list_path, f"{list_path}.{layers[-1]}" if whole else None))
 
     def _first_pass(self) -> Trace:
-        """A pass by transformers' interface or, failing that, with the products of the model's own attention code."""
+        """Traces calls of transformers' attention interface or, if there are none, products in the model's own code."""
         try:
             return self._run({})
         except UnreadableError:
@@ -129,13 +129,13 @@ class Reader:
         return self._run({})
 
     def _require_one_stream(self, trace: Trace, list_path: str, layers: Sequence[int]) -> None:
-        """Raises `UnreadableError` where a model of images adds to its stream between blocks (YOLOS)."""
+        """Raises `UnreadableError` if a model of images adds something to its stream between blocks (YOLOS)."""
         calls = [trace.call(f"{list_path}.{layer}") for layer in layers]
         for layer, (before, after) in enumerate(pairwise(calls) if self._signal is not None else ()):
             if before is not None and after is not None and not same(before.made[0], after.input):
                 raise UnreadableError(
-                    f"block {layer + 1} is not given what block {layer} returns: something is added to its stream "
-                    "between them (position embeddings)"
+                    f"block {layer + 1} does not receive the output of block {layer}: "
+                    f"something is added to the stream between them (position embeddings)"
                 )
 
     # -- the pass ------------------------------------------------------------------------------------------
@@ -180,7 +180,7 @@ class Reader:
             raise cannot_run(self._original, error) from error
 
     def _recorded(self, list_path: str, layers: Sequence[int]) -> dict[str, nn.Module]:
-        """The modules of the blocks with attention, and those outside of blocks."""
+        """The modules in blocks with attention, and those outside the blocks."""
         wanted = tuple(f"{list_path}.{layer}" for layer in layers)
         within = tuple(f"{path}." for path in wanted)
         return {
@@ -192,12 +192,12 @@ class Reader:
         }
 
     def _places(self, trace: Trace) -> tuple[str, str, list[int]]:
-        """The path of the list of blocks, that of the attention in a block, and the layers that have one."""
+        """The path of the list of blocks, the path of attention within a block, and the layers with attention."""
         places = [self._place(attended) for attended in trace.attended]
         lists = list(dict.fromkeys((path, attention) for path, _, attention in places))
         if len(lists) > 1:
             named = ", ".join(f"{path}.N.{attention}" for path, attention in lists)
-            raise UnreadableError(f"its attention stands in more than one place ({named})")
+            raise UnreadableError(f"its attention is in more than one place ({named})")
         layers = [layer for _, layer, _ in places]
         twice = next((layer for layer, count in Counter(layers).items() if count > 1), None)
         if twice is not None:
@@ -216,7 +216,7 @@ class Reader:
     # -- around the blocks ---------------------------------------------------------------------------------
 
     def _ends(self, trace: Trace, list_path: str, last: str | None) -> dict[str, Any]:
-        """Embedding, final norm and head."""
+        """Reads the embedding, the final norm and the head."""
         outside = [call for call in trace.calls if not call.path.startswith(f"{list_path}.")]
         block = trace.call(f"{list_path}.0")
         entering = None if block is None else block.input
@@ -231,17 +231,17 @@ class Reader:
                 ends["embed_projection"] = projection.path
                 ends["narrow_norm"] = self._norm_before(projection.input, outside)
         if last is None:
-            return ends | {"head_refused": "its last block has no attention, so no point holds the stream at its end"}
+            return ends | {"head_refused": "its last block has no attention, so no point holds its output"}
         end = trace.call(last)
         ended = None if end is None or not end.made else end.made[0]
         final = next((call for call in outside if call.made and same(call.input, ended)), None)
         norm = None if final is None else self._kind_of(final)
         if final is None or norm is None:
-            return ends | {"head_refused": "no norm stands between its last block and its unembedding"}
+            return ends | {"head_refused": "there is no norm between its last block and its unembedding"}
         return ends | {"final_norm": final.path, "norm_offset": norm.offset} | self._head(trace, final.made[0])
 
     def _head(self, trace: Trace, normed: Float[Tensor, "batch position d_model"]) -> dict[str, Any]:
-        """Factor and soft cap of the logits; or why they are not W_U times the final norm's output."""
+        """The factor and the soft cap of the logits, or why they are not the final norm's output times W_U."""
         refused = {"head_refused": "its head is not one matrix that reads its final norm"}
         if self._signal is not None:
             return {"head_refused": "its head unembeds no tokens"}
@@ -251,7 +251,7 @@ class Reader:
             return refused
         if weight.ndim != 2 or logits.shape != (*normed.shape[:-1], len(weight)) or weight.shape[1] != normed.shape[-1]:
             return refused
-        # In parts: a large vocabulary's matrix in float64 may exceed everything else.
+        # In parts: in float64, the matrix of a large vocabulary may be larger than everything else.
         parts = [normed.double() @ part.double().T for part in torch.split(weight.detach(), _ROWS)]
         logits, plain, bias = logits.double(), torch.cat(parts, dim=-1), bias_of(head)
         if bias is not None:
@@ -262,7 +262,7 @@ class Reader:
             plain = plain + bias.double()
         caps = [value for name, value in self._factors.numbers.items() if "soft" in name and "cap" in name]
         for cap in (None, *caps):
-            # Logits flattened by a cap say nothing about their factor.
+            # Logits that a cap has flattened say nothing about their factor.
             slope = torch.ones_like(logits) if cap is None else (1 - (logits / cap) ** 2).clamp_min(0)
             uncapped = logits if cap is None else cap * torch.atanh((logits / cap).clamp(-0.999, 0.999))
             steep = slope > _STEEP
@@ -274,7 +274,7 @@ class Reader:
         return refused
 
     def _added_to_logits(self, vocabulary: int) -> str:
-        """The buffer with one number per token beside the head; empty if there is none."""
+        """The name of the buffer beside the head that holds one number per token; empty if there is none."""
         if self._model is self._base:
             return ""
         buffers = self._model.named_buffers(recurse=False)
@@ -288,7 +288,7 @@ class Reader:
         return scale if self._factors.knows(scale) else 1.0
 
     def _embedding(self, outside: Sequence[Call]) -> Call | None:
-        """The call that embeds the ids."""
+        """The call that embeds the token ids."""
         shape = (*self._ids.shape, self._rows.shape[1])
         for call in outside:
             if getattr(call.module, "weight", None) is self._rows and call.made[0].shape == shape:
@@ -312,7 +312,7 @@ class Reader:
         return None
 
     def _stream_scale(self, block: Call | None, outside: Sequence[Call]) -> float:
-        """The factor between the token embedding and the stream; also 1 if something else is added."""
+        """The factor between the token embedding and the stream; 1 if the stream holds anything else as well."""
         embedding = self._embedding(outside)
         if embedding is None or block is None or block.input is None or block.input.shape != embedding.made[0].shape:
             return 1.0
@@ -325,7 +325,7 @@ class Reader:
         return kind_of(call.module, call.input) if is_stream and call.input is not None else None
 
     def _position_limit(self, list_path: str, outside: Sequence[Call]) -> int | None:
-        """The number of positions of a model that looks them up in a table."""
+        """The number of positions in the table of a model that looks them up; None for any other model."""
         for call in outside:
             table, places = call.module, call.input
             if isinstance(table, nn.Embedding) and table.weight is not self._rows and self._are_positions(places):
@@ -333,7 +333,7 @@ class Reader:
                 return table.num_embeddings - int(places.flatten()[0])
         for table in self._position_tables(list_path):
             limit = int(self._factors.numbers.get("max_position_embeddings", table.num_embeddings))
-            # Families that count from the padding's id have that many rows fewer.
+            # Families that count positions from the padding's id leave that many rows of the table unused.
             skipped = 0 if table.padding_idx is None else table.padding_idx + 1
             return min(limit, table.num_embeddings - skipped)
         return None
@@ -361,7 +361,7 @@ def family(model: nn.Module) -> str:
 def common_plan(plans: Mapping[int, Architecture]) -> Architecture:
     """The plan of most layers, with the layers that do not rotate.
 
-    Of layers that are read as something else, or not at all, it is left to the certificate whether they are alike.
+    Some layers may have been read differently, or not at all; the certificate decides whether they are like the others.
     """
     rotating = [plan for plan in plans.values() if plan.rotary is not None]
     (common, _), *_ = Counter(rotating or plans.values()).most_common(1)

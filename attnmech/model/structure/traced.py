@@ -1,6 +1,6 @@
-"""Traces one pass of a model that nobody has described: every call of a module, and of the attention function.
+"""Traces one pass of a model of unknown structure: every call of a module, and of the attention function.
 
-The pass runs on a copy whose attention is attnmech's own, so that what it shows is what every later pass computes.
+The pass runs on a copy that uses attnmech's own attention, so it shows what every later pass computes.
 """
 
 import math
@@ -37,7 +37,7 @@ class Call:
     args: tuple[Any, ...]
     kwargs: Mapping[str, Any]
     order: int
-    """When it ended, counted over all calls of the pass."""
+    """The number of this call, counted as calls end, over all calls of the pass."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -67,14 +67,15 @@ class Trace:
     _ticks: int = 0
 
     def tick(self) -> int:
-        """The next number of the order."""
+        """The next number in the order of calls."""
         self._ticks += 1
         return self._ticks
 
     def take(self, path: str) -> tuple[Attended, list[Call]]:
-        """Removes the calls of a block that has just ended from the trace and returns them; paths begin in the block.
+        """Removes the calls of a block that has just ended from the trace, and returns them with paths within the
+        block.
 
-        Only the call of the block itself is kept.
+        Only the call of the block itself stays in the trace.
         """
         within = [call for call in self.calls if call.path == path or call.path.startswith(f"{path}.")]
         self.calls = [call for call in self.calls if not call.path.startswith(f"{path}.")]
@@ -94,12 +95,12 @@ def trace_pass(
     recorded: Mapping[str, nn.Module],
     ended: Callable[[Trace, str], None],
 ) -> Trace:
-    """Runs a copy made for it (`use_attention(copy, TRACED)`) and records the calls of some modules, by their paths.
+    """Runs a copy prepared by `use_attention(copy, TRACED)`, and records the calls of some modules by their paths.
 
-    `ended` is told the path of each of them when its call ends.
+    `ended` is called with the path of each recorded module when its call ends.
     """
     trace = Trace()
-    # A traced pass needs only the number of texts of its batch.
+    # A traced pass uses nothing of its batch but the number of texts.
     rows = next(tensors_of(tuple(inputs.values())))
     ids = torch.zeros(len(rows), 1, dtype=torch.long, device=rows.device)
     batch = Batch(ids, torch.ones_like(ids, dtype=torch.bool), (), None)
@@ -118,7 +119,7 @@ def trace_pass(
 
 
 def tensors_of(value: Any) -> Iterator[Tensor]:
-    """The tensors of a module's arguments or output: itself, or those in a tuple or list."""
+    """The tensors in a module's arguments or output: the value itself, or the tensors in a tuple or list."""
     for entry in value if isinstance(value, tuple | list) else (value,):
         if isinstance(entry, torch.Tensor):
             yield entry
@@ -146,7 +147,7 @@ def _hooks(
 
     def entering(module: nn.Module, args: Any, kwargs: Any) -> None:
         first = next(tensors_of((*args, kwargs.get("hidden_states"))), None)
-        # A block may later add to this very tensor.
+        # A block may later add to this tensor in place.
         before.append(None if first is None else first.detach().clone())
 
     def leaving(module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
@@ -182,7 +183,7 @@ def same(one: Tensor | None, other: Tensor | None) -> bool:
 
 
 def by_token(value: Tensor | None, batch: int, length: int) -> Float[Tensor, "batch position features"] | None:
-    """A tensor with one row a token, whatever its axes of heads; None for any other tensor."""
+    """A tensor `[batch position features]`, made from one that may have axes for heads; None for any other tensor."""
     if value is None or not value.is_floating_point():
         return None
     if value.ndim >= 3 and value.shape[:2] == (batch, length):
@@ -195,7 +196,7 @@ def by_token(value: Tensor | None, batch: int, length: int) -> Float[Tensor, "ba
 
 
 def distance(one: Tensor, other: Tensor) -> float:
-    """How far apart two tensors are, as a share of the second.
+    """The distance between two tensors, relative to the size of the second.
 
     >>> distance(torch.tensor([3.0, 6.5]), torch.tensor([3.0, 4.0]))
     0.5
@@ -204,7 +205,7 @@ def distance(one: Tensor, other: Tensor) -> float:
 
 
 def factor_of(total: Tensor, value: Tensor) -> float:
-    """r of the best total ≈ r · value.
+    """The r for which r · value is nearest to the total.
 
     >>> factor_of(torch.tensor([3.0, 6.0]), torch.tensor([1.0, 2.0]))
     3.0
@@ -215,10 +216,11 @@ def factor_of(total: Tensor, value: Tensor) -> float:
 def columns_of(
     target: Float[Tensor, "row wanted"], source: Float[Tensor, "row there"], epsilon: float, scale: float = 1.0
 ) -> tuple[tuple[int, ...], float] | None:
-    """Which column of `source` each column of `target` is, up to one common factor; None if a column has no match.
+    """For each column of `target`, the column of `source` that equals it up to a common factor; None if one has no
+    match.
 
-    ε is the rounding of the entries: cosines of equal columns are then off by no more than a few ε². Some columns may
-    have been multiplied by `scale` besides (by rotary tables); the factor returned is that of the first.
+    ε is the rounding of the entries: cosines of equal columns then differ from 1 by a few ε² at most. Rotary tables may
+    have multiplied some columns by `scale` as well; the factor returned is that of the first column.
 
     >>> source = torch.tensor([[1.0, 5.0, -2.0], [4.0, 0.0, 3.0]])
     >>> columns_of(2 * source[:, [2, 0]], source, 1e-7)

@@ -150,7 +150,7 @@ def test_what_cannot_be_asked() -> None:
         ("bert", "its head transforms the stream with its own layer before the unembedding"),
         ("bert_headless", "it was loaded without a head"),
         ("opt_post", "its stream is projected before the unembedding"),
-        ("t5", "the norm above its stacks is not among its points, and tied heads scale it"),
+        ("t5", "the norm after its stacks is not among the points, and a tied head scales it"),
     ],
 )
 def test_where_the_head_is_not_linear_answers_alone_are_refused(name: str, reason: str) -> None:

@@ -184,7 +184,7 @@ def test_modules_without_attention() -> None:
 
 def test_structures_that_cannot_be_read(tmp_path: Path) -> None:
     model = tiny.model_of("neomme")
-    reason = "reads neither z nor z times a gate that was found (a norm of z?)"
+    reason = "reads neither z nor z times a known gate (a norm of z?)"
     assert reason in message_of(lambda: am.load(model), UnsupportedModelError)
     model.save_pretrained(tmp_path)
     assert reason in message_of(lambda: am.load(tmp_path), UnsupportedModelError)

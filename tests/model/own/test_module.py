@@ -367,7 +367,7 @@ def test_inputs_must_be_those_of_the_example() -> None:
         _ = model.bridge
     with pytest.raises(InputError, match="needs the tokens of a language model, and this model has none"):
         am.residual_drift(model, images)
-    with pytest.raises(UnsupportedModelError, match="needs an example of what it is called with"):
+    with pytest.raises(UnsupportedModelError, match="needs an example of its inputs"):
         am.load(layer())
 
 

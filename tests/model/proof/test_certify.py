@@ -198,8 +198,8 @@ def test_where_the_head_is_not_linear_the_certificate_says_so_and_holds() -> Non
         "bert": "its head transforms the stream with its own layer before the unembedding",
         "bert_headless": "it was loaded without a head",
         "opt_post": "its stream is projected before the unembedding",
-        "bart": "no norm stands between its last block and its unembedding",
-        "t5": "the norm above its stacks is not among its points, and tied heads scale it",
+        "bart": "there is no norm between its last block and its unembedding",
+        "t5": "the norm after its stacks is not among the points, and a tied head scales it",
         "vit": "its head unembeds no tokens",
     }
     for name, reason in reasons.items():

@@ -336,7 +336,7 @@ def test_a_model_that_reads_states_without_a_norm_is_read_so() -> None:
 def test_states_that_are_no_norm_of_the_stream_are_refused() -> None:
     raw = models.fresh("mbart")
     raw.model.encoder.layer_norm = _Shifted(raw.model.encoder.layer_norm)
-    with pytest.raises(UnsupportedModelError, match="reads neither what its encoder's last block returns nor a norm"):
+    with pytest.raises(UnsupportedModelError, match="reads neither the output of its encoder's last block nor a norm"):
         am.load(raw)
 
 
@@ -383,7 +383,7 @@ def test_two_vocabularies_are_refused() -> None:
 @pytest.mark.parametrize(
     ("kind", "reason"),
     [
-        ("t5gemma", "a norm stands between its cross-attention and the stream"),
+        ("t5gemma", "a norm comes between its cross-attention and the stream"),
         ("t5gemma2", "in one softmax"),
         ("nllb-moe", "depends on other texts"),
         ("prophetnet", "several streams"),

@@ -257,7 +257,7 @@ REFUSED = {
     "jetmoe": "its q are not columns of one projection",
     "longcat_flash": "layers.N.self_attn.0, layers.N.self_attn.1",
     "neomme": "a norm of z?",
-    "hrm_text": "its attention stands in more than one place",
+    "hrm_text": "its attention is in more than one place",
     "fnet": "a model without attention",
 }
 
