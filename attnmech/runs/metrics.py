@@ -255,9 +255,25 @@ class Metric:
             )
         return dense(f"what {_called(self.name)} returns", values).double()
 
+    def require_no_padding(self, output: Float[Tensor, "*output"], batch: Batch) -> None:
+        """Raises `InputError` for a user's function whose number for a text changes with the output at padding."""
+        if self.compute is None or self.has_name or output.shape[:2] != batch.mask.shape or not batch.padded:
+            return
+        real = batch.mask.to(output.device).reshape(*batch.mask.shape, *[1] * (output.ndim - 2))
+        with torch.no_grad():
+            values, others = self.of_whole(output, batch), self.of_whole(torch.where(real, output, -output), batch)
+        reading = (~values.isclose(others, rtol=1e-6, atol=0.0, equal_nan=True)).nonzero()
+        if len(reading):
+            raise InputError(
+                f"{_called(self.name)} reads padding: its number for a text of {int(batch.lengths[reading[0]])} tokens "
+                f"changes with the output at the other {int((~batch.mask[reading[0]]).sum())} positions of the batch. "
+                "Take the last token with logits[range(len(logits)), batch.lengths - 1], and average over batch.mask."
+            )
+
     def of_logits(self, logits: Float[Tensor, "*output"], batch: Batch) -> Float[Tensor, " batch"]:
         """The metric of the full logits, if it needs no clean output; differentiable."""
         if self.compute is not None:
+            self.require_no_padding(logits, batch)
             return self.of_whole(logits, batch)
         rows = self.rows(batch).nonzero()
         values = self.of_rows(logits[rows[:, 0], rows[:, 1]], None, batch, rows).double()

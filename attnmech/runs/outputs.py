@@ -37,6 +37,8 @@ class Judging:
     def of(self, output: Output, count: int, judge: Metric) -> Float[Tensor, "copy batch"]:
         """The metric of each copy of each text."""
         if judge.reads_whole:
+            if output is self.clean:
+                judge.require_no_padding(self._logits(output, 0), self.queries)
             unchanged = self._logits(self.clean, 0) if judge.needs_clean else None
             return torch.stack(
                 [judge.of_whole(self._logits(output, copy), self.queries, unchanged) for copy in range(count)]
