@@ -1,12 +1,13 @@
 """How strongly later heads read what earlier heads write: composition of weights (docs/formulas.md#composition)."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 import pandas as pd
 import plotly.graph_objects as go  # type: ignore[import-untyped]
 import torch
+from einops import einsum, rearrange
 from jaxtyping import Float
 from torch import Tensor
 
@@ -17,6 +18,7 @@ from ...draw.section import Section
 from ...errors import InputError
 from ...model.parts.gates import NormGate
 from ...model.parts.norms import weight_of
+from ...model.parts.weights import AttentionWeights
 from ...model.run.hooked import HookedModel, require_model
 from ...results.provenance import Provenance
 from ...results.result import PagedResult
@@ -59,7 +61,7 @@ def composition(model: HookedModel, *, fold_norm: bool = True) -> "Composition":
     if len(model.stacks) > 1:
         raise InputError("composition is defined between heads of one stack; this model has several stacks.")
     stack = model.output_stack
-    layers, heads, wide = tuple(stack.layers), stack.n_heads, torch.float64
+    layers = tuple(stack.layers)
     plan = stack.architecture
     if plan.no_stream:
         raise InputError(f"composition needs heads that write into a stream that later heads read; {plan.no_stream}.")
@@ -70,32 +72,15 @@ def composition(model: HookedModel, *, fold_norm: bool = True) -> "Composition":
             f"the heads of {plan.name} have a local and a global set of W_Q, W_K and W_V; the token decides which set "
             "reads what another head wrote, so the weights alone do not define a score."
         )
-    rotary = plan.rotary is not None
-    kinds = {name: torch.full((count_layers(model, stack), heads) * 2, torch.nan, dtype=wide) for name in KINDS}
-    read: list[dict[str, tuple[Tensor, Tensor]]] = []
-    for layer in layers:
-        weights = stack.weights(layer)
-        stored = (weights.W_Q, weights.W_K, weights.W_V, weights.W_O)
-        W_Q, W_K, W_V, W_O = (matrix.detach().to("cpu", wide) for matrix in stored)
-        if not W_Q.shape[1] == W_K.shape[1] == W_V.shape[1] == model.d_model:
-            raise InputError(
-                f"composition needs queries, keys and values that are made of the stream alone; layer {layer} makes "
-                "some of them from latents."
-            )
-        W_K, W_V = (matrix.repeat_interleave(heads // len(matrix), dim=0) for matrix in (W_K, W_V))
-        gamma = torch.ones(model.d_model, dtype=wide)
-        if fold_norm and plan.attn_norm is not None:
-            norm = stack.module(layer, plan.attn_norm)
-            gamma = weight_of(norm, weights.W_Q[0, :, 0]).detach().to("cpu", wide) + plan.norm_offset
-        W_Q, W_K, read_V = (gamma[:, None] * matrix for matrix in (W_Q, W_K, W_V))
-        out = W_O.transpose(-1, -2)
-        read.append({"out": (W_V * gamma[:, None], out), "q": (W_Q, W_K), "k": (W_K, W_Q), "v": (read_V, out)})
-    for one, first in enumerate(layers):
-        for other, second in enumerate(layers[one + 1 :], start=one + 1):
-            for name in KINDS:
-                if name != "v" and ((rotary and second not in plan.unrotated) or plan.qk_norm is not None):
-                    continue
-                kinds[name][first, :, second, :] = composed(read[one]["out"], read[other][name])
+    factors = {layer: _factors_of(model, layer, fold_norm=fold_norm) for layer in layers}
+    axes = (count_layers(model, stack), stack.n_heads) * 2
+    kinds = {name: torch.full(axes, torch.nan, dtype=torch.float64) for name in KINDS}
+    for place, first in enumerate(layers):
+        written = factors[first].written()
+        for second in layers[place + 1 :]:
+            rotated = plan.rotary is not None and second not in plan.unrotated
+            for name in ("v",) if rotated or plan.qk_norm is not None else KINDS:
+                kinds[name][first, :, second, :] = factors[second].composed(name, written)
     return Composition(
         **kinds,
         layers=layers,
@@ -104,24 +89,67 @@ def composition(model: HookedModel, *, fold_norm: bool = True) -> "Composition":
     )
 
 
-def composed(
-    one: tuple[Float[Tensor, "head d_in rank"], Float[Tensor, "head d_model rank"]],
-    other: tuple[Float[Tensor, "head d_model other_rank"], Float[Tensor, "head d_out other_rank"]],
-) -> Float[Tensor, "head head"]:
-    """‖A B‖_F / (‖A‖_F ‖B‖_F) for A = a_1 a_2ᵀ and B = b_1 b_2ᵀ of every pair of heads, without forming A or B.
+_READ: Final = {"q": ("W_Q", "W_K"), "k": ("W_K", "W_Q"), "v": ("W_V", "W_O")}
+"""The matrices b_1 and b_2 of W_B = b_1 b_2ᵀ."""
 
-    With the triangular factors of a_1 = Q R and b_2 = Q' R', ‖A B‖ = ‖R (a_2ᵀ b_1) R'ᵀ‖.
+
+@dataclass(frozen=True)
+class Factors:
+    """The factors of one layer's heads; with a = Q R, ‖a b‖_F = ‖R b‖_F.
+
+    The triangular R are kept; the matrices themselves are made again for each pair of layers, one pair at a time.
     """
-    left, right = (torch.linalg.qr(factor, mode="r").R for factor in (one[0], other[1]))
-    between = torch.einsum("adr,bds->abrs", one[1], other[0])
-    product = left[:, None] @ between @ right[None].transpose(-1, -2)
 
-    def norm(first: Tensor, second: Tensor) -> Tensor:
-        size: Tensor = torch.linalg.matrix_norm(torch.linalg.qr(first, mode="r").R @ second.transpose(-1, -2))
-        return size
+    weights: AttentionWeights
+    gamma: Float[Tensor, " d_model"]
+    """The weight of the norm before attention."""
+    _triangles: dict[str, Float[Tensor, "head rank d_head"]] = field(default_factory=dict)
 
-    size: Tensor = torch.linalg.matrix_norm(product)
-    return size / (norm(*one)[:, None] * norm(*other)[None])
+    def matrix(self, name: str) -> Float[Tensor, "head d_model d_head"]:
+        """γ ⊙ W_Q, γ ⊙ W_K, γ ⊙ W_V, or W_Oᵀ."""
+        matrix: Tensor = getattr(self.weights, name).detach().to(self.gamma)
+        return matrix.mT if name == "W_O" else self.gamma[:, None] * matrix
+
+    def triangle(self, name: str) -> Float[Tensor, "head rank d_head"]:
+        """R of one of these matrices."""
+        if name not in self._triangles:
+            self._triangles[name] = torch.linalg.qr(self.matrix(name), mode="r").R
+        return self._triangles[name]
+
+    def written(self) -> Float[Tensor, "head d_model rank"]:
+        """a of each head's W_A, with ‖W_A b‖_F / ‖W_A‖_F = ‖aᵀ b‖_F for any b."""
+        out, values = self.matrix("W_O"), self.triangle("W_V")
+        a = out @ values.repeat_interleave(len(out) // len(values), dim=0).mT
+        written: Tensor = a / torch.linalg.matrix_norm(a)[:, None, None]
+        return written
+
+    def composed(self, kind: str, written: Float[Tensor, "head d_model rank"]) -> Float[Tensor, "head later_head"]:
+        """‖aᵀ W_B‖_F / ‖W_B‖_F for each a that earlier heads have `written`, without forming W_B."""
+        first, second = _READ[kind]
+        read, right = self.matrix(first), self.triangle(second)
+        # Heads that share b_1 share its product with what is written.
+        by_head = right.repeat_interleave(len(self.weights.W_Q) // len(right), dim=0)
+        grouped = rearrange(by_head, "(kv group) row d_head -> kv group row d_head", kv=len(read))
+        between = einsum(written, read, "head d_model rank, kv d_model d_head -> kv head rank d_head")
+        product = einsum(between, grouped, "kv head rank d_head, kv group row d_head -> kv head rank group row")
+        whole = torch.linalg.matrix_norm(self.triangle(first)[:, None] @ grouped.mT)
+        scores: Tensor = product.square().sum(dim=(2, 4)).sqrt() / whole[:, None]
+        return rearrange(scores, "kv head group -> head (kv group)")
+
+
+def _factors_of(model: HookedModel, layer: int, *, fold_norm: bool) -> Factors:
+    stack = model.output_stack
+    weights, norm = stack.weights(layer), stack.architecture.attn_norm
+    if not weights.W_Q.shape[1] == weights.W_K.shape[1] == weights.W_V.shape[1] == model.d_model:
+        raise InputError(
+            f"composition needs queries, keys and values that are made of the stream alone; layer {layer} makes "
+            "some of them from latents."
+        )
+    gamma = torch.ones(model.d_model, dtype=torch.float64)
+    if fold_norm and norm is not None:
+        gamma = weight_of(stack.module(layer, norm), weights.W_Q[0, :, 0]).detach().to(gamma)
+        gamma = gamma + stack.architecture.norm_offset
+    return Factors(weights, gamma)
 
 
 @dataclass(frozen=True, repr=False)

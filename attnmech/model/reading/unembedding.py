@@ -6,8 +6,10 @@ With r frozen at its value, a part u of x adds r · u·d to the logit before the
 where the norm subtracts the mean.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Final
 
 import torch
 from jaxtyping import Float, Int
@@ -20,6 +22,9 @@ from ..parts.modules import submodule
 from ..parts.norms import epsilon_of, is_centred, weight_of
 from ..parts.weights import bias_of
 from ..run.hooked import HookedModel
+
+_BLOCK: Final = 2**23
+"""The largest number of weights of W_U that are copied at a time."""
 
 
 @dataclass(frozen=True)
@@ -61,7 +66,8 @@ class Unembedding:
 
     @cached_property
     def _mean_row(self) -> Float[Tensor, " d_model"]:
-        return self.W_U.mean(dim=0, dtype=self.gamma.dtype)
+        sums = torch.stack([rows.sum(dim=0) for _, rows in self._rows()])
+        return sums.sum(dim=0) / len(self.W_U)
 
     def scale(self, stream: Float[Tensor, "*places d_model"]) -> Float[Tensor, "*places"]:
         """r, by which the final norm multiplies."""
@@ -69,7 +75,10 @@ class Unembedding:
 
     def logits(self, stream: Float[Tensor, "*places d_model"]) -> Float[Tensor, "*places vocab"]:
         """The logits of the last stream."""
-        uncapped: Tensor = self.logit_scale * (self._normed(stream) @ self.W_U.to(self.gamma.dtype).T)
+        normed = self._normed(stream)
+        uncapped = normed.new_empty(*normed.shape[:-1], len(self.W_U))
+        for place, rows in self._rows():
+            uncapped[..., place] = self.logit_scale * (normed @ rows.T)
         uncapped = uncapped if self.bias is None else uncapped + self.bias.to(uncapped)
         return uncapped if self.softcap is None else self.softcap * torch.tanh(uncapped / self.softcap)
 
@@ -84,14 +93,22 @@ class Unembedding:
         """
         removed = self.gamma * self.scale(stream)[..., None] * (stream.to(self.gamma) - self._centred(stream))
         size = self._normed(stream).abs() + removed.abs()
-        rows = torch.linalg.vector_norm(self.W_U, dim=-1, dtype=self.gamma.dtype)
+        norms = torch.cat([torch.linalg.vector_norm(rows, dim=-1) for _, rows in self._rows()])
         in_norm = torch.float32 if self.in_float32 and self.dtype == torch.float64 else self.dtype
         by_product = product_rounding(self.dtype, len(self.gamma)) * torch.linalg.vector_norm(size, dim=-1)
         by_steps = steps_rounding(in_norm) * size.amax(dim=-1)
         values = logits.abs()
         values = values if self.bias is None else values + self.bias.abs().to(values)
-        products: Tensor = abs(self.logit_scale) * (by_product + by_steps)[..., None] * rows
+        products: Tensor = abs(self.logit_scale) * (by_product + by_steps)[..., None] * norms
         return products + steps_rounding(self.dtype) * values
+
+    def _rows(self) -> Iterator[tuple[slice, Float[Tensor, "row d_model"]]]:
+        """W_U in float32 at least; if that takes a copy, a block of rows at a time."""
+        vocab, width = self.W_U.shape
+        size = vocab if self.W_U.dtype == self.gamma.dtype else max(1, _BLOCK // width)
+        for start in range(0, vocab, size):
+            place = slice(start, min(start + size, vocab))
+            yield place, self.W_U[place].to(self.gamma.dtype)
 
     def _centred(self, stream: Tensor) -> Tensor:
         x: Tensor = stream.to(self.gamma)

@@ -1,5 +1,6 @@
 """Composition of heads against whole matrices, planted heads, and rotations at random."""
 
+from functools import partial
 from pathlib import Path
 
 import models
@@ -8,7 +9,8 @@ import torch
 
 import attnmech as am
 from attnmech.errors import InputError
-from attnmech.methods.scores.composition import composed
+from attnmech.methods.scores.composition import Factors
+from attnmech.model.parts.weights import AttentionWeights
 
 
 @pytest.mark.core
@@ -40,14 +42,16 @@ def test_rotary_models_have_v_alone() -> None:
 
 
 def test_the_baseline_is_the_mean_square_over_rotations() -> None:
-    generator = torch.Generator().manual_seed(0)
-    d = 12
-    one = tuple(torch.randn(1, d, 3, generator=generator, dtype=torch.float64) for _ in range(2))
-    other = tuple(torch.randn(1, d, 2, generator=generator, dtype=torch.float64) for _ in range(2))
+    generator, d = torch.Generator().manual_seed(0), 12
+    drawn = partial(torch.randn, generator=generator, dtype=torch.float64)
+    W_V, W_O, W_Q, W_K = drawn(1, d, 3), drawn(1, 3, d), drawn(1, d, 2), drawn(1, d, 2)
+    one = torch.ones(d, dtype=torch.float64)
+    written = Factors(AttentionWeights(W_Q, W_K, W_V, W_O, None, None, None, None), one).written()
     squares = []
     for _ in range(3000):
-        rotation = torch.linalg.qr(torch.randn(d, d, generator=generator, dtype=torch.float64)).Q
-        squares.append(float(composed(one, (rotation @ other[0], other[1]))) ** 2)  # type: ignore[arg-type]
+        rotated = torch.linalg.qr(drawn(d, d)).Q @ W_Q
+        later = Factors(AttentionWeights(rotated, W_K, W_V, W_O, None, None, None, None), one)
+        squares.append(float(later.composed("q", written)) ** 2)
     assert sum(squares) / len(squares) == pytest.approx(1 / d, rel=0.05)
 
 

@@ -17,6 +17,7 @@ from transformers import PreTrainedTokenizerFast
 import attnmech as am
 from attnmech.draw.text import signed
 from attnmech.errors import CertificateError, InputError, MissingPointError
+from attnmech.model.reading import unembedding
 from attnmech.model.reading.unembedding import unembedding_of
 from attnmech.runs.answers import AnswerWarning, answer_ids
 
@@ -213,3 +214,20 @@ def test_the_head_written_out_is_the_models(name: str, dtype: torch.dtype) -> No
     allowed = head.rounding(stream, expected)
     assert float((difference / allowed).max()) < 0.5
     assert bool((share * expected.abs() > allowed).any())
+
+
+@pytest.mark.parametrize("rows", [1, 5, 1000])
+def test_the_head_of_a_16_bit_model_is_read_by_blocks(rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    hooked = am.load(models.fresh("llama"), dtype="bfloat16")
+    head = unembedding_of(hooked)
+    monkeypatch.setattr(unembedding, "_BLOCK", rows * hooked.d_model)
+    stream = hooked.run(models.token_ids("llama"), points=["resid_post"])["resid_post", hooked.n_layers - 1]
+    rows_of_head = head.W_U.float()
+    logits = torch.stack([head._normed(stream) @ row for row in rows_of_head], dim=-1)
+    torch.testing.assert_close(head.logits(stream), logits)
+    above = (rows_of_head[7] - rows_of_head.mean(dim=0)) * head.gamma
+    torch.testing.assert_close(head.above_mean(torch.tensor(7)), above)
+    rounding = head.rounding(stream, logits)
+    assert rounding.shape == logits.shape and rounding.dtype == torch.float32
+    monkeypatch.undo()
+    torch.testing.assert_close(head.rounding(stream, logits), rounding)
