@@ -1,9 +1,12 @@
+from .model.parts.gates import Gate as Gate
+from .model.parts.gates import NormGate as NormGate
 from .model.parts.position import HALVES as HALVES
 from .model.parts.position import HALVES_BACK as HALVES_BACK
 from .model.parts.position import HALVES_ONCE as HALVES_ONCE
 from .model.parts.position import PAIRS as PAIRS
 from .model.parts.position import PAIRS_BY_HALVES as PAIRS_BY_HALVES
 from .model.parts.position import PAIRS_ONCE as PAIRS_ONCE
+from .model.parts.position import Alibi as Alibi
 from .model.parts.position import Rotary as Rotary
 from .model.parts.weights import Columns as Columns
 from .model.parts.weights import Fused as Fused

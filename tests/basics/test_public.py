@@ -26,7 +26,8 @@ def written_by_users() -> dict[str, Callable[..., Any]]:
                 continue
             if module is not am.results:
                 calls[name] = thing.__init__
-            for method in [method for method in dir(thing) if not method.startswith("_")]:
+            fields = getattr(thing, "__dataclass_fields__", {})
+            for method in [method for method in dir(thing) if not method.startswith("_") and method not in fields]:
                 member = inspect.getattr_static(thing, method)
                 function = getattr(member, "__func__", member)
                 handed_on = method == "of" or (method == "save_figure" and thing is not am.draw.View)

@@ -7,10 +7,12 @@ from einops import rearrange
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from ...basics.public import public
 from ...maths.norms import reciprocal_rms
 from .weights import select
 
 
+@public
 @dataclass(frozen=True)
 class Gate:
     """A gate of the pattern-weighted sum of v: a function of columns of a projection of `attn_in`."""
@@ -31,6 +33,7 @@ class Gate:
         return rearrange(chosen, "... (head d_value) -> ... head d_value", head=heads)
 
 
+@public
 @dataclass(frozen=True)
 class NormGate:
     """An RMSNorm of the pattern-weighted sum of v, all heads together (BitNet), as a factor of that sum.

@@ -50,6 +50,7 @@ def alibi_slopes_mpt(heads: int) -> Float[Tensor, " head"]:
     return torch.tensor(slopes, dtype=torch.float32)
 
 
+@public
 @dataclass(frozen=True)
 class Alibi:
     """How a family adds ALiBi, for the closed form that the certificate checks.
