@@ -5,13 +5,14 @@ and compared token by token (R. Freivalds 1977): Σ_h z_h · (W_O^h r) + b_O · 
 and two sides that differ by e have products that differ by e·r, of the size of ‖e‖. `identities` lists the identities.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Final, TypeAlias
 
 import torch
 from einops import rearrange
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 from ...batch import Batch
@@ -19,10 +20,21 @@ from ...points import full_name
 from .directions import Directions, Written, version_of
 from .identities import POINTS, STATEMENTS, Equations, Kind, StackTraits, Unbalanced, equations
 
-_HELD_BYTES: Final = 2**22
-"""The most bytes that are held before they are multiplied."""
-_SMALL_BYTES: Final = 2**16
-"""Tensors up to this size are held and multiplied together, since an operation's overhead exceeds its work."""
+
+@dataclass(frozen=True)
+class _Holding:
+    """Which tensors of a device are held and multiplied together."""
+
+    small: int
+    """The most bytes of one: an operation's overhead exceeds its work."""
+    held: int
+    """The most bytes of all of them."""
+
+    @classmethod
+    def on(cls, device: torch.device) -> "_Holding":
+        """Those of a device: a launch takes as long as copying a few MiB."""
+        return cls(2**16, 2**22) if device.type == "cpu" else cls(2**22, 2**26)
+
 
 _KEPT: Final = 64
 """The number of quantities kept in one array."""
@@ -73,6 +85,15 @@ class _Kept:
             self._free = 0
 
 
+@dataclass(frozen=True)
+class _Check:
+    """A set of identities, tested on the device; the CPU waits for it once in a pass, when it reads all of them."""
+
+    holds: Bool[Tensor, ""]
+    first_failure: Callable[[], Unbalanced | None]
+    """The first that fails at a real token."""
+
+
 @dataclass
 class _Group:
     """Values with the same number of tokens: the quantities of the stream, then z of each layer."""
@@ -110,7 +131,7 @@ class Balance:
         self._held_rows: list[tuple[tuple[str, int, int], Tensor, Tensor | None, int]] = []
         self._rows: dict[tuple[int, ...], list[tuple[str, int, int, Tensor]]] = {}
         self._made: dict[tuple[str, int], tuple[Tensor, int]] = {}
-        self._values: list[tuple[str, int, Tensor, Tensor]] = []
+        self._values: dict[tuple[int, ...], list[tuple[str, int, Tensor, Tensor]]] = {}
         self.skipped: list[str] = []
         """What could not be checked, and why."""
 
@@ -125,7 +146,7 @@ class Balance:
         group.names[kind, stack, layer] = place
         group.held.append(((kind, stack, layer), value, version))
         self._last = value, version, group, place
-        if value.nbytes > _SMALL_BYTES or kind in self._directions.changing:
+        if value.nbytes > _Holding.on(value.device).small or kind in self._directions.changing:
             # Immediately, while it is in the cache; holding it would keep the next layer from reusing its memory.
             self._multiply(group)
         else:
@@ -140,7 +161,7 @@ class Balance:
 
     def _count(self, value: Tensor) -> None:
         self._bytes += value.nbytes
-        if self._bytes > _HELD_BYTES:
+        if self._bytes > _Holding.on(value.device).held:
             self._multiply_all()
 
     def hold_z(self, stack: str, layer: int, z: Tensor) -> None:
@@ -152,7 +173,7 @@ class Balance:
         z = self._z.pop((stack, layer), None)
         if z is not None:
             self._held_z.append(((stack, layer), z, self._directions.written((stack, layer), out)))
-            if z.nbytes > _SMALL_BYTES:
+            if z.nbytes > _Holding.on(z.device).small:
                 self._multiply_z()
             else:
                 self._count(z)
@@ -168,7 +189,7 @@ class Balance:
     ) -> None:
         """Records a block of rows of the pattern, with a sink's mass: their sums must be 1."""
         self._held_rows.append(((stack, layer, first), pattern, at_sink, version_of(pattern)))
-        if pattern.nbytes > _SMALL_BYTES:
+        if pattern.nbytes > _Holding.on(pattern.device).small:
             self._add_rows()
         else:
             self._count(pattern)
@@ -191,6 +212,8 @@ class Balance:
         projected, weighted = made.transpose(1, 2), v.detach()[:, :, : made.shape[1]]
         if weighted.shape[1] > projected.shape[1]:
             projected = projected.repeat_interleave(weighted.shape[1] // projected.shape[1], dim=1)
+        if _same_memory(projected, weighted):
+            return
         if weighted.device.type == "cpu" and projected.dtype == weighted.dtype and torch.equal(projected, weighted):
             return
         wide = torch.promote_types(self._wide, weighted.dtype)
@@ -198,7 +221,7 @@ class Balance:
             torch.linalg.vector_norm(rearrange(value.to(wide), "batch head key d -> batch key (head d)"), dim=-1)
             for value in (projected.to(wide) - weighted.to(wide), projected)
         )
-        self._values.append((stack, layer, apart, size))
+        self._values.setdefault(tuple(apart.shape), []).append((stack, layer, apart, size))
 
     def skip(self, identity: str, stack: str, layer: int, why: str) -> None:
         """Records that an identity is not tried in a layer."""
@@ -257,7 +280,7 @@ class Balance:
             for (key, _, _), mass, at_sink in zip(held, sums, sinks, strict=True):
                 whole = mass if at_sink is None else mass + at_sink
                 # Keeping all sums would fragment the memory between large arrays.
-                if whole.device.type != "cpu" or not _sum_to_one(whole):
+                if whole.device.type != "cpu" or not bool(_sum_to_one(whole).all()):
                     self._rows.setdefault(shape[:3], []).append((*key, whole))
         self._held_rows = []
 
@@ -272,30 +295,31 @@ class Balance:
     def unbalanced(self, batch: Batch) -> Unbalanced | None:
         """The first identity that does not hold, layer by layer; None if all do."""
         self._multiply_all()
-        failures = [self._in_group(group, batch) for group in self._groups.values()]
-        if "pattern" not in self._refused:
-            failures.append(self._in_rows(batch))
-        failures.append(self._in_values(batch))
+        checks = [*self._of_groups(batch), *self._of_rows(batch), *self._of_values(batch)]
+        if not checks:
+            return None
+        device = checks[0].holds.device
+        hold = torch.stack([check.holds.to(device) for check in checks]).tolist()
+        failures = [check.first_failure() for check, holds in zip(checks, hold, strict=True) if not holds]
         return min(filter(None, failures), key=lambda failure: failure.layer, default=None)
 
-    def _in_group(self, group: _Group, batch: Batch) -> Unbalanced | None:
-        names, z_keys = tuple(group.names.items()), tuple(group.z_keys)
-        tried = equations(names, group.count, z_keys, self._columns, self._refused)
-        if not tried.identities:
-            return None
-        products = _joined((*group.products.all(), *group.z_products.all()), dim=1)
-        device = products.device
-        of_z = _PRODUCT_ROUNDINGS * _product_eps(self._dtype, device)
-        of_stream = _ROUNDINGS * torch.finfo(self._dtype).eps
-        of_stream += _product_eps(self._wide, device) * self._directions.d_model**0.5 / 2
-        signs, scaled = tried.on(device, self._wide, rounding=(of_stream, of_z))
-        difference = (signs @ products).abs().amax(dim=0)
-        sizes = _joined((*group.sizes.all(), *group.z_sizes.all()))
-        allowed = scaled @ sizes
-        # NaN is not within any bound.
-        if bool((difference <= allowed).all()):
-            return None
-        return self._first_failure(tried, signs, scaled, products, sizes, batch)
+    def _of_groups(self, batch: Batch) -> Iterator[_Check]:
+        for group in self._groups.values():
+            names, z_keys = tuple(group.names.items()), tuple(group.z_keys)
+            tried = equations(names, group.count, z_keys, self._columns, self._refused)
+            if not tried.identities:
+                continue
+            products = _joined((*group.products.all(), *group.z_products.all()), dim=1)
+            device = products.device
+            of_z = _PRODUCT_ROUNDINGS * _product_eps(self._dtype, device)
+            of_stream = _ROUNDINGS * torch.finfo(self._dtype).eps
+            of_stream += _product_eps(self._wide, device) * self._directions.d_model**0.5 / 2
+            signs, scaled = tried.on(device, self._wide, rounding=(of_stream, of_z))
+            difference = (signs @ products).abs().amax(dim=0)
+            sizes = _joined((*group.sizes.all(), *group.z_sizes.all()))
+            # NaN is not within any bound.
+            holds = (difference <= scaled @ sizes).all()
+            yield _Check(holds, partial(self._first_failure, tried, signs, scaled, products, sizes, batch))
 
     def _first_failure(
         self, tried: Equations, signs: Tensor, scaled: Tensor, products: Tensor, sizes: Tensor, batch: Batch
@@ -313,8 +337,29 @@ class Balance:
                 return Unbalanced(identity, stack, layer, text, position, float(difference[at]), float(allowed[at]))
         return None
 
-    def _in_values(self, batch: Batch) -> Unbalanced | None:
-        for stack, layer, apart, size in self._values:
+    def _of_rows(self, batch: Batch) -> Iterator[_Check]:
+        for blocks in () if "pattern" in self._refused else self._rows.values():
+            holds = _sum_to_one(torch.stack([sums for *_, sums in blocks])).all()
+            yield _Check(holds, partial(self._first_row, blocks, batch))
+
+    def _first_row(self, blocks: Sequence[tuple[str, int, int, Tensor]], batch: Batch) -> Unbalanced | None:
+        for stack, layer, first, sums in blocks:
+            real = batch.queries(stack).mask[:, None, first : first + sums.shape[-1]]
+            rows = (~_sum_to_one(sums) & real).nonzero()
+            if len(rows):
+                text, head, row = rows[0].tolist()
+                difference = float((sums[text, head, row] - 1).abs())
+                return Unbalanced("rows", stack, layer, text, first + row, difference, _ROW_TOLERANCE)
+        return None
+
+    def _of_values(self, batch: Batch) -> Iterator[_Check]:
+        eps = torch.finfo(self._dtype).eps
+        for layers in self._values.values():
+            apart, size = (torch.stack([layer[place] for layer in layers]) for place in (2, 3))
+            yield _Check((apart <= eps * size).all(), partial(self._first_value, layers, batch))
+
+    def _first_value(self, layers: Sequence[tuple[str, int, Tensor, Tensor]], batch: Batch) -> Unbalanced | None:
+        for stack, layer, apart, size in layers:
             allowed = torch.finfo(self._dtype).eps * size
             rows = (~(apart <= allowed) & batch.key_tokens(stack).mask).nonzero()
             if len(rows):
@@ -323,22 +368,16 @@ class Balance:
                 return Unbalanced("values", stack, layer, text, key, difference, float(allowed[text, key]))
         return None
 
-    def _in_rows(self, batch: Batch) -> Unbalanced | None:
-        for shape, blocks in self._rows.items():
-            if _sum_to_one(torch.stack([sums for *_, sums in blocks])):
-                continue
-            for stack, layer, first, sums in blocks:
-                real = batch.queries(stack).mask[:, None, first : first + shape[-1]]
-                rows = (~((sums - 1).abs() <= _ROW_TOLERANCE) & real).nonzero()
-                if len(rows):
-                    text, head, row = rows[0].tolist()
-                    difference = float((sums[text, head, row] - 1).abs())
-                    return Unbalanced("rows", stack, layer, text, first + row, difference, _ROW_TOLERANCE)
-        return None
+
+def _sum_to_one(sums: Float[Tensor, "*places"]) -> Bool[Tensor, "*places"]:
+    return (sums - 1).abs() <= _ROW_TOLERANCE
 
 
-def _sum_to_one(sums: Tensor) -> bool:
-    return bool(((sums - 1).abs() <= _ROW_TOLERANCE).all())
+def _same_memory(one: Tensor, other: Tensor) -> bool:
+    """Whether two tensors are views of the same numbers in the same order."""
+    steps = zip(one.shape, one.stride(), other.stride(), strict=False)
+    same = one.dtype == other.dtype and one.shape == other.shape and one.data_ptr() == other.data_ptr()
+    return same and all(length == 1 or step == of_other for length, step, of_other in steps)
 
 
 def _joined(parts: Sequence[Tensor], dim: int = 0) -> Tensor:

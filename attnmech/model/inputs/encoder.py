@@ -338,10 +338,11 @@ class Encoder:
             raise InputError(
                 f"token ids must have the shape [batch position] with at least one token; got {tuple(ids.shape)}."
             )
+        ids = ids.cpu().long()
         if mask is None:
             mask = torch.ones_like(ids, dtype=torch.bool)
         else:
-            mask = _tensor("attention_mask", mask)
+            mask = _tensor("attention_mask", mask).cpu()
             mask = mask[None] if mask.ndim == 1 else mask
             if mask.shape != ids.shape:
                 raise InputError(
@@ -353,14 +354,13 @@ class Encoder:
             mask = mask.to(torch.bool)
             if not mask.any(dim=1).all():
                 raise InputError("every sequence must have a real token; attention_mask hides a whole sequence.")
-        ids = ids.long()
         low, high = int(ids.min()), int(ids.max())
         if low < 0 or high >= self.n_vocab:
             bad = low if low < 0 else high
             raise InputError(f"token ids must be from 0 to {self.n_vocab - 1} (the model's vocabulary); got {bad}.")
-        ids, mask = ids.to(self.device), mask.to(self.device)
         bos = None if self._bos_id is None else self._starts_with(self._bos_id, ids, mask)
         tokens = tuple(self.token_texts(row) for row in ids.tolist())
+        ids, mask = ids.to(self.device), mask.to(self.device)
         return Batch(ids, mask, tokens, bos, special=self.special, texts_of=self.token_texts)
 
     @staticmethod

@@ -123,12 +123,14 @@ class MaskRule:
 
 def _looked_at(visible: Bool[Tensor, "batch 1 row key"]) -> tuple[range, Tensor | None]:
     """The keys for which the mask of a block of rows must be evaluated; and all keys seen, where they are few."""
-    partly = (~visible.all(dim=(0, 1, 2))).nonzero()
-    seen = visible.any(dim=(0, 1, 2)).nonzero()[:, 0]
-    bound = len(seen) > 0 and bool(visible.any(dim=3).all())
+    by_all, by_any, sees = visible.all(dim=(0, 1, 2)), visible.any(dim=(0, 1, 2)), visible.any(dim=3).all()
+    # The CPU reads them all at once: it waits for the device.
+    by_all, by_any, sees = torch.cat([by_all, by_any, sees[None]]).cpu().tensor_split([len(by_all), 2 * len(by_all)])
+    partly, seen = (~by_all).nonzero(), by_any.nonzero()[:, 0]
+    bound = len(seen) > 0 and bool(sees)
     end = int(seen[-1]) + 1 if bound else visible.shape[-1]
     start = int(partly[0]) if len(partly) else end
-    return range(min(start, end), end), seen if bound and 2 * len(seen) <= end else None
+    return range(min(start, end), end), seen.to(visible.device) if bound and 2 * len(seen) <= end else None
 
 
 def mask_rule(

@@ -57,3 +57,34 @@ def test_against_sha256_of_each_tensor() -> None:
     value = torch.arange(6.0).view(2, 3)
     line = f"x torch.float32 (2, 3) {hashlib.sha256(value.numpy().tobytes()).hexdigest()}"
     assert tensors_hash({"x": value}) == hashlib.sha256(line.encode()).hexdigest()
+
+
+def test_what_a_device_sums_changes_with_every_bit_and_with_the_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hashes, "_AT_ONCE", 3 * hashes._ROW)
+
+    def sums(value: torch.Tensor) -> list[int]:
+        return torch.cat(list(hashes._row_sums([hashes._words(value)]))).tolist()
+
+    for value in (torch.randn(130, 100), torch.randn(5).bfloat16(), torch.randn(3, 4).double(), torch.tensor(2.0)):
+        before, flat = sums(value), value.view(-1).view(torch.uint8)
+        assert sums(value) == before
+        for place in {0, len(flat) // 2, len(flat) - 1}:
+            for bit in range(8):
+                flat[place] ^= 1 << bit
+                assert sums(value) != before
+                flat[place] ^= 1 << bit
+        if value.ndim == 2:
+            assert sums(-value) != before
+            assert sums(value.T) == sums(value.T.contiguous()) != before
+    assert sums(torch.eye(64)) != sums(torch.eye(64).roll(1, dims=0))
+
+
+def test_what_a_device_sums_is_a_product_with_random_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hashes, "_ROW", 8)
+    random = torch.randint(-(2**62), 2**62, (8,), generator=torch.Generator().manual_seed(0)).tolist()
+    words = [torch.randint(-(2**31), 2**31 - 1, (count,), dtype=torch.int32) for count in (5, 6)]
+    numbers = [*words[0].tolist(), *words[1].tolist(), *([0] * 5)]
+    (found,) = hashes._row_sums(words)
+    for row, value in enumerate(found.tolist()):
+        exact = sum(number * times for number, times in zip(numbers[8 * row : 8 * row + 8], random, strict=True))
+        assert (value - exact) % 2**64 == 0
