@@ -1,11 +1,19 @@
-"""The size of the blocks that a device works on: what its fastest memory holds together with their neighbours."""
+"""The size of the blocks that a device works on.
+
+On the CPU, what its fastest memory holds together with their neighbours; elsewhere, a share of the free memory, since a
+launch takes as long as work on a few MiB.
+"""
 
 from typing import Final
 
 import torch
 
-_BYTES: Final = {"cpu": 8 * 2**20}
-"""The size by type of device; other types use the CPU's."""
+_CACHED: Final = 8 * 2**20
+_UNKNOWN: Final = 256 * 2**20
+"""On devices that do not say how much memory is free."""
+_MOST: Final = 2**30
+_SHARE: Final = 16
+"""The number of such blocks that free memory holds; a layer needs about six at the same time."""
 
 
 def block_bytes(device: torch.device) -> int:
@@ -14,4 +22,11 @@ def block_bytes(device: torch.device) -> int:
     >>> block_bytes(torch.device("cpu")) // 2**20
     8
     """
-    return _BYTES.get(device.type, _BYTES["cpu"])
+    if device.type == "cpu":
+        return _CACHED
+    module = torch.get_device_module(device)
+    if not hasattr(module, "mem_get_info"):
+        return _UNKNOWN
+    free, _ = module.mem_get_info(device)
+    # A power of two: blocks, and so the rounding of sums, do not change with every tensor that is freed.
+    return int(min(max(2 ** (free // _SHARE).bit_length() // 2, _CACHED), _MOST))

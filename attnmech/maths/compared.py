@@ -11,13 +11,13 @@ from torch import Tensor
 class StreamPair:
     """The norms of two streams and their product, for every token."""
 
-    norm: Float[Tensor, "batch position"]
+    norm: Float[Tensor, "*layers batch position"]
     """‖u‖."""
-    stream: Float[Tensor, "batch position"]
+    stream: Float[Tensor, "*layers batch position"]
     """‖x‖."""
-    product: Float[Tensor, "batch position"]
+    product: Float[Tensor, "*layers batch position"]
     """u · x."""
-    rest: Float[Tensor, "batch position"]
+    rest: Float[Tensor, "*layers batch position"]
     """‖u − b c‖ for a constant c and one factor b per token; ‖u‖ without a constant."""
 
 
@@ -33,7 +33,9 @@ def compared(
     >>> pair.norm.item(), pair.stream.item(), pair.product.item(), pair.rest.item()
     (5.0, 1.0, 3.0, 4.0)
     """
-    factors = update.new_ones(update.shape[:2]) if by_token is None else by_token
     norm, of_stream = (torch.linalg.vector_norm(vectors, dim=-1) for vectors in (update, stream))
-    rest = norm if constant is None else torch.linalg.vector_norm(update - factors[..., None] * constant, dim=-1)
+    rest = norm
+    if constant is not None:
+        share = constant if by_token is None else by_token[..., None] * constant
+        rest = torch.linalg.vector_norm(update - share, dim=-1)
     return StreamPair(norm, of_stream, torch.linalg.vecdot(update, stream), rest)

@@ -6,6 +6,7 @@ All functions take a block of rows after its softmax (`Attention`); row r of the
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Final
 
 import torch
@@ -31,6 +32,8 @@ class DefinedRows:
     @classmethod
     def joined(cls, blocks: Sequence["DefinedRows"]) -> "DefinedRows":
         """The rows of neighbouring blocks together."""
+        if len(blocks) == 1:
+            return blocks[0]
         count, valid = (torch.cat([getattr(block, name) for block in blocks], dim=-1) for name in ("count", "valid"))
         return cls(blocks[0].first, count, valid)
 
@@ -127,17 +130,17 @@ class Places:
 
 @dataclass(frozen=True)
 class RowMeasures:
-    """Measures of each row's attention, from which `row_statistics` computes all rows of a layer at once."""
+    """Measures of each row's attention, from which `row_statistics` computes all rows of some layers at once."""
 
-    key: Int[Tensor, "batch head row"]
+    key: Int[Tensor, "*layers batch head row"]
     """The position of the highest key."""
-    first: Float[Tensor, "batch head row"]
+    first: Float[Tensor, "*layers batch head row"]
     """The probability of the highest key."""
-    second: Float[Tensor, "batch head row"]
+    second: Float[Tensor, "*layers batch head row"]
     """The second highest probability; equal to `first` if the highest is tied."""
-    entropy: Float[Tensor, "batch head row"]
-    distance: Float[Tensor, "batch head row"]
-    masses: Float[Tensor, "mass batch head row"]
+    entropy: Float[Tensor, "*layers batch head row"]
+    distance: Float[Tensor, "*layers batch head row"]
+    masses: Float[Tensor, "mass *layers batch head row"]
     """The mass on the first key of the text, on the row's own token, on the one before, and on the last k keys."""
 
     @classmethod
@@ -163,7 +166,14 @@ class RowMeasures:
     @classmethod
     def joined(cls, blocks: Sequence["RowMeasures"]) -> "RowMeasures":
         """The rows of neighbouring blocks together."""
+        if len(blocks) == 1:
+            return blocks[0]
         return cls(*(torch.cat([vars(block)[name] for block in blocks], dim=-1) for name in vars(blocks[0])))
+
+    @classmethod
+    def of_layers(cls, layers: Sequence["RowMeasures"]) -> "RowMeasures":
+        """The rows of several layers, with an axis of layers."""
+        return cls(*(torch.stack([vars(layer)[name] for layer in layers], dim=-4) for name in vars(layers[0])))
 
 
 def _masses(
@@ -177,50 +187,61 @@ def _masses(
 
 def statistics_by_class(
     measures: RowMeasures, defined: DefinedRows, classes: Bool[Tensor, "batch class row"]
-) -> tuple[Float[Tensor, "statistic head batch row"], Float[Tensor, "statistic class head batch"]]:
+) -> tuple[Float[Tensor, "statistic *layers head batch row"], Float[Tensor, "statistic class *layers head batch"]]:
     """`row_statistics`, and their sums over the rows of each class in each text."""
-    values = row_statistics(measures, defined).transpose(1, 2)
+    values = row_statistics(measures, defined).transpose(-3, -2)
     return values, sums_by_text(values, classes)
 
 
-def row_statistics(measures: RowMeasures, defined: DefinedRows) -> Float[Tensor, "statistic batch head row"]:
-    """Every statistic of every row of a layer; 0 where it is undefined."""
+def row_statistics(measures: RowMeasures, defined: DefinedRows) -> Float[Tensor, "statistic *layers batch head row"]:
+    """Every statistic of every row of some layers; 0 where it is undefined."""
     rows = FocusRows(measures, defined)
     values = torch.stack([statistic.value(rows).to(measures.entropy.dtype) for statistic in STATISTICS.values()])
-    return values.masked_fill(~defined.valid[:, :, None], 0.0)
+    of_layers = (None,) * (values.ndim - 4)
+    return values.masked_fill_(~defined.valid[(slice(None), *of_layers, slice(None), None)], 0.0)
 
 
 @dataclass(frozen=True)
 class FocusRows:
-    """All rows of a layer, as the formulas of `STATISTICS` read them."""
+    """All rows of some layers, as the formulas of `STATISTICS` read them."""
 
     measures: RowMeasures
     defined: DefinedRows
 
-    def highest(self, at: Int[Tensor, "*places"]) -> Bool[Tensor, "batch head row"]:
+    def highest(self, at: Int[Tensor, "*places"]) -> Bool[Tensor, "*layers batch head row"]:
         """Whether the highest key is at a position and not tied."""
-        return (self.measures.key == at) & ~self.tied
+        return (self.measures.key == at) & self.untied
 
-    @property
+    @cached_property
     def place(self) -> Int[Tensor, " row"]:
         """The position of each row."""
         return torch.arange(self.measures.key.shape[-1], device=self.measures.key.device)
+
+    @cached_property
+    def before(self) -> Int[Tensor, " row"]:
+        """The position before each row."""
+        return self.place - 1
 
     @property
     def first(self) -> Int[Tensor, "batch 1 1"]:
         """The position of each text's first token."""
         return self.defined.first[:, None, None]
 
-    @property
-    def tied(self) -> Bool[Tensor, "batch head row"]:
+    @cached_property
+    def tied(self) -> Bool[Tensor, "*layers batch head row"]:
         """Whether the two highest probabilities are equal; the row then counts for neither key."""
         return self.measures.first == self.measures.second
 
+    @cached_property
+    def untied(self) -> Bool[Tensor, "*layers batch head row"]:
+        """The other rows."""
+        return ~self.tied
+
     @property
-    def elsewhere(self) -> Bool[Tensor, "batch head row"]:
+    def elsewhere(self) -> Bool[Tensor, "*layers batch head row"]:
         """Whether the highest key is another than the row's own token, the first and the one before."""
         key = self.measures.key
-        return ~self.tied & (key != self.place) & (key != self.first) & (key != self.place - 1)
+        return self.untied & (key != self.place) & (key != self.first) & (key != self.before)
 
     @property
     def log_count(self) -> Float[Tensor, "batch 1 row"]:
@@ -257,7 +278,7 @@ STATISTICS: Final = Statistics(
         label="rows whose highest key<br>is the token before",
         unit="share",
         defined=lambda seen: seen.choice & seen.previous,
-        value=lambda rows: rows.highest(rows.place - 1),
+        value=lambda rows: rows.highest(rows.before),
     ),
     RowStatistic(
         name="elsewhere_top",

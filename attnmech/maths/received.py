@@ -38,13 +38,13 @@ class Received:
     def add(self, pattern: Float[Tensor, "batch head row key"], rows: range, runs: Int[Tensor, "run 3"]) -> None:
         """Adds a block of rows; `runs` are its keys' `neighbours`."""
         classes = self.classes[:, :, rows.start : rows.stop]
-        received = received_by_key(pattern, classes).double()
+        received = received_by_key(pattern, classes)
         for begin, end, place in runs.tolist():
-            self.by_key[..., place : place + end - begin] += received[..., begin:end]
+            self.by_key[..., place : place + end - begin].add_(received[..., begin:end])
             if begin < (end := min(end, self.tokens)):
-                far = _by_diagonal(pattern[..., begin:end], classes).double()
+                far = _by_diagonal(pattern[..., begin:end], classes)
                 shift = place + self.classes.shape[2] - rows.stop
-                self.by_diagonal[..., shift : shift + far.shape[-1]] += far
+                self.by_diagonal[..., shift : shift + far.shape[-1]].add_(far)
 
     @property
     def by_distance(self) -> Float[Tensor, "batch head class distance"]:
@@ -53,7 +53,7 @@ class Received:
         before, after = self.by_diagonal[..., : itself + 1].flip(-1), self.by_diagonal[..., itself + 1 :]
         both_ways = before.new_zeros(*before.shape[:-1], max(before.shape[-1], self.tokens))
         both_ways[..., : before.shape[-1]] = before
-        both_ways[..., 1 : 1 + after.shape[-1]] += after
+        both_ways[..., 1 : 1 + after.shape[-1]].add_(after)
         return both_ways
 
 
@@ -118,9 +118,9 @@ def _by_diagonal(
     width = count + keys
     cells = batch * heads * count * width
     laid = pattern.new_empty(cells + count)
-    laid[cells:] = 0
+    laid[cells:].zero_()
     block = laid[:cells].view(batch, heads, count, width)
-    block[..., :count] = 0
+    block[..., :count].zero_()
     block[..., count:] = pattern
     shifted = laid.as_strided((batch * heads, count, width - 1), (count * width, width + 1, 1), 1)
     members = classes[:, None].expand(-1, heads, -1, -1).flatten(0, 1).to(pattern)

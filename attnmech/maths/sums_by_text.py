@@ -6,6 +6,8 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
+from .blocks import block_bytes
+
 _AT_ONCE: Final = 2**18
 """Roughly the number of values summed at a time, so that their float64 copies stay in the cache."""
 
@@ -18,7 +20,7 @@ def sums_by_text(
     >>> sums_by_text(torch.tensor([[[[1.0, 2.0, 4.0]]]]), torch.tensor([[[True, False, True]]])).item()
     5.0
     """
-    return torch.stack([_sums_of(values, members, torch.float64) for members in classes.unbind(dim=1)], dim=1)
+    return _sums(values, classes, torch.float64)
 
 
 def counts_by_text(
@@ -30,9 +32,20 @@ def counts_by_text(
     1.0
     """
     # As bytes: torch sums Booleans more slowly.
-    whole = valid.view(torch.uint8)
-    counts = [_sums_of(whole, members, torch.int32) for members in classes.unbind(dim=1)]
-    return torch.stack(counts, dim=1).double()
+    return _sums(valid.view(torch.uint8), classes, torch.int32).double()
+
+
+def _sums(values: Tensor, classes: Bool[Tensor, "batch class query"], precision: torch.dtype) -> Tensor:
+    """The sums of every class, in a wider type."""
+    if values.device.type == "cpu":
+        return torch.stack([_sums_of(values, members, precision) for members in classes.unbind(dim=1)], dim=1)
+    # Finding the rows of a class would make the CPU wait for the device.
+    members = classes.transpose(0, 1)[(slice(None), *(None,) * (values.ndim - 3))]
+    at_once = max(1, block_bytes(values.device) * len(values) // max(1, values.nbytes * len(members)))
+    sums = [
+        torch.where(members, some[:, None], 0).sum(dim=-1, dtype=precision) for some in torch.split(values, at_once)
+    ]
+    return sums[0] if len(sums) == 1 else torch.cat(sums)
 
 
 def _sums_of(values: Tensor, members: Bool[Tensor, "batch query"], precision: torch.dtype) -> Tensor:

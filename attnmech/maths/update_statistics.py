@@ -21,35 +21,35 @@ from .updates import cosine
 class AgainstStream:
     """What each head writes for each token, compared with the stream there, before the norm that follows attention."""
 
-    norm: Float[Tensor, "batch head position"]
+    norm: Float[Tensor, "*layers batch head position"]
     """‖u‖."""
-    product: Float[Tensor, "batch head position"]
+    product: Float[Tensor, "*layers batch head position"]
     """u · x."""
-    stream: Float[Tensor, "batch position"]
+    stream: Float[Tensor, "*layers batch position"]
     """‖x‖."""
 
     @property
-    def magnitude(self) -> Float[Tensor, "batch head position"]:
+    def magnitude(self) -> Float[Tensor, "*layers batch head position"]:
         """‖u‖ / ‖x‖."""
-        return self.norm / self.stream[:, None]
+        return self.norm / self.stream[..., None, :]
 
     @property
-    def orientation(self) -> Float[Tensor, "batch head position"]:
+    def orientation(self) -> Float[Tensor, "*layers batch head position"]:
         """cos(u, x)."""
-        return cosine(self.product, self.norm, self.stream[:, None])
+        return cosine(self.product, self.norm, self.stream[..., None, :])
 
 
 @dataclass(frozen=True)
 class LayerRows:
-    """Facts about a layer's rows that do not depend on what its heads write."""
+    """Facts about the rows of some layers that do not depend on what their heads write."""
 
-    key: Int[Tensor, "batch head row"]
+    key: Int[Tensor, "*layers batch head row"]
     """The key that each row attends to most; −1 where it has no choice. Keys after the values read are not tokens."""
     real: Bool[Tensor, "batch row"]
     """The rows that are tokens."""
     begins: Int[Tensor, " batch"]
     """The first key of each text."""
-    by_token: Float[Tensor, "batch row"]
+    by_token: Float[Tensor, "*layers batch row"]
     """The factor by which the norm that follows attention multiplies a row's update."""
     aligned: bool
     """Whether queries and keys are the same tokens."""
@@ -59,12 +59,12 @@ class LayerRows:
 
 def update_statistics(
     written: AgainstStream, read: Sequence[AgainstStream], rows: LayerRows
-) -> tuple[Float[Tensor, "statistic head batch row"], Bool[Tensor, "statistic head batch row"]]:
-    """Every statistic of every row (0 where it is undefined), and where it is defined.
+) -> tuple[Float[Tensor, "statistic *layers head batch row"], Bool[Tensor, "statistic *layers head batch row"]]:
+    """Every statistic of every row of some layers (0 where it is undefined), and where it is defined.
 
     `read` are the keys' values against the stream there; if there are two, rows of global tokens read the second.
     """
-    factor = rows.by_token[:, None]
+    factor = rows.by_token[..., None, :]
     written = AgainstStream(written.norm * factor, written.product * factor, written.stream)
     target = _target(read[0], rows)
     if rows.by_global is not None:
@@ -74,18 +74,18 @@ def update_statistics(
     shape = written.norm
     valid = torch.stack([statistic.defined(of_rows).expand_as(shape) for statistic in STATISTICS.values()])
     values = torch.stack([statistic.value(of_rows) for statistic in STATISTICS.values()]).masked_fill_(~valid, 0.0)
-    return values.transpose(1, 2), valid.transpose(1, 2)
+    return values.transpose(-3, -2), valid.transpose(-3, -2)
 
 
 @dataclass(frozen=True)
 class Target:
     """What the most attended key of each row would write, compared with the stream at that key."""
 
-    magnitude: Float[Tensor, "batch head row"]
-    orientation: Float[Tensor, "batch head row"]
-    compared: Bool[Tensor, "batch head row"]
+    magnitude: Float[Tensor, "*layers batch head row"]
+    orientation: Float[Tensor, "*layers batch head row"]
+    compared: Bool[Tensor, "*layers batch head row"]
     """Whether that key exists and is a token with a nonzero stream."""
-    directed: Bool[Tensor, "batch head row"]
+    directed: Bool[Tensor, "*layers batch head row"]
     """Whether its value must be nonzero as well."""
 
     def but(self, rows: Bool[Tensor, "batch 1 row"], other: "Target") -> "Target":
@@ -97,15 +97,16 @@ def _target(read: AgainstStream, rows: LayerRows) -> Target:
     """v_j W_O compared with x_j, for the key j that each row attends to most."""
     tokens = read.stream.shape[-1]
     at = rows.key.clamp(0, tokens - 1)
-    compared = (rows.key >= 0) & (rows.key < tokens) & (read.stream > 0)[:, None].expand_as(read.norm).gather(-1, at)
+    streams = (read.stream > 0)[..., None, :].expand_as(read.norm)
+    compared = (rows.key >= 0) & (rows.key < tokens) & streams.gather(-1, at)
     directed = compared & (read.norm > 0).gather(-1, at)
-    magnitude = read.magnitude.gather(-1, at) * rows.by_token[:, None]
+    magnitude = read.magnitude.gather(-1, at) * rows.by_token[..., None, :]
     return Target(magnitude, read.orientation.gather(-1, at), compared, directed)
 
 
 @dataclass(frozen=True)
 class UpdateRows:
-    """The rows of a layer, as the formulas of `STATISTICS` read them."""
+    """The rows of some layers, as the formulas of `STATISTICS` read them."""
 
     written: AgainstStream
     """What each head writes, after the norm that follows attention."""
@@ -113,34 +114,34 @@ class UpdateRows:
     rows: LayerRows
 
     @cached_property
-    def magnitude(self) -> Float[Tensor, "batch head row"]:
+    def magnitude(self) -> Float[Tensor, "*layers batch head row"]:
         """m = ‖u‖ / ‖x‖."""
         return self.written.magnitude
 
     @cached_property
-    def orientation(self) -> Float[Tensor, "batch head row"]:
+    def orientation(self) -> Float[Tensor, "*layers batch head row"]:
         """c = cos(u, x)."""
         return self.written.orientation
 
     @cached_property
-    def real(self) -> Bool[Tensor, "batch 1 row"]:
+    def real(self) -> Bool[Tensor, "*layers batch 1 row"]:
         """The rows of tokens with a nonzero stream."""
-        return (self.rows.real & (self.written.stream > 0))[:, None]
+        return (self.rows.real & (self.written.stream > 0))[..., None, :]
 
     @cached_property
-    def chooses(self) -> Bool[Tensor, "batch head row"]:
+    def chooses(self) -> Bool[Tensor, "*layers batch head row"]:
         """The rows that attend to one key most."""
         return self.real & (self.rows.key >= 0)
 
     @cached_property
-    def at_self(self) -> Bool[Tensor, "batch head row"]:
+    def at_self(self) -> Bool[Tensor, "*layers batch head row"]:
         """Whether that key is the row's own token."""
         key = self.rows.key
         here = key == torch.arange(key.shape[-1], device=key.device)
         return here if self.rows.aligned else torch.zeros_like(here)
 
     @cached_property
-    def at_first(self) -> Bool[Tensor, "batch head row"]:
+    def at_first(self) -> Bool[Tensor, "*layers batch head row"]:
         """Whether that key is the first token of the text and not the row's own."""
         return (self.rows.key == self.rows.begins[:, None, None]) & ~self.at_self
 

@@ -65,9 +65,14 @@ class Writer:
         return z if group == 1 else z.repeat_interleave(group, dim=1)
 
     def _of_same_norm(self, values: Float[Tensor, "batch position ..."]) -> Float[Tensor, "head d_head _"]:
-        """A matrix M with ‖z M‖ = ‖z W_O‖: W_O, or Rᵀ, which pays for more than d_head tokens."""
-        few = values.shape[0] * values.shape[1] <= self._W_O.shape[1]
-        return self._W_O if few else self._transposed_triangle
+        """A matrix M with ‖z M‖ = ‖z W_O‖: W_O, or Rᵀ, which pays for more than d_head tokens.
+
+        On a device that makes the CPU wait to factorise, it pays where the products with W_O exceed a block of memory.
+        """
+        tokens, (heads, d_head, d_model) = values.shape[0] * values.shape[1], self._W_O.shape
+        product_bytes = tokens * heads * d_model * self._W_O.element_size()
+        fits = values.device.type != "cpu" and product_bytes <= block_bytes(values.device)
+        return self._W_O if fits or tokens <= d_head else self._transposed_triangle
 
     @cached_property
     def _transposed_triangle(self) -> Float[Tensor, "head d_head row"]:
@@ -80,7 +85,7 @@ def _norm(z: Float[Tensor, "token head d_head"], matrix: Float[Tensor, "head d_h
 
 
 def _by_text(parts: list[Float[Tensor, "head token"]], texts: int) -> Float[Tensor, "batch head position"]:
-    together = torch.cat(parts, dim=1)
+    together = parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
     return together.view(len(together), texts, together.shape[1] // texts).transpose(0, 1)
 
 

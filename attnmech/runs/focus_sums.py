@@ -9,6 +9,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from ..basics.arguments import whole_number
+from ..maths.blocks import block_bytes
 from ..maths.focus import STATISTICS, DefinedRows, Places, RowMeasures, defined_rows, statistics_by_class
 from ..maths.received import Received, neighbours, uniform_attention
 from ..maths.sums_by_text import counts_by_text
@@ -62,7 +63,7 @@ class FocusSums(Reducer):
         return {name: value.to(device) for name, value in state.items()}
 
     def add(self, state: State, block: RowBlock, run: Run) -> None:
-        """Reads a block's rows; with a layer's last block, adds the statistics of all rows and what keys receive."""
+        """Reads a block's rows; the statistics of all rows and what keys receive are added layer by layer."""
         key, of_mask = (id(state["classes"]), block.index), self._of_mask(block, state["classes"])
         tokens = None if block.stack == "cross" else block.mask.queries
         if key not in run.between:
@@ -74,7 +75,7 @@ class FocusSums(Reducer):
         )
         if block.rows.stop == block.mask.queries:
             del run.between[key]
-            self._add_rows(state, block, *zip(*so_far, strict=True))
+            self._hold(state, block, run, *zip(*so_far, strict=True))
             self._add_received(state, block, received)
 
     def _of_mask(self, block: RowBlock, classes: Tensor) -> "_OfMask":
@@ -95,33 +96,52 @@ class FocusSums(Reducer):
     def _add_received(self, state: State, block: RowBlock, received: Received) -> None:
         """Adds the attention that each key and distance has received from a layer's rows."""
         by_key = received.by_key
-        state["received"][block.index][..., : by_key.shape[-1]] += by_key
+        state["received"][block.index][..., : by_key.shape[-1]].add_(by_key)
         if block.stack != "cross":
             far = received.by_distance.sum(dim=0)
-            state["distance"][:, block.index, :, : far.shape[-1]] += far.transpose(0, 1)
+            state["distance"][:, block.index, :, : far.shape[-1]].add_(far.transpose(0, 1))
 
-    def _add_rows(
-        self, state: State, block: RowBlock, measures: tuple[RowMeasures, ...], masks: "tuple[_OfMask, ...]"
+    def _hold(
+        self, state: State, block: RowBlock, run: Run, measures: tuple[RowMeasures, ...], masks: "tuple[_OfMask, ...]"
     ) -> None:
-        """Adds the statistics of a layer's rows, block by block in order."""
-        layer, width, classes = block.index, state["uniform"].shape[-1], state["classes"]
+        """Holds a layer's rows, block by block in order, until those of several layers are added together."""
+        width, classes = state["uniform"].shape[-1], state["classes"]
 
-        def of_masks() -> tuple[DefinedRows, Tensor, Tensor, Tensor]:
+        def of_masks() -> _OfRows:
             defined = DefinedRows.joined([mask.defined for mask in masks])
-            return defined, counts_by_text(defined.valid[:, None], classes), *_summed(masks, width)
+            return _OfRows(defined, counts_by_text(defined.valid[:, None], classes), *_summed(masks, width))
 
-        defined, counts, uniform, seen = block.mask.once(("focus", self.last), of_masks)
-        joined_measures = RowMeasures.joined(measures)
-        values, state["sums"][:, :, layer] = statistics_by_class(joined_measures, defined, classes)
-        state["counts"][:, :, layer] = counts
-        state["uniform"][layer], state["seen"][layer] = uniform, seen
+        of_rows, joined = block.mask.once(("focus", self.last), of_masks), RowMeasures.joined(measures)
+        held = self._held(state, run).setdefault(of_rows, {})
+        held[block.index] = joined
+        if (len(held) + 1) * len(STATISTICS) * joined.entropy.nbytes > block_bytes(joined.entropy.device):
+            self._add_rows(state, of_rows, self._held(state, run).pop(of_rows))
+
+    def _held(self, state: State, run: Run) -> "dict[_OfRows, dict[int, RowMeasures]]":
+        """The rows of layers that are still to be added, by their mask."""
+        held: dict[_OfRows, dict[int, RowMeasures]] = run.between.setdefault((id(state["classes"]), "held"), {})
+        return held
+
+    def _add_rows(self, state: State, of_rows: "_OfRows", layers: dict[int, RowMeasures]) -> None:
+        """Adds the statistics of the rows of some layers with the same mask."""
+        at = torch.tensor(list(layers), device=state["classes"].device)
+        measures, defined = RowMeasures.of_layers(list(layers.values())), of_rows.defined
+        values, sums = statistics_by_class(measures, defined, state["classes"])
+        state["sums"].index_copy_(2, at, sums)
+        state["counts"].index_copy_(2, at, of_rows.counts[:, :, None].expand(-1, -1, len(at), -1, -1))
+        for name, of_mask in (("uniform", of_rows.uniform), ("seen", of_rows.seen)):
+            state[name].index_copy_(0, at, of_mask.expand(len(at), -1, -1, -1))
         if "values" in state:
-            state["values"][:, layer], state["valid"][:, layer] = values, defined.valid[:, None]
+            state["values"].index_copy_(1, at, values)
+            state["valid"].index_copy_(1, at, defined.valid[:, None, None].expand(-1, len(at), -1, -1, -1))
             choice = defined.valid[STATISTICS.place("tied_top")]
-            state["top_key"][layer] = joined_measures.key.masked_fill(~choice[:, None], -1).transpose(0, 1).int()
+            top_key = torch.where(choice[:, None], measures.key, -1)
+            state["top_key"].index_copy_(0, at, top_key.transpose(1, 2).int())
 
     def close(self, state: State, run: Run) -> State:
         """Sums over the batch's texts; the statistics stay separate per text."""
+        for of_rows, layers in run.between.pop((id(state["classes"]), "held"), {}).items():
+            self._add_rows(state, of_rows, layers)
         kinds = torch.nn.functional.one_hot(state["types"], len(TOKEN_TYPES)).double()
         received, seen = state["received"].double(), state["seen"].sum(dim=2)
         rate = received.sum(dim=3) / seen.clamp_min(1)[:, :, None]
@@ -155,6 +175,16 @@ class _OfMask:
     places: Places
     keys: Int[Tensor, " key"]
     runs: Int[Tensor, "run 3"]
+    uniform: Float[Tensor, "batch class key"]
+    seen: Float[Tensor, "batch class key"]
+
+
+@dataclass(frozen=True, eq=False)
+class _OfRows:
+    """What follows from the mask of all rows: the rows that define statistics, their counts, and uniform attention."""
+
+    defined: DefinedRows
+    counts: Float[Tensor, "statistic class 1 batch"]
     uniform: Float[Tensor, "batch class key"]
     seen: Float[Tensor, "batch class key"]
 

@@ -36,6 +36,7 @@ from .groups import by_group, joined
 from .layers import count_layers
 from .reducer import Run, Source, State
 from .row_classes import ROW_CLASSES
+from .states import on_cpu
 from .summed import over_shards
 
 SUMMED: Final = ("sums", "counts", "block_sums", "block_counts")
@@ -44,7 +45,7 @@ SUMMED: Final = ("sums", "counts", "block_sums", "block_counts")
 
 def closed(state: State, run: Run) -> State:
     """The state with sums by text turned into sums by group of texts, on the CPU."""
-    here = {name: value.cpu() for name, value in state.items()}
+    here = on_cpu(state)
     return by_group(here, run.documents, [name for name in SUMMED if name in here])
 
 

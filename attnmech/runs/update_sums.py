@@ -1,15 +1,17 @@
 """Sums statistics of the vectors that heads write into the residual stream: rows by text."""
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, TypeVar
 
 import torch
 from einops import einsum, repeat
-from jaxtyping import Float
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from ..errors import InputError
+from ..maths.blocks import block_bytes
 from ..maths.compared import StreamPair, compared
 from ..maths.statistic import Statistic, Statistics
 from ..maths.sums_by_text import counts_by_text, sums_by_text
@@ -21,7 +23,6 @@ from ..model.parts.hashes import tensors_hash
 from ..model.reading.unembedding import Unembedding
 from ..model.stack.block import attention_scale, before_mlp
 from ..model.stack.carried import values_read
-from ..model.stack.stack import Stack
 from .reducer import Reducer, Run, State
 from .row_classes import row_classes
 from .row_means import closed, sum_of_states
@@ -96,29 +97,27 @@ class UpdateSums(Reducer):
         W_O = scale.folded(weights.W_O.detach().to(precision))
         x, z, v, out = (end[name].to(precision) for name in ("resid_pre", "z", "v", "attn_out"))
         constant = None if weights.b_O is None else scale.folded(weights.b_O.detach().to(precision))
-        attention = compared(out, x, constant, scale.by_token)
         writer, read = Writer(W_O), self._read(v, end.layer, run)
         # By the stack's name: at the end of a decoder's layer the notes are those of its cross-attention.
         key_stream = x if end.stack != "cross" or end.notes.key_input is None else end.notes.key_input.to(precision)
         (norm, product), *of_keys = writer.against(x, z, *(read if key_stream is x else ()))
         of_keys = of_keys or writer.against(key_stream, *read)
+        attention = compared(out, x, constant, scale.by_token)
         key_norm = attention.stream if key_stream is x else torch.linalg.vector_norm(key_stream, dim=-1)
-
         top, choice = (
             torch.cat(blocks_of_rows, dim=-1)
             for blocks_of_rows in zip(*run.between.pop((id(state["classes"]), end.index)), strict=True)
         )
-        key = top.masked_fill(~choice[:, None], -1)
-        state["top_key"][end.index] = key.transpose(0, 1)
-        rows = LayerRows(
-            key, end.real, run.batch.keys(end.stack).begins, scale.by_token,
-            aligned=end.stack != "cross", by_global=global_tokens(run.batch) if len(of_keys) > 1 else None,
-        )  # fmt: skip
-        state["values"][:, end.index], state["valid"][:, end.index] = update_statistics(
+        mlp = None
+        if "mlp_out" in end:
+            mlp = compared(end["mlp_out"].to(precision), before_mlp(run.stack, end).to(precision))
+        of_layer = _OfLayer(
             AgainstStream(norm, product, attention.stream),
-            [AgainstStream(*blocks_of_rows, key_norm) for blocks_of_rows in of_keys],
-            rows,
-        )
+            tuple(AgainstStream(*of_values, key_norm) for of_values in of_keys),
+            torch.where(choice[:, None], top, -1),
+            scale.by_token, attention, mlp, norm.sum(dim=1) * scale.by_token,
+        )  # fmt: skip
+        self._hold(state, end.index, of_layer, run)
         if self.towards is not None:
             texts = torch.arange(len(x), device=x.device)
             last = end.real.shape[1] - 1 - end.real.int().flip(1).argmax(dim=1)
@@ -127,8 +126,39 @@ class UpdateSums(Reducer):
             state["logits"][end.index] = towards * scale.by_token[texts, last]
             if end.index == run.n_layers - 1:
                 state["final_scale"][:] = self.towards.unembedding.scale(end["resid_post"][texts, last])
-        blocks = _whole_blocks(run.stack, end, attention, norm.sum(dim=1) * scale.by_token)
-        _keep(state["block_values"], state["block_valid"], end.index, [blocks[name] for name in BLOCK_STATISTICS])
+
+    def _hold(self, state: State, index: int, of_layer: "_OfLayer", run: Run) -> None:
+        """Holds what a layer wrote until several layers are compared with the stream together."""
+        held = self._held(state, run).setdefault(of_layer.kind, {})
+        held[index] = of_layer
+        if (len(held) + 1) * state["values"][:, 0].nbytes > block_bytes(state["values"].device):
+            self._add_rows(state, self._held(state, run).pop(of_layer.kind), run)
+
+    def _held(self, state: State, run: Run) -> "dict[tuple[int, bool], dict[int, _OfLayer]]":
+        """What layers of each kind wrote that is still to be compared."""
+        held: dict[tuple[int, bool], dict[int, _OfLayer]]
+        held = run.between.setdefault((id(state["classes"]), "held"), {})
+        return held
+
+    def _add_rows(self, state: State, layers: "dict[int, _OfLayer]", run: Run) -> None:
+        """Adds the statistics of the rows of some layers of one kind."""
+        at, held = torch.tensor(list(layers), device=state["classes"].device), list(layers.values())
+        real, label = run.batch.queries(run.stack.label).mask, run.stack.label
+        by_token, parts = torch.stack([layer.by_token for layer in held]), torch.stack([layer.parts for layer in held])
+        rows = LayerRows(
+            torch.stack([layer.key for layer in held]), real, run.batch.keys(label).begins, by_token,
+            aligned=label != "cross", by_global=global_tokens(run.batch) if len(held[0].read) > 1 else None,
+        )  # fmt: skip
+        read = [_stacked(of_values) for of_values in zip(*(layer.read for layer in held), strict=True)]
+        values, valid = update_statistics(_stacked([layer.written for layer in held]), read, rows)
+        mlps = [layer.mlp for layer in held if layer.mlp is not None]
+        attention, mlp = _stacked([layer.attention for layer in held]), _stacked(mlps) if mlps else None
+        of_blocks = _whole_blocks(attention, mlp, parts, real)
+        state["top_key"].index_copy_(0, at, rows.key.transpose(1, 2).int())
+        for name, value in zip(
+            ("values", "valid", "block_values", "block_valid"), (values, valid, *of_blocks), strict=True
+        ):
+            state[name].index_copy_(1, at, value)
 
     def _read(self, v: Tensor, layer: int, run: Run) -> list[Float[Tensor, "batch key some_head d_value"]]:
         """The values that rows read, and those that the rows of global tokens read if these have separate values."""
@@ -140,6 +170,8 @@ class UpdateSums(Reducer):
 
     def close(self, state: State, run: Run) -> State:
         """Sums over the rows of each of the batch's texts."""
+        for layers in run.between.pop((id(state["classes"]), "held"), {}).values():
+            self._add_rows(state, layers, run)
         sums = {}
         for prefix in ("", "block_"):
             sums[f"{prefix}sums"] = sums_by_text(state[f"{prefix}values"], state["classes"])
@@ -151,19 +183,50 @@ class UpdateSums(Reducer):
         return sum_of_states(one, other)
 
 
+@dataclass(frozen=True)
+class _OfLayer:
+    """What the heads of a layer wrote and read, its attention and its MLP, against the stream."""
+
+    written: AgainstStream
+    read: tuple[AgainstStream, ...]
+    key: Int[Tensor, "batch head row"]
+    """The key that each row attends to most; −1 where it has no choice."""
+    by_token: Float[Tensor, "batch position"]
+    attention: StreamPair
+    mlp: StreamPair | None
+    parts: Float[Tensor, "batch position"]
+    """The sums of the heads' norms."""
+
+    @property
+    def kind(self) -> tuple[int, bool]:
+        """What layers that are compared together share."""
+        return len(self.read), self.mlp is not None
+
+
+Compared = TypeVar("Compared", AgainstStream, StreamPair)
+
+
+def _stacked(layers: Sequence[Compared]) -> Compared:
+    """The same of several layers, with an axis of layers."""
+    return type(layers[0])(*(torch.stack([vars(layer)[name] for layer in layers]) for name in vars(layers[0])))
+
+
 def _whole_blocks(
-    stack: Stack, end: LayerEnd, attention: StreamPair, parts: Float[Tensor, "batch position"]
-) -> dict[str, tuple[Tensor, Tensor]]:
-    """Each of `BLOCK_STATISTICS` as values and where they are defined; `parts` are the sums of the heads' norms."""
-    statistics = _against("attn", attention, end.real) | {
-        "cancellation": (attention.rest / parts.clamp_min(torch.finfo(parts.dtype).tiny), end.real & (parts > 0)),
+    attention: StreamPair,
+    mlp: StreamPair | None,
+    parts: Float[Tensor, "layer batch position"],
+    real: Bool[Tensor, "batch position"],
+) -> tuple[Float[Tensor, "statistic layer 1 batch position"], Bool[Tensor, "statistic layer 1 batch position"]]:
+    """Each of `BLOCK_STATISTICS`, 0 where it is undefined, and where it is defined."""
+    statistics = _against("attn", attention, real) | {
+        "cancellation": (attention.rest / parts.clamp_min(torch.finfo(parts.dtype).tiny), real & (parts > 0)),
     }
-    none = torch.zeros_like(parts), torch.zeros_like(end.real)
-    statistics |= {"mlp_magnitude": none, "mlp_orientation": none}
-    if "mlp_out" in end:
-        mlp = compared(end["mlp_out"].to(parts.dtype), before_mlp(stack, end).to(parts.dtype))
-        statistics |= _against("mlp", mlp, end.real)
-    return {name: (value[:, None], valid[:, None]) for name, (value, valid) in statistics.items()}
+    none = torch.zeros_like(parts), torch.zeros_like(parts, dtype=torch.bool)
+    statistics |= {"mlp_magnitude": none, "mlp_orientation": none} if mlp is None else _against("mlp", mlp, real)
+    values, valid = (
+        torch.stack([statistics[name][place] for name in BLOCK_STATISTICS])[:, :, None] for place in (0, 1)
+    )
+    return values.masked_fill_(~valid, 0.0), valid
 
 
 def _against(name: str, block: StreamPair, real: Tensor) -> dict[str, tuple[Tensor, Tensor]]:
@@ -174,9 +237,3 @@ def _against(name: str, block: StreamPair, real: Tensor) -> dict[str, tuple[Tens
         f"{name}_magnitude": (magnitude, real & (block.stream > 0)),
         f"{name}_orientation": (orientation, real & (block.norm * block.stream > 0)),
     }
-
-
-def _keep(values: Tensor, valid: Tensor, layer: int, measured: list[tuple[Tensor, Tensor]]) -> None:
-    kept = torch.stack([defined.expand_as(value) for value, defined in measured])
-    values[:, layer] = torch.stack([value for value, _ in measured]).masked_fill_(~kept, 0.0).transpose(1, 2)
-    valid[:, layer] = kept.transpose(1, 2)

@@ -355,7 +355,7 @@ class Balance:
     def _of_values(self, batch: Batch) -> Iterator[_Check]:
         eps = torch.finfo(self._dtype).eps
         for layers in self._values.values():
-            apart, size = (torch.stack([layer[place] for layer in layers]) for place in (2, 3))
+            apart, size = torch.stack([apart for *_, apart, _ in layers]), torch.stack([size for *_, size in layers])
             yield _Check((apart <= eps * size).all(), partial(self._first_value, layers, batch))
 
     def _first_value(self, layers: Sequence[tuple[str, int, Tensor, Tensor]], batch: Batch) -> Unbalanced | None:

@@ -126,7 +126,7 @@ def _row_sums(values: Sequence[Int[Tensor, " _"]]) -> Iterator[Int[Tensor, " _"]
     """
     device = values[0].device
     random = torch.randint(-(2**62), 2**62, (_ROW,), generator=torch.Generator().manual_seed(0)).to(device)
-    for pieces in _packed([part for value in values for part in value.split(_AT_ONCE)]):
+    for pieces in _packed([part for value in values for part in torch.split(value, _AT_ONCE)]):
         lack = -sum(map(len, pieces)) % _ROW
         padded = [*pieces, pieces[0].new_zeros(lack)] if lack else pieces
         words = padded[0] if len(padded) == 1 else torch.cat(padded)
