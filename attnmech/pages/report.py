@@ -51,8 +51,8 @@ def report(
         target: the text that the decoder of an encoder-decoder reads; by default what the model itself writes
             (greedily, up to 48 tokens). The page then has a choice of stack: encoder, decoder or cross, each with its
             own tokens.
-        start: the first of the 192 tokens shown of a long text; the tokenizer's first token, if any, stays in front.
-        bos: whether it begins with the tokenizer's first token.
+        start: the first of the 192 tokens shown of a long text; a BOS or CLS token stays in front of them.
+        bos: whether the text begins with the tokenizer's BOS or CLS token.
 
     Returns:
         The report; `.write_html(path)` writes the page.

@@ -11,7 +11,7 @@ class CommonOptions(TypedDict, total=False):
     """Options of every run over texts."""
 
     bos: bool | None
-    """Whether each text begins with the tokenizer's first token; None is what the model was loaded with."""
+    """Whether each text begins with the tokenizer's BOS or CLS token; None is what the model was loaded with."""
     progress: bool
     """Whether to show a progress bar."""
 

@@ -41,7 +41,7 @@ def mean_z(
         per_position: whether to take a mean at each position.
         layers: by default all.
         stack: "encoder", "decoder" or "cross" in a model with several.
-        bos: whether each text begins with the tokenizer's first token.
+        bos: whether each text begins with the tokenizer's BOS or CLS token.
 
     Returns:
         `[1 1 head d_head]` by layer, or `[1 position head d_head]`, in the model's precision.

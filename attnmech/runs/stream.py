@@ -59,7 +59,7 @@ def stream(
         reducers: the statistics to sum, each an `am.Reducer`.
         layers: which layers reducers see; by default all.
         stack: which stack they see, in a model with several.
-        bos: whether each text begins with the tokenizer's first token.
+        bos: whether each text begins with the tokenizer's BOS or CLS token.
         truncate: whether documents that are too long for the model are cut, and counted, rather than refused.
         shard: (k, n) takes every n-th document from the k-th on, under its own number, so that the merged states of n
             shards are those of the whole corpus.

@@ -45,16 +45,16 @@ def ablate_heads(
         model: the model.
         inputs: texts, or token ids; an iterator is read once and kept in memory.
         heads: a list of (layer, head), or "all".
-        method: what replaces the head's z: 0 ("zero"), its mean over `reference` ("mean"), or its z on another of the
-            inputs or on a text of `reference` ("resample"). Or an `am.Intervention` in all heads, such as
-            `am.Intervention.attend("all", "uniform")` or `am.Intervention.scale("position")`: a template that is
-            applied to each head alone.
+        method: what replaces the head's z: 0 ("zero"), its mean over `reference` ("mean"), or its z on another input or
+            on a text of `reference` ("resample"). Or an `am.Intervention` in all heads, such as
+            `am.Intervention.attend("all", "uniform")` or `am.Intervention.scale("position")`, which is applied to one
+            head at a time.
         metric: "loss" (cross-entropy of the next token, nats; in a masked language model such as BERT, of masked
-            tokens: copies of the text mask about 15 % of its ordinary tokens, so that each is masked once, with the
-            same masks before and after); "kl" (divergence from the clean output, nats); "logit_difference" and
-            "accuracy" at the last token, of `answers` (one token per text, or one for all) `against` another;
-            "log_probability" of answers of one or more tokens, which the texts must end with: the sum of ln p over the
-            answer's tokens, each conditional on all tokens before it. For classifiers and custom modules,
+            tokens: each copy of the text masks about 15 % of the ordinary tokens, so that every token is masked in one
+            copy, with the same masks before and after); "kl" (divergence from the clean output, nats);
+            "logit_difference" and "accuracy" compare `answers` (one token per text, or one for all) with `against` at
+            the last token; "log_probability" is the sum of ln p over the tokens of an answer (one or more tokens, with
+            which the text must end), each conditional on all tokens before it. For classifiers and custom modules,
             "cross_entropy" (nats), "accuracy" and "mse" compare the output with `answers`: the class of each text or
             token (-100 is ignored), or numbers in the output's shape. Or a function `(logits, batch) -> [text]`, which
             reads `answers` from `batch.answers`: `lambda logits, batch: logits[range(len(logits)), batch.answers]` is
@@ -70,9 +70,9 @@ def ablate_heads(
             how much the choice of donors matters.
         seed: draws the donors of "resample".
         options: the options of all sweeps. `answers` and `against`: see `metric`. `bos`: whether each text begins with
-            the tokenizer's first token. `memory`: how many GB the sweep may use on top of the model. `journal`, a path:
-            after an interruption, the same call resumes from this file and removes it at the end. `partial`: Ctrl-C
-            returns the effects measured so far (`HeadEffects.complete` is then False) instead of raising
+            the tokenizer's BOS or CLS token. `memory`: how many GB the sweep may use on top of the model. `journal`, a
+            path: after an interruption, the same call resumes from this file and removes it at the end. `partial`:
+            Ctrl-C returns the effects measured so far (`HeadEffects.complete` is then False) instead of raising
             `KeyboardInterrupt`. `progress`: a bar on stderr. `engine=am.Ray(...)` measures in worker processes.
 
     Returns:
@@ -80,7 +80,7 @@ def ablate_heads(
 
     Raises:
         InputError: for invalid heads, metrics, answers or references.
-        JournalError: for the journal of another sweep, for a journal in use by another process, and if the code of the
+        JournalError: if the journal belongs to another sweep or is in use by another process, or if the code of the
             metric or of a hook has changed.
 
     Source: Michel et al. 2019 (zero), Wang et al. 2023 (mean), Chan et al. 2022 (resample); Salazar et al. 2020

@@ -1,4 +1,4 @@
-"""Estimates how much each head matters, to first order, with one forward and one backward pass for all heads.
+"""Estimates to first order how much each head matters, with one forward and one backward pass for all heads.
 
 Formulas: docs/formulas.md#ablation. `am.ablate_heads` measures the effects that this module estimates; with `sweep=`,
 the result compares the two.
@@ -69,13 +69,13 @@ class HeadImportance(OverTexts, TextResult):
     method: str
     metric: str
     layers: tuple[int, ...]
-    """The layers with scores; the other layers along the axis `layer` are NaN."""
+    """The layers with scores; scores of the other layers are NaN."""
     before: Float[Tensor, " text"]
     """The metric of each text."""
     per_text: Float[Tensor, "layer head text"]
     """The score on each text."""
     exact: Float[Tensor, "layer head"] | None
-    """The effects of `sweep`; NaN for heads that it did not measure. None without a sweep."""
+    """The effects measured by `sweep`, NaN for heads that it left out; None without a sweep."""
     exact_method: str | None
     """The method of that sweep."""
     tokens: tuple[tuple[str, ...], ...]
@@ -83,7 +83,7 @@ class HeadImportance(OverTexts, TextResult):
 
     @property
     def axis_lengths(self) -> Mapping[str, int]:
-        """The lengths of the axis that texts label."""
+        """The length of the axis labelled by texts."""
         return {"text": len(self.tokens)}
 
     def _check(self) -> None:
@@ -98,7 +98,7 @@ class HeadImportance(OverTexts, TextResult):
 
     @property
     def normalised(self) -> Float[Tensor, "layer head"]:
-        """The scores divided by their L2 norm in each layer (Michel et al. 2019, §4.1); 0 in a layer of zeros."""
+        """The scores divided by their L2 norm in each layer (Michel et al. 2019, §4.1); 0 where that norm is 0."""
         if self.parts is not None:
             return self.parts[0].normalised - self.parts[1].normalised
         return torch.nn.functional.normalize(self.score, dim=-1)
@@ -238,7 +238,7 @@ def head_importance(
         sweep: the result of `am.ablate_heads` on the same model, inputs and metric, to compare the estimate with:
             `.rank_correlation`.
         options: answers, against, bos, memory and progress, as in `am.ablate_heads`. `memory` is the approximate number
-            of GB that a pass may use on top of the model; a text that needs more runs alone.
+            of GB that a pass may use on top of the model; a text that needs more is run by itself.
 
     Returns:
         Scores `[layer head]` in the metric's unit, with intervals over texts.
@@ -303,7 +303,7 @@ def _scores(
     means: Mapping[int, Tensor],
     texts: Int[Tensor, " text"],
 ) -> tuple[Float[Tensor, " text"], Float[Tensor, "layer head text"]]:
-    """The metric of each text of a batch, and the scores of all heads; `texts` are the numbers of the texts."""
+    """Returns the metric of each text of a batch, and the scores of all heads; `texts` numbers the batch's texts."""
     stack = model.output_stack
     measured: list[Tensor] = []
 
@@ -331,7 +331,7 @@ def _score(
     lengths: Int[Tensor, " text"],
     mean: Float[Tensor, "1 _ head d_head"] | None,
 ) -> Float[Tensor, "head text"]:
-    """The score of a layer's heads on each text (`HeadImportance`)."""
+    """Computes the scores of a layer's heads on each text (`HeadImportance`)."""
     if mean is not None:
         z = z - _as_long(mean, z.shape[1])
     # The gradient is 0 at padding, since nothing attends to it.
@@ -353,7 +353,7 @@ def _as_long(mean: Float[Tensor, "1 _ head d_head"], length: int) -> Float[Tenso
 def _effects_for(
     sweep: HeadEffects, origin: Provenance, layers: tuple[int, ...], n_layers: int
 ) -> Float[Tensor, "layer head"]:
-    """A sweep's effects in `layers`; `InputError` if its model, inputs or metric differ from the estimate's."""
+    """A sweep's effects in `layers`; raises `InputError` if its model, inputs or metric differ from the estimate's."""
     theirs = sweep.provenance
     pairs = {
         "metric": (sweep.metric, origin.options["metric"]),
@@ -374,7 +374,7 @@ def _effects_for(
 
 
 def _tokens_at_once(model: HookedModel, memory: float) -> int:
-    """The number of tokens that fit into `memory` GB, including the needs of the backward pass."""
-    # Each layer keeps about 40 vectors of the stream's width; logits are kept with their softmax and gradients.
+    """Returns the number of tokens whose forward and backward pass fits into `memory` GB."""
+    # Each layer stores about 40 vectors of the stream's width; logits are stored with their softmax and gradients.
     per_token = 4 * (40 * model.n_layers * model.d_model + 5 * model.n_vocab)
     return max(1, min(STEP_TOKENS, int(memory * 1e9 / per_token)))

@@ -34,12 +34,12 @@ from ...runs.options import SweepOptions
 from ...runs.sweep import run_sweep
 
 Pair = tuple[Head, Head]
-"""Two heads, each (layer, head)."""
+"""Two heads, as (layer, head)."""
 
 
 @dataclass(frozen=True, repr=False)
 class PairEffects(OverTexts, TextResult):
-    """The effect of ablating two heads together, and of ablating each alone: the metric after minus before.
+    """The effects of ablating two heads together and each alone: the metric after minus before.
 
     interaction = effect of both − effect of one − effect of the other. For metrics that rise with damage (loss, KL),
     it is above 0 for heads that back each other up, and below 0 for heads that need each other. Intervals are over
@@ -62,7 +62,7 @@ class PairEffects(OverTexts, TextResult):
 
     @property
     def axis_lengths(self) -> Mapping[str, int]:
-        """The lengths of the axes that pairs and texts label."""
+        """The lengths of the axes labelled by pairs and texts."""
         return {"pair": len(self.pairs), "text": len(self.tokens)}
 
     @property
@@ -92,7 +92,7 @@ class PairEffects(OverTexts, TextResult):
         return self.per_text["interaction"].nanmean(dim=-1)
 
     def interval(self, level: float = LEVEL) -> dict[str, tuple[Float[Tensor, " pair"], Float[Tensor, " pair"]]]:
-        """The ends of the pointwise t interval of each mean, with the keys of `per_text`; NaN below 5 texts."""
+        """The pointwise t interval of each mean, with the keys of `per_text`; NaN for fewer than five texts."""
         return {name: TextMeans.of_values(values).interval(level) for name, values in self.per_text.items()}
 
     @property
@@ -130,11 +130,11 @@ class PairEffects(OverTexts, TextResult):
         return frame
 
     def plot(self) -> "go.Figure":
-        """One row per pair: the effect of both, the sum of the two effects, and the interaction, with intervals."""
+        """Draws for each pair the effect of both heads, the sum of their single effects, and the interaction."""
         per_text = self.per_text
         shown = {
             "both together": per_text["both"],
-            "sum of each alone": per_text["one"] + per_text["other"],
+            "sum of the two alone": per_text["one"] + per_text["other"],
             "interaction": per_text["interaction"],
         }
         values = []
@@ -150,8 +150,8 @@ class PairEffects(OverTexts, TextResult):
 
     def _sections(self) -> "Sequence[Section]":
         reading = (
-            "Each row is a pair of heads. The heads do not interact if the effect of both together equals the sum of "
-            "the effects of each alone."
+            "Each row is a pair of heads. The heads do not interact if ablating both changes the metric by the sum of "
+            "their single effects."
         )
         return [Section("Pairs", reading, {"pairs": self.plot()}, "effects.plot()")]
 
@@ -223,12 +223,12 @@ def ablate_pairs(
         options: answers, against, bos, memory, journal, engine, partial and progress, as in `am.ablate_heads`.
 
     Returns:
-        One row per pair, in the metric's unit, with intervals over texts. One sweep measures single heads and pairs,
-        and measures a head of several pairs only once.
+        One row per pair, in the metric's unit, with intervals over texts. A single sweep measures heads and pairs; a
+        head that occurs in several pairs is measured only once.
 
     Raises:
         InputError: for invalid pairs, and the errors of `am.ablate_heads`.
-        JournalError: for the journal of another sweep.
+        JournalError: if the journal belongs to another sweep.
     """
     require_model(model)
     inputs, chosen = reread(inputs), _checked_pairs(model, _pairs_of(model, pairs, heads))
@@ -249,7 +249,7 @@ def ablate_pairs(
 
 
 def _pairs_of(model: HookedModel, pairs: Any, heads: Heads | None) -> Any:
-    """The user's pairs, or all pairs of some heads."""
+    """Returns the user's pairs, or all pairs of `heads`."""
     if not isinstance(pairs, str):
         if heads is not None:
             raise InputError('`heads` is for pairs="all"; give either a list of pairs or pairs="all" with `heads`.')

@@ -1,4 +1,4 @@
-"""Ablates heads one by one, the least harmful first (docs/formulas.md#ablation)."""
+"""Ablates heads one after another, the least harmful first (docs/formulas.md#ablation)."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -38,10 +38,10 @@ from .pruning_figures import pruning_lines
 
 @dataclass(frozen=True, repr=False)
 class PruningCurve(OverTexts, PagedResult):
-    """A metric as heads are ablated one by one; each step ablates the head that hurts least.
+    """A metric as heads are ablated one after another; each step adds the head whose ablation hurts least.
 
     The curve is measured on the same texts that chose the heads, so other texts will give a somewhat worse curve. The
-    baseline is `random`: the same number of heads ablated in random order. Intervals are over texts.
+    baseline `random` ablates the same number of heads in random order. Intervals are over texts.
     """
 
     SUBTRACT = "two curves ablate heads in different orders, so subtract the results of am.ablate_heads"
@@ -58,7 +58,7 @@ class PruningCurve(OverTexts, PagedResult):
     after: Float[Tensor, "step text"]
     """The metric with the first 1, 2, ... heads of `order` ablated."""
     random_orders: tuple[tuple[Head, ...], ...]
-    """The random orders, drawn by the seed."""
+    """The random orders, drawn with the seed."""
     random: Float[Tensor, "draw step text"]
     """The metric with the first 1, 2, ... heads of each random order ablated; NaN where not measured."""
     tokens: tuple[tuple[str, ...], ...]
@@ -66,7 +66,7 @@ class PruningCurve(OverTexts, PagedResult):
 
     @property
     def axis_lengths(self) -> Mapping[str, int]:
-        """The lengths of the axes that steps, random orders and texts label."""
+        """The lengths of the axes labelled by steps, random orders and texts."""
         return {"step": len(self.order), "draw": len(self.random_orders), "text": len(self.tokens)}
 
     @property
@@ -85,13 +85,14 @@ class PruningCurve(OverTexts, PagedResult):
 
     @property
     def complete(self) -> bool:
-        """Whether all steps were done, including the random orders; False if the run was interrupted."""
+        """Whether all steps and all random orders were measured; False if the run was interrupted."""
         return len(self.order) == self.asked and not bool(self.random.isnan().any())
 
     def to_frame(self) -> pd.DataFrame:
         """One row per step: removed, layer, head, effect with its interval and clarity, after, random.
 
-        `random` is the mean effect of the random orders; `random_least` and `random_most` are the smallest and largest.
+        `random` is the mean effect over the random orders; `random_least` and `random_most` are the smallest and
+        largest.
         """
         steps = len(self.order)
         drawn = self.random_effect if len(self.random) else torch.full((1, steps), torch.nan)
@@ -111,7 +112,7 @@ class PruningCurve(OverTexts, PagedResult):
         return frame
 
     def plot(self) -> "go.Figure":
-        """The metric against the number of heads ablated, with its interval, and the random orders."""
+        """Draws the metric against the number of ablated heads, with its interval, and the random orders."""
         curve = torch.cat((self.before[None], self.after))
         start = self.before.mean().expand(len(self.random), 1)
         low, high = TextMeans.of_values(curve).interval()
@@ -130,7 +131,8 @@ class PruningCurve(OverTexts, PagedResult):
 
     def _sections(self) -> "Sequence[Section]":
         reading = (
-            "Each step ablates the head that hurts least on these texts. Dotted lines ablate heads in random order."
+            "Each step ablates the head whose ablation hurts least on these texts. Dotted lines show heads ablated in "
+            "random order."
         )
         return [Section("Pruning", reading, {"pruning": self.plot()}, "curve.plot()")]
 
@@ -168,7 +170,7 @@ def prune_heads(
     seed: int = 0,
     **options: Unpack[SweepOptions],
 ) -> PruningCurve:
-    """Measures how a metric changes as heads are ablated one by one, the least harmful first.
+    """Measures how a metric changes as heads are ablated one after another, the least harmful first.
 
     >>> import attnmech as am
     >>> curve = am.prune_heads(am.load(), "Anna sang of shells.", layers=[0], steps=3)
@@ -185,7 +187,8 @@ def prune_heads(
         method: "zero", "mean" or "resample", as in `am.ablate_heads`.
         metric: as in `am.ablate_heads`.
         steps: the number of heads to ablate; by default all.
-        higher_is_better: only for a metric that is a function; the direction of named metrics is known.
+        higher_is_better: required for a metric that is a function, and only then; the direction of named metrics is
+            known.
         layers: the layers to prune if `heads` is "all"; by default all.
         reference: as in `am.ablate_heads`.
         random: the number of random orders to compare the curve with; 0 for none.
@@ -199,7 +202,7 @@ def prune_heads(
 
     Raises:
         InputError: for invalid steps and draws, and the errors of `am.ablate_heads`.
-        JournalError: for the journal of another run.
+        JournalError: if the journal belongs to another run.
 
     Source: Michel et al. 2019.
     """
@@ -223,7 +226,7 @@ def prune_heads(
     sweeps, engine = Sweeps(model, inputs, metric, noted=noted, **of_texts), options.get("engine", "local")
 
     def measure(changes: Sequence[tuple[Head, ...]], file: Path | None = None, **how: bool) -> Swept:
-        # Every change uses the same objects, so that a sweep runs their common part once.
+        # All changes share the same objects, so that a sweep runs their common part only once.
         acts: list[tuple[Intervention, ...]] = [tuple(acting[head] for head in ablated) for ablated in changes]
         return sweeps.sweep(acts, journal=file, engine=engine, **how)
 
@@ -282,7 +285,7 @@ class _Greedy:
             self._check(file, precision)
 
     def _check(self, file: Journal, precision: torch.dtype) -> None:
-        """Measures the journal's last step again; `JournalError` if the numbers differ."""
+        """Measures the journal's last step again; raises `JournalError` if the numbers differ."""
         (metric,) = self._measure([tuple(self.order)]).after
         count = "1 head" if len(self.order) == 1 else f"{len(self.order)} heads"
         names = [f"the metric of text {number} with {count} ablated" for number in range(len(metric))]
@@ -299,7 +302,7 @@ class _Greedy:
         return None if self._file is None else self._file.path.with_name(self._file.path.name + ".step")
 
     def run(self, bar: Steps) -> None:
-        """Does all remaining steps."""
+        """Runs all remaining steps."""
         bar.advance(sum(len(self._heads) - step for step in range(len(self.order))))
         while not self.done:
             left = [head for head in self._heads if head not in self.order]

@@ -1,4 +1,4 @@
-"""The figure of a metric as heads are removed one by one."""
+"""The figure of a metric as heads are removed one after another."""
 
 from collections.abc import Sequence
 from typing import Final
@@ -24,7 +24,7 @@ def pruning_lines(
 ) -> go.Figure:
     """Draws the metric after each step, `[step]`, with its interval as a band, and random orders, `[draw step]`.
 
-    `steps` names the head removed at each step; nothing is removed at the first.
+    `steps` names the head removed at each step; at the first, no head is removed.
     """
     places = list(range(len(steps)))
     figure = Figure()

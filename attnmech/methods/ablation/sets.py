@@ -44,7 +44,8 @@ def ablate_set(
         inputs: texts, or token ids.
         heads: a list of (layer, head), or "all"; or several sets for one sweep, as a mapping from names to lists.
         method: how heads are ablated: "zero", "mean" or "resample" as in `am.ablate_heads`, or an `am.Intervention` in
-            all heads, such as `am.Intervention.attend("all", "uniform")`, which is applied to the heads of the set.
+            all heads, such as `am.Intervention.attend("all", "uniform")`, which is then applied to the heads of each
+            set.
         metric: as in `am.ablate_heads`.
         reference: the texts to average over, or the result of `am.mean_z` for them; for "resample", the donors.
         later: "recompute" for the total effect, "frozen" for the direct effect.
@@ -56,7 +57,7 @@ def ablate_set(
 
     Raises:
         InputError: for an empty set, for heads that the model does not have, and the errors of `am.ablate_heads`.
-        JournalError: for the journal of another sweep.
+        JournalError: if the journal belongs to another sweep.
 
     """
     require_model(model)

@@ -53,18 +53,18 @@ def sweep(
         model: the model.
         inputs: texts, or token ids.
         interventions: a list of entries, or a mapping from names to entries. An entry is an `am.Intervention`, or a
-            list of interventions that are applied together. The name of an unnamed entry is its description.
+            list of interventions that are applied together. Entries of a list are named by their descriptions.
         metric: as in `am.ablate_heads`.
         later: as in `am.ablate_heads`; "frozen" requires interventions in heads.
         options: answers, against, bos, memory, journal, engine, partial and progress, as in `am.ablate_heads`.
 
     Returns:
         One row per entry, in order, in the metric's unit, with intervals over texts. Removed keys and cuts can leave
-        rows of attention without a key; these attend to nothing, and `rows_without_keys` counts them.
+        rows of attention without a key; such rows attend to nothing, and `rows_without_keys` counts them.
 
     Raises:
         InputError: for entries that are not interventions, and the errors of `am.ablate_heads`.
-        JournalError: for the journal of another sweep.
+        JournalError: if the journal belongs to another sweep.
 
     """
     require_model(model)

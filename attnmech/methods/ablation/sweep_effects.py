@@ -25,12 +25,12 @@ from ...runs.effects import strongest_of, unit_of
 from ...runs.sweep import Swept
 
 _LONGEST_NAME: Final = 44
-"""The number of characters of a name that a figure shows."""
+"""The largest number of characters of a name that a figure shows."""
 
 
 @dataclass(frozen=True, repr=False)
 class SweepEffects(OverTexts, TextResult):
-    """How much a metric changes under each of several interventions: after minus before, `.effect [intervention]`.
+    """How much a metric changes under each of several interventions: `.effect [intervention]`, after minus before.
 
     Units are the metric's: nats for "loss" and "kl", logits for "logit_difference". Intervals are over texts: they show
     how the mean would vary with other texts of the same kind. In a difference, `before`, `after`, `effect` and
@@ -39,7 +39,7 @@ class SweepEffects(OverTexts, TextResult):
 
     metric: str
     names: tuple[str, ...]
-    """The name of each row: the user's, or the description of its interventions."""
+    """The name of each row: the user's name, or the description of the row's interventions."""
     interventions: tuple[tuple[str, ...], ...]
     """Descriptions of the interventions that each row applies together."""
     before: Float[Tensor, " text"]
@@ -47,7 +47,8 @@ class SweepEffects(OverTexts, TextResult):
     after: Float[Tensor, "intervention text"]
     """The metric of each text under each row's interventions; NaN where an interrupted sweep did not measure it."""
     rows_without_keys: Int[Tensor, " intervention"]
-    """The number of rows of real tokens, over all texts, layers and heads, left without a key: they attend to nothing.
+    """The number of attention rows of real tokens, over all texts, layers and heads, that are left with no key to
+    attend to.
 
     Only removed keys and cuts leave rows without a key.
     """
@@ -56,7 +57,7 @@ class SweepEffects(OverTexts, TextResult):
 
     @property
     def axis_lengths(self) -> Mapping[str, int]:
-        """The lengths of the axes that names and texts label."""
+        """The lengths of the axes labelled by names and texts."""
         return {"intervention": len(self.names), "text": len(self.tokens)}
 
     def _check(self) -> None:
@@ -108,11 +109,11 @@ class SweepEffects(OverTexts, TextResult):
         return frame
 
     def strongest(self, count: int = 10) -> pd.DataFrame:
-        """The rows of `to_frame` with the largest effects of either sign, clear ones first."""
+        """The rows of `to_frame` with the largest absolute effects, clear effects first."""
         return strongest_of(self.to_frame(), count)
 
     def plot(self) -> "go.Figure":
-        """One row per entry: its effect with the interval over texts. The figure is returned, not shown."""
+        """Draws a row per entry: its effect with the interval over texts. The figure is returned, not shown."""
         low, high = self.interval()
         values = [("effect", self.effect.numpy(), low.numpy(), high.numpy())]
         return interval_rows(list(map(_label, self.names)), values, label=f"change ({unit_of(self.metric)})")
@@ -142,7 +143,7 @@ class SweepEffects(OverTexts, TextResult):
 
     @property
     def _keyless(self) -> str:
-        """The end of the sentence: how many rows have no key."""
+        """The end of the lead: how many rows have no key."""
         count = int((self.rows_without_keys > 0).sum())
         if self.parts is not None or not count:
             return ""
@@ -186,11 +187,11 @@ def sweep_effects(names: Sequence[str], interventions: Sequence[Sequence[object]
 
 
 def removes_keys(changes: Sequence[Sequence[Any]]) -> bool:
-    """Whether any of the interventions may leave a row without a key."""
+    """Whether any intervention may leave a row without a key."""
     return any(isinstance(intervention.edit, KeyEdit) for change in changes for intervention in change)
 
 
 def _label(name: str) -> str:
-    """A name as shown in a figure: any text, on one line."""
+    """A name as a figure shows it, on one line."""
     shown = "".join(character if character == " " else visible_token(character) for character in name)
     return plotly_text(shown if len(shown) <= _LONGEST_NAME else f"{shown[: _LONGEST_NAME - 1]}…")

@@ -1,4 +1,4 @@
-"""The gradient of a text's metric with respect to each attention probability, from a forward and a backward pass."""
+"""The gradient of a text's metric with respect to attention probabilities, from a forward and a backward pass."""
 
 from collections.abc import Sequence
 
@@ -16,10 +16,11 @@ from ...runs.metrics import Metric, require_finite
 def weighted_gradients(
     model: HookedModel, batch: Batch, judge: Metric, layers: Sequence[int]
 ) -> Float[Tensor, "layer head query key"]:
-    """p ⊙ ∂metric/∂p of one text, between its real tokens, without padding.
+    """Computes p ⊙ ∂metric/∂p of one text, between its real tokens, without padding.
 
-    Each p_ij varies alone: rows no longer sum to 1, and everything computed from them changes too. For the loss of a
-    masked language model, the result is the mean over the masked copies of the text, weighted by their masked tokens.
+    The derivative varies each p_ij alone, so that rows no longer sum to 1, and everything computed from p_ij follows.
+    For the loss of a masked language model, the result is the mean over the masked copies of the text, weighted by
+    their masked tokens.
     """
     judged = JudgedTexts.of([CorpusBatch(batch, torch.tensor([0]), 0, "")], judge, batch.ids.numel())
     weights = torch.ones(1) if judged.masked is None else judged.masked.double() / judged.masked.sum()

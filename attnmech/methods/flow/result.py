@@ -1,4 +1,4 @@
-"""Maps of where the information at a token comes from: rollout, and attention weighted by values or gradients.
+"""Maps of where a token's information comes from: rollout, and attention weighted by values or gradients.
 
 Formulas: docs/formulas.md#information-flow.
 """
@@ -49,7 +49,7 @@ from .section import flow_section
 METHODS: Final = ("rollout", "norm", "norm_residual", "gradient")
 
 MOST_BYTES: Final = 1_000_000_000
-"""The largest memory of a text's maps, in bytes."""
+"""The largest size of a text's maps, in bytes."""
 
 VIEWS: Final = {"model": model_view, "sentence": sentence_view, "token_graph": token_graph}
 
@@ -66,15 +66,15 @@ def attention_flow(
     against: Answers = None,
     bos: bool | None = None,
 ) -> "AttentionFlow":
-    """Maps [query key] of what flows from token to token, which weigh the probabilities p by what they carry.
+    """Maps [query key] what flows from token to token, weighting the probabilities p by what they carry.
 
-    "rollout": R_l = A_l ··· A_0 with A = ½ (mean_h p + I), rows divided by their sum: how much of a token after layer l
-    comes from each input token if every layer mixes streams by its mean pattern. "norm": ‖p_ij f(x_j)‖ of each head
-    (`head_maps`) and ‖Σ_h p_ij f(x_j)‖, with f(x_j) = (x_j W_V + b_V) W_O. "norm_residual":
+    "rollout": R_l = A_l ··· A_0 with A = ½ (mean_h p + I), rows divided by their sum. R_l is the share of a token's
+    stream after layer l that comes from each input token if every layer mixes streams by its mean pattern. "norm":
+    ‖p_ij f(x_j)‖ of each head (`head_maps`) and ‖Σ_h p_ij f(x_j)‖, with f(x_j) = (x_j W_V + b_V) W_O. "norm_residual":
     ‖Σ_h p_ij f(x_j) + δ_ij x_i‖, in a post-norm model (BERT) after the norm that follows, frozen at its scale for row
-    i. Where a norm sits between attention and stream (Gemma 2), its frozen scale is part of f. "gradient":
-    p ⊙ ∂metric/∂p of each head (`head_maps`, signed, in units of the metric), and the mean over heads of its positive
-    part; over the cells of a head it sums to minus the score of `am.head_importance(method="zero")`.
+    i. Where a norm sits between attention and stream (Gemma 2), its frozen scale is part of f. "gradient": p ⊙
+    ∂metric/∂p of each head (`head_maps`, signed, in units of the metric), and the mean over heads of its positive part;
+    over the cells of a head it sums to minus the score of `am.head_importance(method="zero")`.
 
     >>> import attnmech as am
     >>> flow = am.attention_flow(am.load(), "Anna sang of shells.")
@@ -87,10 +87,10 @@ def attention_flow(
         method: "rollout", "norm", "norm_residual" or "gradient".
         metric: for "gradient", the metric to differentiate, as in `am.head_importance`: "loss" by default,
             "logit_difference" with `answers` and `against`, or a function `(logits, batch) -> [1]`.
-        layers: by default all; rollout needs all.
+        layers: all by default; rollout needs all.
         answers: for "logit_difference", the correct token.
         against: the token to compare it with.
-        bos: whether the text begins with the tokenizer's first token.
+        bos: whether the text begins with the tokenizer's BOS or CLS token.
 
     Returns:
         One map [query key] per layer and, for "norm" and "gradient", per head.
@@ -167,7 +167,7 @@ class FlowReducer(Reducer):
     optional_points = ("resid_mid",)
 
     def start(self, run: Run) -> State:
-        """Empty maps; `InputError` if they would be too large."""
+        """Empty maps; raises `InputError` if they would be too large."""
         _require_one(0 if run.corpus else len(run.batch.ids))
         length, heads = run.batch.ids.shape[1], 0 if self.method == "rollout" else run.n_heads
         kept = run.n_layers if self.method == "norm" else 1
@@ -180,7 +180,7 @@ class FlowReducer(Reducer):
         return {name: value.to(run.model.device) for name, value in state.items()}
 
     def add(self, state: State, block: RowBlock, run: Run) -> None:
-        """Keeps the pattern, or its mean over heads."""
+        """Stores the pattern, or its mean over heads."""
         rows, pattern = slice(block.rows.start, block.rows.stop), block.pattern[0]
         if self.method == "rollout":
             state["maps"][block.index, rows, : pattern.shape[-1]] = pattern.mean(dim=0)
@@ -190,7 +190,7 @@ class FlowReducer(Reducer):
             by_head[..., pattern.shape[-1] :] = 0
 
     def add_layer(self, state: State, end: LayerEnd, run: Run) -> None:
-        """Weights the pattern of a finished layer by the values it carries."""
+        """Weights the pattern of a finished layer by the values that it carries."""
         if self.method == "rollout":
             return
         if end.notes.gate is not None:
@@ -216,7 +216,7 @@ class FlowReducer(Reducer):
         pattern *= value_norms(v, W_O).T[:, None]
 
     def _place(self, index: int) -> int:
-        """The index of a layer's maps by head; only "norm" keeps the maps of every layer."""
+        """The index of a layer's maps by head; only "norm" stores the maps of every layer."""
         return index if self.method == "norm" else 0
 
     def close(self, state: State, run: Run) -> State:
@@ -246,7 +246,9 @@ class FlowReducer(Reducer):
 
 
 def _through_norm(run: Run, end: LayerEnd, written: Tensor, residual: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """The parts of the stream after the norm that follows attention, and the norm's factor for each row."""
+    """Passes the parts of the stream through the norm that follows attention; also returns the norm's factor for each
+    row.
+    """
     path = run.stack.architecture.mid_norm
     assert path is not None
     norm, stream = run.stack.module(end.layer, path), end["resid_mid"]
@@ -265,7 +267,7 @@ def _through_norm(run: Run, end: LayerEnd, written: Tensor, residual: Tensor) ->
 class AttentionFlow(PagedResult):
     """What flows from token to token in one text.
 
-    Rollout is a share, and its rows sum to 1; norms are in units of the stream, gradients in those of the metric.
+    Rollout is a share, and its rows sum to 1; norms are in units of the stream, gradients in units of the metric.
     """
 
     SUBTRACT: ClassVar[str] = "subtract what you compare: one.maps - other.maps"
@@ -275,14 +277,15 @@ class AttentionFlow(PagedResult):
     layers: tuple[int, ...]
     """The measured layers."""
     maps: Float[Tensor, "layer query key"]
-    """Rollout after each layer; the norm of what all heads together carry; or the positive part of p ⊙ ∂metric/∂p,
-    averaged over heads."""
+    """For "rollout", the rollout after each layer; for norms, the norm of what all heads together carry; for
+    "gradient", the positive part of p ⊙ ∂metric/∂p, averaged over heads.
+    """
     head_maps: Float[Tensor, "layer head query key"] | None
     """‖p_ij f(x_j)‖ of each head for "norm", p ⊙ ∂metric/∂p for "gradient"; None for the other methods."""
     tokens: tuple[str, ...]
     provenance: Provenance
     metric: str | None = None
-    """The differentiated metric, for "gradient"."""
+    """For "gradient", the differentiated metric."""
 
     @property
     def axis_lengths(self) -> Mapping[str, int]:
@@ -291,14 +294,14 @@ class AttentionFlow(PagedResult):
 
     @property
     def shares(self) -> Float[Tensor, "layer head query key"]:
-        """Each row divided by its sum, for each head if maps are by head, else for each layer. Only positive gradients
-        count; a row without any is 0.
+        """The maps with each row divided by its sum: by head if there are maps by head, otherwise by layer. Only
+        positive gradients count; a row without positive gradients is 0.
         """
         whole = self.maps[:, None] if self.head_maps is None else self.head_maps.clamp_min(0)
         return whole / whole.sum(dim=-1, keepdim=True).clamp_min(torch.finfo(whole.dtype).tiny)
 
     def show(self, *, layer: int | None = None, head: int = 0, view: str = "model") -> View:
-        """The shares in a view of attention: "model", "sentence" or "token_graph", as in `Activations.show`."""
+        """Shows the shares in a view of attention: "model", "sentence" or "token_graph", as in `Activations.show`."""
         make = VIEWS[option("view", view, VIEWS)]
         rows = list(range(len(self.layers))) if layer is None else [self._row(layer)]
         shares = self.shares[rows]
@@ -316,7 +319,7 @@ class AttentionFlow(PagedResult):
         return {"layer": self.layers[-1], **super()._figure_place(*figure, **options)}
 
     def plot(self, *, layer: int | None = None, head: int | None = None) -> "go.Figure":
-        """Queries × keys of one layer (by default the last), or of one head. The figure is returned, not shown."""
+        """Draws queries × keys of a layer (by default the last) or of a head. The figure is returned, not shown."""
         row = len(self.layers) - 1 if layer is None else self._row(layer)
         if head is not None and self.head_maps is None:
             raise InputError(f'only method="norm" and method="gradient" have maps by head; this is "{self.method}".')
@@ -328,8 +331,8 @@ class AttentionFlow(PagedResult):
         )  # fmt: skip
 
     def to_frame(self) -> pd.DataFrame:
-        """One row per layer and token: layer, token, `itself` (its row's share from itself), `first` (from the first
-        token), and the token with the largest share (`top`, -1 if there is none, and `top_share`).
+        """One row per layer and token: layer, token, the shares of the token's row that come from `itself` and from the
+        `first` token, and the token with the largest share (`top`, -1 if there is none) with its `top_share`.
         """
         shares = self._row_shares
         top = shares.max(dim=-1)
@@ -346,8 +349,8 @@ class AttentionFlow(PagedResult):
         )
 
     def sources(self, token: int, count: int = 3) -> pd.DataFrame:
-        """The other tokens that a token gets most from, layer by layer: layer, itself (its share of its row's sum), and
-        `source_1`, `share_1`, … for the `count` largest others; -1 if there are fewer.
+        """Lists, for each layer, the tokens from which a token gets most: layer, itself (the token's own share of its
+        row's sum), and `source_1`, `share_1`, … for the `count` largest other tokens; -1 if there are fewer.
         """
         token = index_of("token", token, len(self.tokens), f"the text has {len(self.tokens)} tokens")
         count = whole_number("count", count, least=1, most=max(1, len(self.tokens) - 1))
@@ -363,7 +366,9 @@ class AttentionFlow(PagedResult):
         return pd.DataFrame({"layer": list(self.layers), "itself": itself, **columns})
 
     def token_section(self, call: str, layers: Sequence[int], nouns: Nouns = TEXT) -> Section:
-        """The inflows of the selected token, for a page with selectable `layers`; `call` returns this result."""
+        """The inflows of the selected token, for a page on which the reader selects one of `layers`; `call` is the
+        Python call that returns this result.
+        """
         return flow_section(
             self._row_shares.float().numpy(),
             self.tokens,
@@ -375,7 +380,7 @@ class AttentionFlow(PagedResult):
 
     @property
     def _row_shares(self) -> Float[Tensor, "layer query key"]:
-        """Each row of the layers' maps divided by its sum."""
+        """Divides each row of the layers' maps by its sum."""
         return self.maps / self.maps.sum(dim=-1, keepdim=True).clamp_min(torch.finfo(self.maps.dtype).tiny)
 
     @property
@@ -438,6 +443,6 @@ _READING: Final = {
     "rollout": "Each row shows how much of the token comes from each input token. Rows sum to 1.",
     "norm": "Each cell is the norm of what all heads together write from the key to the query.",
     "norm_residual": "Each cell is the norm of what comes from the key; the diagonal includes the token's own stream.",
-    "gradient": "Each cell is the positive part of p · ∂metric/∂p, averaged over heads: the first-order rise of the "
-    "metric per relative rise of this attention.",
+    "gradient": "Each cell is the positive part of p · ∂metric/∂p, averaged over heads: to first order, the metric's "
+    "rise per relative rise of this attention.",
 }

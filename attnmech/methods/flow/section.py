@@ -1,4 +1,4 @@
-"""The section of a page that shows where the selected token's stream gets its parts."""
+"""The section of a page that shows where the parts of the selected token's stream come from."""
 
 from collections.abc import Sequence
 from typing import Any, Final
@@ -16,14 +16,14 @@ from ...draw.style import FIGURE_STYLE, SCORE_COLOURS
 from ...draw.text import bound, percent, quoted, token_labels
 
 _INFLOWS: Final = 4
-"""The number of a token's largest inflows that a sentence names."""
+"""The number of inflows that a sentence names, from the largest on."""
 
 _STEPS: Final = np.linspace(0, 1, 11)
 _ROOT_COLOURS: Final = [
     [float(step**2), colour]
     for step, colour in zip(_STEPS, sample_colorscale(SCORE_COLOURS, _STEPS.tolist()), strict=True)
 ]
-"""Colours by the square root of a share, so that small ones stay visible."""
+"""Colours that follow the square root of a share, so that small shares stay visible."""
 
 
 def flow_section(
@@ -35,7 +35,7 @@ def flow_section(
     call: str,
     nouns: Nouns = TEXT,
 ) -> Section:
-    """Shows the tokens that the selected token gets its parts from, layer by layer.
+    """Shows from which tokens the parts of the selected token come, layer by layer.
 
     Args:
         shares: the share of each key in its row of ‖Σ_h p f(x) + δ x‖; rows sum to 1.
@@ -43,7 +43,7 @@ def flow_section(
         layers_of_flow: the layers of `shares`.
         layers: the layers that a reader can select on the page. The selected layer has a frame.
         call: the Python call that returns the result.
-        nouns: the names of the input and its positions.
+        nouns: the words for the input and its positions.
 
     """
     chart = _flow_chart(shares, tokens, layers_of_flow, layers, nouns)
@@ -52,11 +52,12 @@ def flow_section(
         contents=f"Where a {nouns.token}'s parts come from",
         heading=f"Where a {nouns.token}'s parts come from",
         finding=_about_flow(shares, tokens, layers_of_flow, nouns),
-        reading=f"The stream of the chosen {nouns.token} after attention, layer by layer, as a sum of what all heads "
-        f"together bring from each {nouns.token} and, from itself, the stream that it had before: the share of each in "
-        f"the sum of their norms (Kobayashi et al. 2021). The square is the largest share from another {nouns.token}. "
+        reading=f"After each layer's attention, the stream of the chosen {nouns.token} is a sum: what all heads "
+        f"together bring from each {nouns.token} and, from the {nouns.token} itself, its earlier stream. A "
+        "cell is the share of one of these parts in the sum of their norms (Kobayashi et al. 2021). The "
+        f"square is the largest share from another {nouns.token}. "
         f"Click a cell to follow that {nouns.token}; the frame is the chosen layer.",
-        caveat="A share is of norms, not of meaning: parts may cancel, and MLPs are not in it. Shades follow the "
+        caveat="Shares compare norms, not meaning: parts may cancel, and MLPs are not included. Shades follow the "
         "square root, so that small shares stay visible.",
         figures={"token-inflow": chart},
         call=f"{call}.sources({{query}})",
@@ -118,7 +119,7 @@ def _flow_chart(
 def strongest(
     shares: Float[np.ndarray, "layer query key"],
 ) -> tuple[Int[np.ndarray, "layer query"], Float[np.ndarray, "layer query"]]:
-    """The other token that gives each token the largest share (-1 if there is none), and its share."""
+    """For each token, the other token that gives it the largest share (-1 if there is none), and that share."""
     others = shares.copy()
     every = np.arange(shares.shape[1])
     others[:, every, every] = 0

@@ -1,4 +1,4 @@
-"""How often heads attend to the token itself, the first token or the previous one; how sharply, and how far.
+"""Measures how often heads attend to the token itself, the first token or the previous token; how sharply, and how far.
 
 Formulas: docs/formulas.md#attention-focus.
 
@@ -34,7 +34,7 @@ from .figures import rank_lines_of
 from .section import focus_sections
 
 FIGURES: Final = {"self_focus": "self_top", "first_focus": "first_top", "concentration": "concentration"}
-"""Figures 4, 5 and 6, and the statistic that each shows."""
+"""Figures 4, 5 and 6, each with the statistic that it shows."""
 
 
 @public
@@ -47,7 +47,8 @@ def attention_focus(
     stack: str | None = None,
     **options: Unpack[StreamOptions],
 ) -> "AttentionFocus":
-    """How often each head attends to the token itself, the first, the one before; how strongly, sharply, and far.
+    """Measures how often each head attends to the token itself, the first or the previous token; how sharply, and how
+    far.
 
     >>> import attnmech as am
     >>> focus = am.attention_focus(am.load(), "Anna sang of shells.")
@@ -55,19 +56,19 @@ def attention_focus(
     torch.Size([4, 8])
 
     A row has a choice if it sees two or more keys. `self_top`, `first_top`, `previous_top` and `elsewhere_top` are the
-    shares of these rows with the token itself, the first token, the previous token or another token as highest key;
-    rows with two equal highest keys count only as `tied_top`. Each statistic is defined on its own rows. The categories
-    overlap (the previous token of row 1 is the first), and row 0, which has no choice in a causal model, is left out:
-    see `AttentionFocus.where`.
+    shares of these rows in which the highest-scoring key is the token itself, the first token, the previous token or
+    another token; rows with a tie for the highest key count only in `tied_top`. Each statistic is averaged over the
+    rows that define it. The categories overlap (the previous token of row 1 is the first), and row 0, which has no
+    choice in a causal model, is left out; `AttentionFocus.where` selects other rows.
 
-    One forward pass; no [query key] array of the whole text is made.
+    This takes one forward pass, and never builds a [query key] array of the whole text.
 
     Args:
         model: the model.
-        inputs: texts, or an iterator of texts (a corpus), which keeps only sums.
-        last: how many keys `last_mass` is the mass on: the token itself and those just before it.
-        layers: by default all.
-        stack: "encoder", "decoder" or "cross" in a model with several.
+        inputs: texts, or an iterator of texts (a corpus); only sums are stored.
+        last: the number of keys whose mass `last_mass` adds up: the token itself and the tokens just before it.
+        layers: all by default.
+        stack: "encoder", "decoder" or "cross" in a model with several stacks.
         options: `bos`, `truncate`, `shard`, `journal`, `engine` and `progress`, as in `am.stream`.
 
     Returns:
@@ -75,7 +76,7 @@ def attention_focus(
         distance in tokens.
 
     Raises:
-        InputError: for invalid inputs, layers or stacks, and what `am.stream` raises.
+        InputError: for invalid inputs, layers or stacks, and in the cases of `am.stream`.
 
     Source: "Attention Focus Plots", figures 4 to 6; sink rate: Gu et al. 2024.
     """
@@ -94,7 +95,7 @@ class FocusReducer(FocusSums):
 
 @dataclass(frozen=True, repr=False)
 class AttentionFocus(RowMeans):
-    """Where a model's heads attend, averaged over the rows of the texts.
+    """Where a model's heads attend: statistics of attention, averaged over the rows of the texts.
 
     Shares and masses are from 0 to 1, entropy is in nats, distance in tokens. NaN where no row defines a statistic.
     """
@@ -141,17 +142,19 @@ class AttentionFocus(RowMeans):
 
     @property
     def received(self) -> Float[Tensor, "layer head position"]:
-        """Mean attention that the key at each position receives from the rows that see it."""
+        """The mean attention that the key at each position receives from the rows that see it."""
         return self._sums("received") / self._sums("seen")[:, None]
 
     @property
     def received_by_type(self) -> Float[Tensor, "layer head type"]:
-        """The share of attention that goes to each of `TOKEN_TYPES`; `expected_by_type` is the chance level."""
+        """The share of attention that goes to each type of token in `TOKEN_TYPES`; `expected_by_type` is the chance
+        level.
+        """
         return self._by_layer(self._sums("by_type") / self._sums("uniform_by_type").sum(dim=-1)[:, None, None])
 
     @property
     def expected_by_type(self) -> Float[Tensor, "layer type"]:
-        """The same if every row attended uniformly to its visible keys."""
+        """`received_by_type` if every row attended uniformly to its visible keys."""
         sums = self._sums("uniform_by_type")
         return self._by_layer(sums / sums.sum(dim=-1, keepdim=True))
 
@@ -175,10 +178,10 @@ class AttentionFocus(RowMeans):
 
     @property
     def collapse(self) -> tuple[tuple[str, ...], ...]:
-        """The class of each head of each layer after arXiv 2603.09616.
+        """The collapse class of each head in each layer, as defined in arXiv 2603.09616.
 
-        "dead" where `bos_mass` is above 0.95, else "sink" above 0.5, else "low entropy" where the mean entropy over
-        all rows is below 0.5 nats, else ""; "not measured" in other layers.
+        "dead" if `bos_mass` is above 0.95; otherwise "sink" if it is above 0.5; otherwise "low entropy" if the mean
+        entropy over all rows is below 0.5 nats; otherwise "". Heads of other layers are "not measured".
         """
         mass, entropy = self.bos_mass, self._over_all_rows("entropy")
         return tuple(
@@ -191,15 +194,15 @@ class AttentionFocus(RowMeans):
         return self._by_layer(self.state["sums"][STATISTICS.place(statistic)].sum(dim=(0, -1)) / rows)
 
     def _all_rows(self, name: str) -> Tensor:
-        return self._kept(name, "it is defined over all rows, but this result holds only selected rows")
+        return self._kept(name, "it is defined over all rows, but this result has only selected rows")
 
     # -- figures ----------------------------------------------------------------------------------------------
 
     def plot(self, figure: str = "first_focus", *, layer: int | None = None, head: int | None = None) -> "go.Figure":
-        """Figure 4 (`self_focus`), 5 (`first_focus`) or 6 (`concentration`); returned, not shown.
+        """Draws figure 4 (`self_focus`), 5 (`first_focus`) or 6 (`concentration`); the figure is returned, not shown.
 
-        Or any statistic, such as "previous_top" or "entropy", as a map of layers × heads, which is also how a
-        difference shows the three. `layer` and `head` ring or frame that head.
+        Any statistic, such as "previous_top" or "entropy", can be drawn as a map of layers × heads; a difference also
+        shows figures 4 to 6 as such maps. `layer` and `head` select a head to ring or frame.
         """
         option("figure", figure, dict.fromkeys((*FIGURES, *STATISTICS)))
         if self._crosses and figure == "self_focus":
@@ -210,7 +213,7 @@ class AttentionFocus(RowMeans):
         return rank_lines_of(self.numbers(), FIGURES[figure], chosen)
 
     def numbers(self, nouns: Nouns = TEXT) -> "FocusNumbers":
-        """The numbers of figures 4 to 6, as arrays for drawing; `nouns` are what figures call the input."""
+        """Returns the numbers of figures 4 to 6 as arrays; `nouns` are the figures' words for the input."""
         if self.parts is not None:
             raise InputError("figures 4 to 6 show shares, and this result is a difference; use .plot().")
 
@@ -242,7 +245,7 @@ class AttentionFocus(RowMeans):
         return self.finding()
 
     def finding(self, nouns: Nouns = TEXT) -> str:
-        """The lead, in these words."""
+        """The main finding in one sentence, with `nouns` as the words for the input."""
         if self.parts is not None:
             return self._difference_lead("first_top")
         strongest = int(self.first_top.nan_to_num(-1).argmax())
@@ -280,7 +283,8 @@ class AttentionFocus(RowMeans):
         """Whether queries and keys are tokens of two texts."""
         return self.provenance.options.get("stack") == "cross"
 
-    # -- how it is shown and kept -----------------------------------------------------------------------------
+    # -- how the result is shown and stored
+    # -----------------------------------------------------------------------------
 
     def to_frame(self) -> pd.DataFrame:
         """One row per head: layer, head, every statistic, its `_low` and `_high` where there is an interval, and the

@@ -1,7 +1,7 @@
-"""How the focus of attention changes from layer to layer: figures 4 to 6 of "Attention Focus Plots".
+"""Figures 4 to 6 of "Attention Focus Plots": how the focus of attention changes from layer to layer.
 
-Each layer's heads are placed by their value on one vertical, and a line joins the heads of one *rank*: the highest of
-each layer, the second highest, and so on. So lines do not cross, and no line follows one head.
+The heads of a layer lie on one vertical, ordered by their values, and a line joins the heads of one *rank*: the highest
+of each layer, the second highest, and so on. Lines therefore do not cross, and no line follows one head.
 """
 
 from collections.abc import Sequence
@@ -21,19 +21,20 @@ from ...draw.style import FIGURE_STYLE, NEUTRAL, SCORE_COLOURS
 from ...errors import InputError
 
 RANK_COLOURS: Final = SCORE_COLOURS[3:0:-1]
-"""From the highest rank to the lowest; as lines, the ramp's ends would vanish on black and on white."""
+"""Colours from the highest rank to the lowest, without the ramp's ends, which would vanish on white and on black."""
 
 MOST_LAYER_TICKS: Final = 32
-"""Up to this many layers each has its tick."""
+"""With at most this many layers, every layer has a tick."""
 
 MOST_TIED_HEADS: Final = 6
-"""A hover box names at most this many heads of one value."""
+"""The largest number of heads with the same value that a hover box names."""
 
 
 def focus_chart(view: FocusNumbers, number: str, layers: Sequence[int]) -> Chart:
-    """Figure 4, 5 or 6 by its `number` ("self_top", "first_top", "concentration"), its ring at the chosen head.
+    """Draws the figure of a statistic (`number`: "self_top", "first_top" or "concentration"), with a ring at the chosen
+    head.
 
-    `layers` are those that can be chosen, some of the figure's or all.
+    `layers` are the layers that the reader can choose from: all of the figure's layers, or some of them.
     """
     figure = rank_lines_of(view, number, (layers[0], 0))
     ring = len(figure.data) - 1
@@ -57,23 +58,23 @@ def rank_lines(
     high: Float[np.ndarray, "layer head"] | None = None,
     chosen: tuple[int, int] | None = None,
 ) -> go.Figure:
-    """One number per head, layer by layer, with a line for each rank among the heads of a layer.
+    """Draws one number per head over the layers, with a line for each rank among the heads of a layer.
 
     >>> figure = rank_lines(np.array([[0.1, 0.9], [0.8, 0.3]]), [0, 1], quantity="fraction of rows")
     >>> [trace.y for trace in figure.data]
     [(0.9, 0.8), (0.1, 0.3)]
 
     Args:
-        values: the number of each head, from 0 to 1; NaN where undefined (ranked last and not drawn).
+        values: each head's number, from 0 to 1; NaN where undefined (ranked last and not drawn).
         layers: the labels of the layers.
         quantity: the title of the vertical axis.
-        low: the lower end of each number's interval, shown when a point is hovered over.
-        high: the upper end.
-        chosen: the label of a layer and the number of a head, whose point gets a ring.
+        low: the lower end of each number's interval, shown in the hover box.
+        high: the upper end of each interval.
+        chosen: a layer's label and a head's number: the point that gets a ring.
 
     Returns:
-        One trace per rank, 0 the highest (the traces' `meta`); each point's `customdata` begins with its head.
-        With `chosen`, a last trace "chosen".
+        A figure with one trace per rank (the traces' `meta`; 0 is the highest), in which each point's `customdata`
+        begins with its head. With `chosen`, the last trace is the ring ("chosen").
 
     """
     if len(layers) != len(values):
@@ -111,7 +112,7 @@ def rank_lines(
 
 
 def rank_lines_of(view: FocusNumbers, number: str, chosen: tuple[int, int] | None = None) -> go.Figure:
-    """Figure 4, 5 or 6 by its `number`; `chosen` as in `rank_lines`."""
+    """Draws the figure of a statistic (`number`); `chosen` is as in `rank_lines`."""
     return rank_lines(
         getattr(view, number),
         view.layers,
@@ -137,7 +138,7 @@ def _hover_data(
     high: Float[np.ndarray, "layer head"] | None,
     head_of_layer: Integer[np.ndarray, " layer"],
 ) -> list[list[object]]:
-    """For one head of each layer: its number, the words for it, and its interval."""
+    """The hover data of one head per layer: its number, the words for the head, and its interval."""
     return [
         [
             int(head),
@@ -149,7 +150,7 @@ def _hover_data(
 
 
 def _head_words(layer: int, values: Float[np.ndarray, " head"], head: int) -> str:
-    """The head, and those that lie under the same point."""
+    """Names a head and the heads that share its point."""
     equal = [f"H{other}" for other in np.flatnonzero(values == values[head]) if other != head]
     if not equal:
         return f"L{layer}H{head}"

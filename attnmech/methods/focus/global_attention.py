@@ -1,4 +1,4 @@
-"""How much heads attend to global tokens and within their window (Longformer, Beltagy et al. 2020)."""
+"""Measures how much heads attend to global tokens and within their window (Longformer, Beltagy et al. 2020)."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -37,25 +37,25 @@ def global_attention(
     stack: str | None = None,
     **options: Unpack[StreamOptions],
 ) -> "GlobalAttention":
-    """The shares of each head's attention that go to global tokens and to the other keys in its window.
+    """Measures the shares of each head's attention that go to global tokens and to the other keys in its window.
 
     >>> mass = am.global_attention(model, {"input_ids": ids, "global_attention_mask": chosen})     # doctest: +SKIP
     >>> mass.global_mass, mass.window_mass, mass.uniform_global_mass                                 # doctest: +SKIP
 
     On the row of a local token i, `global_mass` is Σ p_ij over the global tokens j, `window_mass` over all other keys;
-    they add up to 1. `uniform_global_mass` is what global tokens would get if i attended uniformly to the keys that it
-    sees. On rows of global tokens, `among_global` is Σ p_ij over global tokens. All rows count, also the first of each
-    text: see `GlobalAttention.where`.
+    they add up to 1. `uniform_global_mass` is the mass on global tokens if i attended uniformly to the keys that it
+    sees. On rows of global tokens, `among_global` is Σ p_ij over global tokens. All rows count, including the first of
+    each text; `GlobalAttention.where` selects other rows.
 
-    One forward pass, with memory in proportion to the window.
+    This takes one forward pass, with memory in proportion to the window.
 
     Args:
         model: the model.
-        inputs: texts, or an iterator of texts (a corpus). Which tokens are global is part of them
-            (`global_attention_mask`: 1 at global tokens, 0 elsewhere). For texts it is what transformers does in a
-            model of this class: the first token for sequence classification, else none.
-        layers: by default all.
-        stack: "encoder", "decoder" or "cross" in a model with several.
+        inputs: texts, or an iterator of texts (a corpus). Token ids may come with a `global_attention_mask` (1 at
+            global tokens, 0 elsewhere). For strings, the global tokens are those of transformers in a model of this
+            class: the first token for sequence classification, otherwise none.
+        layers: all by default.
+        stack: "encoder", "decoder" or "cross" in a model with several stacks.
         options: `bos`, `truncate`, `shard`, `journal`, `engine` and `progress`, as in `am.stream`.
 
     Returns:
@@ -75,7 +75,7 @@ class GlobalReducer(Reducer):
     """Sums the masses of the rows, block by block."""
 
     def start(self, run: Run) -> State:
-        """Sums of each mass by text and class of row."""
+        """Sums of 0 for each mass, by text and class of row."""
         if not run.stack.architecture.windows:
             raise InputError(
                 f"{run.model.name} has no global tokens: every layer has one kind of attention. Use "
@@ -127,7 +127,7 @@ class GlobalReducer(Reducer):
 
 @dataclass(frozen=True, repr=False)
 class GlobalAttention(RowMeans):
-    """How much heads attend to global tokens and how much within their window, averaged over the rows of the texts.
+    """How much heads attend to global tokens and within their window, averaged over the rows of the texts.
 
     Shares of a row's attention, from 0 to 1; NaN where no row defines a mass.
     """
@@ -136,17 +136,17 @@ class GlobalAttention(RowMeans):
 
     @classmethod
     def of(cls, state: State, source: Source, **more: Any) -> "GlobalAttention":
-        """The result for a state, with the first row of each text."""
+        """The result of a state; the first row of each text counts."""
         return super().of(state, source, **more).where(first_row=True)
 
     def plot(self, figure: str = "global_mass") -> "go.Figure":
-        """Layers × heads, coloured by `global_mass`, `window_mass` or another of the masses; returned, not shown."""
+        """Draws layers × heads, coloured by `global_mass`, `window_mass` or another mass; returned, not shown."""
         return self._statistic_map(option("figure", figure, MASSES))
 
     def _sections(self) -> "Sequence[Section]":
         if self.parts is not None:
             return self._difference_sections({name: name for name in FIGURES})
-        reading = "Each cell is the mean of one head over the rows of local tokens. The two maps sum to 1."
+        reading = "Each cell is one head: a mean over the rows of local tokens. The two maps sum to 1."
         figures = {name: self.plot(name) for name in FIGURES}
         return [Section("Attention to global tokens", reading, figures, "mass.plot()")]
 

@@ -25,7 +25,7 @@ MASSES: Final = Statistics(
     ),
     Statistic(name="among_global", meaning="Mean attention of global tokens to global tokens."),
 )
-"""What is measured on every row, in the order of the axis `statistic`."""
+"""The masses measured on every row, in the order of the axis `statistic`."""
 
 
 def masses(
@@ -35,7 +35,7 @@ def masses(
     global_keys: Bool[Tensor, "batch key"],
     real: Bool[Tensor, "batch row"],
 ) -> tuple[Float[Tensor, "statistic batch head row"], Bool[Tensor, "statistic batch row"]]:
-    """Each of `MASSES` on each row, 0 where it is undefined; and the rows on which each is defined.
+    """Returns all `MASSES` on each row, 0 where undefined, and the rows on which each mass is defined.
 
     On a local row that sees a global token and other keys:
 
@@ -43,7 +43,7 @@ def masses(
         uniform_global_mass   (number of global tokens) / (number of keys that the row sees)
 
     and on the row of a global token, which sees every key, among_global: Σ_{j global} p_ij. A global token inside the
-    window counts as global: the model, too, attends to it once.
+    window counts as global; the model also attends to it only once.
     """
     chosen = global_keys[:, None, None]
     seen = visible[:, 0]

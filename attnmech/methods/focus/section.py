@@ -1,4 +1,4 @@
-"""The section of a page on where heads attend: figures 4 to 6, with the selected head's place among all heads."""
+"""The section of a page on where heads attend: figures 4 to 6, with the selected head compared with all heads."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -14,7 +14,7 @@ from ...draw.text import percent
 from .figures import focus_chart, rank_lines_of
 
 MANY: Final = 0.5
-"""A head with at least this share of rows counts as attending there."""
+"""A head counts as attending to a token if the token has the highest score in at least this share of rows."""
 
 _RANKS_JOINED: Final = (
     "Each line joins heads of equal rank: the highest of each layer, the second highest, and so on. It does not "
@@ -32,7 +32,7 @@ class _Figure:
     reading: str
     caveat: str
     many: str
-    """What a head with a value of one half or more does."""
+    """Describes a head whose value is at least one half."""
     written: Callable[[float], str] = percent
 
 
@@ -99,7 +99,7 @@ def focus_sections(view: FocusNumbers, call: str, layers: Sequence[int] = ()) ->
     Args:
         view: the numbers.
         call: the Python expression of the result, such as "focus".
-        layers: the layers in which a page's reader can select a head; if empty, no head is selected.
+        layers: the layers in which the reader of a page can select a head; if empty, no head is selected.
 
     """
     figures = _cross_figures(view.nouns) if view.crosses else _figures(view.nouns)
@@ -129,7 +129,7 @@ def _chosen(view: FocusNumbers, figure: _Figure, call: str, layers: Sequence[int
 
 
 def about_all_heads(view: FocusNumbers) -> str:
-    """The numbers of heads that attend most to the first token, to the token itself or to the previous one."""
+    """Says how many heads attend most to the first token, to the token itself or to the previous token."""
 
     def count(name: str) -> int:
         return int((getattr(view, name) >= MANY).sum())
@@ -147,7 +147,7 @@ def about_all_heads(view: FocusNumbers) -> str:
 
 
 def _place_of_head(view: FocusNumbers, figure: _Figure, layers: Sequence[int]) -> ByChoice:
-    """The head's value, the highest value, and the number of heads with one half or more."""
+    """Sentences with the head's value, the highest value, and the number of heads whose value is at least one half."""
     values = getattr(view, figure.number)
     places = [view.layers.index(layer) for layer in layers]
     defined = np.isfinite(values)

@@ -39,7 +39,7 @@ LEAST_PAIRS: Final = 5
 """A claim needs at least this many matched pairs."""
 
 LEAST_DIFFERENCE: Final = 0.01
-"""The smallest difference from the baseline that is claimed, as a share of a word's attention."""
+"""The smallest difference from the baseline that can be claimed, as a share of a word's attention."""
 
 
 @public
@@ -64,7 +64,7 @@ def group_attention(
     - occur at most `factor` times as often in the texts as k does, and at least 1 / `factor` times as often;
     - have the same number of tokens as k.
 
-    Pairs without a matched word are left out and counted. Case is ignored. A word that holds the text's first token
+    Pairs without a matched word are left out and counted. Case is ignored. A word that contains the text's first token
     does not count, because that token draws attention whatever it is. Part of speech and meaning are not matched: a
     difference says that these words receive different attention from matched words, not why.
 
@@ -84,10 +84,10 @@ def group_attention(
         model: the model.
         inputs: texts as strings; an iterator becomes a list, because word frequencies are counted first.
         groups: maps the name of each group to its words; at least two groups, and no word in two of them.
-        within: the largest difference in tokens between the distances of a matched word and of the key word.
-        factor: how many times as frequent, or as rare, a matched word may be.
+        within: the largest difference, in tokens, between a matched word's distance and the key word's distance.
+        factor: how many times as frequent as the key word, or as rare, a matched word may be.
         layers: all by default.
-        bos: whether each text begins with the tokenizer's first token.
+        bos: whether each text begins with the tokenizer's BOS or CLS token.
 
     Returns:
         Attention, baselines, differences and claims, by ordered pair of groups, layer and head.
@@ -196,7 +196,7 @@ def _checked(groups: Any) -> dict[str, tuple[str, ...]]:
 
 
 def _missing(groups: Mapping[str, Sequence[str]], counts: Mapping[str, int]) -> tuple[str, ...]:
-    """The words that no text has; `InputError` for a group with no word in any text."""
+    """The words that occur in no text; raises `InputError` for a group whose words all occur in none."""
     for name, words in groups.items():
         if not any(word in counts for word in words):
             raise InputError(f"no text has a word of group {name!r}: {', '.join(words[:8])}.")
@@ -217,21 +217,21 @@ class GroupAttention(PagedResult):
     words: tuple[tuple[str, ...], ...]
     """The words of each group, in lower case."""
     missing: tuple[str, ...]
-    """The words of the groups that no text has."""
+    """The words of the groups that occur in no text."""
     layers: tuple[int, ...]
     n_layers: int
     documents: int
     attention_sums: Float[Tensor, "direction measured head group"]
-    """Attention to the key words of matched pairs, summed by text, or by group of texts beyond 256 texts."""
+    """Attention to the key words of matched pairs, summed by text; with more than 256 texts, by group of texts."""
     baseline_sums: Float[Tensor, "direction measured head group"]
     """Mean attention to the words that match each key word, summed in the same way."""
     matched_pairs: Float[Tensor, "direction group"]
     all_pairs: Float[Tensor, "direction group"]
-    """All pairs of words of two groups, with or without a matched word."""
+    """The number of pairs of words of two groups, with or without a matched word."""
     by_query: Float[Tensor, "direction measured head word"]
     """Attention − baseline of matched pairs, summed by query word, in the order of `words`."""
     by_key: Float[Tensor, "direction measured head word"]
-    """The same by key word."""
+    """Attention − baseline of matched pairs, summed by key word."""
     query_pairs: Float[Tensor, "direction word"]
     """The number of matched pairs with each query word."""
     key_pairs: Float[Tensor, "direction word"]
@@ -244,7 +244,7 @@ class GroupAttention(PagedResult):
 
     @property
     def axis_lengths(self) -> Mapping[str, int]:
-        """The lengths of the axes that groups of words and layers label."""
+        """The lengths of the axes labelled by groups of words and layers."""
         words = sum(map(len, self.words))
         return {"direction": len(self.directions), "measured": len(self.layers), "word": words}
 
@@ -294,7 +294,7 @@ class GroupAttention(PagedResult):
 
     @cached_property
     def _over_words(self) -> Bool[Tensor, "direction measured head"]:
-        """Whether a difference is clear over the words of each group that has enough words in matched pairs."""
+        """Whether a difference is clear over the words of each group, where enough words are in matched pairs."""
         sides = (TextMeans.of_ratio(self.by_query, self.query_pairs[:, None, None]),
                  TextMeans.of_ratio(self.by_key, self.key_pairs[:, None, None]))  # fmt: skip
         clear = [side.clear_size | (side.texts < LEAST_TEXTS) for side in sides]
@@ -344,7 +344,7 @@ class GroupAttention(PagedResult):
         return frame
 
     def plot(self, query: str, key: str) -> "go.Figure":
-        """The difference as a map of layers × heads; returned, not shown."""
+        """Draws the difference as a map of layers × heads; the figure is returned, not shown."""
         place = self._place(query, key)
         means = TextMeans(self._differences.above[place], self._differences.below[place])
         label = "attention − baseline"
@@ -366,7 +366,7 @@ class GroupAttention(PagedResult):
             )
             clauses.append(f"{what}: {self._finding(direction, best.get(names))}")
         several = "1 text" if self.documents == 1 else f"{self.documents} texts"
-        none = f" No text has {', '.join(self.missing[:8])}." if self.missing else ""
+        none = f" No text contains {', '.join(self.missing[:8])}." if self.missing else ""
         return with_minus_signs(f"On {several}, {'; '.join(clauses)}.{none}")
 
     def _finding(self, direction: int, best: Mapping[Any, Any] | None) -> str:
@@ -393,8 +393,8 @@ class GroupAttention(PagedResult):
             Section(
                 f"From {query} to {key}",
                 f"Each cell is one head: its attention from words of “{query}” to words of “{key}”, minus its "
-                "attention to other words of the same text with similar frequency and distance and the same number "
-                f"of tokens{PALE}.",
+                "attention to matched words, which are words of the same text with similar frequency and distance "
+                f"and the same number of tokens{PALE}.",
                 {f"direction-{place}": self.plot(query, key)},
                 f"found.plot({query!r}, {key!r})",
             )

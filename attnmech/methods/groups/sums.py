@@ -38,7 +38,7 @@ class Matching:
     causal: bool
 
     def others(self, words: Sequence[Word], query: int, key: int) -> list[int]:
-        """The places of the words that match a key word, seen from a query word."""
+        """Returns the indices of the words that match a key word, for a query word."""
         q, k = words[query], words[key]
         far, frequent = q.start - k.start, self.counts[k.name]
         return [
@@ -62,7 +62,9 @@ def sums_of_text(
     directions: Sequence[tuple[str, str]],
     layers: Sequence[int],
 ) -> tuple[State, list[Difference]]:
-    """The sums of one text, `[direction layer head 1]`, its numbers of pairs and each matched pair's difference."""
+    """Returns the sums of one text, `[direction layer head 1]`, its numbers of pairs and each matched pair's
+    difference.
+    """
     shape = len(directions), len(layers), model.n_heads, 1
     sums = {name: torch.zeros(shape, dtype=torch.float64) for name in ("attention", "baseline")}
     sums |= {name: torch.zeros(len(directions), 1, dtype=torch.float64) for name in ("matched", "found")}
@@ -103,7 +105,7 @@ def sums_of_text(
 
 
 class AttentionToWords(Reducer):
-    """Attention from some words of a text to all its words: a sum over key tokens and a mean over query tokens."""
+    """Attention from some words of a text to all its words: a sum over key tokens, a mean over query tokens."""
 
     points = ()
 

@@ -69,7 +69,7 @@ def relations(
         before: whether to measure from the word (or token) before the query, where a decoder predicts the query. Pairs
             with the key at this word or after it are left out.
         layers: by default all.
-        bos: whether each text begins with the tokenizer's first token.
+        bos: whether each text begins with the tokenizer's BOS or CLS token.
 
     Returns:
         Accuracies, baselines and claims, by relation, layer and head.

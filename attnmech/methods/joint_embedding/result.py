@@ -103,7 +103,7 @@ def joint_embedding(
         layers: all by default.
         stack: "encoder" or "decoder" in a model with several stacks.
         seed: the seed for everything drawn at random: tokens, texts, pairs, and starts of projections.
-        bos: whether each text begins with the tokenizer's first token.
+        bos: whether each text begins with the tokenizer's BOS or CLS token.
         truncate: whether texts of a corpus are cut to the model's length.
         progress: shows a bar of heads projected on stderr.
 

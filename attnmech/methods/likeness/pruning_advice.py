@@ -82,7 +82,7 @@ def pruning_advice(
         rows: the rows of each text on which heads of different layers are compared; 0 compares heads of the same layer
             only.
         seed: the seed of the halves and of the sampled rows.
-        bos: whether each text begins with the tokenizer's first token.
+        bos: whether each text begins with the tokenizer's BOS or CLS token.
         memory: the memory that the ablations may use on top of the model, in GB.
 
     Returns:
@@ -218,7 +218,8 @@ class PruningAdvice(OverTexts, PagedResult):
     """For each removed head, all heads that attend alike."""
     divergence: Float[Tensor, " advice"]
     """The divergence between the two heads, in nats, on the texts that form the advice. `divergence_low` and
-    `divergence_high` are its simultaneous interval over all pairs of heads, NaN for fewer than five texts."""
+    `divergence_high` are its simultaneous interval over all pairs of heads, NaN for fewer than five texts.
+    """
     divergence_low: Float[Tensor, " advice"]
     divergence_high: Float[Tensor, " advice"]
     closest: float

@@ -16,7 +16,7 @@ from ...draw.text import percent, signed, with_minus_signs
 
 @dataclass(frozen=True)
 class VerdictStyle:
-    """How a verdict is drawn: the letter in its cells, and their colour."""
+    """How a verdict is drawn: the letter and the colour of its cells."""
 
     letter: str
     colour: str
@@ -52,9 +52,9 @@ def verdict_map(
     layers: Sequence[int],
     null_share: Sequence[float],
 ) -> go.Figure:
-    """One cell per head with its verdict, and its numbers in the hover box; cells without a verdict are blank.
+    """Draws one cell per head with its verdict, and its numbers in the hover box; cells without a verdict are blank.
 
-    `null_share` is written beside each layer; NaN leaves it out.
+    `null_share` is written beside each layer, unless it is NaN.
     """
     names = list(VERDICT_STYLES)
     count = len(names)

@@ -22,7 +22,7 @@ VERDICTS: Final[Mapping[Verdict, str]] = {
     "matter",
     "not attending": "its mean attention to the sink is low",
 }
-"""Each verdict with what it says about a head."""
+"""Each verdict and what it says about a head."""
 
 
 def verdict_of(
@@ -35,7 +35,7 @@ def verdict_of(
     least_mass: float,
     least_ratio: float,
 ) -> Verdict:
-    """The verdict on one head; `low` and `high` are the ends of the interval of the effect of zeroing the sink's value.
+    """Judges one head; `low` and `high` are the ends of the interval of the effect of zeroing the sink's value.
 
     "not attending"  sink_mass < least_mass
     "undecided"      there is no interval, or it crosses −delta or delta
@@ -62,7 +62,8 @@ def verdict_of(
 
 
 def texts_to_decide(mean: float, ends: tuple[float, float], texts: int, delta: float) -> float:
-    """Roughly how many texts keep an effect's interval clear of the bounds ±delta, if its mean and spread stay.
+    """Estimates how many texts bring an effect's interval clear of the bounds ±delta, if its mean and spread stay the
+    same.
 
     n · (half-width / distance from the mean to the nearer bound)², because the half-width falls with √n; infinite if
     the mean lies at a bound, NaN without an interval.
@@ -77,7 +78,7 @@ def texts_to_decide(mean: float, ends: tuple[float, float], texts: int, delta: f
 def most_attended(
     received: Float[Tensor, "batch head key"], real: Bool[Tensor, "batch key"]
 ) -> Int[Tensor, "batch head"]:
-    """The real key that receives most attention from the other rows of its text; any of them if several are equal."""
+    """The real key that receives most attention from the other rows of its text; any one of equal keys."""
     return received.masked_fill(~real[:, None], -1.0).argmax(dim=-1)
 
 
@@ -96,9 +97,9 @@ def value_ratio(
     sink: Bool[Tensor, "batch _ key"],
     others: Bool[Tensor, "batch _ key"],
 ) -> Float[Tensor, "batch head"]:
-    """‖v_sink W_O‖ / median_j ‖v_j W_O‖, with `written` = ‖v W_O‖ of every key; 0 where the sink writes nothing.
+    """Returns ‖v_sink W_O‖ / median_j ‖v_j W_O‖ with `written` = ‖v W_O‖ of every key; 0 where the sink writes nothing.
 
-    The norms of several sink tokens are averaged, weighted by the attention that each token receives.
+    With several sink tokens, their norms are averaged, weighted by the attention that each token receives.
     """
     share = received.masked_fill(~sink, 0.0)
     total = share.sum(dim=-1, keepdim=True)

@@ -1,4 +1,4 @@
-"""Null attention: ablations that test whether a head's attention to a sink does anything.
+"""Null attention: ablations that test whether a head's attention to a sink has any effect.
 
 Formulas: docs/formulas.md#null-attention. After Vig & Belinkov 2019, "Analyzing the Structure of Attention in a
 Transformer Language Model".
@@ -47,7 +47,7 @@ INTERVENTIONS: Final = {
     "mean_value": "the sink's value becomes the head's mean value",
     "only_sink": "the values of all keys but the sink become 0",
 }
-"""The interventions on each head, applied to one head at a time, in the order of measurement."""
+"""The interventions, in the order of measurement; each is applied to one head at a time."""
 
 
 @public
@@ -87,8 +87,8 @@ def null_attention(
     little, and it does not matter; "active" heads write, and it matters; "unused" heads write, and it does not matter;
     "subtle" heads write little, and it matters. A head is "undecided" if its interval crosses a bound;
     `NullAttention.texts_needed` estimates how many texts would decide it. Intervals are corrected for all heads that
-    are changed (95 %, `HeadEffects.simultaneous`), so that verdicts are not chance finds among many heads. Intervals
-    need at least five texts; useful ones take a few tens.
+    are changed (95 %, `HeadEffects.simultaneous`), so that verdicts are not chance findings among many heads. Intervals
+    need at least five texts, and a few dozen to be useful.
 
     Args:
         model: the model.
@@ -96,8 +96,8 @@ def null_attention(
         heads: a list of (layer, head); "all"; or "attending", which changes only heads with a sink mass of at least
             `least_mass`, because the verdict on the others follows from their sink mass alone.
         metric: as in `am.ablate_heads`.
-        sink: the first token of each text ("first"), for each head the key that receives most attention
-            from the other rows of the text ("most_attended"), or all special tokens of the tokenizer ("special").
+        sink: the first token of each text ("first"); for each head, the key that receives most attention from the other
+            rows of the text ("most_attended"); or all special tokens of the tokenizer ("special").
         delta: the largest effect that does not matter, in the metric's unit (nats for the loss).
         least_mass: the smallest sink mass at which a head counts as attending (ε = 0.3 in Gu et al. 2024).
         least_ratio: the smallest value ratio at which a head counts as writing.
@@ -176,7 +176,7 @@ def _sink_of(sinks: Sinks, layers: Sequence[int], head: Head) -> Bool[Tensor, "t
 
 
 def _changes(head: Head, sink: Bool[Tensor, "text key"], mean: Values, stack: str) -> list[Change]:
-    """The changes of `INTERVENTIONS` for one head."""
+    """Applies the `INTERVENTIONS` to one head."""
     made = {
         "remove": Intervention.remove_keys([head], sink, stack=stack),
         "zero_value": Intervention.zero_values([head], sink, stack=stack),
@@ -188,7 +188,7 @@ def _changes(head: Head, sink: Bool[Tensor, "text key"], mean: Values, stack: st
 
 @dataclass(frozen=True, repr=False)
 class NullAttention(TextResult):
-    """Heads and their sink: how much each head attends to it, what that writes, and whether it matters.
+    """How much each head attends to its sink, what it writes from there, and whether this matters.
 
     Every number is computed per text and then averaged over the texts that define it; it is NaN if no text does, and
     for heads that were not measured. In a difference, numbers are differences, and `verdict` says how verdicts changed.
@@ -212,12 +212,12 @@ class NullAttention(TextResult):
 
     @property
     def layers(self) -> tuple[int, ...]:
-        """The layers with measured heads; other layers are NaN along the axis `layer`."""
+        """The layers with measured heads; numbers of other layers are NaN."""
         return tuple(self._asked.any(dim=-1).nonzero()[:, 0].tolist())
 
     @property
     def axis_lengths(self) -> Mapping[str, int]:
-        """The lengths of the axes that facts, layers and texts label."""
+        """The lengths of the axes labelled by facts, layers and texts."""
         layers, heads = self._first.swept.shape
         return {"fact": len(FACTS), "layer": layers, "head": heads, "text": len(self._first.tokens)}
 
@@ -241,18 +241,19 @@ class NullAttention(TextResult):
     def value_ratio(self) -> Float[Tensor, "layer head"]:
         """‖v_sink W_O‖ / median_j ‖v_j W_O‖ over the other tokens j.
 
-        With several special tokens, ‖v_sink W_O‖ is their mean, weighted by the attention that each token receives.
+        With several special tokens, ‖v_sink W_O‖ is a mean over them, weighted by the attention that each token
+        receives.
         """
         return self._mean("value_ratio")
 
     @property
     def update_at_sink(self) -> Float[Tensor, "layer head"]:
-        """Mean of ‖u‖ / ‖x‖ on the rows that attend most to the sink, excluding the sink's own row."""
+        """The mean of ‖u‖ / ‖x‖ on the rows that attend most to the sink, excluding the sink's own row."""
         return self._mean("update_at_sink")
 
     @property
     def update_elsewhere(self) -> Float[Tensor, "layer head"]:
-        """Mean of ‖u‖ / ‖x‖ on the rows that attend most to another key."""
+        """The mean of ‖u‖ / ‖x‖ on the rows that attend most to another key."""
         return self._mean("update_elsewhere")
 
     @property
@@ -290,9 +291,8 @@ class NullAttention(TextResult):
 
     @cached_property
     def texts_needed(self) -> Float[Tensor, "layer head"]:
-        """Roughly how many texts would decide each undecided head, if its effect and spread stay; NaN for other heads.
-
-        Infinite where the effect lies at a bound. The interval of the effect narrows with √texts.
+        """An estimate of how many texts would decide each undecided head, if the effect and its spread stay the same;
+        NaN for other heads. Infinite where the effect lies at a bound. The interval of the effect narrows with √texts.
         """
         effects = self.effects["zero_value"]
         needed = torch.full_like(effects.effect, torch.nan)
@@ -309,8 +309,8 @@ class NullAttention(TextResult):
     def null_share(self) -> Float[Tensor, " layer"]:
         """The share of a layer's attention that is null: (1/H) Σ_h sink mass, summed over its resting heads.
 
-        Taken over the rows outside the sink. Undecided heads are not counted, so the true share may be larger. NaN
-        unless all heads of the layer were measured.
+        The share is taken over the rows outside the sink. Undecided heads are not counted, so the true share may be
+        larger. NaN unless all heads of the layer were measured.
         """
         if self.parts is not None:
             return self.parts[0].null_share - self.parts[1].null_share
@@ -369,7 +369,7 @@ class NullAttention(TextResult):
         return frame
 
     def plot(self) -> "go.Figure":
-        """A map of layers × heads: each head's verdict as a colour and a letter, with its numbers in the hover box.
+        """Draws layers × heads: each head's verdict as a colour and a letter, with its numbers in the hover box.
 
         For a difference, the map shows the effects of "zero_value" as colours.
         """
@@ -420,12 +420,14 @@ class NullAttention(TextResult):
     def reading(self) -> str:
         """How to read the map of verdicts."""
         if self.parts is not None:
-            return "Each cell is one head: the difference between the effects of zeroing the sink's value."
+            return "Each cell is one head: the difference between the two effects of zeroing the sink's value."
         done = "; ".join(f"{name.replace('_', ' ')}: {meaning}" for name, meaning in INTERVENTIONS.items())
         return (
             f"Each cell is one head. A head attends if its mean attention to {SINKS[self.sink]} is at least "
-            f"{self.least_mass:g}. It writes if the norm that it writes from there is at least {self.least_ratio:g} of "
-            "the other tokens' median. What it writes matters if zeroing the value changes the metric by more than "
+            f"{self.least_mass:g}. It writes if the norm that it writes from the sink is at least "
+            f"{self.least_ratio:g} of "
+            "the other tokens' median. What it writes matters if zeroing the sink's value changes the metric by more "
+            "than "
             f"{self.delta:g} over the whole interval, and does not matter if the interval lies within ±{self.delta:g}; "
             "intervals are over texts, corrected for all heads that were changed. Resting: writes little, and it does "
             "not matter. Active: writes, and it matters. Unused: writes, and it does not matter. Subtle: writes "
@@ -435,7 +437,7 @@ class NullAttention(TextResult):
 
     @property
     def lead(self) -> str:
-        """The verdicts of all heads in one sentence."""
+        """Counts the verdicts of all heads in one sentence."""
         verdicts = [name for row in self.verdict for name in row if name]
         if self.parts is not None:
             changed = [
@@ -459,7 +461,7 @@ class NullAttention(TextResult):
 
     @property
     def _would_decide(self) -> str:
-        """The number of texts that would decide undecided heads, as the end of a sentence."""
+        """The end of the lead: the number of texts that would decide undecided heads."""
         needed = sorted(value for value in self.texts_needed.flatten().tolist() if not math.isnan(value))
         if not needed:
             return ""
@@ -490,7 +492,7 @@ _NAMED: Final = 5
 
 
 def _changed(before: str, now: str) -> str:
-    """The verdict if both are equal, else the change as `before → now`."""
+    """The verdict if both are equal, otherwise the change as `before → now`."""
     if not before or not now:
         return ""
     return now if before == now else f"{before} → {now}"

@@ -1,6 +1,6 @@
-"""Measures each text's sink: the attention it receives, what its value writes, and what heads write.
+"""Measures each text's sink: the attention that it receives, what its value writes, and what heads write.
 
-One pass measures everything; it keeps only what each key receives and the key to which each row attends most.
+One pass measures everything; it stores only what each key receives and the key to which each row attends most.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -64,7 +64,7 @@ def sinks_of(
     bos: bool | None = None,
     engine: str | Workers = "local",
 ) -> Sinks:
-    """Measures the sinks of texts in batches, with the texts numbered as in a sweep over the same inputs.
+    """Measures the sinks of texts in batches, and numbers the texts as a sweep over the same inputs does.
 
     Raises `InputError` for an unknown sink, and with sink "special" for a text without special tokens.
     """
@@ -89,7 +89,7 @@ class SinkReducer(Reducer):
     points = ("resid_pre", "z", "v", "attn_raw", "attn_out")
 
     def start(self, run: Run) -> State:
-        """Zero sums by key, and room for each row's most attended key and the facts of each text."""
+        """Sums of 0 for each key, and empty tensors for each row's most attended key and the facts of each text."""
         batch = run.batch.key_tokens(run.stack.label)
         layers, heads, (texts, width) = run.n_layers, run.n_heads, batch.ids.shape
         precision = torch.promote_types(run.model.dtype, torch.float32)
@@ -210,6 +210,6 @@ class SinkReducer(Reducer):
 def _mean_where(
     values: Float[Tensor, "batch head row"], chosen: Bool[Tensor, "batch head row"]
 ) -> tuple[Float[Tensor, "batch head"], Bool[Tensor, "batch head"]]:
-    """The mean over the rows in `chosen`, and whether there are any such rows."""
+    """The mean over the rows in `chosen`, and whether there are any."""
     count = chosen.sum(dim=-1)
     return values.masked_fill(~chosen, 0.0).sum(dim=-1) / count.clamp_min(1), count > 0

@@ -1,1 +1,1 @@
-"""Patching: which heads, positions and paths carry the difference between two prompts."""
+"""Patching shows which heads, positions and paths carry the difference between two prompts."""

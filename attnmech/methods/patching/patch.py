@@ -1,4 +1,4 @@
-"""Activation patching: activations of one prompt's run replace those of another's, one place at a time.
+"""Activation patching: activations from one prompt's run replace those in another prompt's run, one place at a time.
 
 Formulas: docs/formulas.md#patching.
 """
@@ -39,17 +39,17 @@ BY_POSITION: Final = ("resid_pre", "resid_mid", "resid_post", "attn_out", "mlp_o
 """The points that can be patched at each position of a layer."""
 
 SAME_METRIC: Final = 1e-5
-"""Metrics of two runs count as equal below this relative difference, which rounding can produce."""
+"""The relative difference below which two runs' metrics count as equal, because rounding can produce it."""
 
 
 @dataclass(frozen=True, repr=False)
 class Patched(Effects):
-    """How much of the clean run's metric is recovered by patching its activations into the corrupted run."""
+    """How much of the clean run's metric is recovered by patching clean activations into the corrupted run."""
 
     clean: Float[Tensor, " text"]
     """The metric of each clean prompt; `before` is the metric of each corrupted prompt."""
     clean_tokens: tuple[tuple[str, ...], ...]
-    """The tokens of the clean prompts; `tokens` are the tokens of the corrupted prompts."""
+    """The tokens of the clean prompts; the field `tokens` has those of the corrupted prompts."""
 
     def _check(self) -> None:
         super()._check()
@@ -57,9 +57,8 @@ class Patched(Effects):
 
     @property
     def recovered(self) -> Float[Tensor, "layer place"]:
-        """(patched − corrupted) / (clean − corrupted), all means over pairs: 1 if patching restores the clean metric.
-
-        NaN for the reason given by `not_recoverable`.
+        """(patched − corrupted) / (clean − corrupted), where each term is a mean over pairs: 1 if patching restores the
+        clean metric. Where it is NaN, `not_recoverable` gives the reason.
         """
         return self._shares.mean
 
@@ -80,7 +79,7 @@ class Patched(Effects):
 
     @property
     def not_recoverable(self) -> str | None:
-        """The reason why the recovered share is undefined; None if it is defined."""
+        """Why the recovered share is undefined; None if it is defined."""
         if self.parts is not None:
             return self.parts[0].not_recoverable or self.parts[1].not_recoverable
         if self.metric == "loss":
@@ -98,7 +97,7 @@ class Patched(Effects):
         return gap if self.not_recoverable is None else torch.full_like(gap, torch.nan)
 
     def to_frame(self) -> pd.DataFrame:
-        """The columns of every sweep, plus clean, recovered, recovered_low, recovered_high."""
+        """The columns of other sweeps, and clean, recovered, recovered_low and recovered_high."""
         low, high = self.recovered_interval()
         index, place = self.swept.nonzero().T
         shares = {"recovered": self.recovered, "recovered_low": low, "recovered_high": high}
@@ -106,7 +105,7 @@ class Patched(Effects):
         return super().to_frame().assign(clean=float(self.clean.mean()), **columns)
 
     def plot(self, quantity: str = "effect") -> "go.Figure":
-        """A map of layers × heads (or positions), coloured by the "effect" or by the share "recovered"."""
+        """Draws layers × heads (or positions), coloured by the "effect" or by the share "recovered"."""
         if quantity == "effect":
             return super().plot()
         if quantity != "recovered":
@@ -135,7 +134,7 @@ class Patched(Effects):
 
 @dataclass(frozen=True, repr=False)
 class PatchEffects(Patched, HeadEffects):
-    """Effects on a metric of giving one head of the corrupted run its clean activations.
+    """The effects on a metric of giving one head of the corrupted run its clean activations.
 
     `effect [layer head]` is the patched minus the corrupted metric, in the metric's unit; `recovered [layer head]` is
     its share of clean minus corrupted. Intervals are over pairs.
@@ -144,7 +143,7 @@ class PatchEffects(Patched, HeadEffects):
 
 @dataclass(frozen=True, repr=False)
 class KVPatchEffects(PatchEffects):
-    """Effects on a metric of giving k or v of one kv head its clean value in the corrupted run.
+    """The effects on a metric of giving k or v of one kv head in the corrupted run its clean value.
 
     `effect [layer kv_head]` and `recovered [layer kv_head]`; all query heads that share a kv head read the change.
     """
@@ -157,7 +156,7 @@ class KVPatchEffects(PatchEffects):
 
 @dataclass(frozen=True, repr=False)
 class PositionEffects(Patched):
-    """Effects on a metric of giving one position of a layer its clean value in the corrupted run.
+    """The effects on a metric of giving one position of a layer in the corrupted run its clean value.
 
     `effect [layer position]` is the patched minus the corrupted metric, in the metric's unit; `recovered
     [layer position]` is its share of clean minus corrupted. Intervals are over pairs.
@@ -209,33 +208,35 @@ def patch(
     (torch.Size([4, 8]), torch.Size([4, 8]))
 
     Prompt n of `clean` is paired with prompt n of `corrupted`, which has the same number of tokens. The corrupted
-    prompt is run with one place patched at a time (denoising: which places suffice to restore the clean answer):
+    prompt is run with one place patched at a time. This is denoising: it shows which places suffice to restore the
+    clean answer.
 
     - at="z", "q" or "pattern": a head's z, queries or attention pattern, at all positions (rows) or at all of
       `positions` together; gives `[layer head]`;
     - at="k" or "v": keys or values by kv head; `heads` are then (layer, kv_head). All query heads that share a kv head
-      read the change, and the result, `[layer kv_head]`, is then a `KVPatchEffects`;
-    - at="resid_pre", "resid_mid", "resid_post", "attn_out" or "mlp_out": the stream at the start of a layer, between
-      attention and MLP, or at the end, or the output of attention or MLP, at one position; gives `[layer position]`,
-      for `positions` or all. All prompts must then have the same length.
+      read the change, and the result is a `KVPatchEffects` `[layer kv_head]`;
+    - at="resid_pre", "resid_mid", "resid_post", "attn_out" or "mlp_out": at one position, the stream at the start of a
+      layer, between attention and MLP, or at the end, or the output of attention or MLP; gives `[layer position]` for
+      `positions`, by default all. All prompts must then have the same length.
 
     Args:
         model: the model.
         clean: prompts, or token ids.
         corrupted: the same number of prompts, each with the same number of tokens as its clean partner.
         heads: a list of (layer, head), or "all".
-        metric: as in `am.ablate_heads`. "loss" has no share, because the two runs predict different tokens; "kl" has
-            no meaning here.
+        metric: as in `am.ablate_heads`. With "loss", no share is recovered, because the two runs predict different
+            tokens; "kl" is not allowed.
         at: the point that is patched, as above.
         layers: all by default.
         positions: all by default; negative positions count from the end of each prompt: -1, or "last", is its last
             token.
         options: answers, against, bos, memory, journal, engine, partial and progress, as in `am.ablate_heads`.
-            `answers` and `against` hold one token per pair: usually the clean prompt's answer and the corrupted one's.
+            `answers` and `against` hold one token per pair: usually the answers of the clean and of the corrupted
+            prompt.
 
     Returns:
-        `.effect`, the metric after minus before, and `.recovered`, that change as a share of the gap between the two
-        runs.
+        `.effect`, the metric after patching minus before, and `.recovered`, that change as a share of the gap between
+        the clean and the corrupted run.
 
     Raises:
         InputError: for prompts that do not pair up, and for invalid points, heads, positions and metrics.

@@ -25,12 +25,12 @@ from ...runs.sweep import LATER, run_sweep
 from .prompt_pairs import PromptPairs
 
 THROUGH: Final = ("q", "k", "v")
-"""The inputs of a receiving head in which a path may end."""
+"""The inputs of a receiving head at which a path may end."""
 
 
 @dataclass(frozen=True, repr=False)
 class PathEffects(HeadEffects):
-    """Effects on a metric of one path that carries the corrupted run, by sender: `.effect [layer head]`.
+    """The effects on a metric of corrupting one path, by the head that sends: `.effect [layer head]`.
 
     The effect is the metric with the path patched minus the clean metric, in the metric's unit; intervals are over
     pairs of prompts. NaN where a sender has no path to a receiver.
@@ -39,7 +39,7 @@ class PathEffects(HeadEffects):
     receivers: tuple[Head, ...]
     """The heads at which paths end; empty for the logits."""
     through: tuple[str, ...]
-    """The inputs (q, k, v) through which paths enter the receivers."""
+    """The inputs through which paths enter the receivers: q, k or v."""
 
     @property
     def _title(self) -> str:
@@ -59,8 +59,8 @@ class PathEffects(HeadEffects):
 
     def _sections(self) -> "Sequence[Section]":
         reading = (
-            f"Each cell is one sender, whose output along the path to {self._where} is that of the corrupted prompt; "
-            f"all other heads on the path keep their outputs of the clean prompt{PALE}."
+            f"Each cell is one sender. Along the path to {self._where}, the sender's output is that of the corrupted "
+            f"prompt; all other heads on the path have their outputs from the clean prompt{PALE}."
         )
         return [Section("Effects", reading, {"effects": self.plot()}, "effects.plot()")]
 
@@ -86,10 +86,10 @@ def path_patch(
 ) -> PathEffects:
     """Measures how a metric changes when one path, from a head to other heads or to the logits, is corrupted.
 
-    For each sender, a first pass over the clean prompts gives the sender its z of the corrupted prompt, holds z of all
-    heads in later layers at its clean value, and computes the receivers' q, k or v from the resulting stream. A second
-    pass, clean otherwise, takes these q, k or v and gives the metric. A path to the logits ends in the first pass: it
-    is the sender's direct effect, through the final norm.
+    For each sender, a first pass over the clean prompts gives the sender its z from the corrupted prompt, holds z of
+    all heads in later layers at its clean value, and computes the receivers' q, k or v from the resulting stream. A
+    second pass, otherwise clean, uses these q, k or v and yields the metric. A path to the logits needs only the first
+    pass: its effect is the sender's direct effect, through the final norm.
 
     >>> import attnmech as am
     >>> clean, corrupted = ["The keys to the chest"], ["The key to the chest"]
@@ -106,7 +106,7 @@ def path_patch(
         clean: prompts.
         corrupted: the same number of prompts, each with the same number of tokens as its clean partner.
         receivers: "logits", or a list of (layer, head) that receive together.
-        through: "q", "k" or "v", or several of them. If heads share keys and values, the k or v of a receiver belongs
+        through: "q", "k" or "v", or a list of several. If heads share keys and values, the k or v of a receiver belongs
             to its kv head, so the heads that share it receive as well.
         metric: as in `am.ablate_heads`, measured on the clean prompts' tokens.
         senders: the sending heads, in layers below a receiver's layer; "all" takes every such head.
@@ -159,14 +159,14 @@ class _Paths:
     sent: Mapping[int, Values]
     """z in the corrupted run, by layer."""
     held: Mapping[int, tuple[Intervention, ...]]
-    """The interventions that hold z of all heads at its clean value, for each layer after a sender's."""
+    """The interventions that hold z of all heads at its clean value, for each layer after the first sender's."""
     mlps: Mapping[int, Intervention]
     """The interventions that hold MLPs at their clean outputs, by layer; empty if MLPs are recomputed."""
     stack: str
 
     @classmethod
     def of(cls, model: HookedModel, pairs: PromptPairs, layers: Sequence[int], mlps: str) -> "_Paths":
-        """The interventions for senders in these layers."""
+        """Builds the interventions for senders in the given layers."""
         stack = model.output_stack
         later = [layer for layer in stack.layers if layer > layers[0]]
         clean = pairs.values(model, "z", later) if later else {}
@@ -184,7 +184,7 @@ class _Paths:
         return cls(pairs.values(model, "z", layers, corrupted=True), held, frozen, stack.label)
 
     def of_sender(self, head: Head) -> tuple[Intervention, ...]:
-        """The interventions of the pass in which a sender writes what it writes in the corrupted run."""
+        """Returns the interventions of the pass in which a sender writes what it writes in the corrupted run."""
         first = head[0]
         sent = Intervention.replace([head], self.sent[first], stack=self.stack)
         between = [hold for layer, some in self.held.items() if layer > first for hold in some]
@@ -210,7 +210,7 @@ def _through(through: Any) -> tuple[str, ...]:
 
 
 def _senders(model: HookedModel, senders: Heads, receivers: Sequence[Head]) -> list[Head]:
-    """The senders that have a path; `InputError` for a requested head without one."""
+    """Returns the senders that have a path; raises `InputError` for a requested head without a path."""
     chosen = model.check_heads(senders)
     if not receivers:
         return chosen

@@ -15,12 +15,12 @@ from ...runs.reference import captured
 
 @dataclass(frozen=True)
 class PromptPairs:
-    """Clean prompts, each with a corrupted prompt of the same length."""
+    """Clean prompts, each paired with a corrupted prompt of the same length."""
 
     clean: list[CorpusBatch]
     corrupted: list[CorpusBatch]
     prompts: tuple[Any, Any]
-    """The clean and the corrupted prompts, as the caller gave them."""
+    """The clean and the corrupted prompts, as the caller passed them."""
     lengths: list[int]
     """The length of each pair, in tokens of the output's stack."""
     stack: str
@@ -38,14 +38,16 @@ class PromptPairs:
     def values(
         self, model: HookedModel, at: str, layers: Sequence[int], *, corrupted: bool = False
     ) -> dict[int, Values]:
-        """The activations of the clean or corrupted run at a point, by layer."""
+        """Returns the activations of the clean or corrupted run at a point, by layer."""
         parts, run = (self.corrupted, "corrupted") if corrupted else (self.clean, "clean")
         return one_by_one(
             Values(captured(model, parts, model.output_stack.point(at), layers), f"that of the {run} run")
         )
 
     def check_positions(self, positions: Positions) -> list[int]:
-        """The positions as sorted numbers, negative from the end; `InputError` for one beyond the shortest prompt."""
+        """Returns the positions sorted, negative ones from the end; raises `InputError` for one beyond the shortest
+        prompt.
+        """
         wanted = '"last" or a list of positions'
         numbers = [-1] if isinstance(positions, str) and positions == "last" else listed("positions", positions, wanted)
         shortest = min(self.lengths)
@@ -64,7 +66,7 @@ class PromptPairs:
         return sorted({integer(number) for number in numbers})
 
     def one_length(self, at: str) -> int:
-        """The length that all prompts share; `InputError` if their lengths differ."""
+        """Returns the length that all prompts share; raises `InputError` if their lengths differ."""
         first = self.lengths[0]
         for number, length in enumerate(self.lengths):
             if length != first:
@@ -77,7 +79,7 @@ class PromptPairs:
 
 @dataclass(frozen=True)
 class _Prompt:
-    """The real tokens of one prompt, and the positions at which they begin."""
+    """The real tokens of one prompt, and the position at which they begin."""
 
     queries: tuple[str, ...]
     keys: tuple[str, ...]

@@ -1,4 +1,4 @@
-"""How strongly later heads read what earlier heads write: composition of weights (docs/formulas.md#composition)."""
+"""Composition of weights: how strongly later heads read what earlier heads write (docs/formulas.md#composition)."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -29,14 +29,14 @@ KINDS: Final = ("q", "k", "v")
 
 @public
 def composition(model: HookedModel, *, fold_norm: bool = True) -> "Composition":
-    """Q-, K- and V-composition between any two heads of different layers, from the weights alone.
+    """Computes Q-, K- and V-composition between any two heads of different layers, from the weights alone.
 
     ‖W_A W_B‖_F / (‖W_A‖_F ‖W_B‖_F), with W_A = W_V W_O of the earlier head and W_B = W_Q W_Kᵀ (q), W_K W_Qᵀ (k) or
     W_V W_O (v) of the later one. For matrices with the same singular values but unrelated directions, the mean square
     is 1 / d_model at any rank; the baseline is therefore 1 / √d_model.
 
     With rotary positions the score between two tokens is x_i W_Q R_{j−i} W_Kᵀ x_j, which has no single W_QK. q and k
-    are then NaN, as they are where queries and keys are normed; v is always defined.
+    are NaN in such models, and in models that norm queries and keys; v is always defined.
 
     >>> import attnmech as am
     >>> scores = am.composition(am.load())
@@ -45,8 +45,8 @@ def composition(model: HookedModel, *, fold_norm: bool = True) -> "Composition":
 
     Args:
         model: the model.
-        fold_norm: whether W_Q, W_K and W_V of the later head include the weight γ of the norm before attention. They
-            never include the norm's scale, which differs from token to token.
+        fold_norm: whether to fold the weight γ of the norm before attention into W_Q, W_K and W_V of the later head.
+            The norm's scale differs from token to token and is never folded in.
 
     Returns:
         Scores `[layer head layer head]`, the earlier head first, between 0 and 1, with their baseline.
@@ -97,7 +97,7 @@ _READ: Final = {"q": ("W_Q", "W_K"), "k": ("W_K", "W_Q"), "v": ("W_V", "W_O")}
 class Factors:
     """The factors of one layer's heads; with a = Q R, ‖a b‖_F = ‖R b‖_F.
 
-    The triangular R are kept; the matrices themselves are made again for each pair of layers, one pair at a time.
+    The triangular factors R are stored; the matrices are built again for each pair of layers, one pair at a time.
     """
 
     weights: AttentionWeights
@@ -106,25 +106,25 @@ class Factors:
     _triangles: dict[str, Float[Tensor, "head rank d_head"]] = field(default_factory=dict)
 
     def matrix(self, name: str) -> Float[Tensor, "head d_model d_head"]:
-        """γ ⊙ W_Q, γ ⊙ W_K, γ ⊙ W_V, or W_Oᵀ."""
+        """Returns γ ⊙ W_Q, γ ⊙ W_K, γ ⊙ W_V, or W_Oᵀ."""
         matrix: Tensor = getattr(self.weights, name).detach().to(self.gamma)
         return matrix.mT if name == "W_O" else self.gamma[:, None] * matrix
 
     def triangle(self, name: str) -> Float[Tensor, "head rank d_head"]:
-        """R of one of these matrices."""
+        """Returns the factor R of one of these matrices."""
         if name not in self._triangles:
             self._triangles[name] = torch.linalg.qr(self.matrix(name), mode="r").R
         return self._triangles[name]
 
     def written(self) -> Float[Tensor, "head d_model rank"]:
-        """a of each head's W_A, with ‖W_A b‖_F / ‖W_A‖_F = ‖aᵀ b‖_F for any b."""
+        """Returns a for each head's W_A, such that ‖W_A b‖_F / ‖W_A‖_F = ‖aᵀ b‖_F for any b."""
         out, values = self.matrix("W_O"), self.triangle("W_V")
         a = out @ values.repeat_interleave(len(out) // len(values), dim=0).mT
         written: Tensor = a / torch.linalg.matrix_norm(a)[:, None, None]
         return written
 
     def composed(self, kind: str, written: Float[Tensor, "head d_model rank"]) -> Float[Tensor, "head later_head"]:
-        """‖aᵀ W_B‖_F / ‖W_B‖_F for each a that earlier heads have `written`, without forming W_B."""
+        """Returns ‖aᵀ W_B‖_F / ‖W_B‖_F for each a that earlier heads have `written`, without forming W_B."""
         first, second = _READ[kind]
         read, right = self.matrix(first), self.triangle(second)
         # Heads that share b_1 share its product with what is written.
@@ -142,8 +142,8 @@ def _factors_of(model: HookedModel, layer: int, *, fold_norm: bool) -> Factors:
     weights, norm = stack.weights(layer), stack.architecture.attn_norm
     if not weights.W_Q.shape[1] == weights.W_K.shape[1] == weights.W_V.shape[1] == model.d_model:
         raise InputError(
-            f"composition needs queries, keys and values that are made of the stream alone; layer {layer} makes "
-            "some of them from latents."
+            f"composition needs queries, keys and values that are computed from the stream alone; layer {layer} "
+            "computes some of them from latents."
         )
     gamma = torch.ones(model.d_model, dtype=torch.float64)
     if fold_norm and norm is not None:
@@ -192,7 +192,7 @@ class Composition(PagedResult):
         return whole.sort_values("score", ascending=False, kind="stable", ignore_index=True)
 
     def plot(self, kind: str = "v") -> "go.Figure":
-        """A map of later layers × heads: each later head's highest score with an earlier head, minus the baseline."""
+        """Draws layers × heads, coloured by each head's highest score with an earlier head, minus the baseline."""
         scores = getattr(self, option("kind", kind, KINDS))
         best = scores.nan_to_num(-torch.inf).flatten(0, 1).amax(dim=0)
         best = best.masked_fill(best.isinf(), torch.nan)[list(self.layers)]
@@ -218,7 +218,8 @@ class Composition(PagedResult):
 
     def _sections(self) -> list[Section]:
         reading = (
-            "Each cell is one head: its highest score with an earlier head, minus the score of unrelated directions."
+            "Each cell is one head. Its colour is the head's highest score with an earlier head, minus the score of "
+            "unrelated directions."
         )
         kinds = [kind for kind in KINDS if not bool(getattr(self, kind).isnan().all())]
         figures = {kind: self.plot(kind) for kind in kinds}

@@ -52,8 +52,8 @@ def decompose_by_source(
     the way. Norms, including qk-norms, are frozen at the scales of this run; in post-norm models each writer passes
     through every norm after it.
 
-    In each cell, the sum over all pairs is compared with the query_key of the ledger, and the ledger with the scores
-    that the model used.
+    In each cell, the sum over all pairs is checked against the query_key of the ledger, and the ledger against the
+    scores that the model used.
 
     >>> import attnmech as am
     >>> why = am.decompose_by_source(am.load(), "Anna sang of shells.", layers=[2])
@@ -67,7 +67,7 @@ def decompose_by_source(
         heads: a list of (layer, head), or "all".
         cells: pairs (query, key), the same for all texts and heads; by default, each row's key with the highest score.
         layers: all by default.
-        bos: whether each text begins with the tokenizer's first token.
+        bos: whether each text begins with the tokenizer's BOS or CLS token.
 
     Returns:
         What each writer adds to each cell's query and key. The matrix of pairs, in units of the score, is computed on
@@ -112,7 +112,7 @@ def decompose_by_source(
 
 
 def _stack_of(model: HookedModel) -> Stack:
-    """The stack of a model that writes its stream as a sum of captured points; else `UnsupportedModelError`."""
+    """Returns the model's stack; raises `UnsupportedModelError` unless its stream is a sum of captured points."""
     if reason := why_no_sum(model):
         raise UnsupportedModelError(
             f"expected a stream that is the sum of embeddings, heads and MLPs; {model.name} "
@@ -183,10 +183,11 @@ def _require_visible(places: list[tuple[int, int]] | None, layers: Iterable[Sour
 class SourceDecomposition(Result):
     """The query_key term of attention scores as a sum over pairs of writers, with the proof that it adds up.
 
-    A pair's part of a score says little alone, because the softmax ignores what all keys of a row have in common. The
-    result therefore also gives the contrast, the pair's part minus its mean over the keys that the row sees:
-    c_st = scale · q_s(i)·(k_t(j) − mean_j' k_t(j')). Together with the contrasts of the score's other terms, these add
-    up to ln(p_ij / the geometric mean of the row's p). Contrasts are signed: writers may work against each other.
+    What a pair adds to a score says little by itself, because the softmax ignores what all keys of a row have in
+    common. The result therefore also gives the contrast, the pair's contribution minus its mean over the keys that the
+    row sees: c_st = scale · q_s(i)·(k_t(j) − mean_j' k_t(j')). Together with the contrasts of the score's other terms,
+    these add up to ln(p_ij / the geometric mean of the row's p). Contrasts are signed: writers may work against each
+    other.
     """
 
     SUBTRACT = "subtract the matrices of a head: one.matrix(layer, head) - other.matrix(layer, head)"
@@ -225,7 +226,7 @@ class SourceDecomposition(Result):
         """The writers upstream of one layer: the labels of both axes of its matrices.
 
         "L1H4" is a head, "L1 b_O" the output bias of its layer, "L1 MLP" an MLP, "norm shift" the β of the norm that
-        makes the layer's `attn_in`; the shifts of other norms carry the name of their place.
+        makes the layer's `attn_in`; the labels of other norms' shifts say where the norm is ("L1 MLP norm shift").
         """
         return self._part(layer).sources
 
@@ -241,9 +242,9 @@ class SourceDecomposition(Result):
     ) -> Float[Tensor, "source_q source_k"]:
         """What each pair of writers adds to the score of one cell, or to the mean over cells.
 
-        With `query`, the cell of that query (and `key`) in one text. Without it, the mean over all cells of all texts
-        in rows that see more than one key. The matrix sums to `query_key` of the ledger or, with `contrast`, to
-        query_key minus its mean over the keys that the row sees.
+        With `query`, the matrix is that of one cell: this query (and `key`) in one text. Without `query`, it is the
+        mean over all cells of all texts in rows that see more than one key. The matrix sums to `query_key` of the
+        ledger or, with `contrast`, to query_key minus its mean over the keys that the row sees.
         """
         part, place = self._head(layer, head)
         flag("contrast", contrast)
@@ -252,18 +253,18 @@ class SourceDecomposition(Result):
         return part.pairs(place, self._cell(part, place, query, key, sequence), contrast=contrast)
 
     def explain(self, layer: int, head: int, query: int, key: int | None = None, *, sequence: int = 0) -> str:
-        """One line: how far the key's score exceeds the row's mean, and the pairs of writers that contribute most.
+        """Says in one line how far the key's score exceeds the row's mean, and which pairs of writers contribute most.
 
-        All numbers are relative to the mean over the keys that the row sees. A share is a pair's part of the total
-        query_key; because contributions are signed, it may exceed 100 %. Shares are left out if the total query_key
-        is not positive.
+        All numbers are relative to the mean over the keys that the row sees. A share is a pair's contribution divided
+        by the total query_key; because contributions are signed, it may exceed 100 %. Shares are left out if the total
+        query_key is not positive.
         """
         part, place = self._head(layer, head)
         here = self._cell(part, place, query, key, sequence)
         words, seen = self.tokens[sequence], int(part.keys_seen[here])
         where = f"L{layer}H{head} at {query} {quoted(words[query])}"
         if seen == 1:
-            return f"{where} sees one key alone, so its attention is fixed"
+            return f"{where} sees only one key, so its attention is fixed"
         key_at = int(part.key_at[:, place][here])
         looks = "looks most at" if self.provenance.options["cells"] is None else "and"
         pairs = part.pairs(place, here, contrast=True)
@@ -328,7 +329,7 @@ class SourceDecomposition(Result):
     def _cell(
         self, part: SourceParts, place: int, query: int, key: int | None, sequence: int
     ) -> Bool[Tensor, "batch cell"]:
-        """True at the selected cell."""
+        """Returns a mask that is True at the selected cell."""
         length = len(self.tokens[0])
         query = index_of("query", query, length)
         sequence = index_of("sequence", sequence, len(self.tokens), f"{len(self.tokens)} texts were run")

@@ -60,8 +60,8 @@ def decompose_scores(
 
     score_ij = query_key + key_bias + query_bias + constant + position + mask, and in DeBERTa content_to_position and
     position_to_content (equations in `attnmech.maths.scores`). Every term is computed from `attn_in`, the weights and
-    the model's own position tensors; none is a remainder. Their sum is compared with the scores that the model
-    actually used, for every visible pair of real tokens.
+    the model's own position tensors; none is a remainder. The sum of the terms is checked against the scores that the
+    model used, for every visible pair of real tokens.
 
     >>> import attnmech as am
     >>> split = am.decompose_scores(am.load(), "Anna sang of shells.")
@@ -73,21 +73,21 @@ def decompose_scores(
         model: the model.
         inputs: one text or several.
         layers: all by default.
-        centre: splits queries and keys at reference means instead of at their biases, so that models without biases
-            and models with rotary positions have all four terms. "mean" takes each text's own means (over its tokens
-            except the first and special ones; imprecise under 64 tokens); "position" takes the means of the other
-            texts at each position (at least 50 texts); `am.mean_qk(model, corpus)` gives fixed means, from which a
-            text of that corpus is removed before its own split.
+        centre: splits queries and keys at reference means instead of at their biases, so that models without biases and
+            models with rotary positions have all four terms. "mean" takes each text's own means (over its tokens except
+            the first and special ones; imprecise under 64 tokens); "position" takes, at each position, the means over
+            the other texts (at least 50 texts); `am.mean_qk(model, corpus)` gives fixed means; a text that belongs to
+            that corpus is split at the means of the rest.
         fold_norm: whether the shift β of the norm before attention counts as bias: q = W_Q(γ⊙n) + (W_Qβ + b_Q).
-        stack: the attention in a model with several: "encoder", "decoder" or "cross".
-        bos: whether each text begins with the tokenizer's first token.
+        stack: which attention to decompose in a model with several stacks: "encoder", "decoder" or "cross".
+        bos: whether each text begins with the tokenizer's BOS or CLS token.
 
     Returns:
-        The terms, in units of the softmax's input, and their residual by head. The result keeps each layer's queries
+        The terms, in units of the softmax's input, and their residual by head. The result stores each layer's queries
         and keys, and one tensor of visible keys for all layers with the same mask; terms are computed on demand.
 
     Raises:
-        ExactnessError: if the sum differs from the scores by more than the rounding of that cell's sum explains
+        ExactnessError: if the sum differs from a score by more than the rounding of that cell's sum explains
             (`attnmech.maths.scores.score_rounding`).
         CertificateError: if the model's certificate does not prove `attn_in` and `scores`.
         InputError: for invalid inputs and layers, and for texts to which the reference means do not apply.
@@ -100,12 +100,13 @@ def decompose_scores(
     centre = checked_centre(centre)
     if fold_norm and centre is not None:
         raise InputError(
-            "fold_norm=True moves β to the biases, and `centre` replaces the biases by means; give one of the two."
+            "fold_norm=True moves β to the biases, and `centre` replaces the biases with means; give only one of the "
+            "two."
         )
     if fold_norm and blocks.architecture.expanded is not None:
         raise UnsupportedModelError(
             f"fold_norm=True needs queries and keys that are linear in attn_in; {model.name} "
-            f"({blocks.architecture.name}) expands them from latents, which have another norm. Leave fold_norm "
+            f"({blocks.architecture.name}) expands them from latents, which have a norm of their own. Leave fold_norm "
             "out."
         )
     chosen = model.points.check_layers(layers, blocks.label)
@@ -141,7 +142,7 @@ def decompose_scores(
 
 
 class _Ledgers:
-    """Makes each layer's ledger and compares it with the scores as the model runs."""
+    """Builds each layer's ledger and checks it against the scores as the model runs."""
 
     def __init__(
         self, model: HookedModel, stack: Stack, layers: list[int], fold_norm: bool, centre: Centre | None
@@ -188,11 +189,11 @@ class ScoreDecomposition(SplitScores):
         """A figure of one head; returned, not shown.
 
         Figures: `attention_map` (figure 1), `score_shares` (figure 2), `key_terms` (figure 3), `row_ledger` (the sum
-        of terms in one row) and `dimensions` (the score of one pair, dimension by dimension of the head). The row is
-        that of token `query`, by default the last real token; the pair adds token `key`, by default the key with the
-        highest probability. `measure` is what the cells of figure 1 show: "score", "relative" (minus the row's
-        highest) or "probability". `against` is the baseline of a row's terms: "zero", the row's "mean", or the
-        "runner_up", the key with the second highest probability.
+        of terms in one row) and `dimensions` (the score of one pair, dimension by dimension of the head). `query` is
+        the token whose row is shown, by default the last real token; `key` is the other token of the pair, by default
+        the key with the highest probability. `measure` selects what the cells of figure 1 show: "score", "relative"
+        (minus the row's highest) or "probability". `against` selects the baseline of a row's terms: "zero", the row's
+        "mean", or the "runner_up", the key with the second highest probability.
         """
         index = 0 if layer is None else self._index(layer)
         option("figure", figure, FIGURES)
@@ -221,7 +222,7 @@ class ScoreDecomposition(SplitScores):
         return score_shares(shares, view.ranked_key[0, head, :, rank], view.tokens, rank=rank, key_tokens=others)
 
     def show(self, figure: str = "row_ledger", *, layer: int | None = None, head: int = 0, **options: Any) -> View:
-        """A figure of `plot` with controls for the layer and the head; `options` are those of `plot`.
+        """Shows a figure of `plot` with controls for the layer and the head; `options` are those of `plot`.
 
         >>> split.show(layer=2, head=6, query=5)      # doctest: +SKIP
 
@@ -240,7 +241,7 @@ class ScoreDecomposition(SplitScores):
         ).of_model(self.provenance.model)
 
     def explain(self, layer: int, head: int, query: int, key: int | None = None, *, sequence: int = 0) -> str:
-        """One line: the score of a pair as the sum of its terms, and its probability.
+        """Writes the score of a pair as the sum of its terms in one line, with its probability.
 
         >>> print(split.explain(2, 6, query=15, key=4))      # doctest: +SKIP
         L2H6: ' song' (15) attends to ' blue' (4) with weight 0.9999, score 29.28: query_key +28.45, key_bias +0.89, ...
@@ -278,7 +279,7 @@ class ScoreDecomposition(SplitScores):
     def _dimension_bars(
         self, layer: int, head: int, query: int, key: int, sequence: int, view: "ScoreNumbers"
     ) -> "go.Figure":
-        """`dimension_bars` of two of the text's real tokens."""
+        """Draws `dimension_bars` for two of the text's real tokens."""
         here = self.real[sequence].nonzero()[:, 0]
         at_keys = self.keys_seen(sequence).nonzero()[:, 0] if self._crosses else here
         frame = self.dimensions(layer, head, int(here[query]), int(at_keys[key]), sequence)
@@ -289,7 +290,7 @@ class ScoreDecomposition(SplitScores):
 
     @returns_page
     def to_html(self, *, sequence: int = 0) -> str:
-        """Figures 1 to 3 for every head on one text as one offline page; `write_html(path)` writes it."""
+        """Returns an offline page with figures 1 to 3 of every head on one text; `write_html(path)` saves that page."""
         worst = float(self.residual[list(self.layers)].max())
         view = self.numbers(sequence)
         return render_page(
@@ -305,7 +306,7 @@ class ScoreDecomposition(SplitScores):
         )
 
     def write_html(self, path: str | Path, *, sequence: int = 0) -> Path:
-        """Writes the page of `to_html` to a file, whole or not at all; returns the path."""
+        """Writes the page of `to_html` to a file, completely or not at all; returns the path."""
         return write_page(path, lambda: self.to_html(sequence=sequence))
 
     def sections(
@@ -316,11 +317,11 @@ class ScoreDecomposition(SplitScores):
         overview: str = "",
         other: "ScoreNumbers | None" = None,
     ) -> "list[Section]":
-        """Figures 1 to 3 of a text, for a page with controls for layer, head and, with `other`, the split."""
+        """Figures 1 to 3 of a text, for a page with controls for the layer, the head and, with `other`, the split."""
         return score_sections(view, call, shown, overview, other)
 
     def _repr_html_(self) -> str:
-        """All heads as maps, and the table; the table alone if keys are not tokens or exceed what a view can hold."""
+        """All heads as maps, above the table; only the table if keys are not tokens or are too many for a view."""
         if self.tokens != self.key_tokens and not self._crosses:
             return super()._repr_html_()
         view = self.numbers()

@@ -34,7 +34,7 @@ def score_shares(
     rank: int,
     key_tokens: Sequence[str] | None = None,
 ) -> go.Figure:
-    """Figure 2 in one piece: `share_triangle` on the left, `share_bars` on the right.
+    """Draws both parts of figure 2: `share_triangle` on the left, `share_bars` on the right.
 
     Args:
         shares: as in `share_triangle`.
@@ -79,19 +79,20 @@ def share_triangle(
     tokens: Sequence[str],
     key_tokens: Sequence[str] | None = None,
 ) -> go.Figure:
-    """Figure 2, left: the terms of one key's score in each row; a row is a point between three terms.
+    """Draws figure 2, left: each row as a point between the three terms of one key's score.
 
     Args:
-        shares: for each term, its share in the score of `keys[i]` in row i, from 0 to 1, after each term is shifted by
-            its row minimum; NaN where undefined. A term that this model lacks is absent and has share 0.
+        shares: the share of each term in the score of `keys[i]` in row i, from 0 to 1, after each term is shifted by
+            its row minimum; NaN where undefined. Terms that this model lacks are left out of the mapping and count as
+            0.
         keys: one key for each row, for example the one with the second highest score; -1 where there is none.
         tokens: the text's tokens.
         key_tokens: in cross-attention, the tokens to which `keys` refer; by default `tokens`.
 
     Returns:
-        One trace each for keys at the query itself ("self"), at the first token ("first") and elsewhere ("other"),
-        named in the traces' `meta`; in cross-attention "first", "last" and "other". Terms without a corner are left
-        out, and the three terms are drawn relative to their sum.
+        Three traces, for keys at the query itself ("self"), at the first token ("first") and elsewhere ("other"), named
+        in the traces' `meta`; in cross-attention "first", "last" and "other". Terms without a corner are left out, and
+        the three terms are drawn relative to their sum.
 
     """
     _require_shares(shares, keys, tokens)
@@ -180,13 +181,13 @@ def share_bars(
     outlined: int | None = None,
     key_tokens: Sequence[str] | None = None,
 ) -> go.Figure:
-    """Figure 2, right: the shares of `share_triangle` as one stacked bar per query token.
+    """Draws figure 2, right: the shares of `share_triangle` as one stacked bar per query token.
 
     Args:
         shares: as in `share_triangle`; terms without a corner also have bars.
         keys: one key for each row; -1 where there is none.
         tokens: the text's tokens.
-        outlined: the query of the row that gets a frame.
+        outlined: the query token whose bar gets a frame.
         key_tokens: as in `share_triangle`.
 
     Returns:
@@ -245,7 +246,7 @@ def bars_chart(
 
 
 def key_terms(terms: Mapping[str, Float[np.ndarray, " key"]], tokens: Sequence[str]) -> go.Figure:
-    """Figure 3: the terms that depend on the key alone, plotted along the keys, each minus its mean over the keys.
+    """Draws figure 3: each term that depends on the key alone, plotted along the keys minus its mean over the keys.
 
     Adding one number to the scores of all keys leaves the softmax unchanged, so only the trend matters.
 
@@ -254,11 +255,11 @@ def key_terms(terms: Mapping[str, Float[np.ndarray, " key"]], tokens: Sequence[s
     [-1.0, 1.0]
 
     Args:
-        terms: the term's value at each key, in units of the score before softmax. May be empty.
+        terms: each term's value at each key, in units of the score before softmax; may be empty.
         tokens: the text's tokens.
 
     Returns:
-        One line per term (the trace's `meta`); without terms, a figure with a sentence that says so.
+        A figure with one line per term (the trace's `meta`); without terms, a figure that says so in a sentence.
 
     """
     for name, values in terms.items():
@@ -314,7 +315,7 @@ def _by_rank(
     shares: Mapping[str, Float[np.ndarray, "*split layer head query rank"]],
     keys: Integer[np.ndarray, "layer head query rank"],
 ) -> tuple[dict[str, ByChoice], Integer[np.ndarray, "layer head rank query"]]:
-    """The shares and keys with the rank as something the reader can choose."""
+    """The shares and keys with the rank among the reader's choices."""
     by_rank = {
         name: ByChoice(np.moveaxis(share, -1, -2), with_split(share, _OF_RANK, rest=1))
         for name, share in shares.items()
@@ -325,7 +326,7 @@ def _by_rank(
 def _as_one(
     shares: Mapping[str, Float[np.ndarray, " query"]], keys: Integer[np.ndarray, " query"]
 ) -> tuple[dict[str, Float[np.ndarray, "1 1 query 1"]], Integer[np.ndarray, "1 1 query 1"]]:
-    """The shares and keys of one head and rank, shaped as those of all heads and ranks."""
+    """Reshapes the shares and keys of one head and rank to the shape used for all heads and ranks."""
     return {name: share[None, None, :, None] for name, share in shares.items()}, keys[None, None, :, None]
 
 

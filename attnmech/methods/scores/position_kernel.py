@@ -1,4 +1,4 @@
-"""The position kernel: how a head's score depends on the distance between query and key alone.
+"""The position kernel: the part of a head's score that depends only on the distance between query and key.
 
 Formulas: docs/formulas.md#centred-terms.
 """
@@ -35,18 +35,18 @@ class PositionKernel(SavesFigures):
 
     layers: tuple[int, ...]
     distances: Int[Tensor, " distance"]
-    """From 0 to the length of the text, in tokens; in a model that sees later tokens, from minus the length."""
+    """Distances in tokens, from 0 to the text's length; from minus that length in a model that sees later tokens."""
     values: Float[Tensor, "layer head distance"]
     bands: Mapping[str, Float[Tensor, "layer head distance"]]
     """What each band of wavelengths adds; empty without rotated means."""
     edges: tuple[float, ...]
-    """The wavelengths between bands, in tokens."""
+    """The wavelengths that separate the bands, in tokens."""
 
     @classmethod
     def of(
         cls, parts: Sequence[ScoreParts], layers: tuple[int, ...], edges: Sequence[float], *, by_position: bool
     ) -> "PositionKernel":
-        """The kernels of one text's parts, read off its first and last row."""
+        """Reads the kernels of one text's parts off its first and last rows."""
         if by_position:
             raise InputError(
                 "with means by position, the position term depends on the positions of query and key, not on their "
@@ -95,7 +95,7 @@ class PositionKernel(SavesFigures):
             contents="Position by distance",
             heading="The position term by distance",
             finding=ByChoice.texts(("layer", "head"), values.shape[:2], finding),
-            reading="What a key's score gains or loses from its distance behind the query, whatever the two "
+            reading="How much a key's score gains or loses from its distance behind the query, whatever the two "
             f"{nouns.tokens} are."
             + (" Thin lines show the bands of wavelength; they add up to the thick line." if bands else ""),
             caveat="Attention depends on all terms together; see “One row as a sum”.",
@@ -113,7 +113,7 @@ class PositionKernel(SavesFigures):
 
 
 def _of_means(band: str, edges: Sequence[float], parts: ScoreParts, rows: slice) -> Tensor:
-    """The part of scale · (R_i q̄)·(R_j k̄) that a band adds."""
+    """The contribution of a band to scale · (R_i q̄)·(R_j k̄)."""
     query, key = parts.query_from_bias, parts.key_from_bias
     assert query is not None and key is not None
     if query.ndim < 4:
@@ -125,7 +125,7 @@ def _of_means(band: str, edges: Sequence[float], parts: ScoreParts, rows: slice)
 def _by_distance(
     make: Callable[[ScoreParts, slice], Tensor], parts: ScoreParts, both_ways: bool
 ) -> Float[Tensor, "head distance"]:
-    """The last row, read backwards, preceded by the first row if it sees later keys, each minus its value at 0."""
+    """The last row in reverse, after the first row if that row sees later keys; each minus its value at distance 0."""
     _, heads, length, _ = parts.query.shape
 
     def row(place: int) -> Tensor:

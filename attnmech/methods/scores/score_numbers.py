@@ -1,4 +1,4 @@
-"""The numbers of figures 1 to 3 for one text: its scores, their terms and shares, as arrays for drawing."""
+"""The numbers of figures 1 to 3 for one text: scores, terms and shares as arrays for drawing."""
 
 from collections.abc import Sequence
 
@@ -24,9 +24,10 @@ def score_numbers(
     notes: tuple[str, ...],
     nouns: Nouns = TEXT,
 ) -> ScoreNumbers:
-    """The numbers of a text, from its parts in each layer.
+    """Computes the numbers of a text from its score parts in each layer.
 
-    Without a `pattern`, the softmax of the scores is shown. `keys` are the key tokens if they belong to another text.
+    If `pattern` is None, figures show the softmax of the scores. `keys` are the key tokens if they belong to another
+    text.
     """
     rows, length, heads = len(tokens), len(keys or tokens), text[0].query.shape[1]
     names = names_along_row(text)
@@ -75,6 +76,6 @@ def _stacked(values: Sequence[Tensor]) -> Float32[np.ndarray, "layer head *rest"
 
 
 def _of_layers(terms: list[Tensor], heads: int) -> Float32[np.ndarray, "layer head query_or_1 key_or_1"]:
-    """One term of several layers as one array, with length 1 on an axis along which no layer's term varies."""
+    """Stacks one term of several layers; an axis along which the term varies in no layer has length 1."""
     shape = np.broadcast_shapes(*(term.shape for term in terms), (heads, 1, 1))
     return torch.stack([term.expand(shape) for term in terms]).float().cpu().numpy()

@@ -36,7 +36,7 @@ WEIGHT: Final = Choice(
 )
 
 SMALLEST_LEAD: Final = 0.0005
-"""Leads below this would print as 0.000; their terms are left out."""
+"""The smallest lead listed; a smaller one would print as 0.000."""
 
 
 def score_sections(
@@ -49,9 +49,9 @@ def score_sections(
         call: the Python expression for the decomposition, such as "split".
         shown: the Python expression that shows its attention, with `{figure}` for the name of the view and `{weight}`
             for the weighting.
-        overview: a finding about all heads together.
-        other: the same scores, split at the model's own biases; the reader then chooses between the two splits, and
-            `{split}` in `call` is replaced by the choice.
+        overview: a sentence about all heads together.
+        other: the same scores, split at the model's own biases; the reader then chooses between the two splits, and the
+            choice replaces `{split}` in `call`.
 
     """
     nouns, tokens, keys, heads = view.nouns, view.tokens, view.keys or None, view.scores.shape[1]
@@ -85,8 +85,8 @@ def score_sections(
             contents="All heads",
             heading="All heads at a glance",
             finding=overview or f"{len(view.layers) * heads} heads.",
-            reading="One small map for each head, one row of maps for each layer. Queries run down, keys across; "
-            "darker cells have more attention. Click a map, or move to it with the arrow keys and press Enter, to show "
+            reading="One small map per head, one row of maps per layer. Queries run down, keys across; darker cells "
+            "have more attention. Click a map, or move to it with the arrow keys and press Enter, to show "
             f"its head on the rest of the page.{f' {VALUE_WEIGHTED.reading.strip()}' if weighted else ''}",
             caveat="Shades follow the square root of the weights, which keeps small weights visible: a map looks "
             "fuller than its attention is.",
@@ -181,7 +181,7 @@ def _split(nouns: Nouns) -> Choice:
 
 @dataclass(frozen=True)
 class _Splits:
-    """The numbers of one or two splits of the same scores; with two, arrays begin with an axis "split"."""
+    """The numbers of one or two splits of the same scores; with two splits, arrays begin with an axis "split"."""
 
     views: tuple[ScoreNumbers, ...]
 
@@ -216,7 +216,7 @@ class _Splits:
         return arrays
 
     def texts(self, over: tuple[str, ...], shape: tuple[int, ...], text: Callable[..., str]) -> ByChoice:
-        """A text for every choice, and for every split if there are two."""
+        """A sentence for every choice, and for every split if there are two."""
         several = len(self.views) > 1
         return ByChoice.texts(
             ("split", *over) if several else over, (len(self.views), *shape) if several else shape, text
@@ -268,7 +268,7 @@ def _about_rows(view: ScoreNumbers) -> ByChoice:
 
 
 def _about_leads(splits: _Splits) -> ByChoice:
-    """The lead of the most probable key's score over the next key's, term by term."""
+    """Sentences that say by how much the most probable key's score leads the next key's, term by term."""
     view = splits.view
     order = likeliest(view.scores, view.pattern)[..., :2]
     count = np.isfinite(view.scores).sum(axis=-1)
@@ -294,7 +294,7 @@ def _about_leads(splits: _Splits) -> ByChoice:
 
 
 def _leads(terms: Mapping[str, float]) -> str:
-    """The lead that each term gives the first of two keys, largest in size first."""
+    """Lists the lead that each term gives the first of two keys, in descending order of size."""
     named = sorted((-abs(lead), name) for name, lead in terms.items() if abs(lead) >= SMALLEST_LEAD)
     return ", ".join(f"{term_style(name).label} {signed(terms[name], '.3f')}" for _, name in named)
 

@@ -4,7 +4,7 @@ Formulas: docs/formulas.md#writers-of-a-score.
 
 The stream x_i is the sum of the vectors that its writers add, x_i = Σ_s w_s(i). With its multipliers m frozen at their
 values, a norm is linear: N(x) = Σ_s F(w_s) + β, with F(w) = m ⊙ (w − mean w) (LayerNorm) or m ⊙ w (RMSNorm). Queries
-and keys are therefore sums as well, and
+and keys are therefore also sums, and
 
 query_key_ij = Σ_s Σ_t scale · q_s(i)·k_t(j),
 
@@ -20,7 +20,7 @@ from torch import Tensor
 def pair_terms(
     query: Float[Tensor, "cell source_q d_head"], key: Float[Tensor, "cell source_k d_head"], scale: float
 ) -> Float[Tensor, "source_q source_k"]:
-    """scale · q_s·k_t for every pair of writers, as the mean over cells; NaN without a cell.
+    """Returns scale · q_s·k_t for every pair of writers, averaged over cells; NaN if there are no cells.
 
     >>> pair_terms(torch.tensor([[[1.0, 0.0], [0.0, 2.0]]]), torch.tensor([[[3.0, 4.0]]]), 0.5)
     tensor([[1.5000],

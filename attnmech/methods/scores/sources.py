@@ -1,4 +1,4 @@
-"""What each writer of the stream adds to the queries and keys of some cells, collected during one pass.
+"""Collects, during one pass, what each writer of the stream adds to the queries and keys of some cells.
 
 The equations are in `attnmech.methods.scores.source_formulas`.
 """
@@ -22,7 +22,7 @@ from ...model.stack.ledger import Cells, ScoreAudit, made_of_parts
 from .source_formulas import pair_terms
 
 _TOGETHER_BYTES: Final = 2**24
-"""Size of a batch of writers, in bytes of queries: large enough for fast matrix products, small enough for a cache."""
+"""The bytes of queries in a batch of writers: enough for fast matrix products, few enough for the cache."""
 
 
 @dataclass(frozen=True)
@@ -36,15 +36,15 @@ class SourceParts:
     heads: tuple[int, ...]
     """The heads decomposed, in the order of the axis `head`."""
     sources: tuple[str, ...]
-    """The writers, in the order in which they write: the axis `source`."""
+    """The writers in the order in which they write, along the axis `source`."""
     scale: float
     query: Float[Tensor, "batch head cell source d_head"]
     key: Float[Tensor, "batch head cell source d_head"]
     mean_key: Float[Tensor, "batch head cell source d_head"]
-    """The mean of the keys that the cell's row sees."""
+    """What each writer adds to the mean of the keys that the cell's row sees."""
     query_at: Int[Tensor, " cell"]
     key_at: Int[Tensor, "batch head cell"]
-    """−1 where the text lacks the cell: at padding, or where the row does not see the key."""
+    """The cell's key; −1 where the text lacks the cell: at padding, or where the row does not see the key."""
     keys_seen: Int[Tensor, "batch cell"]
     """The number of keys that the cell's row sees."""
     preference: Float[Tensor, "batch head cell"]
@@ -52,13 +52,13 @@ class SourceParts:
 
     @property
     def axis_lengths(self) -> Mapping[str, int]:
-        """The lengths of the axes that heads and writers label."""
+        """The lengths of the axes labelled by heads and writers."""
         return {"head": len(self.heads), "source": len(self.sources)}
 
     def pairs(
         self, place: int, cells: Bool[Tensor, "batch cell"], *, contrast: bool
     ) -> Float[Tensor, "source_q source_k"]:
-        """What each pair of writers adds to the score of the head at index `place`, as the mean over cells."""
+        """Returns what each pair of writers adds to the score of the head at index `place`, averaged over cells."""
         query, key = self.query[:, place][cells], self.key[:, place][cells]
         return pair_terms(query, key - self.mean_key[:, place][cells] if contrast else key, self.scale)
 
@@ -76,7 +76,7 @@ class _Rows:
 
 
 class SourceWalk:
-    """Decomposes layers as the model runs: reads rows as they come, and the writers after a layer's last row."""
+    """Decomposes layers as the model runs: reads rows as they arrive, and the writers after a layer's last row."""
 
     def __init__(
         self,
@@ -166,7 +166,7 @@ class SourceWalk:
         cells: Cells,
         average: Float[Tensor, "batch 1 cell key"],
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """What writers add to the cells' queries, keys and mean keys, each `[batch head cell source d_head]`."""
+        """Returns what writers add to the cells' queries, keys and mean keys, all `[batch head cell source d_head]`."""
         query, key = (
             rearrange(made, "source batch head position d_head -> batch head position source d_head")
             for made in made_of_parts(self._model.stack(), block.layer, block.notes, parts)

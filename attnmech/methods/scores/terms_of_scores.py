@@ -34,9 +34,9 @@ class SplitScores(Result):
     SUBTRACT = 'subtract a term of texts of one length: one.terms["query_key"] - other.terms["query_key"]'
 
     layers: tuple[int, ...]
-    """The layers decomposed, in the order of the axis `layer` of tensors with a query or key axis.
+    """The decomposed layers, in the order of the axis `layer` in tensors that have a query or key axis.
 
-    Tensors without these axes have one row for every layer of the model, NaN for layers that were not decomposed.
+    Tensors without a query or key axis have one row per layer of the model, NaN for layers that were not decomposed.
     """
     parts: tuple[ScoreParts, ...]
     """Queries, keys and positions from which the terms are computed, layer by layer."""
@@ -47,16 +47,16 @@ class SplitScores(Result):
     real: Bool[Tensor, "batch position"]
     """True at real tokens, False at padding."""
     tokens: tuple[tuple[str, ...], ...]
-    """The query tokens, as text."""
+    """The query tokens as strings."""
     key_tokens: tuple[tuple[str, ...], ...]
-    """The key tokens, as text; they equal `tokens` except in cross-attention."""
+    """The key tokens as strings; the same as `tokens` except in cross-attention."""
     provenance: Provenance
     reference: Reference | None = None
-    """The means at which queries and keys are split; None for the model's own biases."""
+    """The means at which queries and keys are split; None if they are split at the model's own biases."""
 
     @property
     def axis_lengths(self) -> Mapping[str, int]:
-        """The lengths of the axes that tokens label."""
+        """The lengths of the axes labelled by tokens."""
         queries, keys = len(self.tokens[0]), len(self.key_tokens[0])
         return {
             "batch": len(self.tokens),
@@ -80,7 +80,7 @@ class SplitScores(Result):
 
     @property
     def terms(self) -> "Terms":
-        """The terms by name, computed on demand; terms that the model lacks are absent."""
+        """The terms by name, computed on demand, without those that the model lacks."""
         return Terms(self.parts)
 
     @property
@@ -91,14 +91,13 @@ class SplitScores(Result):
 
     @property
     def visible(self) -> Bool[Tensor, "batch layer 1 query key"]:
-        """Which keys each real token can see; False at padding."""
+        """True where a real token can see a key; False at padding."""
         return torch.stack([_seen(parts, self.real) for parts in self.parts], dim=1)
 
     @property
     def variance_shares(self) -> "TermsByHead":
-        """Each term's share of the variance of scores along a row: by term, `[layer head]`.
-
-        Taken over all texts and all rows that see at least two keys. `am.variance_shares` also gives intervals.
+        """Each term's share of the variance of scores along a row, as a mapping from terms to `[layer head]`. Computed
+        over all texts and all rows that see at least two keys. `am.variance_shares` also gives intervals.
         """
         shares: dict[str, Tensor] = {}
         for index, parts in enumerate(self.parts):
@@ -116,7 +115,8 @@ class SplitScores(Result):
         return TermsByHead(self.layers, shares)
 
     def by_wavelength(self, edges: Sequence[float] = EDGES) -> "Wavelengths":
-        """Scores as a sum over bands of rotary wavelengths: by band, `[batch layer head query key]`.
+        """Splits scores into a sum over bands of rotary wavelengths: a mapping from bands to `[batch layer head query
+        key]`.
 
         >>> bands = am.decompose_scores(model, text).by_wavelength([8, 64])                # doctest: +SKIP
         >>> list(bands), bands.variance_shares["under 8 tokens"]                           # doctest: +SKIP
@@ -127,7 +127,7 @@ class SplitScores(Result):
         return Wavelengths.of(self.parts, self.real, self.layers, len(self.residual), edges)
 
     def position_kernel(self, sequence: int = 0, edges: Sequence[float] = EDGES) -> "PositionKernel":
-        """Each head's position term as a function of distance, and its parts by band of wavelengths.
+        """Returns each head's position term as a function of distance, and the part of it in each band of wavelengths.
 
         Raises `InputError` for means by position, whose position term is not a function of distance.
         """
@@ -142,7 +142,7 @@ class SplitScores(Result):
         )
 
     def dimensions(self, layer: int, head: int, query: int, key: int, sequence: int = 0) -> pd.DataFrame:
-        """One score as a sum over the dimensions of a head: dimension, query, key, product, wavelength.
+        """Splits one score into a sum over the dimensions of a head: dimension, query, key, product, wavelength.
 
         product = scale · q_d k_d, for query and key as they enter the score. The products add up to the score before
         the model's position bias and soft cap. `wavelength` is in tokens per turn, infinite without rotation.
@@ -158,7 +158,7 @@ class SplitScores(Result):
         return pd.DataFrame({name: value.double().tolist() for name, value in columns.items()}).rename_axis("dimension")
 
     def select(self, layers: int | Iterable[int]) -> Self:
-        """The decomposition of some of the layers."""
+        """Returns the decomposition of some of the layers."""
         try:
             numbers: list[Any] = [integer(layers)]
         except TypeError:
@@ -176,7 +176,7 @@ class SplitScores(Result):
         )
 
     def shares(self, rank: int = 0) -> "Shares":
-        """Each term's share in the `rank`-th highest score of each row (0 = the highest): figure 2.
+        """Returns each term's share in the `rank`-th highest score of each row (0 is the highest), as in figure 2.
 
         share = (t_ij − min_j t_ij) / Σ_terms (t_ij − min_j t_ij), over the terms that vary along a row.
         NaN where the row has too few keys, or sees only one key (row 0 of a causal model).
@@ -193,9 +193,10 @@ class SplitScores(Result):
         )
 
     def contrast(self, query: int, key_a: int, key_b: int) -> "Contrast":
-        """Each head's preference for one key over another: score(query, key_a) − score(query, key_b), term by term.
+        """Returns each head's preference for one key over another: score(query, key_a) − score(query, key_b), term by
+        term.
 
-        The exponential of the sum is the ratio of the attention to `key_a` and to `key_b`.
+        The exponential of the terms' sum is the ratio of the attention to `key_a` to the attention to `key_b`.
         """
         queries, keys = self.real.shape[1], len(self.key_tokens[0])
         query = index_of("query", query, queries)
@@ -253,11 +254,10 @@ class SplitScores(Result):
         pattern: Float[Tensor, "layer head query key"] | None = None,
         nouns: Nouns = TEXT,
     ) -> "ScoreNumbers":
-        """The numbers of figures 1 to 3 for one text, as arrays for drawing.
-
-        `pattern` is the attention of the run itself, over the text's real tokens, in the layers decomposed. Without
-        it, the softmax of the scores is shown; the model used the same pattern unless a hook changed it. `nouns`
-        are the words for the input and its positions in notes and figures.
+        """Returns the numbers of figures 1 to 3 for one text, as arrays for drawing. `pattern` is the attention that
+        the run used, over the text's real tokens, in the decomposed layers. If it is None, figures show the softmax of
+        the scores, which is the pattern that the model used unless a hook changed it. `nouns` are the words for the
+        input and its positions in notes and figures.
         """
         ranks = whole_number("ranks", ranks, least=1)
         sequence = index_of("sequence", sequence, len(self.real), f"{len(self.real)} texts were run")
@@ -284,15 +284,15 @@ class SplitScores(Result):
 
     @property
     def _crosses(self) -> bool:
-        """Whether queries and keys are tokens of two texts (the texts may be equal)."""
+        """Whether queries and keys are tokens of two texts, which may be equal."""
         return self.provenance.options.get("stack") == "cross"
 
     def keys_seen(self, sequence: int) -> Bool[Tensor, " key"]:
-        """The keys of a text that any of its tokens can see: all except padding."""
+        """The keys of a text that at least one of its tokens can see: all except padding."""
         return _seen(self.parts[0], self.real)[sequence].any(dim=0).any(dim=0)
 
     def _notes(self, sequence: int, nouns: Nouns) -> tuple[str, ...]:
-        """Notes on how the scores are split, and on what figures leave out."""
+        """Notes on how the scores are split and on what the figures leave out."""
         if self.reference is None:
             return _notes(self.parts[0], nouns, crosses=self._crosses)
         note = self.reference.note(sequence, nouns)

@@ -1,4 +1,5 @@
-"""Variance shares: how much of the variance of scores along a row comes from position, the key, or query and key.
+"""Variance shares: how much of the variance of scores along a row comes from position, the key, or query and key
+together.
 
 Formulas: docs/formulas.md#shares-of-variance.
 """
@@ -52,7 +53,7 @@ def variance_shares(
     stack: str | None = None,
     **options: Unpack[StreamOptions],
 ) -> "VarianceShares":
-    """Each term's share of the variance of scores along a row, head by head, over texts.
+    """Computes each term's share of the variance of scores along a row, for each head, over texts.
 
     share_t = Σ_rows Σ_j (t_ij − t̄_i)(s_ij − s̄_i) / Σ_rows Σ_j (s_ij − s̄_i)²
 
@@ -66,10 +67,10 @@ def variance_shares(
 
     Args:
         model: the model.
-        inputs: texts, or an iterator of texts (a corpus); only sums are kept.
+        inputs: texts, or an iterator of texts (a corpus); only sums are stored.
         layers: all by default.
         centre: where queries and keys are split, as in `am.decompose_scores`; None for the model's own biases.
-        first_key: whether the first token of a text counts as a key; many heads rest there, with scores far from the
+        first_key: whether the first token of a text counts as a key; many heads rest on it, with scores far from the
             others.
         stack: "encoder", "decoder" or "cross" in a model with several stacks.
         options: `bos`, `truncate`, `shard`, `journal`, `engine` and `progress`, as in `am.stream`.
@@ -79,7 +80,7 @@ def variance_shares(
 
     Raises:
         ExactnessError: if the terms do not add up to the scores that the model used.
-        InputError: for means of another model, and for texts to which the reference means do not apply.
+        InputError: for means computed with another model, and for texts to which the reference means do not apply.
 
     """
     require_model(model)
@@ -109,7 +110,7 @@ class VarianceReducer(Reducer):
         return {"centre": str(self.centre), "first_key": str(self.first_key)}
 
     def start(self, run: Run) -> State:
-        """Zero sums by text, for each term's covariance with the scores and for the scores' variance."""
+        """Sums of 0 for each text: each term's covariance with the scores, and the scores' variance."""
         if self.centre == "position" and run.corpus:
             raise InputError(
                 'centre="position" takes means over texts that run together, but a corpus runs in batches; give fixed '
@@ -125,7 +126,7 @@ class VarianceReducer(Reducer):
         return {name: value.to(run.model.device) for name, value in state.items()}
 
     def add(self, state: State, block: RowBlock, run: Run) -> None:
-        """Adds the sums of a block of rows, and compares the sum of its terms with the scores."""
+        """Adds the sums of a block of rows, and checks the sum of its terms against the scores."""
         stacks, rows, width = run.model.stacks, slice(block.rows.start, block.rows.stop), block.scores.shape[-1]
         audits: dict[int, ScoreAudit] = run.between.setdefault(self, {})
         if block.layer not in audits:
@@ -170,10 +171,8 @@ def _by_class(
 
 @dataclass(frozen=True, repr=False)
 class VarianceShares(RowMeans):
-    """Each term's share of the variance of scores along a row, head by head.
-
-    The shares of a head add up to 1; they are NaN where no row sees two keys with different scores. Texts are weighted
-    by the variance of their scores.
+    """Each term's share of the variance of scores along a row, for each head. The shares of a head add up to 1; they
+    are NaN where no row sees two keys with different scores. Texts are weighted by the variance of their scores.
     """
 
     STATISTICS = Statistics(
@@ -181,7 +180,7 @@ class VarianceShares(RowMeans):
     )
 
     centre: str
-    """Where queries and keys are split; "None" for the model's own biases."""
+    """The means at which queries and keys are split; "None" if they are split at the model's own biases."""
     first_key: bool
     """Whether the first token of a text counts as a key."""
 
@@ -231,7 +230,7 @@ class VarianceShares(RowMeans):
         return [
             Section(
                 f"Share of {term_style(name).label}",
-                "Each cell is one head: the share of the variance of scores along a row that comes from "
+                "Each cell is one head. Its colour is the share of the variance of scores along a row that comes from "
                 f"{_MEANING[name]}. The shares of a head add up to 1; terms that work against each other have shares "
                 "below 0 or above 1.",
                 {f"share-{name}": self.plot(name)},

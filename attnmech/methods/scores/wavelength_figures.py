@@ -22,7 +22,7 @@ _DASHES: Final = ("dash", "dot", "dashdot", "longdash", "longdashdot")
 
 
 def band_maps(shares: Mapping[str, Float[np.ndarray, "layer head"]], *, layers: Sequence[int], label: str) -> go.Figure:
-    """A map of layers × heads for each band, on a common scale centred on zero.
+    """Draws a map of layers × heads for each band, on a common scale centred on zero.
 
     >>> figure = band_maps({"under 8 tokens": np.array([[0.4, -0.1]])}, layers=[3], label="share")
     >>> [(trace.meta, trace.y) for trace in figure.data]
@@ -72,7 +72,7 @@ def position_kernel(
     whole: Float[np.ndarray, " distance"],
     bands: Mapping[str, Float[np.ndarray, " distance"]],
 ) -> go.Figure:
-    """A head's position term by the distance from query to key, and what each band of wavelengths adds to it.
+    """Draws a head's position term by the distance from query to key, and what each band of wavelengths adds to it.
 
     >>> figure = position_kernel(np.array([0.0, 1.0]), np.array([0.0, -0.5]), {})
     >>> [(trace.meta, trace.y.tolist()) for trace in figure.data]
@@ -81,10 +81,10 @@ def position_kernel(
     Args:
         distances: query position − key position, in tokens.
         whole: the term at each distance, in units of the score, minus its value at distance 0.
-        bands: the part of each band, in the same form; empty for a model without rotation.
+        bands: what each band contributes at each distance; empty for a model without rotation.
 
     Returns:
-        One trace per band and, last, one for the whole "position" term (the traces' `meta`).
+        A figure with one trace per band and, last, one for the whole "position" term (named in the traces' `meta`).
 
     """
     by_band = {name: values[None, None] for name, values in bands.items()}
@@ -134,17 +134,17 @@ def dimension_bars(
     *,
     title: str,
 ) -> go.Figure:
-    """One pair of tokens: query, key and what each dimension adds to the score.
+    """Draws the query, the key and what each dimension adds to the score, for one pair of tokens.
 
     Args:
         query: the query as it enters the score.
         key: the key as it enters the score.
-        product: scale · query · key of each dimension, in units of the score.
-        wavelengths: tokens per turn of each dimension; None in a model without rotation.
-        title: the pair and the sum.
+        product: scale · query · key for each dimension, in units of the score.
+        wavelengths: the number of tokens in which each dimension turns once; None in a model without rotation.
+        title: names the pair and gives the sum.
 
     Returns:
-        Bars of "query", "key" and "product" (the traces' `meta`), one below the other.
+        A figure with bars of "query", "key" and "product" (the traces' `meta`), one below the other.
 
     """
     names = ["query q", "key k", "scale · q · k"]

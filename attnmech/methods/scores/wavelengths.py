@@ -1,4 +1,4 @@
-"""Scores by wavelength: the sum over rotary planes, in bands.
+"""Scores by wavelength: sums over rotary planes, grouped into bands.
 
 Formulas: docs/formulas.md#wavelengths.
 """
@@ -31,11 +31,12 @@ UNROTATED: Final = "not rotated"
 
 @dataclass(frozen=True, eq=False)
 class Wavelengths(SavesFigures, Mapping[str, Any]):
-    """Scores as a sum over bands of wavelengths: by band, `[batch layer head query key]`, computed on demand.
+    """Scores as a sum over bands of wavelengths: a mapping from bands to `[batch layer head query key]`, computed on
+    demand.
 
     (R_i q)·(R_j k) = Σ_p |q_p| |k_p| cos(ω_p (i − j) + φ_p) over the planes p in which queries and keys turn. A band
-    comprises the planes with a wavelength 2π / ω_p between two edges. Besides the bands there may be `position`, the
-    model's own position term, and `softcap`; together they add up to the scores. Bands may cancel each other.
+    comprises the planes with a wavelength 2π / ω_p between two edges. Models with a position term or a soft cap also
+    have the entries `position` and `softcap`; all entries add up to the scores. Bands may cancel each other.
     """
 
     layers: tuple[int, ...]
@@ -48,7 +49,7 @@ class Wavelengths(SavesFigures, Mapping[str, Any]):
     def of(
         cls, parts: Sequence[ScoreParts], real: Tensor, layers: tuple[int, ...], n_layers: int, edges: Sequence[float]
     ) -> "Wavelengths":
-        """The bands between the edges; `UnsupportedModelError` for a model without rotation."""
+        """Splits scores into bands between the edges; raises `UnsupportedModelError` for a model without rotation."""
         checked = checked_edges(edges)
         if all(part.wavelengths is None for part in parts):
             raise UnsupportedModelError(
@@ -79,7 +80,7 @@ class Wavelengths(SavesFigures, Mapping[str, Any]):
 
     @property
     def variance_shares(self) -> TermsByHead:
-        """Each band's share of the variance of scores along a row; bands may cancel, so shares may leave [0, 1]."""
+        """Each band's share of the variance of scores along a row, outside [0, 1] where bands cancel."""
         shares: dict[str, Tensor] = {}
         for layer, parts in zip(self.layers, self.parts, strict=True):
             seen = parts.visible & self.real[:, None, :, None]
@@ -109,7 +110,7 @@ class Wavelengths(SavesFigures, Mapping[str, Any]):
 
 
 def checked_edges(edges: Sequence[float]) -> tuple[float, ...]:
-    """The wavelengths at which bands end; `InputError` unless they rise."""
+    """Returns the wavelengths at which bands end; raises `InputError` unless they are strictly increasing."""
     numbers = tuple(finite_number("edges", edge, above=0.0) for edge in listed("edges", edges, "a list of numbers"))
     if list(numbers) != sorted(set(numbers)):
         raise InputError(f"`edges` must be strictly increasing; got {list(numbers)}.")
@@ -117,7 +118,7 @@ def checked_edges(edges: Sequence[float]) -> tuple[float, ...]:
 
 
 def band_names(edges: Sequence[float], tokens: str = TEXT.tokens) -> tuple[str, ...]:
-    """The names of the bands, from short to long wavelengths; the last is for dimensions that do not turn.
+    """Returns the names of the bands, from short to long wavelengths; the last is for dimensions that do not turn.
 
     >>> band_names((8.0, 64.0))
     ('under 8 tokens', '8 to 64 tokens', '64 tokens and more', 'not rotated')
@@ -130,7 +131,7 @@ def band_names(edges: Sequence[float], tokens: str = TEXT.tokens) -> tuple[str, 
 
 
 def bands_there(edges: Sequence[float], parts: Sequence[ScoreParts]) -> list[str]:
-    """The bands that hold at least one dimension in some layer."""
+    """The bands that contain at least one dimension in some layer."""
     return [name for name in band_names(edges) if any(bool(dimensions_of(name, edges, part).any()) for part in parts)]
 
 

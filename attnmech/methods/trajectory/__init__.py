@@ -1,1 +1,1 @@
-"""Results of the checkpoints of a training run, side by side."""
+"""Results of a training run's checkpoints, side by side."""

@@ -21,17 +21,17 @@ _NAMED: Final = (
 def lines_by_step(
     values: Float[np.ndarray, "head step"], steps: Sequence[str], names: Sequence[str], *, label: str
 ) -> go.Figure:
-    """A line for each head; the heads that change most are named, the others are grey.
+    """Draws a line for each head; the heads that change most are named, the others are grey.
 
     >>> figure = lines_by_step(np.array([[0.0, 0.9], [0.1, 0.1]]), ["0", "1"], ["L0H0", "L0H1"], label="induction")
     >>> [(trace.name, trace.showlegend) for trace in figure.data]
     [('L0H1', True), ('L0H0', True)]
 
     Args:
-        values: the number of each head at each step; NaN where it is undefined.
+        values: each head's number at each step; NaN where undefined.
         steps: the names of the steps, in order.
         names: the names of the heads.
-        label: the name of the number, for the vertical axis.
+        label: the title of the vertical axis, which names the number.
 
     Returns:
         One trace per head; the head that changes most comes last.

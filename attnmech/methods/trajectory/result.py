@@ -34,9 +34,9 @@ def trajectory(
     >>> run.plot("induction")                                                            # doctest: +SKIP
 
     Args:
-        checkpoints: folders, hub names, or models, or pairs of a name and one of these. Each checkpoint is loaded only
-            for its measurement. A folder's name is the last part of its path, with its number if another checkpoint
-            has that name. From an iterator, at most one model is held at a time.
+        checkpoints: folders, hub names or models, or pairs of a name and one of these. Each checkpoint is loaded only
+            while it is measured. A checkpoint from a folder is named by the last part of its path, and numbered if
+            another checkpoint has the same name. With an iterator, at most one model is in memory at a time.
         method: a function from the model to a result with one row per head, such as `am.head_types` or
             `lambda model: am.attention_focus(model, texts)`.
         progress: shows a bar on stderr.
@@ -87,7 +87,7 @@ def trajectory(
 
 
 def _named(checkpoint: Any, number: int) -> tuple[str, Any]:
-    """A checkpoint's name and the checkpoint itself."""
+    """Returns a checkpoint's name and the checkpoint itself."""
     if not isinstance(checkpoint, tuple):
         return _name_of(checkpoint, number), checkpoint
     if len(checkpoint) != 2:
@@ -99,7 +99,7 @@ def _named(checkpoint: Any, number: int) -> tuple[str, Any]:
 
 
 def _measured(checkpoint: Any, method: Callable[[HookedModel], Result], named: str) -> Result:
-    """The result of one checkpoint, without keeping its model; an error names the checkpoint."""
+    """Measures one checkpoint, without keeping its model; an error names the checkpoint."""
     try:
         result = method(checkpoint if isinstance(checkpoint, HookedModel) else load(checkpoint))
     except AttnmechError as error:
@@ -147,7 +147,7 @@ class Trajectory(PagedResult):
     """The provenance of the last checkpoint's result."""
 
     def of(self, column: str) -> Float[Tensor, "step row"]:
-        """One number for every head at every checkpoint."""
+        """Returns one number for every head at every checkpoint."""
         return self.values[:, :, self.columns.index(option("column", column, self.columns))]
 
     def to_frame(self) -> pd.DataFrame:
@@ -161,7 +161,9 @@ class Trajectory(PagedResult):
         return pd.concat([pd.DataFrame(rows), numbers], axis=1)
 
     def plot(self, column: str) -> "go.Figure":
-        """A line for each head over the checkpoints, with the heads that change most in colour; returned, not shown."""
+        """Draws a line for each head over the checkpoints, with the heads that change most in colour; returned, not
+        shown.
+        """
         names = [f"L{layer}H{head}" for layer, head in zip(self.layers, self.heads, strict=True)]
         return lines_by_step(self.of(column).T.numpy(), self.steps, names, label=column.replace("_", " "))
 

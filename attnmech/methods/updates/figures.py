@@ -1,8 +1,8 @@
 """What the heads of one layer write into the residual stream: figures 7 to 10 of "Attention Focus Plots".
 
 The query side compares u = Σ_j p_ij v_j W_O, what a head adds at token i, with x, the stream that enters the block
-at i. The target side compares u = v_j W_O of the key j to which token i attends most, without its probability, with
-the stream at j. Both sides have one value for each token i.
+at i. The target side compares u = v_j W_O, where j is the key to which token i attends most and the probability is left
+out, with the stream at j. Both sides have one value for each token i.
 """
 
 import math
@@ -40,7 +40,7 @@ FADED: Final = 0.4
 """The opacity of the heads that are not selected."""
 
 NO_CHOICE: Final = MarkStyle("one visible key", NEUTRAL, "x-thin-open", "×")
-"""The mark in figures 9 and 10 for a token that sees one key alone."""
+"""The mark in figures 9 and 10 for a token that sees only one key."""
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ class Bins:
     words: str
 
     def bin_of(self, values: Float[np.ndarray, " token"]) -> Int[np.ndarray, " counted"]:
-        """The bins of the values; NaN and magnitudes of 0 have no bin and are left out."""
+        """Returns the bins of the values; NaN and magnitudes of 0 have no bin and are left out."""
         defined = values[np.isfinite(values)].astype(np.float64)
         if self.logarithmic:
             steps = np.log10(defined[defined > 0])
@@ -62,7 +62,7 @@ class Bins:
         return places
 
     def edge(self, steps: Float[np.ndarray, "*head bin"]) -> Float[np.ndarray, "*head bin"]:
-        """The value at a number of steps."""
+        """Returns the value at a number of steps."""
         value: Float[np.ndarray, "*head bin"] = steps / self.steps_per_unit
         if self.logarithmic:
             value = np.power(10.0, value)
@@ -79,7 +79,7 @@ ORIENTATION_BINS: Final = Bins(40, logarithmic=False, words="orientation")
 def magnitude_histograms(
     magnitude: Float[np.ndarray, "head token"], *, side: Side, head: int | None = None
 ) -> go.Figure:
-    """Figure 7: the size of updates over the tokens, one histogram per head on a common logarithmic axis.
+    """Draws figure 7: the size of updates over the tokens, one histogram per head on a common logarithmic axis.
 
     Args:
         magnitude: ‖u‖ / ‖x‖ of one layer; NaN and 0 are omitted.
@@ -87,7 +87,8 @@ def magnitude_histograms(
         head: a head to highlight.
 
     Returns:
-        One trace per head (the trace's `meta`), at the head's height; every trace is scaled to its fullest bin.
+        A figure with one trace per head (the trace's `meta`), at the head's height; every trace is scaled to its
+        fullest bin.
 
     """
     return _of_one_layer(magnitude_histograms_chart, head, magnitude, side=side)
@@ -100,14 +101,14 @@ def magnitude_histograms_chart(
     chosen: bool = True,
     nouns: Nouns = TEXT,
 ) -> Chart:
-    """Figure 7 of every layer and side, with one axis for all layers; `chosen` highlights one head."""
+    """Draws figure 7 for every layer and side, with one axis for all layers; `chosen` highlights one head."""
     return _histograms(magnitude, MAGNITUDE_BINS, sides, chosen, nouns)
 
 
 def orientation_histograms(
     orientation: Float[np.ndarray, "head token"], *, side: Side, head: int | None = None
 ) -> go.Figure:
-    """Figure 8: the direction of updates over the tokens, one histogram per head from -1 to 1.
+    """Draws figure 8: the direction of updates over the tokens, one histogram per head from -1 to 1.
 
     Args:
         orientation: cos(u, x) of one layer; NaN is left out.
@@ -128,7 +129,7 @@ def orientation_histograms_chart(
     chosen: bool = True,
     nouns: Nouns = TEXT,
 ) -> Chart:
-    """Figure 8 of every layer and side."""
+    """Draws figure 8 for every layer and side."""
     return _histograms(orientation, ORIENTATION_BINS, sides, chosen, nouns)
 
 
@@ -141,19 +142,19 @@ def orientation_by_magnitude(
     side: Side,
     head: int | None = None,
 ) -> go.Figure:
-    """Figure 9: the direction of updates against their size, one point for each head and token of one layer.
+    """Draws figure 9: the direction of updates against their size, one point for each head and token of one layer.
 
     Args:
         magnitude: ‖u‖ / ‖x‖; points that are NaN or 0 are left out.
         orientation: cos(u, x); NaN where undefined.
-        attended: the key to which each token attends most; -1 where it has no choice.
+        attended: the key to which each token attends most; -1 for a token that sees only one key.
         tokens: the text's tokens.
         side: as in `magnitude_histograms`.
         head: a head to highlight.
 
     Returns:
-        A trace for each mark, "all self" and so on (the traces' `meta`); with `head`, traces of the "chosen" head lie
-        on top; the last trace is the "legend". Each point's `customdata` begins with its head.
+        A figure with a trace for each mark ("all self" and so on, in the traces' `meta`). With `head`, traces of the
+        "chosen" head lie on top; the last trace is the "legend". Each point's `customdata` begins with its head.
 
     """
     chart = partial(orientation_by_magnitude_chart, tokens=tokens)
@@ -170,7 +171,7 @@ def orientation_by_magnitude_chart(
     chosen: bool = True,
     nouns: Nouns = TEXT,
 ) -> Chart:
-    """Figure 9 of every layer and side."""
+    """Draws figure 9 for every layer and side."""
     figure, slots = _points(_magnitudes(magnitude), _numbers(orientation), attended, tokens, chosen, nouns)
     hover = f"{_POINT_HOVER}<br>magnitude %{{x:.3g}}<br>orientation %{{y}}<extra></extra>"
     figure.update_traces(hovertemplate=hover).update_layout(
@@ -188,7 +189,7 @@ def magnitude_by_position(
     side: Side,
     head: int | None = None,
 ) -> go.Figure:
-    """Figure 10: the size of updates along the text, for all heads of a layer, marked by where the heads attend.
+    """Draws figure 10: the size of updates along the text, for all heads of a layer, marked by where the heads attend.
 
     Args:
         magnitude: as in `orientation_by_magnitude`.
@@ -198,7 +199,7 @@ def magnitude_by_position(
         head: as in `orientation_by_magnitude`.
 
     Returns:
-        The traces of `orientation_by_magnitude`.
+        A figure with the traces of `orientation_by_magnitude`.
 
     """
     chart = partial(magnitude_by_position_chart, tokens=tokens)
@@ -214,7 +215,7 @@ def magnitude_by_position_chart(
     chosen: bool = True,
     nouns: Nouns = TEXT,
 ) -> Chart:
-    """Figure 10 of every layer and side."""
+    """Draws figure 10 for every layer and side."""
     position = np.broadcast_to(np.arange(magnitude.shape[-1], dtype=np.float64), magnitude.shape)
     figure, slots = _points(_numbers(position), _magnitudes(magnitude), attended, tokens, chosen, nouns)
     hover = f"{_POINT_HOVER}<br>magnitude %{{y:.3g}}<extra></extra>"
@@ -248,25 +249,25 @@ def _of_one_layer(
 
 
 def _numbers(values: Float[np.ndarray, "side layer head token"]) -> Callable[[tuple[str, ...]], ByChoice]:
-    """The points' coordinates for every choice of side, layer and, if `over` has it, head."""
+    """The points' coordinates for every choice of side, layer and, if `over` names it, head."""
     return lambda over: ByChoice(_flat(values, over), over, blocks=math.prod(values.shape[:3]))
 
 
 def _magnitudes(values: Float[np.ndarray, "side layer head token"]) -> Callable[[tuple[str, ...]], ByChoice]:
-    """The coordinates of magnitudes, without those of 0, which a logarithmic axis cannot show."""
+    """The coordinates of magnitudes, without magnitudes of 0, which a logarithmic axis cannot show."""
     positive = np.where(values > 0, values, np.nan)
     return lambda over: ByChoice(_flat(positive, over), over, logarithmic=True, blocks=math.prod(values.shape[:3]))
 
 
 def _flat(values: np.ndarray, over: tuple[str, ...]) -> np.ndarray:
-    """The values with one axis per choice and one for all the rest."""
+    """Reshapes the values to one axis per choice and one for everything else."""
     return values.reshape(*values.shape[: len(over)], -1)
 
 
 def _histograms(
     values: Float[np.ndarray, "side layer head token"], bins: Bins, sides: Sequence[Side], chosen: bool, nouns: Nouns
 ) -> Chart:
-    """One histogram per head, on separate lines: overlaid, the curves of 24 heads would hide each other."""
+    """Draws one histogram per head, on separate lines: overlaid, the curves of 24 heads would hide each other."""
     heads = values.shape[2]
     x, y, low, high, count = _outlines(values, bins)
     columns = tuple(ByChoice(array, _OF_HEAD, logarithmic=bins.logarithmic) for array in (x, low, high))
@@ -308,7 +309,9 @@ def _histograms(
 
 
 def _outlines(values: Float[np.ndarray, "side layer head token"], bins: Bins) -> tuple[np.ndarray, ...]:
-    """For each histogram, by bin: middle, height in the figure, lower and upper edge, and count (-1 beyond)."""
+    """For each histogram and bin: middle, height in the figure, lower and upper edge, and count (-1 in the bins
+    beyond).
+    """
     filled = [_filled_bins(bins.bin_of(tokens)) for tokens in values.reshape(-1, values.shape[-1])]
     most = max(len(count) for _, count in filled)
     edges = np.full((len(filled), most), np.nan)
@@ -324,7 +327,7 @@ def _outlines(values: Float[np.ndarray, "side layer head token"], bins: Bins) ->
 def _filled_bins(
     bin_of_token: Int[np.ndarray, " counted"],
 ) -> tuple[Float[np.ndarray, " bin"], Int[np.ndarray, " bin"]]:
-    """The bins from the first to the last that hold a token, with one empty bin at either end, and their counts."""
+    """The bins from the first to the last that contains a token, with one empty bin at either end, and their counts."""
     if not bin_of_token.size:
         return np.empty(0), np.empty(0, dtype=np.int64)
     first = bin_of_token.min() - 1
@@ -343,7 +346,9 @@ def _points(
     chosen: bool,
     nouns: Nouns,
 ) -> tuple[go.Figure, list[Slot]]:
-    """A point for each head and token, marked by the attended key; the selected head's points are larger and on top."""
+    """Draws a point for each head and token, marked by the attended key; the selected head's points are larger and on
+    top.
+    """
     heads, length = attended.shape[1:]
     if length != len(tokens):
         raise InputError(
@@ -387,7 +392,7 @@ def _points(
             )
     for name, style in styles.items():
         figure.add_scatter(
-            x=[None],  # a trace without any entry is not in the legend
+            x=[None],  # a trace without data would be missing from the legend
             y=[None],
             mode="markers",
             marker={"color": style.colour, "symbol": style.symbol, "size": 9},
@@ -419,7 +424,7 @@ def _titles(axes: Mapping[str, str], sides: Sequence[Side]) -> list[Slot]:
 def _range_of(
     magnitude: Float[np.ndarray, "side layer head token"], axis: str, sides: Sequence[Side]
 ) -> tuple[Slot, ...]:
-    """The log10 ends of one range for all layers' axes, so that layers can be compared."""
+    """The log10 ends of a range that the axes of all layers share, so that layers can be compared."""
     if len(sides) == 1:
         return ()
     ends = []

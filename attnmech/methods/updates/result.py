@@ -41,7 +41,7 @@ _ANSWERS: Final = "measure it with am.residual_updates(model, text, answers=[' T
 FIGURES: Final = ("magnitude", "orientation", "orientation_by_magnitude", "magnitude_by_position")
 
 _MAPS: Final = set(STATISTICS) - set(FIGURES)
-"""The statistics with a map of layers × heads as their figure."""
+"""The statistics whose figure is a map of layers × heads."""
 
 
 @public
@@ -64,15 +64,15 @@ def residual_updates(
 
     On the query side, u_i = Σ_j p_ij v_j W_O is compared with x_i, the stream as it enters the block (`resid_pre`). On
     the target side, u_j = v_j W_O of the key j to which row i attends most, without p, is compared with x_j. If a norm
-    lies between attention and stream (Gemma 2), its scale at row i is frozen and part of u, so that Σ_h u plus the
-    bias's share is `attn_out` in every model. Row 0, where a causal head has no choice, is left out of means; see
-    `ResidualUpdates.where`.
+    lies between attention and stream (Gemma 2), u includes the norm's scale at row i, frozen, so that Σ_h u plus the
+    bias's contribution is `attn_out` in every model. Row 0, where a causal head has no choice, is left out of means;
+    `ResidualUpdates.where` selects other rows.
 
     This takes one forward pass.
 
     Args:
         model: the model.
-        inputs: texts, or an iterator of texts (a corpus); only sums of a corpus are kept.
+        inputs: texts, or an iterator of texts (a corpus); only sums are stored.
         layers: all by default.
         answers: one token per text (its text or id): `.logits` is then what each head adds to that token's logit at the
             text's last token, with the final norm's scale frozen. If the model soft-caps its logits (Gemma 2), these
@@ -149,14 +149,13 @@ class ResidualUpdates(RowMeans):
 
     @property
     def top_key(self) -> Int[Tensor, "layer head batch query"]:
-        """The key that each row attends to most; −1 in rows without a choice and at padding."""
+        """The key to which each row attends most; −1 in rows without a choice and at padding."""
         return self._row("top_key")
 
     @property
     def logits(self) -> Float[Tensor, "layer head batch"]:
-        """What each head adds to the answer's logit at the text's last token, or to the logit difference.
-
-        The unit is `logit_unit`: if the model soft-caps its logits, the part of the logit before the cap.
+        """What each head adds to the answer's logit at the text's last token, or to the logit difference. The unit is
+        `logit_unit`: logits, or pre-cap logits if the model soft-caps its logits.
         """
         return self._by_layer(self._kept("logits", _ANSWERS) * self._kept("final_scale", _ANSWERS))
 
@@ -174,7 +173,7 @@ class ResidualUpdates(RowMeans):
 
     @property
     def blocks(self) -> "BlockUpdates":
-        """What attention and MLP as a whole add to the stream, and how much heads cancel each other."""
+        """What attention as a whole and the MLP add to the stream, and how much heads cancel each other."""
         if self.parts is not None:
             one, other = (part.blocks for part in self.parts)
             return one - other
@@ -195,7 +194,8 @@ class ResidualUpdates(RowMeans):
         head: int | None = None,
         sequence: int = 0,
     ) -> "go.Figure":
-        """Figure 7 (`magnitude`), 8 (`orientation`), 9 (`orientation_by_magnitude`) or 10 (`magnitude_by_position`).
+        """Draws figure 7 (`magnitude`), 8 (`orientation`), 9 (`orientation_by_magnitude`) or 10
+        (`magnitude_by_position`).
 
         The figure shows one layer (the first if `layer` is None) of one text; `side="target"` shows what the value of
         the most attended key would write, and `head` highlights a head. The figure is returned, not shown. For a
@@ -237,9 +237,8 @@ class ResidualUpdates(RowMeans):
         return self._difference_map(statistic)
 
     def numbers(self, sequence: int = 0, layers: Iterable[int] | None = None, nouns: Nouns = TEXT) -> "UpdateNumbers":
-        """The numbers of figures 7 to 10 for one text, as arrays for drawing, in all layers or some.
-
-        `nouns` are the words for the input in figures.
+        """Returns the numbers of figures 7 to 10 for one text, in all layers or some, as arrays. `nouns` are the
+        figures' words for the input.
         """
         real = self._row("classes").any(dim=1)
         sequence = index_of("sequence", sequence, len(real), f"{len(real)} texts were run")
@@ -280,7 +279,8 @@ class ResidualUpdates(RowMeans):
         return [
             Section(
                 f"Figure 10. Updates along the text, layer {layer}",
-                "‖u‖ / ‖x‖ of every head at every token, marked by the key with the head's highest attention.",
+                "Each point is ‖u‖ / ‖x‖ of one head at one token, marked by the key with the head's highest "
+                "attention.",
                 {f"magnitude-by-position-{layer}": self.plot("magnitude_by_position", layer=layer)},
                 f'updates.plot("magnitude_by_position", layer={layer})',
             )
@@ -292,7 +292,7 @@ class ResidualUpdates(RowMeans):
         return self.finding()
 
     def finding(self, nouns: Nouns = TEXT) -> str:
-        """The lead, with these words for the input."""
+        """The main finding in one sentence, with `nouns` as the words for the input."""
         if self.parts is not None:
             return self._difference_lead("magnitude")
         first, elsewhere = self.magnitude_at_first, self.magnitude_elsewhere
@@ -327,11 +327,11 @@ class ResidualUpdates(RowMeans):
 @public
 @dataclass(frozen=True, repr=False)
 class BlockUpdates(RowMeans):
-    """What a layer's attention and MLP as a whole add to the stream; means are `[layer 1]`.
+    """What a layer's attention as a whole and its MLP add to the stream; means are `[layer 1]`.
 
-    `attn_magnitude` ‖attn_out‖ / ‖x‖ and `attn_orientation` cos(attn_out, x) compare attention with the stream that
-    enters the block; `mlp_magnitude` and `mlp_orientation` compare the MLP with the stream to which it adds.
-    `cancellation` is ‖Σ_h u_h‖ / Σ_h ‖u_h‖: 1 where all heads write in one direction, near 0 where they cancel.
+    `attn_magnitude` ‖attn_out‖ / ‖x‖ and `attn_orientation` cos(attn_out, x) compare attention's output with the stream
+    that enters the block; `mlp_magnitude` and `mlp_orientation` compare the MLP's output with the stream to which it is
+    added. `cancellation` is ‖Σ_h u_h‖ / Σ_h ‖u_h‖: 1 where all heads write in one direction, near 0 where they cancel.
     """
 
     STATISTICS = BLOCK_STATISTICS

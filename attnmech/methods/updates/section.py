@@ -58,8 +58,8 @@ def update_sections(view: UpdateNumbers, call: str) -> list[Section]:
             heading="Figure 7. How much each head changes the stream",
             finding=_over_tokens(view, positive, partial(_about_magnitudes, nouns)),
             reading=_by_side(
-                f"One histogram over the {nouns.text}'s {nouns.tokens} for each head of the selected layer: update "
-                "magnitude ‖u‖ / ‖x‖ on a logarithmic axis.",
+                "Each histogram is one head of the selected layer: its update magnitudes ‖u‖ / ‖x‖ over the "
+                f"{nouns.text}'s {nouns.tokens}, on a logarithmic axis.",
                 _what_a_side_is(nouns),
             ),
             caveat=f"Each histogram is scaled to its fullest bin; hover over a bin for its number of {nouns.tokens}. "
@@ -75,8 +75,8 @@ def update_sections(view: UpdateNumbers, call: str) -> list[Section]:
             heading="Figure 8. The direction in which each head moves the stream",
             finding=_over_tokens(view, orientation, _about_orientations),
             reading=_by_side(
-                "One histogram per head of update orientation cos(u, x): at 1 an update lengthens the stream, at 0 "
-                "it is orthogonal to it, and below 0 it cancels part of it."
+                "Each histogram is one head: its update orientations cos(u, x). At 1 an update lengthens the stream, "
+                "at 0 it is orthogonal to the stream, and below 0 it cancels part of the stream."
             ),
             caveat="Scaled as in figure 7. In many dimensions, two unrelated directions are nearly orthogonal, so "
             "values near 0 are expected by chance.",
@@ -99,9 +99,7 @@ def update_sections(view: UpdateNumbers, call: str) -> list[Section]:
             contents=f"10 Magnitude along the {nouns.text}",
             heading=f"Figure 10. Magnitude along the {nouns.text}",
             finding=_about_marks(view, magnitude),
-            reading=_by_side(
-                f"The same points by the position of the {nouns.query_token}, for all heads of the layer."
-            ),
+            reading=_by_side(f"The points of figure 9, plotted by the position of the {nouns.query_token}."),
             caveat=f"On the target side, a {nouns.first} with a very large ‖x‖ makes ‖u‖ / ‖x‖ small regardless of "
             "u: check the query side before concluding that a head attending to it writes nothing.",
             figures={"magnitude-by-position": magnitude_by_position_chart(magnitude, SIDES, **points)},
@@ -118,7 +116,7 @@ def _by_side(reading: str, more: dict[str, str] | None = None) -> ByChoice:
 def _over_tokens(
     view: UpdateNumbers, values: Float[np.ndarray, "side layer head token"], words: Callable[[np.ndarray], str]
 ) -> ByChoice:
-    """For each head, the words for its numbers at the tokens that have one."""
+    """A sentence for each head about its numbers, over the tokens that have one."""
 
     def told(side: int, layer: int, head: int) -> str:
         numbers = values[side, layer, head]

@@ -112,7 +112,7 @@ def load(
         device: where to put it; parameters of an object are copied if it differs from their own.
         dtype: the precision; by default that in which a folder stores its weights, and float32 for GGUF. Parameters of
             an object are copied if it differs from their own.
-        bos: whether a text begins with the tokenizer's first token (BOS or CLS): None leaves it to the tokenizer.
+        bos: whether a text begins with the tokenizer's BOS or CLS token: None leaves it to the tokenizer.
         architecture: how the model is built, where that cannot be read.
         example: what a module of your own is called with, as a tensor, a tuple of positional arguments, or a mapping of
             keyword arguments.

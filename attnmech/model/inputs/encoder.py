@@ -86,7 +86,7 @@ class Encoder:
     def encode(self, inputs: Inputs, bos: bool | None = None) -> Batch:
         """One batch, padded on the right if texts differ in length.
 
-        `bos` says whether each text begins with the tokenizer's first token (BOS or CLS): True adds it, False removes
+        `bos` says whether each text begins with the tokenizer's BOS or CLS token: True adds it, False removes
         it, None follows the setting at load or, without one, the tokenizer. Token ids stay unchanged.
         """
         batch = self.read(inputs, bos)

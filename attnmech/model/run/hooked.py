@@ -186,7 +186,7 @@ class HookedModel:
                 names. Without points: only the logits (for a model without a head, the last `resid_post`).
                 `model.points` lists them.
             layers: the layers of points named without one; by default all.
-            bos: whether each text begins with the tokenizer's first token; by default as at load.
+            bos: whether each text begins with the tokenizer's BOS or CLS token; by default as at load.
             gradients_of: a function of the logits (and, if it takes two arguments, of the `Batch`) that returns one
                 number or one per sequence; `.gradients` then holds the derivative of their sum with respect to every
                 requested point.
@@ -310,7 +310,7 @@ class HookedModel:
             points: captured in each pass: `text.steps[2]["cross.pattern", 0]` is the attention that led to the third
                 new token.
             generator: a torch.Generator, which makes draws repeatable.
-            bos: whether each text begins with the tokenizer's first token.
+            bos: whether each text begins with the tokenizer's BOS or CLS token.
             options: do_sample (without it, greedy), temperature, top_k, top_p and stop_at_eos; with the bridge, its
                 further options (repetition_penalty, ...). First tokens that a family forces (mBART's target
                 language, Whisper's language and task) go into decoder_input_ids; no token is suppressed.
@@ -353,7 +353,7 @@ class HookedModel:
 
         Args:
             inputs: texts, or token ids.
-            bos: whether each text begins with the tokenizer's first token.
+            bos: whether each text begins with the tokenizer's BOS or CLS token.
 
         Returns:
             One number per text.
@@ -382,8 +382,8 @@ class HookedModel:
                 inputs; or pictures and recordings.
             target: what the decoder of an encoder-decoder reads, one text for each text or recording of `inputs`; the
                 token that the decoder starts with is put before it.
-            bos: whether each text begins with the tokenizer's first token. A chat begins as its template says, unless
-                this is True or False.
+            bos: whether each text begins with the tokenizer's BOS or CLS token. A chat begins as its template says,
+                unless `bos` is True or False.
 
         Returns:
             Token ids, texts of tokens, mask and lengths.

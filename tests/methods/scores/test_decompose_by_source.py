@@ -303,7 +303,7 @@ def test_a_wired_head_is_explained_by_its_wire() -> None:
         said = signed(beyond, ".2f")
         assert f"score {said} relative to" in line and f"query_key gives {said}: " in line
         assert f"{said} (100\u00a0%), " in line and "61 other pairs" in line
-    assert why.explain(1, 3, 0) == f"L1H3 at 0 “{ids[0, 0]}” sees one key alone, so its attention is fixed"
+    assert why.explain(1, 3, 0) == f"L1H3 at 0 “{ids[0, 0]}” sees only one key, so its attention is fixed"
 
 
 def test_what_is_the_same_at_every_key_is_no_reason_to_look_at_one() -> None:
@@ -466,7 +466,7 @@ def test_one_token_has_no_choice() -> None:
         why = am.decompose_by_source(models.hooked(name), torch.tensor([[5]]))
         assert bool(why.matrix(1, 0).isnan().all()) and not bool(why.matrix(1, 0, 0).isnan().any())
         assert bool((why.matrix(1, 0, 0, contrast=True) == 0).all())
-        assert why.explain(0, 0, 0).endswith("sees one key alone, so its attention is fixed")
+        assert why.explain(0, 0, 0).endswith("sees only one key, so its attention is fixed")
 
 
 # -- what it leaves alone, and what it refuses ---------------------------------------------------------------
