@@ -878,7 +878,7 @@ def test_gradients_under_interventions_against_finite_differences(name: str) -> 
         for point in ("q", "k"):
             with pytest.raises(InputError, match=f"gradients at '{point}' 1 would miss them"):
                 hooked.run(ids, points=[(point, 1)], gradients_of=measure)
-            said = f"a hook at '{point}' 1 changes its terms"
+            said = f"a hook at '{point}' 1 changes the terms of the scores"
             with hooked.hooks({(point, 1): lambda x: x * 2}), pytest.raises(InputError, match=said):
                 hooked.run(ids)
     assert hooked.run(ids, points=[("q", 1)], gradients_of=measure).gradients is not None

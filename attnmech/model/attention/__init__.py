@@ -1,1 +1,1 @@
-"""The one softmax, what acts on it, and how a model's modules reach it."""
+"""Computes attention in one place, applies edits there, and connects the modules of every model to it."""

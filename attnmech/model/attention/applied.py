@@ -1,4 +1,4 @@
-"""Interventions as applied to a model: in which texts, heads and rows of a running batch."""
+"""Applies interventions to a model: finds their texts, heads and rows in the running batch."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -21,36 +21,36 @@ from ..parts.mask import MaskRule
 from .observed import LayerAttention
 
 Ledger: TypeAlias = Callable[[Any, Tensor, Tensor, Batch, MeanQK | None], ScoreParts]
-"""Makes the terms of a layer's scores from the layer's block, `attn_in`, the visible keys, the batch and the means."""
+"""Splits a layer's scores into terms, from what the scores depend on, the mask, the batch and the means."""
 
 Kind = TypeVar("Kind", bound=Edit)
 
 
 @dataclass(frozen=True)
 class Applied:
-    """One intervention as applied to a model, in some texts of the running batch."""
+    """One intervention, applied to some texts of the running batch."""
 
     intervention: Intervention
     heads: Mapping[int, tuple[int, ...]]
-    """The layers that it touches, each with its heads; without heads at points of the stream."""
+    """The layers that it changes, each with the heads that it changes there (none at a point of the stream)."""
     part: BatchPart = field(default_factory=BatchPart)
     ledger: Ledger | None = None
-    """The function that makes the terms, for changes to a term of the scores."""
+    """The function that splits the scores, if the intervention scales a term of them."""
 
     def cells(self, layer: int) -> tuple[slice, list[int]]:
-        """Its texts and its heads in a layer, as an index of `[batch head ...]`."""
+        """The texts and heads that it changes in a layer, as an index into `[batch head ...]`."""
         return self.part.texts, list(self.heads[layer])
 
     @contextmanager
     def named(self) -> Iterator[None]:
-        """Puts its sentence in front of an `InputError`."""
+        """Prefixes an `InputError` raised in the block with the intervention's sentence."""
         try:
             yield
         except InputError as error:
             raise InputError(f"{self.intervention}: {error}") from None
 
     def rows(self, batch: Batch) -> Bool[Tensor, "batch position"]:
-        """The rows that it changes, in the texts that it changes; `batch` has the tokens of the rows."""
+        """True at the rows that it changes, for the texts that it changes; the tokens of `batch` are the rows."""
         mask, chosen = batch.mask[self.part.texts], self.intervention.positions
         if chosen is None:
             return torch.ones_like(mask)
@@ -66,7 +66,7 @@ class Applied:
         return torch.isin(place, ahead) | torch.isin(place - last, back)
 
     def at_point(self, value: Tensor, layer: int, batch: Batch) -> None:
-        """Changes, in place, a value with the axes `batch position ...`: q, k, v, z, or the stream."""
+        """Changes a value `[batch position ...]` (q, k, v, z, or the stream) in place."""
         one = self.intervention
         assert isinstance(one.edit, PointEdit)
         part, heads = value[self.part.texts], list(self.heads[layer])
@@ -89,7 +89,7 @@ class AppliedInLayer:
     changes: tuple[Applied, ...]
 
     def _of(self, kind: type[Kind]) -> list[tuple[Applied, Kind]]:
-        """The changes that have an edit of a kind, with the edit, in order."""
+        """The changes whose edit is of this kind, each with its edit, in order."""
         edits = ((change, change.intervention.edit) for change in self.changes)
         return [(change, edit) for change, edit in edits if isinstance(edit, kind)]
 
@@ -105,11 +105,11 @@ class AppliedInLayer:
 
     @property
     def whole_rows(self) -> bool:
-        """Whether it may put weight on keys that no row of a block can see."""
+        """Whether a change may put weight on keys that no row of a block can see."""
         return any(edit.ANY_KEY for _, edit in self._of(PatternEdit))
 
     def ledgers(self, of_layer: LayerAttention, mask: MaskRule, batch: Batch) -> dict[MeanQK | None, ScoreParts]:
-        """The terms of the current scores, split as each change asks; `InputError` if they lack one to be scaled."""
+        """The terms of the current scores, split as changes ask; `InputError` if a term to be scaled is missing."""
         scales = self._of(TermEdit)
         make, attn_in = scales[0][0].ledger, of_layer.notes.attn_in
         assert make is not None and attn_in is not None
@@ -125,7 +125,7 @@ class AppliedInLayer:
         return ledgers
 
     def on_scores(self, scores: Tensor, ledgers: Mapping[MeanQK | None, ScoreParts], rows: range) -> None:
-        """Scales terms of the ledger inside scores `[batch head row key]`, in place, before a soft cap."""
+        """Scales terms of the scores `[batch head row key]` in place, before a soft cap."""
         for (centre, term), factor in self._factors(scores).items():
             heads = (factor != 1).any(dim=0).nonzero()[:, 0]
             value = ledgers[centre].term(term, slice(rows.start, rows.stop)).expand(*scores.shape[:3], -1)[:, heads]
@@ -133,7 +133,7 @@ class AppliedInLayer:
             scores[:, heads] += added.to(scores.dtype)
 
     def _factors(self, scores: Tensor) -> dict[tuple[MeanQK | None, str], Float[Tensor, "batch head"]]:
-        """The factor of each term of each split: if several changes scale it, the product of their factors."""
+        """The factor of each term of each split: the product of the factors of all changes that scale it."""
         factors: dict[tuple[MeanQK | None, str], Tensor] = {}
         for change, edit in self._of(TermEdit):
             ones = scores.new_ones(scores.shape[:2], dtype=torch.promote_types(scores.dtype, torch.float32))
@@ -180,7 +180,7 @@ class AppliedInLayer:
         return pattern
 
     def change_of_values(self, v: Tensor, heads: int, keys: Batch) -> Float[Tensor, "batch head key d_value"] | None:
-        """How much the values that single heads read differ from v `[batch kv_head key d_value]`."""
+        """How far the values that each head reads differ from v `[batch kv_head key d_value]`; None if none differ."""
         edits = self._of(ValueEdit)
         if not edits:
             return None
@@ -197,16 +197,16 @@ class AppliedInLayer:
 
 @dataclass(frozen=True)
 class AppliedByPoint:
-    """All active changes, by where they act."""
+    """All active changes, sorted by where they act."""
 
     at_points: Mapping[PointKey, tuple[Applied, ...]] = field(default_factory=dict)
     in_attention: Mapping[tuple[str, int], AppliedInLayer] = field(default_factory=dict)
     names: tuple[str, ...] = ()
-    """The text of each intervention."""
+    """The sentence of each intervention."""
 
     @classmethod
     def of(cls, changes: Sequence[Applied]) -> "AppliedByPoint":
-        """The changes by where they act, in order."""
+        """Sorts changes by where they act, keeping their order."""
         points: dict[PointKey, list[Applied]] = {}
         layers: dict[tuple[str, int], list[Applied]] = {}
         for change in changes:

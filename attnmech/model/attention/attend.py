@@ -1,9 +1,9 @@
-"""The one place that computes the softmax: in blocks of rows, with edits and observers on the way.
+"""Computes every softmax of attention, in blocks of rows; edits change the values, and observers see them.
 
 Every score, pattern and z that attnmech reports, edits or reduces comes from `attend`. Models reach it through
 transformers' attention interface, or through a module of ours that replaces theirs
-(`attnmech.model.attention.replaced_attention`). The mask arrives as a rule (`MaskRule`) and is evaluated a block of
-rows at a time, so that no [query key] mask need exist.
+(`attnmech.model.attention.replaced_attention`). The mask comes as a rule (`MaskRule`), which is evaluated for one block
+of rows at a time, so that no [query key] mask need exist.
 """
 
 from collections.abc import Callable, Iterable
@@ -50,15 +50,15 @@ def attend(
 ) -> Float[Tensor, "batch query head d_value"]:
     """Attention of one layer, block of rows by block of rows.
 
-    score_ij = scale · (q_i·k_j + q_i·K_p + k_j·Q_p) + position_ij, with tables K and Q of `relative` positions where
-    the model has them, soft-capped to c·tanh(score/c) where it does so, where the mask lets i see j, else the lowest
-    finite number; pattern_i = softmax_j(score_ij), with a sink as one more logit in the denominator;
-    z_i = Σ_j pattern_ij v_j. Query heads share keys and values in groups of head / kv_head. A row that sees no key
-    (padding on the left) comes out uniform, as in transformers' eager attention. From q and k on everything is
-    computed in float32 or, in a float64 model, in float64, and z is rounded to the model's precision.
+    Where the mask lets i see j, score_ij = scale · (q_i·k_j + q_i·K_p + k_j·Q_p) + position_ij; K and Q are tables of
+    `relative` positions, if the model has them, and the score becomes c·tanh(score/c) if the model has a soft cap.
+    Elsewhere the score is the lowest finite number. pattern_i = softmax_j(score_ij), with a sink as one more logit in
+    the denominator; z_i = Σ_j pattern_ij v_j. Query heads share keys and values in groups of head / kv_head. A row that
+    sees no key (padding on the left) is uniform, as in transformers' eager attention. Everything after q and k is
+    computed in float32 (float64 in a float64 model), and z is then rounded to the model's precision.
 
-    `weights` is given each block of the pattern, after edits, and the number of keys. In a pass that begins after this
-    attention (`Part.z`), nothing of it is computed.
+    `weights` is called with each block of the pattern, after edits, and the number of keys. A pass that begins after
+    this attention (`Part.z`) supplies z, and nothing is computed.
     """
     if (z := site.in_force.given_z(site.layer)) is not None:
         return _visit_z(site, z)
@@ -71,7 +71,7 @@ def attend(
 
 
 def _attend_rows(layer: "_Layer", rows: range) -> Float[Tensor, "batch row head d_value"]:
-    """z of a block of rows. Keys that none of them may see are left out, unless somebody asks for whole rows."""
+    """z of a block of rows. Keys that no row of the block may see are left out, unless somebody asks for whole rows."""
     keys = layer.keys(rows)
     scores = layer.products(rows, keys)
     scores = layer.with_terms_scaled(scores, rows)
@@ -87,7 +87,7 @@ def _attend_rows(layer: "_Layer", rows: range) -> Float[Tensor, "batch row head 
 
 @dataclass(frozen=True)
 class _Layer:
-    """One layer's attention in one pass: queries, keys and values, what changes its rows, and who sees them."""
+    """One layer's attention in one pass: queries, keys and values, the changes to its rows, and their observers."""
 
     q: Float[Tensor, "batch head query d_head"]
     k: Float[Tensor, "batch kv_head key d_head"]
@@ -98,9 +98,9 @@ class _Layer:
     weights: Callable[[Tensor, int], None] | None
     changes: AppliedInLayer | None
     added: Callable[[Tensor, slice], Tensor] | None
-    """Makes the products of queries and keys with the tables of relative positions."""
+    """Computes what tables of relative positions add to q·k, for some rows and keys."""
     precision: torch.dtype
-    """That of z in the model."""
+    """The precision of z in the model."""
 
     @classmethod
     def of(
@@ -113,7 +113,7 @@ class _Layer:
         site: "Site",
         weights: Callable[[Tensor, int], None] | None,
     ) -> "_Layer":
-        """In float32 at least, after hooks on queries and keys."""
+        """Collects what a layer needs, in float32 at least, after hooks on queries and keys."""
         q, k = (_visit_by_position(site, name, value) for name, value in (("q_rot", q), ("k_rot", k)))
         precision, wide = v.dtype, torch.promote_types(q.dtype, torch.float32)
         q, k, v = q.to(wide), k.to(wide).contiguous(), v.to(wide).contiguous()
@@ -124,7 +124,7 @@ class _Layer:
         return cls(q, k, v, terms, mask, site, weights, changes, added, precision)
 
     def blocks(self) -> Iterable[range]:
-        """The rows in blocks, or all at once where whole rows are asked for."""
+        """The rows in blocks; all rows in one block if somebody asks for whole rows."""
         return _row_blocks(self.q, self.mask, self.whole, self.gathers)
 
     @cached_property
@@ -146,19 +146,19 @@ class _Layer:
 
     @cached_property
     def change_of_values(self) -> Float[Tensor, "batch head key d_value"] | None:
-        """How much the values that single heads read differ from v."""
+        """How far the values that each head reads differ from v; None if none differ."""
         if self.changes is None:
             return None
         return self.changes.change_of_values(self.v, self.q.shape[1], self.site.keys_batch)
 
     def keys(self, rows: range) -> slice | Int[Tensor, " key"]:
-        """Which keys a block of rows is given: those up to the last that it sees, or fewer where it sees few."""
+        """The keys computed for a block of rows: all up to the last visible one, or only the visible ones if few."""
         if self.gathers and (at := self.mask.gathered(rows)) is not None:
             return at
         return slice(self.k.shape[2] if self.whole else self.mask.span(rows).stop)
 
     def products(self, rows: range, keys: slice | Tensor) -> Float[Tensor, "batch head row key"]:
-        """scale · (q·k + what relative positions add) + position."""
+        """scale · (q·k + the products with relative positions) + position."""
         q, k, position = self.q[:, :, rows.start : rows.stop], self.k[:, :, keys], self.terms.position
         here = None if position is None else _rows_of(position, rows)[..., : k.shape[2]]
         scores = _scaled_products(q, k, self.terms.scale, here)
@@ -167,20 +167,20 @@ class _Layer:
         return scores + self.terms.scale * self.added(q, slice(rows.start, rows.stop))[..., : k.shape[2]]
 
     def with_terms_scaled(self, scores: Tensor, rows: range) -> Tensor:
-        """The scores, with the terms changed that an intervention scales."""
+        """The scores after interventions have scaled some of their terms."""
         if self.changes is not None and self.ledgers is not None:
             self.changes.on_scores(scores, self.ledgers, rows)
         return scores
 
     def masked(self, scores: Tensor, rows: range, keys: slice | Tensor) -> Tensor:
-        """The lowest finite number where the mask hides a key; whole rows after what acts on the point `scores`."""
+        """The scores, with the lowest finite number at hidden keys; whole rows also pass through the point `scores`."""
         if not self.whole:
             return _hide(scores, self.mask, rows, keys if isinstance(keys, Tensor) else None)
         hidden = scores.masked_fill(~self.mask.visible(rows), torch.finfo(scores.dtype).min)
         return self.site.visit("scores", hidden)
 
     def without_removed(self, scores: Tensor, rows: range) -> tuple[Tensor, Bool[Tensor, "batch head row key"] | None]:
-        """The scores without the keys that interventions remove, and which these are."""
+        """The scores without the keys that interventions remove, and True at the removed keys."""
         site = self.site
         removed = None
         if self.changes is not None:
@@ -188,7 +188,7 @@ class _Layer:
         return scores if removed is None else scores.masked_fill(removed, torch.finfo(scores.dtype).min), removed
 
     def edited(self, attention: Attention, removed: Tensor | None, rows: range) -> Attention:
-        """The attention after what acts on its pattern."""
+        """The attention after interventions and hooks on its pattern."""
         site, pattern = self.site, attention.pattern
         if self.changes is not None and self.changes.edits_pattern:
             pattern = self.changes.on_pattern(pattern, removed, site.queries_batch, site.keys_batch, self.mask, rows)
@@ -204,7 +204,7 @@ class _Layer:
         return z.to(self.precision).transpose(1, 2)
 
     def show(self, attention: Attention, rows: range, keys: slice | Tensor) -> None:
-        """Shows the block to whoever watches the layer."""
+        """Shows the block to the observers of the layer."""
         if self.weights is not None:
             self.weights(attention.pattern, self.k.shape[2])
         now = self.site.in_force.under_way
@@ -225,7 +225,7 @@ def _soft_capped(scores: Tensor, softcap: float | None) -> Tensor:
 
 
 def _hide(scores: Tensor, mask: MaskRule, rows: range, at: Tensor | None) -> Tensor:
-    """Puts the lowest finite number, in place, where the mask hides a key; `at` are the positions of gathered keys."""
+    """Writes the lowest finite number, in place, at hidden keys; `at` has the positions of gathered keys."""
     lowest = torch.finfo(scores.dtype).min
     if at is not None:
         scores.masked_fill_(~mask.visible_at(rows, at), lowest)
@@ -243,7 +243,7 @@ def _softmax(scores: Tensor, sink: Tensor | None, site: "Site", rows: range) -> 
 
 
 def _visit_z(site: "Site", weighted: Tensor, *, keep: bool = False) -> Tensor:
-    """z, kept for passes that begin after it; with a gate, it is made only where W_O reads it."""
+    """Passes z through its point, and keeps it if asked; a gated z is made only where W_O reads it."""
     if site.gated:
         site.in_force.note(ungated=weighted)
         return weighted
@@ -257,17 +257,19 @@ def _visit_z(site: "Site", weighted: Tensor, *, keep: bool = False) -> Tensor:
 def _terms_to_scale(
     changes: AppliedInLayer, site: "Site", of_layer: LayerAttention, mask: MaskRule
 ) -> dict[MeanQK | None, ScoreParts] | None:
-    """The ledgers of a layer in which interventions scale terms, computed from `attn_in` and the weights."""
+    """The terms of a layer's scores, computed from `attn_in` and the weights, if interventions scale any of them."""
     if not changes.scales:
         return None
     in_force, layer = site.in_force, site.layer
     for name in map(site.point, ("q", "k", "q_rot", "k_rot")):
         if in_force.edits(name, layer):
-            raise InputError(f"{changes.scales[0]}: a hook at {name!r} {layer} changes its terms; remove that hook.")
+            raise InputError(
+                f"{changes.scales[0]}: a hook at {name!r} {layer} changes the terms of the scores; remove that hook."
+            )
         if in_force.under_way.gradients and in_force.under_way.keeps((name, layer)):
             raise InputError(
-                f"{changes.scales[0]}: its terms come from attn_in, so gradients at {name!r} {layer} "
-                "would miss them; ask for those at attn_in."
+                f"{changes.scales[0]}: the terms of the scores are computed from attn_in, so gradients at "
+                f"{name!r} {layer} would miss them; ask for gradients at attn_in."
             )
     return changes.ledgers(of_layer, mask, in_force.under_way.batch)
 
@@ -278,7 +280,7 @@ def _scaled_products(
     scale: float,
     position: Float[Tensor, "#batch #head #row key"] | None,
 ) -> Float[Tensor, "batch head row key"]:
-    """scale · q·k + position, with scale and a position that is the same in all rows inside the matrix product."""
+    """scale · q·k + position; scale, and a position that is the same in all rows, are part of the matrix product."""
     batch, heads, rows, _ = q.shape
     shared = heads // k.shape[1]
     products = rearrange(q, "batch (kv shared) row d_head -> (batch kv) (shared row) d_head", shared=shared)
@@ -324,7 +326,7 @@ def _row_blocks(q: Tensor, mask: MaskRule, whole: bool, gathered: bool) -> Itera
 
 @dataclass(frozen=True)
 class Site:
-    """The place of an attention module in the model: its layer, its stack, and the `InForce` that it reports to."""
+    """Where an attention module is in the model (its layer and stack), and the `InForce` to which it reports."""
 
     in_force: InForce
     layer: int
@@ -332,28 +334,28 @@ class Site:
     kv_heads: int = 0
     """The number of key-value heads of the projections; 0 if nothing expands them before the attention."""
     gated: bool = False
-    """Whether z is made only after the attention, by a gate."""
+    """Whether a gate makes z only after the attention."""
 
     def point(self, name: str) -> str:
-        """The full name of a point of this stack: "pattern", or "cross.pattern" if there are several."""
+        """The full name of a point of this stack: "pattern", or "cross.pattern" in a model with several stacks."""
         return full_name(self.stack, name)
 
     def wants(self, name: str) -> bool:
-        """Whether anyone edits or captures a point of this layer."""
+        """Whether a point of this layer is edited or captured."""
         return self.in_force.wants(self.point(name), self.layer)
 
     def visit(self, name: str, value: Tensor) -> Tensor:
-        """Passes a value that nobody else will change in place through a point of this layer."""
+        """Passes a value through a point of this layer; nothing else may change the value in place."""
         return self.in_force.visit(self.point(name), self.layer, value, owned=True)
 
     @property
     def queries_batch(self) -> Batch:
-        """The texts of the query tokens."""
+        """The batch whose tokens are the queries."""
         return self.in_force.under_way.batch.queries(self.stack)
 
     @property
     def keys_batch(self) -> Batch:
-        """The texts of the key tokens."""
+        """The batch whose tokens are the keys."""
         return self.in_force.under_way.batch.keys(self.stack)
 
 
@@ -402,9 +404,10 @@ def attention_of_site(
 def unexpanded(
     value: Float[Tensor, "batch head key d_head"], kv_heads: int
 ) -> Float[Tensor, "batch kv_head key d_head"]:
-    """Keys or values as the projections made them, if the model has repeated each for its group of query heads.
+    """Keys or values as the projections made them, undoing the model's repetition of each head for its group of
+    queries.
 
-    Left as they are if the heads of a group differ: the certificate then finds that they are not repeated.
+    If the heads of a group differ, they are returned as they are, and the certificate finds that they are not repeated.
     """
     heads = value.shape[1]
     if not 0 < kv_heads < heads or heads % kv_heads:

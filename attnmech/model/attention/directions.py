@@ -12,7 +12,7 @@ from ..parts.weights import bias_of, matrix_of
 _DIRECTIONS: Final = 2
 _SEED: Final = 7
 _TOGETHER: Final = 8
-"""Concatenated weights are cached for this number of sets of layers."""
+"""The number of sets of layers whose concatenated products are cached."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -24,7 +24,7 @@ class Written:
     size: Float[Tensor, "layer 1"]
     """‖W_O‖, the root of the sum of squares."""
     source: tuple[tuple[int, int], ...]
-    """Address and version of each parameter that they were computed from."""
+    """The address and version of each parameter that the products were computed from."""
 
 
 _PRODUCTS: Final = ("weight", "bias", "size")
@@ -41,16 +41,16 @@ class Directions:
         self._written: dict[tuple[str, int], Written] = {}
         self._together: dict[tuple[Written, ...], Written] = {}
         self.changing: set[str] = set()
-        """The kinds of tensors that this model changes in place; they are multiplied immediately."""
+        """The kinds of tensors that this model changes in place; these are multiplied as soon as they are observed."""
 
     def of(self, dtype: torch.dtype) -> Float[Tensor, "direction d_model"]:
-        """The vectors in a precision."""
+        """The random vectors, in a given precision."""
         if dtype not in self._by_dtype:
             self._by_dtype[dtype] = self._vectors.to(dtype)
         return self._by_dtype[dtype]
 
     def written(self, key: tuple[str, int], out: nn.Module) -> Written:
-        """W_O r and b_O r of a layer, cached until the parameters change."""
+        """W_O r and b_O · r of a layer for each vector r, cached until the parameters change."""
         source = tuple((part.data_ptr(), version_of(part)) for part in out.parameters(recurse=False))
         known = self._written.get(key)
         if known is None or known.source != source:
@@ -69,7 +69,7 @@ class Directions:
         return self._together[written]
 
     def forget_changed(self, key: tuple[str, int], out: nn.Module) -> bool:
-        """Whether weights changed without a new version; if so, empties the cache."""
+        """Whether the weights changed although torch counts no change; if so, empties the cache."""
         known = self._written.get(key)
         fresh = self._multiplied(out, ())
         if known is None or (torch.equal(known.weight, fresh.weight) and torch.equal(known.bias, fresh.bias)):
@@ -88,5 +88,5 @@ class Directions:
 
 
 def version_of(value: Tensor) -> int:
-    """How often a tensor was changed in place, where torch counts it."""
+    """The number of times a tensor was changed in place; 0 if torch does not count them."""
     return 0 if value.is_inference() else value._version

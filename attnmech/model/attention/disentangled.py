@@ -1,7 +1,8 @@
 """The attention of DeBERTa and DeBERTa-v2, with tables of relative positions.
 
-Both project the rows of one embedding of relative positions in every layer, to keys for the queries (c2p) and to
-queries for the keys (p2c). Scores are divided by √(d_head · n), n = 1 + the number of such products.
+In every layer, both project the rows of one embedding of relative positions, to keys that meet the tokens' queries
+(c2p) and to queries that meet the tokens' keys (p2c). Scores are divided by √(d_head · n), n = 1 + the number of such
+products.
 """
 
 from typing import Any
@@ -22,7 +23,7 @@ _OF_Q, _OF_K, _OF_V = range(3)
 
 
 class DisentangledAttention(StandIn):
-    """DeBERTa-v2 and -v3: distances in logarithmic buckets; the tables often by the projections of q and k."""
+    """DeBERTa-v2 and -v3: distances fall into logarithmic buckets; the projections of q and k often make the tables."""
 
     layout = Separate("query_proj", "key_proj", "value_proj")
 
@@ -38,7 +39,7 @@ class DisentangledAttention(StandIn):
 
     @property
     def products(self) -> int:
-        """The number of products summed, by the model's count."""
+        """The number of products in a score, as the model counts them."""
         return 1 + len({"c2p", "p2c"}.intersection(self.kinds))
 
     @staticmethod
@@ -48,7 +49,7 @@ class DisentangledAttention(StandIn):
 
     @property
     def projections(self) -> tuple[nn.Module | None, nn.Module | None]:
-        """The projections to keys, and to queries, of relative positions; None for one that is not added."""
+        """The projections of relative positions to keys and to queries; None for one that the model lacks."""
         return (
             self._of_kinds("key_proj", "query_proj")
             if self.shares
@@ -71,7 +72,7 @@ class DisentangledAttention(StandIn):
         relative_pos: Tensor | None = None,
         rel_embeddings: Tensor | None = None,
     ) -> tuple[Tensor, None]:
-        """transformers' signature: z of all heads side by side, and no weights."""
+        """transformers' signature: returns the z of all heads, concatenated, and no weights."""
         if query_states is not None:
             raise UnsupportedModelError("DeBERTa's decoding steps (z_steps above 1) are not supported; leave it at 0.")
         q, k, v = self.project(hidden_states, self.heads, self.heads)
@@ -84,10 +85,10 @@ class DisentangledAttention(StandIn):
         return rearrange(z, "batch position head d_head -> batch position (head d_head)"), None
 
     def _relative(self, positions: Tensor | None, embedded: Tensor | None) -> Relative | None:
-        """The tables of the distances in this pass."""
+        """The tables for the distances that occur in this pass."""
         if not self.relative or positions is None or embedded is None or self.projections == (None, None):
             return None
-        # The same along every diagonal: the first row and the first column hold all.
+        # Positions are constant along diagonals, so the first row and the first column hold them all.
         every = positions.reshape(positions.shape[-2:])
         by_distance = torch.cat((every[0, 1:].flip(0), every[:, 0])).long()
         rows = (by_distance + self.span).clamp(0, 2 * self.span - 1)
@@ -101,7 +102,7 @@ class DisentangledAttention(StandIn):
 
 
 class FirstDisentangledAttention(DisentangledAttention):
-    """DeBERTa: one projection makes q, k and v, without biases; those of q and v are added."""
+    """DeBERTa: one projection without biases makes q, k and v; separate biases of q and v are added."""
 
     layout = Separate("query", "key", "value")
 
@@ -115,7 +116,7 @@ class FirstDisentangledAttention(DisentangledAttention):
 
     @property
     def products(self) -> int:
-        """The number of products summed, by the model's count."""
+        """The number of products in a score, as the model counts them."""
         return 1 + len(self.kinds)
 
     @staticmethod
@@ -125,12 +126,12 @@ class FirstDisentangledAttention(DisentangledAttention):
 
     @property
     def projections(self) -> tuple[nn.Module | None, nn.Module | None]:
-        """The projections to keys, and to queries, of relative positions; None for one that is not added."""
+        """The projections of relative positions to keys and to queries; None for one that the model lacks."""
         return self._of_kinds("pos_proj", "pos_q_proj")
 
 
 class _Part(nn.Module):
-    """The columns of a projection, three for each head side by side, that make q, k or v."""
+    """The columns of the fused projection that make q, k or v; for each head, these three parts are adjacent."""
 
     def __init__(self, fused: nn.Module, part: int, heads: int, bias: nn.Parameter | None) -> None:
         super().__init__()
@@ -139,7 +140,7 @@ class _Part(nn.Module):
 
     @property
     def weight(self) -> Float[Tensor, "d_out d_in"]:
-        """The part of the fused matrix."""
+        """This part of the fused matrix."""
         by_part = rearrange(
             matrix_of(self.fused), "d_in (head qkv d_head) -> qkv (head d_head) d_in", head=self.heads, qkv=3
         )
@@ -153,14 +154,14 @@ class _Part(nn.Module):
 def table_of(
     projection: nn.Module, embedded: Float[Tensor, "place d_model"], heads: int
 ) -> Float[Tensor, "head place d_head"]:
-    """Embedded relative positions, projected for each head; hooks on the projection are for tokens alone."""
+    """Embedded relative positions, projected for each head, without the projection's hooks, which are for tokens."""
     made, bias = embedded @ matrix_of(projection).to(embedded), bias_of(projection)
     made = made if bias is None else made + bias
     return rearrange(made, "place (head d_head) -> head place d_head", head=heads)
 
 
 def row_of_distance(config: Any, distance: int) -> int:
-    """The row of the embedding of relative positions for a distance, in closed form."""
+    """The row of the embedding of relative positions that a distance uses, in closed form."""
     largest, buckets = _largest(config), _buckets(config)
     place = log_bucket(distance, buckets, largest) if buckets else distance
     span = buckets or largest
@@ -182,7 +183,7 @@ def _buckets(config: Any) -> int:
 
 
 def why_not(config: Any) -> str | None:
-    """The unsupported part of a DeBERTa; None if all of it is supported."""
+    """The unsupported option of a DeBERTa's config; None if all options are supported."""
     if getattr(config, "talking_head", False):
         return "talking_head=True (heads mix their scores with each other, so scores do not belong to single heads)"
     other = set(config.pos_att_type or ()) - {"c2p", "p2c"}

@@ -1,4 +1,4 @@
-"""The identities between the quantities of a pass, which the running certificate checks in every pass.
+"""Lists the identities between the quantities of a pass, which the running certificate checks in every pass.
 
 | identity | holds between |
 |---|---|
@@ -9,8 +9,8 @@
 | `rows` | Σ_j pattern_ij = 1, with a sink's mass |
 | `values` | the v that attention weights = the v that the projection made, number by number |
 
-They hold between values after hooks and interventions. An edit of `result` comes between the two sides of `heads`,
-which is then skipped, and the run says so.
+They hold between values after hooks and interventions. An edit of `result` separates the two sides of `heads`; this
+identity is then skipped, and the run says so.
 """
 
 from collections.abc import Mapping, Sequence
@@ -29,7 +29,7 @@ from ...points import full_name
 Kind: TypeAlias = Literal[
     "pre_in", "pre", "raw", "out", "mid_in", "mid", "mid_normed", "mixer", "mlp", "end_in", "post_in", "post"
 ]
-"""A place where the stream, or an addition to it, is observed; those with "_in" come before edits there."""
+"""A place where the stream, or an addition to it, is observed; names with "_in" mean the value before edits there."""
 
 POINTS: Final[Mapping[str, tuple[str, ...]]] = {
     "heads": ("z", "attn_raw"),
@@ -39,15 +39,15 @@ POINTS: Final[Mapping[str, tuple[str, ...]]] = {
     "rows": ("pattern",),
     "values": ("v", "z"),
 }
-"""The points in each identity: if the certificate refuses one of them, the identity is not tried."""
+"""The points in each identity; if the certificate refuses one of the points, the identity is not tried."""
 
 STATEMENTS: Final = {
     "heads": "attn_raw = Σ_h z W_O + b_O",
-    "block": "the stream after a block = the stream before + what attention and MLP add",
+    "block": "the stream after a block = the stream before it + the additions of attention and MLP",
     "mlp": "input of the last norm = N(resid_mid) + mlp_out",
     "chain": "resid_pre = resid_post of the layer before",
     "rows": "a row of the pattern sums to 1",
-    "values": "z = pattern v, of the v that the projection made",
+    "values": "z = pattern v, with v as the projection returned it",
 }
 
 
@@ -62,7 +62,7 @@ class StackTraits:
     chained: bool
     """Whether a layer continues from where the previous layer ended."""
     has_mixer: bool = False
-    """Whether a mixer writes into the stream beside attention."""
+    """Whether a mixer writes into the stream in the same step as attention."""
 
 
 @dataclass(frozen=True)
@@ -78,7 +78,7 @@ class Unbalanced:
     allowed: float
 
     def error(self, batch: Batch) -> ExactnessError:
-        """The error to raise."""
+        """The error that reports it."""
         where = f"layer {self.layer}" + (f" of the {self.stack} stack" if self.stack else "")
         tokens = (batch.key_tokens if self.identity == "values" else batch.queries)(self.stack).tokens
         token = tokens[self.text][self.position] if self.text < len(tokens) else ""
@@ -92,24 +92,24 @@ class Unbalanced:
         multiplied = "" if self.identity in ("rows", "values") else "multiplied by random vectors, "
         return ExactnessError(
             f"{place}: {STATEMENTS[self.identity]} does not hold; {multiplied}the two sides differ by "
-            f"{self.difference:.2e}; rounding explains at most {self.allowed:.2e}. A module of this model was "
-            "changed or hooked since it was loaded, or behaves differently on this text than on the certificate's. Run "
-            "am.certify(model)."
+            f"{self.difference:.2e}; rounding explains at most {self.allowed:.2e}. A module of this model was changed "
+            f"or hooked after loading, or behaves differently on this text than on the certificate's. "
+            f"Run am.certify(model)."
         )
 
 
 @dataclass(frozen=True)
 class Equations:
-    """Identities as rows of signs over the quantities of a pass; each signed sum must be 0."""
+    """Identities, as rows of signs over the quantities of a pass: each signed sum must be 0."""
 
     identities: tuple[tuple[str, str, int], ...]
     signs: Float[Tensor, "identity quantity"]
     streams: int
-    """The number of quantities of the stream; the others are z."""
+    """The number of quantities of the stream; the remaining quantities are z."""
     _placed: dict[tuple[Any, ...], tuple[Tensor, Tensor]] = field(default_factory=dict)
 
     def on(self, device: torch.device, dtype: torch.dtype, *, rounding: tuple[float, float]) -> tuple[Tensor, Tensor]:
-        """The signs, and their absolute values times the rounding of each quantity: (of the stream, of z)."""
+        """The signs, and their absolute values times the `rounding` of each quantity: (stream, z)."""
         key = device, dtype, rounding
         if key not in self._placed:
             signs = self.signs.to(device, dtype)
@@ -127,7 +127,7 @@ def equations(
     columns: tuple[StackTraits, ...],
     refused: frozenset[str],
 ) -> Equations:
-    """The identities that can be tried between the recorded quantities."""
+    """The identities whose quantities were all recorded."""
     place = dict(names)
     by_label = {column.label: column for column in columns}
     rows: list[tuple[tuple[str, str, int], dict[int, float]]] = []

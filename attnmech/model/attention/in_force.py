@@ -1,9 +1,9 @@
-"""The hooks and interventions in force, and the forward pass under way, which edits and keeps values at each point.
+"""Holds the hooks and interventions in force and the current forward pass, which edits and captures values at points.
 
 Every activation point of every architecture is one call of `InForce.visit`, so edits, captures and gradients work alike
-everywhere. Edits and the pass under way belong to the call, not to the model: they live in a context variable, so that
-threads and tasks with different edits can run one model side by side, each with the results that it would have alone.
-A new thread begins with nothing in force; `contextvars.copy_context().run` hands it the caller's edits.
+everywhere. Edits and the current pass belong to the call, not to the model: they live in a context variable, so that
+threads and tasks with different edits can run one model at the same time, and each gets the results that it would get
+alone. A new thread begins with no edits in force; `contextvars.copy_context().run` passes on the caller's.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -28,86 +28,87 @@ from .observed import LayerEnd, LayerObserver, Notes, RowObserver
 from .running import Balance
 
 Hook: TypeAlias = Callable[[Tensor], Tensor | None]
-"""A user's hook: takes the value at a point and returns another of the same shape, or None to keep it."""
+"""A user's hook: takes the value at a point and returns a new value of the same shape, or None to leave the value
+unchanged."""
 
 
 @dataclass(frozen=True)
 class Watch:
-    """Who observes a pass, and what they see."""
+    """The observers of a pass, and what they observe."""
 
     layers: Mapping[tuple[str, int], int] = field(default_factory=dict)
-    """(stack, layer) of the layers watched, each with its index among them."""
+    """Maps (stack, layer) of each watched layer to its index among the watched layers."""
     rows: Sequence[RowObserver] = ()
     ends: Sequence[LayerObserver] = ()
     points: frozenset[PointKey] = frozenset()
-    """The points passed to them, and freed when the layer ends."""
+    """The points that are passed to the observers, and freed when the layer ends."""
 
 
 @dataclass(frozen=True)
 class Part:
-    """Which blocks of a column a pass goes through; the others pass the stream on unchanged."""
+    """The blocks that a pass runs; the other blocks pass the stream on unchanged."""
 
     start: int
     stop: int
-    """The first block after them."""
+    """The first block after those that run."""
     stream: Float[Tensor, "batch position d_model"] | None = None
-    """The input of block `start`; None if that is block 0."""
+    """The input of block `start`; None if `start` is 0."""
     keep: frozenset[int] = frozenset()
-    """The blocks before which the stream is kept, before hooks; the number of blocks means the last one's output."""
+    """The blocks whose input is kept, as it is before hooks; the number of blocks stands for the output of the last."""
     kept: dict[int, Float[Tensor, "batch position d_model"]] = field(default_factory=dict)
     z: Float[Tensor, "batch position head d_value"] | None = None
-    """z of block `start`, before hooks there: its attention is then not computed."""
+    """z of block `start`, before hooks there; if it is given, the attention of that block is not computed."""
     keep_z: frozenset[int] = frozenset()
-    """The blocks in which z is kept, before hooks, where attention itself makes it (without a gate)."""
+    """The blocks whose z is kept, before hooks, if attention itself makes it (without a gate)."""
     kept_z: dict[int, Float[Tensor, "batch position head d_value"]] = field(default_factory=dict)
 
     def runs(self, block: int) -> bool:
-        """Whether the pass goes through a block."""
+        """Whether the pass runs a block."""
         return self.start <= block < self.stop
 
 
 @dataclass
 class Pass:
-    """What one forward pass is to capture, and what it has captured so far."""
+    """One forward pass: what it is to capture, and what it has captured so far."""
 
     batch: Batch
     captures: frozenset[PointKey] = frozenset()
     watch: Watch = field(default_factory=Watch)
     gradients: bool = False
-    """Whether the pass will be differentiated: captured values must then be part of its graph."""
+    """Whether the pass will be differentiated; captured values must then be part of its graph."""
     part: Part | None = None
-    """Which blocks it goes through; None for all."""
+    """The blocks that it runs; None for all."""
     values: dict[PointKey, Tensor] = field(default_factory=dict)
     notes: Notes = field(default_factory=Notes)
     """The notes of the current layer."""
     reached: set[PointKey] = field(default_factory=set)
     """The points that were passed to observers and freed."""
     edits: Mapping[PointKey, Sequence[Hook]] = field(default_factory=dict)
-    """The hooks in force when it began."""
+    """The hooks in force when the pass began."""
     applied: AppliedByPoint = field(default_factory=AppliedByPoint)
-    """The interventions in force when it began."""
+    """The interventions in force when the pass began."""
     in_edit: bool = False
     """Whether a hook is running."""
     balance: Balance | None = None
-    """What is compared at its end; None in passes that prove the model itself."""
+    """What the running certificate compares when the pass ends; None in the passes of the certificate itself."""
     in_force: "InForce | None" = None
-    """The model that runs."""
+    """Identifies the model that runs."""
     outer: "Pass | None" = None
-    """The pass inside which this one runs, of this model or another."""
+    """The pass, of this or another model, during which this pass runs."""
 
     def keeps(self, key: PointKey) -> bool:
-        """Whether to keep this point's value, temporarily or permanently."""
+        """Whether to keep the value of this point, for the result or until the layer's observers have seen it."""
         return key in self.captures or key in self.watch.points
 
     @property
     def skipped(self) -> tuple[str, ...]:
-        """What the running certificate could not check in it, and why."""
+        """What the running certificate could not check in this pass, and why."""
         return () if self.balance is None else tuple(self.balance.skipped)
 
 
 @dataclass
 class _Block:
-    """The edits that one `with` block applies."""
+    """The edits and interventions that one `with` block applies."""
 
     edits: Sequence[tuple[PointKey, Hook]] = ()
     changes: Sequence[Applied] = ()
@@ -117,13 +118,14 @@ class _Block:
 
 
 _in_force: ContextVar[Mapping["InForce", tuple[_Block, ...]]] = ContextVar("in force", default=MappingProxyType({}))
-"""One variable for all models, since a context keeps variables forever; models with nothing active are absent."""
+"""One variable serves all models, since a context keeps its variables forever; it lists only models with active
+edits."""
 _under_way: ContextVar[Pass | None] = ContextVar("under way", default=None)
-"""The innermost pass: while a module of a model runs, that model's."""
+"""The innermost pass: while a module runs, the pass of its model."""
 
 
 class InForce:
-    """The edits and interventions in force and the pass under way, each in the context of its call."""
+    """The edits and interventions in force on a model, and its current pass, in the context of the call."""
 
     # -- what is in force ------------------------------------------------------------------------------------
 
@@ -146,7 +148,7 @@ class InForce:
 
     @property
     def edited(self) -> tuple[str, ...]:
-        """The points at which edits are in force, "pattern 3", and the interventions, "z of L3H5 becomes 0"."""
+        """The points at which edits are in force ("pattern 3"), and the interventions ("z of L3H5 becomes 0")."""
         keys = sorted({key for key, _ in self.edit_functions}, key=str)
         points = (name if layer is None else f"{name} {layer}" for name, layer in keys)
         return (*points, *self._applied_now().names)
@@ -157,7 +159,7 @@ class InForce:
     def editing(self, edits: Sequence[tuple[PointKey, Hook]]) -> AbstractContextManager[None]:
         """Adds edits after those already active; however the block ends, they are gone afterwards.
 
-        Each block takes away its own, in whatever order blocks end.
+        Each block removes its own edits, in whatever order the blocks end.
         """
         return self._in_force(_Block(edits=tuple(edits)))
 
@@ -166,7 +168,7 @@ class InForce:
         return self._in_force(_Block(changes=tuple(changes)))
 
     def unchecked(self) -> AbstractContextManager[None]:
-        """Switches the running certificate off for the passes inside, which must show what a model does wrong."""
+        """Switches the running certificate off for passes inside, such as those that show what a model does wrong."""
         return self._in_force(_Block(unchecked=True))
 
     @property
@@ -199,9 +201,9 @@ class InForce:
 
     @contextmanager
     def recording(self, wanted: Pass) -> Iterator[Pass]:
-        """Makes `wanted` the current pass, with what is active; however the block ends, the previous one returns."""
+        """Makes `wanted` the current pass, with the active edits; the previous pass returns however the block ends."""
         if any(now.in_force is self and now.in_edit for now in _passes()):
-            raise InputError("a hook cannot run the model that it is a hook of; run it before, and use the result.")
+            raise InputError("a hook cannot run its own model; run the model before, and use the result in the hook.")
         wanted.in_force, wanted.outer = self, _under_way.get()
         edits: dict[PointKey, list[Hook]] = {}
         for key, edit in self.edit_functions:
@@ -219,7 +221,7 @@ class InForce:
         return part is not None and not part.runs(block)
 
     def given_z(self, layer: int) -> Tensor | None:
-        """z of a layer whose attention the pass leaves out."""
+        """z of a layer whose attention the pass does not compute; None if it does."""
         part = self.under_way.part
         return part.z if part is not None and layer == part.start else None
 
@@ -234,23 +236,23 @@ class InForce:
         return self.under_way.applied.in_attention.get((stack, layer))
 
     def scales_in(self, stack: str, layer: int) -> bool:
-        """Whether terms of the layer's scores are changed."""
+        """Whether an intervention scales terms of the layer's scores."""
         changes = self.applied_in(stack, layer)
         return changes is not None and bool(changes.scales)
 
     def wants(self, name: str, layer: int | None) -> bool:
-        """Whether anyone edits or captures this point."""
+        """Whether this point is edited or captured."""
         return self.edits(name, layer) or self.under_way.keeps((name, layer))
 
     def edits(self, name: str, layer: int | None) -> bool:
-        """Whether anyone changes this point."""
+        """Whether this point is edited."""
         here, now = (name, layer), self.under_way
         return here in now.edits or here in now.applied.at_points
 
     def visit(self, name: str, layer: int | None, value: Tensor, *, owned: bool = False) -> Tensor:
-        """Passes a value through the interventions and edits at its point, keeps it if wanted, and returns it.
+        """Passes a value through the interventions and edits at its point, keeps it if it is captured, and returns it.
 
-        `owned` says that nobody else will change this tensor in place; all others are copied when kept.
+        `owned` says that nothing else will change this tensor in place; any other tensor is copied when it is kept.
         """
         key, now = (name, layer), self.under_way
         if changes := now.applied.at_points.get(key):
@@ -268,8 +270,8 @@ class InForce:
                 "so its activations have no single meaning."
             )
         if now.gradients:
-            # A separate tensor, so that the derivative is that of this point alone (in BERT attn_in is the stream
-            # itself), and a copy to continue with, which the model may change in place (Falcon does).
+            # A separate tensor, so that the derivative is taken at this point alone (in BERT, attn_in is the stream
+            # itself), and a copy to continue with, which the model may change in place (as Falcon does).
             now.values[key] = value if owned else value.clone()
             return value if owned else now.values[key].clone()
         now.values[key] = value if owned else value.detach().clone()
@@ -281,21 +283,21 @@ class InForce:
             balance.hold(kind, stack, layer, value)
 
     def hold_rows(self, stack: str, layer: int, first: int, pattern: Tensor, at_sink: Tensor | None) -> None:
-        """Shows a block of rows, before edits, to the running certificate."""
+        """Shows a block of rows of the pattern, before edits, to the running certificate."""
         if (balance := self.under_way.balance) is not None:
             balance.hold_rows(stack, layer, first, pattern, at_sink)
 
     def compares_values(self, layer: int) -> bool:
-        """Whether the running certificate compares the v of a layer with what attention is given."""
+        """Whether the running certificate compares the v that a layer's projection made with the v of its attention."""
         return self.under_way.balance is not None and self.given_z(layer) is None
 
     def hold_made(self, stack: str, layer: int, v: Tensor) -> None:
-        """Shows v as the projection made it, after edits, to the running certificate."""
+        """Shows v, as the projection made it and after edits, to the running certificate."""
         if (balance := self.under_way.balance) is not None:
             balance.hold_made(stack, layer, v)
 
     def hold_values(self, stack: str, layer: int, v: Tensor) -> None:
-        """Shows v as attention is given it to the running certificate."""
+        """Shows v, as attention receives it, to the running certificate."""
         if (balance := self.under_way.balance) is not None:
             balance.hold_values(stack, layer, v)
 
@@ -314,7 +316,7 @@ class InForce:
         self.under_way.notes = Notes()
 
     def end_layer(self, stack: str, layer: int) -> None:
-        """Shows the layer to its observers, then frees what was kept only for them."""
+        """Shows the layer to its observers, then frees the values that were kept only for the observers."""
         now = self.under_way
         if (stack, layer) not in now.watch.layers:
             return

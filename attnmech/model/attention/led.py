@@ -1,6 +1,6 @@
-"""The stacks of LED, an encoder-decoder with a window and global tokens.
+"""Replaces the attention of LED, an encoder-decoder whose encoder has a window and global tokens.
 
-Its encoder attends as Longformer does, its decoder and the cross-attention as BART's, in separate code.
+The encoder attends as Longformer does; self-attention and cross-attention of the decoder are BART's, in separate code.
 """
 
 from functools import partial
@@ -15,7 +15,7 @@ from .replaced_attention import MvpAttention
 
 
 class LedDecoderAttention(MvpAttention):
-    """LED's self-attention and cross-attention of the decoder, which return a cache as well."""
+    """Self-attention and cross-attention of LED's decoder, which also return a cache."""
 
     def forward(  # type: ignore[override]
         self,
@@ -25,12 +25,12 @@ class LedDecoderAttention(MvpAttention):
         past_key_values: Any = None,
         **_: Any,
     ) -> tuple[Tensor, None, Any]:
-        """transformers' signature: attn_raw, no weights, and the cache as it was given."""
+        """transformers' signature: returns attn_raw, no weights, and the cache unchanged."""
         return (*super().forward(hidden_states, key_value_states, attention_mask), past_key_values)
 
 
 def with_halves_in_encoder(base: nn.Module) -> None:
-    """Gives each attention of the encoder its projections of both halves, and the texts as they are."""
+    """Gives each attention of the encoder the projections of both halves, and stops the encoder's padding."""
     encoder: Any = base.encoder
     for layer in encoder.layers:
         halve(layer.self_attn.longformer_self_attn, layer.self_attn.output)

@@ -1,13 +1,13 @@
-"""Attention within a window, and of a few global tokens with separate projections (Longformer, LED's encoder).
+"""Attention within a window, with a few global tokens that have separate projections (Longformer, LED's encoder).
 
 A global token attends to every token through separate W_Q, W_K and W_V, and every token attends to it. The heads of
-these layers have two halves, so d_head doubles: queries, keys and values hold first what the local projections make,
-then what the global ones make. A row's query is 0 in the half that it does not use, and so is its z:
+these layers have two halves, so d_head doubles: queries, keys and values hold first the output of the local
+projections, then the output of the global ones. A row's query is 0 in the half that the row does not use, and so is its
+z:
 
-    score_ij = scale · (m_i ⊙ q_i)·k_j,   z_i = m_i ⊙ Σ_j pattern_ij v_j,   m_i = (1, 0) or, of a global token, (0, 1)
+    score_ij = scale · (m_i ⊙ q_i)·k_j,   z_i = m_i ⊙ Σ_j pattern_ij v_j,   m_i = (1, 0), or (0, 1) for a global token
 
-so that one softmax, one ledger and one W_O, which is applied to the sum of the halves, are exact for both kinds of
-rows.
+One softmax, one ledger and one W_O, applied to the sum of the halves, are thus exact for both kinds of rows.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -36,14 +36,14 @@ GLOBAL_MASK = "global_attention_mask"
 
 @dataclass(frozen=True)
 class WindowRule(MaskRule):
-    """The keys up to `reach` tokens before and after each query, the global tokens, and all keys for these."""
+    """Queries see the keys up to `reach` tokens before and after them, and global tokens; these see all keys."""
 
     reach: int = 0
     is_global: Bool[Tensor, "batch position"] | None = None
 
     @classmethod
     def of(cls, real: Bool[Tensor, "batch position"], is_global: Bool[Tensor, "batch position"] | None) -> "WindowRule":
-        """The rule of a batch, before any layer says how far its rows reach."""
+        """The rule of a batch, before a layer sets how far its rows reach."""
         texts, length = real.shape
         chosen = None if is_global is None else is_global & real
         chosen = None if chosen is None or not bool(chosen.any()) else chosen
@@ -51,12 +51,12 @@ class WindowRule(MaskRule):
 
     @classmethod
     def of_masks(cls, ids: Tensor, attention_mask: Tensor | None, global_attention_mask: Tensor | None) -> "WindowRule":
-        """The rule of a batch, from the masks that transformers' models are given."""
+        """The rule of a batch, from the masks that transformers' models take."""
         real = torch.ones_like(ids) if attention_mask is None else attention_mask
         return cls.of(real.bool(), None if global_attention_mask is None else global_attention_mask.bool())
 
     def reaching(self, reach: int) -> "WindowRule":
-        """The rule of a layer, the same for all layers that reach as far."""
+        """The rule of a layer, shared by all layers with the same reach."""
 
         def allows(text: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
             near = (query - key).abs() <= reach
@@ -67,7 +67,7 @@ class WindowRule(MaskRule):
         return self.once(("reaching", reach), lambda: replace(self, allows=allows, reach=reach, _known={}))
 
     def row_blocks(self, cells: int, *, gathered: bool) -> Iterator[range]:
-        """Blocks of local rows, as large as the keys that they reach allow, and blocks of rows global in some text."""
+        """Blocks of local rows, sized by how many keys they reach, and of rows that are global in some text."""
         if not gathered:
             yield from super().row_blocks(cells, gathered=False)
             return
@@ -82,7 +82,7 @@ class WindowRule(MaskRule):
                 yield range(start, min(run.stop, start + max(16, step)))
 
     def gathered(self, rows: range) -> Int[Tensor, " key"] | None:
-        """The keys that rows of one block reach, and the global ones; None where that is most of all keys."""
+        """The keys that the rows of a block reach, with the global keys; None if they are most of all keys."""
         return self.once(("gathered", rows), lambda: self._reached(rows))
 
     def _reached(self, rows: range) -> Int[Tensor, " key"] | None:
@@ -93,7 +93,7 @@ class WindowRule(MaskRule):
         return torch.tensor(keys, device=self.device) if 2 * len(keys) <= self.keys else None
 
     def visible_at(self, rows: range, keys: Int[Tensor, " key"] | None) -> Bool[Tensor, "batch 1 row key"]:
-        """`visible` at some keys; None: at all."""
+        """`visible` for some of the keys; for all keys if `keys` is None."""
         if keys is None:
             return self.visible(rows)
         assert self.padding is not None
@@ -111,7 +111,7 @@ class WindowRule(MaskRule):
         return frozenset(self.is_global.any(dim=0).nonzero()[:, 0].tolist())
 
     def _runs(self) -> Iterator[range]:
-        """Runs of rows of one kind, local or global."""
+        """Runs of consecutive rows of one kind, local or global."""
         for _, run in groupby(range(self.queries), self._global_rows.__contains__):
             places = list(run)
             yield range(places[0], places[-1] + 1)
@@ -122,7 +122,7 @@ def _everything(text: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tenso
 
 
 class Halves(nn.Module):
-    """Two projections of the same input as one: of each head, what the first makes and then what the second makes."""
+    """Joins two projections of the same input: for each head, the output of the first, then that of the second."""
 
     def __init__(self, first: nn.Module, second: nn.Module, heads: int) -> None:
         super().__init__()
@@ -133,7 +133,7 @@ class Halves(nn.Module):
         return self._by_head(self.first(x), self.second(x))
 
     def as_used(self, name: str) -> Tensor | None:
-        """The weight or the bias that this projection has."""
+        """The weight or the bias of both projections together."""
         parts = [as_stored(part, name) for part in (self.first, self.second)]
         if any(part is None for part in parts):
             return None
@@ -144,7 +144,7 @@ class Halves(nn.Module):
 
 
 def read_both_halves(out: nn.Module, heads: int) -> None:
-    """Applies W_O to the sum of the halves of each head's z: as a matrix, the weight once for each half."""
+    """Applies W_O to the sum of the two halves of each head's z; as a matrix, it repeats the weight for each half."""
     of_sum = out.forward
 
     def as_used(name: str) -> Tensor | None:
@@ -158,15 +158,15 @@ def read_both_halves(out: nn.Module, heads: int) -> None:
 
 
 def sum_of_halves(z: Float[Tensor, "*places features"], heads: int) -> Float[Tensor, "*places half_features"]:
-    """The input of the model's own W_O: the sum of the halves of each head's z; one half is 0."""
+    """The input of the model's own W_O: the sum of the two halves of each head's z, one of them 0."""
     halves: Tensor = rearrange(z, "... (head half d) -> half ... (head d)", head=heads, half=2)
     return halves[0] + halves[1]
 
 
 def local_half(value: Float[Tensor, "*places d_head"], mask: MaskRule) -> Float[Tensor, "*places some_d_head"]:
-    """Queries or keys as local tokens use them; all of them in a model without global tokens.
+    """The half of queries or keys that local tokens use; all dimensions in a model without global tokens.
 
-    Raises `InputError` for texts with global tokens, which use another half.
+    Raises `InputError` for texts with global tokens, which use the other half.
     """
     if not isinstance(mask, WindowRule):
         return value
@@ -179,7 +179,7 @@ def local_half(value: Float[Tensor, "*places d_head"], mask: MaskRule) -> Float[
 
 
 class LongformerAttention(StandIn):
-    """Longformer, and LED's encoder: a window, and global tokens."""
+    """The attention of Longformer and of LED's encoder: a window, and global tokens."""
 
     layout = Separate("both_query", "both_key", "both_value")
 
@@ -189,12 +189,12 @@ class LongformerAttention(StandIn):
         self.reach = int(original.one_sided_attn_window_size)  # type: ignore[arg-type]
 
     def forward(self, hidden_states: Tensor, attention_mask: WindowRule, **_: Any) -> tuple[Tensor]:
-        """transformers' signature: z of all heads."""
+        """transformers' signature: returns the z of all heads."""
         q, k, v = self.project(hidden_states, self.heads, self.heads)
         used = halves_used(attention_mask, self.d_half).to(q.dtype)
         by_head = used[:, :, None].expand(-1, -1, self.heads, -1)
         whole, in_force = by_head.new_ones(1).expand_as(by_head), self.attnmech_site.in_force
-        # The gate is a constant, whose gradient somebody may ask for.
+        # The gate is a constant, but a user may ask for the gradient at it.
         gate = by_head.clone().requires_grad_() if in_force.under_way.gradients else by_head
         in_force.note(
             query_norm=FrozenNorm(by_head, centred=False), key_norm=FrozenNorm(whole, centred=False), gate=gate
@@ -215,7 +215,7 @@ def halves_used(rule: WindowRule, d_half: int) -> Float[Tensor, "batch position 
 
 
 def halves_of(batch: Batch, like: Float[Tensor, "batch position head d_head"]) -> Tensor:
-    """m of a batch, from the tokens that it says are global: with the axes of q and z."""
+    """m of a batch, from its global tokens, with the axes of q and z."""
     used = like.new_zeros(*batch.mask.shape, 2, like.shape[-1] // 2)
     for text, row in enumerate(global_tokens(batch)):
         for position in batch.mask[text].nonzero()[:, 0].tolist():
@@ -239,10 +239,10 @@ def globals_by_default(model: nn.Module) -> Callable[[Batch], Bool[Tensor, "batc
 
 
 def with_halves(base: nn.Module) -> None:
-    """Gives each attention of a Longformer its projections of both halves, and the texts as they are.
+    """Gives each attention of a Longformer the projections of both halves, and stops the model's padding.
 
-    transformers pads each text to a multiple of the window, which our attention does not need, and makes a mask
-    [query, key] to keep one row.
+    transformers pads each text to a multiple of the window, which our attention does not need, and builds a mask
+    [query, key] only to keep one of its rows.
     """
     layers: Any = base.encoder.layer  # type: ignore[union-attr]
     for layer in layers:
@@ -251,7 +251,7 @@ def with_halves(base: nn.Module) -> None:
 
 
 def halve(attention: Any, out: nn.Module) -> None:
-    """Gives one attention its projections of both halves, and its W_O their sum."""
+    """Gives one attention the projections of both halves, and has its W_O read the sum of the halves."""
     for name in ("query", "key", "value"):
         pair = attention.get_submodule(name), attention.get_submodule(f"{name}_global")
         attention.add_module(f"both_{name}", Halves(*pair, attention.num_heads))
@@ -279,9 +279,9 @@ def _run(
 def patterns_of(
     bands: Sequence[Tensor], global_rows: Sequence[Tensor] | None, batch: Batch, windows: Sequence[int]
 ) -> list[Float[Tensor, "batch head query key"]]:
-    """transformers' patterns over all keys, from its bands, its columns of global keys and its rows of global tokens.
+    """Assembles transformers' patterns over all keys from its bands, columns of global keys and rows of global tokens.
 
-    A local row has first the global tokens of its text, then the window from the leftmost key to the rightmost.
+    In transformers' band, a local row has first the global tokens of its text, then the window from left to right.
     """
     chosen = global_tokens(batch)
     most = int(chosen.sum(dim=1).max())
@@ -295,7 +295,7 @@ def patterns_of(
         whole = whole[..., window // 2 : window // 2 + rows]
         for text, places in enumerate(chosen):
             keys = places.nonzero()[:, 0]
-            # A global key in the window is counted among the global ones alone.
+            # A global key inside the window counts only as a global key.
             whole[text][..., keys] = band[text, :, :, : len(keys)]
             if len(keys) and global_rows is not None:
                 whole[text][:, keys] = global_rows[layer][text][:, :rows, : len(keys)].transpose(1, 2)

@@ -1,4 +1,4 @@
-"""What observers see of a pass: its blocks of rows in turn, and each layer when it is finished."""
+"""Defines what observers see of a pass: each block of rows in turn, and each layer when it is finished."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -19,41 +19,42 @@ from ..parts.mask import MaskRule
 
 @dataclass(frozen=True)
 class Notes:
-    """What a layer did to its queries and keys between their projections and the score."""
+    """What a layer computed, besides its points, that terms of scores and values need."""
 
     rotary: tuple[Tensor, Tensor] | None = None
     """Cosine and sine tables, `[batch position d_rotary]`."""
     query_norm: FrozenNorm | None = None
-    """The norm of the queries, frozen at what it did to them; its multiplier is `[batch position head d_head]`."""
+    """The norm of the queries, frozen at its scales in this pass; its multiplier is `[batch position head d_head]`."""
     key_norm: FrozenNorm | None = None
     gate: Tensor | None = None
-    """What the pattern-weighted sum of v is multiplied by, `[batch position head d_value]`."""
+    """The factor of the pattern-weighted sum of v, `[batch position head d_value]`."""
     ungated: Tensor | None = None
-    """That sum, in a layer with a gate."""
+    """The pattern-weighted sum of v before the gate, in a layer with a gate."""
     key_input: Tensor | None = None
-    """The input of keys and values, if that is another stack's stream (cross-attention)."""
+    """The input from which keys and values are made, if it is another stack's stream (cross-attention)."""
     value_input: Tensor | None = None
-    """The input of values, if that is not the input of keys (`nn.MultiheadAttention`)."""
+    """The input from which values are made, if keys are made from another one (`nn.MultiheadAttention`)."""
     further_keys: Tensor | None = None
-    """Keys that are not tokens and come after them, `[batch head key d_head]`; with their values."""
+    """Keys that are not tokens, and follow the tokens, `[batch head key d_head]`; `further_values` has their values."""
     further_values: Tensor | None = None
     latent: Tensor | None = None
-    """What keys and values are expanded from, in a layer with latents."""
+    """The latent from which keys and values are expanded, in a layer with latents."""
     query_latent: Tensor | None = None
-    """What queries are expanded from, if that is not `attn_in`."""
+    """The latent from which queries are expanded; None if they are made from `attn_in`."""
     shared: Tensor | None = None
     """The output of the projection that makes the latent and the part of the keys that heads share."""
     edited_key: Tensor | None = None
-    """What scores use as keys, `[batch kv_head position d_head]`, if the keys of a layer with latents were edited."""
+    """The keys `[batch kv_head position d_head]` that scores use, if the keys of a layer with latents were edited."""
     before_mlp: Tensor | None = None
     """The stream that the MLP adds to, in a post-norm decoder."""
     mlp_part: Tensor | None = None
-    """What is added to the output of the last of several modules that are the MLP together."""
+    """The summed outputs of the other modules, if several modules together form the MLP; added to the last one's
+    output."""
     attn_in: Tensor | None = None
-    """The point `attn_in`; noted if a term of the scores is changed."""
+    """The point `attn_in`, noted only if an intervention scales a term of the scores."""
 
     def inputs(self, attn_in: Float[Tensor, "batch position d_model"]) -> tuple[Tensor, Tensor, Tensor]:
-        """What W_Q, W_K and W_V are applied to (see `AttentionWeights`), in the precision of the `attn_in` given."""
+        """The inputs of W_Q, W_K and W_V (see `AttentionWeights`), in the precision of `attn_in`."""
         query = attn_in if self.query_latent is None else self.query_latent.to(attn_in)
         if self.latent is not None:
             latent = self.latent.to(attn_in)
@@ -92,22 +93,23 @@ class LayerAttention:
 
 @dataclass(frozen=True)
 class RowBlock(Points):
-    """What an observer sees of one layer: a block of rows, with everything behind it.
+    """A block of rows of one layer, as an observer sees it, with everything that it was computed from.
 
     `q`, `scores`, `pattern` and `visible` cover the block's rows and the keys up to the last that one of these rows can
-    see; `k`, `v`, `position` and `mask` cover the layer. All are in float32 at least. Scores and pattern are what the
-    model continues with, after edits; hidden cells of `scores` hold the lowest finite number. Requested points are
-    available by name, as far as the layer has got: `block["resid_pre"]`. Copy views of a block's tensors to keep them.
+    see; `k`, `v`, `position` and `mask` cover the layer. All are in float32 at least. Scores and pattern are after
+    edits, as the model goes on to use them; hidden cells of `scores` hold the lowest finite number. Requested points
+    are available by name once the layer has reached them: `block["resid_pre"]`. To keep part of a block's tensors, copy
+    it.
 
-    Where rows see few keys (a window), the model computes these alone: `attention` holds them, at the positions `keys`,
-    and `scores` and `pattern` are filled up when they are asked for.
+    Where rows see few keys (a window), only these are computed: `attention` holds them, `keys` has their positions, and
+    `scores` and `pattern` are filled up to all keys on first use.
     """
 
     stack: str
-    """The label of the stack, empty where the model has one."""
+    """The label of the stack; empty if the model has only one."""
     layer: int
     index: int
-    """The place of this layer among those watched."""
+    """The index of this layer among the watched layers."""
     rows: range
     batch: Batch
     q: Float[Tensor, "batch head row d_head"]
@@ -122,16 +124,16 @@ class RowBlock(Points):
     notes: Notes
     """Rotary tables and norm scales of this layer's queries and keys."""
     attention: Attention
-    """The scores and the probabilities as the model computes them, without hidden keys where `keys` says so."""
+    """The scores and the probabilities as the model computes them; only for the keys at `keys`, if that is not None."""
     values: Mapping[PointKey, Tensor]
     relative: Relative | None = None
-    """Tables of relative positions that queries and keys are multiplied with (DeBERTa); None if there are none."""
+    """Tables of relative positions, with which queries and keys are multiplied (DeBERTa); None if there are none."""
     keys: Int[Tensor, " key"] | None = None
-    """The positions of the keys of `attention`, in order; None: all from 0 on."""
+    """The positions of the keys of `attention`, in order; None if they are consecutive from 0."""
 
     @cached_property
     def scores(self) -> Float[Tensor, "batch head row key"]:
-        """The scores, the lowest finite number at hidden keys."""
+        """The scores, with the lowest finite number at hidden keys."""
         return self._filled(self.attention.scores, torch.finfo(self.attention.scores.dtype).min)
 
     @cached_property
@@ -147,7 +149,7 @@ class RowBlock(Points):
 
     @cached_property
     def top(self) -> Top:
-        """The two highest probabilities of each row, and where the highest is."""
+        """The two highest probabilities of each row, and the key of the highest."""
         top = self.attention.top
         return top if self.keys is None else replace(top, key=self.keys[top.key])
 
@@ -165,13 +167,13 @@ class RowBlock(Points):
 
 @dataclass(frozen=True)
 class LayerEnd(Points):
-    """What a layer's observers see when it is finished: the requested points."""
+    """A finished layer, as its observers see it: the requested points."""
 
     stack: str
-    """The label of the stack, empty where the model has one."""
+    """The label of the stack; empty if the model has only one."""
     layer: int
     index: int
-    """The place of this layer among those watched."""
+    """The index of this layer among the watched layers."""
     batch: Batch
     values: Mapping[PointKey, Tensor]
     notes: Notes
@@ -183,7 +185,7 @@ class LayerEnd(Points):
 
 
 RowObserver: TypeAlias = Callable[[RowBlock], None]
-"""Receives every block of rows of the watched layers; reduces it, and keeps nothing large."""
+"""Is called with every block of rows of the watched layers; it should reduce the block, and keep nothing large."""
 
 LayerObserver: TypeAlias = Callable[[LayerEnd], None]
-"""Receives every watched layer when it is finished."""
+"""Is called with every watched layer when it is finished."""

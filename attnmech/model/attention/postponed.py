@@ -1,10 +1,11 @@
-"""Postpones the products of attention that multiplies queries, keys and values itself, so that `attend` computes them.
+"""Postpones the products of a module that multiplies queries, keys and values itself, so that `attend` computes them.
 
-Inside the module, a product q kᵀ is not computed but recorded, with all that happens to it: factors, added tensors
+Inside the module, a product q kᵀ is not computed but recorded, with every step that follows: factors, added tensors
 (masks, position biases), hidden keys, softmax. When the softmax is multiplied by v, the record goes to
-`attention_of_site`, the function that transformers would call, so that no scores of all heads exist unless the model
-makes other tensors of that shape (MPNet's position bias, the zeros that GPT-NeoX-Japanese starts from). Any other use
-of a product computes it as written; the pass is then refused, since `attend` never saw its attention.
+`attention_of_site`, the function that transformers would call. So the scores of all heads are never in memory at once,
+unless the model makes other tensors of that shape (MPNet's position bias, the zeros that GPT-NeoX-Japanese starts
+from). Any other use of a product computes it as written; the pass is then refused, since `attend` never saw that
+attention.
 """
 
 from abc import ABC, abstractmethod
@@ -26,7 +27,7 @@ from .attend import attention_of_site
 from .replaced_mha import joined_masks, sort_mask
 
 _HIDDEN: Final = -1e4
-"""What is added to the score of a hidden key, or less."""
+"""A number this low or lower, added to a score, hides the key."""
 _PRODUCTS: Final = ("matmul", "__matmul__", "bmm")
 _OF_THE_SHAPE: Final = frozenset(
     ("size", "dim", "ndimension", "numel", "is_floating_point", "is_complex", "element_size", "__len__", "__hash__")
@@ -37,20 +38,20 @@ _AS_IT_IS: Final = frozenset(("contiguous", "float", "double", "half", "bfloat16
 
 
 class Taker(ABC):
-    """Receives the products."""
+    """Receives the recorded products."""
 
     @abstractmethod
     def take(self, made: "Product", values: Tensor) -> Tensor:
-        """z from a pattern and v."""
+        """Computes z from a recorded pattern and v."""
 
     @abstractmethod
     def give_up(self, step: str) -> None:
-        """Is called when a product had to be computed for a step that attention does not have."""
+        """Is called when a step that is not part of attention needs the value of a product."""
 
 
 @dataclass(frozen=True, eq=False)
 class Product:
-    """factor · q kᵀ + added terms, at the module's current step."""
+    """factor · q kᵀ + added terms, as recorded up to the module's current step."""
 
     left: Float[Tensor, "*batch query d_head"]
     right: Float[Tensor, "*batch d_head key"]
@@ -61,13 +62,14 @@ class Product:
     seen: tuple[Tensor, ...] = ()
     """Tensors that are True where a key is not hidden."""
     zeroed: tuple[Tensor, ...] = ()
-    """Tensors that are True where a score or, after the softmax, a weight was multiplied by 0: these must be hidden."""
+    """Tensors that are True where a score or, after the softmax, a weight was multiplied by 0; those keys must be
+    hidden."""
     by_head: tuple[int, int] | None = None
-    """Texts and heads, if left and right have one axis for both."""
+    """The numbers of texts and heads, if `left` and `right` have one axis for both."""
     is_pattern: bool = False
 
     def value(self) -> Tensor:
-        """The computed product."""
+        """Computes the product."""
         scores = self.factor * (self.left @ self.right)
         scores = scores if self.by_head is None else _unflattened(scores, self.by_head)
         for term in self.added:
@@ -82,7 +84,7 @@ class Product:
         return values
 
     def of_texts(self, texts: int) -> "Product":
-        """The product with an axis of texts and one of heads, if no step has separated them."""
+        """The product with separate axes for texts and heads, whether or not the module has separated them."""
         if self.left.ndim == 4 or self.by_head is not None:
             return self
         by_head = (texts, self.left.shape[0] // texts)
@@ -94,9 +96,9 @@ class Product:
         return (q, k) if self.by_head is None else (_unflattened(q, self.by_head), _unflattened(k, self.by_head))
 
     def masked(self) -> tuple[MaskRule, Tensor | None]:
-        """The rule of hidden keys, and the other terms added to the scores.
+        """The mask as a rule, and the sum of the other terms that are added to the scores.
 
-        Raises `UnsupportedModelError` if weights of keys that are not hidden are set to 0.
+        Raises `UnsupportedModelError` if the module sets weights of visible keys to 0.
         """
         q, k = self.queries_and_keys()
         texts, _, queries, _ = q.shape
@@ -109,19 +111,19 @@ class Product:
         for zeroed in self.zeroed:
             if bool((zeroed & rule.visible(range(queries))).any()):
                 raise UnsupportedModelError(
-                    "its attention multiplies scores or weights by 0 where no key is hidden, which attnmech cannot do."
+                    "its attention multiplies scores or weights of visible keys by 0, which attnmech cannot reproduce."
                 )
         return rule, masked.position
 
 
 class Postponed(Tensor):
-    """A product that is not computed yet: it has a shape, but no memory."""
+    """A tensor that stands for a product not yet computed: it has a shape, but no memory."""
 
     _made: Product
 
     @classmethod
     def of(cls, made: Product, like: Tensor, shape: Sequence[int], dtype: torch.dtype | None = None) -> "Postponed":
-        """A postponed product with a shape, and the dtype of another tensor."""
+        """A postponed product of this shape, with the dtype and device of `like`."""
         empty = torch.empty((), dtype=dtype or like.dtype, device=like.device).expand(tuple(shape))
         postponed: Postponed = empty.as_subclass(cls)
         postponed._made = made
@@ -129,7 +131,7 @@ class Postponed(Tensor):
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """One step: noted if it is one of attention's, else computed with what was postponed."""
+        """Runs one step: a step of attention is recorded; any other computes the product first."""
         kwargs = kwargs or {}
         with torch._C.DisableTorchFunctionSubclass():
             if (made := _step(func, args, kwargs)) is not None:
@@ -142,7 +144,7 @@ class Postponed(Tensor):
             return func(*args, **kwargs)
 
     def hidden_by(self, rule: MaskRule) -> Tensor:
-        """The scores with a mask added."""
+        """The scores after a mask is added."""
         with torch._C.DisableTorchFunctionSubclass():
             shape, made = self.shape, self._made
             if made.is_pattern or len(shape) != 4 or shape[2:] != (rule.queries, rule.keys):
@@ -153,7 +155,7 @@ class Postponed(Tensor):
 
 
 def computed(postponed: Postponed, step: str) -> Tensor:
-    """The value of what was postponed, for a step that is not one of attention's."""
+    """The value of a postponed product, computed for a step that is not part of attention."""
     with torch._C.DisableTorchFunctionSubclass():
         postponed._made.taker.give_up(step)
         made, shape, dtype = postponed._made, postponed.shape, postponed.dtype
@@ -168,7 +170,7 @@ def _is_of_the_shape(func: Any) -> bool:
 
 
 def _require_that_it_makes_anew(func: Any, kwargs: Mapping[str, Any]) -> None:
-    """Raises `UnsupportedModelError` for a step in place, which would change the computed product alone."""
+    """Raises `UnsupportedModelError` for a step in place, which would change only a computed copy of the product."""
     name = getattr(func, "__name__", "")
     if _in_place(name) or kwargs.get("inplace") or kwargs.get("out") is not None:
         raise UnsupportedModelError(f"its attention changes scores in place by {name!r}, which attnmech cannot split.")
@@ -182,7 +184,7 @@ def _in_place(name: str) -> bool:
 
 
 def _step(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-    """The result of a function of postponed products; None if attention has no such step."""
+    """The result of a function applied to postponed products; None if the function is not a step of attention."""
     name = getattr(func, "__name__", "")
     plain = name.removeprefix("__i") if name in _IN_PLACE else name
     step = _STEPS.get(plain.strip("_"))
@@ -206,7 +208,7 @@ def _number(value: Any) -> float | None:
 
 
 def _by_four(scores: Postponed, value: Tensor) -> Tensor | None:
-    """A tensor that is combined with scores, with their four axes or, where texts and heads are one, their three."""
+    """Gives a tensor that is combined with scores their four axes, or three if texts and heads share an axis."""
     if isinstance(value, Postponed) or value.ndim > scores.ndim:
         return None
     whole = value.reshape((1,) * (scores.ndim - value.ndim) + tuple(value.shape))
@@ -273,7 +275,7 @@ def _where(name: str, condition: Any, shown: Any, otherwise: Any) -> Any:
 
 
 def _at_least(name: str, scores: Any, least: Any = None, *_: Any, **options: Any) -> Any:
-    """The larger of a score and the lowest number there is: the score."""
+    """max(score, lowest number), which is the score; None for any other bound."""
     number = _number(least)
     return scores if not options and number is not None and number <= torch.finfo(torch.float16).min else None
 
@@ -292,7 +294,7 @@ def _dropped(name: str, pattern: Any, p: float = 0.5, training: bool = True, *_:
 
 
 def _same(name: str, value: Any, *args: Any, **options: Any) -> Any:
-    """A change of precision: `attend` computes in float32 at least."""
+    """A change of precision, which has no effect: `attend` computes in float32 at least."""
     if not isinstance(value, Postponed):
         return None
     with torch._C.DisableTorchFunctionSubclass():
@@ -301,7 +303,7 @@ def _same(name: str, value: Any, *args: Any, **options: Any) -> Any:
 
 
 def _reshaped(name: str, value: Any, *shape: Any) -> Any:
-    """Texts and heads as one axis, or as two."""
+    """A reshape that merges the axes of texts and heads, or separates them."""
     if not isinstance(value, Postponed):
         return None
     with torch._C.DisableTorchFunctionSubclass():
@@ -323,7 +325,7 @@ def _with_heads(term: Tensor, by_head: tuple[int, int]) -> Tensor:
 
 
 def _unflattened(value: Tensor, by_head: tuple[int, int]) -> Tensor:
-    """A tensor whose first axis has texts and heads, with one axis for each."""
+    """Splits the first axis of a tensor into texts and heads."""
     return value.reshape(*by_head, *value.shape[1:])
 
 
@@ -355,7 +357,7 @@ _STEPS: Final[Mapping[str, Callable[..., Any]]] = {
 
 
 class _Postponing(TorchFunctionMode):
-    """Postpones the products of tensors by head."""
+    """Intercepts torch's functions, and postpones products of tensors that have heads."""
 
     def __init__(self, taker: Taker) -> None:
         super().__init__()
@@ -391,12 +393,12 @@ def _are_by_head(left: Any, right: Any, *_: Any) -> bool:
 
 
 def through_attend(module: nn.Module) -> nn.Module:
-    """Has an attention module of a private copy, which multiplies by itself, attend through `attend`; returns it."""
+    """Makes an attention module of a private copy that multiplies q, k and v itself use `attend`; returns it."""
     return through(attention_of_site, module)
 
 
 def through(attention: Callable[..., tuple[Tensor, None]], module: nn.Module) -> nn.Module:
-    """Has the module call a function with the signature of transformers' attention functions, once in each pass.
+    """Makes a module call `attention`, which has the signature of transformers' attention functions, once in each pass.
 
     A pass raises `UnsupportedModelError` if the module attends in another way, or more than once.
     """
@@ -435,7 +437,7 @@ class _Handed(Taker):
         return z
 
     def raise_its_error(self) -> None:
-        """Raises what was raised by the attention: operators take a TypeError for a reason to try the other operand."""
+        """Raises the attention's error: operators take a TypeError as a reason to try the other operand."""
         if self._error is not None:
             raise self._error
 
@@ -460,13 +462,14 @@ class _Handed(Taker):
             raise UnsupportedModelError(f"{name} attends {self._count} times in one call.")
         what = f"does {self._steps[0]!r} with the product of queries and keys" if self._steps else "does not attend"
         raise UnsupportedModelError(
-            f"{name} {what} on these inputs, so it is not softmax(scale · q·k + what is added) v, which attnmech reads."
+            f"{name} {what} on these inputs, so it is not softmax(scale · q·k + added terms) v, the only form that "
+            f"attnmech reads."
         )
 
 
 @contextmanager
 def watching_for_products(model: nn.Module) -> Iterator["Watching"]:
-    """Lists the modules in which a softmax of products is multiplied by values, as a pass in the block shows them."""
+    """Finds the modules in which a pass run in the block multiplies a softmax of products by values."""
     watching = Watching()
     handles = []
     for module in model.modules():
@@ -483,19 +486,19 @@ def watching_for_products(model: nn.Module) -> Iterator["Watching"]:
 
 
 class Watching(Taker):
-    """What a pass does with products."""
+    """Records what a pass does with products."""
 
     def __init__(self) -> None:
         self.modules: list[nn.Module] = []
-        """Those with parameters, each the innermost, that multiply a softmax of a product by values."""
+        """The innermost modules with parameters that multiply a softmax of a product by values."""
         self._under_way: list[nn.Module] = []
 
     def entering(self, module: nn.Module, args: Any) -> None:
-        """At the beginning of a module's call."""
+        """Hook: notes that a module's call begins."""
         self._under_way.append(module)
 
     def leaving(self, module: nn.Module, args: Any, output: Any) -> None:
-        """At its end."""
+        """Hook: notes that a module's call ends."""
         self._under_way.pop()
 
     def take(self, made: Product, values: Tensor) -> Tensor:

@@ -1,7 +1,7 @@
-"""Attention modules that replace those of transformers that have their own attention code.
+"""Replaces those attention modules of transformers that have their own attention code.
 
-Each uses the projections of the module it replaces and the tensors that the model hands down, and leaves scores,
-softmax and weighted sum to `attend`.
+Each replacement uses the projections of the original module and the tensors that the model passes to it, and leaves
+scores, softmax and weighted sum to `attend`.
 """
 
 from typing import Any
@@ -21,7 +21,7 @@ _BY_HEAD = "batch position head d_head -> batch head position d_head"
 
 
 class StandIn(nn.Module):
-    """What they have in common: the projections, the site, and merging the heads again."""
+    """What all replacements share: the projections, the site, and merging the heads."""
 
     attnmech_site: Site
     layout: Layout
@@ -40,7 +40,7 @@ class StandIn(nn.Module):
         return tuple(rearrange(part, _BY_HEAD) for part in parts)
 
     def merge(self, z: Float[Tensor, "batch position head d_head"]) -> Tensor:
-        """attn_raw, from z."""
+        """Computes attn_raw from z."""
         merged: Tensor = self.get_submodule(self.out_name)(
             rearrange(z, "batch position head d_head -> batch position (head d_head)")
         )
@@ -60,7 +60,7 @@ class BloomAttention(StandIn):
     def forward(
         self, hidden_states: Tensor, residual: Tensor, alibi: Tensor, attention_mask: MaskRule, **_: Any
     ) -> tuple[Tensor, None]:
-        """transformers' signature: the new residual stream, and no weights."""
+        """transformers' signature: returns the new residual stream, and no weights."""
         q, k, v = self.project(hidden_states, self.heads, self.heads)
         position = rearrange(alibi, "(batch head) query key -> batch head query key", head=self.heads)
         z = attend(q, k, v, scale=self.scale, position=position, mask=attention_mask, site=self.attnmech_site)
@@ -80,7 +80,7 @@ class MptAttention(StandIn):
     def forward(
         self, hidden_states: Tensor, position_bias: Tensor, attention_mask: MaskRule, **_: Any
     ) -> tuple[Tensor, None]:
-        """transformers' signature: attn_raw, and no weights."""
+        """transformers' signature: returns attn_raw, and no weights."""
         q, k, v = self.project(hidden_states, self.heads, self.heads)
         position = position_bias[None, :, -q.shape[2] :, -k.shape[2] :]
         z = attend(q, k, v, scale=self.scale, position=position, mask=attention_mask, site=self.attnmech_site)
@@ -88,7 +88,7 @@ class MptAttention(StandIn):
 
 
 class FalconAttention(StandIn):
-    """Falcon: rotary, or ALiBi inside the scaling, (q·k + slope·j)/√d, counted once as in training."""
+    """Falcon: rotary; or ALiBi inside the scaling, (q·k + slope·j)/√d, added once, as in training."""
 
     layout = Grouped("query_key_value")
     out_name = "dense"
@@ -106,7 +106,7 @@ class FalconAttention(StandIn):
         position_embeddings: tuple[Tensor, Tensor] | None = None,
         **_: Any,
     ) -> tuple[Tensor, None]:
-        """transformers' signature: attn_raw, and no weights."""
+        """transformers' signature: returns attn_raw, and no weights."""
         q, k, v = self.project(hidden_states, self.heads, self.kv_heads)
         position = None
         if alibi is not None:
@@ -119,7 +119,7 @@ class FalconAttention(StandIn):
 
 
 class GPTJAttention(StandIn):
-    """GPT-J: rotary on neighbouring dimensions, on the first `rotary_dim` of each head."""
+    """GPT-J: rotary on pairs of neighbouring dimensions, in the first `rotary_dim` dimensions of each head."""
 
     layout: Layout = Separate("q_proj", "k_proj", "v_proj")
     out_name = "out_proj"
@@ -135,7 +135,7 @@ class GPTJAttention(StandIn):
     def forward(
         self, hidden_states: Tensor, attention_mask: MaskRule, position_ids: Tensor, **_: Any
     ) -> tuple[Tensor, None]:
-        """transformers' signature: attn_raw, and no weights."""
+        """transformers' signature: returns attn_raw, and no weights."""
         q, k, v = self.project(hidden_states, self.heads, self.heads)
         embed_positions = self.embed_positions
         assert isinstance(embed_positions, torch.Tensor)
@@ -149,14 +149,14 @@ class GPTJAttention(StandIn):
 
 
 def codegen_layout(heads: int, d_head: int) -> Columns:
-    """CodeGen's projection: four parts, each with the queries, values and keys of a quarter of the heads."""
+    """CodeGen's layout: four parts, each with the queries, values and keys of a quarter of the heads."""
     parts = torch.arange(3 * heads * d_head).view(4, 3, -1)
     q, v, k = (tuple(parts[:, kind].flatten().tolist()) for kind in range(3))
     return Columns(("qkv_proj",) * 3, (q, k, v))
 
 
 class CodeGenAttention(GPTJAttention):
-    """CodeGen: GPT-J's attention on one projection."""
+    """CodeGen: GPT-J's attention, with one projection for q, k and v."""
 
     def __init__(self, original: nn.Module) -> None:
         super().__init__(original)
@@ -175,7 +175,7 @@ class GPTNeoAttention(StandIn):
         self.window = _window_of(original.bias[0, 0])
 
     def forward(self, hidden_states: Tensor, attention_mask: MaskRule, **_: Any) -> tuple[Tensor, None]:
-        """transformers' signature: attn_raw, and no weights."""
+        """transformers' signature: returns attn_raw, and no weights."""
         q, k, v = self.project(hidden_states, self.heads, self.heads)
         mask = attention_mask if self.window is None else attention_mask.within(self.window)
         z = attend(q, k, v, scale=1.0, position=None, mask=mask, site=self.attnmech_site)
@@ -183,7 +183,7 @@ class GPTNeoAttention(StandIn):
 
 
 def _window_of(seen: Bool[Tensor, "query key"]) -> int | None:
-    """The number of keys up to its own that each query sees, by the module's mask; None for all."""
+    """The number of keys, up to and including its own, that each query sees by the module's mask; None for all."""
     window = int(seen[-1].sum())
     if not torch.equal(seen, torch.ones_like(seen).tril().triu(1 - window)):
         raise UnsupportedModelError(
@@ -194,7 +194,7 @@ def _window_of(seen: Bool[Tensor, "query key"]) -> int | None:
 
 
 class MvpAttention(StandIn):
-    """MVP: self-attention, or cross-attention with the encoder's states, as in BART but in separate code."""
+    """MVP: self-attention, or cross-attention to the encoder's states, like BART's but in separate code."""
 
     layout = Separate("q_proj", "k_proj", "v_proj")
     out_name = "out_proj"
@@ -210,7 +210,7 @@ class MvpAttention(StandIn):
         attention_mask: MaskRule | None = None,
         **_: Any,
     ) -> tuple[Tensor, None]:
-        """transformers' signature: attn_raw, and no weights."""
+        """transformers' signature: returns attn_raw, and no weights."""
         states = hidden_states if key_value_states is None else key_value_states
         inputs = {"q_proj": hidden_states, "k_proj": states, "v_proj": states}
         q, k, v = (

@@ -1,7 +1,7 @@
-"""`nn.MultiheadAttention` through `attend`: what replaces each of them on the private copy of a user's own module.
+"""Replaces every `nn.MultiheadAttention` in the private copy of a user's own module by one that uses `attend`.
 
 The signature, the masks and the returned weights are torch's (`torch.nn.functional.multi_head_attention_forward`);
-scores, softmax and weighted sum are left to `attend`. Parameters are those of the module that is replaced.
+scores, softmax and weighted sum are left to `attend`. The parameters are those of the replaced module.
 """
 
 from collections.abc import Callable, Collection, Sequence
@@ -24,7 +24,8 @@ ZERO: Final = "zero"
 """The labels of the keys that are not tokens: the learned key of `add_bias_kv`, and the zeros of `add_zero_attn`."""
 
 _HIDDEN: Final = -1e4
-"""What is added to the score of a hidden key, or less. The softmax of a difference of 10⁴ is 0 in every precision."""
+"""A number this low or lower, added to a score, hides the key: the softmax of a difference of 10⁴ is 0 in every
+precision."""
 
 _HOOKS: Final = (
     "_forward_hooks", "_forward_hooks_with_kwargs", "_forward_hooks_always_called", "_forward_pre_hooks",
@@ -32,28 +33,28 @@ _HOOKS: Final = (
 )  # fmt: skip
 
 WIDTH: ContextVar[int | None] = ContextVar("width", default=None)
-"""The length to which the nested tensors of the pass under way are padded; None for that of the longest."""
+"""The length to which the current pass pads nested tensors; None for the length of the longest text."""
 
 _BY_HEAD: Final = "batch position (head d_head) -> batch head position d_head"
 
 
 def further_keys(module: nn.MultiheadAttention) -> tuple[str, ...]:
-    """The labels of the keys that come after the tokens."""
+    """The labels of the keys that follow the tokens."""
     labels = (BIAS_KV,) if module.bias_k is not None else ()
     return (*labels, ZERO) if module.add_zero_attn else labels
 
 
 class PackedProjection(nn.Module):
-    """W_Q, W_K or W_V: rows of the packed weight, or a separate weight."""
+    """W_Q, W_K or W_V: some rows of the packed weight, or a separate weight."""
 
     def __init__(self, of: nn.MultiheadAttention, number: int) -> None:
         super().__init__()
-        # In a tuple, so that it is not registered as a part of this module.
+        # In a tuple, so that torch does not register the module as a part of this one.
         self._of, self._number = (of,), number
 
     @property
     def weight(self) -> Float[Tensor, "d_out d_in"]:
-        """As torch uses it in the next pass."""
+        """As torch will use it in the next pass."""
         of, number = self._of[0], self._number
         if of._qkv_same_embed_dim:
             rows: Tensor = of.in_proj_weight[number * of.embed_dim : (number + 1) * of.embed_dim]
@@ -63,7 +64,7 @@ class PackedProjection(nn.Module):
 
     @property
     def bias(self) -> Float[Tensor, " d_out"] | None:
-        """As torch uses it in the next pass."""
+        """As torch will use it in the next pass."""
         of, number = self._of[0], self._number
         if of.in_proj_bias is None:
             return None
@@ -76,14 +77,14 @@ class PackedProjection(nn.Module):
 
 @dataclass(frozen=True)
 class Masked:
-    """The masks of one call: which keys each query sees, and what is added to the scores of those."""
+    """The masks of one call: which keys each query sees, and the position term added to the scores of these keys."""
 
     rule: MaskRule
     position: Float[Tensor, "#batch #head #query key"] | None
 
 
 class Core(nn.Module):
-    """From `attn_in` to z: projections, the keys that are not tokens, `attend`."""
+    """Computes z from `attn_in`: projections, the keys that are not tokens, and `attend`."""
 
     attnmech_site: Site
 
@@ -102,7 +103,7 @@ class Core(nn.Module):
         masked: Masked,
         weights: "Returned | None",
     ) -> Float[Tensor, "batch query d_model"]:
-        """z of all heads. Keys are made of `hidden_states`, values of what keys are made of, unless given."""
+        """z of all heads. By default, keys are made from `hidden_states`, and values from the input of the keys."""
         keys = hidden_states if key_value_states is None else key_value_states
         values = keys if value_states is None else value_states
         q, k, v = (
@@ -138,28 +139,29 @@ class Core(nn.Module):
 
 
 class Returned:
-    """The pattern that a call returns, put together from blocks of rows."""
+    """The pattern that a call returns, assembled from blocks of rows."""
 
     def __init__(self, *, average: bool) -> None:
         self._average = average
         self._blocks: list[Tensor] = []
 
     def add(self, pattern: Float[Tensor, "batch head row seen"], keys: int) -> None:
-        """Adds a block of rows; keys after the last that it sees get 0."""
+        """Adds a block of rows, with 0 at the keys after the last one that it sees."""
         block = pattern.mean(dim=1) if self._average else pattern
         self._blocks.append(nn.functional.pad(block, (0, keys - block.shape[-1])))
 
     def whole(self, dtype: torch.dtype) -> Tensor:
-        """All rows, as torch returns them."""
+        """All rows, in the form in which torch returns them."""
         return torch.cat(self._blocks, dim=-2).to(dtype)
 
 
 class OurMultiheadAttention(nn.Module):
-    """Replaces an `nn.MultiheadAttention`; everything but `forward` is read from the module it replaces."""
+    """Replaces an `nn.MultiheadAttention`; everything but `forward` comes from the original module."""
 
     def __init__(self, original: nn.MultiheadAttention) -> None:
         super().__init__()
-        # In a tuple, so that its modules have one path each; its parameters are this module's, under their names.
+        # In a tuple, so that each of its modules has only one path; its parameters are this module's too, under their
+        # names.
         self._of = (original,)
         self._parameters.update(original._parameters)
         self.core = Core(original)
@@ -176,7 +178,7 @@ class OurMultiheadAttention(nn.Module):
 
     @property
     def original(self) -> nn.MultiheadAttention:
-        """What it replaces."""
+        """The module that this one replaces."""
         return self._of[0]
 
     def forward(
@@ -190,9 +192,9 @@ class OurMultiheadAttention(nn.Module):
         average_attn_weights: bool = True,
         is_causal: bool = False,
     ) -> tuple[Tensor, Tensor | None]:
-        """torch's signature: the output, and the weights if they are asked for."""
+        """torch's signature: returns the output, and the weights if they are asked for."""
         inputs = [query]
-        # The same tensor must stay the same one, since an edit of `attn_in` reaches all that is made of it.
+        # What is one tensor must stay one tensor: an edit of `attn_in` reaches everything that is made from it.
         inputs += [] if key is query and value is query else [key]
         inputs += [] if value is key else [value]
         batched = query.ndim == 3
@@ -239,8 +241,8 @@ def masks_of(
 ) -> Masked:
     """The masks of one call as a rule and, where a float mask adds other numbers than −∞, a position term.
 
-    With `hint` (`is_causal` where torch trusts it) the causal mask takes the place of `attn_mask`. What a mask does to
-    single heads is part of the position term: −10⁴ where one head alone may not look.
+    With `hint` (`is_causal`, if torch relies on it), the causal mask replaces `attn_mask`. Where a mask hides a key
+    from some heads only, the position term holds −10⁴ for these heads.
     """
     seen: list[Bool[Tensor, "#batch #head #query key"]] = []
     added: list[Float[Tensor, "#batch #head #query key"]] = []
@@ -255,7 +257,7 @@ def masks_of(
         if not hint:
             sort_mask(by_head, further, seen, added)
     if hint:
-        # torch counts the further keys here, which come after all tokens.
+        # Here torch counts the further keys, which follow all tokens.
         seen.append(torch.ones(queries, keys + further, dtype=torch.bool, device=device).tril()[None, None])
     if key_padding_mask is not None:
         padding = key_padding_mask[None] if key_padding_mask.ndim == 1 else key_padding_mask
@@ -273,7 +275,7 @@ def joined_masks(
     added: list[Float[Tensor, "#batch #head #query key"]],
     device: torch.device,
 ) -> Masked:
-    """Masks that hide keys, and what is added to scores, as a rule and a position term."""
+    """Joins masks that hide keys, and terms added to scores, into one rule and one position term."""
     visible = _together(seen, torch.logical_and)
     if visible is not None and visible.shape[1] > 1:
         shared = visible.any(dim=1, keepdim=True)
@@ -287,7 +289,7 @@ def joined_masks(
 
 
 def sort_mask(mask: Tensor, further: int, seen: list[Tensor], added: list[Tensor]) -> None:
-    """Sorts a mask (True or −∞ hides; other numbers are added) into what is seen and what is added."""
+    """Adds a mask to `seen` (True or −∞ hides a key) and, if it holds other numbers, to `added`."""
     hidden = hides(mask)
     seen.append(nn.functional.pad(~hidden, (0, further), value=True))
     if mask.dtype == torch.bool:
@@ -298,7 +300,7 @@ def sort_mask(mask: Tensor, further: int, seen: list[Tensor], added: list[Tensor
 
 
 def hides(mask: Tensor) -> Bool[Tensor, "..."]:
-    """Where a mask hides a key: at True, or at −∞ and what is as good."""
+    """Where a mask hides a key: at True, at −∞, and at numbers low enough to have the same effect."""
     return mask if mask.dtype == torch.bool else mask <= _HIDDEN
 
 
@@ -322,9 +324,9 @@ def _looked_up(
 
 
 def use_our_mha(root: nn.Module, besides: Collection[str] = ()) -> None:
-    """Replaces every `nn.MultiheadAttention` of a private copy, besides those at some paths.
+    """Replaces every `nn.MultiheadAttention` of a private copy, except those at the paths `besides`.
 
-    A module that stands in two places is replaced by one.
+    A module that appears in two places gets one replacement.
     """
     ours: dict[int, OurMultiheadAttention] = {}
     by_path: dict[str, OurMultiheadAttention] = {}
@@ -339,25 +341,25 @@ def use_our_mha(root: nn.Module, besides: Collection[str] = ()) -> None:
 
 
 def require_readable(path: str, module: nn.MultiheadAttention) -> None:
-    """Raises `UnsupportedModelError` for an attention that does not compute what torch's does from its parameters."""
+    """Raises `UnsupportedModelError` for a changed `forward`, or an input projection computed anew in every pass."""
     kind = type(module)
     if kind.forward is not nn.MultiheadAttention.forward or "forward" in vars(module):
         raise UnsupportedModelError(
-            f"{path or 'the module'} is a {kind.__name__} with another forward, which need not be "
-            "nn.MultiheadAttention's; describe it: am.load(module, example=..., architecture=am.Architecture(...))."
+            f"{path or 'the module'} is a {kind.__name__} with its own forward, which may compute something else than "
+            f"nn.MultiheadAttention; describe it: am.load(module, example=..., architecture=am.Architecture(...))."
         )
     weights = (module.in_proj_weight, module.q_proj_weight, module.k_proj_weight, module.v_proj_weight)
     if not all(isinstance(weight, nn.Parameter) for weight in weights if weight is not None):
         raise UnsupportedModelError(
-            f"the input projection of {path or 'the module'} is made anew in every pass (pruned, or "
-            "parametrised); make it permanent first: torch.nn.utils.prune.remove(module, 'in_proj_weight')."
+            f"the input projection of {path or 'the module'} is computed anew in every pass (pruned, or parametrised); "
+            f"make it permanent first: torch.nn.utils.prune.remove(module, 'in_proj_weight')."
         )
 
 
 def pad_nested(root: nn.Module) -> None:
-    """Has the encoders of a private copy work on padded tensors, and return what they return on their fast path.
+    """Makes the encoders of a private copy work on padded tensors, and return what torch's fast path returns.
 
-    There, torch makes a nested tensor of texts with padding: the output is then 0 at padding, before the last norm.
+    There, torch turns padded texts into a nested tensor, and the output is 0 at padding, before the last norm.
     """
     for module in root.modules():
         if isinstance(module, nn.TransformerEncoder):
@@ -408,7 +410,7 @@ def _of_encoder(encoder: nn.TransformerEncoder) -> Callable[..., Tensor]:
 
 
 def padded_of(nested: Tensor) -> tuple[Tensor, Bool[Tensor, "batch position"]]:
-    """A nested tensor padded on the right with zeros, and where its padding is."""
+    """A nested tensor, padded on the right with zeros, and True at its padding."""
     lengths = torch.tensor([len(text) for text in nested.unbind()], device=nested.device)
     padded = nested.to_padded_tensor(0.0)
     if (width := WIDTH.get()) is not None:
@@ -417,7 +419,7 @@ def padded_of(nested: Tensor) -> tuple[Tensor, Bool[Tensor, "batch position"]]:
 
 
 def _would_nest(encoder: nn.TransformerEncoder, src: Tensor, mask: Tensor | None, hidden: Tensor) -> bool:
-    """Whether torch would make a nested tensor (`nn.TransformerEncoder.forward`): whether padding comes out as 0."""
+    """Whether torch would make a nested tensor (`nn.TransformerEncoder.forward`), with 0 at padding."""
     if not torch.backends.mha.get_fastpath_enabled() or not encoder.attnmech_nests or src.ndim != 3:
         return False
     if mask is not None or torch.is_autocast_enabled():

@@ -1,8 +1,8 @@
-"""A running certificate: in every pass, what a layer outputs is compared with what it was computed from.
+"""The running certificate: in every pass, the output of each layer is compared with what it was computed from.
 
 Both sides of an identity, such as attn_raw = Σ_h z_h W_O^h + b_O, are multiplied by a few fixed random vectors r
-and compared token by token (R. Freivalds 1977): Σ_h z_h · (W_O^h r) + b_O · r takes O(d_model) operations per token,
-and two sides that differ by e have products that differ by e·r, of the size of ‖e‖. `identities` lists the identities.
+and compared token by token (R. Freivalds 1977): Σ_h z_h · (W_O^h r) + b_O · r takes O(d_model) operations per token. If
+the two sides differ by e, their products differ by e·r, which is of the size of ‖e‖. `identities` lists the identities.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -37,25 +37,25 @@ class _Holding:
 
 
 _KEPT: Final = 64
-"""The number of quantities kept in one array."""
+"""The number of quantities that one array holds."""
 
 _ROUNDINGS: Final = 8.0
-"""The tolerance, in roundings of every term; e·r of one rounding seldom exceeds three."""
+"""The tolerance, in roundings of every term; the product e·r of one rounding seldom exceeds three roundings."""
 _PRODUCT_ROUNDINGS: Final = 16.0
-"""The same for the products z W_O, whose rounding errors add up along d_head."""
+"""The tolerance of the products z W_O, whose rounding errors add up along d_head."""
 _ROW_TOLERANCE: Final = 1e-4
 _VALUES: Final = "values"
-"""The name of v among the kinds of tensors that a model changes in place."""
+"""The name for v in the set of kinds that a model changes in place."""
 
 Key: TypeAlias = tuple[Kind, str, int]
-"""A tensor's kind, stack and layer."""
+"""The kind, stack and layer of a quantity."""
 
 
 class _Kept:
-    """Quantities of a pass, kept in a few arrays.
+    """Stores the quantities of a pass in a few arrays.
 
-    One array per quantity would fragment the memory between the layers' large arrays: a pass would take several times
-    as much.
+    One array per quantity would fragment the memory between the layers' large arrays, and a pass would take several
+    times as much memory.
     """
 
     def __init__(self) -> None:
@@ -75,7 +75,7 @@ class _Kept:
         self._free -= count
 
     def all(self) -> list[Tensor]:
-        """Every quantity so far, in order."""
+        """All quantities so far, in order."""
         self._cut()
         return self._parts
 
@@ -102,9 +102,9 @@ class _Group:
     """The index of each quantity among the products of the stream."""
     count: int = 0
     held: list[tuple[Key, Tensor, int]] = field(default_factory=list)
-    """Quantities still to be multiplied, in the order of their indices, each with its version."""
+    """Quantities not yet multiplied, in the order of their indices, each with its version."""
     products: _Kept = field(default_factory=_Kept)
-    """`[direction quantity token]`, of the stream."""
+    """Products with the quantities of the stream, `[direction quantity token]`."""
     sizes: _Kept = field(default_factory=_Kept)
     """`[quantity token]`."""
     z_keys: list[tuple[str, int]] = field(default_factory=list)
@@ -113,7 +113,7 @@ class _Group:
 
 
 class Balance:
-    """What one pass records for comparison."""
+    """Records the quantities of one pass, and compares them at its end."""
 
     def __init__(
         self, directions: Directions, columns: Sequence[StackTraits], dtype: torch.dtype, refused: Mapping[str, str]
@@ -122,9 +122,9 @@ class Balance:
         self._wide = torch.promote_types(dtype, torch.float32)
         self._refused = frozenset(refused)
         self._bytes = 0
-        """The number of bytes held."""
+        """The number of bytes held so far."""
         self._last: tuple[Tensor, int, _Group, int] | None = None
-        """The last quantity observed, with its version and its index: the next block receives it."""
+        """The last quantity observed, with its version and its index; the next block's input may be the same tensor."""
         self._z: dict[tuple[str, int], Tensor] = {}
         self._held_z: list[tuple[tuple[str, int], Tensor, Written]] = []
         self._groups: dict[int, _Group] = {}
@@ -133,7 +133,7 @@ class Balance:
         self._made: dict[tuple[str, int], tuple[Tensor, int]] = {}
         self._values: dict[tuple[int, ...], list[tuple[str, int, Tensor, Tensor]]] = {}
         self.skipped: list[str] = []
-        """What could not be checked, and why."""
+        """The checks that could not be made, and why."""
 
     def hold(self, kind: Kind, stack: str, layer: int, value: Tensor) -> None:
         """Records a quantity `[batch position d_model]`."""
@@ -169,7 +169,7 @@ class Balance:
         self._z[stack, layer] = z
 
     def hold_written(self, stack: str, layer: int, out: nn.Module, raw: Tensor) -> None:
-        """Records what W_O made of the layer's z."""
+        """Records the output of W_O for the layer's z."""
         z = self._z.pop((stack, layer), None)
         if z is not None:
             self._held_z.append(((stack, layer), z, self._directions.written((stack, layer), out)))
@@ -187,7 +187,7 @@ class Balance:
         pattern: Float[Tensor, "batch head row key"],
         at_sink: Float[Tensor, "batch head row"] | None,
     ) -> None:
-        """Records a block of rows of the pattern, with a sink's mass: their sums must be 1."""
+        """Records a block of rows of the pattern; each row must sum to 1, a sink's mass included."""
         self._held_rows.append(((stack, layer, first), pattern, at_sink, version_of(pattern)))
         if pattern.nbytes > _Holding.on(pattern.device).small:
             self._add_rows()
@@ -201,7 +201,7 @@ class Balance:
 
     @torch.no_grad()
     def hold_values(self, stack: str, layer: int, v: Float[Tensor, "batch head key d_value"]) -> None:
-        """Compares the v that attention weights with the v of the projection; its first keys are the tokens'."""
+        """Compares the v that attention weights (tokens first, then further keys) with the v of the projection."""
         made, version = self._made.pop((stack, layer), (None, 0))
         if made is None or any(full_name(stack, point) in self._refused for point in POINTS["values"]):
             return
@@ -230,7 +230,7 @@ class Balance:
 
     @torch.no_grad()
     def _multiply_all(self) -> None:
-        """Multiplies the held tensors by the directions, and frees them."""
+        """Multiplies the held tensors by the random vectors, and frees them."""
         for group in self._groups.values():
             if group.held:
                 self._multiply(group)
@@ -244,7 +244,7 @@ class Balance:
         for key, value, version in group.held:
             if version_of(value) != version:
                 self._directions.changing.add(key[0])
-                self.skipped.append(f"what is made of {key[0]} in layer {key[2]}: the model changes it in place")
+                self.skipped.append(f"what is computed from {key[0]} in layer {key[2]}: the model changes it in place")
                 changed = group.names[key]
                 group.names = {name: place for name, place in group.names.items() if place != changed}
         group.held = []
@@ -285,7 +285,7 @@ class Balance:
         self._held_rows = []
 
     def _together(self, values: Sequence[Tensor]) -> Float[Tensor, "quantity token features"]:
-        """Tensors `[batch position ...]` of the same shape as one, in the precision of the comparison."""
+        """Stacks tensors `[batch position ...]` of the same shape, in the precision of the comparison."""
         if len({value.dtype for value in values}) > 1:
             values = [value.to(self._wide) for value in values]
         together = values[0] if len(values) == 1 else torch.stack(list(values))
@@ -293,7 +293,7 @@ class Balance:
 
     @torch.no_grad()
     def unbalanced(self, batch: Batch) -> Unbalanced | None:
-        """The first identity that does not hold, layer by layer; None if all do."""
+        """The first identity, layer by layer, that does not hold; None if all hold."""
         self._multiply_all()
         checks = [*self._of_groups(batch), *self._of_rows(batch), *self._of_values(batch)]
         if not checks:
@@ -324,7 +324,7 @@ class Balance:
     def _first_failure(
         self, tried: Equations, signs: Tensor, scaled: Tensor, products: Tensor, sizes: Tensor, batch: Batch
     ) -> Unbalanced | None:
-        """The first identity that does not hold, each tested alone: 0 · NaN of another layer would be NaN."""
+        """The first identity that does not hold; each is tested alone, since 0 · NaN of another layer would be NaN."""
         for number, (identity, stack, layer) in enumerate(tried.identities):
             used = signs[number].nonzero()[:, 0]
             difference = (signs[number, used] @ products[:, used]).abs().amax(dim=0)
@@ -385,7 +385,7 @@ def _joined(parts: Sequence[Tensor], dim: int = 0) -> Tensor:
 
 
 def _product_eps(dtype: torch.dtype, device: torch.device) -> float:
-    """The rounding of the sums in a matrix product; torch may be set to compute them in less than float32."""
+    """The rounding of the sums in a matrix product, which torch may be set to compute in less than float32."""
     if dtype == torch.float32:
         chosen = {"high": 2.0**-11, "medium": 2.0**-8}
         return chosen.get(torch.get_float32_matmul_precision(), torch.finfo(dtype).eps)

@@ -1,8 +1,8 @@
 """XLNet's attention, with its tables of relative positions.
 
-score_ij = ((q_i + u)·k_j + (q_i + v)·r_{i−j}) / √d_head, u and v a vector for each head (`r_w_bias`, `r_r_bias`), r a
-sinusoid of the distance, projected. Read is the stream of the contents; the stream of queries and the segments, which
-XLNet has in pretraining and for pairs of texts, are refused.
+score_ij = ((q_i + u)·k_j + (q_i + v)·r_{i−j}) / √d_head, where u and v are one vector for each head (`r_w_bias`,
+`r_r_bias`) and r is the projected sinusoid of the distance. Only the content stream is read; the query stream and
+segments, which XLNet has in pretraining and for pairs of texts, are refused.
 """
 
 from typing import Any
@@ -22,7 +22,7 @@ _BY_HEAD = "batch position (head d_head) -> batch head position d_head"
 
 
 class XLNetAttention(nn.Module):
-    """The attention with what surrounds it: positions come first, and the sum and its norm are inside."""
+    """XLNet's attention module: positions come first, and it adds to the stream and norms the sum itself."""
 
     def __init__(self, original: Any) -> None:
         super().__init__()
@@ -41,18 +41,20 @@ class XLNetAttention(nn.Module):
         target_mapping: Tensor | None = None,
         output_attentions: bool = False,
     ) -> tuple[Tensor, None]:
-        """transformers' signature: the stream after the norm, and no stream of queries."""
+        """transformers' signature: returns the stream after the norm, and no query stream."""
         unsupported = {"target_mapping": g, "token_type_ids": seg_mat, "mems": mems}
         named = [name for name, value in unsupported.items() if value is not None]
         if named:
-            raise UnsupportedModelError(f"XLNet with {named[0]} is not supported; attnmech runs it on tokens and mask.")
+            raise UnsupportedModelError(
+                f"XLNet with {named[0]} is not supported; attnmech runs it on token ids and a mask only."
+            )
         attn_raw = self.core(h.transpose(0, 1), attn_mask_h, r)
         normed: Tensor = self.layer_norm(attn_raw.transpose(0, 1) + h)
         return normed, None
 
 
 class XLNetCore(nn.Module):
-    """What turns `attn_in` into `attn_raw`, texts first."""
+    """Computes `attn_raw` from `attn_in`, with texts first."""
 
     layout = Separate("query", "key", "value")
     attnmech_site: Site
@@ -83,7 +85,7 @@ class XLNetCore(nn.Module):
         return raw
 
     def _relative(self, positions: Float[Tensor, "distance d_model"], length: int) -> Relative:
-        """The tables; the model counts distances from the length down."""
+        """The tables of relative positions; the model lists distances from the largest down."""
         rows = length - torch.arange(1 - length, length, device=positions.device)
         made = self.of_positions(positions.to(self.of_positions.weight.dtype))
         table = rearrange(made, "place (head d_head) -> head place d_head", head=self.heads)
@@ -94,7 +96,7 @@ class XLNetCore(nn.Module):
 
 
 class _ByHead(nn.Module):
-    """A projection whose matrix has an axis for heads: [d_model head d_head], outward or inward."""
+    """A projection between the stream and the heads, whose matrix has an axis for heads: `[d_model head d_head]`."""
 
     def __init__(self, matrix: nn.Parameter, bias: nn.Parameter | None = None, *, inward: bool = False) -> None:
         super().__init__()
@@ -102,13 +104,13 @@ class _ByHead(nn.Module):
 
     @property
     def weight(self) -> Float[Tensor, "d_out d_in"]:
-        """As nn.Linear has it."""
+        """As nn.Linear stores it."""
         whole = self.matrix.flatten(1)
         return whole if self.inward else whole.T
 
     @property
     def bias(self) -> Float[Tensor, " d_out"] | None:
-        """As nn.Linear has it."""
+        """As nn.Linear stores it."""
         return None if self.by_head is None else self.by_head.flatten()
 
     def forward(self, x: Tensor) -> Tensor:

@@ -1,1 +1,1 @@
-"""Modules of the user's own."""
+"""Reads and runs a user's own modules."""

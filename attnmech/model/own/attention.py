@@ -1,8 +1,9 @@
-"""Attention that a user wrote: through its one call of `scaled_dot_product_attention`, or from the parts it names.
+"""Reads attention that a user wrote: from its one call of `scaled_dot_product_attention`, or from the parts named by
+the user.
 
-A module that makes exactly one such call keeps its own forward; the call goes to `attend`. Any other is computed anew
-from the projections, W_O and mask that an `Architecture` names; scale and meaning of the mask are those under which it
-returns what the user's does.
+A module that makes exactly one such call keeps its own forward, and the call goes to `attend`. Any other module is
+replaced by one that uses the projections, W_O and mask that an `Architecture` names, with the scale and the reading of
+the mask that make it return what the user's module returns.
 """
 
 import inspect
@@ -26,7 +27,7 @@ from ..parts.mask import MaskRule
 from ..structure.architecture import Architecture
 
 _CLOSE: Final = 1e-4
-"""The largest distance of a reading from the user's attention, as a share of its output's size."""
+"""The replacement's output may differ from the user's by this share of its size."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -51,7 +52,7 @@ class ProductCall:
         scale: float | None = None,
         enable_gqa: bool = False,
     ) -> "ProductCall":
-        """From torch's arguments."""
+        """Reads the arguments of torch's function."""
         if query.ndim != 4:
             raise UnsupportedModelError(
                 f"scaled_dot_product_attention must be called with [batch, heads, positions, d_head]; got "
@@ -73,7 +74,7 @@ class ProductCall:
         return cls(query, key, value, query.shape[-1] ** -0.5 if scale is None else float(scale), masked)
 
     def attended(self, site: Site) -> Float[Tensor, "batch head query d_value"]:
-        """z, by `attend`."""
+        """Computes z by `attend`."""
         z = attend(
             self.q, unexpanded(self.k, site.kv_heads), unexpanded(self.v, site.kv_heads), scale=self.scale,
             position=self.masked.position, mask=self.masked.rule, site=site,
@@ -81,7 +82,7 @@ class ProductCall:
         return z.transpose(1, 2)
 
     def weights(self) -> Float[Tensor, "batch head query key"]:
-        """The probabilities, written out."""
+        """The attention probabilities, computed directly from q, k and the masks."""
         k = self.k.repeat_interleave(self.q.shape[1] // self.k.shape[1], dim=1)
         scores = self.scale * (self.q @ k.mT)
         scores = scores if self.masked.position is None else scores + self.masked.position
@@ -90,7 +91,7 @@ class ProductCall:
 
 
 class _Product(TorchFunctionMode):
-    """Hands calls of `scaled_dot_product_attention` to a function."""
+    """Passes calls of `scaled_dot_product_attention` to a function."""
 
     def __init__(self, handle: Callable[[Callable[..., Tensor], ProductCall, Any, Any], Tensor]) -> None:
         super().__init__()
@@ -105,7 +106,7 @@ class _Product(TorchFunctionMode):
 
 @contextmanager
 def watching_products(observe: Callable[[ProductCall, Tensor], None]) -> Iterator[None]:
-    """Passes every call in the block, with its output, to `observe`."""
+    """Passes every call of `scaled_dot_product_attention` in the block, with its output, to `observe`."""
 
     def call(func: Callable[..., Tensor], made: ProductCall, args: Any, kwargs: Any) -> Tensor:
         output = func(*args, **kwargs)
@@ -117,7 +118,7 @@ def watching_products(observe: Callable[[ProductCall, Tensor], None]) -> Iterato
 
 
 def use_our_product(module: nn.Module) -> None:
-    """Has a module of a private copy attend through `attend`, as `module.attnmech_site` says."""
+    """Makes a module of a private copy use `attend`, at the site `module.attnmech_site`."""
     forward = module.forward
 
     def ours(*args: Any, **kwargs: Any) -> Any:
@@ -128,7 +129,7 @@ def use_our_product(module: nn.Module) -> None:
 
 
 def keep_weights_of_product(module: nn.Module, keep: Callable[[Tensor], None]) -> None:
-    """Has a module of a private copy report the probabilities of its call, written out."""
+    """Makes a module of a private copy report the attention probabilities of its call to `keep`."""
     forward = module.forward
 
     def ours(*args: Any, **kwargs: Any) -> Any:
@@ -143,13 +144,13 @@ def keep_weights_of_product(module: nn.Module, keep: Callable[[Tensor], None]) -
 
 @dataclass(frozen=True)
 class Described:
-    """The parts of a user's attention that its architecture does not name, found from its output."""
+    """What a user's `Architecture` does not say of an attention, found by comparing outputs."""
 
     scale: float
     shows: bool | None
-    """Whether True (or 1) in its mask shows a key; None if it has no mask, or adds it."""
+    """Whether True (or 1) in the mask shows a key; None if there is no mask, or the mask is added to the scores."""
     causal: bool = False
-    """Whether no query saw a later key."""
+    """Whether no query sees a later key."""
 
 
 class DescribedAttention(StandIn):
@@ -163,10 +164,10 @@ class DescribedAttention(StandIn):
         self._mask = plan.mask
         self._signature = inspect.signature(original.forward)
         self.returns = 0
-        """The number of values that it returns in a tuple; 0 for a tensor alone."""
+        """The length of the tuple that the user's module returns; 0 if it returns a tensor."""
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """The user's signature: attn_raw, alone or first in a tuple of the user's length."""
+        """The user's signature: returns attn_raw, or a tuple of the user's length with attn_raw first."""
         x, masked = self.masked(*args, **kwargs)
         q, k, v = self.project(x, self.heads, self.kv_heads)
         z = attend(
@@ -176,7 +177,7 @@ class DescribedAttention(StandIn):
         return (merged, *(None for _ in range(self.returns - 1))) if self.returns else merged
 
     def masked(self, *args: Any, **kwargs: Any) -> tuple[Float[Tensor, "batch position d_model"], Masked]:
-        """Its input, and its mask."""
+        """The input of the attention, and its mask."""
         arguments = self._signature.bind(*args, **kwargs).arguments
         x = next(value for value in arguments.values() if isinstance(value, torch.Tensor))
         mask, length = arguments.get(self._mask) if self._mask else None, x.shape[1]
@@ -194,9 +195,9 @@ class DescribedAttention(StandIn):
 def described_as(
     module: nn.Module, plan: Architecture, args: Sequence[Any], kwargs: dict[str, Any], made: Any
 ) -> tuple[Described, int]:
-    """The scale, and the meaning of the mask, with which a module of these parts returns the user's output.
+    """The scale and the reading of the mask with which the named parts return the user's output.
 
-    Raises `UnsupportedModelError` if there are none.
+    Raises `UnsupportedModelError` if none of the scales and readings do.
     """
     wanted = made[0] if isinstance(made, tuple) else made
     returns = len(made) if isinstance(made, tuple) else 0
@@ -224,7 +225,7 @@ def described_as(
 
 
 def is_causal(rule: MaskRule) -> bool:
-    """Whether no query sees a later key; False for a single query."""
+    """Whether no query sees a later key; False if there is only one query."""
     return rule.queries > 1 and not bool(rule.visible(range(rule.queries))[..., : rule.queries].triu(1).any())
 
 

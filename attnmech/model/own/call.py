@@ -1,7 +1,8 @@
-"""The call of a user's module: its arguments as tensors with one row per text, and back again.
+"""Converts the arguments of a user's module to tensors with one row per text, and back.
 
-A call is what `example` shows: a tensor, a tuple of positional arguments or a mapping of keyword arguments, with lists,
-tuples and mappings inside. Which axis of each tensor is the batch is found by running the example twice in one batch.
+The form of a call is that of `example`: a tensor, a tuple of positional arguments or a mapping of keyword arguments,
+which may hold lists, tuples and mappings. The batch axis of each tensor is found by running the example twice in one
+batch.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -22,10 +23,10 @@ Arguments: TypeAlias = tuple[tuple[Any, ...], dict[str, Any]]
 """Positional and keyword arguments."""
 
 _LENGTHS: Final = " lengths"
-"""The suffix of a nested tensor's name for the lengths of its texts."""
+"""Appended to the name of a nested tensor, it names the lengths of the texts."""
 _SEED: Final = 53
 _TRIES: Final = 256
-"""The most readings of the batch axes that are tried."""
+"""At most this many assignments of batch axes are tried."""
 
 
 @dataclass(frozen=True)
@@ -36,12 +37,12 @@ class Axis:
     """"batch" at `at`; "new" if the axis is inserted there; "shared" by all texts; "nested", one tensor per text."""
     at: int = 0
     per_text: int = 1
-    """The rows of the axis per text (a mask [texts · heads, query, key] has several)."""
+    """The number of entries of the axis per text (a mask [texts · heads, query, key] has several)."""
 
 
 @dataclass(frozen=True)
 class CallForm:
-    """The form of a call: its arguments, which are tensors, and the batch axis of each."""
+    """The form of a call: its arguments, which of them are tensors, and the batch axis of each tensor."""
 
     names: tuple[str, ...]
     spec: Any
@@ -50,11 +51,11 @@ class CallForm:
     """The arguments that are not tensors, as in the example."""
     axes: Mapping[str, Axis]
     same: Mapping[str, str]
-    """The arguments that are the same tensor as another argument, such as a key that is the query."""
+    """Maps each argument that is the same tensor as an earlier one (a key that is the query, say) to that argument."""
 
     @classmethod
     def of(cls, example: Any) -> "CallForm":
-        """The form of an example, with no batch axes yet: every tensor shared by all texts."""
+        """The form of an example before batch axes are known: every tensor counts as shared by all texts."""
         names, leaves, spec = _flat(example)
         arguments = dict(zip(names, leaves, strict=True))
         tensors = {name: value for name, value in arguments.items() if isinstance(value, torch.Tensor)}
@@ -71,7 +72,7 @@ class CallForm:
         return cls(names, spec, fixed, axes, same)
 
     def tensors(self, inputs: Any) -> dict[str, Tensor]:
-        """The tensors of inputs in this form, by name; `InputError` for any other form."""
+        """The tensors of inputs in this form, by name; raises `InputError` for inputs of another form."""
         names, leaves, _ = _flat(inputs)
         arguments = dict(zip(names, leaves, strict=True))
         if set(names) != set(self.names):
@@ -79,14 +80,14 @@ class CallForm:
         for name, value in self.fixed.items():
             if not _same(arguments[name], value):
                 raise InputError(
-                    f"argument {name!r} was {shown(value)} in `example`, which is what was proven; got "
-                    f"{shown(arguments[name])}. Load the module again with an example of that."
+                    f"argument {name!r} was {shown(value)} in `example`, and only that was proven; got "
+                    f"{shown(arguments[name])}. Load the module again with an example of this kind."
                 )
         for name, other in self.same.items():
             if arguments[name] is not arguments[other]:
                 raise InputError(
-                    f"arguments {name!r} and {other!r} were one tensor in `example`, which is what was proven; here "
-                    "they are two. Load the module again with an example of that."
+                    f"arguments {name!r} and {other!r} were one tensor in `example`, and only that was proven; here "
+                    f"they are two. Load the module again with an example of this kind."
                 )
         tensors = {}
         for name in self.axes:
@@ -96,7 +97,9 @@ class CallForm:
         return tensors
 
     def rows(self, inputs: Any) -> dict[str, Tensor]:
-        """The tensors with one row per text first; tensors that all texts share have one row."""
+        """The tensors with texts as their first axis, one row per text; a tensor that all texts share has a single
+        row.
+        """
         rows: dict[str, Tensor] = {}
         for name, value in self.tensors(inputs).items():
             axis = self.axes[name]
@@ -124,7 +127,7 @@ class CallForm:
         return max((len(value) for name, value in rows.items()), default=1)
 
     def arguments(self, rows: Mapping[str, Tensor]) -> Arguments:
-        """The arguments of the module, from `rows`."""
+        """The arguments of the module, built from the tensors that `rows` returned."""
         arguments = {name: self._argument(name, rows) for name in self.axes}
         leaves = [
             self.fixed[name] if name in self.fixed else arguments[self.same.get(name, name)] for name in self.names
@@ -133,7 +136,9 @@ class CallForm:
         return args, kwargs
 
     def width(self, rows: Mapping[str, Tensor]) -> int | None:
-        """The padded length of nested tensors, the same for any part of the texts; None without nested tensors."""
+        """The padded length of nested tensors, which does not depend on the selected texts; None without nested
+        tensors.
+        """
         lengths = [rows[name].shape[1] for name, axis in self.axes.items() if axis.kind == "nested"]
         return max(lengths, default=None)
 
@@ -152,7 +157,8 @@ class CallForm:
         return axis is None or axis.kind != "shared"
 
     def perturbed(self, rows: Mapping[str, Tensor], texts: int = 2) -> dict[str, Tensor]:
-        """The first texts, and the same with noise on real numbers: an example of zeros would prove nothing.
+        """The first texts, and the same texts with noise added to real numbers: an example of zeros alone would prove
+        nothing.
 
         Masks and whole numbers stay as they are.
         """
@@ -174,7 +180,7 @@ class CallForm:
         return self
 
     def candidates(self, tensors: Mapping[str, Tensor], texts: int, *, batched: bool) -> Iterator["CallForm"]:
-        """The readings of the batch axes that the sizes allow, the usual ones first."""
+        """The assignments of batch axes that the sizes allow, the most usual first."""
         choices: list[list[Axis]] = []
         for value in tensors.values():
             if value.is_nested:

@@ -1,4 +1,4 @@
-"""A module of the user's own behind the interface of a transformers model: what `HookedModel` runs and copies."""
+"""Wraps a user's own module in the interface of a transformers model, so that `HookedModel` can run and copy it."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -24,7 +24,7 @@ _NAMES: Final = (
     "query", "key", "value", "key_padding_mask", "need_weights", "attn_mask", "average_attn_weights", "is_causal",
 )  # fmt: skip
 
-NO_TOKENS: Final = "it is a module of your own and reads tensors instead of tokens"
+NO_TOKENS: Final = "it is a module of your own, which reads tensors instead of tokens"
 
 
 @dataclass
@@ -34,7 +34,7 @@ class OwnOutput:
     logits: Tensor
     """The first floating-point tensor that the module returns, with one row per text first."""
     whole: Any
-    """Everything that it returns."""
+    """Everything that the module returns."""
     attentions: tuple[Tensor | None, ...] | None = None
     encoder_attentions: tuple[Tensor | None, ...] | None = None
     decoder_attentions: tuple[Tensor | None, ...] | None = None
@@ -43,7 +43,7 @@ class OwnOutput:
 
 @dataclass(frozen=True)
 class Layer:
-    """The place of one layer of a stack."""
+    """Where one layer of a stack is in the module."""
 
     stack: str
     block: str
@@ -65,13 +65,13 @@ class OwnModule(PreTrainedModel):  # type: ignore[no-untyped-call]
         self.output_axis: int | None = 0
         """The batch axis of the output; None if it has none."""
         self.layers: tuple[Layer, ...] = ()
-        """In the order of the traced call."""
+        """The layers, in the order of the traced call."""
         self.products: tuple[str, ...] = ()
-        """The modules that attend by one call of `scaled_dot_product_attention`."""
+        """The paths of modules that attend by one call of `scaled_dot_product_attention`."""
         self.described: dict[str, tuple[Architecture, Described, int]] = {}
-        """The modules of attention that an `Architecture` names, each with its description."""
+        """The attention modules that a user's `Architecture` names, by path, each with its description."""
         self.named: tuple[str, ...] = ()
-        """The attention modules that a user's `Architecture` names."""
+        """The paths of the attention modules that a user's `Architecture` names."""
         self._weights: list[Tensor | None] = []
 
     def build(self, layers: Sequence[Layer]) -> None:
@@ -82,7 +82,7 @@ class OwnModule(PreTrainedModel):  # type: ignore[no-untyped-call]
             self.add_module(blocks_of(stack), nn.ModuleList(blocks))
 
     def forward(self, rows: Mapping[str, Tensor], **options: Any) -> OwnOutput:
-        """One call of the module; `output_attentions` returns torch's weights, where `own_attention("eager")` was."""
+        """Calls the module; `output_attentions` also returns torch's weights, after `own_attention("eager")`."""
         args, kwargs = self.form.arguments(rows)
         self._weights = []
         width = WIDTH.set(self.form.width(rows))
@@ -106,11 +106,13 @@ class OwnModule(PreTrainedModel):  # type: ignore[no-untyped-call]
         return output.movedim(self.output_axis or 0, 0)
 
     def cannot_run(self, error: Exception) -> WeightsError:
-        """The error for a module that does not run in its precision on its device."""
+        """The error for a module that cannot run in its precision on its device."""
         return WeightsError(f"{self.name_or_path} does not run on its example with noise: {first_line(error)}.")
 
     def own_attention(self, implementation: str) -> None:
-        """Has this copy attend through `attend`, or return torch's own weights ("eager"), or as the user's does."""
+        """Sets how this copy attends: by `attend`, by torch with its weights returned ("eager"), or as the user's
+        module does.
+        """
         if implementation == IMPLEMENTATION:
             use_our_mha(self, self.named)
             pad_nested(self)
@@ -128,7 +130,7 @@ class OwnModule(PreTrainedModel):  # type: ignore[no-untyped-call]
                 self.get_submodule(path).register_forward_hook(self._keep_none)
 
     def _replace_described(self) -> None:
-        """Replaces the user's attention by one that computes what was described."""
+        """Replaces each described attention by a module that computes what was described."""
         for path, (plan, how, returns) in self.described.items():
             original = self.get_submodule(path)
             ours = DescribedAttention(original, plan, how)
@@ -152,7 +154,7 @@ class OwnModule(PreTrainedModel):  # type: ignore[no-untyped-call]
             and not arguments.get("need_weights", True)
         ):
             if further_keys(module):
-                # torch computes something else if it returns the weights: it shows these keys to all queries.
+                # When torch returns weights, it computes something else: it shows these keys to all queries.
                 self._weights.append(None)
                 return
             axis = 0 if query.ndim == 2 or not module.batch_first else 1
@@ -164,7 +166,7 @@ class OwnModule(PreTrainedModel):  # type: ignore[no-untyped-call]
 
     @property
     def base_model(self) -> nn.Module:
-        """Itself: a user's module has no known head."""
+        """This module itself: a user's module has no known head."""
         return self
 
     def get_input_embeddings(self) -> nn.Module:
@@ -172,7 +174,7 @@ class OwnModule(PreTrainedModel):  # type: ignore[no-untyped-call]
         _refuse_tokens()
 
     def get_output_embeddings(self) -> None:
-        """None: the output is the module's own."""
+        """None: there is no known unembedding."""
         return None
 
 
@@ -186,7 +188,7 @@ def blocks_of(stack: str) -> str:
 
 
 def first_output(whole: Any) -> Tensor:
-    """The first floating-point tensor of what a module returns; `InputError` if there is none."""
+    """The first floating-point tensor that a module returns; raises `InputError` if there is none."""
     leaves = pytree.tree_leaves(vars(whole) if hasattr(whole, "__dataclass_fields__") else whole)
     output = next((leaf for leaf in leaves if isinstance(leaf, torch.Tensor) and leaf.is_floating_point()), None)
     if output is None:
@@ -205,7 +207,7 @@ _CALLS: ContextVar[dict[int, int]] = ContextVar("calls of shared modules")
 
 
 class EachUse(nn.Module):
-    """A module that a pass calls several times, as a copy for each call; all share its parameters."""
+    """Replaces a module that a pass calls several times by one copy for each call; all copies share its parameters."""
 
     def __init__(self, module: nn.Module, count: int, path: str) -> None:
         super().__init__()
@@ -220,7 +222,7 @@ class EachUse(nn.Module):
             return getattr(next(iter(self._modules["uses"].children())), name)  # type: ignore[union-attr]
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """The next copy's."""
+        """Calls the next copy."""
         calls = _CALLS.get()
         number = calls.get(id(self), 0)
         calls[id(self)] = number + 1
@@ -231,7 +233,9 @@ class EachUse(nn.Module):
 
 @contextmanager
 def counting(root: nn.Module) -> Iterator[None]:
-    """Counts the calls of shared modules in one pass; `UnsupportedModelError` if there are fewer than in `example`."""
+    """Counts the calls of shared modules in a pass; raises `UnsupportedModelError` if the number differs from
+    `example`.
+    """
     token = _CALLS.set({})
     try:
         yield

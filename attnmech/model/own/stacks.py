@@ -26,7 +26,7 @@ _OWN_OUTPUT: Final = "its output is what the module returns"
 
 
 def stacks_of(plain: OwnModule, trace: Traced) -> tuple[list[Layer], tuple[Architecture, ...]]:
-    """Each use as a layer of a stack, in the order of the pass, and the architecture of each stack."""
+    """The layers, one for each use of attention, in the order of the pass, and the architecture of each stack."""
     labels = _labels(trace.uses)
     order = [label for label in ("", "encoder", "decoder", "cross") if label in labels]
     layers: list[Layer | None] = [None] * len(labels)
@@ -43,10 +43,10 @@ def stacks_of(plain: OwnModule, trace: Traced) -> tuple[list[Layer], tuple[Archi
 
 
 def _labels(uses: Sequence[Use]) -> list[str]:
-    """The stack of each use: "" if all is self-attention over one sequence; else encoder, decoder or cross.
+    """The stack of each use: "" if all uses are self-attention over one sequence; else "encoder", "decoder" or "cross".
 
-    Cross-attention says which sequence makes the queries and which the keys. Where both have one length,
-    self-attention before the first cross-attention, outside its block, is the encoder's.
+    Cross-attention shows which sequence makes the queries and which the keys. If both have the same length,
+    self-attention before the first cross-attention and outside its block belongs to the encoder.
     """
     crossing = [use for use in uses if not use.own]
     if not crossing:
@@ -158,7 +158,7 @@ def _block(
 def _torch_decoder(
     plain: OwnModule, trace: Traced, start: Architecture, use: Use, path: str
 ) -> tuple[Architecture, str] | None:
-    """The self-attention of torch's decoder layer, which has cross-attention between attention and MLP."""
+    """The self-attention in torch's decoder layer, where cross-attention comes between self-attention and MLP."""
     layer = plain.get_submodule(path)
     if not _is_torch_decoder(layer) or use.path != f"{path}.self_attn":
         return None
@@ -172,7 +172,7 @@ def _torch_decoder(
 
 
 def _is_torch_decoder(layer: nn.Module) -> bool:
-    """Whether a module computes what torch's decoder layer does."""
+    """Whether a module computes what torch's decoder layer computes."""
     kind = nn.TransformerDecoderLayer
     own = (type(layer).forward, type(layer)._sa_block, type(layer)._mha_block, type(layer)._ff_block) if isinstance(
         layer, kind
@@ -189,7 +189,7 @@ def _is_causal(use: Use) -> bool:
 
 
 def _is_chained(trace: Traced, paths: Sequence[str]) -> bool:
-    """Whether each block reads the output of the block before."""
+    """Whether each block reads the output of the previous block."""
     by_path = {call.path: call for call in trace.calls}
     calls = [by_path[path] for path in paths]
     return all(before.made and same(before.made[0], after.input) for before, after in pairwise(calls))
@@ -198,19 +198,20 @@ def _is_chained(trace: Traced, paths: Sequence[str]) -> bool:
 def _plan_of_products(
     plain: OwnModule, trace: Traced, label: str, uses: Sequence[Use]
 ) -> tuple[Architecture, list[str]]:
-    """The architecture of a stack of the user's own attention code, with one product each."""
+    """The architecture of a stack whose layers are the user's own attention code, each with one attention product."""
     first = uses[0]
     where = named(first.path)
     if any(use.product is None for use in uses) or label not in ("", "encoder", "decoder"):
         raise UnsupportedModelError(
-            f"{where} attends with code of its own; that is read for self-attention, in all layers of a stack. Load "
+            f"{where} has its own attention code, which is read only for self-attention, and only if all layers of the "
+            f"stack have it. Load "
             "the parts of the module one by one."
         )
     twice = next((path for path, count in Counter(use.path for use in uses).items() if count > 1), None)
     if twice is not None:
         raise UnsupportedModelError(
-            f"{named(twice)} calls scaled_dot_product_attention more than once in a pass; put each into a module of "
-            "its own."
+            f"{named(twice)} calls scaled_dot_product_attention more than once in a pass; put each call into a "
+            f"separate module."
         )
     start = Architecture(
         name=type(plain.module).__name__, stack=label, blocks=blocks_of(label), attention="", qkv=_PROJECTIONS, out="",
@@ -236,7 +237,7 @@ def _plan_of_products(
 def _block_of_product(
     plain: OwnModule, trace: Traced, start: Architecture, use: Use, others: Sequence[str] | None
 ) -> tuple[Architecture, str]:
-    """The nearest block around the user's attention or (`others` None, or without a block) the attention itself."""
+    """The nearest block around the user's attention; the attention itself if there is no block, or `others` is None."""
     factors = Factors(plain.config, torch.finfo(use.z.dtype).eps)
     product = use.product
     assert product is not None
@@ -267,7 +268,7 @@ def _block_of_product(
         return _AloneReader(start, attended, calls(use.path), factors).plan, use.path
     except (UnreadableError, StopIteration) as error:
         raise UnsupportedModelError(
-            f"{named(use.path)} calls scaled_dot_product_attention, but what it makes its queries, keys and values of "
+            f"{named(use.path)} calls scaled_dot_product_attention, but how it makes its queries, keys and values "
             f"cannot be read: {error}."
         ) from error
 
@@ -300,7 +301,7 @@ def named_by_user(plan: OwnModule, architecture: Architecture) -> tuple[str, ...
 
 
 def described_stack(plain: OwnModule, trace: Traced, architecture: Architecture) -> Architecture:
-    """A user's architecture, completed by what the traced pass shows of its attention."""
+    """A user's architecture, completed with what the traced pass shows of the attention."""
     blocks = f"module.{architecture.blocks}"
     by_path = {use.path: use for use in trace.uses}
     uses = [by_path[path] for path in plain.named if path in by_path]
@@ -311,7 +312,7 @@ def described_stack(plain: OwnModule, trace: Traced, architecture: Architecture)
         )
     heads = architecture.n_heads or uses[0].sizes[0]
     if not heads:
-        raise InputError("`architecture` must say `n_heads`: there is no config that does.")
+        raise InputError("`architecture` must give `n_heads`, since there is no config that gives it.")
     plan = replace(
         architecture, blocks=blocks, n_heads=heads, n_kv_heads=architecture.n_kv_heads or heads, hands_on=True,
         reads="tensors", head_refused=_OWN_OUTPUT,
@@ -331,7 +332,7 @@ def described_stack(plain: OwnModule, trace: Traced, architecture: Architecture)
 
 
 class _OwnBlockReader(BlockReader):
-    """Reads norms, sums and MLP of a block with known attention."""
+    """Reads the norms, sums and MLP of a block whose attention is known."""
 
     def __init__(self, start: Architecture, use: Use, path: str, calls: Sequence[Call], plain: OwnModule) -> None:
         z = rearrange(use.z, "batch query (head d_head) -> batch query head d_head", head=start.n_heads)
@@ -349,7 +350,7 @@ class _OwnBlockReader(BlockReader):
 
     @staticmethod
     def _by_text(call: Call, use: Use) -> dict[str, Any]:
-        """The tensors of a call with texts first."""
+        """The tensors of a call, with texts as their first axis."""
         shape = use.queries, use.texts
 
         def turned(value: Tensor | None) -> Tensor | None:

@@ -17,16 +17,16 @@ from .stacks import described_stack, named_by_user, stacks_of
 from .trace import Traced, above, named, traced
 
 _MOST_SHARED: Final = 8
-"""The deepest nesting of modules that are called several times."""
+"""Modules that are called several times may be nested this deep."""
 
 
 def read_own(
     module: nn.Module, example: Any, architecture: Architecture | None = None
 ) -> tuple[OwnModule, tuple[Architecture, ...]]:
-    """A private copy of a user's module, with the architecture of each stack, read from the trace or named by the user.
+    """A private copy of a user's module, with the architecture of each stack, read from a trace or given by the user.
 
-    Raises `InputError` for an example that does not run or without a batch axis, `UnsupportedModelError` for a module
-    that does not attend, or in a way that is not a list of layers; each message says what was found.
+    Raises `InputError` for an example that does not run or has no batch axis, and `UnsupportedModelError` for a module
+    without attention, or with attention that is not a list of layers; the message says what was found.
     """
     plain = _private(module, CallForm.of(example))
     if architecture is not None:
@@ -50,7 +50,7 @@ def _private(module: nn.Module, form: CallForm) -> OwnModule:
     ):
         raise UnsupportedModelError(
             f"{type(module).__name__} is scripted or traced by torch.jit, and nothing inside it can be replaced; give "
-            "the Python module that it was made from."
+            f"the original Python module."
         )
     if next(module.parameters(), None) is None:
         raise UnsupportedModelError(f"{type(module).__name__} is a module without attention: it has no parameters.")
@@ -60,7 +60,7 @@ def _private(module: nn.Module, form: CallForm) -> OwnModule:
 
 
 def _run_plain(plain: OwnModule, example: Any) -> Tensor:
-    """The module's output for its example, called as the user does."""
+    """The module's output for the example, when it is called as the user calls it."""
     form = plain.form
     try:
         with torch.no_grad():
@@ -76,7 +76,7 @@ def _run_plain(plain: OwnModule, example: Any) -> Tensor:
 
 
 def _check_masks(plain: OwnModule, example: Any) -> None:
-    """Raises `InputError` for a mask of a wrong shape; torch's own message may not mention it."""
+    """Raises `InputError` for a mask of the wrong shape; torch's own message may not mention the mask."""
     try:
         traced(plain, plain.form.rows(example))
     except InputError as error:
@@ -93,7 +93,7 @@ def _called(form: CallForm, example: Any) -> tuple[tuple[Any, ...], dict[str, An
 
 
 def _with_batch(plain: OwnModule, example: Any, output: Tensor) -> tuple[CallForm, int | None]:
-    """The form with the batch axis of every tensor, and that of the output: proved by a batch of twice the example."""
+    """The form with the batch axis of every tensor, and the output's batch axis, proved by a batch of two examples."""
     form = plain.form
     tensors = form.tensors(example)
     first = traced(plain, form.rows(example))
@@ -102,7 +102,7 @@ def _with_batch(plain: OwnModule, example: Any, output: Tensor) -> tuple[CallFor
     if len(texts) > 1:
         one, other = next((a, b) for a in first.uses for b in first.uses if a.texts != b.texts)
         raise UnsupportedModelError(
-            f"all attention must run on the same batch; {named(one.path)} runs on {one.texts} sequences and "
+            f"all attention must run on the same batch, but {named(one.path)} runs on {one.texts} sequences and "
             f"{named(other.path)} on {other.texts}. Load the parts of the module one by one."
         )
     (count,) = texts
@@ -165,8 +165,8 @@ def _require_attention(plain: OwnModule, trace: Traced) -> None:
         raise UnsupportedModelError(f"{kind} holds an nn.MultiheadAttention, but `example` never reaches it.")
     raise UnsupportedModelError(
         f"{kind} is a module without attention: it holds no nn.MultiheadAttention, and makes no call of "
-        "scaled_dot_product_attention. If it attends with code of its own, "
-        "describe it: am.load(module, example=..., architecture=am.Architecture(...))."
+        f"scaled_dot_product_attention. If it has its own attention code, describe it: am.load(module, example=..., "
+        f"architecture=am.Architecture(...))."
     )
 
 
@@ -174,7 +174,7 @@ def _require_attention(plain: OwnModule, trace: Traced) -> None:
 
 
 def _unroll(plain: OwnModule, rows: Mapping[str, Tensor]) -> None:
-    """Replaces an attending module that the pass calls several times by a copy for each call."""
+    """Replaces each module with attention that the pass calls several times by one copy for each call."""
     for _ in range(_MOST_SHARED):
         trace = traced(plain, rows)
         attending = {path for use in trace.uses for path in (use.path, *above(use.path))}

@@ -1,4 +1,4 @@
-"""Traces one pass of a user's module: each call of an attention, with its arguments."""
+"""Traces one pass of a user's module: records each call of an attention, with its arguments."""
 
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -27,17 +27,17 @@ class Use:
     path: str
     batched: bool
     own: bool
-    """Whether the same tensor makes queries and keys: self-attention."""
+    """Whether queries and keys are made from the same tensor (self-attention)."""
     z: Float[Tensor, "batch query features"]
-    """The input of W_O; the output of an attention that is only named."""
+    """The input of W_O; for an attention that the user only names, its output."""
     keys: int
-    """The number of keys made from its input."""
+    """The number of keys that are made from the input."""
     order: int
     masked: Masked | None = None
     mha: OurMultiheadAttention | None = None
     product: ProductCall | None = None
     observed: tuple[Any, Any, Any] | None = None
-    """The arguments and the output of an attention that is only named."""
+    """The arguments and the output of an attention that the user only names."""
 
     @property
     def texts(self) -> int:
@@ -51,7 +51,7 @@ class Use:
 
     @property
     def sizes(self) -> tuple[int, int, tuple[str, ...]]:
-        """The number of heads, their dimensions together, and the labels of the keys that are not tokens."""
+        """The number of heads, their total number of dimensions, and the labels of the keys that are not tokens."""
         if self.mha is not None:
             return self.mha.heads, self.mha.original.embed_dim, further_keys(self.mha.original)
         heads = 0 if self.product is None else self.product.q.shape[1]
@@ -59,19 +59,19 @@ class Use:
 
     @property
     def batch_first(self) -> bool:
-        """Whether its input has texts first."""
+        """Whether texts are the first axis of the input."""
         return not self.batched or self.mha is None or self.mha.original.batch_first
 
 
 @dataclass(eq=False)
 class Traced(Trace):
-    """The calls in a pass of a user's module."""
+    """The recorded calls of one pass of a user's module."""
 
     uses: list[Use] = None  # type: ignore[assignment]
 
 
 def traced(plain: OwnModule, rows: Mapping[str, Tensor]) -> Traced:
-    """One pass of a copy that attends through `attend`: every call of a module, and of an attention."""
+    """Traces one pass of a copy that uses `attend`: every call of a module, and of an attention."""
     copied = copy_of(plain)
     assert isinstance(copied, OwnModule)
     copied.own_attention(IMPLEMENTATION)
@@ -91,7 +91,9 @@ def traced(plain: OwnModule, rows: Mapping[str, Tensor]) -> Traced:
 
 @contextmanager
 def _watching(trace: Traced, named: Mapping[str, nn.Module], attending: Sequence[str]) -> Iterator[None]:
-    """Records every attention, and each call of the modules that the user names, `attending`."""
+    """Records every call of an attention, of the `named` modules, and of the modules `attending`, which the user
+    names.
+    """
     active: list[str] = []
     handles = []
 
@@ -173,5 +175,5 @@ def parent(path: str) -> str:
 
 
 def named(path: str) -> str:
-    """A path in the user's own module."""
+    """A path in the user's own module, for messages."""
     return re.sub(r"\.uses\.\d+", "", path.removeprefix("module").removeprefix(".")) or "the module itself"

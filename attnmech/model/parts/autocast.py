@@ -1,4 +1,6 @@
-"""Refuses to compute inside `torch.autocast`, which computes in another precision than the certificate holds for."""
+"""Refuses to compute inside `torch.autocast`: it changes the precision, and the certificate holds for the model's
+own.
+"""
 
 import torch
 
@@ -6,7 +8,7 @@ from ...errors import InputError
 
 
 def require_no_autocast(device: torch.device | None = None) -> None:
-    """Raises `InputError` where `torch.autocast` is in force on a device; without one, on any that there is."""
+    """Raises `InputError` if `torch.autocast` is in force on a device (on any device, if none is given)."""
     accelerator = torch.accelerator.current_accelerator() if device is None else None
     kinds = ["cpu", *([] if accelerator is None else [accelerator.type])] if device is None else [device.type]
     for kind in kinds:

@@ -1,4 +1,4 @@
-"""The stream among the arguments and outputs of a block or an attention module."""
+"""Finds the stream among the arguments and outputs of a block or an attention module."""
 
 from collections.abc import Callable
 from typing import Any, Final
@@ -7,11 +7,11 @@ import torch
 from torch import Tensor
 
 KEY_STATES: Final = ("key_value_states", "encoder_hidden_states")
-"""The arguments of transformers' attention modules that make keys and values in cross-attention."""
+"""The arguments of transformers' attention modules from which cross-attention makes keys and values."""
 
 
 def first_tensor(output: Any) -> Tensor:
-    """The tensor that a block or attention module returns, alone or first in a tuple."""
+    """The tensor that a block or an attention module returns, by itself or first in a tuple."""
     tensor = output if isinstance(output, torch.Tensor) else output[0]
     assert isinstance(tensor, torch.Tensor)
     return tensor
@@ -33,7 +33,7 @@ def with_stream(args: Any, kwargs: Any, change: Callable[[Tensor], Tensor]) -> t
 
 
 def with_first(output: Any, first: Tensor) -> Any:
-    """An output with another first tensor."""
+    """The output with its first tensor replaced."""
     return first if isinstance(output, torch.Tensor) else (first, *output[1:])
 
 

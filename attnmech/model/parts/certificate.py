@@ -1,4 +1,6 @@
-"""The certificate of a model: the checks, how far off each statement is, and which points can be trusted."""
+"""Defines the certificate of a model: the checks, the residual of each statement, and the points that can be
+trusted.
+"""
 
 from dataclasses import dataclass
 
@@ -10,24 +12,26 @@ from ...errors import InputError
 
 @dataclass(frozen=True)
 class Check:
-    """One statement about the model, and how far off it is."""
+    """One statement about the model, and the largest residual found when checking it."""
 
     name: str
     statement: str
-    """What must hold, in the names of the points."""
+    """What must hold, stated in the names of the points."""
     points: tuple[str, ...]
-    """The points that are refused if it does not hold."""
+    """The points that are refused if the statement does not hold."""
     passed: bool | None
-    """None if the statement does not apply to this model, or could not be tried; `detail` says why."""
+    """Whether the statement holds; None if it does not apply to this model, or could not be tried (`detail` says
+    why)."""
     residual: float | None = None
-    """Largest difference found, relative to the sum's terms (for whole passes: to the row's largest value)."""
+    """The largest difference found, relative to the terms of the sum (for whole passes, to the largest value of the
+    row)."""
     tolerance: float | None = None
-    """The largest residual that rounding explains."""
+    """The largest residual that rounding can explain."""
     detail: str = ""
 
     @property
     def status(self) -> str:
-        """holds, FAILS, not checked; or "differs" if another implementation disagrees and these points are right."""
+        """One of holds, FAILS and not checked; or "differs", if only another implementation disagrees."""
         if self.passed is False and not self.points:
             return "differs"
         return {True: "holds", False: "FAILS", None: "not checked"}[self.passed]
@@ -43,7 +47,7 @@ class Check:
 
 @dataclass(frozen=True)
 class LensHook:
-    """How TransformerLens's hook compares with our point of the same name."""
+    """How a hook of TransformerLens compares with attnmech's point for it."""
 
     point: str
     hook: str
@@ -55,7 +59,7 @@ class LensHook:
 @public
 @dataclass(frozen=True)
 class Certificate:
-    """What was proven about a model: every check with its residual, and which points can be trusted.
+    """What was proven about a model: every check with its residual, and the points that can be trusted.
 
     `model.run` returns attnmech's own values, whose meaning these checks prove; `lens` says which hooks of
     TransformerLens (`model.bridge`) hold the same values.
@@ -63,18 +67,18 @@ class Certificate:
 
     model: str
     weights: str
-    """The hash of the weights that it was proven for (`model.weights_hash`)."""
+    """The hash of the weights for which the checks were made (`model.weights_hash`)."""
     checks: tuple[Check, ...]
     lens: tuple[LensHook, ...]
     edited: tuple[int, ...]
-    """The layers in which edits were tried: all, or some in a deep model.
+    """The layers in which edits were tried: all layers, or some of a deep model.
 
-    Everything else was checked in every layer on a short text, and in the first, a middle and the last layer on longer
-    texts with padding on either side.
+    All other checks cover every layer on a short text, and the first, a middle and the last layer on longer texts with
+    padding on either side.
     """
 
     left_out: str = ""
-    """The layers without attention, and what they have instead."""
+    """Maps each layer without attention to what it has instead."""
 
     @property
     def ok(self) -> bool:
@@ -83,12 +87,12 @@ class Certificate:
 
     @property
     def failed(self) -> tuple[Check, ...]:
-        """The checks that failed and leave points unproven."""
+        """The checks that failed and thus leave points unproven."""
         return tuple(check for check in self.checks if check.passed is False and check.points)
 
     @property
     def remarks(self) -> tuple[Check, ...]:
-        """The failed checks that leave these points valid: another implementation differs."""
+        """The failed checks that leave all points valid, since only another implementation differs."""
         return tuple(check for check in self.checks if check.passed is False and not check.points)
 
     @property

@@ -1,4 +1,4 @@
-"""SHA-256 of weights, configs and inputs, for a result's provenance."""
+"""Computes SHA-256 of weights, configs and inputs, for a result's provenance."""
 
 import hashlib
 import json
@@ -14,10 +14,10 @@ from torch import Tensor, nn
 from ...batch import Batch
 
 _NOT_THE_MODEL: Final = ("_name_or_path", "architectures", "dtype", "torch_dtype", "transformers_version")
-"""Config entries that change when a model is saved and loaded, but not what it computes."""
+"""Config entries that may change when a model is saved and loaded, without changing what it computes."""
 
 _WORTH_THREADS: Final = 2**20
-"""A number of bytes that takes longer to read than threads take to start."""
+"""From this many bytes on, reading takes longer than starting threads."""
 
 _SMALL_WORDS: Final = {1: torch.int8, 2: torch.int16}
 """The integers that hold a value of so many bytes; larger values are read as words of four."""
@@ -28,7 +28,7 @@ _AT_ONCE: Final = 2**23
 
 
 def model_hash(config: Any, weights: str) -> str:
-    """SHA-256 of a transformers config and the hash of the weights."""
+    """SHA-256 of a transformers config together with the hash of the weights."""
     entries = {name: value for name, value in config.to_dict().items() if name not in _NOT_THE_MODEL}
     written = json.dumps(entries, sort_keys=True, default=str)
     return hashlib.sha256(f"{written} {weights}".encode()).hexdigest()

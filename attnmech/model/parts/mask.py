@@ -1,4 +1,4 @@
-"""The keys that each query can see, as a rule over positions, so that no [query key] mask is needed."""
+"""Represents masks as rules over positions, so that no [query key] mask is needed."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -14,15 +14,16 @@ from ...errors import UnsupportedModelError
 Found = TypeVar("Found")
 
 _LEAST_ROWS: Final = 32
-"""Fewer rows at once would read all keys and values of a long text from memory too often."""
+"""Blocks have at least this many rows: smaller ones would read the keys and values of a long text from memory too
+often."""
 
 _HIDDEN: Final = -1e4
-"""The largest number that a mask adds to the score of a hidden key."""
+"""A mask hides a key if it adds this number or less to the score."""
 
 
 @dataclass(frozen=True)
 class MaskRule:
-    """Which keys each query can see, as a rule over positions; evaluated for a block of rows."""
+    """Which keys each query can see: a rule over positions, evaluated for a block of rows."""
 
     batch: int
     queries: int
@@ -33,31 +34,31 @@ class MaskRule:
     padding: Bool[Tensor, "batch key"] | None
     device: torch.device
     bias: Float[Tensor, "#batch #head query key"] | None = None
-    """A bias by position that a model adds to its scores together with its mask (BEiT)."""
+    """A position bias that the model adds to its scores together with its mask (BEiT)."""
     _known: dict[Any, Any] = field(default_factory=dict, compare=False, repr=False)
 
     ndim = 0
     """Models that would inspect a mask tensor (Falcon) see that this is not one."""
 
     def to(self, *_: Any) -> "MaskRule":
-        """Itself: a rule has no dtype (MPT calls this)."""
+        """The rule itself: it has no dtype (MPT calls this method)."""
         return self
 
     def size(self) -> torch.Size:
-        """The shape of the tensor that it replaces, which some models check."""
+        """The shape of the mask tensor that the rule replaces; some models check it."""
         return torch.Size((self.batch, 1, self.queries, self.keys))
 
     def __radd__(self, other: Any) -> Any:
-        """Scores that are postponed (`attnmech.model.attention.postponed`), with this mask.
+        """Adds the rule to postponed scores (`attnmech.model.attention.postponed`), which then have this mask.
 
-        Or the rule with a bias by position, which a model adds to its mask before both are added to the scores.
+        If a model adds a position bias to its mask before adding both to the scores, returns the rule with that bias.
         """
         if hasattr(other, "hidden_by"):
             return other.hidden_by(self)
         return replace(self, bias=other if self.bias is None else other + self.bias)
 
     def visible(self, rows: range) -> Bool[Tensor, "batch 1 row key"]:
-        """True where the query of that row can see the key."""
+        """True where the query of a row can see the key."""
         row = torch.arange(rows.start, rows.stop, device=self.device) + self.query_offset
         key = torch.arange(self.keys, device=self.device) + self.key_offset
         sequence = torch.arange(self.batch, device=self.device)
@@ -69,16 +70,16 @@ class MaskRule:
         return seen.expand(self.batch, 1, len(rows), self.keys)
 
     def span(self, rows: range) -> range:
-        """The keys for which the mask must be evaluated: all rows see all keys before them, and none after them.
+        """The span of keys for which the mask must be evaluated: all rows see every key before it, and no key after it.
 
         If one of the rows sees nothing at all (padding on the left), the span reaches to the last key.
         """
         return self._looked_at(rows)[0]
 
     def hidden(self, rows: range) -> tuple[range, Bool[Tensor, "batch 1 row key"]]:
-        """The keys for which the mask must be evaluated (`span`), and True where a row cannot see one of them.
+        """The keys for which the mask must be evaluated (`span`), and True where a row cannot see one.
 
-        A causal mask is evaluated once for all layers: a block of rows has few such keys.
+        For a causal mask, a block of rows has few such keys, and the result is cached for all layers.
         """
         span = self.span(rows)
 
@@ -92,21 +93,21 @@ class MaskRule:
         return self.once(("looked at", rows), lambda: _looked_at(self.visible(rows)))
 
     def row_blocks(self, cells: int, *, gathered: bool) -> Iterator[range]:
-        """The rows in blocks of roughly as many cells (row, key), of the keys `gathered` or of all keys."""
+        """Splits the rows into blocks of roughly `cells` cells (row, key), counting the `gathered` keys or all keys."""
         step = max(_LEAST_ROWS, cells // self.keys)
         for start in range(0, self.queries, step):
             yield range(start, min(self.queries, start + step))
 
     def gathered(self, rows: range) -> Int[Tensor, " key"] | None:
-        """The keys that some of the rows can see, in order, if they are few; None if all must be read."""
+        """The keys that any of the rows can see, in order, if they are few; None if all keys must be read."""
         return self._looked_at(rows)[1]
 
     def visible_at(self, rows: range, keys: Int[Tensor, " key"] | None) -> Bool[Tensor, "batch 1 row key"]:
-        """`visible` at some keys; None: at all."""
+        """`visible` for some of the keys; for all keys if `keys` is None."""
         return self.visible(rows) if keys is None else self.visible(rows)[..., keys]
 
     def within(self, window: int) -> "MaskRule":
-        """The same rule for only the last `window` keys of each query."""
+        """The same rule, restricted to the last `window` keys of each query."""
 
         def allows(text: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
             return torch.as_tensor(self.allows(text, head, query, key)) & (query - key < window)
@@ -114,7 +115,7 @@ class MaskRule:
         return self.once(("within", window), lambda: replace(self, allows=allows, _known={}))
 
     def once(self, key: Any, make: Callable[[], Found]) -> Found:
-        """The result of `make`, computed once for all layers that share this mask."""
+        """The result of `make`, cached for all layers that share this mask."""
         if key not in self._known:
             self._known[key] = make()
         value: Found = self._known[key]
@@ -145,7 +146,7 @@ def mask_rule(
     device: torch.device | str = "cpu",
     **_: Any,
 ) -> MaskRule:
-    """The function that transformers calls instead of building a mask; the arguments are transformers'."""
+    """transformers calls this function instead of building a mask; the arguments are transformers'."""
     padding = None if attention_mask is None else attention_mask.to(device=device, dtype=torch.bool)
     return MaskRule(
         batch_size,
@@ -160,7 +161,7 @@ def mask_rule(
 
 
 def all_allow(rules: Sequence[MaskRule]) -> MaskRule:
-    """The rule that shows a query the keys that all of some rules show it."""
+    """The rule by which a query sees a key if it does so by every one of these rules."""
     first, *others = rules
     if not others:
         return first
@@ -178,9 +179,9 @@ def all_allow(rules: Sequence[MaskRule]) -> MaskRule:
 
 
 def rule_of(mask: Any, queries: int, keys: int, batch: Batch) -> MaskRule:
-    """The mask that a model hands to its attention, as a rule: None and tensors of 0 and −∞ too.
+    """Converts the mask that a model passes to its attention to a rule; None and tensors of 0 and −∞ are converted too.
 
-    Raises `UnsupportedModelError` for a tensor that adds other numbers to the scores.
+    Raises `UnsupportedModelError` for a tensor with other numbers.
     """
     if isinstance(mask, MaskRule):
         return mask

@@ -1,4 +1,4 @@
-"""Tells a device with too little memory from a model at fault."""
+"""Recognises errors that mean the device has too little memory."""
 
 from collections.abc import Callable
 from functools import wraps
@@ -14,9 +14,10 @@ R = TypeVar("R")
 
 
 def names_lack_of_memory(hint: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
-    """Makes a function raise `DeviceMemoryError` with a hint if the device runs out of memory, whatever became of it.
+    """Makes a function raise `DeviceMemoryError` with a hint if the device runs out of memory, whatever error that
+    causes.
 
-    The error holds no frame of what failed, so nothing stays allocated.
+    The error refers to no frame of the failed call, so nothing stays allocated.
     """
 
     def decorated(function: Callable[P, R]) -> Callable[P, R]:
@@ -36,7 +37,7 @@ def names_lack_of_memory(hint: str) -> Callable[[Callable[P, R]], Callable[P, R]
 
 
 def _lack_of_memory(error: BaseException | None) -> str | None:
-    """What the first such error says, among an error and those that it was raised from."""
+    """The message of the first out-of-memory error, in an error and the chain that it was raised from."""
     while error is not None and not isinstance(error, torch.OutOfMemoryError):
         error = error.__cause__ or error.__context__
     return None if error is None else first_line(error)

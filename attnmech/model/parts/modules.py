@@ -1,4 +1,4 @@
-"""Modules of a model, by their dotted paths."""
+"""Finds modules of a model by their dotted paths."""
 
 from torch import nn
 
@@ -15,7 +15,7 @@ def has_module(root: nn.Module, path: str) -> bool:
 
 
 def submodule(root: nn.Module, path: str) -> nn.Module:
-    """The module at a dotted path; `UnsupportedModelError` if the model is not built like its family."""
+    """The module at a dotted path; raises `UnsupportedModelError` if there is none, unlike in the model's family."""
     try:
         return root.get_submodule(path)
     except AttributeError as error:

@@ -1,6 +1,6 @@
-"""The norms of a model: γ and ε as their modules hold them, and a norm frozen at its scales for one stream.
+"""Reads the norms of a model: γ and ε from their modules, and a norm frozen at its scales for one stream.
 
-The equations are in `attnmech.maths.norms`. Nothing here triggers a hook: norms are called by their `forward`.
+The equations are in `attnmech.maths.norms`. Nothing here triggers a hook, since norms are run by their `forward`.
 """
 
 from dataclasses import dataclass
@@ -16,24 +16,24 @@ from .weights import bias_of
 
 
 def weight_of(norm: nn.Module, like: Float[Tensor, "*places d_model"]) -> Float[Tensor, " d_model"]:
-    """The weight of a norm as its module holds it; ones, on the device of `like`, if it has none (OPT's option)."""
+    """The weight of a norm; ones, on the device of `like`, if it has none (an option of OPT)."""
     weight = getattr(norm, "weight", None)
     return weight if isinstance(weight, torch.Tensor) else like.new_ones(like.shape[-1])
 
 
 def epsilon_of(norm: nn.Module) -> float:
-    """The ε of a norm; 0 for a module that changes nothing."""
+    """The ε of a norm; 0 for an identity module."""
     if isinstance(norm, nn.Identity):
         return 0.0
     names = ("eps", "variance_epsilon", "epsilon", "norm_eps")
     epsilon = next((getattr(norm, name) for name in names if hasattr(norm, name)), None)
     if not isinstance(epsilon, int | float):
-        raise UnsupportedModelError(f"a norm of kind {type(norm).__name__} does not say its ε.")
+        raise UnsupportedModelError(f"a norm of kind {type(norm).__name__} has no attribute for its ε.")
     return epsilon
 
 
 def is_centred(norm: nn.Module, like: Float[Tensor, "*places d_model"]) -> bool:
-    """Whether a norm subtracts the mean; it then turns a constant into its shift β, whatever its class is called."""
+    """Whether a norm subtracts the mean. If it does, it maps any constant vector to its shift β, whatever its class."""
     if isinstance(norm, nn.LayerNorm):
         return True
     made: Tensor = norm.forward(like.new_ones(like.shape[-weight_of(norm, like).ndim :]))
@@ -50,7 +50,7 @@ class NormKind:
 
 
 def kind_of(norm: nn.Module, x: Float[Tensor, "*places d_model"]) -> NormKind | None:
-    """The formula of a norm, found by its values; None if it computes something else."""
+    """The formula of a norm, identified by its values; None if it computes something else."""
     try:
         weight, epsilon = weight_of(norm, x).detach().double(), epsilon_of(norm)
         computed: Tensor = norm.forward(x).detach().double()
@@ -65,7 +65,7 @@ def kind_of(norm: nn.Module, x: Float[Tensor, "*places d_model"]) -> NormKind | 
     formulas = {offset: (weight + offset) * unit + shifted for offset in (0.0, 1.0)}
     if computed.shape != formulas[0.0].shape:
         return None
-    # For a large weight, 1 more may lie within the tolerance: the nearer formula is the norm's.
+    # For a large weight, an offset of 1 may lie within the tolerance; the nearer formula is the right one.
     offset = min(formulas, key=lambda offset: float((computed - formulas[offset]).norm()))
     formula = formulas[offset]
     return (
@@ -74,7 +74,8 @@ def kind_of(norm: nn.Module, x: Float[Tensor, "*places d_model"]) -> NormKind | 
 
 
 def factor_by_dimension(module: nn.Module, x: Float[Tensor, "*places d_model"]) -> Float[Tensor, " d_model"] | None:
-    """γ of a module that multiplies each dimension by a separate number (LayerScale); None for others, norms too.
+    """γ of a module that multiplies each dimension by a separate number (LayerScale); None for any other, norms
+    included.
 
     >>> class Scale(nn.Module):
     ...     def forward(self, x):
@@ -92,7 +93,7 @@ def factor_by_dimension(module: nn.Module, x: Float[Tensor, "*places d_model"]) 
     except (AttributeError, RuntimeError, TypeError, ValueError, NotImplementedError):
         return None
     gamma: Tensor = once.detach()
-    # A norm returns the same for all multiples of ones.
+    # A norm returns the same value for all multiples of a vector of ones.
     return gamma if torch.equal(again, -4 * once) and torch.equal(module.forward(x), x * gamma) else None
 
 
@@ -103,7 +104,7 @@ def gamma_of(norm: nn.Module, x: Float[Tensor, "*places d_model"]) -> Float[Tens
         return scale
     if is_centred(norm, x):
         return weight_of(norm, x).detach()
-    # An RMSNorm turns ones into its weight over √(1 + ε), whatever the family adds to the weight.
+    # An RMSNorm maps ones to its weight over √(1 + ε), including whatever the family adds to the weight.
     made: Tensor = norm.forward(x.new_ones(x.shape[-weight_of(norm, x).ndim :]))
     gamma: Tensor = made * (1 + epsilon_of(norm)) ** 0.5
     return gamma
@@ -115,7 +116,7 @@ def frozen_norm(
     precision: torch.dtype,
     normed: Float[Tensor, "*places d_model"] | None = None,
 ) -> FrozenNorm:
-    """A norm frozen at its scales for x, with its shift β; `normed` is N(x), if known."""
+    """A norm frozen at its scales for x, with its shift β; `normed` is N(x), if it is known already."""
     scale = factor_by_dimension(norm, x)
     if scale is not None:
         return FrozenNorm(scale.to(precision).expand(x.shape), False, None)
@@ -132,7 +133,7 @@ def frozen_norm(
 class NormScale:
     """The factors by which an RMSNorm multiplied one stream: N(a) = by_token · by_dimension ⊙ a.
 
-    `by_dimension` can be folded into the matrix that writes a, and `by_token` multiplied with the result.
+    `by_dimension` can be folded into the matrix that writes a; `by_token` then multiplies the result.
     """
 
     by_dimension: Float[Tensor, " d_model"] | None
@@ -140,7 +141,7 @@ class NormScale:
     by_token: Float[Tensor, "batch position"]
 
     def folded(self, written: Float[Tensor, "*axes d_model"]) -> Float[Tensor, "*axes d_model"]:
-        """A write in the stream's dimensions, with `by_dimension` folded in."""
+        """A write to the stream, with `by_dimension` folded in."""
         return written if self.by_dimension is None else written * self.by_dimension
 
 

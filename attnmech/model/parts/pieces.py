@@ -1,4 +1,4 @@
-"""The text of a tokenizer's pieces; byte-level pieces read as the characters that their bytes make."""
+"""Reads a tokenizer's pieces as text; byte-level pieces become the characters that their bytes form."""
 
 from collections.abc import Iterable, Sequence
 from itertools import chain, groupby
@@ -8,8 +8,8 @@ _AS_THEMSELVES: Final = (*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x
 _OTHERS: Final = tuple(byte for byte in range(256) if byte not in _AS_THEMSELVES)
 
 _BYTE_OF: Final = {
-    # ByT5 writes every byte as the character of that number. GPT-2 does so for printable bytes and numbers the others
-    # from U+0100 on: its `bytes_to_unicode`.
+    # ByT5 writes every byte as the character with that number. GPT-2 does so for printable bytes, and numbers the other
+    # bytes from U+0100 on (`bytes_to_unicode`).
     **{chr(byte): byte for byte in range(256)},
     **{chr(0x100 + number): byte for number, byte in enumerate(_OTHERS)},
 }
@@ -26,9 +26,9 @@ def read_piece(tokenizer: Any, token: int) -> str | bytes:
     [' owls', ' ', b'\\xc3', b'\\xa9']
 
     Args:
-        tokenizer: any tokenizer of transformers. A token's name is taken to spell bytes if the token decodes to what
-            these bytes do, or if the vocabulary has all of `<0x00>` to `<0xFF>`.
-        token: a token id; one that the tokenizer does not have reads as `<id>`.
+        tokenizer: any tokenizer of transformers. A token's name is taken to spell bytes if the token decodes to the
+            text of these bytes, or if the vocabulary has all of `<0x00>` to `<0xFF>`.
+        token: a token id; an id that the tokenizer does not have is read as `<id>`.
 
     """
     raw = tokenizer.convert_ids_to_tokens(token)
@@ -42,19 +42,19 @@ def read_piece(tokenizer: Any, token: int) -> str | bytes:
         try:
             return held.decode()
         except UnicodeDecodeError:
-            # The name of an added token is its text, even where it decodes as if it were bytes.
+            # The name of an added token is its text, even if it decodes as though it were bytes.
             if token not in tokenizer.added_tokens_decoder:
                 return held
     return str(raw) if decoded == "" or "\ufffd" in decoded else decoded
 
 
 def texts_of_pieces(pieces: Sequence[str | bytes]) -> tuple[str, ...]:
-    r"""Each piece of a text as text; if its bytes are part of a character, the character with the numbers of the bytes.
+    r"""The text of each piece; where a piece holds part of a character, the character with the numbers of its bytes.
 
     >>> texts_of_pieces(["a", b"\xe4\xbd", b"\xa0\xe5", b"\xa5\xbd", b"\xff"])
     ('a', '你[1,2/3]', '你[3/3]好[1/3]', '好[2,3/3]', '\\xff')
 
-    Bytes that make no character are written as `\xff`.
+    Bytes that form no character are written as `\xff`.
     """
     runs: Iterable[tuple[bool, Any]] = groupby(pieces, key=lambda piece: isinstance(piece, bytes))
     return tuple(chain.from_iterable(_characters(list(run)) if is_bytes else run for is_bytes, run in runs))
@@ -73,7 +73,7 @@ def _bytes_of(tokenizer: Any, raw: str, decoded: str) -> bytes | None:
 
 
 def _characters(run: list[bytes]) -> list[str]:
-    """The characters of consecutive pieces, each in every piece that has bytes of it."""
+    """The characters of consecutive pieces; a character is listed in every piece that holds some of its bytes."""
     owners = [number for number, piece in enumerate(run) for _ in piece]
     labels, start = [""] * len(run), 0
     for character in b"".join(run).decode(errors="surrogateescape"):

@@ -1,7 +1,7 @@
-"""Closed forms of a model's position tables, to check the model's own against, and rotation.
+"""Gives closed forms of position tables, against which a model's own are checked, and the forms of rotation.
 
-The score ledger uses the model's own tensors (its ALiBi tensor, its rotary tables); the formulas here say
-what those ought to be, and how a rotary table is applied.
+The score ledger uses the model's own tensors (its ALiBi tensor, its rotary tables); the formulas here say what these
+tensors should be, and how a rotary table is applied.
 """
 
 import math
@@ -18,11 +18,10 @@ from ...basics.public import public
 
 
 def alibi_slopes(heads: int) -> Float[Tensor, " head"]:
-    """Slopes of ALiBi (Press et al. 2022), head 0 the steepest where the number of heads is a power of two.
+    """The slopes of ALiBi (Press et al. 2022); head 0 is the steepest if the number of heads is a power of two.
 
-    slope_h = 2^(−8(h+1)/H) for H a power of two. Otherwise the first n = 2^⌊log2 H⌋ heads take the slopes of
-    n heads, and the rest every second slope of 2n heads, starting with the first. In float32, as models have
-    them.
+    slope_h = 2^(−8(h+1)/H) for H a power of two. Otherwise the first n = 2^⌊log2 H⌋ heads take the slopes of n heads,
+    and the other heads take every second slope of 2n heads, starting with the first. In float32, as in the models.
 
     >>> alibi_slopes(4).tolist()
     [0.25, 0.0625, 0.015625, 0.00390625]
@@ -36,7 +35,8 @@ def alibi_slopes(heads: int) -> Float[Tensor, " head"]:
 
 
 def alibi_slopes_mpt(heads: int) -> Float[Tensor, " head"]:
-    """MPT's slopes: those of the next power of two, n ≥ H, every second one first, then the others, cut to H.
+    """MPT's slopes: of the slopes for the next power of two, n ≥ H, every second one, then the others; the first H of
+    these.
 
     slope_h = 2^(−8(h+1)/n); for H a power of two the same as `alibi_slopes`. In float32.
 
@@ -55,14 +55,14 @@ def alibi_slopes_mpt(heads: int) -> Float[Tensor, " head"]:
 class Alibi:
     """How a family adds ALiBi, for the closed form that the certificate checks.
 
-    position_hj = slope_h · factor · place_j, with place_j counted from the first real token, or from the end.
+    position_hj = slope_h · factor · place_j, where place_j counts from the first real token, or from the end.
     """
 
     slopes: Callable[[int], Tensor] = alibi_slopes
     factor: float = 1.0
     from_end: bool = False
     rounded_to: torch.dtype = torch.float32
-    """The precision in which the family computes slope · place, whatever the model's."""
+    """The precision in which the family computes slope · place, whatever the precision of the model."""
 
 
 def rotary_tables(
@@ -88,7 +88,7 @@ def rotate_halves(
     """Rotary position embedding in Llama's layout: dimension i rotates with dimension i + d/2.
 
     (x_i, x_{i+d/2}) ↦ (x_i cos − x_{i+d/2} sin, x_{i+d/2} cos + x_i sin), with the model's own tables, which
-    hold every angle twice. Tables narrower than the head turn its first dimensions and leave the rest.
+    hold every angle twice. Tables narrower than the head rotate its first dimensions and leave the others unchanged.
     """
     turned, rest = x[..., : cos.shape[-1]], x[..., cos.shape[-1] :]
     first, second = rearrange(turned, "... (two half) -> two ... half", two=2)
@@ -109,7 +109,7 @@ def rotate_halves_back(
     cos: Float[Tensor, "*#axes d_rotary"],
     sin: Float[Tensor, "*#axes d_rotary"],
 ) -> Float[Tensor, "*axes d_head"]:
-    """`rotate_halves` by the negative angles (nanochat)."""
+    """`rotate_halves` by the negated angles (nanochat)."""
     return rotate_halves(x, cos, -sin)
 
 
@@ -120,7 +120,7 @@ def rotate_pairs(
 ) -> Float[Tensor, "*axes d_head"]:
     """Rotary position embedding in GPT-J's layout: dimension 2i rotates with dimension 2i + 1.
 
-    Tables hold every angle twice in a row; narrower than the head, they turn its first dimensions.
+    Tables hold every angle twice in a row. Tables narrower than the head rotate its first dimensions.
     """
     turned, rest = x[..., : cos.shape[-1]], x[..., cos.shape[-1] :]
     even, odd = rearrange(turned, "... (half two) -> two ... half", two=2)
@@ -142,7 +142,7 @@ def rotate_pairs_by_halves(
     cos: Float[Tensor, "*#axes d_rotary"],
     sin: Float[Tensor, "*#axes d_rotary"],
 ) -> Float[Tensor, "*axes d_head"]:
-    """`rotate_pairs` with Llama's tables, which hold all angles and then all again (GLM, ERNIE 4.5)."""
+    """`rotate_pairs` with Llama's tables, which hold the list of all angles twice (GLM, ERNIE 4.5)."""
     half = cos.shape[-1] // 2
     return rotate_pairs_once(x, cos[..., :half], sin[..., :half])
 
@@ -155,7 +155,7 @@ def tables_of(args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Tensor, T
 
 
 def as_tables(value: Any) -> tuple[Tensor, Tensor] | None:
-    """Cosine and sine of two tensors of one shape, of one of complex numbers, or of one that holds both side by side.
+    """Cosine and sine: from two tensors of one shape, from a complex tensor, or from one that holds both side by side.
 
     None for anything else.
     """
@@ -174,17 +174,19 @@ def as_tables(value: Any) -> tuple[Tensor, Tensor] | None:
 
 
 def _side_by_side(table: Float[Tensor, "*one position width"]) -> tuple[Tensor, Tensor] | None:
-    """Cosine and sine of a table with the sines of all angles before the cosines (RoFormer); None for other tables."""
+    """Cosine and sine from a table that has the sines of all angles before the cosines (RoFormer); None for other
+    tables.
+    """
     if table.ndim != 3 or table.shape[-1] % 2:
         return None
     sin, cos = table.chunk(2, dim=-1)
     size, eps = sin.square() + cos.square(), torch.finfo(table.dtype).eps
-    # A table may have been computed in float32, and cast.
+    # The model may have computed the table in float32 and then cast it.
     return (cos, sin) if bool(((size - 1).abs() <= 8 * max(eps, torch.finfo(torch.float32).eps)).all()) else None
 
 
 def tables_for(tables: tuple[Tensor, Tensor], length: int) -> tuple[Tensor, Tensor]:
-    """Tables `[batch position width]` for all positions: with fewer rows, they are for the last positions alone.
+    """Tables `[batch position width]` for all positions; tables with fewer rows cover only the last positions.
 
     A class token and registers before the patches are not rotated: their cosine is 1, their sine 0 (DINOv3).
     """
@@ -207,9 +209,9 @@ class Rotary:
     spread: Callable[[Tensor], Tensor]
     """Converts a table that holds every angle once to the family's layout."""
     share: float = 1.0
-    """The share of a head's dimensions that rotate."""
+    """The fraction of a head's dimensions that rotates."""
     first: int = 0
-    """The first dimension that rotates; those before it and after the rotating ones stay unchanged."""
+    """The first dimension that rotates; dimensions before it, and after the last that rotates, stay unchanged."""
     tables: str = ""
     """The module inside the attention that returns the tables, if the attention does not receive them."""
     theta: float | None = None
@@ -237,7 +239,9 @@ class Rotary:
 
 @dataclass(frozen=True, eq=False)
 class Rotation:
-    """R, the rotation of one layer's queries and keys at each position: a form, with the tables of a pass."""
+    """R, the rotation of one layer's queries and keys at each position: a form of rotation with the tables of a
+    pass.
+    """
 
     form: Rotary
     cos: Float[Tensor, "#batch 1 position d_table"]
@@ -248,23 +252,24 @@ class Rotation:
         return self.form(x, self.cos, self.sin)
 
     def back(self, x: Float[Tensor, "batch head position d_head"]) -> Float[Tensor, "batch head position d_head"]:
-        """R_i⁻¹ x_i; where tables carry a factor (YaRN), divided by it."""
+        """R_i⁻¹ x_i, divided by the factor of the tables if they have one (YaRN)."""
         size = self.cos.square() + self.sin.square()
         return self.form(x, self.cos / size, -self.sin / size)
 
     def wavelengths(self, d_head: int) -> Float64[Tensor, " d_head"]:
-        """Of each dimension of a head, the number of tokens in one turn, 2π / ω; infinite where it does not turn.
+        """For each dimension of a head, the number of tokens in a full turn, 2π / ω; infinite if it does not rotate.
 
-        ω is the mean step of the tables' angles from one position to the next. NaN if there is one position alone.
+        ω is the mean step of the tables' angles from one position to the next. NaN if there is only one position.
         """
         angle = torch.atan2(self.sin.double(), self.cos.double())[:, 0]
         step = (torch.remainder(angle.diff(dim=1) + math.pi, 2 * math.pi) - math.pi).flatten(0, 1)
-        # Padding on the left may stay at one position; between texts in one row, and at gaps, positions jump.
+        # Padding on the left may have a constant position; positions jump at gaps, and between texts in one row.
         moved = step[step.abs().sum(dim=1) > 0]
         if len(moved):
             moved = moved[((moved - moved.median(dim=0).values).abs() < 0.1).all(dim=1)]
         speed = moved.mean(dim=0).abs()
-        # A form without cosines turns each dimension into its partner, times the column's sine: here, its number.
+        # With cosines of 0, a form maps each dimension to its partner times the column's sine; here the sine is its
+        # number.
         width = self.sin.shape[-1]
         number = torch.arange(1, width + 1, dtype=self.sin.dtype, device=self.sin.device)[None]
         turned = self.form(torch.eye(d_head, dtype=self.sin.dtype, device=self.sin.device)[:, None], 0 * number, number)
@@ -276,14 +281,14 @@ class Rotation:
 HALVES: Final = Rotary(rotate_halves, lambda table: torch.cat((table, table), dim=-1))
 """Dimension i rotates with dimension i + d_rotary / 2 (Llama)."""
 HALVES_ONCE: Final = Rotary(rotate_halves_once, lambda table: table)
-"""The same, with tables that hold every angle once (gpt-oss)."""
+"""As `HALVES`, with tables that hold every angle once (gpt-oss)."""
 HALVES_BACK: Final = Rotary(rotate_halves_back, lambda table: torch.cat((table, table), dim=-1))
-"""The same, by the negative angles (nanochat)."""
+"""As `HALVES`, by the negated angles (nanochat)."""
 PAIRS: Final = Rotary(rotate_pairs, lambda table: table.repeat_interleave(2, dim=-1))
 """Dimension 2i rotates with dimension 2i + 1 (GPT-J)."""
 PAIRS_ONCE: Final = Rotary(rotate_pairs_once, lambda table: table)
-"""The same, with tables that hold every angle once (Llama 4)."""
+"""As `PAIRS`, with tables that hold every angle once (Llama 4)."""
 PAIRS_BY_HALVES: Final = Rotary(rotate_pairs_by_halves, lambda table: torch.cat((table, table), dim=-1))
-"""The same, with tables that hold all angles and then all again (GLM, ERNIE 4.5)."""
+"""As `PAIRS`, with tables that hold the list of all angles twice (GLM, ERNIE 4.5)."""
 FORMS: Final = (HALVES, HALVES_ONCE, HALVES_BACK, PAIRS, PAIRS_ONCE, PAIRS_BY_HALVES)
 """The forms of rotation in transformers' families."""

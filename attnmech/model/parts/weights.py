@@ -21,7 +21,7 @@ class AttentionWeights:
 
     q = x W_Q + b_Q and so on, with x = `attn_in`; attn_raw = Σ_h z_h W_O[h] + b_O. A bias that the model
     does not have is None. If keys and values are expanded from a latent, x is the latent for W_V, the latent followed
-    by `attn_in` for W_K, and for W_Q the queries' latent, if there is one.
+    by `attn_in` for W_K, and the queries' latent (if there is one) for W_Q.
     """
 
     W_Q: Float[Tensor, "head d_query_in d_head"]
@@ -37,7 +37,7 @@ class AttentionWeights:
 @public
 @dataclass(frozen=True)
 class Fused:
-    """q, k and v as one projection; `layout` is the einops pattern of its output features."""
+    """q, k and v from one projection; `layout` is the einops pattern of its output features."""
 
     path: str
     layout: str
@@ -47,7 +47,7 @@ class Fused:
 
     @property
     def paths(self) -> tuple[str, ...]:
-        """Paths of the projections below the attention module."""
+        """The paths of the projections within the attention module."""
         return (self.path,)
 
     def split(self, outputs: Sequence[Tensor], heads: int, kv_heads: int, rest: str) -> tuple[Tensor, ...]:
@@ -58,7 +58,7 @@ class Fused:
 
     @property
     def path_of_values(self) -> str:
-        """The projection that makes v."""
+        """The path of the projection that makes v."""
         return self.path
 
     def values(self, output: Float[Tensor, "batch position features"], heads: int, kv_heads: int) -> Tensor:
@@ -66,14 +66,14 @@ class Fused:
         return self.split([output], heads, kv_heads, rest="batch position")[2]
 
     def join(self, qkv: tuple[Tensor, Tensor, Tensor]) -> list[Tensor]:
-        """The projection's output again, from q, k and v `[batch position head d_head]`."""
+        """The projection's output, reassembled from q, k and v `[batch position head d_head]`."""
         pattern = f"qkv batch position head d_head -> batch position ({self.layout})"
         return [rearrange(torch.stack(qkv), pattern)]
 
 
 @dataclass(frozen=True)
 class Grouped:
-    """q, k and v as one projection, grouped by kv head: its queries, its key, its value (Falcon)."""
+    """q, k and v from one projection, grouped by kv head: its queries, its key, its value (Falcon)."""
 
     path: str
 
@@ -82,7 +82,7 @@ class Grouped:
 
     @property
     def paths(self) -> tuple[str, ...]:
-        """Paths of the projections below the attention module."""
+        """The paths of the projections within the attention module."""
         return (self.path,)
 
     def split(self, outputs: Sequence[Tensor], heads: int, kv_heads: int, rest: str) -> tuple[Tensor, ...]:
@@ -93,19 +93,19 @@ class Grouped:
 
     @property
     def path_of_values(self) -> str:
-        """The projection that makes v."""
+        """The path of the projection that makes v."""
         return self.path
 
     def values(self, output: Float[Tensor, "batch position features"], heads: int, kv_heads: int) -> Tensor:
         """v `[batch position kv_head d_value]` alone, from the output of `path_of_values`."""
-        # `split` would copy the queries, so it is not used.
+        # Not by `split`, which would copy the queries.
         slots = heads // kv_heads + 2
         return rearrange(output, "batch position (kv slot d) -> batch position kv slot d", kv=kv_heads, slot=slots)[
             ..., -1, :
         ]
 
     def join(self, qkv: tuple[Tensor, Tensor, Tensor]) -> list[Tensor]:
-        """The projection's output again, from q, k and v `[batch position head d_head]`."""
+        """The projection's output, reassembled from q, k and v `[batch position head d_head]`."""
         q, k, v = qkv
         groups = rearrange(q, "batch position (kv group) d_head -> group batch position kv d_head", kv=k.shape[2])
         parts = torch.cat((groups, k[None], v[None]))
@@ -115,7 +115,7 @@ class Grouped:
 @public
 @dataclass(frozen=True)
 class Separate:
-    """q, k and v as three projections, head by head."""
+    """q, k and v from three projections, head by head."""
 
     q: str
     k: str
@@ -126,7 +126,7 @@ class Separate:
 
     @property
     def paths(self) -> tuple[str, ...]:
-        """Paths of the projections below the attention module."""
+        """The paths of the projections within the attention module."""
         return (self.q, self.k, self.v)
 
     def split(self, outputs: Sequence[Tensor], heads: int, kv_heads: int, rest: str) -> tuple[Tensor, ...]:
@@ -137,7 +137,7 @@ class Separate:
 
     @property
     def path_of_values(self) -> str:
-        """The projection that makes v."""
+        """The path of the projection that makes v."""
         return self.v
 
     def values(self, output: Float[Tensor, "batch position features"], heads: int, kv_heads: int) -> Tensor:
@@ -148,23 +148,23 @@ class Separate:
 @public
 @dataclass(frozen=True)
 class Columns:
-    """q, k and v as columns of projections, in any order: fused, grouped, with other things between them."""
+    """q, k and v as columns of projections, in any order: fused, grouped, or with other columns between them."""
 
     of: tuple[str, str, str]
-    """The projections that hold q, k and v; often one and the same."""
+    """The projections that make q, k and v; often all three are the same."""
     columns: tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]
-    """Their columns in these projections, head by head."""
+    """The columns of q, k and v in these projections, head by head."""
 
     def __str__(self) -> str:
         return f"columns of {', '.join(self.paths)}"
 
     @property
     def paths(self) -> tuple[str, ...]:
-        """Paths of the projections below the attention module."""
+        """The paths of the projections within the attention module."""
         return tuple(dict.fromkeys(self.of))
 
     def taken(self, path: str) -> dict[str, tuple[int, ...]]:
-        """Those of q, k and v that a projection contains, each with its columns."""
+        """The ones among q, k and v that a projection makes, each with its columns."""
         return {name: columns for name, of, columns in zip("qkv", self.of, self.columns, strict=True) if of == path}
 
     def split(self, outputs: Sequence[Tensor], heads: int, kv_heads: int, rest: str) -> tuple[Tensor, ...]:
@@ -178,7 +178,7 @@ class Columns:
 
     @property
     def path_of_values(self) -> str:
-        """The projection that makes v."""
+        """The path of the projection that makes v."""
         return self.of[2]
 
     def values(self, output: Float[Tensor, "batch position features"], heads: int, kv_heads: int) -> Tensor:
@@ -191,27 +191,27 @@ class Latent:
     """The latent of queries, or of keys and values: N((attn_in W + b)[columns])."""
 
     projection: str
-    """The module of W and b, below the attention."""
+    """The path of the module with W and b, within the attention module."""
     columns: tuple[int, ...]
     norm: str
-    """The module of N."""
+    """The path of the module N."""
 
 
 @dataclass(frozen=True)
 class Expanded:
     """q, k and v as columns of projections of latents (multi-head latent attention, DeepSeek-V2).
 
-    v are columns of the projection `kv` of the latent. k are columns of its output followed by that of the projection
-    that makes the latent, which holds the part of the keys that all heads share.
+    v are columns of the output of `kv`, a projection of the latent. k are columns of that output followed by the output
+    of the projection that makes the latent, which contains the part of the keys that all heads share.
     """
 
     q: str
     kv: str
     columns: tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]
-    """Of q, k and v, head by head."""
+    """The columns of q, k and v, head by head."""
     latent: Latent
     query_latent: Latent | None = None
-    """None if the projection `q` reads `attn_in`."""
+    """The latent of the queries; None if the projection `q` reads `attn_in`."""
 
     def __str__(self) -> str:
         queries = "" if self.query_latent is None else f" of {self.query_latent.norm}"
@@ -219,7 +219,7 @@ class Expanded:
 
     @property
     def paths(self) -> tuple[str, ...]:
-        """Paths of the projections below the attention module."""
+        """The paths of the projections within the attention module."""
         return (self.q, self.kv, self.latent.projection)
 
     def matrices(self, q: Tensor, kv: Tensor, shared: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -230,7 +230,7 @@ class Expanded:
 
     @property
     def path_of_values(self) -> str:
-        """The projection that makes v."""
+        """The path of the projection that makes v."""
         return self.kv
 
     def values(self, output: Float[Tensor, "batch position features"], heads: int, kv_heads: int) -> Tensor:
@@ -254,7 +254,7 @@ def _by_head(value: Float[Tensor, "batch position features"], heads: int) -> Ten
 
 
 Layout: TypeAlias = Columns | Fused | Grouped | Separate
-"""Where q, k and v are in the projections."""
+"""How q, k and v are laid out in the projections."""
 
 
 def attention_weights(
@@ -330,7 +330,7 @@ def _joined(matrices: Sequence[Tensor], biases: Sequence[Tensor | None]) -> Tens
 
 
 def matrix_of(module: nn.Module) -> Float[Tensor, "d_in d_out"]:
-    """A projection's matrix, so that its output is x W + b."""
+    """The matrix W of a projection whose output is x W + b."""
     weight = _as_used(module, "weight")
     if not isinstance(weight, torch.Tensor) or weight.ndim != 2 or not weight.is_floating_point():
         raise UnsupportedModelError(
@@ -355,16 +355,16 @@ def bias_of(module: nn.Module) -> Float[Tensor, " d_out"] | None:
 
 
 def _as_used(module: nn.Module, name: str) -> Tensor | None:
-    """A weight as the next pass will use it; our projections made from the model's own compute theirs."""
+    """A weight as the next pass will use it; attnmech's projections that join several of the model's compute theirs."""
     made: Callable[[str], Tensor | None] | None = getattr(module, "as_used", None)
     return as_stored(module, name) if made is None else made(name)
 
 
 def as_stored(module: nn.Module, name: str) -> Tensor | None:
-    """A module's own weight: under `torch.nn.utils.prune` the original times its mask."""
+    """A module's own weight; under `torch.nn.utils.prune`, the original times its mask."""
     original, mask = (getattr(module, f"{name}_{part}", None) for part in ("orig", "mask"))
     if isinstance(original, torch.Tensor) and isinstance(mask, torch.Tensor):
-        # The value under the name itself is left over from the last pass; each pass makes a new one.
+        # The tensor under the plain name is left over from the last pass: each pass computes a new one.
         return original * mask.to(original)
     value = getattr(module, name, None)
     return value if isinstance(value, torch.Tensor) else None
@@ -383,7 +383,7 @@ def check_real(parameters: Iterable[tuple[str, nn.Parameter]]) -> None:
 def check_finite(parameters: Iterable[tuple[str, nn.Parameter]]) -> None:
     """Raises `WeightsError` naming the first parameter that holds NaN or infinity."""
     for name, parameter in parameters:
-        # A sum is finite unless an entry is not (or it overflows), and needs no second array.
+        # A sum needs no second array, and is finite unless an entry is not (or the sum overflows).
         if not torch.isfinite(parameter.sum()) and not torch.isfinite(parameter).all():
             bad = int((~torch.isfinite(parameter)).sum())
             raise WeightsError(

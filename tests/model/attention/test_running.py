@@ -147,7 +147,7 @@ def test_values_that_change_after_a_position_are_named_with_the_first_token(name
     model, ids = am.load(fresh(name)), token_ids(name, length=14)
     changing_values(model, name, in_place=False)
     model.run(ids[:, :9])
-    with pytest.raises(ExactnessError, match=r"layer 1, token 9 .*z = pattern v, of the v that the projection made"):
+    with pytest.raises(ExactnessError, match=r"layer 1, token 9 .*z = pattern v, with v as the projection returned it"):
         model.run(ids)
     with pytest.raises(ExactnessError, match=r"layer 1, token 9 .*the two sides differ by"):
         model.run(ids, points=["v"])
@@ -157,7 +157,7 @@ def test_values_that_are_changed_in_place_are_compared_from_the_next_pass_on() -
     model, ids = am.load(fresh("llama")), token_ids("llama", length=14)
     changing_values(model, "llama", in_place=True)
     (said,) = model.run(ids).unchecked
-    assert said == "z = pattern v, of the v that the projection made, layer 1: the model changes v in place"
+    assert said == "z = pattern v, with v as the projection returned it, layer 1: the model changes v in place"
     with pytest.raises(ExactnessError, match="layer 1, token 9"):
         model.run(ids)
 
