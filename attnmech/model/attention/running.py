@@ -23,16 +23,17 @@ from .identities import POINTS, STATEMENTS, Equations, Kind, StackTraits, Unbala
 
 @dataclass(frozen=True)
 class _Holding:
-    """Which tensors of a device are held and multiplied together."""
+    """The sizes up to which tensors are held, to be multiplied together."""
 
     small: int
-    """The most bytes of one: an operation's overhead exceeds its work."""
+    """A tensor is held if it has at most this many bytes: the overhead of multiplying it alone would exceed the
+    work."""
     held: int
-    """The most bytes of all of them."""
+    """All held tensors together have at most this many bytes."""
 
     @classmethod
     def on(cls, device: torch.device) -> "_Holding":
-        """Those of a device: a launch takes as long as copying a few MiB."""
+        """The sizes for a device; on a GPU, a launch takes as long as copying a few MiB."""
         return cls(2**16, 2**22) if device.type == "cpu" else cls(2**22, 2**26)
 
 
@@ -87,11 +88,13 @@ class _Kept:
 
 @dataclass(frozen=True)
 class _Check:
-    """A set of identities, tested on the device; the CPU waits for it once in a pass, when it reads all of them."""
+    """A set of identities, tested on the device; the CPU waits once in a pass, when it reads the results of all
+    sets.
+    """
 
     holds: Bool[Tensor, ""]
     first_failure: Callable[[], Unbalanced | None]
-    """The first that fails at a real token."""
+    """Returns the first identity that fails at a real token."""
 
 
 @dataclass
@@ -147,7 +150,8 @@ class Balance:
         group.held.append(((kind, stack, layer), value, version))
         self._last = value, version, group, place
         if value.nbytes > _Holding.on(value.device).small or kind in self._directions.changing:
-            # Immediately, while it is in the cache; holding it would keep the next layer from reusing its memory.
+            # Multiplied at once, while it is in the cache; holding it would keep the next layer from reusing its
+            # memory.
             self._multiply(group)
         else:
             self._count(value)
@@ -279,7 +283,7 @@ class Balance:
             sums = (patterns[0][None] if len(held) == 1 else torch.stack(patterns)).sum(dim=-1)
             for (key, _, _), mass, at_sink in zip(held, sums, sinks, strict=True):
                 whole = mass if at_sink is None else mass + at_sink
-                # Keeping all sums would fragment the memory between large arrays.
+                # Keeping the sums of every layer would fragment the memory between large arrays.
                 if whole.device.type != "cpu" or not bool(_sum_to_one(whole).all()):
                     self._rows.setdefault(shape[:3], []).append((*key, whole))
         self._held_rows = []
@@ -317,7 +321,7 @@ class Balance:
             signs, scaled = tried.on(device, self._wide, rounding=(of_stream, of_z))
             difference = (signs @ products).abs().amax(dim=0)
             sizes = _joined((*group.sizes.all(), *group.z_sizes.all()))
-            # NaN is not within any bound.
+            # No comparison with NaN is true, so NaN fails every bound.
             holds = (difference <= scaled @ sizes).all()
             yield _Check(holds, partial(self._first_failure, tried, signs, scaled, products, sizes, batch))
 
@@ -374,7 +378,7 @@ def _sum_to_one(sums: Float[Tensor, "*places"]) -> Bool[Tensor, "*places"]:
 
 
 def _same_memory(one: Tensor, other: Tensor) -> bool:
-    """Whether two tensors are views of the same numbers in the same order."""
+    """Whether two tensors are views of the same memory, in the same order."""
     steps = zip(one.shape, one.stride(), other.stride(), strict=False)
     same = one.dtype == other.dtype and one.shape == other.shape and one.data_ptr() == other.data_ptr()
     return same and all(length == 1 or step == of_other for length, step, of_other in steps)

@@ -1,4 +1,4 @@
-"""Computes SHA-256 of weights, configs and inputs, for a result's provenance."""
+"""Computes Computes SHA-256 of weights, configs and inputs, for a result's provenance."""
 
 import hashlib
 import json
@@ -20,11 +20,11 @@ _WORTH_THREADS: Final = 2**20
 """From this many bytes on, reading takes longer than starting threads."""
 
 _SMALL_WORDS: Final = {1: torch.int8, 2: torch.int16}
-"""The integers that hold a value of so many bytes; larger values are read as words of four."""
+"""The integer type that holds a value of this many bytes; larger values are read as words of four bytes."""
 _ROW: Final = 2**12
-"""The number of words in each sum that a device takes for a checksum."""
+"""A device sums this many words at a time for a checksum."""
 _AT_ONCE: Final = 2**23
-"""The number of words that a device multiplies at a time; each takes 8 bytes meanwhile."""
+"""A device multiplies this many words at a time; each takes 8 bytes while it does."""
 
 
 def model_hash(config: Any, weights: str) -> str:
@@ -93,9 +93,9 @@ def _bytes_hash(tensor: Tensor) -> str:
 
 
 def _checksum(tensors: Mapping[str, Tensor]) -> str:
-    """XXH3 over names, types, shapes and bytes; for this process alone, since it is not cryptographic.
+    """XXH3 over names, types, shapes and bytes; it is not cryptographic, so it stays within this process.
 
-    For tensors on another device, over the `_row_sums` of their bytes, for which the CPU waits once.
+    For tensors on another device, it covers the `_row_sums` of their bytes, for which the CPU waits once.
     """
     checksum = xxhash.xxh3_128()
     elsewhere: dict[torch.device, dict[torch.dtype, list[Tensor]]] = {}
@@ -119,10 +119,10 @@ def _words(value: Tensor) -> Int[Tensor, " word"]:
 
 
 def _row_sums(values: Sequence[Int[Tensor, " _"]]) -> Iterator[Int[Tensor, " _"]]:
-    """Sums of the words of some tensors of one device, each times a random number, in rows of `_ROW`, modulo 2⁶⁴.
+    """Multiplies each word of some tensors on one device by a random number, and sums rows of `_ROW` words modulo 2⁶⁴.
 
-    A change of words of up to 32 bits goes unnoticed with a probability of 2⁻³³ at most, in a row: the sum of the
-    changes, each below 2³², times random numbers must then be 0 (multilinear hashing; Lemire & Kaser 2014).
+    In a row, a change of words of up to 32 bits goes unnoticed with a probability of 2⁻³³ at most: the changes, each
+    below 2³², times the random numbers would have to sum to 0 (multilinear hashing; Lemire & Kaser 2014).
     """
     device = values[0].device
     random = torch.randint(-(2**62), 2**62, (_ROW,), generator=torch.Generator().manual_seed(0)).to(device)
@@ -134,7 +134,7 @@ def _row_sums(values: Sequence[Int[Tensor, " _"]]) -> Iterator[Int[Tensor, " _"]
 
 
 def _packed(parts: Sequence[Tensor]) -> Iterator[list[Tensor]]:
-    """Consecutive parts of at most `_AT_ONCE` words together."""
+    """Groups consecutive parts, up to `_AT_ONCE` words in a group."""
     pack: list[Tensor] = []
     for part in parts:
         if pack and sum(map(len, pack)) + len(part) > _AT_ONCE:

@@ -123,9 +123,9 @@ class MaskRule:
 
 
 def _looked_at(visible: Bool[Tensor, "batch 1 row key"]) -> tuple[range, Tensor | None]:
-    """The keys for which the mask of a block of rows must be evaluated; and all keys seen, where they are few."""
+    """The keys for which the mask of a block of rows must be evaluated, and all keys seen, if they are few."""
     by_all, by_any, sees = visible.all(dim=(0, 1, 2)), visible.any(dim=(0, 1, 2)), visible.any(dim=3).all()
-    # The CPU reads them all at once: it waits for the device.
+    # Read together, since reading makes the CPU wait for the device.
     by_all, by_any, sees = torch.cat([by_all, by_any, sees[None]]).cpu().tensor_split([len(by_all), 2 * len(by_all)])
     partly, seen = (~by_all).nonzero(), by_any.nonzero()[:, 0]
     bound = len(seen) > 0 and bool(sees)
