@@ -215,7 +215,7 @@ def test_the_calls_of_the_page_make_its_numbers() -> None:
 def test_targets_must_fit() -> None:
     with pytest.raises(InputError, match="one text for each of the 2 texts; got 1"):
         t5().encode(["the sea", "the old sea"], target="le mer")
-    with pytest.raises(InputError, match="`target` is the text of a decoder beside an encoder, which"):
+    with pytest.raises(InputError, match="`target` is the decoder's text in an encoder-decoder; "):
         am.report(models.demo(), "The keys are here.", target="no")
     batch = t5().encode(["the sea", "the old sea"], target=["le mer", "le"])
     assert batch.target is not None and batch.target.mask.tolist() == [[True, True, True], [True, True, False]]

@@ -364,7 +364,7 @@ def test_a_line_of_ten_megabytes(words: am.HookedModel, tmp_path: Path) -> None:
     path.write_text("a dog\n" + "the keys to " * 10**6 + "\nhere\n")
     said = refused(lambda: list(batches(Corpus(path), words)))
     assert said == (
-        "document 1: the text has 12,000,000 characters; at most 4,194,304 are tokenized. Split it; of a corpus, "
+        "document 1: the text has 12,000,000 characters; at most 4,194,304 are tokenized. Split it; in a corpus, "
         "truncate=True cuts it."
     )
     found = list(batches(Corpus(path), words, truncate=True))

@@ -1,1 +1,1 @@
-"""Where models come from: hub names, folders, GGUF files, adapters, bridges."""
+"""Loads models from hub names, folders, GGUF files, adapters and bridges."""

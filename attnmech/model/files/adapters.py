@@ -1,7 +1,7 @@
 """Merges adapters (`peft`: LoRA and its relatives) into a copy of the layers that they adapt.
 
-LoRA makes of a layer x W the layer x (W + s B A): one matrix, which the weights of attnmech's points then are. The
-caller's model keeps its adapters; layers without one stay shared with it.
+LoRA turns a layer x W into x (W + s B A), which is a single matrix; attnmech's points use that matrix as their weights.
+The caller's model keeps its adapters; layers without an adapter stay shared with it.
 """
 
 import copy
@@ -27,14 +27,16 @@ CONFIG: Final = "adapter_config.json"
 WEIGHTS: Final = "adapter_model.safetensors"
 
 _NO_WEIGHTS: Final = ("ADAPTION_PROMPT", "XLORA")
-"""Kinds of adapters that are not weights of layers; neither are those that learn prompts."""
+"""Kinds of adapters that do not change weights of layers. Adapters that learn prompts do not either."""
 _PROBES: Final = 5
 _TOKENS: Final = 7
 _SEED: Final = 23
 
 
 def merged(source: nn.Module) -> tuple[nn.Module, str]:
-    """A model with its active adapters merged, and a suffix for its name; any other module unchanged."""
+    """A model with its active adapters merged, and a suffix for its name; a module without adapters is returned
+    unchanged.
+    """
     if "peft" not in sys.modules or not (_is_wrapped(source) or any(_adapting(source))):
         return source, ""
     if _is_wrapped(source):
@@ -48,16 +50,16 @@ def merged(source: nn.Module) -> tuple[nn.Module, str]:
     merged_model = _shared_copy(inner)
     try:
         with torch.no_grad(), warnings.catch_warnings():
-            # peft warns that embeddings are no longer tied; they need not be.
+            # peft warns that embeddings are no longer tied, which does no harm here.
             warnings.simplefilter("ignore")
             for path, part in list(_adapting(merged_model)):
                 merged_model.set_submodule(path, _plain(path, part, used))
     except UnsupportedModelError:
         raise
-    except Exception as error:  # what an adapter is can be anything that peft has
+    except Exception as error:  # adapters of peft fail in many ways
         raise UnsupportedModelError(
-            f"the adapter {names} cannot be merged into the weights: {first_line(error)}. If peft can, give am.load "
-            "what it makes: model.merge_and_unload()."
+            f"the adapter {names} cannot be merged into the weights: {first_line(error)}. If peft can merge it, give "
+            f"am.load the merged model: model.merge_and_unload()."
         ) from error
     merged_model._hf_peft_config_loaded = False
     _require_same_output(_shared_copy(source), merged_model, names)
@@ -65,7 +67,7 @@ def merged(source: nn.Module) -> tuple[nn.Module, str]:
 
 
 def base_of(folder: Path) -> str:
-    """The folder or the name of the base model of a folder's adapter."""
+    """The folder or the hub name of the base model that a folder's adapter names."""
     try:
         base = json.loads((folder / CONFIG).read_text(encoding="utf-8")).get("base_model_name_or_path")
     except (OSError, ValueError, AttributeError) as error:
@@ -79,7 +81,9 @@ def base_of(folder: Path) -> str:
 
 
 def adapted(model: PreTrainedModel, folder: Path) -> nn.Module:
-    """The model with the adapter of a folder, not merged; raises `WeightsError` if the two do not belong together."""
+    """The model with the adapter of a folder, not yet merged; raises `WeightsError` if the two do not belong
+    together.
+    """
     try:
         peft: Any = import_module("peft")
     except ImportError as error:
@@ -117,14 +121,14 @@ def _require_weights(source: Any) -> None:
         kind = getattr(config.peft_type, "value", str(config.peft_type))
         if config.is_prompt_learning or kind in _NO_WEIGHTS:
             raise UnsupportedModelError(
-                f"the adapter {name!r} ({kind}) is not a change of weights: it adds learned tokens, or another "
-                "model. LoRA, DoRA, IA³ and others that peft can merge are supported; source.get_base_model() is the "
+                f"the adapter {name!r} ({kind}) does not change weights: it adds learned tokens, or another model. "
+                f"LoRA, DoRA, IA³ and others that peft can merge are supported; source.get_base_model() is the "
                 "model without it."
             )
 
 
 def _adapting(model: nn.Module) -> Iterator[tuple[str, Any]]:
-    """The outermost modules that replace a layer of the model."""
+    """The outermost adapter modules that replace a layer of the model, by path."""
     layers, whole = import_module("peft.tuners.tuners_utils"), import_module("peft.utils.other")
     kinds = layers.BaseTunerLayer, whole.AuxiliaryTrainingWrapper
     inside = "\0"
@@ -140,7 +144,7 @@ def _shared_copy(model: nn.Module) -> Any:
 
 
 def _plain(path: str, part: Any, used: bool) -> nn.Module:
-    """The layer without its adapter, which is merged if it is in use."""
+    """The layer without its adapter, which is merged into the layer if it is in use."""
     if hasattr(part, "original_module"):
         _own_weights(part.original_module)
         if not used:
@@ -155,7 +159,7 @@ def _plain(path: str, part: Any, used: bool) -> nn.Module:
     if x is None:
         raise UnsupportedModelError(
             f"{path} is a {type(base).__name__} with an adapter; attnmech merges those of linear layers, "
-            "convolutions and embeddings. Give am.load what peft makes: model.merge_and_unload()."
+            "convolutions and embeddings. Give am.load the merged model: model.merge_and_unload()."
         )
     before = part(x)
     part.merge(safe_merge=True)
@@ -164,14 +168,14 @@ def _plain(path: str, part: Any, used: bool) -> nn.Module:
 
 
 def _own_weights(base: nn.Module) -> None:
-    """Copies the weights of a layer, which it may share with the caller's and with tied layers."""
+    """Copies the weights of a layer, which may be shared with the caller's model and with tied layers."""
     for owner in base.modules():
         for name, value in list(owner.named_parameters(recurse=False)):
             setattr(owner, name, nn.Parameter(value.detach().clone(), requires_grad=value.requires_grad))
 
 
 def _probe(base: nn.Module) -> Tensor | None:
-    """Random inputs of a layer; None if its inputs are unknown."""
+    """Random inputs for a layer; None if the form of its inputs is unknown."""
     generator, weight = torch.Generator().manual_seed(_SEED), next(base.parameters())
     if isinstance(base, nn.Embedding):
         return torch.randint(base.num_embeddings, (_PROBES,), generator=generator).to(weight.device)
@@ -185,7 +189,7 @@ def _probe(base: nn.Module) -> Tensor | None:
 
 
 def _require_same_output(before: Any, after: Any, names: str) -> None:
-    """Compares whole models that read tokens: peft may change more than the layers that it replaces."""
+    """Compares the outputs of whole models that read tokens: peft may change more than the layers that it replaces."""
     if getattr(after, "main_input_name", "") != "input_ids":
         return
     generator = torch.Generator().manual_seed(_SEED)
@@ -200,5 +204,5 @@ def _require_same(what: str, before: Tensor, after: Tensor) -> None:
     limit = pass_tolerance(after.dtype) * float(before.abs().max())
     if not float((before - after).abs().max()) <= limit:
         raise UnsupportedModelError(
-            f"{what} does something else than the weights that it is merged into, so attnmech cannot read it exactly."
+            f"{what} computes something else than the merged weights, so attnmech cannot read it exactly."
         )

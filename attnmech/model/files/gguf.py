@@ -1,4 +1,4 @@
-"""Reads GGUF files: once by transformers, which dequantises the weights, then from a cached copy."""
+"""Reads GGUF files: the first time by transformers, which dequantises the weights; later from a cached copy."""
 
 import hashlib
 import json
@@ -25,18 +25,18 @@ from .gguf_header import check_header
 from .stored import READING, check_complete, check_sizes
 
 _FORMAT: Final = 1
-"""Raised whenever a copy's files change."""
+"""The version of the format of copies, increased whenever their files change."""
 
 _CONTENTS: Final = "contents.json"
-"""In a copy: the SHA-256 of each of its other files, and the types in which the GGUF file stores weights."""
+"""The file of a copy that holds the SHA-256 of its other files, and the types in which the GGUF file stores weights."""
 
 _FLOATS: Final = ("F64", "F32", "F16", "BF16")
-"""The tensor types of a GGUF file that are not quantised."""
+"""The tensor types of GGUF that are not quantised."""
 
 
 @dataclass(frozen=True)
 class Dequantised:
-    """A GGUF file's model as a folder of safetensors."""
+    """The model of a GGUF file, as a folder of safetensors."""
 
     folder: Path
     types: tuple[str, ...]
@@ -49,17 +49,17 @@ class Dequantised:
 
 
 def is_gguf(path: Path) -> bool:
-    """Whether a path is a GGUF file by its name: it ends in .gguf and is not a folder."""
+    """Whether a path names a GGUF file: it ends in .gguf and is not a folder."""
     return path.suffix == ".gguf" and not path.is_dir()
 
 
 def dequantised(path: Path) -> Dequantised:
-    """The copy of a GGUF file's model in the cache; made if there is none, or if its files have changed.
+    """The cached copy of a GGUF file's model, made anew if it is missing or its files have changed.
 
-    The copy holds the weights in float32, in which transformers dequantises them: float16 and bfloat16 would round
-    them. A tokenizer that transformers cannot convert is left out. A copy is found by the SHA-256 of the file and the
-    version of transformers. Processes that need the same copy make it once, and an interrupted one leaves nothing
-    that is taken for a copy.
+    The copy holds the weights in float32, the precision in which transformers dequantises them: float16 and bfloat16
+    would round them. A tokenizer that transformers cannot convert is left out. A copy is found by the SHA-256 of the
+    file and the version of transformers. If several processes need the same copy, only one makes it; an interrupted
+    process leaves nothing that could be taken for a copy.
 
     >>> dequantised(Path("SmolLM2-135M-Instruct.Q4_1.gguf")).types        # doctest: +SKIP
     ('Q4_1', 'Q8_0')
@@ -88,7 +88,7 @@ def cache() -> Path:
 
 
 def _whole(copy: Path) -> Dequantised | None:
-    """The copy, if all of its files are unchanged."""
+    """The copy; None if any of its files is missing or has changed."""
     try:
         contents = json.loads((copy / _CONTENTS).read_text(encoding="utf-8"))
         if contents["files"] != _digests(copy):
@@ -110,7 +110,7 @@ def _digests(folder: Path) -> dict[str, str]:
 def _made(path: Path, copy: Path) -> Dequantised:
     with _writing(copy.parent):
         copy.parent.mkdir(parents=True, exist_ok=True)
-        # One at a time: each needs the memory of the whole model.
+        # One process at a time, since each needs the memory of the whole model.
         lock = FileLock(copy.parent / "lock")
         lock.acquire()
     try:
@@ -121,7 +121,7 @@ def _made(path: Path, copy: Path) -> Dequantised:
                 shutil.rmtree(abandoned)
             draft = TemporaryDirectory(dir=copy.parent, suffix=".part", ignore_cleanup_errors=True)
         with draft as name:
-            # An empty folder: transformers would also read a config or a tokenizer that it finds next to the file.
+            # From an empty folder: transformers would also read a config or a tokenizer found next to the file.
             types, model, tokenizer = _read(path, nothing=Path(name))
             with _writing(copy.parent):
                 made = Path(name) / "copy"
@@ -181,7 +181,7 @@ def _read(path: Path, *, nothing: Path) -> tuple[list[str], PreTrainedModel, Any
 
 
 def _stored(path: Path) -> dict[str, tuple[str, int]]:
-    """Each tensor's type and how many numbers it has."""
+    """The type and the number of entries of each tensor."""
     try:
         from gguf import GGUFReader
     except ImportError as error:
@@ -211,7 +211,7 @@ def _model(path: Path, config: PreTrainedConfig, file: dict[str, Any]) -> PreTra
                 **file,
                 config=config,
                 dtype=torch.float32,
-                # Otherwise weights stay packed where there are kernels for that.
+                # Otherwise weights would stay packed wherever kernels for packed weights are installed.
                 quantization_config=transformers.GgufConfig(dequantize=True),
                 output_loading_info=True,
             )
@@ -223,12 +223,12 @@ def _model(path: Path, config: PreTrainedConfig, file: dict[str, Any]) -> PreTra
 
 
 def _check_all_read(path: Path, stored: dict[str, tuple[str, int]], model: PreTrainedModel) -> None:
-    """Raises `WeightsError` if transformers took only some of the numbers: it skips tensors that it does not know."""
+    """Raises `WeightsError` if transformers read only some of the numbers: it skips tensors that it does not know."""
     held, taken = sum(count for _, count in stored.values()), sum(parameter.numel() for parameter in model.parameters())
     # Some families store a tied head a second time.
     head = stored.get("output.weight", ("", 0))[1] if model.config.tie_word_embeddings else 0
     if held not in (taken, taken + head):
         raise WeightsError(
-            f"{path} holds {held:,} numbers, but transformers {transformers.__version__} puts {taken:,} into a "
-            f"{type(model).__name__}, so this would be another model. Load the original weights, in safetensors."
+            f"{path} holds {held:,} numbers, but transformers {transformers.__version__} puts only {taken:,} into a "
+            f"{type(model).__name__}, which would be a different model. Load the original weights, in safetensors."
         )

@@ -1,7 +1,7 @@
-"""Checks a GGUF file's header: its counts must fit the file's size before anything is read by them.
+"""Checks a GGUF file's header: its counts must fit the file's size before anything else is read.
 
-The reader of the package gguf takes them as they are: it would go through 10⁸ numbers of an array one by one, also
-where the file ends before them.
+The reader in the package gguf trusts the counts: it would step through an array of 10⁸ numbers one by one, even if the
+file ends before them.
 """
 
 import mmap
@@ -14,19 +14,20 @@ _SCALARS: Final = {0: 1, 1: 1, 2: 2, 3: 2, 4: 4, 5: 4, 6: 4, 7: 1, 10: 8, 11: 8,
 _STRING: Final = 8
 _ARRAY: Final = 9
 _LEAST_TENSOR: Final = 24
-"""The fewest bytes that describe a tensor: lengths of its name and shape, its type and its place."""
+"""The minimum number of bytes that describe a tensor: lengths of its name and shape, its type and its offset."""
 
 _MOST_VALUES: Final = 2**24
-"""The most values in a header's arrays: the largest vocabularies have some hundred thousand tokens and merges."""
+"""The arrays of a header may hold this many values: the largest vocabularies have some hundred thousand tokens and
+merges."""
 
 
 def check_header(path: Path) -> None:
-    """Raises `ValueError` for a header that says more than the file can hold, or far more than any model needs."""
+    """Raises `ValueError` if a header announces more than the file can hold, or far more than any model needs."""
     with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
         header = _Header(data)
-        if data[:4] != b"GGUF":  # the reader says so
+        if data[:4] != b"GGUF":  # the reader's own error says so
             return
-        # A version is a small number, so its first two bytes are 0 if the other order of bytes is meant.
+        # Versions are small, so the low two bytes are 0 only if the file has the opposite byte order.
         order = ">" if data[4:6] == b"\0\0" else "<"
         header.word, header.long = struct.Struct(f"{order}I"), struct.Struct(f"{order}Q")
         header.place = 8
@@ -38,7 +39,7 @@ def check_header(path: Path) -> None:
 
 
 class _Header:
-    """A place in the header that moves on with every value read."""
+    """Reads a header, value by value."""
 
     def __init__(self, data: mmap.mmap) -> None:
         self.data = data
@@ -47,7 +48,7 @@ class _Header:
         self.word, self.long = struct.Struct("<I"), struct.Struct("<Q")
 
     def require(self, length: int, what: str) -> None:
-        """Raises `ValueError` if fewer bytes than that are left."""
+        """Raises `ValueError` if fewer than `length` bytes are left."""
         left = len(self.data) - self.place
         if length > left:
             raise ValueError(f"its header says that {what} follow, {length:,} bytes; the file has only {left:,}")
@@ -57,13 +58,13 @@ class _Header:
         self.place += length
 
     def kind(self) -> int:
-        """The number of a type."""
+        """Reads the number of a type."""
         start = self.place
         self.skip(self.word.size, "a type")
         return int(self.word.unpack_from(self.data, start)[0])
 
     def count(self) -> int:
-        """A length or a count."""
+        """Reads a length or a count."""
         start = self.place
         self.skip(self.long.size, "a count")
         return int(self.long.unpack_from(self.data, start)[0])
@@ -85,4 +86,4 @@ class _Header:
                 for _ in range(count):
                     self.skip_value(inner)
         else:
-            raise ValueError(f"its header has a value of the type {kind}, which GGUF does not have")
+            raise ValueError(f"its header has a value of type {kind}, which does not exist in GGUF")

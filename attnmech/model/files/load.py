@@ -41,7 +41,7 @@ from .unbridged import Unbridged, unbridged
 
 _WEIGHTS: Final = (WHOLE, SHARDED)
 _ANSWER_WITHIN: Final = 5.0
-"""Seconds that the hub has to say whether it knows a name."""
+"""Seconds to wait for the hub to say whether it has a model."""
 
 
 class UnprovenWarning(UserWarning):
@@ -74,61 +74,63 @@ def load(
     >>> am.load(hf_model, architecture=am.Architecture(...))   # a structure of your own    # doctest: +SKIP
     >>> am.load(module, example=x, labels=["mean", "age"])     # any module with nn.MultiheadAttention  # doctest: +SKIP
 
-    How the model is built is read from its modules and a traced pass, or given as `architecture` where that cannot be
-    read; either way the certificate proves it, and names the first statement that does not hold. Wrappers
-    (`DataParallel`, `torch.compile`) are taken off. Adapters (a `PeftModel`, or a folder with an adapter_config.json:
-    `pip install 'attnmech[peft]'`) are merged into a copy of the layers that they change, and the model's name says so.
+    attnmech reads how the model is built from its modules and a traced pass; where it cannot, you pass `architecture`.
+    Either way the certificate proves it, and names the first statement that does not hold. Wrappers (`DataParallel`,
+    `torch.compile`) are removed. Adapters (a `PeftModel`, or a folder with an adapter_config.json: `pip install
+    'attnmech[peft]'`) are merged into a copy of the layers that they change, and the model's name says so.
 
-    For a `TransformerBridge`, or the `original_model` that it rewrote, attnmech builds the transformers model again
-    with the weights that the bridge computes with; in compatibility mode these are the processed ones. Loading compares
-    the new model's logits with those of `original_model` and of the bridge's own forward pass, and refuses a bridge
-    that computes something else. The bridge keeps its hooks; the loaded model does not have them.
+    For a `TransformerBridge`, or the `original_model` that it rewrote, attnmech rebuilds the transformers model with
+    the weights that the bridge uses, which are the processed ones in compatibility mode. Loading compares the logits of
+    the rebuilt model with those of `original_model` and of the bridge's own forward pass, and refuses a bridge whose
+    logits differ. The bridge keeps its hooks; the loaded model does not have them.
 
-    Pictures and recordings go through the model's own processor: then `model.run` takes a PIL image, an array
-    [height width 3] of uint8, (samples per second, samples) as `scipy.io.wavfile.read` returns them, a `pathlib.Path`
-    of a picture or WAV file, and lists of these. Without one, a model of images or sound takes tensors.
+    Pictures and recordings go through the model's own processor. With a processor, `model.run` takes a PIL image, an
+    array [height width 3] of uint8, (samples per second, samples) as `scipy.io.wavfile.read` returns them, a
+    `pathlib.Path` of a picture or WAV file, or a list of these. Without a processor, a model of images or sound takes
+    tensors.
 
     Any other module that holds `nn.MultiheadAttention` (or `nn.TransformerEncoder`, `nn.Transformer`) needs an
-    `example`. Its layers are read from one call: self-attention over one sequence is a stack; with cross-attention
-    there are the stacks "encoder", "decoder" and "cross". `model.run` and all methods then take what the module takes,
-    and `logits` is the first tensor that it returns. Attention of the module's own code is read if each layer makes one
-    call of `scaled_dot_product_attention`, or computed from the parts that `architecture` names: blocks, q, k, v, out,
-    the number of heads, and `mask`, the name of the attention's argument.
+    `example`. Its layers are read from one call. Self-attention over one sequence gives a single stack; cross-attention
+    gives the stacks "encoder", "decoder" and "cross". `model.run` and all methods then take the module's own inputs,
+    and `logits` is the first tensor that the module returns. If attention is the module's own code, it is read if each
+    layer calls `scaled_dot_product_attention` once; otherwise it is computed from the parts that `architecture` names:
+    blocks, q, k, v, out, the number of heads, and `mask`, the name of the mask argument of the attention.
 
     Weights are read only from safetensors and GGUF, and no code from a model's folder is run. The network is used only
     for a hub name that is not in the local cache.
 
     A GGUF file (`pip install 'attnmech[gguf]'`) is read by transformers, which dequantises its weights: everything is
-    computed with the dequantised weights, and the model's name says so. The first time takes longer; later loads read a
-    float32 copy in `~/.cache/attnmech/gguf` (`$XDG_CACHE_HOME`, if set, in place of `~/.cache`), which can be deleted
+    computed with the dequantised weights, and the model's name says so. The first load takes longer; later loads read a
+    float32 copy in `~/.cache/attnmech/gguf` (in `$XDG_CACHE_HOME/attnmech/gguf`, if that is set), which can be deleted
     at any time.
 
-    Warns with `UnprovenWarning` if a check of the certificate failed; the points concerned are then refused.
+    Warns with `UnprovenWarning` if a check of the certificate failed; the points that it concerns are then refused.
 
     Args:
-        source: a model object, which is copied, sharing its parameters, and is not changed; or a string: one that names
-            an existing folder is a folder, one that ends in .gguf a file, any other a hub name. None is the demo model.
-        tokenizer: for a model object; without one, it takes only token ids.
-        device: where to put it; parameters of an object are copied if it differs from their own.
-        dtype: the precision; by default that in which a folder stores its weights, and float32 for GGUF. Parameters of
-            an object are copied if it differs from their own.
+        source: a model object, which is not changed (the copy shares its parameters); or a string. A string is a folder
+            if a folder of this name exists, a file if it ends in .gguf, and otherwise a hub name. None is the demo
+            model.
+        tokenizer: the tokenizer of a model object, which otherwise takes only token ids.
+        device: the device of the model; parameters of a model object are copied if they are on another device.
+        dtype: the precision; by default, the one in which a folder stores its weights, and float32 for GGUF. Parameters
+            of a model object are copied if they have another precision.
         bos: whether a text begins with the tokenizer's BOS or CLS token: None leaves it to the tokenizer.
-        architecture: how the model is built, where that cannot be read.
-        example: what a module of your own is called with, as a tensor, a tuple of positional arguments, or a mapping of
-            keyword arguments.
-        labels: names of its positions: a list of strings; for two sequences a mapping of "source" and "target" to one
-            each; for images an `am.PatchGrid`.
-        processor: for pictures and recordings, if the folder does not bring one (preprocessor_config.json); one that
-            also holds a tokenizer supplies that as well (Whisper).
+        architecture: how the model is built, if attnmech cannot read that from the model.
+        example: inputs for a module of your own: a tensor, a tuple of positional arguments, or a mapping of keyword
+            arguments.
+        labels: names of the positions of this module: a list of strings; for two sequences, a mapping with a list for
+            "source" and one for "target"; for images, an `am.PatchGrid`.
+        processor: converts pictures and recordings, if the folder has no processor (preprocessor_config.json). If it
+            also holds a tokenizer (Whisper), that is used too.
 
     Returns:
         The model, with its certificate.
 
     Raises:
-        ModelNotFoundError: if there are no weights at the name or folder.
+        ModelNotFoundError: if there are no weights under the name or in the folder.
         UnsupportedModelError: for a model without attention, or of a kind that cannot be expressed exactly.
-        WeightsError: for weights that are not finite, damaged, or in a precision that this device does not support; for
-            a bridge that computes something else than its model.
+        WeightsError: for weights that are damaged, not finite, or in a precision that this device does not support; for
+            a bridge whose logits differ from its model's.
         DeviceMemoryError: if the device has too little memory for the model or its certificate.
         InputError: for an invalid argument, an example that does not run, or a GGUF file without the package to read
             it.
@@ -232,13 +234,13 @@ def _from_object(
             f"the model's weights must be on one device; they are on {', '.join(sorted(map(str, places)))}. "
             "Move it: model.to(device)."
         )
-    # Before a cast to another precision, which would turn integers into real numbers.
+    # Checked before a cast to another precision, which would turn integers into real numbers.
     check_real(source.named_parameters())
     name = (getattr(source.config, "name_or_path", "") or type(source).__name__) + remark
     weights = next(source.parameters())
     if (device in (None, weights.device)) and dtype in (None, weights.dtype):
         return source, name
-    # Moving or casting a copy that shares its parameters would move or cast the caller's.
+    # The copy shares its parameters, so moving or casting it would move or cast the caller's model.
     return copy_of(source, lambda parameter: moved(parameter, device, dtype)), name
 
 
@@ -271,11 +273,13 @@ def _own(
             f"{'a transformers model' if isinstance(source, nn.Module) else shown(source)}."
         )
     if example is None:
-        raise InputError("`labels` needs `example`: what the module is called with.")
+        raise InputError("`labels` needs `example`, the inputs of the module.")
     if tokenizer is not None:
         raise InputError("`tokenizer` is for models of tokens; a module of your own is given tensors.")
     if device is not None or dtype is not None:
-        raise InputError("a module of your own stays in its precision and on its device; move it: module.to(...).")
+        raise InputError(
+            "a module of your own keeps its precision and its device; to change them, call module.to(...) first."
+        )
     module = unwrapped(source)
     check_real(module.named_parameters())
     check_finite(module.named_parameters())
@@ -286,7 +290,7 @@ def _own(
 def from_files(
     source: str | Path | None, tokenizer: Any, device: torch.device | None, dtype: torch.dtype | None
 ) -> tuple[PreTrainedModel, Any, str, Path]:
-    """The model of a hub name, folder or file (None: the demo model), its tokenizer, its name and its folder."""
+    """The model of a hub name, folder or file (None: the demo model), with its tokenizer, name and folder."""
     if source is None:
         folder, name = model_folder(), "demo"
     elif isinstance(source, (str, Path)):
@@ -311,10 +315,10 @@ def from_files(
 def _with_adapter(
     folder: Path, tokenizer: Any, device: torch.device | None, dtype: torch.dtype | None, name: str
 ) -> tuple[PreTrainedModel, Any, str, Path]:
-    """The base model into which a folder's adapter is merged."""
+    """The base model of a folder's adapter, with the adapter merged into it."""
     if any((folder / file).is_file() for file in _WEIGHTS):
         raise ModelNotFoundError(
-            f"folder {folder} holds an adapter and a model's weights; give one of the two, alone in a folder."
+            f"folder {folder} holds both an adapter and a model's weights; put one of them in a separate folder."
         )
     named = adapters.base_of(folder)
     try:
@@ -325,7 +329,10 @@ def _with_adapter(
             "yourself and give am.load the object: peft.PeftModel.from_pretrained(base, folder)."
         ) from error
     if (base / adapters.CONFIG).is_file():
-        raise UnsupportedModelError(f"folder {folder} holds an adapter of an adapter, {base}; merge that one first.")
+        raise UnsupportedModelError(
+            f"folder {folder} holds an adapter for {base}, which is an adapter itself; merge {base} into its base "
+            f"first."
+        )
     with _quiet():
         model, remark = adapters.merged(adapters.adapted(_read_folder(base, device, dtype), folder))
     assert isinstance(model, PreTrainedModel)
@@ -408,7 +415,7 @@ def _read_model(folder: Path, dtype: torch.dtype | None) -> PreTrainedModel:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Silences transformers' progress bar and report; our errors say the same."""
+    """Silences transformers' progress bar and loading report; attnmech's errors say the same."""
     shown, level = logging.is_progress_bar_enabled(), logging.get_verbosity()
     logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     logging.set_verbosity_error()  # type: ignore[no-untyped-call]
@@ -452,5 +459,5 @@ def _from_hub(name: str) -> Path:
         return Path(snapshot_download(name, allow_patterns=wanted))
     except HfHubHTTPError as error:
         raise ModelNotFoundError(f"the hub has no model {name!r} that you may read: {first_line(error)}") from error
-    except Exception as error:  # which one depends on the hub library's own choice of http client
+    except Exception as error:  # the class depends on which http client the hub library uses
         raise ModelNotFoundError(f"{unreachable} ({first_line(error)}).") from error

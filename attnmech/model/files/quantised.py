@@ -6,7 +6,9 @@ from ...errors import UnsupportedModelError
 
 
 def require_unquantised(config: Any, name: str) -> None:
-    """Raises `UnsupportedModelError` with the method for a quantised model's config; GGUF is read dequantised."""
+    """Raises `UnsupportedModelError`, naming the method, for the config of a quantised model (GGUF is dequantised
+    instead).
+    """
     settings = getattr(config, "quantization_config", None)
     if settings is None:
         return
@@ -18,7 +20,7 @@ def require_unquantised(config: Any, name: str) -> None:
     loaded = (n for n in (4, 8) if entries.get(f"load_in_{n}bit") or entries.get(f"_load_in_{n}bit"))
     bits = entries.get("bits") or next(loaded, None)
     raise UnsupportedModelError(
-        f"{name} is quantised by {method}{f' to {bits} bits' if bits else ''}: its packed weights are unpacked by "
-        "kernels of that method, so there are no matrices to read. Load the unquantised weights; or the dequantised "
+        f"{name} is quantised by {method}{f' to {bits} bits' if bits else ''}: kernels of that method unpack its "
+        f"weights, so there are no matrices to read. Load the unquantised weights; or the dequantised "
         "model (model.dequantize(), where transformers can); or a GGUF file, which attnmech dequantises."
     )

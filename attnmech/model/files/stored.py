@@ -1,7 +1,7 @@
-"""Checks whether a folder's weights can belong to its config, from the headers of its files, before reading any.
+"""Checks, from the headers of a folder's files, whether its weights can belong to its config, before any is read.
 
-A config may say anything. One that asks for a million layers would take hours to build before transformers missed the
-first weight, and weights that are stored as integers would be taken for real numbers.
+A config that asks for a million layers would take hours to build before transformers noticed that a weight is missing,
+and weights stored as integers would be read as real numbers.
 """
 
 import copy
@@ -26,18 +26,18 @@ from ...errors import WeightsError
 from ..structure.families import ARCHITECTURES
 
 READING: Final = RLock()
-"""Held while transformers reads weights. Meanwhile it keeps all models of the process from tying theirs; of two
-readings that overlap, the second would leave it so for good.
+"""Held while transformers reads weights. During that time, transformers keeps every model of the process from tying its
+weights; if two readings overlapped, the second would make this permanent.
 """
 
 WHOLE: Final = "model.safetensors"
 SHARDED: Final = "model.safetensors.index.json"
 
 _LAYER_COUNTS: Final = ("num_hidden_layers", "num_layers", "num_decoder_layers")
-"""Transformers' common names for a config's number of layers."""
+"""Common names in transformers' configs for the number of layers."""
 
 _MOST_SHARED: Final = 100
-"""The most layers of a config that may use one stored layer (ALBERT's share one)."""
+"""A stored layer may serve as up to this many layers of a config (ALBERT's layers share one)."""
 
 _REAL: Final = ("F64", "F32", "F16", "BF16", "F8_E4M3", "F8_E5M2")
 """The safetensors types that store weights as plain numbers."""
@@ -45,15 +45,15 @@ _REAL: Final = ("F64", "F32", "F16", "BF16", "F8_E4M3", "F8_E5M2")
 _PRECISIONS: Final = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 
 _MOST: Final = 2
-"""A config may ask for this multiple of the stored numbers; below it, missing weights are named singly."""
+"""A config may ask for this multiple of the stored numbers; up to there, missing weights are named one by one."""
 
 _POSITION_COUNTS: Final = (
     "max_position_embeddings", "n_positions", "n_ctx", "max_seq_len", "max_source_positions", "max_target_positions",
 )  # fmt: skip
-"""Transformers' common names for a config's number of positions."""
+"""Common names in transformers' configs for the number of positions."""
 
 _STEP: Final = 64
-"""The number of positions of the smallest model that is built to find the size of tables."""
+"""The smallest model that is built to find the size of tables has this many positions."""
 
 _FEW_POSITIONS: Final = 2**17
 """Tables of up to this many positions are built without computing their size first."""
@@ -68,14 +68,14 @@ class StoredTensor:
 
     shape: tuple[int, ...]
     dtype: str
-    """Safetensors' name for its type, such as "F32"."""
+    """Safetensors' name for the type of its numbers, such as "F32"."""
 
 
 def stored_tensors(folder: Path) -> dict[str, StoredTensor]:
-    """Every tensor of a folder's weights by name, without reading their values.
+    """Every tensor of a folder's weights, by name; their values are not read.
 
-    Raises `WeightsError` for files that are not safetensors or are cut short, and an index that names missing files or
-    tensors.
+    Raises `WeightsError` for files that are not safetensors or are cut short, and for an index that names missing files
+    or tensors.
     """
     if (folder / WHOLE).is_file():
         return tensors_in_file(folder / WHOLE)
@@ -104,7 +104,7 @@ def stored_tensors(folder: Path) -> dict[str, StoredTensor]:
 
 
 def tensors_in_file(path: Path) -> dict[str, StoredTensor]:
-    """Every tensor of a safetensors file by name; none of their numbers is read."""
+    """Every tensor of a safetensors file, by name; their values are not read."""
     tensors = {}
     try:
         with safe_open(path, framework="pt") as file:
@@ -122,7 +122,7 @@ def tensors_in_file(path: Path) -> dict[str, StoredTensor]:
 def precision_of(folder: Path) -> torch.dtype | None:
     """The precision in which all of a folder's weights are stored; None if torch has no such precision.
 
-    Warns if there are several; the model is then loaded in the precision of its config.
+    Warns if the weights have several precisions; the model is then loaded in the precision of its config.
     """
     counts = Counter(tensor.dtype for tensor in stored_tensors(folder).values() if tensor.dtype in _PRECISIONS)
     if len(counts) > 1:
@@ -130,20 +130,25 @@ def precision_of(folder: Path) -> torch.dtype | None:
             f"{count} in {str(_PRECISIONS[kind]).removeprefix('torch.')}" for kind, count in counts.items()
         )
         warn_user(
-            f"folder {folder} stores its weights in several precisions ({listed}); all are loaded in the config's. "
-            "`dtype` chooses another."
+            f"folder {folder} stores its weights in several precisions ({listed}); all are loaded in the config's "
+            f"precision. `dtype` selects another."
         )
     return _PRECISIONS[next(iter(counts))] if len(counts) == 1 else None
 
 
 def check_labels(folder: Path) -> None:
-    """Raises `WeightsError` if a config asks for more labels than any stored tensor has rows, before it is read.
+    """Raises `WeightsError`, before a config is read, if it asks for more labels than any stored tensor has rows.
 
-    Transformers names every label when it reads a config.
+    Reading a config makes transformers build a name for every label.
     """
     try:
         labels = json.loads((folder / "config.json").read_text(encoding="utf-8")).get("num_labels")
-    except (OSError, ValueError, AttributeError, RecursionError):  # transformers says what is wrong with it
+    except (
+        OSError,
+        ValueError,
+        AttributeError,
+        RecursionError,
+    ):  # transformers' own error says what is wrong with the config
         return
     longest = max((size for tensor in stored_tensors(folder).values() for size in tensor.shape), default=0)
     if isinstance(labels, int) and labels > longest:
@@ -156,7 +161,7 @@ def check_labels(folder: Path) -> None:
 def check_stored(folder: Path, kind: type[PreTrainedModel], config: Any) -> None:
     """Raises `WeightsError` if a folder's weights cannot belong to the model in its config.
 
-    That is: if `check_sizes` does, or if what is stored under a weight's name is not real numbers.
+    That is the case if `check_sizes` raises, or if a weight is stored as something other than real numbers.
     """
     stored = stored_tensors(folder)
     sizes = {name: prod(tensor.shape) for name, tensor in stored.items()}
@@ -175,8 +180,8 @@ def check_stored(folder: Path, kind: type[PreTrainedModel], config: Any) -> None
 def check_sizes(source: str, kind: type[PreTrainedModel], config: Any, stored: Mapping[str, int]) -> Collection[str]:
     """The names of a model's weights; raises `WeightsError` if its config does not fit the stored tensors.
 
-    That is: if the config asks for a different number of layers, or for far more numbers than are stored. `stored` says
-    how many numbers each tensor has.
+    It does not fit if it asks for a different number of layers, or for far more numbers than are stored. `stored` gives
+    the number of entries of each tensor.
     """
     held = sum(stored.values())
     _check_layers(source, stored, config)
@@ -199,7 +204,7 @@ def check_sizes(source: str, kind: type[PreTrainedModel], config: Any, stored: M
 def _check_tables(source: str, kind: type[PreTrainedModel], config: Any, held: int) -> None:
     """Raises `WeightsError` if the tables of a config's many positions would be far larger than the stored tensors.
 
-    Some models compute theirs (sinusoids, masks), row by row; rotary ones have none.
+    Some models compute such tables (sinusoids, masks) row by row; rotary models have none.
     """
     parts = ["", *getattr(config, "sub_configs", {})]
     for part, name in product(parts, _POSITION_COUNTS):
@@ -208,7 +213,9 @@ def _check_tables(source: str, kind: type[PreTrainedModel], config: Any, held: i
             continue
         try:
             numbers = numbers_with(kind, config, part, name, count)
-        except Exception:  # few positions may not fit its other numbers; then it is built as it is
+        except (
+            Exception
+        ):  # few positions may contradict the config's other numbers; the model is then built as the config says
             continue
         if numbers > _MOST * held + _TABLES:
             raise WeightsError(
@@ -218,11 +225,11 @@ def _check_tables(source: str, kind: type[PreTrainedModel], config: Any, held: i
 
 
 def numbers_with(kind: type[PreTrainedModel], config: Any, part: str, name: str, positions: int) -> int:
-    """The number of numbers in a model with this many positions, buffers included.
+    """The size of a model with this many positions: the number of entries of its parameters and buffers.
 
-    A polynomial of degree 2 in the number of positions, f(p) = f₁ + n (f₂ − f₁) + n (n − 1)/2 · (f₃ − 2 f₂ + f₁) with
-    n = (p − p₁)/p₁, which follows from models with p₁, 2 p₁ and 3 p₁ positions. `part` names the part of the config
-    that `name` is in, if not its own.
+    The size is a polynomial of degree 2 in the number of positions, f(p) = f₁ + n (f₂ − f₁) + n (n − 1)/2 · (f₃ − 2 f₂
+    + f₁) with n = (p − p₁)/p₁, which three models with p₁, 2 p₁ and 3 p₁ positions determine. `part` names the part of
+    the config that has `name`, if it is not the config itself.
     """
 
     def numbers_of(few: int) -> int:
@@ -246,7 +253,7 @@ def _check_layers(source: str, stored: Collection[str], config: Any) -> None:
         if numbered:
             held[numbered[1]] = max(held.get(numbered[1], 0), int(numbered[2]) + 1)
     layers = max(held.values(), default=0)
-    # Outside the table, blocks may be shared, or stored and not used.
+    # In families outside the table, blocks may be shared, or stored and not used.
     known = config.model_type in ARCHITECTURES
     if asked != layers if known else asked > _MOST_SHARED * max(layers, 1):
         raise WeightsError(
@@ -256,7 +263,7 @@ def _check_layers(source: str, stored: Collection[str], config: Any) -> None:
 
 
 def check_complete(source: str, kind: str, missing: Collection[str]) -> None:
-    """Raises `WeightsError` if a source lacks weights of its model class; transformers would draw them at random."""
+    """Raises `WeightsError` if a source lacks weights of its model class, which transformers would fill at random."""
     if missing:
         raise WeightsError(
             f"{source} lacks {len(missing)} of the weights of {kind}, including {min(missing)}: transformers would "

@@ -1,7 +1,7 @@
 """Sends a model to another process: as a blueprint and its weights, or from that process's own disk.
 
-A blueprint is everything but the weights, the certificate included, so that nothing is proven twice. The weights are
-those of the same hash: read from where the model was loaded, or sent as safetensors.
+A blueprint is everything but the weights; it includes the certificate, so that nothing is proven twice. The weights
+must have the same hash; they are read from where the model was loaded, or sent as safetensors.
 """
 
 import copy
@@ -26,7 +26,7 @@ from ..structure.rewritten import rewritten
 from .load import from_files
 
 PART_BYTES: Final = 2**28
-"""Roughly how many bytes of weights are sent at once."""
+"""Weights are sent in parts of roughly this many bytes."""
 
 
 @dataclass(frozen=True)
@@ -44,11 +44,11 @@ class Blueprint:
     bos: bool | None
     dtype: torch.dtype
     weights: str
-    """The SHA-256 of its config and weights."""
+    """The SHA-256 of the model's config and weights."""
 
     @classmethod
     def of(cls, model: HookedModel) -> "Blueprint":
-        """The blueprint of a model; `UnsupportedModelError` if only this process has its code."""
+        """The blueprint of a model; raises `UnsupportedModelError` if only this process has its code."""
         original = model.original
         if isinstance(original, OwnModule):
             raise UnsupportedModelError(
@@ -56,8 +56,8 @@ class Blueprint:
             )
         if _has_own_hooks(original):
             raise UnsupportedModelError(
-                f"{model.name} has forward hooks, which worker processes do not get; remove them before "
-                "am.load, or set them by model.hooks(...)."
+                f"{model.name} has forward hooks, which are not sent to worker processes; remove them before am.load, "
+                f"or set them by model.hooks(...)."
             )
         return cls(
             kind=type(original),
@@ -74,7 +74,7 @@ class Blueprint:
         )
 
     def from_disk(self, device: torch.device) -> HookedModel | None:
-        """The model, with weights from this machine's disk; None if they are missing or differ."""
+        """The model, with weights from this machine's disk; None if the weights are missing or have another hash."""
         if self.files is None:
             return None
         try:
@@ -87,7 +87,9 @@ class Blueprint:
         return model if model.weights_hash == self.weights else None
 
     def with_weights(self, parts: Iterable[bytes], device: torch.device) -> HookedModel:
-        """The model, with the weights that `weights_of` sent; `UnsupportedModelError` if it is a different model."""
+        """The model, with the weights that `weights_of` sent; raises `UnsupportedModelError` if the result is another
+        model.
+        """
         with no_init_weights():
             original = self.kind._from_config(copy.deepcopy(self.config), dtype=self.dtype)  # type: ignore[no-untyped-call]
         original.tie_weights()
@@ -95,7 +97,7 @@ class Blueprint:
         for part in parts:
             for name, value in load(part).items():
                 if name not in here:
-                    raise self._cannot_be_built(f"it holds {name!r}, and its config implies no such weights")
+                    raise self._cannot_be_built(f"it holds {name!r}, a weight that its config does not imply")
                 here.pop(name).data = value
         if here:
             raise self._cannot_be_built(f"its config implies {next(iter(here))!r}, which it lacks")
@@ -120,14 +122,14 @@ class Blueprint:
 
 
 def _has_own_hooks(model: nn.Module) -> bool:
-    """Whether modules have forward hooks other than those by which transformers records outputs."""
+    """Whether modules have forward hooks besides those by which transformers records outputs."""
     parts = [(part._forward_hooks, part._forward_pre_hooks) for part in model.modules()]
     hooks = [hook for kinds in parts for held in kinds for hook in held.values()]
     return not all(str(getattr(hook, "__module__", "")).startswith("transformers.") for hook in hooks)
 
 
 def stored(model: nn.Module) -> dict[str, Tensor]:
-    """The parameters of a model and the buffers that a checkpoint holds, each once."""
+    """The parameters of a model, and the buffers that a checkpoint holds, each listed once."""
     kept = model.state_dict(keep_vars=True)
     parameters: dict[str, Tensor] = dict(model.named_parameters())
     return parameters | {name: value for name, value in model.named_buffers() if name in kept}

@@ -1,8 +1,8 @@
 """Rebuilds the transformers model inside a TransformerLens bridge, whose modules bridging rewrote in place.
 
-The model is built again from its class and config, and takes the parameters that the bridge's components compute with:
-those that were trained, or the processed ones of a bridge in compatibility mode. Passes over probe tokens then compare
-it with the bridge, both through the bridge's `original_model` and through the bridge's own forward pass.
+The model is built again from its class and config, with the parameters that the bridge's components use: the trained
+ones or, for a bridge in compatibility mode, the processed ones. Passes over probe tokens then compare it with the
+bridge, both with the bridge's `original_model` and with the bridge's own forward pass.
 """
 
 import copy
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 _REMEDY: Final = "Load the transformers model before it is bridged, or its folder."
 _BEFORE_BRIDGES: Final = ("HookedTransformer", "HookedEncoder", "HookedEncoderDecoder", "HookedAudioEncoder")
-"""TransformerLens's models before version 4."""
+"""The model classes of TransformerLens before version 4."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -50,13 +50,13 @@ class Unbridged:
 
     @cached_property
     def model(self) -> PreTrainedModel:
-        """A model of the same class with the parameters that the bridge computes with, shared."""
+        """A model of the same class, which shares the parameters that the bridge uses."""
         return _rebuilt(self.bridged)
 
     def check(self, passes: Passes) -> None:
         """Raises `WeightsError` unless the bridge computes the logits of the loaded model on the probe tokens.
 
-        The comparison ignores a user's hooks, which may do anything.
+        The comparison leaves out a user's hooks, which may change anything.
         """
         without_hooks = _without_hooks(self.bridged if self.bridge is None else self.bridge)
         inner: Any = without_hooks if self.bridge is None else without_hooks.original_model
@@ -89,16 +89,18 @@ def unbridged(source: nn.Module) -> Unbridged | None:
     """The model inside a `TransformerBridge`, or inside its `original_model`; None for any other module.
 
     Raises `UnsupportedModelError` for a bridge of a model that is not one of transformers, for parts of a bridge, and
-    for the models of TransformerLens before version 4.
+    for models of TransformerLens before version 4.
     """
     for kind in type(source).__mro__:
         if kind.__name__ in _BEFORE_BRIDGES:
             raise UnsupportedModelError(
                 f"expected a transformers model or a TransformerBridge; got {kind.__name__}, a model of "
-                'TransformerLens before version 4. Load the weights that it was made from: am.load("gpt2"), a folder, '
+                'TransformerLens before version 4. Load the original weights: am.load("gpt2"), a folder, '
                 "or am.load(hf_model, tokenizer=tokenizer)."
             )
-    if "transformer_lens.model_bridge" not in sys.modules:  # then nobody has a bridge, and importing it takes seconds
+    if (
+        "transformer_lens.model_bridge" not in sys.modules
+    ):  # then no bridge can exist, and the import would take seconds
         return None
     from transformer_lens.model_bridge import TransformerBridge
     from transformer_lens.model_bridge.generalized_components.base import GeneralizedComponent
@@ -112,8 +114,8 @@ def unbridged(source: nn.Module) -> Unbridged | None:
         )
     if isinstance(source, GeneralizedComponent):
         raise UnsupportedModelError(
-            f"expected a model; got {type(source).__name__}, a part of a TransformerLens bridge. Load the whole: "
-            "am.load(bridge)."
+            f"expected a model; got {type(source).__name__}, a part of a TransformerLens bridge. Load the whole "
+            f"bridge: am.load(bridge)."
         )
     if isinstance(bridged, PreTrainedModel):
         if any(isinstance(part, GeneralizedComponent) for part in bridged.modules()):
@@ -140,7 +142,7 @@ def _rebuilt(bridged: PreTrainedModel) -> PreTrainedModel:
     try:
         with torch.device("meta"):
             model: PreTrainedModel = kind(copy.deepcopy(bridged.config))
-    except Exception as error:  # a class of the user's own can ask for anything
+    except Exception as error:  # a user's own class may need any arguments
         raise UnsupportedModelError(
             f"the {kind.__name__} in the bridge cannot be built again from its config: {first_line(error)}. {_REMEDY}"
         ) from error
@@ -169,7 +171,7 @@ def _rebuilt(bridged: PreTrainedModel) -> PreTrainedModel:
 
 def _share(module: nn.Module, original: nn.Module) -> None:
     """Gives a module the parameters of another, and copies of its buffers."""
-    # Of a bridge, a head without bias has a buffer of zeros for one; processing fills it.
+    # In a bridge, a head without bias has a buffer of zeros in its place, which processing fills.
     added = {name: value for name, value in original._buffers.items() if name in module._parameters}
     biases = {
         name: nn.Parameter(value, requires_grad=False)
@@ -183,7 +185,7 @@ def _share(module: nn.Module, original: nn.Module) -> None:
 
 
 def _at(bridged: nn.Module, path: str) -> tuple[nn.Module | None, Any]:
-    """The bridge's component at a path of the plain model, if there is one, and the module that was there before."""
+    """The bridge's component at a path of the plain model, if there is one, and the module that it replaced."""
     from transformer_lens.model_bridge.generalized_components.base import GeneralizedComponent
 
     component: nn.Module | None = None
@@ -196,10 +198,10 @@ def _at(bridged: nn.Module, path: str) -> tuple[nn.Module | None, Any]:
 
 
 def _joined(component: nn.Module | None) -> dict[str, nn.Parameter]:
-    """The weights of a layer of q, k and v in one that a component has split, if the parts have been changed since.
+    """The fused weights of a q, k, v layer that a component has split, if the parts have been changed since.
 
-    The component computes with the parts, and keeps the whole as it was. Where each number of a part belongs is read by
-    splitting a layer that holds 0, 1, 2, … as its weights.
+    The component computes with the parts, and leaves the fused layer as it was. Splitting a layer with the weights 0,
+    1, 2, … shows where each entry of a part belongs.
     """
     from transformer_lens.model_bridge.generalized_components import JointQKVAttentionBridge
 
@@ -209,7 +211,7 @@ def _joined(component: nn.Module | None) -> dict[str, nn.Parameter]:
     name = component.submodules["qkv"].name
     whole: Any = component.submodules["qkv"].original_component
     parts: list[Any] = [part.original_component for part in (component.q, component.k, component.v)]
-    # TransformerLens initialises the layers that it splits into: that must not advance the caller's random generator.
+    # TransformerLens initialises the layers that a split makes; this must not advance the caller's random generator.
     with torch.random.fork_rng(devices=[]), torch.no_grad():
         before = component.split_qkv_matrix(attention)
         if all(_equal(part, earlier) for part, earlier in zip(parts, before, strict=True)):
@@ -236,7 +238,7 @@ def _with(module: nn.Module, **changed: Any) -> nn.Module:
 
 
 def _places(value: Tensor | None) -> nn.Parameter | None:
-    """A tensor's shape, filled with 0, 1, 2, …"""
+    """A parameter of the shape of a tensor, filled with 0, 1, 2, …"""
     if value is None:
         return None
     numbers = torch.arange(value.numel(), dtype=torch.float64, device=value.device)
@@ -260,7 +262,7 @@ def _moved(batch: Batch, weight: Tensor) -> Batch:
 
 
 def _unpadded(batch: Batch) -> int:
-    """The first text of a batch without padding."""
+    """The index of the first text without padding in a batch."""
     masks = [batch.mask] if batch.target is None else [batch.mask, batch.target.mask]
     whole = torch.stack([mask.all(dim=1) for mask in masks]).all(dim=0)
     return int(whole.nonzero()[0])
@@ -274,7 +276,7 @@ def _forward(bridge: "TransformerBridge", batch: Batch) -> Tensor:
     signal = next((inputs.pop(name) for name in KINDS if name in inputs), None)
     logits = bridge(batch.ids if signal is None else signal, **inputs)
     if not isinstance(logits, Tensor):
-        raise TypeError(f"its forward pass returns a {type(logits).__name__} in place of logits")
+        raise TypeError(f"its forward pass returns a {type(logits).__name__} instead of logits")
     return logits
 
 

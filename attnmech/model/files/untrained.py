@@ -1,4 +1,4 @@
-"""A model of the same shape that has learned nothing, as a baseline."""
+"""Makes an untrained model of the same shape, as a baseline."""
 
 import copy
 
@@ -21,16 +21,16 @@ def untrained(model: HookedModel, seed: int = 0) -> HookedModel:
 
     Args:
         model: the model.
-        seed: that of the weights; torch's own generator is left alone.
+        seed: the seed of the random weights; torch's global generator is left alone.
 
     Returns:
-        Another model, which takes as much memory as the model itself.
+        A new model, which takes as much memory as the original.
     """
     require_model(model)
     if model.is_own:
         raise InputError(
-            "untrained is for transformers models, whose config says how to make a new one; make your module anew, and "
-            "load it: am.load(module, example=...)."
+            "untrained is for transformers models, which can be made anew from their config; make a new instance of "
+            "your module, and load it: am.load(module, example=...)."
         )
     seed = whole_number("seed", seed, most=2**63 - 1)
     kind = type(model.plain)

@@ -1,1 +1,1 @@
-"""What goes into a model: tokens, images, recordings."""
+"""Makes a model's inputs: tokens, images, recordings."""

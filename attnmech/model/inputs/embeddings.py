@@ -1,4 +1,4 @@
-"""A model's embeddings of tokens, positions and token types, and the encoder that keeps to their ranges."""
+"""Finds a model's embeddings of tokens, positions and token types, and makes the encoder that respects their sizes."""
 
 import inspect
 from collections.abc import Callable, Sequence
@@ -17,7 +17,7 @@ from ..structure.architecture import Architecture
 from .encoder import Encoder
 
 _TRIED: Final = 3
-"""The number of tokens with which positions are tried."""
+"""The length of the text on which the numbering of positions is tested."""
 
 
 def token_embedding(model: PreTrainedModel) -> Tensor:
@@ -30,7 +30,8 @@ def token_embedding(model: PreTrainedModel) -> Tensor:
 def wire_embeddings(
     model: PreTrainedModel, plans: Sequence[Architecture], in_force: InForce, d_model: int, *, is_point: bool
 ) -> tuple[str, ...]:
-    """Wires the embeddings of tokens, and of positions and token types, to `in_force`; returns the latter's labels.
+    """Wires the embeddings of tokens, positions and token types to `in_force`; returns the labels of all but the
+    tokens'.
 
     Gradients start at the token embedding, which is the point `embed` if `is_point`.
     """
@@ -60,8 +61,9 @@ def _wire_further(
 ) -> tuple[str, ...]:
     """Wires the embeddings of positions and token types to `in_force`, each under its own label; returns the labels.
 
-    In a model with several stacks a label begins with the stack's. A table as wide as neither the token embedding nor
-    the stream is not added to the stream: MPNet's holds biases of scores, RoFormer's sines and cosines.
+    In a model with several stacks, a label begins with the label of the stack. A table is not added to the stream if
+    its width is neither the token embedding's nor the stream's: MPNet's holds biases of scores, RoFormer's holds sines
+    and cosines.
     """
     weight = token_embedding(model)
     blocks = tuple(f"{plan.blocks}." for plan in plans)
@@ -97,7 +99,7 @@ def token_encoder(
 ) -> Encoder:
     """The encoder of this model's tokens and of its decoder's targets, with the sizes of its tables.
 
-    `first_position` finds what positions are counted from, on demand.
+    `first_position` finds, on demand, the number from which positions are counted.
 
     Raises `InputError` for a tokenizer with more tokens than the model has.
     """
@@ -107,7 +109,7 @@ def token_encoder(
     if tokenizer is not None and len(tokenizer) > n_vocab:
         raise InputError(
             f"the tokenizer has {len(tokenizer)} tokens, but the model's embedding has {n_vocab} rows: "
-            "they do not belong together. Give the tokenizer that this model was trained with."
+            "they do not belong together. Give the tokenizer with which this model was trained."
         )
     further = _further_inputs(model, plan.position_limit)
     start = None if decoder is None else _decoder_start(model.config)
@@ -128,7 +130,7 @@ def _further_inputs(model: PreTrainedModel, position_limit: int | None) -> dict[
 
 
 def first_position_of(model: PreTrainedModel) -> int | None:
-    """The number from which a model counts positions by default; None if it does not just count them."""
+    """The number from which a model counts positions by default; None if it does not simply count them."""
     device, padding = token_embedding(model).device, getattr(model.config, "pad_token_id", None)
     ids = torch.tensor([[token for token in range(_TRIED + 1) if token != padding][:_TRIED]], device=device)
     counted = torch.arange(_TRIED, device=device)[None]
@@ -138,7 +140,7 @@ def first_position_of(model: PreTrainedModel) -> int | None:
             return first_tensor(model.base_model(input_ids=ids, use_cache=False, return_dict=True, **positions)[0])
 
     expected = stream()
-    # RoBERTa begins behind the padding's own position.
+    # RoBERTa counts from the position after the padding's.
     for first in (0,) if padding is None else (0, int(padding) + 1):
         if torch.equal(stream(position_ids=counted + first), expected):
             return first

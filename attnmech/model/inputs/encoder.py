@@ -1,4 +1,4 @@
-"""Makes one `Batch` of a user's inputs (a text, texts, token ids, model inputs), and refuses others."""
+"""Makes one `Batch` from a user's inputs (a text, texts, token ids, model inputs), and refuses anything else."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -23,10 +23,10 @@ Ids: TypeAlias = Tensor | np.ndarray
 """Token ids `[position]`, or `[batch position]`."""
 
 Senses: TypeAlias = Path | Picture | Recording
-"""A file of an image or a recording, a picture of Pillow's, or a recording as `scipy.io.wavfile.read` returns it."""
+"""A file of an image or a recording, a Pillow image, or a recording as `scipy.io.wavfile.read` returns it."""
 
 Chat: TypeAlias = Sequence[Mapping[str, Any]]
-"""The messages of a chat, as transformers' chat templates take them: each has a "role" and its "content"."""
+"""The messages of a chat, as transformers' chat templates take them, each with a "role" and a "content"."""
 
 Inputs: TypeAlias = (
     str
@@ -45,11 +45,11 @@ of model inputs, a batch made from any of these; for models of images and sound,
 and `Path`s of either."""
 
 MOST_CHARACTERS: Final = 2**22
-"""The most characters of a text: about a million tokens, which take seconds and hundreds of megabytes."""
+"""The maximum number of characters of a text: about a million tokens, which take seconds and hundreds of megabytes."""
 
 
 class Encoder:
-    """Turns inputs into a batch for one model: its tokenizer, its vocabulary, its number of positions."""
+    """Turns inputs into a batch for one model, by its tokenizer, vocabulary and number of positions."""
 
     def __init__(
         self,
@@ -71,16 +71,16 @@ class Encoder:
         self.bos = bos
         self.device = device
         self.decoder_start = decoder_start
-        """The token that the decoder starts with, in an encoder-decoder model; else None."""
+        """The token with which the decoder starts, in an encoder-decoder model; else None."""
         self.global_tokens = global_tokens
-        """The tokens of a text that are global by default; None if the model has no global tokens."""
+        """Finds the tokens of a batch that are global by default; None if the model has no global tokens."""
         self.target_limit = target_limit
         """The number of positions of the decoder's texts."""
         self._first_position = first_position
-        """The number from which the model counts positions by default; None if it does not just count them."""
+        """The number from which the model counts positions by default; None if it does not simply count them."""
         self.special = frozenset(getattr(tokenizer, "all_special_ids", ()))
         self._known_pieces: dict[int, str | bytes] = {}
-        # A fast tokenizer raises "Already borrowed" if a second thread sets its padding meanwhile.
+        # A fast tokenizer raises "Already borrowed" if a second thread sets its padding during a call.
         self._tokenizing = Lock()
 
     def encode(self, inputs: Inputs, bos: bool | None = None) -> Batch:
@@ -94,7 +94,7 @@ class Encoder:
         return batch
 
     def read(self, inputs: Inputs, bos: bool | None = None) -> Batch:
-        """`encode` without a check of length, for callers that cut texts."""
+        """`encode` without the check of length, for callers that cut texts."""
         if isinstance(inputs, str):
             return self.padded(self.tokenize([inputs], bos))
         if isinstance(inputs, Mapping):
@@ -118,13 +118,13 @@ class Encoder:
         )
 
     def with_target(self, batch: Batch, texts: str | Sequence[str]) -> Batch:
-        """The batch with the decoder's texts, each after the token that the decoder starts with."""
+        """The batch with the decoder's texts, each preceded by the token with which the decoder starts."""
         assert self.decoder_start is not None
         targets = [texts] if isinstance(texts, str) else list(texts)
         if len(targets) != len(batch.ids):
             raise InputError(f"`target` must have one text for each of the {len(batch.ids)} texts; got {len(targets)}.")
         start = torch.tensor([self.decoder_start])
-        # Whisper's tokenizer adds it itself.
+        # Whisper's tokenizer adds the start token itself.
         rows = [
             row if row[0] == self.decoder_start else torch.cat((start, row))
             for row in self.tokenize(targets, as_target=True)
@@ -134,7 +134,9 @@ class Encoder:
         return replace(batch, target=target)
 
     def target_of(self, inputs: dict[str, Any], count: int) -> Batch:
-        """The decoder's inputs for `count` texts, taken out of a mapping; by default its first token."""
+        """The decoder's inputs for `count` texts, removed from a mapping; by default, only the token with which it
+        starts.
+        """
         return self._started(self._given_target(inputs), count)
 
     def check_length(self, batch: Batch) -> None:
@@ -150,26 +152,26 @@ class Encoder:
                 )
 
     def position_texts(self, ids: Sequence[int], stack: str = "") -> tuple[str, ...]:
-        """Each token as text, read alone."""
+        """Each token as text, decoded by itself."""
         return tuple(self.encode(torch.tensor([token])).tokens[0][0] for token in ids)
 
     def token_texts(self, ids: Sequence[int]) -> tuple[str, ...]:
         """Each token as text, with its own spaces; the id's digits if there is no tokenizer.
 
-        A token that holds part of a character is read beside its neighbours, as `texts_of_pieces` says.
+        A token that holds part of a character is read together with its neighbours (`texts_of_pieces`).
         """
         if self.tokenizer is None:
             return tuple(str(token) for token in ids)
         return texts_of_pieces([self._piece(token) for token in ids])
 
     def _piece(self, token: int) -> str | bytes:
-        # Decoding a token takes ten times as long as making it.
+        # Cached: decoding a token takes ten times as long as tokenizing it.
         if token not in self._known_pieces:
             self._known_pieces[token] = read_piece(self.tokenizer, token)
         return self._known_pieces[token]
 
     def _rendered(self, chats: list[Chat]) -> list[str]:
-        """Chats as texts by the tokenizer's chat template, which also places special tokens, BOS included."""
+        """Renders chats as texts by the tokenizer's chat template, which also adds special tokens, BOS included."""
         self._require_tokenizer()
         for message in (message for chat in chats for message in chat):
             if "content" not in message:
@@ -181,7 +183,7 @@ class Encoder:
             )
         try:
             texts = self.tokenizer.apply_chat_template(chats, tokenize=False, add_generation_prompt=False)
-        except Exception as error:  # a template is a program, which refuses messages in its own way
+        except Exception as error:  # a template is a program, and may raise anything
             raise InputError(
                 f"the tokenizer's chat template does not take these messages: {first_line(error)}."
             ) from error
@@ -197,9 +199,10 @@ class Encoder:
     def tokenize(
         self, texts: list[str], bos: bool | None = None, *, as_target: bool = False, add_special: bool = True
     ) -> list[Tensor]:
-        """The token ids of each text; `bos` as in `encode`. Some tokenizers split targets differently.
+        """The token ids of each text, with `bos` as in `encode`. `as_target`: some tokenizers split a decoder's texts
+        differently.
 
-        `add_special` says whether the tokenizer adds its special tokens, which a rendered chat already has.
+        `add_special` says whether the tokenizer adds special tokens; a rendered chat already has them.
         """
         if not texts:
             raise InputError("the list of texts is empty; give at least one text.")
@@ -215,7 +218,7 @@ class Encoder:
             if len(text) > MOST_CHARACTERS:
                 raise InputError(
                     f"{_which(number, texts)} has {len(text):,} characters; at most {MOST_CHARACTERS:,} are tokenized. "
-                    "Split it; of a corpus, truncate=True cuts it."
+                    "Split it; in a corpus, truncate=True cuts it."
                 )
         wanted = self.bos if bos is None else bos
         with self._tokenizing:
@@ -265,17 +268,17 @@ class Encoder:
         if unknown:
             decoder = () if self.decoder_start is None else ("decoder_input_ids", "decoder_attention_mask")
             accepted = ("input_ids", "attention_mask", *decoder, *self.further)
-            raise InputError(f"this model accepts the inputs {', '.join(accepted)}; got also {', '.join(unknown)}.")
+            raise InputError(f"this model accepts the inputs {', '.join(accepted)}; got {', '.join(unknown)} as well.")
         ids = _tensor("input_ids", ids)
         extra = {name: self._checked(name, x, ids) for name, x in rest.items()}
         batch = self._ids(ids, mask, extra, target)
-        # Inputs that equal the model's defaults do not change a text's identity.
+        # Inputs equal to the model's defaults are left out, so that they do not change a text's digest.
         return replace(
             batch, extra={name: x for name, x in batch.extra.items() if not self._is_default(name, x, batch)}
         )
 
     def _is_default(self, name: str, value: Tensor, batch: Batch) -> bool:
-        """Whether real tokens get the same results without this input."""
+        """Whether leaving this input out gives the same results at real tokens."""
         if name == "token_type_ids":
             return not bool((value * batch.mask).any())
         if name != "position_ids":
@@ -288,14 +291,14 @@ class Encoder:
         return bool(((value == counted) | ~batch.mask).all())
 
     def _given_target(self, inputs: dict[str, Any]) -> Batch | None:
-        """The decoder's inputs, taken out of a mapping."""
+        """The decoder's inputs, removed from a mapping; None if it has none."""
         if self.decoder_start is None or "decoder_input_ids" not in inputs:
             return None
         ids = _tensor("decoder_input_ids", inputs.pop("decoder_input_ids"))
         return self._tokens(ids, inputs.pop("decoder_attention_mask", None))
 
     def _started(self, target: Batch | None, count: int) -> Batch:
-        """The decoder's inputs for `count` texts; by default the token that it starts with."""
+        """The decoder's inputs for `count` texts; by default, the token with which it starts."""
         assert self.decoder_start is not None
         if target is None:
             return self._tokens(torch.full((count, 1), self.decoder_start), None)
@@ -306,7 +309,9 @@ class Encoder:
         return target
 
     def _checked(self, name: str, value: Any, ids: Tensor) -> Tensor:
-        """Positions or token types: whole numbers of the ids' shape, in the range of their table."""
+        """Checks positions or token types: they must be whole numbers of the shape of the ids, within the range of
+        their table.
+        """
         numbers, limit = _tensor(name, value), self.further[name]
         if numbers.is_floating_point() or numbers.dtype == torch.bool or numbers.shape[-1:] != ids.shape[-1:]:
             raise InputError(
@@ -314,7 +319,7 @@ class Encoder:
                 f"{tuple(numbers.shape)}."
             )
         low, high = int(numbers.min()), int(numbers.max())
-        # Models without a table of token types accept zeros, too (DeBERTa).
+        # Models without a table of token types also accept zeros (DeBERTa).
         if low < 0 or (limit is not None and high >= max(limit, 1)):
             bound = "0 or more" if limit is None else f"from 0 to {limit - 1}"
             raise InputError(f"{name} must be {bound}; got {low if low < 0 else high}.")
@@ -350,7 +355,7 @@ class Encoder:
                     f"got {tuple(mask.shape)}."
                 )
             if not ((mask == 0) | (mask == 1)).all():
-                raise InputError("attention_mask must be 1 at real tokens and 0 at padding, and nothing else.")
+                raise InputError("attention_mask must be 1 at real tokens and 0 at padding; it holds other numbers.")
             mask = mask.to(torch.bool)
             if not mask.any(dim=1).all():
                 raise InputError("every sequence must have a real token; attention_mask hides a whole sequence.")
@@ -370,7 +375,9 @@ class Encoder:
 
 
 def is_list_of(inputs: Any, kind: Any) -> bool:
-    """Whether inputs are a list of one kind of entry (texts, or token ids); an empty list is of either kind."""
+    """Whether inputs are a list whose entries are all of one kind (texts, or token ids); an empty list counts as
+    both.
+    """
     return isinstance(inputs, Sequence) and all(isinstance(entry, kind) for entry in inputs)
 
 

@@ -1,4 +1,4 @@
-"""The encoders that make batches, and the choice of a model's encoder."""
+"""Chooses the encoder that makes a model's batches."""
 
 from typing import Any, TypeAlias
 
@@ -17,18 +17,18 @@ from .sounds import SoundEncoder
 from .transcripts import TranscriptEncoder
 
 AnyEncoder: TypeAlias = Encoder | ImageEncoder | SoundEncoder | OwnEncoder
-"""The encoder of a model, which makes its batches."""
+"""Any encoder; the encoder of a model makes its batches."""
 
 
 def special_keys(encoder: AnyEncoder, stack: str) -> frozenset[int]:
-    """The ids of the tokenizer's special tokens among the keys of a stack; frames have none."""
+    """The ids of special tokens among the keys of a stack; none if the keys are frames."""
     if isinstance(encoder, TranscriptEncoder) and stack == "decoder":
         return encoder.text.special
     return encoder.special
 
 
 def images_of(encoder: AnyEncoder, batch: Batch) -> Float[Tensor, "batch channel height width"] | None:
-    """The images of a batch of patches; None for other batches."""
+    """The images from which a batch of patches was made; None for any other batch."""
     if isinstance(encoder, ImageEncoder):
         return batch.extra["pixel_values"]
     if not isinstance(encoder, OwnEncoder) or encoder.grid is None:
@@ -48,7 +48,7 @@ def encoder_of(
 ) -> AnyEncoder:
     """The encoder of a model; `plan` is the architecture of its first stack.
 
-    `text` encodes its tokens, `own` describes the inputs of a module of the user's own, `like` is one of its weights.
+    `text` encodes its tokens, `own` describes the inputs of a user's own module, and `like` is one of its weights.
     """
     if isinstance(model, OwnModule):
         assert own is not None

@@ -1,4 +1,4 @@
-"""Makes one `Batch` of pixels: its positions are the patches, with a class token and registers."""
+"""Makes one `Batch` from pixels: its positions are the patches, the class token and registers."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ from .patches import Lines, patch_places
 from .processors import Prepared
 
 _ROW: Final = 2**16
-"""More than the patches in a row: a patch of an image of another size has the number row · _ROW + column."""
+"""A number larger than any row of patches: in an image of another size, a patch has the id row · _ROW + column."""
 
 
 @public
@@ -32,7 +32,7 @@ class PatchGrid:
 
     @classmethod
     def of(cls, config: Any) -> "PatchGrid":
-        """From a vision model's config."""
+        """Reads the grid from a vision model's config."""
         return cls(int(config.num_channels), pair(config.image_size), pair(config.patch_size))
 
     @property
@@ -48,11 +48,11 @@ class PatchGrid:
 
     @property
     def size(self) -> tuple[int, int]:
-        """The number of rows and of columns."""
+        """The numbers of rows and columns of patches."""
         return self.image[0] // self.patch[0], self.image[1] // self.patch[1]
 
     def lines(self) -> tuple[Lines, Lines]:
-        """The rows and the columns of patches."""
+        """The windows of the image in each row, and in each column, of patches."""
         (height, width), (tall, wide) = self.image, self.patch
         return Lines(1, height, tall, tall), Lines(2, width, wide, wide)
 
@@ -74,7 +74,7 @@ class ImageEncoder:
     """Turns images into a batch for one model."""
 
     special: Final[frozenset[int]] = frozenset()
-    """Patches are not a tokenizer's special tokens."""
+    """Empty, since patches are not special tokens of a tokenizer."""
 
     def __init__(
         self,
@@ -94,7 +94,7 @@ class ImageEncoder:
         try:
             self._places = patch_places(lambda pixels: front({signal.argument: pixels}), noise, *grid.lines())
         except UnsupportedModelError as error:
-            raise UnsupportedModelError(f"its patches cannot be told apart: {error}") from error
+            raise UnsupportedModelError(f"its positions cannot be matched with patches: {error}") from error
         self._names = names_of(config, sum(place is None for place in self._places))
 
     @cached_property
@@ -104,7 +104,7 @@ class ImageEncoder:
         return tuple(next(names) if place is None else f"{place[0]},{place[1]}" for place in self._places)
 
     def position_texts(self, ids: Sequence[int], stack: str = "") -> tuple[str, ...]:
-        """The positions with these numbers."""
+        """The labels of the positions with these ids."""
         return tuple(map(self._text, ids))
 
     def _text(self, number: int) -> str:
@@ -114,10 +114,10 @@ class ImageEncoder:
         return f"{row},{column}"
 
     def encode(self, inputs: Any, bos: bool | None = None) -> Batch:
-        """One batch from `[batch channel height width]`, one image `[channel height width]`, or a mapping.
+        """One batch from pixel values `[batch channel height width]`, one image `[channel height width]`, or a mapping.
 
-        Pixel values are taken as the model expects them: already scaled and normalised. Pictures (of Pillow, of a
-        `Path`, or as an array [height width 3] of bytes), and lists of them, go through the model's own processor.
+        Pixel values must be as the model expects them, already scaled and normalised. Pictures (a Pillow image, a
+        `Path`, or an array [height width 3] of bytes), and lists of them, go through the model's own processor.
         """
         if bos is not None:
             raise InputError("bos is only for texts; this model reads images. Leave it out.")
@@ -162,7 +162,7 @@ class ImageEncoder:
         return Batch(ids, mask, (labels,) * len(pixels), None, extra={self.signal.argument: pixels})
 
     def _other_size(self, pixels: Tensor) -> Tensor:
-        """The positions of images of another size: more or fewer patches between the same other positions."""
+        """The positions of images of another size: the number of patches differs, the other positions are the same."""
         grid = PatchGrid(self.grid.channels, (int(pixels.shape[2]), int(pixels.shape[3])), self.grid.patch)
         options = {"interpolate_pos_encoding": True} if self._interpolates else {}
         try:
@@ -173,7 +173,7 @@ class ImageEncoder:
         others = [place for place, patch in enumerate(self._places) if patch is None]
         rows, columns = grid.size
         if length != len(others) + rows * columns:
-            raise self._misfit(pixels, f"; the model makes {length} positions of them")
+            raise self._misfit(pixels, f"; the model turns them into {length} positions")
         patches = [len(self.labels) + row * _ROW + column for row in range(rows) for column in range(columns)]
         ids = [*others[:first], *patches, *others[first:]]
         return torch.tensor(ids, device=self.device)

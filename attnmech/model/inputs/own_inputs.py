@@ -1,4 +1,4 @@
-"""Makes one `Batch` of the tensors for a user's own module, with names for its positions."""
+"""Makes one `Batch` from the tensors for a user's own module, with names for its positions."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -21,7 +21,7 @@ from ..structure.traced import tensors_of
 from .images import PatchGrid
 
 Labels: TypeAlias = Sequence[str] | Mapping[str, Sequence[str]] | PatchGrid | None
-"""Names of positions: one list; one each for "source" and "target"; or the grid of patches of an image."""
+"""Names of positions: one list, a list each for "source" and "target", or the grid of patches of an image."""
 
 SIDES: Final = ("source", "target")
 """The two sequences of a module with cross-attention: keys come from the source, queries from the target."""
@@ -29,7 +29,7 @@ SIDES: Final = ("source", "target")
 
 @dataclass(frozen=True)
 class OwnInputs:
-    """The arguments with which a user's module was loaded."""
+    """The arguments of `am.load` that describe a user's module."""
 
     example: Any
     labels: Labels = None
@@ -37,7 +37,7 @@ class OwnInputs:
 
 @dataclass(frozen=True)
 class _Seen:
-    """The sizes and the padding mask of one call of an attention."""
+    """The sizes and the padding mask in one call of an attention."""
 
     texts: int
     queries: int
@@ -49,7 +49,7 @@ class OwnEncoder:
     """Turns the arguments of the module into a batch."""
 
     special: Final[frozenset[int]] = frozenset()
-    """Positions are not a tokenizer's special tokens."""
+    """Empty, since these positions are not special tokens of a tokenizer."""
 
     def __init__(self, original: OwnModule, labels: Labels, device: torch.device, example: Any) -> None:
         self.form: CallForm = original.form
@@ -80,14 +80,14 @@ class OwnEncoder:
         self._known: dict[object, list[_Seen]] = {}
         self._pads = False
         self.example = self.encode(example)
-        # The place of padding may then differ between inputs of one shape.
+        # Where padding is may then differ between inputs of one shape.
         self._pads = any(call.key_padding_mask is not None for call in self._seen)
 
     def encode(self, inputs: Any, bos: bool | None = None) -> Batch:
         """One batch from the arguments of the module: a tensor, a tuple of arguments, or a mapping of them.
 
-        Its positions are those of the sequences that the module attends over, found by calling it. Padding is what
-        `key_padding_mask` hides.
+        Its positions are those of the sequences over which the module attends, found by calling it. `key_padding_mask`
+        shows which positions are padding.
         """
         if bos is not None:
             raise InputError("bos is only for texts; this model is given tensors. Leave it out.")
@@ -99,7 +99,7 @@ class OwnEncoder:
         return self.batch(rows)
 
     def batch(self, rows: Mapping[str, Tensor]) -> Batch:
-        """The batch of tensors with one row per text."""
+        """The batch made from tensors with one row per text."""
         texts = self.form.texts(rows)
         seen = self._call(rows)
         for call in seen:
@@ -115,11 +115,11 @@ class OwnEncoder:
 
     @property
     def probe(self) -> Batch:
-        """Texts of the example, and the same with noise."""
+        """The texts of the example, followed by the same texts with noise."""
         return self.batch(self.form.perturbed(self.example.extra))
 
     def position_texts(self, ids: Sequence[int], stack: str = "") -> tuple[str, ...]:
-        """The labels of positions of the source, or of the target in stacks with queries from it."""
+        """The labels of the source's positions; in stacks whose queries come from the target, those of the target."""
         names = self._names("target" if stack in ("decoder", "cross") else "source", max(ids, default=0) + 1)
         return tuple(names[place] for place in ids)
 
@@ -162,7 +162,7 @@ class OwnEncoder:
         self._seen.append(_Seen(x.shape[0], x.shape[1], x.shape[1], None))
 
     def _sides(self, seen: Sequence[_Seen], texts: int) -> tuple[Batch | None, Batch | None]:
-        """The positions of the source, and of the target where there is cross-attention."""
+        """The positions of the source and, if there is cross-attention, of the target."""
         known_sides: dict[str, tuple[int, Tensor | None]] = {}
 
         def is_(side: str, length: int, padding: Tensor | None) -> None:
@@ -193,12 +193,10 @@ class OwnEncoder:
         names = self._labels.get(side)
         if names is None:
             return tuple(str(number) for number in range(length))
-        # A class token precedes the patches, if there is one.
+        # If there is a class token, it precedes the patches.
         names = names[1:] if self.grid is not None and len(names) == length + 1 else names
         if len(names) < length:
-            raise InputError(
-                f"`labels` must name every position of the {side}: {length} of them; got {len(names)} labels."
-            )
+            raise InputError(f"`labels` must name all {length} positions of the {side}; got {len(names)} labels.")
         return tuple(names[:length])
 
 

@@ -1,4 +1,6 @@
-"""Finds the patch of each position of the stream: changes a line of the input and sees which positions change."""
+"""Finds the patch of each position of the stream, by changing a line of the input and observing which positions
+change.
+"""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -14,21 +16,23 @@ FrontEnd: TypeAlias = Callable[[Float[Tensor, "batch ..."]], Float[Tensor, "batc
 """Computes the input of the first block from images or spectrograms."""
 
 _CHANGE: Final = 4.0
-"""The number added to a line of the input: larger than any normalised pixel, so that 16 bits show it."""
+"""The number that is added to a line of the input: larger than any normalised pixel, so that the change shows in 16
+bits."""
 
 _AT_MOST: Final = 0.05
-"""The largest change of a position, relative to its largest entry, that counts as rounding: some 6 of bfloat16's."""
+"""A change of a position up to this size, relative to its largest entry, counts as rounding: about 6 roundings of
+bfloat16."""
 
 _AT_ONCE: Final = 16
-"""The number of changed inputs that run together."""
+"""The number of changed inputs in one batch."""
 
 
 @dataclass(frozen=True)
 class Lines:
-    """The windows of one axis of an input, one for each row (or column) of patches."""
+    """The windows along one axis of an input, one for each row (or column) of patches."""
 
     axis: int
-    """The axis of the input, without its batch axis."""
+    """The axis of the input, not counting the batch axis."""
     length: int
     window: int
     step: int
@@ -39,7 +43,7 @@ class Lines:
         return (self.length - self.window) // self.step + 1
 
     def showing(self, number: int) -> range:
-        """The windows that contain the first line of a window."""
+        """The numbers of the windows that contain the first line of window `number`."""
         return range(max(0, number - (self.window - 1) // self.step), number + 1)
 
 
@@ -54,16 +58,18 @@ def patch_places(
     places: list[tuple[int, int] | None] = []
     for row, column in zip(*windows, strict=True):
         if (row is None) != (column is None):
-            raise UnsupportedModelError("what enters its first block at one position is not one patch.")
+            raise UnsupportedModelError(
+                "the input of its first block at one position does not come from a single patch."
+            )
         places.append(None if row is None or column is None else (row, column))
     held = [place for place in places if place is not None]
     if sorted(held) != [(row, column) for row in range(rows.count) for column in range(columns.count)]:
-        raise UnsupportedModelError("its patches do not each enter the first block at one position of their own.")
+        raise UnsupportedModelError("its patches do not each enter the first block at a separate position.")
     return places
 
 
 def _windows(front: FrontEnd, sample: Tensor, lines: Lines) -> list[int | None]:
-    """The window in each position."""
+    """The number of the window that each position holds; None for a position that no line changes."""
     changes = []
     for start in range(0, lines.count, _AT_ONCE):
         numbers = range(start, min(start + _AT_ONCE, lines.count))
@@ -74,12 +80,14 @@ def _windows(front: FrontEnd, sample: Tensor, lines: Lines) -> list[int | None]:
         seen = shows.nonzero().flatten().tolist()
         windows.append(seen[0] if seen else None)
         if seen and seen != [number for number in range(lines.count) if seen[0] in lines.showing(number)]:
-            raise UnsupportedModelError("what enters its first block at one position is not one patch.")
+            raise UnsupportedModelError(
+                "the input of its first block at one position does not come from a single patch."
+            )
     return windows
 
 
 def _changed(front: FrontEnd, sample: Tensor, lines: Lines, numbers: range) -> Bool[Tensor, "line position"]:
-    """The positions that change with the first line of some windows."""
+    """For each of some windows, the positions that change with its first line."""
     batch = sample.expand(len(numbers) + 1, *sample.shape[1:]).clone()
     for place, number in enumerate(numbers):
         where: list[Any] = [place, *[slice(None)] * (sample.ndim - 1)]
@@ -87,6 +95,6 @@ def _changed(front: FrontEnd, sample: Tensor, lines: Lines, numbers: range) -> B
         batch[tuple(where)] += _CHANGE
     stream = front(batch).double()
     before, after = stream[-1:], stream[:-1]
-    # One image in a batch of several differs from the same image alone by rounding.
+    # The same image gives slightly different numbers alone and in a batch, by rounding.
     rounding = min(1e3 * torch.finfo(sample.dtype).eps, _AT_MOST)
     return (after - before).abs().amax(dim=-1) > rounding * before.abs().amax(dim=-1)

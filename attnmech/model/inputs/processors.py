@@ -1,4 +1,4 @@
-"""Makes a model's inputs of pictures and recordings, by the model's own processor."""
+"""Makes a model's inputs from pictures and recordings, by the model's own processor."""
 
 import warnings
 from collections.abc import Mapping, Sequence
@@ -24,7 +24,7 @@ class Picture(Protocol):
     mode: str
 
     def convert(self, mode: str) -> "Picture":
-        """The picture in other colours, such as "RGB"."""
+        """Converts the picture to another colour mode, such as "RGB"."""
         ...
 
 
@@ -33,20 +33,20 @@ Recording: TypeAlias = tuple[int, np.ndarray]
 
 
 def processor_in(folder: Path, model: PreTrainedModel) -> Any:
-    """The processor in a model's folder; None if it has none or the model reads tokens."""
+    """The processor in a model's folder; None if there is none, or the model reads tokens."""
     if model.main_input_name not in KINDS or not any((folder / file).is_file() for file in _FILES):
         return None
     auto = AutoImageProcessor if KINDS[model.main_input_name] == "pixels" else AutoFeatureExtractor
     try:
         return auto.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False)  # type: ignore[no-untyped-call]
     except ImportError:
-        return None  # without Pillow, pictures are refused with the reason, and tensors work
+        return None  # without Pillow, tensors still work, and an error for pictures says what is missing
     except Exception as error:
         raise InputError(f"folder {folder}: its processor cannot be read: {first_line(error)}") from error
 
 
 def check_processor(processor: Any, model: PreTrainedModel) -> Any:
-    """The part of a processor that a model needs; raises `InputError` for anything else."""
+    """The part of a processor that a model needs; raises `InputError` for anything that is not its processor."""
     reads = KINDS.get(model.main_input_name)
     if reads is None:
         raise InputError("`processor` is for models of images and sound; this one reads tokens: give its `tokenizer`.")
@@ -63,7 +63,7 @@ def check_processor(processor: Any, model: PreTrainedModel) -> Any:
 
 @dataclass(frozen=True)
 class Prepared:
-    """Makes a model's inputs of pictures or of recordings."""
+    """Makes a model's inputs from pictures or recordings."""
 
     processor: Any
     reads: Kind
@@ -114,12 +114,12 @@ class Prepared:
         try:
             made = self.processor(**options, return_tensors="pt")
         except Exception as error:  # processors raise many kinds of errors for wrong inputs
-            raise InputError(f"the model's processor cannot take this: {first_line(error)}") from error
+            raise InputError(f"the model's processor cannot read this: {first_line(error)}") from error
         return {name: made[name] for name in (self.argument, "attention_mask") if name in made}
 
 
 def _picture(picture: Any, channels: int) -> Any:
-    """A picture in the model's colours, of Pillow, of a file, or as an array [height width 3] of bytes."""
+    """A picture in the model's colour mode, from a Pillow image, a file, or an array [height width 3] of bytes."""
     if isinstance(picture, Path):
         picture = _opened(picture)
     if isinstance(picture, np.ndarray):
@@ -170,7 +170,7 @@ def _recording(recording: Any) -> tuple[int, np.ndarray]:
     if samples.ndim != 1 or len(samples) == 0:
         raise InputError(
             "a recording must have one channel: samples [time]; got "
-            f"{'x'.join(map(str, samples.shape))}. Of stereo sound: samples.mean(axis=1)."
+            f"{'x'.join(map(str, samples.shape))}. For stereo sound: samples.mean(axis=1)."
         )
     if samples.dtype == np.uint8:
         samples = samples.astype(np.float32) / 128 - 1

@@ -1,4 +1,4 @@
-"""Makes one `Batch` of recordings: its positions are frames, labelled with their times."""
+"""Makes one `Batch` from recordings: its positions are frames, labelled with their times."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
@@ -16,16 +16,16 @@ from .patches import Lines, patch_places
 from .processors import Prepared
 
 RATE: Final = 16_000
-"""Samples per second, unless the model's config or its processor says another rate."""
+"""Samples per second, unless the model's config or processor gives another rate."""
 _HOP: Final = 160
-"""Samples between two columns of a spectrogram, likewise."""
+"""Samples between two columns of a spectrogram, unless the model's config or processor gives another number."""
 
 
 class SoundEncoder:
     """Turns recordings into a batch for one model."""
 
     special: Final[frozenset[int]] = frozenset()
-    """Frames are not a tokenizer's special tokens."""
+    """Empty, since frames are not special tokens of a tokenizer."""
 
     def __init__(self, signal: Signal, front: FrontEnd, config: Any, *, like: Tensor, processor: Any) -> None:
         self.signal, self._front = signal, front
@@ -36,12 +36,12 @@ class SoundEncoder:
         """Further inputs that a mapping may hold."""
         self._names: tuple[str, ...] = ()
         self._patches: tuple[tuple[int, int] | None, ...] = ()
-        """The frequency and time of each position in a model of patches, in steps of the patches."""
+        """In a model of patches, the frequency and time of each position, in steps of the patches."""
         self._least = ""
         self._mels = 1
-        """The number of mel bands between two patches."""
+        """The number of mel bands between the beginnings of two patches."""
         self.seconds_per_column = int(getattr(processor, "hop_length", _HOP)) / self.rate
-        """The time between two columns of the spectrogram, in a model of spectrograms."""
+        """In a model of spectrograms, the time between two columns."""
         hop, longest = int(getattr(processor, "hop_length", _HOP)), None
         if signal.is_wave:
             self.hop = samples_per_frame(config)
@@ -65,7 +65,7 @@ class SoundEncoder:
         try:
             patches = patch_places(lambda x: self._front({self.signal.argument: x}), noise, bands, frames)
         except UnsupportedModelError as error:
-            raise UnsupportedModelError(f"its patches cannot be told apart: {error}") from error
+            raise UnsupportedModelError(f"its positions cannot be matched with patches: {error}") from error
         self._patches = tuple(patches)
         self._names = names_of(config, sum(place is None for place in patches))
 
@@ -75,7 +75,7 @@ class SoundEncoder:
         return self.hop / self.rate
 
     def position_texts(self, ids: Sequence[int], stack: str = "") -> tuple[str, ...]:
-        """The positions with these numbers: the time at which a frame begins, in seconds."""
+        """The labels of the positions with these ids: the time at which the frame begins, in seconds."""
         return tuple(map(self._text, ids))
 
     def _text(self, number: int) -> str:
@@ -88,14 +88,14 @@ class SoundEncoder:
 
     @property
     def _digits(self) -> int:
-        """The number of decimals that shows every frame's time exactly, up to 4."""
+        """The number of decimals, up to 4, that shows the time of every frame exactly."""
         return next((digits for digits in (2, 3) if abs(round(self.seconds, digits) - self.seconds) < 1e-9), 4)
 
     def encode(self, inputs: Any, bos: bool | None = None) -> Batch:
         """One batch from the model's inputs, as a tensor or a mapping, or from recordings.
 
-        Recordings need the model's processor: (rate, samples) as `scipy.io.wavfile.read` returns it, a `Path` of a WAV
-        file, or a list of these.
+        Recordings need the model's processor; a recording is (rate, samples) as `scipy.io.wavfile.read` returns it, or
+        a `Path` of a WAV file. Lists of recordings are accepted.
         """
         if bos is not None:
             raise InputError("bos is only for texts; this model reads sound. Leave it out.")

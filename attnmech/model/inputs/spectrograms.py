@@ -1,4 +1,4 @@
-"""The spectrogram of a model's input, to draw a recording."""
+"""Computes the spectrogram of a model's input, to draw a recording."""
 
 from dataclasses import dataclass
 from typing import Final
@@ -10,9 +10,9 @@ from ...batch import Batch
 from .sounds import SoundEncoder
 
 _WINDOW: Final = 0.025
-"""Seconds of sound in one column."""
+"""The duration of the sound in one column, in seconds."""
 _COLUMNS: Final = 1200
-"""The most columns of a spectrogram."""
+"""The maximum number of columns of a spectrogram."""
 _FLOOR: Final = 80.0
 """The lowest level drawn, in dB below the loudest cell."""
 
@@ -22,7 +22,7 @@ class Spectrogram:
     """Levels by frequency and time."""
 
     times: Float[np.ndarray, " time"]
-    """The middle of each column, in seconds."""
+    """The time of the middle of each column, in seconds."""
     bands: Float[np.ndarray, " band"]
     levels: Float[np.ndarray, "band time"]
     units: tuple[str, str]
@@ -32,8 +32,8 @@ class Spectrogram:
 def spectrogram_of(encoder: SoundEncoder, batch: Batch, row: int) -> Spectrogram:
     """The spectrogram of one recording of a batch.
 
-    Of samples, 10 log₁₀ of the power in windows of 25 ms, down to 80 dB below the loudest; of what is a spectrogram
-    already, what the model is given.
+    For samples: 10 log₁₀ of the power in windows of 25 ms, down to 80 dB below the loudest cell. If the input already
+    is a spectrogram: the input itself.
     """
     from scipy import signal  # type: ignore[import-untyped]
 

@@ -1,4 +1,4 @@
-"""Makes one `Batch` of recordings and their transcripts: frames for the encoder, tokens for the decoder."""
+"""Makes one `Batch` from recordings and their transcripts: frames for the encoder, tokens for the decoder."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -16,9 +16,9 @@ _OF_DECODER: Final = ("decoder_input_ids", "decoder_attention_mask")
 
 
 class TranscriptEncoder(SoundEncoder):
-    """Turns recordings, with a decoder's text or without, into a batch for one model.
+    """Turns recordings, with or without texts for the decoder, into a batch for one model.
 
-    `text` makes the decoder's tokens. Without a text, the decoder is given its first token.
+    `text` makes the decoder's tokens. Without a text, the decoder receives only the token with which it starts.
     """
 
     def __init__(
@@ -37,12 +37,14 @@ class TranscriptEncoder(SoundEncoder):
         heard = super().encode(inputs, bos)
         target = self.text.target_of(of_decoder, len(heard.ids))
         if of_decoder:
-            raise InputError("decoder_attention_mask needs decoder_input_ids; got it alone.")
+            raise InputError("decoder_attention_mask needs decoder_input_ids, which are missing.")
         self.text.check_length(target)
         return replace(heard, target=target)
 
     def position_texts(self, ids: Sequence[int], stack: str = "") -> tuple[str, ...]:
-        """The positions with these numbers: tokens of the decoder, else the times at which frames begin."""
+        """The labels of the positions with these ids: tokens in the decoder, otherwise the times at which frames
+        begin.
+        """
         if stack != "decoder":
             return super().position_texts(ids, stack)
         return tuple(self.text.token_texts([token])[0] for token in ids)

@@ -1,1 +1,1 @@
-"""A model to run: passes, gradients, generation."""
+"""Runs a model: passes, gradients, generation."""

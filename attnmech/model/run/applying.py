@@ -1,4 +1,4 @@
-"""Checks a user's hooks and interventions against a model, and places them in it."""
+"""Checks a user's hooks and interventions against a model, and finds the points, layers and heads that they concern."""
 
 import inspect
 from collections.abc import Callable, Iterable, Mapping
@@ -26,8 +26,8 @@ def placed_hooks(
 ) -> list[tuple[PointKey, Hook]]:
     """A user's hooks, each at every point that its name refers to.
 
-    Raises `InputError` for anything but a mapping from points to functions of one value, and what
-    `ModelPoints.resolve` raises.
+    Raises `InputError` for anything but a mapping from points to functions of one value, and the errors of
+    `ModelPoints.resolve`.
     """
     if not isinstance(edits, Mapping):
         raise InputError(f'hooks must map points to functions, as in {{("pattern", 3): f}}; got {shown(edits)}.')
@@ -37,7 +37,7 @@ def placed_hooks(
             raise InputError(f"the hook at {name!r} must be a function of the value; got {edit!r}.")
         if not _takes_one(edit):
             raise InputError(
-                f"the hook at {name!r} must take the value alone, f(value) -> value; got {edit!r} with the "
+                f"the hook at {name!r} must take one argument, f(value) -> value; got {edit!r} with the "
                 f"signature {inspect.signature(edit)}. TransformerLens's hooks take (value, hook): drop `hook`."
             )
         placed += [(key, edit) for key in points.resolve([name], None, refused)]
@@ -52,9 +52,10 @@ def placed_intervention(
     refused: Mapping[str, str],
     encoder: AnyEncoder,
 ) -> Applied:
-    """An intervention at the layers and heads of a model, in a part of a batch.
+    """An intervention, applied to the layers and heads of a model in a part of a batch.
 
-    Raises what `HookedModel.intervene` raises outside a run, but does not check whose weights its means belong to.
+    Raises the errors that `HookedModel.intervene` raises before a run, but does not check that its means belong to
+    these weights.
     """
     if not isinstance(intervention, Intervention):
         raise InputError(f"expected an am.Intervention, such as am.Intervention.zero([(0, 1)]); got {intervention!r}.")
@@ -76,7 +77,9 @@ def placed_intervention(
 
 
 def require_means(interventions: Iterable[Intervention], weights_hash: Callable[[], str]) -> None:
-    """Raises `InputError` for an intervention whose means belong to other weights; hashes the model's at most once."""
+    """Raises `InputError` for an intervention whose means belong to other weights; hashes the model's weights at most
+    once.
+    """
     edits = [intervention.edit for intervention in interventions]
     means = {edit.centre for edit in edits if isinstance(edit, TermEdit) and edit.centre is not None}
     weights = weights_hash() if means else ""
@@ -85,19 +88,21 @@ def require_means(interventions: Iterable[Intervention], weights_hash: Callable[
 
 
 def _heads_of(intervention: Intervention, points: ModelPoints, stack: Stack) -> list[Head]:
-    """The heads that an intervention touches; at k and v as a whole, kv heads."""
+    """The heads that an intervention changes; kv heads, if it changes k or v themselves."""
     if not intervention.by_kv_head:
         return selected_heads(points, stack, intervention.heads)
     if intervention.heads == "all":
         return [(layer, head) for layer in stack.layers for head in range(stack.n_kv_heads)]
     points.check_layers([layer for layer, _ in intervention.heads], stack.label)
     for _, head in intervention.heads:
-        index_of("kv_head", head, stack.n_kv_heads, f"{intervention}: k and v have one of each layer per kv head")
+        index_of(
+            "kv_head", head, stack.n_kv_heads, f"{intervention}: in each layer, k and v have one entry per kv head"
+        )
     return list(intervention.heads)
 
 
 def _no_special_keys(encoder: AnyEncoder, stack: Stack) -> str:
-    """Why no key of a stack is a special token; empty where some may be."""
+    """Why no key of a stack can be a special token; empty if some can."""
     if special_keys(encoder, stack.label):
         return ""
     frames = isinstance(encoder, TranscriptEncoder) and stack.label != "decoder"
@@ -105,7 +110,7 @@ def _no_special_keys(encoder: AnyEncoder, stack: Stack) -> str:
 
 
 def _takes_one(function: Hook) -> bool:
-    """Whether a function can be called with a value alone; True where Python cannot tell."""
+    """Whether a function can be called with one argument; True if Python cannot tell."""
     try:
         inspect.signature(function).bind(None)
     except TypeError:

@@ -1,4 +1,4 @@
-"""TransformerLens's own view of a model: the `TransformerBridge`, built with no network and on a copy."""
+"""Builds TransformerLens's own view of a model, the `TransformerBridge`, without network, on a copy."""
 
 import copy
 import inspect
@@ -22,15 +22,17 @@ _OPTIONS: Final = (
     "stop_at_eos", "eos_token_id", "do_sample", "top_k", "top_p", "temperature", "freq_penalty", "repetition_penalty",
     "use_past_kv_cache", "verbose", "stop_strings", "stopping_criteria",
 )  # fmt: skip
-"""The sampling options of the bridge's `generate`; its other options change inputs and outputs."""
+"""The sampling options of the bridge's `generate`; the bridge's other options change inputs or outputs."""
 
 
 def build_bridge(original: PreTrainedModel, tokenizer: Any) -> TransformerBridge:
-    """A bridge on another copy that shares the parameters, in eager attention so that its hooks fire."""
+    """A bridge on a new copy of the model, which shares the parameters and runs eager attention, so that all hooks
+    fire.
+    """
     copied = use_attention(copy_of(original), "eager")
     name = type(original).__name__
     try:
-        # TransformerLens initialises layers before filling them: that must not advance the caller's random generator.
+        # TransformerLens initialises layers before filling them; this must not advance the caller's random generator.
         with torch.random.fork_rng(devices=[]):
             return build_bridge_from_module(copied, name, hf_config=copied.config, tokenizer=_own_tokenizer(tokenizer))
     except Exception as error:
@@ -40,10 +42,11 @@ def build_bridge(original: PreTrainedModel, tokenizer: Any) -> TransformerBridge
 def continued(
     bridge: TransformerBridge, ids: Int[Tensor, "batch position"], count: int, options: Mapping[str, Any]
 ) -> Int[Tensor, "batch longer"]:
-    """The ids with up to `count` more by the bridge's `generate`; greedy unless the options say do_sample=True.
+    """The ids, continued by up to `count` ids by the bridge's `generate`; greedy unless the options have
+    do_sample=True.
 
-    Raises `InputError` for unknown options (it would silently ignore them), for options that change its inputs or
-    outputs, and for values that it cannot use.
+    Raises `InputError` for unknown options, which the bridge would silently ignore, for options that change inputs or
+    outputs, and for invalid values.
     """
     parameters = inspect.signature(bridge.generate).parameters
     known = {name: parameter for name, parameter in parameters.items() if name in _OPTIONS}
@@ -68,6 +71,6 @@ def _own_tokenizer(tokenizer: Any) -> Any:
     if tokenizer is None:
         return None
     own = copy.deepcopy(tokenizer)
-    # With these set, TransformerLens takes the tokenizer as it is, and does not look it up on the hub.
+    # With these set, TransformerLens uses this tokenizer unchanged, and does not look it up on the hub.
     own.init_kwargs = {"name_or_path": "", **own.init_kwargs, "add_bos_token": True}
     return own

@@ -1,4 +1,4 @@
-"""The TransformerLens bridges of a model. Each holds one key-value cache, so two threads need two."""
+"""Manages the TransformerLens bridges of a model: a bridge has one key-value cache, so two threads need two bridges."""
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class Bridges:
-    """TransformerLens's bridges of one model: the user's, and spare ones for calls that overlap."""
+    """The bridges of one model: the one that the user sees, and spare ones for calls that overlap."""
 
     def __init__(self, original: PreTrainedModel, tokenizer: Any) -> None:
         self._original, self._tokenizer = original, tokenizer
@@ -24,12 +24,12 @@ class Bridges:
 
     @cached_property
     def first(self) -> "TransformerBridge":
-        """The bridge that a user sees; calls take it if no other call has it."""
+        """The bridge that the user sees; a call uses it if no other call does at the time."""
         return self._build()
 
     @contextmanager
     def one(self) -> Iterator["TransformerBridge"]:
-        """A bridge for one call."""
+        """A bridge that no other call uses during the block."""
         if self._taken.acquire(blocking=False):
             try:
                 yield self.first
@@ -48,7 +48,7 @@ class Bridges:
     def continued(
         self, ids: Int[Tensor, "batch position"], count: int, options: Mapping[str, Any]
     ) -> Int[Tensor, "batch longer"]:
-        """The ids with up to `count` more by a bridge's `generate`; raises what `bridge.continued` raises."""
+        """As `bridge.continued`, with a bridge that no other call uses."""
         from .bridge import continued
 
         with self.one() as bridge:
@@ -56,10 +56,11 @@ class Bridges:
 
     @contextmanager
     def passing(self) -> Iterator["TransformerBridge"]:
-        """The user's bridge, or one for this call alone.
+        """The user's bridge, or a bridge made for this call.
 
-        TransformerLens's modules refer to each other, so the latter bridge's are emptied: otherwise the weights that it
-        shares, and its copies of fused weights, would stay in memory until Python collects reference cycles.
+        The modules of a bridge refer to each other. A bridge made for one call is therefore emptied: otherwise the
+        weights that it shares, and its copies of fused weights, would stay in memory until Python collects reference
+        cycles.
         """
         if "first" in vars(self):
             yield self.first
@@ -72,7 +73,7 @@ class Bridges:
                 vars(part).clear()
 
     def _build(self) -> "TransformerBridge":
-        # Loading TransformerLens can wait until a bridge is asked for.
+        # TransformerLens is imported only when a bridge is asked for.
         from .bridge import build_bridge
 
         with self._building:

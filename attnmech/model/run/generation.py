@@ -1,4 +1,4 @@
-"""Continues a text under hooks and interventions, with one of our passes for every token and without a cache."""
+"""Continues a text under hooks and interventions, with a full pass for every token and no cache."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
@@ -20,15 +20,15 @@ from ..inputs.encoders import AnyEncoder
 from ..inputs.transcripts import TranscriptEncoder
 
 OPTIONS: Final = ("do_sample", "temperature", "top_k", "top_p", "stop_at_eos")
-"""The sampling options of our own passes, besides the generator."""
+"""The sampling options of generation by attnmech's passes, besides the generator."""
 
 
 @dataclass(frozen=True, repr=False)
 class Generated(Batch):
-    """A prompt and its continuation, a batch that `model.run` takes as it is, with what was captured on the way."""
+    """A prompt with its continuation, which `model.run` accepts as a batch, and the points captured at each step."""
 
     steps: tuple[Activations, ...] = ()
-    """The captured points of each step's pass, in order: step n chose new token n from its last position."""
+    """The points captured in the pass of each step, in order; step n chose new token n from its last position."""
 
     def __repr__(self) -> str:
         count, length = self.ids.shape
@@ -36,25 +36,25 @@ class Generated(Batch):
 
     @classmethod
     def of(cls, batch: Batch, steps: Sequence[Activations] = ()) -> Self:
-        """A batch with its steps."""
+        """Adds the steps to a batch."""
         return cls(**{field.name: getattr(batch, field.name) for field in fields(Batch)}, steps=tuple(steps))
 
     def joined(self, point: str = "pattern") -> Activations:
-        """The attention by which each token was chosen, joined as if one pass had computed it: each step's newest row.
+        """The attention that led to each token: the newest row of every step, joined as if one pass had computed them.
 
         >>> text = model.generate("The keys", 5, points=["cross.pattern"])    # doctest: +SKIP
         >>> text.joined("cross.pattern").show("cross.pattern")                # doctest: +SKIP
 
-        The rows of the prompt are the first step's. A row is labelled by the token read there; the token that it
-        predicts labels the next row. Without hooks that change from step to step it equals `run` on all but the last
-        token.
+        The rows of the prompt come from the first step. The label of a row is the token at its position; the token that
+        it predicts labels the next row. Unless hooks change from step to step, the result equals `run` on all but the
+        last token.
 
-        Raises `InputError` for a point other than a pattern or scores that was captured at every step.
+        Raises `InputError` unless the point is a pattern or scores, captured at every step.
         """
         name = parse(point)[0]
         stack, bare = split_stack(name)
         if bare not in ("pattern", "scores") or stack == "encoder":
-            raise InputError(f"steps are joined at the pattern or the scores of what is written; got {point!r}.")
+            raise InputError(f"steps can be joined at the pattern or the scores of the generated text; got {point!r}.")
         if not self.steps:
             raise InputError(f"no step captured anything; give generate points=[{point!r}].")
         first, *later = self.steps
@@ -71,7 +71,7 @@ class Generated(Batch):
 
 @dataclass(frozen=True)
 class Sampling:
-    """How the next token is chosen from its logits."""
+    """How the next token is chosen from the logits."""
 
     do_sample: bool = False
     temperature: float = 1.0
@@ -82,7 +82,7 @@ class Sampling:
 
     @classmethod
     def of(cls, options: Mapping[str, Any], generator: torch.Generator | None) -> Self:
-        """Checked options; `InputError` for unknown ones and for values that cannot be used."""
+        """Checks the options; raises `InputError` for unknown options and invalid values."""
         for name in options:
             if name not in OPTIONS:
                 raise InputError(
@@ -104,7 +104,9 @@ class Sampling:
         return cls(**checked, generator=generator)
 
     def choose(self, logits: Float[Tensor, "batch vocab"]) -> Int[Tensor, " batch"]:
-        """The highest logit, or a draw from softmax(logits / temperature) among `top_k` or within mass `top_p`."""
+        """The token with the highest logit, or a draw from softmax(logits / temperature) among `top_k` or within mass
+        `top_p`.
+        """
         if not self.do_sample:
             return logits.argmax(dim=-1)
         logits = logits.float() / self.temperature
@@ -112,7 +114,7 @@ class Sampling:
             logits = logits.masked_fill(logits < logits.topk(self.top_k).values[:, -1:], -torch.inf)
         if self.top_p is not None:
             ranked, order = logits.softmax(dim=-1).sort(dim=-1, descending=True)
-            # The tokens before which less than `top_p` of the mass lies.
+            # Keeps the tokens that have less than `top_p` of the mass before them.
             outside = ranked.cumsum(dim=-1) - ranked >= self.top_p
             logits = logits.masked_fill(torch.zeros_like(outside).scatter(1, order, outside), -torch.inf)
         return torch.multinomial(logits.softmax(dim=-1), 1, generator=self.generator)[:, 0]
@@ -129,9 +131,9 @@ class Continuing:
     """The ids that end a text."""
 
     def __call__(self, batch: Batch, count: int, sampling: Sampling, points: Sequence[PointName]) -> Generated:
-        """Up to `count` new tokens for each text; fewer if all have ended.
+        """Adds up to `count` tokens to each text; stops early if all texts have ended.
 
-        Raises `InputError` for more tokens than the model has positions, and for inputs besides tokens.
+        Raises `InputError` if the model has too few positions, and for inputs besides tokens.
         """
         self._require_fitting(batch, count)
         keeps_logits = any(parse(point) == ("logits", None) for point in points)
@@ -161,12 +163,12 @@ class Continuing:
             )
         others = sorted(batch.extra.keys() - {GLOBAL_MASK})
         if others and not isinstance(self.encoder, TranscriptEncoder):
-            raise InputError(f"generate takes tokens alone; got also {', '.join(others)}.")
+            raise InputError(f"generate takes only tokens; got {', '.join(others)} as well.")
 
     def _longer(
         self, batch: Batch, chosen: Int[Tensor, " batch"], ended: Bool[Tensor, " batch"], ends: Tensor
     ) -> Batch:
-        """The batch with one more token; padding where a text had ended."""
+        """The batch with one more token per text, which is padding if the text had ended."""
         whole = batch if batch.target is None else batch.target
         token = torch.where(ended, ends[0], chosen) if len(ends) else chosen
         ids = torch.cat((whole.ids, token[:, None]), dim=1)
@@ -185,7 +187,7 @@ def _without_logits(acts: Activations) -> Activations:
 
 
 def ends_of(tokenizer: Any, config: Any) -> frozenset[int]:
-    """The ids that end a text, by the tokenizer and the config."""
+    """The ids that end a text, according to the tokenizer and the config."""
     ends: set[int] = set()
     for ids in (getattr(tokenizer, "eos_token_id", None), getattr(config, "eos_token_id", None)):
         ends.update(ids if isinstance(ids, list | tuple) else [] if ids is None else [ids])

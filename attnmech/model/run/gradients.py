@@ -1,4 +1,4 @@
-"""The derivative of a function of the logits with respect to the points."""
+"""Computes the derivative of a function of the logits with respect to points."""
 
 import inspect
 from collections.abc import Callable, Sequence
@@ -19,7 +19,9 @@ Measure = Callable[..., Tensor]
 
 
 def run_with_gradients(passes: CheckedPasses, batch: Batch, keys: Sequence[PointKey], measure: Measure) -> Activations:
-    """The values at the points, and in `.gradients` d(Σ measure)/d(value) of each; zero where nothing depends on it."""
+    """The values at the points, with d(Σ measure)/d(value) of each in `.gradients`; zero if the measure does not depend
+    on it.
+    """
     wanted = Pass(batch, frozenset(keys), gradients=True)
     with torch.enable_grad():
         logits = passes.run(wanted)

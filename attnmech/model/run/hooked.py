@@ -1,4 +1,6 @@
-"""A transformer with named activation points: run it, read any point, edit any point, leave no trace."""
+"""Defines `HookedModel`, a transformer with named activation points that can be run, read and edited without a
+trace.
+"""
 
 import weakref
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -60,20 +62,19 @@ if TYPE_CHECKING:
 
 @public
 class HookedModel:
-    """A transformers model whose every activation point has one meaning.
+    """A transformers model with named activation points, each with one proven meaning.
 
-    Made by `am.load`. The caller's model is never modified: this is a copy of its modules that shares its parameters,
-    so later in-place changes to a weight show here as well. Forward hooks on the caller's modules are copied as they
-    were at load.
+    `am.load` makes it. The caller's model is never modified: this is a copy of its modules that shares its parameters,
+    so in-place changes to a weight take effect here as well. Forward hooks on the caller's modules are copied at load.
 
     >>> acts = model.run("The keys are here.", points=["q", "pattern"])     # doctest: +SKIP
     >>> acts["pattern", 3]                                                   # doctest: +SKIP
     """
 
     certificate: "Certificate"
-    """What `certify` last proved about this model, at load or since."""
+    """The latest certificate of this model, from loading or from a later `certify`."""
     files: str | None = None
-    """The hub name, folder or file that it was loaded from, "" for the demo model; None if it was an object."""
+    """The hub name, folder or file from which it was loaded; "" for the demo model, None for a model object."""
 
     def __init__(
         self,
@@ -90,20 +91,20 @@ class HookedModel:
     ) -> None:
         self.name = name
         self.source = source
-        """The Python code that loads this model, such as am.load(); `model` if it was made from an object."""
+        """The Python code that loads this model, such as am.load(); `model` if it was made from a model object."""
         self.is_demo = is_demo
         """Whether this is attnmech's own demo model."""
         self.config = original.config
         self.tokenizer = tokenizer
         self.original = original
-        """The caller's model, which stays as it is."""
+        """The caller's model, which is never changed."""
         self.in_force = InForce()
         """The hooks and interventions that are active in the current context."""
         self._bridges = Bridges(original, tokenizer)
         self._hash = WeightsHash()
         self._model = copy_of(original)
-        # Hooks and replaced forwards refer to the modules that hold them: without this, weights would stay in memory
-        # until Python collects reference cycles.
+        # Hooks and replaced forwards refer to the modules that hold them. Unless they are removed, weights stay in
+        # memory until Python collects reference cycles.
         weakref.finalize(self, take_apart, self._model).atexit = False
         use_attention(self._model, IMPLEMENTATION)
         forget_lengths(self._model)
@@ -122,7 +123,8 @@ class HookedModel:
         self._passes = CheckedPasses(self._model, self.stacks, self.in_force, self.device, lambda: this.refused)
         self.points: ModelPoints = points_of(list(self.stacks.values()), has_logits=has_head(self._model))
         self.further_embeddings: tuple[str, ...] = ()
-        """Labels of embeddings besides tokens', "position embedding": a pass can capture them; they are no points."""
+        """Labels of the embeddings besides the tokens' ("position embedding"), which a pass can capture although they
+        are not points."""
         text: Encoder | None = None
         if self.reads_tokens or (not self.is_own and "decoder" in self.stacks):
             self.further_embeddings = wire_embeddings(
@@ -134,11 +136,11 @@ class HookedModel:
         self.n_vocab = 0 if text is None else text.n_vocab
         self.encoder = encoder_of(original, self.architecture, text, own=own, like=weight, processor=processor)
         self.grid: PatchGrid | None = getattr(self.encoder, "grid", None)
-        """How an image is cut into the patches that are its positions; None for other inputs."""
+        """How an image is cut into patches, which are its positions; None for other inputs."""
 
     @property
     def is_own(self) -> bool:
-        """Whether it is a module of the user's own instead of a transformers model."""
+        """Whether it is a user's own module instead of a transformers model."""
         return self.architecture.reads == "tensors"
 
     @property
@@ -158,7 +160,7 @@ class HookedModel:
 
     @property
     def mask_id(self) -> int:
-        """The id of the mask token; `InputError` if neither the tokenizer nor the config says it."""
+        """The id of the mask token; raises `InputError` if neither the tokenizer nor the config gives it."""
         return mask_id_of(self.tokenizer, self.config, self.name)
 
     # -- what a user calls ---------------------------------------------------------------------------------
@@ -181,11 +183,11 @@ class HookedModel:
         Args:
             inputs: a text, a list of texts (a batch), token ids, a chat, a list of chats, or a mapping of model inputs.
                 A chat is a list of messages, [{"role": "user", "content": "Hi."}], and goes through the tokenizer's
-                chat template, without a prompt for an answer.
-            points: names ("pattern": every layer, or those in `layers`), pairs ("pattern", 3), or TransformerLens's
-                names. Without points: only the logits (for a model without a head, the last `resid_post`).
-                `model.points` lists them.
-            layers: the layers of points named without one; by default all.
+                chat template, without a prompt for the answer.
+            points: names ("pattern" means every layer, or those in `layers`), pairs ("pattern", 3), or
+                TransformerLens's names; `model.points` lists them. By default, only the logits (for a model without a
+                head, the last `resid_post`).
+            layers: the layers of points that are named without a layer; by default all.
             bos: whether each text begins with the tokenizer's BOS or CLS token; by default as at load.
             gradients_of: a function of the logits (and, if it takes two arguments, of the `Batch`) that returns one
                 number or one per sequence; `.gradients` then holds the derivative of their sum with respect to every
@@ -221,16 +223,16 @@ class HookedModel:
 
     @contextmanager
     def hooks(self, edits: Mapping[PointName, Hook]) -> Iterator["HookedModel"]:
-        """Edits the values at points within the `with` block, however it ends.
+        """Edits the values at points within the `with` block; the edits end with the block, however it ends.
 
         >>> with model.hooks({("pattern", 3): lambda pattern: pattern * 0}):     # doctest: +SKIP
         ...     model.run("The keys are here.")
 
-        Blocks nest; edits of a point apply in the order in which they were added.
+        Blocks can be nested; edits of a point apply in the order in which they were added.
 
         Args:
-            edits: functions by point. Each takes the value at its point and returns one of the same shape, or None to
-                keep it (in-place changes count). A name without a layer means every layer.
+            edits: functions by point. Each takes the value at its point and returns a value of the same shape, or None
+                for the value itself (with its in-place changes, if any). A name without a layer means every layer.
 
         Yields:
             The model itself.
@@ -245,15 +247,15 @@ class HookedModel:
 
     @contextmanager
     def intervene(self, *interventions: Intervention) -> Iterator["HookedModel"]:
-        """Applies interventions within the `with` block, however it ends.
+        """Applies interventions within the `with` block; they end with the block, however it ends.
 
         >>> with model.intervene(am.Intervention.zero([(3, 5)])):       # doctest: +SKIP
         ...     model.run("Anna sang of shells.")
 
         Within a layer they act in the order of its steps (scores, keys removed, pattern, values, z) and, at the same
         step, in the order given; a term that is scaled twice is multiplied by both factors. Hooks at the same point
-        come after them, except at `v`: interventions change what single heads read after the hook, while `v` itself,
-        which heads may share, stays unchanged.
+        come after them, except at `v`: there, interventions come after the hook and change the values that single heads
+        read, while `v` itself, which heads may share, stays unchanged.
 
         Args:
             interventions: what to change.
@@ -262,9 +264,9 @@ class HookedModel:
             The model itself.
 
         Raises:
-            InputError: for layers and heads that the model does not have, and for interventions that do not apply
-                there;
-                in a run, for a term that the scores do not have, and for keys, positions or values of other texts.
+            InputError: for layers and heads that the model does not have, and for interventions that do not apply to
+                it; in a run, for a term that the scores do not have, and for keys, positions or values that do not fit
+                the texts.
             MissingPointError: for a point that the model lacks.
             CertificateError: for a point that could not be proven.
         """
@@ -275,10 +277,11 @@ class HookedModel:
 
     @property
     def bridge(self) -> "TransformerBridge":
-        """TransformerLens's `TransformerBridge` on a second copy, for everything else in its ecosystem.
+        """TransformerLens's `TransformerBridge` of this model, on a second copy, for everything else that
+        TransformerLens offers.
 
-        Its hooks are TransformerLens's own; the certificate says which of them mean what their names say. Raises
-        `InputError` for a module of your own: TransformerLens has no bridge for those.
+        Its hooks are TransformerLens's own; the certificate says which of them hold what their names say. Raises
+        `InputError` for a module of your own, for which TransformerLens has no bridge.
         """
         if self.is_own:
             raise InputError(f"TransformerLens has no bridge for {self.name}: {NO_TOKENS}.")
@@ -294,26 +297,26 @@ class HookedModel:
         bos: bool | None = None,
         **options: Any,
     ) -> Generated:
-        """Continues a text; returns prompt and continuation as a batch, which `run` takes as it is.
+        """Continues a text; returns the prompt with its continuation as a batch, which `run` accepts.
 
         >>> text = model.generate("The keys to the old chest", 5)       # doctest: +SKIP
         >>> model.run(text, points=["pattern"]), "".join(text.tokens[0])   # doctest: +SKIP
 
-        Under hooks and interventions, with `points` or a `generator`, and in an encoder-decoder, every token comes from
-        a full pass, which hooks and interventions see. Otherwise `model.bridge.generate` is used, which is faster since
-        it caches keys and values. The cache changes no number: `run` on the result gives the logits that each token
-        came from.
+        If hooks or interventions are active, with `points` or a `generator`, and in an encoder-decoder, every token
+        comes from a full pass, to which hooks and interventions apply. Otherwise `model.bridge.generate` is used, which
+        is faster since it caches keys and values. The cache changes no number: `run` on the result gives the logits
+        from which each token was chosen.
 
         Args:
             inputs: prompts of the same length.
-            max_new_tokens: how many tokens to add at most.
-            points: captured in each pass: `text.steps[2]["cross.pattern", 0]` is the attention that led to the third
-                new token.
+            max_new_tokens: the maximum number of new tokens.
+            points: the points to capture in each pass; `text.steps[2]["cross.pattern", 0]` is the attention that led to
+                the third new token.
             generator: a torch.Generator, which makes draws repeatable.
             bos: whether each text begins with the tokenizer's BOS or CLS token.
             options: do_sample (without it, greedy), temperature, top_k, top_p and stop_at_eos; with the bridge, its
-                further options (repetition_penalty, ...). First tokens that a family forces (mBART's target
-                language, Whisper's language and task) go into decoder_input_ids; no token is suppressed.
+                further options (repetition_penalty, ...). Put first tokens that a family forces (mBART's target
+                language, Whisper's language and task) into decoder_input_ids; no token is suppressed.
 
         Returns:
             The batch; an encoder-decoder's continuation is `text.target`.
@@ -321,7 +324,7 @@ class HookedModel:
         Raises:
             InputError: for prompts of different lengths, for an unknown option (listing the known ones), for a
                 continuation beyond the model's positions, and for a model without a causal head.
-            CertificateError: if the bridge is used and computes something else.
+            CertificateError: if the bridge is used and does not compute what the model computes.
         """
         batch = self.encode(inputs, bos=bos)
         count = whole_number("max_new_tokens", max_new_tokens, least=1)
@@ -342,14 +345,15 @@ class HookedModel:
         return Generated.of(self.encode(self._bridges.continued(batch.ids, count, options)))
 
     def loss(self, inputs: Inputs, *, bos: bool | None = None) -> Float[Tensor, " text"]:
-        """The mean cross-entropy of each text's tokens, in nats: what metric="loss" measures.
+        """The mean cross-entropy of each text's tokens, in nats, which metric="loss" also measures.
 
         >>> model.loss(["Anna sang of shells.", "Tom lost his old anchor."]).shape     # doctest: +SKIP
         torch.Size([2])
 
-        The loss is that of the next token or, in a masked language model (BERT), of masked tokens: each ordinary token
-        is masked once, together with about 15 % of the text's others, drawn by its ids; special tokens never are.
-        Padding is excluded; active hooks and interventions act. In an encoder-decoder, the decoder's tokens count.
+        It is the loss of the next token or, in a masked language model (BERT), of masked tokens: each ordinary token is
+        masked once, together with other tokens, about 15 % of the text at a time, drawn by the ids of the text. Special
+        tokens are never masked. Padding is excluded; active hooks and interventions apply. In an encoder-decoder, the
+        loss is over the decoder's tokens.
 
         Args:
             inputs: texts, or token ids.
@@ -366,7 +370,9 @@ class HookedModel:
         """
         predicts = "nothing" if self.points["logits"].absent is not None else self.predicts
         if predicts not in ("next token", "masked token"):
-            raise InputError(f"a loss is for the next token or a masked one; {self.name} has no head that predicts it.")
+            raise InputError(
+                f"a loss is that of the next token or of masked tokens; {self.name} has no head that predicts either."
+            )
         batch, key = self.encode(inputs, bos=bos), ("logits", None)
         masked = self.mask_id if predicts == "masked token" else None
         return text_losses(batch, masked, lambda batch: self.forward(batch, captures=[key])[key])
@@ -380,8 +386,8 @@ class HookedModel:
         Args:
             inputs: a text, a list of texts, token ids, a chat, a list of chats (as in `run`), a mapping of model
                 inputs; or pictures and recordings.
-            target: what the decoder of an encoder-decoder reads, one text for each text or recording of `inputs`; the
-                token that the decoder starts with is put before it.
+            target: the texts for the decoder of an encoder-decoder, one for each text or recording of `inputs`; each is
+                preceded by the token with which the decoder starts.
             bos: whether each text begins with the tokenizer's BOS or CLS token. A chat begins as its template says,
                 unless `bos` is True or False.
 
@@ -397,11 +403,11 @@ class HookedModel:
             return batch
         text = self.encoder.text if isinstance(self.encoder, TranscriptEncoder) else self.encoder
         if not isinstance(text, Encoder) or text.decoder_start is None:
-            raise InputError(f"`target` is the text of a decoder beside an encoder, which {self.name} does not have.")
+            raise InputError(f"`target` is the decoder's text in an encoder-decoder; {self.name} is not one.")
         return text.with_target(batch, target)
 
     def position_texts(self, ids: Sequence[int], stack: str = "") -> tuple[str, ...]:
-        """The texts of positions with these ids: tokens, patches, or what a user's own module calls them."""
+        """The labels of positions with these ids: tokens, patches, or the labels of a user's own module."""
         return self.encoder.position_texts(ids, stack)
 
     def stack(self, label: str | None = None) -> Stack:
@@ -422,7 +428,7 @@ class HookedModel:
 
     @property
     def edited(self) -> tuple[str, ...]:
-        """What is active: the points of hooks, "pattern 3", and the interventions, "z of L3H5 becomes 0"."""
+        """The points of active hooks ("pattern 3"), and active interventions ("z of L3H5 becomes 0")."""
         return self.in_force.edited
 
     @property
@@ -437,33 +443,37 @@ class HookedModel:
 
     @property
     def output_stack(self) -> Stack:
-        """The stack that the model's output comes from."""
+        """The stack from which the model's output comes."""
         return self.stacks["decoder"] if "decoder" in self.stacks else next(iter(self.stacks.values()))
 
     @property
     def last_stream(self) -> tuple[str, int]:
-        """The point where the stream leaves the last block; without a stream, the last layer's `attn_raw`."""
+        """The point where the stream leaves the last block; in a model without a stream, `attn_raw` of the last
+        layer.
+        """
         if not self.output_stack.architecture.streams:
             return self.output_stack.point("attn_raw"), self.output_stack.layers[-1]
         return self.output_stack.point("resid_post"), self.output_stack.layers[-1]
 
     @property
     def dtype(self) -> torch.dtype:
-        """The precision of the weights, as they are now."""
+        """The current precision of the weights."""
         return next(self._model.parameters()).dtype
 
     @property
     def weights_hash(self) -> str:
-        """SHA-256 of the config and all parameters as they are now."""
+        """SHA-256 of the config and the current values of all parameters."""
         return model_hash(self.config, self._hash.of(self._model))
 
     def provenance(self, digest: str, tokens: tuple[tuple[str, ...], ...], options: Mapping[str, Any]) -> Provenance:
-        """Where a result of this model comes from: weights, inputs with their SHA-256, active edits, options."""
+        """The provenance of a result of this model: weights, inputs with their SHA-256, active edits, options."""
         return Provenance(self.name, self.weights_hash, digest, self.edited, tokens, options)
 
     def __call__(self, *_: object, **__: object) -> NoReturn:
-        """Says what to call instead: other libraries' models are called."""
-        raise TypeError("a model is not called; model.run(text).logits gives the logits, model.loss(text) the loss.")
+        """Raises an error that says what to call instead, since models of other libraries are called."""
+        raise TypeError(
+            "an attnmech model is not called: model.run(text).logits gives the logits, model.loss(text) the loss."
+        )
 
     if not TYPE_CHECKING:  # a type checker knows the attributes
 
@@ -494,9 +504,9 @@ class HookedModel:
     ) -> dict[PointKey, Tensor]:
         """One pass without gradients; returns the captured values and feeds the observers.
 
-        `rows` see every block of rows and `ends` every finished layer, for the (stack, layer) in `layers` or for all;
-        they can read the points in `passing`, which are freed when their layer ends. `part` says which blocks run.
-        Besides points, `captures` may name `further_embeddings`, without a layer.
+        `rows` are called with every block of rows, and `ends` with every finished layer, of the (stack, layer) in
+        `layers` or of all; they can read the points in `passing`, which are freed when their layer ends. `part` says
+        which blocks run. Besides points, `captures` may name `further_embeddings`, with None as the layer.
         """
         if layers is None:
             layers = [(stack.label, layer) for stack in self.stacks.values() for layer in stack.layers]
@@ -508,7 +518,7 @@ class HookedModel:
         return wanted.values
 
     def output(self, batch: Batch) -> Any:
-        """What transformers returns for a batch, computed by our attention."""
+        """transformers' output for a batch, computed with attnmech's attention."""
         with torch.no_grad(), self._passes.checked(Pass(batch)):
             output = call(self._model, batch)
             if getattr(output, "logits", None) is not None:
@@ -518,21 +528,26 @@ class HookedModel:
     def applied(
         self, intervention: Intervention, texts: slice = slice(None), source: slice | Tensor = slice(None)
     ) -> Applied:
-        """An intervention on this model, in some rows of a batch, which correspond to texts `source` of its values."""
+        """An intervention applied to this model in some texts of a batch; `source` gives the numbers of these texts
+        among its values.
+        """
         part = BatchPart(texts, source)
         return placed_intervention(intervention, part, self.stacks, self.points, self.refused, self.encoder)
 
     def check_heads(
         self, heads: Heads, layers: Iterable[int] | None = None, stack: str | None = None
     ) -> list[tuple[int, int]]:
-        """The (layer, head) of a selection in order; `InputError` for any that the stack does not have."""
+        """The (layer, head) pairs of a selection, in order; raises `InputError` for a head that the stack does not
+        have.
+        """
         return selected_heads(self.points, self.output_stack if stack is None else self.stack(stack), heads, layers)
 
     @cached_property
     def plain(self) -> PreTrainedModel:
-        """The caller's model as transformers itself runs it, on another copy in eval mode.
+        """The caller's model as transformers itself runs it: another copy, in eval mode.
 
-        It has the caller's attention implementation or, if that does not compute what was trained, the other one.
+        It has the caller's attention implementation, or the other implementation if the caller's does not compute what
+        was trained.
         """
         plain, trusted = copy_of(self.original), self.architecture.trusted
         return plain if trusted is None else use_attention(plain, trusted)
@@ -559,7 +574,7 @@ class HookedModel:
 
 
 def require_model(model: object) -> None:
-    """Raises `InputError` for anything that `am.load` did not make, such as a name, and inside `torch.autocast`."""
+    """Raises `InputError` for anything but a model from `am.load`, such as a name, and inside `torch.autocast`."""
     if not isinstance(model, HookedModel):
-        raise InputError(f"the model must be what am.load returns; got {shown(model)}. Load it with am.load(...).")
+        raise InputError(f"the model must come from am.load; got {shown(model)}. Load it with am.load(...).")
     require_no_autocast(model.device)

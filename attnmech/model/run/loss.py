@@ -1,4 +1,4 @@
-"""The mean cross-entropy of each text's next tokens, or of its masked ones."""
+"""Computes the mean cross-entropy of each text's next tokens, or of its masked tokens."""
 
 from collections.abc import Callable
 from typing import Final, TypeAlias
@@ -13,14 +13,14 @@ from ...maths.metrics import cross_entropy
 from .masking import MaskedCopies
 
 LogitsOf: TypeAlias = Callable[[Batch], Float[Tensor, "batch position vocab"]]
-"""Computes a batch's logits."""
+"""Computes the logits of a batch."""
 
 _TOKENS: Final = 512
-"""Logits of about this many tokens are held at once."""
+"""The logits of about this many tokens are in memory at once."""
 
 
 def text_losses(batch: Batch, mask_id: int | None, logits_of: LogitsOf) -> Float[Tensor, " text"]:
-    """The loss of each text: of its masked tokens if there is a `mask_id`, else of its next tokens."""
+    """The loss of each text: the loss of its masked tokens if there is a `mask_id`, else of its next tokens."""
     if mask_id is None:
         return next_token_losses(batch, logits_of)
     return masked_token_losses(batch, mask_id, logits_of)
@@ -35,7 +35,7 @@ def next_token_losses(batch: Batch, logits_of: LogitsOf) -> Float[Tensor, " text
     if int(whole.lengths.min()) < 2:
         short = int(whole.lengths.argmin())
         raise InputError(f"a loss needs a text of two tokens or more; text {short} has one.")
-    # Between a text's tokens there is no padding.
+    # There is no padding between the tokens of a text.
     predicted = torch.zeros_like(whole.mask)
     predicted[:, :-1] = whole.mask[:, :-1] & whole.mask[:, 1:]
     sums = _sums(batch, predicted, whole.ids.roll(-1, dims=1), logits_of)

@@ -1,4 +1,6 @@
-"""Masks texts for the loss of a masked language model: every ordinary token once, a group of them at a time."""
+"""Masks texts for the loss of a masked language model: every ordinary token is masked once, with others of its
+group.
+"""
 
 import hashlib
 from collections.abc import Sequence
@@ -14,26 +16,27 @@ from ...batch import Batch
 from ...errors import InputError
 
 GROUPS: Final = 7
-"""The number of groups of a text's ordinary tokens, of nearly equal size: each has about 15 % of the tokens."""
+"""The ordinary tokens of a text form this many groups of nearly equal size, each with about 15 % of the tokens."""
 
 
 @dataclass(frozen=True)
 class MaskedCopies:
-    """Copies of the texts of a batch, each with one group of tokens masked; those of a text follow each other."""
+    """Copies of the texts of a batch, each with one group of tokens masked; the copies of a text are consecutive."""
 
     batch: Batch
-    """The copies, with the `tokens` of the text; the mask token counts as ordinary, like the token that it hides."""
+    """The copies, with the original `tokens`; the mask token counts as ordinary, like the token that it hides."""
     hidden: Int[Tensor, "copy position"]
-    """The id of each masked token; -1 at all others."""
+    """The original id at each masked token; -1 at all other tokens."""
     text_of: Int[Tensor, " copy"]
-    """The row of each copy's text."""
+    """The index of each copy's text in the batch."""
 
     @classmethod
     def of(cls, batch: Batch, mask_id: int) -> "MaskedCopies":
-        """Masks each ordinary token of each text in one of its copies.
+        """Masks each ordinary token of each text in one of the copies of that text.
 
-        Special tokens and padding are never masked. A text of fewer than `GROUPS` ordinary tokens has a copy for each,
-        one without any has no copy. Which tokens share a copy depends only on the ids of the text.
+        Special tokens and padding are never masked. A text of fewer than `GROUPS` ordinary tokens has one copy for each
+        of them; a text without ordinary tokens has no copy. Which tokens share a copy depends only on the ids of the
+        text.
         """
         ordinary = batch.mask & ~batch.is_special & (batch.ids != mask_id)
         group = torch.stack([_groups(*row) for row in zip(batch.ids, batch.mask, ordinary, strict=True)])
@@ -58,7 +61,7 @@ class MaskedCopies:
 
 
 def mask_id_of(tokenizer: Any, config: Any, name: str) -> int:
-    """The id of the mask token: the tokenizer's, or else the config's; `InputError` if neither has one."""
+    """The id of the mask token, from the tokenizer or else from the config; `InputError` if neither has one."""
     mask_id = known_mask_id(tokenizer, config)
     if mask_id is None:
         lacks = "was loaded without a tokenizer" if tokenizer is None else "has a tokenizer without a mask token"
@@ -71,7 +74,7 @@ def mask_id_of(tokenizer: Any, config: Any, name: str) -> int:
 
 
 def known_mask_id(tokenizer: Any, config: Any) -> int | None:
-    """The id of the mask token: the tokenizer's, or else the config's."""
+    """The id of the mask token, from the tokenizer or else from the config."""
     ids = (getattr(owner, "mask_token_id", None) for owner in (tokenizer, config))
     return next((int(mask_id) for mask_id in ids if mask_id is not None), None)
 
@@ -79,9 +82,10 @@ def known_mask_id(tokenizer: Any, config: Any) -> int | None:
 def _groups(
     ids: Int[Tensor, " position"], real: Bool[Tensor, " position"], ordinary: Bool[Tensor, " position"]
 ) -> Int[Tensor, " position"]:
-    """The group of each ordinary token of a text; -1 at all others.
+    """The group of each ordinary token of a text; -1 at all other positions.
 
-    The bits are Philox-4×64's (Salmon et al. 2011), keyed by the ids: neither padding nor the batch matters.
+    The random bits come from Philox-4×64 (Salmon et al. 2011), keyed by the ids, so neither padding nor the batch
+    matters.
     """
     content = hashlib.sha256(ids[real].cpu().numpy().astype("<i8").tobytes()).digest()
     places = ordinary.cpu().nonzero()[:, 0]

@@ -20,10 +20,10 @@ from ..structure.signals import KINDS, below_head, size_options
 
 
 def _set_up_vector_functions() -> None:
-    """Has one thread make the first call of each of torch's vector functions.
+    """Makes the first call of each of torch's vector functions in a single thread.
 
-    That call sets up Intel's MKL. When two threads make it at the same time, one of them occasionally gets less exact
-    results, and the certificate then refuses the model.
+    That call sets up Intel's MKL. If two threads make that call at the same time, one of them occasionally gets less
+    exact results, and the certificate then refuses the model.
     """
     for dtype in (torch.float32, torch.float64):
         one = torch.ones(1, dtype=dtype)
@@ -50,12 +50,12 @@ class CheckedPasses:
         self._columns = [stack.column for stack in stacks.values()]
 
     def run(self, wanted: Pass) -> Tensor | None:
-        """Runs a pass, which keeps what it captures; returns the logits if they were computed.
+        """Runs a pass, which stores the captured values in `wanted`; returns the logits if they were computed.
 
         Raises `UnsupportedModelError` if a point was never reached, and `ExactnessError` as `checked` does.
         """
         with self.checked(wanted):
-            # With a large vocabulary, the logits may cost more than all layers.
+            # With a large vocabulary, the logits may take longer than all layers together.
             needs_head = wanted.gradients or self._in_force.wants("logits", None)
             output = call(self._model if needs_head else below_head(self._model), wanted.batch)
             logits = getattr(output, "logits", None)
@@ -65,8 +65,8 @@ class CheckedPasses:
         if missed:
             name, layer = sorted(missed, key=str)[0]
             raise UnsupportedModelError(
-                f"point {name!r} of layer {layer} was never reached: this model's attention or block does not go "
-                "through the modules of its family, so attnmech cannot vouch for it."
+                f"point {name!r} of layer {layer} was never reached: this model's attention or block does not use the "
+                f"modules of its family, so attnmech cannot read it."
             )
         return logits
 

@@ -147,14 +147,14 @@ def test_an_encoder_and_another_precision() -> None:
 
 @pytest.mark.parametrize("kind", PROMPTS)
 def test_adapters_that_are_no_weights_are_refused_by_name(kind: str) -> None:
-    with pytest.raises(UnsupportedModelError, match=f"'default' \\({kind}\\) is not a change of weights"):
+    with pytest.raises(UnsupportedModelError, match=f"'default' \\({kind}\\) does not change weights"):
         am.load(peft.get_peft_model(models.fresh("gpt2"), PROMPTS[kind]()))
 
 
 def test_an_adapter_that_does_more_than_its_weights_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     source = adapted(KINDS["LoRA"]())
     source.register_forward_hook(lambda module, args, output: (2 * output[0],))
-    with pytest.raises(UnsupportedModelError, match="does something else than the weights"):
+    with pytest.raises(UnsupportedModelError, match="computes something else than the merged weights"):
         am.load(source)
     monkeypatch.setattr(adapters, "_require_same_output", lambda *_: None)
     layer = source.base_model.model.model.layers[0].self_attn.q_proj
@@ -221,7 +221,7 @@ def test_folders_that_do_not_fit(tmp_path: Path) -> None:
     with pytest.raises(ModelNotFoundError, match=r"but no adapter_model\.safetensors"):
         am.load(folder)
     models.fresh("llama").save_pretrained(folder)
-    with pytest.raises(ModelNotFoundError, match="holds an adapter and a model's weights"):
+    with pytest.raises(ModelNotFoundError, match="holds both an adapter and a model's weights"):
         am.load(folder)
 
 

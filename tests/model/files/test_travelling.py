@@ -60,6 +60,6 @@ def test_what_cannot_be_sent() -> None:
     finally:
         handle.remove()
     hooked.transformer.register_forward_hook(lambda *_: None)
-    with pytest.raises(UnsupportedModelError, match="has forward hooks, which worker processes do not get"):
+    with pytest.raises(UnsupportedModelError, match="has forward hooks, which are not sent to worker processes"):
         Blueprint.of(model)
     hooked.transformer._forward_hooks.clear()

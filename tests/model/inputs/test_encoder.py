@@ -255,7 +255,7 @@ def test_a_text_of_ten_megabytes_is_refused_before_it_is_tokenized(monkeypatch: 
     monkeypatch.setattr(type(hooked.tokenizer), "__call__", lambda *_, **__: pytest.fail("tokenized"))
     said = message_of(lambda: hooked.run(["a dog", "the keys . " * 10**6]))
     assert said == (
-        "text 1 has 11,000,000 characters; at most 4,194,304 are tokenized. Split it; of a corpus, truncate=True cuts "
+        "text 1 has 11,000,000 characters; at most 4,194,304 are tokenized. Split it; in a corpus, truncate=True cuts "
         "it."
     )
 

@@ -306,7 +306,7 @@ def test_labels_name_positions_and_further_keys_come_after_them() -> None:
     assert batch.keys().tokens[0] == (*names, "bias_kv", "zero")
     assert batch.keys().begins.tolist() == [0, 0, 0]
     assert torch.equal(batch.mask, ~PADDING)
-    with pytest.raises(InputError, match="`labels` must name every position of the source: 9 of them; got 2"):
+    with pytest.raises(InputError, match="`labels` must name all 9 positions of the source; got 2"):
         am.load(randomised(WithFurtherKeys()), example=given, labels=["a", "b"])
     grid = am.PatchGrid(1, (6, 8), (2, 2))
     model = am.load(randomised(Classifier()), example=MODULES["images"][1], labels=grid)

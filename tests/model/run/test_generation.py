@@ -173,7 +173,7 @@ def test_the_steps_of_a_decoder_are_one_pass_until_a_hook_changes_with_the_step(
 
 def test_what_cannot_be_joined() -> None:
     said = models.hooked("gpt2").generate(models.token_ids("gpt2"), 2, points=["z"])
-    with pytest.raises(InputError, match="joined at the pattern or the scores of what is written; got 'z'"):
+    with pytest.raises(InputError, match="joined at the pattern or the scores of the generated text; got 'z'"):
         said.joined("z")
     with pytest.raises(InputError, match=r"hold no 'pattern'; give generate points=\['pattern'\]"):
         said.joined()
