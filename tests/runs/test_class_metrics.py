@@ -166,7 +166,7 @@ def test_what_classes_may_be_is_said() -> None:
         am.ablate_heads(model, iter(IDS))
     with pytest.raises(InputError, match="a classifier predicts none"):
         am.ablate_heads(model, iter(IDS), metric="accuracy", answers=LABELS, against=LABELS)
-    with pytest.raises(InputError, match="has no head that predicts it"):
+    with pytest.raises(InputError, match="has no head that predicts either"):
         am.load(plain_of("GPT2ForSequenceClassification")).loss(torch.stack([IDS[1]]))
 
 

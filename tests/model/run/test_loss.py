@@ -46,7 +46,7 @@ def test_the_loss_of_a_decoder_is_of_its_own_tokens(name: str) -> None:
 
 
 def test_what_has_no_loss_is_refused() -> None:
-    with pytest.raises(InputError, match="has no head that predicts it"):
+    with pytest.raises(InputError, match="has no head that predicts either"):
         models.hooked("bert_headless").loss(torch.tensor([[5, 7]]))
     with pytest.raises(InputError, match="needs its mask token, but BertForMaskedLM was loaded without a tokenizer"):
         models.hooked("bert").loss(torch.tensor([[5, 7]]))
