@@ -1,8 +1,8 @@
 """A device without hardware: torch's PrivateUse1, with the CPU's memory and kernels and a GPU's rules.
 
-Tensors on it do not mix with the CPU's, do not become arrays, and hold NaN where nothing was written. Kernels and waits
-can be counted, and float64 refused as MPS refuses it. `install` makes the device exist in a process for good, so it
-belongs in a process of its own.
+There are two, "gpu:0" and "gpu:1". Tensors of one do not mix with the other's or the CPU's, do not become arrays, and
+hold NaN where nothing was written. Kernels and waits can be counted, and float64 refused as MPS refuses it. `install`
+makes the devices exist in a process for good, so it belongs in a process of its own.
 """
 
 import ctypes
@@ -106,10 +106,10 @@ def _delete(struct: int) -> None:
     del _held[_addresses.pop(struct)]
 
 
-def _storage(room: Tensor) -> Tensor:
-    """Bytes of the CPU as bytes of the device."""
+def _storage(room: Tensor, index: int) -> Tensor:
+    """Bytes of the CPU as bytes of a device."""
     shape = (ctypes.c_int64 * 1)(len(room))
-    managed = _DLManaged(_DLTensor(room.data_ptr(), _EXTERNAL, 0, 1, 1, 8, 1, shape, None, 0))
+    managed = _DLManaged(_DLTensor(room.data_ptr(), _EXTERNAL, index, 1, 1, 8, 1, shape, None, 0))
     managed.deleter = ctypes.cast(_delete, ctypes.c_void_p)
     _held[room.data_ptr()] = room, (managed, shape)
     _addresses[ctypes.addressof(managed)] = room.data_ptr()
@@ -124,12 +124,12 @@ def _of_storage(base: Tensor, like: Tensor) -> Tensor:
         return torch.ops.aten.as_strided_(value, like.size(), like.stride(), like.storage_offset())
 
 
-def _uploaded(value: Tensor) -> Tensor:
-    """A copy of a CPU tensor's whole storage on the device, in its type, shape and strides."""
+def _uploaded(value: Tensor, index: int) -> Tensor:
+    """A copy of a CPU tensor's whole storage on a device, in its type, shape and strides."""
     storage = torch.empty(0, dtype=torch.uint8).set_(value.untyped_storage())
     room = torch.empty(max(_ALIGNED, -(-len(storage) // _ALIGNED) * _ALIGNED), dtype=torch.uint8)
     room[: len(storage)] = storage
-    return _of_storage(_storage(room), value)
+    return _of_storage(_storage(room, index), value)
 
 
 def _on_cpu(value: Tensor) -> Tensor:
@@ -159,12 +159,18 @@ def _require_one_device(op: Any, args: Any, kwargs: Any) -> None:
     if name in _INDEXING:  # places may be the CPU's
         everything = [args[0], *args[2:]]
     numbers = torch.Tag.pointwise in op.tags or name in _FILLING or name in _INDEXING
+    here = torch.device(NAME, _index([*args, *kwargs.values()]))
     for value in _tensors(everything):
-        if value.device.type != NAME and not (numbers and value.ndim == 0):
+        if value.device != here and not (numbers and value.ndim == 0 and value.device.type == "cpu"):
             raise RuntimeError(
-                f"Expected all tensors to be on the same device, but found at least two devices, {NAME}:0 and "
+                f"Expected all tensors to be on the same device, but found at least two devices, {here} and "
                 f"{value.device}! (in {op}, a tensor of shape {list(value.shape)})"
             )
+
+
+def _index(arguments: Any) -> int:
+    """The number of the device of the first tensor that is on one."""
+    return next((value.device.index for value in _tensors(arguments) if value.device.type == NAME), 0)
 
 
 def _waits(op: Any, args: Any) -> bool:
@@ -200,11 +206,11 @@ def _by_the_cpu(op: Any, *args: Any, **kwargs: Any) -> Any:
         )
     for cpu, device in pairs:  # `out=` and `resize_` may have given the CPU's tensor other memory or another shape
         if cpu.untyped_storage().data_ptr() != device.untyped_storage().data_ptr():
-            device.data = _uploaded(cpu)
+            device.data = _uploaded(cpu, device.device.index)
         elif (cpu.size(), cpu.stride()) != (device.size(), device.stride()):
             device.data = _of_storage(device, cpu)
     by_memory = {cpu.untyped_storage().data_ptr(): device for cpu, device in pairs}
-    results = list(_tensors(made))
+    results, index = list(_tensors(made)), _index([*args, *kwargs.values()])
     if not results or op._schema.is_mutable or any(r.untyped_storage().data_ptr() not in by_memory for r in results):
         _count(op._schema.name)  # a view launches nothing
 
@@ -213,28 +219,29 @@ def _by_the_cpu(op: Any, *args: Any, **kwargs: Any) -> Any:
             _require_type(value.dtype)
             same = next((device for cpu, device in pairs if cpu is value), None)
             base = by_memory.get(value.untyped_storage().data_ptr())
-            return same if same is not None else _uploaded(value) if base is None else _of_storage(base, value)
+            return same if same is not None else _uploaded(value, index) if base is None else _of_storage(base, value)
         return type(value)(up(part) for part in value) if isinstance(value, list | tuple) else value
 
     return up(made)
 
 
-def _require_type(dtype: torch.dtype | None) -> None:
+def _require_type(dtype: torch.dtype) -> None:
     """Raises what MPS raises for float64, where the device was installed so."""
-    if not _float64 and (dtype or torch.get_default_dtype()) in (torch.float64, torch.complex128):
+    if not _float64 and dtype in (torch.float64, torch.complex128):
         raise TypeError("Cannot convert a tensor to float64 dtype as the device does not support it. Use float32.")
 
 
-def _empty(size: Any, dtype: Any = None, memory_format: Any = None, **_: Any) -> Tensor:
-    _require_type(dtype)
-    value = torch.empty(size, dtype=dtype, memory_format=memory_format or torch.contiguous_format)
-    return _uploaded(value.fill_(torch.nan) if value.is_floating_point() else value)
+def _empty(size: Any, dtype: Any = None, memory_format: Any = None, device: Any = None, **_: Any) -> Tensor:
+    return _unwritten(torch.empty(size, dtype=dtype, memory_format=memory_format or torch.contiguous_format), device)
 
 
-def _empty_strided(size: Any, stride: Any, dtype: Any = None, **_: Any) -> Tensor:
-    _require_type(dtype)
-    value = torch.empty_strided(size, stride, dtype=dtype)
-    return _uploaded(value.fill_(torch.nan) if value.is_floating_point() else value)
+def _empty_strided(size: Any, stride: Any, dtype: Any = None, device: Any = None, **_: Any) -> Tensor:
+    return _unwritten(torch.empty_strided(size, stride, dtype=dtype), device)
+
+
+def _unwritten(value: Tensor, device: torch.device) -> Tensor:
+    _require_type(value.dtype)
+    return _uploaded(value.fill_(torch.nan) if value.is_floating_point() else value, device.index or 0)
 
 
 def _copied(source: Tensor, target: Tensor, non_blocking: bool = False) -> Tensor:
@@ -261,6 +268,9 @@ class _Module(_DummyBackendModule):  # type: ignore[misc]
     def get_amp_supported_dtype(self) -> list[torch.dtype]:
         return [torch.float16, torch.bfloat16]
 
+    def device_count(self) -> int:
+        return 2
+
     def set_device(self, device: Any) -> None:
         pass
 
@@ -273,8 +283,8 @@ _float64 = True
 
 
 def install(*, float64: bool = True) -> None:
-    """Makes the device "gpu" exist in this process; without `float64` it refuses that type, as MPS does."""
-    global _float64  # noqa: PLW0603 - one device in a process
+    """Makes "gpu:0" and "gpu:1" exist in this process; without `float64` they refuse that type, as MPS does."""
+    global _float64  # noqa: PLW0603 - one kind of device in a process
     _float64 = float64
     _setup_privateuseone_for_python_backend(NAME, backend_module=_Module())
     every, aten = torch.library.Library("_", "IMPL"), torch.library.Library("aten", "IMPL")

@@ -1,4 +1,4 @@
-"""A model on a device that is not the CPU gives what it gives on the CPU: `fake_device.py`, in processes of its own."""
+"""A model on other devices than the CPU, one or two, gives what it gives there: `fake_device.py`, in processes."""
 
 import json
 import os
@@ -12,16 +12,24 @@ HERE = Path(__file__).parent
 
 
 @pytest.mark.parametrize(
-    "kinds",
-    [("gpt2", "bloom", "llama", "vit"), ("t5", "gemma3_text", "phi"), ("bert", "gpt_neox", "qwen3")],
-    ids=" ".join,
+    ("devices", "kinds"),
+    [
+        ("gpu", ("gpt2", "bloom", "llama", "vit")),
+        ("gpu", ("t5", "gemma3_text", "phi")),
+        ("gpu", ("bert", "gpt_neox", "qwen3")),
+        ("gpu:0,cpu", ("llama", "jamba")),
+        ("gpu:0,cpu", ("t5", "gpt2", "falcon")),
+        ("gpu:0,gpu:1", ("qwen3", "phi", "bert", "vit")),
+        ("cpu,gpu:0", ("gpt_neox", "deberta")),
+    ],
+    ids=str,
 )
-def test_results_are_those_of_the_cpu(kinds: tuple[str, ...], tmp_path: Path) -> None:
-    command = [sys.executable, str(HERE / "on_device.py"), str(tmp_path), *kinds]
+def test_results_are_those_of_the_cpu(devices: str, kinds: tuple[str, ...], tmp_path: Path) -> None:
+    command = [sys.executable, str(HERE / "on_device.py"), str(tmp_path), devices, *kinds]
     path = os.pathsep.join(filter(None, [str(HERE.parent), os.environ.get("PYTHONPATH")]))
     done = subprocess.run(command, env=os.environ | {"PYTHONPATH": path}, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
-    differences = dict(map(json.loads, done.stdout.splitlines()))
+    differences = dict(json.loads(line) for line in done.stdout.splitlines())
     assert tuple(differences) == kinds
     for kind, by_result in differences.items():
         assert len(by_result) > 25

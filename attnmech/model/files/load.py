@@ -36,6 +36,7 @@ from ..structure.rewritten import rewritten
 from . import adapters
 from .gguf import dequantised, is_gguf
 from .quantised import require_unquantised
+from .split import check_joined, devices_of, joined, without_dispatch
 from .stored import READING, SHARDED, WHOLE, check_complete, check_labels, check_stored, precision_of
 from .unbridged import Unbridged, unbridged
 
@@ -76,8 +77,9 @@ def load(
 
     attnmech reads how the model is built from its modules and a traced pass; where it cannot, you pass `architecture`.
     Either way the certificate proves it, and names the first statement that does not hold. Wrappers (`DataParallel`,
-    `torch.compile`) are removed. Adapters (a `PeftModel`, or a folder with an adapter_config.json: `pip install
-    'attnmech[peft]'`) are merged into a copy of the layers that they change, and the model's name says so.
+    `torch.compile`) are removed. Modules of a model that `device_map` splits over devices run where they are, while
+    activations and results are on the first device. Adapters (a `PeftModel`, or a folder with an adapter_config.json:
+    `pip install 'attnmech[peft]'`) are merged into a copy of the layers that they change, and the model's name says so.
 
     For a `TransformerBridge`, or the `original_model` that it rewrote, attnmech rebuilds the transformers model with
     the weights that the bridge uses, which are the processed ones in compatibility mode. Loading compares the logits of
@@ -145,6 +147,7 @@ def load(
     plans: tuple[Architecture, ...] = ()
     own: OwnInputs | None = None
     bridge: Unbridged | None = None
+    split: PreTrainedModel | None = None
     original: PreTrainedModel
     if example is not None or labels is not None:
         original, plans, own = _own(source, place, kind, tokenizer, example, labels, architecture)
@@ -154,6 +157,8 @@ def load(
         if bridge is not None and tokenizer is None:
             tokenizer = bridge.tokenizer
         original, name = _from_object(source if bridge is None else bridge.model, place, kind)
+        if len(devices_of(original)) > 1:
+            split, original = original, joined(original)
     else:
         original, tokenizer, name, folder = from_files(source, tokenizer, place, kind)
         processor = processor_in(folder, original) if processor is None else processor
@@ -180,6 +185,8 @@ def load(
     model.files = "" if source is None else None if isinstance(source, nn.Module) else str(source)
     passes = Passes(model)
     check_runs(passes)
+    if split is not None:
+        check_joined(split, passes)
     if bridge is not None:
         bridge.check(passes)
     certify_with(passes)
@@ -229,19 +236,14 @@ def _from_object(
     if any(place.type == "meta" for place in places):
         _require_no_offload(source)
         raise WeightsError("the model's weights are on the meta device, so they are not loaded; load them first.")
-    if len(places) > 1:
-        raise WeightsError(
-            f"the model's weights must be on one device; they are on {', '.join(sorted(map(str, places)))}. "
-            "Move it: model.to(device)."
-        )
     # Checked before a cast to another precision, which would turn integers into real numbers.
     check_real(source.named_parameters())
     name = (getattr(source.config, "name_or_path", "") or type(source).__name__) + remark
-    weights = next(source.parameters())
-    if (device in (None, weights.device)) and dtype in (None, weights.dtype):
+    if {device or place for place in places} == places and dtype in (None, source.dtype):
         return source, name
     # The copy shares its parameters, so moving or casting it would move or cast the caller's model.
-    return copy_of(source, lambda parameter: moved(parameter, device, dtype)), name
+    copied = copy_of(source, lambda parameter: moved(parameter, device, dtype), device=device)
+    return copied if device is None else without_dispatch(copied), name
 
 
 def _require_no_offload(source: PreTrainedModel) -> None:
@@ -252,7 +254,7 @@ def _require_no_offload(source: PreTrainedModel) -> None:
     if away:
         raise WeightsError(
             f"the model's device_map keeps {len(away)} of its {len(placed)} parts away from the device that runs them "
-            f"({away[0] or 'all of it'!r} on {str(placed[away[0]])!r}), and attnmech needs all weights in one place. "
+            f"({away[0] or 'all of it'!r} on {str(placed[away[0]])!r}), where attnmech needs them. "
             'Load it with device_map={"": "cpu"}, or without; dtype="bfloat16" needs half the memory of float32.'
         )
 

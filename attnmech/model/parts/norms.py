@@ -12,13 +12,13 @@ from torch import Tensor, nn
 from ...errors import UnsupportedModelError
 from ...maths.norms import FrozenNorm, norm_multiplier, reciprocal_rms
 from ...maths.precision import pass_tolerance
-from .weights import bias_of
+from .weights import as_stored, bias_of
 
 
 def weight_of(norm: nn.Module, like: Float[Tensor, "*places d_model"]) -> Float[Tensor, " d_model"]:
     """The weight of a norm; ones, on the device of `like`, if it has none (an option of OPT)."""
-    weight = getattr(norm, "weight", None)
-    return weight if isinstance(weight, torch.Tensor) else like.new_ones(like.shape[-1])
+    weight = as_stored(norm, "weight")
+    return like.new_ones(like.shape[-1]) if weight is None else weight
 
 
 def epsilon_of(norm: nn.Module) -> float:

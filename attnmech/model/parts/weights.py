@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Final, TypeAlias
 
 import torch
 from einops import EinopsError, rearrange
@@ -13,6 +13,9 @@ from transformers.pytorch_utils import Conv1D
 
 from ...basics.public import public
 from ...errors import UnsupportedModelError, WeightsError
+
+HOME: Final = "attnmech_device"
+"""The attribute of a module whose weights are on another device than the model's values: the latter."""
 
 
 @dataclass(frozen=True)
@@ -360,14 +363,19 @@ def _as_used(module: nn.Module, name: str) -> Tensor | None:
     return as_stored(module, name) if made is None else made(name)
 
 
+def at_home(module: nn.Module, value: Tensor) -> Tensor:
+    """A weight of a module on the device of the model's values."""
+    return value.to(getattr(module, HOME, value.device))
+
+
 def as_stored(module: nn.Module, name: str) -> Tensor | None:
     """A module's own weight; under `torch.nn.utils.prune`, the original times its mask."""
     original, mask = (getattr(module, f"{name}_{part}", None) for part in ("orig", "mask"))
     if isinstance(original, torch.Tensor) and isinstance(mask, torch.Tensor):
         # The tensor under the plain name is left over from the last pass: each pass computes a new one.
-        return original * mask.to(original)
+        return at_home(module, original * mask.to(original))
     value = getattr(module, name, None)
-    return value if isinstance(value, torch.Tensor) else None
+    return at_home(module, value) if isinstance(value, torch.Tensor) else None
 
 
 def check_real(parameters: Iterable[tuple[str, nn.Parameter]]) -> None:

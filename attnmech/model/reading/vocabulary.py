@@ -20,7 +20,7 @@ from ...maths.precision import pass_tolerance
 from ..inputs.transcripts import TranscriptEncoder
 from ..parts.modules import submodule
 from ..parts.norms import epsilon_of, gamma_of, is_centred
-from ..parts.weights import bias_of
+from ..parts.weights import bias_of, matrix_of
 from ..run.hooked import HookedModel
 from ..stack.stack import Stack
 from .partial_pass import Blocks, can_begin_in_the_middle
@@ -94,7 +94,7 @@ class Vocabulary:
     def _projected(self, x: Float[Tensor, "*places d_embed"]) -> Float[Tensor, "*places d_model"]:
         if self.projection is None:
             return x
-        projected = x @ self.projection.weight.detach().to(x).T
+        projected = x @ matrix_of(self.projection).detach().to(x)
         bias = bias_of(self.projection)
         return projected if bias is None else projected + bias.detach().to(x)
 

@@ -38,7 +38,7 @@ from ..own.module import NO_TOKENS
 from ..parts.autocast import require_no_autocast
 from ..parts.hashes import WeightsHash, model_hash
 from ..parts.predictions import Prediction, predicted_by
-from ..parts.weights import AttentionWeights
+from ..parts.weights import AttentionWeights, as_stored, at_home
 from ..stack.carried import captured_norms
 from ..stack.heads import selected_heads
 from ..stack.points import ModelPoints, check_size, has_head, points_of
@@ -559,13 +559,13 @@ class HookedModel:
     @property
     def embedding(self) -> Float[Tensor, "vocab d_model"]:
         """The token embedding W_E."""
-        return token_embedding(self._model)
+        return at_home(self._model.get_input_embeddings(), token_embedding(self._model))
 
     @property
     def unembedding(self) -> Float[Tensor, "vocab d_model"] | None:
         """W_U, one row per token; None if the model has no such matrix."""
-        weight = getattr(self._model.get_output_embeddings(), "weight", None)  # type: ignore[no-untyped-call]
-        return weight if isinstance(weight, torch.Tensor) else None
+        head: nn.Module | None = self._model.get_output_embeddings()  # type: ignore[no-untyped-call]
+        return None if head is None else as_stored(head, "weight")
 
     @property
     def base(self) -> nn.Module:

@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping
 
-import torch
 from einops import rearrange
 from jaxtyping import Float
 from torch import Tensor, nn
@@ -16,7 +15,7 @@ from ..attention.observed import Notes
 from ..parts.gates import NormGate
 from ..parts.modules import has_module, submodule
 from ..parts.position import Rotation
-from ..parts.weights import AttentionWeights, attention_weights, bias_of
+from ..parts.weights import AttentionWeights, as_stored, attention_weights, bias_of
 from ..structure.architecture import Architecture
 
 
@@ -102,8 +101,8 @@ class Stack:
         gate = self.architecture.gate
         if not isinstance(gate, NormGate):
             return None
-        gamma = self.module(layer, f"{self.architecture.attention}.{gate.path}").weight
-        assert isinstance(gamma, torch.Tensor)
+        gamma = as_stored(self.module(layer, f"{self.architecture.attention}.{gate.path}"), "weight")
+        assert gamma is not None
         return rearrange(gamma.detach() + gate.offset, "(head d_value) -> head d_value", head=self.n_heads)
 
     def input_shift(self, layer: int) -> Float[Tensor, " d_model"] | None:

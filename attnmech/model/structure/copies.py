@@ -20,11 +20,12 @@ def copy_of(
     model: Model,
     parameter: Callable[[nn.Parameter], nn.Parameter] = lambda same: same,
     instead: Mapping[int, Any] = MappingProxyType({}),
+    device: torch.device | None = None,
 ) -> Model:
     """A copy of a model in eval mode: modules, config and buffers are copied, parameters are shared.
 
     `parameter` maps each parameter to the one that the copy holds, by default the same one. `instead` maps the `id` of
-    an object to the object that replaces it in the copy.
+    an object to the object that replaces it in the copy. Buffers are moved to `device`, if given.
     """
     shared: dict[int, Any] = {id(weight): parameter(weight) for weight in model.parameters()} | dict(instead)
     for part in model.modules():
@@ -39,9 +40,9 @@ def copy_of(
             f"{type(model).__name__} cannot be copied ({error}), and attnmech never changes the original. "
             "Remove what was attached to it, or load it again from its folder."
         ) from error
-    for buffer_owner in copied.modules():
+    for buffer_owner in copied.modules() if device is not None else ():
         for name, buffer in buffer_owner.named_buffers(recurse=False):
-            setattr(buffer_owner, name, buffer.to(next(copied.parameters()).device))
+            setattr(buffer_owner, name, buffer.to(device))
     copied.eval()
     return copied
 

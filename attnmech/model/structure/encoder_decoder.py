@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from ..parts.weights import Separate
+from ..parts.weights import Separate, at_home
 from .architecture import Architecture
 from .block_structure import BlockReader, UnreadableError
 from .copies import cannot_run, copy_of
@@ -153,7 +153,7 @@ class _StacksReader(Reader):
             assert ids is not None
             if int(ids.max()) >= len(table.weight):
                 continue
-            rows = table.weight.detach()[ids].double()
+            rows = at_home(table, table.weight).detach()[ids].double()
             if distance(factor_of(call.made[0].double(), rows) * rows, call.made[0].double()) < _SAME:
                 raise UnreadableError("its encoder and its decoder embed tokens with different matrices")
 

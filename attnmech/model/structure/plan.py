@@ -40,7 +40,7 @@ def architectures_of(module: nn.Module) -> tuple[Architecture, ...]:
     if not crossed and (towers := _towers(model)):
         named = " or ".join(f"am.load(model.{tower})" for tower in towers)
         raise UnsupportedModelError(f"{what} holds separate models of images (or sound) and text; load one: {named}.")
-    if not _attends(model):
+    if not attends(model):
         raise UnsupportedModelError(f"{what} is a model without attention.")
     try:
         return read_stacks(model) if crossed else (read_structure(model),)
@@ -81,7 +81,7 @@ def require_transformers(model: nn.Module) -> PreTrainedModel:
     if not isinstance(model, PreTrainedModel):
         what = (
             "a module of your own, which needs an example of its inputs: am.load(module, example=x)"
-            if _attends(model)
+            if attends(model)
             else "a model without attention"
         )
         raise UnsupportedModelError(f"expected a transformers model; got {type(model).__name__}, {what}.")
@@ -130,7 +130,8 @@ def _towers(model: PreTrainedModel) -> list[str]:
     return list(kinds) if both and not model.can_generate() else []
 
 
-def _attends(model: nn.Module) -> bool:
+def attends(model: nn.Module) -> bool:
+    """Whether a module is or holds attention, by the names of its classes."""
     # MLA: multi-head latent attention (LongCat-Flash).
     names = {type(part).__name__ for part in model.modules()}
     return any("attention" in name.lower() or name.endswith("MLA") for name in names)

@@ -21,7 +21,7 @@ from ...errors import UnsupportedModelError
 from ..attention.postponed import through, through_attend, watching_for_products
 from ..parts.modules import submodule
 from ..parts.norms import NormKind, kind_of
-from ..parts.weights import Separate, bias_of
+from ..parts.weights import Separate, as_stored, bias_of
 from .architecture import Architecture
 from .block_structure import BlockReader, UnreadableError
 from .copies import cannot_run, copy_of, use_attention
@@ -246,8 +246,9 @@ class Reader:
         if self._signal is not None:
             return {"head_refused": "its head unembeds no tokens"}
         head = self._model.get_output_embeddings()  # type: ignore[no-untyped-call]
-        weight, logits = getattr(head, "weight", None), getattr(trace.output, "logits", None)
-        if not isinstance(weight, torch.Tensor) or not isinstance(logits, torch.Tensor):
+        weight = None if head is None else as_stored(head, "weight")
+        logits = getattr(trace.output, "logits", None)
+        if weight is None or not isinstance(logits, torch.Tensor):
             return refused
         if weight.ndim != 2 or logits.shape != (*normed.shape[:-1], len(weight)) or weight.shape[1] != normed.shape[-1]:
             return refused
