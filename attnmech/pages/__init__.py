@@ -1,1 +1,1 @@
-"""The page about one text, which joins several results."""
+"""The page about one text, which combines several results."""

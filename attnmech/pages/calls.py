@@ -1,4 +1,4 @@
-"""The Python that makes a page's numbers again."""
+"""The Python calls that reproduce a page's numbers."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -12,19 +12,19 @@ from . import limits
 
 @dataclass(frozen=True)
 class ReportInputs:
-    """The inputs of a report, for the calls that make its numbers again."""
+    """The inputs of a report, for the calls that reproduce its numbers."""
 
     inputs: Inputs
     bos: bool | None
     target: str | None
     continued: int
-    """The largest number of tokens that the model wrote as the target; 0 if the user gave the target."""
+    """The largest number of tokens that the model wrote as the target; 0 if the user supplied the target."""
     part: tuple[int, int] | None
     """The start and the length of the part of a cut text."""
 
     @property
     def text(self) -> str:
-        """The text, as Python."""
+        """The text as a Python expression."""
         text, note = (
             (repr(self.inputs), "") if isinstance(self.inputs, str) else ("...", "  # what this report was given")
         )
@@ -46,7 +46,7 @@ class ReportInputs:
 def calls_of(
     model: HookedModel, made_of: ReportInputs, stack: str, centre: Literal["mean"] | MeanQK | None, *, weighted: bool
 ) -> dict[str, str]:
-    """The Python that makes the page's numbers again."""
+    """Returns the Python calls that reproduce the page's numbers."""
     captured, weight = ('"pattern", "v"', ", weighted={weight}") if weighted else ('"pattern"', "")
     if stack:
         captured = captured.replace('"pattern', f'"{stack}.pattern').replace('"v"', f'"{stack}.v"')

@@ -6,19 +6,21 @@ MAX_TOKENS: Final = 192
 """A page shows at most this many tokens of a text."""
 
 MAX_POSITIONS: Final = 800
-"""A page shows attention over at most this many patches of an image or frames of a recording: these cannot be cut."""
+"""A page shows attention over at most this many patches of an image or frames of a recording, which cannot be cut
+short.
+"""
 
 MAX_WORK: Final = 1_000_000_000_000
 """Each sweep of a page takes at most this many multiplications by a weight, about 20 seconds on two cores."""
 
 MAX_REASONS: Final = 6_000
-"""A page holds at most this many lines of reasons."""
+"""A page contains at most this many lines of reasons."""
 
 OTHER_TEXTS: Final = 40
-"""With the demo model, this many further texts give the sweeps their intervals."""
+"""The number of further texts that give sweeps of the demo model their intervals."""
 
 MAX_NEW: Final = 48
-"""If an encoder-decoder gets no target, it writes one of at most this many tokens."""
+"""An encoder-decoder without a target writes one of at most this many tokens."""
 
 MAX_CELLS: Final = 2_250_000
-"""A page holds at most this many scores, about 20 MB; it shows only some layers of larger models."""
+"""A page contains at most this many scores, about 20 MB; it shows only some layers of larger models."""

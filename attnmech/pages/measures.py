@@ -1,4 +1,4 @@
-"""Takes the measurements that need only seconds on one input; notes say what is omitted, and why."""
+"""Takes the measurements that need only seconds on one input, and notes what is omitted and why."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -38,14 +38,14 @@ class Measured:
     """The question that it answers, in a few words."""
     result: HeadEffects | NullAttention
     call: str
-    """The Python that makes it again."""
+    """The Python call that reproduces the result."""
 
 
 def streamed(
     model: HookedModel, batch: Batch, shown: Stack, notes: list[str], *, nouns: Nouns, with_types: bool
 ) -> tuple[AttentionFocus, ResidualUpdates | None, TokenPaths, HeadTypes | None]:
-    """The measurements of one pass: where heads attend, what they write if there is a stream, how each token changes,
-    and how heads treat the text's delimiters.
+    """Takes the measurements of one pass: where heads attend, what they write (if the model has a stream), how each
+    token changes, and how heads attend to the text's delimiters.
     """
     reducers: dict[str, Reducer] = {"focus": AttentionFocus.reducer()}
     if shown.label == "cross":
@@ -70,8 +70,8 @@ def streamed(
 def last_pass(
     model: HookedModel, batch: Batch, stack: Stack, layers: list[int], notes: list[str]
 ) -> tuple[Float[Tensor, "layer head query key"], Float[Tensor, "layer head key"] | None, View | None]:
-    """The attention between the text's real tokens, the norms of their value vectors after W_O, and the model's
-    predictions, if it predicts each next token.
+    """Returns the attention between the text's real tokens, the norms of their value vectors after W_O, and the model's
+    predictions if it predicts next tokens.
     """
     predicts = model.causal and model.points["logits"].absent is None and len(model.stacks) == 1
     predicts = predicts and model.reads_tokens and batch.ids.shape[1] > 1
@@ -91,7 +91,7 @@ def last_pass(
 
 
 def types_of(model: HookedModel, stack: Stack, notes: list[str]) -> HeadTypes | None:
-    """The types of heads, if measuring them takes seconds."""
+    """Measures the types of heads, if this takes only seconds."""
     if not model.reads_tokens:
         return None
     weights = sum(parameter.numel() for parameter in model.base.parameters()) - model.embedding.numel()
@@ -106,8 +106,8 @@ def types_of(model: HookedModel, stack: Stack, notes: list[str]) -> HeadTypes | 
 
 
 def sweeps(model: HookedModel, batch: Batch, notes: list[str]) -> tuple[Measured, ...]:
-    """The ablation sweeps that take seconds: on the page's text and, with the demo model, on more texts of its
-    language.
+    """Runs the ablation sweeps that take only seconds: on the page's text and, with the demo model, on more texts of
+    its language.
     """
     predicts_tokens = model.points["logits"].absent is None and model.predicts in ("next token", "masked token")
     if not predicts_tokens or len(model.stacks) > 1:
@@ -145,7 +145,7 @@ def sweeps(model: HookedModel, batch: Batch, notes: list[str]) -> tuple[Measured
 
 
 def sources_of(model: HookedModel, batch: Batch, layers: list[int], notes: list[str]) -> SourceDecomposition | None:
-    """The writers behind each head's scores, if a page has room for them."""
+    """Finds the writers behind each head's scores, if the page has room for them."""
     if len(layers) * model.n_heads * batch.ids.shape[1] > limits.MAX_REASONS:
         notes.append(
             "The upstream writers behind each head's attention are omitted to save space; see am.decompose_by_source."

@@ -1,4 +1,4 @@
-"""Builds the report of one input: runs the model, and decides how much of it the page shows."""
+"""Builds the report of one input: runs the model, and decides how much of the result the page shows."""
 
 from dataclasses import dataclass, replace
 from typing import Literal
@@ -40,7 +40,7 @@ def report(
 
     The page runs and shows 192 tokens of a longer text (which must fit the model's positions), some layers of a model
     with very many heads, and only the decoder and cross-attention if an encoder of images or sound has more than 800
-    positions (Whisper's 1,500). The page says so. Under hooks and interventions it shows what the model then does.
+    positions (Whisper's 1,500). The page says so. Under hooks and interventions, it describes the edited model.
 
     Args:
         model: the model.
@@ -58,9 +58,9 @@ def report(
         The report; `.write_html(path)` writes the page.
 
     Raises:
-        ExactnessError: under an intervention that changes the scores themselves: they are no longer the sum of their
-            terms.
-        InputError: for several texts, a text that does not fit the model, or a `start` beyond its end.
+        ExactnessError: under an intervention that changes the scores themselves, because they are then no longer the
+            sum of their terms.
+        InputError: for several texts, a text that does not fit the model, or a `start` beyond the text's end.
     """
     require_model(model)
     batch = model.encode(inputs, bos=bos, target=target)
@@ -116,7 +116,7 @@ class _Made:
 
 
 def _with_target(model: HookedModel, batch: Batch, notes: list[str]) -> tuple[Batch, int]:
-    """The batch with the decoder's whole text, and the largest number of tokens that the model wrote of it."""
+    """Returns the batch with the decoder's whole text, and the largest number of its tokens that the model wrote."""
     target = batch.target
     if target is None or not model.writes_tokens:
         return batch, 0
@@ -134,7 +134,7 @@ def _with_target(model: HookedModel, batch: Batch, notes: list[str]) -> tuple[Ba
 
 
 def _of_stack(made: _Made, shown: Stack, centre: Literal["auto", "mean"] | MeanQK | None, notes: list[str]) -> Report:
-    """The report of one of the model's stacks."""
+    """Builds the report of one of the model's stacks."""
     model, batch = made.model, made.batch
     queries, keys = batch.queries(shown.label), batch.key_tokens(shown.label)
     fits = max(1, limits.MAX_CELLS // (len(model.stacks) * shown.n_heads * queries.ids.shape[1] * keys.ids.shape[1]))

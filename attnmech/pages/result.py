@@ -1,4 +1,4 @@
-"""The report of one text: several results on one page, which `attnmech report` writes."""
+"""The report of one text, which combines several results on one page; `attnmech report` writes that page."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -37,7 +37,7 @@ STACK_WORDS: Final = {
     "decoder": "decoder: target to target",
     "cross": "cross: target to source",
 }
-"""The stacks of an encoder-decoder, for a reader who chooses one."""
+"""The stacks of an encoder-decoder, in words for the reader who chooses one."""
 
 
 _STATUS: Final[dict[str, Literal["ok", "warn", "fail"] | None]] = {
@@ -55,43 +55,43 @@ R = TypeVar("R", bound=HeadEffects | NullAttention)
 @public
 @dataclass(frozen=True, repr=False)
 class Report(WritesHtml):
-    """One text on one model: where its heads look, why, and what they write, with the certificate and a page."""
+    """One text on one model: where heads attend, why, and what they write, with the certificate and a page."""
 
     scores: ScoreDecomposition
     native: ScoreDecomposition | None
     """The same scores, split at the model's own biases, if `scores` are split at the text's means."""
     focus: AttentionFocus
     updates: ResidualUpdates | None
-    """What heads write; None if blocks have no stream."""
+    """What heads write; None if the model has no stream."""
     certificate: Certificate
     notes: tuple[str, ...]
     """What the page omits, and why."""
     types: HeadTypes | None
-    """The model's head types, on random tokens; None if measuring them would take minutes."""
+    """The model's head types, measured on random tokens; None if measuring them would take minutes."""
     on_text: str
-    """How heads treat this text's delimiters: a description, not a claim."""
+    """How heads attend to this text's delimiters: a description, not a claim."""
     measured: tuple[Measured, ...]
-    """The results of ablations, on the page's text and others of the demo model's language."""
+    """The results of ablations on the page's text and on further texts of the demo model's language."""
     sources: SourceDecomposition | None
     """Which upstream writers make each head attend where it does."""
     special: tuple[bool, ...]
-    """Which tokens of the text are special ones of the tokenizer."""
+    """Which tokens of the text are special tokens."""
     expected: View | None
     """The model's prediction at each token."""
     calls: Mapping[str, str]
-    """The Python that makes the page's numbers again, by the method."""
+    """The Python calls that reproduce the page's numbers, by method."""
     pattern: Float[Tensor, "layer head query key"]
-    """The attention of the layers shown as the model used it, after active hooks."""
+    """The attention of the layers shown, as the model used it after active hooks."""
     paths: TokenPaths
     """How each token changes."""
     value_norms: Float[Tensor, "layer head key"] | None
     """‖(x_j W_V + b_V) W_O‖ of each key in each head; None if a gate is between attention and W_O."""
     sense: Section | None = None
-    """The image or the recording itself, with the attention of a row."""
+    """The section with the image or the recording itself, under the attention of a row."""
     nouns: Nouns = TEXT
     """The words for the input and its positions."""
     key_special: tuple[bool, ...] = ()
-    """In cross-attention, which of the key tokens are special ones."""
+    """In cross-attention, which of the key tokens are special tokens."""
     others: Mapping[str, "Report"] = field(default_factory=dict)
     """The reports of a model's other stacks, by name: `report.others["cross"]`."""
 
@@ -99,9 +99,9 @@ class Report(WritesHtml):
         return f"Report({self.lead})"
 
     def __sub__(self, other: object) -> "Report":
-        raise InputError("reports cannot be subtracted; subtract the results that they hold: one.focus - other.focus.")
+        raise InputError("reports cannot be subtracted; subtract the results in them: one.focus - other.focus.")
 
-    if not TYPE_CHECKING:  # a type checker would take every name for an attribute
+    if not TYPE_CHECKING:  # otherwise a type checker would accept every name as an attribute
 
         def __getattr__(self, name: str) -> object:
             message = f"'Report' object has no attribute {name!r}"
@@ -124,7 +124,7 @@ class Report(WritesHtml):
 
     @returns_page
     def to_html(self) -> str:
-        """The page: one file that opens without a network; a reader chooses one of several stacks."""
+        """Returns the page, one file that opens offline; with several stacks, the reader chooses one."""
         if not self.others:
             return render_page(self._page())
         reports = {self.stack: self, **self.others}
@@ -191,7 +191,7 @@ class Report(WritesHtml):
 
     @property
     def effects(self) -> HeadEffects | None:
-        """The effect of zeroing each head on the loss; None if measuring it would take minutes."""
+        """The effect on the loss of zeroing each head; None if measuring it would take minutes."""
         return self._measured_as(HeadEffects)
 
     @property
@@ -223,7 +223,7 @@ class Report(WritesHtml):
         ]
 
     def _with_types(self, overview: Section, types: HeadTypes) -> Section:
-        """The small maps; their hover boxes name each head's type."""
+        """Adds each head's type to the hover boxes of the small maps."""
         heads = range(self.scores.residual.shape[1])
         remarks = tuple(types.top_scores(layer, head) for layer in self.scores.layers for head in heads)
         return replace(overview, figures={name: OfPattern("model", remarks) for name in overview.figures})
@@ -237,7 +237,7 @@ class Report(WritesHtml):
 
     @property
     def _kernels(self) -> list[Section]:
-        """The scores by distance, if their position term is a function of it."""
+        """The position term by distance, if it is a function of the distance."""
         by_position = self.scores.reference is not None and self.scores.reference.by_position
         if by_position or "position" not in names_along_row(self.scores.parts):
             return []
@@ -251,7 +251,7 @@ class Report(WritesHtml):
         return "this text" if count == 1 else f"this text and {count - 1} others generated by the grammar"
 
     def _reasons(self, tokens: int) -> list[list[list[str]]]:
-        """The reason why each head attends where it does, query by query."""
+        """The sentences that say, for each query, why each head attends where it does."""
         if self.sources is None:
             return []
         heads = range(self.scores.residual.shape[1])
@@ -314,7 +314,8 @@ def _expected(view: View) -> Section:
         contents="The model's predictions",
         heading="The model's predictions",
         finding=view.finding,
-        reading="The redder a token, the more probable the model considered it; white is below e⁻⁵ = 0.7 %. Hover "
+        reading="The redder a token, the more probable the model considered it; white tokens have a probability below "
+        "e⁻⁵ = 0.7 %. Hover "
         "over a token for its probability, its rank (0 is the most probable) and the ten most probable tokens at "
         "its position. Drawn with CircuitsVis.",
         caveat="The predictions are those of the whole model, not of one head. The first token has no prediction.",
@@ -328,7 +329,7 @@ def _numbered(section: Section, number: int) -> Section:
 
 
 def _short(name: str) -> str:
-    """A model's name as a heading; for a folder, the end of its path.
+    """Shortens a model's name for a heading; for a folder, to the end of its path.
 
     >>> _short("demo"), _short("bigscience/bloom-560m")
     ('demo', 'bigscience/bloom-560m')

@@ -1,4 +1,4 @@
-"""What a page shows of an image or a recording: the picture, or the spectrogram, with the attention of one row."""
+"""The sections that show an image, or a recording's spectrogram, under the attention of one row."""
 
 from collections.abc import Sequence
 from typing import Final
@@ -13,7 +13,7 @@ from ..draw.section import Section
 from ..draw.style import FIGURE_STYLE, NEUTRAL
 
 SHADE: Final = [[0.0, "rgba(0,0,0,0.8)"], [1.0, "rgba(0,0,0,0)"]]
-"""From the least to the most attention: more attention makes the picture below brighter."""
+"""Colours from the least to the most attention; more attention makes the picture below brighter."""
 LEVELS: Final = "Greys"
 """The spectrogram's colours: one hue, distinct from that of attention."""
 _ATTENTION: Final = "#d55e00"
@@ -35,13 +35,13 @@ def picture_section(
     pattern: Float[np.ndarray, "layer head query key"],
     call: str,
 ) -> Section:
-    """The image; the chosen query's attention sets the brightness of each patch.
+    """Shows the image; the chosen query's attention sets the brightness of each patch.
 
     Args:
         picture: the image as a data URI.
         places: the row and column of each position's patch; None for a position that is not a patch.
         pattern: the attention of every layer and head.
-        call: the Python that makes the numbers again.
+        call: the Python call that reproduces the numbers.
 
     """
     held = [place for place in places if place is not None]
@@ -94,16 +94,16 @@ def spectrogram_section(
     call: str,
     crosses: bool = False,
 ) -> Section:
-    """The spectrogram of a recording, and above it the attention that the chosen query gives each moment.
+    """Shows the spectrogram of a recording and, above it, the attention that the chosen query gives each moment.
 
     Args:
         times: the time of each column, in seconds.
-        bands: the band of each row, in the first of `units`.
-        levels: the levels of the cells, in the second of `units`.
-        units: such as ("frequency (Hz)", "level (dB)").
+        bands: the frequency or band of each row.
+        levels: the level of each cell.
+        units: the units of bands and levels, such as ("frequency (Hz)", "level (dB)").
         frames: the time at which each position's frame begins, in seconds; None for a position that is not a frame.
         pattern: the attention of every layer and head.
-        call: the Python that makes the numbers again.
+        call: the Python call that reproduces the numbers.
         crosses: whether the queries are tokens of a decoder instead of frames.
 
     """

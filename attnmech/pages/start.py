@@ -13,8 +13,8 @@ from ..runs.effects import HeadEffects
 
 
 def example_of(types: HeadTypes | None, layers: Sequence[int]) -> tuple[int, int, str] | None:
-    """The layer and head that belong most clearly to a type, and the type; None if the layers shown have no typed
-    head.
+    """Returns the layer and head that belong most clearly to a type, and that type; None if the layers shown have no
+    typed head.
     """
     if types is None or types.example is None or types.example[0] not in layers:
         return None
@@ -24,7 +24,7 @@ def example_of(types: HeadTypes | None, layers: Sequence[int]) -> tuple[int, int
 
 
 def start_of(types: HeadTypes | None, effects: HeadEffects | None, view: ScoreNumbers) -> tuple[int, int, int] | None:
-    """The layer, head and row that a page shows first.
+    """Returns the layer, head and row that a page shows first.
 
     The head belongs most clearly to a type, or its ablation changes the loss most. The row has the head's highest
     attention to the key that its type attends to, or to another token.
@@ -45,7 +45,7 @@ def start_of(types: HeadTypes | None, effects: HeadEffects | None, view: ScoreNu
 
 
 def _looking_elsewhere(pattern: Float32[np.ndarray, "query key"]) -> int:
-    """The row with the highest attention to a token that is neither the first nor the row's own."""
+    """Returns the row with the highest attention to a token that is neither the first nor the row's own."""
     elsewhere = pattern.copy()
     elsewhere[:, 0] = 0
     np.fill_diagonal(elsewhere, 0)
@@ -53,7 +53,7 @@ def _looking_elsewhere(pattern: Float32[np.ndarray, "query key"]) -> int:
 
 
 def _targets(tokens: Sequence[str], kind: str, *, causal: bool) -> Bool[np.ndarray, "query key"]:
-    """The keys that a type of head attends to, in a text that starts with its first token."""
+    """The keys to which a type of head attends, in a text that is shown from its first token on."""
     length = len(tokens)
     _, ids = np.unique(np.array(tokens, dtype=object).astype(str), return_inverse=True)
     first = torch.arange(length)[None] == 0

@@ -1,4 +1,4 @@
-"""Measures each token of a report's text in the report's own pass: drift, inflows and sentence."""
+"""Measures drift, inflows and segments for each token of a report's text, in the report's own pass."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -25,7 +25,7 @@ NEAREST: Final = 100
 
 @dataclass(frozen=True)
 class TokenPaths:
-    """How the tokens of one text change; None for what could not be measured."""
+    """How the tokens of one text change; fields are None if they could not be measured."""
 
     drift: ResidualDrift | None = None
     flow: AttentionFlow | None = None
@@ -33,7 +33,9 @@ class TokenPaths:
 
     @classmethod
     def reducers(cls, model: HookedModel, batch: Batch, notes: list[str], nouns: Nouns = TEXT) -> dict[str, Reducer]:
-        """The reducers that measure them in one pass, by field name; `notes` gets what is left out, and why."""
+        """Returns the reducers that measure the fields in one pass, by field name; `notes` receives what is omitted and
+        why.
+        """
         if len(model.stacks) > 1:
             notes.append(
                 f"The path of each {nouns.token} through the layers is omitted: it is shown only for models "
@@ -58,7 +60,7 @@ class TokenPaths:
     def sections(
         self, arguments: str, tokens: Sequence[str], layers: Sequence[int], nouns: Nouns = TEXT
     ) -> list[Section]:
-        """Their sections of the page, which follow its chosen query; `arguments` are those of the calls."""
+        """The page's sections, which follow the query that the reader chooses; `arguments` are those of the calls."""
         sections = []
         if self.drift is not None:
             sections.append(self.drift.token_section(f"am.residual_drift{arguments}", layers))
@@ -72,7 +74,7 @@ class TokenPaths:
 
 
 def _drift(model: HookedModel, batch: Batch, notes: list[str]) -> Reducer | None:
-    """The reducer of drift, if the vocabulary can be scanned in seconds."""
+    """Returns the reducer of drift, if the vocabulary can be scanned in seconds."""
     if not model.reads_tokens:
         return None
     stack = model.stack()

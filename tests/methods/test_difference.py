@@ -288,7 +288,7 @@ def test_kinds_without_a_difference_say_what_has_one() -> None:
         "subtract a term": am.decompose_scores(model, ids),
         "subtract the matrices of a head": am.decompose_by_source(model, ids, layers=[1]),
         "subtract the results of am.ablate_heads": am.prune_heads(model, ids, layers=[0], steps=1, random=0),
-        "subtract the results that they hold": am.report(model, ids[:1]),
+        "subtract the results in them": am.report(model, ids[:1]),
     }
     for said, each in made.items():
         assert said in refused(lambda each=each: each - each)

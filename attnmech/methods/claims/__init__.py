@@ -1,1 +1,1 @@
-"""Tests a claim about heads against controls that are drawn for it."""
+"""Tests a claim about heads against control sets of heads."""

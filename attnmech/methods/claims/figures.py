@@ -1,4 +1,4 @@
-"""The figure of a set's effect among the effects of all sets of its shape."""
+"""The figure that compares a set's effect with the effects of all sets of its shape."""
 
 from collections.abc import Sequence
 

@@ -15,14 +15,16 @@ from scipy.stats import t as student_t  # type: ignore[import-untyped]
 from torch import Tensor
 
 CONSISTENT: Final = 0.001
-"""An effect is consistent if a null effect exceeds its t with less than this probability. Size ranks these effects."""
+"""An effect is consistent if a null effect exceeds its t with less than this probability. Consistent effects are ranked
+by size.
+"""
 
 SAME: Final = 1e-4
-"""Strengths that differ by less than this share are ties, because rounding can separate them."""
+"""Strengths that differ by less than this share count as ties, because rounding can separate equal strengths."""
 
 
 def studentised(values: Float[Tensor, "*place group"]) -> Float[Tensor, "*place"]:
-    """t = mean / (standard deviation / √groups); 0 where every value is 0, ±∞ where all are equal.
+    """Returns t = mean / (standard deviation / √groups); 0 if all values are 0, ±∞ if all are equal but not 0.
 
     >>> studentised(torch.tensor([[1.0, 2.0, 3.0], [0.0, 0.0, 0.0]], dtype=torch.float64)).round(decimals=3)
     tensor([3.4640, 0.0000], dtype=torch.float64)
@@ -33,10 +35,10 @@ def studentised(values: Float[Tensor, "*place group"]) -> Float[Tensor, "*place"
 
 
 def strength(harm: Float[Tensor, "*place group"]) -> Float[Tensor, "*place"]:
-    """Ranks effects: t over groups, or t* plus the mean where t is above t* = t_{groups − 1}(1 − `CONSISTENT`).
+    """Ranks effects by t over groups, or by t* plus the mean where t is above t* = t_{groups − 1}(1 − `CONSISTENT`).
 
-    t alone does not distinguish an effect from an equally consistent one that is a hundred times smaller, so size
-    decides above t*. Only the order of these numbers has a meaning.
+    t alone does not distinguish an effect from an equally consistent effect that is a hundred times smaller, so above
+    t* size decides. Only the order of these numbers is meaningful.
 
     >>> harm = torch.tensor([[1.0, 1.1, 0.9, 1.0, 1.0], [0.01, 0.01, 0.01, 0.01, 0.01], [3.0, -2.0, 4.0, -1.0, 2.0]])
     >>> strength(harm.double()).argsort(descending=True).tolist()
@@ -48,7 +50,7 @@ def strength(harm: Float[Tensor, "*place group"]) -> Float[Tensor, "*place"]:
 
 
 def rank_p(strengths: Float[Tensor, " set"]) -> float:
-    """The share of sets that are at least as strong as the first set, which counts too. Ties count.
+    """Returns the share of sets that are at least as strong as the first set, including the first set itself and ties.
 
     >>> rank_p(torch.tensor([2.0, 1.0, 3.0, 0.5]))
     0.5
@@ -57,13 +59,14 @@ def rank_p(strengths: Float[Tensor, " set"]) -> float:
 
 
 def at_least(strengths: Float[Tensor, " set"]) -> Tensor:
-    """Which sets are at least as strong as the first set, up to rounding (`SAME`)."""
+    """True for the sets that are at least as strong as the first set, up to rounding (`SAME`)."""
     first = strengths[0]
     return strengths >= first - SAME * first.abs()
 
 
 def least_p(values: Float[Tensor, "head group"]) -> float:
-    """The p-value of the claim that every head's mean is above 0: the largest of their one-sided t tests (Berger 1982).
+    """Returns the p-value of the claim that every head's mean is above 0: the largest of the one-sided t tests (Berger
+    1982).
 
     >>> round(least_p(torch.tensor([[1.0, 1.2, 0.8, 1.1, 0.9], [0.3, -0.2, 0.4, 0.1, 0.2]]).double()), 4)
     0.0976
@@ -76,10 +79,11 @@ def added_by_each(
     alone: Float[Tensor, "set head group"],
     others: Float[Tensor, "set head group"],
 ) -> Float[Tensor, "set head group"]:
-    """The contribution of each head to its set's effect: ½ (effect alone + effect of the set − effect of the others).
+    """Returns each head's contribution to its set's effect: ½ (effect alone + effect of the set − effect of the
+    others).
 
     This is the mean of the effects of removing the head first and removing it last. For two heads it is the Shapley
-    value. Heads in series (either alone has the full effect) and heads that back each other up (neither alone has any)
-    contribute half each. A head that does nothing contributes 0.
+    value. Two heads in series (removing either has the full effect) or two that back each other up (removing either
+    alone has none) contribute half each. A head that does nothing contributes 0.
     """
     return (alone + together[:, None] - others) / 2

@@ -1,4 +1,5 @@
-"""Tests whether removing heads hurts a task more than removing others (docs/formulas.md#confirming-a-set-of-heads).
+"""Tests whether removing some heads hurts a task more than removing others
+(docs/formulas.md#confirming-a-set-of-heads).
 
 Heads are chosen on one half of the templates and tested on the other half, against all sets of the same shape.
 """
@@ -31,7 +32,7 @@ from .shapes import FEWEST, HeadSet, same_shape
 from .tasks import TaskLike, require_apart, task_of
 
 GENERAL: Final = 8
-"""The number of the demo model's texts that measure general loss if `task` names a task of the demo model."""
+"""The number of the demo model's texts on which general loss is measured if `task` names a task of the demo model."""
 
 Rule: TypeAlias = Callable[[Discovery], Sequence[Head]]
 
@@ -52,7 +53,7 @@ def confirm_heads(
     memory: float = 1.0,
     **options: Unpack[RunOptions],
 ) -> "HeadClaim":
-    """Tests whether removing these heads together hurts this task more than removing other heads.
+    """Tests whether removing heads together hurts a task more than removing other heads.
 
     >>> import attnmech as am
     >>> task = am.Task.of_demo("copying", templates=10, per_template=1)
@@ -61,21 +62,24 @@ def confirm_heads(
     (((1, 0),), 'confirmed', True)
 
     The groups (templates) of the task's cases are split in halves by `seed`. A rule chooses heads on the discovery
-    half. It receives a `Discovery`, which holds no case of the other half; `strongest(5)` returns the five heads that
-    hurt most when removed alone. A list of heads must come from elsewhere: from `task.halves(seed)[0]`, or other texts.
-    Everything else is measured on the confirmation half, which has at least five groups.
+    half. It receives a `Discovery`, which contains no case of the other half; `strongest(5)` returns the five heads
+    that hurt most when removed alone. If `heads` is a list, it must have been chosen without the confirmation half: on
+    `task.halves(seed)[0]`, or on other texts. Everything else is measured on the confirmation half, which has at least
+    five groups.
 
     `effect` is the metric after minus before, averaged over groups, with its t interval over groups. The null
     distribution comprises *all* sets of the same shape (the same number of heads in each of the same layers), including
     the tested set. `p` is the share of sets that are at least as strong, by their effect studentised over groups
-    (`attnmech.methods.claims.formulas.strength`). No p-value is below `least_p`, 1 / number of sets. With fewer than 20
-    sets, those of other layers are added (`wider`); with more than `sets`, a sample is drawn by `seed`.
+    (`attnmech.methods.claims.formulas.strength`). No p-value is below `least_p`, 1 / number of sets. If there are fewer
+    than 20 sets, sets from other layers are added (`wider`); if there are more than `sets`, a sample is drawn with
+    `seed`.
 
-    A set is as strong as its strongest heads, so a head that does nothing can be in a strong set. `p_each` tests every
-    head: it ranks sets by the contribution of their weakest head, ½ (effect alone + effect of the set − effect of the
-    other heads), and is never below the p-value of a t test that one of the heads adds nothing.
-    The verdict is "confirmed" if the intervals of the effect and of each head's contribution exclude 0 and
-    p_each ≤ 0.05. It is "in part" if the set does more than others (p ≤ 0.05) but not every head is shown to add.
+    A set is as strong as its strongest heads, so a head that does nothing can be in a strong set. `p_each` therefore
+    tests every head: it ranks sets by the contribution of their weakest head, ½ (effect alone + effect of the set −
+    effect of the other heads), and is never below the p-value of a t test of the hypothesis that one of the heads adds
+    nothing. The verdict is "confirmed" if the intervals of the effect and of each head's contribution exclude 0 and
+    p_each ≤ 0.05. It is "in part" if the set has a stronger effect than others (p ≤ 0.05) but not every head is shown
+    to contribute.
 
     Args:
         model: the model.
@@ -84,10 +88,11 @@ def confirm_heads(
             cases (prompt, answer, against, group), or (text, group) to measure the loss.
         method: how heads are removed: "zero", "mean", "resample", or an `am.Intervention`, applied to these heads.
         reference: for "mean", the texts to average over; by default the prompts of the discovery half.
-        discovery: separate cases for the discovery half; all of `task` then confirms.
-        others: other tasks that show what else the heads do; if `task` is a name, the demo model's other tasks.
-        general: texts that show how much a set matters to the loss in general; if `task` is a name, 8 texts of the
-            demo model.
+        discovery: separate cases for the discovery half; the confirmation half is then all of `task`.
+        others: other tasks that show what else the heads do; if `task` is a name, they are by default the demo model's
+            other tasks.
+        general: texts that show how much a set matters to the loss in general; if `task` is a name, by default 8 texts
+            of the demo model.
         sets: the largest number of sets to measure, including the tested set.
         seed: seed of the halves, of the sampled sets, and of the donors for "resample".
         memory: how many GB a step may use on top of the model.
@@ -97,8 +102,8 @@ def confirm_heads(
         The effect with its interval, the null distribution, and a verdict.
 
     Raises:
-        InputError: for fewer than six groups, a group or prompt in both halves, heads that the model does not have,
-            and the errors of `am.ablate_heads`.
+        InputError: for fewer than six groups, a group or prompt in both halves, heads that the model does not have, and
+            in the cases of `am.ablate_heads`.
 
     """
     require_model(model)
@@ -158,7 +163,7 @@ class HeadClaim(SetTest):
     """The effect of removing a set of heads on a task, compared with removing other sets of the same shape.
 
     Effects are the metric after minus before, in its units; *harm* is the effect signed so that positive is worse.
-    Groups are the unit of evidence: a group's number is the mean over its cases, and intervals are over groups.
+    Groups are the unit of evidence: the value of a group is the mean over its cases, and intervals are over groups.
     """
 
     @property
@@ -174,7 +179,7 @@ class HeadClaim(SetTest):
 
     @property
     def about_restored(self) -> str:
-        """One sentence: how much of the metric the set alone restores."""
+        """Says in one sentence how much of the metric the set alone restores."""
         return about_restored(self)
 
     @property
@@ -182,13 +187,13 @@ class HeadClaim(SetTest):
         return f"{named(self.heads)} and {self.task}: {self.verdict}"
 
     def plot(self) -> "go.Figure":
-        """The effect of every set, from the smallest to the largest, with the interval of the tested set."""
+        """Draws the effect of every set, from the smallest to the largest, with the interval of the tested set."""
         frame = self.to_frame()
         effect, low, high = (frame[name].to_numpy() for name in ("effect", "effect_low", "effect_high"))
         return null_sets(list(frame["heads"]), effect, low, high, self.sharing.numpy(), label=self._label)
 
     def plot_heads(self) -> "go.Figure":
-        """The harm of removing each head of the set first, of removing it last, and the mean of both."""
+        """Draws the harm of removing each head of the set first, the harm of removing it last, and the mean of both."""
         alone, rest = self.harm_in_groups(self.after_alone)[0], self.harm_in_groups(self.after_rest)[0]
         shown = {"removed first": alone, "removed last": self.harm[0] - rest, "adds": self.added[0]}
         values = []
@@ -208,14 +213,16 @@ class HeadClaim(SetTest):
         sections = [
             Section(
                 "Against other sets",
-                f"The marks are {drawn} sets of the same shape. Their height is the change of the metric when the set "
-                f"is removed, averaged over {len(self.groups)} groups that were not used to choose the heads. The "
+                f"The marks are {drawn} sets of the same shape. The height of a mark is the change of the metric when "
+                f"the set is removed, averaged over {len(self.groups)} groups that were not used to choose the heads. "
+                "The "
                 "vertical line is the 95 % interval over groups.",
                 {"sets": self.plot()},
                 "claim.plot()",
                 finding=f"{self.about_matched} {self.about_restored}".strip(),
                 caveat="p ranks sets by their effect studentised over groups, and consistent effects by size. Other "
-                "heads may take over what removed heads did, so small effects do not show that heads are idle.",
+                "heads may take over what removed heads did, so a small effect does not show that a head is "
+                "idle.",
             )
         ]
         if len(self.heads) > 1:

@@ -58,7 +58,7 @@ def _more_than(test: SetTest) -> str:
 
 
 def _stronger(test: SetTest) -> str:
-    """The number of other sets that hurt at least as much, in words."""
+    """Says how many other sets hurt at least as much."""
     others, stronger = len(test.sets) - 1, int(test.as_strong.sum()) - 1
     which = test.as_strong & (torch.arange(len(test.sets)) > 0)
     shared = bool(test.sharing[which].all()) and stronger and len(test.heads) > 1
@@ -87,7 +87,7 @@ def _p_value(test: SetTest, p: float) -> str:
 
 
 def about_each(test: SetTest) -> str:
-    """One sentence: whether every head of the set contributes to its effect. Empty for a single head."""
+    """Says in one sentence whether every head of the set contributes to its effect. Empty for a single head."""
     if len(test.heads) == 1:
         return ""
     means = test.adds
@@ -105,7 +105,7 @@ def about_each(test: SetTest) -> str:
 
 
 def about_other(other: OtherTask) -> str:
-    """The effect of removing the tested set on another task."""
+    """Describes the effect of removing the tested set on another task."""
     what, unit = quantity_of(other.metric)
     means = TextMeans.of_values(other.effect)
     low, high = map(float, means.interval())
@@ -136,7 +136,7 @@ def about_matched(test: SetTest) -> str:
 
 
 def about_restored(test: SetTest) -> str:
-    """One sentence: how much of the metric the set alone restores."""
+    """Says in one sentence how much of the metric the set alone restores."""
     low, high = map(float, TextMeans.of_values(group_means(test.before - test.after_all, test.case_groups)).interval())
     if low <= 0 <= high:
         return "Removing every head does not clearly change the metric, so there is nothing for a set to restore."

@@ -1,4 +1,4 @@
-"""Measures the effect of removing whole sets of heads on a task: many sets in one sweep, each measured once."""
+"""Measures how removing whole sets of heads affects a task: one sweep measures many sets, each once."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -31,7 +31,7 @@ class Removal:
     model: HookedModel
     method: str | Intervention
     reference: Values | None
-    """For method="mean": the means for every layer."""
+    """For method="mean", the means of every layer."""
     seed: int = 0
     bos: bool | None = None
 
@@ -57,7 +57,7 @@ class Removal:
         return self.method if isinstance(self.method, str) else f"intervention ({self.method})"
 
     def changes(self, inputs: Any, sets: Sequence[HeadSet]) -> list[Change]:
-        """The changes that remove each set on these texts."""
+        """Returns the changes that remove each set on these texts."""
         if isinstance(self.method, Intervention):
             return [(replace(self.method, heads=heads),) for heads in sets]
         heads = sorted({head for head_set in sets for head in head_set})
@@ -83,7 +83,7 @@ class Measuring:
         journal: str | Path | None = None,
         noted: Mapping[str, Any] | None = None,
     ) -> Swept:
-        """The metric of each case without each set. Repeated sets are measured once."""
+        """Measures the metric of each case without each set; repeated sets are measured once."""
         once = {tuple(sorted(head_set)): None for head_set in sets}
         measured = run_sweep(
             self.removal.model, iter(task.inputs), self.removal.changes(task.inputs, list(once)), task.metric,
@@ -98,7 +98,7 @@ class Measuring:
 @public
 @dataclass(frozen=True)
 class Discovery:
-    """The half of a task on which heads may be chosen. It holds no case of the other half."""
+    """The half of a task on which heads may be chosen. It contains no case of the other half."""
 
     measuring: Measuring
     task: Task
@@ -111,7 +111,7 @@ class Discovery:
 
     @cached_property
     def harm(self) -> Float[Tensor, "layer head group"]:
-        """How much worse the model does in each group when one head is removed, in units of the task's metric."""
+        """Measures how much worse the model does in each group when a head is removed, in the metric's units."""
         stack = self.model.output_stack
         heads = [(layer, head) for layer in stack.layers for head in range(stack.n_heads)]
         swept = self.measuring.swept(self.task, [(head,) for head in heads])
@@ -121,7 +121,7 @@ class Discovery:
         return values
 
     def strongest(self, count: int) -> tuple[Head, ...]:
-        """The heads that hurt this half most when removed alone."""
+        """Returns the heads whose removal alone hurts most on this half."""
         mean = self.harm.mean(dim=-1)
         known = (~mean.isnan()).nonzero().tolist()
         count = whole_number("count", count, least=1, most=len(known), most_is="the heads of the model")
@@ -132,7 +132,9 @@ class Discovery:
 def harm_of(
     task: Task, before: Float[Tensor, " case"], after: Float[Tensor, "*set case"]
 ) -> Float[Tensor, "*set case"]:
-    """How much worse the model does after than before: before − after where higher is better, else after − before."""
+    """Returns how much worse the model does after than before: before − after if higher is better, otherwise after −
+    before.
+    """
     return before - after if task.higher else after - before
 
 
@@ -169,7 +171,7 @@ def measured_sets(
 def general_effects(
     measuring: Measuring, texts: Inputs | Iterable[Inputs], shape: Shape, journal: str | None
 ) -> Float[Tensor, "set text"]:
-    """The change of the loss on other texts when each set is removed."""
+    """Measures the change of the loss on other texts when each set is removed."""
     texts, removal = reread(texts), measuring.removal
     if isinstance(texts, str):
         texts = [texts]
@@ -182,7 +184,7 @@ def general_effects(
 
 @dataclass(frozen=True)
 class OtherTask:
-    """The effect of removing the heads on another task."""
+    """The effect that removing the heads has on another task."""
 
     name: str
     metric: str

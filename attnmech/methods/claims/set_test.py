@@ -23,7 +23,7 @@ from .tasks import group_means
 ALPHA: Final = 0.05
 """The largest p-value that confirms a claim."""
 MATCHED: Final = 20
-"""The number of sets, nearest in their effect on general loss, that are compared with the tested set."""
+"""The number of sets with the nearest effect on general loss that are compared with the tested set."""
 
 VERDICTS: Final = ("confirmed", "in part", "not confirmed")
 
@@ -43,7 +43,7 @@ class SetTest(OverTexts, PagedResult):
     """Whether the heads were chosen on the discovery half."""
     higher_is_better: bool
     possible: int
-    """The number of sets of the shape. `sets` holds all of them, or those that were drawn."""
+    """The number of sets of the shape. `sets` contains all of these sets, or a random sample."""
     wider: bool
     """Whether controls also come from other layers."""
     groups: tuple[str, ...]
@@ -52,7 +52,7 @@ class SetTest(OverTexts, PagedResult):
     case_groups: tuple[str, ...]
     """The group of each case."""
     sets: Int[Tensor, "set member 2"]
-    """The (layer, head) of each set's heads. The first set is the tested one."""
+    """The (layer, head) of each set's heads. The first set is the tested set."""
     before: Float[Tensor, " case"]
     """The metric with all heads."""
     after: Float[Tensor, "set case"]
@@ -72,7 +72,7 @@ class SetTest(OverTexts, PagedResult):
 
     @property
     def axis_lengths(self) -> Mapping[str, int]:
-        """The lengths of the axes that cases and heads label."""
+        """The lengths of the axes labelled by cases and heads."""
         return {"case": len(self.case_groups), "member": len(self.heads)}
 
     def _check(self) -> None:
@@ -83,7 +83,7 @@ class SetTest(OverTexts, PagedResult):
     # -- the set ------------------------------------------------------------------------------------------
 
     def harm_in_groups(self, after: Float[Tensor, "*place case"]) -> Float[Tensor, "*place group"]:
-        """How much worse the model does than with all heads, averaged over the cases of each group."""
+        """Returns how much worse the model does than with all heads, averaged over the cases of each group."""
         return group_means(self.before - after if self.higher_is_better else after - self.before, self.case_groups)
 
     @cached_property
@@ -109,7 +109,7 @@ class SetTest(OverTexts, PagedResult):
 
     @cached_property
     def as_strong(self) -> Bool[Tensor, " set"]:
-        """Which sets are at least as strong as the tested set, which counts too."""
+        """True for the sets that are at least as strong as the tested set, including that set."""
         return at_least(strength(self.harm))
 
     @property
@@ -124,20 +124,23 @@ class SetTest(OverTexts, PagedResult):
 
     @cached_property
     def added(self) -> Float[Tensor, "set member group"]:
-        """Each head's contribution to its set's harm: the mean of its harm alone and after the set's other heads."""
+        """Each head's contribution to its set's harm: the mean of the harm of removing it alone and of removing it
+        after the others.
+        """
         return added_by_each(self.harm, self.harm_in_groups(self.after_alone), self.harm_in_groups(self.after_rest))
 
     @cached_property
     def as_needed(self) -> Bool[Tensor, " set"]:
-        """In which sets the weakest head adds at least as much as the weakest head of the tested set, by strength."""
+        """True for the sets whose weakest head adds at least as much, by strength, as the tested set's weakest head."""
         return at_least(strength(self.added).amin(dim=1))
 
     @property
     def p_each(self) -> float:
-        """The p-value for every head: the share of all sets where every head adds at least as much; `p` for one head.
+        """The p-value of the claim that every head adds: the share of sets in which every head adds at least as much.
 
-        It is at least the p-value of a t test that some head of the tested set adds nothing: the weaker of two heads
-        that act together adds more than the weaker of two that do not, even if neither has an effect.
+        For a single head it is `p`. It is never below the p-value of a t test of the hypothesis that some head of the
+        tested set adds nothing, because the weaker of two heads that act together adds more than the weaker of two that
+        do not, even if neither has an effect.
         """
         share = float(self.as_needed.double().mean())
         return share if len(self.heads) == 1 else max(share, least_p(self.added[0]))
@@ -173,7 +176,7 @@ class SetTest(OverTexts, PagedResult):
 
     @cached_property
     def matched(self) -> Int[Tensor, " matched"]:
-        """The sets nearest to the tested one in their effect on general loss, at most 20. Empty without `general`."""
+        """The sets nearest to the tested set in their effect on general loss, at most 20. Empty without `general`."""
         if self.general is None:
             return torch.zeros(0, dtype=torch.long)
         mean = self.general.mean(dim=-1)
@@ -181,14 +184,16 @@ class SetTest(OverTexts, PagedResult):
 
     @property
     def restored(self) -> TextMeans:
-        """What the set alone restores: (metric with only the set − with no head) / (with all heads − with no head)."""
+        """The share that the set alone restores: (metric with only the set − with no head) / (with all heads − with no
+        head).
+        """
         alone, whole = (
             group_means(metric - self.after_all, self.case_groups) for metric in (self.after_only, self.before)
         )
         return TextMeans.of_ratio(alone, whole)
 
     def to_frame(self) -> pd.DataFrame:
-        """One row per set, the tested one first.
+        """One row per set, the tested set first.
 
         Columns: heads; tested; effect with its interval over groups; t of the harm; as_strong; adds_least, the harm
         added by the head that adds least; as_needed; general_loss, matched.
@@ -224,11 +229,11 @@ class SetTest(OverTexts, PagedResult):
 
     @property
     def sharing(self) -> Bool[Tensor, " set"]:
-        """Which sets share a head with the tested set."""
+        """True for the sets that share a head with the tested set."""
         same = (self.sets[:, :, None] == self.sets[0]).all(dim=-1)
         return same.flatten(1).any(dim=1)
 
 
 def named(heads: Sequence[Head]) -> str:
-    """The names of a set's heads: "L1H0 L2H3"."""
+    """Names a set's heads: "L1H0 L2H3"."""
     return " ".join(f"L{layer}H{head}" for layer, head in heads)

@@ -1,4 +1,4 @@
-"""Sets of the same shape as a tested set: the same number of heads in each of the same layers, or of other layers."""
+"""Sets of the same shape as a tested set: the same number of heads in each of its layers, or in other layers."""
 
 import math
 from collections import Counter
@@ -12,14 +12,14 @@ from ...errors import InputError
 from ...interventions import Head
 
 FEWEST: Final = 20
-"""With fewer sets than this in the same layers, no p-value is below 0.05, so sets from other layers are added."""
+"""With fewer sets than this in the same layers, no p-value could be below 0.05, so sets from other layers are added."""
 
 HeadSet = tuple[Head, ...]
 
 
 @dataclass(frozen=True)
 class Shape:
-    """The sets of one shape: how many there are, and which of them are measured."""
+    """The sets of one shape: how many exist, and which are measured."""
 
     sets: tuple[HeadSet, ...]
     """The tested set, followed by the controls."""
@@ -30,14 +30,14 @@ class Shape:
 
     @property
     def enumerated(self) -> bool:
-        """Whether `sets` holds every set of the shape."""
+        """Whether `sets` contains every set of the shape."""
         return len(self.sets) == self.possible
 
 
 def same_shape(heads: Sequence[Head], layers: Sequence[int], n_heads: int, most: int, seed: int = 0) -> Shape:
-    """The sets with the same number of heads in each of the same layers: all of them, or `most` drawn by `seed`.
+    """Returns the sets with the same number of heads in each of the same layers: all sets, or `most` drawn with `seed`.
 
-    If there are fewer than `FEWEST`, the sets with the same numbers of heads per layer in any of `layers`.
+    If there are fewer than `FEWEST`, it returns the sets with the same numbers of heads per layer in any of `layers`.
 
     >>> same_shape([(0, 1), (2, 3)], range(4), 8, most=1000).possible
     64

@@ -1,4 +1,4 @@
-"""The cases of a task on which a claim about heads is tested, split by their templates."""
+"""The cases of a task on which a claim about heads is tested, split by template."""
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
@@ -22,7 +22,7 @@ from ...runs.metrics import HIGHER_IS_BETTER, MetricLike
 @public
 @dataclass(frozen=True)
 class Case:
-    """One text of a task and the template it was made from.
+    """One text of a task and the template from which it was made.
 
     >>> Case("The keys beside the cabinet", " are", " is", group="beside")
     Case(prompt='The keys beside the cabinet', answer=' are', against=' is', group='beside')
@@ -35,7 +35,7 @@ class Case:
     against: str | int | None = None
     """The continuation that the answer is compared with."""
     group: str = ""
-    """Its template, name, or source. Cases of one group are not independent evidence."""
+    """The template, name or source of the text. Cases of one group are not independent evidence."""
 
 
 @public
@@ -56,7 +56,7 @@ class Task:
     and "loss" otherwise. "log_probability" takes answers of several tokens: ln p of the whole answer after the prompt.
     """
     higher_is_better: bool | None = None
-    """Only for a custom metric: whether it falls when a model does worse."""
+    """For a custom metric only: whether the metric falls when a model does worse."""
 
     def __repr__(self) -> str:
         return f"Task({self.name!r}, {len(self.cases)} cases in {len(self.groups)} groups, metric={self.metric!r})"
@@ -87,10 +87,10 @@ class Task:
 
     @classmethod
     def of_demo(cls, name: str, *, templates: int | None = None, per_template: int = 4, seed: int = 0) -> Self:
-        """A task of the demo model: "copying", "agreement", "gender" or "recipient".
+        """Returns a task of the demo model: "copying", "agreement", "gender" or "recipient".
 
-        `per_template` cases of every template, for the `templates` that fill first (by default 12, or all that the task
-        has).
+        It has `per_template` cases of every template, for the `templates` that fill first (by default 12, or all that
+        the task has).
         """
         return cls(
             name,
@@ -126,7 +126,7 @@ class Task:
 
     @property
     def inputs(self) -> Any:
-        """The prompts in the form that a sweep reads; with their answers if whole answers are scored."""
+        """The prompts in the form that a sweep reads, together with their answers if whole answers are scored."""
         answered = self.metric == "log_probability"
         texts = [_with_answer(case) if answered else case.prompt for case in self.cases]
         return [text if isinstance(text, str) else torch.tensor(text) for text in texts]
@@ -142,14 +142,13 @@ class Task:
         return _all([case.against for case in self.cases])
 
     def only(self, groups: Sequence[str]) -> Self:
-        """The task with the cases of some groups only."""
+        """Returns the task with only the cases of some groups."""
         return replace(self, cases=tuple(case for case in self.cases if case.group in groups))
 
     def halves(self, seed: int = 0) -> tuple[Self, Self]:
-        """The discovery half and the confirmation half, with different groups, drawn by `seed`.
-
-        The confirmation half has half of the groups, rounded up, and at least five. Raises `InputError` for fewer than
-        six groups.
+        """Returns the discovery half and the confirmation half, which have different groups, drawn with `seed`. The
+        confirmation half has half of the groups, rounded up, and at least five. Raises `InputError` for fewer than six
+        groups.
         """
         groups = sorted(self.groups)
         if len(groups) < LEAST_TEXTS + 1:
@@ -170,7 +169,7 @@ TaskLike: TypeAlias = Task | str | Sequence[Case] | Sequence[tuple[Any, ...]]
 
 
 def task_of(task: Any) -> Task:
-    """The task that an argument describes."""
+    """Returns the task that an argument describes."""
     if isinstance(task, Task):
         return task
     if isinstance(task, str):
@@ -205,7 +204,8 @@ def require_apart(discovery: Task, confirmation: Task) -> None:
 
 
 def group_means(values: Float[Tensor, "*place case"], group_of: Sequence[str]) -> Float[Tensor, "*place group"]:
-    """The mean over the cases of each group, in the order of the groups' first cases; `group_of` names each case's.
+    """Averages over the cases of each group, in the order of the groups' first cases; `group_of` names each case's
+    group.
 
     >>> group_means(torch.tensor([1.0, 3.0, 5.0]), ["a", "b", "a"])
     tensor([3., 3.])
@@ -262,7 +262,7 @@ def _require_one_group_a_prompt(name: str, cases: Sequence[Case]) -> None:
 
 
 def _with_answer(case: Case) -> str | tuple[int, ...]:
-    """The prompt followed by its answer, as one text."""
+    """Returns the prompt followed by its answer, as one text."""
     if isinstance(case.prompt, str) and isinstance(case.answer, str):
         return case.prompt + case.answer
     if isinstance(case.prompt, tuple) and isinstance(case.answer, int):

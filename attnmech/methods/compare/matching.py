@@ -15,16 +15,19 @@ from ...maths.divergence import between_heads
 from ...model.run.hooked import HookedModel
 
 MOVED: Final = 0.5
-"""A head counts as moved only if its divergence elsewhere is below this share of the divergence in its own place."""
+"""A head counts as moved only if its divergence from the head that matches it is below this share of its divergence
+from the head with the same number.
+"""
 
 _BESIDE: Final = (("layer", ("head", "place")), ("of_layer", ("of_head",)))
-"""Axes of layers, with the axes of heads that are permuted within them."""
+"""The axes of layers, each with the axis of heads that is permuted within it."""
 
 
 def pattern_divergence(
     one: HookedModel, first: Sequence[Batch], other: HookedModel, second: Sequence[Batch]
 ) -> tuple[Float[Tensor, "layer head other_head"], Float[Tensor, "layer head position"]]:
-    """The divergence between every two heads of a layer in two runs, and by position between heads of the same number.
+    """Measures the divergence between any two heads of a layer in two runs, and by position between heads with the same
+    number.
 
     Both are Jensen-Shannon divergences in nats. The first is the mean over the rows that see two or more keys. The
     second is the mean over texts at each position; NaN at positions where no text has a row that counts.
@@ -61,10 +64,11 @@ def pattern_divergence(
 
 
 def matched(divergence: Float[Tensor, "layer head other_head"]) -> Int[Tensor, "layer head"]:
-    """Assigns a head of the second run to each head of the first in the same layer, with the least total divergence.
+    """Assigns to each head of the first run a head of the second run in the same layer, with the least total
+    divergence.
 
-    A head stays in its place unless its match has less than half the divergence of that place (`MOVED`), so rounding
-    does not exchange heads that attend alike.
+    A head keeps its number unless its match has less than half the divergence of the head with that number (`MOVED`),
+    so that rounding does not exchange heads that attend alike.
 
     >>> matched(torch.tensor([[[0.4, 0.0], [0.0, 0.4]], [[0.1, 0.09], [0.2, 0.0]]]).double()).tolist()
     [[1, 0], [0, 1]]
@@ -75,9 +79,9 @@ def matched(divergence: Float[Tensor, "layer head other_head"]) -> Int[Tensor, "
 
 
 def reordered(result: Any, order: Mapping[int, Sequence[int]]) -> Any:
-    """A result with the heads of each layer in another order: its head h is head `order[layer][h]` of the argument.
+    """Reorders the heads of each layer of a result: head h of the copy is head `order[layer][h]` of the argument.
 
-    Reorders every tensor with axes of layers and heads in its annotation, including those of a state.
+    Every tensor with axes of layers and heads in its annotation is reordered, including the tensors of a state.
     """
     hints = get_type_hints(type(result))
     layers = getattr(result, "layers", None)

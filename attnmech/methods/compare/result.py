@@ -28,7 +28,7 @@ from ...runs.sweep import batches_of
 from .matching import matched, pattern_divergence, reordered
 
 _PLACES = ("layer", "head", "texts", "before", "after")
-"""Columns that are not compared."""
+"""The columns that are not compared."""
 _TOKENS = 512
 """The approximate number of tokens in a batch."""
 
@@ -59,9 +59,9 @@ def compare(
     intervals.
 
     Heads of two models are matched within each layer by their patterns: the assignment has the least Jensen-Shannon
-    divergence, and a head stays in its place unless its match has less than half the divergence of that place.
-    `matching` gives the head of b that matches each head of a; with `match=True`, differences are between matched
-    heads.
+    divergence, and a head keeps its number unless its match has less than half the divergence of the head with that
+    number. `matching` gives the head of b that matches each head of a; with `match=True`, differences are between
+    matched heads.
 
     Args:
         a: a model, or prompts.
@@ -162,7 +162,9 @@ def _comparison(difference: Any, one: Any, other: Any, statistic: str | None, **
 
 @dataclass(frozen=True, repr=False)
 class Comparison(PagedResult):
-    """method(b) − method(a), head by head, with pointwise intervals of the paired differences and which are clear."""
+    """method(b) − method(a), head by head, with pointwise intervals of the paired differences and a test of whether
+    they are clear.
+    """
 
     SUBTRACT = "compare the two results of interest"
 
@@ -179,7 +181,7 @@ class Comparison(PagedResult):
     """Whether the heads of b were reordered by `matching`."""
     difference: Float[Tensor, "statistic layer head"]
     low: Float[Tensor, "statistic layer head"]
-    """The low end of the pointwise 95 % interval over texts; NaN for fewer than five."""
+    """The low end of the pointwise 95 % interval over texts; NaN for fewer than five texts."""
     high: Float[Tensor, "statistic layer head"]
     clear: Bool[Tensor, "statistic layer head"]
     """Whether more texts than chance allows change in the direction of the mean, corrected for all heads."""
@@ -188,19 +190,21 @@ class Comparison(PagedResult):
     matching: Int[Tensor, "layer head"]
     """The head of b that matches each head of a."""
     divergence: Float[Tensor, "layer head other_head"]
-    """The divergence between the patterns of heads of a and b, in nats, mean over rows."""
+    """The divergence between the patterns of heads of a and b, in nats, averaged over rows."""
     by_position: Float[Tensor, "layer head position"]
-    """The divergence between heads of the same number in a and b, by position: mean over texts; NaN at the first."""
+    """The divergence between heads with the same number in a and b, by position, averaged over texts; NaN at the first
+    position.
+    """
     provenance: Provenance
 
     @property
     def axis_lengths(self) -> "dict[str, int]":
-        """The lengths of the axes that layers and statistics label."""
+        """The lengths of the axes labelled by layers and statistics."""
         return {"layer": len(self.layers), "statistic": len(self.statistics)}
 
     @property
     def moved(self) -> tuple[tuple[int, int, int], ...]:
-        """The heads of a that are elsewhere in b: (layer, head in a, head in b)."""
+        """The heads of a that have another number in b: (layer, head in a, head in b)."""
         rows = enumerate(self.matching.tolist())
         return tuple(
             (self.layers[row], head, place) for row, order in rows for head, place in enumerate(order) if head != place
@@ -229,7 +233,7 @@ class Comparison(PagedResult):
         return self.divergence.gather(-1, self.matching[..., None])[..., 0]
 
     def plot(self, statistic: str | None = None) -> "go.Figure":
-        """A map of layers × heads, coloured by the difference; pale where it is not clear."""
+        """Draws layers × heads, coloured by the difference; pale where it is not clear."""
         name = self.shown if statistic is None else option("statistic", statistic, self.statistics)
         number = self.statistics.index(name)
         value, low, high = (values[number].numpy() for values in (self.difference, self.low, self.high))
@@ -280,7 +284,7 @@ class Comparison(PagedResult):
 
     def _sections(self) -> "Sequence[Section]":
         reading = (
-            f"Each cell is one head: {self.shown.replace('_', ' ')} in {self.b} minus that in {self.a}, mean over "
+            f"Each cell is one head: {self.shown.replace('_', ' ')} in {self.b} minus that in {self.a}, averaged over "
             "texts; pale where the change is not clear among all heads."
         )
         caveat = (
@@ -319,7 +323,7 @@ def _require_aligned(first: Sequence[CorpusBatch], second: Sequence[CorpusBatch]
 
 
 def _lengths(parts: Sequence[CorpusBatch]) -> list[int]:
-    """The number of tokens of each text, in the order in which texts were given."""
+    """Returns the number of tokens of each text, in the order of the inputs."""
     by_text = {
         text: length
         for part in parts
@@ -329,5 +333,5 @@ def _lengths(parts: Sequence[CorpusBatch]) -> list[int]:
 
 
 def _texts(parts: Sequence[CorpusBatch]) -> list[list[int]]:
-    """The numbers of the texts in each batch."""
+    """Returns the numbers of the texts in each batch."""
     return [part.documents.tolist() for part in parts]

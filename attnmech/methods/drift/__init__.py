@@ -1,1 +1,1 @@
-"""How far tokens move from their embeddings, layer by layer."""
+"""Measures how far tokens move from their embeddings, layer by layer."""

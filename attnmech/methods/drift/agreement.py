@@ -10,7 +10,7 @@ from numpy.random import Philox
 from scipy.stats import rankdata  # type: ignore[import-untyped]
 
 _ALL_ORDERS: Final = 7
-"""All orders are tried for at most this many layers."""
+"""The largest number of layers for which all orders are tried."""
 _ORDERS: Final = 9999
 """The number of random orders for more layers."""
 _LEAST: Final = 3
@@ -18,7 +18,7 @@ _ROUNDING: Final = 1e-12
 
 
 def rank_agreement(one: Float[np.ndarray, " layer"], other: Float[np.ndarray, " layer"]) -> tuple[float, float]:
-    """Spearman's ρ of two series, and the share of orders with at least this |ρ|; NaN for a constant series.
+    """Computes Spearman's ρ of two series, and the share of orders with at least this |ρ|; NaN for a constant series.
 
     All orders of up to seven layers are tried; for more layers, 9,999 random orders and the true one.
 
@@ -42,7 +42,7 @@ def rank_agreement(one: Float[np.ndarray, " layer"], other: Float[np.ndarray, " 
 def _orders(count: int) -> np.ndarray:
     if count <= _ALL_ORDERS:
         return np.array(list(permutations(range(count))))
-    # Raw bits of Philox-4×64, so that every version of numpy draws the same orders.
+    # Raw bits of Philox-4×64 give the same orders in every version of numpy.
     return Philox(key=[0, count]).random_raw(_ORDERS * count).reshape(_ORDERS, count).argsort(axis=1, kind="stable")
 
 

@@ -18,7 +18,7 @@ from .sums import STATISTICS
 from .word_types import ORDINARY, WORD_TYPES
 
 MOST_NAMED: Final = 10
-"""The largest number of nearest rows that are named."""
+"""The largest number of nearest rows that are listed."""
 
 
 @dataclass(frozen=True, repr=False)
@@ -39,7 +39,7 @@ class DriftByToken(DriftMeans):
     tokens: tuple[tuple[str, ...], ...]
     """The tokens, for texts run together."""
     names: Mapping[int, str]
-    """The texts of the nearest tokens, by id."""
+    """The strings of the nearest tokens, by id."""
 
     @property
     def axis_lengths(self) -> Mapping[str, int]:
@@ -53,7 +53,7 @@ class DriftByToken(DriftMeans):
         check_rows("tokens", self.tokens, len(self.tokens), self.axis_lengths.get("row"))
 
     def by_token(self, statistic: str) -> Float[Tensor, "layer batch position"]:
-        """A statistic of every token in the layers measured; NaN where it is undefined and at padding."""
+        """Returns a statistic of every token in the measured layers; NaN where undefined and at padding."""
         place = STATISTICS.place(option("statistic", statistic, STATISTICS))
         values: Tensor = self._kept("values")[place].masked_fill(~self._kept("valid")[place], torch.nan)
         return values
@@ -74,7 +74,9 @@ class DriftByToken(DriftMeans):
         return pd.DataFrame(rows)
 
     def nearest(self, text: int = 0, position: int = 0, count: int = MOST_NAMED) -> pd.DataFrame:
-        """The rows of the vocabulary nearest to a token, nearest first: one row per layer, with its own row's rank."""
+        """Lists the rows of the vocabulary nearest to a token, nearest first: one row per layer, with the own row's
+        rank.
+        """
         text, position = self._place(text, position)
         most = min(MOST_NAMED, self.k)
         count = min(whole_number("count", count, least=1, most=MOST_NAMED), most)
@@ -90,9 +92,9 @@ class DriftByToken(DriftMeans):
     def pair(self, one: int, other: int, text: int = 0) -> pd.DataFrame:
         """Compares two tokens of a text, such as two occurrences of one word: one row per layer.
 
-        The columns are their cosine; their cosine after the mean of the text's ordinary tokens is subtracted; the mean
-        cosine of pairs in this layer (`anisotropy`); the share of their k nearest rows that they have in common
-        (`shared`); and the cosine and rank of each token's own row.
+        The columns are the cosine of the two tokens; their cosine after the mean of the text's ordinary tokens is
+        subtracted; the mean cosine of pairs in this layer (`anisotropy`); the share of their k nearest rows that they
+        have in common (`shared`); and, for each token, the cosine and rank of its own row.
         """
         text, one = self._place(text, one)
         _, other = self._place(text, other)
@@ -134,9 +136,9 @@ class DriftByToken(DriftMeans):
             return self.state[name]
         if name == "products" and self.tokens:
             raise MissingPointError(
-                "the text is too long for `pair`: the cosines of all pairs of its tokens were not kept. Pass a "
+                "the text is too long for `pair`: the cosines of all pairs of its tokens were not stored. Pass a "
                 "shorter text or fewer `layers`."
             )
         raise MissingPointError(
-            "single tokens are kept only for a string or a list of texts, not for an iterator (a corpus)."
+            "single tokens are stored only for a string or a list of texts, not for an iterator (a corpus)."
         )

@@ -24,7 +24,7 @@ from ...maths.precision import product_rounding
 SIMILARITIES: Final = ("cosine", "centred cosine", "dot")
 
 _SPARE: Final = 8
-"""The number of rows kept beyond the k nearest, until close ones have been compared in float64."""
+"""The number of rows stored besides the k nearest, until close candidates have been compared in float64."""
 
 _PAIRS_AT_ONCE: Final = 1024
 """The largest number of pairs of a stream and a row compared in float64 at once."""
@@ -33,7 +33,7 @@ _PAIRS_AT_ONCE: Final = 1024
 def directions(
     x: Float[Tensor, "*places d_model"], similarity: str, mean: Float[Tensor, "*#places d_model"] | None = None
 ) -> Float[Tensor, "*places d_model"]:
-    """Vectors whose products are the similarity: x itself, x / ‖x‖, or (x − mean) / ‖x − mean‖; 0 if the norm is 0.
+    """Returns vectors whose products are the similarity: x, x / ‖x‖, or (x − mean) / ‖x − mean‖; 0 if the norm is 0.
 
     >>> directions(torch.tensor([3.0, 4.0]), "cosine")
     tensor([0.6000, 0.8000])
@@ -48,7 +48,7 @@ def directions(
 
 
 def churn(one: Int[Tensor, "*places k"], other: Int[Tensor, "*places k"]) -> Float[Tensor, "*places"]:
-    """1 − |one ∩ other| / k, for sets without repeats.
+    """Returns 1 − |one ∩ other| / k, for sets without repeats.
 
     >>> churn(torch.tensor([3, 1, 4, 5]), torch.tensor([5, 9, 2, 3]))
     tensor(0.5000, dtype=torch.float64)
@@ -59,7 +59,7 @@ def churn(one: Int[Tensor, "*places k"], other: Int[Tensor, "*places k"]) -> Flo
 
 
 def sum_over_pairs(unit: Float[Tensor, "token d_model"]) -> Float[Tensor, ""]:
-    """Σ_(i≠j) cos(y_i, y_j) for unit vectors: ‖Σ ŷ‖² − Σ ‖ŷ‖².
+    """Returns Σ_(i≠j) cos(y_i, y_j) for unit vectors: ‖Σ ŷ‖² − Σ ‖ŷ‖².
 
     >>> sum_over_pairs(torch.tensor([[1.0, 0.0], [0.6, 0.8]]))       # two pairs, of cosine 0.6
     tensor(1.2000)
@@ -68,21 +68,21 @@ def sum_over_pairs(unit: Float[Tensor, "token d_model"]) -> Float[Tensor, ""]:
 
 
 def centred(products: Float[Tensor, "layer row row"], members: Bool[Tensor, " row"]) -> Float[Tensor, "layer row row"]:
-    """The products of streams after the mean of `members` is subtracted, from the products of the streams."""
+    """Computes the products of streams minus the mean of `members`, from the products of the streams."""
     with_mean = products[:, :, members].mean(dim=-1)
     square = with_mean[:, members].mean(dim=-1)
     return products - with_mean[:, :, None] - with_mean[:, None, :] + square[:, None, None]
 
 
 def cosine_of(products: Float[Tensor, "layer row row"], one: int, other: int) -> Float[Tensor, " layer"]:
-    """The cosine of two streams, from the products of all streams; NaN where one of the two is 0."""
+    """Computes the cosine of any two streams from the products of all streams; NaN where one of the two is 0."""
     norms = (products[:, one, one] * products[:, other, other]).clamp_min(0).sqrt()
     return torch.where(norms > 0, products[:, one, other] / norms, torch.nan).clamp(-1, 1)
 
 
 @dataclass(frozen=True)
 class Found:
-    """The rank and the nearest rows of each stream, from a scan of the vocabulary."""
+    """What a scan of the vocabulary finds for each stream: the rank of the token's own row, and the nearest rows."""
 
     rank: Int[Tensor, " stream"]
     nearest: Int[Tensor, "stream k"]
@@ -92,12 +92,12 @@ class Found:
 class Scan:
     """Finds the ranks and nearest rows of many streams, one block of the vocabulary at a time.
 
-    A block costs one matrix product. Comparisons within its rounding error are repeated in float64: those of rows about
-    as similar as the token's own, and of rows about as similar as the k-th nearest.
+    A block costs one matrix product. Comparisons that its rounding error could decide are repeated in float64, namely
+    with rows about as similar as the token's own row or the k-th nearest row.
 
     Args:
         streams: the streams' `directions`, in the precision of the products.
-        precise: the same in float64.
+        precise: the streams' `directions` in float64.
         own: the id of each stream's own token.
         k: the number of nearest rows to find.
         rows_of: the `directions` of rows in float64, by their ids.
@@ -130,7 +130,7 @@ class Scan:
         self._keep_nearest(start, similar)
 
     def finish(self) -> Found:
-        """Ranks and nearest rows over all blocks."""
+        """Returns ranks and nearest rows over all blocks."""
         values, ids = self._values.double(), self._ids
         order = ids.argsort(dim=-1)
         values, ids = values.gather(-1, order), ids.gather(-1, order)
@@ -152,7 +152,7 @@ class Scan:
         self._more.index_add_(0, stream, more.to(self._more))
 
     def _keep_nearest(self, start: int, similar: Tensor) -> None:
-        """Merges a block's most similar rows into those found so far."""
+        """Merges a block's most similar rows into the nearest rows so far."""
         wanted = self._k + _SPARE
         here = torch.arange(len(similar), device=similar.device)
         if self._values.shape[1] == wanted:
@@ -167,7 +167,7 @@ class Scan:
             self._values[here], self._ids[here] = best.values, ids.gather(-1, best.indices)
 
     def _exactly(self, stream: Int[Tensor, " pair"], token: Int[Tensor, " pair"]) -> Float[Tensor, " pair"]:
-        """The similarity of some pairs of a stream and a row in float64."""
+        """Computes the similarity of some pairs of a stream and a row in float64."""
         similarities = [self._precise.new_zeros(0)]
         for some, ids in zip(*(torch.split(indices, _PAIRS_AT_ONCE) for indices in (stream, token)), strict=True):
             similarities.append((self._precise[some] * self._rows_of(ids)).sum(dim=-1))

@@ -61,7 +61,7 @@ class DriftMeans(WithStatistics, Summed):
         return self._by_layer(across.masked_fill(count <= 0, torch.nan))
 
     def mean(self, statistic: str, types: str | Iterable[str] | None = None) -> Float[Tensor, " layer"]:
-        """The mean of a statistic over tokens of some types (see `by_type`), by default ordinary tokens."""
+        """Returns the mean of a statistic over tokens of some types (see `by_type`), by default ordinary tokens."""
         return self._by_layer(self._means(statistic, types).mean)
 
     def _value_of(self, statistic: str) -> Float[Tensor, " layer"]:

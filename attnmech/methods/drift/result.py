@@ -64,21 +64,22 @@ def residual_drift(
     >>> drift.cosine.shape, drift.by_token("rank").shape                   # [layer], [layer batch position]
     (torch.Size([4]), torch.Size([4, 1, 9]))
 
-    All streams point in much the same direction, so compare a cosine with two baselines: the mean cosine of y to all
+    Streams of a layer point in similar directions, so compare a cosine with two baselines: the mean cosine of y to all
     rows (`vocabulary_cosine`), and the mean cosine of pairs of tokens in the same layer (`anisotropy`). The centred
     cosine subtracts the mean of the text's ordinary tokens from y and the mean of the rows from e_t.
 
     Args:
         model: the model.
-        inputs: texts, or an iterator of texts (a corpus); only sums of a corpus are kept.
+        inputs: texts, or an iterator of texts (a corpus); only sums of a corpus are stored.
         at: "resid_mid", attention + residual, before the norm that follows in a post-norm model (BERT); or
             "resid_post", the stream as it leaves the block.
         similarity: s: "cosine", "centred cosine" or "dot" (the logit lens without its norm, if embeddings are tied).
         k: the number of nearest rows compared between layers.
-        position: whether to add the other embeddings at the token's place, its position and token type, to the rows.
-            The token's own row is then the input of layer 0.
-        embed_norm: whether rows pass through the norm of the embedding (BERT, BLOOM); None: if the model has one.
-        function_words: the words that count as function words; by default a closed list of English ones.
+        position: whether to add to the rows the other embeddings at the token's place, those of its position and token
+            type. The token's own row is then the input of layer 0.
+        embed_norm: whether rows pass through the norm after the embedding (BERT, BLOOM); None applies the norm if the
+            model has one.
+        function_words: the words that count as function words; by default a closed list of English words.
         layers: all by default. Steps and churn compare consecutive layers only.
         stack: "encoder" or "decoder" in a model with both.
         options: `bos`, `truncate`, `shard`, `journal`, `engine` and `progress`, as in `am.stream`.
@@ -87,8 +88,8 @@ def residual_drift(
         Means by layer and type of token with intervals over texts and, for texts run together, values of every token.
 
     Raises:
-        InputError: for a model without a token embedding (images); for an embedding that is not made of factor,
-            projection, positions and norm; if the model lacks what `position` or `embed_norm` asks for; for `k` above
+        InputError: for a model without a token embedding (images); for an embedding with parts other than factor,
+            projection, positions and norm; if the model lacks what `position` or `embed_norm` requires; for `k` above
             the size of the vocabulary; and for cross-attention, which has no separate stream.
 
     Source: "More Attention to Attention" (attention-encodings); anisotropy: Ethayarajh 2019, arXiv 1909.00512.
@@ -144,7 +145,7 @@ class ResidualDrift(DriftByToken):
     position: bool
     """Whether the other embeddings at the token's place were added to the rows."""
     embed_norm: bool
-    """Whether rows passed through the norm of the embedding."""
+    """Whether rows passed through the norm after the embedding."""
     vocabulary: int
     """The number of rows."""
     vocabulary_anisotropy: float
@@ -193,7 +194,8 @@ class ResidualDrift(DriftByToken):
     # -- verdicts ---------------------------------------------------------------------------------------------
 
     def verdicts(self, untrained: "ResidualDrift | None" = None) -> DriftVerdicts:
-        """Says where tokens move by cosine, by rank and by churn, and whether the three agree over layers.
+        """Says in which layers tokens move by cosine, by rank and by churn, and whether the three metrics agree over
+        layers.
 
         >>> import attnmech as am
         >>> model, text = am.load(), "Anna gave an old anchor to Tom."
@@ -202,11 +204,11 @@ class ResidualDrift(DriftByToken):
         >>> drift.verdicts(random).agreement.columns.tolist()
         ['of', 'one', 'other', 'rho', 'p_shuffled', 'rho_untrained']
 
-        The movement m_l of a layer is the mean of |Δ cosine|, |Δ log10(1 + rank)| or churn since the layer below. Its
-        depth is Σ w_l m_l / Σ m_l, with w_l from 0 at the first step to 1 at the last. A story is "early" or "late" if
-        the interval of the depth over texts, for all three metrics at once, lies below or above ½. Otherwise it is "in
-        the middle" or "at both ends" if the interval of Σ |2w − 1| m / Σ m lies below or above its value for even
-        steps, and else "undecided".
+        The movement m_l of a layer is the mean of |Δ cosine|, |Δ log10(1 + rank)| or churn since the layer below. The
+        depth of a metric's movement is Σ w_l m_l / Σ m_l, with w_l from 0 at the first step to 1 at the last. Its story
+        is "early" or "late" if the interval of the depth over texts, for all three metrics together, lies below or
+        above ½. Otherwise the story is "in the middle" or "at both ends" if the interval of Σ |2w − 1| m / Σ m lies
+        below or above its value for equal steps, and "undecided" if neither holds.
 
         Args:
             untrained: the same measurement on a model of the same config with random weights, `am.untrained(model)`.
@@ -238,11 +240,11 @@ class ResidualDrift(DriftByToken):
     # -- figures ----------------------------------------------------------------------------------------------
 
     def plot(self, figure: str = "cosine", *, token: int | None = None, text: int = 0) -> "go.Figure":
-        """Cosine, rank or churn over the layers, for one token of a text or for all; returned, not shown.
+        """Draws cosine, rank or churn over the layers, for one token of a text or for all tokens; returned, not shown.
 
-        "nearest" is the table of the rows nearest to one token, by default the first ordinary one, layer by layer.
-        `token` is a position in the text. For a corpus, and for several texts if no `token` is chosen, the lines are
-        types of token, with intervals over texts.
+        "nearest" draws the table of the rows nearest to one token (by default the first ordinary token), layer by
+        layer. `token` is a position in the text. For a corpus, and for several texts if no `token` is chosen, the lines
+        are types of token, with intervals over texts.
         """
         if option("figure", figure, (*FIGURES, NEAREST)) == NEAREST:
             place = self._place(text, self._first(text) if token is None else token)[1]
@@ -353,8 +355,8 @@ class ResidualDrift(DriftByToken):
             made.append(
                 Section(
                     f"Vocabulary rows nearest to token {first}",
-                    f"For token {first}, {quoted(self.tokens[0][first])}, layer by layer: the number of rows more "
-                    "similar to its stream than its own row, and the nearest rows, nearest first, with its own in "
+                    f"For token {first}, {quoted(self.tokens[0][first])}, in each layer: the number of rows more "
+                    "similar to its stream than its own row, and the nearest rows, nearest first, with its own row in "
                     "bold.",
                     {"drift-nearest": self.plot(NEAREST, token=first)},
                     f'drift.plot("{NEAREST}", token={first})',
@@ -409,7 +411,7 @@ _HEADINGS: Final = {
 
 
 class _Merging(DriftSums):
-    """Joins the states of shards."""
+    """Merges the states of shards."""
 
     def __init__(self) -> None:
-        """Joining states needs no reference."""
+        """Merging states needs no reference."""

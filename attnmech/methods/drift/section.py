@@ -1,4 +1,4 @@
-"""The sections of a page about drift: how to read the figures, and how one token changes through the layers."""
+"""The sections of a page about drift: how to read the figures, and how one token changes from layer to layer."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -15,14 +15,14 @@ from ...draw.style import FIGURE_STYLE, NEUTRAL
 from ...draw.text import bound, plotly_text, quoted, shorten, visible_token
 
 NAMED: Final = 4
-"""The largest number of nearest rows that a table names."""
+"""The largest number of nearest rows that a table lists."""
 
 
 PLACE_WORDS: Final = {"resid_mid": "attention + residual", "resid_post": "the output of each block"}
 
 
 def reading_of(figure: str, at: str, k: int, texts: int) -> str:
-    """How to read a figure of lines over layers; for one text, each line is a token."""
+    """Says how to read a figure of lines over layers; for one text, each line is a token."""
     of = "token" if texts == 1 else "word type, with 95 % intervals over texts"
     if figure == "cosine":
         return (
@@ -85,9 +85,10 @@ def drift_section(view: DriftNumbers, call: str, layers: Sequence[int]) -> Secti
         contents="Drift of one token",
         heading="Drift of one token",
         finding=_about_drift(view),
-        reading="For the selected token, after attention in each layer: the cosine between its stream and its own "
-        "row of the embedding; the number of rows more similar to the stream than its own; the share of the nearest "
-        "rows that are new in this layer; and the nearest rows, with its own in bold. Orange: this token. Grey: "
+        reading="For the selected token, after attention in each layer: the cosine between its stream and its own row "
+        "of the embedding; the number of rows more similar to the stream than its own row; the share of the "
+        "nearest rows that are new in this layer; and the nearest rows, with its own row in bold. Orange: "
+        "this token. Grey: "
         "baselines, namely the mean of the text's ordinary tokens and, for the cosine, the means for two tokens of "
         "the text and for a token and any row. The vertical line marks the selected layer; click a point to select "
         "another.",
@@ -101,7 +102,7 @@ def drift_section(view: DriftNumbers, call: str, layers: Sequence[int]) -> Secti
 def _lines(
     view: DriftNumbers, layers: Sequence[int], name: str, label: str, values: Float[np.ndarray, "token layer"]
 ) -> Chart:
-    """One number of the chosen token over the layers, with its baselines."""
+    """Draws one number of the chosen token over the layers, with its baselines."""
     logarithmic = name == "rank"
     baselines = {"mean of the text's tokens": view.means[name] + (1 if logarithmic else 0)}
     if name == "cosine":
@@ -143,7 +144,7 @@ def _lines(
 
 
 def nearest_chart(view: DriftNumbers) -> Chart:
-    """A table of the rows nearest to the chosen token, layer by layer; its own row is bold."""
+    """Draws a table of the rows nearest to the chosen token, layer by layer; its own row is bold."""
     plain = [plotly_text(shorten(visible_token(name))) for name in view.names]
     words = (*plain, *(f"<b>{name}</b>" for name in plain))
     own = np.array([[name == token for name in view.names] for token in view.tokens])

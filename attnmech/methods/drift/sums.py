@@ -1,4 +1,4 @@
-"""Measures drift during a pass: streams are held until there are enough for a scan of the vocabulary."""
+"""Measures drift during a pass: streams are collected until there are enough for a scan of the vocabulary."""
 
 import math
 from collections.abc import Iterator
@@ -40,7 +40,8 @@ STATISTICS: Final = Statistics(
     ),
     Statistic(
         name="rank",
-        meaning="Mean number of rows more similar than the token's own; a few tokens may dominate it: see `log_rank`.",
+        meaning="Mean number of rows more similar than the token's own; a few tokens may dominate this mean, but not "
+        "`log_rank`.",
         short="rank of the token's own row",
         bounds=(0.0, math.inf),
     ),
@@ -70,7 +71,7 @@ STATISTICS: Final = Statistics(
 """The statistics of every token in every layer, in the order of the axis `statistic`."""
 
 PLACES: Final = ("resid_mid", "resid_post")
-"""The points at which the stream can be measured: attention + residual, or as it leaves the block."""
+"""The points at which the stream can be measured: after attention + residual, or as it leaves the block."""
 
 OWN_LIST: Final = "attnmech's list"
 """The value of the option `function_words` for the built-in list."""
@@ -88,10 +89,10 @@ _ROWS_AT_ONCE: Final = 1024
 """The largest number of rows in a block of the vocabulary."""
 
 _KEPT: Final = 2**23
-"""The largest number of products of streams kept for `pair`; ids of nearest rows may be four times this many."""
+"""The largest number of products of streams stored for `pair`; ids of nearest rows may be four times as numerous."""
 
 _BY_TEXT: Final = ("sums", "counts", "pairs", "pair_counts", "unit_counts", "squares")
-"""The entries of a state whose last axis is texts, or groups of them."""
+"""The entries of a state whose last axis is texts, or groups of texts."""
 
 
 @dataclass(frozen=True)
@@ -100,14 +101,14 @@ class Moments:
 
     row: Float[Tensor, " d_model"]
     direction: Float[Tensor, " d_model"]
-    """The mean of the rows' unit vectors: its product with a unit vector is the mean cosine to all rows."""
+    """The mean of the rows' unit vectors; its product with a unit vector is the mean cosine to all rows."""
     pair_cosine: float
     """The mean cosine of two different rows."""
 
 
 @dataclass(frozen=True, eq=False)
 class ComparedRows:
-    """The rows of a vocabulary with which streams are compared, by one similarity."""
+    """The rows of a vocabulary with which streams are compared by one similarity."""
 
     vocabulary: Vocabulary
     similarity: str
@@ -121,7 +122,7 @@ class ComparedRows:
     def of(
         cls, model: HookedModel, stack: Stack, similarity: str, k: int, position: bool, embed_norm: bool | None
     ) -> "ComparedRows":
-        """The rows of a model's vocabulary; `InputError` for an option that the model does not support."""
+        """Takes the rows of a model's vocabulary; raises `InputError` for an option that the model does not support."""
         vocabulary = vocabulary_of(model, stack)
         if position:
             require_positions(model)
@@ -137,12 +138,12 @@ class ComparedRows:
         return cls(vocabulary, similarity, k, position, normed, torch.promote_types(model.dtype, torch.float32))
 
     def blocks(self, size: int, further: Tensor | None) -> Iterator[tuple[int, Tensor]]:
-        """The rows block by block, each block with the id of its first row."""
+        """Yields the rows in blocks, each with the id of its first row."""
         for start in range(0, len(self.vocabulary), size):
             yield start, self.vocabulary.rows(slice(start, start + size), self.precision, further)
 
     def moments(self, further: Float[Tensor, " d_model"] | None) -> Moments:
-        """Means over the rows; computed once for each `further`."""
+        """Returns means over the rows, computed once for each `further`."""
         key = b"" if further is None else further.cpu().double().numpy().tobytes()
         if key not in self._moments:
             total = unit = torch.zeros((), dtype=torch.float64)
@@ -158,7 +159,7 @@ class ComparedRows:
         return self._moments[key]
 
     def directions_of(self, tokens: Int[Tensor, " token"], further: Tensor | None, similarity: str) -> Tensor:
-        """The `directions` of some rows in float64."""
+        """Returns the `directions` of some rows in float64."""
         rows = self.vocabulary.rows(tokens, torch.float64, further)
         return directions(rows, similarity, self.moments(further).row if similarity == SIMILARITIES[1] else None)
 
@@ -169,7 +170,7 @@ class _Held:
 
     index: int
     follows: bool
-    """Whether the layer added before it is the layer below."""
+    """Whether the previously added layer is the layer below."""
     streams: Float[Tensor, "stream d_model"]
     means: Float[Tensor, "batch d_model"]
     """The mean of each text's ordinary tokens."""
@@ -183,7 +184,7 @@ class _Batch:
     """Text and position of each stream."""
     own: Int[Tensor, " stream"]
     centred: Tensor
-    """Whether the text of each stream has two ordinary tokens, so that a mean can be taken off."""
+    """Whether the text of each stream has two ordinary tokens, so that a mean can be subtracted."""
     places: Int[Tensor, " stream"]
     """The index in `further` of each stream."""
     further: list[Tensor | None]
@@ -192,7 +193,7 @@ class _Batch:
     layer: int | None = None
     """The layer added last."""
     nearest: Tensor | None = None
-    """The nearest rows of the streams of the layer measured last."""
+    """The nearest rows of the streams in the layer measured last."""
     values: Tensor | None = None
     """The statistics of these streams."""
 
@@ -204,7 +205,7 @@ class DriftSums(Reducer):
     reference: ComparedRows
     at: str
     reads: tuple[str, ...]
-    """The points that make the stream: one, or two that are added."""
+    """The points that make up the stream: one, or two whose sum it is."""
     function_words: frozenset[str] = FUNCTION_WORDS
 
     @property
@@ -264,7 +265,7 @@ class DriftSums(Reducer):
         return _Batch(real, batch.ids[real], (ordinary >= 2)[real[0]], places, further)
 
     def add_layer(self, state: State, end: LayerEnd, run: Run) -> None:
-        """Holds the layer's streams, and measures all held streams once there are enough."""
+        """Collects the layer's streams, and measures all collected streams once there are enough."""
         whole = sum(end[name].to(self.reference.precision) for name in self.reads)
         assert isinstance(whole, Tensor)
         now: _Batch = run.between[self]
@@ -293,7 +294,7 @@ class DriftSums(Reducer):
             state["units"][index] += some.sum(dim=0)
 
     def _measure(self, state: State, now: _Batch) -> None:
-        """Compares all held streams with the vocabulary and releases them."""
+        """Compares all collected streams with the vocabulary and releases them."""
         held, now.held = now.held, []
         streams, means = (torch.cat([getattr(entry, name) for entry in held]) for name in ("streams", "means"))
         repeats = len(held)
@@ -322,7 +323,7 @@ class DriftSums(Reducer):
     def _compared(
         self, streams: Tensor, means: Tensor, own: Int[Tensor, " stream"], further: Tensor | None
     ) -> tuple[Float[Tensor, "statistic stream"], Int[Tensor, "stream k"]]:
-        """Every statistic that does not compare layers, and the nearest rows."""
+        """Computes every statistic that does not compare layers, and the nearest rows."""
         reference, similarity = self.reference, self.reference.similarity
         moments = reference.moments(further)
         values = self._to_own_rows(streams, means, own, further)
@@ -348,7 +349,7 @@ class DriftSums(Reducer):
     def _to_own_rows(
         self, streams: Tensor, means: Tensor, own: Int[Tensor, " stream"], further: Tensor | None
     ) -> dict[str, Tensor]:
-        """The similarities of streams to their own rows in float64, and the mean cosine to all rows."""
+        """Computes the similarities of streams to their own rows in float64, and the mean cosine to all rows."""
         direction = self.reference.moments(further).direction
         similarities: dict[str, list[Tensor]] = {"vocabulary_cosine": []}
         for some in torch.split(torch.arange(len(own), device=own.device), _PRECISE_AT_ONCE):
@@ -410,13 +411,13 @@ def _require_room(ids: tuple[int, ...]) -> None:
     layers, texts, length, k = ids
     if layers * texts * length * k > 4 * _KEPT:
         raise InputError(
-            f"the {k} nearest rows of {texts} × {length} tokens in {layers} layers are too many to keep. Pass an "
-            "iterator, iter(texts), to keep only sums, or use fewer `layers` or a smaller `k`."
+            f"the {k} nearest rows of {texts} × {length} tokens in {layers} layers are too many to store. Pass an "
+            "iterator, iter(texts), to store only sums, or use fewer `layers` or a smaller `k`."
         )
 
 
 def stream_points(model: HookedModel, stack: Stack, at: str) -> tuple[str, ...]:
-    """The points that add up to the stream: in parallel blocks, attention + residual is a sum of two."""
+    """The points that add up to the stream; in parallel blocks, attention + residual is the sum of two points."""
     if (reason := model.points[stack.point("resid_pre")].absent) is not None:
         raise InputError(f"residual_drift needs a residual stream; {model.name} has none: {reason}.")
     if at == "resid_mid" and model.points[stack.point("resid_mid")].absent is not None:

@@ -1,4 +1,4 @@
-"""Says where in the depth of a model its streams move, by cosine, by rank and by churn."""
+"""Says at which depth of a model its streams move, by cosine, by rank and by churn."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ from ...maths.intervals import LEAST_TEXTS, TextMeans
 from .agreement import rank_agreement
 
 MOVEMENTS: Final[Mapping[str, str]] = {"cosine": "cosine_step", "rank": "rank_step", "churn": "churn"}
-"""The three metrics, each with its statistic of movement since the layer below."""
+"""The three metrics, each with the statistic of its movement since the layer below."""
 
 _LEAST_STEPS: Final = 3
 
@@ -41,7 +41,7 @@ class Movement:
 
     @property
     def places(self) -> Float[Tensor, " step"]:
-        """The place of each step, from 0 for the first to 1 for the last."""
+        """The depth of each step, from 0 for the first to 1 for the last."""
         return torch.linspace(0, 1, len(self.layers), dtype=torch.float64)
 
     @property
@@ -57,10 +57,10 @@ class Movement:
 
 @dataclass(frozen=True)
 class DriftVerdicts:
-    """Where streams move by cosine, by rank and by churn, and whether the three agree."""
+    """At which depth streams move by cosine, by rank and by churn, and whether the three agree."""
 
     stories: pd.DataFrame
-    """One row per metric: where its movement lies, and the name of its story."""
+    """One row per metric: the depth of its movement, and the name of its story."""
     agreement: pd.DataFrame
     """One row per pair of metrics: Spearman's ρ over layers and the share of shuffled orders with at least that |ρ|."""
     lead: str
@@ -68,7 +68,7 @@ class DriftVerdicts:
 
     @classmethod
     def of(cls, measured: Movement, untrained: Movement | None, texts: int) -> "DriftVerdicts":
-        """The verdicts; `untrained` is the movement in a model with random weights."""
+        """Judges the movement; `untrained` is the movement in a model with random weights."""
         stories, agreement = _stories(measured), _agreement(measured)
         if untrained is not None:
             other, others = _stories(untrained), _agreement(untrained)
@@ -78,7 +78,7 @@ class DriftVerdicts:
         return cls(stories, agreement, _lead(stories, agreement, texts))
 
     def to_frame(self) -> pd.DataFrame:
-        """The stories."""
+        """The table of stories."""
         return self.stories
 
     def _repr_html_(self) -> str:
@@ -89,7 +89,7 @@ class DriftVerdicts:
 
 
 def _stories(measured: Movement) -> pd.DataFrame:
-    """Depth and distance from the middle of each metric's movement, with simultaneous intervals, and the verdict."""
+    """Each metric's depth and distance from the middle, with simultaneous intervals, and its story."""
     where, steps = measured.where, len(measured.layers)
     low, high = (end.clamp(0, 1) for end in where.simultaneous())
     even = float((2 * measured.places - 1).abs().mean()) if steps else 0.0
@@ -111,7 +111,7 @@ def _stories(measured: Movement) -> pd.DataFrame:
 
 
 def _story(depth: tuple[float, float], from_middle: tuple[float, float], even: float) -> str:
-    """The story by the interval of the depth; if that contains ½, by the interval of the distance from the middle.
+    """Names the story by the interval of the depth or, if that contains ½, of the distance from the middle.
 
     >>> _story((0.2, 0.4), (0.5, 0.7), 0.6), _story((0.4, 0.6), (0.3, 0.5), 0.6), _story((0.4, 0.6), (0.5, 0.7), 0.6)
     ('early', 'in the middle', 'undecided')

@@ -1,4 +1,4 @@
-"""Separates function words, which are those of a closed list, from content words."""
+"""Separates function words, which a closed list defines, from content words."""
 
 from collections.abc import Collection, Sequence
 from typing import Final
@@ -31,7 +31,7 @@ FUNCTION_WORDS: Final = frozenset(_WORDS.split())
 WORD_TYPES: Final = tuple(
     kind for name in TOKEN_TYPES for kind in (("function word", "content word") if name == "word" else (name,))
 )
-"""The types of token: those of `TOKEN_TYPES`, with words divided into two kinds."""
+"""The types of token: `TOKEN_TYPES`, with words divided into two kinds."""
 
 ORDINARY: Final = tuple(name for name in WORD_TYPES if name not in ("first token", "special"))
 """All types except the first token of a text and special tokens."""
@@ -45,7 +45,8 @@ def checked_words(words: object) -> frozenset[str]:
 def word_types(batch: Batch, function_words: Collection[str] = FUNCTION_WORDS) -> Int[Tensor, "batch position"]:
     """The index in `WORD_TYPES` of each token.
 
-    A token is a function word if it is a whole word of the list, in any case; a part of a longer word is content.
+    A token is a function word if it is a whole word of the list, ignoring case; a part of a longer word is a content
+    word.
     """
     types = token_types(batch).cpu()
     for row, tokens in enumerate(batch.tokens):
@@ -60,7 +61,7 @@ def word_types(batch: Batch, function_words: Collection[str] = FUNCTION_WORDS) -
 
 
 def _parts(tokens: Sequence[str]) -> list[bool]:
-    """Whether each token is only part of a word: it continues the token before it or is continued."""
+    """Whether each token is only part of a word: it continues the previous token, or the next token continues it."""
     spaced = any(token[:1].isspace() for token in tokens[1:])
     continues = [token.startswith("##") for token in tokens]
     for place in range(1, len(tokens)):

@@ -14,7 +14,7 @@ from .figures import letter_of
 
 @dataclass(frozen=True)
 class HeadExample:
-    """One row of a head's attention: the tokens up to the query, and the tokens around the key."""
+    """An example row of a head's attention: the tokens up to the query, and the tokens around the key."""
 
     before: Sequence[str]
     around: Sequence[str]
@@ -28,7 +28,7 @@ class HeadExample:
 
 @dataclass(frozen=True)
 class HeadRow:
-    """One head's row of the table; NaN for what was not measured."""
+    """A head's row of the table; NaN for numbers that were not measured."""
 
     layer: int
     head: int
@@ -53,7 +53,7 @@ COLUMNS = ("head", "type", "score", "baseline", "above baseline", "writes", "cop
 
 
 def atlas_view(rows: Sequence[HeadRow]) -> View:
-    """Makes a table that sorts by a click on a column and can show a single type.
+    """Builds a table that the reader can sort by a click on a column and filter by type.
 
     >>> view = atlas_view([HeadRow(2, 6, ("induction",), "induction", 0.957, 0.06, 0.8, 1.0, 3.1, 0.99, None)])
     >>> view.data["rows"][0]["cells"][2:6]

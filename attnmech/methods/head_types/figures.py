@@ -24,11 +24,11 @@ LETTERS: Final = {
     "duplicate": ("D", "#cc79a7"),
     "induction": ("I", "#d55e00"),
 }
-"""The letter and the colour of each type. Types of a fixed offset have the number as letter, in grey."""
+"""The letter and the colour of each type. A type with a fixed offset has its number as letter, in grey."""
 
 
 def letter_of(name: str) -> tuple[str, str]:
-    """The letter and the colour of a type.
+    """Returns the letter and the colour of a type.
 
     >>> letter_of("induction"), letter_of("3 back")
     (('I', '#d55e00'), ('3', '#8c8c8c'))
@@ -55,7 +55,7 @@ def types_map(
         effects: the effect of ablating a head on the loss, in nats, by layer and head, if known.
 
     Returns:
-        One trace for each type that some head has, and one for heads without a type (the traces' `meta`).
+        A figure with one trace for each type that occurs, and one for heads without a type (the traces' `meta`).
 
     """
     names = ["", *[name for name in masses if any(name in row for row in types)]]
@@ -94,7 +94,7 @@ def _hover_text(
     masses: Mapping[str, Float[np.ndarray, "layer head"]],
     effects: Mapping[tuple[int, int], float],
 ) -> str:
-    """A head's scores, the highest first, and the effect of ablating it."""
+    """Lists a head's scores, the highest first, and the effect of ablating it."""
     known = {name: float(mass[place]) for name, mass in masses.items() if np.isfinite(mass[place])}
     listed = sorted(known, key=lambda name: -known[name])[:6]
     lines = [f"L{layer}H{place[1]}", *(f"{name} {known[name]:.2f}" for name in listed)]

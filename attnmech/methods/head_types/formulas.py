@@ -15,15 +15,15 @@ OFFSETS: Final = tuple(range(2, 9))
 """The fixed offsets that are types, besides the token itself, the previous token and the next token."""
 
 POSITIONAL: Final = ("previous", "next", "self", *(f"{offset} back" for offset in OFFSETS), "first")
-"""The types with targets that depend on positions alone."""
+"""The types whose targets depend on positions alone."""
 
 CONTENT: Final = ("sentence end", "comma", "special", "duplicate", "induction")
-"""The types with targets that depend on tokens."""
+"""The types whose targets depend on tokens."""
 
 TYPES: Final = (*POSITIONAL, *CONTENT)
 
 ANSWERED: Final = ("duplicate", "induction")
-"""The types with targets that predict a token: the copy itself, and the token after it."""
+"""The types whose targets predict a token: the token at the target."""
 
 DISTANCES: Final = {"previous": 1, "next": -1, "self": 0} | {f"{offset} back": offset for offset in OFFSETS}
 """The distance back to the single target of a row, for the types that are defined by a distance."""
@@ -38,7 +38,7 @@ def targets(
     *,
     causal: bool = True,
 ) -> dict[str, Bool[Tensor, "#batch row key"]]:
-    """The target keys of every type, for the query tokens `rows` and the first `keys` tokens of each text.
+    """Returns the target keys of every type, for the query tokens `rows` and the first `keys` tokens of each text.
 
         previous, next, self, k back   j = i − 1, i + 1, i, i − k
         first                          the text's first token, unless it is the row's own

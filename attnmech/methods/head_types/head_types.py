@@ -2,8 +2,8 @@
 
 Formulas: docs/formulas.md#head-types.
 
-A type is claimed if the attention on its targets clearly exceeds the baseline, by an interval that holds for all heads
-and types together, and is not trivially small.
+A type is claimed if the attention on its targets exceeds the baseline, by an interval that holds for all heads and
+types together, and is not trivially small.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -34,10 +34,11 @@ from .sums import AROUND_KEY, HeadTypeSums
 from .type_scores import TypeScores
 
 BROAD: Final = 0.8
-"""A head without a claim is called broad if its rows have at least this share of uniform attention's entropy."""
+"""A head without a claim is called broad if the entropy of its rows is at least this share of uniform attention's."""
 
 RESTING: Final = ("first", "self")
-"""The types of heads that attend to nothing in particular. An example shows one of these only if there is no other."""
+"""The types of heads that attend to nothing in particular. Examples show one of these only if there is no other type.
+"""
 
 
 @public
@@ -58,23 +59,25 @@ def head_types(
     ('induction',)
 
     The score of a type is Σ_j∈targets p_ij, averaged over the rows that have a target. For types that depend on tokens,
-    the baseline is the attention that the head's own mean attention by distance puts on the same keys; for types that
-    depend on position alone, it is the attention that uniform attention puts there. A type is claimed if the
-    simultaneous 95 % interval of score − baseline over texts, for all heads and types together, is above 0, and the
-    score is at least 0.3 or a target is the highest key of at least half of the rows. A head can have several types.
-    The result also has what a head writes of its targets (`writes`, `copying`) and how QK matches them (`matching`).
+    the baseline is the share that the head's mean attention by distance would put on the same keys; for types that
+    depend on position alone, it is the share that uniform attention would put there. A type is claimed if the
+    simultaneous 95 % interval of score − baseline over texts, for all heads and types together, is above 0, and either
+    the score is at least 0.3 or a target is the highest key in at least half of the rows. A head can have several
+    types. The result also measures what a head writes from its targets (`writes`, `copying`) and how well QK matches
+    them (`matching`).
 
     Args:
         model: the model.
-        inputs: texts, or an iterator of texts (a corpus), which keeps only sums. By default 24 repeated sequences of
-            random tokens, of different lengths, which contain only position and repetition.
-        layers: by default all; `writes` needs the last.
-        stack: "encoder" or "decoder" in a model with several.
+        inputs: texts, or an iterator of texts (a corpus); only sums are stored. By default 24 repeated sequences of
+            random tokens, of different lengths, with no structure except position and repetition.
+        layers: all by default; `writes` needs the last layer.
+        stack: "encoder" or "decoder" in a model with several stacks.
         seed: seed of the random tokens.
         options: `bos`, `truncate`, `shard`, `journal`, `engine` and `progress`, as in `am.stream`.
 
     Returns:
-        Scores, baselines and claims of every head: `to_frame` lists the claims, `by_head` the heads, `plot` maps them.
+        Scores, baselines and claims of every head: `to_frame` lists the claims, `by_head` lists the heads, and `plot`
+        maps the types.
 
     Raises:
         InputError: for cross-attention, where queries and keys are different tokens; for the decoder of an
@@ -101,10 +104,10 @@ def head_types(
 
 @dataclass(frozen=True)
 class HeadTypesReducer(HeadTypeSums):
-    """The sums that `HeadTypes` is computed from."""
+    """Collects the sums from which `HeadTypes` is computed."""
 
     def finish(self, state: State, source: Source) -> "HeadTypes":
-        """The result, with the tokens of its examples as texts."""
+        """The result, with its examples' tokens as strings."""
         ids = sorted(set(state["example_ids"].flatten().tolist()) - {-1})
         tokens: dict[int, str] = {}
         if ids:
@@ -119,7 +122,7 @@ class Example:
 
     type: str
     document: int
-    """The number of its text."""
+    """The number of the text that contains the row."""
     query: int
     key: int
     """The position of the target that receives most of the row's attention."""
@@ -150,7 +153,7 @@ class HeadTypes(TypeScores):
     generated: bool
     """Whether the texts are repeated random tokens."""
     tokens: Mapping[int, str]
-    """The tokens of the examples, by id."""
+    """The strings of the examples' tokens, by id."""
 
     @property
     def _reducer(self) -> Reducer:
@@ -164,9 +167,9 @@ class HeadTypes(TypeScores):
         )
 
     def example_of(self, layer: int, head: int) -> Example | None:
-        """The row that shows a head's type most clearly: its first claimed type, or the type nearest to a claim.
-
-        It is the row with the most attention on its targets, above what uniform attention would give them.
+        """Returns the row that shows a head's type most clearly. The type is the head's first claimed type, or the one
+        nearest to a claim; the row is the one whose targets receive most attention above what uniform attention would
+        give them.
         """
         measured = self.layers.index(member("layer", layer, self.layers, "the layers measured"))
         head = index_of("head", head, self._heads, f"this model has {self._heads} heads per layer")
@@ -193,7 +196,7 @@ class HeadTypes(TypeScores):
         )
 
     def plot(self) -> "go.Figure":
-        """The atlas: a map of layers × heads with each head's largest claimed type. It is returned, not shown."""
+        """Draws the atlas: layers × heads, with each head's highest-scoring claimed type; returned, not shown."""
         return self._map({})
 
     def _map(self, effects: Mapping[tuple[int, int], float]) -> "go.Figure":
@@ -236,7 +239,7 @@ class HeadTypes(TypeScores):
         return (int(chosen.layer.iloc[0]), int(chosen["head"].iloc[0])) if len(chosen) else None
 
     def top_scores(self, layer: int, head: int) -> str:
-        """A head's three highest scores in words: "induction 0.93, previous 0.04".
+        """Lists a head's three highest scores in words: "induction 0.93, previous 0.04".
 
         >>> import attnmech as am
         >>> am.head_types(am.load()).top_scores(2, 6).split(",")[0]
@@ -248,7 +251,7 @@ class HeadTypes(TypeScores):
         return ", ".join(f"{name} {scores[name]:.2f}" for name in best)
 
     def on_text(self) -> str:
-        """Describes, without a claim, how heads attend to the delimiters of a single text. Empty without delimiters."""
+        """Describes how heads attend to the delimiters of a single text, without a claim; empty without delimiters."""
         if self.documents != 1:
             return ""
         sentences = []
@@ -280,28 +283,28 @@ class HeadTypes(TypeScores):
         return [
             Section(
                 "All heads by type",
-                "Each cell is one head, with the letter of its highest-scoring claimed type. Cells without a claim are "
-                "empty. The hover box shows the scores of all types. A type is claimed if its score is above the "
-                "baseline by an interval that holds for all heads and types together, and the score is at least 0.3 "
-                "or a target is the highest key in half of the rows.",
+                "Each cell is one head, with the letter of its highest-scoring claimed type. Cells without a claim "
+                "are empty. The hover box shows the scores of all types. A type is claimed if its score is above the "
+                "baseline by an interval that holds for all heads and types together, and either the score is at "
+                "least 0.3 or a target is the highest key in half of the rows.",
                 {"types": self._map(effects or {})},
                 "types.plot()",
             ),
             Section(
                 "Every head, with its clearest example",
                 "Sort by a column, or show a single type. A pale type is not claimed; it is the type nearest to a "
-                "claim. In the example, the query is underlined and the key is boxed; this row has the most attention "
-                "on its targets above uniform attention. Above baseline: the interval of score − baseline, for all "
+                "claim. The example is the row whose targets receive most attention above uniform attention; its "
+                "query is underlined and its key is boxed. Above baseline: the interval of score − baseline, for all "
                 "heads and types together. Writes: what the head adds to the answer's logit through its targets, for "
-                "duplicates and induction. Copying: the rank of a key's own token among the tokens of the text in what "
-                "the head writes from that key, from 0 to 1 (0.5 by chance).",
+                "duplicates and induction. Copying: how highly what the head writes from a key ranks that key's own "
+                "token among the tokens of the text, from 0 to 1 (0.5 by chance).",
                 {"atlas": atlas_view([self._row(layer, head) for layer in self.layers for head in range(self._heads)])},
                 "types.by_head()",
             ),
         ]
 
     def _row(self, layer: int, head: int) -> HeadRow:
-        """A head as a row of the atlas."""
+        """Returns a head as a row of the atlas."""
         example, types = self.example_of(layer, head), self.types_of(layer, head)
         kind = example.type if example is not None else types[0] if types else ""
         low, high = self._intervals[kind] if kind else (None, None)

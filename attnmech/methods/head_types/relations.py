@@ -36,7 +36,7 @@ LEAST_PAIRS: Final = 5
 """A claim needs at least this number of labelled pairs of the relation."""
 
 LEAST_ACCURACY: Final = 0.5
-"""A claim needs the labelled key to be the highest in at least this share of pairs."""
+"""A claim needs the labelled key to have the highest attention in at least this share of pairs."""
 
 
 @public
@@ -50,10 +50,10 @@ def relations(
 ) -> "Relations":
     """Measures how often each head attends most to the labelled word, for each relation.
 
-    accuracy = share of pairs where the labelled key gets more of the query's attention than any other key, without the
-    query itself and special tokens. The baseline is the best fixed offset: the most frequent distance of the relation's
-    labelled keys. A relation is claimed for a head if the simultaneous 95 % interval of accuracy − baseline over texts,
-    for all heads and relations together, is above 0, and the accuracy is at least 0.5.
+    The accuracy is the share of pairs in which the labelled key gets more of the query's attention than any other key;
+    the query itself and special tokens do not compete. The baseline is the best fixed offset: the most frequent
+    distance of the relation's labelled keys. A relation is claimed for a head if the simultaneous 95 % interval of
+    accuracy − baseline over texts, for all heads and relations together, is above 0, and the accuracy is at least 0.5.
 
     >>> import attnmech as am
     >>> from attnmech.demo.text import labelled
@@ -64,20 +64,21 @@ def relations(
     Args:
         model: the model.
         inputs: labelled texts, (text, query, key, relation). If the text is a string, query and key are token positions
-            as the model sees them, including the first token. If it is a list of words, each with its leading space,
-            they are word positions. A word's attention is the mean over its tokens; what it receives is their sum.
+            as the model sees them, including the first token. If the text is a list of words, each with its leading
+            space, query and key are word positions. The attention of a word is the mean over its tokens; the attention
+            that a word receives is the sum over its tokens.
         before: whether to measure from the word (or token) before the query, where a decoder predicts the query. Pairs
-            with the key at this word or after it are left out.
-        layers: by default all.
+            whose key is that word or a later one are left out.
+        layers: all by default.
         bos: whether each text begins with the tokenizer's BOS or CLS token.
 
     Returns:
         Accuracies, baselines and claims, by relation, layer and head.
 
     Raises:
-        InputError: for a label outside its text, at a key that the query cannot see, or at the query itself; for words
-            if the tokenizer does not report where its tokens are; for an encoder with a decoder; for `before` in a
-            bidirectional model, and if it leaves no pair of a relation.
+        InputError: for a label outside its text, at a key that the query cannot see, or at the query itself; for lists
+            of words, if the tokenizer does not report where its tokens are; for a model with an encoder and a decoder;
+            for `before` in a bidirectional model, or if `before` leaves no pair of a relation.
 
     Source: Clark et al. 2019, "What Does BERT Look At?"
 
@@ -223,19 +224,19 @@ class Relations(PagedResult):
     layers: tuple[int, ...]
     n_layers: int
     correct: Float[Tensor, "relation measured head text"]
-    """The number of pairs in each text where the labelled key is the highest."""
+    """The number of pairs in each text in which the labelled key has the highest attention."""
     mass_sums: Float[Tensor, "relation measured head text"]
     """The attention on labelled keys, summed over pairs."""
     pairs: Float[Tensor, "relation text"]
     offsets: Int[Tensor, " relation"]
     """The best fixed offset of each relation: query − key."""
     by_offset: Float[Tensor, "relation text"]
-    """The number of pairs in each text with the labelled key at that offset."""
+    """The number of pairs in each text whose labelled key is at the best fixed offset."""
     provenance: Provenance
 
     @property
     def axis_lengths(self) -> Mapping[str, int]:
-        """The lengths of the axes that relations and layers label."""
+        """The lengths of the axes labelled by relations and layers."""
         return {"relation": len(self.names), "measured": len(self.layers)}
 
     def _check(self) -> None:
@@ -243,7 +244,7 @@ class Relations(PagedResult):
         check_layers(self.layers, self.n_layers)
 
     def accuracy(self, relation: str) -> Float[Tensor, "layer head"]:
-        """The share of pairs where the labelled key is the highest."""
+        """The share of pairs in which the labelled key has the highest attention."""
         place = self._place(relation)
         return self._by_layer(self.correct[place].sum(dim=-1) / self.pairs[place].sum())
 
@@ -253,7 +254,7 @@ class Relations(PagedResult):
         return self._by_layer(self.mass_sums[place].sum(dim=-1) / self.pairs[place].sum())
 
     def baseline(self, relation: str) -> float:
-        """The share of pairs with the key at the best fixed offset."""
+        """The share of pairs whose key is at the best fixed offset."""
         place = self._place(relation)
         return float(self.by_offset[place].sum() / self.pairs[place].sum())
 
@@ -311,7 +312,7 @@ class Relations(PagedResult):
         )
 
     def plot(self, relation: str) -> "go.Figure":
-        """A map of layers × heads with accuracy − baseline of a relation. It is returned, not shown."""
+        """Draws a map of layers × heads with accuracy − baseline of a relation; returned, not shown."""
         place = self._place(relation)
         means = TextMeans(self._excess.above[place], self._excess.below[place])
         label = f"accuracy − {percent(self.baseline(relation), 0)}"
@@ -345,8 +346,8 @@ class Relations(PagedResult):
         return [
             Section(
                 f"{name[:1].upper()}{name[1:]}",
-                "Each cell is one head. Its value is the share of pairs where the head's highest key is the labelled "
-                "key, minus the share that the best fixed offset gets right (here "
+                "Each cell is one head: the share of pairs in which the head attends most to the labelled key, minus "
+                "the share that the best fixed offset gets right (here "
                 f"{_direction(int(self.offsets[place]))}). Pale values are not clear among all heads and relations.",
                 {f"relation-{place}": self.plot(name)},
                 f'relations.plot("{name}")',

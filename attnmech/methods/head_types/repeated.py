@@ -1,4 +1,4 @@
-"""Repeated sequences of random tokens, which show what a head does independently of a text."""
+"""Repeated sequences of random tokens, which show what a head does independently of any text."""
 
 from collections.abc import Iterator
 from typing import Final
@@ -14,7 +14,7 @@ COUNT: Final = 24
 """The number of sequences."""
 
 _SHORTEST, _LONGEST = 14, 60
-"""The shortest and longest repeated part. Lengths differ, so copies are at no fixed distance."""
+"""The shortest and the longest repeated part. Lengths differ, so that copies are not at a fixed distance."""
 
 
 TOKENS: Final = COUNT * (_SHORTEST + _LONGEST + 1)
@@ -22,7 +22,7 @@ TOKENS: Final = COUNT * (_SHORTEST + _LONGEST + 1)
 
 
 def repeated_sequences(model: HookedModel, *, seed: int = 0) -> Iterator[Int[Tensor, "1 position"]]:
-    """Yields repeated sequences of distinct random tokens, after the token that begins the model's texts.
+    """Yields repeated sequences of distinct random tokens, each after the token with which the model's texts begin.
 
     Raises `InputError` for a model that reads no tokens, or too few.
     """

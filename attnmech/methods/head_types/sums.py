@@ -1,4 +1,4 @@
-"""The sums of a pass that head types follow from: attention on targets, what heads write from them, and examples."""
+"""Sums for head types, taken in one pass: attention on targets, what heads write from them, and examples."""
 
 from dataclasses import dataclass
 from typing import Any, Final, cast
@@ -27,17 +27,17 @@ from .formulas import ANSWERED, CONTENT, DISTANCES, POSITIONAL, TYPES, targets
 from .writing import copying, rank_above
 
 AROUND_KEY: Final = range(-2, 3)
-"""The tokens around an example's key that are kept."""
+"""The number of tokens stored around an example's key."""
 
 AROUND_QUERY: Final = range(-3, 1)
-"""The tokens up to an example's query that are kept."""
+"""The number of tokens stored up to an example's query."""
 
 BY_TEXT: Final = (
     "mass", "top", "alone", "count", "uniform", "at_distance", "rest_with", "rest_without", "count_with",
     "count_without", "written_there", "written_elsewhere", "written_count", "copying", "copying_count", "matching",
     "matching_count", "breadth", "breadth_count",
 )  # fmt: skip
-"""The entries of a state with texts, or groups of texts, as last axis."""
+"""The entries of a state whose last axis is texts, or groups of texts."""
 
 _EXAMPLE: Final = ("example", "example_at", "example_weight", "example_ids")
 
@@ -47,7 +47,7 @@ class HeadTypeSums(Reducer):
     """Sums the attention on the targets of every type, what heads write from them, and the terms of the baselines."""
 
     generated: bool = False
-    """Whether the tokens are random. A full stop then does not end a sentence."""
+    """Whether the tokens are random, so that a full stop does not end a sentence."""
 
     points = ("attn_in",)
     optional_points = ("attn_raw", "attn_out", "resid_post")
@@ -143,7 +143,7 @@ class HeadTypeSums(Reducer):
         unembedding, direction = _reading_directions(run, batch)
         scale = attention_scale(run.stack, end, unembedding.gamma.dtype)
         W_O = scale.folded(run.stack.weights(end.layer).W_O.detach().to(unembedding.gamma.dtype))
-        # The direction of a value that the logit of each place's token reads.
+        # For each place, the direction of a value that the logit of the place's token reads.
         read = product_by_head(direction, W_O.mT)
         gate = None if end.notes.gate is None else end.notes.gate.transpose(1, 2).to(read)
         for place, answers in enumerate(held.answers):
@@ -180,7 +180,7 @@ class HeadTypeSums(Reducer):
 
 @dataclass(frozen=True)
 class _Targets:
-    """The targets of a block's rows. They depend on tokens and mask only, so heads and layers share them."""
+    """The targets of a block's rows. They depend only on tokens and mask, so all heads and layers share them."""
 
     by_kind: Bool[Tensor, "kind batch row key"]
     there: Bool[Tensor, "kind batch row"]
@@ -188,11 +188,11 @@ class _Targets:
     last: Int[Tensor, "answered batch row"]
     """The last target of types with an answer; −1 for rows without a target."""
     apart: Bool[Tensor, "kind batch row"]
-    """Whether a row has a target and the text's first token is not a target, unless the type is "first"."""
+    """Whether a row has a target; except for the type "first", also whether the text's first token is not a target."""
     count: Float[Tensor, "kind batch"]
     """The number of rows with a target."""
     uniform: Float[Tensor, "kind batch row"]
-    """The attention that uniform attention puts on targets."""
+    """The mass that uniform attention puts on targets."""
     at_distance: Float[Tensor, "content distance batch"]
     """The number of targets at each distance."""
     pairs: Float[Tensor, " distance"]
@@ -202,7 +202,7 @@ class _Targets:
     def of(
         cls, batch: Batch, block: RowBlock, rows: Bool[Tensor, "batch row"], causal: bool, *, delimiters: bool
     ) -> "_Targets":
-        """The targets of the rows that count. A full stop among random tokens does not end a sentence."""
+        """Finds the targets of the rows that count. A full stop among random tokens does not end a sentence."""
         keys, length = block.scores.shape[-1], block.mask.queries
         tokens = min(keys, length)
         types = token_types(batch)
@@ -238,7 +238,7 @@ class _Targets:
 
 @dataclass(frozen=True)
 class _Layer:
-    """What a layer's rows read from their targets, kept until the layer ends and its norms are known."""
+    """What a layer's rows read from their targets, stored until the layer ends and its norms are known."""
 
     there: Float[Tensor, "answered batch head row d_value"]
     """Σ_j∈targets p_ij v_j."""
@@ -250,7 +250,7 @@ class _Layer:
 
     @classmethod
     def of(cls, run: Run, block: RowBlock) -> "_Layer":
-        """The entry of a block's layer, made at the layer's first block."""
+        """The entry of a block's layer, created at the layer's first block."""
         key = HeadTypeSums, "values", block.layer
         if key not in run.between:
             values = repeat(
@@ -282,14 +282,14 @@ class _Layer:
 
 
 def _reads_logits(run: Run) -> bool:
-    """Whether one matrix reads what these heads write, after a norm with a scale that this run measures."""
+    """Whether logits are one norm and one matrix of what these heads write, and this run measures the norm's scale."""
     model = run.model
     last = run.layers[-1] == model.last_stream[1] and run.stack is model.output_stack
     return last and model.causal and why_not_linear(model) is None and "logits" not in model.refused
 
 
 def _reading_directions(run: Run, batch: Batch) -> tuple[Unembedding, Float[Tensor, "batch row d_model"]]:
-    """The directions of the stream that read the logit of each place's token, above the mean over the vocabulary."""
+    """The stream's directions that read the logit of each place's token, minus the mean logit over the vocabulary."""
     key = HeadTypeSums, "directions"
     if key not in run.between:
         unembedding = unembedding_of(run.model)
@@ -300,7 +300,7 @@ def _reading_directions(run: Run, batch: Batch) -> tuple[Unembedding, Float[Tens
 def _at_positions(
     pattern: Float[Tensor, "batch head row key"], block_targets: _Targets, rows: range, batch: Batch
 ) -> Float[Tensor, "kind head batch row"]:
-    """p_ij at the target of each type that depends on positions alone. A row has at most one target."""
+    """Returns p_ij at the target of each type that depends on positions alone. A row has at most one target."""
     mass = pattern.new_zeros(len(POSITIONAL), *pattern.shape[:3])
     for at_target, name in zip(mass, POSITIONAL, strict=True):
         if name in DISTANCES:
@@ -316,7 +316,7 @@ def _at_positions(
 def _on_content(
     pattern: Float[Tensor, "batch head row key"], block_targets: _Targets
 ) -> Float[Tensor, "kind head batch row"]:
-    """Σ p_ij over the targets of each type that depends on tokens, for each row."""
+    """Returns Σ p_ij over the targets of each type that depends on tokens, for each row."""
     mass = pattern.new_zeros(len(CONTENT), pattern.shape[1], pattern.shape[0], pattern.shape[2])
     there = block_targets.there[len(POSITIONAL) :].flatten(start_dim=1).any(dim=1)
     on_target = block_targets.by_kind[len(POSITIONAL) :][there].to(pattern)
@@ -329,13 +329,15 @@ def _over_rows(by_row: Float[Tensor, "kind head batch row"]) -> Float[Tensor, "k
 
 
 def _at_first(of_keys: Shaped[Tensor, "batch head row key"], batch: Batch) -> Float[Tensor, "batch head row"]:
-    """The attention of each row to the first token of its text, or whether the row sees it."""
+    """Returns the attention of each row to its text's first token, or whether the row sees that token."""
     place = batch.begins[:, None, None, None].expand(*of_keys.shape[:3], 1)
     return of_keys.gather(-1, place)[..., 0].double()
 
 
 def _top_on_target(top: Top, on_target: Bool[Tensor, "kind batch row key"]) -> Float[Tensor, "kind head batch"]:
-    """The number of rows with a target of each type as highest key; rows with two equal highest keys do not count."""
+    """The number of rows whose highest-scoring key is a target, by type; rows with a tie for the highest key do not
+    count.
+    """
     key, clear = (rearrange(value, "batch head row -> batch row head") for value in (top.key, top.first > top.second))
     hit = on_target.gather(-1, key.expand(len(on_target), -1, -1, -1)) & clear
     return rearrange(hit.sum(dim=2).double(), "kind batch head -> kind head batch")
@@ -354,7 +356,7 @@ def _add_matching(state: State, block: RowBlock, block_targets: _Targets) -> Non
 
 
 def _add_breadth(state: State, block: RowBlock, rows: Bool[Tensor, "batch row"]) -> None:
-    """Adds the entropy divided by that of uniform attention, for rows that see several keys."""
+    """Adds each row's entropy divided by the entropy of uniform attention, for rows that see several keys."""
     seen = block.visible[:, 0].sum(dim=-1)
     counted = rows & (seen > 1)
     share = block.attention.entropy / seen.clamp_min(2)[:, None].to(block.pattern).log()
@@ -365,7 +367,7 @@ def _add_breadth(state: State, block: RowBlock, rows: Bool[Tensor, "batch row"])
 def _keep_clearest(
     state: State, block: RowBlock, run: Run, block_targets: _Targets, mass: Float[Tensor, "kind head batch row"]
 ) -> None:
-    """Keeps, for each type and head, the row with the most attention on targets above that of uniform attention."""
+    """Stores, for each type and head, the row with the most attention on targets above that of uniform attention."""
     layer, batch = block.index, block.batch.queries(block.stack)
     above = mass - block_targets.uniform[:, None].to(mass)
     above = above.masked_fill(~block_targets.apart[:, None], -torch.inf).flatten(start_dim=2)
@@ -400,7 +402,7 @@ def _keep_clearest(
 
 
 def _clearer(one: State, other: State) -> State:
-    """The clearer example of each type and head; if they are equal, the example of the earlier document."""
+    """Chooses the clearer example of each type and head; of equal examples, that of the earlier document."""
     earlier = other["example_at"][..., 0] < one["example_at"][..., 0]
     clearer = other["example"] > one["example"]
     other_wins = clearer | ((other["example"] == one["example"]) & earlier)
@@ -430,7 +432,7 @@ def _by_position_alone(block: RowBlock, run: Run) -> Float[Tensor, "batch head r
 
 
 def _widened(state: State, distances: int) -> State:
-    """The state with room for more distances at both ends."""
+    """Extends the state by further distances at both ends."""
     beside = (distances - state["pairs"].shape[-1]) // 2
     pad = torch.nn.functional.pad
     return {

@@ -1,4 +1,4 @@
-"""The attention on the targets of each type against its baseline, and the types that are claimed.
+"""The attention on the targets of each type, compared with its baseline, and the types that are claimed.
 
 Formulas: docs/formulas.md#head-types.
 """
@@ -22,13 +22,13 @@ from .formulas import ANSWERED, CONTENT, POSITIONAL, TYPES
 from .sums import AROUND_KEY, AROUND_QUERY
 
 TRIVIAL_MASS: Final = 0.3
-"""A type is claimed only if the mean attention on its targets is at least this, or `TRIVIAL_TOP` holds."""
+"""A type is claimed only if the mean attention on its targets is at least this, or if `TRIVIAL_TOP` is reached."""
 
 TRIVIAL_TOP: Final = 0.5
-"""A target has the highest probability in at least this share of rows."""
+"""A type is also claimed if a target has the highest probability in at least this share of rows."""
 
 SUFFICES: Final = 0.75
-"""The position term alone explains a type if it would put at least this share of the attention on its targets."""
+"""The position term alone explains a type if it would put on the targets at least this share of their attention."""
 
 
 class ByType(dict[str, Any]):
@@ -84,17 +84,19 @@ class TypeScores(Summed):
 
     @cached_property
     def scores(self) -> ByType:
-        """The mean attention on the targets of each type, over the rows with a target; `"broad"`: see `breadth`."""
+        """The mean attention on the targets of each type, over the rows with a target; `"broad"` is `breadth`."""
         return ByType({**self._by_type(self._sums["mass"] / self._rows), "broad": self.breadth})
 
     @cached_property
     def baselines(self) -> ByType:
-        """The attention that uniform attention (positional types) or mean attention by distance (others) gives."""
+        """The mean attention on targets under uniform attention (positional types) or mean attention by distance
+        (others).
+        """
         return self._by_type(self._sums["baseline"] / self._rows)
 
     @cached_property
     def tops(self) -> ByType:
-        """The share of the rows with a target where a target has the highest probability."""
+        """Among the rows with a target, the share in which a target has the highest probability."""
         return self._by_type(self._sums["top"] / self._rows)
 
     @cached_property
@@ -108,7 +110,7 @@ class TypeScores(Summed):
         return self._by_type(self._excess.mean)
 
     def simultaneous(self, level: float = LEVEL) -> ByType:
-        """(low, high) of the excess by type, for all heads and types together; NaN below five texts."""
+        """(low, high) of the excess by type, for all heads and types together; NaN for fewer than five texts."""
         level = checked_level(level)
         ends = self._ends if level == LEVEL else self._excess.simultaneous(level)
         low, high = (self._by_type(end) for end in ends)
@@ -116,13 +118,14 @@ class TypeScores(Summed):
 
     @cached_property
     def writes(self) -> ByType:
-        """What a head writes from its targets to the answer's logit, for "duplicate" and "induction".
+        """How much a head adds to the answer's logit through its targets, for "duplicate" and "induction".
 
             Σ_j∈targets p_ij ⟨v_j W_O, u_a⟩, averaged over the rows with a target
 
         The answer a is the row's own token for a duplicate, and the token at the last target for induction. u_a reads
-        how far its logit is above the mean over the vocabulary, through the final norm with its scale frozen (before a
-        soft cap). NaN if logits are not one norm and one matrix of the last stream, and without the last layer.
+        how far the logit of a is above the mean over the vocabulary, through the final norm with its scale frozen
+        (before a soft cap). NaN if logits are not one norm and one matrix applied to the last stream, or if the last
+        layer was not measured.
 
         Source: LOCOS, arXiv 2607.01002.
         """
@@ -130,26 +133,24 @@ class TypeScores(Summed):
 
     @cached_property
     def writes_elsewhere(self) -> ByType:
-        """The same sum over the keys that are not targets."""
+        """The sum of `writes`, over the keys that are not targets."""
         return self._answered("written_elsewhere")
 
     @property
     def copying(self) -> Float[Tensor, "layer head"]:
-        """Whether OV copies: the rank of a key's token among the text's tokens in what the head writes from that key.
-
-        v_j W_O raises the logits of this share of the other tokens less than the key's own: 1 if none is raised more,
-        0.5 by chance.
+        """How well OV copies: the share of the text's other tokens whose logits v_j W_O raises less than the logit of
+        key j's own token. 1 if no other token is raised more, 0.5 by chance.
         """
         return self._mean_of("copying")
 
     @property
     def matching(self) -> Float[Tensor, "layer head"]:
-        """Whether QK matches prefixes: the share of other keys with a lower score than the last induction target."""
+        """How well QK matches prefixes: the share of other keys that score lower than the last induction target."""
         return self._mean_of("matching")
 
     @property
     def breadth(self) -> Float[Tensor, "layer head"]:
-        """Mean entropy of the rows divided by that of uniform attention: 1 if a head attends equally to all keys."""
+        """The mean of row entropy / entropy of uniform attention: 1 if a head attends equally to all keys."""
         return self._mean_of("breadth")
 
     @cached_property
@@ -164,8 +165,8 @@ class TypeScores(Summed):
 
         `score_low` and `score_high` are the baseline plus the interval of score − baseline, for all heads and types
         together, clipped to 0 and 1. `position_alone` is the score that the position term alone would give;
-        `by_position_alone` says that it is at least three quarters of the score, so position suffices. `rows` is the
-        number of rows with a target.
+        `by_position_alone` is True if that is at least three quarters of the score, so that position suffices. `rows`
+        is the number of rows with a target.
         """
         return self._claims.copy()
 
@@ -196,11 +197,12 @@ class TypeScores(Summed):
 
     @cached_property
     def resting(self) -> pd.DataFrame:
-        """Whether the heads of each claimed type that depends on tokens rest on the first token without a target.
+        """Tests whether heads rest on the first token where their type has no target, for claimed types that depend on
+        tokens.
 
-        The columns are the mean attention to the first token in rows with and without a target (among rows that see the
-        first token), and the difference without − with, paired by text, with an interval that holds for all claims
-        together; NaN if every row has a target.
+        The columns are the mean attention to the first token in rows with and in rows without a target (among rows that
+        see the first token), and the difference (without minus with), paired by text, with an interval that holds for
+        all claims together; NaN if every row has a target.
         """
         here = self._claims[self._claims.type.isin(CONTENT)][["layer", "head", "type"]].reset_index(drop=True)
         places = [
@@ -273,7 +275,7 @@ class TypeScores(Summed):
 
     @cached_property
     def _sums(self) -> dict[str, Float[Tensor, "type layer head"]]:
-        """Each measure summed over texts."""
+        """Sums each measure over texts."""
         return {name: value.sum(dim=-1) for name, value in self._by_group.items()}
 
     @cached_property

@@ -1,4 +1,6 @@
-"""Measures whether a head writes what it attends to: the rank of a key's token in what the head writes from the key."""
+"""Measures whether a head writes the tokens that it attends to: how highly the head's output from a key ranks the key's
+token.
+"""
 
 import torch
 from einops import einsum
@@ -12,7 +14,7 @@ _CHUNK = 64
 def rank_above(
     value: Float[Tensor, "*places 1"], others: Float[Tensor, "*places other"], counted: Bool[Tensor, "*#places other"]
 ) -> Float[Tensor, "*places"]:
-    """The share of the counted other values that `value` exceeds; equal values count half.
+    """Returns the share of the counted other values that `value` exceeds; equal values count half.
 
     >>> rank_above(torch.tensor([2.0]), torch.tensor([1.0, 2.0, 3.0, 0.0]), torch.tensor([True, True, True, False]))
     tensor(0.5000)
@@ -30,8 +32,8 @@ def copying(
 ) -> tuple[Float[Tensor, "batch head key"], Bool[Tensor, "batch key"]]:
     """Ranks the token at each key among the text's other tokens, by the logit that the head would write from the key.
 
-    For the token a at key j, (v_j W_O)·u_a is compared with (v_j W_O)·u_b of the text's other tokens b: 1 if the head
-    raises its own logit most, 0.5 by chance, 0 if least.
+    For the token a at key j, (v_j W_O)·u_a is compared with (v_j W_O)·u_b of the text's other tokens b. The rank is 1
+    if the head raises the logit of a most, 0 if it raises it least, and 0.5 by chance.
 
     Args:
         values: v_j.
@@ -40,7 +42,7 @@ def copying(
         counted: the places that count.
 
     Returns:
-        The ranks (0 at places that do not count), and the places that count: those with another token to compare.
+        The ranks (0 at places that do not count), and the places that count, which have another token to compare with.
 
     Source: in the spirit of Olsson et al. 2022, "In-context Learning and Induction Heads", copying score.
 

@@ -1,1 +1,1 @@
-"""Queries and keys as points of one space, and what groups them."""
+"""Joint embeddings: queries and keys as points in one space."""

@@ -1,4 +1,4 @@
-"""A seeded choice of whole texts from a corpus, as one batch."""
+"""Chooses whole texts from a corpus at random, as one batch."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ from ...model.run.hooked import HookedModel
 from ...runs.corpus import CorpusBatch, batches
 
 TOKENS: Final = 2**14
-"""The smallest number of tokens of a corpus that are run, if it has that many."""
+"""The smallest number of tokens that are run, if the corpus has that many."""
 
 
 @dataclass(frozen=True)
@@ -34,10 +34,10 @@ class ChosenTexts:
 def choose_texts(
     model: HookedModel, inputs: Iterable[Inputs], *, tokens: int, seed: int, bos: bool | None, truncate: bool
 ) -> ChosenTexts:
-    """The first texts of a corpus in a random order, up to `tokens` tokens, and at least one text.
+    """Takes the first texts of a corpus in a random order, up to `tokens` tokens and at least one text.
 
-    The order depends on the seed and on each text's content alone. Only the token ids of texts that may be chosen are
-    kept, so memory does not grow with the corpus.
+    The order depends only on the seed and on each text's content. Only the token ids of texts that may still be chosen
+    are stored, so memory does not grow with the corpus.
     """
     kept: list[tuple[int, int, Tensor]] = []
     total = seen = truncated = 0
@@ -55,7 +55,7 @@ def choose_texts(
 
 
 def _contents(part: CorpusBatch, model: HookedModel) -> "Iterable[tuple[int, Tensor, int]]":
-    """Each text's number, its ids or pixels, and its length."""
+    """Yields each text's number, its ids or pixels, and its length."""
     batch = part.batch
     images = isinstance(model.encoder, ImageEncoder)
     own_target = batch.target is not None and batch.target.ids.shape[1] > 1

@@ -1,7 +1,8 @@
 """Correlations of the distance between query and key with their dot product (docs/formulas.md#joint-embedding).
 
-The plain correlation says little: ‖c q − k / c‖² = c²‖q‖² + ‖k‖²/c² − 2 q·k, so for one query c → ∞ alone drives it to
-−1. The weights w = (τ − distance)² over the pairs nearer than τ make the correlation measure near pairs.
+The plain correlation says little: ‖c q − k / c‖² = c²‖q‖² + ‖k‖²/c² − 2 q·k, so for one query it approaches −1 as c →
+∞, whatever the vectors are. The weights w = (τ − distance)² over the pairs nearer than τ make the correlation measure
+near pairs.
 """
 
 import math
@@ -21,9 +22,10 @@ NEAR: Final = 20.0
 def weighted_correlation(
     distance: Float[Tensor, " pair"], product: Float[Tensor, " pair"], percentile: float = NEAR
 ) -> float:
-    """Pearson's correlation of distance and dot product over pairs nearer than τ, each with weight (τ − distance)².
+    """Computes Pearson's correlation of distance and dot product over pairs nearer than τ, with weights (τ −
+    distance)².
 
-    NaN if fewer than three pairs are nearer, or if these do not vary.
+    NaN if fewer than three pairs are nearer than τ, or if these pairs do not vary.
 
     >>> distance = torch.arange(20.0)
     >>> round(weighted_correlation(distance, 3 - 2 * distance), 6)
@@ -48,7 +50,7 @@ def weighted_correlation(
 
 
 def rank_correlation(distance: Float[Tensor, " pair"], product: Float[Tensor, " pair"]) -> float:
-    """Spearman's correlation: Pearson's correlation of ranks, ties at their mean rank; NaN if one does not vary.
+    """Computes Spearman's correlation, which is Pearson's of the ranks (mean ranks for ties); NaN if one does not vary.
 
     >>> round(rank_correlation(torch.tensor([1.0, 2.0, 3.0]), torch.tensor([9.0, 5.0, 4.0])), 6)
     -1.0
@@ -64,7 +66,8 @@ def rank_correlation(distance: Float[Tensor, " pair"], product: Float[Tensor, " 
 def row_rank_correlation(
     distance: Float[Tensor, " pair"], product: Float[Tensor, " pair"], row: Int[Tensor, " pair"]
 ) -> float:
-    """The Spearman correlation furthest from −1 among rows (queries) of at least three keys; NaN without such rows.
+    """Returns the Spearman correlation furthest from −1 among rows (queries) of at least three keys; NaN if there are
+    none.
 
     >>> row = torch.tensor([0, 0, 0, 1, 1, 1])
     >>> round(row_rank_correlation(torch.tensor([1.0, 2, 3, 5, 4, 6]), torch.tensor([3.0, 2, 1, 2, 3, 1]), row), 6)
@@ -92,7 +95,7 @@ class PairDistances:
     products: Float64[Tensor, " pair"]
 
     def at(self, c: float) -> Float64[Tensor, " pair"]:
-        """The distances at one c.
+        """Returns the distances at one c.
 
         >>> one = torch.ones(1, dtype=torch.float64)
         >>> PairDistances(one, 4 * one, 2 * one).at(2.0)
@@ -105,13 +108,13 @@ class PairDistances:
         return torch.from_numpy(np.sqrt(np.maximum(squared, 0, out=squared), out=squared))
 
     def part(self, chosen: Int[Tensor, " part"]) -> "PairDistances":
-        """The distances of some of the pairs."""
+        """Returns the distances of some of the pairs."""
         return PairDistances(self.query_squares[chosen], self.key_squares[chosen], self.products[chosen])
 
 
 def criterion(
     distances: PairDistances, product: Float[Tensor, " pair"], grid: Float64[Tensor, " c"]
 ) -> Float64[Tensor, " c"]:
-    """The weighted correlation at every c of a grid; the best c has the lowest correlation."""
+    """Returns the weighted correlation at every c of a grid; the best c has the lowest correlation."""
     correlations = [weighted_correlation(distances.at(c), product) for c in grid.tolist()]
     return torch.tensor(correlations, dtype=torch.float64)

@@ -28,12 +28,12 @@ CURVE_PAIRS: Final = 20_000
 """The largest number of random pairs on which c is chosen; the correlation at that c is over all pairs."""
 
 _FLAT: Final = 1e-6
-"""A criterion that varies less than this over the grid counts as independent of c."""
+"""The smallest variation over the grid at which the criterion counts as dependent on c."""
 
 
 @dataclass(frozen=True)
 class Plan:
-    """The heads to measure, and the way in which queries and keys become points."""
+    """The heads to measure, and how their queries and keys become points."""
 
     heads: tuple[tuple[int, int], ...]
     geometry: Literal["scaled", "exact"]
@@ -41,7 +41,7 @@ class Plan:
     shift: bool
     seed: int
     fixed: Mapping[tuple[int, int], ScaleAndShift] = field(default_factory=dict)
-    """The scale and shift of heads that are placed in an existing embedding; they replace the heads' own."""
+    """For heads that are placed in an existing embedding, its scale and shift, which replace the heads' own."""
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,7 @@ class OneHead:
     batch: Batch
     tokens: Tokens
     places: Int[Tensor, " sample"]
-    """The indices of the tokens that are kept as points."""
+    """The indices of the tokens that become points."""
     block: RowBlock
     """The layer's last block of rows."""
     head: int
@@ -132,7 +132,7 @@ class OneHead:
     def _chosen(
         self, q: Tensor, k: Tensor, distances: PairDistances, product: Tensor
     ) -> tuple[float, str, Tensor, Tensor]:
-        """The chosen c, its flag, the grid, and the criterion on the grid."""
+        """Returns the chosen c, its flag, the grid, and the criterion on the grid."""
         plan, middle = self.plan, scale_of_norms(q, k)
         grid = scale_grid(middle)
         if plan.scale != "auto" or plan.fixed:
@@ -171,7 +171,7 @@ class OneHead:
 
     @property
     def _position(self) -> Float[Tensor, "#batch #row key"] | None:
-        """What the model adds to q·k for positions in the measured rows: a position term, products with tables."""
+        """What the model adds to q·k for positions in the measured rows: a position term, and products with tables."""
         position, relative = self.block.position, self._relative
         if position is None:
             return relative
@@ -191,7 +191,7 @@ class OneHead:
     def _slope(self) -> tuple[float, Float64[Tensor, "batch key"]]:
         """The slope of the position term, and each key's position in the score: the term / slope.
 
-        `UnsupportedModelError` if the term, up to a constant of the row, does not depend on the key alone.
+        Raises `UnsupportedModelError` unless the term depends on the key alone, up to a constant per row.
         """
         position, batch = self._position, self.batch
         flat = torch.zeros(batch.ids.shape, dtype=torch.float64)

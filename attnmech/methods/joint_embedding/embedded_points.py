@@ -32,14 +32,16 @@ from .patch_images import PatchImages
 from .pictures import AFTER
 
 _RANDOM_POINTS: Final = 1_000
-"""The largest number of a head's points over which `search` takes mean distances."""
+"""The largest number of points per head among which `search` takes mean distances."""
 
 _ANOMALIES: Final[Mapping[str, float]] = {
     "norm disparity": math.log(2),
     "separated clusters": 2.0,
     "attends to first": 0.5,
 }
-"""The smallest values that list a head: |ln(key norm / query norm)|, centroid distance in spreads, mean attention."""
+"""The smallest values at which a head is listed: |ln(key norm / query norm)|, centroid distance in spreads, mean
+attention.
+"""
 
 
 class Anomaly(NamedTuple):
@@ -55,7 +57,7 @@ class Anomaly(NamedTuple):
 
 @dataclass(frozen=True, repr=False)
 class EmbeddedPoints(WithStatistics, PagedResult):
-    """Queries and keys of heads as points of one space, with their measurements."""
+    """Queries and keys of heads as points in one space, with their measurements."""
 
     SUBTRACT = "subtract what you compare: one.correlation - other.correlation"
 
@@ -77,7 +79,7 @@ class EmbeddedPoints(WithStatistics, PagedResult):
     labels: tuple[str, ...]
     """The sampled tokens as text."""
     text: Int[Tensor, " token"]
-    """The number of each token's text, counted among the texts that were run."""
+    """The number of each token's text among the texts that were run."""
     position: Int[Tensor, " token"]
     """Each token's place among the real tokens of its text."""
     lengths: Int[Tensor, " text"]
@@ -88,11 +90,11 @@ class EmbeddedPoints(WithStatistics, PagedResult):
     documents: tuple[int, ...]
     """The numbers of the texts in the inputs."""
     texts_seen: int
-    """The number of texts in the inputs; those of a corpus may not all have been run."""
+    """The number of texts in the inputs; from a corpus, not all of them may have been run."""
     pairs: tuple[int, ...]
     """The number of query-key pairs in each layer over which measures before projection are taken."""
     all_pairs: bool
-    """Whether these are all pairs that attention sees; else a random sample."""
+    """Whether these are all pairs that attention sees; otherwise they are a random sample."""
     vectors: Float[Tensor, "chosen point d"]
     """The points before projection: the queries of all sampled tokens, then their keys."""
     offsets: Float[Tensor, "chosen d"]
@@ -107,15 +109,17 @@ class EmbeddedPoints(WithStatistics, PagedResult):
     after: Mapping[str, Mapping[str, Float64[Tensor, " chosen"]]]
     """The measures after projection, by projection."""
     flags: tuple[str, ...]
-    """"edge" where the best c lies at an end of the grid, "flat" where the criterion does not depend on c, else ""."""
+    """"edge" where the best c lies at an end of the grid, "flat" where the criterion does not depend on c, otherwise
+    "".
+    """
     grid: Float64[Tensor, "chosen c"]
     """The values of c that were tried."""
     curve: Float64[Tensor, "chosen c"]
-    """The weighted correlation at each value of c; NaN unless it chose c."""
+    """The weighted correlation at each value of c; NaN unless c was chosen by it."""
     points: Mapping[str, Float[Tensor, "chosen point dims"]]
-    """By projection: the queries of all sampled tokens, then their keys."""
+    """By projection, the points in the picture: the queries of all sampled tokens, then their keys."""
     patterns: Mapping[str, Float[Tensor, "chosen query key"]]
-    """The whole attention patterns of a few short texts, by number of the text."""
+    """The whole attention patterns of a few short texts, by the text's number."""
     text_labels: Mapping[str, tuple[str, ...]]
     text_special: Mapping[str, Bool[Tensor, " position"]]
     sink: bool
@@ -123,12 +127,12 @@ class EmbeddedPoints(WithStatistics, PagedResult):
     images: PatchImages | None
     """The images, if tokens are patches of images."""
     types_of_heads: tuple[str, ...]
-    """The type of each head, "" where none is claimed; empty if types are unknown (`with_types`)."""
+    """The type of each head, "" where none is claimed; empty unless set by `with_types`."""
     provenance: Provenance
 
     @property
     def axis_lengths(self) -> Mapping[str, int]:
-        """The lengths of the axes that heads, tokens and texts define."""
+        """The lengths of the axes defined by heads, tokens and texts."""
         tokens = len(self.labels)
         return {"chosen": len(self.heads), "token": tokens, "point": 2 * tokens, "text": len(self.documents)}
 
@@ -176,7 +180,8 @@ class EmbeddedPoints(WithStatistics, PagedResult):
 
     @property
     def trustworthiness(self) -> dict[str, Float[Tensor, "layer head"]]:
-        """By projection, from 0 to 1: how far neighbours in the picture were neighbours before (Venna & Kaski 2001).
+        """By projection, the extent, from 0 to 1, to which neighbours in the picture were neighbours before (Venna &
+        Kaski 2001).
 
         Computed by scikit-learn with 5 neighbours and the projection's metric, on at most 1,000 random points.
         """
@@ -186,9 +191,10 @@ class EmbeddedPoints(WithStatistics, PagedResult):
     def anomalies(self) -> tuple[Anomaly, ...]:
         """Heads that stand out, the strongest first.
 
-        "norm disparity": median norms differ by a factor of at least 2. "separated clusters": before the shift, the
-        centroids of queries and keys are at least 2 spreads apart. "attends to first": the first token receives at
-        least half of the attention of all later rows. Heads are ranked by the ratio of their number to the limit.
+        "norm disparity": the median norms of queries and keys differ by a factor of at least 2. "separated clusters":
+        before the shift, the centroids of queries and keys are at least 2 spreads apart. "attends to first": the first
+        token receives at least half of the attention of all later rows. Heads are ranked by the ratio of their number
+        to its limit.
         """
         ranked = []
         columns = zip(self.heads, *(self.numbers[name].tolist() for name in _OF_ANOMALIES), strict=True)
@@ -221,7 +227,7 @@ class EmbeddedPoints(WithStatistics, PagedResult):
         return next(iter(self.points)) if projection is None else option("projection", projection, self.points)
 
     def embedded(self, layer: int, head: int) -> tuple[Float[Tensor, "token d"], Float[Tensor, "token d"]]:
-        """A head's queries and keys as points before projection."""
+        """Returns a head's queries and keys as points before projection."""
         tokens = len(self.labels)
         vectors = self.vectors[self._place(layer, head)]
         return vectors[:tokens], vectors[tokens:]
@@ -229,12 +235,13 @@ class EmbeddedPoints(WithStatistics, PagedResult):
     # -- search -----------------------------------------------------------------------------------------------
 
     def search(self, query: str, *, projection: str | None = None) -> pd.DataFrame:
-        """How closely the tokens that contain a string lie together, by head, the most clustered head first.
+        """Measures how close together the tokens that contain a string lie in each head, the most clustered head first.
 
         `queries` and `keys` are the mean distance between two hits, divided by the mean distance between two random
         points of the same kind (of more than 1,000 points, 1,000 are drawn at random). Near 0, the hits form one
         cluster: the head groups tokens by what they are. Near 1, the hits are dispersed: the head groups tokens by
-        something else, such as position. `ratio` is the mean of both. Distances are measured before projection, or in
+            something else, such as position. `ratio` is the mean of `queries` and `keys`. Distances are measured before
+            projection, or in
         one of the pictures. Case does not matter.
 
         Raises `InputError` unless at least two sampled tokens contain the string.
@@ -270,7 +277,9 @@ class EmbeddedPoints(WithStatistics, PagedResult):
     # -- the page ---------------------------------------------------------------------------------------------
 
     def with_types(self, types: Mapping[tuple[int, int], str]) -> Self:
-        """A copy with head types by (layer, head), such as `am.head_types(model).strongest`, to colour the page."""
+        """Returns a copy with head types by (layer, head), such as `am.head_types(model).strongest`, to colour the
+        page.
+        """
         return replace(self, types_of_heads=tuple(types.get(place, "") for place in self.heads))
 
     def view(self) -> EmbeddingView:
@@ -324,13 +333,13 @@ class EmbeddedPoints(WithStatistics, PagedResult):
 
     @returns_page
     def to_html(self) -> str:
-        """One offline page: all heads as small plots, one head large, search, and the attention within a text."""
+        """An offline page: all heads as small plots, one head large, search, and the attention within a text."""
         return embedding_page(self.view())
 
     def _repr_html_(self) -> str:
         try:
             shown = embedding_view(self.view())._repr_html_()
-        except InputError:  # too large: the figures of one head
+        except InputError:  # the figures of one head, because the view is too large
             return super()._repr_html_()
         return f"{shown}<details><summary>The numbers</summary>{table_html(self.to_frame())}</details>"
 
@@ -358,7 +367,8 @@ class EmbeddedPoints(WithStatistics, PagedResult):
         head: int | None = None,
         projection: str | None = None,
     ) -> "go.Figure":
-        """`"points"`, a head's queries and keys, or `"criterion"`, the weighted correlation at each c; not shown.
+        """Draws Draws `"points"`, a head's queries and keys, or `"criterion"`, the weighted correlation at each c; not
+        shown.
 
         Without `layer` and `head`, the figure shows the head with the correlation closest to −1.
         """
@@ -414,7 +424,9 @@ class EmbeddedPoints(WithStatistics, PagedResult):
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """Notes for the reader: what was sampled, where the shift changes attention, and which c is uncertain."""
+        """Notes for the reader: what was sampled, where the shift changes attention, and which values of c are
+        uncertain.
+        """
         sentences = []
         if len(self.labels) < int(self.lengths.sum()):
             sentences.append(
@@ -475,7 +487,7 @@ class EmbeddedPoints(WithStatistics, PagedResult):
 _OF_ANOMALIES: Final = ("query_norm", "key_norm", "separation", "first_attention")
 
 _CHANGED: Final = 1e-5
-"""Changes of attention below this are rounding."""
+"""Changes of attention below this are attributed to rounding."""
 
 NAMES: Final = {"pca": "PCA", "tsne": "t-SNE", "umap": "UMAP", "pacmap": "PaCMAP", "opentsne": "openTSNE"}
 

@@ -1,10 +1,10 @@
-// The view of joint embeddings: the reader's choices, the page's address, and the parts that follow the choices.
+// The view of joint embeddings: the reader's choices, the page's address, and the parts of the page that follow them.
 
 {
   const SHOWN = { both: "matrix and head", matrix: "matrix", head: "head" };
-  const ONE_STEP = 600; // milliseconds within which steps of one control are one for the Back button
-  const TYPING = 250; // milliseconds without a key after which a search begins
-  const MOST_ANOMALIES = 6; // before the rest is unfolded
+  const ONE_STEP = 600; // milliseconds within which the Back button undoes all steps of one control together
+  const TYPING = 250; // milliseconds after the last keystroke until a search begins
+  const MOST_ANOMALIES = 6; // the number shown before the reader unfolds the rest
 
   views.embedding = async (stage, data) => {
     suitBackground(stage);
@@ -36,7 +36,7 @@
     /** @type {number[]} */
     let spread = [];
     let turn = 0;
-    let typing = 0; // what waits for the next key
+    let typing = 0; // the timer that waits for the next keystroke
     let lastStep = { what: "", at: -Infinity };
 
     // ---- data -------------------------------------------------------------------------------------------------
@@ -174,7 +174,7 @@
       const wanted = `“${isolated(state.search.trim())}”: ${counting(hits.size, "token")} of ${tokens.count.toLocaleString("en")}`;
       if (hits.size < 2) {
         hitsFound.textContent = `${wanted}.`;
-        foundMeans.textContent = hits.size ? "Distances between hits need at least two of them." : "";
+        foundMeans.textContent = hits.size ? "Distances between hits need at least two hits." : "";
         return;
       }
       const named_ = (block) => `${names[block]} (${spread[block].toFixed(2)})`;
@@ -182,7 +182,8 @@
       hitsFound.textContent = `${wanted}. Closest together in ${joined(ranked.slice(0, 3).map(named_))}${last}.`;
       const some = hits.size > MOST_HITS_COMPARED ? ` Distances are over ${MOST_HITS_COMPARED} evenly spaced hits.` : "";
       foundMeans.textContent =
-        `A head's number is the mean distance between two hits, divided by that between any two tokens in this projection ` +
+        `A head's number is the mean distance between two hits, divided by the mean distance between any two tokens "
+"in this projection ` +
         `(mean of queries and keys). Near 0, the hits form one cluster; at 1, they are as scattered as all tokens.${some}`;
     }
 

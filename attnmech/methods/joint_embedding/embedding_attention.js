@@ -1,4 +1,4 @@
-// Attention between the points of joint embeddings, as far as the page has it.
+// Attention between the points of joint embeddings, as far as the page stores it.
 
 /**
  * The points that a point attends to, and those that attend to it: complete if the page carries its text, else by the

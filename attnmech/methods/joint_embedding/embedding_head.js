@@ -1,10 +1,10 @@
 // The large plot of one head of joint embeddings: zoom, pan and turn, labels, attention between points.
 
-const REACH = 14; // CSS pixels from the pointer at which a point is still meant
-const LEAST_DRAWN = 0.05; // of all attention lines, the smallest weight
-const MOST_OF_POINT = 40; // lines of one point
+const REACH = 14; // CSS pixels: the largest distance from the pointer to the point that it selects
+const LEAST_DRAWN = 0.05; // the smallest weight drawn when all attention lines are shown
+const MOST_OF_POINT = 40; // the largest number of lines drawn for one point
 const MOST_LABELS = 140;
-const TURN_STEP = 0.12; // radians an arrow key
+const TURN_STEP = 0.12; // radians per press of an arrow key
 const ZOOMS = [1, 64];
 
 /**
@@ -166,7 +166,7 @@ function embeddingHead(stage, data, tokens, { pick, norms, normOf, attention, pa
 
   function strokes(context, drawn, colour) {
     context.strokeStyle = colour;
-    const levels = 8; // of opacity; each is one path
+    const levels = 8; // levels of opacity; each level is one path
     for (let level = 1; level <= levels; level += 1) {
       context.beginPath();
       for (const { query, key, weight } of drawn) {
@@ -221,7 +221,8 @@ function embeddingHead(stage, data, tokens, { pick, norms, normOf, attention, pa
     height = Math.round(Math.min(width, Math.max(320, 0.74 * innerHeight)));
     const { state, cloud, colouring, hits } = shown;
     const context = sizeCanvas(canvas, width, height);
-    canvas.style.touchAction = seen.zoom > 1 ? "none" : "pan-y"; // until something is enlarged, a finger scrolls the page
+    canvas.style.touchAction = seen.zoom > 1 ? "none" : "pan-y"; // until the plot is enlarged, a finger scrolls the "
+                                               "page
     place();
     const ink = colourOf(stage, "--ink");
     const quiet = colourOf(stage, "--quiet");
@@ -294,7 +295,7 @@ function embeddingHead(stage, data, tokens, { pick, norms, normOf, attention, pa
     context.lineWidth = 1.5;
     context.font = "11px system-ui, sans-serif";
     if (step > 0) {
-      const unit = pixelsPerUnit() / (step * HALF_RANGE); // pixels of a length of 1
+      const unit = pixelsPerUnit() / (step * HALF_RANGE); // pixels per unit length
       const rough = width / 5 / unit;
       const power = 10 ** Math.floor(Math.log10(rough));
       const length = [5, 2, 1].map((digit) => digit * power).find((step) => step <= rough) ?? power;

@@ -1,7 +1,7 @@
 // All heads of joint embeddings as small plots: their places, the plots in view, and the selected head.
 
 const MOVING = 50000; // points drawn while the plots move, at first; then as many as the machine can
-const FRAME = [22, 40]; // milliseconds: in less, more points can be drawn; in more, there are too many
+const FRAME = [22, 40]; // milliseconds per frame: below the first, more points are drawn; above the second, fewer
 const MOST_WITHOUT_GL = 100000; // points drawn without WebGL2
 const STILL = 160; // milliseconds after which all points are drawn
 
@@ -58,7 +58,7 @@ function embeddingMatrix(stage, data, tokens, { pick, describe, norms }) {
     draw(false);
   });
 
-  // ---- where each plot stands -------------------------------------------------------------------------------
+  // ---- where each plot is -------------------------------------------------------------------------------
 
   function arrange() {
     const { size, ranked, captions } = asked;
@@ -139,7 +139,7 @@ function embeddingMatrix(stage, data, tokens, { pick, describe, norms }) {
     const sampled_ = whole && shown < points;
     note.textContent = inGl
       ? ""
-      : `This browser offers no WebGL2: the small plots show ${sampled_ ? `${(shown / 2).toLocaleString("en")} of the ${tokens.count.toLocaleString("en")} tokens` : "all tokens"}, without transparency. The large plot shows all.`;
+      : `This browser lacks WebGL2: the small plots show ${sampled_ ? `${(shown / 2).toLocaleString("en")} of the ${tokens.count.toLocaleString("en")} tokens` : "all tokens"}, without transparency. The large plot shows all.`;
     frames += 1;
   }
 

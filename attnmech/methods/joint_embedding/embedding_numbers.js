@@ -1,4 +1,4 @@
-// The numbers of one head of joint embeddings, in words, and the curve by which its scale was chosen.
+// The numbers of one head of joint embeddings, with their meanings, and the curve by which the head's scale was chosen.
 
 /**
  * The numbers of a head with their meanings, and the curve by which c was chosen.

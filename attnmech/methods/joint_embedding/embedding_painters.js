@@ -9,7 +9,7 @@ const EMBEDDING_VERTICES = `#version 300 es
   precision highp int;
   uniform highp usampler2D positions; // of each head's points: x, y, z and norm
   uniform highp sampler2D cells; // of each plot: left, top, head
-  uniform highp sampler2D tokens; // of each point: colour, and whether it was found
+  uniform highp sampler2D tokens; // of each point: colour, and whether it matches the search
   uniform highp sampler2D others; // colours of norms, or of heads
   uniform ivec4 at; // first plot, points of a head, what colours show, point that is marked
   uniform vec4 view; // what is in view of the content: left, top, width, height

@@ -18,7 +18,7 @@ _KINDS: Final = (("queries", "#0072b2", "circle"), ("keys", "#d55e00", "square")
 def joint_scatter(
     points: Float[np.ndarray, "point dims"], labels: Sequence[str], where: Sequence[str], *, projection: str
 ) -> go.Figure:
-    """Queries and keys of the same tokens as points in 2 or 3 dimensions.
+    """Draws queries and keys of the same tokens as points in 2 or 3 dimensions.
 
     >>> figure = joint_scatter(np.zeros((2, 2)), ["shells"], ["text 0, token 3"], projection="PCA")
     >>> figure.data[1].name, figure.data[1].text[0]
@@ -26,8 +26,8 @@ def joint_scatter(
 
     Args:
         points: coordinates of the queries, then of the keys, without unit.
-        labels: the tokens as text.
-        where: each token's text and place, in words.
+        labels: the tokens as strings.
+        where: the text and position of each token, in words.
         projection: the projection's name on the axes.
 
     """
@@ -59,7 +59,7 @@ def joint_scatter(
 
 
 def criterion_curve(grid: Float[np.ndarray, " c"], curve: Float[np.ndarray, " c"], chosen: float) -> go.Figure:
-    """The weighted correlation at every c tried, with the chosen c marked.
+    """Draws the weighted correlation at every c tried, and marks the chosen c.
 
     >>> figure = criterion_curve(np.array([0.5, 1.0, 2.0]), np.array([-0.2, -0.7, -0.4]), 1.0)
     >>> figure.data[1].x[0], figure.data[1].y[0]

@@ -1,4 +1,4 @@
-"""Maps of queries and keys to points of one space in which a query lies near the keys that it attends to.
+"""Maps queries and keys to points in one space in which a query lies near the keys that it attends to.
 
 Formulas: docs/formulas.md#joint-embedding.
 
@@ -21,7 +21,7 @@ GRID: Final = 25
 
 
 def scale_of_norms(q: Float[Tensor, "query d"], k: Float[Tensor, "key d"]) -> float:
-    """c = √(median ‖k‖ / median ‖q‖), which gives queries and keys the same median norm; 1 if a median is 0.
+    """Returns c = √(median ‖k‖ / median ‖q‖), which gives queries and keys the same median norm; 1 if a median is 0.
 
     >>> scale_of_norms(torch.tensor([[3.0, 4.0]]), torch.tensor([[0.0, 20.0]]))
     2.0
@@ -31,7 +31,7 @@ def scale_of_norms(q: Float[Tensor, "query d"], k: Float[Tensor, "key d"]) -> fl
 
 
 def scale_grid(middle: float) -> Float64[Tensor, " c"]:
-    """The values of c to try, around the closed form, which follows the norms of queries and keys.
+    """Returns the values of c to try, around the closed form of `scale_of_norms`.
 
     >>> grid = scale_grid(2.0)
     >>> grid[0].item(), grid[12].item(), grid[-1].item()
@@ -49,7 +49,7 @@ class ScaleAndShift:
 
     @classmethod
     def of(cls, q: Float[Tensor, "query d"], k: Float[Tensor, "key d"], c: float, *, shift: bool) -> "ScaleAndShift":
-        """The map with scale c; with `shift`, the keys' mean also moves to the queries' mean.
+        """Builds the map with scale c; with `shift`, the keys' mean also moves to the queries' mean.
 
         >>> q, k = torch.tensor([[1.0, 0.0], [3.0, 0.0]]), torch.tensor([[0.0, 4.0]])
         >>> ScaleAndShift.of(q, k, 2.0, shift=True).keys(k)
@@ -81,11 +81,11 @@ class Sphere:
 
     @classmethod
     def of(cls, k: Float[Tensor, "key d"], p: Float[Tensor, " key"], scale: float, slope: float) -> "Sphere":
-        """The sphere with M² = max_j(‖k_j‖² + p_j²)."""
+        """Builds the sphere with M² = max_j(‖k_j‖² + p_j²)."""
         return cls(scale, slope, float((k.double().square().sum(dim=-1) + p.double().square()).max()))
 
     def queries(self, q: Float[Tensor, "*places d"]) -> Float64[Tensor, "*places d_and_two"]:
-        """The queries' points, in float64 because M may be much larger than differences of scores.
+        """Returns the queries' points, in float64 because M may be much larger than differences of scores.
 
         >>> Sphere(0.5, -1.0, 25.0).queries(torch.tensor([[2.0]]))
         tensor([[ 1., -1.,  0.]], dtype=torch.float64)
@@ -95,7 +95,7 @@ class Sphere:
         return torch.cat((self.scale * wide, slope, zero), dim=-1)
 
     def keys(self, k: Float[Tensor, "*places d"], p: Float[Tensor, "*places"]) -> Float64[Tensor, "*places d_and_two"]:
-        """The keys' points, in float64.
+        """Returns the keys' points, in float64.
 
         >>> Sphere(0.5, -1.0, 25.0).keys(torch.tensor([[0.0]]), torch.tensor([3.0]))
         tensor([[0., 3., 4.]], dtype=torch.float64)
@@ -106,7 +106,7 @@ class Sphere:
 
 
 def spread_ratio(chosen: Float[Tensor, "chosen d"], others: Float[Tensor, "point d"]) -> float:
-    """The mean distance between two of the chosen points, divided by the mean distance between two of all points.
+    """Divides the mean distance between two of the chosen points by the mean distance between any two points.
 
     Below 1, the chosen points lie closer together than random points. NaN if either set has fewer than two points, or
     if all points coincide.

@@ -25,9 +25,10 @@ NUMBERS: Final = Statistics(
     ),
     Number(
         name="correlation",
-        meaning="""The correlation of distance and dot product (of score, for geometry="exact"), before projection.
+        meaning="""The correlation of distance and dot product (for geometry="exact", of distance and score), before "
+                "projection.
 
-        Pearson's, over the pairs of a query and a key it sees that are nearer than τ, each with weight (τ − distance)²;
+        Pearson's, over the pairs of a query and a visible key that are nearer than τ, with weights (τ − distance)²;
         τ is the 20th percentile of the distances of all pairs. −1 if distance determines the dot product of near pairs
         linearly. """,
         label="correlation",
@@ -58,7 +59,8 @@ NUMBERS: Final = Statistics(
     ),
     Number(
         name="separation",
-        meaning="`centroid_distance`, in spreads: the root mean square distance of a point from the mean of its kind.",
+        meaning="`centroid_distance` in spreads; a spread is the root mean square distance of a point from the mean "
+        "of its kind.",
         label="distance of centroids, in spreads",
         reading="between queries and keys before the shift; 1 is the root mean square distance of a point from the "
         "centroid of its kind",
@@ -67,7 +69,8 @@ NUMBERS: Final = Statistics(
     ),
     Number(
         name="shift_share",
-        meaning="""The share of q̄·k in what distinguishes the keys of a row, which distances lose by the shift.
+        meaning="""The share of q̄·k in what distinguishes the keys of a row; the shift removes this part from "
+                "distances.
 
         Σ_rows Σ_j (t_ij − t̄_i)(s_ij − s̄_i) / Σ_rows Σ_j (s_ij − s̄_i)² of t = q̄·k and s = q·k, q̄ the mean query
         (docs/formulas.md#shares-of-variance).
@@ -78,7 +81,7 @@ NUMBERS: Final = Statistics(
     ),
     Number(
         name="attention_change",
-        meaning="""The largest change of a probability if scores are computed from the points: 0 up to rounding.
+        meaning="""The largest change of a probability when scores are computed from the points: 0 up to rounding.
 
         A shift adds a constant to each row of scores. With a soft cap or a sink, that does change attention.
         """,

@@ -23,7 +23,7 @@ SCRIPT: Final = of_question("joint_embedding", tuple(files(__package__) / name f
 """The script and style of the page."""
 
 MOST_COMPARED: Final = 1000
-"""Mean distances are taken over at most this many points of a kind, evenly chosen."""
+"""The largest number of points of a kind over which mean distances are taken, evenly chosen."""
 
 NAMES: Final = {"pca": "PCA", "tsne": "t-SNE", "umap": "UMAP", "pacmap": "PaCMAP"}
 
@@ -55,7 +55,7 @@ READING: Final = (
 
 
 def embedding_page(view: EmbeddingView) -> str:
-    """The whole page as HTML for a UTF-8 file; it needs no network."""
+    """Returns the whole page as HTML for a UTF-8 file; it works offline."""
     blank = dict.fromkeys(("heading", "finding", "choices", "caveat", "call"), "")
     section = {**blank, "anchor": "view", "reading": READING, "figures": ["view"]}
     drawn = embedding_view(view)
@@ -64,7 +64,7 @@ def embedding_page(view: EmbeddingView) -> str:
 
 
 def embedding_view(view: EmbeddingView) -> View:
-    """The contents of the page as a view that displays itself in a notebook."""
+    """Returns the contents of the page as a view that displays itself in a notebook."""
     heads, tokens, texts = len(view.heads), len(view.labels), len(set(view.text.tolist()))
     counted = "1 head" if heads == 1 else f"{heads} heads"
     summary = f"{counted} of {view.model}, {tokens:,} tokens from {texts:,} {_unit(view)}{'' if texts == 1 else 's'}."
@@ -111,7 +111,9 @@ def _data(view: EmbeddingView) -> dict[str, Any]:
 
 
 def _projection(view: EmbeddingView, name: str) -> dict[str, Any]:
-    """The points of every head with 16 bits per coordinate and one scale for all axes of a head, which keeps angles."""
+    """Packs the points of every head with 16 bits per coordinate and one scale for all axes of a head, which preserves
+    angles.
+    """
     points = np.stack([head.points[name] for head in view.heads]).astype(np.float64)
     centre = (points.min(axis=1) + points.max(axis=1)) / 2
     return {
@@ -124,7 +126,7 @@ def _projection(view: EmbeddingView, name: str) -> dict[str, Any]:
 
 
 def mean_apart(points: Float[np.ndarray, "point dim"]) -> float:
-    """The mean distance between two different points; of many points, evenly chosen ones are used.
+    """Returns the mean distance between two different points; of many points, it takes evenly spaced ones.
 
     >>> mean_apart(np.array([[0.0, 0.0], [3.0, 4.0], [0.0, 0.0]]))
     3.3333333333333335
@@ -182,7 +184,7 @@ def _sentence(view: EmbeddingView, text: EmbeddingText, layers: list[int]) -> di
 
 
 def _floor(text: EmbeddingText) -> float:
-    """The smallest sum of a row's kept keys that determines their weights to within 1 %.
+    """The smallest total attention of a row's remaining keys that determines their weights to within 1 %.
 
     Half a step of the smallest numbers is 2⁻²⁵ in float16 and 2⁻¹⁵⁰ in float32. The weight of no key is 1 minus a sum
     that was rounded to 2⁻¹² or 2⁻²⁵ of its size.
@@ -201,5 +203,5 @@ def _images(images: EmbeddingImages) -> dict[str, Any]:
 
 
 def _plain(value: float) -> float | None:
-    """The value to six digits, for JSON; None for NaN and infinities."""
+    """Rounds a value to six digits for JSON; None for NaN and infinities."""
     return float(f"{value:.6g}") if np.isfinite(value) else None

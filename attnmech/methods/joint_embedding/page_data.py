@@ -27,9 +27,9 @@ class EmbeddingHead:
     weights: np.ndarray
     """[tokens, 2]: the attention to these keys, from 0 to 1."""
     scale: float
-    """The c by which queries were multiplied and keys divided."""
+    """The factor c by which queries were multiplied and keys divided."""
     curve: tuple[np.ndarray, np.ndarray]
-    """Values of c, and the criterion at these values."""
+    """The values of c that were tried, and the criterion at each."""
     numbers: Mapping[str, float]
     """Numbers to show, by label, in order."""
     kind: str
@@ -45,7 +45,7 @@ class EmbeddingText:
     patterns: np.ndarray
     """[head query key] after softmax, float16 or float32, in the order of the view's heads."""
     rest: np.ndarray | None = None
-    """[head query]: the weight of no key, such as a sink's share; None where rows sum to 1."""
+    """[head query]: the weight that goes to no key, such as a sink's share; None where rows sum to 1."""
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ class EmbeddingImages:
     """The images of tokens that are patches."""
 
     pictures: Mapping[int, str]
-    """By text, the picture as a data URI; other images have only the colours of their patches."""
+    """By text, the picture as a data URI; images without a picture have only the colours of their patches."""
     grid: tuple[int, int]
     """Rows and columns of patches in each picture."""
     place: np.ndarray
@@ -70,7 +70,7 @@ class EmbeddingView:
     model: str
     heads: Sequence[EmbeddingHead]
     labels: Sequence[str]
-    """[tokens], as the page shows them."""
+    """[tokens]: the tokens' labels on the page."""
     text: np.ndarray
     """[tokens]: the number of the text, from 0."""
     position: np.ndarray
@@ -82,9 +82,9 @@ class EmbeddingView:
     classes: Sequence[str]
     """[tokens]: word, number, punctuation, …"""
     texts: Mapping[int, EmbeddingText]
-    """The texts with their whole attention, by number."""
+    """The texts with their whole attention patterns, by number."""
     notes: Sequence[str]
-    """Sentences to show, such as what was sampled and what distances leave out of scores."""
+    """Sentences to show, such as what was sampled and which part of the scores distances leave out."""
     anomalies: Sequence[tuple[int, int, str, float]]
     """(layer, head, what, number), the strongest first."""
     meanings: Mapping[str, str] = field(default_factory=dict)

@@ -16,7 +16,7 @@ from .page_data import EmbeddingImages
 from .token_pairs import Tokens
 
 PICTURES: Final = 20
-"""The largest number of images that are kept as pictures."""
+"""The largest number of images that are stored as pictures."""
 
 
 @dataclass(frozen=True)
@@ -31,14 +31,14 @@ class PatchImages:
     """The mean red, green and blue of each patch, 0 to 255; 0 for tokens that are not patches."""
 
     def view(self, labels: Sequence[str]) -> EmbeddingImages:
-        """The images for the page; a patch's label is its row and column."""
+        """Returns the images for the page; a patch is labelled by its row and column."""
         places = [tuple(map(int, label.split(","))) if "," in label else (-1, -1) for label in labels]
         pictures = {int(number): picture for number, picture in self.pictures.items()}
         return EmbeddingImages(pictures, self.grid, np.array(places), self.colours.numpy())
 
 
 def patch_images(model: HookedModel, batch: Batch, tokens: Tokens) -> PatchImages | None:
-    """The images of a batch of pixel values; None for texts.
+    """Returns the images of a batch of pixel values; None for texts.
 
     Pixel values are the model's normalised inputs; each image is shown from its lowest to its highest value.
     """
@@ -60,7 +60,7 @@ def patch_images(model: HookedModel, batch: Batch, tokens: Tokens) -> PatchImage
 def _coloured(
     pixels: Float[Tensor, "batch channel height width"],
 ) -> Float[Tensor, "batch 3 height width"]:
-    """Red, green and blue from 0 to 255: the first three channels, or grey from the first channel."""
+    """Converts to red, green and blue from 0 to 255: the first three channels, or grey from the first channel."""
     channels = pixels[:, :3] if pixels.shape[1] >= 3 else pixels[:, :1].expand(-1, 3, -1, -1)
     low = channels.amin(dim=(1, 2, 3), keepdim=True)
     span = channels.amax(dim=(1, 2, 3), keepdim=True) - low
@@ -68,7 +68,7 @@ def _coloured(
 
 
 def data_uri(image: Float[Tensor, "channel height width"]) -> str:
-    """An image of pixel values as a data URI, from its lowest value to its highest."""
+    """Encodes an image of pixel values as a data URI, from its lowest value to its highest."""
     return _uri(_coloured(image[None].float().cpu())[0])
 
 

@@ -14,7 +14,7 @@ from .projections import CANNOT_PLACE, METRICS, Projection, project, trustworthi
 from .token_pairs import Pairs
 
 FITTED: Final = 12_000
-"""The largest number of a head's points on which a projection is computed; it then places the other points."""
+"""The largest number of a head's points to which a projection is fitted; it then places the other points."""
 
 TRUST_POINTS: Final = 1_000
 """The largest number of random points for trustworthiness, which compares every pair of points."""
@@ -33,7 +33,7 @@ class Projecting:
     seed: int
 
     def check_room(self, count: int) -> None:
-        """Raises `InputError` for more points than a projection is computed on, if it cannot place the others."""
+        """Raises `InputError` for more points than a projection is fitted to, if it cannot place the others."""
         if count > FITTED and self.name in CANNOT_PLACE:
             raise InputError(
                 f'projection="{self.name}" takes at most {FITTED:,} points ({FITTED // 2:,} tokens); got '
@@ -42,12 +42,12 @@ class Projecting:
             )
 
     def fit(self, vectors: Float[Tensor, "point d"]) -> Projection:
-        """The projection of a head's points, or of a sample of its tokens' queries and keys."""
+        """Fits the projection to a head's points, or to the queries and keys of a sample of its tokens."""
         fitted = vectors[self._fitted(len(vectors))] if self.name != "pca" else vectors
         return project(self.name, fitted.numpy(), dims=self.dims, perplexity=self.perplexity, seed=self.seed)
 
     def points(self, vectors: Float[Tensor, "point d"]) -> Float[Tensor, "point dims"]:
-        """All of a head's points in the picture, in float32."""
+        """Returns all of a head's points in the picture, in float32."""
         projection = self.fit(vectors)
         if len(projection.points) == len(vectors):
             return torch.from_numpy(np.asarray(projection.points, dtype=np.float32))
@@ -75,9 +75,9 @@ def after_projection(
     pairs: Pairs,
     seed: int,
 ) -> dict[str, float]:
-    """How well distances in the picture fit dot products, over the pairs of points that attention sees.
+    """Measures how well distances in the picture fit dot products, over the pairs of points that attention sees.
 
-    `offset` is the vector that a shift added to the keys; it is subtracted, so dot products are the model's.
+    `offset` is the vector that a shift added to the keys; it is subtracted again, so dot products are the model's.
     """
     tokens = len(vectors) // 2
     queries, keys = vectors[:tokens].double(), vectors[tokens:].double() - offset.double()

@@ -1,4 +1,4 @@
-"""Projections of points to 2 or 3 dimensions by scikit-learn (PCA, t-SNE), umap-learn, PaCMAP and openTSNE."""
+"""Projects points to 2 or 3 dimensions with scikit-learn (PCA, t-SNE), umap-learn, PaCMAP or openTSNE."""
 
 import logging
 import warnings
@@ -19,7 +19,7 @@ Points: TypeAlias = NDArray[Any]
 PROJECTIONS: Final = ("pca", "tsne", "umap", "pacmap", "opentsne")
 
 METRICS: Final = {"pca": "euclidean", "pacmap": "euclidean", "tsne": "cosine", "umap": "cosine", "opentsne": "cosine"}
-"""The metric of the neighbours that each projection keeps; AttentionViz uses cosine for t-SNE and UMAP."""
+"""The metric of the neighbours that each projection preserves; AttentionViz uses the cosine for t-SNE and UMAP."""
 
 NEIGHBOURS: Final = {"umap": 15, "pacmap": 10}
 """The number of neighbours that UMAP and PaCMAP use: their own defaults."""
@@ -81,7 +81,7 @@ def check_enough(name: str, count: int, *, dims: int, perplexity: float) -> None
 
 
 def trustworthiness(points: Points, projected: Points, metric: str) -> float:
-    """How far neighbours in the picture are neighbours before projection, from 0 to 1 (Venna & Kaski 2001).
+    """Measures, from 0 to 1, to what extent neighbours in the picture were neighbours before (Venna & Kaski 2001).
 
     Computed by scikit-learn with 5 neighbours, or fewer for few points; NaN for fewer than four points.
     """
@@ -97,7 +97,7 @@ def _pca(points: Points, dims: int, perplexity: float, seed: int) -> Projection:
     from sklearn.decomposition import PCA  # type: ignore[import-untyped]
 
     count = min(dims, *points.shape)
-    # The exact solver on the covariance needs no random start and no matrix the size of the points.
+    # The exact solver on the covariance needs no random start, and no further matrix of the points' size.
     fitted = PCA(n_components=count, svd_solver="covariance_eigh").fit(points)
 
     def place(more: Points) -> Points:

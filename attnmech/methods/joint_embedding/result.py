@@ -64,11 +64,11 @@ def joint_embedding(
     truncate: bool = False,
     progress: bool = False,
 ) -> "JointEmbedding":
-    """Embeds the queries and keys of every head in one space, where queries lie near the keys that they attend to.
+    """Embeds each head's queries and keys in one space, where queries lie near the keys that they attend to.
 
     q ← c q, k ← k / c leaves every dot product unchanged. With `shift`, all keys then move so that their mean equals
     the queries' mean, which adds a constant to each row of scores. q and k are the vectors that enter the scores, after
-    rotation; a key that several query heads share becomes a point of each head.
+    rotation; a key that several query heads share becomes a point in each of these heads.
 
     >>> import attnmech as am
     >>> from attnmech.demo.text import documents
@@ -80,25 +80,27 @@ def joint_embedding(
 
     `scale="auto"` takes the c with the lowest weighted correlation of distance and dot product, from a grid around the
     closed form. The correlation is over the pairs nearer than τ, the 20th percentile of all distances, with weights
-    (τ − distance)². `scale="norm"` takes the closed form, c = √(median ‖k‖ / median ‖q‖).
+    (τ − distance)². `scale="norm"` takes the closed form c = √(median ‖k‖ / median ‖q‖).
 
     `geometry="exact"` instead appends two coordinates: q̃ = [scale · q, slope, 0], k̃ = [k, p, √(M² − ‖k‖² − p²)], in
     float64. For each query the squared distance is then a constant minus twice the score, including ALiBi (slope · p is
-    the position term). A soft cap keeps the order of the scores, and a sink is not a key, so this holds with both. A
-    position term that depends on query and key together (T5) is refused. `scale` and `shift` have no effect here.
+    the position term). This also holds with a soft cap, which preserves the order of the scores, and with a sink, which
+    is not a key. Models whose position term depends on query and key together (T5) are refused. `scale` and `shift`
+    have no effect here.
 
     Args:
         model: the model; active hooks change what is embedded.
-        inputs: texts, or an iterator of texts (a corpus). From a corpus, whole texts drawn at random are run, with
-            16,384 tokens in all, or `sample` if that is more.
+        inputs: texts, or an iterator of texts (a corpus). From a corpus, texts are drawn at random until they have
+            16,384 tokens, or `sample` tokens if that is more.
         heads: "all", or a list of (layer, head).
         projection: "pca", "tsne", "umap", "pacmap" or "opentsne", or several of these. PCA and t-SNE come from
-            scikit-learn; the others are extras of the same name. t-SNE and UMAP use the cosine, as AttentionViz does.
+            scikit-learn; the others need the extra of the same name. t-SNE and UMAP use the cosine, as AttentionViz
+            does.
         dims: the number of dimensions of the picture.
         shift: whether keys are shifted.
         scale: "auto", "norm", or a value of c.
         geometry: "scaled" or "exact".
-        sample: the largest number of tokens that become points; measures before projection are over all tokens.
+        sample: the largest number of tokens that become points; measures before projection use all tokens.
         perplexity: the perplexity of t-SNE.
         layers: all by default.
         stack: "encoder" or "decoder" in a model with several stacks.
@@ -176,7 +178,7 @@ def _embedded(
     stack: str | None,
     fitted: "JointEmbedding | None" = None,
 ) -> "JointEmbedding":
-    """The result; with `fitted`, points are placed in the pictures of that embedding."""
+    """Builds the result; with `fitted`, points are placed in the pictures of that embedding."""
     of_stack = model.output_stack if stack is None else model.stack(stack)
     if of_stack.label == "cross":
         raise UnsupportedModelError(
@@ -249,7 +251,7 @@ def _embedded(
 
 
 def _texts(model: HookedModel, inputs: Inputs | Iterable[Inputs], plan: Plan, settings: _Settings) -> ChosenTexts:
-    """The inputs, or texts drawn from a corpus, as one batch."""
+    """Returns the inputs, or texts drawn from a corpus, as one batch."""
     known = isinstance(inputs, (str, Ids, Mapping, Batch, Sequence)) or hasattr(inputs, "__array__")
     if isinstance(inputs, Iterable) and not known:
         return choose_texts(
@@ -281,7 +283,7 @@ def _check(plan: Plan, settings: _Settings, tokens: int, d_head: int, dtype: tor
 
 
 def _carried(batch: Batch, heads: int) -> list[int]:
-    """The numbers of the first texts, as long as their patterns in all heads fit into `CARRIED_BYTES`."""
+    """The numbers of the first texts whose patterns in all heads together fit into `CARRIED_BYTES`."""
     texts, total = [], 0
     for number, length in enumerate(batch.lengths.tolist()[:_CARRIED]):
         total += 2 * heads * length**2
@@ -341,7 +343,7 @@ def _cells(tokens: Tokens) -> list[tuple[int, int]]:
 
 
 def _in_sample(embedder: Embedder) -> Int[Tensor, "chosen token 2"]:
-    """The most attended keys as places in the sample, −1 for keys outside it."""
+    """The most attended keys as indices into the sample, −1 for keys outside it."""
     places = torch.full(embedder.batch.ids.shape, -1)
     places[embedder.sample.text, embedder.sample.position] = torch.arange(len(embedder.sample))
     in_sample = places[embedder.sample.text[None, :, None], embedder.highest.clamp_min(0)]
@@ -350,12 +352,12 @@ def _in_sample(embedder: Embedder) -> Int[Tensor, "chosen token 2"]:
 
 @dataclass(frozen=True, repr=False)
 class JointEmbedding(EmbeddedPoints):
-    """Queries and keys of every head as points of one space, with their measurements."""
+    """Queries and keys of every head as points in one space, with their measurements."""
 
     _placers: dict[tuple[str, int], Projection] = field(default_factory=dict, compare=False, metadata={"saved": False})
 
     def _placer(self, name: str, place: int) -> Any:
-        """The function that places further vectors in a head's picture."""
+        """Returns the function that places further vectors in a head's picture."""
         if name in CANNOT_PLACE:
             raise InputError(f'projection="{name}" cannot place further points: {CANNOT_PLACE[name]}.')
         if (name, place) not in self._placers:
@@ -404,7 +406,7 @@ class JointEmbedding(EmbeddedPoints):
         bos: bool | None = None,
         truncate: bool = False,
     ) -> "JointEmbedding":
-        """The joint embedding of further texts, with the pictures, scales and shifts of this embedding.
+        """Embeds further texts with the pictures, scales and shifts of this embedding.
 
         Raises `InputError` for another model, and for projections that cannot place further points.
         """

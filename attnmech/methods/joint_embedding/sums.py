@@ -1,7 +1,7 @@
 """Measures the joint embeddings of a batch in one pass, layer by layer.
 
-A layer's heads are measured after its last block of rows. Every number is over all tokens of the batch. Only the
-sampled tokens' vectors are kept afterwards, so a layer's memory is free for the next layer.
+A layer's heads are measured after its last block of rows. All numbers are computed over all tokens of the batch.
+Afterwards only the sampled tokens' vectors are stored, so the layer's memory is free for the next layer.
 """
 
 import math
@@ -36,7 +36,7 @@ class LayerPass:
 
 
 class Embedder:
-    """An observer of one pass over a batch (`HookedModel.forward`)."""
+    """Observes one pass over a batch (`HookedModel.forward`)."""
 
     def __init__(
         self, plan: Plan, batch: Batch, places: Int[Tensor, " sample"], carried: Sequence[int], stack: str
@@ -77,7 +77,7 @@ class Embedder:
     # -- measures of the pattern ------------------------------------------------------------------------------
 
     def _place(self, layer: int) -> slice:
-        """The places of a layer's heads in the plan."""
+        """The indices of a layer's heads in the plan."""
         start = next(place for place, head in enumerate(self.plan.heads) if head[0] == layer)
         return slice(start, start + sum(other == layer for other, _ in self.plan.heads))
 
@@ -96,7 +96,7 @@ class Embedder:
         )
 
     def _on_first(self, pattern: Tensor, block: RowBlock) -> Float[Tensor, " head"]:
-        """The attention to each text's first token, summed over the rows after it."""
+        """Sums the attention to each text's first token over the rows after it."""
         first = self.batch.begins
         inside = first.clamp_max(pattern.shape[-1] - 1)
         on_first = pattern.gather(-1, inside[:, None, None, None].expand(*pattern.shape[:3], 1))[..., 0]
@@ -149,7 +149,7 @@ class Embedder:
             self.embedded[layer, head] = embedded
 
     def _seen(self, mask: MaskRule, rows: Int[Tensor, " row"]) -> Bool[Tensor, "batch row key"]:
-        """The keys that some rows see; padding rows see none."""
+        """Returns the keys that the given rows see; padding rows see none."""
         if len(rows) == mask.queries:
             visible = mask.visible(range(mask.queries))[:, 0]
         else:

@@ -11,10 +11,10 @@ Found = TypeVar("Found")
 
 
 def in_threads(measure: Callable[[int], Found], count: int) -> list[Found]:
-    """The results of `measure` for 0, 1, …, `count` − 1, in order.
+    """Returns the results of `measure` for 0, 1, …, `count` − 1, in order.
 
-    `measure` must not change shared state or draw random numbers. Nested threads of torch would wait for one another:
-    on two cores that takes three times as long.
+    `measure` must not change shared state or draw random numbers. Nested threads of torch would wait for one another,
+    which takes three times as long on two cores.
 
     >>> in_threads(lambda number: number**2, 4)
     [0, 1, 4, 9]
@@ -33,6 +33,6 @@ def in_threads(measure: Callable[[int], Found], count: int) -> list[Found]:
 
 
 def _alone() -> None:
-    """Limits this thread's calls to one thread; torch and OpenMP keep the number per thread."""
+    """Limits this thread's calls to one thread; torch and OpenMP store that number per thread."""
     torch.set_num_threads(1)
     threadpool_limits(1, user_api="openmp")

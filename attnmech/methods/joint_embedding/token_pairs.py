@@ -1,4 +1,4 @@
-"""The real tokens of a batch in one row, and the query-key pairs that a mask shows."""
+"""The real tokens of a batch in one row, and the query-key pairs that a mask leaves visible."""
 
 from dataclasses import dataclass
 from functools import cached_property
@@ -15,14 +15,14 @@ from ...batch import Batch
 from ...model.parts.mask import MaskRule
 
 CELLS: Final = 2**21
-"""The largest number of query-key cells in all texts, including hidden ones, with every pair used; else a sample."""
+"""The largest number of query-key cells, including hidden ones, up to which every pair is used; beyond it, a sample."""
 
 _ROWS_AT_ONCE: Final = 64
 
 
 @dataclass(frozen=True)
 class Tokens:
-    """Some real tokens of a batch in one row, text by text; a pair refers to two of them by their places in the row."""
+    """Some real tokens of a batch in one row, text by text; pairs refer to tokens by their indices in the row."""
 
     text: Int[Tensor, " token"]
     position: Int[Tensor, " token"]
@@ -30,7 +30,7 @@ class Tokens:
 
     @classmethod
     def of(cls, batch: Batch) -> "Tokens":
-        """All real tokens."""
+        """Takes all real tokens."""
         text, position = batch.mask.cpu().nonzero(as_tuple=True)
         return cls(text, position)
 
@@ -38,11 +38,11 @@ class Tokens:
         return len(self.text)
 
     def chosen(self, places: Int[Tensor, " some"]) -> "Tokens":
-        """The tokens at some places."""
+        """Returns the tokens at some indices."""
         return Tokens(self.text[places], self.position[places])
 
     def of_each(self, value: Shaped[Tensor, "batch position *axes"]) -> Shaped[Tensor, "token *axes"]:  # noqa: F821
-        """The value of each token."""
+        """Returns the value of each token."""
         return value[self.text.to(value.device), self.position.to(value.device)]
 
     @property
@@ -52,10 +52,10 @@ class Tokens:
 
 
 def sampled(tokens: Tokens, documents: Int[Tensor, " text"], count: int, seed: int) -> Int[Tensor, " some"]:
-    """The places of `count` random tokens, or of all tokens if there are fewer, in order.
+    """Draws the indices of `count` random tokens, or of all tokens if there are fewer, in order.
 
-    The bits come from Philox-4×64 (Salmon et al. 2011), keyed by the text's number, so neither padding nor the order of
-    the texts matters.
+    The random bits come from Philox-4×64 (Salmon et al. 2011), keyed by the text's number, so that neither padding nor
+    the order of the texts matters.
     """
     if len(tokens) <= count:
         return torch.arange(len(tokens))
@@ -77,13 +77,13 @@ class Pairs:
     counts: tuple[int, ...]
     """The number of tokens in each text."""
     whole: bool
-    """Whether these are all pairs; else a seeded sample."""
+    """Whether these are all pairs; otherwise they are a seeded sample."""
 
     def __len__(self) -> int:
         return len(self.query)
 
     def products(self, q: Float[Tensor, "token d"], k: Float[Tensor, "token d"]) -> Float[Tensor, " pair"]:
-        """q_i · k_j of every pair."""
+        """Returns q_i · k_j of every pair."""
         if not self.whole:
             parts = zip(torch.split(self.query, 2**16), torch.split(self.key, 2**16), strict=True)
             return torch.cat([(q[query] * k[key]).sum(dim=-1) for query, key in parts])
@@ -98,7 +98,7 @@ class Pairs:
 
     @cached_property
     def _cells(self) -> list[NDArray[np.int64]]:
-        """For each text, the places of its pairs in the table of all its queries and keys."""
+        """For each text, the indices of its pairs in the table of all its queries and keys."""
         query, key = self.query.numpy(), self.key.numpy()
         starts = np.cumsum([0, *self.counts])
         ends = np.searchsorted(query, starts)
@@ -108,7 +108,7 @@ class Pairs:
         ]
 
     def some(self, count: int, seed: int) -> Int[Tensor, " some"]:
-        """The places of `count` random pairs, or of all pairs if there are fewer, in order."""
+        """Draws the indices of `count` random pairs, or of all pairs if there are fewer, in order."""
         if len(self) <= count:
             return torch.arange(len(self))
         drawn = np.random.default_rng([seed, 1]).choice(len(self), count, replace=False)
@@ -116,7 +116,7 @@ class Pairs:
 
 
 def visible_pairs(tokens: Tokens, mask: MaskRule, seed: int) -> Pairs:
-    """The pairs of these tokens that the mask shows, all or a sample (`CELLS`)."""
+    """Returns the pairs of these tokens that the mask leaves visible: all, or a sample (`CELLS`)."""
     counts = torch.tensor(tokens.counts)
     cells = counts.square().cumsum(0)
     whole = int(cells[-1]) <= CELLS
@@ -129,14 +129,14 @@ def visible_pairs(tokens: Tokens, mask: MaskRule, seed: int) -> Pairs:
 
 
 def _drawn(total: int, count: int, seed: int) -> Int[Tensor, " some"]:
-    """Distinct random whole numbers below `total`, in order; slightly fewer than `count`."""
+    """Draws distinct random whole numbers below `total`, in order; slightly fewer than `count`."""
     return torch.from_numpy(np.unique(np.random.default_rng([seed, 0]).integers(0, total, count)))
 
 
 def _seen(
     tokens: Tokens, mask: MaskRule, query: Int[Tensor, " pair"], key: Int[Tensor, " pair"]
 ) -> Bool[Tensor, " pair"]:
-    """True for pairs with a key that the query sees; the mask is evaluated a few rows at a time."""
+    """True for pairs in which the query sees the key; the mask is evaluated a few rows at a time."""
     row, text = tokens.position[query], tokens.text[query]
     seen = torch.zeros(len(query), dtype=torch.bool)
     for start in range(0, mask.queries, _ROWS_AT_ONCE):

@@ -1,1 +1,1 @@
-"""Heads that attend alike, and heads unlike all others."""
+"""Finds heads that attend alike, and heads unlike all others."""

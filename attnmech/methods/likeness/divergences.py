@@ -1,8 +1,8 @@
 """Sums the divergences between heads over texts in one pass.
 
 Heads of the same layer are compared on every row. The patterns of different layers never exist at the same time, so
-heads of different layers are compared on sampled rows, with patterns that are kept until the batch ends. Sums between
-all heads are large, so there may be fewer groups of texts than elsewhere.
+heads of different layers are compared on sampled rows. The patterns of these rows are stored until the batch ends. Sums
+between all heads are large, so texts may be summed in fewer groups than elsewhere.
 """
 
 import math
@@ -42,11 +42,13 @@ STATE: Final[Mapping[str, Any]] = {
     "groups": Int[Tensor, " group"],
     "modulus": Int[Tensor, " 1"],
 }
-"""The types of a state's entries: `pair` is two heads of a layer, `across` two layers, both in lexical order."""
+"""The types of a state's entries. The axis `pair` has the pairs of heads of a layer, `across` the pairs of layers, both
+in lexical order.
+"""
 
 _BY_TEXT: Final = ("within", "counts")
 _ALL_BY_TEXT: Final = (*_BY_TEXT, "between", "sampled")
-"""The entries of a state with texts, or groups of texts, on the last axis."""
+"""The entries of a state whose last axis is texts, or groups of texts."""
 
 
 def axis_lengths(layers: int, heads: int, rows: int) -> dict[str, int]:
@@ -63,14 +65,14 @@ class DivergenceReducer(Reducer):
     seed: int = 0
 
     def start(self, run: Run) -> State:
-        """Zero sums by text, the sampled rows, and room for their patterns."""
+        """Sums of 0 for each text, the sampled rows, and empty tensors for their patterns."""
         label = run.stack.label
         batch, keys = run.batch.queries(label), run.batch.keys(label).ids.shape[1]
         ordinary = row_classes(batch)[:, ROW_CLASSES.index("ordinary")]
         layers, heads, texts = run.n_layers, run.n_heads, len(ordinary)
         place = _sampled(ordinary, run.batch.digests, self.rows if layers > 1 else 0, self.seed)
         precision = torch.promote_types(run.model.dtype, torch.float32)
-        # One column beside the keys holds a sink's share.
+        # One column besides the keys stores a sink's share.
         kept = (layers, texts, place.shape[1], heads, keys + 1)
         _check_room(math.prod(kept) * precision.itemsize, place.shape[1])
         if self.rows:
@@ -129,7 +131,9 @@ class DivergenceReducer(Reducer):
 
 
 def _most_groups(layers: int, heads: int) -> int:
-    """The number of groups of texts that fit beside the sums between layers; `InputError` if too few for intervals."""
+    """The number of groups of texts whose sums between layers fit into memory; raises `InputError` if too few for
+    intervals.
+    """
     pairs = math.comb(layers, 2) * heads**2
     most = min(GROUPS, SUMS_BYTES // (8 * max(1, pairs)))
     # With more texts than groups, the number of groups is a power of two.
@@ -145,10 +149,10 @@ def _most_groups(layers: int, heads: int) -> int:
 def _sampled(
     ordinary: Bool[Tensor, "batch row"], digests: Int[Tensor, " batch"], rows: int, seed: int
 ) -> Int[Tensor, "batch sample"]:
-    """The positions of `rows` ordinary rows of each text, padded with −1 for texts with fewer.
+    """Draws the positions of `rows` ordinary rows of each text, padded with −1 for texts with fewer.
 
-    The bits come from Philox-4×64 (Salmon et al. 2011), keyed by the text's tokens, so padding, the rest of the batch
-    and the order of texts do not matter.
+    The random bits come from Philox-4×64 (Salmon et al. 2011), keyed by the text's tokens, so that padding, the rest of
+    the batch and the order of texts do not matter.
     """
     positions = []
     for members, digest in zip(ordinary.cpu(), digests.tolist(), strict=True):
@@ -169,7 +173,7 @@ def _check_room(size: int, rows: int) -> None:
 
 
 def _with_sink(block: RowBlock) -> Float[Tensor, "batch head row key_or_sink"]:
-    """The pattern, preceded by a column for the sink's share, which is 0 in layers without a sink."""
+    """Returns the pattern after a column for the sink's share, which is 0 in layers without a sink."""
     # Layers with and without a sink are compared, so every pattern has the column.
     rest = block.pattern.new_zeros(*block.pattern.shape[:-1], 1)
     if block.sink is not None:
@@ -179,7 +183,7 @@ def _with_sink(block: RowBlock) -> Float[Tensor, "batch head row key_or_sink"]:
 
 @dataclass(frozen=True, eq=False)
 class Divergences:
-    """The mean divergences of a state of `DivergenceReducer`; layers are numbered among those measured."""
+    """The mean divergences of a state of `DivergenceReducer`; layers are numbered among the measured layers."""
 
     state: Mapping[str, Tensor]
 
@@ -214,7 +218,9 @@ class Divergences:
         return matrices.masked_fill(nothing[:, None, None], torch.nan)
 
     def between_all(self, pairs: Float[Tensor, " pair"]) -> Float[Tensor, "layer head layer head"]:
-        """Numbers in the order of `everywhere` as an array between any two heads; NaN between layers not compared."""
+        """Rearranges numbers in the order of `everywhere` as an array between any two heads; NaN between layers not
+        compared.
+        """
         layers, in_layer = self.state["within"].shape[:2]
         own = layers * in_layer
         square = pairs.new_full((layers, self.heads, layers, self.heads), torch.nan)

@@ -1,4 +1,4 @@
-"""Splits texts into those that form a claim and those that check it; copies of a text stay on the same side."""
+"""Splits texts into a half that forms a claim and a half that checks it; copies of a text stay in the same half."""
 
 from collections.abc import Iterable
 from typing import Final
@@ -20,7 +20,7 @@ _TOKENS: Final = 4096
 def halves(
     model: HookedModel, inputs: Inputs | Iterable[Inputs], *, bos: bool | None = None, seed: int = 0
 ) -> tuple[list[Batch], list[Batch]]:
-    """One half of the distinct texts, drawn by `seed`, and the other half; copies of a text are on the same side.
+    """Returns one half of the distinct texts, drawn with `seed`, and the other half; copies of a text share a half.
 
     Raises `InputError` if there are fewer than two different texts.
     """

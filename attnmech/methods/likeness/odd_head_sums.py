@@ -1,4 +1,4 @@
-"""The sums that compare heads in one pass: where they look, what they write, and attention beyond a distance."""
+"""Sums that compare heads, taken in one pass: where heads attend, what they write, and attention beyond a distance."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -14,7 +14,7 @@ from ...runs.row_classes import ROW_CLASSES, row_classes
 from ...runs.update_sums import UpdateSums
 
 FAR: Final = ("far", "far_ordinary")
-"""Attention beyond a distance: to all keys, and to all keys except the text's first token."""
+"""The two measures of attention beyond a distance: to all keys, and to all keys except the text's first token."""
 
 _PARTS: Final[Mapping[str, Reducer]] = {"focus": FocusSums(), "updates": UpdateSums()}
 _BY_TEXT: Final = (
@@ -32,7 +32,7 @@ class OddHeadSums(Reducer):
     optional_points = UpdateSums.optional_points
 
     def start(self, run: Run) -> State:
-        """Zero sums of all parts, with the part's name before each entry's name."""
+        """Sums of 0 for all parts, with the part's name before each entry's name."""
         texts = len(run.documents)
         far = {
             "mass": torch.zeros(len(FAR), run.n_layers, run.n_heads, texts, dtype=torch.float64),
@@ -95,5 +95,5 @@ def _of(state: State, part: str) -> State:
 
 
 def _as_corpus(run: Run) -> Run:
-    """The same run, marked as a corpus so that no rows are kept."""
+    """The same run, marked as a corpus so that no rows are stored."""
     return replace(run, corpus=True)

@@ -1,4 +1,4 @@
-"""Finds heads that are dead, collapsed or unlike their peers, and measures how much heads attend far back.
+"""Finds heads that are dead, collapsed or unlike the other heads, and measures how much heads attend far back.
 
 Classes after arXiv 2603.09616 and robust scores after Iglewicz & Hoaglin 1993 (docs/formulas.md#similar-heads).
 """
@@ -60,7 +60,7 @@ def odd_heads(
     stack: str | None = None,
     **options: Unpack[StreamOptions],
 ) -> "OddHeads":
-    """Finds heads that are dead, collapsed or unlike the others, and measures each head's attention far back.
+    """Finds heads that are dead, collapsed or unlike the others, and measures how much each head attends far back.
 
     >>> import attnmech as am
     >>> from attnmech.demo.text import documents
@@ -68,21 +68,21 @@ def odd_heads(
     >>> odd.far_mass.shape, sorted(set(odd.to_frame()["class"]))
     (torch.Size([4, 8]), ['', 'sink'])
 
-    A head is "dead" if its BOS mass, (1/T) Σ_i p_i0, is above 0.95, else a "sink" above 0.5, else of "low entropy" if
-    its mean entropy is below 0.5 nats (arXiv 2603.09616). A head is "unusual" if a statistic's robust score
-    (x − median) / (1.4826 · median |x − median|) over all heads measured exceeds `OddHeads.critical` in size: the 95th
-    percentile of the largest |score| among that many normal values, over all statistics together. Heads are not a
+    A head is "dead" if its BOS mass, (1/T) Σ_i p_i0, is above 0.95; otherwise a "sink" if it is above 0.5; otherwise of
+    "low entropy" if its mean entropy is below 0.5 nats (arXiv 2603.09616). A head is "unusual" if a statistic's robust
+    score (x − median) / (1.4826 · median |x − median|) over all heads measured exceeds `OddHeads.critical` in size: the
+    95th percentile of the largest |score| among that many normal values, over all statistics together. Heads are not a
     sample and their statistics are not normal, so "unusual" describes a head and claims nothing. An unusual head is
     "steady" if its whole simultaneous 95 % interval over texts lies beyond the critical score. Update magnitudes are
     compared by their logarithms.
 
     Long-range mass is Σ_j p_ij over keys at a distance |i − j| of at least `beyond` tokens, on rows that see at least
     one of these keys; its baseline is the mass of uniform attention. The first token draws attention whatever it is, so
-    both are also given without that key.
+    both masses are also measured without that key.
 
     Args:
         model: the model.
-        inputs: texts, or an iterator of texts (a corpus); only sums are kept.
+        inputs: texts, or an iterator of texts (a corpus); only sums are stored.
         beyond: the smallest distance of a far key, in tokens.
         layers: all by default.
         stack: "encoder" or "decoder" in a model with several stacks.
@@ -106,7 +106,7 @@ def odd_heads(
 
 @dataclass(frozen=True)
 class OddHeadsReducer(OddHeadSums):
-    """Takes the sums by which heads are compared, and makes the result."""
+    """Takes the sums by which heads are compared, and builds the result."""
 
     def finish(self, state: State, source: Source) -> "OddHeads":
         """The result."""
@@ -115,7 +115,7 @@ class OddHeadsReducer(OddHeadSums):
 
 @dataclass(frozen=True, repr=False)
 class OddHeads(Summed):
-    """Heads that stand out: each head's class of collapse, its scores among its peers, and its long-range mass.
+    """Heads that stand out: each head's class of collapse, its robust scores among all heads, and its long-range mass.
 
     Masses are from 0 to 1, entropy is in nats, distance in tokens, magnitude in units of the stream's norm; values are
     NaN where nothing was measured.
@@ -153,7 +153,7 @@ class OddHeads(Summed):
 
     @property
     def far_mass(self) -> Float[Tensor, "layer head"]:
-        """Mean attention to keys at a distance of at least `beyond` tokens, over the rows that see one."""
+        """Mean attention to keys at a distance of at least `beyond` tokens, over the rows that see such keys."""
         return self._by_layer(self._far(0).mean)
 
     @property
@@ -163,7 +163,7 @@ class OddHeads(Summed):
 
     @property
     def far_ordinary(self) -> Float[Tensor, "layer head"]:
-        """Long-range mass without the text's first token."""
+        """`far_mass` without the text's first token."""
         return self.mean("far_ordinary")
 
     @property
@@ -187,7 +187,7 @@ class OddHeads(Summed):
 
     @property
     def collapse(self) -> tuple[tuple[str, ...], ...]:
-        """The class of each head of each layer, one of `CLASSES` or ""; "not measured" in other layers."""
+        """The class of each head in each layer: one of `CLASSES`, "", or "not measured" in other layers."""
         mass, entropy = self.mean("bos_mass"), self._by_layer(self._of_focus("entropy", first=True).mean)
         return tuple(
             tuple(collapse_class(*numbers) for numbers in zip(*rows, strict=True))
@@ -294,7 +294,7 @@ class OddHeads(Summed):
     # -- display ----------------------------------------------------------------------------------------------
 
     def plot(self, statistic: str = "most unusual") -> "go.Figure":
-        """Layers × heads, coloured by the robust score of a statistic or by each head's most extreme score.
+        """Draws layers × heads, coloured by the robust score of a statistic or by each head's most extreme score.
 
         The figure is returned, not shown.
         """
@@ -366,7 +366,8 @@ class OddHeads(Summed):
             Section("Heads unlike the others", reading + compared, {"odd": self.plot()}, "odd.plot()", caveat=caveat),
             Section(
                 "Long-range attention",
-                f"The same for long-range mass alone: attention to keys at least {self.beyond} tokens away, "
+                f"Each cell is one head, coloured by its long-range mass: attention to keys at least {self.beyond} "
+                "tokens away, "
                 "excluding the text's first token.",
                 {"far": self.plot("far_ordinary")},
                 'odd.plot("far_ordinary")',
@@ -383,7 +384,7 @@ class OddHeads(Summed):
         return by_layer(values, self.layers, self.n_layers)
 
     def _means_of(self, statistic: str) -> TextMeans:
-        """The means over texts of one of `STATISTICS`, `[layer head]` for the layers measured."""
+        """Returns the means over texts of one of `STATISTICS`, `[layer head]` for the measured layers."""
         if statistic == "far_ordinary":
             return self._far(1)
         if statistic == "bos_mass":

@@ -1,4 +1,4 @@
-"""Robust scores of heads among their peers, and the score that the most extreme head reaches by chance."""
+"""Robust scores of heads among all heads, and the score that the most extreme head reaches by chance."""
 
 import math
 from functools import lru_cache
@@ -13,7 +13,7 @@ _NUMBERS: Final = 2**22
 
 
 def spread_of(values: Float[Tensor, " head"]) -> tuple[float, float]:
-    """Median and robust standard deviation: 1.4826 · median |x − median|; NaN values are left out.
+    """Returns the median and the robust standard deviation, 1.4826 · median |x − median|; NaN values are left out.
 
     If more than half of the values are equal, that deviation is 0, and 1.2533 · mean |x − median| replaces it.
 
@@ -32,7 +32,7 @@ def spread_of(values: Float[Tensor, " head"]) -> tuple[float, float]:
 
 
 def robust_scores(values: Float[Tensor, "*places"]) -> Float[Tensor, "*places"]:
-    """(x − median) / robust standard deviation; 0 if all values are equal, NaN where a value is NaN.
+    """Returns (x − median) / robust standard deviation; 0 if all values are equal, NaN where a value is NaN.
 
     >>> robust_scores(torch.tensor([1.0, 2.0, 3.0, 4.0, 90.0])).round(decimals=1)
     tensor([-1.3000, -0.7000,  0.0000,  0.7000, 58.7000])
@@ -43,10 +43,11 @@ def robust_scores(values: Float[Tensor, "*places"]) -> Float[Tensor, "*places"]:
 
 @lru_cache
 def critical_score(heads: int, statistics: int, level: float = 0.95) -> float:
-    """The |robust score| that the most extreme of `heads` normal values exceeds in (1 − level) / statistics of cases.
+    """Returns the |robust score| that the most extreme of `heads` normal values exceeds in (1 − level) / statistics of
+    cases.
 
-    Computed by simulation with a fixed seed, which includes the noise of the median and spread of a few heads: with 32
-    heads and one statistic the score is above the 3.2 of exact normal scores.
+    The score is simulated with a fixed seed and so includes the noise in the median and spread of few heads: with 32
+    heads and one statistic it is above 3.2, the value for exact normal scores.
 
     >>> round(critical_score(32, 1), 1), critical_score(8, 1) > critical_score(500, 1)
     (3.8, True)

@@ -1,4 +1,4 @@
-"""Advice on heads that repeat another and could be removed; each removal is checked on other texts."""
+"""Advice on heads that repeat another head and could be removed; each removal is checked on other texts."""
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
@@ -54,7 +54,8 @@ def pruning_advice(
     bos: bool | None = None,
     memory: float = 1.0,
 ) -> "PruningAdvice":
-    """Finds heads that repeat another, and measures the cost of removing them on texts that did not form the advice.
+    """Finds heads that repeat another head, and measures the cost of removing them on texts that did not form the
+    advice.
 
     >>> import attnmech as am
     >>> from attnmech.demo.text import documents
@@ -63,10 +64,10 @@ def pruning_advice(
     (((0, 4),), ((0, 3),))
 
     One half of the texts forms the advice. Heads with patterns that differ by a Jensen-Shannon divergence of at most
-    `threshold` nats are clustered (average linkage), and in each cluster the advised head is the one with the cheapest
-    removal, by the loss on these texts. The other half checks the advice: each advised head is removed alone, and the
-    change of the loss has an interval over texts. Heads that attend alike may write differently, so advice may fail.
-    The control is the mean change for the other heads of the same layer: the cost of a random head of that layer.
+    `threshold` nats are clustered (average linkage), and in each cluster the head whose removal raises the loss on
+    these texts least is advised for removal. The other half checks the advice: each advised head is removed alone, and
+    the change of the loss has an interval over texts. Heads that attend alike may write differently, so advice may
+    fail. The control is the mean change for the other heads of the same layer: the cost of a random head of that layer.
 
     A piece of advice holds if the simultaneous 95 % interval of its cost, over all pieces, lies below `tolerance`, and
     fails if the interval lies above; with fewer than five texts to check, advice is not tested.
@@ -74,13 +75,14 @@ def pruning_advice(
     Args:
         model: the model.
         inputs: a list of texts, or an iterator, which becomes a list; copies of a text stay in the same half.
-        method: "zero" replaces the z of a removed head by 0, "mean" by its mean over the texts that form the advice.
+        method: "zero" replaces the z of a removed head with 0, "mean" with its mean over the texts that form the
+            advice.
         threshold: the largest divergence of heads that repeat each other, in nats; the maximum is ln 2 = 0.693.
         tolerance: the largest rise of the loss that does not matter, in nats.
         most: the largest number of pieces of advice to check, the most redundant first.
         layers: all by default.
-        rows: the rows of each text on which heads of different layers are compared; 0 compares heads of the same layer
-            only.
+        rows: the number of rows of each text on which heads of different layers are compared; 0 compares heads of the
+            same layer only.
         seed: the seed of the halves and of the sampled rows.
         bos: whether each text begins with the tokenizer's BOS or CLS token.
         memory: the memory that the ablations may use on top of the model, in GB.
@@ -176,7 +178,7 @@ class _Costs:
     before: Float[Tensor, " text"]
 
     def of(self, sets: Sequence[Sequence[Head]]) -> Float[Tensor, "set text"]:
-        """The changes for some sets of heads."""
+        """Measures the changes for some sets of heads."""
         changes = [self.by_heads[tuple(heads)] for heads in sets]
         return torch.stack(changes) if changes else self.before.new_zeros(0, len(self.before))
 
@@ -190,7 +192,7 @@ class _Costs:
 def _least_harmful(
     cluster: Sequence[Head], formed: _Costs, places: Sequence[Head], apart: Float[Tensor, "head head"]
 ) -> tuple[Head, Head]:
-    """The head of a cluster that costs least to remove, and the head that it repeats most closely."""
+    """Returns the head of a cluster that costs least to remove, and the head that it repeats most closely."""
     removed = min(cluster, key=lambda head: float(formed.by_heads[(head,)].mean()))
     others = [head for head in cluster if head != removed]
     nearest = min(others, key=lambda head: float(apart[places.index(removed), places.index(head)]))
@@ -199,7 +201,7 @@ def _least_harmful(
 
 @dataclass(frozen=True, repr=False)
 class PruningAdvice(OverTexts, PagedResult):
-    """Heads that repeat another, and the cost of removing them on texts that did not form the advice.
+    """Heads that repeat another head, and the cost of removing them on texts that did not form the advice.
 
     Costs are changes of the loss, in nats; intervals are over the texts that check the advice.
     """
@@ -215,7 +217,7 @@ class PruningAdvice(OverTexts, PagedResult):
     repeats: tuple[Head, ...]
     """For each removed head, the head that it repeats most closely."""
     clusters: tuple[tuple[Head, ...], ...]
-    """For each removed head, all heads that attend alike."""
+    """For each removed head, the cluster of heads that attend alike."""
     divergence: Float[Tensor, " advice"]
     """The divergence between the two heads, in nats, on the texts that form the advice. `divergence_low` and
     `divergence_high` are its simultaneous interval over all pairs of heads, NaN for fewer than five texts.
@@ -223,11 +225,11 @@ class PruningAdvice(OverTexts, PagedResult):
     divergence_low: Float[Tensor, " advice"]
     divergence_high: Float[Tensor, " advice"]
     closest: float
-    """The smallest divergence between two heads."""
+    """The smallest divergence between any two heads."""
     formed: Float[Tensor, "advice forming_text"]
     """The cost on the texts that form the advice, by which the head was selected."""
     before: Float[Tensor, " text"]
-    """The loss of each checking text, with all heads."""
+    """The loss on each checking text with all heads."""
     cost: Float[Tensor, "advice text"]
     """The cost of removing each head alone, on each checking text."""
     control: Float[Tensor, "advice text"]
@@ -296,7 +298,7 @@ class PruningAdvice(OverTexts, PagedResult):
         return frame
 
     def plot(self) -> "go.Figure":
-        """The cost of each advised head and of a random head of its layer; returned, not shown."""
+        """Draws the cost of each advised head and of a random head of its layer; returned, not shown."""
         rows = [f"{_name(one)} (repeats {_name(other)})" for one, other in zip(self.removed, self.repeats, strict=True)]
         rows_of_values = []
         for name, values in (("advised head", self.cost), ("random head of its layer", self.control)):
@@ -367,8 +369,9 @@ class PruningAdvice(OverTexts, PagedResult):
             "removing several is not the sum of their costs."
         )
         reading = (
-            "Each row is a head that attends like another: the change of the loss when it is removed, and the mean "
-            f"over the other heads of its layer, on the texts that did not form the advice ({len(self.before)}). "
+            "Each row is a head that attends like another head. One mark is the change of the loss when the head is "
+            f"removed, the other the mean change over the other heads of its layer, on the {len(self.before)} texts "
+            "that did not form the advice. "
             "Lines are 95 % intervals over texts."
         )
         return [

@@ -1,4 +1,4 @@
-"""Heads that attend alike, by the Jensen-Shannon divergence between their patterns.
+"""Finds heads that attend alike, by the Jensen-Shannon divergence between their patterns.
 
 Formulas: docs/formulas.md#similar-heads.
 
@@ -68,11 +68,11 @@ def redundancy(
 
     Args:
         model: the model.
-        inputs: texts, or an iterator of texts (a corpus); only sums are kept.
+        inputs: texts, or an iterator of texts (a corpus); only sums are stored.
         layers: all by default.
         stack: "encoder", "decoder" or "cross" in a model with several stacks.
-        rows: the rows of each text that are compared between layers; 0 compares heads of the same layer only.
-        seed: the seed of the choice of these rows, which otherwise depends on the text alone.
+        rows: the number of rows of each text that are compared between layers; 0 compares heads of the same layer only.
+        seed: the seed for choosing these rows; apart from the seed, the choice depends only on the text.
         options: `bos`, `truncate`, `shard`, `journal`, `engine` and `progress`, as in `am.stream`.
 
     Returns:
@@ -100,7 +100,8 @@ class RedundancyReducer(DivergenceReducer):
 
 @dataclass(frozen=True, repr=False)
 class Redundancy(Summed):
-    """How much the patterns of any two heads differ: Jensen-Shannon divergence in nats, mean over rows, at most ln 2.
+    """How much the patterns of any two heads differ: the mean Jensen-Shannon divergence over rows, in nats, at most ln
+    2.
 
     Heads of the same layer are compared on every row that counts, heads of different layers on sampled rows.
     """
@@ -143,7 +144,7 @@ class Redundancy(Summed):
     def simultaneous(
         self, level: float = LEVEL
     ) -> tuple[Float[Tensor, "layer head head"], Float[Tensor, "layer head head"]]:
-        """Simultaneous intervals of `within`: they hold for all pairs together, and so for the nearest pair.
+        """Simultaneous intervals of `within`: they hold for all pairs together, and therefore for the nearest pair.
 
         Source: `attnmech.maths.intervals`, studentised max-T.
         """
@@ -176,7 +177,8 @@ class Redundancy(Summed):
         return effective_number(self.within)
 
     def clusters(self, threshold: float, *, layer: int | None = None) -> tuple[tuple[tuple[int, int], ...], ...]:
-        """Groups of heads (layer, head) that attend alike, the largest first; a head unlike the others is alone.
+        """Groups heads (layer, head) that attend alike, the largest group first; a head unlike the others is in a group
+        alone.
 
         Average linkage joins groups as long as the mean divergence between their heads is at most `threshold`, in nats.
         With `layer`, only heads of that layer are grouped.
@@ -186,16 +188,16 @@ class Redundancy(Summed):
         return clustered(places, divergence, most)
 
     def positions(self, *, layer: int | None = None) -> Float[Tensor, "head 2"]:
-        """Heads as points in the plane, in the order of `to_frame`; their distances are close to √divergence.
+        """Places heads as points in the plane, in the order of `to_frame`; their distances approximate √divergence.
 
-        With `layer`, only heads of that layer. The points come from classical scaling (Torgerson 1952); √JS is a
-        Euclidean distance.
+        With `layer`, only heads of that layer are placed. The points come from classical scaling (Torgerson 1952); √JS
+        is a Euclidean distance.
         """
         return placed(self._compared(layer)[1])[0]
 
     @cached_property
     def nearest(self) -> pd.DataFrame:
-        """One row per head, the most redundant first: its nearest head, their divergence and its interval.
+        """One row per head, the most redundant first: its nearest head, and their divergence with its interval.
 
         `low` and `high` are the simultaneous 95 % interval over all pairs of heads that were compared; NaN for fewer
         than five texts. Heads that were not compared with any other are left out.
@@ -232,7 +234,7 @@ class Redundancy(Summed):
     # -- figures ----------------------------------------------------------------------------------------------
 
     def plot(self, figure: str = "map", *, layer: int | None = None) -> "go.Figure":
-        """A figure: `"map"`, heads as points in a plane, or `"within"`, heads × heads of a layer; returned, not shown.
+        """Draws `"map"`, heads as points in a plane, or `"within"`, heads × heads of a layer; returned, not shown.
 
         Without `layer`, the map has the heads of all layers, and `"within"` shows the layer with the fewest different
         heads.
@@ -331,7 +333,7 @@ class Redundancy(Summed):
         plane = Section(
             "All heads in a plane",
             "Each point is one head; nearby heads attend alike. Distances approximate the square root of the "
-            f"divergence, as far as a plane allows. Heads of different layers are compared on at most {self.rows} "
+            "divergence as closely as a plane allows. Heads of different layers are compared on at most {self.rows} "
             "rows of each text.",
             {"map": self.plot()},
             "alike.plot()",
@@ -375,7 +377,7 @@ class Redundancy(Summed):
         return low, high
 
     def _everywhere(self, measured: Float[Tensor, "layer head layer head"]) -> Float[Tensor, "all head all head"]:
-        """The array with a place for every layer of the model."""
+        """Extends the array to all layers of the model."""
         return by_layer(by_layer(measured, self.layers, self.n_layers), self.layers, self.n_layers, axis=2)
 
     def _layer(self, layer: int) -> int:

@@ -15,10 +15,10 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 _MOST_STEPS: Final = 1000
-"""The maximum number of steps in a fit."""
+"""The largest number of steps in a fit."""
 
 _CLOSE: Final = 1e-5
-"""A fit ends when a smaller share of the attention than this lies at a wrong distance."""
+"""A fit ends when less than this share of the attention lies at a wrong distance."""
 
 _ROUNDING: Final = 1e-6
 """Scores count as equal if their spread is below this share of the largest score."""
@@ -50,9 +50,9 @@ def received_by_segment(
 class ByDistance:
     """Attention by distance alone: p̂_ij = r_i w(i − j), with a head's own totals by distance and by row.
 
-    This is the most likely pattern of this form, and it reproduces the pattern of a head that attends by distance
-    alone. (The mean of p_ij at each distance fails: its rows do not sum to 1, and on a uniform causal head of 1,000
-    tokens it misplaces 26 % of the attention, because keys near the beginning receive more.)
+    This is the maximum-likelihood pattern of this form, and it reproduces the pattern of a head that attends by
+    distance alone. (The mean of p_ij at each distance fails: its rows do not sum to 1, and on a uniform causal head of
+    1,000 tokens it misplaces 26 % of the attention, because keys near the beginning receive more.)
     """
 
     weights: Float[Tensor, "*places distance"]
@@ -69,7 +69,7 @@ class ByDistance:
         rows: Float[Tensor, "*places row"],
         first_key: int = 0,
     ) -> "ByDistance":
-        """The pattern with these totals Σ p_ij by distance and by row, by iterative proportional fitting.
+        """Fits the pattern with these totals Σ p_ij by distance and by row, by iterative proportional fitting.
 
         The fit of a head ends when less than 10⁻⁵ of its attention lies at a wrong distance. Keys that a window hides
         stay at 0, because the totals at their distances are 0.
@@ -100,7 +100,7 @@ class ByDistance:
         return cls(all_weights, cls(all_weights, rows, first_key)._scaled(rows), first_key)
 
     def at(self, place: int) -> "ByDistance":
-        """The pattern at one place along the first axis."""
+        """Returns the pattern at one index of the first axis."""
         return ByDistance(self.weights[place], self.factors[place], self.first_key)
 
     @property
@@ -114,11 +114,11 @@ class ByDistance:
 
     @cached_property
     def _below(self) -> Float[Tensor, "*places distance_and_end"]:
-        """F, the sum of the weights below each distance."""
+        """Returns F, the sum of the weights below each distance."""
         return torch.nn.functional.pad(self.weights.cumsum(dim=-1), (1, 0))
 
     def _scaled(self, rows: Float[Tensor, "*places row"]) -> Float[Tensor, "*places row"]:
-        """The factors r_i that give rows these sums."""
+        """Returns the factors r_i that give rows these sums."""
         row = torch.arange(self._length, device=self.weights.device)
         farthest, nearest = row - self.first_key + self._zero + 1, row - self._length + 1 + self._zero
         seen = self._below[..., farthest] - self._below[..., nearest.clamp_min(0)]
@@ -126,7 +126,7 @@ class ByDistance:
 
     @property
     def _at_distances(self) -> Float[Tensor, "*places distance"]:
-        """The total attention at each distance."""
+        """Returns the total attention at each distance."""
         length = self._length
         distance = torch.arange(self.weights.shape[-1], device=self.weights.device) - self._zero
         before = torch.nn.functional.pad(self.factors.cumsum(dim=-1), (1, 0))
@@ -134,7 +134,7 @@ class ByDistance:
         return self.weights * (before[..., torch.maximum(start, end)] - before[..., start])
 
     def cells(self, starts: Sequence[int]) -> Float[Tensor, "*places query_segment key_segment"]:
-        """The pattern's M: mean over i ∈ s of Σ_{j∈t} p̂_ij = r_i (F(i − t_0 + 1) − F(i − t_1 + 1)).
+        """Returns the pattern's M: the mean over i ∈ s of Σ_{j∈t} p̂_ij = r_i (F(i − t_0 + 1) − F(i − t_1 + 1)).
 
         `starts` are the tokens at which segments begin, followed by the length of the text.
         """
@@ -152,7 +152,7 @@ class ByDistance:
 def same_distance(
     mass: Float[Tensor, "*places query_segment key_segment"],
 ) -> Float[Tensor, "*places query_segment key_segment"]:
-    """For each cell, the mean of M over all cells at the same distance in segments.
+    """Replaces each cell with the mean of M over all cells at the same distance in segments.
 
     >>> same_distance(torch.tensor([[1.0, 0.0], [0.4, 0.6]]))
     tensor([[0.8000, 0.0000],
@@ -168,7 +168,7 @@ def same_distance(
 def receivers(
     per_token: Float[Tensor, "*places query_segment key_segment"], gap: int
 ) -> Float[Tensor, "*places key_segment"]:
-    """What each segment receives per token from a later segment, on average over those at least `gap` segments later.
+    """Averages what each segment receives per token over the segments at least `gap` later.
 
     r_t = mean over s ≥ t + gap of M_st / |t|; NaN for segments with no such segment. Source: Thought Anchors (arXiv
     2506.19143), with gap 4.
@@ -182,7 +182,8 @@ def receivers(
 
 
 def peakedness(scores: Float[Tensor, "*places segment"]) -> Float[Tensor, "*places"]:
-    """The excess kurtosis of a head's receiver scores: 0 for a normal distribution, high where few segments stand out.
+    """Computes the excess kurtosis of a head's receiver scores: 0 for a normal distribution, high if few segments stand
+    out.
 
     m_4 / m_2² − 3 with the biased moments, over the segments that have a score, as in Thought Anchors (arXiv
     2506.19143). NaN for fewer than four scores, and for equal scores.
@@ -202,7 +203,7 @@ def peakedness(scores: Float[Tensor, "*places segment"]) -> Float[Tensor, "*plac
 def by_lag(
     mass: Float[Tensor, "*places query_segment key_segment"], rows: Int[Tensor, " query_segment"], lags: Sequence[int]
 ) -> tuple[Float[Tensor, "lag ..."], Float[Tensor, " lag"]]:
-    """Sums of the attention of a text's rows to the segment `lag` segments back, and the number of rows that have one.
+    """Sums the attention of a text's rows to the segment `lag` segments back, and counts the rows that have one.
 
     The last lag also counts all segments farther back, and the first lag, if negative, all segments farther ahead.
     Lag 0 is a row's own segment, −1 the next.

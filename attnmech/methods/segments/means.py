@@ -18,13 +18,14 @@ from ...runs.summed import Summed
 from .sums import lags_of
 
 PARTS: Final = ("own", "previous", "further", "earlier", "later")
-"""Parts of a row's attention: to its own segment, to the previous one, to those before that, to all earlier or later
-segments."""
+"""The parts of a row's attention: to its own segment, to the previous segment, to all segments before the previous one,
+to all earlier segments, and to all later segments.
+"""
 
 
 @dataclass(frozen=True, repr=False)
 class SegmentMeans(Summed):
-    """The means of attention between segments that follow from sums over texts."""
+    """The means of attention between segments, computed from sums over texts."""
 
     STATE: ClassVar[Mapping[str, Any]] = {
         "sums": Float[Tensor, "lag layer head group"],
@@ -61,12 +62,12 @@ class SegmentMeans(Summed):
 
     @property
     def by_lag(self) -> Float[Tensor, "layer head lag"]:
-        """Mean attention to the segment at each lag, over the rows that have one; NaN if none has."""
+        """Mean attention to the segment at each lag, over the rows that have a segment there; NaN if no row has."""
         return self._by_layer(self._lag_means("sums").mean)
 
     @property
     def expected_by_lag(self) -> Float[Tensor, "layer head lag"]:
-        """The baseline of `by_lag`, by distance in tokens."""
+        """The baseline of `by_lag`: attention by distance in tokens alone."""
         return self._by_layer(self._lag_means("expected").mean)
 
     @property
@@ -90,7 +91,7 @@ class SegmentMeans(Summed):
         return self.mean("earlier")
 
     def mean(self, part: str) -> Float[Tensor, "layer head"]:
-        """The mean of one of `PARTS` over the rows of all texts that have such segments; NaN if none has."""
+        """The mean of one of `PARTS` over the rows of all texts that have such segments; NaN if there are none."""
         return self._by_layer(self._part(part).mean)
 
     def baseline(self, part: str) -> Float[Tensor, "layer head"]:
@@ -104,7 +105,9 @@ class SegmentMeans(Summed):
     def interval(
         self, part: str, level: float = LEVEL, *, excess: bool = False
     ) -> tuple[Float[Tensor, "layer head"], Float[Tensor, "layer head"]]:
-        """Low and high ends of the pointwise t interval over texts, of the mean or its excess; NaN under five texts."""
+        """Low and high ends of the pointwise t interval of the mean or its excess over texts; NaN for fewer than five
+        texts.
+        """
         means = self._excess(part) if flag("excess", excess) else self._part(part)
         low, high = means.interval(checked_level(level))
         return self._by_layer(low), self._by_layer(high)
@@ -118,10 +121,9 @@ class SegmentMeans(Summed):
 
     @property
     def kurtosis(self) -> Float[Tensor, "layer head"]:
-        """The excess kurtosis of a head's receiver scores with this `gap`, mean over texts with at least four scores.
-
-        High where later segments look at few earlier ones. As in Thought Anchors (arXiv 2506.19143): mean attention
-        per pair of tokens, from segments at least `gap` later, biased moments, minus 3.
+        """The excess kurtosis of a head's receiver scores with this `gap`, averaged over texts with at least four
+        scores. It is high where later segments attend to only a few earlier segments. As in Thought Anchors (arXiv
+        2506.19143): mean attention per pair of tokens, from segments at least `gap` later, biased moments, minus 3.
         """
         return self._by_layer(self._peaks.mean)
 

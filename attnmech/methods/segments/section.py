@@ -17,7 +17,7 @@ from ...draw.style import FIGURE_STYLE, SCORE_COLOURS
 from ...draw.text import bound, isolated, percent, visible_token
 
 _BEGINNING: Final = 60
-"""The maximum number of a segment's characters that a finding quotes."""
+"""The largest number of a segment's characters that a finding quotes."""
 
 
 def segment_section(
@@ -30,7 +30,7 @@ def segment_section(
     layers: Sequence[int],
     call: str,
 ) -> Section:
-    """How the segments attend to each other in the selected head, with the selected token's segment framed.
+    """Shows how the segments attend to each other in the selected head, with the selected token's segment framed.
 
     Args:
         mass: the share of a row's attention that goes to each segment, mean over the rows of a segment.
@@ -38,7 +38,7 @@ def segment_section(
         segments: the texts of the segments.
         starts: the first token of each segment, followed by the number of tokens.
         tokens: the text's tokens.
-        layers: the layers of both arrays; the reader can select each on the page.
+        layers: the layers of both arrays, from which the reader selects one on the page.
         call: the Python expression for the result.
 
     """
@@ -70,11 +70,11 @@ def segment_section(
         contents="A token's sentence",
         heading="Attention between a token's sentence and the others",
         finding=ByChoice.texts(("layer", "head", "query"), (*mass.shape[:2], len(tokens)), told),
-        reading="Left: the share of attention from the tokens of each sentence (down) to the tokens of each "
-        "sentence (across), averaged over rows. Right: the same minus the share expected from the head's mean "
+        reading="Left: the share of attention from the tokens of each sentence (down) to the tokens of each sentence "
+        "(across), averaged over rows. Right: that share minus the share expected from the head's mean "
         "attention at each distance. The frame marks the sentence of the selected token.",
-        caveat="Later sentences see more of the text, and a sentence's share to itself grows with its length; the "
-        "right map subtracts both effects.",
+        caveat="Later sentences see more of the text, and a sentence's share of attention to itself grows with its "
+        "length; the right map subtracts both effects.",
         figures=charts,
         call=f'{call}.plot("mass", layer={{layer}}, head={{head}})',
         rounding=f"shares of sentences are off by at most {bound(max(error_of(chart) for chart in charts.values()))}",
@@ -82,7 +82,7 @@ def segment_section(
 
 
 def _in_a_line(text: str) -> str:
-    """The beginning of a segment, as plain text in one line."""
+    """Returns the beginning of a segment as plain text in one line."""
     line = " ".join(visible_token(word) for word in text.split())
     return isolated(line if len(line) <= _BEGINNING else f"{line[: _BEGINNING - 1]}…")
 
@@ -94,7 +94,7 @@ def _segment_chart(
     label: str,
     reach: Float[np.ndarray, "layer head"] | None,
 ) -> Chart:
-    """A map for the selected head; with `reach`, values are signed and the colour scale ends at ±reach."""
+    """Draws a map for the selected head; with `reach`, values are signed and the colour scale ends at ±reach."""
     labels, count = segment_labels(segments), len(segments)
     drawn = ByChoice(values, ("layer", "head"))
     figure = Figure()

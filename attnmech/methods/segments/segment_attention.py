@@ -39,7 +39,7 @@ from .segmentation import Segmented, Segments
 from .sums import SegmentSums, of_text
 
 BASELINES: Final = ("tokens", "segments")
-"""The units of distance for a baseline."""
+"""The units in which a baseline measures distance."""
 
 FIGURES: Final = ("mass", "excess", "per_token", "heads", "receivers")
 
@@ -60,7 +60,7 @@ def segment_attention(
     stack: str | None = None,
     **options: Unpack[StreamOptions],
 ) -> "SegmentAttention":
-    """How much the tokens of each segment attend to every other segment, by head, with a baseline by distance.
+    """Measures how much the tokens of each segment attend to every segment, by head, with a baseline by distance.
 
     M_st = mean over the rows i of segment s of Σ_{j∈t} p_ij. A row of M sums to 1, or to 1 minus a sink's share.
 
@@ -72,8 +72,8 @@ def segment_attention(
     >>> result.previous.shape
     torch.Size([4, 8])
 
-    This takes one forward pass and makes no [query key] array of a whole text. For an iterator of texts (a corpus),
-    only sums by distance in segments are kept.
+    This takes one forward pass and never builds a [query key] array of a whole text. For an iterator of texts (a
+    corpus), only sums by distance in segments are stored.
 
     Args:
         model: the model.
@@ -82,8 +82,9 @@ def segment_attention(
             brackets) followed by a space; abbreviations also end sentences. "line": up to a line break. "document": a
             whole text. Or spans: a list of (start, end), counted from the text's first token, that covers each token
             once; for several texts, a list of these lists. Special tokens belong to the segment beside them.
-        first: whether attention to the first token of a text counts. Heads that rest there give this attention to the
-            first segment; with False it is left out of M and of the baseline, and rows sum to less.
+        first: whether attention to the first token of a text counts. Heads that rest on the first token give this
+            attention to the first segment; with False it is left out of M and of the baseline, and rows sum to less
+            than 1.
         gap: the smallest distance, in segments, at which a later segment counts for kurtosis; 4 in Thought Anchors.
         layers: all by default.
         stack: "encoder" or "decoder" in a model with several stacks.
@@ -108,7 +109,7 @@ def segment_attention(
 
 @dataclass(frozen=True)
 class SegmentReducer(SegmentSums):
-    """Sums the attention between segments over a pass, and makes the result."""
+    """Sums the attention between segments over a pass, and builds the result."""
 
     def finish(self, state: State, source: Source) -> "SegmentAttention":
         """The result."""
@@ -188,29 +189,28 @@ class SegmentAttention(SegmentMeans):
     # -- the segments of one text -----------------------------------------------------------------------------
 
     def segments(self, text: int = 0) -> tuple[str, ...]:
-        """The segments of one text, as strings."""
+        """Returns the segments of one text as strings."""
         own, tokens = self.starts[self._text(text)], self.tokens[text]
         return tuple("".join(tokens[start:end]) for start, end in pairwise(own))
 
     def mass(self, text: int = 0) -> Float[Tensor, "layer head query_segment key_segment"]:
-        """M_st, the share of a row's attention that goes to each segment, mean over the rows of segment s.
-
-        The axis `layer` holds the layers measured.
+        """Returns M_st, the share of a row's attention that goes to each segment, averaged over the rows of segment s.
+        The axis `layer` has the measured layers.
         """
         count = len(self.starts[self._text(text)]) - 1
         return self.state["mass"][:, :, text, :count, :count]
 
     def per_token(self, text: int = 0) -> Float[Tensor, "layer head query_segment key_segment"]:
-        """M_st / |t|: the mean of p_ij over the pairs of tokens of the two segments, including hidden pairs."""
+        """Returns M_st / |t|, the mean of p_ij over the pairs of tokens of the two segments, including hidden pairs."""
         return self.mass(text) / torch.tensor(self.starts[text]).diff()
 
     def expected(self, text: int = 0, by: str = "tokens") -> Float[Tensor, "layer head query_segment key_segment"]:
-        """The baseline of `mass`: M for attention by distance alone.
+        """Returns the baseline of `mass`: M for attention by distance alone.
 
         By distance in tokens, the baseline comes from the pattern p̂_ij = r_i w(i − j) that has the head's own totals at
         each distance and in each row (`attnmech.methods.segments.formulas.ByDistance`). A head that attends by distance
-        alone is 0 above it. If a mask depends on more than the distance, the baseline uses its totals only. By distance
-        in segments, the baseline is the mean of M over the cells at the same distance.
+        alone equals its baseline. If a mask depends on more than the distance, the baseline takes only its totals into
+        account. By distance in segments, the baseline is the mean of M over the cells at the same distance.
         """
         if option("by", by, BASELINES) == "segments":
             return same_distance(self.mass(text))
@@ -220,14 +220,13 @@ class SegmentAttention(SegmentMeans):
         return ByDistance(*kept, 0 if self.first else 1).cells(starts).to(self.state["mass"].dtype)
 
     def receivers(self, text: int = 0, gap: int = 1) -> Float[Tensor, "layer head segment"]:
-        """What each segment receives per token from a later segment, mean over those at least `gap` segments later.
-
-        NaN for the last segments, which have no such segment. Source: Thought Anchors (arXiv 2506.19143), with gap 4.
+        """Averages what each segment receives per token over the segments at least `gap` later. NaN for the last
+        segments, which have none. Source: Thought Anchors (arXiv 2506.19143), with gap 4.
         """
         return receivers(self.per_token(text), whole_number("gap", gap, least=1))
 
     def strongest(self, count: int = 10, text: int = 0) -> pd.DataFrame:
-        """One text's cells between different segments that exceed their baseline by distance in tokens most.
+        """Lists the cells between different segments of one text that most exceed their baseline by distance in tokens.
 
         Columns: layer, head, query_segment, key_segment, mass, expected, same_distance, query, key (as text).
         """
@@ -258,7 +257,7 @@ class SegmentAttention(SegmentMeans):
     def plot(
         self, figure: str = "heads", *, layer: int | None = None, head: int | None = None, text: int = 0
     ) -> "go.Figure":
-        """A figure; returned, not shown.
+        """Draws a figure; it is returned, not shown.
 
         "heads": layers × heads, coloured by the excess of attention to earlier segments over its baseline. For one
         text and head: "mass" (query segments × key segments), "excess" (mass minus its baseline by distance in
@@ -293,7 +292,7 @@ class SegmentAttention(SegmentMeans):
         return {"layer": self.layers[row], "head": place}
 
     def show(self, *, view: str = "sentence", layer: int | None = None, head: int = 0, text: int = 0) -> View:
-        """Lines between segments ("sentence") or small maps of all heads ("model"), for a notebook or a page.
+        """Shows lines between segments ("sentence") or small maps of all heads ("model"), for a notebook or a page.
 
         `layer` shows one layer; by default, all measured layers are shown.
         """
@@ -339,8 +338,9 @@ class SegmentAttention(SegmentMeans):
     def _sections(self) -> "Sequence[Section]":
         heads = Section(
             f"Which heads attend to earlier {self._things}",
-            f"Each cell is one head: its attention to earlier {self._things}, minus the share expected from its mean "
-            "attention at each distance in tokens. Blue: more than distance explains; pale: not clear among all "
+            f"Each cell is one head: its share of attention to earlier {self._things}, minus the share expected from "
+            "its mean attention at each distance in tokens. Blue: more than distance explains; pale: not clear among "
+            "all "
             "heads.",
             {"heads": self.plot()},
             "found.plot()",
@@ -351,9 +351,9 @@ class SegmentAttention(SegmentMeans):
         named = f"layer={self.layers[row]}, head={place}"
         cells = Section(
             f"From {self._thing} to {self._thing}",
-            f"L{self.layers[row]}H{place} exceeds its baseline the most. Left: the share of attention from the "
-            f"tokens of each row's {self._thing} to each column's. Right: the same minus the baseline by distance in "
-            "tokens.",
+            f"L{self.layers[row]}H{place} exceeds its baseline the most. Left: the share of attention from the tokens "
+            f"of each row's {self._thing} to each column's {self._thing}. Right: that share minus the baseline by "
+            "distance in tokens.",
             {"mass": self.plot("mass"), "excess": self.plot("excess")},
             f'found.plot("excess", {named})',
             name="cells",
@@ -377,7 +377,7 @@ class SegmentAttention(SegmentMeans):
         return [heads, cells, lines, received]
 
     def token_section(self, call: str, tokens: Sequence[str], layers: Sequence[int]) -> Section:
-        """How the segment of the query selected on a page attends to the other segments, in the first text."""
+        """Shows how the segment of the query selected on a page attends to the other segments, in the first text."""
         rows = [self._row(layer) for layer in layers]
         mass, expected = (values[rows].float().numpy() for values in (self.mass(), self.expected()))
         return segment_section(mass, expected, self.segments(), self.starts[0], tokens=tokens, layers=layers, call=call)
@@ -387,7 +387,7 @@ class SegmentAttention(SegmentMeans):
     def _text(self, text: int) -> int:
         if not self.starts:
             raise MissingPointError(
-                "cells are kept only for a string or a list of texts, not for an iterator (a corpus)."
+                "cells are stored only for a string or a list of texts, not for an iterator (a corpus)."
             )
         return index_of("text", text, len(self.starts))
 
@@ -398,7 +398,7 @@ class SegmentAttention(SegmentMeans):
         return self._row(layer), index_of("head", head, self.state["mass"].shape[1])
 
     def _shown(self, layer: int | None, head: int | None, text: int) -> tuple[int, int]:
-        """The head that a figure shows."""
+        """Returns the head that a figure shows."""
         if (layer is None) != (head is None):
             raise InputError(f"`layer` and `head` must be passed together; got {shown(layer)} and {shown(head)}.")
         if layer is not None and head is not None:

@@ -1,4 +1,4 @@
-"""The model's loss when one segment of a text can no longer attend to another."""
+"""Measures the model's output and loss when one segment of a text can no longer attend to another."""
 
 import math
 import sys
@@ -36,7 +36,7 @@ from ...runs.sweep import run_sweep
 from .segmentation import Segmented, Segments
 
 STRONGEST: Final = 20
-"""The number of key segments measured if all pairs would take too long."""
+"""The number of key segments that are measured if all pairs would take too long."""
 
 METRICS: Final = ("kl", "loss")
 
@@ -54,14 +54,14 @@ def segment_effects(
     memory: float = 1.0,
     **options: Unpack[RunOptions],
 ) -> "SegmentEffects":
-    """The effect on the later text of cutting one segment of a text off another, for every pair of segments.
+    """Measures, for every pair of segments, how cutting one segment off from another affects the later text.
 
     For each pair of a segment t and a later segment s, attention from the rows of s to the keys of t is removed inside
     the softmax of the heads (`am.Intervention.cut`). The effect is in nats per token: the KL divergence from the clean
-    output and, if the model predicts tokens, the change of loss. In a causal model it is taken over the tokens from the
-    beginning of s, because no others change; in other models over the whole text. A classifier has one KL per text.
-    Each segment is also cut off from all later segments at once. Every row keeps its own segment, so no row is left
-    without a key.
+    output and, if the model predicts tokens, the change of loss. In a causal model the mean is over the tokens from the
+    beginning of s, because no others change; in other models it is over the whole text. A classifier has one KL per
+    text. Each segment is also cut off from all later segments at once. Every row still attends to its own segment, so
+    no row is left without a key.
 
     >>> import attnmech as am
     >>> model = am.load()
@@ -74,12 +74,12 @@ def segment_effects(
         inputs: one text.
         segments: as in `am.segment_attention`.
         heads: the heads whose attention is cut; by default all heads of all layers.
-        budget: the time that all pairs may take, in seconds, by an estimate that is printed first. If the estimate is
+        budget: the time that measuring all pairs may take, in seconds; an estimate is printed first. If the estimate is
             longer, only pairs of 20 key segments are measured: those with the largest KL when cut off from all later
             segments.
         memory: how many GB a step may use on top of the model.
-        options: `bos`, `progress`, `journal` and `engine`, as in `am.ablate_heads`. The journal is several files with
-            names that begin with this path.
+        options: `bos`, `progress`, `journal` and `engine`, as in `am.ablate_heads`. The journal consists of several
+            files whose names begin with this path.
 
     Returns:
         Effects by pair and by segment; NaN where they were not measured.
@@ -149,7 +149,9 @@ def segment_effects(
 
 
 _Pair = tuple[int | None, int]
-"""The query segment, or None for all later segments (all others, in a model that looks ahead), and the key segment."""
+"""A cut: the query segment, or None for all later segments (all other segments in a bidirectional model), and the key
+segment.
+"""
 
 
 @dataclass
@@ -167,7 +169,7 @@ class _Cutting:
         return self.model.causal
 
     def estimate(self, changes: int) -> float:
-        """Roughly the seconds for a number of changes: one clean pass for each change and metric."""
+        """Estimates the seconds that a number of changes take: one clean pass for each change and metric."""
         self.model.forward(self.batch, captures=[("logits", None)])
         begin = time.perf_counter()
         self.model.forward(self.batch, captures=[("logits", None)])
@@ -208,7 +210,7 @@ class _Cutting:
         return tuple(Intervention.cut(row_span, span, self.heads) for row_span in rows if row_span[1] > row_span[0])
 
     def _scale(self, pair: _Pair, metric: str) -> float:
-        """The factor from the mean over the text to the mean from the first row of the cut: earlier rows stay equal."""
+        """The factor from the mean over the text to the mean from the first cut row on; earlier rows do not change."""
         if not self.causal or self.model.predicts == "output":
             return 1.0
         query, key = pair
@@ -218,7 +220,7 @@ class _Cutting:
 
 
 def _has_loss(model: HookedModel) -> bool:
-    """Whether the model has a loss: it predicts the next token, or a masked one and its mask token is known."""
+    """Whether the model has a loss: it predicts next tokens, or masked tokens with a known mask token."""
     masks = model.predicts == "masked token" and known_mask_id(model.tokenizer, model.config) is not None
     return model.predicts == "next token" or masks
 
@@ -235,7 +237,9 @@ class SegmentEffects(PagedResult):
     kl: Float[Tensor, "query_segment key_segment"]
     """Mean KL divergence from the clean output, in nats; NaN where it was not measured."""
     kl_from_later: Float[Tensor, " segment"]
-    """The same when all later segments (all others, in a model that looks ahead) are cut off from this one."""
+    """Mean KL divergence when all later segments (all other segments in a bidirectional model) are cut off from this
+    one.
+    """
     loss: Float[Tensor, "query_segment key_segment"] | None
     """The change of the mean cross-entropy, in nats; NaN where no token follows, None for a model without a loss."""
     loss_from_later: Float[Tensor, " segment"] | None
@@ -253,7 +257,7 @@ class SegmentEffects(PagedResult):
 
     @property
     def segments(self) -> tuple[str, ...]:
-        """The segments, as strings."""
+        """The segments as strings."""
         return tuple("".join(self.tokens[a:b]) for a, b in pairwise(self.starts))
 
     def to_frame(self) -> pd.DataFrame:
@@ -271,11 +275,11 @@ class SegmentEffects(PagedResult):
         return pd.DataFrame(columns).sort_values("kl", ascending=False, kind="stable", ignore_index=True)
 
     def strongest(self, count: int = 10) -> pd.DataFrame:
-        """The first rows of `to_frame`."""
+        """Returns the first rows of `to_frame`."""
         return self.to_frame().head(whole_number("count", count, least=1))
 
     def plot(self, metric: str = "kl") -> "go.Figure":
-        """Query segments × key segments, coloured by the effect of the cut; returned, not shown."""
+        """Draws query segments × key segments, coloured by the effect of the cut; returned, not shown."""
         values = self.loss if option("metric", metric, METRICS) == "loss" else self.kl
         if values is None:
             raise InputError('this model predicts neither the next token nor masked tokens; use metric="kl".')

@@ -37,7 +37,7 @@ class Segmented:
 
     @classmethod
     def of(cls, batch: Batch, segments: Segments) -> "Segmented":
-        """The segments of a batch; `InputError` for spans that do not cover each token of a text once."""
+        """Segments the texts of a batch; raises `InputError` for spans that do not cover each token of a text once."""
         lengths = [int(length) for length in batch.lengths]
         for number, length in enumerate(lengths):
             if length == 0:
@@ -63,7 +63,7 @@ class Segmented:
 
 
 def _starts(batch: Batch, row: int, kind: str) -> tuple[int, ...]:
-    """The starts of one text's segments, followed by its length."""
+    """Returns the starts of one text's segments, followed by the text's length."""
     real = batch.mask[row].cpu()
     tokens = [token for token, counts in zip(batch.tokens[row], real.tolist(), strict=True) if counts]
     if kind == "document":
@@ -79,7 +79,7 @@ def _starts(batch: Batch, row: int, kind: str) -> tuple[int, ...]:
 
 
 def _sentence_starts(tokens: Sequence[str]) -> list[int]:
-    """The starts of all sentences but the first: after a mark that ends a sentence and its closing marks.
+    """Finds the starts of all sentences but the first: after a mark that ends a sentence, and its closing marks.
 
     If the tokenizer keeps spaces, a full stop ends a sentence only before a space, so 3.14 does not end one.
     """
@@ -99,7 +99,7 @@ def _sentence_starts(tokens: Sequence[str]) -> list[int]:
 
 
 def _line_starts(tokens: Sequence[str]) -> list[int]:
-    """The starts of all lines but the first: the first token that is not blank after a line break."""
+    """Finds the starts of all lines but the first: the first token after a line break that is not blank."""
     starts, ended = [], False
     for place, token in enumerate(tokens):
         if ended and token.strip():
@@ -134,7 +134,7 @@ def _is_span(span: Any) -> bool:
 
 
 def _checked(spans: Any, length: int, text: int) -> tuple[int, ...]:
-    """The starts of spans that cover each token of a text once; `InputError` for others."""
+    """Returns the starts of spans; raises `InputError` unless they cover each token of a text once."""
     whole = listed("segments", spans, "a list of (start, end)")
     last = 0
     starts = []

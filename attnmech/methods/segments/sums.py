@@ -43,7 +43,7 @@ class SegmentSums(Reducer):
         object.__setattr__(self, "gap", whole_number("gap", self.gap, least=1))
 
     def start(self, run: Run) -> State:
-        """Room for the cells of each text, and the sums by distance."""
+        """Empty tensors for the cells of each text, and for the sums by distance."""
         if run.stack.label == "cross":
             raise InputError("segments are measured in self-attention, not in cross-attention; use another `stack`.")
         if run.corpus and not isinstance(self.segments, str):
@@ -91,7 +91,7 @@ class SegmentSums(Reducer):
             _leave_out_first(state, index, block, to_first * block.real[:, None], begins, both_ways)
 
     def close(self, state: State, run: Run) -> State:
-        """The cells as means over rows, and sums by distance in segments, by group of texts."""
+        """Returns the cells as means over rows, and sums by distance in segments, by group of texts."""
         begins = run.batch.queries(run.stack.label).begins.tolist()
         values_by_name: dict[str, list[Tensor]] = {name: [] for name in _BY_TEXT}
         for text, begin in enumerate(begins):
@@ -143,10 +143,10 @@ class SegmentSums(Reducer):
 
 
 _BY_TEXT: Final = ("sums", "expected", "counts", "peaks", "peak_counts")
-"""The entries of a state with texts, or groups of texts, on the last axis."""
+"""The entries of a state whose last axis is texts, or groups of texts."""
 
 _BY_CELL: Final = ("mass", "distance", "row")
-"""The entries of a state that are kept for texts run together."""
+"""The entries of a state that are stored only for texts run together."""
 
 
 def looks_both_ways(run: Run) -> bool:
@@ -162,7 +162,9 @@ def lags_of(both_ways: bool) -> range:
 def of_text(
     state: Mapping[str, Tensor], at: tuple[Any, ...], begin: int, length: int, both_ways: bool
 ) -> tuple[Tensor, Tensor]:
-    """Views of one text's sums by distance and by row, without the room that its batch has for longer texts."""
+    """Views of one text's sums by distance and by row, without the entries that exist only for longer texts of its
+    batch.
+    """
     distance, row = state["distance"][at], state["row"][at]
     middle = (distance.shape[-1] + 1) // 2
     own = distance[..., middle - length : middle + length - 1] if both_ways else distance[..., :length]

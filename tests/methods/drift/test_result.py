@@ -718,5 +718,5 @@ def test_the_page_has_a_table_of_the_rows_nearest_to_the_first_ordinary_token(tm
     assert "<b>" not in page.split("</head>")[1].split("<script")[0]
     corpus = am.residual_drift(am.load(), iter(["Anna sang."]))
     assert "rows nearest to token" not in corpus.write_html(tmp_path / "corpus.html").read_text()
-    with pytest.raises(MissingPointError, match="single tokens are kept"):
+    with pytest.raises(MissingPointError, match="single tokens are stored"):
         corpus.plot("nearest")
