@@ -182,8 +182,7 @@
       hitsFound.textContent = `${wanted}. Closest together in ${joined(ranked.slice(0, 3).map(named_))}${last}.`;
       const some = hits.size > MOST_HITS_COMPARED ? ` Distances are over ${MOST_HITS_COMPARED} evenly spaced hits.` : "";
       foundMeans.textContent =
-        `A head's number is the mean distance between two hits, divided by the mean distance between any two tokens "
-"in this projection ` +
+        `A head's number is the mean distance between two hits, divided by the mean distance between any two tokens in this projection ` +
         `(mean of queries and keys). Near 0, the hits form one cluster; at 1, they are as scattered as all tokens.${some}`;
     }
 

@@ -221,8 +221,7 @@ function embeddingHead(stage, data, tokens, { pick, norms, normOf, attention, pa
     height = Math.round(Math.min(width, Math.max(320, 0.74 * innerHeight)));
     const { state, cloud, colouring, hits } = shown;
     const context = sizeCanvas(canvas, width, height);
-    canvas.style.touchAction = seen.zoom > 1 ? "none" : "pan-y"; // until the plot is enlarged, a finger scrolls the "
-                                               "page
+    canvas.style.touchAction = seen.zoom > 1 ? "none" : "pan-y"; // until the plot is enlarged, a finger scrolls the page
     place();
     const ink = colourOf(stage, "--ink");
     const quiet = colourOf(stage, "--quiet");
