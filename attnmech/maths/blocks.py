@@ -1,19 +1,19 @@
 """The size of the blocks that a device works on.
 
-On the CPU, what its fastest memory holds together with their neighbours; elsewhere, a share of the free memory, since a
-launch takes as long as work on a few MiB.
+On the CPU, what its fastest memory holds together with their neighbours; elsewhere, so much that a launch takes far
+less time than its work.
 """
 
+import time
+from functools import lru_cache
 from typing import Final
 
 import torch
 
-_CACHED: Final = 8 * 2**20
-_UNKNOWN: Final = 256 * 2**20
-"""On devices that do not say how much memory is free."""
-_MOST: Final = 2**30
+_ON_CPU: Final = 8 * 2**20
+_ELSEWHERE: Final = 256 * 2**20
 _SHARE: Final = 16
-"""The number of such blocks that free memory holds; a layer needs about six at the same time."""
+"""The number of blocks that free memory must hold; a layer needs about six at the same time."""
 
 
 def block_bytes(device: torch.device) -> int:
@@ -22,11 +22,14 @@ def block_bytes(device: torch.device) -> int:
     >>> block_bytes(torch.device("cpu")) // 2**20
     8
     """
-    if device.type == "cpu":
-        return _CACHED
+    return _ON_CPU if device.type == "cpu" else min(_ELSEWHERE, _share(device, int(time.monotonic())))
+
+
+@lru_cache(maxsize=16)
+def _share(device: torch.device, _second: int) -> int:
+    """A share of a device's free memory, asked for once a second, since a driver may take its time to answer."""
     module = torch.get_device_module(device)
     if not hasattr(module, "mem_get_info"):
-        return _UNKNOWN
+        return _ELSEWHERE
     free, _ = module.mem_get_info(device)
-    # A power of two: blocks, and so the rounding of sums, do not change with every tensor that is freed.
-    return int(min(max(2 ** (free // _SHARE).bit_length() // 2, _CACHED), _MOST))
+    return max(_ON_CPU, int(free) // _SHARE)
