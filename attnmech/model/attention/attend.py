@@ -194,7 +194,7 @@ class _Layer:
             pattern = self.changes.on_pattern(pattern, removed, site.queries_batch, site.keys_batch, self.mask, rows)
         if site.wants("pattern"):
             visited = site.visit("pattern", pattern)
-            pattern = pattern if torch.equal(visited, pattern) else visited
+            pattern = pattern if visited is pattern or torch.equal(visited, pattern) else visited
         return attention if pattern is attention.pattern else Attention(attention.scores, pattern, edited=True)
 
     def weighted_values(self, pattern: Tensor, keys: slice | Tensor) -> Float[Tensor, "batch row head d_value"]:

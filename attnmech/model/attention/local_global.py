@@ -196,9 +196,8 @@ class LongformerAttention(StandIn):
         whole, in_force = by_head.new_ones(1).expand_as(by_head), self.attnmech_site.in_force
         # The gate is a constant, but a user may ask for the gradient at it.
         gate = by_head.clone().requires_grad_() if in_force.under_way.gradients else by_head
-        in_force.note(
-            query_norm=FrozenNorm(by_head, centred=False), key_norm=FrozenNorm(whole, centred=False), gate=gate
-        )
+        norms = FrozenNorm(by_head, centred=False), FrozenNorm(whole, centred=False)
+        in_force.note(make_query_norm=lambda: norms[0], make_key_norm=lambda: norms[1], gate=gate)
         z = attend(
             q * used[:, None], k, v, scale=self.d_half**-0.5, position=None,
             mask=attention_mask.reaching(self.reach), site=self.attnmech_site,

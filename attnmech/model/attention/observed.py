@@ -23,9 +23,9 @@ class Notes:
 
     rotary: tuple[Tensor, Tensor] | None = None
     """Cosine and sine tables, `[batch position d_rotary]`."""
-    query_norm: FrozenNorm | None = None
-    """The norm of the queries, frozen at its scales in this pass; its multiplier is `[batch position head d_head]`."""
-    key_norm: FrozenNorm | None = None
+    make_query_norm: Callable[[], FrozenNorm] | None = None
+    """Makes `query_norm`, which few observers read."""
+    make_key_norm: Callable[[], FrozenNorm] | None = None
     gate: Tensor | None = None
     """The factor of the pattern-weighted sum of v, `[batch position head d_value]`."""
     ungated: Tensor | None = None
@@ -52,6 +52,19 @@ class Notes:
     output."""
     attn_in: Tensor | None = None
     """The point `attn_in`, noted only if an intervention scales a term of the scores."""
+
+    @property
+    def query_norm(self) -> FrozenNorm | None:
+        """The norm of the queries, frozen at its scales in this pass.
+
+        Its multiplier is `[batch position head d_head]`.
+        """
+        return None if self.make_query_norm is None else self.make_query_norm()
+
+    @property
+    def key_norm(self) -> FrozenNorm | None:
+        """The norm of the keys."""
+        return None if self.make_key_norm is None else self.make_key_norm()
 
     def inputs(self, attn_in: Float[Tensor, "batch position d_model"]) -> tuple[Tensor, Tensor, Tensor]:
         """The inputs of W_Q, W_K and W_V (see `AttentionWeights`), in the precision of `attn_in`."""

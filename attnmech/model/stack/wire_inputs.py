@@ -1,7 +1,7 @@
 """Visits the inputs of attention, `attn_in`, latents, q, k and v, and notes their norms and rotations."""
 
 from collections.abc import Callable, Mapping
-from functools import wraps
+from functools import cache, partial, wraps
 from typing import Any
 
 import torch
@@ -180,8 +180,8 @@ def wire_qk_norm(stack: Stack, layer: int, block: nn.Module) -> None:
     attention = submodule(block, plan.attention)
     if plan.qk_norm is None or (layer in plan.unrotated and not has_module(attention, plan.qk_norm[0])):
         return
-    kinds = {"query_norm": stack.n_heads, "key_norm": stack.n_kv_heads}
-    by_path = dict(zip(("query_norm", "key_norm"), plan.qk_norm, strict=True))
+    kinds = {"make_query_norm": stack.n_heads, "make_key_norm": stack.n_kv_heads}
+    by_path = dict(zip(kinds, plan.qk_norm, strict=True))
 
     def noting(path: str) -> Callable[..., None]:
         mine = [kind for kind, own in by_path.items() if own == path]
@@ -191,7 +191,9 @@ def wire_qk_norm(stack: Stack, layer: int, block: nn.Module) -> None:
                 return
             # One module for both is called for the queries first.
             kind = next((kind for kind in mine if getattr(in_force.under_way.notes, kind) is None), mine[-1])
-            in_force.note(**{kind: _frozen_by_head(stack, module, args[0], output, kinds[kind])})
+            # Copies, since the model may change both in place.
+            frozen = partial(_frozen_by_head, stack, module, args[0].clone(), output.clone(), kinds[kind])
+            in_force.note(**{kind: cache(frozen)})
 
         return at_norm
 
