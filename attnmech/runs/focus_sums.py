@@ -9,11 +9,11 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from ..basics.arguments import whole_number
-from ..maths.blocks import block_bytes
 from ..maths.focus import STATISTICS, DefinedRows, Places, RowMeasures, defined_rows, statistics_by_class
 from ..maths.received import Received, neighbours, uniform_attention
 from ..maths.sums_by_text import counts_by_text
 from ..model.attention.observed import RowBlock
+from .held_layers import HeldLayers
 from .reducer import Reducer, Run, State
 from .row_classes import ROW_CLASSES, row_classes
 from .row_means import RowMeans, closed, sum_of_states
@@ -112,15 +112,13 @@ class FocusSums(Reducer):
             return _OfRows(defined, counts_by_text(defined.valid[:, None], classes), *_summed(masks, width))
 
         of_rows, joined = block.mask.once(("focus", self.last), of_masks), RowMeasures.joined(measures)
-        held = self._held(state, run).setdefault(of_rows, {})
-        held[block.index] = joined
-        if (len(held) + 1) * len(STATISTICS) * joined.entropy.nbytes > block_bytes(joined.entropy.device):
-            self._add_rows(state, of_rows, self._held(state, run).pop(of_rows))
+        size, device = len(STATISTICS) * joined.entropy.nbytes, joined.entropy.device
+        if layers := self._held(state, run).add(of_rows, block.index, joined, size, device):
+            self._add_rows(state, of_rows, layers)
 
-    def _held(self, state: State, run: Run) -> "dict[_OfRows, dict[int, RowMeasures]]":
+    def _held(self, state: State, run: Run) -> "HeldLayers[_OfRows, RowMeasures]":
         """The rows of layers that are still to be added, by their mask."""
-        held: dict[_OfRows, dict[int, RowMeasures]] = run.between.setdefault((id(state["classes"]), "held"), {})
-        return held
+        return HeldLayers.of(state, run)
 
     def _add_rows(self, state: State, of_rows: "_OfRows", layers: dict[int, RowMeasures]) -> None:
         """Adds the statistics of the rows of some layers with the same mask."""
@@ -140,7 +138,7 @@ class FocusSums(Reducer):
 
     def close(self, state: State, run: Run) -> State:
         """Sums over the batch's texts; the statistics stay separate per text."""
-        for of_rows, layers in run.between.pop((id(state["classes"]), "held"), {}).items():
+        for of_rows, layers in self._held(state, run).rest():
             self._add_rows(state, of_rows, layers)
         kinds = torch.nn.functional.one_hot(state["types"], len(TOKEN_TYPES)).double()
         received, seen = state["received"].double(), state["seen"].sum(dim=2)

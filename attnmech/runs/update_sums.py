@@ -11,7 +11,6 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from ..errors import InputError
-from ..maths.blocks import block_bytes
 from ..maths.compared import StreamPair, compared
 from ..maths.statistic import Statistic, Statistics
 from ..maths.sums_by_text import counts_by_text, sums_by_text
@@ -23,6 +22,7 @@ from ..model.parts.hashes import tensors_hash
 from ..model.reading.unembedding import Unembedding
 from ..model.stack.block import attention_scale, before_mlp
 from ..model.stack.carried import values_read
+from .held_layers import HeldLayers
 from .reducer import Reducer, Run, State
 from .row_classes import row_classes
 from .row_means import closed, sum_of_states
@@ -117,7 +117,9 @@ class UpdateSums(Reducer):
             torch.where(choice[:, None], top, -1),
             scale.by_token, attention, mlp, norm.sum(dim=1) * scale.by_token,
         )  # fmt: skip
-        self._hold(state, end.index, of_layer, run)
+        one = state["values"][:, 0]
+        if layers := self._held(state, run).add(of_layer.kind, end.index, of_layer, one.nbytes, one.device):
+            self._add_rows(state, layers, run)
         if self.towards is not None:
             texts = torch.arange(len(x), device=x.device)
             last = end.real.shape[1] - 1 - end.real.int().flip(1).argmax(dim=1)
@@ -127,18 +129,9 @@ class UpdateSums(Reducer):
             if end.index == run.n_layers - 1:
                 state["final_scale"][:] = self.towards.unembedding.scale(end["resid_post"][texts, last])
 
-    def _hold(self, state: State, index: int, of_layer: "_OfLayer", run: Run) -> None:
-        """Holds what a layer wrote until several layers are compared with the stream together."""
-        held = self._held(state, run).setdefault(of_layer.kind, {})
-        held[index] = of_layer
-        if (len(held) + 1) * state["values"][:, 0].nbytes > block_bytes(state["values"].device):
-            self._add_rows(state, self._held(state, run).pop(of_layer.kind), run)
-
-    def _held(self, state: State, run: Run) -> "dict[tuple[int, bool], dict[int, _OfLayer]]":
+    def _held(self, state: State, run: Run) -> "HeldLayers[tuple[int, bool], _OfLayer]":
         """What layers of each kind wrote that is still to be compared."""
-        held: dict[tuple[int, bool], dict[int, _OfLayer]]
-        held = run.between.setdefault((id(state["classes"]), "held"), {})
-        return held
+        return HeldLayers.of(state, run)
 
     def _add_rows(self, state: State, layers: "dict[int, _OfLayer]", run: Run) -> None:
         """Adds the statistics of the rows of some layers of one kind."""
@@ -170,7 +163,7 @@ class UpdateSums(Reducer):
 
     def close(self, state: State, run: Run) -> State:
         """Sums over the rows of each of the batch's texts."""
-        for layers in run.between.pop((id(state["classes"]), "held"), {}).values():
+        for _, layers in self._held(state, run).rest():
             self._add_rows(state, layers, run)
         sums = {}
         for prefix in ("", "block_"):

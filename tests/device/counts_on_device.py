@@ -50,7 +50,7 @@ def counts(model: am.HookedModel, plain: nn.Module) -> dict[str, dict[str, int]]
         "focus": lambda: am.attention_focus(model, IDS),
         "updates": lambda: am.residual_updates(model, IDS),
     }
-    found = {}
+    by_call = {}
     for name, call in calls.items():
         with torch.no_grad():
             call()
@@ -58,18 +58,18 @@ def counts(model: am.HookedModel, plain: nn.Module) -> dict[str, dict[str, int]]
                 call()
         launches, waits = count.total()
         checks = sum(number for place, number in count.waits.items() if "attention/running.py" in place)
-        found[name] = {"launches": launches, "waits": waits, "checks": checks}
-    return found
+        by_call[name] = {"launches": launches, "waits": waits, "checks": checks}
+    return by_call
 
 
 def hashes(model: am.HookedModel, plain: nn.Module) -> list[str]:
     """The hash of the weights before and after a change of one bit, without a trace, and after it is undone."""
-    found = [model.weights_hash]
+    values = [model.weights_hash]
     weight = list(plain.parameters())[7].data.view(torch.int32).view(-1)
     for _ in range(2):
         weight[-3] ^= 1
-        found.append(model.weights_hash)
-    return found
+        values.append(model.weights_hash)
+    return values
 
 
 @contextmanager
@@ -107,15 +107,15 @@ FAULTS = (doubled_z, changed_values, leaking_rows)
 
 def errors(model: am.HookedModel) -> list[str]:
     """What the model says about each fault."""
-    said = []
+    sentences = []
     for fault in FAULTS:
         with fault(model):
             try:
                 model.run(IDS[:, :14])
-                said.append("")
+                sentences.append("")
             except am.errors.ExactnessError as error:
-                said.append(str(error))
-    return said
+                sentences.append(str(error))
+    return sentences
 
 
 if __name__ == "__main__":
@@ -127,6 +127,6 @@ if __name__ == "__main__":
     raw.tie_weights()
     there = am.load(raw)
     both = zip(FAULTS, errors(am.load(made(kind))), errors(there), strict=True)
-    of_faults = {fault.__name__: said for fault, *said in both}
+    of_faults = {fault.__name__: sentences for fault, *sentences in both}
     print(json.dumps({"counts": counts(there, raw), "hashes": hashes(there, raw), "errors": of_faults}), flush=True)
     os._exit(0)  # torch ends before Python does, and would call back into the device
