@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def certificate_summary(model: "HookedModel", certificate: "Certificate", files: Sequence[str]) -> Summary:
-    """The certificate as every command summarises its result."""
+    """Summarises the certificate as every command summarises its result."""
     frame = certificate.to_frame()
     points = [
         {"point": point.name, "shape": point.shape, "meaning": point.meaning, "absent": point.absent,
@@ -53,8 +53,8 @@ def print_certificate(model: "HookedModel", certificate: "Certificate", files: S
     differing = [hook for hook in certificate.lens if hook.verdict == "differs"]
     if differing:
         console.print(
-            "TransformerLens hooks that mean something else on this model (attnmech gives the right value): "
-            + ", ".join(f"{hook.hook} ≠ {hook.point}" for hook in differing),
+            "TransformerLens hooks that mean something else on this model (attnmech's own points have the right "
+            "values): " + ", ".join(f"{hook.hook} ≠ {hook.point}" for hook in differing),
             highlight=False,
         )
     points = Table(title="points", title_justify="left")

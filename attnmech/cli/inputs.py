@@ -1,4 +1,4 @@
-"""Reads what a command runs on: a model, texts, and the engine that does the work."""
+"""Reads what a command runs on: a model, texts, and an engine."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -23,7 +23,7 @@ def streamed(
     truncate: bool,
     engine: dict[str, Any],
 ) -> tuple["HookedModel", Any, dict[str, Any]]:
-    """The model, a text or a corpus, and the options of a run on a corpus: with a journal and a bar."""
+    """Returns the model, a text or a corpus, and the options of a run on a corpus, with a journal and a bar."""
     with stages("importing torch and transformers", total=2) as step:
         from ..model.files.load import load
         from ..runs.corpus import Corpus
@@ -39,7 +39,7 @@ def streamed(
 def sweep_inputs(
     model: str | None, device: str | None, dtype: str | None, text: str | None, file: Path | None
 ) -> tuple["HookedModel", list[str]]:
-    """The model and the texts of a sweep."""
+    """Returns the model and the texts of a sweep."""
     with stages("importing torch and transformers", total=2) as step:
         from ..demo.text import documents
         from ..model.files.load import load
@@ -51,13 +51,13 @@ def sweep_inputs(
 
 
 def require_one_source(text: str | None, file: Path | None) -> None:
-    """Raises `InputError` for a text and a file."""
+    """Raises `InputError` if both a text and a file are passed."""
     if text is not None and file is not None:
         raise InputError("expected --text or --file; got both. Leave one out.")
 
 
 def text_of(text: str | None, file: Path | None) -> str:
-    """The text of `--text` or `--file`; without either, the built-in paragraph."""
+    """Returns the text of `--text` or `--file`, or by default the built-in paragraph."""
     if file is None:
         return text if text is not None else built_in_paragraph()
     try:
@@ -69,7 +69,7 @@ def text_of(text: str | None, file: Path | None) -> str:
 
 
 def numbers_of(option: str, argument: str | None) -> list[int] | None:
-    """The whole numbers of a comma-separated option.
+    """Returns the whole numbers of a comma-separated option.
 
     >>> numbers_of("--layers", "0,5,11")
     [0, 5, 11]
@@ -93,7 +93,7 @@ def built_in_paragraph() -> str:
 
 @contextmanager
 def engine_of(engine: str, address: str | None, workers: int | None) -> Iterator[dict[str, Any]]:
-    """The arguments that tell a method where to run; Ray's workers end with the block."""
+    """Yields the arguments that tell a method where to run; Ray's workers end with the block."""
     if engine == "local":
         if address is not None or workers is not None:
             raise InputError("--address and --workers need --engine ray; got --engine local.")

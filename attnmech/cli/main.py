@@ -48,7 +48,7 @@ if TYPE_CHECKING:
 
 
 class _Commands(TyperGroup):
-    """Lets Ctrl-C through to `main`, which says how to resume; click would only exit."""
+    """Passes Ctrl-C on to `main`, which says how to resume; click would only exit."""
 
     def invoke(self, ctx: Any) -> Any:
         """Runs the command."""
@@ -63,7 +63,7 @@ class Interrupted(BaseException):
 
 
 _REFUSED: Final = (InputError, JournalError, ModelNotFoundError)
-"""Errors in what the user asked for; all others mean that the work failed."""
+"""Errors in the user's request; all other errors mean that the work failed."""
 
 _KEYS: Final = "\n\n".join(f"{key}: {meaning}" for key, meaning in KEYS.items())
 
@@ -84,7 +84,7 @@ LAYER, HEAD = Column("layer"), Column("head")
 
 
 def _examples(*commands: str) -> str:
-    """Examples below a command's help, each on a line."""
+    """Formats the examples below a command's help, one per line."""
     return "\n\n".join(("Examples:", *commands))
 
 
@@ -127,10 +127,11 @@ def report(
     rows: RowsOption = 32,
     as_json: JsonOption = False,
 ) -> None:  # fmt: skip
-    """Writes one offline page about one text of up to 192 tokens: every attention score as a sum of its terms.
+    """Writes an offline page about one text of up to 192 tokens: every attention score as a sum of its terms.
 
-    A longer text is cut to 192 tokens: the first, or those from --start on. For an encoder-decoder, the encoder reads
-    --text, and the page has a choice of stack: encoder, decoder or cross. The table has one row per layer.
+    Of a longer text, only the first 192 tokens are run, or the 192 tokens from --start on. For an encoder-decoder, the
+    encoder reads --text, and the page has a choice of stack: encoder, decoder or cross. The table has one row per
+    layer.
     """
     require_one_source(text, file)
     with outputs_of(out, REPORT, overwrite=overwrite, source=file) as outputs:
@@ -169,7 +170,7 @@ def focus(
     address: AddressOption = None,
     workers: WorkersOption = None,
 ) -> None:
-    """Writes where every head looks, over a text or a corpus of any size.
+    """Writes where every head attends, over a text or a corpus of any size.
 
     Over a corpus, a journal is kept beside the first file: if interrupted, run the same command again to resume.
     """
@@ -354,7 +355,7 @@ def embed(
         ).with_types(types)  # fmt: skip
         _write(outputs, result)
     shown = Rows(
-        "Heads whose distances explain most of their scores: correlation closest to −1 first",
+        "Heads in the order of how well distances explain their scores: correlation closest to −1 first",
         result.to_frame().sort_values("correlation"),
         (LAYER, HEAD, *columns_of(result.STATISTICS.printed), Column("disparity", unit="‖k‖ / ‖q‖")),
     )
@@ -432,7 +433,7 @@ def null(
         Literal["first", "most_attended", "special"],
         typer.Option("--sink", help="Where heads may rest: the first token, the most attended, or special tokens."),
     ] = "first",
-    delta: Annotated[float, typer.Option("--delta", help="Effects within ±delta nats count as none.")] = 0.01,
+    delta: Annotated[float, typer.Option("--delta", help="Effects within ±delta nats count as zero.")] = 0.01,
     metric: MetricOption = "loss",
     out: ResultOut = FILES["null"],
     overwrite: OverwriteOption = False,
@@ -443,7 +444,7 @@ def null(
     address: AddressOption = None,
     workers: WorkersOption = None,
 ) -> None:
-    """Finds the heads that rest on one token without effect, by interventions.
+    """Finds, by interventions, the heads that rest on one token without effect.
 
     A journal is kept beside the first file until the end: if interrupted, run the same command again to resume.
     Without a text, 64 documents in the demo model's language are used.
@@ -503,10 +504,10 @@ def check(
 
 
 def main() -> None:
-    """The entry point: an error or Ctrl-C is one line on stderr; the exit status says which."""
+    """The entry point. An error or Ctrl-C prints one line on stderr, and sets the exit status."""
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # the output has what a user must know
+            warnings.simplefilter("ignore")  # the output already says what a user must know
             app()
     except AttnmechError as error:
         Console(stderr=True).print(f"[red]error:[/red] {plain(str(error))}", soft_wrap=True, highlight=False)
@@ -525,7 +526,7 @@ def _write(outputs: Outputs, result: "PagedResult") -> None:
 def _summary(
     command: str, model: "HookedModel", result: "PagedResult", outputs: Outputs, shown: Rows, *further: str
 ) -> Summary:
-    """A result's finding, its table, what was cut, and the files."""
+    """Prints a result's finding, its table, what was cut, and the files."""
     cut, texts = getattr(result, "truncated", 0), getattr(result, "documents", 0)  # a sweep cuts no text
     count = texts if isinstance(texts, int) else len(texts)
     notes = [f"{cut} of {count} texts were cut to the model's length."] if cut else []

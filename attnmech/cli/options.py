@@ -1,6 +1,6 @@
 """The options that several commands share, in the order in which every command lists them.
 
-A command's own options stand between `--truncate` and `--out`.
+A command's own options are listed between `--truncate` and `--out`.
 """
 
 from collections.abc import Iterable
@@ -27,7 +27,7 @@ DtypeOption = Annotated[
     typer.Option("--dtype", help="The precision of the weights; as they were saved if left out."),
 ]
 TextOption = Annotated[str | None, typer.Option("--text", "-t", help="The text to read.")]
-FileOption = Annotated[Path | None, typer.Option("--file", "-f", help="A UTF-8 file that holds the text.")]
+FileOption = Annotated[Path | None, typer.Option("--file", "-f", help="A UTF-8 file with the text.")]
 CorpusOption = Annotated[
     Path | None,
     typer.Option(

@@ -1,4 +1,6 @@
-"""Writes what a command measured: a page, a table or a saved result, by the suffix of each `--out`; all or none."""
+"""Writes what a command measured: a page, a table or a saved result, by the suffix of each `--out`. All files are
+written, or none.
+"""
 
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -14,7 +16,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 CONTENTS: Final = {".html": "page", ".csv": "table", ".parquet": "table", ".safetensors": "result for Python"}
-"""What a file holds, by its suffix."""
+"""The contents of a file, by its suffix."""
 
 TABLE: Final = (".csv", ".parquet")
 REPORT: Final = (".html", *TABLE)
@@ -37,15 +39,15 @@ class Outputs:
     def __init__(self, paths: Sequence[Path], *, overwrite: bool, resumable: bool) -> None:
         self.paths, self._overwrite, self._resumable = tuple(paths), overwrite, resumable
         self.place = paths[0].parent / f"{paths[0].name}.journal" if paths else None
-        """Where the journal is, if this run or another keeps one."""
+        """Where the journal is, if this or another run writes one."""
 
     @property
     def journal(self) -> Path | None:
-        """The journal that this run keeps."""
+        """The journal that this run writes."""
         return self.place if self._resumable else None
 
     def check(self, suffixes: Sequence[str], source: Path | None) -> None:
-        """Raises `InputError` for a file that this command cannot write; leaves nothing behind."""
+        """Raises `InputError` for a file that this command cannot write; leaves no files behind."""
         for path in self.paths:
             if path.suffix.lower() not in suffixes:
                 raise InputError(f"--out must end in {listed(suffixes)}; got {path}.")
@@ -105,7 +107,7 @@ def outputs_of(
     source: Path | None = None,
     resumable: bool = False,
 ) -> Iterator[Outputs]:
-    """The outputs of a command, checked before any work; the journal is kept until the block succeeds."""
+    """Yields the outputs of a command, checked before any work; the journal is removed when the block succeeds."""
     outputs = Outputs(paths, overwrite=overwrite, resumable=resumable)
     outputs.check(suffixes, source)
     try:
@@ -113,7 +115,7 @@ def outputs_of(
             from ..runs.journal import kept
 
         with kept(outputs.place):
-            # Another command may have written them since they were checked.
+            # Another command may have written these files since they were checked.
             outputs.require_free()
             yield outputs
     except KeyboardInterrupt:
@@ -123,7 +125,7 @@ def outputs_of(
 
 
 def listed(suffixes: Iterable[str]) -> str:
-    """Suffixes, each with the contents of its file.
+    """Lists suffixes, each with the contents of its file.
 
     >>> listed(TABLE)
     '.csv (table) or .parquet (table)'

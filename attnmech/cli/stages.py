@@ -9,7 +9,7 @@ from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeEl
 
 @contextmanager
 def stages(first: str, total: int) -> Iterator["Stage"]:
-    """A progress bar on stderr that names the current stage and disappears at the end."""
+    """Shows a progress bar on stderr that names the current stage and disappears at the end."""
     bar = Progress(
         SpinnerColumn(),
         TextColumn("{task.description}"),
@@ -23,7 +23,7 @@ def stages(first: str, total: int) -> Iterator["Stage"]:
 
 
 class Stage:
-    """Call it with the name of the next stage."""
+    """A function to call with the name of the next stage."""
 
     def __init__(self, bar: Progress, first: str, total: int) -> None:
         self._bar = bar

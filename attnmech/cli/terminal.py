@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from ..maths.statistic import Statistic
 
 VERSION: Final = 1
-"""Rises when a key of the JSON object changes its meaning or goes."""
+"""The version of the JSON object; it increases when a key changes its meaning or is removed."""
 
 KEYS: Final = {
     "version": str(VERSION),
@@ -40,9 +40,9 @@ class Column:
     """One column of a table."""
 
     name: str
-    """In the frame."""
+    """The column's name in the frame."""
     heading: str = ""
-    """If not the name with spaces."""
+    """The heading, if it is not the name with spaces."""
     unit: str = ""
 
     @property
@@ -62,7 +62,7 @@ class Rows:
     """All rows of a table to print, the most important first."""
 
     title: str
-    """What the rows are, and how they are sorted."""
+    """Says what the rows are, and how they are sorted."""
     frame: "pd.DataFrame"
     columns: Sequence[Column]
     """The columns to print; those that the frame lacks are left out."""
@@ -105,7 +105,7 @@ def print_summary(summary: Summary, *, rows: int, as_json: bool) -> None:
 
 
 def print_files(console: Console, files: Sequence[str]) -> None:
-    """The files written: the first with its folder, others in the same folder by name."""
+    """Prints the files written: the first with its folder, others in the same folder by name only."""
     folder = Path(files[0]).parent
     names = (Path(file).name if place and Path(file).parent == folder else file for place, file in enumerate(files))
     listed = " and ".join(f"[bold]{plain(name)}[/bold]" for name in names)
@@ -113,7 +113,7 @@ def print_files(console: Console, files: Sequence[str]) -> None:
 
 
 def print_rows(console: Console, shown: Rows, rows: int) -> None:
-    """The first `rows` rows, units in the headings, and how many rows are left out."""
+    """Prints the first `rows` rows with units in the headings, and how many rows are left out."""
     if not rows:
         return
     columns = [column for column in shown.present if not shown.frame[column.name].isna().all()]
@@ -128,7 +128,7 @@ def print_rows(console: Console, shown: Rows, rows: int) -> None:
 
 
 def plain(text: str) -> str:
-    """Text with rich's markup escaped: a model's name may hold any characters."""
+    """Escapes rich's markup, because a model's name may contain any characters."""
     return text.replace("[", "\\[")
 
 
@@ -160,6 +160,6 @@ def _json(summary: Summary) -> dict[str, Any]:
 
 
 def _value(value: Any) -> Any:
-    """A cell as a JSON value."""
+    """Returns a cell as a JSON value."""
     value = value.item() if hasattr(value, "item") else value
     return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -1,4 +1,4 @@
-"""The demo model: a small trained decoder, and the language of known structure that it speaks.
+"""The demo model: a small decoder, and the language of known structure on which it was trained.
 
 >>> from attnmech.demo import model_folder
 >>> (model_folder() / "config.json").is_file()
@@ -10,7 +10,7 @@ from pathlib import Path
 
 
 def model_folder() -> Path:
-    """The folder of the shipped model, in the Hugging Face format.
+    """Returns the folder of the shipped model, in the Hugging Face format.
 
     `transformers.AutoModelForCausalLM.from_pretrained(model_folder())` loads it without a network.
     """

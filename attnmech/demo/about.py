@@ -13,7 +13,7 @@ ABOUT = (
 
 
 def notes(ids: Sequence[int]) -> list[str]:
-    """Remarks to show beside a text of these tokens.
+    """Returns remarks to show beside a text of these tokens.
 
     >>> from attnmech.demo.tokenizer import build_tokenizer
     >>> notes(build_tokenizer().encode("The wug is new."))[1]

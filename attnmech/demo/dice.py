@@ -1,4 +1,4 @@
-"""Random choices that add up their surprisal: how improbable it was that all of them came out as they did."""
+"""Random choices, and the sum of their surprisal: how improbable the outcome of all choices together was."""
 
 import math
 from collections.abc import Sequence
@@ -25,16 +25,16 @@ class Dice:
         self._rng = rng
 
     def choose(self, options: Sequence[Option], weights: Sequence[float] | None = None) -> Option:
-        """One of the options, all equally likely unless weights are given."""
+        """Returns one of the options, all equally likely unless weights are given."""
         weights = weights or [1.0] * len(options)
         place = self.roll(weights)
         self.surprisal -= math.log(weights[place] / sum(weights))
         return options[place]
 
     def chance(self, probability: float) -> bool:
-        """True with the given probability."""
+        """Returns True with the given probability."""
         return self.choose((True, False), (probability, 1 - probability))
 
     def roll(self, weights: Sequence[float]) -> int:
-        """The index of the option that comes up; all choices are made here."""
+        """Returns the index of the chosen option; every choice is made here."""
         return self._rng.choices(range(len(weights)), weights)[0]

@@ -1,4 +1,4 @@
-"""A text of the demo language while it is being written, and the relations noted on the way."""
+"""A text of the demo language while it is being written, and the relations between its words."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -24,7 +24,7 @@ Kind = Literal[
 class Relation:
     """Two words of a document that belong together; `key` always stands before `query`.
 
-    What query and key are, by relation:
+    The query and the key of each relation:
     subject-verb: the verb, the head noun of its subject (each noun of two that are joined by "and"; in a
     question, where the verb comes first, the noun is the query and the verb the key);
     verb-object: the object, its verb;
@@ -53,7 +53,9 @@ class Document:
     words: tuple[str, ...]
     relations: tuple[Relation, ...]
     surprisal: float
-    """−ln of the probability that the grammar gives this text among all those with as many sentences, in nats."""
+    """−ln of the probability, in nats, that the grammar gives this text among all texts with the same number of
+    sentences.
+    """
 
     @property
     def text(self) -> str:

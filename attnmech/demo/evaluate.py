@@ -34,7 +34,7 @@ class Figure:
     value: float
     cases: int
     chance: float | None = None
-    """What guessing among the choices would reach; None where there are no choices."""
+    """What guessing among the choices would reach; None if there are no choices."""
     head: tuple[int, int] | None = None
     """Layer and head, where the figure is the best head's."""
 
@@ -50,7 +50,7 @@ class Choice:
 
 
 ChoiceAt = Callable[[Document, Relation], Choice | None]
-"""Makes a choice from a relation of its kind in a document; None for any other."""
+"""Makes a choice from a relation of its kind in a document; None for any other relation."""
 
 
 def load(folder: Path | None = None) -> tuple[BloomForCausalLM, PreTrainedTokenizerFast]:
@@ -90,7 +90,8 @@ def evaluate(
 def loss_figures(
     model: BloomForCausalLM, tokenizer: PreTrainedTokenizerFast, rng: Random, cases: int
 ) -> tuple[Figure, Figure, Figure]:
-    """On fresh documents of the training side: the model's loss, the grammar's entropy, and the excess of the loss.
+    """Measures, on fresh documents of the training side, the model's loss, the grammar's entropy, and the excess of the
+    loss.
 
     The texts come from the training side, because the entropy is that of the training distribution.
     """
@@ -112,7 +113,7 @@ def loss_figures(
 
 
 def repetition_figure(model: BloomForCausalLM, tokenizer: PreTrainedTokenizerFast, rng: Random, cases: int) -> Figure:
-    """Accuracy from the second word of the second copy on: until then nothing says that a copy has begun."""
+    """Measures accuracy from the second word of the second copy on; before it, nothing shows that a copy has begun."""
     right = []
     for _ in range(0, cases, AT_ONCE):
         tokens = torch.tensor([repeated_tokens(tokenizer, rng, period=PERIOD, length=LENGTH) for _ in range(AT_ONCE)])
@@ -130,7 +131,7 @@ def repetition_figure(model: BloomForCausalLM, tokenizer: PreTrainedTokenizerFas
 def choice_figures(
     model: BloomForCausalLM, tokenizer: PreTrainedTokenizerFast, rng: Random, cases: int
 ) -> list[Figure]:
-    """How often the right word scores above the wrong one.
+    """Measures how often the right word scores above the wrong one.
 
     Tested on the held-out side of the split, with names and pairs of nouns that do not occur in training, and on the
     training side.
@@ -201,7 +202,7 @@ def _accuracy(model: BloomForCausalLM, tokenizer: PreTrainedTokenizerFast, choic
 
 
 def choices(rng: Random, choice_at: ChoiceAt, side: Side) -> Iterator[Choice]:
-    """Choices of one kind, without end."""
+    """Yields choices of one kind, without end."""
     while True:
         text = document(rng, sentences=3, side=side)
         for relation in text.relations:

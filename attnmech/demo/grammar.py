@@ -39,14 +39,14 @@ Writer = Callable[[Draft, Dice, Scene], None]
 
 
 def document(rng: Random, *, sentences: int = 8, kinds: Sequence[str] | None = None, side: Side = TRAINING) -> Document:
-    """A text of several sentences about a few people and themes.
+    """Writes a text of several sentences about a few people and themes.
 
     >>> document(Random(7), sentences=1, kinds=["recipient"]).text
     'As Clara and Frank ran to the bakery, Clara gave the pan to Frank.'
 
     `kinds` names the entries of `SENTENCES` to draw from (all of them by default; an entry may write two
-    sentences). `side` is the side of the split: training texts, or texts with names and pairs of nouns that those
-    do not have.
+    sentences). `side` is the side of the split: training texts, or texts with names and pairs of nouns that training
+    texts lack.
     """
     return tell(Draft(), Dice(rng), sentences=sentences, kinds=kinds, side=side)
 
@@ -54,7 +54,7 @@ def document(rng: Random, *, sentences: int = 8, kinds: Sequence[str] | None = N
 def tell(
     draft: Draft, dice: Dice, *, sentences: int = 8, kinds: Sequence[str] | None = None, side: Side = TRAINING
 ) -> Document:
-    """The document that these choices produce, written into an empty draft."""
+    """Returns the document that these choices produce, written into an empty draft."""
     writers = [SENTENCES[kind] for kind in (kinds or SENTENCES)]
     scene = Scene(side)
     for _ in range(sentences):

@@ -1,8 +1,8 @@
 """What the demo model can do, as cases: a text, the word that must come next, a wrong one, and the text's template.
 
-`copying`, random words that repeat (a template for each period); `agreement`, a verb across a noun of the other
-number (one for each verb); `gender`, the first pronoun for someone named alone (one for each verb and pronoun);
-`recipient`, who is given something (one for each verb of giving).
+The tasks are `copying`, random words that repeat (a template for each period); `agreement`, a verb across a noun of the
+other number (a template for each verb); `gender`, the first pronoun for someone named alone (a template for each verb
+and pronoun); and `recipient`, who is given something (a template for each verb of giving).
 """
 
 from collections.abc import Callable, Iterator
@@ -38,7 +38,7 @@ class Told:
 
 
 def told(task: str, templates: int | None = None, count: int = 4, seed: int = 0) -> list[Told]:
-    """Cases of a task, `count` of every template, for the `templates` that fill first: by default 12, or all.
+    """Returns cases of a task, `count` of every template, for the `templates` that fill first: by default 12, or all.
 
     >>> case = told("agreement")[-1]
     >>> case.text, case.right, case.wrong, case.template
@@ -51,7 +51,7 @@ def told(task: str, templates: int | None = None, count: int = 4, seed: int = 0)
 
 
 def _filled(cases: Iterator[Told], templates: int, count: int) -> list[Told]:
-    """Different texts, until enough templates have enough of them."""
+    """Collects different texts until enough templates have enough of them."""
     cases_of: dict[str, dict[str, Told]] = {}
     for tried, case in enumerate(cases):
         held = cases_of.setdefault(case.template, {})
@@ -68,7 +68,9 @@ def _filled(cases: Iterator[Told], templates: int, count: int) -> list[Told]:
 
 
 def _copying(rng: Random) -> Iterator[Told]:
-    """Random words, and the first of them again: the next word is the one that followed the last word before."""
+    """Random words, then the beginning of the same words again: the next word is the one that followed the last word
+    before.
+    """
     known = sorted(set(words.plain_words()))
     while True:
         period = rng.choice(PERIODS)

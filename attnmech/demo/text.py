@@ -1,4 +1,4 @@
-"""The texts that attnmech uses if a call names none."""
+"""The texts that attnmech uses by default."""
 
 from random import Random
 
@@ -17,7 +17,7 @@ and a repeated span.
 
 
 def documents(count: int, seed: int = 0) -> list[str]:
-    """Texts in the demo model's language, to measure the model on.
+    """Returns texts in the demo model's language, to measure the model on.
 
     >>> len(documents(3))
     3
@@ -27,7 +27,7 @@ def documents(count: int, seed: int = 0) -> list[str]:
 
 
 def labelled(count: int, seed: int = 0) -> list[tuple[tuple[str, ...], int, int, str]]:
-    """Pairs of words that belong together, of `documents(count, seed)`: (words, query, key, relation).
+    """Returns pairs of words of `documents(count, seed)` that belong together: (words, query, key, relation).
 
     >>> words, query, key, relation = labelled(3)[0]
     >>> query > key, "".join(words) == documents(3)[0]

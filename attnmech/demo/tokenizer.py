@@ -16,14 +16,14 @@ CHUNK = r" ?\p{L}+| ?[^\s\p{L}]|\s"
 
 
 def build_tokenizer() -> PreTrainedTokenizerFast:
-    """A tokenizer that gives the same text back, whatever the text.
+    """Builds a tokenizer that decodes to the text that it encoded, whatever the text.
 
     >>> tokenizer = build_tokenizer()
     >>> tokenizer.tokenize("The owls (and 2 hens)")
     ['The', ' owls', ' (', 'and', '<0x20>', '<0x32>', ' hens', ')']
 
     A chunk of text that is a word of the language is one token; any other chunk becomes a token for each of
-    its characters that is a word ("a", "A") and for each UTF-8 byte of the rest. `<s>` leads every text unless
+    its characters that is a word ("a", "A") and for each UTF-8 byte of the rest. Every text begins with `<s>` unless
     `add_special_tokens=False`. A special token that is spelled out in a text is ordinary text, so
     `decode(encode(text), skip_special_tokens=True) == text` always holds.
     """
@@ -45,7 +45,7 @@ def build_tokenizer() -> PreTrainedTokenizerFast:
 
 
 def token_ids(tokenizer: PreTrainedTokenizerFast, tokens: Iterable[str]) -> list[int]:
-    """The ids of tokens that are spelled with their spaces.
+    """Returns the ids of tokens that are spelled with their spaces.
 
     >>> token_ids(build_tokenizer(), ["<pad>", "<s>"])
     [0, 1]

@@ -19,13 +19,13 @@ UNTOLD = (
     "Alex", "Andy", "Billie", "Casey", "Chris", "Frankie", "Jamie", "Jordan", "Kim", "Lee", "Morgan", "Pat",
     "Robin", "Sam", "Terry", "Toni",
 )  # fmt: skip
-"""Names that do not reveal the gender: the title does, in the sentences where it matters."""
+"""Names that do not reveal the gender; where it matters, a title does."""
 
 UNSEEN = (
     "Ingrid", "Martha", "Stella", "Yvonne", "Petra", "Wanda", "Greta", "Olive", "Lydia", "Judith", "Irene", "Flora",
     "Arthur", "Dennis", "Edwin", "Gustav", "Howard", "Jasper", "Kurt", "Magnus", "Norman", "Ronald", "Stefan", "Walter",
 )  # fmt: skip
-"""Names that no text of the training side contains: for testing what was learnt."""
+"""Names that no text of the training side contains, for testing what was learnt."""
 
 TITLES = {"female": ("Aunt", "Mrs", "Miss", "Lady"), "male": ("Uncle", "Mr", "Sir", "Lord")}
 GENDERED = {

@@ -13,7 +13,9 @@ from .packing import pack_keys, pack_probabilities, rounding_note
 from .patterns import PROBABILITY, Array, Measure, as_array, checked_pattern, of_layers
 
 MOST_NUMBERS: Final = 40_000_000
-"""The most probabilities in a view. A browser holds one byte for each; 24 layers × 16 heads × 256² are 25 million."""
+"""The largest number of probabilities in a view. A browser stores a byte for each; 24 layers × 16 heads × 256² are 25
+million.
+"""
 
 READING: Final = (
     "One small map per head, one row of maps per layer; in each map, queries run down and keys across. All maps "
@@ -35,7 +37,7 @@ def model_view(
     measure: Measure = PROBABILITY,
     title: str = "Attention of all heads",
 ) -> View:
-    """Small maps of all heads on one scale, and a large map of the selected head with its tokens.
+    """Shows small maps of all heads on one scale, and a large map of the selected head with its tokens.
 
     >>> view = model_view(np.array([[[[1.0, 0.0], [0.25, 0.75]]]]), ["Hi", "!"], layers=[3])
     >>> view.data["rows"], view.data["means"]
@@ -67,7 +69,7 @@ def model_view(
 
 
 def _per_head(pattern: Float[np.ndarray, "layer head query key"], *, aligned: bool) -> dict[str, Any]:
-    """The numbers that describe each head, from the unrounded probabilities: rounding would make more ties.
+    """Computes the numbers that describe each head from the unrounded probabilities, because rounding would add ties.
 
     `rows` is the number of rows with a choice. `top` is the key that each row attends to most (-1: no choice, or a
     tie). `means` is the mean attention of the rows with a choice to the first key and, if the keys are the queries
@@ -105,6 +107,6 @@ def _mean_at(
     queries: Integer[np.ndarray, " cell"],
     keys: Integer[np.ndarray, " cell"],
 ) -> list[float]:
-    """Each head's mean over these cells, to six digits; 0 without cells."""
+    """Returns each head's mean over these cells, to six digits; 0 without cells."""
     total = pattern[:, :, queries, keys].sum(axis=-1, dtype=np.float64)
     return [round(float(mean), 6) for mean in (total / max(len(queries), 1)).flat]

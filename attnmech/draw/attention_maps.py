@@ -18,7 +18,7 @@ from .style import FIGURE_STYLE, SCORE_COLOURS, marks_for, marks_of
 from .text import token_labels
 
 MOST_TOKENS_WITH_GAPS: Final = 64
-"""The largest number of tokens with gaps between the cells of a map; with more, a map would be mostly gaps."""
+"""The largest number of tokens at which a map has gaps between its cells; with more, it would be mostly gaps."""
 
 _COLOUR_BAR_ABOVE: Final = {
     "orientation": "h",
@@ -62,7 +62,7 @@ def attention_map(
     pattern: Float[np.ndarray, "query key"] | None = None,
     keys: Sequence[str] | None = None,
 ) -> go.Figure:
-    """Figure 1: the scores before softmax, one row per query, with the highest score of each row marked.
+    """Draws figure 1: the scores before softmax, one row per query, with the highest score of each row marked.
 
     >>> figure = attention_map(np.array([[0.5, np.nan], [0.1, 0.7]]), ["What", " does"])
     >>> [list(trace.x) for trace in figure.data[1:]]
@@ -114,7 +114,7 @@ def attention_chart(
     framed: bool = True,
     nouns: Nouns = TEXT,
 ) -> Chart:
-    """Figure 1 of every head. Several measures become a choice, "measure"; `norms` add one more measure."""
+    """Draws figure 1 for every head. With several measures, the reader chooses a "measure"; `norms` add one more."""
     labels, key_labels = token_labels(tokens), token_labels(tokens if keys is None else keys)
     of_head = ("layer", "head")
     highest_score = np.where(np.isnan(scores), -np.inf, scores).max(axis=-1)
@@ -189,6 +189,6 @@ def _heat_map(measure: str, labels: list[str], keys: list[str], *, shown: bool) 
 
 
 def highest_key(scores: Float[np.ndarray, "*head query key"]) -> Int[np.ndarray, "*head query"]:
-    """The key of the highest score in each row; -1 where fewer than two keys are visible."""
+    """Returns the key of the highest score in each row; -1 where fewer than two keys are visible."""
     visible = np.isfinite(scores)
     return np.where(visible.sum(axis=-1) > 1, np.where(visible, scores, -np.inf).argmax(axis=-1), -1)

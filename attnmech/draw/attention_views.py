@@ -62,7 +62,7 @@ def attention(
     text: int = 0,
     view: str | None = None,
 ) -> View:
-    """The attention patterns in a cache, as a view for a notebook or a separate page.
+    """Shows the attention patterns in a cache as a view, for a notebook or a separate page.
 
     >>> cache = {"blocks.2.attn.hook_pattern": np.array([[[[1.0, 0.0], [0.25, 0.75]]]])}
     >>> attention(cache, ["Hi", " there"], layer=2).title
@@ -80,8 +80,8 @@ def attention(
         cache: TransformerLens's `ActivationCache`, a mapping with its names ("blocks.2.attn.hook_pattern") whose values
             are `[batch head query key]` or `[head query key]`, or the result of `model.run`.
         tokens: the tokens of the text; the result of `model.run` has its own.
-        layer: one layer; by default all in the cache.
-        head: one head; by default all.
+        layer: one layer; by default all layers in the cache.
+        head: one head; by default all heads.
         query: the token whose row is shown.
         text: which text of the batch.
         view: another view: "model", "sentence", "token_graph", "attention_heads", "attention_pattern",
@@ -135,14 +135,14 @@ def view_of_attention(
     probabilities: bool = True,
     measure: Measure = PROBABILITY,
 ) -> View:
-    """The view of patterns or scores of one text, without padding.
+    """Returns the view of patterns or scores of one text, without padding.
 
     Args:
         values: the numbers to draw.
         tokens: the query tokens.
         layers: the layers' numbers, in the order of `values`.
-        layer: the layer that the user chose; None for all of them.
-        head: the head that the user chose; None for all of them.
+        layer: the layer that the user chose; None for all layers.
+        head: the head that the user chose; None for all heads.
         query: the row that the user chose.
         view: the view that the user chose; by default the one that suits the selection.
         hidden: the cells that the mask hides in the first layer.

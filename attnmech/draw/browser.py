@@ -21,11 +21,11 @@ NAMES: Final = (
 """The programs of Chromium and of browsers based on it, to search for in `PATH`."""
 
 PATIENCE: Final = 120_000
-"""Milliseconds that the browser may take for one step."""
+"""The time that the browser may take for one step, in milliseconds."""
 
 
 def in_browser(job: Callable[[Any], bytes], *, target: Path) -> bytes:
-    """The bytes that `job` makes with a browser (playwright's `Browser`), which is closed afterwards.
+    """Returns the bytes that `job` makes with a browser (playwright's `Browser`), which is closed afterwards.
 
     The job runs in a separate thread: in a notebook, the main thread has an event loop, which playwright refuses.
 
@@ -37,7 +37,7 @@ def in_browser(job: Callable[[Any], bytes], *, target: Path) -> bytes:
 
 
 def browser_program(target: Path) -> str | None:
-    """The browser's path; None for the one that playwright installed."""
+    """Returns the browser's path; None for the browser that playwright installed."""
     if find_spec("playwright") is None:
         raise OutputError(
             f"a browser is needed to write {target}: pip install 'attnmech[figures]', and Chromium or Chrome (apt "

@@ -1,4 +1,4 @@
-"""Carries each array of a page's figures once, and tells each slot where its numbers are."""
+"""Stores each array of a page's figures once in the page, and tells each slot where its numbers are."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -13,12 +13,12 @@ from .chart import ByChoice, Chart, Slot
 from .packing import logarithms, pack_keys, pack_logarithms, pack_texts, pack_values, rounding_error
 
 MOST_PLAIN: Final = 256
-"""Arrays of up to this many numbers are carried unpacked."""
+"""Arrays of up to this many numbers are stored unpacked."""
 
 
 @dataclass
 class Carried:
-    """The arrays of a page by name; an array that two figures share is carried once.
+    """The arrays of a page by name; an array that two figures share is stored once.
 
     Another thread packs them while the caller goes on: most of the work is compression, which releases the interpreter
     lock.
@@ -77,7 +77,9 @@ class Carried:
 
 
 def error_of(chart: Chart) -> float:
-    """The largest error of a chart's numbers on a page, in their units; numbers that keep their ratios are left out."""
+    """Returns the largest error of a chart's numbers on a page, in their units; numbers whose ratios are preserved are
+    left out.
+    """
     return max(
         sum(carried_error(part) for part in (column, slot.less) if part is not None and not part.logarithmic)
         for slot in chart.slots
@@ -86,7 +88,9 @@ def error_of(chart: Chart) -> float:
 
 
 def carried_error(by_choice: ByChoice) -> float:
-    """The largest error of a number on a page: in its units, or as a share of the number if ratios are kept."""
+    """Returns the largest error of a number on a page: in its units, or as a share of the number if ratios are
+    preserved.
+    """
     values = by_choice.values
     if values.dtype.kind != "f":
         return 0.0

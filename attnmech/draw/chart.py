@@ -1,8 +1,8 @@
 """A figure with slots for the properties that depend on a choice; Python and a page fill them in the same way.
 
-A `Chart` is a plotly figure in which some properties are left open. A `Slot` names one of these properties and holds
-its values for every choice of layer, head, rank, query, …; `Chart.figure(layer=2, head=6)` fills them in. A page
-carries the figure and the arrays, and page.js fills the slots when a reader chooses.
+A `Chart` is a plotly figure in which some properties are left open. A `Slot` names one of these properties and has its
+values for every choice of layer, head, rank, query, …; `Chart.figure(layer=2, head=6)` fills them in. A page contains
+the figure and the arrays, and page.js fills the slots when a reader chooses.
 """
 
 import math
@@ -20,7 +20,7 @@ from .style import NEUTRAL
 from .text import signed
 
 OWN_COLOUR: Final = "own colour"
-"""The name of a shape whose colour does not follow the text's."""
+"""The name of a shape whose colour does not follow the colour of text."""
 
 CHOSEN_COLOUR: Final = "#d55e00"
 """The colour of the frame around the selected head's cell, and of marks for the selected token."""
@@ -44,7 +44,7 @@ class ByChoice:
     digits: int | None = None
     """If not None, the values are written with their sign and this many digits after the point."""
     logarithmic: bool = False
-    """Whether a page keeps their ratios instead of their differences; then 0 means no value."""
+    """Whether a page preserves the ratios of the values instead of their differences; 0 then means no value."""
     fixed: Mapping[str, int] = field(default_factory=dict)
     """Choices that are fixed whatever the reader chooses, such as the head of a figure about one head."""
     blocks: int | None = None
@@ -96,7 +96,7 @@ class ByChoice:
 
 
 def of_heads(probabilities: Float[np.ndarray, "layer head ..."]) -> ByChoice:
-    """Probabilities by layer and head; a page keeps their ratios, and 0 counts as missing."""
+    """Probabilities by layer and head; a page preserves their ratios, and 0 counts as missing."""
     return ByChoice(probabilities, ("layer", "head"), logarithmic=True)
 
 
@@ -126,7 +126,7 @@ class Slot:
     less: ByChoice | None = None
     """The numbers to subtract from the values: one, or one per row."""
     where: ByChoice | None = None
-    """Keeps the entries for which this is `equals` or, if `equals` is None, those for which this is not missing."""
+    """Selects the entries at which this is `equals` or, if `equals` is None, at which this is not missing."""
     equals: int | None = None
     weights: ByChoice | None = None
     """The factors along the last axis; each row is then divided by its sum."""

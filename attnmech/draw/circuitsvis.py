@@ -1,8 +1,9 @@
 """CircuitsVis's views of attnmech's arrays, with correct axes, escaped text and rounded numbers.
 
 CircuitsVis's own functions write every number in full, load their script from a network by default, and put tokens
-into the page as HTML. This module gives its components rounded numbers, carries its bundle like attnmech's scripts, and
-adds a word joiner after each `<` or `&` of a token; it is invisible and keeps HTML from reading a tag.
+into the page as HTML. This module passes rounded numbers to CircuitsVis's components, embeds its bundle like attnmech's
+scripts, and adds a word joiner after each `<` or `&` of a token; the joiner is invisible and prevents HTML from reading
+a tag.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -21,10 +22,10 @@ from .patterns import Array, as_array
 from .text import isolated, quoted, shorten, visible_token
 
 MOST_CELLS: Final = 200_000
-"""CircuitsVis draws each cell of a map separately; this many take a browser 9 seconds (benchmarks/views.py)."""
+"""The largest number of cells; CircuitsVis draws each separately, and these take 9 seconds (benchmarks/views.py)."""
 
 MOST_NUMBERS: Final = 600_000
-"""The limit for activations; CircuitsVis draws only some of them at a time."""
+"""The largest number of activations; CircuitsVis draws only some of them at a time."""
 
 DIGITS: Final = 4
 """Significant digits of a number in a page."""
@@ -43,7 +44,7 @@ def attention_heads(
     hidden: Bool[np.ndarray, "head query key"] | None = None,
     title: str = "Attention heads",
 ) -> View:
-    """One small map per head, and a full-size map of the head under the pointer.
+    """Shows one small map per head, and a full-size map of the head under the pointer.
 
     >>> attention_heads(np.tril(np.full((3, 2, 2), 0.5)), ["What", " does"])
     View('Attention heads', 0.00 MB; shows itself in a notebook, or .write_html(path))
@@ -84,7 +85,7 @@ def attention_pattern(
     hidden: Bool[np.ndarray, "query key"] | None = None,
     title: str = "Attention pattern",
 ) -> View:
-    """One head's map, [query key]; otherwise like `attention_heads`."""
+    """Shows one head's map, [query key]; otherwise like `attention_heads`."""
     array = as_array(values)
     _require_square(array, tokens, "query key")
     _require_few(array.size, title, MOST_CELLS)
@@ -96,7 +97,7 @@ def attention_pattern(
 
 @public
 def colored_tokens(values: Array, tokens: Sequence[str], *, title: str = "Tokens by value") -> View:
-    """The text with each token coloured by one number, [position]: blue above zero, brown below."""
+    """Shows the text with each token coloured by one number, [position]: blue above zero, brown below."""
     array = as_array(values)
     _require_positions(array, tokens, "position")
     props = {"tokens": _texts(tokens), "values": _numbers(array), **_reach(array), **_COLOURS}
@@ -112,7 +113,7 @@ def colored_tokens(values: Array, tokens: Sequence[str], *, title: str = "Tokens
 def colored_tokens_multi(
     values: Array, tokens: Sequence[str], *, labels: Sequence[str], title: str = "Tokens by several values"
 ) -> View:
-    """The text coloured by one of several numbers per token, [position series]; the reader chooses the series."""
+    """Shows the text coloured by one of several numbers per token, [position series]; the reader chooses the series."""
     array = as_array(values)
     _require_positions(array, tokens, "position series")
     _require_few(array.size, title)
@@ -138,7 +139,7 @@ def token_log_probs(
     top: int = 10,
     title: str = "The model's predictions",
 ) -> View:
-    """The text coloured by each token's log probability, with the most probable continuations in a hover box.
+    """Shows the text coloured by each token's log probability, with the most probable continuations in a hover box.
 
     Args:
         logits: the model's output at each position, [position vocab]; log probabilities are also accepted.
@@ -180,8 +181,9 @@ def token_log_probs(
         "correctTokenLogProb": _numbers(own),
     }
     reading = (
-        "The redder a token, the more probable the model considered it; white is below e⁻⁵ = 0.7 %. Hover over a "
-        f"token for its probability, its rank (0 is the most probable) and the {top} most probable tokens at its "
+        "The redder a token, the more probable the model considered it; white tokens have a probability below e⁻⁵ = "
+        "0.7 %. Hover over a token for its probability, its rank (0 is the most probable) and the {top} most probable "
+        "tokens at its "
         "position."
     )
     least = int(own.argmin())
@@ -209,7 +211,7 @@ def text_neuron_activations(
     labels: tuple[Sequence[str], Sequence[str]],
     title: str = "Activations",
 ) -> View:
-    """Texts coloured by one activation at a time, which the reader chooses from two lists.
+    """Shows texts coloured by one activation at a time, which the reader chooses from two lists.
 
     Args:
         values: for each text, [position first second].

@@ -1,7 +1,7 @@
 """Self-contained views, which display themselves in a notebook or are written as a page.
 
-In a notebook, the first view that needs a script carries it, and later views find it there; when that cell runs
-again, its output carries the script again. A page carries each script once.
+In a notebook, the output of the first view that needs a script contains it, and later views use it from there; when
+that cell runs again, its output contains the script again. A page contains each script once.
 """
 
 import json
@@ -28,7 +28,7 @@ from .text import html_text, json_for_script
 from .view_files import save_view
 
 MOST_BYTES: Final = 40_000_000
-"""A view's numbers take at most this many bytes of a page."""
+"""The largest size of a view's numbers in a page, in bytes."""
 
 
 @public
@@ -150,7 +150,7 @@ class View(WritesHtml):
 
 
 def plotly_view(figure: go.Figure, *, title: str = "", reading: str = "") -> View:
-    """A plotly figure as a view, which needs no network in a notebook."""
+    """Returns a plotly figure as a view, which needs no network in a notebook."""
     named = {"title": title} if title else {}
     types = {str(trace.type) for trace in figure.data}
     return View("plotly", title, reading, json.loads(figure.to_json()) | named, (scripts.plotly_for(types),))
@@ -192,7 +192,7 @@ def page_of_views(
 
 
 def in_notebook(views: Iterable[View]) -> str:
-    """The elements of views as a notebook's output, with the scripts that no earlier output carries."""
+    """Returns the elements of views as a notebook's output, with the scripts that no earlier output contains."""
     named = [(f"attnmech-{uuid4().hex[:12]}", view) for view in views]
     needed = {script.name: script for _, view in named for script in view.scripts}
     elements = "".join(view.element(name) for name, view in named)
@@ -201,11 +201,11 @@ def in_notebook(views: Iterable[View]) -> str:
 
 
 _carried: Final[dict[str, tuple[str | None, int]]] = {}
-"""For each script, by name: the notebook cell whose output carries it, and the number of that execution."""
+"""For each script, by name: the notebook cell whose output contains it, and the number of that execution."""
 
 
 def _not_carried(needed: Mapping[str, Script]) -> list[Script]:
-    """The scripts that this output must carry: all of them, if outputs cannot see each other."""
+    """The scripts that this output must contain: all of them if outputs cannot see each other."""
     shell = _shell()
     if shell is None or "google.colab" in sys.modules:
         return list(needed.values())

@@ -5,7 +5,7 @@
 
 (() => {
   const SVG = "http://www.w3.org/2000/svg";
-  const MOST_CELLS = 40_000; // of one heat map; a larger one stays an image
+  const MOST_CELLS = 40_000; // the largest number of cells of a heat map drawn as shapes; a larger map stays an image
   const PADDING = 6;
 
   /** The words of a title on lines that fit the width. */

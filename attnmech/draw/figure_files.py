@@ -1,7 +1,7 @@
 """Writes figures for papers and slides as SVG, PDF or PNG, in the width of a column, a page or a slide.
 
 A figure is drawn as on the screen, on white, and scaled as a whole until its text has the size that a printed page
-needs, so marks, lines and words keep their proportions.
+needs, so that marks, lines and words keep their proportions.
 """
 
 import json
@@ -93,7 +93,7 @@ def save_figure(figure: go.Figure, path: str | Path, *, size: str = "column", ti
         figure: any plotly figure, of attnmech or not.
         path: a file that ends with .pdf, .png or .svg; an existing file is replaced.
         size: "column" (85 mm wide, text of 7 pt), "double" (178 mm, 7 pt) or "slide" (16:9, 13.33 × 7.5 inches, 18 pt).
-            A PNG has 600 dpi; that of a slide has 1920 × 1080 pixels.
+            A PNG has 600 dpi; for a slide it has 1920 × 1080 pixels.
         title: the line above the figure; a long title is wrapped.
 
     Returns:
@@ -151,11 +151,11 @@ class Drawn:
     height: float
     """In mm."""
     svg: Callable[[bytes], bytes]
-    """Makes an SVG from the page as a PDF."""
+    """Converts the page's PDF to an SVG."""
 
 
 def write_page(target: Path, size: Size, draw: Callable[[Any], Drawn]) -> Path:
-    """Writes a page of playwright's to a file, after `draw` has drawn on it."""
+    """Writes a playwright page to a file, after `draw` has drawn on it."""
     kind = target.suffix.lower()
 
     def job(browser: Any) -> bytes:

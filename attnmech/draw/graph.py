@@ -1,4 +1,4 @@
-"""The token graph: tokens as nodes, an edge from a query to each key whose weight is high enough."""
+"""The token graph: tokens are nodes, and an edge leads from a query to each key whose weight reaches the threshold."""
 
 from collections.abc import Sequence
 from numbers import Real
@@ -39,9 +39,10 @@ def token_graph(
     measure: Measure = PROBABILITY,
     title: str = "Token graph",
 ) -> View:
-    """Directed edges from queries to keys with a weight of at least `threshold`, for one head or the mean of a layer.
+    """Draws an edge from a query to each key with a weight of at least `threshold`, for one head or the mean of a
+    layer.
 
-    The reader can leave out the first key; the softmax is then taken again without it, as in `sentence_view`.
+    The reader can hide the first key; the softmax is then recomputed without it, as in `sentence_view`.
 
     >>> import numpy as np
     >>> view = token_graph(np.array([[[[1.0, 0.0], [0.25, 0.75]]]]), ["Hi", " !"], layers=[3], threshold=0.5)

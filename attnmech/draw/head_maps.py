@@ -18,7 +18,9 @@ from .text import signed as with_sign
 from .text import token_labels
 
 SIGNED_COLOURS: Final = ["#8c5109", "#cf9a4f", "#e3e3e3", "#6f9cc1", "#1f4a73"]
-"""Below zero brown, above zero blue, zero light grey: distinguishable by colour-blind readers, and by lightness."""
+"""Brown below zero, blue above, light grey at zero; the colours differ in lightness, and colour-blind readers can tell
+them apart.
+"""
 
 PALE: Final = 0.3
 """The opacity of effects that are not clear."""
@@ -38,7 +40,7 @@ def effect_map(
     clear: NDArray[np.bool_] | None = None,
     signed: bool | None = None,
 ) -> go.Figure:
-    """Layers × heads, one cell per head, coloured by any number; NaN is shown as a cross.
+    """Draws layers × heads, one cell per head, coloured by any number; NaN is shown as a cross.
 
     >>> figure = effect_map([[0.1, 0.9], [float("nan"), 0.3]], label="share of rows")
     >>> figure.layout.coloraxis.cmin, figure.data[-1].name

@@ -1,4 +1,4 @@
-"""A view of one figure per head; the reader chooses the head."""
+"""A view with one figure per head, from which the reader chooses."""
 
 import json
 from collections.abc import Callable, Iterator, Sequence
@@ -21,10 +21,10 @@ def head_picker(
     title: str,
     reading: str,
 ) -> View:
-    """A view that shows the figure of one head, with selectors for layer and head.
+    """Shows the figure of one head, with selectors for layer and head.
 
     Args:
-        figure_of: makes the figure of a layer and a head.
+        figure_of: a function that makes the figure of a layer and a head.
         layers: the layers that can be chosen.
         heads: the number of heads in each layer.
         layer: the layer that is shown first, one of `layers`.

@@ -27,7 +27,7 @@ def returns_page(to_html: Callable[P, str]) -> Callable[P, str]:
 
 
 def write_page(path: str | Path, page: Callable[[], str]) -> Path:
-    """Writes a page whole or not at all; checks the path before it makes the page."""
+    """Writes a page completely or not at all; checks the path before making the page."""
     target = path_of(path, OutputError)
     check_writable(target)
     html = page()
@@ -44,7 +44,7 @@ class WritesHtml(ABC):
         """The page as text."""
 
     def write_html(self, path: str | Path) -> Path:
-        """Writes the page to a file, whole or not at all; an existing file is replaced.
+        """Writes the page to a file, completely or not at all; an existing file is replaced.
 
         Returns:
             The path.

@@ -19,7 +19,7 @@ def interval_rows(
     *,
     label: str,
 ) -> go.Figure:
-    """One row per name, with one mark for each of up to three quantities (name, value, low, high).
+    """Draws one row per name, with a mark for each of up to three quantities (name, value, low, high).
 
     Each quantity has its own colour and symbol; the line through a mark is its interval, if known.
     """

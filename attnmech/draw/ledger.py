@@ -30,7 +30,9 @@ REFERENCES: Final = {
     "mean": "score before softmax<br>− the row's mean",
     "runner_up": "score before softmax<br>− the runner-up's",
 }
-"""The references that can be subtracted from a row's terms; one number for all keys of a row changes no probability."""
+"""The references that can be subtracted from a row's terms; subtracting one number from all keys changes no
+probability.
+"""
 
 
 ROW_READING: Final = (
@@ -52,7 +54,7 @@ def row_ledger(
     against: str = "zero",
     keys: Sequence[str] | None = None,
 ) -> go.Figure:
-    """The keys that one query attends to most: score = Σ terms on the left, the probability on the right.
+    """Draws the keys to which one query attends most: score = Σ terms on the left, the probability on the right.
 
     >>> terms = {"query_key": np.array([1.0, 2.0]), "position": np.array([-0.5, 0.5])}
     >>> figure = row_ledger(terms, np.array([0.5, 2.5]), np.array([0.12, 0.88]), ["What", " does"], query=1)
@@ -109,7 +111,7 @@ def ledger_chart(
     references: Sequence[str] = tuple(REFERENCES),
     nouns: Nouns = TEXT,
 ) -> Chart:
-    """The ledger of every row of every head; `queries` are the positions of the rows, by default all.
+    """Draws the ledger of every row of every head; `queries` are the positions of the rows, by default all.
 
     Several `references` become a choice, "against". Terms may have a leading axis "split".
     """
@@ -182,7 +184,7 @@ def ledger_chart(
 def likeliest(
     scores: Float[np.ndarray, "*head query key"], pattern: Float[np.ndarray, "*head query key"]
 ) -> Int[np.ndarray, "*head query key"]:
-    """The keys of each row by falling probability, ties in order of position; hidden keys last."""
+    """Returns the keys of each row by falling probability, ties in order of position; hidden keys last."""
     order: Int[np.ndarray, "*head query key"] = np.argsort(
         np.where(np.isfinite(scores), -pattern, np.inf), axis=-1, kind="stable"
     )
@@ -275,7 +277,7 @@ _LAYOUT: Final = {
         "yanchor": "top",
         "pad": {"t": 16},
     },
-    # Below the figure, where its lines have room: on a phone each entry takes a line.
+    # Below the figure, where it has room: on a phone, each entry takes a line.
     "legend": {"traceorder": "normal", "yref": "container", "y": 0, "yanchor": "bottom"},
     "xaxis": {"title": {}, "domain": [0, 0.7], **_LINE_AT_0},
     "xaxis2": {

@@ -18,7 +18,7 @@ _DASHES: Final = ("solid", "dash", "dot", "dashdot")
 _SYMBOLS: Final = ("circle", "square", "diamond", "cross", "x", "triangle-up")
 
 MOST_NAMED: Final = 24
-"""With more lines than this, only those that change most are named."""
+"""The largest number of lines that are all named; with more lines, only those that change most are named."""
 
 _FEW_NAMED: Final = 6
 
@@ -35,7 +35,7 @@ def lines_by_layer(
     baselines: Mapping[str, Float[np.ndarray, " layer"]] | None = None,
     logarithmic: bool = False,
 ) -> go.Figure:
-    """One line per name over the layers, with intervals if known, and up to two grey baselines.
+    """Draws one line per name over the layers, with intervals if known, and up to two grey baselines.
 
     >>> figure = lines_by_layer(np.array([[1.0, 0.4]]), [0, 1], ["0 Time"], label="cosine")
     >>> [(trace.name, list(trace.x)) for trace in figure.data]

@@ -28,7 +28,7 @@ from .style import FIGURE_STYLE, SCORE_COLOURS
 from .text import isolated, plotly_text, visible_token
 
 _TICKS: Final = 40
-"""The most positions along an axis with a label for each."""
+"""The largest number of positions along an axis at which every position has a label."""
 
 
 @public
@@ -39,7 +39,7 @@ def heatmap(
     keys: Sequence[str] | None = None,
     sums_to_one: bool = True,
 ) -> go.Figure:
-    """One head's attention as a heatmap: queries downwards, keys to the right, from 0 to 1.
+    """Draws one head's attention as a heatmap: queries downwards, keys to the right, from 0 to 1.
 
     >>> weights = [[1.0, 0.0], [0.25, 0.75]]
     >>> heatmap(weights, ["Hi", "<b>"]).data[0].text[1][0]
@@ -90,7 +90,7 @@ def heatmaps(
     sums_to_one: bool = True,
     title: str = "Attention of all heads",
 ) -> View:
-    """Small maps of all heads, and a large map of the selected head: `model_view` of one or more layers.
+    """Shows small maps of all heads, and a large map of the selected head: `model_view` of one or more layers.
 
     Args:
         weights: probabilities after softmax, [head query key] or [layer head query key].
@@ -115,7 +115,7 @@ def edges(
     sums_to_one: bool = True,
     title: str = "Token graph",
 ) -> View:
-    """Attention as a directed graph: an edge from each query to each key with a weight of at least `threshold`.
+    """Draws attention as a directed graph: an edge from each query to each key with a weight of at least `threshold`.
 
     The width of an edge shows its weight.
 

@@ -37,7 +37,7 @@ class ScoreNumbers:
     notes: tuple[str, ...] = ()
     """Sentences shown before the figures, such as "this model has no position term"."""
     terms: Mapping[str, Float32[np.ndarray, "layer head query_or_1 key_or_1"]] = field(default_factory=dict)
-    """Every term of the scores without the mask; an axis on which a term does not depend has length 1."""
+    """Every term of the scores without the mask; an axis along which a term is constant has length 1."""
     special: tuple[bool, ...] = ()
     """For each token, whether it is a special token of the tokenizer; empty if none is."""
     value_norms: Float32[np.ndarray, "layer head key"] | None = None
@@ -51,7 +51,7 @@ class ScoreNumbers:
 
     @property
     def crosses(self) -> bool:
-        """Whether queries and keys are tokens of two texts: then no key is the query itself."""
+        """Whether queries and keys are tokens of two texts, so that no key is the query itself."""
         return bool(self.keys)
 
     @property
@@ -100,7 +100,7 @@ class ScoreNumbers:
 
 @dataclass(frozen=True)
 class FocusNumbers:
-    """All numbers that figures 4 to 6 show: the fractions of rows in which each head looks at certain keys."""
+    """All numbers that figures 4 to 6 show: the fractions of rows in which each head attends most to certain keys."""
 
     layers: tuple[int, ...]
     """The labels of the layers; heads are numbered from 0."""
@@ -109,8 +109,9 @@ class FocusNumbers:
     first_top: Float32[np.ndarray, "layer head"]
     """Fraction of rows whose highest score is at position 0."""
     previous_top: Float32[np.ndarray, "layer head"]
-    """Fraction of rows whose highest score is at the token before the query. The three overlap: in row 1, the
-    previous token is the first."""
+    """Fraction of rows whose highest score is at the token before the query. These three fractions overlap: in row 1,
+    the previous token is the first.
+    """
     concentration: Float32[np.ndarray, "layer head"]
     """Mean over rows of p(1) - p(2), the two highest probabilities."""
     rows: str
@@ -150,7 +151,7 @@ FOCUS_NUMBERS: Final = ("self_top", "first_top", "previous_top", "concentration"
 """The fields of `FocusNumbers` that hold numbers by layer and head."""
 
 _ROUNDING: Final = 1e-5
-"""The tolerance by which a mean of float32 numbers may lie outside 0 to 1."""
+"""The distance by which a mean of float32 numbers may lie outside 0 to 1."""
 
 Side = Literal["query", "target"]
 """Sides of an update: the vector added at the query, or the vector that the most attended key's value would write."""
@@ -204,7 +205,7 @@ class UpdateNumbers:
 
 @dataclass(frozen=True)
 class TableRow:
-    """One row of a table: a name, its value, and for a check the outcome and the reason."""
+    """One row of a table: a name, its value and, for a check, the outcome and the reason."""
 
     label: str
     value: str

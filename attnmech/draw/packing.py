@@ -19,11 +19,13 @@ from .text import bound, printable
 NO_VALUE: Final = 65535
 
 MOST_LOGARITHMS: Final = 2_000_000
-"""Views of up to this many probabilities carry 16 bits of each logarithm; larger views, 8 bits of each square root."""
+"""Views of up to this many probabilities store 16 bits of each logarithm; larger views store 8 bits of each square
+root.
+"""
 
 
 class PackedValues(TypedDict):
-    """Numbers as a page carries them: one low and one step per head, and the codes of all heads."""
+    """Numbers as a page stores them: one low and one step per head, and the codes of all heads."""
 
     low: list[float]
     step: list[float]
@@ -34,7 +36,7 @@ class PackedValues(TypedDict):
 
 
 def pack_values(values: Float[np.ndarray, "..."], axes: int = 2) -> PackedValues:
-    """The values of every head, each head scaled to its own range; the first `axes` axes index heads.
+    """Packs the values of every head, each head scaled to its own range; the first `axes` axes index heads.
 
     >>> packed = pack_values(np.array([[[1.0, 3.0, np.nan]]], dtype=np.float32))
     >>> packed["low"], [round(step * 65534, 3) for step in packed["step"]]
@@ -49,7 +51,7 @@ def pack_values(values: Float[np.ndarray, "..."], axes: int = 2) -> PackedValues
 
 
 def pack_keys(keys: Integer[np.ndarray, "..."], axes: int = 2) -> PackedValues:
-    """Key indices, exact: low 0 and step 1; -1 becomes the code for "no value"."""
+    """Packs key indices exactly: low 0 and step 1; -1 becomes the code for "no value"."""
     if keys.max(initial=0) >= NO_VALUE:
         raise InputError(
             f"a page holds texts of at most {NO_VALUE} tokens; got a key at {keys.max()}. Shorten the text."
@@ -60,7 +62,7 @@ def pack_keys(keys: Integer[np.ndarray, "..."], axes: int = 2) -> PackedValues:
 
 
 def pack_logarithms(pattern: Float[np.ndarray, "..."], axes: int = 2) -> PackedValues:
-    """The logarithms of probabilities, so that small ones keep their ratios; 0 becomes "no value".
+    """Packs the logarithms of probabilities, which preserves the ratios of small ones; 0 becomes "no value".
 
     A row can then be normalised again without one of its keys, even if that key has nearly all of the attention.
     """
@@ -68,7 +70,7 @@ def pack_logarithms(pattern: Float[np.ndarray, "..."], axes: int = 2) -> PackedV
 
 
 def pack_probabilities(pattern: Float[np.ndarray, "layer head *rest"]) -> PackedValues:
-    """Probabilities for maps: the logarithms of up to `MOST_LOGARITHMS`, else 8 bits of their square roots."""
+    """Packs probabilities for maps: as logarithms up to `MOST_LOGARITHMS`, as square roots in 8 bits beyond that."""
     if pattern.size <= MOST_LOGARITHMS:
         return pack_logarithms(pattern)
     blocks = pattern.shape[0] * pattern.shape[1]
@@ -77,7 +79,7 @@ def pack_probabilities(pattern: Float[np.ndarray, "layer head *rest"]) -> Packed
 
 
 def rounding_note(packed: PackedValues, what: str = "probability") -> str:
-    """A sentence on the largest rounding error of packed probabilities or other shares.
+    """Says in a sentence how large the rounding error of packed probabilities or other shares can be.
 
     >>> rounding_note(pack_logarithms(np.array([[[0.25, 0.75]]])))
     'Each probability is within 0.001 % of its value.'
@@ -90,12 +92,12 @@ def rounding_note(packed: PackedValues, what: str = "probability") -> str:
 
 
 def rounding_error(values: Float[np.ndarray, "..."], axes: int = 2) -> float:
-    """The largest rounding error of packed values, in their units."""
+    """Returns the largest rounding error of packed values, in their units."""
     return float(_scale(_by_block(values, axes))[1].max()) / 2
 
 
 def pack_texts(texts: tuple[str, ...]) -> str:
-    """Texts as a compressed JSON list."""
+    """Packs texts as a compressed JSON list."""
     return _gzipped(json.dumps([printable(text) for text in texts]).encode())
 
 
@@ -111,7 +113,7 @@ def _by_block(values: Float[np.ndarray, "..."], axes: int) -> Float[np.ndarray, 
 
 
 def _scale(blocks: Float[np.ndarray, "block value"]) -> tuple[Float[np.ndarray, " block"], Float[np.ndarray, " block"]]:
-    """The low and the step of each block; both are 0 for a block without values."""
+    """Returns the low and the step of each block; both are 0 for a block without values."""
     present = ~np.isnan(blocks)
     some = present.any(axis=1)
     low = np.where(some, blocks.min(axis=1, where=present, initial=np.inf), 0.0)
@@ -120,7 +122,7 @@ def _scale(blocks: Float[np.ndarray, "block value"]) -> tuple[Float[np.ndarray, 
 
 
 def _planes(codes: UInt16[np.ndarray, "..."]) -> str:
-    """All high bytes, then all low bytes: neighbouring high bytes are similar and compress well."""
+    """Returns all high bytes, then all low bytes, because neighbouring high bytes are similar and compress well."""
     flat = codes.reshape(-1)
     return _compressed(np.concatenate([flat >> 8, flat & 255]).astype(np.uint8))
 

@@ -2,7 +2,7 @@
 // choices, first on the screen and then, while nothing moves, elsewhere; Back and the address keep the choices. Text
 // enters the page only through textContent; `labels` are already escaped for plotly, `tokens` are not.
 
-const ONE_STEP = 600; // milliseconds within which steps of one control count as one for the Back button
+const ONE_STEP = 600; // milliseconds within which the Back button undoes all steps of one control together
 const QUIET = 100; // milliseconds without scrolling or choosing, after which figures are drawn ahead
 
 /** @type {(id: string) => Stage & PlotlyDrawn} */

@@ -28,7 +28,7 @@ from .text import bound, json_for_script, token_labels, visible_token
 from .token_weights import unattended
 
 SINK: Final = 1e-3
-"""If a row's probabilities fall short of 1 by more than this, a sink takes the rest."""
+"""If a row's probabilities fall short of 1 by more than this, the missing part belongs to a sink."""
 
 STATUS_WORDS: Final = {"ok": "✓ ok", "warn": "! caveat", "fail": "✗ fails"}
 """The outcomes of a check, readable without colour."""
@@ -63,13 +63,13 @@ class Page:
 
 
 def render_page(page: Page) -> str:
-    """The whole page as HTML for a UTF-8 file; it opens without a network."""
+    """Returns the whole page as HTML for a UTF-8 file; it opens offline."""
     data = _data(page)
     return _document([page], data=_json(page, data, _carried([page])), **_values(page, data))
 
 
 def render_stacks(pages: Mapping[str, Page], words: Mapping[str, str]) -> str:
-    """One page for several stacks of one model; it shows the first until the reader chooses another.
+    """Returns one page for several stacks of one model; it shows the first stack until the reader chooses another.
 
     Args:
         pages: the page of each stack, by the name of the stack.
@@ -130,7 +130,7 @@ def _values(page: Page, data: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _json(page: Page, data: Mapping[str, Any], carried: Sequence[scripts.Script]) -> Markup:
-    """The numbers as the page holds them, with the first selection and the names of the scripts."""
+    """The numbers as the page stores them, with the first selection and the names of the scripts."""
     first = page.start or (page.view.layers[0], 0, len(page.view.tokens) - 1)
     start = dict(zip(("layer", "head", "query"), first, strict=True))
     names = {script.label: script.name for script in carried}
@@ -146,7 +146,7 @@ def _carried(pages: Sequence[Page]) -> list[scripts.Script]:
 
 
 def _choices(view: ScoreNumbers, sections: Sequence[Section]) -> list[Choice]:
-    """All choices, in the order of an address; the choices that only one section offers come last."""
+    """All choices, in the order in which an address lists them; choices that only one section offers come last."""
     offered = {choice.name: choice for section in sections for choice in section.choices}
     return [
         Choice("layer", "Layer", view.layers, everywhere=True),
@@ -252,6 +252,6 @@ def _marks(view: ScoreNumbers) -> Mapping[str, MarkStyle]:
 
 
 def _mark_colours(crosses: bool) -> str:
-    """The marks' colours as CSS variables, so that chips and figures agree."""
+    """The marks' colours as CSS variables, which chips and figures share."""
     marks = marks_for(TEXT) | (marks_for(TEXT, crosses=True) if crosses else {})
     return ":root{" + "".join(f"--mark-{mark}:{style.colour};" for mark, style in marks.items()) + "}"

@@ -16,7 +16,7 @@ from .text import visible_token
 Array = np.ndarray | Tensor | Sequence[Any]
 
 ROW_SUM: Final = 5e-3
-"""The tolerance for the sum of a row: sums of float16 probabilities have errors of this size."""
+"""The tolerance for the sum of a row; sums of float16 probabilities have errors of this size."""
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ VALUE_WEIGHTED: Final = Measure(
 def value_weighted(
     pattern: Float[np.ndarray, "*head query key"], norms: Float[np.ndarray, "*head key"]
 ) -> Float[np.ndarray, "*head query key"]:
-    """p_ij n_j / Σ_k p_ik n_k: each key's share in the sum of its row; 0 in a row whose sum is 0.
+    """Returns p_ij n_j / Σ_k p_ik n_k, each key's share in the sum of its row; 0 in a row whose sum is 0.
 
     >>> value_weighted(np.array([[0.75, 0.25]]), np.array([1.0, 3.0]))
     array([[0.5, 0.5]])
@@ -73,10 +73,11 @@ def checked_pattern(
     axes: str,
     sums_to_one: bool,
 ) -> Float[np.ndarray, "..."]:
-    """The pattern as a float32 array, checked: it has these axes, fits the tokens, and its rows are probabilities.
+    """Returns the pattern as a float32 array, after checks of its axes, its tokens and its rows, which must be
+    probabilities.
 
     Args:
-        pattern: probabilities after softmax, the last two axes query and key.
+        pattern: probabilities after softmax; the last two axes are query and key.
         tokens: the query tokens.
         keys: the key tokens, if they are different.
         axes: the names of the expected axes, such as "head query key".
@@ -147,7 +148,7 @@ def of_layers(
 
 
 def as_array(values: Array, dtype: type[np.floating] = np.float32) -> Float[np.ndarray, "..."]:
-    """The values as an array of floats in main memory; the members of a list are stacked."""
+    """Returns the values as an array of floats in main memory; the members of a list are stacked."""
     source: Any = values
     if isinstance(source, Tensor):
         source = dense("the values to draw", source).detach().cpu()

@@ -1,7 +1,7 @@
-"""The scripts that a page or a notebook carries: each once, compressed, under a name that depends on its text.
+"""The scripts in a page or a notebook: each is stored once, compressed, under a name that depends on its text.
 
-A carrier is an element that no browser runs; boot.js finds it by its name, unpacks it and runs it. The content
-security policy of a page names the unpacked text, so nothing else can run.
+A carrier is an element that no browser runs; boot.js finds a carrier by its name, unpacks its script and runs it. The
+content security policy of a page has the hash of the unpacked text, so nothing else can run.
 """
 
 from base64 import b64encode
@@ -29,7 +29,7 @@ SHARED = (
 
 @dataclass(frozen=True)
 class Script:
-    """A script with the name under which it is carried."""
+    """A script with the name under which it is stored."""
 
     label: str
     text: str
@@ -56,7 +56,7 @@ CARTESIAN = frozenset(
 
 
 def plotly_for(types: Iterable[str]) -> Script:
-    """plotly.js for traces of these types: the cartesian build, a third of the whole in size, if it draws them all."""
+    """Returns plotly.js for traces of these types: the cartesian build, a third of the size, if it draws them all."""
     return plotly() if CARTESIAN.issuperset(types) else whole_plotly()
 
 
@@ -103,7 +103,7 @@ def _in_a_function(*texts: str) -> str:
 
 
 def _added(file: Traversable) -> str:
-    """A script unchanged; a style as the line of script that adds it."""
+    """Returns a script unchanged, and a style as the line of script that adds it."""
     text = file.read_text("utf-8")
     is_style = file.name.endswith(".css")
     return f'document.head.append(make("style", {{ text: {json_for_script(text)} }}));' if is_style else text
@@ -116,7 +116,7 @@ def boot() -> str:
 
 
 def content_policy(*scripts: str) -> str:
-    """A content security policy that lets only these scripts run and nothing be fetched."""
+    """Returns a content security policy under which only these scripts run and nothing is fetched."""
     hashes = " ".join(f"'sha256-{b64encode(sha256(script.encode()).digest()).decode()}'" for script in scripts)
     return (
         f"default-src 'none'; script-src {hashes}; style-src 'unsafe-inline'; img-src data: blob:; "

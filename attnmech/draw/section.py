@@ -38,7 +38,7 @@ class OfPattern:
 
 @dataclass(frozen=True)
 class Section:
-    """A heading, a finding, figures, how to read them, a caveat, and the call that makes them again.
+    """A heading, a finding, figures, how to read them, a caveat, and the call that reproduces them.
 
     Texts and figures may follow the choices that a page offers (`ByChoice`, `Chart`). The reader's choices replace
     `{layer}`, `{head}`, `{rank}`, … in `call`.
@@ -50,7 +50,7 @@ class Section:
     """The figures, by the ids of their elements; several are shown side by side."""
     call: str = ""
     name: str = ""
-    """The id of the section's anchor; by default that of the first figure."""
+    """The id of the section's anchor; by default the id of the first figure."""
     contents: str = ""
     """The section's entry in the table of contents; by default the heading."""
     finding: str | ByChoice = ""

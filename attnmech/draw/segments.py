@@ -13,17 +13,17 @@ from .style import FIGURE_STYLE, SCORE_COLOURS
 from .text import isolated, plotly_text, signed, visible_token
 
 _LABEL: Final = 18
-"""The most characters of a segment in a tick label."""
+"""The largest number of a segment's characters in a tick label."""
 
 _HOVER: Final = 80
-"""The most characters of a segment in a hover box."""
+"""The largest number of a segment's characters in a hover box."""
 
 MOST_LABELS: Final = 40
-"""The most segments along an axis with a tick label for each."""
+"""The largest number of segments along an axis at which every segment has a tick label."""
 
 
 def segment_labels(segments: Sequence[str]) -> list[str]:
-    """A readable name for each segment: its number and its first characters.
+    """Returns a readable name for each segment: its number and its first characters.
 
     >>> segment_labels([" The file is urgent.", "<b>"])
     ['0 The file is urgen…', '1 &lt;b&gt;']
@@ -45,7 +45,7 @@ def segment_map(
     signs: bool = False,
     unit: str = "segment",
 ) -> go.Figure:
-    """Query segments × key segments of one head; cells that are NaN stay empty.
+    """Draws query segments × key segments of one head; cells that are NaN stay empty.
 
     `label` names the numbers, `signs` says whether they can be below 0, and `unit` names the rows and columns.
 

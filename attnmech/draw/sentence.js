@@ -3,7 +3,7 @@
 
 {
   const ROW = 24; // CSS pixels a token
-  const MOST_LINES = 600; // in view; more cannot be told apart, and take longer than a frame
+  const MOST_LINES = 600; // the largest number of lines in view; more cannot be told apart, and take longer than a frame
   const FAINTEST = 0.07; // the opacity at which a thin line can still be seen
   const LISTED = 8; // tokens in the box at the pointer
   const LEAST = [0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5];

@@ -33,7 +33,7 @@ def sentence_view(
     measure: Measure = PROBABILITY,
     title: str = "Sentence view",
 ) -> View:
-    """Lines between two columns of tokens, for one head, all heads of a layer, or their mean.
+    """Draws lines between two columns of tokens, for one head, all heads of a layer, or their mean.
 
     The reader can switch off heads of a layer; the mean is then over the other heads.
 

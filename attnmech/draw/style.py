@@ -87,7 +87,8 @@ MARKS: Final = marks_for(TEXT)
 
 
 def marks_of(keys: Integer[np.ndarray, "*head query"], crossing: int | None = None) -> Int[np.ndarray, "*head query"]:
-    """The index in `MARKS` of each query's key: the query itself, else the first token, else another; -1 without a key.
+    """Returns the index in `MARKS` of each query's key: the query itself, the first token, or another; -1 without a
+    key.
 
     In cross-attention, `crossing` is the number of keys, and the marks are the first key, the last, or another.
 
@@ -102,7 +103,7 @@ def marks_of(keys: Integer[np.ndarray, "*head query"], crossing: int | None = No
 
 
 SCORE_COLOURS: Final = ["#dce7f0", "#a9c5dc", "#6f9cc1", "#40739f", "#1f4a73"]
-"""Colours from low to high scores: one hue of falling lightness; both ends differ from white and from near-black."""
+"""Colours from low to high scores: one hue of decreasing lightness, with ends that differ from white and near-black."""
 
 NEUTRAL: Final = "#757575"
 """The colour of text and outlines, with the same contrast on white and on near-black."""

@@ -1,6 +1,6 @@
 """Escapes untrusted text for display; all escaping is here.
 
-Tokens, titles and facts may hold anything, including markup and invisible characters.
+Tokens, titles and facts may contain anything, including markup and invisible characters.
 
 >>> html_text("<script>"), plotly_text("<b>$x$</b>")
 ('&lt;script&gt;', '&lt;b&gt;&#36;x&#36;&lt;/b&gt;')
@@ -18,7 +18,7 @@ from unicodedata import bidirectional, category
 from ..basics.axes import token_text
 
 LONGEST_LABEL: Final = 14
-"""The most characters of a token in a tick label; an ellipsis replaces the rest."""
+"""The largest number of a token's characters in a tick label; an ellipsis replaces the rest."""
 
 _JOINERS: Final = "\u200c\u200d"
 
@@ -30,7 +30,7 @@ _MARKUP_IN_JSON: Final = {character: f"\\u{ord(character):04x}" for character in
 
 @lru_cache(maxsize=4096)  # a page names each of its tokens thousands of times
 def visible_token(token: str) -> str:
-    r"""A token as a reader sees it; characters that do not print are shown as code points.
+    r"""Returns a token as a reader sees it; characters that do not print are shown as code points.
 
     A joiner between two characters beyond ASCII stays, because their spelling needs it (👩‍👧, Persian). A combining
     mark without a base character is shown on a dotted circle.
@@ -50,7 +50,7 @@ def visible_token(token: str) -> str:
 
 
 def shorten(text: str) -> str:
-    """A visible token with an ellipsis after its first characters, if it is longer than a label."""
+    """Shortens a visible token that is longer than a label to its first characters and an ellipsis."""
     return text if len(text) <= LONGEST_LABEL else text[: LONGEST_LABEL - 1] + "…"
 
 
@@ -62,7 +62,7 @@ def isolated(text: str) -> str:
 
 @lru_cache(maxsize=4096)
 def quoted(token: str) -> str:
-    """A token in a sentence, in quotation marks.
+    """Returns a token in quotation marks, for a sentence.
 
     >>> quoted(" the")
     '“·the”'
@@ -71,7 +71,7 @@ def quoted(token: str) -> str:
 
 
 def token_labels(tokens: Iterable[str]) -> list[str]:
-    """One label per token for plotly axes and hover boxes: its position, which keeps labels apart, and its text.
+    """Returns a label per token for plotly axes and hover boxes: its position, which makes labels unique, and its text.
 
     >>> token_labels(["What", " <b>"])
     ['0 What', '1 ·&lt;b&gt;']
@@ -81,12 +81,12 @@ def token_labels(tokens: Iterable[str]) -> list[str]:
 
 
 def plotly_text(text: str) -> str:
-    """Text for a plotly string, where tags, entities and `$…$` would be interpreted, but `&quot;` would not."""
+    """Escapes text for a plotly string, in which tags, entities and `$…$` are interpreted, but `&quot;` is not."""
     return html.escape(text, quote=False).replace("$", "&#36;")
 
 
 def bound(value: float, digits: int = 1) -> str:
-    """An upper bound in few digits, rounded up so that a sentence that quotes it stays true.
+    """Rounds an upper bound up to a few digits, so that a sentence that quotes it stays true.
 
     >>> bound(1.1e-05), bound(1.1e-05, 2), bound(0.00392, 2), bound(4e-06)
     ('2e-05', '1.1e-05', '0.004', '4e-06')
@@ -96,7 +96,7 @@ def bound(value: float, digits: int = 1) -> str:
 
 
 def signed(value: float, form: str) -> str:
-    """A number with its sign, in the format `form`; negative numbers have a true minus sign.
+    """Formats a number with its sign, in the format `form`; negative numbers have a true minus sign.
 
     >>> signed(-0.25, ".1f"), signed(2.0, ".3g")
     ('−0.2', '+2')
@@ -106,7 +106,7 @@ def signed(value: float, form: str) -> str:
 
 
 def with_minus_signs(text: str) -> str:
-    """The text with true minus signs before numbers; hyphens in words and exponents stay.
+    """Puts true minus signs before numbers in a text; hyphens in words and exponents stay.
 
     >>> with_minus_signs("-0.3 nats (-0.5 to -1e-05), query-key, L0-3")
     '−0.3 nats (−0.5 to −1e-05), query-key, L0-3'
@@ -115,7 +115,7 @@ def with_minus_signs(text: str) -> str:
 
 
 def percent(share: float, digits: int = 1) -> str:
-    """A share of 1 in percent, with a space that does not break.
+    """Formats a share of 1 in percent, with a non-breaking space.
 
     >>> percent(0.126), percent(0.126, 0), percent(0.0004)
     ('12.6\xa0%', '13\xa0%', '0.040\xa0%')
@@ -124,17 +124,17 @@ def percent(share: float, digits: int = 1) -> str:
 
 
 def printable(text: str) -> str:
-    """Text that a UTF-8 file can hold; a lone surrogate becomes a question mark."""
+    """Returns text that can be encoded in UTF-8; a lone surrogate becomes a question mark."""
     return text.encode("utf-8", "replace").decode("utf-8")
 
 
 def html_text(text: str) -> str:
-    """Text for an HTML element or a quoted attribute."""
+    """Escapes text for an HTML element or a quoted attribute."""
     return html.escape(printable(text))
 
 
 def json_for_script(value: object) -> str:
-    r"""JSON that is safe inside a `<script>` element: ASCII only, without `<`, `>` and `&`.
+    r"""Returns JSON that is safe inside a `<script>` element: ASCII only, without `<`, `>` and `&`.
 
     >>> json_for_script("</script>")
     '"\\u003c/script\\u003e"'

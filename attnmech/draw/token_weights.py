@@ -26,9 +26,9 @@ def token_weights(
     sums_to_one: bool,
     measure: Measure,
 ) -> tuple[dict[str, Any], PackedValues]:
-    """The data of a view with lines between tokens, and the packed pattern in it, for the note on its rounding.
+    """Returns the data of a view with lines between tokens, and the packed pattern, for the note on its rounding.
 
-    `rest` is the part of each row that no key has (the share of a sink, or of keys that were cut off); if a key is
+    `rest` is the part of each row that goes to no key (the share of a sink, or of keys that were cut off); if a key is
     hidden, `rest` still takes part in the softmax. The data have `rest` only if `sums_to_one` is False.
     """
     # A compressed logarithm takes one or two bytes; the exact size is checked after compression.
@@ -46,6 +46,6 @@ def token_weights(
 
 
 def unattended(pattern: Float[np.ndarray, "layer head query key"]) -> Float[np.ndarray, "layer head query"]:
-    """The part of each row that no key has; rounding errors count as 0."""
+    """Returns the part of each row that goes to no key; rounding errors count as 0."""
     rest = 1 - pattern.sum(axis=-1, dtype=np.float64)
     return np.where(rest > ROUNDING, rest, 0)

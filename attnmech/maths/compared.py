@@ -1,4 +1,4 @@
-"""Compares what a block adds to the stream with the stream, token by token."""
+"""Compares what a block adds to the stream with the stream itself, token by token."""
 
 from dataclasses import dataclass
 

@@ -1,4 +1,4 @@
-"""The divergence between the patterns of heads, and the number of different heads (docs/formulas.md#similar-heads).
+"""The divergence between the patterns of heads, and the effective number of heads (docs/formulas.md#similar-heads).
 
 The Jensen-Shannon divergence JS(p, q) = H((p + q) / 2) − (H(p) + H(q)) / 2 is symmetric, 0 for p = q and at most ln 2.
 Its root is a metric that embeds in a Euclidean space (Fuglede & Topsøe 2004), and ln 2 − JS is a positive definite
@@ -13,7 +13,7 @@ from torch import Tensor
 
 
 def jensen_shannon(one: Float[Tensor, "*places key"], other: Float[Tensor, "*places key"]) -> Float[Tensor, "*places"]:
-    """½ KL(p ‖ m) + ½ KL(q ‖ m) with m = (p + q) / 2, in nats; at most ln 2.
+    """Returns ½ KL(p ‖ m) + ½ KL(q ‖ m) with m = (p + q) / 2, in nats; at most ln 2.
 
     >>> jensen_shannon(torch.tensor([1.0, 0.0]), torch.tensor([0.0, 1.0])).exp()
     tensor(2.)
@@ -24,7 +24,7 @@ def jensen_shannon(one: Float[Tensor, "*places key"], other: Float[Tensor, "*pla
 def between_heads(
     one: Float[Tensor, "*rows head key"], other: Float[Tensor, "*rows other_head key"]
 ) -> Float[Tensor, "*rows head other_head"]:
-    """The Jensen-Shannon divergence of every head of `one` from every head of `other`, row by row.
+    """Computes the Jensen-Shannon divergence of every head of `one` from every head of `other`, row by row.
 
     >>> between_heads(torch.tensor([[1.0, 0.0]]), torch.tensor([[1.0, 0.0], [0.0, 1.0]])).exp()
     tensor([[1., 2.]])
@@ -37,7 +37,8 @@ def between_heads(
 
 
 def among_heads(pattern: Float[Tensor, "*rows head key"]) -> Float[Tensor, "*rows pair"]:
-    """The Jensen-Shannon divergence of every pair of heads, in the order of `torch.triu_indices(head, head, 1)`.
+    """Computes the Jensen-Shannon divergence of every pair of heads, in the order of `torch.triu_indices(head, head,
+    1)`.
 
     >>> among_heads(torch.tensor([[1.0, 0.0], [1.0, 0.0], [0.0, 1.0]])).exp()
     tensor([1., 2., 2.])
@@ -61,10 +62,10 @@ def _from_middle(one: Tensor, other: Tensor, one_log: Tensor, other_log: Tensor)
 
 
 def effective_number(divergence: Float[Tensor, "*layers head head"]) -> Float[Tensor, "*layers"]:
-    """The Vendi score: exp(−Σ λ ln λ), λ the eigenvalues of K / n with K = 1 − JS / ln 2.
+    """Computes the Vendi score exp(−Σ λ ln λ), with λ the eigenvalues of K / n and K = 1 − JS / ln 2.
 
-    From 1, where all heads attend alike, to n, where no two attend to the same key. K is positive definite, so λ are
-    the shares of a spectrum and sum to 1. NaN where a divergence is NaN.
+    It ranges from 1, if all heads attend alike, to n, if no two attend to the same key. K is positive semidefinite, so
+    the λ are the shares of a spectrum and sum to 1. NaN where a divergence is NaN.
 
     >>> apart = math.log(2)
     >>> effective_number(torch.tensor([[0, 0, apart], [0, 0, apart], [apart, apart, 0]])).round(decimals=3)
@@ -80,7 +81,8 @@ def effective_number(divergence: Float[Tensor, "*layers head head"]) -> Float[Te
 
 
 def placed(divergence: Float[Tensor, "head head"]) -> tuple[Float[Tensor, "head 2"], float]:
-    """Heads as points in the plane at distances close to √JS, and the share of the spread that the plane shows.
+    """Places heads as points in the plane at distances close to √JS, and returns the share of the spread that the plane
+    shows.
 
     Classical scaling: the two largest eigenvalues of B = −½ C JS C, C = 1 − 1/n. Each axis points so that its largest
     coordinate is positive. Where all heads attend alike, every point is at 0 and the share is 1.

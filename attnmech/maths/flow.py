@@ -10,9 +10,9 @@ from torch import Tensor
 
 
 def rolled_out(means: Float[Tensor, "layer query key"]) -> Float[Tensor, "layer query key"]:
-    """R_l = A_l R_{l−1}, R_0 = A_0, with A = ½ (mean_h p + I), each row divided by its sum.
+    """Computes R_l = A_l R_{l−1}, R_0 = A_0, with A = ½ (mean_h p + I), each row divided by its sum.
 
-    Rows sum to 1, also where a sink takes part of the attention. Source: Abnar & Zuidema 2020, "Quantifying Attention
+    Rows sum to 1 even if a sink takes part of the attention. Source: Abnar & Zuidema 2020, "Quantifying Attention
     Flow in Transformers", equation 1.
 
     >>> rolled_out(torch.tensor([[[1.0, 0.0], [0.5, 0.5]]] * 2))[1]
@@ -32,9 +32,9 @@ def summed_norms(
     written: Float[Tensor, "key head d_model"],
     residual: Float[Tensor, "query d_model"] | None = None,
 ) -> Float[Tensor, "query key"]:
-    """‖Σ_h p_ij^h f^h(x_j) + δ_ij x_i‖ with f(x_j) as `written`; without δ_ij x_i if there is no `residual`.
+    """Computes ‖Σ_h p_ij^h f^h(x_j) + δ_ij x_i‖ with f(x_j) as `written`; without δ_ij x_i if there is no `residual`.
 
-    Computed from the products of the heads' vectors at each key, so that no [query, key, d_model] array is made.
+    It uses the products of the heads' vectors at each key, so that no [query, key, d_model] array is made.
     Source: Kobayashi et al. 2020, "Attention is Not Only a Weight", and 2021 for the residual.
 
     >>> f = torch.tensor([[[3.0, 0.0], [0.0, 4.0]]])
@@ -55,9 +55,9 @@ def summed_norms(
 def value_norms(
     v: Float[Tensor, "*places kv_head d_value"], W_O: Float[Tensor, "head d_value d_model"]
 ) -> Float[Tensor, "*places head"]:
-    """‖f^h(x_j)‖ of each head and key, with f(x_j) = v_j W_O. It is the weight of p_ij, since ‖p f‖ = p ‖f‖.
+    """Computes ‖f^h(x_j)‖ of each head and key, with f(x_j) = v_j W_O. It is the weight of p_ij, since ‖p f‖ = p ‖f‖.
 
-    Computed head by head, so that no [key, head, d_model] array is made. Source: Kobayashi et al. 2020, equation 4.
+    It works head by head, so that no [key, head, d_model] array is made. Source: Kobayashi et al. 2020, equation 4.
 
     >>> value_norms(torch.tensor([[[3.0, 4.0]]]), torch.stack([torch.eye(2), 2 * torch.eye(2)]))
     tensor([[ 5., 10.]])
@@ -68,9 +68,9 @@ def value_norms(
 
 
 def positive_part(by_head: Float[Tensor, "*layer head query key"]) -> Float[Tensor, "*layer query key"]:
-    """E_h[(p ⊙ ∂m/∂p)⁺] of a layer: the mean over heads of the positive parts of p ⊙ ∂m/∂p.
+    """Computes E_h[(p ⊙ ∂m/∂p)⁺] of a layer: the mean over heads of the positive parts of p ⊙ ∂m/∂p.
 
-    The sum of p ⊙ ∂m/∂p over a head is dm/dε where its pattern is multiplied by 1 + ε. Source: Chefer et al. 2021,
+    The sum of p ⊙ ∂m/∂p over a head is dm/dε if the head's pattern is multiplied by 1 + ε. Source: Chefer et al. 2021,
     "Generic Attention-model Explainability", equation 5; Barkan et al. 2021, "Grad-SAM", who also average over layers.
 
     >>> positive_part(torch.tensor([[[0.5, 0.5]]]) * torch.tensor([[[4.0, -2.0]]]))

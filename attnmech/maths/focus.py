@@ -1,4 +1,4 @@
-"""Statistics of where rows look: indicators, masses, entropies and distances (docs/formulas.md#attention-focus).
+"""Statistics of where rows attend: indicators, masses, entropies and distances (docs/formulas.md#attention-focus).
 
 All functions take a block of rows after its softmax (`Attention`); row r of the block is token `rows[r]` of its text.
 """
@@ -20,14 +20,16 @@ from .sums_by_text import sums_by_text
 
 @dataclass(frozen=True)
 class DefinedRows:
-    """The rows on which statistics are defined, from the mask: the same for all heads and layers with that mask."""
+    """The rows on which statistics are defined. They follow from the mask, so all heads and layers with that mask share
+    them.
+    """
 
     first: Int[Tensor, " batch"]
     """The first position of each text."""
     count: Int[Tensor, "batch row"]
     """The number of keys that a row can see."""
     valid: Bool[Tensor, "statistic batch row"]
-    """The rows on which each statistic is defined; none at padding."""
+    """True on the rows that define a statistic; False at padding."""
 
     @classmethod
     def joined(cls, blocks: Sequence["DefinedRows"]) -> "DefinedRows":
@@ -47,11 +49,11 @@ def defined_rows(
     last: int,
     aligned: bool,
 ) -> DefinedRows:
-    """The rows of one block on which each statistic is defined.
+    """Finds the rows of one block on which each statistic is defined.
 
     A row has a choice if it sees two or more keys; without one, the indicators, the concentration, the normalised
-    entropy and the distance are undefined. The mass on a place is defined if the row sees that place, the mass on the
-    last k keys if it sees others too, "elsewhere" if it sees any other key.
+    entropy and the distance are undefined. The mass on a token is defined if the row sees that token, the mass on the
+    last k keys if the row also sees other keys, and "elsewhere" if it sees any key besides the three tokens.
 
     `aligned` says that queries and keys are the same tokens; in cross-attention there is no self, previous or
     distance.
@@ -65,21 +67,23 @@ class SeenRows:
     """The keys that each row of a block can see, from the mask."""
 
     real: Bool[Tensor, "batch row"]
-    """The rows of tokens; the other fields are False elsewhere."""
+    """The rows of tokens; in other rows, the other fields are False."""
     count: Int[Tensor, "batch row"]
     """The number of keys that a row can see."""
     choice: Bool[Tensor, "batch row"]
-    """The row sees two keys or more."""
+    """Whether the row sees two keys or more."""
     itself: Bool[Tensor, "batch row"]
-    """The row sees its own token; `first`: the first token of its text; `previous`: the token before."""
+    """Whether the row sees its own token; `first` and `previous` are the same for the first token of its text and for
+    the previous token.
+    """
     first: Bool[Tensor, "batch row"]
     previous: Bool[Tensor, "batch row"]
     others: Bool[Tensor, "batch row"]
-    """The row has a choice, and sees keys other than these three."""
+    """Whether the row has a choice, and sees keys other than these three."""
     beyond: Bool[Tensor, "batch row"]
-    """The row has a choice, and sees keys other than the last."""
+    """Whether the row has a choice, and sees keys before the last k."""
     apart: Bool[Tensor, "batch row"]
-    """The row has a choice, and keys have a distance to it."""
+    """Whether the row has a choice, and keys have a distance to it."""
 
     @classmethod
     def of(
@@ -111,7 +115,8 @@ class Places:
     """Indices of some tokens among the keys of a block, row by row; the same for all heads and layers."""
 
     at: Int[Tensor, "batch row place"]
-    """The first token of the text, the row's own token, the one before, and so on up to the number of last keys."""
+    """The first token of the text, the row's own token, the token before it, and so on up to the number of last keys.
+    """
     missing: Bool[Tensor, "batch 1 row place"]
     """Whether the token is not among the keys."""
 
@@ -141,7 +146,8 @@ class RowMeasures:
     entropy: Float[Tensor, "*layers batch head row"]
     distance: Float[Tensor, "*layers batch head row"]
     masses: Float[Tensor, "mass *layers batch head row"]
-    """The mass on the first key of the text, on the row's own token, on the one before, and on the last k keys."""
+    """The masses on the first key of the text, on the row's own token, on the previous token, and on the last k keys.
+    """
 
     @classmethod
     def of(
@@ -188,7 +194,7 @@ def _masses(
 def statistics_by_class(
     measures: RowMeasures, defined: DefinedRows, classes: Bool[Tensor, "batch class row"]
 ) -> tuple[Float[Tensor, "statistic *layers head batch row"], Float[Tensor, "statistic class *layers head batch"]]:
-    """`row_statistics`, and their sums over the rows of each class in each text."""
+    """Computes `row_statistics`, and their sums over the rows of each class in each text."""
     values = row_statistics(measures, defined).transpose(-3, -2)
     return values, sums_by_text(values, classes)
 
@@ -209,7 +215,7 @@ class FocusRows:
     defined: DefinedRows
 
     def highest(self, at: Int[Tensor, "*places"]) -> Bool[Tensor, "*layers batch head row"]:
-        """Whether the highest key is at a position and not tied."""
+        """Whether the highest key is at `position` and not tied."""
         return (self.measures.key == at) & self.untied
 
     @cached_property
@@ -229,7 +235,7 @@ class FocusRows:
 
     @cached_property
     def tied(self) -> Bool[Tensor, "*layers batch head row"]:
-        """Whether the two highest probabilities are equal; the row then counts for neither key."""
+        """Whether the two highest probabilities are equal, so that the row counts for neither key."""
         return self.measures.first == self.measures.second
 
     @cached_property
@@ -239,13 +245,13 @@ class FocusRows:
 
     @property
     def elsewhere(self) -> Bool[Tensor, "*layers batch head row"]:
-        """Whether the highest key is another than the row's own token, the first and the one before."""
+        """Whether the highest key is neither the row's own token nor the first nor the previous token."""
         key = self.measures.key
         return self.untied & (key != self.place) & (key != self.first) & (key != self.before)
 
     @property
     def log_count(self) -> Float[Tensor, "batch 1 row"]:
-        """ln of the number of keys that a row sees, of 2 if it sees fewer."""
+        """ln of the number of keys that a row sees, or ln 2 if it sees fewer than two."""
         return self.defined.count.clamp_min(2).to(self.measures.entropy.dtype).log()[:, None]
 
 
@@ -274,7 +280,7 @@ STATISTICS: Final = Statistics(
         name="previous_top",
         short="previous on top",
         printed=True,
-        meaning="Share of rows whose highest key is the token before.",
+        meaning="Share of rows whose highest key is the previous token.",
         label="rows whose highest key<br>is the token before",
         unit="share",
         defined=lambda seen: seen.choice & seen.previous,
@@ -282,7 +288,7 @@ STATISTICS: Final = Statistics(
     ),
     RowStatistic(
         name="elsewhere_top",
-        meaning="Share of rows whose highest key is another, among the rows that see another key.",
+        meaning="Share of rows whose highest key is another token, among the rows that see another token.",
         label="rows whose highest key<br>is another",
         unit="share",
         defined=lambda seen: seen.others,
@@ -312,14 +318,14 @@ STATISTICS: Final = Statistics(
     ),
     RowStatistic(
         name="previous_mass",
-        meaning="Mean probability of the token before.",
+        meaning="Mean probability of the previous token.",
         label="mean p of<br>the token before",
         defined=lambda seen: seen.previous,
         value=lambda rows: rows.measures.masses[2],
     ),
     RowStatistic(
         name="last_mass",
-        meaning="Mean total probability of the last `last` keys, on rows that see more keys than these.",
+        meaning="Mean total probability of the last `last` keys, on rows that see further keys.",
         label="mean total p<br>of the last keys",
         defined=lambda seen: seen.beyond,
         value=lambda rows: rows.measures.masses[3],
@@ -365,7 +371,7 @@ STATISTICS: Final = Statistics(
 
 
 def collapse_class(bos_mass: float, entropy: float) -> str:
-    """The class of a head by its mean mass on the first token and its mean entropy in nats, over all rows.
+    """Classifies a head by its mean mass on the first token and its mean entropy in nats, over all rows.
 
     >>> collapse_class(0.97, 0.1), collapse_class(0.6, 0.1), collapse_class(0.2, 0.1), collapse_class(0.2, 0.7)
     ('dead', 'sink', 'low entropy', '')
@@ -378,7 +384,7 @@ def collapse_class(bos_mass: float, entropy: float) -> str:
 
 
 def _find(key: Int[Tensor, "*places"], keys: Int[Tensor, " key"] | None, count: int) -> tuple[Tensor, Tensor]:
-    """The indices of positions among the `count` keys of a block, and whether each is there."""
+    """Finds the indices of positions among the `count` keys of a block, and whether each position is among them."""
     if keys is None:
         return key.clamp(0, count - 1), (key >= 0) & (key < count)
     at = torch.searchsorted(keys, key.contiguous()).clamp_max(count - 1)
@@ -388,7 +394,7 @@ def _find(key: Int[Tensor, "*places"], keys: Int[Tensor, " key"] | None, count: 
 def mean_distance(
     pattern: Float[Tensor, "batch head row key"], rows: range, keys: Int[Tensor, " key"] | None = None
 ) -> Float[Tensor, "batch head row"]:
-    """Σ_j p_ij |i − j|; `keys` are the positions j, by default from 0 on."""
+    """Computes Σ_j p_ij |i − j|; `keys` are the positions j, by default from 0 on."""
     place = torch.arange(rows.start, rows.stop, device=pattern.device, dtype=pattern.dtype)
     key = torch.arange(pattern.shape[-1], device=pattern.device) if keys is None else keys
     far = (place[:, None] - key.to(pattern.dtype)).abs_()

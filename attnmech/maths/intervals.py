@@ -1,8 +1,9 @@
 """Tests and intervals for means over few texts, and for the largest of many means (docs/formulas.md#intervals).
 
-Direction: the sign test over texts, corrected for all quantities. Size: pointwise t intervals over texts, and
-simultaneous ones that hold for all quantities together, by the bootstrap of the largest studentised deviation (max-T:
-Romano & Wolf 2005; Chernozhukov et al. 2013). A few heavy-tailed quantities do not widen the intervals of the rest.
+The direction of an effect is judged by the sign test over texts, corrected for all quantities. Its size is judged by
+pointwise t intervals over texts, and by simultaneous intervals that hold for all quantities together, from the
+bootstrap of the largest studentised deviation (max-T: Romano & Wolf 2005; Chernozhukov et al. 2013). A few heavy-tailed
+quantities do not widen the intervals of the others.
 """
 
 import math
@@ -28,19 +29,19 @@ REPLICATES: Final = 2000
 """The number of bootstrap replicates for a simultaneous interval."""
 
 HEAVY_SHARE: Final = 16
-"""One quantity in this many forms the heavy group: those whose variance rests on the fewest texts."""
+"""One quantity in this many belongs to the heavy group, whose variances rest on the fewest texts."""
 
 _NUMBERS_AT_ONCE: Final = 2**22
-"""Roughly the number of text weights in memory at once."""
+"""The approximate number of text weights in memory at once."""
 _QUANTITIES_AT_ONCE: Final = 1024
 """The number of quantities with replicates in memory at once."""
 _NO_SPREAD: Final = 1e-12
-"""Deviations below this share of the mean are rounding."""
+"""Deviations below this share of the mean are attributed to rounding."""
 _RARE: Final = 1e-3
 """Replicates that occur less often do not matter."""
 
 Interval = tuple[Tensor, Tensor]
-"""Low and high end."""
+"""The low and the high end."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -63,12 +64,12 @@ class TextMeans:
 
     @classmethod
     def of_values(cls, values: Float[Tensor, "*place text"]) -> Self:
-        """Means of one value per text; NaN where a text has none."""
+        """Takes means of one value per text; NaN where a text has no value."""
         return cls.of_ratio(values, torch.ones_like(values))
 
     @classmethod
     def of_ratio(cls, above: Float[Tensor, "*place text"], below: Float[Tensor, "*#place text"]) -> Self:
-        """Σ above / Σ below; a text counts where both are numbers."""
+        """Takes Σ above / Σ below; a text counts if both are numbers."""
         below = below.double().expand_as(above)
         above = above.double()
         there = ~(above.isnan() | below.isnan())
@@ -111,7 +112,7 @@ class TextMeans:
 
     @cached_property
     def standard_error(self) -> Float[Tensor, "*place"]:
-        """By the jackknife of the linearised ratio; for equally long texts, the standard deviation over √texts.
+        """The jackknife of the linearised ratio; for equally long texts, the standard deviation / √texts.
 
         √((n − 1)/n · Σ_t ((y_t − R n_t) / (Σn − n_t))²). NaN for fewer than two texts.
         """
@@ -124,7 +125,7 @@ class TextMeans:
         return self.standard_error > _NO_SPREAD * self.mean.abs()
 
     def interval(self, level: float = LEVEL) -> Interval:
-        """Low and high end of the pointwise t interval of each mean; NaN under five texts.
+        """Returns the low and high ends of the pointwise t interval of each mean; NaN for fewer than five texts.
 
         R ± t_df · standard error, with df = (effective number of texts) − 1.
         """
@@ -136,7 +137,8 @@ class TextMeans:
         return torch.from_numpy(np.asarray(student_t.ppf((1 + level) / 2, freedom.numpy()))) * self.standard_error
 
     def simultaneous(self, level: float = LEVEL) -> Interval:
-        """Low and high end of intervals that hold for all quantities together, so also for the largest.
+        """Returns the low and high ends of intervals that hold for all quantities together, and therefore for the
+        largest.
 
         R ± c · standard error, where max |R* − R| / SE* over a group of quantities exceeds c in a share
         (1 − `level`) · (size of the group) / (all quantities) of the replicates. Each replicate draws the same number
@@ -164,7 +166,8 @@ class TextMeans:
 
     @cached_property
     def heavy(self) -> Bool[Tensor, "*place"]:
-        """The quantities whose variance rests on the fewest texts: one in `HEAVY_SHARE`, and at least one of several.
+        """The quantities whose variance rests on the fewest texts: one in `HEAVY_SHARE`, but at least one if there are
+        several.
 
         They have the largest Σ_t d_t⁴ / (Σ_t d_t²)², with d_t the deviation of a text: 1 where a single text makes up
         all of the variance. Their number is fixed, so that an ordinary quantity is not judged by its own sample alone.
@@ -229,7 +232,9 @@ class TextMeans:
 
     @cached_property
     def _order(self) -> Int[Tensor, " text"]:
-        """An order of the texts that depends on their values alone, so that draws do not depend on the input order."""
+        """An order of the texts that depends only on their values, so that draws do not depend on the order of the
+        inputs.
+        """
         values = torch.cat((self.above.flatten(0, -2), self.below.flatten(0, -2)))
         weights = torch.arange(1, len(values) + 1, dtype=torch.float64).cos()
         return (weights[:, None] * values).sum(dim=0).argsort(stable=True)
@@ -253,7 +258,7 @@ class TextMeans:
 
     @cached_property
     def direction(self) -> Int[Tensor, "*place"]:
-        """+1 or −1 if a quantity has that sign on more texts than chance allows; else 0.
+        """+1 or −1 if a quantity has that sign on more texts than chance allows; otherwise 0.
 
         An exact two-sided sign test, valid for any distribution with median 0: P = 2 · P[B ≤ min(n₊, n₋)], with B
         binomial in n₊ + n₋ and ½; texts with the value 0 do not count. The level is 1 − `LEVEL` over all quantities, by
@@ -284,7 +289,7 @@ class TextMeans:
         return (self.texts > 1) & (size.amax(dim=-1) > size.sum(dim=-1) / 2)
 
     def texts_needed(self, at: tuple[int, ...]) -> int | None:
-        """Roughly the number of texts that would make an effect clear, if its sign stays as consistent as on these.
+        """Estimates how many texts would make an effect clear, if its sign stays as consistent as on these texts.
 
         The least n at which the sign test gives P ≤ 0.05 / quantities, with the same share of texts as here having the
         sign of the mean. None if no more than half of the texts have that sign.
@@ -301,7 +306,7 @@ class TextMeans:
 
 
 def sign_test(above: Int[Tensor, "*place"], below: Int[Tensor, "*place"]) -> Float[Tensor, "*place"]:
-    """The two-sided P of the exact sign test: 2 · P[B ≤ min(above, below)], B binomial in above + below and ½.
+    """Returns the two-sided P of the exact sign test: 2 · P[B ≤ min(above, below)], B binomial in above + below and ½.
 
     >>> sign_test(torch.tensor([10, 6, 0]), torch.tensor([0, 4, 0])).tolist()
     [0.001953125, 0.75390625, 1.0]
@@ -311,7 +316,7 @@ def sign_test(above: Int[Tensor, "*place"], below: Int[Tensor, "*place"]) -> Flo
 
 
 def fewest_texts(quantities: int) -> int:
-    """The fewest texts n on which one of the quantities can have a clear sign: 2^(1 − n) ≤ 0.05 / quantities.
+    """Returns the fewest texts n on which one of the quantities can have a clear sign: 2^(1 − n) ≤ 0.05 / quantities.
 
     >>> fewest_texts(1), fewest_texts(32), fewest_texts(1024)
     (6, 11, 16)
@@ -320,10 +325,10 @@ def fewest_texts(quantities: int) -> int:
 
 
 def holm(p: Float[Tensor, " test"], level: float = LEVEL) -> Bool[Tensor, " test"]:
-    """The tests that reject together, with a false rejection in at most 1 − `level` of cases (Holm 1979).
+    """Selects the tests that reject together, with a false rejection in at most 1 − `level` of cases (Holm 1979).
 
-    The k-th smallest of m values of P (k from 0) is rejected if it and all smaller ones are at most
-    (1 − level) / (m − k).
+    The test with the k-th smallest of m values of P (k from 0) rejects if P is at most (1 − level) / (m − k) and all
+    tests with smaller P reject.
 
     >>> holm(torch.tensor([0.02, 0.01, 0.04])).tolist(), holm(torch.tensor([0.03, 0.01, 0.04])).tolist()
     ([True, True, True], [False, True, False])
@@ -334,12 +339,12 @@ def holm(p: Float[Tensor, " test"], level: float = LEVEL) -> Bool[Tensor, " test
 
 
 def checked_level(level: Any) -> float:
-    """The nominal coverage of an interval."""
+    """Checks the nominal coverage of an interval."""
     return finite_number("level", level, above=0.0, below=1.0)
 
 
 def difference(one: TextMeans, other: TextMeans) -> TextMeans:
-    """The difference D of two means over the same texts.
+    """Returns the difference D of two means over the same texts.
 
     If both have the same number of rows, it is Σ (y_t − y'_t) / Σ n_t. Otherwise it is a mean of one value per text,
     the jackknife's pseudo-values D + (n − 1) · (e_t / (Σn − n_t) − e'_t / (Σn' − n'_t)), shifted to the mean D.
@@ -359,7 +364,7 @@ def _studentised(
     below: Float[Tensor, "quantity text"] | None,
     drawn: Float[Tensor, "text replicate"],
 ) -> Float[Tensor, "quantity replicate"]:
-    """|R* − R| / SE* of every quantity in every replicate; infinite if its texts do not differ."""
+    """Computes |R* − R| / SE* of every quantity in every replicate; infinite if its texts do not differ."""
     sums, squares = deviations @ drawn, deviations**2 @ drawn
     if below is None:
         total = texts = torch.full((1, 1), float(len(drawn)), dtype=torch.float64)
@@ -370,15 +375,15 @@ def _studentised(
         moved = sums / total
         squares = squares - 2 * moved * ((deviations * below) @ drawn) + moved**2 * (below**2 @ drawn)
     error = (squares.clamp_min(0.0) * texts / (texts - 1)).sqrt() / total.abs()
-    # In a replicate of a single text, drawn again and again, the squares are only rounding.
+    # If a replicate draws the same text every time, the squares are only rounding.
     nothing = error <= 1e-7 * (deviations**2).mean(dim=-1, keepdim=True).sqrt() * texts / total.abs()
     return torch.where(nothing | ~torch.isfinite(error), torch.inf, (moved / error).abs())
 
 
 def resampled(texts: int, replicates: int, seed: int = 0) -> Float[Tensor, "text replicate"]:
-    """The number of times that each replicate draws each text, in `texts` draws with replacement.
+    """Returns the number of times that each replicate draws each text, in `texts` draws with replacement.
 
-    The bits are Philox-4×64's (Salmon et al. 2011), so every version of numpy draws the same.
+    The random bits come from Philox-4×64 (Salmon et al. 2011), so every version of numpy makes the same draws.
 
     >>> resampled(4, 3).sum(dim=0).tolist()
     [4.0, 4.0, 4.0]

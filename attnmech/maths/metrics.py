@@ -1,4 +1,5 @@
-"""Metrics of an output, token by token: cross-entropy, divergence from another output, answers against others.
+"""Metrics of an output, token by token: cross-entropy, divergence from another output, and answers compared with
+others.
 
 All functions take logits `[row vocab]` and return one number per row, in float32 at least.
 """
@@ -9,12 +10,12 @@ from torch import Tensor
 
 
 def log_probabilities(logits: Float[Tensor, "row vocab"]) -> Float[Tensor, "row vocab"]:
-    """ln softmax of each row."""
+    """Returns ln softmax of each row."""
     return torch.log_softmax(logits.to(torch.promote_types(logits.dtype, torch.float32)), dim=-1)
 
 
 def cross_entropy(logits: Float[Tensor, "row vocab"], target: Int[Tensor, " row"]) -> Float[Tensor, " row"]:
-    """−ln p(target), in nats.
+    """Returns −ln p(target), in nats.
 
     >>> cross_entropy(torch.zeros(1, 4), torch.tensor([2])).exp()
     tensor([4.])
@@ -24,7 +25,7 @@ def cross_entropy(logits: Float[Tensor, "row vocab"], target: Int[Tensor, " row"
 
 
 def divergence(logits: Float[Tensor, "row vocab"], clean: Float[Tensor, "row vocab"]) -> Float[Tensor, " row"]:
-    """KL(clean ‖ now) = Σ_w p_clean(w) (ln p_clean(w) − ln p(w)), in nats."""
+    """Returns KL(clean ‖ now) = Σ_w p_clean(w) (ln p_clean(w) − ln p(w)), in nats."""
     before, now = log_probabilities(clean), log_probabilities(logits)
     return (before.exp() * (before - now)).sum(dim=-1)
 
@@ -32,7 +33,7 @@ def divergence(logits: Float[Tensor, "row vocab"], clean: Float[Tensor, "row voc
 def logit_difference(
     logits: Float[Tensor, "row vocab"], answer: Int[Tensor, " row"], against: Int[Tensor, " row"]
 ) -> Float[Tensor, " row"]:
-    """logit(answer) − logit(against): the log of the ratio of their probabilities."""
+    """Returns logit(answer) − logit(against), the log of the ratio of their probabilities."""
     wide = logits.to(torch.promote_types(logits.dtype, torch.float32))
     return (wide.gather(1, answer[:, None]) - wide.gather(1, against[:, None]))[:, 0]
 
@@ -40,7 +41,9 @@ def logit_difference(
 def accuracy(
     logits: Float[Tensor, "row vocab"], answer: Int[Tensor, " row"], against: Int[Tensor, " row"] | None = None
 ) -> Float[Tensor, " row"]:
-    """1 where the answer's logit is above that of `against`, or of every other token; else 0, also for ties."""
+    """Returns 1 where the answer's logit is above the logit of `against`, or of every other token; otherwise, and for
+    ties, 0.
+    """
     right = logits.gather(1, answer[:, None])
     if against is not None:
         others = logits.gather(1, against[:, None])

@@ -1,4 +1,4 @@
-"""Norms frozen at the factor by which they multiplied one stream, which makes them linear.
+"""Norms that are frozen at the factor by which they multiplied one stream, which makes them linear.
 
 A LayerNorm is N(x) = r γ ⊙ (x − mean x) + β with r = 1 / √(var x + ε), an RMSNorm N(x) = r γ ⊙ x with
 r = 1 / √(mean x² + ε).
@@ -12,7 +12,7 @@ from torch import Tensor
 
 
 def reciprocal_rms(x: Float[Tensor, "*places d_model"], epsilon: float) -> Float[Tensor, "*places"]:
-    """r = 1 / √(mean x² + ε) of an RMSNorm, or of a LayerNorm if x is the stream minus its mean.
+    """Returns r = 1 / √(mean x² + ε) of an RMSNorm, or of a LayerNorm if x is the stream minus its mean.
 
     >>> reciprocal_rms(torch.tensor([3.0, 5.0]), 8.0)
     tensor(0.2000)
@@ -60,7 +60,7 @@ class FrozenNorm:
     """The axes of the mean; two if one norm covers the queries of all heads."""
 
     def __call__(self, part: Float[Tensor, "*places d_model"]) -> Float[Tensor, "*places d_model"]:
-        """F of one part of the stream, without the shift."""
+        """Applies F to one part of the stream, without the shift."""
         return self.multiplier * (part - part.mean(dim=self.axes, keepdim=True) if self.centred else part)
 
     @classmethod
@@ -74,7 +74,8 @@ class FrozenNorm:
         centred: bool,
         at_zero: float = 0.0,
     ) -> "FrozenNorm":
-        """From the stream x and the output of a norm with the weight `gamma`, which need only be right up to a factor.
+        """Freezes a norm, given the stream x and the norm's output; its weight `gamma` need only be right up to a
+        factor.
 
         The multiplier is r γ, with one number r per token. If `out` is purely a product of x, it is `out` / x, entry by
         entry: an RMSNorm computes that product in float32 whatever the model's precision, so its rounding is part of

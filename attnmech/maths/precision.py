@@ -18,7 +18,7 @@ from torch import Tensor
 
 
 def step_tolerance(dtype: torch.dtype) -> float:
-    """Largest relative residual of one step of a model, such as Σ terms = score.
+    """Returns the largest relative residual of one step of a model, such as Σ terms = score.
 
     >>> step_tolerance(torch.float32)
     1e-05
@@ -27,7 +27,7 @@ def step_tolerance(dtype: torch.dtype) -> float:
 
 
 def pass_tolerance(dtype: torch.dtype) -> float:
-    """Largest relative residual of a whole forward pass between two implementations of a model.
+    """Returns the largest relative residual between two implementations of a model, over a whole forward pass.
 
     In float64, transformers still computes some softmaxes and its rotary tables in float32. Later layers amplify that
     rounding, so logits agree less closely.
@@ -36,7 +36,7 @@ def pass_tolerance(dtype: torch.dtype) -> float:
 
 
 def table_tolerance(dtype: torch.dtype) -> float:
-    """Largest relative residual of a position table against its closed form.
+    """Returns the largest relative residual of a position table compared with its closed form.
 
     Tables are computed in float32 at best, whatever the model's precision.
     """
@@ -44,7 +44,7 @@ def table_tolerance(dtype: torch.dtype) -> float:
 
 
 def sum_rounding(dtype: torch.dtype) -> float:
-    """2ε: the share of Σ|t| by which two computations of a sum of up to three values may differ.
+    """Returns 2ε, the share of Σ|t| by which two computations of a sum of up to three values may differ.
 
     >>> sum_rounding(torch.float64) == 2 * torch.finfo(torch.float64).eps
     True
@@ -53,12 +53,13 @@ def sum_rounding(dtype: torch.dtype) -> float:
 
 
 def steps_rounding(dtype: torch.dtype) -> float:
-    """4ε: the share of a value by which a few roundings to a model's precision may move it."""
+    """Returns 4ε, the share by which a few roundings to a model's precision may change a value."""
     return 4 * torch.finfo(dtype).eps
 
 
 def computed_in(value: Tensor) -> torch.dtype:
-    """float32 for a float64 tensor that holds float32 values, up to a few roundings of its rows; else its own type.
+    """Returns float32 for a float64 tensor whose values are float32 up to a few roundings of its rows; otherwise its
+    type.
 
     >>> computed_in(torch.tensor([0.1]).double()), computed_in(torch.tensor([0.1], dtype=torch.float64))
     (torch.float32, torch.float64)
@@ -71,7 +72,7 @@ def computed_in(value: Tensor) -> torch.dtype:
 
 
 def least_rounding(dtype: torch.dtype) -> float:
-    """Four steps between the smallest numbers of a precision, to which ε does not apply.
+    """Returns four steps between the smallest numbers of a precision, to which ε does not apply.
 
     >>> least_rounding(torch.float16) == 4 * 2**-24
     True
@@ -81,7 +82,7 @@ def least_rounding(dtype: torch.dtype) -> float:
 
 
 def product_rounding(dtype: torch.dtype, terms: int) -> float:
-    """(2 + √n) ε: the share of Σ|t| by which two dot products of n terms may differ, in float32 at least.
+    """Returns (2 + √n) ε, the share of Σ|t| by which two dot products of n terms may differ, in float32 at least.
 
     >>> product_rounding(torch.bfloat16, 64) == 10 * torch.finfo(torch.float32).eps
     True

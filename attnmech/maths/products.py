@@ -9,7 +9,7 @@ from torch.nn.functional import linear
 def product_by_head(
     x: Float[Tensor, "*batch position d_in"], W: Float[Tensor, "head d_in d_head"]
 ) -> Float[Tensor, "*batch head position d_head"]:
-    """x W for every head, as one matrix product.
+    """Computes x W for every head as one matrix product.
 
     >>> import torch
     >>> x, W = torch.randn(2, 3, 4), torch.randn(5, 4, 6)

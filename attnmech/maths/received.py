@@ -12,7 +12,7 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Received:
-    """The attention that each key and each distance receives from a layer's rows, by class; grows block by block.
+    """The attention that each key and each distance receives from a layer's rows, by class, summed block by block.
 
     A block is summed in its own precision, the layer in float64.
     """
@@ -27,7 +27,7 @@ class Received:
 
     @classmethod
     def nothing(cls, classes: Bool[Tensor, "batch class row"], heads: int, keys: int, tokens: int) -> "Received":
-        """The sums before the first block of a layer."""
+        """Returns the sums before the first block of a layer."""
         batch, kinds, rows = classes.shape
         by_key, by_diagonal = (
             torch.zeros(batch, heads, kinds, width, dtype=torch.float64, device=classes.device)
@@ -48,7 +48,7 @@ class Received:
 
     @property
     def by_distance(self) -> Float[Tensor, "batch head class distance"]:
-        """The attention that each distance |i − j| receives, from 0 to the distance between the text's ends."""
+        """Returns the attention that each distance |i − j| receives, from 0 to the distance between the text's ends."""
         itself = self.classes.shape[2] - 1
         before, after = self.by_diagonal[..., : itself + 1].flip(-1), self.by_diagonal[..., itself + 1 :]
         both_ways = before.new_zeros(*before.shape[:-1], max(before.shape[-1], self.tokens))
@@ -58,7 +58,8 @@ class Received:
 
 
 def neighbours(keys: Int[Tensor, " key"] | None, count: int) -> Int[Tensor, "run 3"]:
-    """The runs of neighbours among a block's keys: where each begins and ends among these, and its first position.
+    """Finds the runs of neighbours among a block's keys: the indices at which a run begins and ends, and its first
+    position.
 
     >>> neighbours(torch.tensor([0, 1, 5, 6, 7, 9]), 6).tolist()
     [[0, 2, 0], [2, 5, 5], [5, 6, 9]]
@@ -73,7 +74,7 @@ def neighbours(keys: Int[Tensor, " key"] | None, count: int) -> Int[Tensor, "run
 def received_by_key(
     pattern: Float[Tensor, "batch head row key"], classes: Bool[Tensor, "batch class row"]
 ) -> Float[Tensor, "batch head class key"]:
-    """Σ_i p_ij over the rows of each class of a block."""
+    """Computes Σ_i p_ij over the rows of each class of a block."""
     return torch.matmul(classes[:, None].to(pattern), pattern)
 
 
@@ -83,7 +84,7 @@ def received_by_distance(
     rows: range,
     length: int | None = None,
 ) -> Float[Tensor, "batch head class distance"]:
-    """Σ p_ij over the pairs at each distance |i − j|, by the class of the row; distances from 0 to the last row.
+    """Sums p_ij over the pairs at each distance |i − j|, by the class of the row; distances from 0 to the last row.
 
     With the `length` of the text, distances i − j from 1 − length to length − 1.
     """
@@ -98,7 +99,7 @@ def received_by_distance(
 def uniform_attention(
     visible: Bool[Tensor, "batch 1 row key"], classes: Bool[Tensor, "batch class row"]
 ) -> tuple[Float[Tensor, "batch class key"], Float[Tensor, "batch class key"]]:
-    """What each key would receive from rows with uniform attention, and the number of rows that see it."""
+    """Computes what each key would receive from rows with uniform attention, and the number of rows that see it."""
     seen = visible[:, 0].double()
     weights = classes.double()
     share = weights / seen.sum(dim=-1).clamp_min(1)[:, None]
@@ -108,7 +109,7 @@ def uniform_attention(
 def _by_diagonal(
     pattern: Float[Tensor, "batch head row key"], classes: Bool[Tensor, "batch class row"]
 ) -> Float[Tensor, "batch head class diagonal"]:
-    """Σ p_ij over each diagonal of the block, from the first key of its last row to the last key of its first.
+    """Sums p_ij over each diagonal of the block, from the first key of its last row to the last key of its first row.
 
     The rows are laid out in sequence, each preceded by one zero per row of the block. Read with a stride
     one greater than their length, row r is shifted by r places, so that pairs at the same distance are in the same

@@ -1,4 +1,4 @@
-"""Products of queries and keys with tables of relative positions: terms of content and distance together.
+"""Products of queries and keys with tables of relative positions: terms that depend on content and distance together.
 
 DeBERTa (He et al. 2021, arXiv 2006.03654, eq. 4) projects an embedding of each relative position with W_K and with W_Q
 and adds two products to q_i·k_j before all three are scaled:
@@ -8,7 +8,7 @@ and adds two products to q_i·k_j before all three are scaled:
 | `content_to_position` | q_i · K_p |
 | `position_to_content` | k_j · Q_p |
 
-with p the row of the tables for the distance i − j: far distances share rows. XLNet (Dai et al. 2019,
+with p the row of the tables for the distance i − j; large distances share rows. XLNet (Dai et al. 2019,
 arXiv 1901.02860) has the first only, and in addition a bias u_p for each distance, which belongs to `position`.
 """
 
@@ -54,18 +54,18 @@ class Relative:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The terms that these tables give."""
+        """The terms that these tables produce."""
         tables = zip(RELATIVE_TERMS, (self.keys, self.queries), strict=True)
         return tuple(name for name, table in tables if table is not None)
 
     def at(self, rows: slice = slice(None)) -> Int[Tensor, "row key"]:
-        """The row of the tables for each pair."""
+        """Returns the row of the tables for each pair."""
         return self.place[self.query_at[rows, None] - self.key_at + self.zero]
 
     def content_to_position(
         self, q: Float[Tensor, "#batch head #row d_head"], rows: slice = slice(None)
     ) -> Float[Tensor, "#batch head row key"]:
-        """q_i · K_p of some rows; `q` is at these rows only, or the same in all."""
+        """Returns q_i · K_p of some rows; `q` has only these rows, or is the same in all rows."""
         assert self.keys is not None
         place, products = self.at(rows), q @ self.keys.to(q).mT
         products = products.expand(-1, -1, len(place), -1)
@@ -74,18 +74,18 @@ class Relative:
     def position_to_content(
         self, k: Float[Tensor, "#batch head #key d_head"], rows: slice = slice(None)
     ) -> Float[Tensor, "#batch head row key"]:
-        """k_j · Q_p of some rows; `k` is at every key, or the same at all."""
+        """Returns k_j · Q_p of some rows; `k` has every key, or is the same at all keys."""
         return self.content_of(self.by_key(k), rows)
 
     def by_key(self, k: Float[Tensor, "#batch head #key d_head"]) -> Float[Tensor, "#batch head #key place"]:
-        """k_j · Q_p for every row of the table."""
+        """Returns k_j · Q_p for every row of the table."""
         assert self.queries is not None
         return k @ self.queries.to(k).mT
 
     def content_of(
         self, by_key: Float[Tensor, "#batch head #key place"], rows: slice = slice(None)
     ) -> Float[Tensor, "#batch head row key"]:
-        """`position_to_content`, from the products of `by_key`."""
+        """Returns `position_to_content`, from the products of `by_key`."""
         place = self.at(rows).mT
         by_key = by_key.expand(-1, -1, len(place), -1)
         return by_key.gather(-1, place.expand(*by_key.shape[:2], -1, -1)).mT
@@ -98,7 +98,7 @@ class Relative:
     def added_to(
         self, k: Float[Tensor, "batch head key d_head"]
     ) -> Callable[[Float[Tensor, "batch head row d_head"], slice], Float[Tensor, "batch head row key"]]:
-        """A function of a block's q and its rows that returns everything added to the scores, unscaled.
+        """Returns a function of a block's q and its rows that computes everything added to the scores, unscaled.
 
         The part that depends on keys alone is computed once, in memory that grows with the number of keys.
         """
@@ -116,22 +116,22 @@ class Relative:
         return added
 
     def of_places(self, here: Int[Tensor, " place"]) -> "Relative":
-        """The same for some positions of a text, as queries and as keys."""
+        """Returns the tables for some positions of a text, as queries and as keys."""
         return replace(self, query_at=self.query_at[here], key_at=self.key_at[here])
 
     def of_rows(self, rows: Int[Tensor, " row"]) -> "Relative":
-        """The same for some queries only."""
+        """Returns the tables for some queries only."""
         return replace(self, query_at=self.query_at[rows])
 
     def of_head(self, head: int) -> "Relative":
-        """The tables of one head, as if the model had only that head."""
+        """Returns the tables of one head, as if the model had only that head."""
         keys, queries, alone = (
             None if table is None else table[head : head + 1] for table in (self.keys, self.queries, self.alone)
         )
         return replace(self, keys=keys, queries=queries, alone=alone)
 
     def to(self, dtype: torch.dtype, device: torch.device | str | None = None) -> "Relative":
-        """A copy that does not change with the model, with the tables in another precision."""
+        """Returns a copy that does not change with the model, with the tables in another precision."""
         tables = (
             None if table is None else table.detach().to(device, dtype, copy=True)
             for table in (self.keys, self.queries, self.alone)
@@ -142,8 +142,8 @@ class Relative:
 
 
 def log_bucket(distance: int, buckets: int, largest: int) -> int:
-    """The bucket of a distance in DeBERTa-v2: itself up to half of `buckets`, then logarithmic, the farthest at
-    `largest` − 1 (He et al. 2021, arXiv 2111.09543).
+    """Returns the bucket of a distance in DeBERTa-v2: the distance itself up to half of `buckets`, then logarithmic,
+    with the farthest at `largest` − 1 (He et al. 2021, arXiv 2111.09543).
 
     >>> [log_bucket(distance, 8, 64) for distance in (0, 3, 4, 5, 9, 63, -63)]
     [0, 3, 4, 5, 5, 7, -7]

@@ -58,8 +58,8 @@ Rotate = Callable[[Tensor], Tensor]
 class ScoreParts:
     """One layer's queries and keys, each split into a part from the input and a part from a bias.
 
-    It holds everything that the terms need. Parts are rotated if the model rotates. A bias part without rotation is the
-    same at every position: `[head d_head]`, or `[batch head d_head]` if it differs between texts.
+    It stores everything that the terms need. Parts are rotated if the model rotates queries and keys. Without rotation,
+    a bias part is the same at every position: `[head d_head]`, or `[batch head d_head]` if it differs between texts.
     """
 
     query_from_input: Float[Tensor, "batch head query d_head"]
@@ -73,10 +73,10 @@ class ScoreParts:
     sink: Float[Tensor, " head"] | None = None
     """An extra logit in the softmax denominator of each row; None if the model has none."""
     wavelengths: Float[Tensor, " d_head"] | None = None
-    """The number of tokens in one turn of each dimension, infinite if it does not turn; None without rotation."""
+    """The number of tokens in which each dimension turns once, infinite if it does not turn; None without rotation."""
     centred: bool = False
-    """Whether queries and keys are split at reference means: the bias parts are the rotated means, `position` includes
-    their product, and there is no `constant`.
+    """Whether queries and keys are split at reference means. If so, the bias parts are the rotated means, `position`
+    includes their product, and there is no `constant`.
     """
     relative: Relative | None = None
     """Tables of relative positions that multiply queries and keys; None if the model has none."""
@@ -84,7 +84,7 @@ class ScoreParts:
     def centred_at(
         self, query_mean: Float[Tensor, "*places d_head"], key_mean: Float[Tensor, "*places d_head"]
     ) -> "ScoreParts":
-        """The same scores, with queries and keys split at means that are rotated, as they enter the score."""
+        """Splits queries and keys at means, which are rotated as they enter the score; the scores stay the same."""
         query, key = self.query, self.key
         return replace(
             self,
@@ -101,7 +101,7 @@ class ScoreParts:
         position: Float[Tensor, "#batch #head #query all_keys"] | None,
         visible: Bool[Tensor, "batch 1 query all_keys"],
     ) -> "ScoreParts":
-        """The same scores, followed by those of keys that belong to no token (`nn.MultiheadAttention`'s learned key).
+        """Appends the scores of keys that belong to no token (`nn.MultiheadAttention`'s learned key).
 
         These keys have no bias, so b_K, which is in the terms of every key, is subtracted from them.
         """
@@ -163,9 +163,9 @@ class ScoreParts:
     def of_text(
         self, number: int, here: Int[Tensor, " place"], at_keys: Int[Tensor, " key_place"] | None = None
     ) -> "ScoreParts":
-        """The parts of one text of the batch at some of its positions, as a batch of one.
+        """Returns the parts of one text of the batch at some of its positions, as a batch of one.
 
-        `at_keys` are the positions of the keys if they are another text's; by default the same.
+        `at_keys` are the positions of the keys if the keys belong to another text; by default they are the same.
         """
         at_keys = here if at_keys is None else at_keys
 
@@ -190,7 +190,7 @@ class ScoreParts:
         )
 
     def term(self, name: str, rows: slice = slice(None)) -> Float[Tensor, "#batch #head #row #key"]:
-        """One term for a block of query rows; axes along which it does not change have length 1."""
+        """Computes one term for a block of query rows; axes along which it does not change have length 1."""
         if name == "mask":
             dtype = self.query_from_input.dtype
             seen = self.visible[:, :, rows]
@@ -247,7 +247,7 @@ class ScoreParts:
         return self.scale * self.relative.position_to_content(key, rows)
 
     def _product(self, name: str, rows: slice) -> Float[Tensor, "#batch head #row #key"]:
-        """scale · the product of the parts of queries and keys that form a term."""
+        """Returns scale · the product of the parts of queries and keys that form a term."""
         query = self.query_from_bias if name in ("key_bias", "constant") else self.query_from_input
         key = self.key_from_bias if name in ("query_bias", "constant") else self.key_from_input
         assert query is not None and key is not None
@@ -256,11 +256,11 @@ class ScoreParts:
     def over(
         self, dimensions: Bool[Tensor, " d_head"], rows: slice = slice(None)
     ) -> Float[Tensor, "batch head row key"]:
-        """scale · Σ_d q_d k_d over some dimensions of queries and keys as they enter the score."""
+        """Returns scale · Σ_d q_d k_d over some dimensions of queries and keys as they enter the score."""
         return self.scale * (self.query[:, :, rows, dimensions] @ self.key[..., dimensions].mT)
 
     def total(self, rows: slice = slice(None)) -> Float[Tensor, "batch head row key"]:
-        """Σ terms without the mask: what the score would be if every key were visible."""
+        """Returns Σ terms without the mask: what the score would be if every key were visible."""
         total = self._sum(rows)
         return total if self.softcap is None else self.softcap * torch.tanh(total / self.softcap)
 
@@ -317,14 +317,16 @@ def of_part(
     norm: FrozenNorm | None = None,
     norm_last: bool = False,
 ) -> Float[Tensor, "*batch head position d_head"]:
-    """The contribution of a part of the input to the queries or keys in the score; linear in x, as `norm` is frozen."""
+    """Returns what a part of the input contributes to the queries or keys in the score; linear in x, since `norm` is
+    frozen.
+    """
     return _as_scored(product_by_head(x, W), None, rotate, norm, norm_last)[0]
 
 
 def _as_scored(
     from_input: Tensor, from_bias: Tensor | None, rotate: Rotate | None, norm: FrozenNorm | None, norm_last: bool
 ) -> tuple[Tensor, Tensor | None]:
-    """Input and bias parts after the frozen norm and the rotation; the norm's shift counts as bias."""
+    """Returns input and bias parts after the frozen norm and the rotation; the norm's shift counts as bias."""
     if from_bias is not None and (rotate is not None or norm is not None):
         batch, _, positions, _ = from_input.shape
         from_bias = repeat(from_bias, "head d_head -> batch head position d_head", batch=batch, position=positions)
@@ -349,7 +351,7 @@ def _split(
 
 
 def by_position(part: Tensor) -> Float[Tensor, "#batch head #position d_head"]:
-    """A part with all four axes, of length 1 along those on which it does not depend."""
+    """Returns a part with all four axes, of length 1 along the axes on which it does not depend."""
     if part.ndim == 4:
         return part
     return part[:, :, None] if part.ndim == 3 else part[None, :, None]
@@ -360,7 +362,7 @@ def _whole(from_input: Tensor, from_bias: Tensor | None) -> Float[Tensor, "batch
 
 
 def _dot(query: Tensor, key: Tensor) -> Float[Tensor, "#batch head #query #key"]:
-    """q·k over d_head of every pair, for parts with or without positions."""
+    """Computes q·k over d_head of every pair, for parts with or without positions."""
     return by_position(query) @ by_position(key).mT
 
 
@@ -371,15 +373,15 @@ class Rounded:
     norm: Float[Tensor, "*places"]
     """‖|part from the input| + |part from the bias|‖, as they enter the score."""
     error: Float[Tensor, "*places"]
-    """δ, of one entry."""
+    """δ, the rounding of one entry."""
 
     def at(self, place: Callable[[Tensor], Tensor]) -> "Rounded":
-        """The same at other places, such as some rows or cells."""
+        """Returns the same numbers at other indices, such as some rows or cells."""
         return Rounded(place(self.norm), place(self.error))
 
 
 def product_error(query: Rounded, key: Rounded, scale: float, d_head: int) -> Float[Tensor, "*places"]:
-    """The largest distance that rounding explains between two computations of scale · q·k.
+    """Returns the largest distance that rounding explains between two computations of scale · q·k.
 
     scale · (δq ‖k‖ + ‖q‖ δk + (2 + √d) ε ‖q‖ ‖k‖): the errors of a head's d entries are nearly independent, so that
     Σ_d δq_d k_d is about δq ‖k‖. No other head or row enters it.
@@ -397,7 +399,7 @@ def score_rounding(
     score: Float[Tensor, "batch head query key"],
     position: Float[Tensor, "#batch #head #query key"] | None = None,
 ) -> Float[Tensor, "batch head query key"]:
-    """The largest distance that rounding explains between a score and the sum of its terms.
+    """Returns the largest distance that rounding explains between a score and the sum of its terms.
 
     `product_error` + 4ε (|position| + |score|); the score is the model's, and this ε belongs to its precision, with
     its smallest step.
@@ -413,7 +415,7 @@ def score_rounding(
 def relative_rounding(
     relative: Relative, query: Rounded, key: Rounded, scale: float, rows: slice
 ) -> Float[Tensor, "batch head row #key"]:
-    """`product_error` of the products with tables of relative positions; `query` covers these rows.
+    """Returns the `product_error` of the products with tables of relative positions; `query` covers these rows.
 
     The longest row of a table bounds every row of it.
     """
@@ -435,7 +437,7 @@ def relative_rounding(
 def rank_keys(
     scores: Float[Tensor, "*axes query key"], visible: Bool[Tensor, "*axes query key"], ranks: int
 ) -> Int[Tensor, "*axes query rank"]:
-    """The keys of each row from the highest score down; −1 where the row sees fewer keys.
+    """Returns the keys of each row from the highest score down; −1 where the row sees fewer keys.
 
     Among equal scores, the earlier key comes first.
     """
@@ -449,7 +451,7 @@ def term_shares(
     visible: Bool[Tensor, "*axes query key"],
     keys: Int[Tensor, "*axes query rank"],
 ) -> dict[str, Float[Tensor, "*axes query rank"]]:
-    """The share of each term in the score of a key, above the term's minimum in the row (figure 2).
+    """Computes the share of each term in the score of a key, above the term's minimum in the row (figure 2).
 
     share = (t_ij − min_j t_ij) / Σ_terms (t_ij − min_j t_ij), the minimum over the visible keys of the row: a
     constant per row does not change the softmax, so it must not change the share. NaN where the row sees
@@ -474,7 +476,7 @@ def names_along_row(layers: Iterable[ScoreParts]) -> tuple[str, ...]:
 def ranked_shares(
     parts: ScoreParts, names: Iterable[str], ranks: int, visible: Bool[Tensor, "batch 1 query key"]
 ) -> tuple[Int[Tensor, "batch head query rank"], dict[str, Float[Tensor, "batch head query rank"]]]:
-    """The keys of each row from the highest score down, and the `term_shares` of some terms in their scores."""
+    """Returns the keys of each row from the highest score down, and the `term_shares` of some terms in their scores."""
     total = parts.total()
     seen = visible.expand_as(total)
     keys = rank_keys(total, seen, ranks)

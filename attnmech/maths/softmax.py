@@ -9,13 +9,13 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 _COLUMNS: Final = 64
-"""The number of columns over which the keys of a row are dealt: a multiple of any processor's vector length."""
+"""The number of columns among which the keys of a row are divided: a multiple of any processor's vector length."""
 
 
 def softmax_of(
     scores: Float[Tensor, "batch head row key"], sink: Float[Tensor, " head"] | None = None
 ) -> Float[Tensor, "batch head row key"]:
-    """softmax_j(score_ij) in float32 or, for float64 scores, in float64.
+    """Computes softmax_j(score_ij) in float32 or, for float64 scores, in float64.
 
     A sink (gpt-oss) is an extra logit in the denominator, so that a row sums to 1 − its mass.
     """
@@ -25,7 +25,7 @@ def softmax_of(
 def softmax_with_sink(
     scores: Float[Tensor, "batch head row key"], sink: Float[Tensor, " head"] | None
 ) -> tuple[Float[Tensor, "batch head row key"], Float[Tensor, "batch head row"] | None]:
-    """`softmax_of`, and the mass of the sink; None without a sink."""
+    """Computes `softmax_of`, and the mass of the sink (None without a sink)."""
     precise = scores.to(torch.promote_types(scores.dtype, torch.float32))
     if sink is None:
         return torch.softmax(precise, dim=-1), None
@@ -42,7 +42,7 @@ class Attention:
     pattern: Float[Tensor, "batch head row key"]
     """The probabilities, in float32 at least."""
     edited: bool = False
-    """Whether an edit has set the probabilities, so that they are not the softmax of the scores."""
+    """Whether an edit has set the probabilities, so that they are no longer the softmax of the scores."""
 
     @cached_property
     def top(self) -> "Top":
@@ -76,10 +76,10 @@ class Top:
 
 
 def top_two(values: Float[Tensor, "*places key"]) -> Top:
-    """The highest and the second highest of each row, in one pass over it.
+    """Finds the highest and the second highest value of each row, in one pass over it.
 
-    The keys are dealt to columns, the largest of each column is found, then the best two of these, then the best two
-    of the winning column: a `topk` over all keys takes ten times as long.
+    The keys are divided among columns; the largest of each column is found, then the best two of these, then the best
+    two of the winning column. A `topk` over all keys takes ten times as long.
     """
     deals = values.shape[-1] // _COLUMNS
     if deals < 4:

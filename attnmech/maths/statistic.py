@@ -20,7 +20,7 @@ class Statistic:
     """Its name in column headings and sentences; by default its name."""
     unit: str = ""
     printed: bool = False
-    """Whether the command line prints its column; files have all."""
+    """Whether the command line prints its column; files have all columns."""
     bounds: tuple[float, float] = (0.0, 1.0)
     """The least and the largest possible mean; intervals are clamped to them."""
 

@@ -9,13 +9,13 @@ from torch import Tensor
 from .blocks import block_bytes
 
 _AT_ONCE: Final = 2**18
-"""Roughly the number of values summed at a time, so that their float64 copies stay in the cache."""
+"""The approximate number of values summed at a time, so that their float64 copies stay in the cache."""
 
 
 def sums_by_text(
     values: Float[Tensor, "statistic *layers head batch query"], classes: Bool[Tensor, "batch class query"]
 ) -> Float[Tensor, "statistic class *layers head batch"]:
-    """Sums over the rows of each class in each text; `values` are 0 where a statistic is not defined.
+    """Sums values over the rows of each class in each text; `values` are 0 where a statistic is not defined.
 
     >>> sums_by_text(torch.tensor([[[[1.0, 2.0, 4.0]]]]), torch.tensor([[[True, False, True]]])).item()
     5.0
@@ -26,7 +26,7 @@ def sums_by_text(
 def counts_by_text(
     valid: Bool[Tensor, "statistic *layers head batch query"], classes: Bool[Tensor, "batch class query"]
 ) -> Float[Tensor, "statistic class *layers head batch"]:
-    """The number of rows of each class in each text on which a statistic is defined.
+    """Counts the rows of each class in each text on which a statistic is defined.
 
     >>> counts_by_text(torch.tensor([[[[True, True, False]]]]), torch.tensor([[[True, False, True]]])).item()
     1.0
@@ -49,7 +49,7 @@ def _sums(values: Tensor, classes: Bool[Tensor, "batch class query"], precision:
 
 
 def _sums_of(values: Tensor, members: Bool[Tensor, "batch query"], precision: torch.dtype) -> Tensor:
-    """The sums of one class, in a wider type."""
+    """Sums one class in a wider type."""
     places = members.any(dim=0).nonzero()[:, 0]
     if not len(places):
         return values.new_zeros(values.shape[:-1], dtype=precision)

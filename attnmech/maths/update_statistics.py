@@ -1,4 +1,4 @@
-"""Statistics of what a head writes, row by row: the update against the stream, and the value that it reads most.
+"""Statistics of what a head writes, row by row: the update compared with the stream, and the value that it reads most.
 
 The formulas are those of `updates.py` (docs/formulas.md#residual-updates).
 """
@@ -44,7 +44,9 @@ class LayerRows:
     """Facts about the rows of some layers that do not depend on what their heads write."""
 
     key: Int[Tensor, "*layers batch head row"]
-    """The key that each row attends to most; −1 where it has no choice. Keys after the values read are not tokens."""
+    """The key to which each row attends most; −1 where it has no choice. Keys beyond the values that were read are not
+    tokens.
+    """
     real: Bool[Tensor, "batch row"]
     """The rows that are tokens."""
     begins: Int[Tensor, " batch"]
@@ -62,7 +64,7 @@ def update_statistics(
 ) -> tuple[Float[Tensor, "statistic *layers head batch row"], Bool[Tensor, "statistic *layers head batch row"]]:
     """Every statistic of every row of some layers (0 where it is undefined), and where it is defined.
 
-    `read` are the keys' values against the stream there; if there are two, rows of global tokens read the second.
+    `read` compares the keys' values with the stream there; if it has two entries, rows of global tokens use the second.
     """
     factor = rows.by_token[..., None, :]
     written = AgainstStream(written.norm * factor, written.product * factor, written.stream)
@@ -84,17 +86,17 @@ class Target:
     magnitude: Float[Tensor, "*layers batch head row"]
     orientation: Float[Tensor, "*layers batch head row"]
     compared: Bool[Tensor, "*layers batch head row"]
-    """Whether that key exists and is a token with a nonzero stream."""
+    """Whether the most attended key exists and is a token with a nonzero stream."""
     directed: Bool[Tensor, "*layers batch head row"]
-    """Whether its value must be nonzero as well."""
+    """Whether the key's value is nonzero as well."""
 
     def but(self, rows: Bool[Tensor, "batch 1 row"], other: "Target") -> "Target":
-        """The same, with the numbers of another target in some rows."""
+        """Returns a copy with the numbers of another target in some rows."""
         return Target(*(torch.where(rows, vars(other)[name], value) for name, value in vars(self).items()))
 
 
 def _target(read: AgainstStream, rows: LayerRows) -> Target:
-    """v_j W_O compared with x_j, for the key j that each row attends to most."""
+    """Compares v_j W_O with x_j, for the key j to which each row attends most."""
     tokens = read.stream.shape[-1]
     at = rows.key.clamp(0, tokens - 1)
     streams = (read.stream > 0)[..., None, :].expand_as(read.norm)
@@ -130,7 +132,7 @@ class UpdateRows:
 
     @cached_property
     def chooses(self) -> Bool[Tensor, "*layers batch head row"]:
-        """The rows that attend to one key most."""
+        """The rows that attend most to a single key."""
         return self.real & (self.rows.key >= 0)
 
     @cached_property
@@ -150,7 +152,7 @@ STATISTICS: Final = Statistics(
     RowStatistic(
         name="magnitude",
         short="update magnitude",
-        meaning="Mean of ‖u‖ / ‖x‖, the update at each row against the stream there: figure 7.",
+        meaning="Mean of ‖u‖ / ‖x‖, the update at each row relative to the stream there: figure 7.",
         bounds=(0.0, math.inf),
         defined=lambda rows: rows.real,
         value=lambda rows: rows.magnitude,
@@ -158,7 +160,7 @@ STATISTICS: Final = Statistics(
     RowStatistic(
         name="orientation",
         short="update orientation",
-        meaning="Mean of cos(u, x): negative where the head removes some of what is there. Figure 8.",
+        meaning="Mean of cos(u, x), negative where the head removes part of the stream: figure 8.",
         bounds=(-1.0, 1.0),
         defined=lambda rows: rows.real & (rows.written.norm > 0),
         value=lambda rows: rows.orientation,

@@ -3,8 +3,8 @@
     u_ih = z_ih W_O[h],    magnitude = ‖u‖ / ‖x‖,    orientation = cos(u, x),
 
 with x the stream as it enters the block. Norms and products are computed from the d_head numbers of z: for a triangle R
-with W_O[h] W_O[h]ᵀ = Rᵀ R, ‖z W_O‖ = ‖z Rᵀ‖ and u·x = z · (W_O x). So no [token, head, d_model] array is made if there
-are more tokens than d_head.
+with W_O[h] W_O[h]ᵀ = Rᵀ R, ‖z W_O‖ = ‖z Rᵀ‖ and u·x = z · (W_O x). No [token, head, d_model] array is made if there are
+more tokens than d_head.
 """
 
 from functools import cached_property
@@ -40,7 +40,7 @@ class Writer:
     def against(
         self, x: Float[Tensor, "batch position d_model"], *z: Float[Tensor, "batch position _ d_head"]
     ) -> list[tuple[Float[Tensor, "batch head position"], Float[Tensor, "batch head position"]]]:
-        """‖z W_O‖ and (z W_O)·x, for each z."""
+        """Returns ‖z W_O‖ and (z W_O)·x for each z."""
         norms: list[list[Tensor]] = [[] for _ in z]
         products: list[list[Tensor]] = [[] for _ in z]
         matrix = self._of_same_norm(x)
@@ -54,7 +54,7 @@ class Writer:
         return [(_by_text(norm, len(x)), _by_text(product, len(x))) for norm, product in both]
 
     def _parts(self, values: Float[Tensor, "batch position ..."]) -> list[Float[Tensor, "token ..."]]:
-        """The tokens of all texts in parts, whose products with the heads' W_O fill one block of memory."""
+        """Divides the tokens of all texts into parts whose products with the heads' W_O fill one block of memory."""
         heads, d_head, _ = self._W_O.shape
         tokens = max(1, block_bytes(values.device) // (heads * d_head * values.element_size()))
         flat = values.flatten(0, 1)
@@ -65,7 +65,7 @@ class Writer:
         return z if group == 1 else z.repeat_interleave(group, dim=1)
 
     def _of_same_norm(self, values: Float[Tensor, "batch position ..."]) -> Float[Tensor, "head d_head _"]:
-        """A matrix M with ‖z M‖ = ‖z W_O‖: W_O, or Rᵀ, which pays for more than d_head tokens.
+        """Returns a matrix M with ‖z M‖ = ‖z W_O‖: W_O or, for more than d_head tokens, Rᵀ, which is then faster.
 
         On a device that makes the CPU wait to factorise, it pays where the products with W_O exceed a block of memory.
         """
@@ -90,9 +90,10 @@ def _by_text(parts: list[Float[Tensor, "head token"]], texts: int) -> Float[Tens
 
 
 def _triangle(W_O: Float[Tensor, "head d_head d_model"]) -> Float[Tensor, "head row d_head"]:
-    """R of W_Oᵀ = Q R for every head.
+    """Computes R of W_Oᵀ = Q R for every head.
 
-    In float32 it uses Cholesky on products in float64, which takes a third of the time and is more accurate than QR.
+    In float32 it uses a Cholesky factorisation of float64 products, which takes a third of QR's time and is more
+    accurate.
     """
     if W_O.dtype == torch.float32:
         wide = W_O.double()
@@ -106,6 +107,6 @@ def _triangle(W_O: Float[Tensor, "head d_head d_model"]) -> Float[Tensor, "head 
 def cosine(
     product: Float[Tensor, "*places"], one: Float[Tensor, "*places"], other: Float[Tensor, "*#places"]
 ) -> Float[Tensor, "*places"]:
-    """product / (one · other), from −1 to 1; 0 where one of the norms is 0 and there is no direction."""
+    """Returns product / (one · other), from −1 to 1; 0 where one of the norms is 0, so that there is no direction."""
     norms = one * other
     return torch.where(norms > 0, product / norms.clamp_min(torch.finfo(norms.dtype).tiny), 0.0).clamp(-1, 1)

@@ -20,7 +20,8 @@ def row_covariances(
     scores: Float[Tensor, "batch head row key"],
     seen: Bool[Tensor, "batch 1 row key"],
 ) -> tuple[dict[str, Float[Tensor, "batch head row"]], Float[Tensor, "batch head row"]]:
-    """Σ_j (t_ij − t̄_i)(s_ij − s̄_i) of each term in each row, and Σ_j (s_ij − s̄_i)²; 0 where a row sees one key or none.
+    """Σ_j (t_ij − t̄_i)(s_ij − s̄_i) of each term in each row, and Σ_j (s_ij − s̄_i)²; 0 if a row sees fewer than two
+    keys.
 
     >>> scores = torch.tensor([[[[1.0, 3.0]]]])
     >>> seen = torch.ones(1, 1, 1, 2, dtype=torch.bool)

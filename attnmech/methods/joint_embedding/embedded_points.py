@@ -180,8 +180,8 @@ class EmbeddedPoints(WithStatistics, PagedResult):
 
     @property
     def trustworthiness(self) -> dict[str, Float[Tensor, "layer head"]]:
-        """By projection, the extent, from 0 to 1, to which neighbours in the picture were neighbours before (Venna &
-        Kaski 2001).
+        """By projection, the extent (0 to 1) to which neighbours in the picture were neighbours before (Venna & Kaski
+        2001).
 
         Computed by scikit-learn with 5 neighbours and the projection's metric, on at most 1,000 random points.
         """
