@@ -1,7 +1,7 @@
 """The size of the blocks that a device works on.
 
-On the CPU, what its fastest memory holds together with their neighbours; elsewhere, so much that a launch takes far
-less time than its work.
+On the CPU, a block and its neighbours fit into the fastest memory; on other devices, a block is so large that a launch
+takes far less time than the work that it starts.
 """
 
 import time
@@ -13,11 +13,11 @@ import torch
 _ON_CPU: Final = 8 * 2**20
 _ELSEWHERE: Final = 256 * 2**20
 _SHARE: Final = 16
-"""The number of blocks that free memory must hold; a layer needs about six at the same time."""
+"""The number of blocks that must fit into free memory; a layer needs about six at the same time."""
 
 
 def block_bytes(device: torch.device) -> int:
-    """The size of the largest array of a step: a block of scores, or the products of a stream with the heads' W_O.
+    """Returns the size of a step's largest array: a block of scores, or the products of a stream with the heads' W_O.
 
     >>> block_bytes(torch.device("cpu")) // 2**20
     8
@@ -27,7 +27,7 @@ def block_bytes(device: torch.device) -> int:
 
 @lru_cache(maxsize=16)
 def _share(device: torch.device, _second: int) -> int:
-    """A share of a device's free memory, asked for once a second, since a driver may take its time to answer."""
+    """A share of a device's free memory, which is queried at most once a second, since drivers may answer slowly."""
     module = torch.get_device_module(device)
     if not hasattr(module, "mem_get_info"):
         return _ELSEWHERE
