@@ -183,10 +183,7 @@ def page_of_views(
             provenance=provenance or {},
             carriers=Markup(scripts.carriers(carried.values())),
             boot=Markup(boot),
-            **dict.fromkeys(
-                ("brief", "notes", "contents", "choices", "tokens", "precision", "data", "script", "weighted", "keys"),
-                "",
-            ),
+            **dict.fromkeys(("explorer", "data", "script"), ""),
         )
     )
 

@@ -15,7 +15,7 @@ const keys = page.keys ?? tokens; // in cross-attention, the tokens of another t
 const names = Object.keys(choices);
 const optional = new Set(page.optional); // in the address only if changed
 const selectors = /** @type {HTMLSelectElement[]} */ (allOf("select[data-choice]"));
-const contents = /** @type {HTMLDetailsElement} */ (document.getElementById("contents"));
+const tabs = allOf("[data-choose-tab]");
 const state = Object.fromEntries(names.map((name) => [name, 0])); // indices into choices
 let drawnFor = 0; // the window's width at the last drawing
 let printing = false;
@@ -264,6 +264,7 @@ function useTextColour({ data, layout }, color) {
 function drawFigures() {
   if (!window.Plotly) return;
   for (const id of Object.keys(page.figures)) {
+    if (element(id).closest("[hidden]")) continue;
     if (everywhere || onScreen.has(id)) draw(id);
     else if (id !== underWay?.id) element(id).classList.toggle("stale", id in drawnWith && drawnWith[id] !== shownIn(id));
   }
@@ -282,11 +283,11 @@ async function drawAhead() {
   document.documentElement.dataset.whole = "yes";
 }
 
-/** The figure nearest to the middle of the screen that does not show the current choices; undefined if all do. */
+/** The figure of this tab nearest to the middle of the screen that does not show the current choices, if there is one. */
 function nextWaiting() {
   const waits = (id) => (id in page.figures ? drawnWith[id] !== shownIn(id) : !begun.has(id));
   const distance = ({ top, bottom }) => Math.max(top - innerHeight / 2, innerHeight / 2 - bottom, 0);
-  const waiting = allOf(".figure").filter(({ id }) => waits(id));
+  const waiting = allOf(".figure").filter((figure) => !figure.closest("[hidden]") && waits(figure.id));
   const far = new Map(waiting.map((figure) => [figure, distance(figure.getBoundingClientRect())]));
   return waiting.sort((one, other) => Number(far.get(one)) - Number(far.get(other)))[0]?.id;
 }
@@ -423,6 +424,9 @@ function show(changes) {
   drawnFor = innerWidth;
   Object.assign(words, page.words[isWeighted() ? 1 : 0]);
   for (const select of selectors) select.selectedIndex = state[select.id];
+  showTab();
+  for (const name of allOf("#head-name, .head-name")) name.textContent = chosenHead();
+  headMap?.choose(choiceForHeads());
   shadeTokens(state.query);
   drawFigures();
   for (const id of Object.keys(page.texts)) if (id !== "row-finding" && id !== "reason") element(id).textContent = textOf(id);
@@ -430,6 +434,42 @@ function show(changes) {
   for (const code of allOf("[data-call]")) {
     code.textContent = withChoices(withChoices(String(code.dataset.call))); // the value of a choice may be a call with other choices
   }
+}
+
+/** Shows the sections of the chosen tab and the choices that they follow; on paper, all of them. */
+function showTab() {
+  const tab = chosenValue("tab");
+  const isWhole = printing || tab === "all";
+  for (const part of allOf("[data-tabs]")) part.hidden = !isWhole && !part.dataset.tabs?.split(" ").includes(tab);
+  for (const button of tabs) {
+    const isChosen = button.dataset.chooseTab === tab;
+    button.setAttribute("aria-selected", String(isChosen));
+    button.tabIndex = isChosen ? 0 : -1;
+  }
+}
+
+/** The choices that the map of heads follows, with numbers by their names. */
+function choiceForHeads() {
+  const { layer, head } = state;
+  return { layer, head, ...Object.fromEntries(["colour", "across", "up"].map((name) => [name, chosenValue(name)])) };
+}
+
+const chooseTab = (tab) => choose({ tab: choices.tab.indexOf(tab) });
+
+function moveAlongTabs({ key, target }) {
+  const step = { ArrowLeft: -1, ArrowRight: 1 }[key];
+  const next = step && tabs[tabs.indexOf(target) + step];
+  if (!next) return;
+  chooseTab(next.dataset.chooseTab);
+  next.focus();
+}
+
+/** Puts a text on the clipboard, and says so on the button. */
+async function copy(button, text) {
+  const before = button.textContent;
+  const copied = navigator.clipboard ? await navigator.clipboard.writeText(text).then(() => true, () => false) : false;
+  button.textContent = copied ? "Copied" : "Select the text and copy it";
+  setTimeout(() => (button.textContent = before), 1500);
 }
 
 function withChoices(call) {
@@ -445,10 +485,13 @@ function address() {
 /** Takes the choices from the address, also after Back; choices that it lacks stay. */
 function chooseFromAddress() {
   const named = {};
+  const unknown = [];
   for (const [name, value] of new URLSearchParams(location.hash.slice(1))) {
     const index = Object.hasOwn(choices, name) ? choices[name].map(String).indexOf(value) : -1;
     if (index >= 0) named[name] = index;
+    else if (name !== "stack") unknown.push(`${name} ${value}`);
   }
+  element("unknown").textContent = unknown.length ? `This page has no ${unknown.join(", no ")}; it shows the next best.` : "";
   for (const name of optional) state[name] = 0;
   Object.assign(state, named);
   queryChosen = history.state?.queryChosen ?? "query" in named;
@@ -483,27 +526,16 @@ const watcher = new IntersectionObserver((entries) => {
     if (isIntersecting) onScreen.add(target.id);
     else onScreen.delete(target.id);
   }
+  if (lastStep.what === "tab") drawFigures();
 });
-
-/** Marks the section being read in the contents. */
-const reader = new IntersectionObserver(
-  (entries) => {
-    for (const { target, isIntersecting } of entries) {
-      if (!isIntersecting) continue;
-      for (const other of document.querySelectorAll("nav a[aria-current]")) other.removeAttribute("aria-current");
-      document.querySelector(`a[data-section="${target.id.replace(/-section$/, "")}"]`)?.setAttribute("aria-current", "true");
-    }
-  },
-  { rootMargin: "-30% 0px -60% 0px" },
-);
 
 /** Scrolls to the section of a link in the contents; the address keeps the choices. */
 function goToSection(event) {
   const name = event.target.closest("a")?.dataset.section;
   if (!name) return;
   event.preventDefault();
+  chooseTab(element(`${name}-section`).dataset.tabs);
   element(`${name}-section`).scrollIntoView();
-  if (matchMedia("(max-width: 1100px)").matches) contents.open = false;
 }
 
 // ---- start ------------------------------------------------------------------------------------------------------
@@ -527,15 +559,25 @@ for (const motion of ["scroll", "wheel"]) addEventListener(motion, moved, { pass
 addEventListener("beforeprint", () => setPrinting(true));
 addEventListener("afterprint", () => setPrinting(false));
 matchMedia("print").addEventListener("change", ({ matches }) => setPrinting(matches));
-contents.addEventListener("click", goToSection);
-if (matchMedia("(max-width: 1100px)").matches) contents.open = false;
-for (const section of allOf("[id$='-section']")) reader.observe(section);
+element("contents").addEventListener("click", goToSection);
+for (const tab of tabs) tab.addEventListener("click", () => chooseTab(tab.dataset.chooseTab));
+element("tabs").addEventListener("keydown", moveAlongTabs);
+element("copy-link").addEventListener("click", ({ target }) => copy(target, location.href));
+for (const code of allOf("[data-call]")) {
+  const button = document.createElement("button");
+  Object.assign(button, { type: "button", className: "copy", textContent: "Copy Python" });
+  button.addEventListener("click", () => copy(button, code.textContent ?? ""));
+  code.after(button);
+}
 for (const figure of allOf(".figure")) {
   const chart = page.figures[figure.id]?.figure;
   figure.style.minHeight = `${chart ? heightOf(chart, figure.clientWidth) : 300}px`;
   watcher.observe(figure);
 }
 for (const [name, value] of Object.entries(page.start)) state[name] = choices[name].indexOf(value);
+await attnmech.script(page.scripts.heads);
+const headMap = await attnmech.views.heads(element("head-map"), { layers: choices.layer, heads, ...page.heads });
+element("head-map").addEventListener("attnmech-choose", ({ detail }) => choose(detail));
 chooseFromAddress();
 await new Promise((proceed) => setTimeout(proceed)); // text and controls appear before plotly loads
 await attnmech.script(page.scripts.plotly);

@@ -6,7 +6,7 @@ numbers and sentences of the reader's choices when they scroll into view.
 """
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -18,10 +18,11 @@ from . import scripts
 from .carried import Carried
 from .chart import ByChoice, Chart, of_heads
 from .embed import View
+from .heads import PageHeads
 from .numbers import ScoreNumbers, TableRow, row_sentences
 from .packing import rounding_note
 from .patterns import PROBABILITY, VALUE_WEIGHTED
-from .section import Choice, OfPattern, Section
+from .section import TABS, Choice, OfPattern, Section
 from .style import MarkStyle, marks_for
 from .templates import rendered
 from .text import bound, json_for_script, token_labels, visible_token
@@ -29,6 +30,9 @@ from .token_weights import unattended
 
 SINK: Final = 1e-3
 """If a row's probabilities fall short of 1 by more than this, the missing part belongs to a sink."""
+
+ALL: Final = "all"
+"""The tab that shows the sections of all tabs, one below the other."""
 
 STATUS_WORDS: Final = {"ok": "✓ ok", "warn": "! caveat", "fail": "✗ fails"}
 """The outcomes of a check, readable without colour."""
@@ -39,9 +43,11 @@ class Page:
     """The content of a page about one text."""
 
     title: str
-    """The page's heading."""
-    lead: str
-    """The sentence below the heading."""
+    """The page's title."""
+    headline: str
+    """The finding that stands at the top, in one sentence."""
+    heads: PageHeads
+    """What the page says about each head."""
     view: ScoreNumbers
     """The text, and the attention of every layer and head."""
     sections: Sequence[Section]
@@ -52,12 +58,14 @@ class Page:
     """The certificate's checks, with their status."""
     provenance: Mapping[str, str]
     """The origin of the numbers: model, weights' hash, versions, options."""
+    more: Sequence[str] = ()
+    """Further findings, which the reader can unfold."""
     setup: str = ""
     """The Python that precedes the calls."""
     reasons: Sequence[Sequence[Sequence[str]]] = ()
     """For each layer of `view`, head and query, one line that says why the head attends where it does."""
     brief: Mapping[str, str] = field(default_factory=dict)
-    """The findings, one sentence per question."""
+    """The findings over all heads, one sentence per question."""
     start: tuple[int, int, int] | None = None
     """The layer, head and query that the page shows first; by default the first head and the last token."""
 
@@ -81,10 +89,10 @@ def render_stacks(pages: Mapping[str, Page], words: Mapping[str, str]) -> str:
         data = _data(page) | {"stack": name}
         values = _values(page, data) | {"stack_names": words, "stack": name}
         numbers = Markup('<script type="application/json" id="data">{}</script>').format(_json(page, data, carried))
-        bodies[name] = rendered("page_body.html", **values) + numbers
+        bodies[name] = rendered("explorer.html", **values) + numbers
     first = next(iter(pages.values()))
     choose = scripts.package_text("stacks.js")
-    return _document(list(pages.values()), choose, stacks=bodies, title=first.title, contents=True, data="")
+    return _document(list(pages.values()), choose, stacks=bodies, title=first.title, data="")
 
 
 def _document(pages: Sequence[Page], before: str = "", **values: Any) -> str:
@@ -99,6 +107,7 @@ def _document(pages: Sequence[Page], before: str = "", **values: Any) -> str:
             carriers=Markup(scripts.carriers(carried)),
             boot=Markup(boot),
             script=Markup(page),
+            explorer=True,
             **values,
         )
     )
@@ -108,18 +117,19 @@ def _values(page: Page, data: Mapping[str, Any]) -> dict[str, Any]:
     """The values that the template of a page's body uses."""
     return {
         "title": page.title,
-        "lead": page.lead,
+        "headline": page.headline,
+        "more": page.more,
+        "card": page.heads.card,
+        "tabs": _tabs(page),
         "brief": page.brief,
         "notes": page.view.notes,
         "contents": _contents(page),
         "nouns": page.view.nouns,
-        "choices": _choices(page.view, page.sections),
+        "choices": _selectable(page),
         "tokens": page.view.tokens,
         "keys": page.view.keys,
         "weighted": page.view.value_norms is not None,
         "sections": page.sections,
-        "elements": dict.fromkeys((name for section in page.sections for name in section.figures), ""),
-        "table": "",
         "facts": page.facts,
         "checks": page.checks,
         "statuses": STATUS_WORDS,
@@ -142,25 +152,61 @@ def _carried(pages: Sequence[Page]) -> list[scripts.Script]:
     sections = [section for page in pages for section in page.sections]
     views = [figure for section in sections for figure in section.figures.values() if isinstance(figure, View)]
     further = {script.name: script for view in views for script in view.libraries}
-    return [scripts.views(), scripts.plotly_for(_trace_types(sections)), *further.values()]
+    return [scripts.views(), scripts.heads(), scripts.plotly_for(_trace_types(sections)), *further.values()]
 
 
-def _choices(view: ScoreNumbers, sections: Sequence[Section]) -> list[Choice]:
-    """All choices, in the order in which an address lists them; choices that only one section offers come last."""
-    offered = {choice.name: choice for section in sections for choice in section.choices}
+def _choices(page: Page) -> list[Choice]:
+    """All choices, in the order of an address; the choices that only one section offers come last."""
+    view, offered = page.view, _offered(page)
     return [
         Choice("layer", "Layer", view.layers, everywhere=True),
         Choice("head", "Head", tuple(range(view.scores.shape[1])), everywhere=True),
-        *(choice for choice in offered.values() if choice.everywhere),
+        *(choice for choice in offered if choice.everywhere),
         Choice("query", "Query", tuple(range(len(view.tokens)))),
-        *(choice for choice in offered.values() if not choice.everywhere),
+        Choice("tab", "Tab", (*_tabs(page), ALL)),
+        *page.heads.choices,
+        *(choice for choice in offered if not choice.everywhere),
     ]
+
+
+def _offered(page: Page) -> list[Choice]:
+    """The choices that sections offer."""
+    return list({choice.name: choice for section in page.sections for choice in section.choices}.values())
+
+
+def _tabs(page: Page) -> dict[str, str]:
+    """The page's tabs, in words; one without a section is left out, except that of the model."""
+    used = {section.tab for section in page.sections} | {"model"}
+    return {tab: words for tab, words in TABS.items() if tab in used}
+
+
+def _selectable(page: Page) -> list[tuple[Choice, str]]:
+    """The choices above the sections, each with the tabs whose sections follow it."""
+    listed = []
+    for choice in _offered(page):
+        if choice.everywhere:
+            tabs = {section.tab for section in page.sections if choice.name in _followed(section)}
+            listed.append((choice, " ".join(tab for tab in TABS if tab in tabs)))
+    return listed
+
+
+def _followed(section: Section) -> set[str]:
+    """The choices that change a section; views of attention follow that of weights."""
+    figures = section.figures.values()
+    texts = (section.finding, section.reading)
+    followed = {choice.name for choice in section.choices}
+    for part in (*figures, *texts):
+        if isinstance(part, Chart | ByChoice):
+            followed |= part.follows
+        elif isinstance(part, OfPattern):
+            followed.add("weight")
+    return followed
 
 
 def _data(page: Page) -> dict[str, Any]:
     """The data that page.js reads."""
     view, sections, reasons = page.view, page.sections, page.reasons
-    choices = _choices(view, sections)
+    choices = _choices(page)
     store = Carried({choice.name: choice.values for choice in choices})
     drawn = {name: figure for section in sections for name, figure in section.figures.items()}
     texts = {"row-finding": row_sentences(view)}
@@ -168,6 +214,8 @@ def _data(page: Page) -> dict[str, Any]:
         texts["reason"] = ByChoice.texts(
             ("layer", "head", "query"), view.scores.shape[:3], lambda layer, head, query: reasons[layer][head][query]
         )
+    for number, entries in enumerate(page.heads.card.values()):
+        texts[f"card-{number}"] = ByChoice.texts(("layer", "head"), view.scores.shape[:2], _in(entries))
     for section in sections:
         parts = {"finding": section.finding, "reading": section.reading}
         texts |= {f"{section.anchor}-{name}": text for name, text in parts.items() if isinstance(text, ByChoice)}
@@ -181,6 +229,8 @@ def _data(page: Page) -> dict[str, Any]:
         "choices": {choice.name: choice.values for choice in choices},
         "inCalls": {choice.name: choice.in_calls for choice in choices if choice.in_calls},
         "optional": [choice.name for choice in choices if not choice.everywhere and choice.name != "query"],
+        "tabs": {section.anchor: section.tab for section in sections},
+        "heads": page.heads.data,
         "pattern": store.array(of_heads(view.pattern)),
         "rest": store.array(of_heads(rest)) if rest.max() > SINK else None,
         "norms": None if view.value_norms is None else store.array(of_heads(view.value_norms)),
@@ -206,6 +256,10 @@ def _data(page: Page) -> dict[str, Any]:
     }
 
 
+def _in(texts: Sequence[Sequence[str]]) -> Callable[[int, int], str]:
+    return lambda layer, head: texts[layer][head]
+
+
 def _figure(name: str, drawn: Chart | go.Figure, store: Carried) -> dict[str, Any]:
     """A figure with its slots."""
     chart = drawn if isinstance(drawn, Chart) else Chart(drawn, ())
@@ -224,14 +278,13 @@ def _trace_types(sections: Sequence[Section]) -> set[str]:
     return {str(trace.type) for chart in charts if isinstance(chart, go.Figure) for trace in chart.data} - {"table"}
 
 
-def _contents(page: Page) -> dict[str, str]:
-    return {
-        "text": f"The {page.view.nouns.text}",
-        **{section.anchor: section.contents or section.heading for section in page.sections},
-        "run": "Model and run",
-        "checks": "Checks",
-        "provenance": "Provenance",
-    }
+def _contents(page: Page) -> dict[str, dict[str, str]]:
+    """The contents: for each tab in words, its sections' headings by anchor."""
+    contents: dict[str, dict[str, str]] = {words: {} for words in _tabs(page).values()}
+    for section in page.sections:
+        contents[TABS[section.tab]][section.anchor] = section.contents or section.heading
+    contents[TABS["model"]] |= {"run": "Model and run", "checks": "Checks", "provenance": "Provenance"}
+    return contents
 
 
 def _precision(sections: Sequence[Section], data: Mapping[str, Any]) -> str:

@@ -91,6 +91,12 @@ def views() -> Script:
 
 
 @cache
+def heads() -> Script:
+    """The map of a page's heads."""
+    return of_question("heads", (files(__package__).joinpath("heads.js"),))
+
+
+@cache
 def of_question(label: str, files: tuple[Traversable, ...]) -> Script:
     """The views that a method draws with its own scripts and styles; the scripts see `views` and SHARED."""
     seen = f"const {{ views, shared: {{ {', '.join(SHARED)} }} }} = window.attnmech;"

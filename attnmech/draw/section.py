@@ -2,12 +2,24 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Final, Literal
 
 import plotly.graph_objects as go  # type: ignore[import-untyped]
 
 from .chart import ByChoice, Chart
 from .embed import View
+
+Tab = Literal["look", "why", "write", "matter", "token", "model"]
+
+TABS: Final[Mapping[Tab, str]] = {
+    "look": "Where it attends",
+    "why": "Why there",
+    "write": "What it writes",
+    "matter": "Does it matter?",
+    "token": "This token",
+    "model": "Model",
+}
+"""The questions by which a page groups its sections."""
 
 
 @dataclass(frozen=True)
@@ -60,6 +72,8 @@ class Section:
     """The choices that the section offers."""
     rounding: str = ""
     """The rounding error of the section's numbers on a page, as the end of a sentence."""
+    tab: Tab = "model"
+    """The question of `TABS` under which a page shows the section."""
 
     @property
     def anchor(self) -> str:

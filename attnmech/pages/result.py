@@ -28,8 +28,9 @@ from ..methods.scores.decompose_scores import ScoreDecomposition
 from ..methods.updates.result import ResidualUpdates
 from ..model.parts.certificate import Certificate
 from ..runs.effects import HeadEffects
+from .heads import HeadFacts
 from .measures import Measured
-from .start import example_of, start_of
+from .start import row_of
 from .tokens import TokenPaths
 
 STACK_WORDS: Final = {
@@ -151,9 +152,17 @@ class Report(WritesHtml):
             value_norms=norms,
         )
         provenance = self.scores.provenance
+        facts = self._head_facts(view)
+        headlines, start = facts.headlines, None
+        if headlines:
+            layer, head = headlines[0].place
+            start = layer, head, row_of(facts.types_of(layer, head), view, layer, head)
+        headline, *more = [found.sentence for found in headlines] or [self.lead]
         return Page(
-            title=f"Where the heads of “{_short(provenance.model)}” attend, and why",
-            lead=self.lead,
+            title=f"{_short(provenance.model)} on one {self.nouns.text}",
+            headline=headline,
+            more=more,
+            heads=facts.page,
             view=view,
             sections=self._sections(view),
             facts=self._facts(view),
@@ -164,30 +173,23 @@ class Report(WritesHtml):
             provenance=provenance.entries,
             setup=self.calls["setup"],
             reasons=self._reasons(len(view.tokens)),
-            brief=self.findings,
-            start=start_of(self.types, self.effects, view),
+            brief={"Exactness": self.lead, **self.findings},
+            start=start,
         )
+
+    def _head_facts(self, view: ScoreNumbers) -> HeadFacts:
+        return HeadFacts(view, self.scores, self.focus, self.updates, self.types, self.effects, self.null, self.nouns)
 
     @property
     def findings(self) -> dict[str, str]:
         """The findings, one sentence per question."""
-        sentences = {} if self.types is None else {"Head types": f"{self.types.lead}{self._beginning}"}
+        sentences = {} if self.types is None else {"Head types": self.types.lead}
         sentences["Where heads attend"] = self.focus.finding(self.nouns)
         if self._why:
             sentences["Why they attend there"] = self._why
         if self.updates is not None:
             sentences["What they write"] = self.updates.finding(self.nouns)
         return sentences | {part.question: part.result.lead for part in self.measured}
-
-    @property
-    def _beginning(self) -> str:
-        """The sentence about the head that the page shows first."""
-        example = example_of(self.types, self.scores.layers)
-        if self.types is None or example is None:
-            return ""
-        layer, head, kind = example
-        score = float(self.types.scores[kind][layer, head])
-        return f" The page opens at L{layer}H{head} ({kind} {score:.2f})."
 
     @property
     def effects(self) -> HeadEffects | None:
@@ -211,9 +213,9 @@ class Report(WritesHtml):
         overview, *scores = self.scores.sections(view, calls["scores"], calls["view"], heads, other)
         return [
             *([] if self.sense is None else [self.sense]),
+            *scores,
             overview if self.types is None else self._with_types(overview, self.types),
             *([] if self.types is None else [self._types(self.types)]),
-            *scores,
             *self._kernels,
             *([] if self.expected is None else [_expected(self.expected)]),
             *self.paths.sections(calls["arguments"], view.tokens, layers, nouns),
@@ -311,6 +313,7 @@ class Report(WritesHtml):
 def _expected(view: View) -> Section:
     return Section(
         name="expected",
+        tab="token",
         contents="The model's predictions",
         heading="The model's predictions",
         finding=view.finding,

@@ -72,6 +72,7 @@ def picture_section(
     chart = Chart(figure, (_attention("data.0.z", pattern, places), *_frame_slots(places)))
     return Section(
         name="picture",
+        tab="look",
         contents="The image",
         heading="The image, brightened by one row of attention",
         reading="Brighter patches receive more attention from the selected query in this head, relative to the "
@@ -147,6 +148,7 @@ def spectrogram_section(
     chart = Chart(figure, (_attention("data.0.y", pattern, frames), *moved))
     return Section(
         name="spectrogram",
+        tab="look",
         contents="The recording",
         heading="The recording, under one row of attention",
         reading=f"Top: attention from the selected {query} to each frame in this head, plotted at the start of the "

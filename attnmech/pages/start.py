@@ -9,7 +9,6 @@ from jaxtyping import Bool, Float32
 from ..draw.numbers import ScoreNumbers
 from ..methods.head_types.formulas import targets
 from ..methods.head_types.head_types import RESTING, HeadTypes
-from ..runs.effects import HeadEffects
 
 
 def example_of(types: HeadTypes | None, layers: Sequence[int]) -> tuple[int, int, str] | None:
@@ -23,25 +22,20 @@ def example_of(types: HeadTypes | None, layers: Sequence[int]) -> tuple[int, int
     return *types.example, next((kind for kind in kinds if kind not in RESTING), kinds[0])
 
 
-def start_of(types: HeadTypes | None, effects: HeadEffects | None, view: ScoreNumbers) -> tuple[int, int, int] | None:
-    """Returns the layer, head and row that a page shows first.
+def row_of(types: Sequence[str], view: ScoreNumbers, layer: int, head: int) -> int:
+    """The row of a head that a page shows first.
 
-    The head belongs most clearly to a type, or its ablation changes the loss most. The row has the head's highest
-    attention to the key that its type attends to, or to another token.
+    It has the most attention on the keys of the head's type, above what uniform attention would put there; or, without
+    a type, the highest attention to another token.
     """
-    example = example_of(types, view.layers)
-    if example is not None:
-        layer, head, kind = view.layers.index(example[0]), *example[1:]
-        pattern = view.pattern[layer, head]
-        on_target = pattern * _targets(view.tokens, kind, causal=not np.triu(view.pattern, 1).any())
-        on_target[0] = 0
-        row = int(on_target.sum(axis=1).argmax()) if on_target.max() > 0 else _looking_elsewhere(pattern)
-        return view.layers[layer], head, row
-    if effects is None:
-        return None
-    effect = effects.effect[list(view.layers)].abs().nan_to_num()
-    layer, head = divmod(int(effect.argmax()), effect.shape[1])
-    return view.layers[layer], head, _looking_elsewhere(view.pattern[layer, head])
+    pattern = view.pattern[view.layers.index(layer), head]
+    uniform = (pattern > 0) / np.maximum(1, (pattern > 0).sum(axis=1, keepdims=True))
+    for kind in types:
+        target = _targets(view.tokens, kind, causal=not np.triu(view.pattern, 1).any())
+        above = ((pattern - uniform) * target)[1:].sum(axis=1)
+        if above.size and above.max() > 0:
+            return 1 + int(above.argmax())
+    return _looking_elsewhere(pattern)
 
 
 def _looking_elsewhere(pattern: Float32[np.ndarray, "query key"]) -> int:

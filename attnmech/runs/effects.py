@@ -253,6 +253,7 @@ class HeadEffects(Effects):
         return Section(
             name="map-ablation",
             contents="Without each head",
+            tab="matter",
             heading="What the model loses with each head",
             finding=self.lead,
             reading=f"Each cell is one head. Blue: {loss} rises without it, so it helped; brown: the loss falls; "

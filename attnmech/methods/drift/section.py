@@ -82,6 +82,7 @@ def drift_section(view: DriftNumbers, call: str, layers: Sequence[int]) -> Secti
     rounded = max(error_of(charts[f"token-{name}"]) for name in ("cosine", "churn"))
     return Section(
         name="token-drift",
+        tab="token",
         contents="Drift of one token",
         heading="Drift of one token",
         finding=_about_drift(view),

@@ -49,6 +49,7 @@ def flow_section(
     chart = _flow_chart(shares, tokens, layers_of_flow, layers, nouns)
     return Section(
         name="token-flow",
+        tab="token",
         contents=f"Where a {nouns.token}'s parts come from",
         heading=f"Where a {nouns.token}'s parts come from",
         finding=_about_flow(shares, tokens, layers_of_flow, nouns),

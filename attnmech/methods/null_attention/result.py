@@ -408,6 +408,7 @@ class NullAttention(TextResult):
         return Section(
             name="map-null-attention",
             contents="Null attention",
+            tab="matter",
             heading=f"Effects of attention to {SINKS[self.sink]}",
             finding=self.lead,
             reading=f"{self.reading} Click a cell to choose its head.",

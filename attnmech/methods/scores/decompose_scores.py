@@ -20,6 +20,7 @@ from ...draw.attention_maps import attention_map
 from ...draw.embed import View
 from ...draw.figure_page import in_notebook_output
 from ...draw.head_picker import head_picker
+from ...draw.heads import HeadNumber, PageHeads
 from ...draw.html_file import returns_page, write_page
 from ...draw.ledger import ROW_READING, row_ledger
 from ...draw.numbers import ScoreNumbers, TableRow
@@ -296,7 +297,8 @@ class ScoreDecomposition(SplitScores):
         return render_page(
             Page(
                 title=f"Attention scores of {self.provenance.model}",
-                lead=f"Every score is the sum of its terms; the largest difference is {worst:.1e}.",
+                headline=f"Every score is the sum of its terms; the largest difference is {worst:.1e}.",
+                heads=PageHeads(numbers=self.head_numbers(view)),
                 view=view,
                 sections=self.sections(view),
                 facts=[TableRow("largest residual", f"{worst:.1e}", "ok")],
@@ -304,6 +306,20 @@ class ScoreDecomposition(SplitScores):
                 provenance=self.provenance.entries,
             )
         )
+
+    def head_numbers(self, view: "ScoreNumbers") -> list[HeadNumber]:
+        """The mean share of each term in a row's highest score, for the map of heads of a page."""
+        frame = self.to_frame()
+        shape = view.scores.shape[:2]
+        return [
+            HeadNumber(
+                name,
+                f"{name.removesuffix('_share').replace('_', ' ')}, share of the highest score",
+                "why there",
+                frame[name].to_numpy(float).reshape(shape),
+            )
+            for name in map(str, frame.filter(like="_share"))
+        ]
 
     def write_html(self, path: str | Path, *, sequence: int = 0) -> Path:
         """Writes the page of `to_html` to a file, completely or not at all; returns the path."""

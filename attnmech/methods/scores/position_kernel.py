@@ -92,6 +92,7 @@ class PositionKernel(SavesFigures):
 
         return Section(
             name="position-kernel",
+            tab="why",
             contents="Position by distance",
             heading="The position term by distance",
             finding=ByChoice.texts(("layer", "head"), values.shape[:2], finding),

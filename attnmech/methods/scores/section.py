@@ -91,6 +91,7 @@ def score_sections(
             caveat="Shades follow the square root of the weights, which keeps small weights visible: a map looks "
             "fuller than its attention is.",
             figures={"model-view": OfPattern("model")},
+            tab="look",
             choices=(WEIGHT,) if weighted else (),
         ),
         Section(
@@ -103,6 +104,7 @@ def score_sections(
             "neither marked nor counted. Hidden keys are blank. A high score says where the head looks, not that the "
             "model's output depends on it: attention is not explanation.",
             figures={"attention-map": attention},
+            tab="look",
             call="{measure}" if weighted else measured,
             choices=(measure if weighted else MEASURE,),
             rounding=f"scores and their terms are {exact}; shares are off by at most 8e-06",
@@ -117,6 +119,7 @@ def score_sections(
             caveat=f"After a {nouns.any_token} is hidden, the rest may be a small part of the head's attention; the "
             "sentence above the lines says how much attention is hidden.",
             figures={"sentence-view": OfPattern("sentence")},
+            tab="look",
             name="sentence",
             call=shown.replace("{figure}", "sentence"),
         ),
@@ -127,11 +130,13 @@ def score_sections(
             "carry more weight.",
             caveat="The threshold hides weights: many small ones can add up to more than one large one.",
             figures={"token-graph": OfPattern("token_graph")},
+            tab="look",
             call=shown.replace("{figure}", "token_graph"),
         ),
         Section(
             name="score-shares",
             contents="2 What scores are made of",
+            tab="why",
             heading="Figure 2. What the scores are made of",
             finding=_about_shares(splits),
             reading="For each query, the key at the selected rank (0 is the highest score), and the share of each term "
@@ -153,6 +158,7 @@ def score_sections(
         ),
         Section(
             contents="3 Terms of the key",
+            tab="why",
             heading="Figure 3. "
             + ("The key's terms for the last query" if view.key_terms_of_last else "The terms of the key alone"),
             finding=_about_key_terms(splits),
@@ -227,6 +233,7 @@ def _ledger(splits: _Splits, call: str) -> Section:
     view = splits.view
     return Section(
         contents="One row as a sum",
+        tab="why",
         heading="One row as a sum",
         finding=_about_leads(splits),
         reading=ROW_READING,

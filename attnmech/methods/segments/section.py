@@ -67,6 +67,7 @@ def segment_section(
 
     return Section(
         name="token-segments",
+        tab="token",
         contents="A token's sentence",
         heading="Attention between a token's sentence and the others",
         finding=ByChoice.texts(("layer", "head", "query"), (*mass.shape[:2], len(tokens)), told),

@@ -55,6 +55,7 @@ def update_sections(view: UpdateNumbers, call: str) -> list[Section]:
     return [
         Section(
             contents="7 Update magnitude",
+            tab="write",
             heading="Figure 7. How much each head changes the stream",
             finding=_over_tokens(view, positive, partial(_about_magnitudes, nouns)),
             reading=_by_side(
@@ -72,6 +73,7 @@ def update_sections(view: UpdateNumbers, call: str) -> list[Section]:
         ),
         Section(
             contents="8 Update orientation",
+            tab="write",
             heading="Figure 8. The direction in which each head moves the stream",
             finding=_over_tokens(view, orientation, _about_orientations),
             reading=_by_side(
@@ -85,6 +87,7 @@ def update_sections(view: UpdateNumbers, call: str) -> list[Section]:
         ),
         Section(
             contents="9 Orientation by magnitude",
+            tab="write",
             heading="Figure 9. Orientation against magnitude",
             finding=_about_largest(view, magnitude, orientation),
             reading=_by_side(
@@ -97,6 +100,7 @@ def update_sections(view: UpdateNumbers, call: str) -> list[Section]:
         ),
         Section(
             contents=f"10 Magnitude along the {nouns.text}",
+            tab="write",
             heading=f"Figure 10. Magnitude along the {nouns.text}",
             finding=_about_marks(view, magnitude),
             reading=_by_side(f"The points of figure 9, plotted by the position of the {nouns.query_token}."),

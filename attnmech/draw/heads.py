@@ -1,0 +1,84 @@
+"""The heads of a page: their types, the numbers that colour their map, a sentence and a card for each."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import numpy as np
+from jaxtyping import Bool, Float
+
+from .section import Choice
+
+TYPE: Final = "type"
+"""The colour of heads by type, in the choice "colour"."""
+MAP: Final = "map"
+"""Heads by layer and number, in the choice "across"; any other value is a number's name, on the axis of a scatter."""
+
+
+@dataclass(frozen=True)
+class HeadNumber:
+    """A number by layer and head that colours the map of heads, or places heads along an axis."""
+
+    name: str
+    """The name in addresses."""
+    label: str
+    """The label of its scale, with the unit."""
+    group: str
+    """The question that it belongs to, for the list of numbers."""
+    values: Float[np.ndarray, "layer head"]
+    """NaN where undefined."""
+    clear: Bool[np.ndarray, "layer head"] | None = None
+    """Whether an interval tells each number from 0; the others are pale. None if there are no intervals."""
+
+
+@dataclass(frozen=True)
+class PageHeads:
+    """What a page says about each head."""
+
+    numbers: Sequence[HeadNumber]
+    types: Sequence[Sequence[Sequence[str]]] = ()
+    """The claimed types of each head, the strongest first, by layer and head; empty if none was measured."""
+    letters: Mapping[str, tuple[str, str]] = field(default_factory=dict)
+    """The letter and the colour of every type that some head has."""
+    sentences: Sequence[Sequence[str]] = ()
+    """What each head is, in one sentence, by layer and head."""
+    card: Mapping[str, Sequence[Sequence[str]]] = field(default_factory=dict)
+    """The entries of each head's card, by their labels; an empty text leaves the entry out."""
+
+    @property
+    def choices(self) -> list[Choice]:
+        """What the reader can choose: the colour of the map, and the two axes of a scatter."""
+        names = tuple(number.name for number in self.numbers)
+        labels = tuple(number.label for number in self.numbers)
+        first = (TYPE, "type") if self.letters else None
+        colours = (Choice("colour", "Colour", names, words=labels),) if first is None else (
+            Choice("colour", "Colour", (TYPE, *names), words=("type", *labels)),
+        )  # fmt: skip
+        return [
+            *colours,
+            Choice("across", "Across", (MAP, *names), words=("map", *labels)),
+            Choice("up", "Up", names, words=labels),
+        ]
+
+    @property
+    def data(self) -> dict[str, Any]:
+        """The data that heads.js reads; arrays are flat, layer by layer."""
+        return {
+            "types": [list(names) for heads in self.types for names in heads],
+            "letters": dict(self.letters),
+            "numbers": {
+                number.name: {
+                    "label": number.label,
+                    "group": number.group,
+                    "values": [_rounded(value) for value in number.values.flat],
+                    **({} if number.clear is None else {"clear": number.clear.reshape(-1).tolist()}),
+                }
+                for number in self.numbers
+            },
+            "sentences": [sentence for heads in self.sentences for sentence in heads],
+        }
+
+
+def _rounded(value: float) -> float | None:
+    """Four digits, as many as the page writes; None where undefined."""
+    return float(f"{value:.4g}") if np.isfinite(value) else None
