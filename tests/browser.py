@@ -11,8 +11,8 @@ import pytest
 
 CHROMIUM = Path("/usr/bin/chromium")
 
-WHOLE: dict[str, Any] = {"height": 24000, "ready": "html[data-whole]"}
-"""A screen so high that every figure of a report is in sight, and drawn."""
+WHOLE: dict[str, Any] = {"height": 24000, "address": "#tab=all", "ready": "html[data-whole]"}
+"""A screen so high that every figure of a report is in sight, and drawn, with the sections of all tabs."""
 
 
 class Chromium:

@@ -126,6 +126,7 @@ def _values(page: Page, data: Mapping[str, Any]) -> dict[str, Any]:
         "contents": _contents(page),
         "nouns": page.view.nouns,
         "choices": _selectable(page),
+        "place": _choices(page)[:2],
         "tokens": page.view.tokens,
         "keys": page.view.keys,
         "weighted": page.view.value_norms is not None,

@@ -99,7 +99,7 @@ class HeadFacts:
             listed.append(HeadNumber("effect", label, _MATTERS, effect, clear))
         if self.null is not None:
             mass = self._array(self.null.sink_mass)
-            listed.append(HeadNumber("sink_mass", "p of the first token, over texts", _MATTERS, mass))
+            listed.append(HeadNumber("sink_mass", f"p of the {self.nouns.first}, over texts", _MATTERS, mass))
         if self.types is not None:
             claimed = {kind for kinds in self._claimed.values() for kind in kinds}
             for name in [name for name in self.types.scores if name in claimed]:
@@ -112,8 +112,9 @@ class HeadFacts:
         self, statistics: Iterable[Statistic], result: AttentionFocus | ResidualUpdates, group: str
     ) -> Iterable[HeadNumber]:
         for statistic in statistics:
+            label = statistic.axis.replace("<br>", " ").replace("the first token", f"the {self.nouns.first}")
             values = self._array(getattr(result, statistic.name))
-            yield HeadNumber(statistic.name, statistic.axis.replace("<br>", " "), group, values)
+            yield HeadNumber(statistic.name, label.replace("token", self.nouns.token), group, values)
 
     def _array(self, values: torch.Tensor) -> Float[np.ndarray, "layer head"]:
         return values[self._layers].double().numpy()

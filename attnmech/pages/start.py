@@ -25,12 +25,12 @@ def example_of(types: HeadTypes | None, layers: Sequence[int]) -> tuple[int, int
 def row_of(types: Sequence[str], view: ScoreNumbers, layer: int, head: int) -> int:
     """The row of a head that a page shows first.
 
-    It has the most attention on the keys of the head's type, above what uniform attention would put there; or, without
-    a type, the highest attention to another token.
+    It has the most attention on the keys of one of the head's types, above what uniform attention would put there; or,
+    without a type, the highest attention to another token. Types of heads that rest on one token come last.
     """
     pattern = view.pattern[view.layers.index(layer), head]
     uniform = (pattern > 0) / np.maximum(1, (pattern > 0).sum(axis=1, keepdims=True))
-    for kind in types:
+    for kind in sorted(types, key=lambda kind: kind in RESTING):
         target = _targets(view.tokens, kind, causal=not np.triu(view.pattern, 1).any())
         above = ((pattern - uniform) * target)[1:].sum(axis=1)
         if above.size and above.max() > 0:

@@ -13,6 +13,7 @@ from browser import WHOLE, opening
 
 from attnmech.draw.circuitsvis import token_log_probs
 from attnmech.draw.embed import View
+from attnmech.draw.heads import HeadNumber, PageHeads
 from attnmech.draw.numbers import FocusNumbers, ScoreNumbers, TableRow, UpdateNumbers
 from attnmech.draw.page import Page, render_page
 from attnmech.draw.section import Section
@@ -30,8 +31,8 @@ TOKENS = (
     " the",
 )
 SHOWN = 'acts.show("pattern", view="{figure}")'
-START = "#layer=2&head=0&rank=0&query=6"
-FULL_START = "#layer=2&head=0&rank=0&split=means&side=query&query=6"
+START = "#layer=2&head=0&rank=0&query=6&tab=all"
+FULL_START = "#layer=2&head=0&rank=0&split=means&side=query&query=6&tab=all"
 """Where the pages begin."""
 HOSTILE = "</script><script>window.owned=1</script><img src=x onerror=window.owned=1>\u2028"
 
@@ -115,8 +116,33 @@ def sections_of(view: ScoreNumbers, *further: Section) -> list[Section]:
 
 def page(view: ScoreNumbers, sections: Sequence[Section], **parts: Any) -> str:
     """A page with little beside its sections."""
-    blank: dict[str, Any] = {"title": "t", "lead": "l", "facts": [], "checks": [], "provenance": {}}
+    blank: dict[str, Any] = {
+        "title": "t",
+        "headline": "h",
+        "heads": heads_of(view),
+        "facts": [],
+        "checks": [],
+        "provenance": {},
+    }
     return render_page(Page(**blank | parts, view=view, sections=sections))
+
+
+def heads_of(view: ScoreNumbers) -> PageHeads:
+    """Heads with hostile sentences, one without a number, and one of the two others of a type."""
+    layers, heads = view.scores.shape[:2]
+    values = np.arange(layers * heads, dtype=float).reshape(layers, heads) - 2
+    values[0, 1] = np.nan
+    places = [[(layer, head) for head in range(heads)] for layer in view.layers]
+    return PageHeads(
+        numbers=[
+            HeadNumber("mass", f"mass {HOSTILE}", "where", values),
+            HeadNumber("effect", "effect, nats", "matters", -values, np.abs(values) > 1),
+        ],
+        types=[[("induction", "previous") if head == 2 else () for _, head in row] for row in places],
+        letters={"induction": ("I", "#d55e00")},
+        sentences=[[f"L{layer}H{head} {HOSTILE}" for layer, head in row] for row in places],
+        card={"Note": [[f"L{layer}H{head} {HOSTILE}" for layer, head in row] for row in places]},
+    )
 
 
 @pytest.fixture(scope="session")
@@ -166,7 +192,7 @@ def page_html(view: ScoreNumbers) -> str:
         view,
         sections_of(view, Section("Last", "reading", {"last": go.Figure()}, "print()  # </script>")),
         title=f"Title {HOSTILE}",
-        lead=f"Lead {HOSTILE}",
+        headline=f"Finding {HOSTILE}",
         facts=[TableRow("layers", "2"), TableRow(HOSTILE, HOSTILE, detail=HOSTILE)],
         checks=[TableRow("rows sum to 1", "1e-7", "ok"), TableRow("causal", "0.3", "fail", "looks ahead")],
         provenance={"model": HOSTILE},

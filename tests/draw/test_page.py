@@ -49,7 +49,7 @@ def test_no_element_loads_anything(page_html: str) -> None:
 
 
 def test_hostile_text_makes_no_element(page_html: str) -> None:
-    assert scripts_of(page_html) == ["text/plain", "text/plain", "application/json", None, "module"]
+    assert scripts_of(page_html) == ["text/plain", "text/plain", "text/plain", "application/json", None, "module"]
     assert "<script>window.owned" not in page_html
     assert "<img src=x" not in page_html
 
@@ -65,7 +65,7 @@ def test_the_policy_lets_only_our_own_scripts_run_and_nothing_load(page_html: st
     assert directives["default-src"] == "'none'"
     assert "connect-src" not in directives
     found = re.findall(r'<script(?: type="module")?>(.*?)</script>', page_html, re.DOTALL)
-    texts = [*found, scripts.views().text, scripts.plotly().text]
+    texts = [*found, scripts.views().text, scripts.heads().text, scripts.plotly().text]
     hashes = [f"'sha256-{b64encode(sha256(text.encode()).digest()).decode()}'" for text in texts]
     assert directives["script-src"].split() == hashes
 
@@ -88,12 +88,16 @@ def test_what_can_be_chosen_is_what_the_sections_offer(page_html: str, full_page
         "head": [0, 1, 2],
         "rank": [0, 1, 2, 3, 4],
         "query": [0, 1, 2, 3, 4, 5, 6],
+        "tab": ["look", "why", "model", "all"],
+        "colour": ["type", "mass", "effect"],
+        "across": ["map", "mass", "effect"],
+        "up": ["mass", "effect"],
         "measure": ["score", "relative", "probability"],
         "against": ["zero", "mean", "runner_up"],
     }
-    assert data["optional"] == ["measure", "against"]
+    assert data["optional"] == ["tab", "colour", "across", "up", "measure", "against"]
     assert list(embedded(full_page_html)["choices"]) == [
-        "layer", "head", "rank", "split", "side", "query", "measure", "against",
+        "layer", "head", "rank", "split", "side", "query", "tab", "colour", "across", "up", "measure", "against",
     ]  # fmt: skip
 
 
@@ -160,7 +164,7 @@ def test_the_page_has_the_sections_that_it_is_given(page_html: str, full_page_ht
 
 def test_the_full_page_loads_nothing_and_makes_no_element_of_hostile_text(full_page_html: str) -> None:
     tags = Elements(full_page_html).tags
-    assert scripts_of(full_page_html) == [*["text/plain"] * 3, "application/json", None, "module"]
+    assert scripts_of(full_page_html) == [*["text/plain"] * 4, "application/json", None, "module"]
     assert not any({"src", "srcset", "action"} & attributes.keys() for _, attributes in tags)
     assert "<script>window.owned" not in full_page_html
     assert "<img src=x" not in full_page_html

@@ -95,7 +95,7 @@ def address_of(page: Any, chosen: dict[str, int]) -> str:
         name: index if name == "query" else page.locator(f"#{name} option").nth(index).get_attribute("value")
         for name, index in chosen.items()
     }
-    return "#" + "&".join(f"{name}={value}" for name, value in values.items())
+    return "#tab=all&" + "&".join(f"{name}={value}" for name, value in values.items())
 
 
 def slots_filled(page: Any, sections: list[Section], chosen: dict[str, int]) -> int:
@@ -145,14 +145,123 @@ def test_lines_and_edges_are_those_of_the_chosen_head(opened_alone: Any, view: S
     assert edges == (view.pattern[1, 2] >= 0.1).sum()
 
 
-def test_the_contents_lead_to_every_section_and_leave_the_address(opened_low: Any) -> None:
+def test_the_contents_lead_to_every_section(opened_low: Any) -> None:
     sections = opened_low.eval_on_selector_all("[id$='-section']", "all => all.map(one => one.id.slice(0, -8))")
-    assert opened_low.eval_on_selector_all("nav a", "all => all.map(one => one.dataset.section)") == sections
-    before = opened_low.url
+    named = opened_low.eval_on_selector_all("nav a", "all => all.map(one => one.dataset.section)")
+    assert sorted(named) == sorted({*sections} - {"text", "summary"})
+    opened_low.click("nav summary")
     opened_low.click("nav a[data-section='concentration']")
-    opened_low.wait_for_selector("nav a[data-section='concentration'][aria-current]")
-    assert opened_low.url == before
+    opened_low.wait_for_url("**&tab=model")
     assert 0 <= opened_low.locator("#concentration-section h2").bounding_box()["y"] < 200
+    opened_low.click("nav summary")
+
+
+def test_a_tab_shows_its_sections_and_the_choices_that_they_follow(opened_full: Any) -> None:
+    def seen(kind: str) -> list[str]:
+        visible = "all => all.filter(one => !one.closest('[hidden]')).map(one => one.id)"
+        return list(opened_full.eval_on_selector_all(kind, visible))
+
+    for tab, figures, controls in (
+        ("look", ["model-view", "attention-map", "sentence-view", "token-graph"], []),
+        ("why", ["row-ledger", "share-triangle", "share-bars", "key-terms"], ["rank-control", "split-control"]),
+        ("write", list(UPDATE_FIGURES), ["side-control"]),
+        ("model", ["expected-tokens", *FOCUS_FIGURES], []),
+    ):
+        opened_full.click(f"#tab-{tab}")
+        assert seen("main .figure") == figures
+        assert seen("#controls .control") == controls
+        assert opened_full.get_attribute("[role=tab][aria-selected=true]", "id") == f"tab-{tab}"
+        assert (f"tab={tab}" in opened_full.url) == (tab != "look")
+    opened_full.keyboard.press("ArrowLeft")
+    assert opened_full.get_attribute("[role=tab][aria-selected=true]", "id") == "tab-write"
+    assert "tab-token" not in opened_full.inner_html("#tabs")
+
+
+def test_a_figure_of_another_tab_shows_the_choice_once_its_tab_is_chosen(opened_full: Any) -> None:
+    opened_full.click("#tab-look")
+    opened_full.select_option("#head", "2")
+    opened_full.click("#tab-write")
+    opened_full.wait_for_function(
+        """() => !document.querySelector("#magnitude.stale")
+                 && document.getElementById("magnitude").data.map(({opacity}) => opacity).join() === "0.4,0.4,1\"""",
+    )
+    opened_full.evaluate("history.back()")
+    opened_full.wait_for_selector("#tab-look[aria-selected=true]")
+    assert opened_full.input_value("#head") == "2"
+
+
+# -- the heads -------------------------------------------------------------------------------------------------
+
+
+def test_the_map_of_heads_shows_types_and_chooses_by_click_and_keys(opened: Any) -> None:
+    cells = opened.locator(".heads-cell")
+    assert cells.all_inner_texts() == ["", "", "I", "", "", "I"]
+    assert opened.inner_text(".heads-legend").split() == ["I", "induction", "2"]
+    cells.nth(2).click()
+    assert (opened.input_value("#layer"), opened.input_value("#head")) == ("2", "2")
+    assert opened.inner_text("#head-name") == "L2H2"
+    assert opened.inner_text("#card-0").startswith("L2H2 </script>")
+    opened.keyboard.press("ArrowDown")
+    opened.keyboard.press("ArrowLeft")
+    assert (opened.input_value("#layer"), opened.input_value("#head")) == ("5", "1")
+    assert cells.nth(4).get_attribute("aria-selected") == "true"
+    assert opened.evaluate("document.activeElement.ariaLabel") == "L5H1, no type claimed"
+    assert opened.inner_text(".heads-sentence").startswith("L5H1 </script>")
+    assert opened.evaluate("window.owned") is None
+
+
+def test_the_map_of_heads_shows_a_number_and_pales_what_is_not_clear(opened: Any) -> None:
+    opened.select_option("#colour", "effect")
+    assert "colour=effect" in opened.url
+    pale = opened.eval_on_selector_all(".heads-cell", "all => all.map(one => one.classList.contains('heads-pale'))")
+    assert pale == [False, True, True, True, False, False]  # |values| of 2, NaN, 0, 1, 2, 3; clear above 1
+    assert opened.inner_text(".heads-sentence").endswith("effect, nats: 2")
+    colours = opened.eval_on_selector_all(".heads-cell", "all => all.map(one => getComputedStyle(one).backgroundColor)")
+    assert colours[0] != colours[4]  # 2 and −2
+    assert opened.inner_text(".heads-legend").split()[:2] == ["−3", "3"]
+
+
+def test_a_scatter_of_two_numbers_has_a_point_for_each_head_that_has_both(opened: Any) -> None:
+    opened.select_option("#across", "mass")
+    opened.select_option("#up", "effect")
+    assert opened.locator(".heads-grid").is_hidden()
+    points = opened.eval_on_selector_all(
+        ".heads-point", "all => all.map(one => [+one.getAttribute('cx'), +one.getAttribute('cy')])"
+    )
+    assert len(points) == 5  # one head has no number
+    across, up = np.array(points).T
+    assert np.corrcoef(across, up)[0, 1] == pytest.approx(1)  # effect = −mass, and SVG counts downwards
+    opened.locator(".heads-point").nth(4).click()
+    assert (opened.input_value("#layer"), opened.input_value("#head")) == ("5", "2")
+    assert "across=mass&up=effect" in opened.url
+    names = opened.locator(".heads-name").all_inner_texts()
+    assert "L5H2" in names and "L2H0" in names
+
+
+def test_a_head_is_found_by_its_name_or_its_type(opened: Any) -> None:
+    def pale() -> list[bool]:
+        return list(
+            opened.eval_on_selector_all(".heads-cell", "all => all.map(one => one.classList.contains('heads-pale'))")
+        )
+
+    search = opened.get_by_label("find a head")
+    search.fill("previous")
+    assert pale() == [True, True, False, True, True, False]
+    search.press("Enter")
+    assert (opened.input_value("#layer"), opened.input_value("#head")) == ("2", "2")
+    search.fill("l5h1")
+    search.press("Enter")
+    assert (opened.input_value("#layer"), opened.input_value("#head")) == ("5", "1")
+    search.fill("")
+    assert not any(pale())
+
+
+def test_an_address_with_a_choice_that_the_page_lacks_says_so(opened: Any) -> None:
+    opened.evaluate("location.hash = '#layer=99&head=1&tab=all'")
+    opened.wait_for_url("**#layer=2&head=1&rank=0&query=6&tab=all")
+    assert opened.inner_text("#unknown") == "This page has no layer 99; it shows the next best."
+    choose_by_address(opened, START)
+    assert opened.inner_text("#unknown") == ""
 
 
 def test_a_page_begins_where_it_is_told_to(chromium: Any, page_html: str, tmp_path: Path) -> None:
@@ -168,7 +277,7 @@ def test_a_page_begins_where_it_is_told_to(chromium: Any, page_html: str, tmp_pa
 @pytest.fixture(scope="module")
 def visit_low(chromium: Any, full_page_html: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     path = tmp_path_factory.mktemp("page") / "page.html"
-    with opening(chromium, full_page_html, path, ready="html[data-whole]") as page:
+    with opening(chromium, full_page_html, path, address="#tab=all", ready="html[data-whole]") as page:
         yield page
 
 
@@ -205,7 +314,8 @@ UNDER_WAY = """document.getElementById("magnitude").data &&
 @pytest.fixture
 def half_drawn(chromium: Any, full_page_html: str, tmp_path: Path) -> Iterator[Any]:
     """A page that moves since its figure of magnitudes was begun, with that figure in sight."""
-    with opening(chromium, full_page_html, tmp_path / "page.html", ready="html[data-ready]") as page:
+    path = tmp_path / "page.html"
+    with opening(chromium, full_page_html, path, address="#tab=all", ready="html[data-ready]") as page:
         page.evaluate(
             f"""() => new Promise((proceed) => {{
                  const look = () => {{
@@ -323,7 +433,8 @@ def blank(page: Any) -> list[str]:
 def test_a_page_printed_at_once_has_every_figure(
     chromium: Any, full_page_html: str, view: ScoreNumbers, tmp_path: Path, way: str
 ) -> None:
-    with opening(chromium, full_page_html, tmp_path / "page.html", ready="html[data-ready]") as page:
+    path, tab = tmp_path / "page.html", "#tab=all" if way == "media" else ""
+    with opening(chromium, full_page_html, path, address=tab, ready="html[data-ready]") as page:
         if way == "pdf":
             page.evaluate(
                 """addEventListener("afterprint", () => {
@@ -341,7 +452,7 @@ def test_a_page_printed_at_once_has_every_figure(
             page.emulate_media(media="print")
             page.wait_for_selector("html.printing")
             assert blank(page) == []
-            for bar in ("#controls", ".attnmech-sentence-heading"):
+            for bar in ("#tabs", ".attnmech-sentence-heading"):
                 assert page.locator(bar).evaluate("one => getComputedStyle(one).position") == "static"
             page.emulate_media(media="screen")
             page.wait_for_selector("html:not(.printing)")
@@ -381,7 +492,7 @@ def test_the_address_keeps_the_choice(opened: Any) -> None:
     opened.select_option("#head", "2")
     opened.select_option("#rank", "3")
     opened.click(".token >> nth=4")
-    assert opened.evaluate("location.hash") == "#layer=5&head=2&rank=3&query=4"
+    assert opened.evaluate("location.hash") == "#layer=5&head=2&rank=3&query=4&tab=all"
     drawn = traces(opened, "attention-map")
     opened.reload()
     opened.wait_for_selector("html[data-whole]", state="attached")
@@ -392,7 +503,7 @@ def test_the_address_keeps_the_choice(opened: Any) -> None:
 
 def test_an_address_of_names_that_every_object_has_is_ignored(opened: Any) -> None:
     opened.evaluate("location.hash = '#constructor=2&toString=2&__proto__=2&valueOf=2'")
-    opened.wait_for_url(f"**{START}")
+    opened.wait_for_url(f"**{START.removesuffix('&tab=all')}")
 
 
 def test_no_figure_can_be_sent_anywhere(opened_full: Any) -> None:
@@ -477,21 +588,21 @@ def test_back_goes_to_the_choice_before(opened_alone: Any) -> None:
     for _ in range(3):  # one step for Back
         opened_alone.click("[data-control='rank'][data-step='1']")
     assert opened_alone.evaluate("history.length") == before + 3
-    assert opened_alone.evaluate("location.hash") == "#layer=2&head=2&rank=3&query=3"
+    assert opened_alone.evaluate("location.hash") == "#layer=2&head=2&rank=3&query=3&tab=all"
     opened_alone.evaluate("history.back()")
-    opened_alone.wait_for_url("**#layer=2&head=2&rank=0&query=3")
+    opened_alone.wait_for_url("**#layer=2&head=2&rank=0&query=3&tab=all")
     assert (opened_alone.input_value("#rank"), pinned()) == ("0", 1)
     assert traces(opened_alone, "attention-map") == drawn
     opened_alone.evaluate("history.back()")
-    opened_alone.wait_for_url("**#layer=2&head=2&rank=0&query=6")
+    opened_alone.wait_for_url("**#layer=2&head=2&rank=0&query=6&tab=all")
     opened_alone.wait_for_function(
         "document.querySelectorAll('.attnmech-sentence-box [aria-pressed=true]').length === 0"
     )
     opened_alone.evaluate("history.back()")
-    opened_alone.wait_for_url("**#layer=2&head=0&rank=0&query=6")
+    opened_alone.wait_for_url("**#layer=2&head=0&rank=0&query=6&tab=all")
     opened_alone.wait_for_function("document.getElementById('head').value === '0'")
     opened_alone.evaluate("history.forward()")
-    opened_alone.wait_for_url("**#layer=2&head=2&rank=0&query=6")
+    opened_alone.wait_for_url("**#layer=2&head=2&rank=0&query=6&tab=all")
     assert opened_alone.evaluate("history.length") == before + 3
 
 
@@ -555,7 +666,7 @@ def test_a_click_on_a_row_of_the_map_chooses_it(opened: Any) -> None:
     cells.hover(position=second_row)
     opened.wait_for_selector("#attention-map .hovertext")
     cells.click(position=second_row)
-    opened.wait_for_url("**&query=2", timeout=5000)
+    opened.wait_for_url("**&query=2&tab=all", timeout=5000)
 
 
 def test_chips_are_shaded_by_the_row_pointed_at(opened: Any, view: ScoreNumbers) -> None:
@@ -675,7 +786,7 @@ def test_what_changes_follows_the_choice_and_nothing_else(opened_full: Any) -> N
 
 def test_the_address_keeps_the_side(opened_full: Any) -> None:
     opened_full.select_option("#side", "target")
-    assert opened_full.evaluate("location.hash") == "#layer=2&head=0&rank=0&split=means&side=target&query=6"
+    assert opened_full.evaluate("location.hash") == "#layer=2&head=0&rank=0&split=means&side=target&query=6&tab=all"
     drawn = traces(opened_full, "orientation")
     opened_full.reload()
     opened_full.wait_for_selector("html[data-whole]", state="attached")
@@ -694,7 +805,7 @@ def test_a_call_says_where_scores_are_split(opened_full: Any) -> None:
 
 def test_a_page_without_updates_has_no_side(opened: Any) -> None:
     assert not opened.is_visible("#side")
-    assert opened.evaluate("location.hash") == "#layer=2&head=0&rank=0&query=6"
+    assert opened.evaluate("location.hash") == START
 
 
 def test_axes_of_magnitude_stay_the_same_from_layer_to_layer(opened_full: Any) -> None:

@@ -23,7 +23,7 @@ from attnmech.demo.text import PARAGRAPH
 from attnmech.draw.text import bound, percent
 from attnmech.errors import ExactnessError, InputError, OutputError
 from attnmech.pages import limits
-from attnmech.pages.start import start_of
+from attnmech.pages.start import row_of
 
 
 @pytest.fixture(scope="module")
@@ -80,7 +80,9 @@ def test_the_page_begins_at_the_head_that_is_most_clearly_of_a_kind(
     assert (start["layer"], start["head"], strongest.type) == (strongest.layer, strongest["head"], "induction")
     pattern = report.scores.numbers().pattern[start["layer"], start["head"]]
     tokens, count = report.scores.numbers().tokens, len(pattern)
-    found_at = [sum(pattern[i, j] for j in range(1, i) if tokens[j - 1] == tokens[i]) for i in range(count)]
+    found_at = [
+        sum(pattern[i, j] - 1 / (i + 1) for j in range(1, i) if tokens[j - 1] == tokens[i]) for i in range(count)
+    ]
     weights = [(pattern[i, j], i) for i in range(count) for j in range(1, count) if i != j]
     assert start["query"] == (int(np.argmax(found_at)) if max(found_at) > 0 else max(weights)[1])
 
@@ -374,14 +376,10 @@ def test_hostile_names_and_tokens_are_text() -> None:
 
 
 @pytest.mark.parametrize("kinds", [("first", "previous"), ("previous",)])
-def test_the_page_begins_in_a_row_of_the_kind_that_the_head_was_chosen_for(
-    kinds: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A head that also rests on the first token is shown where it does what it was chosen for; never in row 0."""
-    report = reported("Anna sang.")
-    assert report.types is not None
-    monkeypatch.setattr(am.results.HeadTypes, "example", (1, 1))
-    monkeypatch.setattr(am.results.HeadTypes, "types_of", lambda *_: kinds)
-    view = report.scores.numbers()
-    before = np.diagonal(view.pattern[1, 1], -1)
-    assert start_of(report.types, report.effects, view) == (1, 1, 1 + int(before.argmax()))
+def test_the_page_begins_in_a_row_of_the_kind_that_the_head_was_chosen_for(kinds: tuple[str, ...]) -> None:
+    """A head that also rests on the first token is shown where it attends to the previous one; never in row 0."""
+    view = reported("Anna sang.").scores.numbers()
+    pattern = view.pattern[1, 1]
+    above = [pattern[row, row - 1] - 1 / (row + 1) for row in range(1, len(pattern))]
+    assert max(above) > 0
+    assert row_of(kinds, view, 1, 1) == 1 + int(np.argmax(above))

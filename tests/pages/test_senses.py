@@ -13,7 +13,7 @@ import plotly.graph_objects as go  # type: ignore[import-untyped]
 import pytest
 import senses
 import torch
-from browser import opening
+from browser import WHOLE, opening
 from torch import nn
 
 import attnmech as am
@@ -46,7 +46,7 @@ def test_nothing_is_called_text_or_token(name: str) -> None:
 
 @pytest.mark.browser
 def test_what_views_say_is_said_of_patches(chromium: Any, tmp_path: Path) -> None:
-    with opening(chromium, page("vit"), tmp_path / "vit.html", height=16_000, ready="html[data-whole]") as opened:
+    with opening(chromium, page("vit"), tmp_path / "vit.html", **WHOLE) as opened:
         said = " ".join(opened.locator("section:not(.table)").all_inner_texts())
     assert not re.findall(r"[^.]{0,40}\btokens?\b[^.]{0,40}", said)
     assert "hide the first position" in said and "query patches attend" in said
@@ -93,7 +93,13 @@ def shown_words(part: Any, name: str = "") -> Iterator[str]:
 
 def written_on(page: Page, leaving_out: str = "") -> str:
     """The sentences, headings and figures' words of a page, but for those of one section."""
-    words: list[Any] = [page.lead, *page.brief.values(), *(row.label for row in page.facts)]
+    words: list[Any] = [
+        page.headline,
+        *page.more,
+        *(number.label for number in page.heads.numbers),
+        *page.brief.values(),
+        *(row.label for row in page.facts),
+    ]
     for section in (section for section in page.sections if section.anchor != leaving_out):
         words += [section.heading, section.contents, section.reading, section.finding, section.caveat]
         words += [word for choice in section.choices for word in (choice.label, *choice.words)]

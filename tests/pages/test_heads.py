@@ -1,0 +1,113 @@
+"""What a page says about each head, and the finding at its top, against loops over the results."""
+
+import models
+import numpy as np
+import pytest
+import torch
+
+import attnmech as am
+from attnmech.draw.heads import HeadNumber
+from attnmech.pages.heads import HeadFacts, most_alike, unusual
+
+TEXT = "When Anna and Tom met, Tom gave a shell to"
+
+
+@pytest.fixture(scope="module")
+def report() -> am.results.Report:
+    return am.report(models.demo(), TEXT)
+
+
+@pytest.fixture(scope="module")
+def facts(report: am.results.Report) -> HeadFacts:
+    return report._head_facts(report.scores.numbers(pattern=report.pattern))
+
+
+def test_the_map_has_every_statistic_of_the_results(report: am.results.Report, facts: HeadFacts) -> None:
+    numbers = {number.name: number for number in facts.page.numbers}
+    assert {*report.focus.STATISTICS, "effect", "sink_mass", "query_key_share", "type_induction"} <= numbers.keys()
+    for name in report.focus.STATISTICS:
+        torch.testing.assert_close(
+            torch.from_numpy(numbers[name].values), report.focus.mean(name).double(), equal_nan=True, rtol=0, atol=1e-12
+        )
+    assert report.effects is not None
+    clear = numbers["effect"].clear
+    assert clear is not None and clear.tolist() == report.effects.clear.tolist()
+    shares = report.scores.to_frame()
+    for row in shares.itertuples():
+        assert numbers["query_key_share"].values[row.layer, row.head] == pytest.approx(row.query_key_share)
+
+
+def test_overlap_is_the_bhattacharyya_coefficient_over_rows_with_a_choice(facts: HeadFacts) -> None:
+    pattern = facts.view.pattern
+    layers, heads, rows, _ = pattern.shape
+    found = most_alike(pattern)
+    for one in range(0, layers * heads, 7):
+        for other in range(1, layers * heads, 5):
+            if one == other:
+                continue
+            p, q = (pattern[at // heads, at % heads] for at in (one, other))
+            by_row = [sum((p[row, key] * q[row, key]) ** 0.5 for key in range(row + 1)) for row in range(1, rows)]
+            assert found[one, other] == pytest.approx(np.mean(by_row), abs=1e-5)
+    assert np.isnan(np.diag(found)).all()
+    assert np.nanmax(found) <= 1 + 1e-6
+    assert np.isnan(most_alike(np.ones((1, 2, 1, 1), dtype=np.float32))).all()
+
+
+def test_a_card_names_the_statistics_furthest_from_the_median() -> None:
+    generator = np.random.default_rng(0)
+    plain = [HeadNumber(name, f"the {name}", "", 1 + 0.1 * generator.normal(size=(3, 5))) for name in "abcd"]
+    plain[1].values[2, 3] = 9
+    plain[3].values[2, 3] = np.nan
+    said = unusual(plain)
+    assert said[2][3].split("\n")[0] == f"the b: 9 (median {np.median(plain[1].values):.3g})"
+    assert "the d" not in said[2][3]
+    assert unusual([HeadNumber("same", "same", "", np.ones((2, 2)))]) == [["", ""], ["", ""]]
+
+
+def test_the_finding_at_the_top_is_the_largest_effect_whose_size_is_clear(
+    report: am.results.Report, facts: HeadFacts
+) -> None:
+    effects = report.effects
+    assert effects is not None and report.types is not None
+    low, high = effects.simultaneous()
+    sizes = {
+        (layer, head): abs(float(effects.effect[layer, head]))
+        for layer in range(4)
+        for head in range(8)
+        if float(low[layer, head]) * float(high[layer, head]) > 0 and not bool(effects.one_text[layer, head])
+    }
+    first, second, third = facts.headlines
+    assert first.place == max(sizes, key=lambda place: sizes[place])
+    layer, head = first.place
+    ends = f"95 % interval {float(low[layer, head]):.2f} to {float(high[layer, head]):.2f}, {len(effects.before)} texts"
+    assert first.sentence.startswith(f"Removing L{layer}H{head}") and first.sentence.endswith(f"nats ({ends}).")
+    assert len(first.sentence.split()) <= 25
+    assert second.place == report.types.example
+    assert third.sentence.startswith("On this text, ")
+    assert first.sentence in report.to_html()
+
+
+def test_the_page_begins_at_the_head_of_its_finding(report: am.results.Report, facts: HeadFacts) -> None:
+    start = report._page().start
+    assert start is not None and start[:2] == facts.headlines[0].place
+
+
+def test_a_card_has_the_types_the_effect_and_similar_heads(report: am.results.Report, facts: HeadFacts) -> None:
+    card = facts.page.card
+    assert report.types is not None and report.effects is not None
+    assert card["Type"][2][6].startswith("induction: ")
+    score = float(report.types.scores["induction"][2, 6])
+    assert f"{100 * score:.0f}\u00a0% of its attention" in card["Type"][2][6]
+    assert card["Without it"][2][6].startswith(f"loss {float(report.effects.effect[2, 6]):+.3f} nats")
+    alike = most_alike(facts.view.pattern)[2 * 8 + 6]
+    best = int(np.nanargmax(alike))
+    assert card["Heads that attend alike"][2][6].startswith(f"L{best // 8}H{best % 8} ({alike[best]:.2f})")
+    assert "[" in card["Clearest example"][2][6]
+
+
+def test_a_page_without_types_or_clear_effects_has_heads_all_the_same() -> None:
+    report = am.report(models.hooked("bert"), torch.arange(5, 14)[None])
+    facts = report._head_facts(report.scores.numbers(pattern=report.pattern))
+    assert facts.page.numbers
+    assert facts.headlines[-1].sentence.startswith("On this text, ")
+    assert all(number.clear is None for number in facts.page.numbers)
