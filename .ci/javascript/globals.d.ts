@@ -68,7 +68,28 @@ interface Views {
   token_graph(stage: Stage, data: GraphData): Promise<Control & { weights(): number[][]; edges(): Line[] }>;
   model(stage: Stage, data: ModelData): Promise<Control>;
   atlas(stage: Stage, data: AtlasData): void;
+  heads(stage: Stage, data: HeadsData): { choose(chosen: Partial<HeadsChoice>): void };
   embedding(stage: Stage, data: EmbeddingData): Promise<object>;
+}
+
+/** attnmech/draw/heads.py; arrays are flat, layer by layer. */
+interface HeadsData {
+  layers: number[];
+  heads: number;
+  types: string[][];
+  /** By type, its letter and its colour. */
+  letters: Record<string, [string, string]>;
+  numbers: Record<string, { label: string; group: string; values: (number | null)[]; clear?: boolean[] }>;
+  sentences: string[];
+}
+
+/** Indices of layer and head; names of numbers, or "type" and "map". */
+interface HeadsChoice {
+  layer: number;
+  head: number;
+  colour: string;
+  across: string;
+  up: string;
 }
 
 /** The element of a view. */
@@ -376,6 +397,7 @@ interface PageData {
   /** By the id of a place with small maps, what the hover box says of each head. */
   remarks: Record<string, string[]>;
   others: Record<string, { kind: string; data: object; scripts: string[] }>;
+  heads: Omit<HeadsData, "layers" | "heads">;
   texts: Record<string, Column>;
   arrays: Record<string, Packed | { plain: (number | null)[] } | { texts: string }>;
   tables: Record<string, (string | boolean)[]>;

@@ -230,7 +230,6 @@ def _data(page: Page) -> dict[str, Any]:
         "choices": {choice.name: choice.values for choice in choices},
         "inCalls": {choice.name: choice.in_calls for choice in choices if choice.in_calls},
         "optional": [choice.name for choice in choices if not choice.everywhere and choice.name != "query"],
-        "tabs": {section.anchor: section.tab for section in sections},
         "heads": page.heads.data,
         "pattern": store.array(of_heads(view.pattern)),
         "rest": store.array(of_heads(rest)) if rest.max() > SINK else None,
