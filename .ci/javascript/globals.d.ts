@@ -68,12 +68,12 @@ interface Views {
   token_graph(stage: Stage, data: GraphData): Promise<Control & { weights(): number[][]; edges(): Line[] }>;
   model(stage: Stage, data: ModelData): Promise<Control>;
   atlas(stage: Stage, data: AtlasData): void;
-  heads(stage: Stage, data: HeadsData): { choose(chosen: Partial<HeadsChoice>): void };
+  heads(stage: Stage, data: HeadMapData): { choose(chosen: Partial<HeadMapChoice>): void };
   embedding(stage: Stage, data: EmbeddingData): Promise<object>;
 }
 
 /** attnmech/draw/heads.py; arrays are flat, layer by layer. */
-interface HeadsData {
+interface HeadMapData {
   layers: number[];
   heads: number;
   types: string[][];
@@ -84,7 +84,7 @@ interface HeadsData {
 }
 
 /** Indices of layer and head; names of numbers, or "type" and "map". */
-interface HeadsChoice {
+interface HeadMapChoice {
   layer: number;
   head: number;
   colour: string;
@@ -397,7 +397,7 @@ interface PageData {
   /** By the id of a place with small maps, what the hover box says of each head. */
   remarks: Record<string, string[]>;
   others: Record<string, { kind: string; data: object; scripts: string[] }>;
-  heads: Omit<HeadsData, "layers" | "heads">;
+  heads: Omit<HeadMapData, "layers" | "heads">;
   texts: Record<string, Column>;
   arrays: Record<string, Packed | { plain: (number | null)[] } | { texts: string }>;
   tables: Record<string, (string | boolean)[]>;
