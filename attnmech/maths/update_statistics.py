@@ -151,6 +151,7 @@ class UpdateRows:
 STATISTICS: Final = Statistics(
     RowStatistic(
         name="magnitude",
+        label="mean ‖u‖ / ‖x‖",
         short="update magnitude",
         meaning="Mean of ‖u‖ / ‖x‖, the update at each row relative to the stream there: figure 7.",
         bounds=(0.0, math.inf),
@@ -159,6 +160,7 @@ STATISTICS: Final = Statistics(
     ),
     RowStatistic(
         name="orientation",
+        label="mean cos(u, x)",
         short="update orientation",
         meaning="Mean of cos(u, x), negative where the head removes part of the stream: figure 8.",
         bounds=(-1.0, 1.0),
@@ -167,6 +169,7 @@ STATISTICS: Final = Statistics(
     ),
     RowStatistic(
         name="along",
+        label="mean u·x / ‖x‖²",
         meaning="Mean of the update's signed component along the stream, u·x / ‖x‖².",
         bounds=(-math.inf, math.inf),
         defined=lambda rows: rows.real,
@@ -174,6 +177,7 @@ STATISTICS: Final = Statistics(
     ),
     RowStatistic(
         name="across",
+        label="mean ‖u across x‖ / ‖x‖",
         meaning="Mean size of the update's component orthogonal to the stream, in units of ‖x‖.",
         bounds=(0.0, math.inf),
         defined=lambda rows: rows.real,
@@ -181,6 +185,7 @@ STATISTICS: Final = Statistics(
     ),
     RowStatistic(
         name="target_magnitude",
+        label="mean ‖u‖ / ‖x‖ at the highest key",
         meaning="Mean of ‖v_j W_O‖ / ‖x_j‖ for the key j that each row attends to most.",
         bounds=(0.0, math.inf),
         defined=lambda rows: rows.real & rows.target.compared,
@@ -188,6 +193,7 @@ STATISTICS: Final = Statistics(
     ),
     RowStatistic(
         name="target_orientation",
+        label="mean cos(u, x) at the highest key",
         meaning="Mean of cos(v_j W_O, x_j) for the key j that each row attends to most.",
         bounds=(-1.0, 1.0),
         defined=lambda rows: rows.real & rows.target.directed,
@@ -195,6 +201,7 @@ STATISTICS: Final = Statistics(
     ),
     RowStatistic(
         name="magnitude_at_self",
+        label="mean ‖u‖ / ‖x‖ where the<br>token itself is highest",
         meaning="Mean magnitude on rows that attend most to their own token.",
         bounds=(0.0, math.inf),
         defined=lambda rows: rows.chooses & rows.at_self,
@@ -202,6 +209,7 @@ STATISTICS: Final = Statistics(
     ),
     RowStatistic(
         name="magnitude_at_first",
+        label="mean ‖u‖ / ‖x‖ where the<br>first token is highest",
         meaning="Mean magnitude on rows that attend most to the first token: figure 10 claims that it is small.",
         bounds=(0.0, math.inf),
         defined=lambda rows: rows.chooses & rows.at_first,
@@ -209,6 +217,7 @@ STATISTICS: Final = Statistics(
     ),
     RowStatistic(
         name="magnitude_elsewhere",
+        label="mean ‖u‖ / ‖x‖ where<br>another key is highest",
         meaning="Mean magnitude on rows that attend most to any other key.",
         bounds=(0.0, math.inf),
         defined=lambda rows: rows.chooses & ~rows.at_first & ~rows.at_self,

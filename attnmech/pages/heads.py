@@ -11,7 +11,7 @@ from jaxtyping import Float
 from ..basics.nouns import Nouns
 from ..draw.heads import HeadNumber, PageHeads
 from ..draw.numbers import ScoreNumbers
-from ..draw.text import percent, signed, visible_token
+from ..draw.text import percent, signed, visible_token, with_minus_signs
 from ..maths.statistic import Statistic
 from ..methods.focus.attention_focus import AttentionFocus
 from ..methods.head_types.figures import letter_of
@@ -304,10 +304,12 @@ def unusual(numbers: Sequence[HeadNumber]) -> list[list[str]]:
 
     def of_head(layer: int, head: int) -> str:
         order = np.argsort(-far[:, layer, head], kind="stable")[:UNUSUAL]
-        return "\n".join(
-            f"{numbers[at].label}: {stacked[at, layer, head]:.3g} (median {float(median[at, 0, 0]):.3g})"
-            for at in order
-            if far[at, layer, head] > 2
+        return with_minus_signs(
+            "\n".join(
+                f"{numbers[at].label}: {stacked[at, layer, head]:.3g} (median {float(median[at, 0, 0]):.3g})"
+                for at in order
+                if far[at, layer, head] > 2
+            )
         )
 
     return [[of_head(layer, head) for head in range(heads)] for layer in range(layers)]
