@@ -178,7 +178,7 @@ def _offered(page: Page) -> list[Choice]:
 def _tabs(page: Page) -> dict[str, str]:
     """The page's tabs, in words; one without a section is left out, except that of the model."""
     used = {section.tab for section in page.sections} | {"model"}
-    return {tab: words for tab, words in TABS.items() if tab in used}
+    return {tab: words.format(token=page.view.nouns.token) for tab, words in TABS.items() if tab in used}
 
 
 def _selectable(page: Page) -> list[tuple[Choice, str]]:
@@ -280,10 +280,11 @@ def _trace_types(sections: Sequence[Section]) -> set[str]:
 
 def _contents(page: Page) -> dict[str, dict[str, str]]:
     """The contents: for each tab in words, its sections' headings by anchor."""
-    contents: dict[str, dict[str, str]] = {words: {} for words in _tabs(page).values()}
+    tabs = _tabs(page)
+    contents: dict[str, dict[str, str]] = {words: {} for words in tabs.values()}
     for section in page.sections:
-        contents[TABS[section.tab]][section.anchor] = section.contents or section.heading
-    contents[TABS["model"]] |= {"run": "Model and run", "checks": "Checks", "provenance": "Provenance"}
+        contents[tabs[section.tab]][section.anchor] = section.contents or section.heading
+    contents[tabs["model"]] |= {"run": "Model and run", "checks": "Checks", "provenance": "Provenance"}
     return contents
 
 

@@ -16,10 +16,10 @@ TABS: Final[Mapping[Tab, str]] = {
     "why": "Why there",
     "write": "What it writes",
     "matter": "Does it matter?",
-    "token": "This token",
+    "token": "This {token}",
     "model": "Model",
 }
-"""The questions by which a page groups its sections."""
+"""The questions by which a page groups its sections; `{token}` is the word for a position."""
 
 
 @dataclass(frozen=True)

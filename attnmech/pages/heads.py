@@ -59,6 +59,7 @@ class HeadFacts:
     def page(self) -> PageHeads:
         """The map's numbers, and a sentence and a card for every head shown."""
         numbers = self._numbers
+        compared = [number for number in numbers if number.group != _TYPES]
         types = [[self.types_of(layer, head) for head in self._heads] for layer in self.view.layers]
         names = [name for heads in types for of_head in heads for name in of_head]
         shown = sorted(set(names), key=lambda name: -names.count(name))
@@ -72,7 +73,7 @@ class HeadFacts:
                 "Type": self._each(self._type),
                 "Clearest example": self._each(self._example),
                 f"On this {self.nouns.text}": self._each(self._here),
-                "Unusual": unusual([number for number in numbers if number.group != _TYPES]),
+                "Unusual": unusual(compared) if compared else self._each(lambda layer, head: ""),
                 "Heads that attend alike": self._each(lambda layer, head: self._named_alike(alike, layer, head)),
                 "Without it": self._each(self._effect),
             },

@@ -220,7 +220,7 @@ def test_small_plots_show_each_head_where_its_points_are(chromium: Any, tmp_path
                    }"""
             )
         )
-        assert ("no WebGL2" in page.inner_text(".attnmech-embedding-panes")) is not gl
+        assert ("lacks WebGL2" in page.inner_text(".attnmech-embedding-panes")) is not gl
         assert len(about["slots"]) == len(view.heads)
         for slot in about["slots"]:
             given = view.heads[slot["block"]].points["pca"].astype(float)
