@@ -282,21 +282,23 @@ def _certify(of: Subject) -> Any:
 
 
 @call("run", of_a_stack=True)
-def _run(of: Subject) -> None:
+def _run(of: Subject) -> Any:
     stack = of.model.stack(of.stack)
     acts = of.model.run(of.text, points=[stack.point("pattern"), stack.point("v"), stack.point("q")])
     acts.show(stack.point("pattern"), layer=stack.layers[-1])
+    return acts[stack.point("pattern"), stack.layers[-1]]
 
 
 @call("hooks", of_a_stack=True)
-def _hooks(of: Subject) -> None:
+def _hooks(of: Subject) -> Any:
     stack = of.model.stack(of.stack)
     with of.model.hooks({(stack.point("pattern"), stack.layers[0]): lambda pattern: pattern / 2}):
-        of.model.run(of.text)
+        return of.model.run(of.text, points=[stack.point("z")])[stack.point("z"), stack.layers[-1]]
 
 
 @call("intervene", of_a_stack=True)
-def _intervene(of: Subject) -> None:
+def _intervene(of: Subject) -> Any:
+    stack = of.model.stack(of.stack)
     changes = [
         am.Intervention.zero(of.heads[:1], **of.of_stack),
         am.Intervention.attend(of.heads[1:2], "uniform", **of.of_stack),
@@ -304,24 +306,28 @@ def _intervene(of: Subject) -> None:
         am.Intervention.scale("query_key", 0.5, of.heads[3:], **of.of_stack),
     ]
     with of.model.intervene(*changes):
-        of.model.run(of.text)
+        return of.model.run(of.text, points=[stack.point("z")])[stack.point("z"), stack.layers[-1]]
 
 
 @call("gradients", of_a_stack=True)
-def _gradients(of: Subject) -> None:
+def _gradients(of: Subject) -> Any:
     stack = of.model.stack(of.stack)
     acts = of.model.run(of.text, points=[stack.point("z")], gradients_of=lambda logits: logits.sum())
-    assert acts.gradients[stack.point("z"), stack.layers[0]].shape[2] == stack.n_heads
+    gradient = acts.gradients[stack.point("z"), stack.layers[0]]
+    assert gradient.shape[2] == stack.n_heads
+    return gradient
 
 
 @call("generate")
-def _generate(of: Subject) -> None:
-    of.model.generate(of.text, 2, points=[of.model.output_stack.point("pattern")])
+def _generate(of: Subject) -> Any:
+    stack = of.model.output_stack
+    generated = of.model.generate(of.text, 2, points=[stack.point("pattern")])
+    return generated.steps[-1][stack.point("pattern"), stack.layers[-1]]
 
 
 @call("loss")
-def _loss(of: Subject) -> None:
-    of.model.loss(of.text)
+def _loss(of: Subject) -> Any:
+    return of.model.loss(of.text)
 
 
 @call("decompose_scores", of_a_stack=True)

@@ -11,6 +11,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from .float64 import as_float64
+
 
 def jensen_shannon(one: Float[Tensor, "*places key"], other: Float[Tensor, "*places key"]) -> Float[Tensor, "*places"]:
     """Returns ½ KL(p ‖ m) + ½ KL(q ‖ m) with m = (p + q) / 2, in nats; at most ln 2.
@@ -74,10 +76,10 @@ def effective_number(divergence: Float[Tensor, "*layers head head"]) -> Float[Te
     Source: Friedman & Dieng 2023, "The Vendi Score", definition 3.1; the kernel is that of Martins et al. 2009.
     """
     known = ~divergence.isnan().flatten(-2).any(dim=-1)
-    kernel = 1 - divergence.nan_to_num(0.0).double() / math.log(2)
+    kernel = 1 - as_float64(divergence.nan_to_num(0.0)) / math.log(2)
     share = torch.linalg.eigvalsh(kernel / kernel.shape[-1]).clamp_min(0)
     number: Tensor = torch.special.entr(share / share.sum(dim=-1, keepdim=True)).sum(dim=-1).exp()
-    return number.to(divergence.dtype).masked_fill(~known, torch.nan)
+    return number.to(divergence).masked_fill(~known, torch.nan)
 
 
 def placed(divergence: Float[Tensor, "head head"]) -> tuple[Float[Tensor, "head 2"], float]:
@@ -94,12 +96,13 @@ def placed(divergence: Float[Tensor, "head head"]) -> tuple[Float[Tensor, "head 
     Source: Torgerson 1952; Gower 1966.
     """
     number = len(divergence)
-    centre = torch.eye(number, dtype=torch.float64) - 1 / number
-    values, axes = torch.linalg.eigh(-centre @ divergence.double() @ centre / 2)
+    precise = as_float64(divergence)
+    centre = torch.eye(number, dtype=precise.dtype, device=precise.device) - 1 / number
+    values, axes = torch.linalg.eigh(-centre @ precise @ centre / 2)
     values, axes = values.flip(0).clamp_min(0), axes.flip(1)
     if float(values.sum()) <= 1e-12:
         return divergence.new_zeros(number, 2), 1.0
     points = torch.nn.functional.pad(axes[:, :2] * values[:2].sqrt(), (0, max(0, 2 - number)))
     furthest = points.gather(0, points.abs().argmax(dim=0, keepdim=True))
     share = float(values[:2].sum() / values.sum())
-    return (points * torch.where(furthest < 0, -1.0, 1.0)).to(divergence.dtype), share
+    return (points * torch.where(furthest < 0, -1.0, 1.0)).to(divergence), share

@@ -8,6 +8,8 @@ from einops import einsum
 from jaxtyping import Float
 from torch import Tensor
 
+from .float64 import as_float64
+
 
 def rolled_out(means: Float[Tensor, "layer query key"]) -> Float[Tensor, "layer query key"]:
     """Computes R_l = A_l R_{l−1}, R_0 = A_0, with A = ½ (mean_h p + I), each row divided by its sum.
@@ -41,15 +43,15 @@ def summed_norms(
     >>> summed_norms(torch.ones(2, 1, 1), f), summed_norms(torch.ones(2, 1, 1), f, torch.tensor([[-3.0, 0.0]]))
     (tensor([[5.]]), tensor([[4.]]))
     """
-    wide = written.double()
+    wide = as_float64(written)
     products = einsum(wide, wide, "key one d_model, key other d_model -> key one other")
-    weights = pattern.double().permute(2, 1, 0)
+    weights = as_float64(pattern).permute(2, 1, 0)
     squares = ((weights @ products) * weights).sum(dim=-1).T.clamp_min(0.0)
     norms = squares.sqrt()
     if residual is not None:
-        itself = einsum(pattern.double().diagonal(dim1=1, dim2=2), wide, "head key, key head d_model -> key d_model")
-        norms.diagonal().copy_(torch.linalg.vector_norm(itself + residual.double(), dim=-1))
-    return norms.to(pattern.dtype)
+        itself = einsum(as_float64(pattern).diagonal(dim1=1, dim2=2), wide, "head key, key head d_model -> key d_model")
+        norms.diagonal().copy_(torch.linalg.vector_norm(itself + as_float64(residual), dim=-1))
+    return norms.to(pattern)
 
 
 def value_norms(

@@ -9,6 +9,8 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from .float64 import as_float64, float64_device
+
 
 @dataclass(frozen=True)
 class Received:
@@ -30,7 +32,7 @@ class Received:
         """Returns the sums before the first block of a layer."""
         batch, kinds, rows = classes.shape
         by_key, by_diagonal = (
-            torch.zeros(batch, heads, kinds, width, dtype=torch.float64, device=classes.device)
+            torch.zeros(batch, heads, kinds, width, dtype=torch.float64, device=float64_device(classes.device))
             for width in (keys, rows + tokens - 1)
         )
         return cls(classes, tokens, by_key, by_diagonal)
@@ -38,11 +40,11 @@ class Received:
     def add(self, pattern: Float[Tensor, "batch head row key"], rows: range, runs: Int[Tensor, "run 3"]) -> None:
         """Adds a block of rows; `runs` are its keys' `neighbours`."""
         classes = self.classes[:, :, rows.start : rows.stop]
-        received = received_by_key(pattern, classes)
+        received = received_by_key(pattern, classes).to(self.by_key.device)
         for begin, end, place in runs.tolist():
             self.by_key[..., place : place + end - begin].add_(received[..., begin:end])
             if begin < (end := min(end, self.tokens)):
-                far = _by_diagonal(pattern[..., begin:end], classes)
+                far = _by_diagonal(pattern[..., begin:end], classes).to(self.by_key.device)
                 shift = place + self.classes.shape[2] - rows.stop
                 self.by_diagonal[..., shift : shift + far.shape[-1]].add_(far)
 
@@ -100,8 +102,7 @@ def uniform_attention(
     visible: Bool[Tensor, "batch 1 row key"], classes: Bool[Tensor, "batch class row"]
 ) -> tuple[Float[Tensor, "batch class key"], Float[Tensor, "batch class key"]]:
     """Computes what each key would receive from rows with uniform attention, and the number of rows that see it."""
-    seen = visible[:, 0].double()
-    weights = classes.double()
+    seen, weights = as_float64(visible[:, 0]), as_float64(classes)
     share = weights / seen.sum(dim=-1).clamp_min(1)[:, None]
     return torch.matmul(share, seen), torch.matmul(weights, seen)
 

@@ -130,10 +130,10 @@ class Relative:
         )
         return replace(self, keys=keys, queries=queries, alone=alone)
 
-    def to(self, dtype: torch.dtype, device: torch.device | str | None = None) -> "Relative":
+    def to(self, dtype: torch.dtype, device: torch.device | None = None) -> "Relative":
         """Returns a copy that does not change with the model, with the tables in another precision."""
         tables = (
-            None if table is None else table.detach().to(device, dtype, copy=True)
+            None if table is None else table.detach().to(device, copy=True).to(dtype)
             for table in (self.keys, self.queries, self.alone)
         )
         keys, queries, alone = tables

@@ -7,6 +7,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from .blocks import block_bytes
+from .float64 import as_float64, float64_device
 
 _AT_ONCE: Final = 2**18
 """The approximate number of values summed at a time, so that their float64 copies stay in the cache."""
@@ -20,7 +21,8 @@ def sums_by_text(
     >>> sums_by_text(torch.tensor([[[[1.0, 2.0, 4.0]]]]), torch.tensor([[[True, False, True]]])).item()
     5.0
     """
-    return _sums(values, classes, torch.float64)
+    device = float64_device(values.device)
+    return _sums(values.to(device), classes.to(device), torch.float64)
 
 
 def counts_by_text(
@@ -32,7 +34,7 @@ def counts_by_text(
     1.0
     """
     # As bytes: torch sums Booleans more slowly.
-    return _sums(valid.view(torch.uint8), classes, torch.int32).double()
+    return as_float64(_sums(valid.view(torch.uint8), classes, torch.int32))
 
 
 def _sums(values: Tensor, classes: Bool[Tensor, "batch class query"], precision: torch.dtype) -> Tensor:

@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.nn.functional import linear
 
 from .blocks import block_bytes
+from .float64 import as_float64
 
 
 class Writer:
@@ -96,10 +97,10 @@ def _triangle(W_O: Float[Tensor, "head d_head d_model"]) -> Float[Tensor, "head 
     accurate.
     """
     if W_O.dtype == torch.float32:
-        wide = W_O.double()
+        wide = as_float64(W_O)
         lower, failed = torch.linalg.cholesky_ex(wide @ wide.mT)
         if not bool(failed.any()):
-            return Tensor.to(lower.mT, W_O.dtype)
+            return Tensor.to(lower.mT, W_O)
     triangle: Tensor = torch.linalg.qr(W_O.mT, mode="r").R
     return triangle
 

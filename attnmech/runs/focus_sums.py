@@ -9,6 +9,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from ..basics.arguments import whole_number
+from ..maths.float64 import as_float64, float64_device, put
 from ..maths.focus import STATISTICS, DefinedRows, Places, RowMeasures, defined_rows, statistics_by_class
 from ..maths.received import Received, neighbours, uniform_attention
 from ..maths.sums_by_text import counts_by_text
@@ -48,8 +49,7 @@ class FocusSums(Reducer):
             "types": token_types(keys),
             "sums": torch.zeros(len(STATISTICS), len(ROW_CLASSES), layers, heads, texts, dtype=torch.float64),
             "counts": torch.zeros(len(STATISTICS), len(ROW_CLASSES), layers, 1, texts, dtype=torch.float64),
-            "rows": classes.sum(dim=-1).T.double(),
-            "received": torch.zeros(layers, texts, heads, len(ROW_CLASSES), width),
+            "rows": as_float64(classes.sum(dim=-1).T),
             "uniform": torch.zeros(layers, texts, len(ROW_CLASSES), width, dtype=torch.float64),
             "seen": torch.zeros(layers, texts, len(ROW_CLASSES), width, dtype=torch.float64),
             "distance": torch.zeros(len(ROW_CLASSES), layers, heads, max(rows, width), dtype=torch.float64),
@@ -59,8 +59,9 @@ class FocusSums(Reducer):
             state["values"] = torch.zeros(len(STATISTICS), layers, heads, texts, rows, dtype=precision)
             state["valid"] = torch.zeros(len(STATISTICS), layers, 1, texts, rows, dtype=torch.bool)
             state["top_key"] = torch.full((layers, heads, texts, rows), -1, dtype=torch.int32)
-        device = run.model.device
-        return {name: value.to(device) for name, value in state.items()}
+        # Added to in float64, where that is computed.
+        received = torch.zeros(layers, texts, heads, len(ROW_CLASSES), width, device=float64_device(run.model.device))
+        return {name: put(value, run.model.device) for name, value in state.items()} | {"received": received}
 
     def add(self, state: State, block: RowBlock, run: Run) -> None:
         """Reads a block's rows; the statistics of all rows and what keys receive are added layer by layer."""
@@ -125,10 +126,11 @@ class FocusSums(Reducer):
         at = torch.tensor(list(layers), device=state["classes"].device)
         measures, defined = RowMeasures.of_layers(list(layers.values())), of_rows.defined
         values, sums = statistics_by_class(measures, defined, state["classes"])
-        state["sums"].index_copy_(2, at, sums)
-        state["counts"].index_copy_(2, at, of_rows.counts[:, :, None].expand(-1, -1, len(at), -1, -1))
+        of_sums = at.to(sums.device)
+        state["sums"].index_copy_(2, of_sums, sums)
+        state["counts"].index_copy_(2, of_sums, of_rows.counts[:, :, None].expand(-1, -1, len(at), -1, -1))
         for name, of_mask in (("uniform", of_rows.uniform), ("seen", of_rows.seen)):
-            state[name].index_copy_(0, at, of_mask.expand(len(at), -1, -1, -1))
+            state[name].index_copy_(0, of_sums, of_mask.expand(len(at), -1, -1, -1))
         if "values" in state:
             state["values"].index_copy_(1, at, values)
             state["valid"].index_copy_(1, at, defined.valid[:, None, None].expand(-1, len(at), -1, -1, -1))
@@ -140,8 +142,8 @@ class FocusSums(Reducer):
         """Sums over the batch's texts; the statistics stay separate per text."""
         for of_rows, layers in self._held(state, run).rest():
             self._add_rows(state, of_rows, layers)
-        kinds = torch.nn.functional.one_hot(state["types"], len(TOKEN_TYPES)).double()
-        received, seen = state["received"].double(), state["seen"].sum(dim=2)
+        kinds = as_float64(torch.nn.functional.one_hot(state["types"], len(TOKEN_TYPES)))
+        received, seen = as_float64(state["received"]), state["seen"].sum(dim=2)
         rate = received.sum(dim=3) / seen.clamp_min(1)[:, :, None]
         sums = {
             "sums": state["sums"],
@@ -191,6 +193,6 @@ def _summed(masks: "Sequence[_OfMask]", width: int) -> tuple[Tensor, Tensor]:
     """The uniform attention that each key would receive, and how many rows see it, over all blocks."""
     sums = masks[0].uniform.new_zeros(2, *masks[0].uniform.shape[:2], width)
     for mask in masks:
-        sums.index_add_(-1, mask.keys, torch.stack([mask.uniform, mask.seen]))
+        sums.index_add_(-1, mask.keys.to(sums.device), torch.stack([mask.uniform, mask.seen]))
     uniform, seen = sums
     return uniform, seen

@@ -14,6 +14,7 @@ from ..basics.arguments import flag
 from ..basics.public import public
 from ..batch import Batch
 from ..errors import InputError
+from ..maths.float64 import put
 from ..model.attention.observed import LayerEnd
 from ..model.inputs.encoder import Inputs
 from ..model.run.hooked import HookedModel
@@ -81,7 +82,7 @@ class MeanQKReducer(Reducer):
             places = batch.ids.shape[1] if self.per_position else 1
             state[f"{name}_sums"] = torch.zeros(run.n_layers, places, heads, run.stack.d_head, dtype=torch.float64)
             state[f"{name}_counts"] = torch.zeros(places, dtype=torch.long)
-        return {name: value.to(run.model.device) for name, value in state.items()}
+        return {name: put(value, run.model.device) for name, value in state.items()}
 
     def add_layer(self, state: State, end: LayerEnd, run: Run) -> None:
         """Adds the queries and keys of a layer."""
@@ -94,7 +95,7 @@ class MeanQKReducer(Reducer):
             sums, counts = sums_of(value, batch, by_position=self.per_position)
             state[f"{name}_sums"][end.index] = sums.sum(dim=0)
             if end.index == 0:
-                state[f"{name}_counts"] += counts.sum(dim=0)
+                state[f"{name}_counts"] += counts.sum(dim=0).to(state[f"{name}_counts"].device)
 
     def merge(self, one: State, other: State) -> State:
         """The sums of both; positions extend to the longer text."""

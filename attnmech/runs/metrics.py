@@ -12,6 +12,7 @@ from torch import Tensor
 from ..basics.arguments import dense, shown
 from ..batch import Batch
 from ..errors import InputError
+from ..maths.float64 import as_float64
 from ..maths.metrics import accuracy, cross_entropy, divergence, logit_difference
 from ..model.run.hooked import HookedModel
 from ..model.run.masking import GROUPS
@@ -253,7 +254,7 @@ class Metric:
                 f"{_called(self.name)} must return one number for each of the {texts} texts, a tensor [{texts}]; got "
                 f"{shown(values)}."
             )
-        return dense(f"what {_called(self.name)} returns", values).double()
+        return as_float64(dense(f"what {_called(self.name)} returns", values))
 
     def require_no_padding(self, output: Float[Tensor, "*output"], batch: Batch) -> None:
         """Raises `InputError` for a user's function whose number for a text changes with the output at padding."""
@@ -276,9 +277,10 @@ class Metric:
             self.require_no_padding(logits, batch)
             return self.of_whole(logits, batch)
         rows = self.rows(batch).nonzero()
-        values = self.of_rows(logits[rows[:, 0], rows[:, 1]], None, batch, rows).double()
-        sums = torch.zeros(len(batch.ids), dtype=torch.float64, device=logits.device).index_add(0, rows[:, 0], values)
-        return sums / torch.bincount(rows[:, 0], minlength=len(batch.ids))
+        values = as_float64(self.of_rows(logits[rows[:, 0], rows[:, 1]], None, batch, rows))
+        text = rows[:, 0].to(values.device)
+        sums = values.new_zeros(len(batch.ids)).index_add(0, text, values)
+        return sums / torch.bincount(text, minlength=len(batch.ids))
 
 
 def require_finite(name: str, values: Float[Tensor, " text"], documents: Sequence[int], what: str) -> None:
@@ -307,20 +309,20 @@ def _divergence(
     output: Float[Tensor, "*output classes"], clean: Float[Tensor, "*output classes"], batch: Batch
 ) -> Float[Tensor, " text"]:
     """The mean KL divergence of the classes over the places of a text."""
-    values = divergence(output.flatten(0, -2), clean.flatten(0, -2)).double().reshape(output.shape[:-1])
+    values = as_float64(divergence(output.flatten(0, -2), clean.flatten(0, -2))).reshape(output.shape[:-1])
     return _mean_of_places(values, _real(values, batch))
 
 
 def _accuracy(output: Float[Tensor, "*output classes"], batch: Batch) -> Float[Tensor, " text"]:
     """The share of places where the largest output is the right class's."""
     right, counted = _classes(output, batch)
-    return _mean_of_places((output.argmax(dim=-1) == right).double(), counted)
+    return _mean_of_places(as_float64(output.argmax(dim=-1) == right), counted)
 
 
 def _cross_entropy(output: Float[Tensor, "*output classes"], batch: Batch) -> Float[Tensor, " text"]:
     """−ln p of the right class, in nats, mean over places."""
     right, counted = _classes(output, batch)
-    values = cross_entropy(output.flatten(0, -2), right.masked_fill(~counted, 0).flatten()).double()
+    values = as_float64(cross_entropy(output.flatten(0, -2), right.masked_fill(~counted, 0).flatten()))
     return _mean_of_places(values.reshape(right.shape), counted)
 
 
@@ -355,6 +357,7 @@ def _real(values: Shaped[Tensor, "*output"], batch: Batch) -> Bool[Tensor, "*out
 
 def _mean_of_places(values: Float[Tensor, "*output"], counted: Bool[Tensor, "*output"]) -> Float[Tensor, " text"]:
     """The mean over the places that count; NaN for a text without any."""
+    counted = counted.to(values.device)
     kept = values.masked_fill(~counted, 0.0)
     return kept.reshape(len(kept), -1).sum(dim=1) / counted.reshape(len(kept), -1).sum(dim=1)
 
@@ -365,7 +368,7 @@ def _mse(output: Float[Tensor, "*output"], batch: Batch) -> Float[Tensor, " text
     assert right is not None
     if right.shape != output.shape:
         raise InputError(f"`answers` must have the shape of the output, {list(output.shape)}; got {shown(right)}.")
-    return (output.double() - right.to(output.device).double()).square().reshape(len(output), -1).mean(dim=1)
+    return (as_float64(output) - as_float64(right.to(output.device))).square().reshape(len(output), -1).mean(dim=1)
 
 
 _OF_OUTPUT: Final = {"accuracy": _accuracy, "cross_entropy": _cross_entropy, "mse": _mse}

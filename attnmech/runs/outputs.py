@@ -9,6 +9,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from ..batch import Batch
+from ..maths.float64 import as_float64, float64_device
 from ..model.reading.partial_pass import Blocks
 from .metrics import Metric
 
@@ -44,14 +45,15 @@ class Judging:
                 [judge.of_whole(self._logits(output, copy), self.queries, unchanged) for copy in range(count)]
             ).cpu()
         rows = judge.rows(self.queries).nonzero()
-        sums = torch.zeros(count, len(self.queries.ids), dtype=torch.float64, device=rows.device)
+        sums = torch.zeros(count, len(self.queries.ids), dtype=torch.float64, device=float64_device(rows.device))
+        text = rows[:, 0].to(sums.device)
         by_row = output.stream is not None and self.blocks is not None and self.blocks.by_row
         at_once = self.rows_at_once // (count + int(judge.needs_clean)) if by_row else len(rows)
-        for some in torch.split(rows, max(1, at_once)):
+        for some, texts in zip(torch.split(rows, max(1, at_once)), torch.split(text, max(1, at_once)), strict=True):
             clean = self._rows(self.clean, 1, some)[0] if judge.needs_clean else None
             for copy, logits in enumerate(self._rows(output, count, some)):
-                sums[copy].index_add_(0, some[:, 0], judge.of_rows(logits, clean, self.queries, some).double())
-        return (sums / torch.bincount(rows[:, 0], minlength=len(self.queries.ids))).cpu()
+                sums[copy].index_add_(0, texts, as_float64(judge.of_rows(logits, clean, self.queries, some)))
+        return (sums / torch.bincount(text, minlength=len(self.queries.ids))).cpu()
 
     def _rows(self, output: Output, count: int, rows: Int[Tensor, "row 2"]) -> Sequence[Float[Tensor, "row vocab"]]:
         """The logits of some tokens, copy by copy."""

@@ -6,6 +6,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from ..maths.divergence import jensen_shannon
+from ..maths.float64 import as_float64
 from ..model.attention.observed import RowBlock
 from ..model.run.hooked import HookedModel
 
@@ -39,7 +40,9 @@ class PatternShifts:
         copies = rearrange(block.attention.pattern, "(copy text) ... -> copy text ...", text=self._texts)
         real = block.real[: self._texts].cpu()
         distance = (
-            jensen_shannon(copies[1:], copies[:1].expand_as(copies[1:])).double().cpu().masked_fill(~real[:, None], 0.0)
+            as_float64(jensen_shannon(copies[1:], copies[:1].expand_as(copies[1:])))
+            .cpu()
+            .masked_fill(~real[:, None], 0.0)
         )
         self._sums[:, :, self._below + block.index] += distance.sum(dim=-1)
         if block.index == 0:

@@ -10,6 +10,7 @@ from ..basics.arguments import flag, whole_number
 from ..basics.public import public
 from ..errors import InputError
 from ..interventions import Values
+from ..maths.float64 import as_float64, put
 from ..model.attention.observed import LayerEnd
 from ..model.inputs.encoder import Inputs
 from ..model.run.hooked import HookedModel
@@ -64,16 +65,16 @@ class _MeanZ(Reducer):
     def start(self, run: Run) -> State:
         positions = run.batch.queries(run.stack.label).ids.shape[1] if self.per_position else 1
         shape = run.n_layers, run.n_heads, run.stack.d_value, positions
-        device = run.model.device
-        return {
-            "sums": torch.zeros(shape, dtype=torch.float64, device=device),
-            "counts": torch.zeros(run.n_layers, positions, dtype=torch.float64, device=device),
+        state = {
+            "sums": torch.zeros(shape, dtype=torch.float64),
+            "counts": torch.zeros(run.n_layers, positions, dtype=torch.float64),
         }
+        return {name: put(value, run.model.device) for name, value in state.items()}
 
     def add_layer(self, state: State, end: LayerEnd, run: Run) -> None:
         real = end.real[:, :, None, None]
-        sums = end["z"].double().masked_fill(~real, 0.0).sum(dim=0).permute(1, 2, 0)
-        counts = end.real.sum(dim=0).double()
+        sums = as_float64(end["z"].masked_fill(~real, 0.0)).sum(dim=0).permute(1, 2, 0)
+        counts = as_float64(end.real.sum(dim=0))
         if not self.per_position:
             sums, counts = sums.sum(dim=-1, keepdim=True), counts.sum(dim=-1, keepdim=True)
         state["sums"][end.index] += sums

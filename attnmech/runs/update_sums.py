@@ -12,6 +12,7 @@ from torch import Tensor
 
 from ..errors import InputError
 from ..maths.compared import StreamPair, compared
+from ..maths.float64 import put
 from ..maths.statistic import Statistic, Statistics
 from ..maths.sums_by_text import counts_by_text, sums_by_text
 from ..maths.update_statistics import STATISTICS, AgainstStream, LayerRows, update_statistics
@@ -82,7 +83,7 @@ class UpdateSums(Reducer):
                 raise InputError("`answers` needs a list of texts, not a corpus, and the model's last layer.")
             state["logits"] = torch.zeros(layers, heads, texts, dtype=precision)
             state["final_scale"] = torch.zeros(texts, dtype=precision)
-        return {name: value.to(run.model.device) for name, value in state.items()}
+        return {name: put(value, run.model.device) for name, value in state.items()}
 
     def add(self, state: State, block: RowBlock, run: Run) -> None:
         """Notes the key that each row attends to most; −1 where a row has no choice."""

@@ -1,82 +1,54 @@
-"""`python on_device.py FOLDER DEVICES KIND ...`: what small models give on the CPU and on devices without hardware.
+"""`python on_device.py FOLDER DEVICES FLOAT64 CALLS`: compares devices without hardware with the CPU on small models.
 
-DEVICES is one, or two with a comma between them, over which accelerate splits the model. The path holds `tests/`.
-Prints a line of JSON per model: its type, and the largest difference of every result, relative to its largest value.
-The first model is reported too and, if split over the CPU and another device, differentiated, continued and patched.
+DEVICES is one, or two with a comma between them, over which accelerate splits the model. FLOAT64 is "float64", or
+"none" for devices that refuse that type. CALLS is a mapping in JSON: the names of calls (`tests/matrix.py`) that a
+model makes, by its type. The path holds `tests/`. Prints a line of JSON per model: its type, and how far every tensor
+of every result is from the CPU's, in units of what it may be.
 """
 
 import json
 import os
 import sys
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import fields, is_dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import accelerate
 import fake_device
+import pandas as pd
 import torch
-from matrix import Subject, models_of_all
+from matrix import CALLS, Subject, look, models_of_all, stacks_of
 from torch import Tensor
 
-import attnmech as am
+_OF_ROUNDING: Final = ("residual", "certificate", "tolerance")
+"""Fields that hold rounding errors, which differ between any two computations."""
+_RANKS: Final = ("matching", "copying")
+"""Fields that rank values which may be equal but for rounding."""
 
 
-def measured(of: Subject, *, reported: bool) -> dict[str, dict[str, Tensor]]:
-    """The first column of the matrix: load, certificate, run, focus, updates, ledgers, ablations; a report's page."""
-    model, stack = of.model, of.model.output_stack
-    assert model.certificate.ok, model.certificate.verdict
-    here = {} if len(model.stacks) == 1 else {"stack": stack.label}
-    points = [stack.point("pattern"), stack.point("v")]
-    acts = model.run(of.text, points=[*points, "logits"])
-    acts.show(points[0], layer=stack.layers[0], weighted="value")
-    focus = am.attention_focus(model, of.text, **here)
-    updates = am.residual_updates(model, of.text, **here)
-    split = am.decompose_scores(model, of.text, centre="mean", **here)
-    kernel = split.position_kernel()
-    effects = am.ablate_heads(model, of.few, of.heads, metric=of.metric)
-    for result in (focus, updates, split, effects):
-        result.plot()
-        result.save(of.folder / "result.safetensors")
-    kernel.plot(stack.layers[0], 1)
-    if reported:
-        assert "<html" in am.report(model, of.text).to_html()
-    with model.intervene(am.Intervention.attend(of.heads, "uniform", **here)):
-        edited = model.run(of.text, points=["logits"])
-    found = {
-        "run": {"logits": acts.logits, "pattern": acts[points[0], stack.layers[-1]]},
-        "focus": {name: focus.mean(name) for name in focus.STATISTICS},
-        "updates": {name: updates.mean(name) for name in updates.STATISTICS},
-        "ledger": dict(split.terms),
-        "kernel": {"scores": kernel.values},
-        "effects": {"effect": effects.effect},
-        "intervene": {"logits": edited.logits},
-    }
-    if model.reads_tokens:
-        drift = am.residual_drift(model, of.text, k=5, **here)
-        drift.plot()
-        found["drift"] = {name: drift.by_token(name) for name in ("cosine", "dot")}
-    return found
-
-
-def further(of: Subject) -> dict[str, dict[str, Tensor]]:
-    """Gradients, generation and patching."""
-    point, name = "z", of.model.output_stack.point("z")
-    gradients = of.model.run(of.text, points=[name], gradients_of=lambda logits: logits.sum()).gradients
-    assert gradients is not None
-    written = of.model.generate(of.text, 2, points=[name])
-    patched = am.patch(of.model, *of.pair, **of.judged)
-    return {
-        "gradients": {point: gradients[name]},
-        "generate": {"ids": written.ids, "z": written.steps[-1][name]},
-        "patch": {"effect": patched.effect},
-    }
+def numbers_of(result: Any, name: str = "") -> Iterator[tuple[str, Tensor]]:
+    """The numbers in a result and in what it holds, by their places."""
+    if isinstance(result, Tensor):
+        yield name, result.detach().cpu().double()
+    elif isinstance(result, int | float):
+        yield name, torch.tensor(float(result), dtype=torch.float64)
+    elif isinstance(result, pd.DataFrame):
+        yield from ((f"{name}.{key}", torch.tensor(result[key].to_numpy(float))) for key in result.select_dtypes(float))
+    elif is_dataclass(result) or isinstance(result, Mapping | list | tuple):
+        if is_dataclass(result):
+            parts = {field.name: getattr(result, field.name) for field in fields(result)}
+        else:
+            parts = dict(result if isinstance(result, Mapping) else enumerate(result))
+        for key, part in parts.items():
+            if key not in _OF_ROUNDING:
+                yield from numbers_of(part, f"{name}.{key}")
 
 
 def difference(one: Tensor, other: Tensor) -> float:
     """The largest difference, relative to the largest value; infinite where only one has a value."""
-    one, other = (value.detach().cpu().double() for value in (one, other))
-    if not torch.equal(one.isfinite(), other.isfinite()):
+    if one.shape != other.shape or not torch.equal(one.isfinite(), other.isfinite()):
         return torch.inf
     one, other = (value.nan_to_num(0.0, 0.0, 0.0) for value in (one, other))
     return float((one - other).abs().max() / other.abs().max().clamp_min(1e-9)) if one.numel() else 0.0
@@ -97,26 +69,40 @@ def placed(raw: Any, devices: Sequence[str]) -> Any:
     return raw
 
 
-def compared(make: Callable[[], Any], folder: Path, devices: Sequence[str], *, reported: bool) -> dict[str, float]:
-    """The differences of one model's results."""
-    of, of_placed = Subject(make(), folder), Subject(placed(make(), devices), folder)
-    expected, found = measured(of, reported=False), measured(of_placed, reported=reported)
-    if reported and "cpu" in devices:  # torch's engine of gradients knows one device of this kind
-        expected |= further(of)
-        found |= further(of_placed)
-    return {
-        f"{call} {name}": difference(value, expected[call][name])
-        for call, values in found.items()
-        for name, value in values.items()
-    }
+def measured(of: Subject, names: list[str]) -> dict[str, Tensor]:
+    """The numbers of some calls, and of the certificate's verdict."""
+    assert of.model.certificate.ok, of.model.certificate.verdict
+    numbers = {}
+    for name in names:
+        for stack in stacks_of(of, name):
+            of.stack = stack
+            result = CALLS[name](of)
+            if not isinstance(result, Tensor):  # torch prints a tensor in float64
+                look(result, of.folder)
+            numbers |= dict(numbers_of(result, f"{name} {stack or ''}"))
+        assert any(key.startswith(f"{name} ") for key in numbers), name
+    return numbers
+
+
+def compared(kind: str, names: list[str], folder: Path, devices: Sequence[str]) -> dict[str, float]:
+    """The differences of one model's results, in units of what they may be."""
+    make = models_of_all()[kind]
+    expected = measured(Subject(make(), folder), names)
+    found = measured(Subject(placed(make(), devices), folder), names)
+    assert found.keys() == expected.keys()
+    return {key: difference(value, expected[key]) / allowed(key, value) for key, value in found.items()}
+
+
+def allowed(name: str, value: Tensor) -> float:
+    """How far a tensor may be off; a single number is compared with itself alone, and may be a sum that cancels."""
+    return 1e-3 if name.rpartition(".")[2] in _RANKS else 1e-4 if value.numel() == 1 else 1e-5
 
 
 if __name__ == "__main__":
     warnings.simplefilter("ignore", UserWarning)
     torch.set_num_threads(1)
-    fake_device.install()
-    folder, devices, *kinds = sys.argv[1:]
-    for kind in kinds:
-        differences = compared(models_of_all()[kind], Path(folder), devices.split(","), reported=kind == kinds[0])
-        print(json.dumps([kind, differences]), flush=True)
+    folder, devices, float64, calls = sys.argv[1:]
+    fake_device.install(float64=float64 == "float64")
+    for kind, names in json.loads(calls).items():
+        print(json.dumps([kind, compared(kind, names, Path(folder), devices.split(","))]), flush=True)
     os._exit(0)  # torch ends before Python does, and would call back into it

@@ -22,6 +22,7 @@ from ...draw.head_maps import effect_map
 from ...draw.section import Section
 from ...errors import InputError
 from ...interventions import Intervention, Values
+from ...maths.float64 import as_float64
 from ...model.inputs.encoder import Inputs
 from ...model.run.hooked import HookedModel, require_model
 from ...results.by_layer import by_layer, shared_layers, subtracted
@@ -335,9 +336,9 @@ def _score(
     if mean is not None:
         z = z - _as_long(mean, z.shape[1])
     # The gradient is 0 at padding, since nothing attends to it.
-    along = (z.double() * gradient.double()).sum(dim=-1)
+    along = (as_float64(z) * as_float64(gradient)).sum(dim=-1)
     if method == "michel":
-        return (along.abs().sum(dim=1) / lengths[:, None]).T
+        return (along.abs().sum(dim=1) / lengths.to(along.device)[:, None]).T
     return -along.sum(dim=1).T
 
 

@@ -19,6 +19,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from torch.nn.functional import linear
 
+from ...maths.float64 import as_float64
 from ...maths.precision import product_rounding
 
 SIMILARITIES: Final = ("cosine", "centred cosine", "dot")
@@ -97,8 +98,8 @@ class Scan:
 
     Args:
         streams: the streams' `directions`, in the precision of the products.
-        precise: the streams' `directions` in float64.
-        own: the id of each stream's own token.
+        precise: the streams' `directions` in float64, on `float64_device`.
+        own: the id of each stream's own token, on the same device as `precise`.
         k: the number of nearest rows to find.
         rows_of: the `directions` of rows in float64, by their ids.
 
@@ -119,7 +120,7 @@ class Scan:
         self._more = torch.zeros_like(own)
         self._longest = streams.new_zeros(())
         self._values = streams.new_zeros(len(streams), 0)
-        self._ids = own.new_zeros(len(streams), 0)
+        self._ids = torch.zeros(len(streams), 0, dtype=torch.long, device=streams.device)
 
     def add(self, start: int, rows: Float[Tensor, "row d_model"]) -> None:
         """Compares all streams with the rows `start`, `start` + 1, …"""
@@ -131,11 +132,12 @@ class Scan:
 
     def finish(self) -> Found:
         """Returns ranks and nearest rows over all blocks."""
-        values, ids = self._values.double(), self._ids
+        values = as_float64(self._values)
+        ids = self._ids.to(values.device)
         order = ids.argsort(dim=-1)
         values, ids = values.gather(-1, order), ids.gather(-1, order)
         last = values.topk(self._k, dim=-1).values[:, -1:]
-        close = (values - last).abs() <= (self._rounding * self._size * self._longest)[:, None].double()
+        close = (values - last).abs() <= as_float64(self._rounding * self._size * self._longest)[:, None]
         stream, place = (close & (close.sum(dim=-1, keepdim=True) > 1)).nonzero(as_tuple=True)
         values[stream, place] = self._exactly(stream, ids[stream, place])
         order = values.argsort(dim=-1, descending=True, stable=True)[:, : self._k]
@@ -144,8 +146,9 @@ class Scan:
     def _count(self, start: int, similar: Tensor, rounding: Tensor) -> None:
         """Counts the rows of a block that are more similar than the token's own."""
         above = similar - self._own_similarity.to(similar)[:, None]
-        self._more += (above > rounding[:, None]).sum(dim=-1)
-        stream, place = (above.abs_() <= rounding[:, None]).nonzero(as_tuple=True)
+        self._more += (above > rounding[:, None]).sum(dim=-1).to(self._more.device)
+        close = (above.abs_() <= rounding[:, None]).nonzero().to(self._own.device)
+        stream, place = close.unbind(dim=1)
         others = start + place != self._own[stream]
         stream, place = stream[others], place[others]
         more = self._exactly(stream, start + place) > self._own_similarity[stream]

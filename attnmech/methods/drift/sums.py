@@ -11,6 +11,7 @@ from torch import Tensor
 
 from ...basics.arguments import optional_flag
 from ...errors import InputError
+from ...maths.float64 import as_float64, float64_device
 from ...maths.statistic import Statistic, Statistics
 from ...model.attention.observed import LayerEnd
 from ...model.reading.vocabulary import Vocabulary, further_of, require_positions, vocabulary_of
@@ -150,8 +151,8 @@ class ComparedRows:
             nonzero = 0
             for _, rows in self.blocks(_ROWS_AT_ONCE, further):
                 unit_rows = directions(rows, "cosine")
-                total = total.to(rows.device) + rows.sum(dim=0).double()
-                unit = unit.to(rows.device) + unit_rows.sum(dim=0).double()
+                total = total + as_float64(rows.sum(dim=0))
+                unit = unit + as_float64(unit_rows.sum(dim=0))
                 nonzero += int(unit_rows.any(dim=-1).sum())
             count = len(self.vocabulary)
             pairs = (float(unit.square().sum()) - nonzero) / max(1, count * (count - 1))
@@ -250,19 +251,20 @@ class DriftSums(Reducer):
             if layers * texts * length**2 <= _KEPT:
                 state["products"] = torch.zeros(layers, texts, length, length, dtype=torch.float64)
         # NaN means undefined until `close`; a finished state must not hold NaN.
-        return {name: value.to(run.model.device) for name, value in state.items()}
+        return {name: value.to(float64_device(run.model.device)) for name, value in state.items()}
 
     def _batch(self, run: Run, types: Tensor) -> _Batch:
         batch = run.batch.queries(run.stack.label)
-        real = batch.mask.nonzero(as_tuple=True)
-        ordinary = _ordinary(types).sum(dim=-1)
+        device = float64_device(batch.ids.device)
+        real = batch.mask.to(device).nonzero(as_tuple=True)
+        ordinary = _ordinary(types.to(device)).sum(dim=-1)
         further: list[Tensor | None] = [None]
         places = torch.zeros_like(real[0])
         if self.reference.positioned:
             added = further_of(run.model, run.batch).expand(*batch.ids.shape, -1)[real]
             distinct, places = torch.unique(added, dim=0, return_inverse=True)
-            further = list(distinct)
-        return _Batch(real, batch.ids[real], (ordinary >= 2)[real[0]], places, further)
+            further, places = list(distinct), places.to(device)
+        return _Batch(real, batch.ids.to(device)[real], (ordinary >= 2)[real[0]], places, further)
 
     def add_layer(self, state: State, end: LayerEnd, run: Run) -> None:
         """Collects the layer's streams, and measures all collected streams once there are enough."""
@@ -270,10 +272,11 @@ class DriftSums(Reducer):
         assert isinstance(whole, Tensor)
         now: _Batch = run.between[self]
         members = _ordinary(state["types"])
-        means = _means(whole.double(), members)
-        self._add_pairs(state, end.index, whole.double(), members)
+        precise = as_float64(whole)
+        means = _means(precise, members)
+        self._add_pairs(state, end.index, precise, members)
         if "products" in state:
-            state["products"][end.index] = whole.double() @ whole.double().transpose(1, 2)
+            state["products"][end.index] = precise @ precise.transpose(1, 2)
         layers = run.stack.layers
         follows = now.layer is not None and layers.index(end.layer) == layers.index(now.layer) + 1
         now.held.append(_Held(end.index, follows, whole[now.real], means))
@@ -327,16 +330,16 @@ class DriftSums(Reducer):
         reference, similarity = self.reference, self.reference.similarity
         moments = reference.moments(further)
         values = self._to_own_rows(streams, means, own, further)
-        query = directions(streams.double(), similarity, means)
+        query = directions(as_float64(streams), similarity, means)
         scan = Scan(
-            query.to(reference.precision),
+            query.to(streams),
             query,
             own,
             reference.k,
             lambda ids: reference.directions_of(ids, further, similarity),
         )
         size = min(_ROWS_AT_ONCE, max(256, _SIMILARITIES_AT_ONCE // len(own)))
-        mean = moments.row.to(reference.precision)
+        mean = moments.row.to(streams)
         for start, rows in reference.blocks(size, further):
             scan.add(start, directions(rows, similarity, mean))
         done = scan.finish()
@@ -353,7 +356,7 @@ class DriftSums(Reducer):
         direction = self.reference.moments(further).direction
         similarities: dict[str, list[Tensor]] = {"vocabulary_cosine": []}
         for some in torch.split(torch.arange(len(own), device=own.device), _PRECISE_AT_ONCE):
-            precise = streams[some].double()
+            precise = as_float64(streams[some])
             for similarity in SIMILARITIES:
                 rows = self.reference.directions_of(own[some], further, similarity)
                 similar = (directions(precise, similarity, means[some]) * rows).sum(dim=-1)

@@ -27,6 +27,7 @@ from ...draw.segments import segment_map
 from ...draw.sentence import sentence_view
 from ...draw.text import percent, quoted, signed, token_labels
 from ...errors import InputError
+from ...maths.float64 import put
 from ...maths.flow import positive_part, rolled_out, summed_norms, value_norms
 from ...maths.norms import norm_multiplier
 from ...model.attention.observed import LayerEnd, RowBlock
@@ -177,7 +178,7 @@ class FlowReducer(Reducer):
         state = {"maps": torch.zeros(run.n_layers, length, length, dtype=precision)}
         if heads:
             state["by_head"] = torch.zeros(kept, heads, length, length, dtype=precision)
-        return {name: value.to(run.model.device) for name, value in state.items()}
+        return {name: put(value, run.model.device) for name, value in state.items()}
 
     def add(self, state: State, block: RowBlock, run: Run) -> None:
         """Stores the pattern, or its mean over heads."""

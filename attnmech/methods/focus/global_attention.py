@@ -12,6 +12,7 @@ from ...basics.public import public
 from ...draw.section import Section
 from ...draw.text import percent
 from ...errors import InputError
+from ...maths.float64 import put
 from ...maths.sums_by_text import counts_by_text, sums_by_text
 from ...model.attention.local_global import global_tokens
 from ...model.attention.observed import RowBlock
@@ -94,7 +95,7 @@ class GlobalReducer(Reducer):
             precision = torch.promote_types(run.model.dtype, torch.float32)
             state["values"] = torch.zeros(len(MASSES), layers, heads, texts, rows, dtype=precision)
             state["valid"] = torch.zeros(len(MASSES), layers, 1, texts, rows, dtype=torch.bool)
-        return {name: value.to(run.model.device) for name, value in state.items()}
+        return {name: put(value, run.model.device) for name, value in state.items()}
 
     def add(self, state: State, block: RowBlock, run: Run) -> None:
         """Adds the masses of the block's rows."""

@@ -10,6 +10,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from ...batch import Batch
+from ...maths.float64 import as_float64, float64_device
 from ...model.attention.observed import RowBlock
 from ...model.run.hooked import HookedModel
 from ...runs.reducer import Reducer, Run, State
@@ -120,7 +121,7 @@ class AttentionToWords(Reducer):
     def start(self, run: Run) -> State:
         """Sums of 0."""
         shape = run.n_layers, run.n_heads, len(self.queries), len(self.member)
-        return {"mass": torch.zeros(shape, dtype=torch.float64, device=run.model.device)}
+        return {"mass": torch.zeros(shape, dtype=torch.float64, device=float64_device(run.model.device))}
 
     def add(self, state: State, block: RowBlock, run: Run) -> None:
         """Adds a block of rows."""
@@ -128,7 +129,7 @@ class AttentionToWords(Reducer):
         asks = member[list(self.queries)]
         asks = (asks / asks.sum(dim=-1, keepdim=True))[:, block.rows.start : block.rows.stop]
         got = asks @ block.pattern[0] @ member[:, : block.pattern.shape[-1]].T
-        state["mass"][block.index] += got.double()
+        state["mass"][block.index] += as_float64(got)
 
     def merge(self, one: State, other: State) -> State:
         """The sum of both."""

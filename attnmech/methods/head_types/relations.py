@@ -23,6 +23,7 @@ from ...draw.head_maps import effect_map
 from ...draw.section import Section
 from ...draw.text import percent
 from ...errors import InputError
+from ...maths.float64 import as_float64
 from ...maths.intervals import LEAST_TEXTS, LEVEL, TextMeans, checked_level
 from ...model.run.hooked import HookedModel, require_model
 from ...results.by_layer import by_layer
@@ -110,7 +111,7 @@ def relations(
             others = read.pattern[:, :, query].masked_fill(~read.counted, -1.0)
             others[..., [query, key]] = -1.0
             correct[place, :, :, number] += read.pattern[:, :, query, key] > others.amax(dim=-1)
-            mass[place, :, :, number] += read.pattern[:, :, query, key].double()
+            mass[place, :, :, number] += as_float64(read.pattern[:, :, query, key])
             pairs[place, number] += 1
             offsets[place].append((number, query - key))
     _require_pairs(dict(zip(names, offsets, strict=True)))

@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from ...batch import Batch
+from ...maths.float64 import as_float64, float64_device
 from ...maths.products import product_by_head
 from ...maths.received import received_by_distance
 from ...maths.scores import ScoreParts
@@ -78,7 +79,8 @@ class HeadTypeSums(Reducer):
             "breadth_count": (layers, texts),
         }
         device = run.model.device
-        state = {name: torch.zeros(shape, dtype=torch.float64, device=device) for name, shape in shapes.items()}
+        sums_on = float64_device(device)
+        state = {name: torch.zeros(shape, dtype=torch.float64, device=sums_on) for name, shape in shapes.items()}
         writes = len(ANSWERED) if _reads_logits(run) else 0
         by_row = torch.zeros(writes, layers, heads, texts, length, device=device)
         place = torch.full((len(TYPES), layers, heads), -1, device=device)
@@ -113,7 +115,7 @@ class HeadTypeSums(Reducer):
         state["at_distance"][:, layer] += block_targets.at_distance
         state["pairs"][layer] += block_targets.pairs
         attended = received_by_distance(block.pattern[..., :length], rows[:, None], block.rows, length)
-        state["attended"][layer] += attended[:, :, 0].double().sum(dim=0)
+        state["attended"][layer] += as_float64(attended[:, :, 0]).sum(dim=0)
         alone = _by_position_alone(block, run)
         state["alone"][:, layer] += _over_rows(_at_positions(alone, block_targets, block.rows, batch))
         _add_matching(state, block, block_targets)
@@ -126,14 +128,14 @@ class HeadTypeSums(Reducer):
         self, state: State, block: RowBlock, rows: Bool[Tensor, "batch row"], block_targets: "_Targets"
     ) -> None:
         batch, layer = block.batch.queries(block.stack), block.index
-        at_first = _at_first(block.pattern, batch)
+        at_first = as_float64(_at_first(block.pattern, batch))
         # Rows beyond a sliding window do not see the first token.
-        reach, there = rows & _at_first(block.visible, batch)[:, 0].bool(), block_targets.there[len(POSITIONAL) :]
+        reach, there = rows & _at_first(block.visible, batch)[:, 0], block_targets.there[len(POSITIONAL) :]
         for name, counted in (("with", reach & there), ("without", reach & ~there)):
             state[f"rest_{name}"][:, layer] += einsum(
-                at_first, counted.double(), "text head row, kind text row -> kind head text"
+                at_first, as_float64(counted), "text head row, kind text row -> kind head text"
             )
-            state[f"count_{name}"][:, layer] += counted.sum(dim=-1)
+            state[f"count_{name}"][:, layer] += as_float64(counted.sum(dim=-1))
 
     def add_layer(self, state: State, end: LayerEnd, run: Run) -> None:
         """Adds what the layer's heads write from their targets, in logits before the final norm's scale."""
@@ -155,15 +157,15 @@ class HeadTypeSums(Reducer):
                 state[name][place, end.index] = written.transpose(0, 1)
         values = held.values if gate is None else held.values * gate
         ranks, counted = copying(values, read, batch.ids, state["rows"])
-        state["copying"][end.index] += ranks.double().sum(dim=-1).T
-        state["copying_count"][end.index] += counted.double().sum(dim=-1)
+        state["copying"][end.index] += as_float64(ranks).sum(dim=-1).T
+        state["copying_count"][end.index] += as_float64(counted.sum(dim=-1))
         if end.index == run.n_layers - 1:
             state["final_scale"][:] = unembedding.scale(end["resid_post"])
 
     def close(self, state: State, run: Run) -> State:
         """Sums by group of texts, on the CPU."""
         here = {name: value.cpu() for name, value in state.items()}
-        there, whole = (here[name].double() * here["final_scale"] for name in ("there_by_row", "all_by_row"))
+        there, whole = (as_float64(here[name]) * here["final_scale"] for name in ("there_by_row", "all_by_row"))
         here |= {"written_there": there.sum(dim=-1), "written_elsewhere": (whole - there).sum(dim=-1)}
         here["written_count"] = here["count"][[TYPES.index(name) for name in ANSWERED]][: len(there)]
         for name in ("rows", "there_by_row", "all_by_row", "final_scale"):
@@ -212,11 +214,11 @@ class _Targets:
         of_type = {name: pad(on_target, (0, keys - tokens)) for name, on_target in of_type.items()}
         seen = block.visible[:, 0] & rows[..., None]
         by_kind = torch.stack([of_type[name].expand_as(seen) & seen for name in TYPES])
-        share = 1 / seen.sum(dim=-1).clamp_min(1).double()
+        share = 1 / as_float64(seen.sum(dim=-1).clamp_min(1))
         everywhere = rows[:, None]
         # Types take the place of heads: each type "attends" to its targets.
         content = by_kind[len(POSITIONAL) :, ..., :tokens].transpose(0, 1).float()
-        at_distance = received_by_distance(content, everywhere, block.rows, length)[:, :, 0].double()
+        at_distance = as_float64(received_by_distance(content, everywhere, block.rows, length)[:, :, 0])
         pairs = received_by_distance(seen[:, None, :, :tokens].float(), everywhere, block.rows, length)
         answered = by_kind[[TYPES.index(name) for name in ANSWERED]]
         place = torch.arange(keys, device=seen.device)
@@ -229,10 +231,10 @@ class _Targets:
             there,
             torch.where(answered, place, -1).amax(dim=-1),
             there & ~with_first,
-            there.sum(dim=-1).double(),
-            by_kind.sum(dim=-1) * share,
+            as_float64(there.sum(dim=-1)),
+            as_float64(by_kind.sum(dim=-1)) * share,
             at_distance.permute(1, 2, 0),
-            pairs[:, 0, 0].double().sum(dim=0),
+            as_float64(pairs[:, 0, 0]).sum(dim=0),
         )
 
 
@@ -325,13 +327,13 @@ def _on_content(
 
 
 def _over_rows(by_row: Float[Tensor, "kind head batch row"]) -> Float[Tensor, "kind head batch"]:
-    return by_row.double().sum(dim=-1)
+    return as_float64(by_row).sum(dim=-1)
 
 
-def _at_first(of_keys: Shaped[Tensor, "batch head row key"], batch: Batch) -> Float[Tensor, "batch head row"]:
+def _at_first(of_keys: Shaped[Tensor, "batch head row key"], batch: Batch) -> Shaped[Tensor, "batch head row"]:
     """Returns the attention of each row to its text's first token, or whether the row sees that token."""
     place = batch.begins[:, None, None, None].expand(*of_keys.shape[:3], 1)
-    return of_keys.gather(-1, place)[..., 0].double()
+    return of_keys.gather(-1, place)[..., 0]
 
 
 def _top_on_target(top: Top, on_target: Bool[Tensor, "kind batch row key"]) -> Float[Tensor, "kind head batch"]:
@@ -340,7 +342,7 @@ def _top_on_target(top: Top, on_target: Bool[Tensor, "kind batch row key"]) -> F
     """
     key, clear = (rearrange(value, "batch head row -> batch row head") for value in (top.key, top.first > top.second))
     hit = on_target.gather(-1, key.expand(len(on_target), -1, -1, -1)) & clear
-    return rearrange(hit.sum(dim=2).double(), "kind batch head -> kind head batch")
+    return rearrange(as_float64(hit.sum(dim=2)), "kind batch head -> kind head batch")
 
 
 def _add_matching(state: State, block: RowBlock, block_targets: _Targets) -> None:
@@ -351,8 +353,8 @@ def _add_matching(state: State, block: RowBlock, block_targets: _Targets) -> Non
     counted = (last >= 0) & (others[:, 0].sum(dim=-1) > 0)
     place = last.clamp_min(0)[:, None, :, None].expand(*block.scores.shape[:3], 1)
     rank = rank_above(block.scores.gather(-1, place), block.scores, others)
-    state["matching"][block.index] += (rank * counted[:, None]).double().sum(dim=-1).T
-    state["matching_count"][block.index] += counted.double().sum(dim=-1)
+    state["matching"][block.index] += as_float64(rank * counted[:, None]).sum(dim=-1).T
+    state["matching_count"][block.index] += as_float64(counted.sum(dim=-1))
 
 
 def _add_breadth(state: State, block: RowBlock, rows: Bool[Tensor, "batch row"]) -> None:
@@ -360,8 +362,8 @@ def _add_breadth(state: State, block: RowBlock, rows: Bool[Tensor, "batch row"])
     seen = block.visible[:, 0].sum(dim=-1)
     counted = rows & (seen > 1)
     share = block.attention.entropy / seen.clamp_min(2)[:, None].to(block.pattern).log()
-    state["breadth"][block.index] += (share * counted[:, None]).double().sum(dim=-1).T
-    state["breadth_count"][block.index] += counted.double().sum(dim=-1)
+    state["breadth"][block.index] += as_float64(share * counted[:, None]).sum(dim=-1).T
+    state["breadth_count"][block.index] += as_float64(counted.sum(dim=-1))
 
 
 def _keep_clearest(

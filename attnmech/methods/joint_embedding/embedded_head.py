@@ -175,7 +175,7 @@ class OneHead:
         position, relative = self.block.position, self._relative
         if position is None:
             return relative
-        own = position[:, self.head if position.shape[1] > 1 else 0].double().cpu()
+        own = position[:, self.head if position.shape[1] > 1 else 0].cpu().double()
         own = own if own.shape[1] == 1 else own[:, self.rows]
         return own if relative is None else own + relative
 
@@ -184,8 +184,10 @@ class OneHead:
         tables = self.block.relative
         if tables is None:
             return None
-        one = tables.of_head(self.head).of_rows(self.rows.to(tables.place.device)).to(torch.float64, "cpu")
-        q, k = (values.double().cpu()[:, None] for values in (self.q[:, self.rows], self.k))
+        one = (
+            tables.of_head(self.head).of_rows(self.rows.to(tables.place.device)).to(torch.float64, torch.device("cpu"))
+        )
+        q, k = (values.cpu().double()[:, None] for values in (self.q[:, self.rows], self.k))
         return self.block.scale * one.added_to(k)(q, slice(None))[:, 0]
 
     def _slope(self) -> tuple[float, Float64[Tensor, "batch key"]]:

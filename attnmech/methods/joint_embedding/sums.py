@@ -15,6 +15,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from ...batch import Batch
+from ...maths.float64 import as_float64
 from ...model.attention.local_global import local_half
 from ...model.attention.observed import RowBlock
 from ...model.parts.mask import MaskRule
@@ -101,7 +102,7 @@ class Embedder:
         inside = first.clamp_max(pattern.shape[-1] - 1)
         on_first = pattern.gather(-1, inside[:, None, None, None].expand(*pattern.shape[:3], 1))[..., 0]
         counted = block.real & (torch.arange(block.rows.start, block.rows.stop, device=first.device) > first[:, None])
-        return (on_first.double() * counted[:, None]).sum(dim=(0, 2)).cpu()
+        return as_float64(on_first * counted[:, None]).sum(dim=(0, 2)).cpu()
 
     def _keep_patterns(self, pattern: Tensor, block: RowBlock) -> None:
         for text, kept in self.patterns.items():

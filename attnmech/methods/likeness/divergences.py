@@ -22,6 +22,7 @@ from torch import Tensor
 
 from ...errors import InputError
 from ...maths.divergence import among_heads, between_heads
+from ...maths.float64 import as_float64, put
 from ...maths.intervals import LEAST_TEXTS, TextMeans
 from ...model.attention.observed import RowBlock
 from ...runs.groups import GROUPS, by_group, joined
@@ -77,24 +78,24 @@ class DivergenceReducer(Reducer):
         _check_room(math.prod(kept) * precision.itemsize, place.shape[1])
         if self.rows:
             _most_groups(layers, heads)
-        device = run.model.device
-        return {
-            "within": torch.zeros(layers, math.comb(heads, 2), texts, dtype=torch.float64, device=device),
-            "counts": torch.zeros(layers, texts, dtype=torch.float64, device=device),
+        state = {
+            "within": torch.zeros(layers, math.comb(heads, 2), texts, dtype=torch.float64),
+            "counts": torch.zeros(layers, texts, dtype=torch.float64),
             "ordinary": ordinary,
-            "place": place.to(device),
-            "seen": torch.zeros(layers, *place.shape, dtype=torch.bool, device=device),
-            "kept": torch.zeros(kept, dtype=precision, device=device),
+            "place": place,
+            "seen": torch.zeros(layers, *place.shape, dtype=torch.bool),
+            "kept": torch.zeros(kept, dtype=precision),
         }
+        return {name: put(value, run.model.device) for name, value in state.items()}
 
     def add(self, state: State, block: RowBlock, run: Run) -> None:
         """Adds a block of rows."""
         layer, start = block.index, block.rows.start
         counted = state["ordinary"][:, start : block.rows.stop] & (block.visible[:, 0].sum(dim=-1) >= 2)
         pattern = _with_sink(block).transpose(1, 2)
-        divergence = among_heads(pattern[counted]).double()
-        state["within"][layer].index_add_(-1, counted.nonzero()[:, 0], divergence.T)
-        state["counts"][layer] += counted.sum(dim=-1)
+        divergence = as_float64(among_heads(pattern[counted]))
+        state["within"][layer].index_add_(-1, counted.nonzero()[:, 0].to(divergence.device), divergence.T)
+        state["counts"][layer] += as_float64(counted.sum(dim=-1))
         here = (state["place"] >= start) & (state["place"] < block.rows.stop)
         text, sample = here.nonzero(as_tuple=True)
         row = state["place"][here] - start
@@ -109,9 +110,10 @@ class DivergenceReducer(Reducer):
         between, sampled = [], []
         for one, other in combinations(range(layers if self.rows else 0), 2):
             both = seen[one] & seen[other]
-            divergence = between_heads(kept[one][both], kept[other][both]).double()
-            sums = divergence.new_zeros(texts, heads, heads).index_add_(0, both.nonzero()[:, 0], divergence)
-            of_two = {"between": sums.permute(1, 2, 0).cpu(), "sampled": both.sum(dim=-1).double().cpu()}
+            divergence = as_float64(between_heads(kept[one][both], kept[other][both]))
+            text = both.nonzero()[:, 0].to(divergence.device)
+            sums = divergence.new_zeros(texts, heads, heads).index_add_(0, text, divergence)
+            of_two = {"between": sums.permute(1, 2, 0).cpu(), "sampled": as_float64(both.sum(dim=-1)).cpu()}
             grouped = by_group(of_two, run.documents, ("between", "sampled"), most)
             between.append(grouped["between"])
             sampled.append(grouped["sampled"])

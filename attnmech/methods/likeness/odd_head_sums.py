@@ -6,6 +6,7 @@ from typing import Final
 
 import torch
 
+from ...maths.float64 import as_float64, put
 from ...model.attention.observed import LayerEnd, RowBlock
 from ...runs.focus_sums import FocusSums
 from ...runs.groups import by_group, joined
@@ -40,7 +41,7 @@ class OddHeadSums(Reducer):
             "rows": torch.zeros(len(FAR), run.n_layers, texts, dtype=torch.float64),
         }
         of_parts = {name: part.start(_as_corpus(run)) for name, part in _PARTS.items()}
-        of_parts["far"] = {name: value.to(run.model.device) for name, value in far.items()}
+        of_parts["far"] = {name: put(value, run.model.device) for name, value in far.items()}
         return {f"{part} {name}": value for part, state in of_parts.items() for name, value in state.items()}
 
     def add(self, state: State, block: RowBlock, run: Run) -> None:
@@ -62,10 +63,10 @@ class OddHeadSums(Reducer):
             counted = classes & some.any(dim=-1)
             chosen = some & counted[..., None]
             mass = torch.einsum("thrk,trk->ht", block.pattern, chosen.to(block.pattern))
-            share = chosen.sum(dim=-1) / seen.sum(dim=-1).clamp_min(1).double()
-            far["mass"][place, block.index] += mass.double()
+            share = as_float64(chosen.sum(dim=-1)) / as_float64(seen.sum(dim=-1).clamp_min(1))
+            far["mass"][place, block.index] += as_float64(mass)
             far["uniform"][place, block.index] += share.sum(dim=-1)
-            far["rows"][place, block.index] += counted.sum(dim=-1)
+            far["rows"][place, block.index] += as_float64(counted.sum(dim=-1))
 
     def add_layer(self, state: State, end: LayerEnd, run: Run) -> None:
         """Adds the sums of what a layer's heads wrote."""

@@ -15,6 +15,7 @@ from torch import Tensor
 from ...basics.arguments import shown
 from ...batch import Batch
 from ...errors import InputError
+from ...maths.float64 import as_float64, put
 from ...maths.received import received_by_key
 from ...maths.updates import Writer
 from ...model.attention.observed import LayerEnd, RowBlock
@@ -105,7 +106,7 @@ class SinkReducer(Reducer):
         }
         if self.sink == "most_attended":
             state["most"] = torch.zeros(layers, heads, texts, width, dtype=torch.bool)
-        return {name: value.to(run.model.device) for name, value in state.items()}
+        return {name: put(value, run.model.device) for name, value in state.items()}
 
     def _known(self, batch: Batch, run: Run) -> Bool[Tensor, "batch key"]:
         """The sinks known before the pass; all False if the sink is the most attended key."""
@@ -174,9 +175,9 @@ class SinkReducer(Reducer):
             known = defined.expand_as(value)
             state["facts"][place, layer] = value.masked_fill(~known, 0.0).T
             state["defined"][place, layer] = known.T
-        counted = others.expand_as(key).double()
+        counted = as_float64(others.expand_as(key))
         state["value_sums"][layer] = einsum(
-            values.double(), counted, "batch key head d_head, batch head key -> head d_head"
+            as_float64(values), counted, "batch key head d_head, batch head key -> head d_head"
         )
         state["value_counts"][layer] = counted.sum(dim=(0, 2))
 

@@ -107,7 +107,7 @@ class Factors:
 
     def matrix(self, name: str) -> Float[Tensor, "head d_model d_head"]:
         """Returns γ ⊙ W_Q, γ ⊙ W_K, γ ⊙ W_V, or W_Oᵀ."""
-        matrix: Tensor = getattr(self.weights, name).detach().to(self.gamma)
+        matrix: Tensor = getattr(self.weights, name).detach().cpu().to(self.gamma.dtype)
         return matrix.mT if name == "W_O" else self.gamma[:, None] * matrix
 
     def triangle(self, name: str) -> Float[Tensor, "head rank d_head"]:
@@ -147,7 +147,7 @@ def _factors_of(model: HookedModel, layer: int, *, fold_norm: bool) -> Factors:
         )
     gamma = torch.ones(model.d_model, dtype=torch.float64)
     if fold_norm and norm is not None:
-        gamma = weight_of(stack.module(layer, norm), weights.W_Q[0, :, 0]).detach().to(gamma)
+        gamma = weight_of(stack.module(layer, norm), weights.W_Q[0, :, 0]).detach().cpu().to(gamma.dtype)
         gamma = gamma + stack.architecture.norm_offset
     return Factors(weights, gamma)
 

@@ -91,7 +91,8 @@ def decompose_by_source(
     watched = [(stack.label, layer) for layer in chosen]
     model.forward(batch, captures=captures, rows=[walk], layers=watched)
     _require_visible(places, walk.parts.values())
-    residual = torch.full((len(chosen), stack.n_heads), torch.nan, dtype=torch.float64, device=model.device)
+    precision = torch.promote_types(model.dtype, torch.float32)
+    residual = torch.full((len(chosen), stack.n_heads), torch.nan, dtype=precision, device=model.device)
     for index, layer in enumerate(chosen):
         residual[index, list(chosen[layer])] = walk.residual[layer]
     options = {

@@ -14,6 +14,7 @@ from ...basics.fields import check_fields, check_layers, check_rows
 from ...basics.nouns import TEXT, Nouns
 from ...draw.numbers import ScoreNumbers
 from ...errors import InputError
+from ...maths.float64 import as_float64
 from ...maths.scores import ScoreParts, names_along_row, ranked_shares
 from ...maths.variance_shares import row_covariances
 from ...results.by_layer import by_layer
@@ -102,13 +103,13 @@ class SplitScores(Result):
         shares: dict[str, Tensor] = {}
         for index, parts in enumerate(self.parts):
             names = [name for name in parts.names() if name != "mask"]
-            sums: dict[str, Tensor] = {name: self.residual.new_zeros(()).double() for name in (*names, "")}
+            sums: dict[str, Tensor] = {name: torch.zeros((), dtype=torch.float64) for name in (*names, "")}
             for start in range(0, self.real.shape[1], _ROWS_AT_ONCE):
                 rows = slice(start, start + _ROWS_AT_ONCE)
                 terms = {name: parts.term(name, rows) for name in names}
                 of_terms, whole = row_covariances(terms, parts.total(rows), _seen(parts, self.real)[:, :, rows])
                 for name, value in (*of_terms.items(), ("", whole)):
-                    sums[name] = sums[name] + value.double().sum(dim=(0, 2))
+                    sums[name] = sums[name] + as_float64(value).sum(dim=(0, 2))
             for name in names:
                 here = shares.setdefault(name, torch.full(self.residual.shape, torch.nan, dtype=torch.float64))
                 here[self.layers[index]] = sums[name] / sums[""]

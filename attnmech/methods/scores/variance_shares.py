@@ -23,6 +23,7 @@ from ...draw.section import Section
 from ...draw.style import term_style
 from ...draw.text import percent
 from ...errors import InputError
+from ...maths.float64 import as_float64, put
 from ...maths.relative import RELATIVE_TERMS
 from ...maths.statistic import Statistic, Statistics
 from ...maths.variance_shares import row_covariances
@@ -123,7 +124,7 @@ class VarianceReducer(Reducer):
             "sums": torch.zeros(len(ALL_TERMS), *shape, dtype=torch.float64),
             "variance": torch.zeros(shape, dtype=torch.float64),
         }
-        return {name: value.to(run.model.device) for name, value in state.items()}
+        return {name: put(value, run.model.device) for name, value in state.items()}
 
     def add(self, state: State, block: RowBlock, run: Run) -> None:
         """Adds the sums of a block of rows, and checks the sum of its terms against the scores."""
@@ -144,7 +145,7 @@ class VarianceReducer(Reducer):
         if not self.first_key:
             seen = seen & ~block.batch.keys(block.stack).first[:, None, None, :width]
         of_terms, variance = row_covariances(terms, total, seen)
-        classes = state["classes"][:, :, rows].double()
+        classes = as_float64(state["classes"][:, :, rows])
         state["variance"][:, block.index] += _by_class(variance, classes)
         for name, covariance in of_terms.items():
             state["sums"][ALL_TERMS.index(name), :, block.index] += _by_class(covariance, classes)
@@ -166,7 +167,7 @@ class VarianceReducer(Reducer):
 def _by_class(
     value: Float[Tensor, "batch head row"], classes: Float[Tensor, "batch class row"]
 ) -> Float[Tensor, "class head batch"]:
-    return einsum(value.double(), classes, "batch head row, batch kind row -> kind head batch")
+    return einsum(as_float64(value), classes, "batch head row, batch kind row -> kind head batch")
 
 
 @dataclass(frozen=True, repr=False)

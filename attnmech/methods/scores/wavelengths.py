@@ -16,6 +16,7 @@ from torch import Tensor
 from ...basics.arguments import finite_number, listed
 from ...basics.nouns import TEXT
 from ...errors import InputError, UnsupportedModelError
+from ...maths.float64 import as_float64
 from ...maths.scores import ScoreParts
 from ...maths.variance_shares import row_covariances
 from ...results.figure_file import SavesFigures
@@ -86,10 +87,10 @@ class Wavelengths(SavesFigures, Mapping[str, Any]):
             seen = parts.visible & self.real[:, None, :, None]
             terms = {name: self._of(name, parts, slice(None)) for name in self}
             of_terms, whole = row_covariances(terms, torch.stack(list(terms.values())).sum(dim=0), seen)
-            variance = whole.double().sum(dim=(0, 2))
+            variance = as_float64(whole).sum(dim=(0, 2))
             for name, value in of_terms.items():
                 empty = torch.full((self.n_layers, len(variance)), torch.nan, dtype=torch.float64)
-                shares.setdefault(name, empty)[layer] = value.double().sum(dim=(0, 2)) / variance
+                shares.setdefault(name, empty)[layer] = as_float64(value).sum(dim=(0, 2)) / variance
         return TermsByHead(self.layers, shares)
 
     def plot(self) -> "go.Figure":

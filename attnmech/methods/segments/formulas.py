@@ -14,6 +14,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from ...maths.float64 import as_float64
+
 _MOST_STEPS: Final = 1000
 """The largest number of steps in a fit."""
 
@@ -80,7 +82,7 @@ class ByDistance:
         tensor([[1.0000, 0.0000],
                 [0.4056, 0.5944]], dtype=torch.float64)
         """
-        sums, rows = sums.double().clamp_min(0.0), rows.double()
+        sums, rows = as_float64(sums).clamp_min(0.0), as_float64(rows)
         fitted = sums.new_ones(sums.shape).view(-1, sums.shape[-1])
         left, weights = torch.arange(len(fitted), device=sums.device), fitted
         wanted, by_row = sums.reshape(fitted.shape), rows.reshape(len(fitted), -1)
@@ -191,7 +193,7 @@ def peakedness(scores: Float[Tensor, "*places segment"]) -> Float[Tensor, "*plac
     >>> peakedness(torch.tensor([[1.0, 0.0, 0.0, 0.0, 0.0, torch.nan]]))
     tensor([0.2500], dtype=torch.float64)
     """
-    known = scores[..., ~scores.isnan().flatten(0, -2).any(dim=0)].double()
+    known = as_float64(scores[..., ~scores.isnan().flatten(0, -2).any(dim=0)])
     if known.shape[-1] < 4:
         return torch.full(scores.shape[:-1], torch.nan, dtype=torch.float64)
     away = known - known.mean(dim=-1, keepdim=True)
@@ -208,6 +210,7 @@ def by_lag(
     The last lag also counts all segments farther back, and the first lag, if negative, all segments farther ahead.
     Lag 0 is a row's own segment, −1 the next.
     """
+    mass, rows = as_float64(mass), as_float64(rows)
     place = torch.arange(mass.shape[-1], device=mass.device)
     back = place[:, None] - place
     back = back.clamp_max(lags[-1]) if lags[0] == 0 else back.clamp(lags[0], lags[-1])
@@ -215,6 +218,6 @@ def by_lag(
     for lag in lags:
         there = back == lag
         weights = rows[:, None] * there
-        sums.append((mass.double() * weights).sum(dim=(-2, -1)))
-        counts.append((rows * there.any(dim=-1)).sum().double())
+        sums.append((mass * weights).sum(dim=(-2, -1)))
+        counts.append((rows * there.any(dim=-1)).sum())
     return torch.stack(sums), torch.stack(counts)

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from ...basics.arguments import flag, option, whole_number
 from ...errors import InputError
+from ...maths.float64 import as_float64, put
 from ...maths.received import received_by_distance
 from ...model.attention.observed import RowBlock
 from ...runs.groups import by_group, joined
@@ -69,7 +70,7 @@ class SegmentSums(Reducer):
             "distance": torch.zeros(*cells[:3], far, dtype=torch.float64),
             "row": torch.zeros(*cells[:3], length, dtype=torch.float64),
         }
-        return {name: value.to(run.model.device) for name, value in state.items()}
+        return {name: put(value, run.model.device) for name, value in state.items()}
 
     def add(self, state: State, block: RowBlock, run: Run) -> None:
         """Adds a block of rows."""
@@ -83,7 +84,7 @@ class SegmentSums(Reducer):
         mass, distance = state["mass"][index], state["distance"][index]
         received_by_segment(pattern, segment, place[:, : pattern.shape[-1]], lowest, mass[:, :, lowest:])
         far = received_by_distance(pattern, block.real[:, None], block.rows, place.shape[1] if both_ways else None)
-        distance[..., : far.shape[-1]] += far[:, :, 0]
+        distance[..., : far.shape[-1]] += as_float64(far[:, :, 0])
         state["row"][index][..., rows] = pattern.sum(dim=-1) * block.real[:, None]
         if not self.first:
             begins = block.batch.queries(block.stack).begins
@@ -134,7 +135,7 @@ class SegmentSums(Reducer):
             "expected": by_lag(expected, rows, lags)[0],
             "counts": counts,
             "peaks": peaks.nan_to_num(0.0),
-            "peak_counts": (~peaks.isnan()).double(),
+            "peak_counts": as_float64(~peaks.isnan()),
         }
 
     def merge(self, one: State, other: State) -> State:
@@ -185,6 +186,6 @@ def _leave_out_first(
     heads = to_first.shape[1]
     state["mass"][index][..., 0].scatter_add_(-1, segment[:, None].expand(-1, heads, -1), -to_first)
     zero = (state["distance"].shape[-1] - 1) // 2 if both_ways else 0
-    far = (rows - begins[:, None]).clamp_min(0) + zero
-    state["distance"][index].scatter_add_(-1, far[:, None].expand(-1, heads, -1), -to_first.double())
-    state["row"][index][..., block.rows.start : block.rows.stop] -= to_first
+    far, precise = (rows - begins[:, None]).clamp_min(0) + zero, as_float64(to_first)
+    state["distance"][index].scatter_add_(-1, far[:, None].expand(-1, heads, -1).to(precise.device), -precise)
+    state["row"][index][..., block.rows.start : block.rows.stop] -= precise

@@ -36,7 +36,8 @@ class Directions:
     def __init__(self, d_model: int, device: torch.device) -> None:
         self.d_model = d_model
         generator = torch.Generator().manual_seed(_SEED)
-        self._vectors = torch.randn(_DIRECTIONS, d_model, generator=generator, dtype=torch.float64).to(device)
+        self._vectors = torch.randn(_DIRECTIONS, d_model, generator=generator, dtype=torch.float64)
+        self._device = device
         self._by_dtype: dict[torch.dtype, Tensor] = {}
         self._written: dict[tuple[str, int], Written] = {}
         self._together: dict[tuple[Written, ...], Written] = {}
@@ -46,7 +47,7 @@ class Directions:
     def of(self, dtype: torch.dtype) -> Float[Tensor, "direction d_model"]:
         """The random vectors, in a given precision."""
         if dtype not in self._by_dtype:
-            self._by_dtype[dtype] = self._vectors.to(dtype)
+            self._by_dtype[dtype] = self._vectors.to(dtype).to(self._device)
         return self._by_dtype[dtype]
 
     def written(self, key: tuple[str, int], out: nn.Module) -> Written:

@@ -19,6 +19,7 @@ from transformers import PreTrainedModel
 from ...basics.messages import first_line
 from ...batch import Batch
 from ...errors import UnsupportedModelError, WeightsError
+from ...maths.float64 import float64_device
 from ...maths.precision import pass_tolerance
 from ..proof.probe import Passes, by_row, excess_of, output_of, with_least
 from ..run.passes import call
@@ -241,7 +242,7 @@ def _places(value: Tensor | None) -> nn.Parameter | None:
     """A parameter of the shape of a tensor, filled with 0, 1, 2, …"""
     if value is None:
         return None
-    numbers = torch.arange(value.numel(), dtype=torch.float64, device=value.device)
+    numbers = torch.arange(value.numel(), dtype=torch.float64, device=float64_device(value.device))
     return nn.Parameter(numbers.view(value.shape), requires_grad=False)
 
 

@@ -11,6 +11,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from ...errors import UnsupportedModelError
+from ...maths.float64 import as_float64
 
 FrontEnd: TypeAlias = Callable[[Float[Tensor, "batch ..."]], Float[Tensor, "batch position d_model"]]
 """Computes the input of the first block from images or spectrograms."""
@@ -93,7 +94,7 @@ def _changed(front: FrontEnd, sample: Tensor, lines: Lines, numbers: range) -> B
         where: list[Any] = [place, *[slice(None)] * (sample.ndim - 1)]
         where[1 + lines.axis] = number * lines.step
         batch[tuple(where)] += _CHANGE
-    stream = front(batch).double()
+    stream = as_float64(front(batch))
     before, after = stream[-1:], stream[:-1]
     # The same image gives slightly different numbers alone and in a batch, by rounding.
     rounding = min(1e3 * torch.finfo(sample.dtype).eps, _AT_MOST)

@@ -7,6 +7,7 @@ import numpy as np
 from jaxtyping import Float
 
 from ...batch import Batch
+from ...maths.float64 import as_float64
 from .sounds import SoundEncoder
 
 _WINDOW: Final = 0.025
@@ -37,7 +38,7 @@ def spectrogram_of(encoder: SoundEncoder, batch: Batch, row: int) -> Spectrogram
     """
     from scipy import signal  # type: ignore[import-untyped]
 
-    values = batch.extra[encoder.signal.argument][row].detach().double().cpu().numpy()
+    values = as_float64(batch.extra[encoder.signal.argument][row].detach()).cpu().numpy()
     if not encoder.signal.is_wave:
         levels = values if encoder.signal.argument == "input_features" else values.T
         step = encoder.seconds_per_column

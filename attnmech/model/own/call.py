@@ -17,6 +17,7 @@ from torch.utils import _pytree as pytree
 
 from ...basics.arguments import shown
 from ...errors import InputError
+from ...maths.float64 import as_float64
 from ..attention.replaced_mha import padded_of
 
 Arguments: TypeAlias = tuple[tuple[Any, ...], dict[str, Any]]
@@ -170,7 +171,7 @@ class CallForm:
                 continue
             first = other = value[:texts]
             if first.is_floating_point() and not _is_mask(first):
-                spread = float(first.double().std()) if first.numel() > 1 else 0.0
+                spread = float(as_float64(first).std()) if first.numel() > 1 else 0.0
                 noise = torch.randn(first.shape, generator=generator).to(first)
                 other = first + (spread or 1.0) / 2 * noise
             both[name] = torch.cat((first, other))

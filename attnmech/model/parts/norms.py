@@ -10,6 +10,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from ...errors import UnsupportedModelError
+from ...maths.float64 import as_float64
 from ...maths.norms import FrozenNorm, norm_multiplier, reciprocal_rms
 from ...maths.precision import pass_tolerance
 from .weights import as_stored, bias_of
@@ -52,16 +53,16 @@ class NormKind:
 def kind_of(norm: nn.Module, x: Float[Tensor, "*places d_model"]) -> NormKind | None:
     """The formula of a norm, identified by its values; None if it computes something else."""
     try:
-        weight, epsilon = weight_of(norm, x).detach().double(), epsilon_of(norm)
-        computed: Tensor = norm.forward(x).detach().double()
+        weight, epsilon = as_float64(weight_of(norm, x).detach()), epsilon_of(norm)
+        computed: Tensor = as_float64(norm.forward(x).detach())
         centred = is_centred(norm, x)
     except (AttributeError, RuntimeError, TypeError, NotImplementedError, UnsupportedModelError):
         return None
     shift = bias_of(norm)
-    stream = x.double()
+    stream = as_float64(x)
     stream = stream - stream.mean(dim=-1, keepdim=True) if centred else stream
     unit = stream * reciprocal_rms(stream, epsilon)[..., None]
-    shifted = 0.0 if shift is None else shift.detach().double()
+    shifted = 0.0 if shift is None else as_float64(shift.detach())
     formulas = {offset: (weight + offset) * unit + shifted for offset in (0.0, 1.0)}
     if computed.shape != formulas[0.0].shape:
         return None

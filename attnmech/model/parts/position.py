@@ -15,6 +15,7 @@ from jaxtyping import Float, Float64, Int
 from torch import Tensor
 
 from ...basics.public import public
+from ...maths.float64 import as_float64
 
 
 def alibi_slopes(heads: int) -> Float[Tensor, " head"]:
@@ -75,8 +76,9 @@ def rotary_tables(
     """
     if parameters.get("rope_type", "default") != "default" or "rope_theta" not in parameters:
         return None
-    exponent = torch.arange(0, d_head, 2, dtype=torch.float64, device=positions.device) / d_head
-    angle = positions.double()[:, None] * float(parameters["rope_theta"]) ** -exponent
+    places = as_float64(positions)
+    exponent = torch.arange(0, d_head, 2, dtype=places.dtype, device=places.device) / d_head
+    angle = places[:, None] * float(parameters["rope_theta"]) ** -exponent
     return angle.cos(), angle.sin()
 
 
@@ -261,7 +263,7 @@ class Rotation:
 
         ω is the mean step of the tables' angles from one position to the next. NaN if there is only one position.
         """
-        angle = torch.atan2(self.sin.double(), self.cos.double())[:, 0]
+        angle = torch.atan2(as_float64(self.sin), as_float64(self.cos))[:, 0]
         step = (torch.remainder(angle.diff(dim=1) + math.pi, 2 * math.pi) - math.pi).flatten(0, 1)
         # Padding on the left may have a constant position; positions jump at gaps, and between texts in one row.
         moved = step[step.abs().sum(dim=1) > 0]
@@ -271,8 +273,8 @@ class Rotation:
         # With cosines of 0, a form maps each dimension to its partner times the column's sine; here the sine is its
         # number.
         width = self.sin.shape[-1]
-        number = torch.arange(1, width + 1, dtype=self.sin.dtype, device=self.sin.device)[None]
-        turned = self.form(torch.eye(d_head, dtype=self.sin.dtype, device=self.sin.device)[:, None], 0 * number, number)
+        number = torch.arange(1, width + 1, dtype=speed.dtype, device=speed.device)[None]
+        turned = self.form(torch.eye(d_head, dtype=speed.dtype, device=speed.device)[:, None], 0 * number, number)
         still = turned[:, 0].diagonal() == 1
         column = turned[:, 0].abs().amax(dim=-1).long() - 1
         return torch.where(still, torch.inf, 2 * math.pi / speed[column.clamp(0, width - 1)])

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 import torch
 from torch import nn
 
+from ...maths.float64 import as_float64
 from ...maths.precision import (
     sum_rounding,
 )
@@ -29,12 +30,12 @@ def sum_of_terms(probe: Probe) -> Iterator[Compared]:
 def softmax_of_scores(probe: Probe) -> Iterator[Compared]:
     """The pattern is the softmax of the scores, and rows sum to 1 minus a sink's mass."""
     for run, layer in probe.places():
-        scores, pattern = (probe.at(run, name, layer).double() for name in ("scores", "pattern"))
+        scores, pattern = (as_float64(probe.at(run, name, layer)) for name in ("scores", "pattern"))
         sink = probe.block(run, layer).sink
         odds = (scores - scores.amax(dim=-1, keepdim=True)).exp()
         total = odds.sum(dim=-1, keepdim=True)
         if sink is not None:
-            total = total + (sink.double()[:, None, None] - scores.amax(dim=-1, keepdim=True)).exp()
+            total = total + (as_float64(sink)[:, None, None] - scores.amax(dim=-1, keepdim=True)).exp()
         expected = odds / total
         everywhere = torch.ones_like(pattern[..., 0], dtype=torch.bool)
         yield probe.compared(run, layer, pattern, expected, by_row(expected, probe.local), everywhere)

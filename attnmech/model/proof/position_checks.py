@@ -6,6 +6,7 @@ import torch
 from einops import einsum, rearrange
 from torch import Tensor
 
+from ...maths.float64 import as_float64, float64_device
 from ...maths.norms import FrozenNorm
 from ...maths.precision import (
     steps_rounding,
@@ -67,7 +68,8 @@ def rotary_closed_form(probe: Probe) -> Check:
     assert rotary is not None
     if not probe.model.reads_tokens:
         return Check("rotary tables", statement, (), None, detail="angles of rows and columns, not of one position")
-    positions = torch.arange(probe.passes.runs[-1].batch.ids.shape[1], device=probe.model.device)
+    length = probe.passes.runs[-1].batch.ids.shape[1]
+    positions = torch.arange(length, device=float64_device(probe.model.device))
     parameters = dict(getattr(probe.model.config.get_text_config(), "rope_parameters", None) or {})
     if rotary.theta is not None:
         parameters["rope_theta"] = rotary.theta
@@ -92,7 +94,7 @@ def rotary_closed_form(probe: Probe) -> Check:
                 closed = rotary.spread(by_position)[:length]
                 allowed = probe.tables * closed.abs().amax() + slack * angles[:length]
                 everywhere = torch.ones_like(closed, dtype=torch.bool)
-                yield probe.compared(run, layer, table[-1].double(), closed, allowed, everywhere)
+                yield probe.compared(run, layer, as_float64(table[-1]), closed, allowed, everywhere)
 
     return probe.by_layer("rotary tables", statement, ("q_rot", "k_rot", "scores"), comparisons(), probe.tables)
 

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from ...batch import Batch
 from ...errors import InputError
+from ...maths.float64 import as_float64, in_precision
 from ...maths.norms import reciprocal_rms
 from ...maths.precision import pass_tolerance
 from ..inputs.transcripts import TranscriptEncoder
@@ -72,7 +73,13 @@ class Vocabulary:
         further: Float[Tensor, "*#token width"] | None = None,
     ) -> Float[Tensor, "token d_model"]:
         """The rows of some tokens; `further` holds the other embeddings at their positions."""
-        return self.entering(self.factor.to(precision) * self.weight[tokens].to(precision), further)
+        return self.entering(self.looked_up(tokens, precision), further)
+
+    def looked_up(
+        self, tokens: slice | Int[Tensor, "*places"], precision: torch.dtype
+    ) -> Float[Tensor, "*places d_embed"]:
+        """The embedding of some tokens, times its factor."""
+        return in_precision(self.factor, precision) * in_precision(self.weight[tokens], precision)
 
     def entering(
         self, embedded: Float[Tensor, "*places d_embed"], further: Float[Tensor, "*#places width"] | None
@@ -192,25 +199,24 @@ def _check(model: HookedModel, stack: Stack, vocabulary: Vocabulary) -> None:
     count = len(vocabulary)
     ids = torch.arange(_PROBE, device=model.device)[None] * max(1, (count - 1) // _PROBE) % count
     batch = model.encode(ids) if model.reads_tokens else _with_noise(model, ids)
-    wide = torch.promote_types(model.dtype, torch.float64)
     if can_begin_in_the_middle(model):
         labels = list(model.further_embeddings)
         ran = Blocks(model).run(
             batch, stop=1, streams=[0], captures=[("embed", None), *((name, None) for name in labels)]
         )
-        values, entered, embedded = ran.values, ran.streams[0], ran.values["embed", None].to(wide)
+        values, entered, embedded = ran.values, ran.streams[0], as_float64(ran.values["embed", None])
     else:
         key = (stack.point("resid_pre"), stack.layers[0])
         labels = [label for label in model.further_embeddings if label.startswith(f"{stack.label} ")]
         values = model.forward(batch, captures=[key, *((label, None) for label in labels)])
         entered = values[key]
-        embedded = vocabulary.factor.to(wide) * vocabulary.weight[batch.queries(stack.label).ids].to(wide)
+        embedded = vocabulary.looked_up(batch.queries(stack.label).ids, torch.float64)
     width = embedded.shape[-1] if vocabulary.order == _NARROW else stack.d_model
-    parts = [values[label, None].to(wide) for label in labels]
+    parts = [as_float64(values[label, None]) for label in labels]
     fits = all(part.shape[-1] == width for part in parts)
-    further = sum(parts, torch.zeros(*embedded.shape[:-1], width, dtype=wide, device=model.device)) if fits else None
-    difference = vocabulary.entering(embedded, further) - entered.to(wide)
-    if not fits or not bool(difference.norm() <= 10 * pass_tolerance(model.dtype) * entered.to(wide).norm()):
+    further = sum(parts, embedded.new_zeros(*embedded.shape[:-1], width)) if fits else None
+    difference = vocabulary.entering(embedded, further) - as_float64(entered)
+    if not fits or not bool(difference.norm() <= 10 * pass_tolerance(model.dtype) * as_float64(entered).norm()):
         raise InputError(
             f"what enters the first block of {model.name} is not its embedding's row, scaled, projected and normed as "
             "in the families that attnmech knows, so there are no rows to compare the stream with."

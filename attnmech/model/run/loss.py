@@ -9,6 +9,7 @@ from torch import Tensor
 
 from ...batch import Batch
 from ...errors import InputError
+from ...maths.float64 import as_float64
 from ...maths.metrics import cross_entropy
 from .masking import MaskedCopies
 
@@ -50,7 +51,7 @@ def masked_token_losses(batch: Batch, mask_id: int, logits_of: LogitsOf) -> Floa
     copies = MaskedCopies.of(batch, mask_id)
     copies.require_all(range(len(batch.ids)))
     hidden = copies.hidden >= 0
-    by_copy = torch.stack((_sums(copies.batch, hidden, copies.hidden, logits_of), hidden.sum(dim=1).double().cpu()))
+    by_copy = torch.stack((_sums(copies.batch, hidden, copies.hidden, logits_of), as_float64(hidden.sum(dim=1)).cpu()))
     sums, counts = by_copy.new_zeros(2, len(batch.ids)).index_add(1, copies.text_of, by_copy).unbind()
     return sums / counts
 
@@ -63,7 +64,7 @@ def _sums(
     for chosen in torch.split(torch.arange(len(batch.ids)), max(1, _TOKENS // batch.ids.shape[1])):
         here = chosen.to(rows.device)
         logits, (text, position) = logits_of(batch.texts(chosen)), rows[here].nonzero().unbind(dim=1)
-        losses = cross_entropy(logits[text, position], targets[here][text, position]).double()
-        zeros = torch.zeros(len(chosen), dtype=torch.float64, device=losses.device)
-        sums.append(zeros.index_add(0, text, losses).cpu())
+        losses = as_float64(cross_entropy(logits[text, position], targets[here][text, position]))
+        zeros = losses.new_zeros(len(chosen))
+        sums.append(zeros.index_add(0, text.to(losses.device), losses).cpu())
     return torch.cat(sums)

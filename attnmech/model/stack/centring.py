@@ -16,6 +16,7 @@ from torch import Tensor
 from ...basics.arguments import shown
 from ...batch import Batch
 from ...errors import InputError
+from ...maths.float64 import as_float64
 from ...maths.scores import ScoreParts
 from ...results.mean_qk import MeanQK, padded
 from ...results.score_terms import Reference
@@ -125,12 +126,13 @@ def sums_of(
     distort them.
     """
     chosen = _counted(batch, by_position)
-    kept = rearrange(value.double(), "batch head position d_head -> batch position head d_head")
-    kept = kept.masked_fill(~chosen[:, :, None, None], 0.0)
+    kept = rearrange(value, "batch head position d_head -> batch position head d_head")
+    kept = as_float64(kept.masked_fill(~chosen[:, :, None, None], 0.0))
+    chosen, places = chosen.to(kept.device), batch.places.to(kept.device)
     if not by_position:
         return kept.sum(dim=1, keepdim=True), chosen.sum(dim=1, keepdim=True)
-    sums = kept.new_zeros(kept.shape).scatter_add(1, batch.places[:, :, None, None].expand_as(kept), kept)
-    return sums, batch.places.new_zeros(batch.places.shape).scatter_add(1, batch.places, chosen.long())
+    sums = kept.new_zeros(kept.shape).scatter_add(1, places[:, :, None, None].expand_as(kept), kept)
+    return sums, places.new_zeros(places.shape).scatter_add(1, places, chosen.long())
 
 
 def _counted(batch: Batch, by_position: bool) -> Bool[Tensor, "batch position"]:

@@ -166,7 +166,7 @@ class ScoreAudit:
         by_key = pad(by_key, (0, self.parts.key_from_input.shape[2] - by_key.shape[1]))
         terms = max(query_input.shape[-1], key_input.shape[-1])
         self.query, self.key = self.rounded(by_query, by_key, product_rounding(attn_in.dtype, terms))
-        none = self.query.norm.new_zeros(self.query.norm.shape[1], dtype=torch.float64)
+        none = self.query.norm.new_zeros(self.query.norm.shape[1])
         self.residual: Float[Tensor, " head"] = none
         """Largest |Σ terms − score| so far, over visible pairs of real tokens; NaN if one of them is NaN."""
         self.largest: Float[Tensor, " head"] = none
@@ -259,7 +259,7 @@ class ScoreAudit:
         by_query, by_key = self.rounded(written, written, rounding)
         allowed = product_error(by_query.at(cells.of_queries), by_key.at(cells.of_keys), ledger.scale, query.shape[-1])
         excess = torch.where(difference == 0, 0.0, difference / allowed)
-        residual, excess = (value.abs().amax(dim=(0, 2)).double() for value in (difference, excess))
+        residual, excess = (value.abs().amax(dim=(0, 2)) for value in (difference, excess))
         require_exact(self._block.layer, cells.heads, "the writers of its query_key", residual, excess)
         return residual
 
@@ -295,7 +295,7 @@ def rotated_in(value: Float[Tensor, "batch head position d_head"], rotation: Rot
 
 def _largest(value: Tensor, keep: Tensor) -> Float[Tensor, " head"]:
     """max |value| over the kept cells, per head; NaN if one of them is NaN."""
-    return value.abs().masked_fill(~keep, 0.0).amax(dim=(0, 2, 3)).double()
+    return value.abs().masked_fill(~keep, 0.0).amax(dim=(0, 2, 3))
 
 
 def _by_head(norm: FrozenNorm | None, dtype: torch.dtype) -> FrozenNorm | None:

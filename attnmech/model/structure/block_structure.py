@@ -14,6 +14,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from ...errors import UnsupportedModelError
+from ...maths.float64 import as_float64
 from ..parts.gates import Gate, NormGate
 from ..parts.mask import MaskRule
 from ..parts.norms import kind_of
@@ -231,7 +232,7 @@ class BlockReader:
         pairs = [self._before_and_after(q, self._attended.q), self._before_and_after(k, self._attended.k)]
         fits: list[tuple[float, Rotary | None, float]] = [(max(distance(*pair) for pair in pairs), None, 1.0)]
         for path, tables in self._tables():
-            cos, sin = (table[:, :, None].double() for table in tables)
+            cos, sin = (as_float64(table[:, :, None]) for table in tables)
             for form in FORMS:
                 width = form.width(cos.shape[-1])
                 for first in dict.fromkeys((0, d_head - width)) if width <= d_head and width % 2 == 0 else ():
@@ -253,7 +254,7 @@ class BlockReader:
         closed = rotary_tables({"rope_theta": _USUAL_BASE}, width, places)
         assert closed is not None
         apart = max(
-            distance(table[0].double().cpu(), rotary.spread(one)) for table, one in zip(tables, closed, strict=True)
+            distance(as_float64(table[0]).cpu(), rotary.spread(one)) for table, one in zip(tables, closed, strict=True)
         )
         return replace(rotary, theta=_USUAL_BASE) if apart <= _ROUNDINGS * self._factors.epsilon else rotary
 
@@ -272,7 +273,7 @@ class BlockReader:
         before = rearrange(before, "batch position (head d) -> batch position head d", d=d_head)
         if before.shape[2] != after.shape[2]:
             before = before.repeat_interleave(after.shape[2] // before.shape[2], dim=2)
-        return source.factor * before.double(), after.double()
+        return source.factor * as_float64(before), as_float64(after)
 
     def _norm_is_last(self, source: _Source) -> bool:
         """Whether queries or keys are normed after the rotation."""
@@ -364,13 +365,14 @@ class BlockReader:
                 if kind is None or kind.centred or bias_of(call.module) is not None:
                     _refuse(f"{call.path!r}, between z and W_O, is neither a gate nor an RMSNorm")
                 return NormGate(self._below(call), kind.offset)
-        ratio = torch.where(z == 0, 0.0, gated.double() / z.double()).flatten(0, 1)
+        whole, part = as_float64(z), as_float64(gated)
+        ratio = torch.where(whole == 0, 0.0, part / whole).flatten(0, 1)
         for call in self._inside:
             value = self._by_token(call.made[0] if call.made else None)
             if value is None or not has_matrix(call.module) or not self._reads(call, self._attn_in):
                 continue
             for function in _GATES:
-                made = getattr(nn.functional, function)(value.double()).flatten(0, 1)
+                made = getattr(nn.functional, function)(as_float64(value)).flatten(0, 1)
                 mapping = columns_of(ratio, made, _ROUNDINGS * self._factors.epsilon)
                 if mapping is not None and mapping[1] == 1:
                     return Gate(self._below(call), mapping[0], function)

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from ...maths.float64 import as_float64
 from ..parts.weights import Separate, at_home
 from .architecture import Architecture
 from .block_structure import BlockReader, UnreadableError
@@ -153,8 +154,8 @@ class _StacksReader(Reader):
             assert ids is not None
             if int(ids.max()) >= len(table.weight):
                 continue
-            rows = at_home(table, table.weight).detach()[ids].double()
-            if distance(factor_of(call.made[0].double(), rows) * rows, call.made[0].double()) < _SAME:
+            rows = as_float64(at_home(table, table.weight).detach()[ids])
+            if distance(factor_of(as_float64(call.made[0]), rows) * rows, as_float64(call.made[0])) < _SAME:
                 raise UnreadableError("its encoder and its decoder embed tokens with different matrices")
 
     # -- the blocks ------------------------------------------------------------------------------------------
@@ -229,10 +230,10 @@ class _StacksReader(Reader):
         The positions do not depend on the text, so differences between texts at one position show the factor.
         """
         entered = trace.call(block if norm is None else norm)
-        rows = self._rows.detach()[self._ids].double()
+        rows = as_float64(self._rows.detach()[self._ids])
         if entered is None or entered.input is None or entered.input.shape != rows.shape:
             return 1.0
-        stream, rows = (value[1:] - value[:1] for value in (entered.input.double(), rows))
+        stream, rows = (value[1:] - value[:1] for value in (as_float64(entered.input), rows))
         factor = self._factors.named(factor_of(stream, rows))
         exact = self._factors.knows(factor) and distance(factor * rows, stream) <= _SAME
         return factor if exact else 1.0

@@ -8,6 +8,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from ...maths.float64 import as_float64
 from .factors import Factors
 from .traced import Call, by_token, same
 
@@ -103,11 +104,11 @@ class StreamSums:
 
     def fitted(self, total: _Stream, start: _Stream, parts: Sequence[_Stream]) -> Fit | None:
         """The factors r of total = start + Σ r · part; None if no factors fit, or one of them is almost 0."""
-        columns = torch.stack([part.double().flatten() for part in parts], dim=1)
-        difference = (total.double() - start.double()).flatten()
+        columns = torch.stack([as_float64(part).flatten() for part in parts], dim=1)
+        difference = (as_float64(total) - as_float64(start)).flatten()
         factors = torch.linalg.lstsq(columns, difference[:, None]).solution[:, 0]
         added = float((columns * factors).norm())
-        slack = 4 * self._factors.epsilon * (float(start.double().norm()) + added)
+        slack = 4 * self._factors.epsilon * (float(as_float64(start).norm()) + added)
         apart = float((difference - columns @ factors).norm())
         if bool((factors.abs() < _LEAST).any()) or apart > min(slack, added / 2):
             return None

@@ -18,6 +18,7 @@ from transformers import PreTrainedModel
 
 from ...basics.messages import first_line
 from ...errors import UnsupportedModelError
+from ...maths.float64 import as_float64
 from ..attention.postponed import through, through_attend, watching_for_products
 from ..parts.modules import submodule
 from ..parts.norms import NormKind, kind_of
@@ -253,14 +254,14 @@ class Reader:
         if weight.ndim != 2 or logits.shape != (*normed.shape[:-1], len(weight)) or weight.shape[1] != normed.shape[-1]:
             return refused
         # In parts: in float64, the matrix of a large vocabulary may be larger than everything else.
-        parts = [normed.double() @ part.double().T for part in torch.split(weight.detach(), _ROWS)]
-        logits, plain, bias = logits.double(), torch.cat(parts, dim=-1), bias_of(head)
+        parts = [as_float64(normed) @ as_float64(part).T for part in torch.split(weight.detach(), _ROWS)]
+        logits, plain, bias = as_float64(logits), torch.cat(parts, dim=-1), bias_of(head)
         if bias is not None:
-            plain = plain + bias.detach().double()
+            plain = plain + as_float64(bias.detach())
         added = self._added_to_logits(len(weight))
         if added:
             bias = self._model.get_buffer(added)
-            plain = plain + bias.double()
+            plain = plain + as_float64(bias)
         caps = [value for name, value in self._factors.numbers.items() if "soft" in name and "cap" in name]
         for cap in (None, *caps):
             # Logits that a cap has flattened say nothing about their factor.
@@ -285,7 +286,7 @@ class Reader:
         rows, call = self._rows.detach()[self._ids], self._embedding(outside)
         if call is None:
             return 1.0
-        scale = self._factors.named(factor_of(call.made[0].double(), rows.double()))
+        scale = self._factors.named(factor_of(as_float64(call.made[0]), as_float64(rows)))
         return scale if self._factors.knows(scale) else 1.0
 
     def _embedding(self, outside: Sequence[Call]) -> Call | None:
@@ -317,7 +318,7 @@ class Reader:
         embedding = self._embedding(outside)
         if embedding is None or block is None or block.input is None or block.input.shape != embedding.made[0].shape:
             return 1.0
-        stream, embedded = block.input.double(), embedding.made[0].double()
+        stream, embedded = as_float64(block.input), as_float64(embedding.made[0])
         factor = self._factors.named(factor_of(stream, embedded))
         return factor if distance(factor * embedded, stream) <= 4 * self._factors.epsilon else 1.0
 

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface
 
 from ...batch import Batch
+from ...maths.float64 import as_float64
 from ..attention.attend import Site, attention_of_site
 from ..attention.in_force import InForce, Pass
 from ..parts.mask import mask_rule
@@ -226,7 +227,7 @@ def columns_of(
     >>> columns_of(2 * source[:, [2, 0]], source, 1e-7)
     ((2, 0), 2.0)
     """
-    wanted, there = target.double(), source.double()
+    wanted, there = as_float64(target), as_float64(source)
     sizes, lengths = wanted.norm(dim=0), there.norm(dim=0)
     if not len(lengths) or not bool((sizes > 0).all()):
         return None
