@@ -39,6 +39,18 @@ class Batch:
     texts_of: Callable[[Sequence[int]], tuple[str, ...]] | None = None
     """Maps token ids to their texts; None if positions are not tokens, as in images."""
 
+    def on(self, device: torch.device) -> "Batch":
+        """The batch on a device."""
+        if self.ids.device == device:
+            return self
+        return replace(
+            self,
+            ids=self.ids.to(device),
+            mask=self.mask.to(device),
+            target=None if self.target is None else self.target.on(device),
+            extra={name: value.to(device) for name, value in self.extra.items()},
+        )
+
     def queries(self, stack: str = "") -> "Batch":
         """The batch whose tokens are the queries of one of the model's stacks."""
         return self.target if stack in ("decoder", "cross") and self.target is not None else self

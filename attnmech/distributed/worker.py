@@ -32,7 +32,7 @@ class Piece:
     @classmethod
     def of(cls, batch: Batch, documents: Int[Tensor, " document"]) -> "Piece":
         """A batch without the function that reads tokens, which every worker has."""
-        return cls(_moved(batch, torch.device("cpu"), None), documents, batch.texts_of is not None)
+        return cls(_read_by(batch.on(torch.device("cpu")), None), documents, batch.texts_of is not None)
 
     def part(self, places: Int[Tensor, " some"]) -> "Piece":
         """Some of the documents."""
@@ -41,18 +41,12 @@ class Piece:
     def on(self, model: HookedModel) -> Batch:
         """The batch as this model's own encoder would have made it."""
         reads = model.encoder.token_texts if self.has_texts and isinstance(model.encoder, Encoder) else None
-        return _moved(self.batch, model.device, reads)
+        return _read_by(self.batch.on(model.device), reads)
 
 
-def _moved(batch: Batch, device: torch.device, reads: Any) -> Batch:
-    return replace(
-        batch,
-        ids=batch.ids.to(device),
-        mask=batch.mask.to(device),
-        target=None if batch.target is None else _moved(batch.target, device, reads),
-        extra={name: value.to(device) for name, value in batch.extra.items()},
-        texts_of=reads,
-    )
+def _read_by(batch: Batch, reads: Any) -> Batch:
+    target = None if batch.target is None else replace(batch.target, texts_of=reads)
+    return replace(batch, target=target, texts_of=reads)
 
 
 def _written(tensors: dict[str, Tensor]) -> bytes:

@@ -19,12 +19,13 @@ from ...basics.messages import first_line, warn_user
 from ...basics.public import public
 from ...demo import model_folder
 from ...errors import InputError, ModelNotFoundError, UnsupportedModelError, WeightsError
+from ...maths.float64 import float64_device
 from ..inputs.own_inputs import Labels, OwnInputs
 from ..inputs.processors import check_processor, processor_in
 from ..own.module import OwnModule
 from ..own.structure import read_own
-from ..parts.autocast import require_no_autocast
 from ..parts.memory import names_lack_of_memory
+from ..parts.settings import require_own_settings
 from ..parts.weights import check_finite, check_real
 from ..proof.certify import certify_with, check_runs
 from ..proof.probe import Passes
@@ -138,8 +139,9 @@ def load(
             it.
         OutputError: if no copy of a GGUF file can be written.
     """
-    require_no_autocast()
+    require_own_settings()
     kind, place = _dtype(dtype), _device(device)
+    _require_precision(place, kind)
     optional_flag("bos", bos)
     _check_tokenizer(tokenizer)
     if architecture is not None and not isinstance(architecture, Architecture):
@@ -217,6 +219,14 @@ def _device(device: str | torch.device | None) -> torch.device | None:
     return place
 
 
+def _require_precision(device: torch.device | None, dtype: torch.dtype | None) -> None:
+    """Raises `InputError` for float64 on a device that lacks it."""
+    if device is not None and dtype == torch.float64 and float64_device(device) != device:
+        raise InputError(
+            f'device {str(device)!r} has no float64; use dtype="float32", or device="cpu" for a model in float64.'
+        )
+
+
 def _check_tokenizer(tokenizer: Any) -> None:
     if tokenizer is not None and not isinstance(tokenizer, PreTrainedTokenizerBase):
         raise InputError(
@@ -238,6 +248,7 @@ def _from_object(
         raise WeightsError("the model's weights are on the meta device, so they are not loaded; load them first.")
     # Checked before a cast to another precision, which would turn integers into real numbers.
     check_real(source.named_parameters())
+    _require_precision(device, dtype or source.dtype)
     name = (getattr(source.config, "name_or_path", "") or type(source).__name__) + remark
     if {device or place for place in places} == places and dtype in (None, source.dtype):
         return source, name

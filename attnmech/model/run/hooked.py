@@ -35,9 +35,9 @@ from ..inputs.images import PatchGrid
 from ..inputs.own_inputs import OwnInputs
 from ..inputs.transcripts import TranscriptEncoder
 from ..own.module import NO_TOKENS
-from ..parts.autocast import require_no_autocast
 from ..parts.hashes import WeightsHash, model_hash
 from ..parts.predictions import Prediction, predicted_by
+from ..parts.settings import require_own_settings
 from ..parts.weights import AttentionWeights, as_stored, at_home
 from ..stack.carried import captured_norms
 from ..stack.heads import selected_heads
@@ -397,8 +397,9 @@ class HookedModel:
         Raises:
             InputError: for a `target` on a model other than an encoder-decoder.
         """
+        require_own_settings(self.device)
         optional_flag("bos", bos)
-        batch = inputs if isinstance(inputs, Batch) else self.encoder.encode(inputs, bos)
+        batch = inputs.on(self.device) if isinstance(inputs, Batch) else self.encoder.encode(inputs, bos)
         if target is None:
             return batch
         text = self.encoder.text if isinstance(self.encoder, TranscriptEncoder) else self.encoder
@@ -574,7 +575,7 @@ class HookedModel:
 
 
 def require_model(model: object) -> None:
-    """Raises `InputError` for anything but a model from `am.load`, such as a name, and inside `torch.autocast`."""
+    """Raises `InputError` for anything but a model from `am.load`, such as a name, and under `torch.autocast`."""
     if not isinstance(model, HookedModel):
         raise InputError(f"the model must come from am.load; got {shown(model)}. Load it with am.load(...).")
-    require_no_autocast(model.device)
+    require_own_settings(model.device)

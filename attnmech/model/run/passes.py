@@ -14,7 +14,7 @@ from ..attention.directions import Directions
 from ..attention.in_force import InForce, Pass
 from ..attention.running import Balance
 from ..own.module import OwnModule
-from ..parts.autocast import require_no_autocast
+from ..parts.settings import require_own_settings
 from ..stack.stack import Stack
 from ..structure.signals import KINDS, below_head, size_options
 
@@ -76,7 +76,7 @@ class CheckedPasses:
 
         Raises `InputError` inside `torch.autocast`.
         """
-        require_no_autocast(next(self._model.parameters()).device)
+        require_own_settings(next(self._model.parameters()).device)
         if self._in_force.checks:
             dtype = next(self._model.parameters()).dtype
             wanted.balance = Balance(self._directions, self._columns, dtype, self._refused())

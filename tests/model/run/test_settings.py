@@ -1,4 +1,4 @@
-"""Inside `torch.autocast` nothing is computed: the certificate holds for the model's own precision."""
+"""Inside `torch.autocast`, and with a default device that is not the CPU, nothing is computed."""
 
 import models
 import pytest
@@ -26,4 +26,16 @@ def test_every_call_is_refused_and_leaves_the_model_as_it_was() -> None:
         with torch.autocast("cpu", enabled=False):
             assert torch.equal(hooked.run(ids).logits, before)
     assert torch.equal(hooked.run(ids).logits, before)
+    assert am.certify(hooked).ok
+
+
+def test_a_default_device_other_than_the_cpu_is_refused() -> None:
+    hooked, ids, raw = models.hooked("gpt2"), models.token_ids("gpt2"), models.fresh("gpt2")
+    expected = "needs the CPU as torch's default device, and 'meta' is in force"
+    with torch.device("meta"):
+        for call in (hooked.run, lambda ids: am.attention_focus(hooked, ids), lambda _: am.load(raw)):
+            with pytest.raises(am.errors.InputError, match=expected):
+                call(ids)
+        with torch.device("cpu"):
+            hooked.run(ids)
     assert am.certify(hooked).ok
