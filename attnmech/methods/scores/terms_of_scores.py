@@ -156,7 +156,8 @@ class SplitScores(Result):
         q, k = parts.query[sequence, head, query], parts.key[sequence, head, key]
         turns = q.new_full(q.shape, torch.inf) if parts.wavelengths is None else parts.wavelengths
         columns = {"query": q, "key": k, "product": parts.scale * q * k, "wavelength": turns}
-        return pd.DataFrame({name: value.cpu().double().tolist() for name, value in columns.items()}).rename_axis("dimension")
+        rows = {name: value.cpu().double().tolist() for name, value in columns.items()}
+        return pd.DataFrame(rows).rename_axis("dimension")
 
     def select(self, layers: int | Iterable[int]) -> Self:
         """Returns the decomposition of some of the layers."""
