@@ -147,7 +147,7 @@ def test_a_report_without_a_stream_says_so(tmp_path: Path) -> None:
     module = randomised(nn.MultiheadAttention(D, HEADS, batch_first=True))
     x = noise(1, LENGTH, D)
     page = am.report(am.load(module, example=(x, x, x)), (x, x, x)).write_html(tmp_path / "page.html").read_text()
-    assert "What heads write is omitted: no module around its attention takes and returns a stream." in page
+    assert "What heads write is omitted: its attention is not inside a module that takes and returns a stream." in page
 
 
 def test_types_of_heads_on_tensors() -> None:

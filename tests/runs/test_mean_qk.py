@@ -360,7 +360,7 @@ def test_what_an_intervention_refuses() -> None:
         (lambda: runs(replace(means, query_counts=0 * means.query_counts)), "over no other token|no rows|no token"),
         (
             lambda: runs(am.mean_qk(model, ids, per_position=True)),
-            "needs 50 other texts at each; position 0 of text 0 has 3",
+            "needs 50 other texts that reach it; position 0 of text 0 has 3",
         ),
     ]
     for call, said in bad:

@@ -1,8 +1,8 @@
 """Proves at load that every activation point means what its name says.
 
-A few probe tokens run through three models that share their parameters: ours, transformers' own, and
-TransformerLens's bridge. What must be equal is compared, and every comparison is in the certificate with its residual.
-A point whose check fails is refused.
+A few probe tokens run through three models that share their parameters: attnmech's, transformers' own, and
+TransformerLens's bridge. Values that must be equal are compared, and the certificate lists every comparison with its
+residual. A point whose check fails is refused.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -37,10 +37,10 @@ _WHOLE: Final = (
     "weights", "points", "transformers", "implementations", "bridge", "padding", "causal", "embed", "logits", "middle",
     "far",
 )  # fmt: skip
-"""The checks of whole passes, which concern every stack."""
+"""The names of the checks of whole passes, which concern every stack."""
 
 _LOOKED_AT: Final = 24
-"""The tokens of the long probe at which logits are recomputed: a vocabulary may be large."""
+"""Logits are recomputed at this many tokens of the long probe, since a vocabulary may be large."""
 
 
 @public
@@ -51,8 +51,8 @@ def certify(model: HookedModel) -> Certificate:
     >>> am.certify(am.load()).ok
     True
 
-    Runs at load; run it again after changing weights, which also renews `model.certificate`, or inside `model.hooks`
-    to see what an edit breaks. Never raises for a faulty model: the certificate lists the faults.
+    It runs at load. Call it again after changing weights, which also renews `model.certificate`, or inside
+    `model.hooks` to see what an edit breaks. A faulty model raises no error: the certificate lists the faults.
 
     Args:
         model: the model.
@@ -65,7 +65,7 @@ def certify(model: HookedModel) -> Certificate:
 
 
 def certify_with(passes: Passes) -> Certificate:
-    """The certificate of a model, from passes that may have run already."""
+    """The certificate of a model, from passes that may have run in part already."""
     model = passes.model
     with model.in_force.unchecked():
         statements = [_Statements(passes, stack) for stack in model.stacks.values()]
@@ -97,7 +97,7 @@ def check_runs(passes: Passes) -> None:
 
 
 class _Statements(EditChecks):
-    """What must hold for every model, statement by statement."""
+    """The statements that must hold for every model."""
 
     def of_model(self) -> Iterator[Check]:
         """The checks of whole passes."""
@@ -116,7 +116,7 @@ class _Statements(EditChecks):
             yield from self._computed(layer_checks(self) | edits)
 
     def _computed(self, makers: Mapping[str, Callable[[], Check]]) -> Iterator[Check]:
-        """Makes the checks; one that cannot even be computed on a broken model counts as failed."""
+        """Computes the checks; a check that raises an error on a broken model counts as failed."""
         for name, make in makers.items():
             try:
                 check = make()
@@ -127,11 +127,13 @@ class _Statements(EditChecks):
             yield self._spelled_out(check)
 
     def _spelled_out(self, check: Check) -> Check:
-        """The check with its points' full names: a whole pass concerns every stack, a layer only its own."""
+        """The check with the full names of its points: a whole pass concerns every stack, a layer only its own
+        stack.
+        """
         whole = check.name in _WHOLE
         labels = list(self.model.stacks) if whole else [self.stack.label]
         if check.name == "streams":
-            # The encoder's output reaches every stack; the decoder's stream reaches its own and cross-attention.
+            # The encoder's output reaches every stack; the decoder's stream reaches the decoder and cross-attention.
             labels = [label for label in self.model.stacks if self.stack.label == "encoder" or label != "encoder"]
         points = tuple(dict.fromkeys(full_name(label, name) for label in labels for name in check.points))
         name = check.name if whole or not self.stack.label else f"{self.stack.label} {check.name}"
@@ -153,7 +155,7 @@ class _Statements(EditChecks):
     # -- the runs ------------------------------------------------------------------------------------------
 
     def _reached(self) -> Check:
-        """Runs our model, with every point."""
+        """Runs attnmech's model, capturing every point."""
         statement = "every point is reached in a forward pass"
         try:
             self.passes.run()
@@ -190,7 +192,9 @@ class _Statements(EditChecks):
         return self.output(self.batch) if logits is None else logits
 
     def _implementations(self) -> Check:
-        """Says where transformers' two implementations of a family disagree, and which one is followed."""
+        """Compares transformers' two implementations of attention, and says which one attnmech follows if they
+        disagree.
+        """
         statement = "eager and sdpa attention of transformers agree"
         eager = self.passes.eager
         if isinstance(eager, Exception):
@@ -211,7 +215,7 @@ class _Statements(EditChecks):
         keys: list[PointKey] = [(name, layer if point.per_layer else None) for name, point in POINTS.items()]
         ours = {key: self.short.values[key] for key in keys if key in self.short.values}
         try:
-            # TransformerLens has `result` off by default, and warns if it is requested.
+            # TransformerLens switches `result` off by default, and warns if it is requested.
             hooks = [lens_name(key) for key in ours if key[0] != "result"]
             theirs, cache = bridge_run(self.model, self.batch, hooks)
         except torch.OutOfMemoryError:
@@ -241,7 +245,7 @@ class _Statements(EditChecks):
             yield LensHook(key[0], hook, "agrees" if residual <= self.whole else "differs", residual)
 
     def _padding(self) -> Check:
-        statement = "neither padding nor the tokens in it change any output"
+        statement = "neither padding nor its tokens change any output"
         batch = padded_batch(self.model)
         if batch is None:
             return Check("padding", statement, (), None, detail="this probe has no padding")
@@ -267,18 +271,20 @@ class _Statements(EditChecks):
         if not self.model.causal:
             return Check("causal", statement, (), None, detail="an encoder: every token sees every other")
         if self.model.is_own:
-            detail = "the mask of the traced call hides later positions; what the module does besides is its own"
+            detail = (
+                "the mask of the traced call hides later positions; outside attention, the module may mix positions"
+            )
             return Check("causal", statement, (), None, detail=detail)
         if self.written(self.batch).ids.shape[1] < 2:
             return Check("causal", statement, (), None, detail="the probe has one token")
-        # If a token's logits depend only on its own stream, as another check proves, the stream is enough.
+        # Comparing the stream is enough if logits depend only on a token's own stream, which another check proves.
         look = self.last_stream if why_not_linear(self.model) is None else self.by_token
         text = beginning_of(self.batch, 0, BEGINNING)
         changed = each_token_changed(text, self.model.n_vocab)
         copies = len(self.written(changed).ids) - 1
         seen = look(changed)
         before, after = seen[-1:].expand(copies, -1, -1), seen[:-1]
-        # Copy n differs from the text at position n + 1: nothing before that may change.
+        # Copy n differs from the text at position n + 1, so nothing before that position may change.
         untouched = torch.ones(before.shape[:2], dtype=torch.bool, device=before.device).tril()
         points = ("scores", "pattern", "z")
         check = self.compare("causal", statement, points, before, after, real=untouched)
@@ -294,7 +300,9 @@ class _Statements(EditChecks):
         return check if further.passed else replace(further, detail=f"at {half} of a longer text: {further.detail}")
 
     def _logits(self) -> Check:
-        """Compares the logits with head and norm written out, at all tokens of the short probe and some of the long."""
+        """Compares the logits with norm and head computed step by step, at all tokens of the short probe and some of
+        the long one.
+        """
         reason = why_not_linear(self.model)
         if reason is not None:
             return Check(
@@ -332,7 +340,7 @@ class _Statements(EditChecks):
         return self.by_layer("logits", statement, ("logits",), comparisons(), limit)
 
     def _middle(self) -> Check:
-        """Begins a pass in the middle, as sweeps do; if the result differs, sweeps run every block."""
+        """Begins a pass at a middle block, as sweeps do; if the result differs, sweeps run every block instead."""
         statement = "a pass that begins in the middle, with a stored stream, ends as the whole pass"
         if not can_begin_in_the_middle(self.model) or self.stack.n_layers < 2:
             return Check(MIDDLE, statement, (), None, detail="sweeps run every block of this model")
@@ -342,15 +350,17 @@ class _Statements(EditChecks):
         return self.compare(MIDDLE, statement, (), ran.values[last], self.short.values[last], self.local)
 
     def _far(self) -> Check:
-        """Compares one block of each kind with its plain copy, on a text that reaches past windows and branches."""
-        statement = "farther than a window reaches, a block alone ends as in plain transformers"
+        """Compares one block of each kind with its plain copy, on a text longer than windows and branches of the
+        code.
+        """
+        statement = "past the reach of a window, a single block returns what plain transformers returns"
         length = far_length(self.model)
         if length is None:
             return Check(
-                "far", statement, (), None, detail="the other probes reach as far as this model's code branches"
+                "far", statement, (), None, detail="the other probes reach past every branch of this model's code"
             )
         if not can_begin_in_the_middle(self.model) or not self.plan.batch_first:
-            return Check("far", statement, (), None, detail="a block of this model cannot run alone")
+            return Check("far", statement, (), None, detail="a single block of this model cannot run by itself")
         batch = text_of(self.model, length)
 
         def comparisons() -> Iterator[Compared]:

@@ -1,4 +1,4 @@
-"""Checks that an edit moves what it must, and nothing else, in copies of one text, all in one pass."""
+"""Checks that an edit changes what it must, and nothing else: each edit acts on one copy of a text, all in one pass."""
 
 import weakref
 from collections.abc import Iterator
@@ -33,13 +33,13 @@ class EditChecks(Probe):
         return _Edits(self)
 
     def _pattern_edit(self) -> Check:
-        """Puts each row's whole attention on the visible key that had the least."""
-        statement = "an edit of the pattern moves attn_raw as it must, and the stream with it"
+        """Checks an edit that moves the whole attention of each row to the visible key that had the least."""
+        statement = "an edit of the pattern changes attn_raw as computed from W_O and v, and the stream with it"
         dtype = self.model.dtype
         rounding, steps = product_rounding(dtype, self.stack.n_heads * self.stack.d_value), steps_rounding(dtype)
         least = least_rounding(dtype)
         if isinstance(self.plan.gate, NormGate):
-            # The norm computes in float32 even in a float64 model.
+            # Even in a float64 model, the norm computes in float32.
             steps = max(steps, steps_rounding(torch.float32))
 
         def comparisons() -> Iterator[Compared]:
@@ -85,7 +85,8 @@ class EditChecks(Probe):
                 limit = allowed[copy][real] + least_rounding(self.model.dtype)
                 yield Compared(f"layer {layer}", excess_of(post[copy][real], ended[copy][real], limit))
                 moved, still = (edits.at("mlp_out", layer)[text][real] for text in (copy, -1))
-                # An MLP that writes the same at every token (a pruned one: 0) cannot show whether the edit reached it.
+                # An MLP with the same output at every token (0, if it is pruned) cannot show whether the edit reached
+                # it.
                 if torch.equal(moved, still) and bool((still != still[:1]).any()):
                     yield Compared(f"layer {layer}, on the way to the MLP", torch.inf)
 
@@ -98,7 +99,7 @@ class EditChecks(Probe):
         )
 
     def _parallel(self) -> Check:
-        statement = "the MLP does not read what attention writes in its block"
+        statement = "the MLP does not read the output of the attention in its block"
         if self.plan.mlp_out is None:
             return Check("parallel", statement, (), None, detail="there is no MLP")
 
@@ -112,17 +113,17 @@ class EditChecks(Probe):
 
 
 class _Edits:
-    """Every edit that is tried on a stack, in one pass: each in a copy of one text; the last copy stays unedited."""
+    """Every edit that is tried on a stack: one pass runs copies of a text, each with one edit, and the last without."""
 
     def __init__(self, probe: Probe) -> None:
-        self._probe = weakref.proxy(probe)  # which holds the edits
+        self._probe = weakref.proxy(probe)  # a proxy, since the probe holds the edits
         model, stack, layers = probe.model, probe.stack, probe.edited
         text = beginning_of(probe.batch, 0, BEGINNING)
         batch = text.texts(torch.zeros(2 * len(layers) + 1, dtype=torch.long))
         self.real = batch.queries(stack.label).mask
         self.written = probe.written(batch).mask[0]
         self.patterns: dict[int, Tensor] = {}
-        """The pattern that was put into each layer edited: `[head query key]`."""
+        """The pattern put into each edited layer, `[head query key]`."""
         names = [stack.point(name) for name in ("v", "gate", "attn_raw", "resid_mid", "mlp_out", "resid_post")]
         if stack.architecture.interposed:
             names.append(full_name(stack.architecture.interposed, "attn_out"))
@@ -137,7 +138,7 @@ class _Edits:
             }
         self._end = ("logits", None) if model.is_own else model.last_stream
         self.further: dict[int, Tensor] = {}
-        """Values that belong to no token (`Notes.further_values`), of each layer that has them."""
+        """Values that belong to no token (`Notes.further_values`), for each layer that has any."""
 
         def keep(block: RowBlock) -> None:
             if block.notes.further_values is not None:
@@ -152,7 +153,7 @@ class _Edits:
             )
 
     def moves(self, copy: int) -> bool:
-        """Whether the edit in a copy moves the last stream at a real token, or the output of a user's own module."""
+        """Whether the edit in a copy changes the last stream at a real token, or the output of a user's own module."""
         ended = self.values[self._end]
         one, other = ended[copy], ended[-1]
         if not self._probe.model.is_own:

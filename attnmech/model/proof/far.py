@@ -1,6 +1,6 @@
-"""A probe long enough to pass every window, and every position at which a model's code branches.
+"""Makes a probe longer than every window, and than every length at which a model's code branches.
 
-A window of 4,096 tokens costs a pass through all layers too much, so that far probe runs one block of each kind alone.
+Past a window of 4,096 tokens, a pass through all layers would take too long, so this probe runs one block of each kind.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -24,17 +24,17 @@ _WINDOWS: Final = (
     "sliding_window", "sliding_window_size", "window_size", "local_attention", "attention_chunk_size",
     "attention_window_size", "local_attention_window_len",
 )  # fmt: skip
-"""Configs' names for the number of keys that a query sees."""
+"""The names in configs for the number of keys that a query sees."""
 _BEYOND: Final = 24
-"""The tokens of the probe past the last branch."""
+"""The probe reaches past the last branch by this many tokens."""
 _FARTHEST: Final = 2**13
-"""Branches farther out are not probed: attention grows with the square of the length."""
+"""Branches at longer lengths are not probed, since attention grows with the square of the length."""
 _BLOCKS: Final = 3
-"""The most blocks that the far probe runs."""
+"""The far probe runs at most this many blocks."""
 
 
 def far_length(model: HookedModel) -> int | None:
-    """The number of tokens that reaches past every branch of a model's code; None if the other probes do."""
+    """The number of tokens needed to pass every branch of a model's code; None if the other probes suffice."""
     limit = model.architecture.position_limit
     branches = [place for place in _branches(model.config.get_text_config()) if LONG <= place <= _FARTHEST]
     if limit is not None:
@@ -46,7 +46,7 @@ def far_length(model: HookedModel) -> int | None:
 
 
 def _branches(config: Any) -> Iterator[int]:
-    """The lengths from which a model does something else: its windows, and where its rotation changes."""
+    """The lengths from which a model computes something else: its windows, and where its rotation changes."""
     for name in _WINDOWS:
         window = getattr(config, name, None)
         if isinstance(window, int):
@@ -59,7 +59,7 @@ def _branches(config: Any) -> Iterator[int]:
 
 
 def _rotations(parameters: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """Each kind of rotation with its parameters, which some configs give by kind of layer."""
+    """Each kind of rotation with its parameters; some configs have one kind for each kind of layer."""
     for own in (parameters, *parameters.values()):
         if isinstance(own, Mapping) and "rope_type" in own:
             yield own["rope_type"], own
@@ -76,7 +76,7 @@ def one_of_each_kind(config: Any, layers: Sequence[int]) -> list[int]:
 
 
 def plain_block(model: HookedModel, stack: Stack, layer: int, batch: Batch) -> Float[Tensor, "batch position d_model"]:
-    """Plain transformers' output of one block on the embeddings; our blocks must have run before."""
+    """The output of one block of plain transformers on the embeddings; attnmech's blocks must have run before."""
     blocks = submodule(model.plain.base_model, stack.architecture.blocks)
     assert isinstance(blocks, nn.ModuleList)
     ended: list[Tensor] = []

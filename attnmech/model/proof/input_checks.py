@@ -78,13 +78,13 @@ def projected(probe: Probe) -> Iterator[Compared]:
 
 
 def _normed_values(probe: Probe, run: ProbeRun, layer: int, value: Tensor, keep: Tensor) -> Compared:
-    """v against the norm, without hooks, of each head's attn_in W_V + b_V."""
+    """Compares v with the norm, without hooks, of each head's attn_in W_V + b_V."""
     norm = probe.plain_module(layer, f"{probe.plan.attention}.{probe.plan.v_norm}")
     by_head = "batch position head d_head"
     values = rearrange(value.to(probe.model.dtype), f"{by_head} -> {probe.plan.v_norm_axes}")
     made = norm.forward(values).to(probe.wide)
     expected = rearrange(made, f"{probe.plan.v_norm_axes} -> {by_head}", head=probe.stack.n_kv_heads)
-    # Norms compute in float32 even in a float64 model.
+    # Even in a float64 model, norms compute in float32.
     limit = max(probe.local, step_tolerance(torch.float32))
     return probe.compared(run, layer, probe.at(run, "v", layer), expected, by_row(expected, limit), keep)
 
@@ -101,10 +101,10 @@ def latent_values(probe: Probe, layout: Expanded) -> Iterator[Compared]:
             projection = probe.stack.module(layer, path + latent.projection)
             made, bias = probe.at(run, "attn_in", layer) @ matrix_of(projection).to(probe.wide), bias_of(projection)
             made = select(made if bias is None else made + bias.to(probe.wide), latent.columns)
-            # Its formula, without hooks of the model's owner.
+            # The norm's formula, since calling the module would run a user's hooks.
             norm = probe.plain_module(layer, path + latent.norm)
             expected = norm.forward(made.to(probe.model.dtype)).to(probe.wide)
-            # Norms of these families compute in float32, also in a float64 model.
+            # Even in a float64 model, norms of these families compute in float32.
             limit = max(probe.local, step_tolerance(torch.float32))
             yield probe.compared(run, layer, captured.to(probe.wide), expected, by_row(expected, limit))
 

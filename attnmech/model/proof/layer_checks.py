@@ -1,4 +1,4 @@
-"""What must hold in every layer, statement by statement."""
+"""Lists the statements that must hold in every layer."""
 
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -22,7 +22,7 @@ _Checks: TypeAlias = dict[str, Callable[[], Check]]
 
 
 def layer_checks(probe: Probe) -> _Checks:
-    """The checks of a stack's layers, in order, each with the name that it has if it cannot be computed."""
+    """The checks of a stack's layers, in order, each with the name under which it fails if it cannot be computed."""
     return {
         **_of_inputs(probe),
         **_of_positions(probe),
@@ -52,7 +52,7 @@ def _of_inputs(probe: Probe) -> _Checks:
     if plan.streams:
         statement = "attn_in = the input norm of resid_pre, or resid_pre without one"
         checks |= _stated(probe, "attn_in", statement, ("resid_pre", "attn_in"), normed_stream(probe))
-    statement = "q, k, v = attn_in W + b" if plan.expanded is None else "q, k, v = what they are expanded from, W + b"
+    statement = "q, k, v = attn_in W + b" if plan.expanded is None else "q, k, v = (latent or attn_in) W + b"
     limit = probe.product(probe.model.d_model)
     checks |= _stated(probe, "projections", statement, ("attn_in", "q", "k", "v"), projected(probe), limit)
     if plan.expanded is not None:
@@ -95,7 +95,7 @@ def _of_attention(probe: Probe) -> _Checks:
     statement = "z = pattern v" if plan.gate is None else "z = gate ⊙ pattern v"
     limit = probe.product(len(probe.short.batch.ids[0]))
     checks |= _stated(probe, "z", statement, ("pattern", "v", "z"), weighted_values(probe), limit)
-    statement = "W_O is given z, and makes z W_O of each head alone; Σ_h z W_O + b_O = attn_raw"
+    statement = "W_O reads z, and returns z W_O for each head alone; Σ_h z W_O + b_O = attn_raw"
     limit = probe.product(stack.n_heads * stack.d_value)
     return checks | _stated(probe, "heads", statement, ("z", "result", "attn_raw"), written_by_heads(probe), limit)
 
@@ -113,14 +113,14 @@ def _of_stream(probe: Probe) -> _Checks:
 
 
 def _of_crossing(probe: Probe) -> _Checks:
-    """The statements about the inputs of cross-attention and where it writes."""
+    """The statements about the inputs of cross-attention and the stream to which it writes."""
     plan, model, checks = probe.plan, probe.model, _Checks()
     decoder = model.output_stack.architecture
     if not model.is_own and decoder.streams and decoder.mid_norm is not None:
         statement = "attn_in = the middle norm of decoder.resid_mid"
         checks |= _stated(probe, "queries", statement, ("attn_in",), crossed_queries(probe))
     if not model.is_own:
-        statement = "keys and values are made of the encoder's last stream, normed"
+        statement = "keys and values are made from the encoder's last stream, normed"
         checks |= _stated(probe, "states", statement, ("k", "v"), crossed_states(probe))
     if not plan.streams and plan.attn_out:
         checks["attn_out"] = partial(scaled_output, probe)

@@ -28,7 +28,7 @@ from .probe import (
 )
 
 _ALONE: Final = 4
-"""The number of tokens at which each head goes through W_O alone."""
+"""At this many tokens, each head goes through W_O by itself."""
 
 
 def gate_values(probe: Probe) -> Iterator[Compared]:
@@ -57,12 +57,12 @@ def gate_values(probe: Probe) -> Iterator[Compared]:
 
 
 def gate_limit(probe: Probe) -> float:
-    """The largest error of a gate: norms compute in float32 even in a float64 model."""
+    """The tolerance for a gate: even in a float64 model, norms compute in float32."""
     return max(probe.local, step_tolerance(torch.float32)) if isinstance(probe.plan.gate, NormGate) else probe.local
 
 
 def weighted_values(probe: Probe) -> Iterator[Compared]:
-    """z is pattern v, times the gate where there is one."""
+    """z is pattern v, times the gate if there is one."""
     for run, layer in probe.places():
         pattern, v = probe.at(run, "pattern", layer), probe.at(run, "v", layer)
         expected, summed = (_pattern_v(probe, run, layer, v, size=size) for size in (False, True))
@@ -88,7 +88,7 @@ def _pattern_v(probe: Probe, run: ProbeRun, layer: int, v: Tensor, *, size: bool
 
 
 def with_further(values: Tensor, further: Tensor | None) -> Tensor:
-    """Values by position, followed by those that belong to no token."""
+    """Values by position, followed by the values that belong to no token."""
     if further is None:
         return values
     return torch.cat((values, rearrange(further, "batch head key d -> batch key head d").to(values)), dim=1)
@@ -124,10 +124,10 @@ def written_by_heads(probe: Probe) -> Iterator[Compared]:
 
 
 def _alone(probe: Probe, layer: int, z: Tensor, W_O: Tensor, bias: Tensor) -> Compared:
-    """Sends each head's z through W_O's module alone, all brought to one size, so that no head hides another."""
+    """Sends the z of each head through W_O's module by itself, scaled to one size, so that no head hides another."""
     dtype = probe.model.dtype
     rows = z[probe.short.real(probe.stack.label)][:_ALONE]
-    # A power of two changes no digit.
+    # Scaling by a power of two is exact.
     largest = rows.abs().amax(dim=(0, 2), keepdim=True)
     rows = rows * torch.where(largest > 0, torch.exp2(-largest.log2().round()), 1.0)
     rows = rows.to(dtype).to(probe.wide)
@@ -150,7 +150,7 @@ def scaled_output(probe: Probe) -> Check:
     factor, architecture = probe.plan.attn_scale, probe.plan
     statement = "attn_out = attn_raw" if factor == 1 else f"attn_out = {factor:.4g} attn_raw"
     if architecture.attn_out not in ("", architecture.out):
-        return Check("attn_out", statement, (), None, detail="a norm stands between them")
+        return Check("attn_out", statement, (), None, detail="a norm comes between them")
     adding = sum_rounding(probe.model.dtype)
 
     def comparisons() -> Iterator[Compared]:

@@ -1,4 +1,4 @@
-"""Scores are the sum of their terms, and the pattern is their softmax."""
+"""Checks that scores are the sum of their terms, and that the pattern is the softmax of the scores."""
 
 from collections.abc import Iterator
 
@@ -56,7 +56,7 @@ def hidden_keys(probe: Probe) -> Iterator[Compared]:
             tokens = pattern.shape[-2]
             later = torch.ones((tokens, tokens), dtype=torch.bool, device=pattern.device).triu(1)
             hidden = hidden | nn.functional.pad(later, (0, pattern.shape[-1] - tokens))
-        # A row that sees nothing is uniform, as in transformers, and is not counted.
+        # A row that sees no key is uniform, as in transformers; it is left out.
         leaked = pattern.masked_fill(~hidden | ~seen.any(dim=-1, keepdim=True), 0.0)
         everywhere = torch.ones_like(leaked[..., 0], dtype=torch.bool)
         # Relative to 1, the sum of a row.

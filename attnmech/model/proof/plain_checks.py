@@ -1,4 +1,4 @@
-"""Streams and patterns are those of plain transformers."""
+"""Checks that streams and patterns equal those of plain transformers."""
 
 from collections.abc import Iterator
 from typing import Any, Final
@@ -76,9 +76,10 @@ def same_patterns(probe: Probe) -> Check:
             keep = probe.short.real(probe.stack.label)[:, None].expand(ours.shape[:3])
             theirs = patterns[layer].to(probe.wide)
             if probe.block(probe.short, layer).sink is not None:
-                # Some families return what the row would be without its sink.
+                # Some families return the row as it would be without its sink.
                 ours, theirs = (rows / rows.sum(dim=-1, keepdim=True) for rows in (ours, theirs))
-            # Eager attention rounds queries, keys and scores to the model's precision: in the softmax, a factor.
+            # Eager attention rounds queries, keys and scores to the model's precision; in the softmax, that is a
+            # factor.
             scores = probe.at(probe.short, "scores", layer).masked_fill(~probe.block(probe.short, layer).visible, 0.0)
             largest = scores.abs().amax(dim=-1, keepdim=True)
             factor = torch.expm1(steps_rounding(probe.model.dtype) * largest)
@@ -95,14 +96,16 @@ def same_patterns(probe: Probe) -> Check:
 
 
 def comes_through(probe: Probe, theirs: Tensor) -> Tensor:
-    """Where transformers gives numbers: in float64, padding that sees no key is NaN, in all layers above too."""
+    """True where transformers returns numbers: in float64, padding that sees no key is NaN there and in all layers
+    above.
+    """
     if probe.model.dtype != torch.float64:
         return torch.ones(theirs.shape[:2], dtype=torch.bool, device=theirs.device)
     return theirs.isfinite().all(dim=-1).all(dim=-1, keepdim=True).expand(theirs.shape[:2])
 
 
 def _handed(probe: Probe, name: str, theirs: Any) -> Any:
-    """What transformers returns layer by layer; or why it does not."""
+    """The values that transformers returns layer by layer, or the reason why it returns none."""
     handed = getattr(theirs, _HANDED[probe.stack.label][name], None)
     if handed and len(handed) >= probe.stack.n_layers and all(value is not None for value in handed):
         return handed

@@ -1,4 +1,4 @@
-"""Rotations and ALiBi are their closed forms."""
+"""Checks that rotations and ALiBi equal their closed forms."""
 
 from collections.abc import Iterator
 
@@ -78,7 +78,7 @@ def rotary_closed_form(probe: Probe) -> Check:
         kind = parameters.get("rope_type", "that differs between layers")
         return Check("rotary tables", statement, (), None, detail=f"rope_type {kind!r} has no closed form here")
 
-    # Angles are products of a position and a frequency, which a model may keep in its own precision.
+    # An angle is a position times a frequency, and a model may store frequencies in its own precision.
     frequency = torch.atan2(expected[1][1:2], expected[0][1:2])
     slack = torch.finfo(min(probe.model.dtype, torch.float32, key=lambda kind: kind.itemsize)).eps
     angles = rotary.spread(positions[:, None] * frequency)

@@ -1,4 +1,4 @@
-"""Comparisons of our model, transformers and TransformerLens on a few probe tokens."""
+"""Compares attnmech's model, transformers and TransformerLens on a few probe tokens."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -32,21 +32,21 @@ from ..structure.copies import copy_of, use_attention
 from .texts import long_batch, probe_batch
 
 _LONG_LAYERS: Final = 3
-"""The number of layers of a stack in which the long probe is checked; the short one is checked in all."""
+"""The long probe is checked in this many layers of a stack, the short probe in all."""
 _EDITED_LAYERS: Final = 6
-"""The number of layers in which edits are tried, since each takes a copy of a text."""
+"""Edits are tried in at most this many layers, since each edit takes one copy of a text."""
 
 FROM_STREAM: Final = tuple(name for name in POINTS if name != "embed")
-"""The points computed from the stream: if it is wrong, all of these are."""
+"""The points computed from the stream: if the stream is wrong, so are all of these."""
 
 
 @dataclass(frozen=True, eq=False)
 class ProbeRun:
-    """One pass of the probe through our model: its values at every point of some layers."""
+    """One pass of the probe through attnmech's model: the values at every point of some layers."""
 
     batch: Batch
     layers: Mapping[str, Sequence[int]]
-    """The layers checked, by stack."""
+    """The checked layers of each stack."""
     values: Mapping[PointKey, Tensor]
     blocks: Mapping[tuple[str, int], RowBlock]
     out_inputs: Mapping[tuple[str, int], Tensor]
@@ -63,23 +63,24 @@ class ProbeRun:
 
 @dataclass(frozen=True)
 class Compared:
-    """One comparison: where, and how far apart in units of what rounding explains there."""
+    """One comparison: its place, and the largest difference in units of what rounding can explain there."""
 
     where: str
     excess: float
 
 
 class Passes:
-    """The passes of the probe over one model, which the statements about all of its stacks share."""
+    """The passes of the probe through one model, shared by the statements about all of its stacks."""
 
     def __init__(self, model: HookedModel) -> None:
         self.model = model
         self.batch = probe_batch(model)
         self.runs: tuple[ProbeRun, ...] = ()
-        """A short text and a padded one, in all layers; longer texts, padded on either side, in some layers."""
+        """The runs on two short texts (one padded), checked in all layers, and on longer texts padded on either side,
+        in some."""
 
     def run(self) -> None:
-        """Runs our model on both probes, with every point; raises what a broken model raises."""
+        """Runs attnmech's model on both probes, capturing every point; an error of a broken model is raised."""
         stacks = self.model.stacks.values()
         every = {stack.label: stack.layers for stack in stacks}
         runs = [self._run(self.batch, every)]
@@ -93,21 +94,23 @@ class Passes:
 
     @cached_property
     def plain(self) -> Tensor:
-        """Plain transformers' output for the short probe."""
+        """The output of plain transformers for the short probe."""
         return plain_output(self.model, self.batch)
 
     @cached_property
     def eager(self) -> Any:
-        """The short probe in transformers' eager attention, which returns its patterns; or what it raises."""
+        """The output for the short probe in transformers' eager attention, which returns patterns; or the error that it
+        raises.
+        """
         return self.in_attention("eager", output_attentions=True)
 
     @cached_property
     def longer(self) -> Any:
-        """The longer texts by plain transformers, below the head; or what it raises."""
+        """The output of plain transformers, below the head, for the longer texts; or the error that it raises."""
         return _attempt(lambda: _hidden_states(self.model.plain.base_model, self.runs[-1].batch))
 
     def in_attention(self, implementation: str, **options: Any) -> Any:
-        """The short probe in one of transformers' implementations; or what it raises."""
+        """The output for the short probe in one of transformers' implementations; or the error that it raises."""
 
         def run() -> Any:
             plain = use_attention(copy_of(self.model.original), implementation)
@@ -134,7 +137,7 @@ class Passes:
     def _keeping_out_inputs(
         self, layers: Iterable[tuple[str, int]], inputs: dict[tuple[str, int], Tensor]
     ) -> Iterator[None]:
-        """Keeps the input of W_O, independently of our own points."""
+        """Stores the inputs of W_O, independently of attnmech's points."""
 
         def keeping(place: tuple[str, int]) -> Callable[..., None]:
             def keep(module: Any, args: Any) -> None:
@@ -155,7 +158,7 @@ class Passes:
 
 
 class Probe:
-    """Comparisons on one stack of a model that become checks."""
+    """Compares values on one stack of a model, and turns comparisons into checks."""
 
     def __init__(self, passes: Passes, stack: Stack) -> None:
         self.passes, self.model = passes, passes.model
@@ -174,7 +177,7 @@ class Probe:
         return self.passes.runs[0]
 
     def places(self) -> Iterator[tuple[ProbeRun, int]]:
-        """Every layer of the stack that a run checked."""
+        """Every layer of the stack that a run checks, with the run."""
         for run in self.passes.runs:
             for layer in run.layers[self.stack.label]:
                 yield run, layer
@@ -184,26 +187,26 @@ class Probe:
         return plain_module(self.model, self.stack, layer, path)
 
     def plain_by_token(self, batch: Batch) -> list[Tensor]:
-        """`by_token` of plain transformers; empty if its output does not have one row per token."""
+        """The output of plain transformers, if it has one row per token; else empty."""
         output = plain_output(self.model, batch)
         return [output] if _has_row_a_token(output, self.written(batch)) else []
 
     def output(self, batch: Batch) -> Tensor:
-        """Our model's output: logits or, without a head, the last stream after the final norm."""
+        """The output of attnmech's model: logits or, without a head, the last stream after the final norm."""
         return output_of(self.model.output(batch))
 
     def by_token(self, batch: Batch) -> Tensor:
-        """Our output if it has one row per token, else (a head for whole texts) the last stream."""
+        """The output of attnmech's model if it has one row per token, else (a head for whole texts) the last stream."""
         output = self.output(batch)
         return output if _has_row_a_token(output, self.written(batch)) else self.last_stream(batch)
 
     def last_stream(self, batch: Batch) -> Tensor:
-        """The stream that leaves our last block."""
+        """The stream that leaves the last block of attnmech's model."""
         last = self.model.last_stream
         return self.model.forward(batch, captures=[last])[last]
 
     def written(self, batch: Batch) -> Batch:
-        """The tokens that the output has rows for."""
+        """The batch of the tokens for which the output has rows."""
         return batch.queries(self.model.output_stack.label)
 
     def at(self, run: ProbeRun, name: str, layer: int) -> Tensor:
@@ -215,7 +218,7 @@ class Probe:
         return run.blocks[self.stack.label, layer]
 
     def comparable(self, run: ProbeRun, name: str, layer: int | None, value: Tensor) -> Tensor:
-        """Where two models must agree: at real tokens, and for scores at visible pairs."""
+        """The values at which two models must agree: at real tokens and, for scores, at visible pairs."""
         if layer is not None and name in ("scores", "pattern"):
             mask = self.block(run, layer).mask
             visible = mask.visible(range(mask.queries)) & run.real(self.stack.label)[:, None, :, None]
@@ -228,13 +231,13 @@ class Probe:
     def compared(
         self, run: ProbeRun, layer: int, ours: Tensor, theirs: Tensor, allowed: Tensor, keep: Tensor | None = None
     ) -> Compared:
-        """A comparison at the real query tokens, or where `keep` says."""
+        """A comparison at the real query tokens, or where `keep` is True."""
         keep = run.real(self.stack.label) if keep is None else keep
         where = f"layer {layer}" if run is self.short else f"layer {layer} in texts of {run.batch.ids.shape[1]} tokens"
         return Compared(where, excess_of(ours, theirs, with_least(allowed, self.model.dtype), keep))
 
     def product(self, terms: int) -> float:
-        """The share of Σ|t| by which a product of `terms` terms may be off, including the rounding of the result."""
+        """The rounding of a product of `terms` terms, the result's included, as a share of Σ|t|."""
         return product_rounding(self.model.dtype, terms) + steps_rounding(self.model.dtype)
 
     def by_layer(
@@ -245,7 +248,7 @@ class Probe:
         comparisons: Iterable[Compared],
         tolerance: float | None = None,
     ) -> Check:
-        """The worst of many comparisons, and the layer it is in."""
+        """A check of the worst among many comparisons, with its layer."""
         limit = self.local if tolerance is None else tolerance
         worst = Compared("nowhere", 0.0)
         with torch.no_grad():
@@ -254,7 +257,7 @@ class Probe:
                     worst = one
         passed = worst.excess <= 1
         residual = worst.excess * limit
-        detail = "" if passed else f"{worst.where}: off by {residual:.1e} of what is summed there"
+        detail = "" if passed else f"{worst.where}: off by {residual:.1e} of the sum of magnitudes there"
         return Check(name, statement, () if passed else points, passed, residual, limit, detail)
 
     def compare(
@@ -267,7 +270,7 @@ class Probe:
         tolerance: float | None = None,
         real: Tensor | None = None,
     ) -> Check:
-        """One comparison of two tensors, row by row, at real tokens, or whole if they have one row per text."""
+        """A check of two tensors, row by row at real tokens, or as a whole if they have one row per text."""
         limit = self.whole if tolerance is None else tolerance
         keep = self.comparable(self.short, name, None, ours) if real is None else real
         excess = excess_of(ours, theirs, by_row(theirs, limit), keep)
@@ -281,7 +284,7 @@ def _has_row_a_token(output: Tensor, tokens: Batch) -> bool:
 
 
 def by_row(value: Tensor, tolerance: float) -> Tensor:
-    """A share of the largest value of each row."""
+    """`tolerance` times the largest value of each row."""
     return tolerance * value.abs().amax(dim=-1, keepdim=True)
 
 
@@ -294,14 +297,15 @@ def norm_of(value: Tensor, dim: int = -1) -> Tensor:
 def with_least(allowed: Tensor, dtype: torch.dtype) -> Tensor:
     """allowed + `least_rounding(dtype)`."""
     least = least_rounding(dtype)
-    # Where the sum would round back to `allowed`, it is left out: subnormal numbers make it many times slower.
+    # Skipped if the sum would round back to `allowed`: subnormal numbers would make it many times slower.
     if bool((allowed > 4 * least / torch.finfo(allowed.dtype).eps).all()):
         return allowed
     return allowed + least
 
 
 def excess_of(ours: Tensor, theirs: Tensor, allowed: Tensor, keep: Tensor | None = None) -> float:
-    """max |ours − theirs| / allowed where `keep`, 0 where they are equal; NaN, which always fails, if either is NaN.
+    """max |ours − theirs| / allowed where `keep` is True, with 0 where they are equal; NaN, which always fails, if
+    either is NaN.
 
     `keep` names the leading axes of the tensors.
     """
@@ -330,7 +334,7 @@ def plain_module(model: HookedModel, stack: Stack, layer: int, path: str) -> nn.
     """A module of one block of a stack in `model.plain`, by its dotted path."""
     plan = stack.architecture
     if plan.replaced and plan.replacement is not None and path.startswith(f"{plan.replaced}."):
-        # Our replacement names the modules of the attention that it replaces differently.
+        # attnmech's replacement has other names for the modules of the attention.
         made = plan.replacement(plain_module(model, stack, layer, plan.replaced))
         return submodule(made, path.removeprefix(f"{plan.replaced}."))
     inner = f"{layer}.{plan.within}.{path}" if plan.within else f"{layer}.{path}"
@@ -348,13 +352,13 @@ def _hidden_states(model: nn.Module, batch: Batch, **options: Any) -> Any:
 
 
 def _attempt(run: Callable[[], Any]) -> Any:
-    """What a run returns, or its exception: a model that transformers cannot run this way is not at fault."""
+    """What a run returns, or its exception: it is no fault of a model if transformers cannot run it this way."""
     try:
         return run()
     except torch.OutOfMemoryError:
         raise
     except Exception as error:
-        return error.with_traceback(None)  # whose frames hold the passes, which would hold it
+        return error.with_traceback(None)  # its frames would hold the passes, which hold the error
 
 
 def bridge_run(model: HookedModel, batch: Batch, hooks: Sequence[str]) -> tuple[Tensor, Mapping[str, Tensor]]:

@@ -1,4 +1,4 @@
-"""Checks the scores of a DeBERTa, or an XLNet, against config and raw weights; tables and distances are made anew."""
+"""Checks the scores of DeBERTa and XLNet against config and raw weights, with tables and distances computed anew."""
 
 from collections.abc import Iterator
 from typing import Any, Final
@@ -16,12 +16,12 @@ from .probe import Compared, Probe, ProbeRun
 from .texts import text_of
 
 _BEYOND: Final = 16
-"""The number of tokens beyond the distances that have a row each."""
+"""The text reaches past the distances that have separate rows by this many tokens."""
 
 
 def relative_scores(probe: Probe) -> Iterator[Compared]:
-    """score = (q·k + q·K + k·Q) / √(d_head · n) of every layer checked, and of the first in a text that is long enough
-    for distances that share a row of the tables.
+    """score = (q·k + q·K + k·Q) / √(d_head · n) in every checked layer, and in the first layer on a text long enough to
+    contain distances that share a row of the tables.
     """
     for run, layer in probe.places():
         yield _compared(probe, run, layer)
@@ -60,7 +60,9 @@ def _compared(probe: Probe, run: ProbeRun, layer: int) -> Compared:
 
 
 def _compared_sinusoids(probe: Probe, run: ProbeRun, layer: int, q: Tensor, k: Tensor) -> Compared:
-    """XLNet: score = (q·k + (q − u + v)·r) / √d_head, of q with u, and r the projected sinusoids of the distance."""
+    """XLNet: score = (q·k + (q − u + v)·r) / √d_head, where q includes u, and r is the projected sinusoid of the
+    distance.
+    """
     weights: Any = probe.plain_module(layer, probe.plan.replaced)
     u, v, r = (weight.detach().to(probe.wide) for weight in (weights.r_w_bias, weights.r_r_bias, weights.r))
     length, d_model = q.shape[2], len(r)
@@ -80,7 +82,7 @@ def _compared_sinusoids(probe: Probe, run: ProbeRun, layer: int, q: Tensor, k: T
     size = size + (q.norm(dim=-1) + u.norm(dim=-1)[:, None] + v.norm(dim=-1)[:, None])[..., None] * longest
     rounding = product_rounding(probe.model.dtype, probe.model.d_model) + steps_rounding(probe.model.dtype)
     keep = probe.comparable(run, "scores", layer, scores)
-    # The sinusoids are float32 in every precision, or that of the model.
+    # The sinusoids are in float32 or in the model's precision.
     allowed = scale * max(rounding, probe.tables) * size
     return probe.compared(run, layer, scores, scale * (q @ k.mT + products), allowed, keep)
 
@@ -97,7 +99,9 @@ def _table(encoder: Any, attention: nn.Module, kind: str, heads: int) -> Float[T
 
 
 def _beyond_linear(probe: Probe) -> ProbeRun | None:
-    """The first layer on one text in which distances share a row; None if the probe's texts do, or none can be."""
+    """The first layer on a text with distances that share a row; None if the probe's texts have them, or no text
+    can.
+    """
     config, model = probe.model.config, probe.model
     if probe.plan.relative == "XLNet":
         return None

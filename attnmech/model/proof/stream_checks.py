@@ -1,4 +1,4 @@
-"""The stream is the sum of what attention and MLP write."""
+"""Checks that the stream is the sum of what attention and MLP write."""
 
 from collections.abc import Iterator, Mapping
 
@@ -19,7 +19,7 @@ from .probe import (
 
 
 def sum_with_attention(probe: Probe) -> Check:
-    """`resid_mid` is the stream plus what attention, and a mixer beside it, write."""
+    """`resid_mid` is the stream plus what attention (and a mixer, if there is one) writes."""
     mixes = bool(probe.plan.mixer)
     statement = f"resid_pre + attn_out{' + mixer_out' if mixes else ''} = resid_mid"
     if probe.plan.mid_norm is None:
@@ -39,7 +39,7 @@ def sum_with_attention(probe: Probe) -> Check:
 
 
 def mlp_statement(probe: Probe) -> tuple[str, tuple[str, ...]]:
-    """What `resid_post` is the sum of, and the points in that statement."""
+    """The statement that `resid_post` is a sum, and the points in it."""
     plan = probe.plan
     if plan.mlp_out is None:
         return "resid_post = resid_pre + attn_out", ("resid_pre", "attn_out", "resid_post")
@@ -66,7 +66,7 @@ def sum_with_mlp(probe: Probe) -> Iterator[Compared]:
 def block_end(
     probe: Probe, layer: int, terms: list[Tensor], values: Mapping[PointKey, Tensor]
 ) -> tuple[Tensor, Tensor]:
-    """resid_post, from what stands before the MLP and what is added to it; and how far rounding may move it."""
+    """resid_post, computed from the stream before the MLP and the terms added to it, and its rounding error."""
     plan = probe.plan
     if plan.interposed:
         terms = [*terms, values[full_name(plan.interposed, "attn_out"), layer].to(probe.wide)]

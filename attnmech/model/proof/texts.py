@@ -1,4 +1,4 @@
-"""The inputs of the proof: a few random tokens, images or recordings, and their variations."""
+"""Makes the inputs of the proof: a few random tokens, images or recordings, and their variations."""
 
 from dataclasses import replace
 from typing import Final
@@ -17,18 +17,18 @@ from ..run.hooked import HookedModel
 _LENGTH: Final = 24
 LONG: Final = 104
 _PADDING: Final = 8
-"""Of the long probe, how many places of each text are padding: on the left of the first, on the right of the second."""
+"""The amount of padding in each text of the long probe: on the left of the first, on the right of the second."""
 _FILLED: Final = 3
-"""The number of padding tokens added to a text that is run with different tokens there."""
+"""The number of padding tokens that are added to a text, which runs with different tokens in the padding."""
 BEGINNING: Final = 12
-"""Tokens of a text that is run once for each of them."""
+"""The number of tokens of a text that runs in one copy per token."""
 
 SEED: Final = 20
 
 
 def probe_batch(model: HookedModel) -> Batch:
-    """Two sequences of seeded random tokens, the second shorter and padded on the right; two random images; or, of a
-    user's own module, texts of its example with and without noise.
+    """Two sequences of seeded random tokens, the second shorter and padded on the right; or two random images; or, for
+    a user's own module, the texts of its example with and without noise.
     """
     if isinstance(model.encoder, OwnEncoder):
         return model.encoder.probe
@@ -42,7 +42,8 @@ def probe_batch(model: HookedModel) -> Batch:
     ids = torch.randint(0, model.n_vocab, (2, length), generator=generator)
     mask = torch.ones_like(ids)
     if length > 1:
-        # One token only: in a sliding window, rows of padding that see nothing are NaN in transformers' float64.
+        # Only one token of padding: in a sliding window, rows of padding that see no key are NaN in transformers'
+        # float64.
         mask[1, -1] = 0
     inputs = {"input_ids": ids, "attention_mask": mask, **_global_tokens(model, ids)}
     if "decoder" in model.stacks:
@@ -72,7 +73,7 @@ def long_batch(model: HookedModel) -> Batch | None:
 
 
 def padded_batch(model: HookedModel) -> Batch | None:
-    """One text four times: padded on the left with one token and with another, and so on the right.
+    """Four copies of one text: padded on the left with one token and with another, and likewise on the right.
 
     None for images, and for models with few positions. The padding is never the tokenizer's own, from which some
     families (RoBERTa) count positions.
@@ -97,7 +98,7 @@ def padded_batch(model: HookedModel) -> Batch | None:
 
     if isinstance(model.encoder, TranscriptEncoder):
         heard = _heard(model.encoder, *filled())
-        # The same for all of them.
+        # The same for all copies.
         return model.encode(
             {name: value[:1].expand_as(value) if value.is_floating_point() else value for name, value in heard.items()}
         )
@@ -115,16 +116,16 @@ def text_of(model: HookedModel, length: int) -> Batch:
 
 
 def beginning_of(batch: Batch, number: int, length: int) -> Batch:
-    """The first tokens of one text of a batch, and of what its decoder is given; what has no tokens stays whole."""
+    """The first tokens of one text of a batch, and of its decoder's text; inputs other than tokens stay whole."""
     text = batch.texts(torch.tensor([number]))
     target = None if text.target is None else text.target.beginning(length)
     return replace(text if text.texts_of is None else text.beginning(length), target=target)
 
 
 def each_token_changed(batch: Batch, n_vocab: int) -> Batch:
-    """Copies of one text, the n-th with another token at place n + 1 and the last as it is.
+    """Copies of one text: the n-th has another token at place n + 1, the last is unchanged.
 
-    Of the decoder's tokens, where there are any.
+    In an encoder-decoder, the decoder's tokens are changed.
     """
     written = batch if batch.target is None else batch.target
     copies = written.ids.shape[1] - 1
@@ -136,7 +137,9 @@ def each_token_changed(batch: Batch, n_vocab: int) -> Batch:
 
 
 def end_changed(batch: Batch, n_vocab: int) -> tuple[Batch, int]:
-    """The batch with other tokens in the second half, of the decoder where there is one; and where that half begins."""
+    """The batch with other tokens in its second half (of the decoder's text, if there is one), and where that half
+    begins.
+    """
     written = batch if batch.target is None else batch.target
     half = written.ids.shape[1] // 2
     ids = written.ids.clone()
@@ -161,13 +164,15 @@ def _padded(
 
 
 def _heard(encoder: TranscriptEncoder, ids: Tensor, mask: Tensor) -> dict[str, Tensor]:
-    """Texts of a decoder, each with a recording of noise."""
+    """The decoder's texts, each with a recording of noise."""
     noise = encoder.signal.noise(len(ids), SEED, torch.empty(0, dtype=encoder.dtype, device=encoder.device))
     return {**noise, "decoder_input_ids": ids, "decoder_attention_mask": mask}
 
 
 def _global_tokens(model: HookedModel, ids: Tensor, *same: int) -> dict[str, Tensor]:
-    """Two global tokens in the first text and one in the others, or `same` in all, if the model has such tokens."""
+    """If the model has global tokens: two in the first text and one in each other text, or the tokens `same` in all
+    texts.
+    """
     if not model.architecture.windows:
         return {}
     chosen = torch.zeros_like(ids)
@@ -181,11 +186,13 @@ def _global_tokens(model: HookedModel, ids: Tensor, *same: int) -> dict[str, Ten
 
 
 def _of_target(model: HookedModel, length: int) -> int:
-    """The length of the decoder's text beside one of the encoder's: another, and no longer than the decoder allows."""
+    """The length of the decoder's text for an encoder's text of this length: different, and within the decoder's
+    limit.
+    """
     limit = model.output_stack.architecture.position_limit
     return length - 2 if limit is None else min(length - 2, limit)
 
 
 def _limit(model: HookedModel) -> int | None:
-    """The largest number of tokens of a text, if positions are numbered; for a model of sound, the decoder's."""
+    """The maximum number of tokens of a text, if the model limits it; for a model of sound, of the decoder's text."""
     return (model.architecture if model.reads_tokens else model.output_stack.architecture).position_limit

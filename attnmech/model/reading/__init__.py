@@ -1,1 +1,1 @@
-"""What is read from a finished stream: logits, writers, other layers."""
+"""Reads a finished stream: logits, writers, layers without attention."""

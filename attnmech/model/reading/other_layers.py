@@ -1,4 +1,4 @@
-"""The layers of a hybrid without attention, and what they have instead."""
+"""Names the layers of a hybrid without attention, and what they have instead."""
 
 from itertools import groupby
 
@@ -10,7 +10,7 @@ from ..stack.stack import Stack
 def other_layers(stack: Stack) -> dict[int, str]:
     """The layers without attention, each with the kind of module that replaces it (GatedDeltaNet, MambaMixer).
 
-    Those are the modules of a block of whose class no block with attention has one; their name is that of the class.
+    These modules belong to a class that no block with attention contains; the class gives their name.
     """
     known = {type(part) for block in stack.blocks.values() for part in block.children()}
     family = stack.architecture.name
@@ -22,7 +22,7 @@ def other_layers(stack: Stack) -> dict[int, str]:
 
 
 def about_other_layers(stack: Stack) -> str:
-    """A sentence that names them; empty if every layer has attention."""
+    """A sentence that names the layers without attention; empty if every layer has attention."""
     by_kind: dict[str, list[int]] = {}
     for layer, kind in other_layers(stack).items():
         by_kind.setdefault(kind, []).append(layer)
@@ -33,7 +33,7 @@ def about_other_layers(stack: Stack) -> str:
 
 
 def _kind(parts: list[nn.Module], family: str) -> str:
-    """The class of the first module that is neither a norm nor, if there is another, an MLP."""
+    """The class of the first module that is neither a norm nor an MLP (an MLP only if there is nothing else)."""
     names = [type(part).__name__ for part in parts]
     first = [name for name in names if not any(word in name.lower() for word in ("norm", "mlp", "moe", "feedforward"))]
     name = next(iter([*first, *(name for name in names if "norm" not in name.lower()), *names]))

@@ -1,4 +1,4 @@
-"""Runs part of a model: from a block on with a stored stream, up to a block, or only the head.
+"""Runs part of a model: from a block on, with a stored stream; up to a block; or only the head.
 
 Blocks that are left out pass the stream on unchanged, so that everything else in the model (masks, rotary tables,
 what it passes to its blocks) stays transformers' own code.
@@ -21,11 +21,11 @@ from ..parts.modules import submodule
 from ..run.hooked import HookedModel
 
 MIDDLE: Final = "middle"
-"""The certificate's check that a pass may begin at any block."""
+"""The name of the certificate's check that a pass may begin at any block."""
 
 
 AFTER_ATTENTION: Final = ("z", "result", "attn_raw", "attn_out", "mixer_out", "resid_mid", "mlp_out", "resid_post")
-"""The points of a block that its q, k, v and pattern do not depend on."""
+"""The points of a block on which its q, k, v and pattern do not depend."""
 
 
 @dataclass(frozen=True)
@@ -33,22 +33,23 @@ class Ran:
     """The values of a partial pass."""
 
     streams: Mapping[int, Float[Tensor, "batch position d_model"]]
-    """The stream as it enters each requested block, before hooks there; at the number of blocks, the last's output."""
+    """The stream that enters each requested block, before hooks there; the number of blocks stands for the last one's
+    output."""
     values: Mapping[PointKey, Tensor]
     """The requested points."""
     z: Mapping[int, Float[Tensor, "batch position head d_value"]]
-    """z of the requested blocks, before hooks there, where attention itself makes it (without a gate)."""
+    """z of each requested block, before hooks there, if attention itself makes it (without a gate)."""
 
 
 def can_begin_in_the_middle(model: HookedModel) -> bool:
-    """Whether blocks need only the stream, so that a pass can begin at any of them; the certificate tested it."""
+    """Whether blocks need only the stream, so that a pass can begin at any block, as tested by the certificate."""
     certificate = model.__dict__.get("certificate")
     differs = certificate is not None and any(check.name == MIDDLE for check in certificate.remarks)
     return len(model.stacks) == 1 and not model.output_stack.architecture.hands_on and not differs
 
 
 class Blocks:
-    """The blocks of a model with one stack; a pass can skip any of them."""
+    """The blocks of a model with one stack; a pass can skip any block."""
 
     def __init__(self, model: HookedModel) -> None:
         if not can_begin_in_the_middle(model):
@@ -84,9 +85,9 @@ class Blocks:
     ) -> Ran:
         """One pass without gradients through the blocks from `start` up to but not including `stop`.
 
-        Block `start` is given `stream`; block 0 needs none. Given `z` too, its attention is not computed: allowed where
-        `attention_may_be_left_out`, and nothing acts on or reads a point before z there. Blocks that are left out have
-        no points.
+        Block `start` receives `stream`; block 0 needs none. If `z` is given too, the attention of that block is not
+        computed; this requires `attention_may_be_left_out`, and that nothing edits or reads a point before z in the
+        block. Skipped blocks have no points.
         """
         end = len(self) if stop is None else stop
         part = Part(start, end, stream, frozenset(streams), z=z, keep_z=frozenset(keep_z))
@@ -96,7 +97,7 @@ class Blocks:
     def attention_may_be_left_out(
         self, batch: Batch, block: int, stream: Float[Tensor, "batch position d_model"]
     ) -> bool:
-        """Whether a block turns its own z into the same output as with its attention computed."""
+        """Whether a block returns the same output from its stored z as with its attention computed."""
         end = len(self)
         whole = self.run(batch, start=block, stream=stream, stop=block + 1, streams=[end], keep_z=[block])
         if block not in whole.z:
@@ -119,5 +120,5 @@ class Blocks:
 
     @property
     def by_row(self) -> bool:
-        """Whether a token's logits depend only on that token's stream, and no hook acts on them on the way."""
+        """Whether a token's logits depend only on the stream of that token, and no hook acts after the last block."""
         return self._model.unembedding is not None and not any(name.startswith("logits") for name in self._model.edited)

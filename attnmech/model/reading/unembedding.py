@@ -1,9 +1,9 @@
-"""From the last stream to a logit: the model's final norm and head, and the direction of the stream that a logit reads.
+"""Reads a model's final norm and head, and the direction of the stream that a logit reads.
 
-logit_a = s · N(x) W_U[a] + b[a], softly capped to c · tanh(logit / c) where the model does so, with
-N(x) = γ ⊙ (x − mean x) · r + β, r = 1 / √(var x + ε) (a LayerNorm) or γ ⊙ x · r, r = 1 / √(mean x² + ε) (an RMSNorm).
-With r frozen at its value, a part u of x adds r · u·d to the logit before the cap, d = s γ ⊙ W_U[a], minus its mean
-where the norm subtracts the mean.
+logit_a = s · N(x) W_U[a] + b[a], soft-capped to c · tanh(logit / c) if the model has a cap, with N(x) = γ ⊙ (x − mean
+x) · r + β, r = 1 / √(var x + ε) (a LayerNorm) or γ ⊙ x · r, r = 1 / √(mean x² + ε) (an RMSNorm). With r frozen at its
+value, a part u of x adds r · u·d to the logit before the cap; d = s γ ⊙ W_U[a], minus its mean if the norm subtracts
+the mean.
 """
 
 from collections.abc import Iterator
@@ -42,17 +42,17 @@ class Unembedding:
     dtype: torch.dtype
     """The precision of the model."""
     in_float32: bool = True
-    """Whether its final norm computes in float32 in a float64 model, too: all but torch's own LayerNorm."""
+    """Whether the final norm computes in float32 even in a float64 model, as all norms but torch's own LayerNorm do."""
 
     @property
     def unit(self) -> str:
-        """The unit of a head's part in a logit: under a soft cap, logits before the cap."""
+        """The unit of a head's contribution to a logit; with a soft cap, logits before the cap."""
         return "logits" if self.softcap is None else "pre-cap logits"
 
     def direction(
         self, answers: Int[Tensor, " batch"], against: Int[Tensor, " batch"] | None = None
     ) -> Float[Tensor, "batch d_model"]:
-        """The direction that reads the stream: d of the answer, minus that of the token it is compared with."""
+        """The direction that reads the stream: d of the answer, minus d of the token with which it is compared."""
         rows = self.W_U[answers].to(self.gamma.dtype)
         rows = rows if against is None else rows - self.W_U[against].to(self.gamma.dtype)
         scaled = self.logit_scale * rows * self.gamma
@@ -70,7 +70,7 @@ class Unembedding:
         return sums.sum(dim=0) / len(self.W_U)
 
     def scale(self, stream: Float[Tensor, "*places d_model"]) -> Float[Tensor, "*places"]:
-        """r, by which the final norm multiplies."""
+        """r, the factor of the final norm."""
         return reciprocal_rms(self._centred(stream), self.epsilon)
 
     def logits(self, stream: Float[Tensor, "*places d_model"]) -> Float[Tensor, "*places vocab"]:
@@ -85,11 +85,11 @@ class Unembedding:
     def rounding(
         self, stream: Float[Tensor, "*places d_model"], logits: Float[Tensor, "*places vocab"]
     ) -> Float[Tensor, "*places vocab"]:
-        """How far rounding alone may move each logit of the last stream.
+        """The largest error of each logit of the last stream that rounding can explain.
 
-        s ((2 + √d) ε ‖n‖ + 4ε max_d |n_d|) ‖W_U[a]‖ + 4ε (|b| + |logit|) with n = |N(x)| + r |γ ⊙ mean x|: a product of
-        d terms, and what the model rounds to its own precision. A norm of transformers' own is taken in float32 in
-        float64 models, too.
+        s ((2 + √d) ε ‖n‖ + 4ε max_d |n_d|) ‖W_U[a]‖ + 4ε (|b| + |logit|) with n = |N(x)| + r |γ ⊙ mean x|: the rounding
+        of a product of d terms, and of what the model rounds to its own precision. Even in float64 models,
+        transformers' own norms count as float32.
         """
         removed = self.gamma * self.scale(stream)[..., None] * (stream.to(self.gamma) - self._centred(stream))
         size = self._normed(stream).abs() + removed.abs()
@@ -120,13 +120,15 @@ class Unembedding:
 
 
 def unembedding_of(model: HookedModel) -> Unembedding:
-    """A model's head; `InputError`, with the reason, if logits are not one norm and one matrix of the last stream."""
+    """A model's final norm and head; raises `InputError`, with the reason, if logits are not one norm and one
+    matrix.
+    """
     plan = model.output_stack.architecture
     reason = why_not_linear(model)
     if reason is not None:
         raise InputError(
-            f"{model.name} does not compute logits with one norm and one matrix ({reason}), so no head's part in them "
-            "is exact; use an ablation."
+            f"{model.name} does not compute logits with one norm and one matrix ({reason}), so a head's contribution "
+            f"to them is not exact; use an ablation."
         )
     assert plan.final_norm is not None and model.unembedding is not None
     norm = submodule(model.base, plan.final_norm)

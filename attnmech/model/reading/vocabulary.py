@@ -1,9 +1,9 @@
-"""The row that is looked up for a token, as it enters the stream.
+"""Computes the embedding row of a token as it enters the stream.
 
 row_v = N(c · (P (s · E_v) + further)): E the token embedding, s its factor (Gemma), P the projection of a factorised
 embedding (OPT), `further` what else is embedded there (a position, a token type), c the factor of the stream (Granite),
-and N the norm of the embedding (BERT, BLOOM). Where positions and norm have the width of a factorised embedding
-(ALBERT, ELECTRA, RemBERT), the projection comes last: row_v = c · P N(s · E_v + further).
+and N the norm of the embedding (BERT, BLOOM). If positions and norm have the width of a factorised embedding (ALBERT,
+ELECTRA, RemBERT), the projection comes last: row_v = c · P N(s · E_v + further).
 """
 
 from dataclasses import dataclass, replace
@@ -27,7 +27,7 @@ from ..stack.stack import Stack
 from .partial_pass import Blocks, can_begin_in_the_middle
 
 _PROBE: Final = 5
-"""The number of tokens that are embedded to compare their rows with the model's."""
+"""The number of tokens whose rows are compared with the model's."""
 
 
 Step = Literal["projection", "further", "scale", "norm"]
@@ -106,15 +106,15 @@ class Vocabulary:
         return projected if bias is None else projected + bias.detach().to(x)
 
     def without_norm(self) -> "Vocabulary":
-        """The same rows before the norm of the embedding."""
+        """The same rows, before the norm of the embedding."""
         return replace(self, norm=None)
 
 
 def vocabulary_of(model: HookedModel, stack: Stack) -> Vocabulary:
-    """The rows in which a model looks up its tokens.
+    """The rows that a model looks up for its tokens.
 
-    Raises `InputError` for images and for cross-attention, and if what enters the first block is not made of these
-    rows in the way above.
+    Raises `InputError` for images and for cross-attention, and if the input of the first block does not follow from
+    these rows by the formula above.
     """
     plan = stack.architecture
     if plan.reads in ("pixels", "sound"):
@@ -141,7 +141,9 @@ def vocabulary_of(model: HookedModel, stack: Stack) -> Vocabulary:
 
 
 def further_of(model: HookedModel, batch: Batch) -> Float[Tensor, "#batch position d_model"]:
-    """The embeddings besides tokens' at each position of a batch: positions, and token types if the model has them."""
+    """The sum of the other embeddings at each position of a batch: positions and, if the model has them, token
+    types.
+    """
     ran = Blocks(model).run(batch, stop=0, captures=[(label, None) for label in model.further_embeddings])
     total = sum(ran.values[label, None] for label in model.further_embeddings)
     assert isinstance(total, Tensor)
@@ -153,7 +155,7 @@ def require_positions(model: HookedModel) -> None:
     if not any("position" in label for label in model.further_embeddings):
         raise InputError(
             f"`position=True` adds the embedding of each token's position, and {model.name} "
-            f"({model.architecture.name}) has none: it marks positions inside attention. Use position=False."
+            f"({model.architecture.name}) has none: its positions act inside attention. Use position=False."
         )
 
 
@@ -189,13 +191,13 @@ def _norm(model: HookedModel, stack: Stack) -> EmbedNorm | None:
 
 
 def _with_noise(model: HookedModel, ids: Int[Tensor, "1 position"]) -> Batch:
-    """Tokens for the decoder of a model of sound."""
+    """A batch with these tokens for the decoder of a model of sound, and noise for its encoder."""
     assert isinstance(model.encoder, TranscriptEncoder)
     return model.encode({**model.encoder.signal.noise(1, 0, model.embedding), "decoder_input_ids": ids})
 
 
 def _check(model: HookedModel, stack: Stack, vocabulary: Vocabulary) -> None:
-    """Raises `InputError` unless the input of the first block follows from the rows as `Vocabulary` says."""
+    """Raises `InputError` unless the input of the first block follows from the rows of `Vocabulary`."""
     count = len(vocabulary)
     ids = torch.arange(_PROBE, device=model.device)[None] * max(1, (count - 1) // _PROBE) % count
     batch = model.encode(ids) if model.reads_tokens else _with_noise(model, ids)
@@ -218,6 +220,6 @@ def _check(model: HookedModel, stack: Stack, vocabulary: Vocabulary) -> None:
     difference = vocabulary.entering(embedded, further) - as_float64(entered)
     if not fits or not bool(difference.norm() <= 10 * pass_tolerance(model.dtype) * as_float64(entered).norm()):
         raise InputError(
-            f"what enters the first block of {model.name} is not its embedding's row, scaled, projected and normed as "
-            "in the families that attnmech knows, so there are no rows to compare the stream with."
+            f"the input of the first block of {model.name} is not a row of its embedding, scaled, projected and normed "
+            f"as in the families that attnmech knows, so there are no rows with which to compare the stream."
         )

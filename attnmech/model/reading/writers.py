@@ -1,8 +1,8 @@
-"""The parts that write into the residual stream, and their contributions after later norms.
+"""Splits the residual stream into the contributions of its writers, after later norms.
 
 x_i = Σ_s w_s(i). Writers are the embeddings of token, position and token type, every head, every b_O, every MLP, and
-the shift β of every norm on the way. Norms are frozen at the values that they had (`attnmech.maths.norms`), so that
-what goes through one is a sum over the same writers, and β.
+the shift β of every norm on the way. Norms are frozen at their scales in this pass (`attnmech.maths.norms`), so the
+output of a norm is again a sum over the same writers, plus β.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -27,7 +27,7 @@ from ..stack.stack import Stack
 def why_no_sum(model: HookedModel) -> str | None:
     """Why a model's stream is not a sum of captured points; None if it is."""
     if model.is_own:
-        return f"{NO_TOKENS}, and what it makes of them enters the stream as one value"
+        return f"{NO_TOKENS}, and what it computes from them enters the stream as one value"
     if model.architecture.no_stream:
         return model.architecture.no_stream
     if len(model.stacks) > 1:
@@ -35,9 +35,9 @@ def why_no_sum(model: HookedModel) -> str | None:
     if not model.reads_tokens:
         return "patches or frames and their positions enter the stream as one value"
     if model.architecture.expanded is not None:
-        return "its keys and values are expanded from a latent, with a norm between it and attn_in"
+        return "its keys and values are expanded from a latent, with a norm between attn_in and the latent"
     if model.architecture.hybrid:
-        return "its layers without attention write into the stream, and no point holds what they write"
+        return "its layers without attention write into the stream, and no point holds their output"
     if not model.architecture.chained:
         return "something between its blocks changes the stream (DeBERTa-v2's convolution after the first)"
     if model.architecture.embed_projection is not None or model.embedding.shape[1] != model.d_model:
@@ -49,12 +49,14 @@ def why_no_sum(model: HookedModel) -> str | None:
 
 
 def most_writers(stack: Stack, layer: int) -> int:
-    """The most writers below a layer: five at the ends of the stream, and four per layer besides heads."""
+    """The maximum number of writers below a layer: five for embeddings and norms, and the heads and four more per
+    layer.
+    """
     return 5 + layer * (stack.n_heads + 4)
 
 
 def points_of_writers(model: HookedModel, layers: Sequence[int]) -> list[PointKey]:
-    """The points that hold the writing below some layers, and the inputs of the norms there."""
+    """The points that hold the contributions below some layers, and the inputs of the norms there."""
     stack = model.stack()
     plan = stack.architecture
     below = [layer for layer in stack.layers if layer < max(layers)]
@@ -74,7 +76,7 @@ def points_of_writers(model: HookedModel, layers: Sequence[int]) -> list[PointKe
 
 @dataclass(frozen=True)
 class _Step:
-    """One step of the stream: everything so far goes through `norm`, then `write` is added."""
+    """One step of the stream: the sum so far goes through `norm`, then `write` is added."""
 
     label: str
     write: Callable[[], Tensor] | None
@@ -82,7 +84,7 @@ class _Step:
 
 
 class Writers:
-    """The stream of one pass as a list of steps, which grows layer by layer."""
+    """The stream of one pass, as a list of steps that grows layer by layer."""
 
     def __init__(self, model: HookedModel, batch: Batch) -> None:
         self._model, self._stack = model, model.stack()
@@ -90,14 +92,14 @@ class Writers:
         self._wide = torch.promote_types(model.dtype, torch.float32)
         self._steps: list[_Step] = []
         self._depth = 0
-        """The list has the steps of all layers below this one."""
+        """The list holds the steps of all layers below this one."""
 
     def parts_of(
         self, layer: int, values: Mapping[PointKey, Tensor]
     ) -> Iterator[tuple[str, Float[Tensor, "batch position d_model"]]]:
-        """Each writer's label and its part in `attn_in` of a layer, in the order in which they write.
+        """Each writer's label and its part of a layer's `attn_in`, in the order in which the writers write.
 
-        The parts add up to `attn_in`. `values` are the points of `points_of_writers`, as far as the pass has come.
+        The parts add up to `attn_in`. `values` holds those points of `points_of_writers` that the pass has reached.
         """
         if not self._steps:
             self._add_embeddings(values)
@@ -148,7 +150,7 @@ class Writers:
         ]
 
     def _add_attention(self, layer: int, values: Mapping[PointKey, Tensor]) -> None:
-        """Every head, b_O and, if there is a norm between attention and stream, its shift."""
+        """Adds every head, b_O and, if there is a norm between attention and stream, its shift."""
         stack, weights = self._stack, self._stack.weights(layer)
         path = stack.architecture.attn_out
         norm = frozen_norm(stack.module(layer, path), values["attn_raw", layer], self._wide) if path else None

@@ -1,1 +1,1 @@
-"""A column of layers: its points, blocks and ledger."""
+"""The layers of one stack: points, blocks and score ledger."""

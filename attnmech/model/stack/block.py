@@ -1,8 +1,8 @@
-"""The steps of one block: how a norm scales attention's output, what the MLP adds to, how post-norm blocks end.
+"""Computes the steps of a block: the stream to which the MLP adds, the end of a post-norm block, and a norm's scales.
 
 A pre-norm block ends as resid_post = resid_mid + mlp_out, a post-norm block as resid_post = N_post(N_mid(resid_mid) +
-mlp_out). Between the two sums of a post-norm decoder, cross-attention and its norm stand: N_cross(N_mid(resid_mid) +
-cross.attn_out) is then what the MLP adds to.
+mlp_out). In a post-norm decoder, cross-attention and its norm come between the two sums: the MLP then adds to
+N_cross(N_mid(resid_mid) + cross.attn_out).
 """
 
 from collections.abc import Callable
@@ -41,7 +41,7 @@ class PostNormEnd:
         return cls(stack.module(layer, plan.mid_norm).forward, stack.module(layer, plan.post_norm).forward)
 
     def before_mlp(self, resid_mid: Float[Tensor, "*places d_model"]) -> Float[Tensor, "*places d_model"]:
-        """N_mid(resid_mid), the stream that the MLP reads and adds to."""
+        """N_mid(resid_mid), the stream that the MLP reads and to which it adds."""
         return self.mid_norm(resid_mid)
 
     def before_norm(
@@ -58,9 +58,9 @@ class PostNormEnd:
 
 
 def before_mlp(stack: Stack, end: LayerEnd) -> Float[Tensor, "batch position d_model"]:
-    """The stream that the MLP adds to: after attention; in post-norm models after the norm that follows it.
+    """The stream to which the MLP adds: after attention or, in post-norm models, after the norm that follows attention.
 
-    In parallel blocks it is the input of the block, and in a decoder the stream after cross-attention.
+    In parallel blocks this is the input of the block, in a decoder the stream after cross-attention.
     """
     plan = stack.architecture
     if "resid_mid" not in end:
@@ -76,7 +76,9 @@ def before_mlp(stack: Stack, end: LayerEnd) -> Float[Tensor, "batch position d_m
 
 
 def attention_scale(stack: Stack, end: LayerEnd, precision: torch.dtype) -> NormScale:
-    """The factor by which the norm between attention and stream (Gemma 2) multiplied `attn_raw`; else ones."""
+    """The factors by which the norm between attention and stream (Gemma 2) multiplied `attn_raw`; ones without such
+    norm.
+    """
     path = stack.architecture.attn_out
     norm = stack.module(end.layer, path) if path else None
     factor = stack.architecture.attn_scale

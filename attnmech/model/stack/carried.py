@@ -1,4 +1,4 @@
-"""The vector that a head writes for a key, f(x_j) = v_j W_O, and its norm if pattern and v are kept."""
+"""Computes the vector that a head writes for a key, f(x_j) = v_j W_O, and its length."""
 
 from collections.abc import Mapping
 
@@ -13,9 +13,9 @@ from .stack import Stack
 
 
 def output_weights(stack: Stack, layer: int, precision: torch.dtype) -> Float[Tensor, "head d_value d_model"]:
-    """W_O of a layer, times the γ of the norm between attention and stream where there is one (Gemma 2).
+    """W_O of a layer, times the γ of the norm between attention and stream, if there is one (Gemma 2).
 
-    That norm's factor for each query is left out: it is the same for all keys of a row.
+    The norm's factor for each query is left out, since it is the same for all keys of a row.
     """
     W_O = stack.weights(layer).W_O.detach().to(precision)
     path = stack.architecture.attn_out
@@ -29,7 +29,7 @@ def output_weights(stack: Stack, layer: int, precision: torch.dtype) -> Float[Te
 def values_read(
     v: Float[Tensor, "*places d_value"], stack: Stack, *, by_global: bool = False
 ) -> Float[Tensor, "*places d_value"]:
-    """The values that a row reads: v or, for heads with two halves (Longformer), the half of local or global tokens."""
+    """The values that a row reads: v or, in heads with two halves (Longformer), the half for local or global tokens."""
     if not stack.architecture.windows:
         return v
     local, of_global = v.chunk(2, dim=-1)
@@ -38,10 +38,10 @@ def values_read(
 
 
 def captured_norms(stacks: Mapping[str, Stack], values: Mapping[PointKey, Tensor]) -> dict[PointKey, Tensor]:
-    """‖f(x_j)‖ [batch head key] by pattern, of each layer whose pattern and v a run captured.
+    """‖f(x_j)‖ `[batch head key]` for each layer whose pattern and v a run captured, by the key of the pattern.
 
-    A gate (Qwen3-Next, Longformer) or a norm (BitNet) between attention and W_O makes f depend on the query: then there
-    is none.
+    A layer is left out if a gate (Qwen3-Next, Longformer) or a norm (BitNet) between attention and W_O makes f depend
+    on the query.
     """
     by_point: dict[PointKey, Tensor] = {}
     for name, layer in values:

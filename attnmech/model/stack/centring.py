@@ -1,7 +1,7 @@
-"""The means at which queries and keys of a layer are split (docs/formulas.md#centred-terms).
+"""Splits the queries and keys of a layer at reference means (docs/formulas.md#centred-terms).
 
-Means are of q_i = R_i⁻¹ q_rot,i, what enters the score rotated back, and of k_j likewise. So the terms add up exactly,
-whatever order norm, scaling and rotation have.
+The means are those of q_i = R_i⁻¹ q_rot,i (the query that enters the score, rotated back), and likewise of k_j. The
+terms therefore add up exactly, in whatever order the model norms, scales and rotates.
 """
 
 from collections.abc import Iterable
@@ -30,28 +30,28 @@ Centre: TypeAlias = Literal["mean", "position"] | MeanQK
 _KINDS: Final = ("mean", "position")
 
 LEAST_TEXTS: Final = 50
-"""The fewest texts that give a mean at a position."""
+"""A mean at a position needs at least this many texts."""
 
 
 def checked_centre(centre: object) -> Centre | None:
-    """The reference, or `InputError` for anything else."""
+    """The reference; raises `InputError` for anything else."""
     if centre is None or isinstance(centre, MeanQK) or (isinstance(centre, str) and centre in _KINDS):
         return centre  # type: ignore[return-value]
     raise InputError(f'`centre` must be None, "mean", "position" or what am.mean_qk returns; got {shown(centre)}.')
 
 
 def require_means_of(means: MeanQK, weights: str, stack: Stack, layers: Iterable[int]) -> None:
-    """Raises `InputError` for means of other weights, another stack, without one of the layers, or with NaN."""
+    """Raises `InputError` if the means are of other weights or another stack, lack one of the layers, or hold NaN."""
     require_fitting(means, stack, layers)
     require_weights(means, weights)
 
 
 def require_weights(means: MeanQK, weights: str) -> None:
-    """Raises `InputError` for means of other weights, or with NaN."""
+    """Raises `InputError` if the means are of other weights, or hold NaN."""
     if means.provenance.weights != weights:
         raise InputError(
-            f"the means are those of {means.provenance.model!r}, weights {means.provenance.weights[:12]}…, not of this "
-            f"model, weights {weights[:12]}…; take them again: am.mean_qk(model, corpus)."
+            f"the means were taken on {means.provenance.model!r}, weights {means.provenance.weights[:12]}…, not on "
+            f"this model, weights {weights[:12]}…; take them again: am.mean_qk(model, corpus)."
         )
     for name in ("query_sums", "key_sums"):
         if not bool(torch.isfinite(getattr(means, name)).all()):
@@ -59,7 +59,7 @@ def require_weights(means: MeanQK, weights: str) -> None:
 
 
 def require_fitting(means: MeanQK, stack: Stack, layers: Iterable[int]) -> None:
-    """Raises `InputError` for means of another stack or other sizes, or without one of the layers."""
+    """Raises `InputError` if the means are of another stack or other sizes, or lack one of the layers."""
     sizes = means.stack, means.query_sums.shape[2:], means.key_sums.shape[2:]
     if sizes != (stack.label, (stack.n_heads, stack.d_head), (stack.n_kv_heads, stack.d_head)):
         raise InputError(
@@ -73,7 +73,7 @@ def require_fitting(means: MeanQK, stack: Stack, layers: Iterable[int]) -> None:
 
 
 def reference_of(centre: Centre, batch: Batch, stack: Stack) -> Reference:
-    """A result's description of the means at which its scores are split."""
+    """Describes, for a result, the means at which its scores are split."""
     by_position = is_by_position(centre)
     if isinstance(centre, MeanQK):
         return Reference("fixed", by_position, (), str(centre))
@@ -84,7 +84,7 @@ def reference_of(centre: Centre, batch: Batch, stack: Stack) -> Reference:
 
 
 def is_by_position(centre: Centre) -> bool:
-    """Whether there is a mean for each position."""
+    """Whether each position has its own mean."""
     return centre.per_position if isinstance(centre, MeanQK) else centre == "position"
 
 
@@ -100,8 +100,8 @@ def centred(
 ) -> ScoreParts:
     """The terms of a layer's scores, with its queries and keys split at reference means.
 
-    With `own_out`, a text that is part of fixed means is taken out of them. With `empty`, a text without a token that
-    its own mean could be over is split at 0, for callers that use no row of it.
+    With `own_out`, a text that is part of fixed means is first taken out of them. With `empty`, a text without any
+    token that counts for its own mean is split at 0, for callers that use none of its rows.
     """
     rotation = stack.rotation(block.layer, block.notes)
     queries, keys = batch.queries(stack.label), batch.keys(stack.label)
@@ -120,10 +120,10 @@ def centred(
 def sums_of(
     value: Float[Tensor, "batch head position d_head"], batch: Batch, *, by_position: bool
 ) -> tuple[Float64[Tensor, "batch place head d_head"], Int[Tensor, "batch place"]]:
-    """Each text's sums of its queries or keys, and their counts: at each position, or over all.
+    """For each text, the sum and the count of its queries or keys: at each position, or over all positions.
 
-    Means exclude special tokens and, unless each position has its own mean, the first token: the key of a sink would
-    distort them.
+    Special tokens are excluded and, unless each position has its own mean, the first token too: the key of a sink would
+    distort the mean.
     """
     chosen = _counted(batch, by_position)
     kept = rearrange(value, "batch head position d_head -> batch position head d_head")
@@ -147,12 +147,12 @@ class _Role:
     name: Literal["query", "key"]
     layer: int
     batch: Batch
-    """The tokens that make them: in an encoder-decoder model, the source or the target."""
+    """The tokens from which they are made: in an encoder-decoder model, the source or the target."""
     inputs: Batch
-    """All inputs of the model; they identify a text."""
+    """All inputs of the model, which identify a text."""
     own_out: bool
     empty: bool
-    """Whether a text may have no token that counts."""
+    """Whether a text may lack tokens that count."""
 
 
 def _split_at(
@@ -162,7 +162,7 @@ def _split_at(
     group: int,
     centre: Centre,
 ) -> Float[Tensor, "*places d_head"]:
-    """The means of queries or keys as they enter the score."""
+    """The means of queries or keys, rotated as they enter the score."""
     unrotated = value[:, ::group] if rotation is None else rotation.back(value[:, ::group])
     by_position = is_by_position(centre)
     sums, counts = sums_of(unrotated, role.batch, by_position=by_position)
@@ -180,7 +180,7 @@ def _split_at(
 def _reference(
     role: _Role, sums: Float64[Tensor, "batch place head d_head"], counts: Int[Tensor, "batch place"], centre: Centre
 ) -> Float64[Tensor, "batch place head d_head"]:
-    """The mean that belongs to each text, at each of its places."""
+    """The mean for each text, at each of its places."""
     if isinstance(centre, MeanQK):
         return _without(centre, role, sums, counts)
     if centre == "position":
@@ -214,19 +214,18 @@ def _without(
     if means.per_position:
         _require_texts(left, batch)
     elif bool((left <= 0).any()):
-        raise InputError(
-            "the means are over no other token than those of the text that is split; give am.mean_qk more texts."
-        )
+        raise InputError("the means are only over tokens of the text that is split; give am.mean_qk more texts.")
     return (every - times[..., None, None] * sums) / left.clamp_min(1)[:, :, None, None]
 
 
 def _require_texts(others: Int[Tensor, "batch place"], batch: Batch) -> None:
-    """Raises `InputError` if a position in the batch has a mean over too few other texts."""
+    """Raises `InputError` if too few other texts have a token at some position of the batch."""
     count = others.gather(1, batch.places).masked_fill(~batch.mask, LEAST_TEXTS)
     if bool((count >= LEAST_TEXTS).all()):
         return
     text, at = divmod(int(count.argmin()), count.shape[1])
     raise InputError(
-        f"a mean for each position needs {LEAST_TEXTS} other texts at each; position {int(batch.places[text, at])} of "
+        f"a mean for each position needs {LEAST_TEXTS} other texts that reach it; position "
+        f"{int(batch.places[text, at])} of "
         f"text {text} has {int(count[text, at])}. Give more texts of that length, or cut the texts."
     )

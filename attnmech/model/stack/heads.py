@@ -1,4 +1,4 @@
-"""The heads that a selection names in a stack."""
+"""Finds the heads that a selection names in a stack."""
 
 from collections.abc import Iterable, Sequence
 
@@ -12,7 +12,7 @@ from .stack import Stack
 def selected_heads(
     points: ModelPoints, stack: Stack, heads: Heads, layers: Iterable[int] | None = None
 ) -> list[tuple[int, int]]:
-    """The (layer, head) of a selection in order; `InputError` for any that the stack does not have."""
+    """The (layer, head) pairs of a selection, in order; raises `InputError` for a head that the stack does not have."""
     within = points.check_layers(layers, stack.label)
     named = checked_heads(heads)
     if named == "all":

@@ -1,4 +1,4 @@
-"""The score ledger of a model's layer: its parts, from weights and rotation, checked against the scores."""
+"""Computes the score ledger of a layer from its weights and its rotation, and checks it against the scores."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -40,15 +40,15 @@ def ledger_of_block(
 ) -> ScoreParts:
     """The score ledger of one layer, from its input, its weights and the model's own position tensors.
 
-    With `fold_norm` the shift β of the norm that made `attn_in` counts as bias. In half precision the parts
-    are computed in float32.
+    With `fold_norm`, the shift β of the norm that made `attn_in` counts as part of the bias. In half precision the
+    parts are computed in float32.
     """
     stack = stacks[block.stack]
     plan, weights = stack.architecture, stack.weights(block.layer)
     wide = torch.promote_types(attn_in.dtype, torch.float32)
 
     def widen(value: Tensor | None) -> Tensor | None:
-        # Always a copy: a result must not change when the model is trained further.
+        # Always a copy: a result must not change if the model is trained further.
         return None if value is None else value.detach().to(wide, copy=True)
 
     query_input, key_input, _ = block.notes.inputs(attn_in.to(wide))
@@ -83,7 +83,7 @@ def ledger_of_block(
 def made_of_parts(
     stack: Stack, layer: int, notes: Notes, parts: Float[Tensor, "source batch position d_model"]
 ) -> tuple[Float[Tensor, "source batch head position d_head"], Float[Tensor, "source batch head position d_head"]]:
-    """The part of a layer's queries and keys that each part of its `attn_in` makes, as they enter the score."""
+    """The part of a layer's queries and keys, as they enter the score, that comes from each part of its `attn_in`."""
     weights, rotation = stack.weights(layer), stack.rotation(layer, notes)
     wide = torch.promote_types(parts.dtype, torch.float32)
     query, key = (
@@ -108,9 +108,9 @@ def ledger_split_at(
     batch: Batch,
     means: MeanQK | None,
 ) -> ScoreParts:
-    """The score ledger of one layer, at the model's own biases or at fixed means as they are.
+    """The score ledger of one layer, split at the model's own biases or at fixed means.
 
-    A text that is among the means stays in them: taken out, its later tokens would change what earlier ones see.
+    A text that is part of the means is not taken out of them: its later tokens would then affect its earlier ones.
     """
     parts = ledger_of_block(stacks, block, attn_in, visible)
     return parts if means is None else centred(parts, stacks[block.stack], block, batch, means, own_out=False)
@@ -118,19 +118,19 @@ def ledger_split_at(
 
 @dataclass(frozen=True)
 class Cells:
-    """Some cells (query, key) of some heads of a layer; every text and head has the same queries."""
+    """Some cells (query, key) of some heads of a layer; the queries are the same in every text and head."""
 
     heads: tuple[int, ...]
     query_at: Int[Tensor, " cell"]
     key_at: Int[Tensor, "batch head cell"]
-    """−1 where the text has no such cell."""
+    """The keys of the cells; −1 where the text has no such cell."""
 
     def of_queries(self, value: Float[Tensor, "batch all_heads query *rest"]) -> Float[Tensor, "batch head cell *rest"]:
-        """A value by query, at the cells."""
+        """Values by query, looked up at the cells."""
         return value[:, list(self.heads)][:, :, self.query_at]
 
     def of_keys(self, value: Float[Tensor, "batch all_heads key *rest"]) -> Float[Tensor, "batch head cell *rest"]:
-        """A value by key, at the cells; arbitrary at cells that a text does not have."""
+        """Values by key, looked up at the cells; arbitrary at cells that a text does not have."""
         chosen, place = value[:, list(self.heads)], self.key_at.clamp(min=0)
         for size in chosen.shape[3:]:
             place = place[..., None].expand(*place.shape, size)
@@ -140,8 +140,8 @@ class Cells:
 class ScoreAudit:
     """Compares the score ledger of one layer with the scores that the model used, block by block.
 
-    Each cell is judged against what rounding may do to what is summed there (`maths.scores.score_rounding`), so that a
-    head is never excused by another head's scores, nor a row by another row's.
+    The tolerance of each cell is the rounding of the terms summed in that cell (`maths.scores.score_rounding`), so
+    large scores of another head or row never excuse an error.
     """
 
     def __init__(
@@ -162,20 +162,21 @@ class ScoreAudit:
         query_input, key_input, _ = block.notes.inputs(attn_in)
         wide = self.parts.query_from_input.dtype
         by_query, by_key = (torch.linalg.vector_norm(x, dim=-1, dtype=wide) for x in (query_input, key_input))
-        # Keys that are not tokens have no input.
+        # Keys that are not tokens are not made from an input.
         by_key = pad(by_key, (0, self.parts.key_from_input.shape[2] - by_key.shape[1]))
         terms = max(query_input.shape[-1], key_input.shape[-1])
         self.query, self.key = self.rounded(by_query, by_key, product_rounding(attn_in.dtype, terms))
         none = self.query.norm.new_zeros(self.query.norm.shape[1])
         self.residual: Float[Tensor, " head"] = none
-        """Largest |Σ terms − score| so far, over visible pairs of real tokens; NaN if one of them is NaN."""
+        """The largest |Σ terms − score| so far, over visible pairs of real tokens; NaN if any is NaN."""
         self.largest: Float[Tensor, " head"] = none
-        """Largest |score| over the same pairs."""
+        """The largest |score| over the same pairs."""
         self.excess: Float[Tensor, " head"] = none
-        """Largest |Σ terms − score| in units of what rounding explains in its cell: up to 1 the ledger is exact."""
+        """The largest |Σ terms − score|, in units of the difference that rounding can explain in its cell; the ledger
+        is exact if this is at most 1."""
 
     def add(self, block: RowBlock, total: Float[Tensor, "batch head row key"] | None = None) -> None:
-        """Compares one block of rows; `total` is the sum of its terms, if it is known."""
+        """Compares one block of rows; `total` is the sum of its terms, if it is known already."""
         rows = slice(block.rows.start, block.rows.stop)
         keep = block.visible & block.real[:, None, :, None]
         width = block.scores.shape[-1]
@@ -197,14 +198,15 @@ class ScoreAudit:
             allowed = allowed + further[..., :width]
         self.residual = torch.maximum(self.residual, _largest(difference, keep))
         self.largest = torch.maximum(self.largest, _largest(scores, keep))
-        # Empty sums must not differ at all.
+        # A sum without terms must agree exactly.
         units = torch.where(difference == 0, 0.0, difference / allowed)
         self.excess = torch.maximum(self.excess, _largest(units, keep))
 
     def rounded(
         self, query_sum: Float[Tensor, "batch query"], key_sum: Float[Tensor, "batch key"], rounding: float
     ) -> tuple[Rounded, Rounded]:
-        """The layer's queries and keys with the error of their entries, if the norms of their inputs add up to `sum`.
+        """The layer's queries and keys with the error of their entries, where the norms of the parts of their inputs
+        add up to `sum`.
 
         δ = `rounding` · (sum · max_d ‖W_d‖ + max_d |b_d|) · max_d |m_d| + 4ε max_d |q_d|, with m the factor
         of a qk-norm and ε of the model's precision.
@@ -233,7 +235,9 @@ class ScoreAudit:
         return sides[0], sides[1]
 
     def require_exact(self, heads: Sequence[int] | None = None) -> None:
-        """Raises `ExactnessError` for the head with the largest error of its sum of terms, if it is too large."""
+        """Raises `ExactnessError`, naming the head whose sum of terms is farthest off, if rounding cannot explain the
+        difference.
+        """
         chosen = list(range(len(self.excess))) if heads is None else list(heads)
         residual, excess = self.residual[chosen], self.excess[chosen]
         require_exact(self._block.layer, chosen, "the terms of its scores", residual, excess)
@@ -245,16 +249,16 @@ class ScoreAudit:
         cells: Cells,
         written: Float[Tensor, "batch position"],
     ) -> Float[Tensor, " head"]:
-        """Compares Σ_s q_s(i) · Σ_t k_t(j), sums over writers of the stream, with query_key of the ledger.
+        """Compares Σ_s q_s(i) · Σ_t k_t(j), where s and t run over writers of the stream, with query_key of the ledger.
 
-        `written` is the sum of the norms of what the writers put into `attn_in`. Returns the largest difference of each
-        head, in units of the score; raises `ExactnessError` where one is more than rounding explains.
+        `written` is the sum of the norms of the writers' contributions to `attn_in`. Returns the largest difference of
+        each head, in the unit of scores; raises `ExactnessError` if rounding cannot explain one of them.
         """
         ledger = self.parts
         whole_query, whole_key = cells.of_queries(ledger.query_from_input), cells.of_keys(ledger.key_from_input)
         difference = ((query * key).sum(dim=-1) - (whole_query * whole_key).sum(dim=-1)) * ledger.scale
         difference = difference.masked_fill(cells.key_at < 0, 0.0)
-        # Every writer was rounded as it was added to the stream.
+        # The stream was rounded each time a writer's output was added.
         rounding = product_rounding(self._dtype, self._stack.d_model) + steps_rounding(self._dtype)
         by_query, by_key = self.rounded(written, written, rounding)
         allowed = product_error(by_query.at(cells.of_queries), by_key.at(cells.of_keys), ledger.scale, query.shape[-1])
@@ -267,25 +271,25 @@ class ScoreAudit:
 def require_exact(
     layer: int, heads: Sequence[int], what: str, residual: Float[Tensor, " head"], excess: Float[Tensor, " head"]
 ) -> None:
-    """Raises `ExactnessError` for the head of `heads` with the sum farthest from the model's, if it is too far.
+    """Raises `ExactnessError`, naming the one of `heads` whose sum is farthest from the model's, if it is too far.
 
-    `excess` is the difference in units of what rounding explains; NaN is too far.
+    `excess` is the difference in units of the largest that rounding can explain; NaN counts as too far.
     """
     worst = int(excess.nan_to_num(torch.inf).argmax())
     if bool(excess[worst] <= 1):
         return
     raise ExactnessError(
-        f"layer {layer}, head {heads[worst]}: {what} differ from what the model computed, by up to "
-        f"{float(residual[worst]):.2e}, {float(excess[worst]):.3g} times what rounding explains. "
+        f"layer {layer}, head {heads[worst]}: {what} differ from the model's by up to {float(residual[worst]):.2e}, "
+        f"{float(excess[worst]):.3g} times the most that rounding can explain. "
         "Does an active hook change the stream between its writers, or q, k or the scores? am.certify(model) says what "
         "else is wrong."
     )
 
 
 def rotated_in(value: Float[Tensor, "batch head position d_head"], rotation: Rotation | None) -> torch.dtype:
-    """The precision in which a model rotated its queries or keys, or to which it rounded them before.
+    """The precision in which a model rotated its queries or keys, or to which it rounded them before rotating.
 
-    Some families rotate in float32 in a float64 model, too (Llama 4), or give the rotation what is float32's (Cohere).
+    Even in a float64 model, some families rotate in float32 (Llama 4), or pass float32 values to the rotation (Cohere).
     """
     if rotation is None or value.dtype != torch.float64:
         return value.dtype

@@ -1,4 +1,4 @@
-"""The points of a model with their sizes, and why others are missing."""
+"""Lists the points of a model with their sizes, and says why other points are missing."""
 
 import inspect
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -19,24 +19,24 @@ from ..structure.architecture import Architecture
 from .stack import Stack
 
 MAX_BYTES: Final = 4 * 2**30
-"""The most that a run keeps: a 16 GB laptop has room for it next to a model, and it is seven times the size of GPT-2's
-patterns over 1,024 tokens."""
+"""The maximum number of bytes that a run keeps: a 16 GB laptop has room for it next to a model, and it is seven times
+the size of GPT-2's patterns over 1,024 tokens."""
 
 
 @dataclass(frozen=True)
 class ModelPoint:
-    """One point on one model: its axes with their sizes, its meaning, and why it is missing if it is."""
+    """One point of one model: its axes with their sizes and its meaning, or the reason why it is missing."""
 
     name: str
     shape: str
-    """Axes, with sizes where the model fixes them: "batch position head=8 d_head=16"."""
+    """The axes, with the sizes that the model fixes: "batch position head=8 d_head=16"."""
     meaning: str
     absent: str | None
     """Why this model does not have the point; None if it does."""
 
 
 class ModelPoints(Mapping[str, ModelPoint]):
-    """The points of one model; displays as a table."""
+    """The points of one model, displayed as a table."""
 
     def __init__(self, entries: Iterable[ModelPoint], layers: Mapping[str, tuple[int, ...]]) -> None:
         self._entries = {entry.name: entry for entry in entries}
@@ -61,8 +61,8 @@ class ModelPoints(Mapping[str, ModelPoint]):
     ) -> list[PointKey]:
         """The (name, layer) keys that a user's names refer to; a name alone means every layer in `layers`.
 
-        Raises `InputError` for an unknown point or a layer out of range, `MissingPointError` for a point that
-        this model lacks, `CertificateError` for one in `refused`, each with the reason.
+        Raises, with the reason, `InputError` for an unknown point or a layer out of range, `MissingPointError` for a
+        point that this model lacks, and `CertificateError` for a point in `refused`.
         """
         chosen = _chosen(layers)
         keys: dict[PointKey, None] = {}
@@ -92,7 +92,7 @@ class ModelPoints(Mapping[str, ModelPoint]):
         )
 
     def check_layers(self, layers: Iterable[int] | None, stack: str = "") -> list[int]:
-        """The chosen layers of a stack, all of them for None; `InputError` if one is out of range."""
+        """The selected layers of a stack, or all layers for None; raises `InputError` if one is out of range."""
         there = self._layers[stack]
         chosen = _chosen(layers)
         if chosen is None:
@@ -129,7 +129,7 @@ def check_size(
 ) -> None:
     """Raises `InputError` if the values at the points would take more than `MAX_BYTES` on this batch.
 
-    With `gradients`, there is one for each value. Logits do not count: no call could need fewer.
+    `gradients` doubles the number of values. Logits do not count, since every call computes them.
     """
     sizes: dict[str, int] = {}
     for name, _ in keys:
@@ -184,7 +184,7 @@ def _range(layers: tuple[int, ...], owner: str) -> str:
 
 
 def has_head(model: PreTrainedModel) -> bool:
-    """Whether the model returns logits; True for a module of the user's own, whatever it returns."""
+    """Whether the model returns logits; True for a user's own module, whatever it returns."""
     if isinstance(model, OwnModule):
         return True
     returned = inspect.signature(type(model).forward).return_annotation
@@ -230,7 +230,7 @@ def _absent_in(plan: Architecture) -> dict[str, str]:
     """The points that every layer of a stack lacks, with the reason."""
     absent: dict[str, str] = {}
     if not plan.streams:
-        reason = plan.no_stream or "no module around its attention takes and returns a stream"
+        reason = plan.no_stream or "its attention is not inside a module that takes and returns a stream"
         if plan.within:
             reason = f"{reason}: it is part of the decoder's blocks (decoder.resid_mid enters it)"
         absent |= dict.fromkeys(("resid_pre", "attn_out", "resid_mid", "mlp_out", "resid_post"), reason)
@@ -240,7 +240,7 @@ def _absent_in(plan: Architecture) -> dict[str, str]:
         reason = f"{plan.name} does not rotate queries and keys, so the scores use q and k themselves"
         absent |= {"q_rot": reason, "k_rot": reason}
     if plan.expanded is None:
-        absent["latent"] = f"{plan.name} makes keys and values of attn_in, without a latent between them"
+        absent["latent"] = f"{plan.name} makes keys and values directly from attn_in, without a latent"
     if plan.gate is None:
         absent["gate"] = f"{plan.name} has no gate, and no norm, between attention and W_O"
     if not plan.mixer:
@@ -259,11 +259,11 @@ def _absent_in(plan: Architecture) -> dict[str, str]:
 
 
 def _meanings(plan: Architecture) -> dict[str, str]:
-    """The meanings of points in a stack with latents, if they differ from the general ones."""
+    """The meanings of points that differ from the general ones in this stack (latents, a user's own module)."""
     if plan.expanded is None:
         return {}
     meanings = {
-        "attn_in": "what latents and the shared part of the keys are projected from",
+        "attn_in": "input of the projections to latents and to the part of the keys that heads share",
         "k": "(latent, attn_in) W_K + b_K, before rotary",
         "v": "latent W_V + b_V",
     }

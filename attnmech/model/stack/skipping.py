@@ -1,4 +1,4 @@
-"""Lets a pass skip blocks: it keeps the stream that enters a block, and begins there with a stored stream."""
+"""Lets a pass skip blocks, store the stream that enters a block, and begin at a block with a stored stream."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -13,7 +13,7 @@ from .stack import Stack
 
 
 def wire_part(stack: Stack, place: int, block: nn.Module) -> None:
-    """Lets a pass skip the block, or keep its incoming stream (`Part`)."""
+    """Lets a pass skip the block, or store the stream that enters it (`Part`)."""
     in_force, forward = stack.in_force, block.forward
 
     def at_start(module: nn.Module, args: Any, kwargs: Any) -> None:
@@ -36,7 +36,7 @@ def wire_part(stack: Stack, place: int, block: nn.Module) -> None:
 
 
 def wire_end(stack: Stack) -> None:
-    """Keeps the output of a part's last block, after hooks there."""
+    """Stores the output of the last block that a partial pass runs, after hooks there."""
     in_force, end = stack.in_force, len(stack.places)
 
     def at_end(place: int) -> Callable[..., None]:
@@ -53,7 +53,7 @@ def wire_end(stack: Stack) -> None:
 
 @contextmanager
 def alone(stack: Stack, layer: int, blocks: nn.ModuleList) -> Iterator[None]:
-    """Has all but one of the blocks of a plain copy pass the stream on; ours must have run before."""
+    """Makes all blocks of a plain copy but one pass the stream on unchanged; attnmech's blocks must have run before."""
 
     def past(place: int) -> Callable[..., Any]:
         return lambda *args, **kwargs: _passed_on(stack, place, stream_of(args, kwargs))
@@ -73,6 +73,6 @@ def alone(stack: Stack, layer: int, blocks: nn.ModuleList) -> Iterator[None]:
 
 
 def _passed_on(stack: Stack, place: int, stream: Tensor) -> Any:
-    """A stream as the block returns its own."""
+    """The stream, in the form in which the block returns its output."""
     returns = stack.returns[place]
     return stream if returns is None else (stream, *(None for _ in range(returns - 1)))

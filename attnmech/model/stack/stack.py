@@ -1,4 +1,4 @@
-"""A column of blocks: their weights, sizes and layout."""
+"""Defines a stack: its blocks, with their weights, sizes and layout."""
 
 from collections.abc import Mapping
 
@@ -20,9 +20,9 @@ from ..structure.architecture import Architecture
 
 
 class Stack:
-    """The blocks of a model, or one column of them if a model has several.
+    """The blocks of a model or, if a model has several stacks, the blocks of one.
 
-    Making one puts our attention into the blocks; `wiring.py` connects their points to `in_force`.
+    The constructor puts attnmech's attention into the blocks; `wiring.py` connects their points to `in_force`.
     """
 
     def __init__(self, base: nn.Module, architecture: Architecture, in_force: InForce) -> None:
@@ -32,28 +32,28 @@ class Stack:
         blocks = submodule(base, architecture.blocks)
         assert isinstance(blocks, nn.ModuleList)
         self.places = blocks
-        """All blocks, also those without attention."""
+        """All blocks, including those without attention."""
         self.blocks = {
             layer: submodule(block, architecture.within)
             for layer, block in enumerate(blocks)
             if not architecture.hybrid or _has_attention(block, architecture)
         }
         self.layers = tuple(self.blocks)
-        """The layers with attention, as the model numbers them: some in a hybrid, else all."""
+        """The numbers of the layers with attention: some layers in a hybrid, else all."""
         self.n_layers = len(self.blocks)
         self.n_heads, self.n_kv_heads = architecture.n_heads, architecture.n_kv_heads
         if self.n_layers == 0:
             raise UnsupportedModelError("expected a model with at least one layer with attention; this one has none.")
-        # First, since a replacement may rename the projections.
+        # Before anything else, since a replacement may rename the projections.
         for layer in self.layers:
             self._use_our_attention(layer, blocks[layer])
         self._read_sizes()
         self.returns: dict[int, int | None] = {}
-        """The number of values that each block returned; None for a tensor alone."""
+        """The length of the tuple that each block returned; None for a tensor."""
 
     @property
     def column(self) -> StackTraits:
-        """The facts that the running certificate's identities depend on."""
+        """The traits on which the identities of the running certificate depend."""
         plan = self.architecture
         chained = plan.chained and not plan.within
         return StackTraits(
@@ -74,7 +74,7 @@ class Stack:
         return f"{label}{self.n_layers} {kind} × {self.n_heads} heads{kv}"
 
     def point(self, name: str) -> str:
-        """The full name of a point of this stack: "pattern", or "cross.pattern" if there are several."""
+        """The full name of a point of this stack: "pattern", or "cross.pattern" in a model with several stacks."""
         return full_name(self.label, name)
 
     def module(self, layer: int, path: str) -> nn.Module:
@@ -96,7 +96,7 @@ class Stack:
     def gamma_of_z(self, layer: int) -> Float[Tensor, "head d_value"] | None:
         """The γ of a norm between attention and W_O (BitNet); None without one.
 
-        What a head writes of a key is then (γ ⊙ v_j) W_O, up to a factor for each query.
+        A head then writes (γ ⊙ v_j) W_O for a key, up to a factor for each query.
         """
         gate = self.architecture.gate
         if not isinstance(gate, NormGate):
@@ -108,7 +108,7 @@ class Stack:
     def input_shift(self, layer: int) -> Float[Tensor, " d_model"] | None:
         """The shift β of the norm that returns `attn_in`; None if that norm has none (RMSNorm).
 
-        In a post-norm model that is the last norm of the layer below or, in layer 0, of the embedding.
+        In a post-norm model, this norm is the last one of the layer below or, for layer 0, the norm of the embedding.
         """
         plan = self.architecture
         if plan.attn_norm is not None:
@@ -120,7 +120,9 @@ class Stack:
         return None
 
     def rotation(self, layer: int, notes: Notes) -> Rotation | None:
-        """How a layer rotates its queries and keys, by the tables of its notes; None if it does not."""
+        """The rotation of a layer's queries and keys, with the tables in its notes; None if the layer does not
+        rotate.
+        """
         rotary = self.architecture.rotary
         if rotary is None or layer in self.architecture.unrotated:
             return None
@@ -129,7 +131,7 @@ class Stack:
         return Rotation(rotary, cos, sin)
 
     def sizes(self, point: str) -> dict[str, int]:
-        """The lengths of the axes of a point, without its stack, that the stack fixes."""
+        """The lengths of those axes of a point that the stack fixes; the point is named without its stack."""
         return {
             "head": self.n_heads,
             "kv_head": self.n_kv_heads,
@@ -139,7 +141,7 @@ class Stack:
         }
 
     def _read_sizes(self) -> None:
-        # All layers', so that an error names a layer that is quantised or does not fit its config.
+        # The weights of all layers, so that an error names the layer that is quantised or does not fit its config.
         by_layer = {layer: self.weights(layer) for layer in self.layers}
         first = by_layer[self.layers[0]]
         for layer, weights in by_layer.items():
@@ -154,7 +156,7 @@ class Stack:
         self.d_latent = 0 if self.architecture.expanded is None else first.W_V.shape[1]
 
     def _use_our_attention(self, layer: int, whole: nn.Module) -> None:
-        """Puts our attention into a layer; `whole` is the module of `blocks` that holds its block."""
+        """Puts attnmech's attention into a layer; `whole` is the module of `blocks` that holds the layer's block."""
         plan = self.architecture
         if plan.replacement is not None:
             path = plan.replaced or plan.attention
@@ -166,22 +168,24 @@ class Stack:
         attention.attnmech_site = site  # type: ignore[assignment]
 
     def turned(self, value: Tensor) -> Tensor:
-        """A stream with texts first from one with positions first, or back."""
+        """Swaps the axes of texts and positions if the stack's streams have positions first."""
         return value if self.architecture.batch_first else value.transpose(0, 1)
 
     def by_token(self, value: Tensor) -> Tensor:
-        """`[batch position d_model]`, also in blocks that use one row per token (OPT), or have positions first."""
+        """A stream as `[batch position d_model]`, even from blocks that merge both axes (OPT), or have positions
+        first.
+        """
         if value.ndim == 3:
             return self.turned(value)
         return value.reshape(*self.in_force.under_way.batch.queries(self.label).ids.shape, value.shape[-1])
 
     def as_given(self, value: Tensor, like: Tensor) -> Tensor:
-        """A value by token, back in the model's own axes."""
+        """The reverse of `by_token`: a value with the axes of `like`, as the model passes it."""
         return value.reshape(like.shape) if self.architecture.batch_first or like.ndim != 3 else value.transpose(0, 1)
 
 
 def stack_labelled(stacks: Mapping[str, Stack], label: str | None) -> Stack:
-    """The stack with a label; without a label, the only one. `InputError` for any other label."""
+    """The stack with a label; without a label, the only stack. Raises `InputError` for any other label."""
     if (label is None or (isinstance(label, str) and label == "self")) and len(stacks) == 1:
         return next(iter(stacks.values()))
     if not isinstance(label, str) or label not in stacks:
@@ -191,5 +195,5 @@ def stack_labelled(stacks: Mapping[str, Stack], label: str | None) -> Stack:
 
 
 def _has_attention(block: nn.Module, plan: Architecture) -> bool:
-    """Whether a hybrid's block has the projections of its attention."""
+    """Whether a block of a hybrid has the projections of attention."""
     return all(has_module(block, f"{plan.attention}.{path}") for path in plan.qkv.paths)

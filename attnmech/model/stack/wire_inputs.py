@@ -1,4 +1,4 @@
-"""Visits the inputs of attention, `attn_in`, latents, q, k and v, and notes their norms and rotations."""
+"""Connects the inputs of attention (`attn_in`, latents, q, k and v), and notes their norms and rotations."""
 
 from collections.abc import Callable, Mapping
 from functools import cache, partial, wraps
@@ -18,7 +18,7 @@ from .stack import Stack
 
 
 def wire_projections(stack: Stack, layer: int, block: nn.Module) -> None:
-    """Visits `attn_in`, latents, q, k and v where the modules of the attention take or return them."""
+    """Connects `attn_in`, latents, q, k and v where the modules of the attention take or return them."""
     in_force, plan = stack.in_force, stack.architecture
     layout = plan.qkv
     attention = submodule(block, plan.attention)
@@ -83,7 +83,7 @@ def wire_projections(stack: Stack, layer: int, block: nn.Module) -> None:
 
 
 def _wire_attn_in(stack: Stack, layer: int, attention: nn.Module) -> None:
-    """Visits `attn_in`, and notes the attention's other arguments."""
+    """Connects `attn_in`, and notes the other arguments of the attention."""
     in_force, plan = stack.in_force, stack.architecture
     patches = plan.reads == "pixels"
 
@@ -103,7 +103,7 @@ def _wire_attn_in(stack: Stack, layer: int, attention: nn.Module) -> None:
 
 
 def _wire_latents(stack: Stack, layer: int, attention: nn.Module, layout: Expanded) -> None:
-    """Visits the latent, and k, which two projections make."""
+    """Connects the latent, and k, which is made by two projections."""
     in_force, name, plan = stack.in_force, stack.point("k"), stack.architecture
 
     def at_query_latent(module: nn.Module, args: Any) -> None:
@@ -127,7 +127,7 @@ def _wire_latents(stack: Stack, layer: int, attention: nn.Module, layout: Expand
             name, layer, rearrange(keys, "batch position (head d) -> batch position head d", head=plan.n_kv_heads)
         )
         if in_force.under_way.gradients or in_force.edits(name, layer):
-            # Heads share a part of the keys, so the projections' outputs cannot hold what each head's became.
+            # Heads share a part of the keys, so the projections' outputs cannot hold edited keys of single heads.
             by_head = rearrange(visited, "batch position head d -> batch head position d")
             rotate = stack.rotation(layer, notes)
             in_force.note(edited_key=by_head if rotate is None else rotate(by_head).to(by_head))
@@ -140,7 +140,7 @@ def _wire_latents(stack: Stack, layer: int, attention: nn.Module, layout: Expand
 
 
 def _wire_values(stack: Stack, layer: int, attention: nn.Module) -> None:
-    """Shows v, after what acts on it, to the running certificate."""
+    """Shows v, after edits, to the running certificate."""
     in_force, plan, layout = stack.in_force, stack.architecture, stack.architecture.qkv
 
     def at_v(module: nn.Module, args: Any, output: Tensor) -> None:
@@ -153,7 +153,7 @@ def _wire_values(stack: Stack, layer: int, attention: nn.Module) -> None:
 
 
 def wire_v_norm(stack: Stack, layer: int, attention: nn.Module) -> None:
-    """Visits v where a norm returns it."""
+    """Connects v where a norm returns it."""
     in_force, plan = stack.in_force, stack.architecture
     if not plan.v_norm:
         return
@@ -189,7 +189,7 @@ def wire_qk_norm(stack: Stack, layer: int, block: nn.Module) -> None:
         def at_norm(module: nn.Module, args: Any, output: Tensor) -> None:
             if not (in_force.under_way.watch.rows or in_force.scales_in(stack.label, layer)):
                 return
-            # One module for both is called for the queries first.
+            # A single module for both is called for the queries first.
             kind = next((kind for kind in mine if getattr(in_force.under_way.notes, kind) is None), mine[-1])
             # Copies, since the model may change both in place.
             frozen = partial(_frozen_by_head, stack, module, args[0].clone(), output.clone(), kinds[kind])
@@ -227,7 +227,7 @@ def _wire_tables(stack: Stack, attention: nn.Module) -> None:
 
 
 def _wire_unread(stack: Stack, layer: int, projection: nn.Module) -> None:
-    """Skips a projection in a pass that begins after this layer's attention: nothing reads its output."""
+    """Skips a projection in a pass that begins after this layer's attention, where nothing reads its output."""
     in_force, forward = stack.in_force, projection.forward
 
     @wraps(forward)

@@ -1,4 +1,4 @@
-"""Visits the outputs of attention and MLP: gate and z, `result`, `attn_raw`, `attn_out`, `mixer_out` and `mlp_out`."""
+"""Connects the outputs of attention and MLP: gate, z, `result`, `attn_raw`, `attn_out`, `mixer_out` and `mlp_out`."""
 
 from collections.abc import Callable
 from typing import Any
@@ -16,7 +16,7 @@ from .stack import Stack
 
 
 def wire_output(stack: Stack, layer: int, block: nn.Module) -> None:
-    """Visits attention's outputs, `result` to `attn_out`; and the gate, z and other modules' additions."""
+    """Connects the outputs of attention, from the gate to `attn_out`, and the additions of other modules."""
     in_force, plan = stack.in_force, stack.architecture
 
     def at_attn_raw(module: nn.Module, args: Any, output: Tensor) -> Tensor:
@@ -24,7 +24,7 @@ def wire_output(stack: Stack, layer: int, block: nn.Module) -> None:
             output = _through_results(stack, layer, args[0], output)
         if (balance := in_force.under_way.balance) is not None:
             if in_force.edits(stack.point("result"), layer):
-                balance.skip("heads", stack.label, layer, "an edit of `result` stands between them")
+                balance.skip("heads", stack.label, layer, "an edit of `result` comes between them")
             else:
                 balance.hold_written(stack.label, layer, module, output)
         return in_force.visit(stack.point("attn_raw"), layer, output)
@@ -44,7 +44,7 @@ def wire_output(stack: Stack, layer: int, block: nn.Module) -> None:
 
 
 def _through_results(stack: Stack, layer: int, merged: Tensor, output: Tensor) -> Tensor:
-    """Visits `result`; attn_raw is computed from it if it was edited or will be differentiated."""
+    """Connects `result`; if it was edited or will be differentiated, attn_raw is computed from it."""
     weights = stack.weights(layer)
     z = rearrange(merged, "batch position (head d_head) -> batch position head d_head", head=stack.architecture.n_heads)
     result = einsum(z, weights.W_O, "batch position head d_head, head d_head d_model -> batch position head d_model")
@@ -56,7 +56,7 @@ def _through_results(stack: Stack, layer: int, merged: Tensor, output: Tensor) -
 
 
 def _wire_gate(stack: Stack, layer: int, block: nn.Module) -> None:
-    """Visits the gate, and z behind it."""
+    """Connects the gate, and z after the gate."""
     in_force, plan = stack.in_force, stack.architecture
     if plan.gate is None:
         return
@@ -93,7 +93,7 @@ def _wire_gate(stack: Stack, layer: int, block: nn.Module) -> None:
 
 
 def _wire_added(stack: Stack, layer: int, block: nn.Module) -> None:
-    """Visits the additions of the MLP, and of a mixer beside attention, to the stream."""
+    """Connects what the MLP and a mixer add to the stream."""
     in_force, plan, point = stack.in_force, stack.architecture, stack.point("mlp_out")
 
     def at_written(name: str, kind: Kind, factor: float) -> Callable[..., Any]:
@@ -109,7 +109,7 @@ def _wire_added(stack: Stack, layer: int, block: nn.Module) -> None:
         return at_module
 
     def in_one() -> bool:
-        """Whether the last of several modules returns the sum of all additions, and the others nothing."""
+        """Whether the last of several modules returns the sum of all additions, and the others return nothing."""
         return in_force.under_way.gradients or in_force.edits(point, layer)
 
     def at_further(module: nn.Module, args: Any, output: Any) -> Any:

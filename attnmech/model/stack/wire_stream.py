@@ -1,4 +1,4 @@
-"""Visits the points of the stream that runs through a block: `resid_pre`, `resid_mid` and `resid_post`."""
+"""Connects the points of the stream that runs through a block: `resid_pre`, `resid_mid` and `resid_post`."""
 
 from typing import Any
 
@@ -11,7 +11,7 @@ from .stack import Stack
 
 
 def wire_stream(stack: Stack, layer: int, block: nn.Module) -> None:
-    """Visits the stream where it enters a block, between attention and MLP, and where it leaves."""
+    """Connects the stream where it enters a block, between attention and MLP, and where it leaves."""
     in_force = stack.in_force
 
     def at_resid_pre(module: nn.Module, args: Any, kwargs: Any) -> Any:
@@ -39,7 +39,7 @@ def wire_stream(stack: Stack, layer: int, block: nn.Module) -> None:
         if visited is not by_token:
             in_force.hold("mid_in", stack.label, layer, by_token.detach().clone())
             in_force.hold("mid", stack.label, layer, visited)
-            # The block continues with this same tensor as its stream, so the norm's input alone is not enough.
+            # The block continues with the same tensor as its stream, so replacing only the norm's input is not enough.
             value.copy_(stack.as_given(visited, value))
         elif post_norm is not None:
             in_force.hold("mid_in", stack.label, layer, by_token)
@@ -65,7 +65,7 @@ def wire_stream(stack: Stack, layer: int, block: nn.Module) -> None:
 
 
 def _visit(stack: Stack, name: str, layer: int, value: Tensor, before: Kind | None, after: Kind) -> Tensor:
-    """Visits a point of the stream, and records its value before and after for the running certificate."""
+    """Passes a value through a point of the stream, and shows it, before and after, to the running certificate."""
     by_token = value if stack.architecture.batch_first and value.ndim == 3 else stack.by_token(value)
     visited = stack.in_force.visit(stack.point(name), layer, by_token)
     if before is not None and visited is not by_token:

@@ -13,9 +13,9 @@ from .wire_stream import wire_stream
 
 
 def wired_stack(base: nn.Module, architecture: Architecture, in_force: InForce) -> Stack:
-    """A stack with every point of every block connected once and for all.
+    """A stack with every point of every block connected to `in_force`.
 
-    `in_force` decides whether a value is edited or kept.
+    In each pass, `in_force` decides whether a value is edited or captured.
     """
     stack = Stack(base, architecture, in_force)
     if not architecture.within:

@@ -606,7 +606,7 @@ def test_a_figure_names_the_lines_that_change_most() -> None:
         ("gpt2", {"similarity": "euclid"}, "`similarity` must be one of cosine, centred cosine, dot; got 'euclid'."),
         ("gpt2", {"embed_norm": True}, "`embed_norm=True` needs a norm after the embedding"),
         ("gpt2", {"embed_norm": "yes"}, "`embed_norm` must be True, False or None"),
-        ("llama", {"position": True, "k": 3}, "has none: it marks positions inside attention. Use position=False."),
+        ("llama", {"position": True, "k": 3}, "has none: its positions act inside attention. Use position=False."),
         ("bloom", {"position": True, "k": 3}, "Use position=False."),
         ("gpt2", {"position": 1, "k": 3}, "`position` must be True or False"),
         ("t5", {"stack": "cross", "k": 3}, "cross-attention writes into the decoder's stream"),

@@ -292,7 +292,7 @@ def test_left_padding_does_not_move_positions() -> None:
 def test_too_few_texts_at_a_position_are_refused_with_their_number() -> None:
     model, ids = models.hooked("gpt2", F64), models.token_ids("gpt2", 51, 6)
     assert am.decompose_scores(model, ids, centre="position").reference is not None
-    with pytest.raises(InputError, match=r"needs 50 other texts at each; position 0 of text 0 has 49\. "):
+    with pytest.raises(InputError, match=r"needs 50 other texts that reach it; position 0 of text 0 has 49\. "):
         am.decompose_scores(model, ids[:50], centre="position")
     mask = torch.ones_like(ids)
     mask[7:, 4:] = 0
@@ -369,13 +369,13 @@ def test_means_that_do_not_fit_are_refused() -> None:
             with pytest.raises(InputError, match=said):
                 call(on, given, centre=centre, **options)
 
-    refused(r"the means are those of 'LlamaForCausalLM', weights .* take them again", means, on=other)
+    refused(r"the means were taken on 'LlamaForCausalLM', weights .* take them again", means, on=other)
     refused("`query_sums` holds NaN", replace(means, query_sums=means.query_sums * torch.nan))
     refused("`key_sums` holds NaN", replace(means, key_sums=means.key_sums + torch.inf))
     refused(r"are of layers \[1\]; there are none for \[0\]", am.mean_qk(model, ids, layers=[1]))
     none = replace(means, query_counts=means.query_counts * 0, key_counts=means.key_counts * 0)
-    refused("over no other token", none)
-    refused("over no other token", am.mean_qk(model, ids[:1]), ids[:1])
+    refused("only over tokens of the text", none)
+    refused("only over tokens of the text", am.mean_qk(model, ids[:1]), ids[:1])
     refused('must be None, "mean", "position"', "median")
     refused('must be None, "mean", "position"', 3)
     refused(r"text 1 has no token but its first", "mean", {"input_ids": ids, "attention_mask": one_token(ids)})

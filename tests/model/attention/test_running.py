@@ -219,7 +219,7 @@ def test_a_run_says_what_an_edit_of_results_kept_it_from_comparing() -> None:
     model = hooked("gpt2")
     with model.hooks({("result", 1): lambda value: value * 2}):
         assert model.run(token_ids("gpt2")).unchecked == (
-            "attn_raw = Σ_h z W_O + b_O, layer 1: an edit of `result` stands between them",
+            "attn_raw = Σ_h z W_O + b_O, layer 1: an edit of `result` comes between them",
         )
 
 

@@ -190,7 +190,7 @@ def test_keys_and_values_that_the_model_repeats_itself_are_those_of_the_kv_heads
 
 def test_padding_on_either_side_is_tried() -> None:
     check = {check.name: check for check in models.hooked("roberta").certificate.checks}["padding"]
-    assert check.passed and check.statement == "neither padding nor the tokens in it change any output"
+    assert check.passed and check.statement == "neither padding nor its tokens change any output"
 
 
 def test_where_the_head_is_not_linear_the_certificate_says_so_and_holds() -> None:

@@ -305,7 +305,7 @@ def test_a_hook_on_a_norm_leads_to_no_wrong_number(monkeypatch: pytest.MonkeyPat
     hooked = am.load(model)
     split = am.decompose_scores(hooked, IDS, fold_norm=True)
     assert float((split.residual / split.largest).max()) <= 1e-6
-    with pytest.raises(ExactnessError, match="differ from what the model computed"):
+    with pytest.raises(ExactnessError, match="differ from the model's by"):
         am.decompose_by_source(hooked, IDS, cells=[(6, 2)], layers=[LAST])
 
 
