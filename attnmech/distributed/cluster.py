@@ -1,4 +1,6 @@
-"""Finds the Ray that runs the workers: one that this process has joined, one at an address, or a new one."""
+"""Connects to the Ray cluster that runs the workers: the one this process has joined, one at an address, or a new
+one.
+"""
 
 import os
 import socket
@@ -12,15 +14,15 @@ from ..basics.messages import first_line
 from ..errors import EngineError, InputError
 
 ANSWER_WITHIN: Final = 5.0
-"""The seconds that a cluster has to accept a connection; Ray itself would try for minutes, and then end the process."""
+"""Seconds to wait for a cluster to accept a connection; Ray itself would try for minutes, and then end the process."""
 
 _NOISE: Final = r"A worker died or was killed|Task Worker\.\w+ failed"
-"""What Ray prints of every worker that ends; the engine says what becomes of its documents."""
+"""Matches what Ray prints when a worker ends; the engine itself reports what becomes of the worker's documents."""
 
 
 def imported() -> Any:
-    """Ray; `EngineError` without it."""
-    # Ray reads both when it is imported.
+    """The package Ray; raises `EngineError` if it is not installed."""
+    # Ray reads both variables when it is imported.
     os.environ.setdefault("RAY_DEDUP_LOGS_SKIP_REGEX", _NOISE)
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     try:
@@ -31,9 +33,10 @@ def imported() -> Any:
 
 
 def connect(address: str | None, cpus: int) -> bool:
-    """Connects this process to Ray, if it is not yet; returns whether it started a Ray that it has to stop.
+    """Connects this process to Ray, unless it is connected; returns whether it started a cluster, which it must then
+    stop.
 
-    Raises `EngineError` if there is none at the address.
+    Raises `EngineError` if there is no cluster at the address.
     """
     ray = imported()
     if ray.is_initialized():
@@ -53,7 +56,7 @@ def connect(address: str | None, cpus: int) -> bool:
 
 
 def checked_address(address: object) -> str | None:
-    """An address, or None; `InputError` for anything else."""
+    """An address or None; raises `InputError` for anything else."""
     if address is None or address == "auto":
         return None if address is None else "auto"
     if not isinstance(address, str) or _place(address) is None:
@@ -65,7 +68,7 @@ def checked_address(address: object) -> str | None:
 
 
 def _place(address: str) -> tuple[str, int] | None:
-    """The host and the port of an address."""
+    """The host and the port of an address; None if it has none."""
     parts = urlsplit(address if "//" in address else f"//{address}")
     try:
         return (parts.hostname, parts.port) if parts.hostname and parts.port else None

@@ -1,4 +1,4 @@
-"""What does `engine=am.Ray(...)` do? It starts workers, gives each the model, and hands them the batches of a run."""
+"""Defines the engine `am.Ray(...)`, which starts workers, sends them the model, and gives them the batches of a run."""
 
 import atexit
 import hashlib
@@ -37,13 +37,13 @@ class Ray(Workers):
     Args:
         address: None starts Ray on this machine, or uses the one that this process is connected to. "auto" is the
             cluster that runs here, "host:port" one elsewhere, "ray://host:port" one reached by Ray's client.
-        workers: how many; by default the number for which the machine or the cluster has GPUs (with
-            `gpus_per_worker`) or cores, where one core is left to Ray.
-        gpus_per_worker: of each worker; with 1, its model is on a GPU. A part such as 0.5 shares one.
-        cpus_per_worker: of each worker, and its number of threads.
+        workers: the number of workers; by default, the number that fits the GPUs (with `gpus_per_worker`) or the cores,
+            except one core for Ray.
+        gpus_per_worker: the GPUs of each worker. With 1, a worker has a GPU to itself; with 0.5, two workers share one.
+        cpus_per_worker: the CPUs of each worker, and its number of threads.
 
-    Workers start at the first call, serve later calls, with this model or another, and end with the `with` block, with
-    `close()`, with the process, or when a call is interrupted.
+    Workers start at the first call, and serve later calls with this or another model. They end with the `with` block,
+    with `close()`, with the process, or when a call is interrupted.
 
     Raises `InputError` for arguments out of range. Calls raise `EngineError` if Ray is not installed, no cluster
     answers, the cluster is too small, or a worker cannot load the model. A document on which three workers have ended
@@ -95,14 +95,14 @@ class Ray(Workers):
         self._started = False
 
     def processes(self) -> list[int]:
-        """The process numbers of the workers, each on its own machine; starts them if there are none."""
+        """The process id of each worker, on the worker's own machine; starts the workers if there are none."""
         self._start()
         return [int(number) for number in imported().get([actor.process.remote() for actor in self._actors])]
 
     # -- what `stream` and `sweep` call -----------------------------------------------------------------------
 
     def reading(self, inputs: Any) -> Any:
-        """The same corpus; if it is of files that are read anywhere, read by Ray Data."""
+        """The corpus; if it consists of files that every machine can read, Ray Data reads it."""
         if not isinstance(inputs, CorpusFiles):
             return inputs
         self._start()
@@ -111,7 +111,7 @@ class Ray(Workers):
         return RayDocuments(inputs)
 
     def stream(self, work: Any, parts: Iterator[CorpusBatch], total: Any, journal: Journal | None, bar: Meter) -> None:
-        """Adds what the reducers of `work`, a `Streaming`, find in each batch to `total`, a `Total`."""
+        """Adds the states of each batch, from the reducers of `work` (a `Streaming`), to `total` (a `Total`)."""
         imported()
         from .streaming import Reducing, Summing
 
@@ -120,7 +120,7 @@ class Ray(Workers):
             Summing(pool, *_put(plan), parts, total, journal, bar).run()
 
     def sweep(self, work: Any, parts: Sequence[CorpusBatch], bar: Steps) -> None:
-        """Measures what is missing in the record of `work`, a `Sweeping`, on each batch."""
+        """Measures, on each batch, what is missing in the record of `work` (a `Sweeping`)."""
         imported()
         from .sweeping import Changing, Dividing
 
@@ -132,7 +132,7 @@ class Ray(Workers):
 
     @contextmanager
     def _serving(self, model: HookedModel) -> "Iterator[Pool]":
-        """The workers, with this model; they end if the block does, unless with an error about what was given."""
+        """The workers, with this model; they end if the block raises, unless the error is about the user's input."""
         try:
             self._start()
             from .pool import Pool
@@ -160,7 +160,7 @@ class Ray(Workers):
         self._actors = [kind.remote(self.cpus_per_worker, device) for _ in range(self._count(ray.cluster_resources()))]
 
     def _count(self, there: "dict[str, float]") -> int:
-        """The number of workers to start; `EngineError` if the cluster has no room for them."""
+        """The number of workers to start; raises `EngineError` if the cluster has no room for them."""
         cpus, gpus = there.get("CPU", 0.0), there.get("GPU", 0.0)
         fit = int(cpus // self.cpus_per_worker)
         if self.gpus_per_worker:
@@ -175,7 +175,7 @@ class Ray(Workers):
         return fit if self.gpus_per_worker else max(1, int((cpus - 1) // self.cpus_per_worker))
 
     def _preparing(self, model: HookedModel) -> Any:
-        """What has a worker load the model; sends its weights if not every worker has them on disk."""
+        """The call that makes a worker load the model; sends the weights if some worker does not have them on disk."""
         from ..model.files.travelling import Blueprint, weights_of
         from .shipping import shipped
 
@@ -201,12 +201,14 @@ def _shipped(plan: Any, what: str) -> bytes:
 
 
 def _put(sent: bytes) -> tuple[str, Any]:
-    """The key of what all workers need for one call, and where it is."""
+    """Stores what all workers need for one call; returns its key and a reference to it."""
     return hashlib.sha256(sent).hexdigest(), imported().put(sent)
 
 
 def _answered(calls: Sequence[Any]) -> list[bool]:
-    """Whether each worker has the model on its disk; one that ended meanwhile is sent it."""
+    """Whether each worker has the model on its disk; False for a worker that has ended, to which the weights are
+    sent.
+    """
     from ray.exceptions import RayActorError
 
     from .pool import got

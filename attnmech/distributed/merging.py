@@ -1,15 +1,15 @@
-"""Merges partial results in a tree over their places, so that any number of workers can help.
+"""Merges partial results in a binary tree over their places, so that any number of workers can share the work.
 
-Leaves are numbered from 0. Two neighbours 2k and 2k + 1 of one level may be merged, and make k of the next. So at most
-log2(n) results wait besides those of leaves under way, and the order of all sums is the same however many workers there
-are and whenever each is done.
+Leaves are numbered from 0. The neighbours 2k and 2k + 1 of one level are merged into result k of the next level. At
+most log2(n) results therefore wait, besides those of unfinished leaves, and the order of all sums depends neither on
+the number of workers nor on when each finishes.
 """
 
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 Node: TypeAlias = tuple[int, int]
-"""A level and a place in it: leaves from place · 2^level on, 2^level of them."""
+"""A level and a place in it: the result covers 2^level leaves, from leaf place · 2^level on."""
 
 
 @dataclass
@@ -25,17 +25,17 @@ class Tree:
 
     held: dict[Node, Any] = field(default_factory=dict)
     start: int = 0
-    """The first leaf that has not been taken."""
+    """The first leaf whose result has not been taken."""
 
     def add(self, node: Node, value: Any) -> tuple[Node, Node] | None:
-        """Holds a result; the pair that it completes, to be merged."""
+        """Stores a result; returns the pair that it completes, which can then be merged."""
         level, place = node
         self.held[node] = value
         sibling = (level, place ^ 1)
         return (min(node, sibling), max(node, sibling)) if sibling in self.held else None
 
     def become(self, node: Node, value: Any) -> tuple[Node, Node] | None:
-        """Replaces a pair by its merged result; does nothing if the pair has been taken meanwhile."""
+        """Replaces a pair by its merged result; does nothing if the pair has been taken in the meantime."""
         level, place = node
         pair = [(level - 1, 2 * place), (level - 1, 2 * place + 1)]
         if not all(half in self.held for half in pair):
@@ -49,7 +49,7 @@ class Tree:
         return [self.held[node] for node in self._prefix()]
 
     def take(self) -> list[Any]:
-        """The same results, which are then removed."""
+        """Removes the results of `prefix`, and returns them."""
         nodes = self._prefix()
         for level, place in nodes:
             self.start = (place + 1) << level

@@ -1,8 +1,9 @@
-"""Retries documents on which a worker ended: all together, then in ever smaller parts.
+"""Retries documents on which a worker ended: first all together, then in ever smaller parts.
 
-The first time, the worker may have ended for another reason, so all are given again, in the same batches. From the
-second time on, one of the documents is suspected: each part is given alone, and the part that ends a worker is divided
-further. A document that is left alone and has seen four workers end is left out.
+The first time, the worker may have ended for another reason, so all its documents are assigned again, in the same
+batches. From the second time on, one of the documents is suspected: each part is assigned separately, and a part that
+ends a worker is divided further. A document is left out when it makes up a part by itself and four workers have ended
+on it.
 """
 
 from collections.abc import Sequence
@@ -14,13 +15,13 @@ import torch
 from .worker import Piece
 
 _AGAIN: Final = 2
-"""The number of workers that must end on documents before these are divided."""
+"""Documents are divided once this many workers have ended on them."""
 
 _MOST: Final = 4
-"""The number of workers that must end on a document, the last of them on that document alone, before it is skipped."""
+"""A document is left out once this many workers have ended on it, the last of them on that document alone."""
 
 _PARTS: Final = 16
-"""Into how many parts documents are divided, at most."""
+"""The maximum number of parts into which documents are divided."""
 
 
 @dataclass(frozen=True)
@@ -34,7 +35,7 @@ class Outcome:
 
 
 def divided(pieces: Sequence[Piece], deaths: int) -> Outcome:
-    """The same documents again, in parts, or none, after `deaths` workers have ended on them."""
+    """Decides, after `deaths` workers have ended on documents, which parts to assign again and what to leave out."""
     count = sum(len(piece.documents) for piece in pieces)
     if count == 1 and deaths >= _MOST:
         return Outcome([], tuple(pieces[0].documents.tolist()))

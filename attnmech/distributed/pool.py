@@ -1,6 +1,7 @@
-"""Gives tasks to workers; a worker that ends starts again, and its tasks are given again.
+"""Assigns tasks to workers; a worker that ends is restarted, and its tasks are assigned again.
 
-A task's result counts once: it is taken from the call that returned it, and a call whose worker ended returns nothing.
+Every task counts exactly once: its result comes from the call that returned it, and a call whose worker ended returns
+nothing.
 """
 
 from collections import deque
@@ -15,7 +16,7 @@ from ..basics.messages import first_line
 from ..errors import AttnmechError, EngineError
 
 AT_ONCE: Final = 2
-"""The number of tasks assigned to a worker at once, so that it need not wait for the next."""
+"""A worker has this many tasks assigned at a time, so that it need not wait for the next."""
 
 
 @dataclass(eq=False)
@@ -27,12 +28,12 @@ class WorkerCall:
     request: Any
     """The caller's record of the call."""
     deaths: int = 0
-    """The number of workers that have ended on it."""
+    """The number of workers that have ended on this call."""
 
 
 @dataclass(frozen=True)
 class Done:
-    """A task, with a reference to its result; None if its worker ended."""
+    """A finished task, with a reference to its result; None if its worker ended."""
 
     task: WorkerCall
     result: Any
@@ -49,9 +50,9 @@ class _Seat:
     worker: Any
     ready: bool = False
     starting: Any = None
-    """The call under way that loads the model."""
+    """The current call that loads the model."""
     queue: deque[tuple[Any, Any, WorkerCall]] = field(default_factory=deque)
-    """Calls under way, the oldest first: whether the worker had the model, the result, the task."""
+    """The current calls, oldest first: whether the worker had the model, the reference to the result, the task."""
 
 
 class Pool:
@@ -63,11 +64,13 @@ class Pool:
         self._again: deque[WorkerCall] = deque()
 
     def again(self, task: WorkerCall) -> None:
-        """Gives a task once more, before all others."""
+        """Assigns a task again, before all others."""
         self._again.append(task)
 
     def run(self, feed: Feed) -> Iterator[Done]:
-        """Carries out tasks until there are none; tasks whose worker ended come back too, with `deaths` counted."""
+        """Carries out tasks until there are none left; tasks whose worker ended are yielded too, with `deaths`
+        increased.
+        """
         for seat in self._seats:
             self._start(seat)
         while True:
@@ -83,7 +86,7 @@ class Pool:
                 yield from self._heard(seat)
 
     def _more(self, feed: Feed) -> bool:
-        """Whether any task is left while no worker has one."""
+        """Whether tasks are left; called when no worker has one."""
         if not self._again and (task := feed()) is not None:
             self._again.append(task)
         return bool(self._again)
@@ -96,7 +99,7 @@ class Pool:
             task = self._again.popleft() if self._again else feed()
             if task is None:
                 return
-            # Ray does not retry: after a worker ended, this pool decides about its tasks.
+            # Ray does not retry: if a worker ends, this pool decides what happens to its tasks.
             call = getattr(seat.worker, task.method).options(num_returns=2, max_task_retries=0)
             done, result = call.remote(*task.arguments)
             seat.queue.append((done, result, task))
@@ -112,7 +115,7 @@ class Pool:
                 had_model = got(done)
             except RayActorError:
                 had_model = False
-            if not had_model:  # it has ended, and perhaps started again
+            if not had_model:  # the worker has ended, and perhaps been restarted
                 self._again.extend(waiting for _, _, waiting in seat.queue)
                 seat.queue.clear()
                 self._start(seat)
@@ -129,10 +132,10 @@ class Pool:
         except RayActorError as error:
             raise EngineError(
                 "workers end while they load the model, usually for want of memory "
-                f"({first_line(error)}). Give fewer workers, or a smaller `dtype`."
+                f"({first_line(error)}). Use fewer workers, or a smaller `dtype`."
             ) from error
         if not loaded:
-            raise EngineError("a worker that started again no longer finds the model on its disk; run the call again.")
+            raise EngineError("a restarted worker no longer finds the model on its disk; run the call again.")
         seat.ready, seat.starting = True, None
 
 
@@ -141,7 +144,7 @@ def _is_there(call: Any) -> bool:
 
 
 def got(call: Any) -> Any:
-    """What a call returned; what it raised is raised here, attnmech's own errors as they are."""
+    """What a call returned. If it raised, raises the same here; attnmech's own errors are raised unchanged."""
     try:
         return ray.get(call)
     except RayTaskError as error:
@@ -155,7 +158,7 @@ def got(call: Any) -> Any:
 
 
 def fetched(reference: Any) -> Any:
-    """A result, here."""
+    """Fetches a result to this process."""
     try:
         return ray.get(reference)
     except RayError as error:
@@ -163,8 +166,8 @@ def fetched(reference: Any) -> Any:
 
 
 def lost(error: Exception) -> EngineError:
-    """What to raise if Ray lost what a finished task returned."""
+    """The error to raise if Ray lost the result of a finished task."""
     return EngineError(
         f"Ray lost a machine that held partial results, or the connection to the cluster ({first_line(error)}). "
-        "Nothing wrong is returned; with journal=..., the same call resumes from what was kept."
+        "No result was returned; with journal=..., the same call resumes from the journal."
     )

@@ -1,7 +1,7 @@
-"""Reads a corpus by Ray Data: counts files first, so that every document has its number; then reads them in blocks.
+"""Reads a corpus by Ray Data: counts the documents of all files first, so that each has its number, then reads blocks.
 
-Several files are read at once, ahead of the workers, by as many bytes as Ray Data's own limits allow. The numbers come
-with the documents, and a file that changes between counting and reading is an error.
+Several files are read at once and ahead of the workers, within the memory limits of Ray Data. Documents carry their
+numbers, and a file that changes between counting and reading is an error.
 """
 
 import logging
@@ -34,7 +34,7 @@ class RayDocuments(CountedFiles):
 
     @property
     def counts(self) -> Sequence[tuple[int, str]]:
-        """As `CountedFiles.counts`: the workers counted, several files at once."""
+        """As `CountedFiles.counts`; Ray's workers count several files at once."""
         return self._counts
 
     def __iter__(self) -> Iterator[str]:
@@ -47,7 +47,8 @@ class RayDocuments(CountedFiles):
                 for number, text in zip(block["number"].to_pylist(), block["text"].to_pylist(), strict=True):
                     if number != expected:
                         raise InputError(
-                            f"document {expected} was counted and is no longer there: a file changed while it was read."
+                            f"document {expected} was counted, but is no longer there: a file changed while it was "
+                            f"read."
                         )
                     expected += 1
                     yield text
@@ -56,7 +57,7 @@ class RayDocuments(CountedFiles):
 
 
 class _Files(Datasource):
-    """Files with the number of the first document of each, and how many it has."""
+    """Files, each with the number of its first document and its number of documents."""
 
     def __init__(self, files: Sequence[tuple[StoredFile, int, int]]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -67,7 +68,7 @@ class _Files(Datasource):
         return None
 
     def get_read_tasks(self, parallelism: int, *_: Any, **__: Any) -> list[Any]:
-        """One for each file."""
+        """One task for each file."""
         return [
             ReadTask(partial(_blocks, file, first), BlockMetadata(count, None, None, None))
             for file, first, count in self._files
@@ -89,7 +90,7 @@ def _blocks(file: StoredFile, first: int) -> Iterator[Any]:
 
 @contextmanager
 def _quietly_in_order() -> Iterator[None]:
-    """Ray Data's settings for the time of a reading: blocks in order, without its bars and reports."""
+    """Sets up Ray Data within the block: blocks in order, no progress bars, no reports."""
     context, log = DataContext.get_current(), logging.getLogger("ray.data")
     before = context.execution_options.preserve_order, context.enable_progress_bars, log.level
     context.execution_options.preserve_order, context.enable_progress_bars = True, False

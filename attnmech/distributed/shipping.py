@@ -1,6 +1,6 @@
-"""Sends a user's functions and classes to workers: pickled by Ray, those of the user's own files by value.
+"""Sends a user's functions and classes to workers: Ray pickles them, by value if they come from the user's own files.
 
-Nothing here is stored: what a journal or a result holds goes through safetensors.
+The pickles are never stored: journals and results are written as safetensors.
 """
 
 import sys
@@ -19,11 +19,11 @@ cloudpickle: Any = untyped
 
 
 def shipped(thing: Any, what: str) -> bytes:
-    """Something as bytes that a worker can read; `what` names it in the error if it cannot be sent."""
+    """Turns an object into bytes that a worker can read; `what` names it in the error if that fails."""
     try:
         with _by_value():
             return bytes(cloudpickle.dumps(thing))
-    except Exception as error:  # what a user's object holds can fail in any way
+    except Exception as error:  # the contents of a user's object may raise anything
         raise EngineError(
             f"{what} cannot be sent to worker processes ({first_line(error)}). Keep models, open files and generators "
             'out of them, or use engine="local".'
@@ -31,13 +31,13 @@ def shipped(thing: Any, what: str) -> bytes:
 
 
 def received(sent: bytes) -> Any:
-    """The reverse, on a worker."""
+    """The reverse of `shipped`, on a worker."""
     return cloudpickle.loads(sent)
 
 
 @contextmanager
 def _by_value() -> Iterator[None]:
-    """Code of modules that are not installed, such as a script's neighbours, is sent whole."""
+    """Within the block, code of modules that are not installed, such as files beside a script, is pickled by value."""
     known = cloudpickle.list_registry_pickle_by_value()
     own = [module for module in list(sys.modules.values()) if _is_own(module) and module.__name__ not in known]
     for module in own:

@@ -1,8 +1,8 @@
-"""Carries out a pass over a corpus by workers: each takes a few batches, and their states are merged in a tree.
+"""Runs a pass over a corpus on workers: each task reduces a few batches, and the states are merged in a tree.
 
 The batches are those of a local run, made in the same order, so every number comes from the same passes. The driver
-holds references to partial results, not the results, except when it writes the journal; that covers the batches before
-which nothing is missing, and a local run can resume from it.
+holds references to partial results, and fetches the results only to write the journal. The journal covers the batches
+up to the first unfinished one, and a local run can resume from it.
 """
 
 from collections.abc import Iterator, Sequence
@@ -31,33 +31,33 @@ from .pool import Done, Pool, WorkerCall, fetched
 from .worker import Piece
 
 BATCHES: Final = {8: 1, 64: 4}
-"""The number of batches that a worker takes at once, up to these numbers of tasks; `MOST` after them.
+"""The number of batches in one task, up to these numbers of tasks; `MOST` in all later tasks.
 
-Few at first, so that a small corpus is shared out; then more, since each task ends with a partial result to merge. The
-numbers depend on nothing else, so that the tree of merges does not either.
+Early tasks are small, so that a small corpus is spread over the workers; later ones are larger, since each task ends
+with a partial result to merge. The sizes depend on nothing else, so the tree of merges is always the same.
 """
 
 MOST: Final = 16
-"""The number of batches that a worker takes at once in a long run."""
+"""The number of batches in one task, in a long run."""
 
 _MERGES: Final = 4
-"""The number of workers that must end on a merge before the run is abandoned."""
+"""The run is abandoned once this many workers have ended on one merge."""
 
 
 @dataclass(frozen=True)
 class CallerChanges:
-    """The hooks and interventions that the caller has put in force."""
+    """The hooks and interventions that are in force in the caller's context."""
 
     edits: tuple[tuple[PointKey, Hook], ...]
     interventions: tuple[Intervention, ...]
 
     @classmethod
     def of(cls, model: HookedModel) -> "CallerChanges":
-        """Those of a model, now."""
+        """The hooks and interventions now in force on a model."""
         return cls(model.in_force.edit_functions, model.interventions)
 
     def put(self, model: HookedModel) -> ExitStack:
-        """Puts them in force on another copy of the model, until the stack is closed."""
+        """Applies them to another copy of the model, until the returned stack is closed."""
         stack = ExitStack()
         stack.enter_context(model.in_force.editing(self.edits))
         if self.interventions:
@@ -67,7 +67,7 @@ class CallerChanges:
 
 @dataclass(frozen=True)
 class Reducing:
-    """What a worker needs to know of a call of `stream`."""
+    """What a worker needs to know about a call of `stream`."""
 
     reducers: tuple[Reducer, ...]
     stack: str
@@ -80,7 +80,7 @@ class Reducing:
         return cls(work.reducers, work.stack.label, work.layers, CallerChanges.of(work.model))
 
     def at(self, model: HookedModel) -> "_Reducing":
-        """The same on a worker's model."""
+        """The same work, ready for a worker's model."""
         return _Reducing(self, Streaming(model, self.reducers, model.stack(self.stack or None), self.layers))
 
 
@@ -122,7 +122,9 @@ def _by_reducer(tensors: dict[str, Tensor], count: int) -> list[State]:
 
 @dataclass(frozen=True)
 class _Found:
-    """A partial result: where it is, and what it covers; None if all of its documents were left out."""
+    """A partial result: the reference to it (None if all of its documents were left out), and the documents that it
+    covers.
+    """
 
     result: Any
     covered: Covered
@@ -130,7 +132,7 @@ class _Found:
 
 @dataclass
 class _Leaf:
-    """A few batches under way, perhaps in several tasks after a worker ended."""
+    """A few batches that are being reduced, possibly in several tasks after a worker has ended."""
 
     parts: list[CorpusBatch]
     results: list[Any] = field(default_factory=list)
@@ -139,7 +141,7 @@ class _Leaf:
 
     @property
     def covered(self) -> Covered:
-        """What it covers, when it is finished."""
+        """The documents that the leaf covers, when it is finished."""
         first, *others = map(Covered.of, self.parts)
         for other in others:
             first = first.then(other)
@@ -147,7 +149,7 @@ class _Leaf:
 
 
 class Summing:
-    """One pass over a corpus by workers."""
+    """One pass over a corpus on workers."""
 
     def __init__(
         self,
@@ -166,7 +168,7 @@ class Summing:
         self._tree = Tree()
 
     def run(self) -> None:
-        """Adds everything to the total; if interrupted, what is finished without a gap."""
+        """Adds all results to the total; if interrupted, adds those up to the first unfinished leaf."""
         now_and_then = Journalling(self._journal)
         try:
             for done in self._pool.run(self._next):
@@ -222,7 +224,7 @@ class Summing:
         self._pool.again(WorkerCall("merge", (*self._call, request.covered.documents, *results), request))
 
     def _pair(self, pair: tuple[Node, Node] | None) -> None:
-        """Has two neighbours merged, if there are two."""
+        """Starts the merge of two neighbours; does nothing without a pair."""
         while pair is not None:
             one, other = (self._tree.held[node] for node in pair)
             level, place = pair[1]
@@ -237,8 +239,8 @@ class Summing:
         if done.result is None:
             if done.task.deaths >= _MERGES:
                 raise EngineError(
-                    f"{_MERGES} workers ended while they merged partial results, usually for want of memory. Give "
-                    "fewer workers, or fewer reducers."
+                    f"{_MERGES} workers ended while they merged partial results, usually for want of memory. Use fewer "
+                    f"workers, or fewer reducers."
                 )
             self._pool.again(done.task)
         elif request.node[0] == 0:
@@ -247,7 +249,7 @@ class Summing:
             self._pair(self._tree.become(request.node, _Found(done.result, request.covered)))
 
     def _fold(self) -> None:
-        """Adds the results that are finished without a gap to the total."""
+        """Adds the results up to the first unfinished leaf to the total."""
         for partial in self._tree.take():
             states = None
             if partial.result is not None:
@@ -265,7 +267,7 @@ class _Reduce:
 
 @dataclass(frozen=True)
 class _Merge:
-    """A task that merges results to those of a node."""
+    """A task that merges two results into that of a node."""
 
     node: Node
     covered: Covered

@@ -1,4 +1,4 @@
-"""Carries out a sweep by workers: divides texts among them, and changes too if there are few texts."""
+"""Runs a sweep on workers: divides the texts among them and, if there are few texts, the changes as well."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -20,12 +20,12 @@ from .streaming import CallerChanges
 from .worker import Piece
 
 TASKS: Final = 32
-"""Into roughly how many tasks a sweep is divided, at least, if it has as many passes."""
+"""A sweep with enough passes is divided into at least roughly this many tasks."""
 
 
 @dataclass(frozen=True)
 class Changing:
-    """What a worker needs to know of a call of `sweep`."""
+    """What a worker needs to know about a call of `sweep`."""
 
     engine: Engine
     changes: Sequence[Change]
@@ -38,13 +38,13 @@ class Changing:
         return cls(work.engine.on(None), work.changes, work.judge, CallerChanges.of(work.model))
 
     def at(self, model: HookedModel) -> "_Changing":
-        """The same on a worker's model."""
+        """The same work, ready for a worker's model."""
         return _Changing(self, self.engine.on(model))
 
 
 @dataclass(frozen=True)
 class Groups:
-    """Changes to measure on a piece, by number, grouped as they share passes."""
+    """The numbers of the changes to measure on a piece; the changes of a group share a pass."""
 
     piece: Piece
     groups: list[list[int]]
@@ -56,7 +56,7 @@ class _Changing:
     engine: Engine
 
     def __call__(self, asked: Groups) -> dict[str, Tensor]:
-        """The metric before and after, and what else is measured, group by group."""
+        """The metric before and after the changes, and everything else that is measured, group by group."""
         model, plan, piece = self.engine.model, self.plan, asked.piece
         tensors_by_group: dict[str, Tensor] = {}
         with plan.in_force.put(model):
@@ -72,7 +72,7 @@ class _Changing:
 
 
 class Dividing:
-    """One sweep by workers."""
+    """One sweep on workers."""
 
     def __init__(
         self, pool: Pool, key: str, sent: Any, work: Sweeping, parts: Sequence[CorpusBatch], bar: Steps
@@ -81,7 +81,7 @@ class Dividing:
         self._tasks = self._divided(parts)
 
     def run(self) -> None:
-        """Measures everything that is missing in the record."""
+        """Measures everything that the record lacks."""
         for done in self._pool.run(lambda: next(self._tasks, None)):
             asked = done.task.request
             if done.result is not None:

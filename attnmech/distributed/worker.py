@@ -1,4 +1,4 @@
-"""A worker: holds one model, reduces batches with a user's reducers, and measures changes."""
+"""Defines a worker, which holds one model, reduces batches with a user's reducers, and measures changes."""
 
 import os
 from collections.abc import Callable, Sequence
@@ -17,7 +17,7 @@ from ..model.run.hooked import HookedModel
 from .shipping import received
 
 STARTS: Final = 5
-"""How often a worker starts again if it ends while it loads the model."""
+"""A worker that ends while it loads the model is restarted up to this many times."""
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ class Piece:
     batch: Batch
     documents: Int[Tensor, " document"]
     has_texts: bool
-    """Whether the batch can tell what tokens read as."""
+    """Whether the batch can give the texts of token ids."""
 
     @classmethod
     def of(cls, batch: Batch, documents: Int[Tensor, " document"]) -> "Piece":
@@ -59,7 +59,7 @@ def _written(tensors: dict[str, Tensor]) -> bytes:
 class Worker:
     """One process of an engine; Ray calls its methods in turn.
 
-    References come in lists, since Ray would otherwise fetch what they name for every call.
+    References come in lists, since Ray would otherwise fetch the objects for every call.
     """
 
     def __init__(self, threads: int, device: str) -> None:
@@ -69,11 +69,11 @@ class Worker:
         self._work: tuple[str, Any] | None = None
 
     def process(self) -> int:
-        """The number of its process."""
+        """The id of its process."""
         return os.getpid()
 
     def prepare(self, key: str, blueprint: Sequence[Any], weights: Sequence[Any] | None) -> bool:
-        """Loads a model, from the weights sent or else from disk; False if it is not there."""
+        """Loads a model, from the given weights or else from disk; False if it is not on disk."""
         if self._model is not None and self._model[0] == key:
             return True
         self._model = self._work = None
@@ -86,15 +86,15 @@ class Worker:
         return model is not None
 
     def do(self, key: str, work: Sequence[Any], pieces: Any) -> tuple[bool, bytes]:
-        """The result of some work on pieces, as safetensors; False and nothing if there is no model yet."""
+        """The result of some work on pieces, as safetensors; False and no bytes if no model is loaded."""
         return self._answer(key, work, lambda made: made(pieces))
 
     def merge(self, key: str, work: Sequence[Any], documents: range, *parts: bytes) -> tuple[bool, bytes]:
-        """Merges several results of some work, in order; `documents` are those that they cover together."""
+        """Merges several results of some work, in order; together they cover `documents`."""
         return self._answer(key, work, lambda made: made.merged([load(part) for part in parts], documents))
 
     def _answer(self, key: str, work: Sequence[Any], asked: Callable[[Any], dict[str, Tensor]]) -> tuple[bool, bytes]:
-        if self._model is None:  # it has started again since it was prepared
+        if self._model is None:  # the worker was restarted after it was prepared
             return False, b""
         if self._work is None or self._work[0] != key:
             self._work = key, received(ray.get(work[0])).at(self._model[1])

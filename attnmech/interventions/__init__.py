@@ -1,4 +1,4 @@
-"""What to change in a run: interventions as plain values."""
+"""Describes changes to a run as plain values: interventions."""
 
 from .intervention import HEAD_POINTS as HEAD_POINTS
 from .intervention import Intervention as Intervention

@@ -1,4 +1,4 @@
-"""The edits, a class for each: its checks, its sentence, and what it does to a tensor.
+"""Defines the edits, one class each: its checks, its sentence, and what it does to a tensor.
 
 Five kinds act at five steps of a layer:
 
@@ -6,7 +6,7 @@ Five kinds act at five steps of a layer:
 |---|---|
 | `PointEdit` | the value at a point: q, k, v, z, or the stream |
 | `TermEdit` | a term of the scores |
-| `KeyEdit` | which keys the softmax sees |
+| `KeyEdit` | the set of keys that the softmax sees |
 | `PatternEdit` | the pattern |
 | `ValueEdit` | the values of some keys, for single heads |
 
@@ -24,7 +24,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from ..basics.arguments import finite_number, option, shown
+from ..basics.arguments import finite_number, option
 from ..batch import Batch
 from ..errors import InputError
 from ..results.codec import packed
@@ -34,7 +34,7 @@ from .selection import CheckedKeys, Span, checked_keys, checked_span, keys_shown
 from .values import Values, checked_values
 
 EDITS: Final[dict[str, type["Edit"]]] = {}
-"""All edits by the names of their classes; files hold these names."""
+"""All edits, by class name; files store these names."""
 
 TERMS: Final = (
     "query_key", "key_bias", "query_bias", "constant", "position", "content_to_position", "position_to_content",
@@ -43,10 +43,10 @@ TERMS: Final = (
 
 
 class Edit:
-    """What an intervention does, as a frozen value."""
+    """What an intervention does, as an immutable value."""
 
     POINTS: ClassVar[tuple[str, ...]]
-    """Where it may act."""
+    """The points at which it may act."""
     BY_POSITION: ClassVar[bool] = True
     """Whether it can be limited to some rows."""
 
@@ -57,17 +57,17 @@ class Edit:
             EDITS[cls.__name__] = cls
 
     def __post_init__(self) -> None:
-        """Checks every field and converts it to the type in which edits are compared."""
+        """Checks every field, and converts it to the type in which edits are compared."""
         option("point", self.point, self.POINTS)
         for name, check in _CHECKS.items():
             if name in (field.name for field in dataclasses.fields(self)):  # type: ignore[arg-type]
                 object.__setattr__(self, name, check(getattr(self, name)))
 
     def check(self, place: Place) -> None:
-        """Raises `InputError` if it cannot act there."""
+        """Raises `InputError` if it cannot act at this place."""
 
     def sentence(self, heads: str) -> str:
-        """What it does, in `heads`."""
+        """The sentence that says what it does to `heads`."""
         raise NotImplementedError
 
     @property
@@ -180,7 +180,7 @@ class Scale(TermEdit):
 
 
 class KeyEdit(Edit):
-    """Hides keys; the softmax is taken without them, and a row left without keys attends to nothing."""
+    """Hides keys: the softmax is taken without them, and a row left without keys attends to nothing."""
 
     def hidden(self, block: Block) -> Bool[Tensor, "#batch #row key"]:
         """The keys that it hides from a block of rows."""
@@ -262,7 +262,7 @@ class ReplacePattern(PatternEdit):
 
 @dataclass(frozen=True)
 class Attend(PatternEdit):
-    """All mass goes to the visible keys in equal parts, to the token itself, or to the first token."""
+    """All attention goes to the visible keys in equal parts, to the token itself, or to the first token."""
 
     POINTS = ("pattern",)
     point = "pattern"
@@ -271,7 +271,7 @@ class Attend(PatternEdit):
 
     def check(self, place: Place) -> None:
         if self.to == "self" and place.stack == "cross":
-            raise InputError("in cross-attention no key is the token itself.")
+            raise InputError("in cross-attention, no key is the query token itself.")
 
     def sentence(self, heads: str) -> str:
         if self.to == "uniform":
@@ -293,7 +293,7 @@ class Attend(PatternEdit):
 
 
 class ValueEdit(Edit):
-    """Changes the values of some keys for its heads alone."""
+    """Changes the values of some keys, for its heads only."""
 
     keys: CheckedKeys
 
@@ -305,7 +305,7 @@ class ValueEdit(Edit):
         return _selected(self.keys, keys, part)
 
     def new(self, v: Float[Tensor, "batch key head d_value"], layer: int, part: BatchPart) -> Tensor:
-        """The new values, at all keys of all heads."""
+        """The new values, for all keys and heads."""
         raise NotImplementedError
 
 
@@ -328,7 +328,7 @@ class ZeroValues(ValueEdit):
 
 @dataclass(frozen=True)
 class ReplaceValues(ValueEdit):
-    """Other values replace those of the keys."""
+    """Other values replace the values of the keys."""
 
     POINTS = ("v",)
     BY_POSITION = False
@@ -388,8 +388,8 @@ def _inside(span: Span, mask: Bool[Tensor, "batch position"], name: str) -> Bool
 def _checked_centre(centre: Any) -> MeanQK | None:
     if centre is not None and not isinstance(centre, MeanQK):
         raise InputError(
-            "`centre` must be fixed means, am.mean_qk(model, corpus): those of the text itself would let later tokens "
-            f"change what earlier ones see; got {shown(centre)}."
+            "`centre` must be fixed means, am.mean_qk(model, corpus); with means of the text itself, later tokens "
+            "would affect earlier ones. Got {shown(centre)}."
         )
     return centre
 
@@ -404,4 +404,4 @@ _CHECKS: Final[Mapping[str, Callable[[Any], Any]]] = {
     "query_span": lambda span: checked_span("query_span", span),
     "key_span": lambda span: checked_span("key_span", span),
 }
-"""The check of each field, by its name."""
+"""The function that checks each field, by the field's name."""

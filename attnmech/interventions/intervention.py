@@ -1,11 +1,11 @@
-"""An intervention: an edit with the heads, layers and rows where it acts.
+"""Defines the intervention: an edit, with the heads, layers and rows on which it acts.
 
 >>> print(Intervention.zero([(3, 5)]))
 z of L3H5 becomes 0
 >>> print(Intervention.scale("position"))
 position in the scores of all heads is dropped
 
-On its own it changes nothing: `model.intervene(...)` applies it within a `with` block, and sweeps such as
+An intervention is only a description: `model.intervene(...)` applies it within a `with` block, and sweeps such as
 `am.ablate_heads` run many interventions at once.
 """
 
@@ -56,7 +56,7 @@ from .selection import (
 from .values import Values, checked_values
 
 HEAD_POINTS: Final = ("z", "pattern", "scores", "v", "q", "k")
-"""The points that have a head axis; at the others an intervention touches whole layers."""
+"""The points that have a head axis; at other points, an intervention changes whole layers."""
 
 
 @public
@@ -64,17 +64,17 @@ HEAD_POINTS: Final = ("z", "pattern", "scores", "v", "q", "k")
 class Intervention:
     """One change to a run: an edit, in some heads or layers and rows. Make it with the class methods.
 
-    Interventions compare, print and hash as values, and `save` and `load` as files; several given together act
-    together: `model.intervene(one, other)`.
+    Interventions compare, print and hash as values; `save` and `load` store them in files. Several can act together:
+    `model.intervene(one, other)`.
     """
 
     edit: Edit
     heads: tuple[Head, ...] | Literal["all"] = "all"
     layers: tuple[int, ...] | None = None
-    """At points without a head axis: which layers; None for all."""
+    """The layers, at points without a head axis; None for all."""
     positions: tuple[int, ...] | None = None
-    """Which rows (queries) of each text, None for all: Nonnegative positions count as in a run, including left padding;
-    negative positions count back from each text's last token (-1).
+    """The rows (queries) of each text; None for all. Positions from 0 on count as in a run, left padding included;
+    negative positions count back from the last token of each text (-1).
     """
     stack: str = ""
     """Which stack, in a model with several."""
@@ -95,7 +95,8 @@ class Intervention:
         wrong = self.layers is not None if self.by_head else self.heads not in ((), "all")
         if wrong or (self.by_head and self.heads == ()):
             raise InputError(
-                f"heads are chosen at {', '.join(HEAD_POINTS)}, whole layers elsewhere; got heads {self.heads!r} and "
+                f"heads can be selected at {', '.join(HEAD_POINTS)}, only whole layers elsewhere; got heads "
+                f"{self.heads!r} and "
                 f"layers {self.layers!r} at {self.point!r}."
             )
 
@@ -108,7 +109,7 @@ class Intervention:
         Args:
             heads: a list of (layer, head), or "all".
             positions: the rows: 0 and up, or below 0 from the end of each text; "last"; by default all.
-            stack: which stack, in a model with several.
+            stack: the stack, in a model with several.
         """
         return cls(Zero(), checked_heads(heads), positions=checked_positions(positions), stack=stack)
 
@@ -122,18 +123,18 @@ class Intervention:
         positions: Positions | None = None,
         stack: str = "",
     ) -> Self:
-        """Replaces z, or another point, of the heads by values: a mean, or the point in another run.
+        """Replaces z (or another point) of the heads by values, such as a mean, or the same point in another run.
 
         >>> acts = model.run(other, points=["z"])                                       # doctest: +SKIP
         >>> Intervention.replace([(3, 5)], {3: acts["z", 3]})                            # doctest: +SKIP
 
         Args:
-            heads: a list of (layer, head), or "all"; at k and v kv heads, (layer, kv_head), which several query heads
-                may share: all of these change.
+            heads: a list of (layer, head), or "all"; at k and v, kv heads (layer, kv_head), so a change reaches every
+                query head that shares the kv head.
             values: tensors by layer, as a run or `am.mean_z` returns them.
             point: "z", "pattern", "q", "k" or "v".
             positions: the rows: 0 and up, or below 0 from the end of each text; "last"; by default all.
-            stack: which stack, in a model with several.
+            stack: the stack, in a model with several.
         """
         new = checked_values(values)
         edit = ReplacePattern(new) if point == "pattern" else Replace(new, point)
@@ -151,20 +152,20 @@ class Intervention:
         positions: Positions | None = None,
         stack: str = "",
     ) -> Self:
-        """Adds `factor` times `values` to a point: of some heads, or of whole layers of the stream.
+        """Adds `factor` times `values` to a point, in some heads or, at points of the stream, in whole layers.
 
         >>> import torch
         >>> print(Intervention.add("resid_post", {2: torch.ones(1, 1, 8)}, layers=[2], factor=4.0))
         4 × given values added to resid_post of L2
 
         Args:
-            point: where.
-            values: tensors by layer, in the axes of the point.
+            point: the point to which they are added.
+            values: tensors by layer, with the axes of the point.
             heads: at points with a head axis: a list of (layer, head), or "all"; at k and v kv heads.
             factor: multiplies the values.
-            layers: at the points of the stream: which layers.
+            layers: the layers, at points of the stream.
             positions: the rows: 0 and up, or below 0 from the end of each text; "last"; by default all.
-            stack: which stack, in a model with several.
+            stack: the stack, in a model with several.
         """
         return cls(
             Add(checked_values(values), point, factor), () if heads is None else checked_heads(heads),
@@ -180,15 +181,16 @@ class Intervention:
         positions: Positions | None = None,
         stack: str = "",
     ) -> Self:
-        """The pattern becomes uniform over the visible keys, or puts all mass on the token itself or the first token.
+        """The pattern becomes uniform over the visible keys, or puts all attention on the token itself or the first
+        token.
 
-        Removed keys are not visible; the first token is attended to even where the mask hides it.
+        Removed keys do not count as visible; with to="first", rows attend to the first token even if the mask hides it.
 
         Args:
             heads: a list of (layer, head), or "all".
             to: "uniform", "self" or "first".
             positions: the rows: 0 and up, or below 0 from the end of each text; "last"; by default all.
-            stack: which stack, in a model with several.
+            stack: the stack, in a model with several.
         """
         return cls(Attend(to), checked_heads(heads), positions=checked_positions(positions), stack=stack)
 
@@ -196,13 +198,13 @@ class Intervention:
     def remove_keys(cls, heads: Heads, keys: Keys, *, positions: Positions | None = None, stack: str = "") -> Self:
         """Hides the keys from the heads: the softmax is recomputed without them.
 
-        A row that sees no other key attends to nothing.
+        A row that is left without keys attends to nothing.
 
         Args:
             heads: a list of (layer, head), or "all".
-            keys: "first", "special" (the tokenizer's tokens), a list of positions, or a mask `[batch key]`.
+            keys: "first", "special" (the tokenizer's special tokens), a list of positions, or a mask `[batch key]`.
             positions: the rows: 0 and up, or below 0 from the end of each text; "last"; by default all.
-            stack: which stack, in a model with several.
+            stack: the stack, in a model with several.
         """
         return cls(
             RemoveKeys(checked_keys(keys)), checked_heads(heads), positions=checked_positions(positions), stack=stack
@@ -212,17 +214,17 @@ class Intervention:
     def cut(cls, query_span: Sequence[int], key_span: Sequence[int], heads: Heads = "all", *, stack: str = "") -> Self:
         """Removes attention from the rows of one span to the keys of another; the softmax is taken without them.
 
-        A row left without a key attends to nothing: its z is 0 before W_O, and so is its row of the pattern, which
-        makes these rows easy to count. A sink takes part as before. Spans must lie in every text.
+        A row left without keys attends to nothing: its row of the pattern and its z are 0, which makes such rows easy
+        to count. A sink keeps its part in the softmax. The spans must lie within every text.
 
         >>> print(Intervention.cut((6, 9), (0, 3), [(3, 5)]))
         attention of tokens 6 to 8 to tokens 0 to 2 cut in L3H5
 
         Args:
             query_span: the rows, (start, end), counted from the first token of each text.
-            key_span: the keys, in the same way.
+            key_span: the keys, (start, end), counted in the same way.
             heads: a list of (layer, head), or "all".
-            stack: which stack, in a model with several.
+            stack: the stack, in a model with several.
         """
         spans = checked_span("query_span", query_span), checked_span("key_span", key_span)
         return cls(Cut(*spans), checked_heads(heads), stack=stack)
@@ -238,24 +240,25 @@ class Intervention:
 
         Args:
             term: a name in `am.decompose_scores(...).terms`: "query_key", "key_bias", "query_bias", "constant",
-                "position" or, in DeBERTa, "content_to_position" or "position_to_content". A soft cap acts on the
-                result.
+                "position" or, in DeBERTa, "content_to_position" or "position_to_content". A soft cap applies after
+                scaling.
             factor: multiplies the term.
             heads: a list of (layer, head), or "all".
             centre: means from `am.mean_qk`; `term` is then a term of the scores split at them. In a model with rotary
                 positions, `scale("position", 0, [(16, 0)], centre=means)` removes position from a previous-token head.
-            stack: which stack, in a model with several.
+            stack: the stack, in a model with several.
         """
         return cls(Scale(term, factor, centre), checked_heads(heads), stack=stack)
 
     @classmethod
     def zero_values(cls, heads: Heads, keys: Keys, *, stack: str = "") -> Self:
-        """Sets the values of the keys to 0 for these heads alone: they attend as before and read nothing there.
+        """Sets the values of the keys to 0 for these heads only: they attend as before, but read nothing from these
+        keys.
 
         Args:
             heads: a list of (layer, head), or "all".
-            keys: "first", "special" (the tokenizer's tokens), a list of positions, or a mask `[batch key]`.
-            stack: which stack, in a model with several.
+            keys: "first", "special" (the tokenizer's special tokens), a list of positions, or a mask `[batch key]`.
+            stack: the stack, in a model with several.
         """
         return cls(ZeroValues(checked_keys(keys)), checked_heads(heads), stack=stack)
 
@@ -263,13 +266,13 @@ class Intervention:
     def replace_values(
         cls, heads: Heads, keys: Keys, values: Values | Mapping[int, Tensor], *, stack: str = ""
     ) -> Self:
-        """Replaces the values of the keys for these heads alone.
+        """Replaces the values of the keys for these heads only.
 
         Args:
             heads: a list of (layer, head), or "all".
-            keys: "first", "special" (the tokenizer's tokens), a list of positions, or a mask `[batch key]`.
+            keys: "first", "special" (the tokenizer's special tokens), a list of positions, or a mask `[batch key]`.
             values: `[#batch #key head d_head]` by layer.
-            stack: which stack, in a model with several.
+            stack: the stack, in a model with several.
         """
         edit = ReplaceValues(checked_keys(keys), checked_values(values))
         return cls(edit, checked_heads(heads), stack=stack)
@@ -284,15 +287,16 @@ class Intervention:
         positions: Positions | None = None,
         stack: str = "",
     ) -> Self:
-        """Replaces the stream in the layers, or what their attention or MLP adds, by `values`, or the latter two by 0.
+        """Replaces the stream, or the output of attention or MLP, in some layers by `values`; the two outputs also by
+        0.
 
         Args:
             point: the stream as it enters a layer ("resid_pre"), between attention and MLP ("resid_mid"), or as it
                 leaves ("resid_post"); or "attn_out" or "mlp_out".
-            layers: which layers.
+            layers: the layers.
             values: `[#batch #position d_model]` by layer; None for 0.
             positions: the rows: 0 and up, or below 0 from the end of each text; "last"; by default all.
-            stack: which stack, in a model with several.
+            stack: the stack, in a model with several.
         """
         edit = Zero(point) if values is None else Replace(checked_values(values), point)
         return cls(edit, (), checked_numbers("layers", layers), checked_positions(positions), stack)
@@ -301,22 +305,22 @@ class Intervention:
 
     @property
     def point(self) -> str:
-        """The point that it acts at."""
+        """The point at which it acts."""
         return self.edit.point
 
     @property
     def by_head(self) -> bool:
-        """Whether it acts in heads rather than in whole layers."""
+        """Whether it acts on heads rather than on whole layers."""
         return self.point in HEAD_POINTS
 
     @property
     def by_kv_head(self) -> bool:
-        """Whether its heads are kv heads: at k, and at v as a whole."""
+        """Whether its heads are kv heads: edits at k and of v itself, not of the values that single heads read."""
         return self.point in ("k", "v") and isinstance(self.edit, PointEdit)
 
     @property
     def touches(self) -> tuple[int, ...] | None:
-        """The layers that it acts in; None for all of them."""
+        """The layers in which it acts; None for all."""
         if not self.by_head:
             return self.layers
         return None if self.heads == "all" else tuple(sorted({layer for layer, _ in self.heads}))
@@ -347,7 +351,7 @@ class Intervention:
     # -- files ---------------------------------------------------------------------------------------------
 
     def save(self, path: str | Path) -> Path:
-        """Writes it to a safetensors file."""
+        """Writes the intervention to a safetensors file."""
         tensors, edit = packed(self.edit)
         header = {"kind": type(self).__name__, "edit": type(self.edit).__name__, "facts": edit, "where": self._where}
         centre: MeanQK | None = getattr(self.edit, "centre", None)
@@ -357,7 +361,7 @@ class Intervention:
 
     @classmethod
     def load(cls, path: str | Path) -> Self:
-        """Reads what `save` wrote."""
+        """Reads an intervention that `save` wrote."""
         source = path_of(path)
         if not source.is_file():
             raise InputError(f"there is no file {source}.")
@@ -380,10 +384,10 @@ class Intervention:
 
     @property
     def digest(self) -> str:
-        """SHA-256 of everything, tensors included: the same change has the same digest."""
+        """SHA-256 of all fields, tensors included; equal interventions have equal digests."""
         return hashlib.sha256(json.dumps([self._where, self.edit.digest], sort_keys=True).encode()).hexdigest()
 
     @property
     def _where(self) -> dict[str, Any]:
-        """All but the edit."""
+        """The fields other than the edit."""
         return {field.name: getattr(self, field.name) for field in fields(self) if field.name != "edit"}

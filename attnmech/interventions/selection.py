@@ -1,4 +1,4 @@
-"""How a user selects heads, layers, positions, keys and spans, checked and in one order."""
+"""Checks selections of heads, positions, keys and spans, and brings them into one order."""
 
 from collections.abc import Sequence
 from typing import Any, Literal, TypeAlias
@@ -17,20 +17,20 @@ Heads: TypeAlias = str | Sequence[Head]
 """A list of (layer, head), or "all"."""
 
 Positions: TypeAlias = str | Sequence[int]
-"""Rows: a list of positions, where -1 is the last token of each text, -2 the one before; or "last"."""
+"""Rows: "last", or a list of positions, where -1 is the last token of each text and -2 the token before it."""
 
 Keys: TypeAlias = str | Sequence[int] | Tensor
 """Keys: the first token of each text, the tokenizer's special tokens, positions, or a mask `[batch key]`."""
 
 CheckedKeys: TypeAlias = tuple[int, ...] | Literal["first", "special"] | Values
-"""`Keys` once checked; `Values` hold a mask."""
+"""Checked `Keys`; a mask is held in `Values`."""
 
 Span: TypeAlias = tuple[int, int]
 """(start, end): positions from `start` to `end` − 1."""
 
 
 def checked_heads(heads: Any) -> tuple[Head, ...] | Literal["all"]:
-    """Heads in order, without duplicates."""
+    """Heads sorted, without duplicates."""
     if isinstance(heads, str) and heads == "all":
         return "all"
     pairs = pairs_of("heads", heads, '"all" or a list of (layer, head)')
@@ -40,7 +40,7 @@ def checked_heads(heads: Any) -> tuple[Head, ...] | Literal["all"]:
 
 
 def checked_numbers(name: str, numbers: Any) -> tuple[int, ...]:
-    """Whole numbers of 0 or more in order, without duplicates."""
+    """Whole numbers of 0 or more sorted, without duplicates."""
     try:
         whole = {integer(number) for number in numbers}
         if not whole or min(whole) < 0:
@@ -51,7 +51,7 @@ def checked_numbers(name: str, numbers: Any) -> tuple[int, ...]:
 
 
 def checked_positions(positions: Any) -> tuple[int, ...] | None:
-    """Positions in order, without duplicates: those counted from the start, then those from the end."""
+    """Positions sorted, without duplicates: those counted from the start, then those from the end."""
     if positions is None:
         return None
     if isinstance(positions, str) and positions == "last":
@@ -83,7 +83,7 @@ def checked_span(name: str, span: Any) -> Span:
 
 
 def checked_keys(keys: Any) -> CheckedKeys:
-    """Keys in order, without duplicates; a mask becomes `Values`."""
+    """Keys sorted, without duplicates; a mask becomes `Values`."""
     if isinstance(keys, Values):
         return keys
     if isinstance(keys, torch.Tensor):

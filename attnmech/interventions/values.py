@@ -1,4 +1,4 @@
-"""Tensors that an intervention puts in or adds, by layer."""
+"""Holds the tensors, by layer, with which an intervention replaces values, or which it adds to them."""
 
 import hashlib
 from collections.abc import Mapping
@@ -19,11 +19,12 @@ from .place import BatchPart, Place
 @public
 @dataclass(frozen=True, eq=False)
 class Values:
-    """Tensors that an intervention puts in, by layer, with a description such as "mean over 12 texts".
+    """The tensors of an intervention, by layer, with a description such as "mean over 12 texts".
 
     At z and v a tensor is `[#batch #position head d_head]`, at pattern `[#batch head query key]`, at points of the
-    stream `[#batch #position d_model]`; a `#` axis may be 1. v also takes a `kv_head` axis: heads that share keys then
-    get the same values. Two `Values` are equal if their descriptions are, and their tensors bit for bit.
+    stream `[#batch #position d_model]`; an axis marked `#` may have length 1. At v, the axis may also be `kv_head`:
+    heads that share keys then get the same values. Two `Values` are equal if their descriptions are equal, and their
+    tensors are equal bit for bit.
     """
 
     by_layer: Mapping[int, Tensor]
@@ -75,9 +76,10 @@ class Values:
         return value.expand(like.shape)
 
     def check(self, point: str, place: Place, *, per_query_head: bool = False) -> None:
-        """Raises `InputError` if a layer of the place has no values, or values whose shape does not fit the point.
+        """Raises `InputError` if a layer of the place has no values, or if the shape of its values does not fit the
+        point.
 
-        `per_query_head`: an axis of kv heads may have a size for each query head instead.
+        With `per_query_head`, an axis of kv heads may have the length of the query heads instead.
         """
         axes, sizes = POINTS[point].axes, place.sizes
         shared = (sizes["kv_head"], sizes["head"]) if per_query_head else ()
@@ -95,7 +97,7 @@ class Values:
 
 
 def checked_values(values: Any) -> Values:
-    """`Values`, or tensors by layer."""
+    """`Values`, made from tensors by layer if necessary."""
     if isinstance(values, Values):
         return values
     return Values(dict(values) if isinstance(values, Mapping) else values)
@@ -109,7 +111,7 @@ def _is_layer(layer: object) -> bool:
 
 
 def _kind(values: object) -> str:
-    """A short description of an argument that holds no values: tensors are long."""
+    """A short description of a wrong argument: printing tensors would be too long."""
     if isinstance(values, Mapping):
         return "{" + ", ".join(f"{key!r}: {type(value).__name__}" for key, value in values.items()) + "}"
     return type(values).__name__

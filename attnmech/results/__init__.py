@@ -1,4 +1,4 @@
-"""The classes of what calls return; `am.load_result` reads their files."""
+"""The classes of results; `am.load_result` reads their files."""
 
 from ..basics.lazy_names import from_stub
 

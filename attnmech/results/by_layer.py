@@ -1,4 +1,4 @@
-"""Lays numbers out by layer, with one row for every layer of the model, and subtracts them text by text."""
+"""Arranges numbers with one row for every layer of the model, and subtracts numbers text by text."""
 
 from collections.abc import Sequence
 
@@ -12,15 +12,15 @@ from ..errors import InputError
 def subtracted(
     one: Float[Tensor, "*places text"], other: Float[Tensor, "*places other_text"], paired: bool
 ) -> Float[Tensor, "*places either_text"]:
-    """Text by text if texts are paired; else the difference of the means, as the only entry of the axis `text`.
+    """Subtracts text by text if texts are paired; else returns the difference of the means as the only entry of `text`.
 
-    So the mean over that axis is the difference in both cases, and a single entry has no interval.
+    In both cases, the mean over the axis `text` is the difference; a single entry has no interval.
     """
     return one - other if paired else one.nanmean(dim=-1, keepdim=True) - other.nanmean(dim=-1, keepdim=True)
 
 
 def shared_layers(one: Sequence[int], other: Sequence[int]) -> tuple[int, ...]:
-    """The layers that two results have in common; `InputError` if there are none.
+    """The layers that two results have in common; raises `InputError` if there are none.
 
     >>> shared_layers((0, 2, 3), (3, 2))
     (2, 3)
@@ -32,7 +32,7 @@ def shared_layers(one: Sequence[int], other: Sequence[int]) -> tuple[int, ...]:
 
 
 def by_layer(measured: Tensor, layers: Sequence[int], n_layers: int, axis: int = 0) -> Tensor:
-    """Numbers for some layers, as a tensor with every layer of the model along that axis: NaN where not measured.
+    """Expands numbers for some layers to every layer of the model along an axis, with NaN at layers not measured.
 
     >>> by_layer(torch.tensor([0.5, 0.2]), [3, 1], 5)
     tensor([   nan, 0.2000,    nan, 0.5000,    nan])

@@ -1,6 +1,7 @@
 """Turns a result into tensors and JSON values and back, field by field, so that no class needs its own code.
 
-A tensor is stored under its path, `effects.zero_value.after`; everything else at the same path of a JSON object.
+A tensor is stored under its path, such as `effects.zero_value.after`, and everything else at the same kind of path in a
+JSON object.
 """
 
 import dataclasses
@@ -14,7 +15,7 @@ from torch import Tensor
 def packed(thing: Any) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """The tensors of a dataclass by path, and the rest as JSON values.
 
-    Omits fields whose metadata say so (`saved`), and the provenance: one covers everything that a result holds.
+    Omits fields whose metadata says so (`saved`), and the provenance, which is stored once for the whole result.
 
     >>> @dataclasses.dataclass
     ... class Example:
@@ -42,9 +43,9 @@ def packed(thing: Any) -> tuple[dict[str, Tensor], dict[str, Any]]:
 
 
 def unpacked(kind: type[Any], tensors: Mapping[str, Tensor], rest: Mapping[str, Any], **shared: Any) -> Any:
-    """The dataclass that `packed` took apart; `shared` are the fields that it omitted.
+    """Rebuilds the dataclass from what `packed` returned; `shared` are the fields that `packed` omitted.
 
-    Raises `KeyError` with the name of a missing field, and `ValueError` for one of the wrong shape.
+    Raises `KeyError` with the name of a missing field, and `ValueError` for a field of the wrong shape.
     """
     return _Reader(tensors, shared).thing(kind, rest, "")
 
@@ -101,7 +102,7 @@ def _saved(thing: Any) -> list[str]:
 
 
 def _member(hints: tuple[Any, ...], value: Any) -> Any:
-    """The member of a union that a JSON value was written from."""
+    """The member of a union type from which a JSON value was written."""
 
     def fits(hint: Any) -> bool:
         if isinstance(value, list):

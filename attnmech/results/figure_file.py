@@ -1,4 +1,4 @@
-"""Saves a figure of a result under a line that names the model, the figure, the layer and the head."""
+"""Saves a figure of a result, with a title that names the model, the figure, the layer and the head."""
 
 import re
 from collections.abc import Mapping
@@ -10,7 +10,7 @@ from ..errors import InputError
 
 
 class SavesFigures:
-    """Base of everything with `.plot(...)`: it writes the same figure to a file."""
+    """Base of every class with `.plot(...)`: writes the same figure to a file."""
 
     def save_figure(
         self, path: str | Path, *figure: str, size: str = "column", title: str | None = None, **options: Any
@@ -20,12 +20,12 @@ class SavesFigures:
         >>> focus.save_figure("focus.pdf", "first_focus", layer=2, head=6)      # doctest: +SKIP
         >>> effects.save_figure("effects.svg", size="double")                   # doctest: +SKIP
 
-        Text is in a sans-serif font that a PDF embeds, of 7 pt in print; a browser draws it, without a network:
-        `pip install 'attnmech[figures]'`.
+        The text is sans-serif, 7 pt in print, and a PDF embeds the font. A browser draws the figure offline: `pip
+        install 'attnmech[figures]'`.
 
         Args:
             path: a file that ends with .pdf, .png or .svg; an existing file is replaced.
-            figure: which figure, as `plot` takes it.
+            figure: the name of the figure, as in `plot`.
             size: "column" (85 mm wide), "double" (178 mm) or "slide" (16:9).
             title: the line above the figure; by default the result's heading with the model, the figure, the layer and
                 the head. "" omits it, for use with a caption.
@@ -35,8 +35,8 @@ class SavesFigures:
             The path.
 
         Raises:
-            InputError: for another size, what `plot` refuses, and a result without figures.
-            OutputError: for another suffix, a path that is not writable, or if no browser is found.
+            InputError: for an unknown size, for arguments that `plot` refuses, and for a result without figures.
+            OutputError: for another suffix, for a path that is not writable, or if no browser is found.
 
         """
         plot = getattr(self, "plot", None)
@@ -56,13 +56,13 @@ class SavesFigures:
 
     @property
     def _figure_heading(self) -> str:
-        """What the line above the figure says that it shows."""
+        """The part of the title that says what the figure shows."""
         words = re.sub(r"(?<=[a-z])(?=[A-Z])", " ", type(self).__name__)
         return words.capitalize()
 
     @property
     def _figure_model(self) -> str:
-        """The model, if it is known."""
+        """The name of the model, if it is known."""
         return ""
 
     def _figure_place(self, *figure: str, **options: Any) -> Mapping[str, int]:

@@ -26,8 +26,8 @@ def load_result(path: str | Path) -> Result:
         the result, of the class that was saved (`am.results`).
 
     Raises:
-        InputError: if there is no such file, if it is not a result's, or if it was damaged or edited so that its
-            numbers and labels do not fit together.
+        InputError: if there is no such file, if it holds no result, or if its numbers and labels do not fit together
+            because it was damaged or edited.
     """
     source = path_of(path)
     if not source.is_file():

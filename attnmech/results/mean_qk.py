@@ -1,4 +1,4 @@
-"""The mean query and key of every head on a corpus: a reference at which scores can be split.
+"""Holds the mean query and key of every head on a corpus, at which scores can be split.
 
 Formulas: docs/formulas.md#centred-terms.
 """
@@ -23,10 +23,10 @@ from .result import Result
 class MeanQK(Result):
     """Sums of queries and keys over the texts of a corpus, rotated back: q_i = R_i⁻¹ q_rot,i.
 
-    A place is a position, counted from the first token of a text, if `per_position`, else 0.
+    With `per_position`, a place is a position, counted from the first token of a text; otherwise the only place is 0.
     """
 
-    SUBTRACT = "subtract two results that were split at it, such as two shares of variance"
+    SUBTRACT = "subtract two results that were split at these means, such as two shares of variance"
 
     per_position: bool
     """Whether there is one mean for each head and position, or one for each head."""
@@ -42,11 +42,12 @@ class MeanQK(Result):
     """The number of queries summed."""
     key_counts: Int[Tensor, " place"]
     texts: Int[Tensor, " document"]
-    """The digest of each text (`Batch.digests`), sorted. A text that is split at these means is first taken out."""
+    """The digest of each text (`Batch.digests`), sorted, so that a text among them can be taken out before it is
+    split."""
     provenance: Provenance
 
     def check(self) -> None:
-        """Raises any exception if the numbers are not those that `save` wrote."""
+        """Raises an exception of any kind if the numbers are not those that `save` wrote."""
         self._check()
 
     def _check(self) -> None:
@@ -64,7 +65,7 @@ class MeanQK(Result):
         return self.key_sums / self.key_counts[:, None, None]
 
     def sums(self, role: str, layer: int) -> tuple[Float64[Tensor, "place head d_head"], Int[Tensor, " place"]]:
-        """The sums of the queries ("query") or keys ("key") of a layer, and how many are summed."""
+        """The sums of the queries ("query") or keys ("key") of a layer, and the number of vectors in each sum."""
         every, counts = (self.query_sums, self.query_counts) if role == "query" else (self.key_sums, self.key_counts)
         return every[self.layers.index(member("layer", layer, self.layers, "the layers of the means"))], counts
 
@@ -83,7 +84,7 @@ class MeanQK(Result):
         return hash(self.digest)
 
     def times(self, digests: Int[Tensor, " batch"]) -> Int[Tensor, " batch"]:
-        """How often each text is part of the reference."""
+        """The number of times each text is part of the reference."""
         low, high = (torch.searchsorted(self.texts, digests, right=right) for right in (False, True))
         return high - low
 

@@ -1,4 +1,6 @@
-"""Intervals and tests for a value measured text by text at each place (a head, a position, a pair, a step)."""
+"""Computes intervals and tests for a value measured on every text at each place (a head, a position, a pair, a
+step).
+"""
 
 from abc import abstractmethod
 from functools import cached_property
@@ -23,13 +25,14 @@ class OverTexts:
         return TextMeans.of_values(self._measured_values)
 
     def interval(self, level: float = LEVEL) -> Any:
-        """Low and high end of the pointwise t interval over texts, `[*place]`; NaN under five texts."""
+        """Low and high end of the pointwise t interval over texts, `[*place]`; NaN for fewer than five texts."""
         return self._means.interval(level)
 
     def simultaneous(self, level: float = LEVEL) -> tuple[Float[Tensor, "*place"], Float[Tensor, "*place"]]:
-        """Simultaneous intervals: they hold for all places together, so also for the largest.
+        """Simultaneous intervals: they hold for all places together, and therefore also for the place with the largest
+        value.
 
-        Source: `attnmech.maths.intervals`: studentised max-T, with heavy tails in a group of their own.
+        Source: `attnmech.maths.intervals`: studentised max-T, with heavy-tailed places in a separate group.
         """
         return self._means.simultaneous(checked_level(level))
 
@@ -37,14 +40,14 @@ class OverTexts:
     def clear(self) -> Bool[Tensor, "*place"]:
         """Whether more texts than chance allows have the sign of the mean.
 
-        By an exact sign test at 5 %, corrected for all places by Holm's procedure; `clear_size` says whether the mean
-        also differs from 0. Source: `attnmech.maths.intervals`.
+        Decided by an exact sign test at 5 %, corrected for all places by Holm's procedure; `clear_size` says whether
+        the mean also differs from 0. Source: `attnmech.maths.intervals`.
         """
         return self._means.clear
 
     @property
     def clear_size(self) -> Bool[Tensor, "*place"]:
-        """Whether the simultaneous 95 % interval of the mean excludes 0, and not `one_text`."""
+        """Whether the simultaneous 95 % interval of the mean excludes 0, and no single text dominates (`one_text`)."""
         return self._means.clear_size
 
     @property

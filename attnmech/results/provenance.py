@@ -1,4 +1,4 @@
-"""The origin of a result: model, weights, inputs, hooks, options and versions."""
+"""Records the origin of a result: model, weights, inputs, hooks, options and versions."""
 
 import hashlib
 import math
@@ -19,7 +19,7 @@ _OF_CORPUS = ("corpus", "shard")
 """The options that say which documents a result covers."""
 
 _OF_SELECTION = ("heads", "layers", "reducers")
-"""The options that say what was measured, and with which other statistics."""
+"""The options that say what was measured, and which other statistics were measured with it."""
 
 
 @cache
@@ -30,7 +30,7 @@ def _versions() -> Mapping[str, str]:
 
 @dataclass(frozen=True)
 class Provenance:
-    """What a result was computed from: enough to know whether two results may be compared."""
+    """The origin of a result, in enough detail to decide whether two results may be compared."""
 
     model: str
     weights: str
@@ -38,7 +38,7 @@ class Provenance:
     inputs: str
     """SHA-256 of all inputs of the model."""
     edits: tuple[str, ...]
-    """The points at which hooks were active, such as "pattern 3"; such results are not the model's own."""
+    """The points at which hooks were active, such as "pattern 3"; a result with hooks is not the plain model's."""
     tokens: tuple[tuple[str, ...], ...]
     options: Mapping[str, Any] = field(default_factory=dict)
     versions: Mapping[str, str] = field(default_factory=lambda: dict(_versions()))
@@ -57,7 +57,7 @@ class Provenance:
 
     @property
     def entries(self) -> dict[str, str]:
-        """The entries of a page, by name."""
+        """The entries that a page shows, by name."""
         return {
             "model": self.model,
             "config and weights (SHA-256)": self.weights,
@@ -95,7 +95,7 @@ class Provenance:
             if not corpus:
                 raise InputError(
                     f"results can be merged only if their corpus is known; one on {part.model!r} was measured on texts "
-                    "that were run together, or saved before that was recorded. Measure it again."
+                    f"that were run together, or saved by a version that did not record the corpus. Measure it again."
                 )
             if corpus != ours:
                 raise InputError(
@@ -149,7 +149,7 @@ class Provenance:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Self:
-        """The reverse of `to_dict`."""
+        """The provenance from the values that `to_dict` returned."""
         tokens = tuple(tuple(row) for row in values["tokens"])
         edits = tuple(values["edits"])
         return cls(
@@ -164,6 +164,6 @@ class Provenance:
 
 
 def _short(value: Any) -> str:
-    """A value as text; a hash is shortened."""
+    """A value as text, with hashes shortened."""
     text = str(value)
     return f"{text[:8]}…" if re.fullmatch("[0-9a-f]{64}", text) else text

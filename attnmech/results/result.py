@@ -1,4 +1,4 @@
-"""The base classes of results: each becomes a frame, a file and a page, and names its origin."""
+"""Defines the base classes of results: a result can become a frame, a file or a page, and names its origin."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
@@ -23,18 +23,18 @@ from .tensor_file import write_tensors
 
 
 class Result(SavesFigures, ABC):
-    """Base of all results. They are dataclasses, and `save` writes their fields; a subclass defines `to_frame`."""
+    """Base of all results, which are dataclasses: `save` writes their fields, and each class defines `to_frame`."""
 
     provenance: Provenance
 
     SUBTRACT: ClassVar[str]
-    """What to subtract instead, for a class whose differences have no meaning."""
+    """What to subtract instead, in a class whose differences would be meaningless."""
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
         check_methods(cls)
 
-    if not TYPE_CHECKING:  # a type checker reports what is missing
+    if not TYPE_CHECKING:  # type checkers report missing attributes by themselves
 
         def __getattr__(self, name: str) -> Any:
             message = f"{type(self).__name__!r} has no {name!r}; `to_frame()` gives its numbers as a table"
@@ -48,7 +48,7 @@ class Result(SavesFigures, ABC):
         """The numbers as a tidy table, one row per head."""
 
     def by_head(self) -> pd.DataFrame:
-        """The numbers with one row per head; `to_frame` unless that has other rows."""
+        """The numbers as a table with one row per head; the same as `to_frame`, unless that has other rows."""
         return self.to_frame()
 
     def save(self, path: str | Path) -> Path:
@@ -64,20 +64,24 @@ class Result(SavesFigures, ABC):
 
     @property
     def axis_lengths(self) -> Mapping[str, int]:
-        """The lengths of axes that have labels, such as the layers; reading a file checks its tensors against them."""
+        """The lengths of labelled axes, such as the layers; when a file is read, its tensors are checked against
+        them.
+        """
         return {}
 
     def _measured(self) -> "Sequence[Self]":
-        """The measured results: itself, or the two of a difference."""
+        """The measured results: this result itself or, for a difference, its two parts."""
         return (self,)
 
     def _check(self) -> None:
-        """Raises any exception if the values read are not those that `save` wrote."""
+        """Raises an exception of any kind if the values are not those that `save` wrote."""
         check_fields(self, self.axis_lengths)
 
     @classmethod
     def _from_file(cls, tensors: Mapping[str, Tensor], header: Mapping[str, Any]) -> Self:
-        """The result that `save` wrote; raises any exception if its numbers and labels do not fit together."""
+        """The result that `save` wrote; raises an exception of any kind if its numbers and labels do not fit
+        together.
+        """
         repeats = {name: tensors[first] for name, first in header["same_as"].items()}
         result = cls._read({**tensors, **repeats}, header)
         for measured in result._measured():
@@ -85,13 +89,13 @@ class Result(SavesFigures, ABC):
         return result
 
     def _written(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        """What a file holds: tensors, and the rest as JSON values."""
+        """The contents of the file: the tensors, and everything else as JSON values."""
         tensors, rest = packed(self)
         return tensors, {"facts": rest, "provenance": self.provenance.to_dict()}
 
     @classmethod
     def _read(cls, tensors: Mapping[str, Tensor], header: Mapping[str, Any]) -> Self:
-        """The reverse of `_written`."""
+        """The result from the contents that `_written` returned."""
         result: Self = unpacked(cls, tensors, header["facts"], provenance=Provenance.from_dict(header["provenance"]))
         return result
 
@@ -100,7 +104,7 @@ class Result(SavesFigures, ABC):
 
 
 class PagedResult(WritesHtml, Result):
-    """A result that has its own page: figures, a table, and one sentence that the numbers support."""
+    """A result with its own page: figures, a table, and one sentence that the numbers support."""
 
     @property
     @abstractmethod
@@ -127,7 +131,7 @@ class PagedResult(WritesHtml, Result):
 
     @property
     def _origin(self) -> dict[str, str]:
-        """The origin of the numbers, as the page shows it."""
+        """The origin of the numbers, as shown on the page."""
         return self.provenance.entries
 
     @returns_page
@@ -165,12 +169,13 @@ class TextResult(PagedResult):
         >>> change.effect, change.interval()                                            # doctest: +SKIP
 
         The difference is a result of the same kind: its numbers are those of the first minus those of the second, head
-        by head, NaN where only one of them has a number. If both are on the same texts (the same token ids, or the
-        same shards of a corpus), these are paired: differences are taken text by text, over the texts that both have,
-        and intervals are those of the paired differences. On different texts, intervals are NaN. `parts` keeps both.
+        by head, NaN where only one of them has a number. If both results are on the same texts (the same token ids, or
+        the same shards of a corpus), texts are paired: differences are taken text by text, over the texts that both
+        have, and intervals are those of the paired differences. On different texts, intervals are NaN. `parts` holds
+        the two results.
 
-        Raises `InputError` if the two do not measure the same thing: for another kind, metric, method or option, for
-        models with different numbers of layers or heads, and for differences.
+        Raises `InputError` if the two results do not measure the same thing: if their kinds, metrics, methods or
+        options differ, if their models have different numbers of layers or heads, or if one is a difference already.
         """
         kind = type(self).__name__
         if type(other) is not type(self):
@@ -201,7 +206,7 @@ class TextResult(PagedResult):
 
     @abstractmethod
     def _comparable(self) -> dict[str, Any]:
-        """What another result must share with this one to be subtracted, by name."""
+        """The properties that another result must share with this one to be subtracted, by name."""
 
     @abstractmethod
     def _minus(self, other: Self, paired: bool) -> Self:
@@ -210,7 +215,7 @@ class TextResult(PagedResult):
     @property
     @abstractmethod
     def _n_texts(self) -> int:
-        """The number of texts that the result was measured on."""
+        """The number of texts on which the result was measured."""
 
     @property
     def _texts(self) -> str:
@@ -220,7 +225,7 @@ class TextResult(PagedResult):
 
     @property
     def _opening(self) -> str:
-        """How a sentence about a difference begins; empty for a measured result."""
+        """The beginning of a sentence about a difference; empty for a measured result."""
         if self.parts is None:
             return ""
         one, other = (part.provenance for part in self.parts)
@@ -250,7 +255,7 @@ class TextResult(PagedResult):
 
 
 def _without_repeats(tensors: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """The tensors without repeats, and, for each repeat of the same memory, the name that holds it."""
+    """The tensors without repeats and, for each further name of the same memory, the name under which it is stored."""
     once: dict[str, Tensor] = {}
     same_as: dict[str, str] = {}
     first: dict[tuple[int, tuple[int, ...], tuple[int, ...]], str] = {}

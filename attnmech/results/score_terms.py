@@ -1,4 +1,6 @@
-"""Numbers of a decomposition of scores, by the name of the term: shares at a rank, contrasts of two keys, the terms."""
+"""Holds the numbers of a decomposition of scores by term: shares at a rank, contrasts of two keys, the terms
+themselves.
+"""
 
 import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -17,10 +19,10 @@ from ..errors import InputError, MissingPointError
 from ..maths.scores import ScoreParts
 
 MAX_TERM_BYTES: Final = 2 * 2**30
-"""The largest term made in one piece."""
+"""The maximum number of bytes of a term that is built at once."""
 
 ROUGH: Final = 64
-"""With fewer tokens than this, a text's own means are rough."""
+"""A text's own means are rough if they are over fewer tokens than this."""
 
 
 @dataclass(frozen=True)
@@ -29,9 +31,9 @@ class Reference:
 
     kind: Literal["mean", "position", "fixed"]
     by_position: bool
-    """Whether there is one for each position, so that the term `position` is no function of distance."""
+    """Whether each position has its own mean; the term `position` is then not a function of distance."""
     tokens: tuple[int, ...]
-    """For each text, the number of tokens in its own means; empty for other means."""
+    """For each text, the number of tokens in its own means; empty if the means are not the texts' own."""
     words: str
     """The reference in words."""
 
@@ -53,7 +55,7 @@ class Reference:
 
 
 class _ByTerm(Mapping[str, Tensor]):
-    """Tensors by the name of a term."""
+    """Maps the name of a term to a tensor."""
 
     by_term: Mapping[str, Tensor]
 
@@ -81,7 +83,7 @@ class Shares(_ByTerm):
 
 @dataclass(frozen=True)
 class TermsByHead(_ByTerm):
-    """A number of each term in each head: by term, `[layer head]`, NaN at layers that were not decomposed."""
+    """One number per term and head: by term, `[layer head]`, NaN at layers that were not decomposed."""
 
     layers: tuple[int, ...]
     by_term: Mapping[str, Float[Tensor, "layer head"]]
@@ -117,7 +119,7 @@ class Contrast(_ByTerm):
         return torch.stack(list(self.by_term.values())).sum(dim=0)
 
     def explain(self, layer: int, head: int, sequence: int = 0) -> str:
-        """One line: which key is preferred, by how much, and which terms make it so."""
+        """One sentence: which of the two keys is preferred, by how much, and which terms cause it."""
         layer = member("layer", layer, self.layers, "the layers decomposed")
         head = index_of("head", head, self.total.shape[2])
         sequence = index_of("sequence", sequence, len(self.words))
@@ -152,8 +154,8 @@ class Contrast(_ByTerm):
 
 
 class Terms(Mapping[str, Any]):
-    """The terms of a decomposition by name: `[batch layer head query key]`, length 1 along axes where a term
-    does not change. Computed on demand.
+    """The terms of a decomposition by name: `[batch layer head query key]`, with length 1 along axes on which a term
+    does not depend. Computed on demand.
     """
 
     def __init__(self, layers: Sequence[ScoreParts]) -> None:
@@ -175,10 +177,11 @@ class Terms(Mapping[str, Any]):
         if size > MAX_TERM_BYTES:
             raise InputError(
                 f"the term {name!r} of {len(layers)} layers takes {size / 2**30:.1f} GiB; at most "
-                f"{MAX_TERM_BYTES / 2**30:.0f} GiB is made at once. Choose fewer: decompose_scores(..., layers=[0]), "
+                f"{MAX_TERM_BYTES / 2**30:.0f} GiB is built at once. Choose fewer layers: decompose_scores(..., "
+                f"layers=[0]), "
                 "or .select(layers=[0]).terms[...]."
             )
-        # A layer that does not rotate may lack an axis that others have.
+        # A layer that does not rotate may lack an axis that the other layers have.
         shape = (*shape[:2], rows, shape[3])
         return torch.stack([parts.term(name).expand(shape) for parts in layers], dim=1)
 

@@ -1,4 +1,6 @@
-"""Files of attnmech: tensors in safetensors format, and everything else as JSON in the header; never pickle."""
+"""Reads and writes attnmech's files: tensors in safetensors format, everything else as JSON in the header; never
+pickle.
+"""
 
 import json
 from collections.abc import Mapping
@@ -26,7 +28,7 @@ def write_tensors(path: str | Path, tensors: Mapping[str, Tensor], header: Mappi
 
 
 def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """The tensors and the header; raises any exception if the file is not attnmech's."""
+    """The tensors and the header; raises an exception of any kind if attnmech did not write the file."""
     with safe_open(path, framework="pt") as file:
         tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - a safetensors file is no dict
         return tensors, json.loads((file.metadata() or {})[_HEADER])

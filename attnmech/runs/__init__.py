@@ -1,1 +1,1 @@
-"""How runs are carried out: corpora in batches, sweeps of interventions, journals of runs that may be interrupted."""
+"""Carries out runs: batches of a corpus, sweeps of interventions, and journals from which interrupted runs resume."""

@@ -12,7 +12,7 @@ from ..model.run.hooked import HookedModel, require_model
 from .reference import mean_z, resampled_z
 
 METHODS: Final = ("zero", "mean", "resample")
-"""What can replace z."""
+"""The values that can replace z."""
 
 
 @dataclass(frozen=True)
@@ -39,11 +39,12 @@ class Ablations:
         seed: int = 0,
         bos: bool | None = None,
     ) -> Self:
-        """Computes the values that the method needs in the heads' layers.
+        """Computes the values that the method needs, in the layers of the heads.
 
-        They come from `reference`; method="resample" without a reference takes them from the inputs.
+        The values come from `reference`; without a reference, method="resample" takes them from the inputs.
 
-        Raises `InputError` for an unknown method, and for a reference that is missing or that the method does not use.
+        Raises `InputError` for an unknown method, for a missing reference, and for a reference that the method does not
+        use.
         """
         require_model(model)
         seed = checked_seed(seed)
@@ -78,7 +79,7 @@ class Ablations:
         return intervention
 
     def of_set(self, heads: Sequence[Head], draw: int = 0) -> tuple[Intervention, ...]:
-        """The interventions that ablate some heads together."""
+        """The interventions that together ablate a set of heads."""
         chosen = tuple(sorted(set(heads)))
         if self.template is not None:
             return (replace(self.template, heads=chosen),)
@@ -116,7 +117,7 @@ def check_template(model: HookedModel, template: Intervention) -> None:
 
 
 def _each_head(template: Intervention) -> str:
-    """A template as the name of a method."""
+    """The name of a method for a template: its sentence about each head."""
     return str(template).replace("all heads", "each head", 1)
 
 
@@ -126,7 +127,7 @@ def checked_seed(seed: object) -> int:
 
 
 def check_reference(method: str, reference: object) -> None:
-    """Raises `InputError` for reference texts that are missing, or that the method does not use."""
+    """Raises `InputError` if reference texts are missing, or are given to a method that does not use them."""
     if method == "mean" and reference is None:
         raise InputError('method="mean" needs `reference`: the texts over which to take each head\'s mean.')
     if reference is not None and method not in ("mean", "resample"):
@@ -140,7 +141,7 @@ def mean_of(
     *,
     bos: bool | None,
 ) -> Values:
-    """The mean of z over reference texts, in some layers; or `reference` itself if `mean_z` returned it."""
+    """The mean of z over reference texts, in some layers; `reference` itself if it already holds values (`mean_z`)."""
     if not isinstance(reference, Values):
         stack = model.output_stack.label or None
         return mean_z(model, reference, layers=layers, stack=stack, bos=bos)
@@ -152,10 +153,10 @@ def mean_of(
 
 
 def one_by_one(values: Values) -> dict[int, Values]:
-    """The values of each layer apart, so that interventions in the same layer share a digest."""
+    """Separate values for each layer, so that interventions in the same layer share a digest."""
     return {layer: Values({layer: value}, values.description) for layer, value in values.by_layer.items()}
 
 
 def reread(inputs: Inputs | Iterable[Inputs]) -> Inputs | Iterable[Inputs]:
-    """Inputs that can be read several times: an iterator becomes a list."""
+    """The inputs in a form that can be read several times: an iterator becomes a list."""
     return cast(Sequence[Inputs], list(inputs)) if isinstance(inputs, Iterator) else inputs

@@ -1,4 +1,4 @@
-"""Turns the tokens that should follow texts, given as strings or ids, into ids."""
+"""Converts answers (the tokens that should follow texts), given as strings or ids, to ids."""
 
 from collections.abc import Sequence
 from typing import Any, TypeAlias
@@ -14,21 +14,21 @@ from ..model.parts.pieces import read_piece, texts_of_pieces
 from ..model.run.hooked import HookedModel
 
 Answers: TypeAlias = str | int | Sequence[str] | Sequence[int] | Sequence[Sequence[int]] | Tensor | None
-"""One token per text: its string with the leading space, or its id. A single token that is not in a list counts for
-every text.
+"""One token per text: its string with the leading space, or its id. A token outside a list is the answer for every
+text.
 
-For metric="log_probability" an answer may have several tokens: its string, or a list of ids.
+With metric="log_probability", an answer may have several tokens, given as a string or a list of ids.
 """
 
 
 class AnswerWarning(UserWarning):
-    """An answer lacks its leading space, and with the space it is another single token."""
+    """An answer lacks its leading space; with the space, it would be a different single token."""
 
 
 def answer_ids(model: HookedModel, name: str, answers: Any, texts: int) -> Int[Tensor, " text"]:
-    """One token id per text, or one for all; `InputError` if one is not a single token.
+    """One token id per text, or one for all; raises `InputError` if an answer is not a single token.
 
-    Warns with `AnswerWarning` if a word lacks its leading space and is another single token with it.
+    Warns with `AnswerWarning` if a word lacks its leading space, and would be a different single token with it.
     """
     wanted = "one token per text, such as [' Tom'], or one for all, ' Tom'"
     if isinstance(answers, Tensor):
@@ -84,8 +84,8 @@ def _token_id(model: HookedModel, name: str, text: str) -> int:
     if len(spaced) == 1 and spaced[0] not in (made[0], tokenizer.unk_token_id):
         warn_user(
             f"`{name}`: both {text!r} (id {made[0]}) and {' ' + text!r} (id {spaced[0]}) are single tokens; "
-            f"{text!r} is used, as it was given. Within a sentence the word is {' ' + text!r}: give that instead, or "
-            f"the id {made[0]} to keep {text!r} without this warning.",
+            f"{text!r} is used, as given. Within a sentence, the word is {' ' + text!r}: give that instead, or the id "
+            f"{made[0]} to keep {text!r} without this warning.",
             AnswerWarning,
         )
     return int(made[0])

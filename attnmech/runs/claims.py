@@ -1,4 +1,6 @@
-"""States the largest of many effects, which effects are clear, and how many texts would make one clear."""
+"""States in a sentence the largest of many effects, the number that are clear, and the texts needed to make one
+clear.
+"""
 
 import math
 from collections.abc import Callable, Sequence
@@ -8,11 +10,11 @@ from ..draw.text import with_minus_signs
 from ..maths.intervals import LEAST_TEXTS, TextMeans
 
 PALE: Final = "; pale where its effect is not clear among all shown"
-"""How a map shows effects that are not clear, as the end of a sentence."""
+"""The end of a sentence that explains how a map shows effects that are not clear."""
 
 
 def most_first(means: TextMeans) -> list[tuple[int, ...]]:
-    """The places that were measured: clear effects first, then by size, the largest first."""
+    """The places that were measured, sorted: clear effects first, then by size."""
     places = (means.texts > 0).nonzero()
     size, clear = means.mean[tuple(places.T)].abs(), means.clear[tuple(places.T)]
     order = sorted(range(len(places)), key=lambda number: (not clear[number], -float(size[number])))
@@ -30,9 +32,9 @@ def about_largest(
     group: float = 1.0,
     no_interval_as: str | None = None,
 ) -> str:
-    """The sentence about the largest effect, corrected for the choice; `group` is how many texts were summed into one.
+    """The sentence about the largest effect, corrected for the choice; `group` is the number of texts summed into one.
 
-    `no_interval_as` gives another reason than too few texts for a missing interval, as the end of a sentence.
+    `no_interval_as` is the end of a sentence that gives the reason for a missing interval, if it is not too few texts.
 
     >>> import torch
     >>> steady = torch.tensor([[1.0, 1.2, 0.9, 1.1, 1.0, 0.8, 1.0], [0.1, -0.2, 0.0, 0.1, 0.2, -0.1, 0.1]])
@@ -47,7 +49,7 @@ def about_largest(
     top, count, sign = places[0], len(places), "+" if signed else ""
     name, texts = named(top), int(means.texts[top])
     value = f"{float(means.mean[top]):{sign}.3g}{f' {unit}' if unit else ''}"
-    # A single effect was not chosen among many, so its interval is that of the table.
+    # A single effect was not chosen among many, so its interval is the pointwise one of the table.
     ends = tuple(float(end[top]) for end in (means.simultaneous() if count > 1 else means.interval()))
     known = not math.isnan(ends[0])
     shown = interval_of(ends, f"{sign}.3g", count, things)
@@ -74,7 +76,8 @@ def about_largest(
 
 
 def interval_of(ends: Sequence[float], spec: str, count: int = 1, things: str = "") -> str:
-    """An interval in words, as the end of a sentence; empty if there is none. `count` things were measured together.
+    """The end of a sentence that gives an interval; empty if there is none. `count` is the number of things measured
+    together.
 
     >>> interval_of((0.04, 0.6), "+.3g", 32, "heads"), interval_of((0.1, 0.2), ".3g")
     (' (95 % interval, corrected for 32 heads: +0.04 to +0.6)', ' (95 % interval: 0.1 to 0.2)')
@@ -100,7 +103,7 @@ def _a(what: str) -> str:
 
 
 def no_interval(texts: int) -> str:
-    """Why there is no interval, as the end of a sentence; empty if there may be one."""
+    """The end of a sentence that says why there is no interval; empty if there can be one."""
     if texts >= LEAST_TEXTS:
         return ""
     count = "1 text is" if texts == 1 else f"{texts} texts are"
@@ -120,7 +123,7 @@ def interval_note(texts: int) -> str:
 
 
 def for_map(means: TextMeans, rows: Sequence[int]) -> dict[str, Any]:
-    """The means, both ends of their intervals, and which are clear (None without intervals), in some rows."""
+    """The means in some rows, both ends of their intervals, and whether they are clear (None without intervals)."""
     low, high = means.interval()
     columns = {"effect": means.mean, "low": low, "high": high, "clear": means.clear}
     shown: dict[str, Any] = {name: value[list(rows)].numpy() for name, value in columns.items()} | {"signed": True}

@@ -1,7 +1,7 @@
-"""Splits a corpus into batches of texts of similar length, the same batches on every reading.
+"""Splits a corpus into batches of texts of similar length; every reading gives the same batches.
 
-A corpus is an iterable of whatever `HookedModel.encode` takes, or a file (`Corpus`). Its documents are numbered from
-0 in order, and a document keeps its number in every batch and shard.
+A corpus is an iterable of inputs that `HookedModel.encode` accepts, or a file (`Corpus`). Its documents are numbered
+from 0 in order, and a document keeps its number in every batch and shard.
 """
 
 import codecs
@@ -34,15 +34,15 @@ from ..model.run.hooked import HookedModel
 # -- files -------------------------------------------------------------------------------------------------------
 
 ROWS_AT_ONCE: Final = 256
-"""The number of rows of a Parquet file in memory at once."""
+"""This many rows of a Parquet file are in memory at once."""
 
 READ_AT_ONCE: Final = 2**16
-"""The number of bytes of a Parquet file read at once."""
+"""This many bytes of a Parquet file are read at once."""
 
 
 @runtime_checkable
 class Readable(Protocol):
-    """A file to read: a `Path`, or a file in a store; `str` gives its name."""
+    """A file that can be read: a `Path`, or a file in a store; `str` gives its name."""
 
     @property
     def suffix(self) -> str:
@@ -53,7 +53,7 @@ class Readable(Protocol):
 
 
 class Documents(ABC):
-    """A corpus that knows how many documents it has; each iteration starts from the beginning."""
+    """A corpus that knows its number of documents; each iteration starts from the beginning."""
 
     @abstractmethod
     def __iter__(self) -> Iterator[str]:
@@ -67,7 +67,7 @@ class Documents(ABC):
     @property
     @abstractmethod
     def fingerprint(self) -> str:
-        """A SHA-256 of their content."""
+        """A SHA-256 of the documents' content."""
 
 
 def texts_of_file(path: Readable) -> Iterator[str]:
@@ -88,8 +88,8 @@ class Corpus(Documents):
     >>> for text in Corpus("corpus.txt"):      # doctest: +SKIP
     ...     print(text)
 
-    Raises `InputError` for a file that is missing or has no documents, and, on reaching it, for a line that is not
-    UTF-8, not JSON or not a text.
+    Raises `InputError` for a file that is missing or has no documents; while reading, for a line that is not UTF-8, not
+    JSON or not a text.
     """
 
     path: Path
@@ -146,7 +146,7 @@ def _lines(path: Readable) -> Iterator[str]:
 
 
 _BOM: Final = codecs.BOM_UTF8.decode()
-"""Some editors put it at the start of UTF-8 files; it is not part of the text."""
+"""A character that some editors put at the start of UTF-8 files; it is not part of the text."""
 
 
 def _json_lines(path: Readable) -> Iterator[str]:
@@ -174,7 +174,7 @@ def _parquet(path: Readable) -> Iterator[str]:
     except ImportError as error:
         raise InputError(f'to read {path}: pip install "attnmech[parquet]".') from error
     try:
-        # Otherwise a whole row group, often the whole file, is read at once.
+        # By default, a whole row group would be read at once, often the whole file.
         bounded = {"buffer_size": READ_AT_ONCE, "pre_buffer": False}
         with _opened(path) as file, parquet.ParquetFile(file, **bounded) as table:
             names = table.schema_arrow.names
@@ -222,13 +222,13 @@ class CorpusBatch:
     documents: Int[Tensor, " batch"]
     """The number of the document in each row."""
     truncated: int
-    """The number of these documents cut to the model's positions."""
+    """The number of these documents that were cut to the model's number of positions."""
     digest: str
-    """SHA-256 over all tokens up to and including this batch's window of documents: readings with the same digest have
-    had the same batches so far."""
+    """SHA-256 over all tokens up to the end of the window of documents to which this batch belongs: readings with the
+    same digest have had the same batches so far."""
 
     def pieces(self, tokens: int) -> Iterator["CorpusBatch"]:
-        """The batch, split into pieces of up to `tokens` tokens, a longer text alone."""
+        """Splits the batch into pieces of up to `tokens` tokens; a longer text is a piece by itself."""
         count = max(1, tokens // self.batch.ids.shape[1])
         if len(self.batch.ids) <= count:
             yield self
@@ -251,17 +251,17 @@ def batches(
     """Splits a corpus into batches, reading no further ahead than one window of documents.
 
     The documents of a window are sorted by length and cut into batches of up to `tokens_per_batch` tokens, padding
-    included, so that batches and padding together cost the least (`A_BATCH`); a longer document makes a batch alone.
-    So the batches depend only on the documents and these settings. Some inputs cannot be split and padded again without
-    changing numbers, and stay one batch: images, texts with extra inputs or decoder tokens, and texts with padding on
-    the left or inside. The window ends before them.
+    included, such that the total cost of batches (`A_BATCH`) and padding is smallest; a longer document is a batch by
+    itself. The batches therefore depend only on the documents and these settings. Some inputs cannot be split and
+    padded again without changing numbers: images, texts with extra inputs or decoder tokens, and texts with padding on
+    the left or inside. Each of these stays one batch, and ends the window before it.
 
     `truncate` cuts documents to the model's number of positions, and texts to `MOST_CHARACTERS`. `shard` (k, n) takes
-    only the documents k, k + n, ... `bos` is that of `HookedModel.encode`. `whole` hashes every document, those of
-    other shards too.
+    only the documents k, k + n, ... `bos` is as in `HookedModel.encode`. `whole` hashes every document, including those
+    of other shards.
 
-    Raises `InputError`, with the document's number, for one that the model cannot take: empty, of the wrong type, or
-    longer than the model's positions.
+    Raises `InputError`, naming the document's number, if a document is empty, has the wrong type, or is longer than the
+    model's number of positions.
     """
     tokens_per_batch = whole_number("tokens_per_batch", tokens_per_batch, least=1)
     window = whole_number("window", window, least=1)
@@ -280,7 +280,7 @@ def batches(
 
 
 def is_one_batch(model: HookedModel, inputs: Any) -> bool:
-    """Whether inputs are one run's; a tuple holds the arguments of one call of a user's own module."""
+    """Whether inputs are those of a single run; a tuple holds the arguments of one call of a user's own module."""
     one = isinstance(inputs, str | Ids | Mapping | Batch | Path | Picture) or is_chat(inputs)
     return one or (not model.reads_tokens and isinstance(inputs, tuple))
 
@@ -292,17 +292,17 @@ class CorpusHash:
         self._digest = hashlib.sha256()
 
     def note(self, kind: str, content: str) -> None:
-        """Adds one more document, or a batch of them, by the hash of its content."""
+        """Adds a document, or a batch of documents, by the hash of its content."""
         self._digest.update(f"{kind} {content}\n".encode())
 
     @property
     def value(self) -> str:
-        """The hash of the documents read so far; after the last batch, of the whole corpus."""
+        """The hash of the documents read so far; after the last batch, the hash of the whole corpus."""
         return self._digest.hexdigest()
 
 
 def checked_shard(shard: Any) -> tuple[int, int]:
-    """A shard (k, n) as two ints; `InputError` for anything else."""
+    """A shard (k, n) as two ints; raises `InputError` for anything else."""
     try:
         index, count = (integer(number) for number in shard)
     except (TypeError, ValueError):
@@ -328,7 +328,7 @@ class _AsGiven:
 
 
 class _Reading:
-    """One pass through a corpus: counts its documents, and digests those of its shard."""
+    """One pass through a corpus, which counts its documents and digests those of the shard."""
 
     def __init__(
         self, model: HookedModel, truncate: bool, bos: bool | None, shard: tuple[int, int], whole: CorpusHash
@@ -358,7 +358,7 @@ class _Reading:
         for item in _one_by_one(inputs, splits=not self._model.is_own):
             first = self._seen
             if isinstance(item, str):
-                # A lone surrogate is refused when its own shard tokenizes the text.
+                # A lone surrogate is refused by the shard that tokenizes the text.
                 self._whole.note("text", hashlib.sha256(item.encode("utf-8", "surrogatepass")).hexdigest())
                 if not self._takes(first):
                     self._seen += 1
@@ -384,7 +384,7 @@ class _Reading:
         return number % self._shards == self._index
 
     def _read(self, item: Any) -> list[Tensor] | Batch:
-        """The token ids of each document of an item; an item with more than ids stays a batch."""
+        """The token ids of each document in an item; an item that holds more than ids stays a batch."""
         if not isinstance(self._encoder, Encoder):
             return self._model.encode(item, bos=self._bos)
         if isinstance(item, str):
@@ -423,9 +423,9 @@ class _Reading:
 
 
 def _one_by_one(inputs: Iterable[Any], *, splits: bool) -> Iterator[Any]:
-    """The items of a corpus; a list of texts, or of their token ids, one text at a time.
+    """The items of a corpus; from a list of texts or token ids, one text at a time.
 
-    For a user's own module each item is one call: a tensor, or a tuple of arguments.
+    For a user's own module, each item is one call: a tensor, or a tuple of arguments.
     """
     for item in inputs:
         if splits and not isinstance(item, str) and (is_list_of(item, str) or is_list_of(item, Ids)) and len(item):
@@ -435,10 +435,11 @@ def _one_by_one(inputs: Iterable[Any], *, splits: bool) -> Iterator[Any]:
 
 
 def _groups(window: Sequence[_Document], tokens_per_batch: int) -> list[list[_Document]]:
-    """The documents of a window by length, in the groups of up to `tokens_per_batch` tokens that cost the least.
+    """Groups the documents of a window, sorted by length, into batches of up to `tokens_per_batch` tokens at the least
+    cost.
 
-    Σ over groups (documents · the longest's tokens + `A_BATCH`), least over all ways to cut the sorted documents; a
-    longer document is alone.
+    The cost is Σ over groups (documents · tokens of the longest + `A_BATCH`); its minimum is over all ways to cut the
+    sorted documents. A longer document is a group by itself.
     """
     documents = sorted(window, key=lambda document: len(document.ids))
     costs, begins = np.zeros(len(documents) + 1, np.int64), [0]
@@ -458,7 +459,7 @@ def _groups(window: Sequence[_Document], tokens_per_batch: int) -> list[list[_Do
 
 
 def _is_text_alone(batch: Batch, decoder_start: int | None) -> bool:
-    """Whether keeping only the real tokens of each row, padded on the right again, loses nothing."""
+    """Whether a batch holds only texts: real tokens, padded on the right again, would give the same results."""
     padding_first = bool((~batch.mask[:, :-1] & batch.mask[:, 1:]).any())
     target = batch.target
     usual = target is None or torch.equal(target.ids, torch.full_like(batch.ids[:, :1], decoder_start or 0))

@@ -1,4 +1,4 @@
-"""Reads many files as one corpus, file after file, wherever they are; counts their documents first."""
+"""Reads many files, local or in cloud stores, as one corpus, in order; counts their documents first."""
 
 import hashlib
 import io
@@ -31,14 +31,14 @@ class StoredFile:
         return PurePosixPath(self.uri).suffix
 
     def open(self, mode: Literal["rb"]) -> Any:
-        """The file, opened for reading; `OSError` if that fails."""
+        """Opens the file for reading; raises `OSError` if that fails."""
         if "://" not in self.uri:
             return Path(self.uri).open(mode)
         system, path = _system_of(self.uri)
         return io.BufferedReader(system.open_input_file(path))
 
     def texts(self) -> Iterator[str]:
-        """Its documents, in order; `InputError` for a line that holds no document."""
+        """Its documents, in order; raises `InputError` for a line that does not hold a document."""
         return texts_of_file(self)
 
     def counted(self) -> tuple[int, str]:
@@ -51,7 +51,7 @@ class StoredFile:
 
 
 class CountedFiles(Documents):
-    """Documents of files that are counted before the first is read."""
+    """The documents of several files, which are counted before the first is read."""
 
     @property
     @abstractmethod
@@ -71,17 +71,17 @@ class CountedFiles(Documents):
 
 @public
 class CorpusFiles(CountedFiles):
-    """The documents of many files, file after file.
+    """The documents of many files, in the order of the files.
 
     >>> corpus = CorpusFiles(["part-0.jsonl", "part-1.jsonl", "s3://bucket/more/"])      # doctest: +SKIP
 
     Args:
         paths: a file, a folder or a URI that pyarrow reads (s3://, gs://, abfs://, hdfs://, file://), or a list of
-            them. A folder gives all files in it and below, by name, without those that begin with "." or "_". Each file
-            is read by its suffix, as `am.Corpus` does.
+            them. A folder stands for all files in it and in its subfolders, sorted by name, except names that begin
+            with "." or "_". The suffix of a file gives its format, as in `am.Corpus`.
 
-    All documents are counted and numbered before the first is run. With `engine=am.Ray(...)`, Ray Data counts and
-    reads several files at once; then the cluster's machines open the paths and reach the cloud stores.
+    All documents are counted and numbered before the first is run. With `engine=am.Ray(...)`, Ray Data counts and reads
+    several files at once; the machines of the cluster must then be able to open the paths and reach the cloud stores.
 
     Raises `InputError` for paths without a file, and for files without documents.
 
@@ -105,7 +105,7 @@ class CorpusFiles(CountedFiles):
 
 
 def _system_of(uri: str) -> tuple[Any, str]:
-    """A URI's store, and the path in it."""
+    """The store of a URI, and the path within the store."""
     try:
         import pyarrow  # type: ignore[import-untyped]
         from pyarrow import fs
@@ -143,6 +143,6 @@ def _files_at(source: Any) -> list[StoredFile]:
 
 
 def _counted(files: Sequence[str], folder: str) -> list[str]:
-    """The files of a folder, without those with a "." or "_" at the start of any name in their path."""
+    """The files of a folder, except those with a name in their path that begins with "." or "_"."""
     parts = {file: file.removeprefix(folder).strip("/").split("/") for file in files}
     return sorted(file for file, names in parts.items() if not any(name[:1] in (".", "_") for name in names))

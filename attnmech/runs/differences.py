@@ -1,4 +1,4 @@
-"""The sentence about the largest value of a result, or of a difference of two results."""
+"""Writes the sentence about the largest value of a result, or of a difference of two results."""
 
 from typing import Any, Final
 

@@ -1,4 +1,4 @@
-"""How much a metric changes, head by head or place by place, with intervals over texts: the result of a sweep."""
+"""Holds the result of a sweep: the change of a metric, head by head or place by place, with intervals over texts."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -30,17 +30,17 @@ from .sweep import Swept
 
 
 def unit_of(metric: str) -> str:
-    """A metric's unit, with its name."""
+    """The unit of a metric, in words."""
     known = {"loss": "nats of loss", "kl": "nats of KL", "logit_difference": "logit difference"}
     known |= {"log_probability": "nats of log-probability", "cross_entropy": "nats of cross-entropy"}
     return known.get(metric, metric)
 
 
-_DONE = {"zero": "set to zero", "mean": "set to their mean", "resample": "set to what they are in another text"}
+_DONE = {"zero": "set to zero", "mean": "set to their mean", "resample": "replaced by their values in another text"}
 
 
 def strongest_of(frame: pd.DataFrame, count: int) -> pd.DataFrame:
-    """The rows of effects that are largest, of either sign, clear ones first."""
+    """The rows with the largest effects of either sign, clear effects first."""
     count = whole_number("count", count, least=1)
     keys = frame.assign(unclear=~frame["clear"], size=-frame["effect"].abs())
     return frame.loc[keys.sort_values(["unclear", "size"]).index].head(count).reset_index(drop=True)
@@ -48,11 +48,11 @@ def strongest_of(frame: pd.DataFrame, count: int) -> pd.DataFrame:
 
 @dataclass(frozen=True, repr=False)
 class Effects(OverTexts, TextResult):
-    """How much a metric changes when one place of a layer is changed: after minus before.
+    """The change of a metric when one place of a layer is changed: after minus before.
 
-    Units are the metric's: nats for "loss" and "kl", logits for "logit_difference". Intervals are over texts: they say
-    how the mean would vary with other texts of the same kind. A subclass names its places. In a difference, `before`,
-    `after` and `effect` are differences too.
+    The units are those of the metric: nats for "loss" and "kl", logits for "logit_difference". Intervals are over
+    texts: they say how the mean would vary with other texts of the same kind. A subclass names its places. In a
+    difference, `before`, `after` and `effect` are differences too.
     """
 
     PLACE: ClassVar[str]
@@ -60,18 +60,19 @@ class Effects(OverTexts, TextResult):
 
     metric: str
     method: str
-    """What was done: "zero", "mean", "resample", or what an intervention does to each head."""
+    """How heads were changed: "zero", "mean", "resample", or the sentence of an intervention."""
     layers: tuple[int, ...]
     """The layers in which something was changed."""
     before: Float[Tensor, " text"]
-    """The metric of each text, with nothing changed."""
+    """The metric on each text, with nothing changed."""
     after: Float[Tensor, "layer place text"]
-    """The metric with each place changed alone; NaN if it was not swept, or the sweep stopped first.
+    """The metric with a single place changed; NaN at places that were not swept, or not reached before the sweep
+    stopped.
 
     For heads, the axis `layer` has every layer of the model; for positions, those in `layers`.
     """
     swept: Float[Tensor, "layer place"]
-    """1 at the places that the sweep was to change."""
+    """1 at the places that the sweep was meant to change, else 0."""
     tokens: tuple[tuple[str, ...], ...]
     provenance: Provenance
 
@@ -91,7 +92,7 @@ class Effects(OverTexts, TextResult):
 
     @property
     def effect(self) -> Float[Tensor, "layer place"]:
-        """The mean effect over the texts measured; NaN if none was."""
+        """The mean effect over the measured texts; NaN if there are none."""
         return self.per_text.nanmean(dim=-1)
 
     @property
@@ -117,7 +118,7 @@ class Effects(OverTexts, TextResult):
         return torch.minimum(one, other)
 
     def _parts_in_rows(self) -> list[tuple[Self, list[int]]]:
-        """The two results of a difference, each with its indices of the difference's rows."""
+        """The two results of a difference, each with the indices at which it holds the rows of the difference."""
         return [(part, [part._layer_of_row.index(layer) for layer in self._layer_of_row]) for part in self._two]
 
     def strongest(self, count: int = 10) -> pd.DataFrame:
@@ -153,7 +154,9 @@ class Effects(OverTexts, TextResult):
         return interval_note(self._n_texts)
 
     def plot(self) -> "go.Figure":
-        """Layers × heads (or positions), coloured by the effect, pale where it is not clear; intervals in the hover."""
+        """A map of layers × heads (or positions), coloured by the effect, pale where it is not clear; hovering shows
+        intervals.
+        """
         return self._map(self._means, f"change ({unit_of(self.metric)})")
 
     def _map(self, means: TextMeans, label: str, tokens: Sequence[str] = ()) -> "go.Figure":
@@ -208,8 +211,8 @@ class Effects(OverTexts, TextResult):
         swept = self.swept[mine] * other.swept[yours]
         if not swept.any():
             raise InputError(
-                f"two results need {self.PLACE}s in common to be subtracted; got layers {list(self.layers)} and "
-                f"{list(other.layers)}, with none in common."
+                f"two results need {self.PLACE}s in common to be subtracted; their layers, {list(self.layers)} and "
+                f"{list(other.layers)}, have none."
             )
         before = subtracted(self.before, other.before, paired)
         return replace(
@@ -224,17 +227,17 @@ class Effects(OverTexts, TextResult):
 
 @dataclass(frozen=True, repr=False)
 class HeadEffects(Effects):
-    """How much a metric changes when a head is changed: after minus before, `.effect [layer head]`.
+    """The change of a metric when a head is changed: after minus before, `.effect [layer head]`.
 
-    Units are the metric's: nats for "loss" and "kl", logits for "logit_difference". Intervals are over texts: they say
-    how the mean would vary with other texts of the same kind.
+    The units are those of the metric: nats for "loss" and "kl", logits for "logit_difference". Intervals are over
+    texts: they say how the mean would vary with other texts of the same kind.
     """
 
     PLACE: ClassVar[str] = "head"
 
     shift: Float[Tensor, "layer head of_layer of_head"] | None
-    """How much changing one head moves the pattern of another, in any layer of the model: Jensen-Shannon divergence
-    in nats."""
+    """The shift of the pattern of each head of the model when one head is changed: Jensen-Shannon divergence in
+    nats."""
     by_draw: Float[Tensor, "layer head draw"] | None = field(default=None, kw_only=True)
     """The effect with each draw of donors, if method="resample" drew several; `effect` is their mean."""
 
@@ -248,7 +251,7 @@ class HeadEffects(Effects):
         return None if self.by_draw is None else self.by_draw.std(dim=-1)
 
     def section(self, call: str, layers: Sequence[int], on: str) -> "Section":
-        """The map of heads for a page where the reader chooses a head in `layers`; `on` names the texts."""
+        """The map of heads, for a page on which the reader chooses a head in `layers`; `on` names the texts."""
         loss = "the loss of masked tokens" if "masked" in self.provenance.options else "the loss"
         return Section(
             name="map-ablation",
@@ -258,8 +261,8 @@ class HeadEffects(Effects):
             finding=self.lead,
             reading=f"Each cell is one head. Blue: {loss} rises without it, so it helped; brown: the loss falls; "
             "pale: the change is not clear among all heads. Click a cell to choose its head.",
-            caveat=f"On {on}. Other heads may take over what an ablated head did, so heads that matter together can "
-            "each look idle; the model may never see zero there without an ablation.",
+            caveat=f"On {on}. Other heads may take over for an ablated head, so heads that matter together can each "
+            f"look idle. Without an ablation, the model may never see zero there.",
             figures={"ablation": at_head(self.plot(), self.layers, tuple(layers))},
             call=f"{call}.plot()",
         )
@@ -315,7 +318,7 @@ def head_fields(
 
 
 def _of_all_layers(fields: Mapping[str, Any], n_layers: int) -> dict[str, Any]:
-    """Fields of some layers, with a row for every layer of the model."""
+    """Expands fields measured in some layers to a row for every layer of the model."""
     there = [name for name in ("after", "swept", "shift", "by_draw") if fields[name] is not None]
     known = {name: by_layer(fields[name], fields["layers"], n_layers) for name in there}
     return known | {"swept": known["swept"].nan_to_num(0.0)}
@@ -338,7 +341,7 @@ def effect_fields(places: Sequence[tuple[int, int]], count: int, swept: Swept, m
 def _at(
     places: Sequence[tuple[int, int]], count: int, values: Float[Tensor, "change ..."]
 ) -> Float[Tensor, "layer place ..."]:
-    """The result of each change at its place; NaN at all other places."""
+    """Puts the result of each change at its place, with NaN at all other places."""
     layers = sorted({layer for layer, _ in places})
     rows, columns = torch.tensor([(layers.index(layer), place) for layer, place in places]).T
     whole = torch.full((len(layers), count, *values.shape[1:]), torch.nan, dtype=torch.float64)

@@ -1,4 +1,4 @@
-"""Runs changes: chooses where a pass begins, what shares a batch, and which tokens need logits."""
+"""Runs changes: chooses where a pass begins, which changes share a batch, and which tokens need logits."""
 
 import copy as copying
 from collections.abc import Iterator, Mapping, Sequence
@@ -29,13 +29,13 @@ Change: TypeAlias = tuple[Intervention, ...]
 """The interventions applied together in one measurement."""
 
 STEP_BYTES: Final = 6 * 2**20
-"""About the bytes of the widest activation in one step, so that it stays in a CPU's cache."""
+"""The widest activation of a step takes about this many bytes, so that it stays in a CPU's cache."""
 
 LEAST_TOKENS: Final = 512
-"""The fewest tokens of a step: with fewer, reading the weights takes longer than multiplying."""
+"""A step has at least this many tokens: with fewer, reading the weights takes longer than multiplying."""
 
 TEXT_TOKENS: Final = 512
-"""The approximate number of text tokens measured together, so that several changes fit into a step."""
+"""Texts are measured together up to about this many tokens, so that several changes fit into a step."""
 
 
 def step_tokens(widest: int) -> int:
@@ -44,14 +44,14 @@ def step_tokens(widest: int) -> int:
 
 
 Receivers: TypeAlias = Mapping[tuple[str, int], tuple[int, ...]]
-"""The heads (at k and v: kv heads) that receive a change in q, k or v, by point and layer."""
+"""The heads (kv heads at k and v) that receive a change in q, k or v, by point and layer."""
 
 
 class Engine:
     """Runs a model under changes, within a memory budget in bytes.
 
-    The interventions with which all changes of a sweep begin (`share`) are run once. The pass of each change begins at
-    the first block that its other interventions touch.
+    The interventions with which all changes of a sweep begin (`share`) run only once. The pass of each change begins at
+    the first block that its other interventions change.
     """
 
     def __init__(
@@ -74,17 +74,17 @@ class Engine:
         if frozen and self.blocks is None:
             raise InputError('later="frozen" needs a model with a single stack, whose passes can begin at any block.')
         self.text_of: Int[Tensor, " input"] | None = None
-        """The text that each input is a copy of, if they are copies (`JudgedTexts`)."""
+        """For each input, the number of the text that it copies, if inputs are copies (`JudgedTexts`)."""
         self.held: Change = ()
         """The interventions with which all changes begin."""
         self.kept_at: Sequence[int] = ()
         """The blocks at which the stream under each change is kept."""
         self._texts: dict[int, Texts] | None = None
-        """Texts kept with their streams for the next sweep, by their first number; None if none are to be kept."""
+        """Texts whose streams are kept for the next sweep, by the number of the first text; None if nothing is kept."""
         self._changes: Sequence[Change] = ()
-        """All changes of a sweep that keeps streams."""
+        """All changes of a sweep, if it keeps streams."""
         self._left_out: dict[int, bool] = {}
-        """Whether the attention of a block may be skipped, by block."""
+        """For each block tried, whether its attention may be skipped."""
         widest = 4 * model.d_model
         if self.blocks is not None:
             widest = max(max(parameter.shape) for parameter in self.blocks.first.parameters())
@@ -98,22 +98,26 @@ class Engine:
         self._per_row = 4 * max(size, 4) * max(model.n_vocab, 1)
 
     def on(self, model: HookedModel | None) -> "Engine":
-        """The same engine on another copy of the model; on None, an engine to send to where a copy is."""
+        """The same engine on another copy of the model; with None, an engine without a model, to be sent to a
+        worker.
+        """
         engine = copying.copy(self)
         blocks = Blocks(model) if model and can_begin_in_the_middle(model) else None
         engine.__dict__.update(model=model, blocks=blocks, _texts=None, _changes=())
         return engine
 
     def texts_of(self, documents: Int[Tensor, " batch"]) -> Int[Tensor, " batch"]:
-        """The texts of some inputs, which may be copies of texts: they choose an intervention's values."""
+        """The numbers of the texts from which some inputs were made; an intervention takes its values by these
+        numbers.
+        """
         return documents if self.text_of is None else self.text_of[documents]
 
     def share(self, changes: Sequence[Change], tokens: int, *, keep: bool) -> None:
-        """Prepares for a sweep: the interventions with which all changes begin are run once on each text.
+        """Prepares for a sweep, in which the interventions with which all changes begin run once on each text.
 
-        With `keep`, the next sweep on the same texts, of `tokens` tokens in all, is to measure the same changes with
-        one of them in force. The streams under each change are kept for it, up to a quarter of the budget: an
-        intervention that joins leaves the streams below its block as they are.
+        `keep` says that the next sweep on the same texts (of `tokens` tokens in all) measures the same changes with one
+        of them in force. The streams under each change are then cached for that sweep, up to a quarter of the budget:
+        they stay valid below the block of the intervention that comes into force.
         """
         if not self._plain or self.blocks is None:
             return
@@ -136,7 +140,7 @@ class Engine:
 
     @property
     def text_tokens(self) -> int:
-        """The number of tokens with streams and z of all blocks that fit into a quarter of the budget."""
+        """The number of tokens whose streams and z, in all blocks, fit into a quarter of the budget."""
         return max(1, min(TEXT_TOKENS, int(self.memory / 4 / self._per_text)))
 
     def check(self, batch: Batch) -> None:
@@ -151,11 +155,11 @@ class Engine:
             )
 
     def start_of(self, change: Change) -> int:
-        """The first block that a change touches beyond the interventions held."""
+        """The first block that a change affects, beyond the interventions that all changes share."""
         return 0 if self.blocks is None else _first_of(change[len(self.held) :])
 
     def after_attention(self, change: Change) -> bool:
-        """Whether a change leaves the attention of its first block as it is."""
+        """Whether a change leaves the attention of its first block unchanged."""
         if self.blocks is None or not self._plain or self.model.edited:
             return False
         start = self.start_of(change)
@@ -166,7 +170,7 @@ class Engine:
         )
 
     def begin_of(self, documents: Int[Tensor, " batch"], change: Change) -> tuple[int, bool]:
-        """The first block of the pass of a change, and whether the pass begins with a stream kept under that change."""
+        """The first block of a change's pass, and whether the pass begins with a stream cached under that change."""
         known = self._known(documents)
         return (self.start_of(change), False) if known is None else known.begin_of(change)
 
@@ -185,7 +189,7 @@ class Engine:
                 yield numbers[first : first + count]
 
     def rows_at_once(self) -> int:
-        """The number of tokens with logits that fit into a quarter of the budget."""
+        """The number of tokens whose logits fit into a quarter of the budget."""
         return max(1, int(self.memory / 4 / self._per_row))
 
     def texts(self, batch: Batch, documents: Int[Tensor, " batch"], changes: Sequence[Change]) -> "Texts":
@@ -201,12 +205,12 @@ class Engine:
         return texts
 
     def _known(self, documents: Int[Tensor, " batch"]) -> "Texts | None":
-        """The same texts, if the last sweep kept them."""
+        """The same texts with their cached streams, if the last sweep kept them."""
         texts = None if self._texts is None else self._texts.get(int(documents[0]))
         return texts if texts is not None and torch.equal(texts.documents, documents) else None
 
     def leaves_out(self, batch: Batch, block: int, stream: Float[Tensor, "batch position d_model"]) -> bool:
-        """Whether passes may begin after the attention of a block, tried on the first text."""
+        """Whether passes may begin after the attention of a block, as tested on the first text."""
         assert self.blocks is not None
         if block not in self._left_out:
             one = batch.texts(torch.arange(1))
@@ -229,13 +233,13 @@ class After:
 
     metric: Float[Tensor, "change batch"]
     shift: Float[Tensor, "change batch layer head"] | None = None
-    """How far patterns moved."""
+    """The shift of each pattern."""
     keyless: Int[Tensor, "change batch"] | None = None
-    """The number of rows, over all heads, left without a key."""
+    """The number of rows, over all heads, that are left without keys."""
 
 
 class Texts:
-    """Texts, with what their clean pass kept."""
+    """Texts, with the values that their clean pass stored."""
 
     def __init__(
         self,
@@ -251,7 +255,7 @@ class Texts:
         self.queries = batch.queries(self.model.output_stack.label)
         self._later: dict[tuple[str, int], Tensor] = {}
         self._kept: dict[tuple[int, ...], Tensor] = {}
-        """Streams under single changes, by the block and the interventions that the change adds to those held."""
+        """Streams under single changes, by the block and the interventions that the change adds to the shared ones."""
         self._held: Change = ()
         if self.blocks is None:
             values = self.model.forward(batch, captures=[("logits", None)])
@@ -266,7 +270,9 @@ class Texts:
         self.hold(engine.held)
 
     def hold(self, held: Change) -> None:
-        """Applies the interventions that all changes share to streams and z; those held so far come first in them."""
+        """Applies the interventions `held`, which all changes share, to streams and z; it begins with those applied so
+        far.
+        """
         if len(held) == len(self._held):
             return
         assert self.blocks is not None
@@ -285,7 +291,7 @@ class Texts:
         }
 
     def begin_of(self, change: Change) -> tuple[int, bool]:
-        """The first block of the pass of a change, and whether the pass begins with a stream kept under that change."""
+        """The first block of a change's pass, and whether the pass begins with a stream cached under that change."""
         start = self.engine.start_of(change)
         kept = [block for block in self.engine.kept_at if block > start and self._key(block, change) in self._kept]
         return (max(kept), True) if kept else (start, False)
@@ -294,7 +300,7 @@ class Texts:
         return (block, *map(id, change[len(self._held) :]))
 
     def _z_at(self, start: int, changes: Sequence[Change]) -> Tensor | None:
-        """z of the first block of some changes, if they may begin after its attention."""
+        """z of the first block of some changes, if their passes may begin after its attention."""
         if start not in self._z or not all(map(self.engine.after_attention, changes)):
             return None
         return self._z[start] if self.engine.leaves_out(self.batch, start, self.streams[start]) else None
@@ -321,7 +327,7 @@ class Texts:
         return self.measured(changes, judge)
 
     def measured(self, changes: Sequence[Change], judge: Metric) -> After:
-        """The same for changes in an otherwise clean run."""
+        """The measurements under changes of an otherwise clean run."""
         keyless = Keyless(len(self.batch.ids), len(changes)) if self.engine.keyless else None
         output, shift = (
             (self._frozen(changes, keyless), None) if self.engine.frozen else self._recomputed(changes, keyless)
@@ -331,13 +337,15 @@ class Texts:
     # -- paths ---------------------------------------------------------------------------------------------
 
     def _received(self) -> "Texts":
-        """The same texts, for changes that hold values of these texts only."""
+        """The same texts, for changes whose values are only for these texts."""
         texts = copying.copy(self)
         texts._source = slice(None)
         return texts
 
     def _at_receivers(self, changes: Sequence[Change], receivers: Receivers) -> list[Change]:
-        """Replaces each change by the q, k and v that it gives the receivers, for a clean run."""
+        """Replaces each change by interventions that put the q, k and v of the receivers under that change into a clean
+        run.
+        """
         assert self.blocks is not None
         start, stack = self.engine.start_of(changes[0]), self.model.output_stack
         later = {key: heads for key, heads in receivers.items() if key[1] > start}
@@ -366,7 +374,7 @@ class Texts:
     # -- passes --------------------------------------------------------------------------------------------
 
     def _applied_now(self, changes: Sequence[Change], first: int) -> list[Applied]:
-        """Each change in a separate copy of the texts; the copies before `first` stay unchanged."""
+        """Applies each change to a separate copy of the texts; the copies before `first` stay unchanged."""
         texts = len(self.batch.ids)
         return [
             self.model.applied(intervention, slice(number * texts, (number + 1) * texts), self._source)
@@ -407,7 +415,7 @@ class Texts:
         return output, None if watch is None else watch.means()
 
     def _frozen(self, changes: Sequence[Change], keyless: "Keyless | None") -> Output:
-        """The last stream, where only the attention of the changed layers differs from the clean pass."""
+        """The last stream if only the attention of the changed layers differs from the clean pass."""
         assert self.blocks is not None and self.clean.stream is not None
         touched = sorted({layer for change in changes for layer in self.engine._starts(change)})
         moved = {layer: self._moved(changes, layer, keyless) for layer in touched}
@@ -423,7 +431,7 @@ class Texts:
     def _moved(
         self, changes: Sequence[Change], layer: int, keyless: "Keyless | None"
     ) -> Float[Tensor, "change text position d_model"]:
-        """How a layer's attention output changes on the clean stream."""
+        """The change of a layer's attention output, computed on the clean stream."""
         assert self.blocks is not None
         here = [
             tuple(intervention for intervention in change if layer in (intervention.touches or (layer,)))
@@ -449,7 +457,7 @@ class Texts:
 
 
 def shared(changes: Sequence[Change]) -> int:
-    """The number of interventions, the very same objects, with which all of several changes begin."""
+    """The number of interventions (identical objects) with which all changes begin."""
     if len(changes) < 2:
         return 0
     columns = zip(*changes, strict=False)
@@ -457,7 +465,7 @@ def shared(changes: Sequence[Change]) -> int:
 
 
 def _first_of(change: Change) -> int:
-    """The first block that interventions touch."""
+    """The first block that interventions change."""
     return min((min(intervention.touches) if intervention.touches else 0 for intervention in change), default=0)
 
 

@@ -1,4 +1,4 @@
-"""Sums where heads look: statistics of rows by text, and the attention that each key and distance receives."""
+"""Sums statistics of attention rows by text, and the attention that each key and each distance receives."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -21,10 +21,10 @@ from .row_means import RowMeans, closed, sum_of_states
 from .token_types import TOKEN_TYPES, token_types
 
 SINK_RATE: Final = 0.3
-"""ε of Sink_k^ε: a key with more mean attention than this counts as a sink of a head in a text (Gu et al. 2024)."""
+"""ε of Sink_k^ε: a key that receives more mean attention than this is a sink of a head in a text (Gu et al. 2024)."""
 
 BY_ROW: Final = (*RowMeans.BY_ROW, "top_key")
-"""The entries kept row by row for texts that are run together."""
+"""The entries that are kept row by row, for texts that are run together."""
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class FocusSums(Reducer):
     last: int = 8
 
     def __post_init__(self) -> None:
-        # As an int: the journal of a corpus identifies the reducer by the text of its options.
+        # As an int, since a journal identifies the reducer by the text of its options.
         object.__setattr__(self, "last", whole_number("last", self.last, least=1))
 
     def start(self, run: Run) -> State:

@@ -1,8 +1,8 @@
-"""Keeps sums per document in bounded memory: beyond 256 documents they are added up in groups.
+"""Keeps sums per document in bounded memory: beyond 256 documents, sums are added up in groups.
 
-A document's group is its number modulo a power of two, the largest that gives at most 256 groups. So up to 256
-documents are each a group of one, and the groups depend only on which documents there are, not on their order or
-shards. Groups of documents are as independent as documents, so intervals over groups keep their coverage.
+A document's group is its number modulo a power of two: the largest power with at most 256 groups. Up to 256 documents,
+every document is a separate group. The groups depend only on the set of documents, not on their order or shards. Groups
+of documents are as independent as documents, so intervals over groups keep their coverage.
 """
 
 from collections.abc import Sequence
@@ -17,7 +17,7 @@ GROUPS: Final = 256
 """The largest number of groups."""
 
 _NO_MODULUS: Final = 2**62
-"""Above every document's number."""
+"""A number larger than that of any document."""
 
 State = dict[str, Tensor]
 
@@ -25,9 +25,10 @@ State = dict[str, Tensor]
 def by_group(
     state: State, documents: Int[Tensor, " document"], summed: Sequence[str], most: int | None = None
 ) -> State:
-    """Turns sums by document (the last axis of the entries `summed`) into sums by group, with the groups.
+    """Adds up sums by document (the last axis of the entries `summed`) to sums by group, and adds the groups to the
+    state.
 
-    `most` is the largest number of groups, if sums are so large that fewer than `GROUPS` fit.
+    `most` is the maximum number of groups, if sums are so large that fewer than `GROUPS` groups fit.
     """
     ungrouped = {**state, "groups": documents.long().cpu(), "modulus": torch.tensor([_NO_MODULUS])}
     return _folded(ungrouped, summed, most)

@@ -1,7 +1,8 @@
-"""Identifies a run: by versions, weights, options, inputs, and a digest of its functions.
+"""Identifies a run by versions, weights, options, inputs, and a digest of its functions.
 
-A digest is the same in every process. It covers compiled code, defaults, what closures hold and the globals that the
-code names, recursively. Installed classes count by name; objects that hide their content (a lock, a file) by class.
+A digest is the same in every process. It covers compiled code, defaults, the values in closures and the globals that
+the code names, recursively. Installed classes are identified by name, objects that hide their content (a lock, a file)
+by class.
 """
 
 import functools
@@ -40,7 +41,7 @@ def digest_of(value: Any, known: dict[int, tuple[object, str]] | None = None) ->
         content = value if isinstance(value, bytes) else repr(value).encode()
         return hashlib.sha256(type(value).__name__.encode() + content).hexdigest()
     if id(value) not in known:
-        known[id(value)] = value, "itself"  # where it contains itself
+        known[id(value)] = value, "itself"  # in case it contains itself
         parts = [digest_of(part, known) for part in _parts(value)]
         ordered = sorted(parts) if type(value) in (dict, set, frozenset) else parts
         known[id(value)] = value, hashlib.sha256(" ".join(ordered).encode()).hexdigest()
@@ -78,7 +79,7 @@ def _parts(value: Any) -> Iterable[object]:
 
 
 def _kept(value: Any) -> Iterable[object]:
-    """The parts of an object that a copy would keep, without cached properties; none if the object hides them."""
+    """The parts of an object that a copy would have, without cached properties; none if the object hides them."""
     try:
         kept = (value.cell_contents,) if isinstance(value, types.CellType) else value.__reduce_ex__(2)
     except Exception:  # a user's object may raise anything
@@ -92,7 +93,7 @@ def _kept(value: Any) -> Iterable[object]:
 
 
 def _globals(names: set[str], space: Mapping[str, Any], depth: int = 3) -> Iterator[tuple[str, object]]:
-    """The globals with these names, also those in the user's own modules, as in `helpers.BY`."""
+    """The globals with these names, including those in the user's own modules, such as `helpers.BY`."""
     for name in sorted(names & space.keys()):
         yield name, space[name]
         if depth and isinstance(space[name], types.ModuleType) and not is_installed(space[name]):

@@ -1,4 +1,4 @@
-"""The journal of a run: a file that holds all that the run needs to resume after an interruption."""
+"""Writes the journal of a run: a file with everything that the run needs to resume after an interruption."""
 
 import hashlib
 import json
@@ -25,11 +25,11 @@ from ..model.parts.hashes import tensors_hash
 ADVICE: Final = "Give another path or delete it."
 
 _ROUNDING: Final = 1000
-"""The largest difference between two runs of one measurement, absolute and relative, in epsilons of the model's
-precision: different batch shapes change the numbers of deep models by this much."""
+"""Two runs of one measurement may differ by this many epsilons of the model's precision, absolute plus relative: in a
+deep model, different batch shapes change the numbers by this much."""
 
 _MOST_ROUNDING: Final = 0.1
-"""The largest difference in any precision: half precision has few digits."""
+"""In any precision, two runs may differ by this much at most: half precision has few digits."""
 
 
 P = ParamSpec("P")
@@ -43,7 +43,7 @@ class _Kept:
     """A journal that this run owns."""
 
     stays: bool = False
-    """Whether it is still needed when the run has ended."""
+    """Whether the file is still needed after the run has ended."""
 
 
 _KEPT: ContextVar[Mapping[Path, _Kept]] = ContextVar("attnmech_journals", default={})  # noqa: B039 - never changed
@@ -51,14 +51,14 @@ _KEPT: ContextVar[Mapping[Path, _Kept]] = ContextVar("attnmech_journals", defaul
 
 @contextmanager
 def kept(path: str | Path | None) -> Iterator[None]:
-    """Owns the journal at a path during the block, and removes it if the block succeeds.
+    """Owns the journal at a path during the block, and removes the file if the block succeeds.
 
     >>> with kept("table.csv.journal"):                             # doctest: +SKIP
     ...     am.ablate_heads(model, texts, journal="table.csv.journal").write_html("page.html")
 
-    Inside another `kept` of the same path, the outer one decides, so a caller that writes a run's result can keep the
-    journal until the result is written. After an exception or Ctrl-C the journal is still there, and the traceback of
-    Ctrl-C ends with its path. Without a path nothing happens.
+    If blocks for the same path are nested, the outer block removes the file, so a caller that writes a run's result can
+    keep the journal until the result is written. After an exception or Ctrl-C, the journal remains, and the traceback
+    of Ctrl-C ends with its path. Without a path, nothing happens.
 
     Raises `JournalError` at once if another process or thread owns the journal, and `OutputError` if none can be
     written.
@@ -82,13 +82,13 @@ def kept(path: str | Path | None) -> Iterator[None]:
 
 
 def leave(path: str | Path | None) -> None:
-    """Keeps the journal at a path after its `kept` ends: the result returned is incomplete."""
+    """Keeps the journal at a path after its `kept` ends, since the returned result is incomplete."""
     if path is not None:
         _KEPT.get()[_real(path)].stays = True
 
 
 def owning_journal(function: Callable[P, R]) -> Callable[P, R]:
-    """Makes a function own the journal named by its keyword `journal`, from its first line to its last."""
+    """Makes a function own, while it runs, the journal that its keyword argument `journal` names."""
 
     @wraps(function)
     def owned(*arguments: P.args, **options: P.kwargs) -> R:
@@ -104,7 +104,7 @@ def _real(path: str | Path) -> Path:
 
 @contextmanager
 def _locked(path: Path, real: Path) -> Iterator[None]:
-    """Holds a lock that the system releases when the process dies; leaves no file behind."""
+    """Holds a lock, which the system releases if the process dies; leaves no file behind."""
     check_writable(path)
     lock = FileLock(real.with_name(f".{real.name}.lock"), blocking=False)
     try:
@@ -131,9 +131,9 @@ class Entry:
     """The progress of a run."""
 
     tensors: Mapping[str, Tensor]
-    """Everything it has accumulated, under any names."""
+    """Everything that the run has accumulated, under any names."""
     batches: int
-    """The number of batches that it covers."""
+    """The number of batches that the entry covers."""
     digest: str
     """`CorpusBatch.digest` of the last batch."""
     counters: Mapping[str, int] = field(default_factory=dict)
@@ -142,7 +142,7 @@ class Entry:
 class Journal:
     """One file with the last entry of a run, written whole or not at all.
 
-    `identity` identifies the run by JSON values: only a run of the same identity resumes from the file.
+    `identity` identifies the run by JSON values: only a run with the same identity resumes from the file.
     """
 
     def __init__(self, path: Path, identity: Mapping[str, Any]) -> None:
@@ -174,7 +174,8 @@ class Journal:
     def resume(self) -> Entry | None:
         """The last entry, or None if there is no file.
 
-        Raises `JournalError` for another run's journal, a damaged one or any other file, and leaves the file as it is.
+        Raises `JournalError`, and leaves the file unchanged, if it is another run's journal, is damaged, or is not a
+        journal.
         """
         if not self.path.exists():
             return None
@@ -192,10 +193,11 @@ class Journal:
         return entry
 
     def require_same(self, names: Sequence[str], held: Tensor, measured: Tensor, precision: torch.dtype) -> None:
-        """Raises `JournalError` if a number measured again, one of `names`, differs from the journal's.
+        """Raises `JournalError` if any of the numbers in `names`, measured again, differs from its value in the
+        journal.
 
-        The same code gives bit-identical numbers on a CPU, and equal ones up to rounding on a GPU or if texts and
-        changes are batched differently (`memory`); the tolerance follows from the model's precision.
+        The same code gives bit-identical numbers on a CPU. On a GPU, or if texts and changes are batched differently
+        (`memory`), numbers agree up to rounding; the tolerance follows from the model's precision.
         """
         allowed = min(_ROUNDING * torch.finfo(precision).eps, _MOST_ROUNDING)
         apart = ~torch.isclose(measured, held, rtol=allowed, atol=allowed, equal_nan=True)
@@ -203,14 +205,14 @@ class Journal:
             first = int(apart.flatten().int().argmax())
             was, now = float(held.flatten()[first]), float(measured.flatten()[first])
             raise JournalError(
-                f"{self.path} disagrees with this run: {names[first]} is {was:.6g} in the journal, "
-                f"{now:.6g} now. The metric, a hook or the model has changed, or one of them is random. {ADVICE}"
+                f"{self.path} disagrees with this run: {names[first]} is {was:.6g} in the journal, but {now:.6g} now. "
+                f"The metric, a hook or the model has changed, or is random. {ADVICE}"
             )
 
     def _read(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
         with safe_open(self.path, framework="pt") as file:
             metadata = file.metadata() or {}
-            # Copies, since memory-mapped tensors change with the file.
+            # Copied, since memory-mapped tensors would change with the file.
             tensors = {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118 - no dict
         header = metadata["attnmech"]
         if metadata["sha256"] != _checksum(header, tensors):

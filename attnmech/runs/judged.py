@@ -1,4 +1,4 @@
-"""The inputs on which a metric is computed: the texts, or masked copies of them."""
+"""Prepares the inputs on which a metric is computed: the texts, or masked copies of them."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -14,7 +14,8 @@ from .metrics import Metric
 
 @dataclass(frozen=True)
 class JudgedTexts:
-    """Batches for a metric: of the texts or, for the loss of a masked language model, of masked copies.
+    """Batches on which a metric is computed: of the texts or, for the loss of a masked language model, of masked
+    copies.
 
     Copies are numbered like documents, so they run like any other texts.
     """
@@ -22,13 +23,14 @@ class JudgedTexts:
     parts: Sequence[CorpusBatch]
     judge: Metric
     text_of: Int[Tensor, " input"]
-    """The number of each input's text."""
+    """For each input, the number of its text."""
     masked: Int[Tensor, " input"] | None = None
     """The number of tokens masked in each copy; None if the inputs are the texts."""
 
     @classmethod
     def of(cls, parts: Sequence[CorpusBatch], judge: Metric, tokens: int) -> "JudgedTexts":
-        """Makes the copies that a metric needs, in batches of up to `tokens` tokens, a longer copy alone.
+        """Makes the copies that a metric needs, in batches of up to `tokens` tokens; a longer copy is a batch by
+        itself.
 
         Raises `InputError` for a text without a token to mask.
         """
@@ -50,7 +52,7 @@ class JudgedTexts:
         return cls(batches, replace(judge, hidden=targets), torch.cat(of_text), masked)
 
     def by_text(self, values: Float[Tensor, "..."], axis: int = -1) -> Float[Tensor, "..."]:
-        """The means over the masked tokens of each text, from values of its copies along an axis."""
+        """The mean over the masked tokens of each text, from the values of its copies along an axis."""
         if self.masked is None:
             return values
         moved = values.movedim(axis, -1) * self.masked

@@ -1,4 +1,4 @@
-"""Each head's mean query and mean key on a corpus: a reference at which scores are split.
+"""Computes each head's mean query and mean key on a corpus, as a reference at which scores are split.
 
 Formulas: docs/formulas.md#centred-terms.
 """
@@ -36,7 +36,7 @@ def mean_qk(
     stack: str | None = None,
     **options: Unpack[StreamOptions],
 ) -> MeanQK:
-    """The mean query and key of every head on some texts: the reference of `am.decompose_scores(..., centre=means)`.
+    """The mean query and key of every head on some texts, for `am.decompose_scores(..., centre=means)`.
 
     q̄ = Σ_i q_i / N, q_i = R_i⁻¹ q_rot,i: the query that enters the score, rotated back to position 0; k̄ likewise, for
     kv heads.
@@ -48,8 +48,9 @@ def mean_qk(
         model: the model; hooks in force change the means.
         inputs: texts, or an iterator of texts (a corpus); only sums are kept.
         per_position: whether to take a mean at each position, which needs 50 texts at each position used (Song & Zhong
-            2023, arXiv 2310.04861); by default one per head, over all tokens but special ones and the first of a text.
-        layers: by default all.
+            2023, arXiv 2310.04861); by default, one mean per head, over all tokens except special tokens and the first
+            of each text.
+        layers: the layers; by default all.
         stack: "encoder", "decoder" or "cross" in a model with several.
         options: `bos`, `truncate`, `shard`, `journal`, `engine` and `progress`, as in `am.stream`.
 
@@ -107,7 +108,7 @@ class MeanQKReducer(Reducer):
         return sums
 
     def finish(self, state: State, source: Source) -> MeanQK:
-        """The result; `InputError` if no token counts."""
+        """The result; raises `InputError` if no token counts."""
         if not state["query_counts"].sum() or not state["key_counts"].sum():
             raise InputError(
                 "the texts have only first and special tokens, so there is nothing to take a mean over; give longer "

@@ -1,4 +1,4 @@
-"""Metrics: one number per text, from the logits of a run."""
+"""Computes metrics: one number per text, from the logits of a run."""
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
@@ -22,7 +22,7 @@ MetricLike: TypeAlias = str | Callable[[Tensor, Batch], Tensor]
 """A name of `METRICS`, or `(logits [batch position vocab], batch) -> [batch]`."""
 
 METRICS: Final = {
-    "loss": "mean cross-entropy of the next token, or of masked ones in a masked language model, in nats",
+    "loss": "mean cross-entropy of the next token (in a masked language model, of masked tokens), in nats",
     "kl": "mean KL divergence from the clean output, in nats",
     "logit_difference": "logit of the answer minus that of the token it is compared with, at the last token",
     "log_probability": "ln p of the answer with which the text ends, summed over the answer's tokens, in nats",
@@ -46,7 +46,7 @@ OUTPUT_METRICS: Final = {
     "cross_entropy": "mean cross-entropy of the class in `answers`, in nats",
     "mse": "mean squared difference of the output and `answers`",
 }
-"""The metrics of a classifier and of a user's own module, with an output that is not over a vocabulary."""
+"""The metrics of models whose output is not over a vocabulary: classifiers and a user's own modules."""
 
 IGNORED: Final = -100
 """The class in `answers` that marks ignored positions, as in transformers."""
@@ -54,7 +54,7 @@ IGNORED: Final = -100
 
 @dataclass(frozen=True)
 class Metric:
-    """A metric, with the rows of the output that it needs and the answers of each text."""
+    """A metric, with the answers to each text and the rows of the output that it needs."""
 
     name: str
     compute: Callable[[Tensor, Batch], Tensor] | None = None
@@ -64,17 +64,17 @@ class Metric:
     has_name: bool = True
     """Whether the metric was given as a name, not as a function."""
     endings: Int[Tensor, "text longest"] | None = None
-    """The answers of "log_probability", each at the end of its row; -1 before it."""
+    """The ids of the answers for "log_probability", each at the end of its row, preceded by -1."""
     mask_id: int | None = None
-    """The mask token of a masked language model; its loss is the loss of masked copies (`JudgedTexts`)."""
+    """The mask token's id, in a masked language model; the loss is then computed on masked copies (`JudgedTexts`)."""
     hidden: Int[Tensor, "copy longest"] | None = None
-    """The id that each masked token of these copies had; -1 at all others."""
+    """The original id of each masked token of these copies; -1 at all other tokens."""
     of_output: bool = False
     """Whether the output is that of a classifier or of a user's own module, and not over a vocabulary."""
 
     @classmethod
     def of(cls, model: HookedModel, metric: MetricLike, answers: Answers, against: Answers, texts: int) -> "Metric":
-        """A metric for these texts; `InputError` if it has no meaning for them or the model."""
+        """A metric for these texts; raises `InputError` if it is meaningless for the texts or the model."""
         if model.points["logits"].absent is not None:
             raise InputError(f"a metric needs logits, but {model.points['logits'].absent}.")
         if model.predicts == "output":
@@ -84,7 +84,7 @@ class Metric:
         right = None if answers is None else answer_ids(model, "answers", answers, texts)
         wrong = None if against is None else answer_ids(model, "against", against, texts)
         if wrong is not None and right is None:
-            raise InputError("`against` needs `answers`: the tokens that it is compared with.")
+            raise InputError("`against` needs `answers`, the tokens to compare with it.")
         if callable(metric):
             return cls(_name_of(metric), metric, right, wrong, has_name=False)
         if not isinstance(metric, str) or metric not in METRICS:
@@ -99,7 +99,8 @@ class Metric:
             )
         if model.predicts == "other" and metric == "loss":
             raise InputError(
-                "a loss is for the next token or a masked one; this model sees the next and predicts no masked ones. "
+                "a loss is that of the next token or of masked tokens; this model sees the next token, and does not "
+                "predict masked ones. "
                 'Use metric="kl", or answers with metric="logit_difference".'
             )
         if metric in ("logit_difference", "accuracy") and right is None:
@@ -114,7 +115,7 @@ class Metric:
         """A metric of the output of a classifier or a user's own module, in any shape."""
         owner = "a module of your own" if model.is_own else "a classifier"
         if against is not None:
-            raise InputError(f"`against` is a token, and {owner} predicts none; leave it out.")
+            raise InputError(f"`against` is a token, and {owner} does not predict tokens; leave it out.")
         right = None if answers is None else _targets(answers, texts)
         if callable(metric):
             return cls(_name_of(metric), metric, right, has_name=False, of_output=True)
@@ -127,7 +128,7 @@ class Metric:
                 f"function (output, batch) -> [batch]; got {shown(metric)}."
             )
         if right is None:
-            raise InputError(f"metric={metric!r} needs `answers`: a tensor with the right output of each text.")
+            raise InputError(f"metric={metric!r} needs `answers`: a tensor with the right output for each text.")
         return cls(metric, _OF_OUTPUT[metric], right, of_output=True)
 
     @classmethod
@@ -138,26 +139,28 @@ class Metric:
                 "compare answers, subtract the results of two calls."
             )
         if not model.causal or not model.writes_tokens:
-            raise InputError('metric="log_probability" is for next tokens, which this model can see.')
+            raise InputError(
+                'metric="log_probability" is for models that predict the next token; this model can see it.'
+            )
         return cls("log_probability", endings=answer_tokens(model, answers, texts))
 
     @property
     def needs_clean(self) -> bool:
-        """Whether it compares with the clean output."""
+        """Whether the metric compares with the clean output."""
         return self.name == "kl" and self.has_name
 
     @property
     def noted(self) -> dict[str, str]:
-        """The entries that a result's provenance records beside the metric's name."""
+        """The entries that a result's provenance records in addition to the metric's name."""
         return {} if self.mask_id is None else {"masked": f"each ordinary token once, in {GROUPS} groups"}
 
     @property
     def reads_whole(self) -> bool:
-        """Whether it needs the full output, not only some rows of logits."""
+        """Whether the metric needs the full output, not only some rows of logits."""
         return self.compute is not None or self.of_output
 
     def require_gradient(self) -> None:
-        """Raises `InputError` for a metric with a gradient that is 0 or undefined where nothing is changed."""
+        """Raises `InputError` for a metric whose gradient is 0 or undefined at the clean output."""
         if not self.has_name:
             return
         instead = '"cross_entropy" with `answers`' if self.of_output else '"loss", or "logit_difference" with `answers`'
@@ -178,7 +181,7 @@ class Metric:
             )
 
     def at(self, documents: Int[Tensor, " batch"]) -> "Metric":
-        """The metric for some of the texts."""
+        """The same metric, for some of the texts."""
         return replace(
             self,
             answers=_some(self.answers, documents),
@@ -188,7 +191,7 @@ class Metric:
         )
 
     def rows(self, batch: Batch) -> Bool[Tensor, "batch position"]:
-        """The tokens whose logits it needs."""
+        """True at the tokens whose logits the metric needs."""
         mask = batch.mask
         if self.name == "kl":
             return mask
@@ -202,7 +205,9 @@ class Metric:
         return mask & torch.cat((mask[:, 1:], torch.zeros_like(mask[:, :1])), dim=1)
 
     def _before_endings(self, batch: Batch, endings: Int[Tensor, "batch longest"]) -> Bool[Tensor, "batch position"]:
-        """The tokens that an answer's tokens follow; `InputError` for a text that does not end with its answer."""
+        """True at the tokens that precede the answer's tokens; raises `InputError` if a text does not end with its
+        answer.
+        """
         before = torch.zeros_like(batch.mask)
         for row, (ending, real) in enumerate(zip(endings, batch.mask, strict=True)):
             answer, places = ending[ending >= 0], real.nonzero()[:, 0]
@@ -220,7 +225,7 @@ class Metric:
     def of_rows(
         self, logits: Float[Tensor, "row vocab"], clean: Tensor | None, batch: Batch, rows: Int[Tensor, "row 2"]
     ) -> Float[Tensor, " row"]:
-        """One number for each of the rows, given as (text, position) in the batch."""
+        """One number for each row; `rows` gives the rows as (text, position) in the batch."""
         text, position = rows.unbind(dim=1)
         if self.hidden is not None:
             return cross_entropy(logits, self.hidden[text, position])
@@ -243,7 +248,7 @@ class Metric:
     def of_whole(
         self, output: Float[Tensor, "*output"], batch: Batch, clean: Float[Tensor, "*output"] | None = None
     ) -> Float[Tensor, " batch"]:
-        """A metric of the full output, checked; `clean` is for one that compares with it."""
+        """The metric of the full output, checked; a metric that compares with the clean output needs `clean`."""
         if clean is not None:
             return _divergence(output, clean, batch)
         assert self.compute is not None
@@ -272,7 +277,7 @@ class Metric:
             )
 
     def of_logits(self, logits: Float[Tensor, "*output"], batch: Batch) -> Float[Tensor, " batch"]:
-        """The metric of the full logits, if it needs no clean output; differentiable."""
+        """The metric of the full logits, differentiable; for metrics that do not compare with the clean output."""
         if self.compute is not None:
             self.require_no_padding(logits, batch)
             return self.of_whole(logits, batch)
@@ -284,14 +289,14 @@ class Metric:
 
 
 def require_finite(name: str, values: Float[Tensor, " text"], documents: Sequence[int], what: str) -> None:
-    """Raises `InputError` with the first text for which a metric is NaN or infinite."""
+    """Raises `InputError`, naming the first text, if a metric is NaN or infinite."""
     bad = (~values.isfinite()).nonzero()
     if len(bad):
         place = int(bad[0])
         came = "NaN" if bool(values[place].isnan()) else str(float(values[place]))
         raise InputError(
-            f"{_called(name)} is {came} for text {documents[place]} ({what}). Texts need at least two tokens for a "
-            "loss; a function must give a finite number for every text."
+            f"{_called(name)} is {came} for text {documents[place]} ({what}). A loss needs texts of at least two "
+            f"tokens; a function must return a finite number for every text."
         )
 
 
@@ -314,7 +319,7 @@ def _divergence(
 
 
 def _accuracy(output: Float[Tensor, "*output classes"], batch: Batch) -> Float[Tensor, " text"]:
-    """The share of places where the largest output is the right class's."""
+    """The share of places at which the right class has the largest output."""
     right, counted = _classes(output, batch)
     return _mean_of_places(as_float64(output.argmax(dim=-1) == right), counted)
 
@@ -329,11 +334,11 @@ def _cross_entropy(output: Float[Tensor, "*output classes"], batch: Batch) -> Fl
 def _classes(
     output: Float[Tensor, "*output classes"], batch: Batch
 ) -> tuple[Int[Tensor, "*output"], Bool[Tensor, "*output"]]:
-    """The right classes in the shape of an output, and which of them count."""
+    """The right classes in the shape of an output, and True at those that count."""
     right, places = batch.answers, output.shape[:-1]
     assert right is not None
     if batch.texts_of is not None and right.ndim == 2 and places == batch.mask.shape:
-        # Answers by token are padded to the longest text of all batches.
+        # Answers per token are padded to the longest text of all batches.
         right = right[:, : places[1]]
     if right.shape != places or right.is_floating_point() or right.is_complex() or right.dtype == torch.bool:
         raise InputError(
@@ -350,7 +355,7 @@ def _classes(
 
 
 def _real(values: Shaped[Tensor, "*output"], batch: Batch) -> Bool[Tensor, "*output"]:
-    """Which places of an output count: where it has one for each token, those that are not padding."""
+    """True at the places of an output that count: all, except padding if there is a place for each token."""
     everywhere = torch.ones_like(values, dtype=torch.bool)
     return batch.mask.to(values.device) if values.shape == batch.mask.shape else everywhere
 

@@ -1,4 +1,4 @@
-"""The options that many calls share, by what they decide."""
+"""Defines the options that many calls share."""
 
 from pathlib import Path
 from typing import TypedDict
@@ -8,7 +8,7 @@ from .workers import Workers
 
 
 class CommonOptions(TypedDict, total=False):
-    """Options of every run over texts."""
+    """The options of every run over texts."""
 
     bos: bool | None
     """Whether each text begins with the tokenizer's BOS or CLS token; None is what the model was loaded with."""
@@ -17,11 +17,11 @@ class CommonOptions(TypedDict, total=False):
 
 
 class RunOptions(CommonOptions, total=False):
-    """How a long run is carried out."""
+    """The options that say how a long run is carried out."""
 
     journal: str | Path | None
-    """A file for the state of the run: after an interruption, the same call resumes from it; it is removed at the
-    end."""
+    """The path of a file that stores the state of the run. After an interruption, the same call resumes from the file;
+    it is removed at the end."""
     engine: str | Workers
     """"local", or `am.Ray(...)`: worker processes on this machine or a cluster, with the same result."""
 
@@ -36,12 +36,12 @@ class StreamOptions(RunOptions, total=False):
 
 
 class MeasuringOptions(CommonOptions, total=False):
-    """How a metric is measured on texts."""
+    """The options that say how a metric is measured on texts."""
 
     answers: Answers
     """For "logit_difference" and "accuracy": the right token of each text, as a string with its space or as an id."""
     against: Answers
-    """For "logit_difference": the token that the answer is compared with."""
+    """For "logit_difference": the token with which the answer is compared."""
     memory: float
     """The memory that a step may use on top of the model, in GB; 1 by default."""
 

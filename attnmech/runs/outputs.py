@@ -1,4 +1,6 @@
-"""Computes a metric from a pass's output, with logits only for the tokens that it needs, some at a time."""
+"""Computes a metric from the output of a pass; logits are computed only for the tokens that need them, some at a
+time.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,7 +18,9 @@ from .metrics import Metric
 
 @dataclass(frozen=True)
 class Output:
-    """The output of copies of a batch: its last stream if logits can be computed later, else its logits."""
+    """The output of a pass over copies of a batch: the last stream, if logits can be computed from it later, else
+    logits.
+    """
 
     stream: Float[Tensor, "rows position d_model"] | None
     logits: Float[Tensor, "*output"] | None
@@ -28,15 +32,15 @@ class Judging:
 
     batch: Batch
     queries: Batch
-    """The tokens of the output."""
+    """The batch whose tokens the rows of the output belong to."""
     blocks: Blocks | None
-    """The blocks that turn streams into logits; None where outputs are logits."""
+    """Computes logits from streams; None if the outputs are logits already."""
     clean: Output
     rows_at_once: int
     """The number of tokens with logits that fit into the memory."""
 
     def of(self, output: Output, count: int, judge: Metric) -> Float[Tensor, "copy batch"]:
-        """The metric of each copy of each text."""
+        """The metric of every copy of every text."""
         if judge.reads_whole:
             if output is self.clean:
                 judge.require_no_padding(self._logits(output, 0), self.queries)

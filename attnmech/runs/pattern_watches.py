@@ -1,4 +1,4 @@
-"""Watches attention under changes: how far patterns move, and how many rows are left without a key."""
+"""Observes attention under changes: measures how far patterns move, and counts rows left without keys."""
 
 import torch
 from einops import rearrange
@@ -21,12 +21,12 @@ class Keyless:
         hidden = (block.scores == torch.finfo(block.scores.dtype).min).all(dim=-1)
         empty = hidden & (block.pattern == 0).all(dim=-1) & block.real[:, None]
         copies = rearrange(empty.sum(dim=(1, 2)).cpu(), "(copy text) -> copy text", text=self.counts.shape[1])
-        # An unchanged first copy does not count.
+        # Rows of the unchanged first copy are not counted.
         self.counts += copies[-len(self.counts) :]
 
 
 class PatternShifts:
-    """Sums the divergence of the patterns of changed copies from those of the first copy."""
+    """Sums the divergence of the patterns in changed copies from the patterns in the first copy."""
 
     def __init__(self, model: HookedModel, texts: int, changes: int, start: int) -> None:
         stack = model.output_stack

@@ -11,7 +11,7 @@ from .corpus import CorpusBatch, Documents
 
 
 class Meter:
-    """Call `advance` after each batch."""
+    """A progress bar over documents; call `advance` after each batch."""
 
     def __init__(self, bar: Progress, total: int | None) -> None:
         self._bar = bar
@@ -19,7 +19,7 @@ class Meter:
         self._tokens = 0
 
     def advance(self, part: CorpusBatch, *, skipped: bool = False) -> None:
-        """Counts a batch that is done, or that was done before an interruption."""
+        """Counts a batch that is done; `skipped` says that it was done before an interruption."""
         self._tokens += 0 if skipped else int(part.batch.mask.sum())
         elapsed = self._bar.tasks[0].elapsed or 0.0
         rate = f"{self._tokens / elapsed:,.0f} tokens/s" if elapsed and self._tokens else ""
@@ -28,7 +28,7 @@ class Meter:
 
 @contextmanager
 def meter(inputs: Any, shard: tuple[int, int] = (0, 1), *, show: bool) -> Iterator[Meter]:
-    """A bar over the documents of a shard, for the duration of the block; without `show` nothing is drawn."""
+    """Shows a bar over the documents of a shard during the block; without `show`, nothing is drawn."""
     columns = (
         TextColumn("{task.description}"),
         BarColumn(bar_width=24),
@@ -52,20 +52,20 @@ def _length(inputs: Any) -> int | None:
 
 
 class Steps:
-    """Call `advance` with the number of steps done."""
+    """A progress bar over steps; call `advance` with the number of steps done."""
 
     def __init__(self, bar: Progress, description: str, total: int | None) -> None:
         self._bar = bar
         self._task = bar.add_task(description, total=total)
 
     def advance(self, count: int) -> None:
-        """Counts steps that are done, or that were done before an interruption."""
+        """Counts steps that are done, now or before an interruption."""
         self._bar.update(self._task, advance=count)
 
 
 @contextmanager
 def steps(description: str, total: int | None, *, show: bool) -> Iterator[Steps]:
-    """A bar over steps, with or without a total, for the duration of the block; without `show` nothing is drawn."""
+    """Shows a bar over steps, with or without a total, during the block; without `show`, nothing is drawn."""
     columns = (
         TextColumn("{task.description}"),
         BarColumn(bar_width=24),

@@ -24,7 +24,7 @@ State: TypeAlias = dict[str, Tensor]
 
 @dataclass(frozen=True)
 class Run:
-    """The facts that a reducer knows before a batch goes through the model."""
+    """What a reducer knows before a batch goes through the model."""
 
     model: HookedModel
     stack: Stack
@@ -51,7 +51,7 @@ class Run:
 
 @dataclass(frozen=True)
 class Source:
-    """The origin of a result, known after the last batch."""
+    """What is known about a result after the last batch."""
 
     model: HookedModel
     stack: Stack
@@ -59,7 +59,7 @@ class Source:
     documents: int
     """The number of texts."""
     truncated: int
-    """The number of texts cut to the model's length (`truncate` in `stream`)."""
+    """The number of texts that were cut to the model's length (`truncate` in `stream`)."""
     batch: Batch | None
     """The texts; None for a corpus, whose texts are not kept."""
     provenance: Provenance
@@ -86,24 +86,24 @@ class Reducer(ABC):
 
     For every batch, `start` makes the tensors of a state, on the model's device. `add` receives the blocks of rows of
     each layer in turn; it changes the tensors in place, keeping shapes and dtypes, and must not keep views of a block's
-    tensors. `add_layer` does the same with the points of each finished layer. A reducer has one of the two, or both.
-    `close` may turn a batch's state into something else, such as sums. Its result is moved to the CPU. Then `merge`
-    joins the states of two batches, or of two shards, in any order: the tensors keep their names, dtypes and number of
-    axes. `finish` turns the final state into the result (by default, the state is the result).
+    tensors. `add_layer` does the same with the points of each finished layer. A reducer defines one of the two, or
+    both. `close` may replace the state of a batch by another one, such as sums. The state is then moved to the CPU.
+    `merge` joins the states of two batches, or of two shards, in any order; the tensors must keep their names, dtypes
+    and numbers of axes. `finish` turns the final state into the result (by default, the state is the result).
 
-    `add` must leave padding out: `block.real` is True at rows of real tokens and `block.visible` at the keys that a
-    row can see; hidden keys have the lowest finite score and no weight. `run.batch` holds the tokens, `run.documents`
+    `add` must leave padding out: `block.real` is True at rows of real tokens, and `block.visible` at the keys that a
+    row can see; hidden keys have the lowest finite score, and weight 0. `run.batch` holds the tokens, `run.documents`
     the number of each text in its corpus, and `block.rows` the positions of the rows in the text. A state with NaN is
     refused; infinite numbers are allowed.
 
-    States hold numbers, so keep a token as its id: `source.model.encode(ids).tokens` gives the texts in `finish`, as in
-    `examples/reducers.py`.
+    States hold numbers, so store a token as its id: `source.model.encode(ids).tokens` gives the texts in `finish`, as
+    in `examples/reducers.py`.
     """
 
     points: tuple[str, ...] = ()
     """Activation points of the layers to pass to the reducer: `block["resid_pre"]`, `end["z"]`.
 
-    Points that other reducers of the same call need may be there too; `block` has only those before attention.
+    Points that other reducers of the same call need may be present too; `block` has only the points before attention.
     """
     optional_points: tuple[str, ...] = ()
     """Points to pass if the model has them (`"resid_mid" in end`)."""
@@ -119,12 +119,12 @@ class Reducer(ABC):
         """Adds the points of one finished layer."""
 
     def close(self, state: State, run: Run) -> State:
-        """The state to keep of a finished batch, padding included; by default the state as it is."""
+        """The final state of a batch, before it is merged with others; by default, the state unchanged."""
         return state
 
     @abstractmethod
     def merge(self, one: State, other: State) -> State:
-        """The state of both parts together."""
+        """The joint state of two parts."""
 
     def finish(self, state: State, source: Source) -> Any:
         """The result."""
@@ -132,14 +132,15 @@ class Reducer(ABC):
 
     @property
     def name(self) -> str:
-        """Its name in messages."""
+        """The reducer's name in messages."""
         return type(self).__name__
 
     @property
     def options(self) -> dict[str, str]:
-        """The options that distinguish it from others of its class, for provenance and journal; by default attributes.
+        """The options that distinguish it from other reducers of its class, for provenance and journal; by default, its
+        attributes.
 
-        A run resumes from a journal only if these texts are the same, so none may hold a memory address. The code of
-        the class must be the same too and, unless the class defines `options`, all attributes (tensors by content).
+        A run resumes from a journal only if these texts are equal, so they must not contain memory addresses. The code
+        of the class must be the same too and, unless the class defines `options`, all attributes (tensors by content).
         """
         return {name: repr(value) for name, value in vars(self).items()}

@@ -1,4 +1,4 @@
-"""The mean z of heads on a reference set, or z from other texts, as values for interventions."""
+"""Computes values for interventions: the mean z of heads on a reference set, or z from other texts."""
 
 from collections.abc import Iterable, Iterator, Sequence
 
@@ -40,7 +40,7 @@ def mean_z(
         model: the model.
         inputs: the texts of the reference set, or an iterator of them.
         per_position: whether to take a mean at each position.
-        layers: by default all.
+        layers: the layers; by default all.
         stack: "encoder", "decoder" or "cross" in a model with several.
         bos: whether each text begins with the tokenizer's BOS or CLS token.
 
@@ -112,11 +112,11 @@ def resampled_z(
     seed: int = 0,
     bos: bool | None = None,
 ) -> list[Values]:
-    """For each text, z from another text, drawn by the seed: `[text position head d_head]` by layer.
+    """For each text, the z of another text, drawn by the seed: `[text position head d_head]` by layer.
 
     Donors are the other texts or, if given, those of `reference`. Each draw gives every text one donor; over several
-    draws, a text's donors differ. Position i takes z from the donor's position i; past the donor's end, from a random
-    one of its positions other than the first.
+    draws, a text's donors differ. Position i takes z from position i of the donor; past the end of the donor, from one
+    of its positions at random, except the first.
     """
     label = model.stack(stack).label
     point = model.stack(stack).point("z")
@@ -131,7 +131,7 @@ def resampled_z(
     available = f"the other texts, of {texts}" if reference is None else f"the {count} texts of `reference`"
     draws = whole_number("draws", draws, least=1, most=count - (reference is None), most_is=available)
     longest = max(part.batch.queries(label).ids.shape[1] for part in parts)
-    # Drawn in the order of the texts' digests, so that the order of the inputs does not matter.
+    # Donors are drawn in the order of the texts' digests, so that the order of the inputs does not matter.
     taking, giving = _by_content(parts), _by_content(donating)
     lengths = torch.zeros(count, dtype=torch.long)
     for part in donating:
@@ -148,7 +148,7 @@ def resampled_z(
 
 
 def _by_content(parts: Sequence[CorpusBatch]) -> Int[Tensor, " text"]:
-    """The numbers of the texts in the order of their digests; copies of a text in the order of the inputs."""
+    """The numbers of the texts, sorted by digest; equal texts stay in the order of the inputs."""
     digests = torch.zeros(sum(len(part.documents) for part in parts), dtype=torch.long)
     for part in parts:
         digests[part.documents] = part.batch.digests
@@ -189,9 +189,11 @@ def captured(
 def _drawn(
     lengths: Int[Tensor, " donor"], texts: int, longest: int, draws: int, seed: int, *, others: bool
 ) -> Iterator[tuple[Int[Tensor, " text"], Int[Tensor, "text position"]]]:
-    """Draw by draw: each text's donor, and each position's place in it; `others` if the texts are their own donors."""
+    """For each draw, the donor of each text, and the place in the donor for each position; `others`: donors are the
+    texts.
+    """
     generator = torch.Generator().manual_seed(seed)
-    # A text is not its own donor.
+    # Skips the text itself, which is never its own donor.
     choices = len(lengths) - 1 if others else len(lengths)
     first = torch.randint(0, choices, (texts,), generator=generator)
     here = torch.arange(longest).expand(texts, -1)

@@ -13,9 +13,9 @@ ROW_CLASSES: Final = ("ordinary", "special", "first")
 
 
 def row_classes(batch: Batch) -> Bool[Tensor, "batch class position"]:
-    """Which of `ROW_CLASSES` each real token belongs to; padding belongs to none."""
+    """For each class in `ROW_CLASSES`, True at the real tokens that belong to it; padding belongs to none."""
     known, first = batch.is_special, batch.first
     if batch.texts_of is None and batch.ids.shape[1] == 1:
-        # A module that pools has one query, which begins no text.
+        # A module that pools has a single query, which is not the beginning of a text.
         first = torch.zeros_like(first)
     return torch.stack([~known & ~first, known & ~first, first], dim=1) & batch.mask[:, None]

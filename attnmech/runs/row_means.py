@@ -1,7 +1,7 @@
-"""Means over the rows of some texts, layer by layer and head by head, with intervals over the texts.
+"""Computes means over the rows of some texts, for each layer and head, with intervals over the texts.
 
-A method sums its statistics of each row by text and by the class of the row; with many texts, by groups of texts
-(`groups.py`), so that memory does not grow with a corpus.
+A method sums the statistics of its rows by text (or, for many texts, by groups of texts, as in `groups.py`) and by the
+class of the row, so memory does not grow with the corpus.
 """
 
 import json
@@ -44,13 +44,13 @@ SUMMED: Final = ("sums", "counts", "block_sums", "block_counts")
 
 
 def closed(state: State, run: Run) -> State:
-    """The state with sums by text turned into sums by group of texts, on the CPU."""
+    """The state on the CPU, with sums by group of texts instead of sums by text."""
     here = on_cpu(state)
     return by_group(here, run.documents, [name for name in SUMMED if name in here])
 
 
 def sum_of_states(one: State, other: State) -> State:
-    """The sums of both; axes of positions extend to the longer."""
+    """The sums of both states; axes of positions are extended to the longer of the two."""
     summed = [name for name in SUMMED if name in one]
     grouped = joined(one, other, summed)
     return {name: grouped[name] if name in grouped else _sum(one[name], other[name]) for name in one}
@@ -84,24 +84,25 @@ class RowMeans(WithStatistics, TextResult):
     """The types of the entries of `state`; a subclass adds its own."""
 
     layers: tuple[int, ...]
-    """The layers measured: the rows of a frame, and the axis `layer` of tensors with a query, key or position axis."""
+    """The layers measured: these are the rows of a frame, and the axis `layer` of tensors with a query, key or position
+    axis."""
     n_layers: int
     """The model's number of layers: the length of the axis `layer` of means, which are NaN at layers not measured."""
     documents: int
     """The number of texts."""
     truncated: int
-    """The number of texts cut to the model's length."""
+    """The number of texts that were cut to the model's length."""
     state: Mapping[str, Tensor]
     """The sums from which everything is computed."""
     chosen: tuple[str, ...]
-    """The classes of rows that count (`ROW_CLASSES`)."""
+    """The classes of rows over which means are taken (`ROW_CLASSES`)."""
     tokens: tuple[tuple[str, ...], ...]
     """The query tokens, for texts that were run together."""
     provenance: Provenance
 
     @classmethod
     def of(cls, state: State, source: Source, **more: Any) -> Self:
-        """The result for a state, without the first row of each text."""
+        """Makes the result from a state; its means leave out the first row of each text."""
         batch = source.batch
         return cls(
             layers=source.layers,
@@ -133,7 +134,7 @@ class RowMeans(WithStatistics, TextResult):
             option("chosen", name, ROW_CLASSES)
 
     def merged(self, *others: Self) -> Self:
-        """The result over several runs on shards of the same corpus, as if they had been one run.
+        """Merges the results of runs on several shards of a corpus, as if one run had made them.
 
         >>> parts = [am.attention_focus(model, am.Corpus(path), shard=(k, 4)) for k in range(4)]    # doctest: +SKIP
         >>> parts[0].merged(*parts[1:])                                                             # doctest: +SKIP
@@ -161,7 +162,7 @@ class RowMeans(WithStatistics, TextResult):
 
     @property
     def _kind(self) -> tuple[Any, ...]:
-        """The facts that two results must share to be merged."""
+        """What two results must share to be merged."""
         options = {name: value for name, value in self.provenance.options.items() if name not in ("shard", "corpus")}
         return type(self), self.layers, self.chosen, json.dumps(options, sort_keys=True, default=str)
 
@@ -177,32 +178,33 @@ class RowMeans(WithStatistics, TextResult):
     ) -> tuple[Float[Tensor, "layer head"], Float[Tensor, "layer head"]] | None:
         """Low and high end of the pointwise t interval over texts for each head; None for fewer than five texts.
 
-        For a difference, that of the paired differences; NaN if the two results are on different texts.
+        For a difference, the interval of the paired differences; NaN if the two results are on different texts.
         """
         return self._ends(statistic, self._means(statistic).interval(level))
 
     def simultaneous(
         self, statistic: str, level: float = LEVEL
     ) -> tuple[Float[Tensor, "layer head"], Float[Tensor, "layer head"]] | None:
-        """Simultaneous intervals: they hold for all heads together, so also for one picked among them.
+        """Simultaneous intervals: they hold for all heads together, and therefore also for a head picked afterwards.
 
-        Source: `attnmech.maths.intervals`, studentised max-T, heavy tails apart.
+        Source: `attnmech.maths.intervals`, studentised max-T, with heavy-tailed heads in a separate group.
         """
         return self._ends(statistic, self._means(statistic).simultaneous(checked_level(level)))
 
     def clear(self, statistic: str) -> Bool[Tensor, "layer head"]:
         """In a difference, whether the two results differ: more texts than chance allows have the sign of the mean.
 
-        By an exact sign test at 5 %, corrected for all heads by Holm's procedure. Source: `attnmech.maths.intervals`.
+        Decided by an exact sign test at 5 %, corrected for all heads by Holm's procedure. Source:
+        `attnmech.maths.intervals`.
         """
         return self._clarity(statistic)["clear"].bool()
 
     def clear_size(self, statistic: str) -> Bool[Tensor, "layer head"]:
-        """Whether the simultaneous 95 % interval excludes 0, and not `one_text`."""
+        """Whether the simultaneous 95 % interval excludes 0, and no single text dominates (`one_text`)."""
         return self._clarity(statistic)["clear_size"].bool()
 
     def one_text(self, statistic: str) -> Bool[Tensor, "layer head"]:
-        """Whether one text, or group of texts, carries more than half of Σ |value|; intervals then undercover."""
+        """Whether one text, or group of texts, carries more than half of Σ |value|; intervals are then too narrow."""
         return self._clarity(statistic)["one_text"].bool()
 
     def _clarity(self, statistic: str) -> dict[str, Int[Tensor, "layer head"]]:
@@ -223,15 +225,17 @@ class RowMeans(WithStatistics, TextResult):
 
     @property
     def _n_groups(self) -> int:
-        """The number of texts, or groups of them, that intervals are over."""
+        """The number of texts, or groups of texts, from which intervals are computed."""
         return min(len(result.state["groups"]) if "groups" in result.state else 1 for result in self._measured())
 
     def by_row(self, statistic: str) -> Float[Tensor, "layer head batch query"]:
-        """A statistic on each row; NaN where it is not defined."""
+        """A statistic for each row; NaN where it is not defined."""
         place = self._place(statistic)
         if self.parts is not None:
             if not self.paired:
-                raise MissingPointError("rows of different texts have no difference; use `by_row` of each of `parts`.")
+                raise MissingPointError(
+                    "rows of different texts cannot be subtracted; use `by_row` of each of the two `parts`."
+                )
             one, other = (part.by_row(statistic)[rows] for part, rows in self._parts_in_rows())
             return one - other
         return self._row("values")[place].masked_fill(~self._row("valid")[place], torch.nan)
@@ -239,10 +243,11 @@ class RowMeans(WithStatistics, TextResult):
     def where(
         self, *, first_row: bool = False, special: bool = True, rows: Bool[Tensor, "batch query"] | None = None
     ) -> Self:
-        """The same result over other rows: with the first row of each text, or without those of special tokens.
+        """The same result over other rows: including the first row of each text, or excluding the rows of special
+        tokens.
 
-        `rows` is True at the rows to count, for texts that were run together (rows of a corpus are not kept); then
-        only statistics that are kept row by row are available.
+        `rows` is True at the rows to count; it needs texts that were run together, since rows of a corpus are not kept,
+        and leaves only the statistics that are kept row by row.
         """
         if self.parts is not None:
             one, other = self._two
@@ -272,11 +277,11 @@ class RowMeans(WithStatistics, TextResult):
         return by_layer(measured, self.layers, self.n_layers)
 
     def _parts_in_rows(self) -> list[tuple[Self, list[int]]]:
-        """The two results of a difference, each with the places of the difference's layers in its state."""
+        """The two results of a difference, each with the indices of the difference's layers in its state."""
         return [(part, [part.layers.index(layer) for layer in self.layers]) for part in self._two]
 
     def _means(self, statistic: str) -> TextMeans:
-        """The means over texts of a statistic, `[layer head]` of the layers measured."""
+        """The means of a statistic over texts, `[layer head]`, for the layers measured."""
         place = self._place(statistic)
         if self.parts is not None:
             one, other = (part._means(statistic).at(rows) for part, rows in self._parts_in_rows())
@@ -289,9 +294,10 @@ class RowMeans(WithStatistics, TextResult):
         return TextMeans.of_ratio(sums, counts)
 
     def _shared_groups(self) -> tuple[list[int], list[int]] | None:
-        """The places, in each part of a difference, of the groups of texts that both have; None if groups do not match.
+        """The indices, in each part of a difference, of the groups of texts that both parts have; None if groups do not
+        match.
 
-        One of the two may lack a text on which workers ended.
+        One of the parts may lack a text on which workers ended.
         """
         one, other = (part.state for part in self._two)
         if not self.paired or not torch.equal(one["modulus"], other["modulus"]):
@@ -318,10 +324,11 @@ class RowMeans(WithStatistics, TextResult):
         return self.state[name]
 
     def to_frame(self) -> pd.DataFrame:
-        """One row per head: layer, head, every statistic, and its `_low` and `_high` where there is an interval.
+        """One row per head: layer, head, every statistic, and its `_low` and `_high` if it has an interval.
 
         A difference also has `_agreeing`, the number of texts with the sign of the mean; `_clear` and `_clear_size`,
-        whether the two results differ at that head; and `_one_text`, whether one text carries more than half of it.
+        whether the two results differ at that head; and `_one_text`, whether one text carries more than half of the sum
+        of sizes.
         """
         columns: dict[str, Tensor] = {}
         for name in self.STATISTICS:
@@ -365,10 +372,10 @@ class RowMeans(WithStatistics, TextResult):
         )
 
     def _map(self, statistic: str, label: str) -> "go.Figure":
-        """Layers × heads, coloured by a statistic, with intervals in the hover."""
+        """A map of layers × heads, coloured by a statistic; hovering shows intervals."""
         shown = for_map(self._means(statistic), range(len(self.layers)))
         if self.parts is None and self.STATISTICS[statistic].bounds[0] >= 0:
-            # Every number is above 0, so clarity says nothing.
+            # All numbers are above 0, so whether they are clear says nothing.
             shown |= {"clear": None, "signed": False}
         return effect_map(**shown, layers=self.layers, label=label)
 
@@ -386,15 +393,13 @@ class RowMeans(WithStatistics, TextResult):
         return at_head(figure, self.layers, self.layers).figure(layer=place, head=head)
 
     def _difference_map(self, statistic: str) -> "go.Figure":
-        """Layers × heads, coloured by the difference of a statistic."""
+        """A map of layers × heads, coloured by the difference of a statistic."""
         return self._map(statistic, f"difference of {statistic}")
 
     def _difference_sections(self, figures: Mapping[str, str]) -> "list[Section]":
         """A map for each figure; `figures` gives its statistic."""
-        reading = (
-            "Each cell is one head: blue where the first result has more, brown where the second has; pale where the "
-            "difference is not clear among all heads."
-        )
+        reading = "Each cell is one head: blue where the first result is larger, brown where the second is; "
+        "pale where the difference is not clear among all heads."
         return [
             Section(
                 f"Difference of {statistic}",
@@ -406,7 +411,7 @@ class RowMeans(WithStatistics, TextResult):
         ]
 
     def _difference_lead(self, statistic: str) -> str:
-        """The head at which a statistic differs most."""
+        """The sentence about the head at which a statistic differs most."""
         largest = largest_of(
             self,
             self._means(statistic),

@@ -30,14 +30,14 @@ def on_cpu(state: State) -> State:
 
 
 def shapes_of(reducer: Reducer, state: Any) -> dict[str, tuple[Any, ...]]:
-    """The shape and dtype of each tensor; `ReducerError` for anything but a dictionary of tensors."""
+    """The shape and dtype of each tensor; raises `ReducerError` for anything but a dictionary of tensors."""
     if not isinstance(state, dict) or not all(isinstance(value, torch.Tensor) for value in state.values()):
         raise ReducerError(f"{reducer.name}: a state must be a dictionary of tensors by name; got {state!r}.")
     return {name: (tuple(value.shape), value.dtype) for name, value in state.items()}
 
 
 def require_same_shapes(reducer: Reducer, before: dict[str, Any], after: dict[str, Any]) -> None:
-    """Raises `ReducerError` if `add` has replaced a tensor by another of a different shape or dtype."""
+    """Raises `ReducerError` if `add` has replaced a tensor by one of a different shape or dtype."""
     if before == after:
         return
     name = next(name for name in (*before, *after) if before.get(name) != after.get(name))
@@ -48,7 +48,9 @@ def require_same_shapes(reducer: Reducer, before: dict[str, Any], after: dict[st
 
 
 def merged(reducer: Reducer, one: State, other: State, documents: Sequence[int]) -> State:
-    """The state that the reducer's `merge` returns; `ReducerError` if names, dtypes or numbers of axes change."""
+    """The state that the reducer's `merge` returns; raises `ReducerError` if names, dtypes or numbers of axes
+    change.
+    """
     expected = {name: (value.dtype, value.ndim) for name, value in other.items()}
     together = finite(reducer, reducer.merge(one, other), documents)
     for name in (*expected, *together):
@@ -66,17 +68,17 @@ def _described(shape: tuple[Any, ...] | None) -> str:
 
 
 def finite(reducer: Reducer, state: Any, documents: Sequence[int]) -> State:
-    """The state; raises an error that names the documents if it holds NaN."""
+    """Returns the state; if it holds NaN, raises an error that names the documents."""
     shapes_of(reducer, state)
     for name, value in state.items():
-        # A sum needs no second array; it is also NaN where both infinities are.
+        # A sum needs no second array; it is also NaN if the state holds both +∞ and −∞.
         if value.is_floating_point() and bool(value.sum().isnan()) and bool(value.isnan().any()):
             first, last = min(documents), max(documents)
             where = f"document {first}" if len(documents) == 1 else f"documents {first} to {last}"
             if type(reducer).__module__.startswith("attnmech."):
                 raise ExactnessError(
-                    f"{reducer.name}: {name!r} is NaN after {where}, which finite activations never give. "
-                    "Try dtype=torch.float32, and report it as a bug in attnmech."
+                    f"{reducer.name}: {name!r} is NaN after {where}, which finite activations never cause. Try "
+                    f"dtype=torch.float32, and report it as a bug in attnmech."
                 )
             raise ReducerError(
                 f"{reducer.name}: {name!r} is NaN after {where}. Leave out what is undefined (padding, rows without a "

@@ -1,4 +1,4 @@
-"""One forward pass for any number of statistics: reducers see each layer's attention in blocks of rows."""
+"""Computes any number of statistics in one forward pass: reducers see each layer's attention in blocks of rows."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -50,15 +50,16 @@ def stream(
     ...     model, "Anna sang of shells.", [am.results.AttentionFocus.reducer(), am.results.ResidualUpdates.reducer()]
     ... )
 
-    A corpus is run in batches of similar length and is not kept. Active hooks change what reducers see. A reducer
-    without `finish` returns states; merge those of shards with `reducer.merge(one, other)`.
+    A corpus runs in batches of texts of similar length, and its texts are not kept. Active hooks change what reducers
+    see. A reducer without `finish` returns states; merge those of shards with `reducer.merge(one, other)`.
 
     Args:
         model: the model.
-        inputs: what `model.run` takes, or an iterator (or another iterable that is not a list) of these: a corpus.
+        inputs: inputs as in `model.run`, or a corpus: an iterator (or another iterable that is not a list) of such
+            inputs.
         reducers: the statistics to sum, each an `am.Reducer`.
-        layers: which layers reducers see; by default all.
-        stack: which stack they see, in a model with several.
+        layers: the layers that reducers see; by default all.
+        stack: the stack that reducers see, in a model with several.
         bos: whether each text begins with the tokenizer's BOS or CLS token.
         truncate: whether documents that are too long for the model are cut, and counted, rather than refused.
         shard: (k, n) takes every n-th document from the k-th on, under its own number, so that the merged states of n
@@ -76,8 +77,8 @@ def stream(
         MissingPointError: for a point that this model does not have.
         CertificateError: for a point that could not be proven.
         ReducerError: for a reducer that breaks its rules.
-        JournalError: for another run's journal (or if the code of a reducer or a hook has changed), a damaged one, or
-            one that another process is writing.
+        JournalError: if the journal belongs to another run (or the code of a reducer or a hook has changed), is
+            damaged, or is in use by another process.
     """
     require_model(model)
     work = Streaming(model, _checked(reducers), model.stack(stack), layers)
@@ -138,11 +139,11 @@ class Streaming:
         keys = self.model.points.resolve(full, self.layers, self.model.refused)
         for name, layer in keys:
             if layer is None:
-                raise InputError(f"point {name!r} has no layer, so reducers cannot see it; take it from model.run.")
+                raise InputError(f"point {name!r} has no layer, so reducers cannot see it; capture it with model.run.")
         return keys
 
     def batch(self, batch: Batch) -> tuple[Any, ...]:
-        """The results for texts that are run at once."""
+        """The results for texts that run together."""
         states = self._reduced(Run(*self._place, batch, torch.arange(len(batch.ids)), corpus=False))
         tokens = batch.queries(self.stack.label).tokens
         provenance = self.model.provenance(batch_hash(batch), tokens, self._options(batch.bos))
@@ -158,7 +159,7 @@ class Streaming:
         progress: bool,
         workers: Workers | None,
     ) -> tuple[Any, ...]:
-        """The results for a corpus, batch by batch, here or by workers."""
+        """The results for a corpus, batch by batch, in this process or on workers."""
         options = self._options(bos) | {"truncate": truncate, "shard": list(shard)}
         with kept(path):
             inputs = inputs if workers is None else workers.reading(inputs)
@@ -245,13 +246,13 @@ class Streaming:
 
 
 def _digest_of(reducer: Reducer) -> str:
-    """A digest of a reducer's code and attributes; of its code alone if it defines `options`."""
+    """A digest of a reducer's code and attributes; only of its code if it defines `options`."""
     says_itself = type(reducer).options is not Reducer.options
     return digest_of(type(reducer) if says_itself else reducer)
 
 
 def _after(parts: Iterator[CorpusBatch], total: Total, bar: Meter) -> Iterator[CorpusBatch]:
-    """The batches that are not in the total yet; `JournalError` if the total covers other batches."""
+    """The batches that the total does not cover yet; raises `JournalError` if it covers other batches than these."""
     digest = ""
     for _ in range(total.batches):
         part = next(parts, None)
@@ -261,6 +262,6 @@ def _after(parts: Iterator[CorpusBatch], total: Total, bar: Meter) -> Iterator[C
     if digest != total.digest:
         raise JournalError(
             f"the journal resumes after {total.documents} documents, but these inputs begin with others. Give the "
-            "inputs of the first call or another path, or delete it."
+            f"inputs of the first call, or another path, or delete the journal."
         )
     yield from parts

@@ -1,4 +1,4 @@
-"""Results with numbers that follow from sums over a corpus: checked, and merged over shards."""
+"""Defines results whose numbers follow from sums over a corpus: checks them, and merges them over shards."""
 
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
@@ -18,7 +18,7 @@ from .reducer import Reducer, Source, State
 
 
 def over_shards(parts: Sequence[Any], merge: Callable[[State, State], State]) -> dict[str, Any]:
-    """The fields of a result over several shards that differ from its parts: texts, state and provenance."""
+    """The fields in which a merged result differs from its parts: texts, state and provenance."""
     provenance = Provenance.of_shards([part.provenance for part in parts])
     return {
         "documents": sum(part.documents for part in parts),
@@ -30,7 +30,7 @@ def over_shards(parts: Sequence[Any], merge: Callable[[State, State], State]) ->
 
 @dataclass(frozen=True, repr=False)
 class Summed(PagedResult):
-    """A result with numbers that follow from the state of a reducer."""
+    """A result whose numbers follow from the state of a reducer."""
 
     STATE: ClassVar[Mapping[str, Any]]
     """The types of the entries of `state`."""
@@ -67,7 +67,7 @@ class Summed(PagedResult):
 
     @property
     def axis_lengths(self) -> Mapping[str, int]:
-        """The lengths of the axes of `state` that are known from elsewhere."""
+        """The lengths of those axes of `state` that other fields determine."""
         return {"layer": len(self.layers)}
 
     def _check(self) -> None:
@@ -78,7 +78,7 @@ class Summed(PagedResult):
         check_entries("state", self.state, self.STATE, self.axis_lengths)
 
     def merged(self, *others: Self) -> Self:
-        """The result over several shards of a corpus, as if they had been one run.
+        """Merges the results of several shards of a corpus, as if one run had made them.
 
         Raises `InputError` for shards that share documents or come from two corpora, and for results with another
         model, other layers, options or hooks.

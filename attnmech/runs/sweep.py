@@ -1,10 +1,10 @@
 """Measures many interventions on the same texts.
 
-One clean pass keeps the stream that enters each block. A change leaves everything below the first block that it touches
-as it is, so its pass begins there, and after that block's attention if the change touches nothing before z. The
-interventions with which all changes begin are applied in one pass, and the other passes continue its streams. Where one
-of the changes will be in force in the next sweep, the streams under each change are kept for it. Changes that begin at
-the same block share a batch, as copies of the texts. Logits are computed only for the tokens that the metric needs
+One clean pass stores the stream that enters each block. A change affects nothing below the first block that it changes,
+so its pass begins there, or after that block's attention if it changes nothing before z. The interventions with which
+all changes begin run in one pass, and the other passes continue from its streams. If one of the changes will be in
+force in the next sweep, the streams under each change are cached for that sweep. Changes that begin at the same block
+share a batch, as copies of the texts. Logits are computed only for the tokens that the metric needs
 (`attnmech.runs.engine`).
 """
 
@@ -36,7 +36,7 @@ from .progress import Steps, steps
 from .workers import Workers, warn_left_out, workers_of
 
 LATER: Final = ("recompute", "frozen")
-"""Whether everything after the change is recomputed, or held at its clean output."""
+"""Whether everything after the change is recomputed, or fixed at its clean output."""
 
 
 @dataclass(frozen=True)
@@ -46,14 +46,14 @@ class Swept:
     before: Float[Tensor, " text"]
     """The metric of each text, with nothing changed."""
     after: Float[Tensor, "change text"]
-    """The metric under each change; NaN where the sweep was interrupted first."""
+    """The metric under each change; NaN if the sweep was interrupted before it was measured."""
     documents: int
     provenance: Provenance
     tokens: tuple[tuple[str, ...], ...]
     shift: Float[Tensor, "change layer head"] | None = None
-    """How far each head's pattern moved: Jensen-Shannon divergence in nats, mean over rows, then texts."""
+    """The shift of each head's pattern: Jensen-Shannon divergence in nats, averaged over rows, then over texts."""
     keyless: Float[Tensor, "change text"] | None = None
-    """The number of rows, over all heads, left without a key; NaN where not measured."""
+    """The number of rows, over all heads, left without keys; NaN where not measured."""
 
     @property
     def complete(self) -> bool:
@@ -73,18 +73,18 @@ def run_sweep(
     engine: str | Workers = "local",
     **options: Any,
 ) -> Swept:
-    """Measures each change on every text: one sweep of `Sweeps`, whose options it takes."""
+    """Measures each change on every text, in one sweep of `Sweeps` with these options."""
     sweeps = Sweeps(model, inputs, metric, **options)
     return sweeps.sweep(changes, journal=journal, partial=partial, progress=progress, engine=engine)
 
 
 class Sweeps:
-    """Sweeps over the same texts, judged by the same metric.
+    """Runs sweeps over the same texts with the same metric.
 
     `memory` is the number of GB (10⁹ bytes) that a step may use on top of the model; it decides how many changes share
     a batch. `shifts` also measures how patterns move; `keyless` counts the rows that changes leave without a key. With
-    `through`, a change acts only on the q, k or v of these heads: a separate pass computes them under the change, and
-    they replace those of an otherwise clean run. `noted` must then name the heads.
+    `through`, a change affects only the q, k or v of these heads: a separate pass computes them under the change, and
+    they replace the values in an otherwise clean run. `noted` must then name the heads.
 
     Raises `InputError` for a metric, texts or options that do not fit together.
     """
@@ -139,14 +139,14 @@ class Sweeps:
     ) -> Swept:
         """Measures each change on every text.
 
-        With `journal`, a path, measurements are kept in a file, and the same call resumes from it after an
-        interruption; the file is removed at the end. Ctrl-C raises `KeyboardInterrupt`; with `partial` it ends the
-        sweep with the finished part. `engine=am.Ray(...)` divides texts and changes among worker processes. `keep` says
+        `journal` is the path of a file that stores the measurements; after an interruption, the same call resumes from
+        it. The file is removed at the end. Ctrl-C raises `KeyboardInterrupt`; with `partial`, it ends the sweep and
+        returns the finished part. `engine=am.Ray(...)` divides texts and changes among worker processes. `keep` says
         that one of the changes will be in force in the next sweep of the others (`Engine.share`).
 
-        Raises `InputError` for a change that the model does not take, and `JournalError` for the journal of another
-        sweep: with other weights, texts, changes, hooks or metric, judged by their code and by measuring the first
-        texts again.
+        Raises `InputError` for a change that the model does not accept, and `JournalError` for the journal of a sweep
+        with other weights, texts, changes, hooks or metric; hooks and metric are compared by their code, and by
+        measuring the first texts again.
         """
         model, provenance, judged = self._model, self.provenance, self._judged
         progress, workers = flag("progress", progress), workers_of(engine)
@@ -214,7 +214,7 @@ def identity_of_sweep(model: HookedModel, origin: Provenance, judge: Metric, res
 def batches_of(
     model: HookedModel, inputs: Inputs | Iterable[Inputs], tokens: int, bos: bool | None = None
 ) -> list[CorpusBatch]:
-    """All texts, in batches of up to `tokens` tokens, a longer text alone; the digest does not depend on `tokens`."""
+    """All texts, in batches of up to `tokens` tokens (a longer text alone); the digest does not depend on `tokens`."""
     parts = batches(inputs, model, tokens_per_batch=tokens, window=4096, bos=bos)
     return [piece for part in parts for piece in part.pieces(tokens)]
 
@@ -242,7 +242,7 @@ class Record:
         self.keyless = torch.full_like(self.after, torch.nan) if keyless else None
         self.written = 0
         self.left_out: set[int] = set()
-        """The numbers of the texts that ended their workers."""
+        """The numbers of the texts on which workers ended."""
 
     @property
     def any_done(self) -> bool:
@@ -262,7 +262,7 @@ class Record:
         return Entry(tensors, self.written, "")
 
     def put(self, measurements: "Measured") -> None:
-        """Notes the measurements under some changes on some texts."""
+        """Records the measurements under some changes on some texts."""
         documents, rows, after = measurements.documents, torch.tensor(measurements.group), measurements.after
         self.before[documents] = measurements.before
         self.after[rows[:, None], documents] = after.metric
@@ -321,13 +321,13 @@ class Sweeping:
     journal: Journal | None
 
     def check(self, parts: Sequence[CorpusBatch]) -> None:
-        """Measures the journal's first texts again; `JournalError` if they give other numbers."""
+        """Measures the first texts of the journal again; raises `JournalError` if the numbers differ."""
         done = ~self.record.after.isnan()
         for part in parts:
             first = next(self.engine.groups(part, self.changes, range(len(self.changes))))
             rows = done[first[0], part.documents].nonzero()[:, 0]
             if len(rows):
-                # Bit-identical to the first time if the same texts and changes share a batch.
+                # The numbers are bit-identical if the same texts and changes share a batch.
                 batch = part.batch if len(rows) == len(part.documents) else part.batch.texts(rows)
                 documents = part.documents[rows]
                 group = [number for number in first if bool(done[number, documents].all())]
@@ -361,7 +361,7 @@ class Sweeping:
         return list(self.engine.groups(part, self.changes, todo))
 
     def note(self, measurements: Measured, bar: Steps) -> None:
-        """Keeps measurements, in the journal too."""
+        """Records measurements, and writes them to the journal."""
         self.record.put(measurements)
         if self.journal:
             self.journal.write(self.record.entry())

@@ -1,4 +1,4 @@
-"""The merged states of the batches of a corpus so far, as a journal keeps them."""
+"""Holds the merged states of the batches of a corpus so far, in the form in which a journal stores them."""
 
 import time
 from collections.abc import Sequence
@@ -13,10 +13,10 @@ from .reducer import Reducer, State
 from .states import merged
 
 _JOURNAL_SHARE: Final = 0.05
-"""Roughly the largest share of the time spent on writing the journal."""
+"""Writing the journal takes roughly this share of the time at most."""
 
 _LEFT_OUT: Final = "left out"
-"""The name under which a journal keeps the numbers of the documents that were left out."""
+"""The name under which a journal stores the numbers of the documents that were left out."""
 
 
 @dataclass(frozen=True)
@@ -25,12 +25,12 @@ class Covered:
 
     batches: int
     documents: range
-    """One number for each document, from the smallest one on."""
+    """A range that begins at the smallest number of a document, with one entry for each document."""
     truncated: int
     digest: str
     """`CorpusBatch.digest` of the last batch."""
     left_out: tuple[int, ...] = ()
-    """The numbers of documents that ended their workers; they are counted in `documents`."""
+    """The numbers of documents on which workers ended; they are included in `documents`."""
 
     @classmethod
     def of(cls, part: CorpusBatch) -> "Covered":
@@ -39,7 +39,7 @@ class Covered:
         return cls(1, range(first, first + len(part.documents)), part.truncated, part.digest)
 
     def then(self, other: "Covered") -> "Covered":
-        """With the batches that follow."""
+        """This part together with the batches that follow it."""
         first = min(self.documents.start, other.documents.start)
         count = len(self.documents) + len(other.documents)
         return Covered(
@@ -60,7 +60,7 @@ class Total:
         self.batches = self.documents = self.truncated = 0
         self.digest = ""
         self.left_out: list[int] = []
-        """The numbers of the documents that ended their workers."""
+        """The numbers of the documents on which workers ended."""
         self.fresh = False
         """Whether it holds anything that the journal does not."""
         if done is not None:
@@ -77,8 +77,9 @@ class Total:
         self.extend(states, Covered.of(part))
 
     def extend(self, states: list[State] | None, covered: "Covered") -> None:
-        """Merges the states of the next batches; None if none of their documents was finished."""
-        # A merge may change its first argument; if interrupted, a half-merged state must not get into the journal.
+        """Merges the states of the next batches; `states` is None if none of their documents was finished."""
+        # A merge may change its first argument; if it is interrupted, a half-merged state must not get into the
+        # journal.
         self.fresh = False
         if self.states is None:
             self.states = states
@@ -100,7 +101,7 @@ class Total:
 
 
 class Journalling:
-    """Writes a run's journal now and then, for a bounded share of the time."""
+    """Writes a run's journal from time to time, using a bounded share of the time."""
 
     def __init__(self, journal: Journal | None) -> None:
         self._journal, self._spent, self._since = journal, 0.0, time.perf_counter()
@@ -124,5 +125,5 @@ class Journalling:
 def merged_states(
     reducers: Sequence[Reducer], one: list[State], other: list[State], documents: Sequence[int]
 ) -> list[State]:
-    """The states of two parts of a corpus together; `documents` are those of the second part, for errors."""
+    """Merges the states of two parts of a corpus; `documents` are those of the second part, for error messages."""
     return [merged(*of_reducer, documents) for of_reducer in zip(reducers, one, other, strict=True)]

@@ -1,4 +1,4 @@
-"""Sums statistics of the vectors that heads write into the residual stream: rows by text."""
+"""Sums, by text, statistics of the vectors that heads write into the residual stream."""
 
 import math
 from collections.abc import Sequence
@@ -30,10 +30,16 @@ from .row_means import closed, sum_of_states
 
 BLOCK_STATISTICS: Final = Statistics(
     Statistic(
-        name="attn_magnitude", meaning="Mean of ‖attn_out‖ / ‖x‖, x the stream before it.", bounds=(0.0, math.inf)
+        name="attn_magnitude",
+        meaning="Mean of ‖attn_out‖ / ‖x‖, where x is the stream before it.",
+        bounds=(0.0, math.inf),
     ),
     Statistic(name="attn_orientation", meaning="Mean of cos(attn_out, x).", bounds=(-1.0, 1.0)),
-    Statistic(name="mlp_magnitude", meaning="Mean of ‖mlp_out‖ / ‖x‖, x the stream before it.", bounds=(0.0, math.inf)),
+    Statistic(
+        name="mlp_magnitude",
+        meaning="Mean of ‖mlp_out‖ / ‖x‖, where x is the stream before it.",
+        bounds=(0.0, math.inf),
+    ),
     Statistic(name="mlp_orientation", meaning="Mean of cos(mlp_out, x).", bounds=(-1.0, 1.0)),
     Statistic(name="cancellation", meaning="Mean of ‖Σ_h u_h‖ / Σ_h ‖u_h‖: 1 where all heads write one direction."),
 )
@@ -86,12 +92,12 @@ class UpdateSums(Reducer):
         return {name: put(value, run.model.device) for name, value in state.items()}
 
     def add(self, state: State, block: RowBlock, run: Run) -> None:
-        """Notes the key that each row attends to most; −1 where a row has no choice."""
+        """Records the key to which each row attends most; −1 at rows without a choice of keys, and at padding."""
         choice = block.mask.once(("choice", block.rows), lambda: block.real & (block.visible[:, 0].sum(dim=-1) > 1))
         run.between.setdefault((id(state["classes"]), block.index), []).append((block.top.key, choice))
 
     def add_layer(self, state: State, end: LayerEnd, run: Run) -> None:
-        """Measures the vectors that a layer's heads wrote, and its attention and MLP as wholes."""
+        """Measures the vectors that a layer's heads wrote, and the output of its whole attention and its whole MLP."""
         precision = state["values"].dtype
         scale = attention_scale(run.stack, end, precision)
         weights = run.stack.weights(end.layer)
@@ -99,7 +105,7 @@ class UpdateSums(Reducer):
         x, z, v, out = (end[name].to(precision) for name in ("resid_pre", "z", "v", "attn_out"))
         constant = None if weights.b_O is None else scale.folded(weights.b_O.detach().to(precision))
         writer, read = Writer(W_O), self._read(v, end.layer, run)
-        # By the stack's name: at the end of a decoder's layer the notes are those of its cross-attention.
+        # Looked up by the stack's name: at the end of a decoder's layer, the notes are those of its cross-attention.
         key_stream = x if end.stack != "cross" or end.notes.key_input is None else end.notes.key_input.to(precision)
         (norm, product), *of_keys = writer.against(x, z, *(read if key_stream is x else ()))
         of_keys = of_keys or writer.against(key_stream, *read)
@@ -155,7 +161,7 @@ class UpdateSums(Reducer):
             state[name].index_copy_(1, at, value)
 
     def _read(self, v: Tensor, layer: int, run: Run) -> list[Float[Tensor, "batch key some_head d_value"]]:
-        """The values that rows read, and those that the rows of global tokens read if these have separate values."""
+        """The values that rows read and, if global tokens have separate values, the values that their rows read."""
         if (gamma := run.stack.gamma_of_z(layer)) is not None:
             group = run.n_heads // v.shape[2]
             v = repeat(v, "batch key kv d_head -> batch key (kv group) d_head", group=group) * gamma.to(v)
@@ -224,7 +230,7 @@ def _whole_blocks(
 
 
 def _against(name: str, block: StreamPair, real: Tensor) -> dict[str, tuple[Tensor, Tensor]]:
-    """Magnitude and orientation of a block's update, by their names."""
+    """The magnitude and the orientation of a block's update, by name."""
     magnitude = block.norm / block.stream.clamp_min(torch.finfo(block.norm.dtype).tiny)
     orientation = cosine(block.product, block.norm, block.stream)
     return {

@@ -15,7 +15,7 @@ from ..model.run.hooked import HookedModel
 
 
 def split_words(text: str) -> tuple[str, ...]:
-    """The words and marks of a text, each with the space before it; together they are the text.
+    """The words and punctuation marks of a text, each with the space before it; joined, they give the text.
 
     A word is a run of letters and digits, with apostrophes and hyphens inside.
 
@@ -38,7 +38,7 @@ def _kind(character: str) -> str:
 
 
 def bare(word: str) -> str:
-    """A word without the space around it, in lower case; empty for a mark.
+    """A word in lower case without spaces around it; empty for a punctuation mark.
 
     >>> bare(" Anna"), bare(" (")
     ('anna', '')
@@ -50,7 +50,7 @@ def bare(word: str) -> str:
 def words_of(model: HookedModel, batch: Batch, words: Sequence[str]) -> Float[Tensor, "word position"]:
     """1 where a token belongs to a word of the batch's only text; 0 for tokens that the tokenizer adds.
 
-    The words together are the text. Raises `InputError` for a word without a token, and for a tokenizer that does not
+    The joined words must be the text. Raises `InputError` for a word without tokens, and for a tokenizer that does not
     give the offsets of its tokens.
     """
     member = members_of(model, batch, words)
@@ -61,7 +61,7 @@ def words_of(model: HookedModel, batch: Batch, words: Sequence[str]) -> Float[Te
 
 
 def members_of(model: HookedModel, batch: Batch, words: Sequence[str]) -> Float[Tensor, "word position"]:
-    """The same, where words may be without a token: one token may cover several.
+    """As `words_of`, but words may lack tokens of their own, since one token may cover several words.
 
     A token belongs to the word that holds its first character other than a space.
     """

@@ -1,4 +1,4 @@
-"""Carries out the batches of a run: in this process, or by the workers of an engine."""
+"""Finds where the batches of a run are carried out: in this process, or by the workers of an engine."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
@@ -13,7 +13,7 @@ from .progress import Meter, Steps
 
 
 class LeftOutWarning(UserWarning):
-    """Documents are missing from a result, because every worker that was given one of them ended."""
+    """Documents are missing from a result, because every worker that received one of them ended."""
 
 
 class Workers(ABC):
@@ -29,7 +29,7 @@ class Workers(ABC):
 
     @abstractmethod
     def sweep(self, work: Any, parts: Sequence[CorpusBatch], bar: Steps) -> None:
-        """Measures the missing entries in the record of `work`, a `Sweeping`, on each batch."""
+        """Measures, on each batch, what is missing in the record of `work`, a `Sweeping`."""
 
 
 def workers_of(engine: object) -> Workers | None:
@@ -50,8 +50,8 @@ def warn_left_out(documents: Sequence[int]) -> dict[str, Any]:
     which = f"document {listed} is" if len(numbers) == 1 else f"documents {listed} ({len(numbers)} in all) are"
     it = "it" if len(numbers) == 1 else "one of them"
     warn_user(
-        f"{which} left out: every worker that was given {it} ended, usually for want of memory. The result holds all "
-        "others.",
+        f"{which} left out: every worker that received {it} ended, usually for want of memory. The result holds all "
+        f"others.",
         LeftOutWarning,
     )
     return {"left out": numbers}

@@ -272,7 +272,7 @@ def test_a_poisoned_document_is_left_out_by_number(demo: am.HookedModel, two: am
     (here,) = am.stream(demo, iter(TEXTS[:60]), [Lengths(60)])
     for value in here.values():
         value[..., 37] = 0
-    with pytest.warns(LeftOutWarning, match="document 37 is left out: every worker that was given it ended"):
+    with pytest.warns(LeftOutWarning, match="document 37 is left out: every worker that received it ended"):
         (there,) = am.stream(demo, iter(TEXTS[:60]), [Poisoned(60, 37)], engine=two)
     require_same(here, there)
 

@@ -914,7 +914,11 @@ def stated(*shape: int) -> dict[int, Tensor]:
         ("jamba", Intervention.zero([(0, 0)]), r"one of 1, 3 \(the layers of this model with attention\); got 0"),
         ("gpt2", Intervention.zero([(0, 0)], stack="encoder"), r"`stack` must be one of 'self' .*; got 'encoder'"),
         ("t5", Intervention.zero([(0, 0)]), r"`stack` must be one of 'encoder', 'decoder', 'cross' on this model"),
-        ("t5", Intervention.attend("all", "self", stack="cross"), "in cross-attention no key is the token itself"),
+        (
+            "t5",
+            Intervention.attend("all", "self", stack="cross"),
+            "in cross-attention, no key is the query token itself",
+        ),
         ("t5", Intervention.stream("mlp_out", [0], stack="cross"), "the cross stack has no MLP"),
         ("gpt2", Intervention.remove_keys("all", "special"), "loaded with a tokenizer"),
         (
@@ -960,11 +964,14 @@ def test_refused_before_a_run(name: str, intervention: Intervention, said: str) 
             Intervention.zero_values([(1, 0)], torch.ones(3, 6, dtype=torch.bool)),
             "mask is for 6 keys, but the text has 7",
         ),
-        (Intervention.zero_values([(1, 0)], torch.ones(2, 7, dtype=torch.bool)), "made for 2 texts, but 3 run"),
+        (
+            Intervention.zero_values([(1, 0)], torch.ones(2, 7, dtype=torch.bool)),
+            "its values are for 2 texts, but the run has 3",
+        ),
         (Intervention.replace([(1, 0)], stated(1, 6, 5, 4)), "its values are for 6 positions, but the text has 7"),
         (
             Intervention.replace([(1, 0)], stated(2, 7, 5, 4)),
-            "made for 2 texts, but 3 run; give values for each or for one",
+            "its values are for 2 texts, but the run has 3; give values for each text, or for a single one",
         ),
         (Intervention.replace([(1, 0)], stated(3, 5, 7, 6), point="pattern"), "values are for 6 positions, but .* 7"),
         (Intervention.replace([(1, 0)], stated(3, 5, 1, 7), point="pattern"), "values are for 1 positions, but .* 7"),

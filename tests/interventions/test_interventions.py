@@ -284,7 +284,7 @@ WRONG: Mapping[str, tuple[Callable[[], Any], str]] = {
     ),
     "values added to z of no head": (
         lambda: Intervention.add("z", values(0)),
-        "heads are chosen at z, pattern, scores, v, q, k",
+        "heads can be selected at z, pattern, scores, v, q, k",
     ),
     "an infinite multiple": (
         lambda: Intervention.add("z", values(0), heads="all", factor=float("nan")),
@@ -292,7 +292,7 @@ WRONG: Mapping[str, tuple[Callable[[], Any], str]] = {
     ),
     "the stream by head": (
         lambda: Intervention.replace([(0, 1)], values(0), point="attn_out"),
-        "heads are chosen at z, pattern, scores, v, q, k",
+        "heads can be selected at z, pattern, scores, v, q, k",
     ),
     "z by layer": (lambda: Intervention.stream("z", [0]), "whole layers elsewhere; got heads"),
     "a stream of nothing": (

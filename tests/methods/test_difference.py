@@ -182,7 +182,7 @@ def test_heads_measured_in_one_of_them_have_no_difference() -> None:
     apart = am.ablate_heads(model, ids, [(0, 0)]), am.ablate_heads(model, ids, [(0, 1)])
     assert "heads in common" in refused(lambda: apart[0] - apart[1])
     apart_focus = (am.attention_focus(model, ids, layers=[layer]) for layer in (0, 2))
-    assert "layers in common to be subtracted; got [0] and [2]" in refused(
+    assert "layers in common to be subtracted; their layers, [0] and [2]" in refused(
         lambda: next(apart_focus) - next(apart_focus)
     )
 
@@ -236,7 +236,7 @@ def test_rows_and_other_facts_of_a_difference() -> None:
     for ask in (lambda: found.received, lambda: found.top_key, lambda: found.collapse, lambda: found.sink_share(0)):
         with pytest.raises(MissingPointError, match="use its two results, `parts`"):
             ask()
-    with pytest.raises(MissingPointError, match="rows of different texts have no difference"):
+    with pytest.raises(MissingPointError, match="rows of different texts cannot be subtracted"):
         (result("focus", "others") - other).by_row("entropy")
     np.testing.assert_array_equal(maps.shown(found.plot("self_focus")), found.self_top.numpy())
     updates = result("updates", "hooked") - result("updates", "plain")

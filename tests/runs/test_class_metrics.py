@@ -164,7 +164,7 @@ def test_what_classes_may_be_is_said() -> None:
             am.ablate_heads(model, torch.stack([IDS[1]] * 3), metric="cross_entropy", answers=answers)
     with pytest.raises(InputError, match=r"`metric` of a classifier must be one of .*'cross_entropy'.*'kl'"):
         am.ablate_heads(model, iter(IDS))
-    with pytest.raises(InputError, match="a classifier predicts none"):
+    with pytest.raises(InputError, match="a classifier does not predict tokens"):
         am.ablate_heads(model, iter(IDS), metric="accuracy", answers=LABELS, against=LABELS)
     with pytest.raises(InputError, match="has no head that predicts either"):
         am.load(plain_of("GPT2ForSequenceClassification")).loss(torch.stack([IDS[1]]))

@@ -422,7 +422,7 @@ def test_a_result_that_does_not_know_its_corpus_is_not_merged() -> None:
     options = {name: value for name, value in half.provenance.options.items() if name != "corpus"}
     old = replace(half, provenance=replace(half.provenance, options=options))
     for merge in (lambda: old.merged(other), lambda: other.merged(old)):
-        assert "saved before that was recorded. Measure it again." in refused(merge)
+        assert "saved by a version that did not record the corpus. Measure it again." in refused(merge)
 
 
 def test_a_resumed_run_knows_its_corpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

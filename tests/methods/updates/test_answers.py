@@ -104,7 +104,7 @@ def test_a_word_without_its_leading_space_is_taken_as_given_with_a_warning() -> 
     model = models.demo()
     prompt = "When Anna and Tom went to the harbour, Tom gave a shell to"
     bare, spaced = (model.tokenizer.get_vocab()[each] for each in ("Anna", " Anna"))
-    said = rf"`answers`: both 'Anna' \(id {bare}\) and ' Anna' \(id {spaced}\) are single .*; 'Anna' is used, as it was"
+    said = rf"`answers`: both 'Anna' \(id {bare}\) and ' Anna' \(id {spaced}\) are single .*; 'Anna' is used, as given"
     with pytest.warns(AnswerWarning, match=said):
         given = am.residual_updates(model, prompt, answers="Anna")
     assert torch.equal(given.logits, am.residual_updates(model, prompt, answers=bare).logits)
