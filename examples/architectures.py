@@ -39,13 +39,13 @@ Every model here is small, with random weights, biases and norms; its makers sta
 
 
 class Notes:
-    """Numbered notes below the table, each once."""
+    """The numbered notes below the table, without duplicates."""
 
     def __init__(self) -> None:
         self._texts: list[str] = []
 
     def mark(self, text: str) -> str:
-        """The number of a note, as it stands in a cell."""
+        """The number of a note, as written in a cell."""
         if text not in self._texts:
             self._texts.append(text)
         return f"[{self._texts.index(text) + 1}]"
@@ -55,23 +55,23 @@ class Notes:
 
 
 def residual(name: str, stack: str, dtype: torch.dtype, notes: Notes) -> str:
-    """The relative residual of the ledger; a note where transformers cannot run the model so."""
+    """The relative residual of the ledger; a note if transformers cannot run the model in this precision."""
     try:
         split = am.decompose_scores(models.hooked(name, dtype), models.inputs_of(name), stack=stack or None)
     except am.errors.WeightsError as error:
         return f"– {notes.mark(str(error).partition(' Try ')[0])}"
     # Layers without attention are NaN.
-    found = float((split.residual / split.largest.amax(dim=1, keepdim=True)).nan_to_num(0.0).max())
-    return "0" if found == 0 else f"{found:.0e}"
+    residual = float((split.residual / split.largest.amax(dim=1, keepdim=True)).nan_to_num(0.0).max())
+    return "0" if residual == 0 else f"{residual:.0e}"
 
 
 def missing(model: am.HookedModel, stack: str, notes: Notes) -> str:
-    """The points that a stack of a model lacks, those of one reason together, each reason a note."""
+    """The points that a stack of a model lacks, grouped by reason; each reason becomes a note."""
     by_reason: dict[str, list[str]] = {}
     for full, point in model.points.items():
         label, name = split_stack(full)
         if point.absent is not None and label in ("", stack) and name not in ("gate", "latent", "mixer_out"):
-            # The same reason is one note, whichever family it is said of.
+            # One note for each reason, whatever family it names.
             reason = point.absent.replace(model.architecture.name, "the family", 1)
             by_reason.setdefault(reason, []).append(name)
     return "; ".join(f"{', '.join(names)} {notes.mark(reason)}" for reason, names in by_reason.items()) or "–"
@@ -89,8 +89,8 @@ def verdict(certificate: am.results.Certificate, notes: Notes) -> str:
 
 
 def rows(names: Sequence[str], notes: Notes) -> Iterator[tuple[str, ...]]:
-    """A row a variant or, where it has several stacks, a row a stack."""
-    for name, stack in [(each, stack) for each in names for stack in models.hooked(each).stacks]:
+    """One row per variant or, if it has several stacks, per stack."""
+    for name, stack in [(family, stack) for family in names for stack in models.hooked(family).stacks]:
         model = models.hooked(name)
         present = am.decompose_scores(model, models.inputs_of(name), stack=stack or None).terms
         unknown = set(present) - set(TERMS)
@@ -123,19 +123,19 @@ def table(names: Sequence[str]) -> str:
 def census(kinds: Sequence[str], sizes: str, seed: int) -> bool:
     """Takes the census and writes its page, or prints it if not all types or other models are asked for.
 
-    Returns whether all is well: no certified model that is wrong.
+    Returns whether no certified model is wrong.
     """
     import census as every
     import tiny
 
     chosen = {"one": tiny.ONE, "other": tiny.OTHER}[sizes]
-    found = every.taken(kinds or [*tiny.kinds(), *tiny.senses()], chosen, seed)
+    outcomes = every.taken(kinds or [*tiny.kinds(), *tiny.senses()], chosen, seed)
     if (list(kinds), sizes, seed) == ([], "one", 0):
-        Path(__file__).with_name("census.md").write_text(every.page(found), encoding="utf-8")
+        Path(__file__).with_name("census.md").write_text(every.page(outcomes), encoding="utf-8")
     else:
-        print(*sorted(map(str, found)), sep="\n")
-    print(every.summaries(found))
-    return not any(row.result == "WRONG" for row in found)
+        print(*sorted(map(str, outcomes)), sep="\n")
+    print(every.summaries(outcomes))
+    return not any(row.result == "WRONG" for row in outcomes)
 
 
 def main() -> None:

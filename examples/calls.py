@@ -65,7 +65,7 @@ ABSENT: Final = {
 
 
 def measured() -> dict[str, Row]:
-    """Makes every call on every family, in a process for each core; some minutes."""
+    """Makes every call on every family, with one process per core; takes some minutes."""
     kinds = list(matrix.models_of_all())
     with ProcessPoolExecutor(mp_context=get_context("spawn")) as pool:
         return dict(zip(kinds, pool.map(_row, kinds), strict=True))
@@ -78,7 +78,7 @@ def _row(kind: str) -> Row:
 
 
 def page(rows: Mapping[str, Row]) -> str:
-    """The page of all families, each reason a note below."""
+    """The page of all families, with each reason as a note below the table."""
     notes = list(dict.fromkeys(why for row in rows.values() for why in row.refused.values()))
     total, refused = sum(row.cells for row in rows.values()), sum(len(row.refused) for row in rows.values())
     calls = ", ".join(f"`{name}`" for name in matrix.CALLS)
@@ -92,7 +92,7 @@ def page(rows: Mapping[str, Row]) -> str:
 
 
 def _refused(row: Row, notes: list[str]) -> str:
-    """The refused calls, those of one reason together."""
+    """The refused calls, grouped by reason."""
     by_reason: dict[str, list[str]] = {}
     for call, why in row.refused.items():
         by_reason.setdefault(why, []).append(_code(call))
@@ -105,7 +105,7 @@ def _code(call: str) -> str:
 
 
 def stored() -> dict[str, Row]:
-    """The rows of the page as it stands."""
+    """The rows of the current page."""
     text = PAGE.read_text("utf-8")
     notes = dict(re.findall(r"^(\d+)\. (.+)$", text, flags=re.MULTILINE))
     rows = {}
@@ -153,7 +153,7 @@ def _of_group(members: Mapping[str, Mapping[str, object]], rows: Mapping[str, Ro
 
 
 def _summary(row: Row) -> Iterator[str]:
-    """The refused calls as the README lists them: not those that one stack refuses and another takes."""
+    """The refused calls as the README lists them, without calls that another stack of the model accepts."""
     for call in matrix.CALLS:  # which have names without a stack
         if "without a head" in (why := row.refused.get(call, "")):
             yield "without a head: all that needs logits"
@@ -162,7 +162,7 @@ def _summary(row: Row) -> Iterator[str]:
 
 
 def readme(rows: Mapping[str, Row], text: str) -> str:
-    """The README with its table made anew."""
+    """The README with its table of models replaced."""
     before, _, rest = text.partition(BEGIN)
     _, _, after = rest.partition(END)
     return f"{before}{BEGIN}\n{readme_table(rows)}\n{END}{after}"

@@ -1,7 +1,7 @@
-"""Which model types does attnmech load? Every one in transformers' auto classes, small and random, is tried.
+"""Counts the model types that attnmech loads: tries each one in transformers' auto classes, small and random.
 
 `python examples/architectures.py --census` writes `census.md`. Each certified model is then compared with plain
-transformers by checks that use nothing of the certificate, and called WRONG if one fails.
+transformers by checks that do not use the certificate; it is called WRONG if a check fails.
 """
 
 import copy
@@ -32,20 +32,20 @@ from attnmech.model.structure.signals import signal_of
 Result: TypeAlias = Literal["certified", "refused", "failed", "WRONG", "not built"]
 
 LOADED: Final = (am.load, am.decompose_scores, am.Intervention, bridge.build_bridge)
-"""What every process uses, imported once before they fork."""
+"""Imported before processes fork, so that every process has them."""
 AT_ONCE: Final = 2
 SECONDS: Final = 150
-"""How long one model may take."""
+"""The time limit for one model."""
 LARGEST: Final = 150_000_000
-"""The number of parameters beyond which the recipe has not made a type small."""
+"""A type with more parameters counts as not built, since the recipe failed to make it small."""
 LENGTH: Final = 13
 SAME: Final = 1e-3
-"""How far apart logits of one model may be, relative to the largest of their row."""
+"""Logits of two implementations may differ by this much, relative to the largest logit of the row."""
 MOVED: Final = 1e-4
-"""How far an edit must move some logit, in the same units."""
+"""An edit must change some logit by this much, in the same units."""
 LEDGER: Final = 1e-5
 IMAGE: Final = 64
-"""Height and width of images for models that do not say theirs."""
+"""Height and width of images, for models whose config does not give them."""
 
 HEADER: Final = ("model type", "class", "how", "result", "ledger, or reason")
 ABOUT: Final = """# Census
@@ -69,7 +69,7 @@ built small with random weights and loaded; those for images and sound are count
 
 @dataclass(frozen=True)
 class Row:
-    """What became of one model type."""
+    """The outcome for one model type."""
 
     kind: str
     made: str
@@ -86,7 +86,7 @@ class Row:
 
 
 def inputs_of(raw: Any, seed: int) -> dict[str, Tensor]:
-    """Random tokens, also for a decoder where there is one; random images or recordings."""
+    """Random tokens, with tokens for the decoder if there is one; or random images or recordings."""
     generator = torch.Generator().manual_seed(1000 + seed)
     try:
         if (signal := signal_of(raw)) is not None:
@@ -105,32 +105,32 @@ def logits_of(raw: Any, inputs: Mapping[str, Tensor]) -> Tensor:
     """The logits of plain transformers."""
     with torch.no_grad():
         cached = "use_cache" in raw.config.to_dict() and "input_ids" in inputs
-        found = raw(**inputs, use_cache=False) if cached else raw(**inputs)
+        output = raw(**inputs, use_cache=False) if cached else raw(**inputs)
     # Models of images and sound may have no head.
-    made = found.logits if "input_ids" in inputs or "logits" in found else found.last_hidden_state
-    assert isinstance(made, torch.Tensor)
-    return made
+    logits = output.logits if "input_ids" in inputs or "logits" in output else output.last_hidden_state
+    assert isinstance(logits, torch.Tensor)
+    return logits
 
 
 def output_of(model: am.HookedModel, inputs: Mapping[str, Tensor]) -> Tensor:
-    """The same of ours."""
+    """The logits of attnmech's model; without a head, the last stream."""
     output = model.output(model.encode(dict(inputs)))
-    made = getattr(output, "logits", None)
-    found = output.last_hidden_state if made is None else made
-    assert isinstance(found, torch.Tensor)
-    return found
+    logits = getattr(output, "logits", None)
+    values = output.last_hidden_state if logits is None else logits
+    assert isinstance(values, torch.Tensor)
+    return values
 
 
 def difference(ours: Tensor, theirs: Tensor) -> float:
-    """The largest difference of logits, relative to the largest of its row; infinite if one is not a number."""
-    found = ((ours - theirs).abs() / theirs.abs().amax(dim=-1, keepdim=True)).amax()
-    return float(found.nan_to_num(torch.inf))
+    """The largest difference of logits, relative to the largest of its row; infinite if any logit is NaN."""
+    largest = ((ours - theirs).abs() / theirs.abs().amax(dim=-1, keepdim=True)).amax()
+    return float(largest.nan_to_num(torch.inf))
 
 
 def without_head(raw: Any, stack: Stack, layer: int, head: int) -> Any:
-    """A copy of a transformers model with the columns of W_O that read one head set to 0."""
+    """A copy of a transformers model in which the columns of W_O that read one head are 0."""
     plan, copied = stack.architecture, copy.deepcopy(raw)
-    if plan.replaced:  # XLNet: its matrix is no module's, and has an axis for heads
+    if plan.replaced:  # XLNet: its W_O is not a module, and has an axis for heads
         with torch.no_grad():
             copied.base_model.get_submodule(f"{plan.blocks}.{layer}.{plan.replaced}").o[:, head] = 0
         return copied
@@ -138,7 +138,7 @@ def without_head(raw: Any, stack: Stack, layer: int, head: int) -> Any:
     shared = _uses(copied, stack, layer)
     out = copied.base_model.get_submodule(path) if shared is None else shared[0]
     width = (out.weight.shape[0] if isinstance(out, Conv1D) else out.weight.shape[1]) // stack.n_heads
-    out.weight = torch.nn.Parameter(out.weight.detach().clone())  # other layers may share it (Zamba)
+    out.weight = torch.nn.Parameter(out.weight.detach().clone())  # other layers may share the weight (Zamba)
     columns = slice(head * width, (head + 1) * width)
     if shared is not None:
         _zero_in_one_use(out, shared[1], columns)
@@ -149,36 +149,37 @@ def without_head(raw: Any, stack: Stack, layer: int, head: int) -> Any:
 
 
 def _uses(raw: Any, stack: Stack, layer: int) -> tuple[Any, int] | None:
-    """The W_O module that several layers use, and the number of its use in one of them; None if each has a module."""
-    weights = {each: stack.module(each, stack.architecture.out).weight for each in stack.layers}
-    alike = [each for each, weight in weights.items() if weight is weights[layer]]
-    if len(alike) == 1:
+    """The W_O module that several layers use, and the number of its use in this layer; None if only one does."""
+    weights = {other: stack.module(other, stack.architecture.out).weight for other in stack.layers}
+    sharing = [other for other, weight in weights.items() if weight is weights[layer]]
+    if len(sharing) == 1:
         return None
-    found = [part for part in raw.modules() if torch.equal(getattr(part, "weight", torch.ones(())), weights[layer])]
-    return (found[0], alike.index(layer)) if len(found) == 1 else None  # Zamba's layers tie the weights of modules
+    modules = [part for part in raw.modules() if torch.equal(getattr(part, "weight", torch.ones(())), weights[layer])]
+    # In Zamba, layers have separate modules with tied weights.
+    return (modules[0], sharing.index(layer)) if len(modules) == 1 else None
 
 
 def _zero_in_one_use(out: Any, number: int, columns: slice) -> None:
-    """Has one call of a module in each pass read zeros in some columns."""
+    """Makes one call of a module in each pass read zeros in some columns."""
     calls = iter(range(1000))
 
     def before(module: Any, args: Any) -> Any:
         if next(calls) != number:
             return None
-        given = args[0].clone()
-        given[..., columns] = 0
-        return (given, *args[1:])
+        z = args[0].clone()
+        z[..., columns] = 0
+        return (z, *args[1:])
 
     out.register_forward_pre_hook(before)
 
 
 def faults(model: am.HookedModel, raw: Any, inputs: Mapping[str, Tensor]) -> Iterator[str]:
-    """What a certified model gives otherwise than plain transformers does."""
+    """The outputs in which a certified model differs from plain transformers, as sentences."""
     if any(stack.architecture.trusted == "eager" for stack in model.stacks.values()):
         raw.set_attn_implementation("eager")
     plain, ours = logits_of(raw, inputs), output_of(model, inputs)
-    if (found := difference(ours, plain)) > SAME:
-        yield f"its logits differ by {found:.0e}"
+    if (apart := difference(ours, plain)) > SAME:
+        yield f"its logits differ by {apart:.0e}"
     if model.reads_tokens:
         yield from _padded_faults(model, raw, inputs)
     for stack in model.stacks.values():
@@ -186,8 +187,8 @@ def faults(model: am.HookedModel, raw: Any, inputs: Mapping[str, Tensor]) -> Ite
         layer, head = stack.layers[len(stack.layers) // 2], stack.n_heads // 2
         with model.intervene(am.Intervention.zero([(layer, head)], stack=stack.label)):
             zeroed = output_of(model, inputs)
-        if (found := difference(zeroed, logits_of(without_head(raw, stack, layer, head), inputs))) > SAME:
-            yield f"without head L{layer}H{head}{name} its logits differ by {found:.0e}"
+        if (apart := difference(zeroed, logits_of(without_head(raw, stack, layer, head), inputs))) > SAME:
+            yield f"without head L{layer}H{head}{name} its logits differ by {apart:.0e}"
         with model.intervene(am.Intervention.attend([(layer, head)], "first", stack=stack.label)):
             moved = output_of(model, inputs)
         if difference(moved, ours) < MOVED:
@@ -200,31 +201,31 @@ def _padded_faults(model: am.HookedModel, raw: Any, inputs: Mapping[str, Tensor]
     padded = {**inputs, "attention_mask": mask}
     try:
         plain = logits_of(raw, padded)
-    except Exception:  # whatever a family raises that takes no padding
+    except Exception:  # whatever a family without support for padding raises
         return
     ours = model.run(padded).logits
     assert ours is not None
     keep = mask.bool() if plain.shape[:2] == mask.shape else torch.ones(plain.shape[:2], dtype=torch.bool)
-    if (found := difference(ours[keep], plain[keep])) > SAME:
-        yield f"with padding on the right its logits differ by {found:.0e}"
+    if (apart := difference(ours[keep], plain[keep])) > SAME:
+        yield f"with padding on the right its logits differ by {apart:.0e}"
 
 
 def residual_of(model: am.HookedModel, inputs: Mapping[str, Tensor]) -> float:
     """The ledger's residual in all stacks, relative to the largest score of each head."""
-    found = []
+    residuals = []
     for label, stack in model.stacks.items():
         split = am.decompose_scores(model, dict(inputs), stack=label or None)
         relative = split.residual / split.largest.clamp_min(1e-30)
-        found.append(relative[list(stack.layers)].max())  # a hybrid's other layers have none
-    return float(torch.stack(found).nan_to_num(torch.inf).max())
+        residuals.append(relative[list(stack.layers)].max())  # a hybrid's other layers have no ledger
+    return float(torch.stack(residuals).nan_to_num(torch.inf).max())
 
 
 def reason_of(error: am.AttnmechError) -> str:
-    """What an error says, without what it says to every user."""
-    said = " ".join(str(error).split())
+    """The reason in an error's message, without the advice."""
+    message = " ".join(str(error).split())
     for start in ("its structure cannot be read: ", "is not supported: "):
-        said = said.partition(start)[2] or said
-    return said.partition(" If you know how it is built")[0].rstrip(".")
+        message = message.partition(start)[2] or message
+    return message.partition(" If you know how it is built")[0].rstrip(".")
 
 
 def verdict(raw: Any, seed: int) -> tuple[Result, str]:
@@ -235,25 +236,25 @@ def verdict(raw: Any, seed: int) -> tuple[Result, str]:
     except am.AttnmechError as error:
         return "refused", reason_of(error)
     except Exception as error:
-        return "failed", f"am.load raises {_said(error)}"
+        return "failed", f"am.load raises {_summary_of(error)}"
     if not model.certificate.ok:
         return "failed", "; ".join(f"{check.name}: {check.detail}" for check in model.certificate.failed)
-    found = list(faults(model, copy.deepcopy(raw), inputs))
+    differences = list(faults(model, copy.deepcopy(raw), inputs))
     residual = residual_of(model, inputs)
     if residual > LEDGER:
-        found.append(f"its ledger leaves {residual:.0e}")
-    return ("WRONG", "; ".join(found)) if found else ("certified", f"{residual:.0e}")
+        differences.append(f"its ledger leaves {residual:.0e}")
+    return ("WRONG", "; ".join(differences)) if differences else ("certified", f"{residual:.0e}")
 
 
 # -- all of them ---------------------------------------------------------------------------------------------
 
 
-def _said(error: Exception) -> str:
+def _summary_of(error: Exception) -> str:
     return f"{type(error).__name__}: {' '.join(str(error).split())[:160]}"
 
 
 def work(kind: str, sizes: Mapping[str, int], seed: int, answer: Connection) -> None:
-    """Builds one type and sends what became of it: None once it is built and runs, then the verdict."""
+    """Builds a model of one type; sends None once it is built and runs, then the verdict."""
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
     try:
@@ -264,17 +265,17 @@ def work(kind: str, sizes: Mapping[str, int], seed: int, answer: Connection) -> 
         raw = tiny.model_of(kind, sizes, seed=seed)
         logits_of(raw, inputs_of(raw, seed))
     except Exception as error:
-        answer.send(("not built", _said(error)))
+        answer.send(("not built", _summary_of(error)))
         return
     answer.send(None)
     try:
         answer.send(verdict(raw, seed))
     except Exception as error:
-        answer.send(("WRONG", _said(error)))
+        answer.send(("WRONG", _summary_of(error)))
 
 
 class _Running:
-    """A process of its own for one type: what it allocates or breaks ends with it."""
+    """A separate process for one type, so that whatever it allocates or breaks ends with it."""
 
     def __init__(self, kind: str, sizes: Mapping[str, int], seed: int) -> None:
         context = get_context("fork")
@@ -285,14 +286,14 @@ class _Running:
         theirs.close()
 
     def result(self) -> tuple[Result, str] | None:
-        """What it answered, or that it ended or took too long; None as long as it works."""
+        """The verdict, or that the process ended or took too long; None while it is working."""
         while self.answers.poll():
             try:
-                said: tuple[Result, str] | None = self.answers.recv()
+                answer: tuple[Result, str] | None = self.answers.recv()
             except EOFError:
                 return self._broken("its process ended")
-            if said is not None:
-                return said
+            if answer is not None:
+                return answer
             self.built = True
         return self._broken(f"no answer within {SECONDS} s") if monotonic() > self._until else None
 
@@ -306,59 +307,59 @@ class _Running:
 
 
 def rows(kinds: Sequence[str], sizes: Mapping[str, int], seed: int) -> Iterator[Row]:
-    """A row for each type, as they are done."""
+    """A row for each type, in the order in which they finish."""
     waiting, running = list(reversed(kinds)), list[_Running]()
     while waiting or running:
         while waiting and len(running) < AT_ONCE:
             running.append(_Running(waiting.pop(), sizes, seed))
-        wait([each.answers for each in running], timeout=1)
-        for each in tuple(running):
-            if (found := each.result()) is not None:
-                each.end()
-                running.remove(each)
-                known = each.kind in ARCHITECTURES or each.kind in REFUSED
-                how = "–" if found[0] == "not built" else "table" if known else "read"
-                yield Row(each.kind, tiny.class_of(each.kind), how, *found)
+        wait([process.answers for process in running], timeout=1)
+        for process in tuple(running):
+            if (result := process.result()) is not None:
+                process.end()
+                running.remove(process)
+                known = process.kind in ARCHITECTURES or process.kind in REFUSED
+                how = "–" if result[0] == "not built" else "table" if known else "read"
+                yield Row(process.kind, tiny.class_of(process.kind), how, *result)
 
 
-def summary(found: Sequence[Row], what: str = "model types") -> str:
-    """One line of numbers."""
-    count = Counter(row.result for row in found)
-    read = sum(row.result == "certified" and row.how == "read" for row in found)
+def summary(outcomes: Sequence[Row], what: str = "model types") -> str:
+    """The counts in one sentence."""
+    count = Counter(row.result for row in outcomes)
+    read = sum(row.result == "certified" and row.how == "read" for row in outcomes)
     wrong = f", {count['WRONG']} WRONG" if count["WRONG"] else ", none of the certified is wrong"
     return (
-        f"{len(found)} {what}: {len(found) - count['not built']} built; {count['certified']} certified ({read} of "
-        f"them read), {count['refused']} refused, {count['failed']} failed a check{wrong}; {count['not built']} could "
+        f"{len(outcomes)} {what}: {len(outcomes) - count['not built']} built; {count['certified']} certified ({read} "
+        f"of them read), {count['refused']} refused, {count['failed']} failed a check{wrong}; {count['not built']} could "
         "not be built small."
     )
 
 
-def page(found: Sequence[Row]) -> str:
+def page(outcomes: Sequence[Row]) -> str:
     """The whole page."""
     senses = tiny.senses()
-    about = ABOUT.format(version=transformers.__version__, summary=summaries(found).replace("\n", "**\n\n**"))
-    lines = _table([row for row in found if row.kind not in senses])
+    about = ABOUT.format(version=transformers.__version__, summary=summaries(outcomes).replace("\n", "**\n\n**"))
+    lines = _table([row for row in outcomes if row.kind not in senses])
     for sense in tiny.SENSES:
-        if of_sense := [row for row in found if row.kind in senses and senses[row.kind][0] == sense]:
+        if of_sense := [row for row in outcomes if row.kind in senses and senses[row.kind][0] == sense]:
             lines += ["", f"## {sense.capitalize()}", "", *_table(of_sense)]
     return "\n".join([about, *lines, ""])
 
 
-def summaries(found: Sequence[Row]) -> str:
-    """A line of numbers for the types of text, and one for those of images and of sound."""
+def summaries(outcomes: Sequence[Row]) -> str:
+    """A sentence of counts for the types of text, one for images, and one for sound."""
     senses = tiny.senses()
-    lines = [summary(some)] if (some := [row for row in found if row.kind not in senses]) else []
+    lines = [summary(some)] if (some := [row for row in outcomes if row.kind not in senses]) else []
     for sense in tiny.SENSES:
-        if of_sense := [row for row in found if row.kind in senses and senses[row.kind][0] == sense]:
+        if of_sense := [row for row in outcomes if row.kind in senses and senses[row.kind][0] == sense]:
             lines.append(summary(of_sense, f"types of {sense}"))
     return "\n".join(lines)
 
 
-def _table(found: Sequence[Row]) -> list[str]:
+def _table(outcomes: Sequence[Row]) -> list[str]:
     return [
         f"| {' | '.join(HEADER)} |",
         f"|{' --- |' * len(HEADER)}",
-        *map(str, sorted(found, key=lambda row: row.kind)),
+        *map(str, sorted(outcomes, key=lambda row: row.kind)),
     ]
 
 
@@ -369,8 +370,8 @@ def taken(kinds: Sequence[str], sizes: Mapping[str, int], seed: int) -> list[Row
                TextColumn("left"), TimeRemainingColumn())  # fmt: skip
     with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
         task = bar.add_task("model types", total=len(kinds))
-        found = []
+        outcomes = []
         for row in rows(kinds, sizes, seed):
-            found.append(row)
+            outcomes.append(row)
             bar.update(task, advance=1, description=row.kind[:24])
-    return found
+    return outcomes

@@ -29,26 +29,26 @@ DETECTED = {
 
 def detected(model: am.HookedModel, texts: list[Tensor]) -> dict[str, Tensor]:
     """TransformerLens's score of every head, `[layer head]`, averaged over the texts as `detect_head` does."""
-    found = {name: torch.zeros(model.n_layers, model.n_heads) for name in DETECTED}
+    scores = {name: torch.zeros(model.n_layers, model.n_heads) for name in DETECTED}
     for ids in texts:
         acts = model.run(ids, points=["pattern"])
         for name, pattern_of in DETECTED.items():
             wanted = pattern_of(ids)
             for layer in range(model.n_layers):
                 pattern = acts["pattern", layer][0].float()
-                found[name][layer] += torch.tensor(
+                scores[name][layer] += torch.tensor(
                     [
                         head_detector.compute_head_attention_similarity_score(
-                            each, wanted, exclude_bos=False, exclude_current_token=False, error_measure="mul"
+                            of_head, wanted, exclude_bos=False, exclude_current_token=False, error_measure="mul"
                         )
-                        for each in pattern
+                        for of_head in pattern
                     ]
                 )
-    return {name: score / len(texts) for name, score in found.items()}
+    return {name: score / len(texts) for name, score in scores.items()}
 
 
 def rules(model: am.HookedModel, texts: list[Tensor]) -> None:
-    """How many heads each rule names, and the strongest of them."""
+    """Prints the number of heads that each rule names, and the strongest of them."""
     types, scores = am.head_types(model, iter(texts)), detected(model, texts)
     claims = types.to_frame()
     print("| type | attnmech claims | of these by position alone | Clark: mass > 0.5 | detect_head > 0.3 | strongest |")
@@ -65,7 +65,7 @@ def rules(model: am.HookedModel, texts: list[Tensor]) -> None:
 
 
 def loss_of_second_copies(model: am.HookedModel, texts: list[Tensor], heads: list[tuple[int, int]]) -> float:
-    """Nats per token of the second copies, with heads set to zero."""
+    """The loss on the second copies with some heads set to zero, in nats per token."""
 
     def without(layer: int):
         chosen = [head for at, head in heads if at == layer]
@@ -88,7 +88,7 @@ def loss_of_second_copies(model: am.HookedModel, texts: list[Tensor], heads: lis
 
 
 def looks_or_writes(model: am.HookedModel, texts: list[Tensor], others: list[Tensor]) -> None:
-    """Heads chosen on some sequences by attention, by writing and at random, ablated on others."""
+    """Chooses heads on some sequences by attention, by writing and at random, and ablates them on others."""
     types = am.head_types(model, iter(texts))
     looks, writes = types.scores["induction"].nan_to_num(-1), types.writes["induction"].nan_to_num(-1)
     named = set(map(tuple, types.to_frame().query("type == 'induction'")[["layer", "head"]].to_numpy().tolist()))
@@ -120,11 +120,11 @@ def looks_or_writes(model: am.HookedModel, texts: list[Tensor], others: list[Ten
 
 
 def main() -> None:
-    """Both tables."""
+    """Prints both tables."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", help="what am.load takes; the demo model if left out")
-    given = parser.parse_args()
-    model = am.load() if given.model is None else am.load(given.model)
+    options = parser.parse_args()
+    model = am.load() if options.model is None else am.load(options.model)
     texts = list(repeated_sequences(model))
     rules(model, texts)
     looks_or_writes(model, texts, list(repeated_sequences(model, seed=1))[:8])

@@ -1,4 +1,4 @@
-"""Two statistics of one's own, made while the model runs: reducers for `am.stream`.
+"""Two reducers for `am.stream`: statistics that are computed while the model runs.
 
     python examples/reducers.py
 
@@ -23,7 +23,7 @@ from attnmech.demo.grammar import document
 
 DOCUMENTS = 100
 NOTHING = -1
-"""Stands in a window where there is no token."""
+"""Fills the places of a window where there is no token."""
 
 
 def counted(scores: Tensor, block: am.reducers.RowBlock) -> Tensor:
@@ -32,10 +32,10 @@ def counted(scores: Tensor, block: am.reducers.RowBlock) -> Tensor:
 
 
 def matches(block: am.reducers.RowBlock) -> Tensor:
-    """The scores of a block without the model's own position term, with which they would grow with the text."""
+    """The scores of a block without the model's own position term, which would make them grow with the text."""
     if block.position is None:
         return block.scores
-    # One row may stand for all.
+    # The position term may have a single row for all queries.
     rows = slice(None) if block.position.shape[2] == 1 else slice(block.rows.start, block.rows.stop)
     return block.scores - block.position[:, :, rows, : block.scores.shape[-1]]
 
@@ -48,12 +48,12 @@ class LargestScore(am.Reducer):
         return {"largest": torch.full((run.n_layers, run.n_heads), -torch.inf, device=run.model.device)}
 
     def add(self, state: dict[str, Tensor], block: am.reducers.RowBlock, run: am.reducers.Run) -> None:
-        """The larger of what was known and what stands in this block."""
+        """Keeps the larger of the score so far and the largest score of this block."""
         here = counted(block.scores, block).amax(dim=(0, 2, 3))
         state["largest"][block.index] = torch.maximum(state["largest"][block.index], here)
 
     def merge(self, one: dict[str, Tensor], other: dict[str, Tensor]) -> dict[str, Tensor]:
-        """The larger of two parts."""
+        """The larger score of two parts."""
         return {"largest": torch.maximum(one["largest"], other["largest"])}
 
 
@@ -78,23 +78,23 @@ class TopPairs(am.Reducer):
         }
 
     def add(self, state: dict[str, Tensor], block: am.reducers.RowBlock, run: am.reducers.Run) -> None:
-        """The best of what was known of this layer and of the best pairs of this block."""
+        """Keeps the best pairs among those so far in this layer and those of this block."""
         scores = counted(matches(block), block).transpose(0, 1)
         score, place = scores.flatten(1).topk(min(self.count, scores[0].numel()))
         text, row, key = torch.unravel_index(place, scores.shape[1:])
         query = row + block.rows.start
         looking, looked_at = block.batch.queries(block.stack), block.batch.keys(block.stack)
-        found = {
+        best_here = {
             "score": score.to(state["score"].dtype),
             "pair": torch.stack((run.documents.to(text.device)[text], query, key), dim=-1),
             "window": torch.stack((self._around(looking, text, query), self._around(looked_at, text, key)), dim=-2),
         }
-        best = self._best({name: value[block.index] for name, value in state.items()}, found, head=0)
+        best = self._best({name: value[block.index] for name, value in state.items()}, best_here, head=0)
         for name, value in best.items():
             state[name][block.index] = value
 
     def merge(self, one: dict[str, Tensor], other: dict[str, Tensor]) -> dict[str, Tensor]:
-        """The best of both parts."""
+        """The best pairs of both parts."""
         return self._best(one, other, head=1)
 
     def finish(self, state: dict[str, Tensor], source: am.reducers.Source) -> pd.DataFrame:
@@ -110,7 +110,7 @@ class TopPairs(am.Reducer):
         return pd.DataFrame(rows)
 
     def _best(self, one: dict[str, Tensor], other: dict[str, Tensor], head: int) -> dict[str, Tensor]:
-        """The `count` largest of two, whose places stand on the axis after `head`."""
+        """The `count` best pairs of two states, whose axis of places follows the axis `head`."""
         both = {name: torch.cat((one[name], other[name]), dim=head + 1) for name in one}
         order = both["score"].topk(self.count, dim=head + 1).indices
         return {name: _gathered(value, order) for name, value in both.items()}

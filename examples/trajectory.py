@@ -1,4 +1,4 @@
-"""When do head types appear? A small model learns to copy sequences; its heads are measured at twelve steps.
+"""Shows when head types appear: a small model learns to copy sequences, and its heads are measured at twelve steps.
 
     python examples/trajectory.py --out trajectory.html
 
@@ -24,7 +24,7 @@ KEPT = (0, 100, 200, 250, 300, 350, 400, 450, 500, 600, 800, 1000)
 
 
 def trained() -> Iterator[tuple[str, LlamaForCausalLM]]:
-    """The model at each step that is kept, with the step's name."""
+    """The model at each of the twelve steps, with the name of the step."""
     torch.manual_seed(0)
     config = LlamaConfig(
         vocab_size=VOCABULARY, hidden_size=64, intermediate_size=128, num_hidden_layers=2, num_attention_heads=4,
@@ -46,12 +46,12 @@ def trained() -> Iterator[tuple[str, LlamaForCausalLM]]:
 
 
 def main() -> None:
-    """A table of what appears when, and the page."""
+    """Prints a table of what appears at which step, and writes the page."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--folders", type=Path, help="a folder of checkpoints step-*; a small model is trained without")
     parser.add_argument("--out", type=Path, default=Path("trajectory.html"))
-    given = parser.parse_args()
-    checkpoints = trained() if given.folders is None else sorted(given.folders.glob("step-*"))
+    options = parser.parse_args()
+    checkpoints = trained() if options.folders is None else sorted(options.folders.glob("step-*"))
     run = am.trajectory(checkpoints, am.head_types)
     print("| step | previous | induction | prefix matching | copying | breadth |\n|---|---|---|---|---|---|")
     for step, *values in zip(
@@ -59,7 +59,7 @@ def main() -> None:
         run.of("broad").mean(dim=1), strict=True,
     ):  # fmt: skip
         print(f"| {step} | {' | '.join(f'{value:.2f}' for value in values)} |")
-    print(run.write_html(given.out))
+    print(run.write_html(options.out))
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
-"""What the demo model can do, as cases: a text, the word that must come next, a wrong one, and the text's template.
+"""Makes cases of the tasks that the demo model can do: a text, the next word, a wrong next word, and a template.
 
-The tasks are `copying`, random words that repeat (a template for each period); `agreement`, a verb across a noun of the
-other number (a template for each verb); `gender`, the first pronoun for someone named alone (a template for each verb
-and pronoun); and `recipient`, who is given something (a template for each verb of giving).
+`copying`: random words that repeat (a template for each period). `agreement`: a verb after a noun whose number is
+not the subject's (a template for each verb). `gender`: the first pronoun for the only person named (a template for each
+verb and pronoun). `recipient`: the person who receives something (a template for each verb of giving).
 """
 
 from collections.abc import Callable, Iterator
@@ -17,7 +17,7 @@ from .evaluate import CHOICES, ChoiceAt
 from .grammar import TRAINING, Document, Relation, document
 
 Template: TypeAlias = Callable[[Document, Relation], str | None]
-Writer: TypeAlias = Callable[[Random], "Iterator[Told]"]
+Writer: TypeAlias = Callable[[Random], "Iterator[DemoCase]"]
 
 PERIODS: Final = range(6, 22)
 GENDERED: Final = ("reason", "wish", "outing", "mishap")
@@ -28,7 +28,7 @@ _TRIES: Final = 1000
 
 
 @dataclass(frozen=True)
-class Told:
+class DemoCase:
     """One case."""
 
     text: str
@@ -37,10 +37,10 @@ class Told:
     template: str
 
 
-def told(task: str, templates: int | None = None, count: int = 4, seed: int = 0) -> list[Told]:
-    """Returns cases of a task, `count` of every template, for the `templates` that fill first: by default 12, or all.
+def cases_of(task: str, templates: int | None = None, count: int = 4, seed: int = 0) -> list[DemoCase]:
+    """Cases of a task, `count` of every template, for the first `templates` with enough cases: by default 12, or all.
 
-    >>> case = told("agreement")[-1]
+    >>> case = cases_of("agreement")[-1]
     >>> case.text, case.right, case.wrong, case.template
     ('The monitors from the calendar', ' were', ' was', 'were')
     """
@@ -50,16 +50,16 @@ def told(task: str, templates: int | None = None, count: int = 4, seed: int = 0)
     return _filled(TASKS[task](Random(seed)), wanted, whole_number("count", count, least=1))
 
 
-def _filled(cases: Iterator[Told], templates: int, count: int) -> list[Told]:
-    """Collects different texts until enough templates have enough of them."""
-    cases_of: dict[str, dict[str, Told]] = {}
+def _filled(cases: Iterator[DemoCase], templates: int, count: int) -> list[DemoCase]:
+    """Collects cases with different texts until enough templates have enough cases."""
+    by_template: dict[str, dict[str, DemoCase]] = {}
     for tried, case in enumerate(cases):
-        held = cases_of.setdefault(case.template, {})
-        if len(held) < count:
-            held.setdefault(case.text, case)
-        full = [name for name, some in cases_of.items() if len(some) == count]
+        of_template = by_template.setdefault(case.template, {})
+        if len(of_template) < count:
+            of_template.setdefault(case.text, case)
+        full = [name for name, of_template in by_template.items() if len(of_template) == count]
         if len(full) >= templates:
-            return [case for name in sorted(full) for case in cases_of[name].values()]
+            return [case for name in sorted(full) for case in by_template[name].values()]
         if tried > _TRIES * count:
             break
     raise InputError(
@@ -67,30 +67,28 @@ def _filled(cases: Iterator[Told], templates: int, count: int) -> list[Told]:
     )
 
 
-def _copying(rng: Random) -> Iterator[Told]:
-    """Random words, then the beginning of the same words again: the next word is the one that followed the last word
-    before.
-    """
+def _copying(rng: Random) -> Iterator[DemoCase]:
+    """Random words, and the first of them again: the next word is the one that followed the last word before."""
     known = sorted(set(words.plain_words()))
     while True:
         period = rng.choice(PERIODS)
         span = [f" {word}" for word in rng.sample(known, period)]
         again = rng.randint(3, period - 2)
         wrong = rng.choice([word for place, word in enumerate(span) if place not in (again - 1, again)])
-        yield Told("".join(span + span[:again]), span[again], wrong, f"period {period}")
+        yield DemoCase("".join(span + span[:again]), span[again], wrong, f"period {period}")
 
 
 def _from_grammar(name: str, template: Template) -> Writer:
     """The cases of an entry of `CHOICES` in fresh documents."""
 
-    def cases(rng: Random) -> Iterator[Told]:
+    def cases(rng: Random) -> Iterator[DemoCase]:
         choice_at: ChoiceAt = CHOICES[name]
         while True:
             text = document(rng, sentences=2, side=TRAINING)
             for relation in text.relations:
                 choice, of = choice_at(text, relation), template(text, relation)
                 if choice is not None and of is not None:
-                    yield Told("".join(choice.before), choice.right, choice.wrong, of)
+                    yield DemoCase("".join(choice.before), choice.right, choice.wrong, of)
 
     return cases
 
@@ -107,7 +105,7 @@ def _giving(text: Document, relation: Relation) -> str | None:
     return next((_GIVING[word] for word in reversed(before) if word in _GIVING), None)
 
 
-def _gender(rng: Random) -> Iterator[Told]:
+def _gender(rng: Random) -> Iterator[DemoCase]:
     """Pronouns in sentences of each kind."""
     choice_at = CHOICES["pronoun's gender"]
     while True:
@@ -117,7 +115,7 @@ def _gender(rng: Random) -> Iterator[Told]:
             choice = choice_at(text, relation)
             if choice is not None:
                 verb = text.words[relation.key + 1].strip()
-                yield Told("".join(choice.before), choice.right, choice.wrong, f"{verb} …{choice.right}")
+                yield DemoCase("".join(choice.before), choice.right, choice.wrong, f"{verb} …{choice.right}")
 
 
 _PLURALS: Final = {f" {verb.singular}": f" {verb.plural}" for verb in words.LINKING + words.RESTING}

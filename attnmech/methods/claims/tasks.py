@@ -13,7 +13,7 @@ from torch import Tensor
 from ...basics.arguments import integer, shown
 from ...basics.public import public
 from ...batch import Batch
-from ...demo.tasks import told
+from ...demo.tasks import cases_of
 from ...errors import InputError
 from ...maths.intervals import LEAST_TEXTS
 from ...runs.metrics import HIGHER_IS_BETTER, MetricLike
@@ -94,7 +94,7 @@ class Task:
         """
         return cls(
             name,
-            tuple(Case(x.text, x.right, x.wrong, x.template) for x in told(name, templates, per_template, seed)),
+            tuple(Case(x.text, x.right, x.wrong, x.template) for x in cases_of(name, templates, per_template, seed)),
         )
 
     @property
