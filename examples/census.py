@@ -329,8 +329,8 @@ def summary(outcomes: Sequence[Row], what: str = "model types") -> str:
     wrong = f", {count['WRONG']} WRONG" if count["WRONG"] else ", none of the certified is wrong"
     return (
         f"{len(outcomes)} {what}: {len(outcomes) - count['not built']} built; {count['certified']} certified ({read} "
-        f"of them read), {count['refused']} refused, {count['failed']} failed a check{wrong}; {count['not built']} could "
-        "not be built small."
+        f"of them read), {count['refused']} refused, {count['failed']} failed a check{wrong}; {count['not built']} "
+        "could not be built small."
     )
 
 

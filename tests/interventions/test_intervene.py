@@ -977,7 +977,7 @@ def test_refused_before_a_run(name: str, intervention: Intervention, said: str) 
         (Intervention.replace([(1, 0)], stated(3, 5, 1, 7), point="pattern"), "values are for 1 positions, but .* 7"),
         (Intervention.replace_values([(1, 0)], "first", stated(1, 2, 5, 4)), "values are for 2 positions, but .* 7"),
         (Intervention.stream("resid_pre", [1], stated(1, 5, 20)), "values are for 5 positions, but the text has 7"),
-        (Intervention.stream("attn_out", [1], stated(4, 1, 20)), "made for 4 texts, but 3 run"),
+        (Intervention.stream("attn_out", [1], stated(4, 1, 20)), "its values are for 4 texts, but the run has 3"),
         (Intervention.stream("attn_out", [1], positions=[7]), "the text has only 7 positions"),
     ],
 )

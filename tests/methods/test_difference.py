@@ -182,7 +182,7 @@ def test_heads_measured_in_one_of_them_have_no_difference() -> None:
     apart = am.ablate_heads(model, ids, [(0, 0)]), am.ablate_heads(model, ids, [(0, 1)])
     assert "heads in common" in refused(lambda: apart[0] - apart[1])
     apart_focus = (am.attention_focus(model, ids, layers=[layer]) for layer in (0, 2))
-    assert "layers in common to be subtracted; their layers, [0] and [2]" in refused(
+    assert "layers in common to be subtracted; got [0] and [2]" in refused(
         lambda: next(apart_focus) - next(apart_focus)
     )
 

@@ -158,7 +158,7 @@ def test_where_the_head_is_not_linear_answers_alone_are_refused(name: str, reaso
     hooked = models.hooked(name)
     stack = "decoder" if name == "t5" else None
     inputs = models.inputs_of(name)
-    with pytest.raises(InputError, match=rf"compute logits with one norm and one matrix \({reason}\), so no head's"):
+    with pytest.raises(InputError, match=rf"compute logits with one norm and one matrix \({reason}\), so a head's"):
         am.residual_updates(hooked, inputs, answers=[5, 5, 5], stack=stack)
     assert am.residual_updates(hooked, inputs, stack=stack).magnitude.isfinite().any()
 
