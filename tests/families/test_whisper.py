@@ -2,6 +2,7 @@
 
 import copy
 import re
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from torch import Tensor
 import attnmech as am
 from attnmech.draw.page import render_page
 from attnmech.errors import InputError, MissingPointError, UnsupportedModelError
+from attnmech.model.files.load import UnprovenWarning
 from attnmech.pages import limits
 from attnmech.pages.senses import sense_section
 
@@ -69,6 +71,24 @@ def test_every_check_holds(dtype: torch.dtype) -> None:
     for stack in ("encoder", "decoder"):
         assert {f"{stack} {each}" for each in ("streams", "attn_in", "stream", "mlp", "chain")} <= held
     assert {"transformers", "padding", "causal", "logits", "cross queries", "cross states"} <= held
+
+
+FAULTS: dict[str, tuple[str, Callable[[Tensor], Tensor], str]] = {
+    "a token reads the next one": ("decoder.layers.1.fc1", lambda x: x + 0.5 * x.roll(-1, dims=1), "causal"),
+    "a token reads the first one": ("decoder.layers.1.fc2", lambda x: x + 0.5 * x[:, :1], "padding"),
+    "the encoder's heads write more": ("encoder.layers.1.self_attn.out_proj", lambda x: 1.01 * x, "encoder heads"),
+    "cross-attention writes more": ("decoder.layers.0.encoder_attn.out_proj", lambda x: 1.01 * x, "cross heads"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_fault_is_caught(fault: str) -> None:
+    path, change, check = FAULTS[fault]
+    model = raw()
+    model.model.get_submodule(path).register_forward_hook(lambda module, args, output: change(output))
+    with pytest.warns(UnprovenWarning):
+        certificate = am.load(model).certificate
+    assert check in {failed.name for failed in certificate.failed}, repr(certificate)
 
 
 def test_without_a_head() -> None:

@@ -7,7 +7,7 @@ residual. A point whose check fails is refused.
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Final
 
 import torch
@@ -29,7 +29,19 @@ from .edit_checks import EditChecks
 from .far import far_length, one_of_each_kind, plain_block
 from .layer_checks import layer_checks
 from .plain_checks import comes_through
-from .probe import FROM_STREAM, Compared, Passes, bridge_run, by_row, excess_of, output_of, with_least
+from .probe import (
+    FROM_STREAM,
+    Compared,
+    Passes,
+    ProbeRun,
+    Statement,
+    attempt,
+    bridge_run,
+    by_row,
+    excess_of,
+    output_of,
+    with_least,
+)
 from .texts import BEGINNING, beginning_of, each_token_changed, end_changed, padded_batch, text_of
 
 _EVERY_POINT: Final = tuple(POINTS)
@@ -41,6 +53,8 @@ _WHOLE: Final = (
 
 _LOOKED_AT: Final = 24
 """Logits are recomputed at this many tokens of the long probe, since a vocabulary may be large."""
+_AT_A_TIME: Final = 24
+"""The tokens whose logits are compared at a time."""
 
 
 @public
@@ -68,21 +82,28 @@ def certify_with(passes: Passes) -> Certificate:
     """The certificate of a model, from passes that may have run in part already."""
     model = passes.model
     with model.in_force.unchecked():
-        statements = [_Statements(passes, stack) for stack in model.stacks.values()]
-        checks = list(statements[0].of_model())
-        for statement in statements:
+        statements = {label: _Statements(passes, stack) for label, stack in model.stacks.items()}
+        whole = next(iter(statements.values()))
+        checks = list(whole.of_model(lambda run, label, layer: statements[label].read(run, layer)))
+        for statement in statements.values():
             checks += statement.of_stack()
     certificate = Certificate(
         model.name,
         model.weights_hash,
         tuple(checks),
-        statements[0].lens_hooks,
-        tuple(statements[0].edited),
+        whole.lens_hooks,
+        tuple(whole.edited),
         about_other_layers(model.output_stack),
     )
     if not model.edited:
         model.certificate = certificate
     return certificate
+
+
+def _checked(made: Check | Statement | Exception) -> Check:
+    if isinstance(made, Exception):
+        raise made
+    return made.check() if isinstance(made, Statement) else made
 
 
 def check_runs(passes: Passes) -> None:
@@ -99,10 +120,10 @@ def check_runs(passes: Passes) -> None:
 class _Statements(EditChecks):
     """The statements that must hold for every model."""
 
-    def of_model(self) -> Iterator[Check]:
-        """The checks of whole passes."""
+    def of_model(self, read: Callable[[ProbeRun, str, int], None]) -> Iterator[Check]:
+        """The checks of whole passes; `read` is given each layer of each stack when it has run."""
         yield self._spelled_out(self._finite())
-        reached = self._reached()
+        reached = self._reached(read)
         yield self._spelled_out(reached)
         if reached.passed:
             yield from self._computed(self._whole_passes())
@@ -113,7 +134,19 @@ class _Statements(EditChecks):
             edits = {"pattern_edit": self._pattern_edit}
             if self.plan.streams:
                 edits["resid_mid_edit"] = self._resid_mid_edit
-            yield from self._computed(layer_checks(self) | edits)
+            layers = {name: partial(_checked, made) for name, made in self._of_layers.items()}
+            yield from self._computed(layers | edits)
+
+    @cached_property
+    def _of_layers(self) -> dict[str, Check | Statement | Exception]:
+        """The statements about the stack's layers, which are made before the passes; or what making one raised."""
+        return {name: attempt(make) for name, make in layer_checks(self).items()}
+
+    def read(self, run: ProbeRun, layer: int) -> None:
+        """Compares what a layer of the stack has just computed."""
+        for statement in self._of_layers.values():
+            if isinstance(statement, Statement):
+                statement.read(run, layer)
 
     def _computed(self, makers: Mapping[str, Callable[[], Check]]) -> Iterator[Check]:
         """Computes the checks; a check that raises an error on a broken model counts as failed."""
@@ -154,23 +187,46 @@ class _Statements(EditChecks):
 
     # -- the runs ------------------------------------------------------------------------------------------
 
-    def _reached(self) -> Check:
+    def _reached(self, read: Callable[[ProbeRun, str, int], None]) -> Check:
         """Runs attnmech's model, capturing every point."""
         statement = "every point is reached in a forward pass"
         try:
-            self.passes.run()
+            self.passes.run(self._kept, read)
         except torch.OutOfMemoryError:
             raise
         except Exception as error:  # the certificate reports whatever a broken model raises
+            self.passes.runs = ()
             return Check("points", statement, _EVERY_POINT, False, detail=first_line(error))
         for stack in self.model.stacks.values():
-            missing = [layer for layer in stack.layers if (stack.label, layer) not in self.short.blocks]
+            missing = [layer for layer in stack.layers if (stack.label, layer) not in self.short.masks]
             if missing:
                 where = f"layer {missing[0]}" + (f" of the {stack.label} stack" if stack.label else "")
                 detail = f"the attention of {where} does not go through attnmech's softmax"
                 self.passes.runs = ()
                 return Check("points", statement, _EVERY_POINT, False, detail=detail)
         return Check("points", statement, _EVERY_POINT, True)
+
+    @property
+    def _kept(self) -> set[PointKey]:
+        """The points that checks of whole passes read after the pass."""
+        encoder = self.model.stacks.get("encoder")
+        kept = {self.model.last_stream, *self._of_bridge}
+        kept |= set() if encoder is None else {(encoder.point("resid_post"), encoder.layers[-1])}
+        return kept | ({(self.stack.point("resid_pre"), self._middle_layer)} if self.plan.streams else set())
+
+    @property
+    def _of_bridge(self) -> list[PointKey]:
+        """The points at which the bridge's hooks are compared, by their own names: those of the layer in the middle."""
+        if len(self.model.stacks) > 1 or self.model.is_own:
+            return []
+        layer = self._middle_layer
+        there = [(name, point) for name, point in POINTS.items() if self.model.points[name].absent is None]
+        # TransformerLens switches `result` off by default, and warns if it is requested.
+        return [(name, layer if point.per_layer else None) for name, point in there if name != "result"]
+
+    @property
+    def _middle_layer(self) -> int:
+        return self.layers[len(self.layers) // 2]
 
     # -- whole passes --------------------------------------------------------------------------------------
 
@@ -211,13 +267,9 @@ class _Statements(EditChecks):
             return Check("bridge", statement, (), None, detail="TransformerLens has none for a module of your own")
         if len(self.model.stacks) > 1:
             return Check("bridge", statement, (), None, detail="not compared on models of several stacks")
-        layer = self.layers[len(self.layers) // 2]
-        keys: list[PointKey] = [(name, layer if point.per_layer else None) for name, point in POINTS.items()]
-        ours = {key: self.short.values[key] for key in keys if key in self.short.values}
+        ours = {key: self.short.values[key] for key in self._of_bridge}
         try:
-            # TransformerLens switches `result` off by default, and warns if it is requested.
-            hooks = [lens_name(key) for key in ours if key[0] != "result"]
-            theirs, cache = bridge_run(self.model, self.batch, hooks)
+            theirs, cache = bridge_run(self.model, self.batch, [lens_name(key) for key in ours])
         except torch.OutOfMemoryError:
             raise
         except Exception as error:  # a bridge that cannot be built or run is TransformerLens's fault, not this model's
@@ -249,6 +301,7 @@ class _Statements(EditChecks):
         batch = padded_batch(self.model)
         if batch is None:
             return Check("padding", statement, (), None, detail="this probe has no padding")
+        batch = self.passes.encoded(batch)
         real = self.written(batch).mask[0]
         before, after, keep = [], [], []
         for output in (self.by_token(batch), *self.plain_by_token(batch)):
@@ -280,7 +333,7 @@ class _Statements(EditChecks):
         # Comparing the stream is enough if logits depend only on a token's own stream, which another check proves.
         look = self.last_stream if why_not_linear(self.model) is None else self.by_token
         text = beginning_of(self.batch, 0, BEGINNING)
-        changed = each_token_changed(text, self.model.n_vocab)
+        changed = self.passes.encoded(each_token_changed(text, self.model.n_vocab))
         copies = len(self.written(changed).ids) - 1
         seen = look(changed)
         before, after = seen[-1:].expand(copies, -1, -1), seen[:-1]
@@ -291,9 +344,9 @@ class _Statements(EditChecks):
         if not check.passed or len(self.passes.runs) < 2:
             return check
         last = self.passes.runs[-1].batch
-        long = beginning_of(last, 1, max(last.ids.shape[1], self.written(last).ids.shape[1]))
+        long = beginning_of(last, 0, max(last.ids.shape[1], self.written(last).ids.shape[1]))
         other, half = end_changed(long, self.model.n_vocab)
-        before, after = self.passes.runs[-1].values[self.model.last_stream][1:2], self.last_stream(other)
+        before, after = self.passes.runs[-1].values[self.model.last_stream], self.last_stream(other)
         further = self.compare(
             "causal", statement, points, before[:, :half], after[:, :half], real=self.written(long).mask[:, :half]
         )
@@ -324,17 +377,12 @@ class _Statements(EditChecks):
             for run in self.passes.runs:
                 real = run.real(label).nonzero()
                 chosen = real if run is self.short else real[:: max(1, len(real) // _LOOKED_AT)]
-                texts, places = chosen.unbind(dim=1)
-                stream = run.values[last][texts, places]
-                expected = head.logits(stream)
-                yield self.compared(
-                    run,
-                    last[1],
-                    run.values["logits", None][texts, places],
-                    expected,
-                    head.rounding(stream, expected),
-                    torch.ones_like(texts, dtype=torch.bool),
-                )
+                for first in range(0, len(chosen), _AT_A_TIME):
+                    texts, places = chosen[first : first + _AT_A_TIME].unbind(dim=1)
+                    stream = run.values[last][texts, places]
+                    expected, ours = head.logits(stream), run.values["logits", None][texts, places]
+                    allowed, everywhere = head.rounding(stream, expected), torch.ones_like(texts, dtype=torch.bool)
+                    yield self.compared(run, last[1], ours, expected, allowed, everywhere)
 
         limit = self.product(self.model.d_model)
         return self.by_layer("logits", statement, ("logits",), comparisons(), limit)
@@ -344,7 +392,7 @@ class _Statements(EditChecks):
         statement = "a pass that begins in the middle, with a stored stream, ends as the whole pass"
         if not can_begin_in_the_middle(self.model) or self.stack.n_layers < 2:
             return Check(MIDDLE, statement, (), None, detail="sweeps run every block of this model")
-        start, last = self.layers[(len(self.layers) + 1) // 2], self.model.last_stream
+        start, last = self._middle_layer, self.model.last_stream
         stream = self.short.values[self.stack.point("resid_pre"), start]
         ran = Blocks(self.model).run(self.batch, start=start, stream=stream, captures=[last])
         return self.compare(MIDDLE, statement, (), ran.values[last], self.short.values[last], self.local)

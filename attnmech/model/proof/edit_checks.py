@@ -120,6 +120,8 @@ class _Edits:
         model, stack, layers = probe.model, probe.stack, probe.edited
         text = beginning_of(probe.batch, 0, BEGINNING)
         batch = text.texts(torch.zeros(2 * len(layers) + 1, dtype=torch.long))
+        if stack.label != "encoder":
+            batch = probe.passes.encoded(batch)
         self.real = batch.queries(stack.label).mask
         self.written = probe.written(batch).mask[0]
         self.patterns: dict[int, Tensor] = {}

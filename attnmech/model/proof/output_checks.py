@@ -23,6 +23,7 @@ from .probe import (
     Compared,
     Probe,
     ProbeRun,
+    Statement,
     by_row,
     norm_of,
 )
@@ -31,29 +32,26 @@ _ALONE: Final = 4
 """At this many tokens, each head goes through W_O by itself."""
 
 
-def gate_values(probe: Probe) -> Iterator[Compared]:
+def gate_values(probe: Probe, run: ProbeRun, layer: int) -> Iterator[Compared]:
     """The gate comes from `attn_in`, a norm or the global tokens."""
     gate = probe.plan.gate
     assert gate is not None
-    for run, layer in probe.places():
-        if isinstance(gate, NormGate):
-            norm = probe.plain_module(layer, f"{probe.plan.attention}.{gate.path}")
-            ungated = _pattern_v(probe, run, layer, probe.at(run, "v", layer))
-            weight = weight_of(norm, rearrange(ungated, "batch position head d -> batch position (head d)"))
-            expected = gate.of(weight, epsilon_of(norm), ungated)
-            yield probe.compared(
-                run, layer, probe.at(run, "gate", layer), expected, by_row(expected, gate_limit(probe))
-            )
-            continue
-        if isinstance(gate, HalfOfRow):
-            gate_value = probe.at(run, "gate", layer)
-            yield probe.compared(run, layer, gate_value, halves_of(run.batch, gate_value), torch.zeros_like(gate_value))
-            continue
-        projection = probe.stack.module(layer, f"{probe.plan.attention}.{gate.path}")
-        made = probe.at(run, "attn_in", layer) @ matrix_of(projection).to(probe.wide)
-        bias = bias_of(projection)
-        expected = gate.of(made if bias is None else made + bias.to(probe.wide), probe.stack.n_heads)
-        yield probe.compared(run, layer, probe.at(run, "gate", layer), expected, by_row(expected, probe.local))
+    if isinstance(gate, NormGate):
+        norm = probe.plain_module(layer, f"{probe.plan.attention}.{gate.path}")
+        ungated = _pattern_v(probe, run, layer, probe.at(run, "v", layer))
+        weight = weight_of(norm, rearrange(ungated, "batch position head d -> batch position (head d)"))
+        expected = gate.of(weight, epsilon_of(norm), ungated)
+        yield probe.compared(run, layer, probe.at(run, "gate", layer), expected, by_row(expected, gate_limit(probe)))
+        return
+    if isinstance(gate, HalfOfRow):
+        gate_value = probe.at(run, "gate", layer)
+        yield probe.compared(run, layer, gate_value, halves_of(run.batch, gate_value), torch.zeros_like(gate_value))
+        return
+    projection = probe.stack.module(layer, f"{probe.plan.attention}.{gate.path}")
+    made = probe.at(run, "attn_in", layer) @ matrix_of(projection).to(probe.wide)
+    bias = bias_of(projection)
+    expected = gate.of(made if bias is None else made + bias.to(probe.wide), probe.stack.n_heads)
+    yield probe.compared(run, layer, probe.at(run, "gate", layer), expected, by_row(expected, probe.local))
 
 
 def gate_limit(probe: Probe) -> float:
@@ -61,20 +59,19 @@ def gate_limit(probe: Probe) -> float:
     return max(probe.local, step_tolerance(torch.float32)) if isinstance(probe.plan.gate, NormGate) else probe.local
 
 
-def weighted_values(probe: Probe) -> Iterator[Compared]:
+def weighted_values(probe: Probe, run: ProbeRun, layer: int) -> Iterator[Compared]:
     """z is pattern v, times the gate if there is one."""
-    for run, layer in probe.places():
-        pattern, v = probe.at(run, "pattern", layer), probe.at(run, "v", layer)
-        expected, summed = (_pattern_v(probe, run, layer, v, size=size) for size in (False, True))
-        if probe.plan.gate is not None:
-            gate = probe.at(run, "gate", layer)
-            expected, summed = expected * gate, summed * gate.abs()
-        allowed = probe.product(pattern.shape[-1]) * summed
-        if isinstance(probe.plan.gate, NormGate):
-            # The norm computes in float32 even in a float64 model.
-            allowed = allowed + max(steps_rounding(kind) for kind in (probe.model.dtype, torch.float32)) * summed
-        everywhere = torch.ones_like(expected[..., 0], dtype=torch.bool)
-        yield probe.compared(run, layer, probe.at(run, "z", layer), expected, allowed, everywhere)
+    pattern, v = probe.at(run, "pattern", layer), probe.at(run, "v", layer)
+    expected, summed = (_pattern_v(probe, run, layer, v, size=size) for size in (False, True))
+    if probe.plan.gate is not None:
+        gate = probe.at(run, "gate", layer)
+        expected, summed = expected * gate, summed * gate.abs()
+    allowed = probe.product(pattern.shape[-1]) * summed
+    if isinstance(probe.plan.gate, NormGate):
+        # The norm computes in float32 even in a float64 model.
+        allowed = allowed + max(steps_rounding(kind) for kind in (probe.model.dtype, torch.float32)) * summed
+    everywhere = torch.ones_like(expected[..., 0], dtype=torch.bool)
+    yield probe.compared(run, layer, probe.at(run, "z", layer), expected, allowed, everywhere)
 
 
 def _pattern_v(probe: Probe, run: ProbeRun, layer: int, v: Tensor, *, size: bool = False) -> Tensor:
@@ -100,27 +97,26 @@ def by_head(probe: Probe, value: Tensor) -> Tensor:
     return repeat(value, "batch position kv d_head -> batch position (kv group) d_head", group=group)
 
 
-def written_by_heads(probe: Probe) -> Iterator[Compared]:
+def written_by_heads(probe: Probe, run: ProbeRun, layer: int) -> Iterator[Compared]:
     """`result` is z W_O of each head, and `attn_raw` their sum plus b_O."""
     dtype, d_value = probe.model.dtype, probe.stack.d_value
     steps = steps_rounding(dtype)
-    for run, layer in probe.places():
-        weights, z = probe.stack.weights(layer), probe.at(run, "z", layer)
-        read = run.out_inputs[probe.stack.label, layer].to(probe.wide).reshape(z.shape)
-        yield probe.compared(run, layer, read, z, sum_rounding(dtype) * z.abs())
-        W_O = weights.W_O.to(probe.wide)
-        pattern = "batch position head d_head, head d_head d_model -> batch position head d_model"
-        result = einsum(z, W_O, pattern)
-        summed = norm_of(z)[..., None] * norm_of(W_O, 1)
-        allowed = product_rounding(dtype, d_value) * summed + steps * result.abs()
-        yield probe.compared(run, layer, probe.at(run, "result", layer), result, allowed)
-        bias = result.new_zeros(result.shape[-1]) if weights.b_O is None else weights.b_O.to(probe.wide)
-        product = result.sum(dim=2)
-        rounding = product_rounding(dtype, probe.stack.n_heads * d_value)
-        allowed = rounding * (summed.sum(dim=2) + bias.abs()) + steps * (product.abs() + bias.abs())
-        yield probe.compared(run, layer, probe.at(run, "attn_raw", layer), product + bias, allowed)
-        if run is probe.short:
-            yield _alone(probe, layer, z, W_O, bias)
+    weights, z = probe.stack.weights(layer), probe.at(run, "z", layer)
+    read = run.out_inputs[probe.stack.label, layer].to(probe.wide).reshape(z.shape)
+    yield probe.compared(run, layer, read, z, sum_rounding(dtype) * z.abs())
+    W_O = weights.W_O.to(probe.wide)
+    pattern = "batch position head d_head, head d_head d_model -> batch position head d_model"
+    result = einsum(z, W_O, pattern)
+    summed = norm_of(z)[..., None] * norm_of(W_O, 1)
+    allowed = product_rounding(dtype, d_value) * summed + steps * result.abs()
+    yield probe.compared(run, layer, probe.at(run, "result", layer), result, allowed)
+    bias = result.new_zeros(result.shape[-1]) if weights.b_O is None else weights.b_O.to(probe.wide)
+    product = result.sum(dim=2)
+    rounding = product_rounding(dtype, probe.stack.n_heads * d_value)
+    allowed = rounding * (summed.sum(dim=2) + bias.abs()) + steps * (product.abs() + bias.abs())
+    yield probe.compared(run, layer, probe.at(run, "attn_raw", layer), product + bias, allowed)
+    if run is probe.short:
+        yield _alone(probe, layer, z, W_O, bias)
 
 
 def _alone(probe: Probe, layer: int, z: Tensor, W_O: Tensor, bias: Tensor) -> Compared:
@@ -145,7 +141,7 @@ def _alone(probe: Probe, layer: int, z: Tensor, W_O: Tensor, bias: Tensor) -> Co
     return replace(compared, where=f"layer {layer}, a head alone")
 
 
-def scaled_output(probe: Probe) -> Check:
+def scaled_output(probe: Probe) -> Check | Statement:
     """`attn_out` is `attn_raw`, times a factor."""
     factor, architecture = probe.plan.attn_scale, probe.plan
     statement = "attn_out = attn_raw" if factor == 1 else f"attn_out = {factor:.4g} attn_raw"
@@ -153,9 +149,8 @@ def scaled_output(probe: Probe) -> Check:
         return Check("attn_out", statement, (), None, detail="a norm comes between them")
     adding = sum_rounding(probe.model.dtype)
 
-    def comparisons() -> Iterator[Compared]:
-        for run, layer in probe.places():
-            raw = factor * probe.at(run, "attn_raw", layer)
-            yield probe.compared(run, layer, probe.at(run, "attn_out", layer), raw, adding * raw.abs())
+    def comparisons(probe: Probe, run: ProbeRun, layer: int) -> Iterator[Compared]:
+        raw = factor * probe.at(run, "attn_raw", layer)
+        yield probe.compared(run, layer, probe.at(run, "attn_out", layer), raw, adding * raw.abs())
 
-    return probe.by_layer("attn_out", statement, ("attn_raw", "attn_out"), comparisons(), adding)
+    return Statement(probe, "attn_out", statement, ("attn_raw", "attn_out"), comparisons, adding)

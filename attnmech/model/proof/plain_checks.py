@@ -15,6 +15,8 @@ from .probe import (
     FROM_STREAM,
     Compared,
     Probe,
+    ProbeRun,
+    Statement,
     by_row,
 )
 
@@ -30,32 +32,25 @@ _HANDED: Final = {
 _EAGER: Final = "attentions of plain transformers (eager)"
 
 
-def same_streams(probe: Probe) -> Check:
+def same_streams(probe: Probe) -> Check | Statement:
     """`resid_pre` is transformers' hidden state."""
-    trusted = probe.plan.trusted == "sdpa"
-    theirs = probe.passes.in_attention("sdpa") if trusted else probe.passes.eager
     statement = "resid_pre = hidden states of plain transformers"
-    handed = _handed(probe, "streams", theirs)
+    handed = _handed(probe, "streams", probe.passes.states)
     if isinstance(handed, str):
         return Check("streams", statement, (), None, detail=handed)
-    by_run = {probe.short: handed}
-    if len(probe.passes.runs) > 1:
-        longer = _handed(probe, "streams", probe.passes.longer)
-        by_run |= {} if isinstance(longer, str) else {probe.passes.runs[-1]: longer}
 
-    def comparisons() -> Iterator[Compared]:
-        for run, states in by_run.items():
-            for layer in run.layers[probe.stack.label]:
-                expected = states[layer].to(probe.wide)
-                keep = run.real(probe.stack.label) & comes_through(probe, expected)
-                yield probe.compared(
-                    run, layer, probe.at(run, "resid_pre", layer), expected, by_row(expected, probe.whole), keep
-                )
+    def comparisons(probe: Probe, run: ProbeRun, layer: int) -> Iterator[Compared]:
+        states = handed if run is probe.short else _handed(probe, "streams", probe.passes.longer)
+        if not isinstance(states, str):
+            expected = states[layer].to(probe.wide)
+            keep = run.real(probe.stack.label) & comes_through(probe, expected)
+            allowed = by_row(expected, probe.whole)
+            yield probe.compared(run, layer, probe.at(run, "resid_pre", layer), expected, allowed, keep)
 
-    return probe.by_layer("streams", statement, FROM_STREAM, comparisons(), probe.whole)
+    return Statement(probe, "streams", statement, FROM_STREAM, comparisons, probe.whole)
 
 
-def same_patterns(probe: Probe) -> Check:
+def same_patterns(probe: Probe) -> Check | Statement:
     """The pattern is what transformers' eager attention returns."""
     statement = f"pattern = {'weights of nn.MultiheadAttention' if probe.model.is_own else _EAGER}"
     if probe.plan.trusted == "sdpa":
@@ -70,29 +65,24 @@ def same_patterns(probe: Probe) -> Check:
     whole = len(handed) == len(probe.layers)
     patterns = dict(zip(probe.layers, handed, strict=True)) if whole else handed
 
-    def comparisons() -> Iterator[Compared]:
-        for layer in probe.layers:
-            ours = probe.at(probe.short, "pattern", layer)
-            keep = probe.short.real(probe.stack.label)[:, None].expand(ours.shape[:3])
-            theirs = patterns[layer].to(probe.wide)
-            if probe.block(probe.short, layer).sink is not None:
-                # Some families return the row as it would be without its sink.
-                ours, theirs = (rows / rows.sum(dim=-1, keepdim=True) for rows in (ours, theirs))
-            # Eager attention rounds queries, keys and scores to the model's precision; in the softmax, that is a
-            # factor.
-            scores = probe.at(probe.short, "scores", layer).masked_fill(~probe.block(probe.short, layer).visible, 0.0)
-            largest = scores.abs().amax(dim=-1, keepdim=True)
-            factor = torch.expm1(steps_rounding(probe.model.dtype) * largest)
-            yield probe.compared(
-                probe.short,
-                layer,
-                ours,
-                theirs,
-                probe.whole * theirs.sum(dim=-1, keepdim=True) + factor * torch.maximum(ours, theirs),
-                keep,
-            )
+    def comparisons(probe: Probe, run: ProbeRun, layer: int) -> Iterator[Compared]:
+        if run is not probe.short:
+            return
+        ours = probe.at(run, "pattern", layer)
+        keep = run.real(probe.stack.label)[:, None].expand(ours.shape[:3])
+        theirs = patterns[layer].to(probe.wide)
+        if probe.block(run, layer).sink is not None:
+            # Some families return the row as it would be without its sink.
+            ours, theirs = (rows / rows.sum(dim=-1, keepdim=True) for rows in (ours, theirs))
+        # Eager attention rounds queries, keys and scores to the model's precision; in the softmax, that is a
+        # factor.
+        scores = probe.at(run, "scores", layer).masked_fill(~probe.block(run, layer).visible, 0.0)
+        largest = scores.abs().amax(dim=-1, keepdim=True)
+        factor = torch.expm1(steps_rounding(probe.model.dtype) * largest)
+        allowed = probe.whole * theirs.sum(dim=-1, keepdim=True) + factor * torch.maximum(ours, theirs)
+        yield probe.compared(run, layer, ours, theirs, allowed, keep)
 
-    return probe.by_layer("attentions", statement, ("pattern",), comparisons(), probe.whole)
+    return Statement(probe, "attentions", statement, ("pattern",), comparisons, probe.whole)
 
 
 def comes_through(probe: Probe, theirs: Tensor) -> Tensor:

@@ -19,14 +19,20 @@ from .probe import (
     Compared,
     Probe,
     ProbeRun,
+    Statement,
     norm_of,
 )
 
 
-def rotated(probe: Probe) -> Check:
+def rotated(probe: Probe) -> Statement:
     """Rotated queries and keys are R q and R k."""
-    tolerance = max(_rotated_to(probe, run, layer) for run, layer in probe.places())
-    return probe.by_layer("rotary", "q_rot, k_rot = R q, R k", ("q_rot", "k_rot"), _rotary(probe), tolerance)
+
+    def comparisons(probe: Probe, run: ProbeRun, layer: int) -> Iterator[Compared]:
+        statement.tolerance = max(statement.tolerance, _rotated_to(probe, run, layer))
+        yield from _rotary(probe, run, layer)
+
+    statement = Statement(probe, "rotary", "q_rot, k_rot = R q, R k", ("q_rot", "k_rot"), comparisons, 0.0)
+    return statement
 
 
 def _rotated_to(probe: Probe, run: ProbeRun, layer: int) -> float:
@@ -38,21 +44,20 @@ def _rotated_to(probe: Probe, run: ProbeRun, layer: int) -> float:
     return steps_rounding(torch.float32 if used == {torch.float32} else probe.model.dtype)
 
 
-def _rotary(probe: Probe) -> Iterator[Compared]:
+def _rotary(probe: Probe, run: ProbeRun, layer: int) -> Iterator[Compared]:
     rotary = probe.plan.rotary
     assert rotary is not None
-    for run, layer in probe.places():
-        notes = probe.block(run, layer).notes
-        assert notes.rotary is not None
-        cos, sin = (table[:, :, None].to(probe.wide) for table in notes.rotary)
-        for name, norm in (("q", notes.query_norm), ("k", notes.key_norm)):
-            value = probe.at(run, name, layer) * (probe.plan.key_scale if name == "k" else 1.0)
-            after = probe.plan.norm_after_rotary
-            expected = _normed(value, None if after else norm)
-            expected = expected if layer in probe.plan.unrotated else rotary(expected, cos, sin)
-            expected = _normed(expected, norm if after else None)
-            allowed = _rotated_to(probe, run, layer) * norm_of(expected)[..., None]
-            yield probe.compared(run, layer, probe.at(run, f"{name}_rot", layer), expected, allowed)
+    notes = probe.block(run, layer).notes
+    assert notes.rotary is not None
+    cos, sin = (table[:, :, None].to(probe.wide) for table in notes.rotary)
+    for name, norm in (("q", notes.query_norm), ("k", notes.key_norm)):
+        value = probe.at(run, name, layer) * (probe.plan.key_scale if name == "k" else 1.0)
+        after = probe.plan.norm_after_rotary
+        expected = _normed(value, None if after else norm)
+        expected = expected if layer in probe.plan.unrotated else rotary(expected, cos, sin)
+        expected = _normed(expected, norm if after else None)
+        allowed = _rotated_to(probe, run, layer) * norm_of(expected)[..., None]
+        yield probe.compared(run, layer, probe.at(run, f"{name}_rot", layer), expected, allowed)
 
 
 def _normed(value: Tensor, norm: FrozenNorm | None) -> Tensor:
@@ -61,14 +66,14 @@ def _normed(value: Tensor, norm: FrozenNorm | None) -> Tensor:
     return norm(value) if norm.shift is None else norm(value) + norm.shift
 
 
-def rotary_closed_form(probe: Probe) -> Check:
+def rotary_closed_form(probe: Probe) -> Check | Statement:
     """The rotary tables are cosine and sine of position · θ^(−2i/d)."""
     statement = "rotary tables = cos, sin of position · θ^(−2i/d)"
     rotary = probe.plan.rotary
     assert rotary is not None
     if not probe.model.reads_tokens:
         return Check("rotary tables", statement, (), None, detail="angles of rows and columns, not of one position")
-    length = probe.passes.runs[-1].batch.ids.shape[1]
+    length = probe.passes.batches[-1].ids.shape[1]
     positions = torch.arange(length, device=float64_device(probe.model.device))
     parameters = dict(getattr(probe.model.config.get_text_config(), "rope_parameters", None) or {})
     if rotary.theta is not None:
@@ -83,41 +88,39 @@ def rotary_closed_form(probe: Probe) -> Check:
     slack = torch.finfo(min(probe.model.dtype, torch.float32, key=lambda kind: kind.itemsize)).eps
     angles = rotary.spread(positions[:, None] * frequency)
 
-    def comparisons() -> Iterator[Compared]:
-        for run, layer in probe.places():
-            tables = probe.block(run, layer).notes.rotary
-            if layer in probe.plan.unrotated:
-                continue
-            assert tables is not None
-            for table, by_position in zip(tables, expected, strict=True):
-                length = table.shape[1]
-                closed = rotary.spread(by_position)[:length]
-                allowed = probe.tables * closed.abs().amax() + slack * angles[:length]
-                everywhere = torch.ones_like(closed, dtype=torch.bool)
-                yield probe.compared(run, layer, as_float64(table[-1]), closed, allowed, everywhere)
+    def comparisons(probe: Probe, run: ProbeRun, layer: int) -> Iterator[Compared]:
+        tables = probe.block(run, layer).notes.rotary
+        if layer in probe.plan.unrotated:
+            return
+        assert tables is not None
+        for table, by_position in zip(tables, expected, strict=True):
+            length = table.shape[1]
+            closed = rotary.spread(by_position)[:length]
+            allowed = probe.tables * closed.abs().amax() + slack * angles[:length]
+            everywhere = torch.ones_like(closed, dtype=torch.bool)
+            yield probe.compared(run, layer, as_float64(table[-1]), closed, allowed, everywhere)
 
-    return probe.by_layer("rotary tables", statement, ("q_rot", "k_rot", "scores"), comparisons(), probe.tables)
+    return Statement(probe, "rotary tables", statement, ("q_rot", "k_rot", "scores"), comparisons, probe.tables)
 
 
-def alibi_terms(probe: Probe) -> Check:
+def alibi_terms(probe: Probe) -> Statement:
     """The position term is slope · key position."""
     alibi = probe.plan.alibi
     assert alibi is not None
     slopes = alibi.slopes(probe.stack.n_heads).to(probe.model.device) * alibi.factor
     tolerance = max(probe.tables, table_tolerance(alibi.rounded_to))
 
-    def comparisons() -> Iterator[Compared]:
-        for run, layer in probe.places():
-            real = run.real_keys(probe.stack.label)
-            place = (real.cumsum(dim=1) - 1) * real
-            if alibi.from_end:
-                length = real.shape[1]
-                place = torch.arange(1 - length, 1, device=probe.model.device).expand(real.shape)
-            expected = einsum(slopes, place.to(slopes.dtype), "head, batch key -> batch head key")
-            position = probe.block(run, layer).position
-            term = torch.zeros_like(expected) if position is None else position[:, :, -1].to(expected)
-            everywhere = torch.ones_like(expected, dtype=torch.bool)
-            allowed = tolerance * expected.abs().amax(dim=-1, keepdim=True)
-            yield probe.compared(run, layer, term.expand_as(expected), expected, allowed, everywhere)
+    def comparisons(probe: Probe, run: ProbeRun, layer: int) -> Iterator[Compared]:
+        real = run.real_keys(probe.stack.label)
+        place = (real.cumsum(dim=1) - 1) * real
+        if alibi.from_end:
+            length = real.shape[1]
+            place = torch.arange(1 - length, 1, device=probe.model.device).expand(real.shape)
+        expected = einsum(slopes, place.to(slopes.dtype), "head, batch key -> batch head key")
+        position = probe.block(run, layer).position
+        term = torch.zeros_like(expected) if position is None else position[:, :, -1].to(expected)
+        everywhere = torch.ones_like(expected, dtype=torch.bool)
+        allowed = tolerance * expected.abs().amax(dim=-1, keepdim=True)
+        yield probe.compared(run, layer, term.expand_as(expected), expected, allowed, everywhere)
 
-    return probe.by_layer("alibi", "position term = slope · key position", ("scores",), comparisons(), tolerance)
+    return Statement(probe, "alibi", "position term = slope · key position", ("scores",), comparisons, tolerance)

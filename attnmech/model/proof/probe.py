@@ -1,10 +1,12 @@
 """Compares attnmech's model, transformers and TransformerLens on a few probe tokens."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any, Final
+from itertools import chain
+from math import isnan
+from typing import Any, Final, TypeAlias
 
 import torch
 from jaxtyping import Bool
@@ -22,19 +24,24 @@ from ...maths.precision import (
     table_tolerance,
 )
 from ...points import POINTS, PointKey, split_stack
-from ..attention.observed import RowBlock
+from ..attention.observed import LayerEnd, RowBlock
+from ..inputs.transcripts import TranscriptEncoder
 from ..parts.certificate import Check, LensHook
+from ..parts.mask import MaskRule
 from ..parts.modules import submodule
 from ..run.hooked import HookedModel
-from ..run.passes import call
+from ..run.passes import ENCODED, call
 from ..stack.stack import Stack
 from ..structure.copies import copy_of, use_attention
-from .texts import long_batch, probe_batch
+from ..structure.signals import below_head
+from .texts import BEGINNING, beginning_of, long_batch, probe_batch
 
 _LONG_LAYERS: Final = 3
 """The long probe is checked in this many layers of a stack, the short probe in all."""
 _EDITED_LAYERS: Final = 6
-"""Edits are tried in at most this many layers, since each edit takes one copy of a text."""
+"""The largest number of layers in which edits are tried, since each takes a copy of a text."""
+_EDITED_POSITIONS: Final = 512
+"""The positions of all these copies, at most, unless one layer takes more: images and recordings are long."""
 
 FROM_STREAM: Final = tuple(name for name in POINTS if name != "embed")
 """The points computed from the stream: if the stream is wrong, so are all of these."""
@@ -42,15 +49,36 @@ FROM_STREAM: Final = tuple(name for name in POINTS if name != "embed")
 
 @dataclass(frozen=True, eq=False)
 class ProbeRun:
-    """One pass of the probe through attnmech's model: the values at every point of some layers."""
+    """One pass of the probe through attnmech's model, read layer by layer: only the layer that just ran is complete."""
 
     batch: Batch
     layers: Mapping[str, Sequence[int]]
     """The checked layers of each stack."""
-    values: Mapping[PointKey, Tensor]
-    blocks: Mapping[tuple[str, int], RowBlock]
-    out_inputs: Mapping[tuple[str, int], Tensor]
+    kept: frozenset[PointKey] = frozenset()
+    """The points that stay when their layer has been read."""
+    values: dict[PointKey, Tensor] = field(default_factory=dict)
+    blocks: dict[tuple[str, int], RowBlock] = field(default_factory=dict)
+    out_inputs: dict[tuple[str, int], Tensor] = field(default_factory=dict)
     """The input of W_O, by stack and layer."""
+    masks: dict[tuple[str, int], MaskRule] = field(default_factory=dict)
+    """Those of the stacks and layers whose attention was reached, which stay."""
+    ended: set[tuple[str, int]] = field(default_factory=set)
+
+    def hold(self, block: RowBlock) -> None:
+        """Holds the first block of a layer's rows: all of them, since `scores` and `pattern` ask for whole rows."""
+        self.blocks.setdefault((block.stack, block.layer), block)
+        self.masks.setdefault((block.stack, block.layer), block.mask)
+
+    def forget(self, stacks: Collection[str], layer: int) -> None:
+        """Frees what was held of a layer, but for the stream that the next one continues."""
+        for key in list(self.values):
+            if key[1] is None or key in self.kept or split_stack(key[0])[0] not in stacks:
+                continue
+            if key[1] < layer or split_stack(key[0])[1] != "resid_post":
+                del self.values[key]
+        for stack in stacks:
+            self.blocks.pop((stack, layer), None)
+            self.out_inputs.pop((stack, layer), None)
 
     def real(self, stack: str) -> Bool[Tensor, "batch position"]:
         """True at the real query tokens."""
@@ -76,62 +104,94 @@ class Passes:
         self.model = model
         self.batch = probe_batch(model)
         self.runs: tuple[ProbeRun, ...] = ()
-        """The runs on two short texts (one padded), checked in all layers, and on longer texts padded on either side,
-        in some."""
 
-    def run(self) -> None:
-        """Runs attnmech's model on both probes, capturing every point; an error of a broken model is raised."""
-        stacks = self.model.stacks.values()
-        every = {stack.label: stack.layers for stack in stacks}
-        runs = [self._run(self.batch, every)]
+    @cached_property
+    def batches(self) -> tuple[Batch, ...]:
+        """A short text and a padded one, read in all layers; a longer text, padded on both sides, in some layers."""
         long = long_batch(self.model)
-        if long is not None:
-            some = {
-                stack.label: [stack.layers[place] for place in spread(stack.n_layers, _LONG_LAYERS)] for stack in stacks
-            }
-            runs.append(self._run(long, some))
-        self.runs = tuple(runs)
+        return (self.batch,) if long is None else (self.batch, self.encoded(long))
+
+    def encoded(self, batch: Batch) -> Batch:
+        """The batch with its recordings replaced by the short probe's first, encoded, which a decoder's texts share."""
+        states = getattr(self.states, "encoder_last_hidden_state", None)
+        if states is None or not isinstance(self.model.encoder, TranscriptEncoder):
+            return batch
+        return replace(batch, extra={ENCODED: states[:1].expand(len(batch.ids), -1, -1)})
+
+    def run(self, kept: Collection[PointKey], read: Callable[[ProbeRun, str, int], None]) -> None:
+        """Runs attnmech's model on both probes, capturing every point; an error of a broken model is raised.
+
+        `read` is called with each stack and layer when it has run; then all its values are freed but those at `kept`.
+        """
+        stacks = self.model.stacks.values()
+        every: dict[str, Sequence[int]] = {stack.label: stack.layers for stack in stacks}
+        some: dict[str, Sequence[int]] = {
+            stack.label: [stack.layers[place] for place in spread(stack.n_layers, _LONG_LAYERS)]
+            for stack in stacks
+            if not (stack.label == "encoder" and ENCODED in self.batches[-1].extra)
+        }
+        _ = self.states, self.longer, self.eager
+        for batch, layers in zip(self.batches, (every, some), strict=False):
+            self.runs = (*self.runs, ProbeRun(batch, layers, frozenset(kept)))
+            self._run(self.runs[-1], read)
+
+    @cached_property
+    def states(self) -> Any:
+        """The output of plain transformers for the short probe, with all hidden states; or the error that it raises."""
+        return attempt(lambda: _hidden_states(self.model.plain, self.batch))
 
     @cached_property
     def plain(self) -> Tensor:
         """The output of plain transformers for the short probe."""
-        return plain_output(self.model, self.batch)
+        return plain_output(self.model, self.batch) if isinstance(self.states, Exception) else output_of(self.states)
 
     @cached_property
     def eager(self) -> Any:
         """The output for the short probe in transformers' eager attention, which returns patterns; or the error that it
         raises.
         """
-        return self.in_attention("eager", output_attentions=True)
+
+        def run() -> Any:
+            plain = use_attention(copy_of(self.model.original), "eager")
+            # Where eager attention is not what is followed, its logits are compared.
+            whole = self.model.architecture.trusted == "sdpa"
+            with torch.no_grad():
+                return call(plain if whole else below_head(plain), self.batch, output_attentions=True)
+
+        return attempt(run)
 
     @cached_property
     def longer(self) -> Any:
-        """The output of plain transformers, below the head, for the longer texts; or the error that it raises."""
-        return _attempt(lambda: _hidden_states(self.model.plain.base_model, self.runs[-1].batch))
+        """The output of plain transformers, below the head, for the longer text; or the error that it raises."""
+        return attempt(lambda: _hidden_states(self.model.plain.base_model, self.batches[-1]))
 
-    def in_attention(self, implementation: str, **options: Any) -> Any:
-        """The output for the short probe in one of transformers' implementations; or the error that it raises."""
-
-        def run() -> Any:
-            plain = use_attention(copy_of(self.model.original), implementation)
-            return _hidden_states(plain, self.batch, **options)
-
-        return _attempt(run)
-
-    def _run(self, batch: Batch, layers: Mapping[str, Sequence[int]]) -> ProbeRun:
+    def _run(self, run: ProbeRun, read: Callable[[ProbeRun, str, int], None]) -> None:
         model, points = self.model, self.model.points
         names = [name for name, point in points.items() if point.absent is None]
-        chosen = {(label, layer) for label, of_stack in layers.items() for layer in of_stack}
+        chosen = {(label, layer) for label, of_stack in run.layers.items() for layer in of_stack}
         keys = [key for key in points.resolve(names) if key[1] is None or (split_stack(key[0])[0], key[1]) in chosen]
-        blocks: dict[tuple[str, int], RowBlock] = {}
-        out_inputs: dict[tuple[str, int], Tensor] = {}
 
-        def keep(block: RowBlock) -> None:
-            blocks.setdefault((block.stack, block.layer), block)
+        def end(layer: LayerEnd) -> None:
+            run.ended.add((layer.stack, layer.layer))
+            run.values.update((key, value) for key, value in layer.values.items() if key[1] == layer.layer)
+            # A decoder and its cross-attention, which one block holds, read each other's points.
+            together = [label for label in run.layers if (label == "encoder") == (layer.stack == "encoder")]
+            places = [(label, layer.layer) for label in together if (label, layer.layer) in chosen]
+            if run.ended.issuperset(places):
+                for label, place in places:
+                    read(run, label, place)
+                run.forget(together, layer.layer)
 
-        with self._keeping_out_inputs(chosen, out_inputs):
-            values = model.forward(batch, captures=keys, rows=[keep], layers=sorted(chosen))
-        return ProbeRun(batch, layers, values, blocks, out_inputs)
+        with self._keeping_out_inputs(chosen, run.out_inputs):
+            values = model.forward(
+                run.batch,
+                captures=[key for key in keys if key[1] is None or key in run.kept],
+                rows=[run.hold],
+                ends=[end],
+                passing=[key for key in keys if key[1] is not None],
+                layers=sorted(chosen),
+            )
+        run.values.update(values)
 
     @contextmanager
     def _keeping_out_inputs(
@@ -164,7 +224,7 @@ class Probe:
         self.passes, self.model = passes, passes.model
         self.stack, self.plan = stack, stack.architecture
         self.layers = list(stack.layers)
-        self.edited = [self.layers[place] for place in spread(stack.n_layers, _EDITED_LAYERS)]
+        self.edited = [self.layers[place] for place in spread(stack.n_layers, self._most_edited)]
         dtype = self.model.dtype
         self.wide = torch.promote_types(dtype, torch.float32)
         self.local, self.whole, self.tables = step_tolerance(dtype), pass_tolerance(dtype), table_tolerance(dtype)
@@ -172,15 +232,15 @@ class Probe:
         self.lens_hooks: tuple[LensHook, ...] = ()
 
     @property
+    def _most_edited(self) -> int:
+        """The number of layers in which edits are tried."""
+        text = beginning_of(self.passes.batch, 0, BEGINNING)
+        return max(1, min(_EDITED_LAYERS, _EDITED_POSITIONS // (2 * text.ids.shape[1])))
+
+    @property
     def short(self) -> ProbeRun:
         """The pass over the short probe."""
         return self.passes.runs[0]
-
-    def places(self) -> Iterator[tuple[ProbeRun, int]]:
-        """Every layer of the stack that a run checks, with the run."""
-        for run in self.passes.runs:
-            for layer in run.layers[self.stack.label]:
-                yield run, layer
 
     def plain_module(self, layer: int, path: str) -> nn.Module:
         """A module of one block of the plain model, by its dotted path."""
@@ -220,7 +280,7 @@ class Probe:
     def comparable(self, run: ProbeRun, name: str, layer: int | None, value: Tensor) -> Tensor:
         """The values at which two models must agree: at real tokens and, for scores, at visible pairs."""
         if layer is not None and name in ("scores", "pattern"):
-            mask = self.block(run, layer).mask
+            mask = run.masks[self.stack.label, layer]
             visible = mask.visible(range(mask.queries)) & run.real(self.stack.label)[:, None, :, None]
             return visible.expand_as(value)
         real = self.written(run.batch).mask if layer is None else run.real(self.stack.label)
@@ -250,11 +310,8 @@ class Probe:
     ) -> Check:
         """A check of the worst among many comparisons, with its layer."""
         limit = self.local if tolerance is None else tolerance
-        worst = Compared("nowhere", 0.0)
         with torch.no_grad():
-            for one in comparisons:
-                if not one.excess <= worst.excess:
-                    worst = one
+            worst = worst_of(comparisons)
         passed = worst.excess <= 1
         residual = worst.excess * limit
         detail = "" if passed else f"{worst.where}: off by {residual:.1e} of the sum of magnitudes there"
@@ -277,6 +334,51 @@ class Probe:
         passed = excess <= 1
         detail = "" if passed else f"off by {excess * limit:.1e} of the largest value of its row"
         return Check(name, statement, points, passed, excess * limit, limit, detail)
+
+
+LayerComparisons: TypeAlias = Callable[[Probe, ProbeRun, int], Iterable[Compared]]
+"""What is compared in one layer of a run."""
+
+
+@dataclass(eq=False)
+class Statement:
+    """What must hold in every layer: of the comparisons in each layer that has run, the worst is kept."""
+
+    probe: Probe
+    name: str
+    statement: str
+    points: tuple[str, ...]
+    comparisons: LayerComparisons
+    tolerance: float
+    further: Callable[[Probe], Iterable[Compared]] | None = None
+    """What is compared after the passes."""
+    worst: Compared = Compared("nowhere", 0.0)
+    error: Exception | None = None
+    """Why a layer could not be compared."""
+
+    def read(self, run: ProbeRun, layer: int) -> None:
+        """Compares a layer that has just run."""
+        try:
+            self.worst = worst_of((self.worst, *self.comparisons(self.probe, run, layer)))
+        except torch.OutOfMemoryError:
+            raise
+        except Exception as error:  # the certificate reports whatever a broken model raises
+            self.error = self.error or error.with_traceback(None)
+
+    def check(self) -> Check:
+        """The check; raises what a comparison raised."""
+        if self.error is not None:
+            raise self.error
+        further = () if self.further is None else self.further(self.probe)
+        compared = chain((self.worst,), further)
+        return self.probe.by_layer(self.name, self.statement, self.points, compared, self.tolerance)
+
+
+def worst_of(comparisons: Iterable[Compared]) -> Compared:
+    """The comparison that is farthest apart; NaN is farther than any number."""
+    return max(
+        comparisons, key=lambda one: torch.inf if isnan(one.excess) else one.excess, default=Compared("nowhere", 0.0)
+    )
 
 
 def _has_row_a_token(output: Tensor, tokens: Batch) -> bool:
@@ -351,7 +453,7 @@ def _hidden_states(model: nn.Module, batch: Batch, **options: Any) -> Any:
         return call(model, batch, output_hidden_states=True, **options)
 
 
-def _attempt(run: Callable[[], Any]) -> Any:
+def attempt(run: Callable[[], Any]) -> Any:
     """What a run returns, or its exception: it is no fault of a model if transformers cannot run it this way."""
     try:
         return run()

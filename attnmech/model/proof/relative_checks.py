@@ -11,7 +11,6 @@ from torch import Tensor, nn
 from ...maths.precision import product_rounding, steps_rounding
 from ..attention.disentangled import reach_of, row_of_distance
 from ..attention.in_force import Part
-from ..attention.observed import RowBlock
 from .probe import Compared, Probe, ProbeRun
 from .texts import text_of
 
@@ -19,12 +18,13 @@ _BEYOND: Final = 16
 """The text reaches past the distances that have separate rows by this many tokens."""
 
 
-def relative_scores(probe: Probe) -> Iterator[Compared]:
-    """score = (q·k + q·K + k·Q) / √(d_head · n) in every checked layer, and in the first layer on a text long enough to
-    contain distances that share a row of the tables.
-    """
-    for run, layer in probe.places():
-        yield _compared(probe, run, layer)
+def relative_scores(probe: Probe, run: ProbeRun, layer: int) -> Iterator[Compared]:
+    """score = (q·k + q·K + k·Q) / √(d_head · n) of every layer checked."""
+    yield _compared(probe, run, layer)
+
+
+def relative_scores_beyond(probe: Probe) -> Iterator[Compared]:
+    """The same of the first layer in a text that is long enough for distances that share a row of the tables."""
     longer = _beyond_linear(probe)
     if longer is not None:
         yield _compared(probe, longer, probe.layers[0])
@@ -110,11 +110,9 @@ def _beyond_linear(probe: Probe) -> ProbeRun | None:
     if not probe.plan.relative or any(run.batch.ids.shape[1] >= length for run in probe.passes.runs):
         return None
     length = length if limit is None else min(length, limit)
-    batch, layer, blocks = text_of(model, length), probe.layers[0], dict[tuple[str, int], RowBlock]()
-
-    def keep(block: RowBlock) -> None:
-        blocks.setdefault((block.stack, block.layer), block)
-
+    batch, layer = text_of(model, length), probe.layers[0]
+    run = ProbeRun(batch, {probe.stack.label: [layer]})
     points = [(probe.stack.point(name), layer) for name in ("q", "k", "scores")]
-    values = model.forward(batch, captures=points, rows=[keep], layers=[(probe.stack.label, layer)], part=Part(0, 1))
-    return ProbeRun(batch, {probe.stack.label: [layer]}, values, blocks, {})
+    layers = [(probe.stack.label, layer)]
+    run.values.update(model.forward(batch, captures=points, rows=[run.hold], layers=layers, part=Part(0, 1)))
+    return run

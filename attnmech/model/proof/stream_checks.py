@@ -14,11 +14,13 @@ from ..stack.block import PostNormEnd
 from .probe import (
     Compared,
     Probe,
+    ProbeRun,
+    Statement,
     by_row,
 )
 
 
-def sum_with_attention(probe: Probe) -> Check:
+def sum_with_attention(probe: Probe) -> Check | Statement:
     """`resid_mid` is the stream plus what attention (and a mixer, if there is one) writes."""
     mixes = bool(probe.plan.mixer)
     statement = f"resid_pre + attn_out{' + mixer_out' if mixes else ''} = resid_mid"
@@ -28,14 +30,13 @@ def sum_with_attention(probe: Probe) -> Check:
         )
     adding = sum_rounding(probe.model.dtype)
 
-    def comparisons() -> Iterator[Compared]:
-        for run, layer in probe.places():
-            terms = torch.stack([probe.at(run, point, layer) for point in summed])
-            allowed = adding * terms.abs().sum(dim=0)
-            yield probe.compared(run, layer, probe.at(run, "resid_mid", layer), terms.sum(dim=0), allowed)
+    def comparisons(probe: Probe, run: ProbeRun, layer: int) -> Iterator[Compared]:
+        terms = torch.stack([probe.at(run, point, layer) for point in summed])
+        allowed = adding * terms.abs().sum(dim=0)
+        yield probe.compared(run, layer, probe.at(run, "resid_mid", layer), terms.sum(dim=0), allowed)
 
     summed = ("resid_pre", "attn_out", *(["mixer_out"] if mixes else []))
-    return probe.by_layer("stream", statement, (*summed, "resid_mid"), comparisons(), adding)
+    return Statement(probe, "stream", statement, (*summed, "resid_mid"), comparisons, adding)
 
 
 def mlp_statement(probe: Probe) -> tuple[str, tuple[str, ...]]:
@@ -52,15 +53,14 @@ def mlp_statement(probe: Probe) -> tuple[str, tuple[str, ...]]:
     return f"resid_post = {sum_}", ("resid_mid", "mlp_out", "resid_post")
 
 
-def sum_with_mlp(probe: Probe) -> Iterator[Compared]:
+def sum_with_mlp(probe: Probe, run: ProbeRun, layer: int) -> Iterator[Compared]:
     """`resid_post` is the stream plus what the MLP writes."""
-    for run, layer in probe.places():
-        if probe.plan.mid_norm is not None:
-            middle = [probe.at(run, "resid_mid", layer)]
-        else:
-            middle = [probe.at(run, "resid_pre", layer), probe.at(run, "attn_out", layer)]
-        ended, allowed = block_end(probe, layer, middle, run.values)
-        yield probe.compared(run, layer, probe.at(run, "resid_post", layer), ended, allowed)
+    if probe.plan.mid_norm is not None:
+        middle = [probe.at(run, "resid_mid", layer)]
+    else:
+        middle = [probe.at(run, "resid_pre", layer), probe.at(run, "attn_out", layer)]
+    ended, allowed = block_end(probe, layer, middle, run.values)
+    yield probe.compared(run, layer, probe.at(run, "resid_post", layer), ended, allowed)
 
 
 def block_end(
@@ -88,11 +88,9 @@ def block_end(
     return ended, by_row(ended, probe.local)
 
 
-def chained_layers(probe: Probe) -> Iterator[Compared]:
-    """`resid_post` of a layer is `resid_pre` of the next."""
-    for run, layer in probe.places():
-        if layer + 1 not in run.layers[probe.stack.label]:
-            continue
-        left = probe.at(run, "resid_post", layer)
+def chained_layers(probe: Probe, run: ProbeRun, layer: int) -> Iterator[Compared]:
+    """`resid_pre` is `resid_post` of the layer before."""
+    if layer - 1 in run.layers[probe.stack.label]:
+        left = probe.at(run, "resid_post", layer - 1)
         allowed = sum_rounding(probe.model.dtype) * left.abs()
-        yield probe.compared(run, layer, probe.at(run, "resid_pre", layer + 1), left, allowed)
+        yield probe.compared(run, layer - 1, probe.at(run, "resid_pre", layer), left, allowed)

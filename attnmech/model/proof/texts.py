@@ -16,11 +16,11 @@ from ..run.hooked import HookedModel
 
 _LENGTH: Final = 24
 LONG: Final = 104
-_PADDING: Final = 8
-"""The amount of padding in each text of the long probe: on the left of the first, on the right of the second."""
+_PADDING: Final = 4
+"""Of the long probe, how many places are padding on either side."""
 _FILLED: Final = 3
 """The number of padding tokens that are added to a text, which runs with different tokens in the padding."""
-BEGINNING: Final = 12
+BEGINNING: Final = 8
 """The number of tokens of a text that runs in one copy per token."""
 
 SEED: Final = 20
@@ -36,15 +36,10 @@ def probe_batch(model: HookedModel) -> Batch:
     limit = _limit(model)
     length = _LENGTH if limit is None else min(_LENGTH, limit)
     if isinstance(model.encoder, TranscriptEncoder):
-        return model.encode(_heard(model.encoder, *_padded(model, length - 2, generator, (0, 1))))
+        return model.encode(_heard(model.encoder, *_last_padded(model, length - 2, generator)))
     if isinstance(model.encoder, ImageEncoder | SoundEncoder):
         return model.encode(model.encoder.signal.noise(2, SEED, next(model.base.parameters())))
-    ids = torch.randint(0, model.n_vocab, (2, length), generator=generator)
-    mask = torch.ones_like(ids)
-    if length > 1:
-        # Only one token of padding: in a sliding window, rows of padding that see no key are NaN in transformers'
-        # float64.
-        mask[1, -1] = 0
+    ids, mask = _last_padded(model, length, generator)
     inputs = {"input_ids": ids, "attention_mask": mask, **_global_tokens(model, ids)}
     if "decoder" in model.stacks:
         inputs["decoder_input_ids"] = torch.randint(
@@ -54,7 +49,7 @@ def probe_batch(model: HookedModel) -> Batch:
 
 
 def long_batch(model: HookedModel) -> Batch | None:
-    """Two longer texts, one padded on the left, one on the right; None for images and short position tables."""
+    """A longer text, padded on both sides; None for images and short position tables."""
     limit = _limit(model)
     # Longer than a window reaches.
     length = max(LONG, max(model.architecture.windows, default=0) // 2 + _LENGTH)
@@ -153,13 +148,21 @@ def other_ids(ids: Tensor, n_vocab: int) -> Tensor:
     return (ids + max(1, n_vocab // 2)) % n_vocab
 
 
-def _padded(
-    model: HookedModel, length: int, generator: torch.Generator, padding: tuple[int, int] = (_PADDING, _PADDING)
-) -> tuple[Tensor, Tensor]:
-    """Two texts of random tokens with their mask, the first padded on the left, the second on the right."""
+def _last_padded(model: HookedModel, length: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+    """Two texts of random tokens with their mask, the second padded on the right."""
     ids = torch.randint(0, model.n_vocab, (2, length), generator=generator)
     mask = torch.ones_like(ids)
-    mask[0, : padding[0]] = mask[1, length - padding[1] :] = 0
+    # Only one token of padding: in a sliding window, rows of padding that see no key are NaN in transformers'
+    # float64.
+    mask[1, length - (length > 1) :] = 0
+    return ids, mask
+
+
+def _padded(model: HookedModel, length: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+    """A text of random tokens with its mask, padded on both sides."""
+    ids = torch.randint(0, model.n_vocab, (1, length), generator=generator)
+    mask = torch.ones_like(ids)
+    mask[:, :_PADDING] = mask[:, length - _PADDING :] = 0
     return ids, mask
 
 

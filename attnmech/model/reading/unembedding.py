@@ -69,6 +69,10 @@ class Unembedding:
         sums = torch.stack([rows.sum(dim=0) for _, rows in self._rows()])
         return sums.sum(dim=0) / len(self.W_U)
 
+    @cached_property
+    def _row_norms(self) -> Float[Tensor, " vocab"]:
+        return torch.cat([torch.linalg.vector_norm(rows, dim=-1) for _, rows in self._rows()])
+
     def scale(self, stream: Float[Tensor, "*places d_model"]) -> Float[Tensor, "*places"]:
         """r, the factor of the final norm."""
         return reciprocal_rms(self._centred(stream), self.epsilon)
@@ -93,13 +97,12 @@ class Unembedding:
         """
         removed = self.gamma * self.scale(stream)[..., None] * (stream.to(self.gamma) - self._centred(stream))
         size = self._normed(stream).abs() + removed.abs()
-        norms = torch.cat([torch.linalg.vector_norm(rows, dim=-1) for _, rows in self._rows()])
         in_norm = torch.float32 if self.in_float32 and self.dtype == torch.float64 else self.dtype
         by_product = product_rounding(self.dtype, len(self.gamma)) * torch.linalg.vector_norm(size, dim=-1)
         by_steps = steps_rounding(in_norm) * size.amax(dim=-1)
         values = logits.abs()
         values = values if self.bias is None else values + self.bias.abs().to(values)
-        products: Tensor = abs(self.logit_scale) * (by_product + by_steps)[..., None] * norms
+        products: Tensor = abs(self.logit_scale) * (by_product + by_steps)[..., None] * self._row_norms
         return products + steps_rounding(self.dtype) * values
 
     def _rows(self) -> Iterator[tuple[slice, Float[Tensor, "row d_model"]]]:

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Final
 
 import torch
 from torch import Tensor, nn
@@ -17,6 +17,9 @@ from ..own.module import OwnModule
 from ..parts.settings import require_own_settings
 from ..stack.stack import Stack
 from ..structure.signals import KINDS, below_head, size_options
+
+ENCODED: Final = "encoder's last stream"
+"""The entry of a batch that replaces its recordings: what their encoder returns, which a pass then leaves out."""
 
 
 def _set_up_vector_functions() -> None:
@@ -98,9 +101,10 @@ def call(model: nn.Module, batch: Batch, **options: Any) -> Any:
     """One forward pass of a model on a batch, without a cache."""
     if isinstance(model, OwnModule):
         return model(batch.extra, **options)
-    of_signals = bool(KINDS.keys() & batch.extra.keys())
     inputs: dict[str, Any] = {**batch.extra, **options}
-    if of_signals:
+    if (states := inputs.pop(ENCODED, None)) is not None:
+        inputs["encoder_outputs"] = (states,)
+    elif KINDS.keys() & batch.extra.keys():
         inputs |= size_options(model, batch.extra)
         if batch.target is None:
             return model(**inputs, return_dict=True)

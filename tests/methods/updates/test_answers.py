@@ -230,4 +230,4 @@ def test_the_head_of_a_16_bit_model_is_read_by_blocks(rows: int, monkeypatch: py
     rounding = head.rounding(stream, logits)
     assert rounding.shape == logits.shape and rounding.dtype == torch.float32
     monkeypatch.undo()
-    torch.testing.assert_close(head.rounding(stream, logits), rounding)
+    torch.testing.assert_close(unembedding_of(hooked).rounding(stream, logits), rounding)

@@ -24,7 +24,7 @@ import attnmech as am
 from attnmech.errors import CertificateError, ExactnessError, InputError, UnsupportedModelError
 from attnmech.maths.precision import least_rounding
 from attnmech.model.files.load import UnprovenWarning
-from attnmech.model.proof.probe import excess_of, with_least
+from attnmech.model.proof.probe import Compared, excess_of, with_least, worst_of
 
 F32, F64 = torch.float32, torch.float64
 Broken = Callable[[], Any]
@@ -971,6 +971,12 @@ def test_only_what_is_kept_is_compared_and_nan_fails() -> None:
     assert excess_of(ours, theirs, torch.ones(2, 3, 1), keep) == 0.5
     ours[0, 0, 0] = torch.nan
     assert not excess_of(ours, theirs, torch.ones(2, 3, 1), keep) <= 1
+
+
+def test_nan_in_one_layer_is_not_hidden_by_the_next() -> None:
+    for order in ([math.nan, 0.5], [0.5, math.nan], [0.1, math.nan, 2.0]):
+        assert math.isnan(worst_of(Compared("", excess) for excess in order).excess)
+    assert worst_of(()).excess == 0
 
 
 # -- past windows and branches -------------------------------------------------------------------------------
