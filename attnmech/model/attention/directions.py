@@ -33,8 +33,10 @@ _PRODUCTS: Final = ("weight", "bias", "size")
 class Directions:
     """The random vectors of one model, and the weights multiplied by them."""
 
-    def __init__(self, d_model: int, device: torch.device) -> None:
+    def __init__(self, d_model: int, device: torch.device, *, packed: bool = False) -> None:
         self.d_model = d_model
+        self.packed = packed
+        """Whether the model's projections have packed weights."""
         generator = torch.Generator().manual_seed(_SEED)
         self._vectors = torch.randn(_DIRECTIONS, d_model, generator=generator, dtype=torch.float64)
         self._device = device

@@ -315,7 +315,7 @@ class Balance:
                 continue
             products = _joined((*group.products.all(), *group.z_products.all()), dim=1)
             device = products.device
-            of_z = _PRODUCT_ROUNDINGS * _product_eps(self._dtype, device)
+            of_z = _PRODUCT_ROUNDINGS * _product_eps(self._dtype, device, packed=self._directions.packed)
             of_stream = _ROUNDINGS * torch.finfo(self._dtype).eps
             of_stream += _product_eps(self._wide, device) * self._directions.d_model**0.5 / 2
             signs, scaled = tried.on(device, self._wide, rounding=(of_stream, of_z))
@@ -388,12 +388,13 @@ def _joined(parts: Sequence[Tensor], dim: int = 0) -> Tensor:
     return parts[0] if len(parts) == 1 else torch.cat(list(parts), dim=dim)
 
 
-def _product_eps(dtype: torch.dtype, device: torch.device) -> float:
+def _product_eps(dtype: torch.dtype, device: torch.device, *, packed: bool = False) -> float:
     """The rounding of the sums in a matrix product, which torch may be set to compute in less than float32."""
     if dtype == torch.float32:
         chosen = {"high": 2.0**-11, "medium": 2.0**-8}
         return chosen.get(torch.get_float32_matmul_precision(), torch.finfo(dtype).eps)
     if dtype == torch.float64:
         return torch.finfo(dtype).eps
-    # 16-bit products are summed in float32; a GPU may round partial sums.
-    return torch.finfo(torch.float32).eps if device.type == "cpu" else torch.finfo(dtype).eps / 16
+    # 16-bit products are summed in float32; a GPU and the kernels of packed weights may round partial sums.
+    whole = device.type == "cpu" and not packed
+    return torch.finfo(torch.float32).eps if whole else torch.finfo(dtype).eps / 16

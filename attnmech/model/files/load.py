@@ -31,12 +31,12 @@ from ..proof.certify import certify_with, check_runs
 from ..proof.probe import Passes
 from ..run.hooked import HookedModel
 from ..structure.architecture import Architecture
-from ..structure.copies import copy_of, moved
+from ..structure.copies import copy_of, moved, uncompiled
 from ..structure.plan import architectures_of, described, require_transformers, unwrapped
 from ..structure.rewritten import rewritten
 from . import adapters
 from .gguf import dequantised, is_gguf
-from .quantised import require_unquantised
+from .quantised import quantised_as, require_movable, require_unquantised
 from .split import check_joined, devices_of, joined, without_dispatch
 from .stored import READING, SHARDED, WHOLE, check_complete, check_labels, check_stored, precision_of
 from .unbridged import Unbridged, unbridged
@@ -167,7 +167,7 @@ def load(
     if tokenizer is None and original.config.is_encoder_decoder:
         tokenizer = getattr(processor, "tokenizer", None)
     processor = None if processor is None else check_processor(processor, original)
-    check_real(original.named_parameters())
+    check_real(original)
     check_finite(original.named_parameters())
     code = "model" if isinstance(source, nn.Module) else "am.load()" if source is None else f"am.load({str(source)!r})"
     if not plans:
@@ -239,19 +239,19 @@ def _from_object(
     source: nn.Module, device: torch.device | None, dtype: torch.dtype | None
 ) -> tuple[PreTrainedModel, str]:
     module = unwrapped(source)
-    require_unquantised(getattr(module, "config", None), type(module).__name__)
     plain, remark = adapters.merged(module)
-    source = require_transformers(plain)
+    source = uncompiled(require_transformers(plain))
     places = {parameter.device for parameter in source.parameters()}
     if any(place.type == "meta" for place in places):
         _require_no_offload(source)
         raise WeightsError("the model's weights are on the meta device, so they are not loaded; load them first.")
     # Checked before a cast to another precision, which would turn integers into real numbers.
-    check_real(source.named_parameters())
+    check_real(source)
     _require_precision(device, dtype or source.dtype)
     name = (getattr(source.config, "name_or_path", "") or type(source).__name__) + remark
     if {device or place for place in places} == places and dtype in (None, source.dtype):
-        return source, name
+        return source, f"{name}{quantised_as(source)}"
+    require_movable(source)
     # The copy shares its parameters, so moving or casting it would move or cast the caller's model.
     copied = copy_of(source, lambda parameter: moved(parameter, device, dtype), device=device)
     return copied if device is None else without_dispatch(copied), name
@@ -294,7 +294,7 @@ def _own(
             "a module of your own keeps its precision and its device; to change them, call module.to(...) first."
         )
     module = unwrapped(source)
-    check_real(module.named_parameters())
+    check_real(module)
     check_finite(module.named_parameters())
     original, plans = read_own(module, example, architecture)
     return original, plans, OwnInputs(example, labels)

@@ -20,6 +20,7 @@ from ...errors import AttnmechError, UnsupportedModelError
 from ..inputs.encoder import Encoder
 from ..own.module import OwnModule
 from ..parts.certificate import Certificate
+from ..parts.packed import packed_projections
 from ..run.hooked import HookedModel
 from ..structure.architecture import Architecture
 from ..structure.rewritten import rewritten
@@ -53,6 +54,11 @@ class Blueprint:
         if isinstance(original, OwnModule):
             raise UnsupportedModelError(
                 f'{model.name} is a module of your own, which worker processes cannot build; use engine="local".'
+            )
+        if next(packed_projections(original), None) is not None:
+            raise UnsupportedModelError(
+                f"{model.name} is quantised, and its packed weights are not sent to worker processes; use "
+                'engine="local".'
             )
         if _has_own_hooks(original):
             raise UnsupportedModelError(

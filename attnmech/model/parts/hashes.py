@@ -12,6 +12,7 @@ from jaxtyping import Int
 from torch import Tensor, nn
 
 from ...batch import Batch
+from .packed import packed_projections
 
 _NOT_THE_MODEL: Final = ("_name_or_path", "architectures", "dtype", "torch_dtype", "transformers_version")
 """Config entries that may change when a model is saved and loaded, without changing what it computes."""
@@ -37,10 +38,10 @@ def model_hash(config: Any, weights: str) -> str:
 class WeightsHash:
     """SHA-256 over names, types, shapes and bytes of all parameters: the same weights, the same hash.
 
-    The masks of pruned parameters (`torch.nn.utils.prune`) and biases of logits (Marian's `final_logits_bias`) count
-    too, since the model computes with them. All bytes are read each time, since a fused optimizer step or
-    `parameter.data` changes weights without a trace; SHA-256 is computed anew only if their checksum, which is far
-    quicker, has changed.
+    The masks of pruned parameters (`torch.nn.utils.prune`), biases of logits (Marian's `final_logits_bias`) and the
+    buffers of packed projections (scales) count too, since the model computes with them. All bytes are read each time,
+    since a fused optimizer step or `parameter.data` changes weights without a trace; SHA-256 is computed anew only if
+    their checksum, which is far quicker, has changed.
     """
 
     def __init__(self) -> None:
@@ -53,11 +54,24 @@ class WeightsHash:
         tensors |= {
             name: value for name, value in model.named_buffers() if name in counted or name.endswith("logits_bias")
         }
+        for path, projection in packed_projections(model):
+            tensors |= dict(projection.named_buffers(path))
+        tensors = {name: part for entry in tensors.items() for name, part in _parts_of(*entry)}
         checksum = _checksum(tensors)
         known = self._known
         if known is None or known[0] != checksum:
             known = self._known = checksum, tensors_hash(tensors)
         return known[1]
+
+
+def _parts_of(name: str, value: Tensor) -> Iterator[tuple[str, Tensor]]:
+    """A tensor with its name, or the tensors that a packed one consists of."""
+    if hasattr(value, "__tensor_flatten__"):
+        names, _ = value.__tensor_flatten__()
+        for part in names:
+            yield from _parts_of(f"{name}.{part}", getattr(value, part))
+    else:
+        yield name, value
 
 
 def tensors_hash(tensors: Mapping[str, Tensor]) -> str:

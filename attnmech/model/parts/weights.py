@@ -13,6 +13,7 @@ from transformers.pytorch_utils import Conv1D
 
 from ...basics.public import public
 from ...errors import UnsupportedModelError, WeightsError
+from .packed import is_packed, is_packed_projection, outline_of, unpacked
 
 HOME: Final = "attnmech_device"
 """The attribute of a module whose weights are on another device than the model's values: the latter."""
@@ -266,12 +267,13 @@ def attention_weights(
     out: nn.Module,
     heads: int,
     kv_heads: int,
+    matrix: Callable[[nn.Module], Tensor],
 ) -> AttentionWeights:
-    """The weights of one layer, from its projection modules (`nn.Linear` or transformers' `Conv1D`)."""
+    """The weights of one layer, from its projections; `matrix` returns the matrix of each."""
     try:
-        return _split_weights(projections, layout, out, heads, kv_heads)
+        return _split_weights(projections, layout, out, heads, kv_heads, matrix)
     except EinopsError as error:
-        shapes = ", ".join(str(tuple(matrix_of(part).shape)) for part in (*projections, out))
+        shapes = ", ".join(str(tuple(matrix(part).shape)) for part in (*projections, out))
         raise WeightsError(
             f"the config's {heads} heads ({kv_heads} of keys and values) do not fit projections of the shapes "
             f"{shapes}; the config and the weights do not belong together."
@@ -279,9 +281,14 @@ def attention_weights(
 
 
 def _split_weights(
-    projections: Sequence[nn.Module], layout: Layout | Expanded, out: nn.Module, heads: int, kv_heads: int
+    projections: Sequence[nn.Module],
+    layout: Layout | Expanded,
+    out: nn.Module,
+    heads: int,
+    kv_heads: int,
+    matrix: Callable[[nn.Module], Tensor],
 ) -> AttentionWeights:
-    matrices = [matrix_of(projection) for projection in projections]
+    matrices = [matrix(projection) for projection in projections]
     biases = [bias_of(projection) for projection in projections]
     if isinstance(layout, Expanded):
         parts = [
@@ -292,7 +299,7 @@ def _split_weights(
         parts = list(layout.split(matrices, heads, kv_heads, rest="d_model"))
     W_Q, W_K, W_V = (rearrange(W, "d_in head d -> head d_in d") for W in parts)
     b_Q, b_K, b_V = _split_biases(matrices, biases, layout, heads, kv_heads)
-    W_O = rearrange(matrix_of(out), "(head d_head) d_model -> head d_head d_model", head=heads)
+    W_O = rearrange(matrix(out), "(head d_head) d_model -> head d_head d_model", head=heads)
     return AttentionWeights(W_Q, W_K, W_V, W_O, b_Q, b_K, b_V, bias_of(out))
 
 
@@ -333,20 +340,28 @@ def _joined(matrices: Sequence[Tensor], biases: Sequence[Tensor | None]) -> Tens
 
 
 def matrix_of(module: nn.Module) -> Float[Tensor, "d_in d_out"]:
-    """The matrix W of a projection whose output is x W + b."""
+    """The matrix W of a projection whose output is x W + b; packed weights are unpacked in each call."""
+    if is_packed_projection(module):
+        return at_home(module, unpacked(module))
     weight = _as_used(module, "weight")
-    if not isinstance(weight, torch.Tensor) or weight.ndim != 2 or not weight.is_floating_point():
+    if not isinstance(weight, torch.Tensor) or weight.ndim != 2 or is_packed(weight):
         raise UnsupportedModelError(
-            f"a projection of kind {type(module).__name__} has no plain matrix of floating-point weights "
-            "(quantised or adapted layers are not supported); load the model without them, or merge them."
+            f"a projection of kind {type(module).__name__} has no plain matrix of floating-point weights, and no "
+            "in_features and out_features by which packed ones are read; load the model without quantised or adapted "
+            "layers, or merge them."
         )
     return weight if isinstance(module, Conv1D) else weight.T
 
 
+def sized_matrix(module: nn.Module) -> Float[Tensor, "d_in d_out"]:
+    """The matrix of a projection or, where its weights are packed, a tensor of its shape."""
+    return outline_of(module) if is_packed_projection(module) else matrix_of(module)
+
+
 def has_matrix(module: nn.Module) -> bool:
-    """Whether a module is a projection with a plain matrix."""
+    """Whether a module is a projection that multiplies by a matrix."""
     try:
-        return matrix_of(module).ndim == 2 and not isinstance(module, nn.Embedding)
+        return sized_matrix(module).ndim == 2 and not isinstance(module, nn.Embedding)
     except UnsupportedModelError:
         return False
 
@@ -378,19 +393,26 @@ def as_stored(module: nn.Module, name: str) -> Tensor | None:
     return at_home(module, value) if isinstance(value, torch.Tensor) else None
 
 
-def check_real(parameters: Iterable[tuple[str, nn.Parameter]]) -> None:
-    """Raises `WeightsError` naming the first parameter that is quantised to integers, or complex."""
-    for name, parameter in parameters:
-        if not parameter.is_floating_point():
-            raise WeightsError(
-                f"weights must be floating-point numbers; {name} is {str(parameter.dtype).removeprefix('torch.')}. "
-                "Load the model in its own precision, without quantisation."
-            )
+def check_real(model: nn.Module) -> None:
+    """Raises `WeightsError` naming the first parameter of integers or complex numbers.
+
+    Integers are allowed in a projection of a class that unpacks them.
+    """
+    for path, module in model.named_modules():
+        unpacks = is_packed_projection(module) and type(module) is not nn.Linear
+        for name, parameter in module.named_parameters(path, recurse=False):
+            if parameter.is_complex() or not (unpacks or parameter.is_floating_point()):
+                raise WeightsError(
+                    f"weights must be floating-point numbers; {name} is {str(parameter.dtype).removeprefix('torch.')}. "
+                    "Load the model in its own precision, without quantisation."
+                )
 
 
 def check_finite(parameters: Iterable[tuple[str, nn.Parameter]]) -> None:
     """Raises `WeightsError` naming the first parameter that holds NaN or infinity."""
     for name, parameter in parameters:
+        if is_packed(parameter):
+            continue
         # A sum needs no second array, and is finite unless an entry is not (or the sum overflows).
         if not torch.isfinite(parameter.sum()) and not torch.isfinite(parameter).all():
             bad = int((~torch.isfinite(parameter)).sum())

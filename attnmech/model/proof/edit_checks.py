@@ -10,7 +10,6 @@ from torch import Tensor
 
 from ...maths.precision import (
     least_rounding,
-    product_rounding,
     steps_rounding,
     sum_rounding,
 )
@@ -36,7 +35,7 @@ class EditChecks(Probe):
         """Checks an edit that moves the whole attention of each row to the visible key that had the least."""
         statement = "an edit of the pattern changes attn_raw as computed from W_O and v, and the stream with it"
         dtype = self.model.dtype
-        rounding, steps = product_rounding(dtype, self.stack.n_heads * self.stack.d_value), steps_rounding(dtype)
+        rounding, steps = self.weighted(self.stack.n_heads * self.stack.d_value), steps_rounding(dtype)
         least = least_rounding(dtype)
         if isinstance(self.plan.gate, NormGate):
             # Even in a float64 model, the norm computes in float32.

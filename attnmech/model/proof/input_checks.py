@@ -7,7 +7,6 @@ from einops import einsum, rearrange
 from torch import Tensor
 
 from ...maths.precision import (
-    product_rounding,
     step_tolerance,
     steps_rounding,
 )
@@ -63,7 +62,7 @@ def projected(probe: Probe, run: ProbeRun, layer: int) -> Iterator[Compared]:
     inputs = notes.inputs(probe.at(run, "attn_in", layer))
     parts = zip("qkv", inputs, (w.W_Q, w.W_K, w.W_V), (w.b_Q, w.b_K, w.b_V), strict=True)
     for name, source, weight, b in parts:
-        W, rounding = weight.to(probe.wide), product_rounding(probe.model.dtype, source.shape[-1])
+        W, rounding = weight.to(probe.wide), probe.weighted(source.shape[-1])
         product = _by_heads(source, W)
         bias = product.new_zeros(()) if b is None else b.to(probe.wide)
         summed = norm_of(source)[..., None, None] * norm_of(W, 1) + bias.abs()

@@ -9,7 +9,6 @@ from einops import einsum, rearrange, repeat
 from torch import Tensor
 
 from ...maths.precision import (
-    product_rounding,
     step_tolerance,
     steps_rounding,
     sum_rounding,
@@ -108,11 +107,11 @@ def written_by_heads(probe: Probe, run: ProbeRun, layer: int) -> Iterator[Compar
     pattern = "batch position head d_head, head d_head d_model -> batch position head d_model"
     result = einsum(z, W_O, pattern)
     summed = norm_of(z)[..., None] * norm_of(W_O, 1)
-    allowed = product_rounding(dtype, d_value) * summed + steps * result.abs()
+    allowed = probe.weighted(d_value) * summed + steps * result.abs()
     yield probe.compared(run, layer, probe.at(run, "result", layer), result, allowed)
     bias = result.new_zeros(result.shape[-1]) if weights.b_O is None else weights.b_O.to(probe.wide)
     product = result.sum(dim=2)
-    rounding = product_rounding(dtype, probe.stack.n_heads * d_value)
+    rounding = probe.weighted(probe.stack.n_heads * d_value)
     allowed = rounding * (summed.sum(dim=2) + bias.abs()) + steps * (product.abs() + bias.abs())
     yield probe.compared(run, layer, probe.at(run, "attn_raw", layer), product + bias, allowed)
     if run is probe.short:
@@ -134,7 +133,7 @@ def _alone(probe: Probe, layer: int, z: Tensor, W_O: Tensor, bias: Tensor) -> Co
     written = probe.plain_module(layer, probe.plan.out)(alone.to(dtype).contiguous())
     product = einsum(rows, W_O, "row head d_head, head d_head d_model -> head row d_model")
     summed = rearrange(norm_of(rows), "row head -> head row")[..., None] * norm_of(W_O, 1)[:, None]
-    rounding = product_rounding(dtype, rows_alone.shape[-1])
+    rounding = probe.weighted(rows_alone.shape[-1])
     allowed = rounding * (summed + bias.abs()) + steps_rounding(dtype) * (product.abs() + bias.abs())
     everywhere = torch.ones(product.shape[:2], dtype=torch.bool, device=z.device)
     compared = probe.compared(probe.short, layer, written, product + bias, allowed, everywhere)

@@ -29,6 +29,7 @@ from ..inputs.transcripts import TranscriptEncoder
 from ..parts.certificate import Check, LensHook
 from ..parts.mask import MaskRule
 from ..parts.modules import submodule
+from ..parts.packed import packed_projections
 from ..run.hooked import HookedModel
 from ..run.passes import ENCODED, call
 from ..stack.stack import Stack
@@ -229,6 +230,7 @@ class Probe:
         self.wide = torch.promote_types(dtype, torch.float32)
         self.local, self.whole, self.tables = step_tolerance(dtype), pass_tolerance(dtype), table_tolerance(dtype)
         self.batch = passes.batch
+        self._packed = next(packed_projections(self.model.base), None) is not None
         self.lens_hooks: tuple[LensHook, ...] = ()
 
     @property
@@ -295,6 +297,14 @@ class Probe:
         keep = run.real(self.stack.label) if keep is None else keep
         where = f"layer {layer}" if run is self.short else f"layer {layer} in texts of {run.batch.ids.shape[1]} tokens"
         return Compared(where, excess_of(ours, theirs, with_least(allowed, self.model.dtype), keep))
+
+    def weighted(self, terms: int) -> float:
+        """The share of Σ|t| by which a product with weights may be off, without the rounding of the result.
+
+        Kernels of packed weights round on the way to the precision of the result, and the weights are read from that.
+        """
+        rounding, dtype = product_rounding(self.model.dtype, terms), self.model.dtype
+        return max(rounding, torch.finfo(dtype).eps) if self._packed else rounding
 
     def product(self, terms: int) -> float:
         """The rounding of a product of `terms` terms, the result's included, as a share of Σ|t|."""

@@ -36,9 +36,10 @@ from ..inputs.own_inputs import OwnInputs
 from ..inputs.transcripts import TranscriptEncoder
 from ..own.module import NO_TOKENS
 from ..parts.hashes import WeightsHash, model_hash
+from ..parts.packed import is_packed_projection
 from ..parts.predictions import Prediction, predicted_by
 from ..parts.settings import require_own_settings
-from ..parts.weights import AttentionWeights, as_stored, at_home
+from ..parts.weights import AttentionWeights, as_stored, at_home, matrix_of
 from ..stack.carried import captured_norms
 from ..stack.heads import selected_heads
 from ..stack.points import ModelPoints, check_size, has_head, points_of
@@ -416,7 +417,10 @@ class HookedModel:
         return stack_labelled(self.stacks, label)
 
     def weights(self, layer: int, stack: str | None = None) -> AttentionWeights:
-        """The attention weights of a layer, as views of the model's parameters."""
+        """The attention weights of a layer, as views of the model's parameters; in a quantised model, unpacked.
+
+        Each call unpacks the projections of its layer again, as what they return for unit vectors.
+        """
         chosen = self.stack(stack)
         (checked,) = self.points.check_layers([layer], chosen.label)
         return chosen.weights(checked)
@@ -566,6 +570,8 @@ class HookedModel:
     def unembedding(self) -> Float[Tensor, "vocab d_model"] | None:
         """W_U, one row per token; None if the model has no such matrix."""
         head: nn.Module | None = self._model.get_output_embeddings()  # type: ignore[no-untyped-call]
+        if head is not None and is_packed_projection(head):
+            return matrix_of(head).T
         return None if head is None else as_stored(head, "weight")
 
     @property

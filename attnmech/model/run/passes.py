@@ -14,6 +14,7 @@ from ..attention.directions import Directions
 from ..attention.in_force import InForce, Pass
 from ..attention.running import Balance
 from ..own.module import OwnModule
+from ..parts.packed import packed_projections
 from ..parts.settings import require_own_settings
 from ..stack.stack import Stack
 from ..structure.signals import KINDS, below_head, size_options
@@ -49,7 +50,8 @@ class CheckedPasses:
         refused: Callable[[], Mapping[str, str]],
     ) -> None:
         self._model, self._stacks, self._in_force, self._refused = model, stacks, in_force, refused
-        self._directions = Directions(next(iter(stacks.values())).d_model, device)
+        packed = next(packed_projections(model), None) is not None
+        self._directions = Directions(next(iter(stacks.values())).d_model, device, packed=packed)
         self._columns = [stack.column for stack in stacks.values()]
 
     def run(self, wanted: Pass) -> Tensor | None:

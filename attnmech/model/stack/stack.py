@@ -1,6 +1,6 @@
 """Defines a stack: its blocks, with their weights, sizes and layout."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from einops import rearrange
 from jaxtyping import Float
@@ -15,7 +15,7 @@ from ..attention.observed import Notes
 from ..parts.gates import NormGate
 from ..parts.modules import has_module, submodule
 from ..parts.position import Rotation
-from ..parts.weights import AttentionWeights, as_stored, attention_weights, bias_of
+from ..parts.weights import AttentionWeights, as_stored, attention_weights, bias_of, matrix_of, sized_matrix
 from ..structure.architecture import Architecture
 
 
@@ -82,7 +82,10 @@ class Stack:
         return submodule(self.blocks[layer], path)
 
     def weights(self, layer: int) -> AttentionWeights:
-        """The attention weights of a layer, as views of the model's parameters."""
+        """The attention weights of a layer, as views of the model's parameters; packed ones are unpacked."""
+        return self._weights(layer, matrix_of)
+
+    def _weights(self, layer: int, matrix: Callable[[nn.Module], Tensor]) -> AttentionWeights:
         plan = self.architecture
         attention = self.module(layer, plan.attention)
         return attention_weights(
@@ -91,6 +94,7 @@ class Stack:
             self.module(layer, plan.out),
             plan.n_heads,
             plan.n_kv_heads,
+            matrix,
         )
 
     def gamma_of_z(self, layer: int) -> Float[Tensor, "head d_value"] | None:
@@ -141,8 +145,8 @@ class Stack:
         }
 
     def _read_sizes(self) -> None:
-        # The weights of all layers, so that an error names the layer that is quantised or does not fit its config.
-        by_layer = {layer: self.weights(layer) for layer in self.layers}
+        # The sizes of all layers, so that an error names the layer that does not fit its config.
+        by_layer = {layer: self._weights(layer, sized_matrix) for layer in self.layers}
         first = by_layer[self.layers[0]]
         for layer, weights in by_layer.items():
             if weights.W_Q.shape != first.W_Q.shape or weights.W_O.shape != first.W_O.shape:

@@ -47,7 +47,9 @@ def _through_results(stack: Stack, layer: int, merged: Tensor, output: Tensor) -
     """Connects `result`; if it was edited or will be differentiated, attn_raw is computed from it."""
     weights = stack.weights(layer)
     z = rearrange(merged, "batch position (head d_head) -> batch position head d_head", head=stack.architecture.n_heads)
-    result = einsum(z, weights.W_O, "batch position head d_head, head d_head d_model -> batch position head d_model")
+    result = einsum(
+        z, weights.W_O.to(z), "batch position head d_head, head d_head d_model -> batch position head d_model"
+    )
     visited = stack.in_force.visit(stack.point("result"), layer, result, owned=True)
     if not (stack.in_force.under_way.gradients or stack.in_force.edits(stack.point("result"), layer)):
         return output

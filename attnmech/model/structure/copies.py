@@ -4,7 +4,7 @@ import copy
 from collections.abc import Callable, Mapping
 from functools import partial
 from types import MappingProxyType
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 import torch
 from torch import nn
@@ -14,6 +14,9 @@ from ...basics.messages import first_line
 from ...errors import UnsupportedModelError, WeightsError
 
 Model = TypeVar("Model", bound=nn.Module)
+
+_COMPILED: Final = "_orig_mod"
+"""The attribute by which a wrapper of `torch.compile` holds its module."""
 
 
 def copy_of(
@@ -44,6 +47,17 @@ def copy_of(
         for name, buffer in buffer_owner.named_buffers(recurse=False):
             setattr(buffer_owner, name, buffer.to(device))
     copied.eval()
+    return copied
+
+
+def uncompiled(model: Model) -> Model:
+    """A model; a copy without the wrappers if `torch.compile` has put some around its parts."""
+    if not any(hasattr(part, _COMPILED) for part in model.modules()):
+        return model
+    copied = copy_of(model)
+    for path, part in list(copied.named_modules()):
+        if isinstance(inner := getattr(part, _COMPILED, None), nn.Module):
+            copied.set_submodule(path, inner)
     return copied
 
 

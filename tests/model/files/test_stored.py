@@ -120,16 +120,12 @@ QUANTISED: dict[str, tuple[Any, str]] = {
 @pytest.mark.parametrize("kind", QUANTISED)
 def test_quantised_models_are_refused_by_name(kind: str, tmp_path: Path) -> None:
     given, said = QUANTISED[kind]
-    source = models.fresh("llama")
-    source.config.quantization_config = given
-    with pytest.raises(UnsupportedModelError, match=f"LlamaForCausalLM is quantised by {said}: .* Load the unquant"):
-        am.load(source)
-    source = models.fresh("llama")
-    source.save_pretrained(tmp_path)
+    models.fresh("llama").save_pretrained(tmp_path)
     config = json.loads((tmp_path / "config.json").read_text())
     about = given if isinstance(given, dict) else given.to_dict()
     (tmp_path / "config.json").write_text(json.dumps(config | {"quantization_config": about}, default=str))
-    with pytest.raises(UnsupportedModelError, match=f"the model in folder .* is quantised by {said}: .* a GGUF file"):
+    what = f"the model in folder .* is quantised by {said}, .* give am.load the object.* a GGUF file"
+    with pytest.raises(UnsupportedModelError, match=what):
         am.load(tmp_path)
 
 
