@@ -1,12 +1,12 @@
-"""What a sweep over all heads costs beside the usual loop: one forward pass with a hook for each head.
+"""Compares the cost of a sweep over all heads with the usual loop, which runs one forward pass with a hook per head.
 
     pip install -c constraints.txt . -r benchmarks/requirements.txt
     python benchmarks/ablation.py --json ablation.json
 
-Heads are set to zero, and the loss of 8 prompts measured. attnmech sweeps all heads of some layers, as deep on average
-as all layers; the loops are timed on two heads of up to four such layers; both are scaled to all heads of the model.
-All give the same effects, or nothing is printed. On an idle machine; the defaults need about an hour on two cores. See
-benchmarks/README.md.
+Heads are set to zero, and the loss of 8 prompts is measured. attnmech sweeps all heads of some layers whose mean depth
+is that of all layers; the loops are timed on two heads of up to four such layers; both times are scaled to all heads of
+the model. All contenders must give the same effects, or nothing is printed. On an idle machine; the defaults need about
+an hour on two cores. See benchmarks/README.md.
 """
 
 import argparse
@@ -32,10 +32,11 @@ PACKAGES = ("attnmech", "torch", "transformers", "transformer-lens", "nnsight")
 PROMPTS: Final = 8
 OURS: Final = "attnmech, ablate_heads"
 CEILING: Final = "batching × prefix, the ceiling"
-"""transformers' own passes of `STEP` tokens, times the share of their multiplications that is left after z."""
+"""The time of transformers' own passes of `STEP` tokens, times the share of their multiplications that comes after
+z."""
 STEP: Final = 512
 PER_LAYER: Final = 2
-"""Heads of each layer that the loops are timed on, in at most `LOOPED` layers."""
+"""The loops are timed on this many heads per layer, in at most `LOOPED` layers."""
 LOOPED: Final = 4
 BUDGET: Final = 0.5
 """The memory that attnmech may take, in GB."""
@@ -47,7 +48,7 @@ Sweep = Callable[["Tensor", Sequence[Head]], "Tensor"]
 
 @dataclass(frozen=True)
 class Contender:
-    """A way to sweep, and how many prompts it takes at once."""
+    """A way to sweep, and the number of prompts that it runs at once."""
 
     make: Callable[["PreTrainedModel"], Sweep]
     prompts: int
@@ -147,7 +148,7 @@ TARGETS: Final = {
     (CEILING, 32): 0.9,
     (CEILING, 128): 0.9,
 }
-"""How many times as fast as the loop, by contender and tokens."""
+"""The speed relative to the loop, by contender and number of tokens."""
 
 
 @dataclass(frozen=True)
@@ -158,9 +159,9 @@ class Row:
     tokens: int
     contender: str
     layers: int
-    """Of how many layers heads were timed."""
+    """The number of layers whose heads were timed."""
     seconds: Sequence[float]
-    """For all heads of the model, round by round."""
+    """The time for all heads of the model, round by round."""
     target: float | None
 
     @property
@@ -170,7 +171,7 @@ class Row:
 
 
 def sampled_layers(layers: int, count: int) -> list[int]:
-    """Layers at even distances, rounded down and up in turn, so that their mean depth is that of all.
+    """Evenly spaced layers, rounded down and up in turn, so that their mean depth is that of all layers.
 
     >>> sampled_layers(24, 6)
     [1, 6, 9, 14, 17, 22]
@@ -181,7 +182,7 @@ def sampled_layers(layers: int, count: int) -> list[int]:
 
 
 def heads_of(model: "PreTrainedModel", layers: Sequence[int], per_layer: int | None = None) -> list[Head]:
-    """All heads of some layers, or the first and so on at even distances."""
+    """All heads of some layers, or `per_layer` evenly spaced heads of each, beginning with the first."""
     count = model.config.num_attention_heads
     return [(layer, head) for layer in layers for head in range(0, count, count // (per_layer or count))]
 
@@ -194,7 +195,7 @@ def prompts(tokens: int) -> "Tensor":
 
 
 def run(sweep: Sweep, at_once: int, ids: "Tensor", heads: Sequence[Head]) -> "Tensor":
-    """The effects `[head prompt]`, taken so many prompts at a time."""
+    """The effects `[head prompt]`, measured `at_once` prompts at a time."""
     import torch
 
     return torch.cat([sweep(some, heads) for some in ids.split(at_once)], dim=1)
@@ -209,7 +210,7 @@ def plain_pass(model: "PreTrainedModel", ids: "Tensor") -> object:
 
 
 def times_of(shape: Shape, tokens: int, layers: int, repeats: int) -> dict[str, list[float]]:
-    """Seconds of every contender's sweep, scaled to all heads, in turns; in a process of their own."""
+    """Seconds of every contender's sweep, scaled to all heads; contenders take turns, in a separate process."""
     import torch
 
     model = build(shape, tokens)
@@ -240,7 +241,7 @@ def times_of(shape: Shape, tokens: int, layers: int, repeats: int) -> dict[str, 
 
 
 def growth_of(shape: Shape, tokens: int) -> int:
-    """Peak memory of attnmech's sweep of two layers over the loaded model, in a process of its own."""
+    """Peak memory of attnmech's sweep of two layers, in excess of the loaded model, in a separate process."""
     model = build(shape, tokens)
     sweep, ids = attnmech(model), prompts(tokens)
     heads = heads_of(model, sampled_layers(model.config.num_hidden_layers, 2))
@@ -265,7 +266,7 @@ def table_of(shape: Shape, tokens: int, rows: Sequence[Row], growth: int) -> Tab
 
 
 def arguments() -> argparse.Namespace:
-    """What the command line asks for."""
+    """The arguments of the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--tokens", type=int, nargs="+", default=[16, 32, 128])
     parser.add_argument("--shapes", nargs="+", choices=["bloom", "gpt2"], default=["bloom", "gpt2"])
@@ -279,7 +280,7 @@ def arguments() -> argparse.Namespace:
 
 
 def main() -> None:
-    """Measures, prints, writes."""
+    """Measures, prints and writes the results."""
     chosen = arguments()
     os.environ |= {"OMP_NUM_THREADS": str(chosen.threads), "HF_HUB_OFFLINE": "1"}
     console = Console(width=None if Console().is_terminal else 150)

@@ -1,11 +1,11 @@
-"""How often claims about sets of heads are false, on the demo model's own effects: docs/claims.md.
+"""Measures how often claims about sets of heads are false, on the effects of the demo model: docs/claims.md.
 
     python benchmarks/claims.py --out docs/claims.md
 
 Every single head and every pair of the demo model is removed once, on 64 cases of copying from 16 templates. Then, many
-times: half of the templates are drawn to confirm. *Random*: a random set is tested. *Rule*: answers are shuffled (the
-sign of each case's effects is drawn), so that no head has an effect on average, and the strongest heads of the other
-half are tested. About five minutes on two cores.
+times, half of the templates are drawn for confirmation. *Random*: a random set is tested. *Rule*: answers are shuffled
+(the sign of each case's effects is drawn), so that no head has an effect on average, and the strongest heads on the
+other half are tested. About five minutes on two cores.
 """
 
 import argparse
@@ -28,7 +28,7 @@ Pair = tuple[tuple[int, int], ...]
 
 
 def effects() -> dict[Pair, Tensor]:
-    """How much worse the demo model does in each case, `[group case]`, without each head and each pair."""
+    """The harm to the demo model in each case, `[group case]`, when a head or a pair is removed."""
     model = am.load()
     task = am.Task.of_demo("copying", templates=GROUPS, per_template=4)
     heads = [(layer, head) for layer in range(model.n_layers) for head in range(model.n_heads)]
@@ -53,7 +53,7 @@ def tested(harm: dict[Pair, Tensor], chosen: Pair) -> dict[str, float]:
     found = {"raw": float((size >= size[0]).double().mean()), "p": rank_p(strength(together))}
     without = [each for each in range(len(null)) if not {*null[each]} & {*chosen}]
     strong = strength(together)
-    # What leaving the tested heads out of the controls would give.
+    # The p-value if the tested heads were left out of the controls.
     found["left out"] = (1 + int((strong[without] >= strong[0]).sum())) / (1 + len(without))
     if len(chosen) == 2:
         alone = torch.stack([torch.stack([harm[(head,)] for head in each]) for each in null])

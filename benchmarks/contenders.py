@@ -1,6 +1,6 @@
-"""The ways to a pass, and to the attention in it, that are compared: each makes a step of a model.
+"""Defines the contenders, the ways to run a pass and get its attention; each function makes a step of a model.
 
-Each imports what it needs when it is made, so that a process holds no other contender's libraries.
+Each contender imports its libraries when it is made, so that a process holds no other contender's libraries.
 """
 
 from collections.abc import Callable
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 Pass = Callable[["Tensor"], object]
-"""A step on token ids [1 position]; what it returns is what its user would hold."""
+"""A step on token ids [1 position]; it returns what a user would keep in memory."""
 
 PLAIN: Final = "transformers, plain forward"
 FUSED: Final = "transformers, fused attention"
@@ -25,7 +25,7 @@ OURS: Final = "attnmech, focus and updates"
 BARE: Final = "attnmech, pass without reducers"
 
 _BLOCK: Final = 256
-"""Rows of a block of `_bloom_attention`."""
+"""The number of rows in a block of `_bloom_attention`."""
 
 
 def plain(model: "PreTrainedModel") -> Pass:
@@ -34,10 +34,10 @@ def plain(model: "PreTrainedModel") -> Pass:
 
 
 def fused(model: "PreTrainedModel") -> Pass:
-    """The forward pass in torch's fused attention, which hands out no patterns.
+    """The forward pass in torch's fused attention, which does not return patterns.
 
-    BLOOM has none in transformers. There, each attention is put in fused blocks here (`_bloom_attention`): nobody
-    ships that, but it is the limit that statistics beside a fused kernel are measured against.
+    transformers has no fused attention for BLOOM, so its attention runs here in fused blocks (`_bloom_attention`). No
+    library ships that, but it is the limit with which statistics beside a fused kernel are compared.
     """
     if model.config.model_type != "bloom":
         return _forward(_in_attention(model, "sdpa"))
@@ -58,7 +58,7 @@ def run_with_cache(model: "PreTrainedModel") -> Pass:
     import torch
     from transformer_lens.model_bridge.sources._bridge_builder import build_bridge_from_module
 
-    # The public way in asks the hub for a tokenizer; this one takes a model as it is, so it is put in eager attention.
+    # The public constructor asks the hub for a tokenizer; this one accepts a model, which must have eager attention.
     eager = _in_attention(model, "eager")
     bridge = build_bridge_from_module(eager, type(model).__name__, hf_config=eager.config, tokenizer=None)
     return torch.no_grad()(lambda ids: bridge.run_with_cache(ids))
@@ -73,7 +73,7 @@ def nnsight(model: "PreTrainedModel") -> Pass:
 
     @torch.no_grad()
     def step(ids: "Tensor") -> object:
-        # nnsight runs the block below as source text of its own: it must stand here, and in this order.
+        # nnsight runs the block below from its source text, so it must be here, in this order.
         with wrapped.trace(ids, use_cache=False):
             patterns = list().save()  # type: ignore[attr-defined]  # noqa: C408
             for attention in _attentions(wrapped):
@@ -94,7 +94,7 @@ def attnmech(model: "PreTrainedModel") -> Pass:
 
 
 def attnmech_bare(model: "PreTrainedModel") -> Pass:
-    """The pass through our attention while nobody looks on."""
+    """The pass through attnmech's attention without observers."""
     import attnmech as am
 
     hooked = am.load(model)
@@ -112,9 +112,9 @@ CONTENDERS: Final[dict[str, Callable[["PreTrainedModel"], Pass]]] = {
 }
 
 PEERS: Final = (TENSORS, CACHE, NNSIGHT)
-"""Those that hand out patterns."""
+"""The contenders that return patterns."""
 NEEDS: Final = {NNSIGHT: "nnsight"}
-"""The module that a contender needs, beyond attnmech's own dependencies."""
+"""The module that a contender needs in addition to attnmech's dependencies."""
 
 
 def _in_attention(model: "PreTrainedModel", implementation: str) -> "PreTrainedModel":
@@ -138,7 +138,9 @@ def _attentions(wrapped: Any) -> list[Any]:
 def _bloom_attention(
     self: Any, hidden_states: "Tensor", residual: "Tensor", alibi: "Tensor", attention_mask: object, **_: object
 ) -> "tuple[Tensor, None]":
-    """BLOOM's attention on one unpadded text, in place of its `forward`: blocks of rows, keys up to the block's end."""
+    """Replaces the `forward` of BLOOM's attention on one unpadded text: blocks of rows, with keys up to the block's
+    end.
+    """
     import torch
     from torch.nn.functional import scaled_dot_product_attention
 

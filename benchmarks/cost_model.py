@@ -1,11 +1,11 @@
-"""What does each method cost? Multiplications, score cells and bytes of a model and a length; from them, seconds.
+"""Predicts the cost of each method: multiplications, score cells and bytes for a model and a length, and seconds.
 
     python benchmarks/cost_model.py --measure                     # this machine's constants, in half a minute
     python benchmarks/cost_model.py                               # predicted beside measured, over benchmarks/results
     python benchmarks/cost_model.py --model 7b --tokens 32768     # a prediction for another model
 
-The formulas stand in docs/how/cost.md. A step's parts run one after another, so its time is the sum of what each takes
-at the rate of what bounds it:
+docs/how/cost.md has the formulas. The parts of a step run in sequence, so its time is the sum of their times, each at
+the rate of the resource that bounds it:
 
     seconds = multiplications / products + in attention / attention + scores / rows + bytes / memory.
 """
@@ -25,12 +25,12 @@ if TYPE_CHECKING:
 RESULTS: Final = Path(__file__).parent / "results"
 CONSTANTS: Final = "constants.json"
 CLOSE: Final = 0.3
-"""By which part of the measured time a prediction may miss."""
+"""A prediction may be off by this share of the measured time."""
 
 
 @dataclass(frozen=True)
 class Model:
-    """The sizes that costs depend on."""
+    """The sizes of a model on which costs depend."""
 
     layers: int
     d_model: int
@@ -39,15 +39,15 @@ class Model:
     kv_heads: int
     d_mlp: int
     mlp_matrices: int
-    """2, or 3 with a gate."""
+    """The number of matrices in the MLP: 2, or 3 with a gate."""
     activation: int
-    """How often transformers' activation reads or writes a number of the MLP: 5 where it is one operation and a gate's
-    product; BLOOM's GELU is nine operations, GPT-2's eight, each with arrays of its own."""
+    """The number of times that transformers' activation reads or writes each number of the MLP: 5 if it is one
+    operation and a product with the gate. BLOOM's GELU is nine operations, GPT-2's eight, each with separate arrays."""
     vocabulary: int
 
     @classmethod
     def of_config(cls, config: Any) -> "Model":
-        """From transformers' config of a BLOOM, GPT-2 or Llama."""
+        """The sizes in transformers' config of a BLOOM, GPT-2 or Llama."""
         heads, gated = config.num_attention_heads, hasattr(config, "num_key_value_heads")
         return cls(
             config.num_hidden_layers, config.hidden_size, heads, config.hidden_size // heads,
@@ -58,22 +58,22 @@ class Model:
 
     @property
     def width(self) -> int:
-        """Numbers of z in a token."""
+        """The number of entries of z per token."""
         return self.heads * self.d_head
 
     @property
     def after_z(self) -> int:
-        """Weights of a block behind z."""
+        """The number of weights of a block after z."""
         return self.width * self.d_model + self.mlp_matrices * self.d_model * self.d_mlp
 
     @property
     def block(self) -> int:
-        """Weights of a block: W_Q, W_K, W_V, W_O and the MLP."""
+        """The number of weights of a block: W_Q, W_K, W_V, W_O and the MLP."""
         return self.d_model * (self.width + 2 * self.kv_heads * self.d_head) + self.after_z
 
     @property
     def head(self) -> int:
-        """Weights of the unembedding."""
+        """The number of weights of the unembedding."""
         return self.d_model * self.vocabulary
 
 
@@ -93,18 +93,18 @@ KNOWN: Final = {
 
 @dataclass(frozen=True)
 class Work:
-    """What a step does, all told; each part is bounded by another rate."""
+    """All the work of a step, in parts that are bounded by different rates."""
 
     multiplications: float = 0
-    """By weights, and other large matrix products: bounded by arithmetic."""
+    """Multiplications by weights, and in other large matrix products: bounded by arithmetic."""
     attention: float = 0
     """Multiplications of q·k and of pattern · v, in products as small as a head."""
     cells: float = 0
-    """Scores that go through the softmax of a pass that nobody observes."""
+    """Scores that go through the softmax in a pass without observers."""
     measured: float = 0
     """Scores that go through the softmax and whose rows, keys and distances are measured."""
     bytes: float = 0
-    """Read from or written to memory because they do not fit the cache: bounded by memory."""
+    """Bytes read from or written to memory because they do not fit the cache: bounded by memory."""
 
     def __add__(self, other: "Work") -> "Work":
         return Work(*(getattr(self, each.name) + getattr(other, each.name) for each in fields(Work)))
@@ -113,7 +113,7 @@ class Work:
         return Work(*(getattr(self, each.name) * times for each in fields(Work)))
 
     def parts(self, constants: "Constants") -> dict[str, float]:
-        """Seconds of each part."""
+        """The time of each part, in seconds."""
         rates = asdict(constants)
         return {name: amount / rates[name] for name, amount in asdict(self).items()}
 
@@ -122,14 +122,14 @@ class Work:
         return sum(self.parts(constants).values())
 
     def bound(self, constants: "Constants") -> str:
-        """What takes most of the time."""
+        """The part that takes the most time."""
         parts = self.parts(constants)
         return max(parts, key=lambda name: parts[name])
 
 
 @dataclass(frozen=True)
 class Constants:
-    """A machine: how much of each part of `Work` it does in a second."""
+    """The speed of a machine: the amount of each part of `Work` that it does per second."""
 
     multiplications: float
     attention: float
@@ -142,19 +142,19 @@ class Constants:
 
 
 def rows_of_block(model: Model, tokens: int) -> int:
-    """Blocks are 8 MiB of scores, and at least 32 rows."""
+    """The number of rows in a block, which has 8 MiB of scores and at least 32 rows."""
     return min(tokens, max(32, 2**23 // (4 * model.heads) // tokens))
 
 
 def keys_of_row(model: Model, tokens: int) -> float:
-    """Keys that a row's products go through on average: up to its block's end."""
+    """The mean number of keys for which a row's products are computed: up to the end of its block."""
     return min(tokens, (tokens + rows_of_block(model, tokens)) / 2)
 
 
 def plain(model: Model, tokens: int) -> Work:
     """A forward pass with eager attention: all T² scores of a layer are in memory at once.
 
-    They are written by q·k, read and written by the mask and by the softmax, and read by pattern · v.
+    q·k writes them, the mask and the softmax read and write them, and pattern · v reads them.
     """
     scores = model.layers * model.heads * tokens**2
     return (
@@ -175,7 +175,7 @@ def fused(model: Model, tokens: int) -> Work:
 
 
 def streams(model: Model, tokens: int) -> Work:
-    """What norms, activations and residual additions read and write, and all weights, once."""
+    """The bytes that norms, activations and residual additions read and write, and all weights, read once."""
     by_token = 14 * model.d_model + (model.mlp_matrices + model.activation) * model.d_mlp
     return Work(bytes=4 * model.layers * (tokens * by_token + model.block))
 
@@ -208,14 +208,16 @@ def focus_and_updates(model: Model, tokens: int) -> Work:
 
 
 def kept_by_stream(model: Model, tokens: int) -> float:
-    """Bytes that focus and updates of a list of texts hold at their end: what was measured of every head's rows."""
+    """The bytes that focus and updates of a list of texts hold at the end: the statistics of every row of every
+    head.
+    """
     statistics, of_updates = 13, 9
     by_head = 4 * statistics + 4 + 5 * of_updates + 4 + 3 * 4
     return tokens * model.layers * (model.heads * by_head + statistics + 5 * 5)
 
 
 def change(model: Model, tokens: int, blocks: float, *, after_z: bool) -> Work:
-    """A token of a pass that runs the last `blocks` blocks, the first of them only behind z; with its logits."""
+    """The work per token of a pass that runs the last `blocks` blocks, the first of them only after z, with logits."""
     scores = model.heads * (tokens + 1) / 2
     whole = blocks - after_z
     return (
@@ -226,7 +228,7 @@ def change(model: Model, tokens: int, blocks: float, *, after_z: bool) -> Work:
 
 
 def ablation(model: Model, tokens: int) -> Work:
-    """One head of `am.ablate_heads` on one text: on average over layers, (L − 1)/2 blocks and one behind z."""
+    """One head of `am.ablate_heads` on one text: on average over layers, (L − 1)/2 blocks, and one block after z."""
     return change(model, tokens, (model.layers + 1) / 2, after_z=True) * tokens
 
 
@@ -236,9 +238,10 @@ def ablate_heads(model: Model, tokens: int, texts: int = 1) -> Work:
 
 
 def prune_heads(model: Model, tokens: int, texts: int, steps: int) -> Work:
-    """Steps of `am.prune_heads` without random orders: in each, every head that is left, and half a pass.
+    """Steps of `am.prune_heads` without random orders: each step ablates every remaining head, and runs half a pass.
 
-    At most: heads below the one removed last begin at its block, not at their own, as far as streams fit into memory.
+    This is an upper bound: if streams fit into memory, heads below the one removed last begin at its block, not at
+    their own.
     """
     heads = model.layers * model.heads
     measured = sum(heads - step for step in range(steps))
@@ -246,13 +249,13 @@ def prune_heads(model: Model, tokens: int, texts: int, steps: int) -> Work:
 
 
 def null_attention(model: Model, tokens: int, texts: int = 1) -> Work:
-    """Four changes of every head inside its attention, which its pass must therefore run, and the pass for sinks."""
+    """Four changes of every head inside its attention, which each pass must therefore run, and the pass for sinks."""
     one = change(model, tokens, (model.layers + 1) / 2, after_z=False) * tokens
     return one * (4 * texts * model.layers * model.heads) + focus_and_updates(model, tokens) * texts
 
 
 def rollout(model: Model, tokens: int) -> Work:
-    """`am.attention_flow(method="rollout")`: a product of L matrices T × T, and patterns that are kept."""
+    """`am.attention_flow(method="rollout")`: a product of L matrices T × T, and the stored patterns."""
     scores = model.layers * tokens**2
     return bare(model, tokens) + Work(model.layers * tokens**3, bytes=4 * (model.heads + 4) * scores)
 
@@ -275,13 +278,13 @@ def drift(model: Model, tokens: int) -> Work:
 
 
 def segments(model: Model, tokens: int) -> Work:
-    """`am.segment_attention`: the pass, and a pattern that is read twice more, by segment and by distance."""
+    """`am.segment_attention`: the pass, and two more readings of each pattern, by segment and by distance."""
     found = bare(model, tokens)
     return found + Work(bytes=4 * 2 * found.cells)
 
 
 def head_types(model: Model, tokens: int = 75, texts: int = 24) -> Work:
-    """`am.head_types` on its own 24 sequences: passes, logits' directions, and ten readings of short patterns."""
+    """`am.head_types` on its own 24 sequences: passes, the directions of logits, and ten readings of short patterns."""
     passes = bare(model, tokens) * texts
     reads = model.layers * model.width * (model.d_model + tokens)
     return passes + Work(texts * tokens * reads, bytes=4 * (10 * passes.cells + texts * model.layers * model.block))
@@ -328,7 +331,7 @@ STREAMED: Final = {
 
 @dataclass(frozen=True)
 class Compared:
-    """A figure beside its prediction."""
+    """A measured figure with its prediction."""
 
     what: str
     predicted: float
@@ -342,7 +345,7 @@ class Compared:
 
     @property
     def verdict(self) -> str:
-        """Whether it misses by more than `CLOSE`."""
+        """Whether the prediction is off by more than `CLOSE`."""
         return "" if 1 / (1 + CLOSE) <= self.ratio <= 1 + CLOSE else "misses"
 
 
@@ -375,7 +378,7 @@ def _work_of(kind: str, row: Mapping[str, Any], cut: int | None) -> Work | None:
 
 
 def measured_constants() -> Constants:
-    """Of the machine that this runs on, with as many threads as torch has here; the best of some rounds each."""
+    """The constants of this machine, with torch's current number of threads; each is the best of several rounds."""
     import torch
 
     tokens, heads, d_head, d_model, rows = 2048, 16, 64, 1024, 64
@@ -389,7 +392,7 @@ def measured_constants() -> Constants:
         attention=rate(lambda: (torch.bmm(q, k), torch.bmm(pattern[0], k.mT)), 2 * of_products),
         cells=rate(lambda: scores.softmax(dim=-1), cells),
         measured=rate(lambda: _measured(scores), cells),
-        # A new array each time, as models make them: the system hands out its pages anew.
+        # A new array each time, as in models: the system must provide new pages.
         bytes=rate(lambda: large + 1.0, 8 * large.numel()),
     )
 
@@ -416,7 +419,7 @@ def _measured(scores: Any) -> None:
 
 
 def rate(step: Callable[[], object], amount: float, rounds: int = 7) -> float:
-    """How much of something a step does in a second."""
+    """The amount per second that a step achieves."""
     from time import perf_counter
 
     step()
@@ -432,7 +435,7 @@ def rate(step: Callable[[], object], amount: float, rounds: int = 7) -> float:
 
 
 def table_of_comparison(found: Sequence[Compared]) -> "Table":
-    """Predicted beside measured."""
+    """The table of predicted and measured figures."""
     from rich.table import Table
 
     title = "The cost model beside measurements"
@@ -447,7 +450,7 @@ def table_of_comparison(found: Sequence[Compared]) -> "Table":
 
 
 def table_of_methods(name: str, model: Model, tokens: int, constants: Constants) -> "Table":
-    """What every method takes of a model."""
+    """The table of the cost of every method on a model."""
     from rich.table import Table
 
     title = f"{name}, {tokens:,} tokens"
@@ -467,7 +470,7 @@ def table_of_methods(name: str, model: Model, tokens: int, constants: Constants)
 
 
 def arguments() -> argparse.Namespace:
-    """What the command line asks for."""
+    """The arguments of the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--measure", action="store_true", help="measure the constants, and keep them in the results")
     parser.add_argument("--model", choices=list(KNOWN), help="predict every method on a model")
@@ -479,7 +482,7 @@ def arguments() -> argparse.Namespace:
 
 
 def main() -> None:
-    """Measures, compares, predicts."""
+    """Measures, compares or predicts."""
     from rich.console import Console
 
     chosen = arguments()

@@ -1,10 +1,10 @@
-"""What drift takes with a large vocabulary, and what attention between segments takes beside focus on a long text.
+"""Measures the cost of drift with a large vocabulary, and of attention between segments compared with focus.
 
     pip install -c constraints.txt .
     python benchmarks/drift_and_segments.py --json benchmarks/results/drift_and_segments.json
 
-Peak memory over what the process held before, each figure in a process of its own; times in turns, on an idle
-machine. Needs 8 GB of free memory and about 20 minutes on two cores.
+Peak memory is the growth over what the process held before, with a separate process for each figure; times are measured
+in turns, on an idle machine. Needs 8 GB of free memory and about 20 minutes on two cores.
 """
 
 import argparse
@@ -21,7 +21,7 @@ from rich.table import Table
 VOCABULARY: Final = (250_000, 1024)
 LONG: Final = 8192
 SEGMENT: Final = 16
-"""Tokens of a segment: 512 segments in the long text."""
+"""The number of tokens in a segment; the long text has 512 segments."""
 
 
 def with_large_vocabulary(family: str, length: int, position: bool) -> Callable[[], object]:
@@ -63,7 +63,7 @@ def on_long_text(what: str, length: int = LONG) -> Callable[[], object]:
 
 
 def growth_of(make: Callable[..., Callable[[], object]], *arguments: object) -> int:
-    """The growth of a step, in a process of its own."""
+    """The growth of memory during a step, in a separate process."""
     return memory_growth(make(*arguments))
 
 

@@ -1,9 +1,9 @@
-"""What the page of joint embeddings costs: size, making, opening, and frames while all heads move.
+"""Measures the page of joint embeddings: its size, the time to make and open it, and frame times while all heads move.
 
     python benchmarks/embedding_page.py --json embedding_page.json
 
-24 layers × 16 heads, 1,000 tokens (2,000 points a head), two texts of 50 tokens with their attention. Chromium draws
-in software, without a GPU, as `--disable-gpu` has it. On an idle machine. See benchmarks/README.md.
+24 layers × 16 heads, 1,000 tokens (2,000 points per head), two texts of 50 tokens with their attention. Chromium draws
+in software, without a GPU (`--disable-gpu`). On an idle machine. See benchmarks/README.md.
 """
 
 import argparse
@@ -24,7 +24,7 @@ from attnmech.methods.joint_embedding.page_data import EmbeddingHead, EmbeddingT
 LAYERS, HEADS, TEXTS, LENGTH = 24, 16, 20, 50
 MOVED: Final = ("all heads, scrolled", "plots x 3, scrolled", "head, turned")
 FRAME_TARGET: Final = 50.0
-"""Milliseconds that the median frame may take."""
+"""The median frame may take this many milliseconds."""
 FRAMES: Final = 100
 MOVING: Final = """async ([frames, sized]) => {
   const box = document.querySelector(".attnmech-embedding-matrix");
@@ -81,7 +81,7 @@ def made_view(dims: int) -> EmbeddingView:
 
 
 def frames_of(path: Path) -> dict[str, Any]:
-    """Milliseconds until the page is drawn, and of frames while it moves."""
+    """The time until the page is drawn, and the times of frames while it moves, in milliseconds."""
     from playwright import sync_api
 
     with sync_api.sync_playwright() as driver:

@@ -240,7 +240,7 @@ def rows_of_targets(title: str, costs: Mapping[str, Cost]) -> Iterator[tuple[str
 
 
 def arguments() -> argparse.Namespace:
-    """What the command line asks for."""
+    """The arguments of the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", help="a torch device; the accelerator that torch finds if left out")
     parser.add_argument("--minutes", type=float, default=8.0, help="no case is begun after that (default %(default)s)")

@@ -1,9 +1,10 @@
-"""How often attnmech's intervals cover, and how often its claims of many heads are false: docs/intervals.md.
+"""Measures how often attnmech's intervals cover, and how often its claims about many heads are false:
+docs/intervals.md.
 
     python benchmarks/interval_coverage.py --out docs/intervals.md
 
-Simulated effects, correlated 0.3 between heads, and the demo model's own: every head's ablation effect on 600 texts of
-its grammar, of which a few are drawn at a time. About half an hour on one core.
+Simulated effects, correlated 0.3 between heads, and the demo model's own: the ablation effects of all heads on 600
+texts of its grammar, from which a few texts are drawn at a time. About half an hour on one core.
 """
 
 import argparse
@@ -62,7 +63,7 @@ def simulated(runs: int) -> Iterator[str]:
 
 
 def found(runs: int) -> Iterator[str]:
-    """The rows of the table of effects that are found."""
+    """The rows of the table of effects that are detected."""
     rng = np.random.default_rng(1)
     for texts, heavy in track(list(product((5, 10, 20, 40), (False, True))), "power", transient=True):
         shares = []

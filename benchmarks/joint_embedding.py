@@ -1,11 +1,11 @@
-"""What a joint embedding costs: all heads of a 24 × 16 model by PCA, one head by t-SNE, UMAP, PaCMAP and openTSNE.
+"""Measures joint embeddings: all heads of a 24 × 16 model by PCA, one head by t-SNE, UMAP, PaCMAP and openTSNE.
 
     python benchmarks/joint_embedding.py --json joint_embedding.json
 
-Beside it, the recipe of AttentionViz on the same model and tokens: queries and keys by hooks on transformers' model,
-then, head by head, c from a grid by the weighted correlation, the shift, and scikit-learn's projection. It measures
-none of the rest (correlations after projection, trustworthiness, what the shift changes). The steps of one head time
-the projection alone.
+For comparison, it runs the recipe of AttentionViz on the same model and tokens: queries and keys by hooks on
+transformers' model, then, head by head, c from a grid by the weighted correlation, the shift, and scikit-learn's
+projection. The recipe computes nothing else (no correlations after projection, no trustworthiness, no effect of the
+shift). The steps for one head time only the projection.
 """
 
 import argparse
@@ -30,7 +30,7 @@ TOKENS: Final = 5_034
 """AttentionViz's demo shows 5,034 tokens of 87 sentences."""
 
 TARGETS: Final = {"pca, all heads": 60.0, "pacmap": 30.0, "tsne": 90.0}
-"""Seconds on two cores."""
+"""Targets in seconds, on two cores."""
 
 GRID: Final = 2.0 ** np.linspace(-3, 3, 25)
 Array = NDArray[Any]
@@ -48,7 +48,7 @@ def texts(count: int) -> "list[Tensor]":
 
 
 def recipe(model: Any, given: "list[Tensor]", projection: Callable[[Array], Array]) -> Any:
-    """AttentionViz's steps on transformers' BLOOM: text by text, then head by head."""
+    """The steps of AttentionViz on transformers' BLOOM: text by text, then head by head."""
     import torch
 
     kept: list[list[Tensor]] = [[] for _ in model.base_model.h]
@@ -96,7 +96,7 @@ def _criterion(pairs: list[tuple[Array, Array]], q: Array, k: Array, c: float) -
 
 
 def steps(model: Any, plain: Any, given: "list[Tensor]", tokens: int) -> dict[str, Callable[[], Any]]:
-    """What is timed, by name."""
+    """The timed steps, by name."""
     import torch
     from sklearn.decomposition import PCA
     from sklearn.manifold import TSNE
@@ -106,7 +106,8 @@ def steps(model: Any, plain: Any, given: "list[Tensor]", tokens: int) -> dict[st
 
     found = am.joint_embedding(model, given[:40], heads=[(0, 5)], sample=tokens)
     rng = np.random.default_rng(0)
-    # As many points as all texts have, around those of some: what a projection costs depends on their number.
+    # The points of some texts, repeated to the number of all texts' points: the cost of a projection depends on the
+    # number.
     drawn = found.vectors[0][rng.integers(0, len(found.vectors[0]), 2 * tokens)]
     vectors = drawn + 0.1 * torch.from_numpy(rng.normal(size=drawn.shape)).to(drawn)
 

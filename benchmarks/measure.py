@@ -1,4 +1,4 @@
-"""What a step costs: its peak memory, in a process of its own, and its time, in turns with other steps."""
+"""Measures a step: its peak memory, in a separate process, and its time, in turns with other steps."""
 
 import ctypes
 import gc
@@ -22,13 +22,13 @@ T = TypeVar("T")
 
 
 class StepError(Exception):
-    """A step did not come through; the message is short enough for a table."""
+    """A step failed; the message is short enough for a table."""
 
 
 def in_own_process(function: Callable[..., T], *arguments: object) -> T:
     """The function's result, from a fresh process that ends with it.
 
-    Raises `StepError` where the function raises or its process is killed.
+    Raises `StepError` if the function raises or its process is killed.
     """
     with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
         try:
@@ -40,16 +40,16 @@ def in_own_process(function: Callable[..., T], *arguments: object) -> T:
 def _with_short_errors(function: Callable[..., T], *arguments: object) -> T:
     try:
         return function(*arguments)
-    except Exception as error:  # the peers' errors may be of classes that cannot cross to another process
+    except Exception as error:  # errors of other libraries may not be picklable
         raise StepError(f"{type(error).__name__}: {error}".splitlines()[0]) from None
 
 
 def memory_growth(step: Step) -> int:
     """Bytes by which the process grows at the peak of the step, over what it holds before; Linux only."""
     gc.collect()
-    # What was freed while loading and is still held by the C library would hide as much of the step's growth.
+    # Memory that was freed while loading, but is still held by the C library, would hide growth of the step.
     ctypes.CDLL(None).malloc_trim(0)
-    Path("/proc/self/clear_refs").write_text("5")  # VmHWM starts again from here
+    Path("/proc/self/clear_refs").write_text("5")  # resets VmHWM, the peak
     before = _status("VmRSS")
     step()
     return _status("VmHWM") - before
@@ -61,7 +61,7 @@ def _status(field: str) -> int:
 
 
 def alternating_times(steps: Mapping[str, Step], repeats: int) -> dict[str, list[float]]:
-    """Seconds of each step in each round; all steps take their turn before the first has its next."""
+    """Seconds of each step in each round; in a round, every step runs once."""
     times: dict[str, list[float]] = {name: [] for name in steps}
     for _ in range(repeats):
         for name, step in steps.items():
@@ -69,19 +69,19 @@ def alternating_times(steps: Mapping[str, Step], repeats: int) -> dict[str, list
             start = perf_counter()
             result = step()
             times[name].append(perf_counter() - start)
-            del result  # let go here, outside the timed part
+            del result  # freed here, outside the timed part
     return times
 
 
 def installed(contenders: Mapping[str, object], module_of: Mapping[str, str]) -> list[str]:
-    """The contenders whose library is installed; `module_of` names the module of each that needs one."""
+    """The contenders whose libraries are installed; `module_of` names the module that a contender needs."""
     return [name for name in contenders if name not in module_of or find_spec(module_of[name]) is not None]
 
 
 def write(
     path: Path | None, about: Mapping[str, object], settings: Any, tables: Iterable[Table], **raw: object
 ) -> None:
-    """Every figure, and the tables that were printed, from which `tables.py` makes those of README.md."""
+    """Writes all figures and the printed tables, from which `tables.py` makes the tables of README.md."""
     if path is None:
         return
     kept = {name: str(value) if isinstance(value, Path) else value for name, value in vars(settings).items()}
@@ -102,7 +102,9 @@ def _data_of(table: Table) -> dict[str, object]:
 
 
 def machine(packages: Iterable[str]) -> dict[str, object]:
-    """Where and with what is measured. A load average above 0 at the start says that others use the cores too."""
+    """Describes the machine and the packages. A load average above 0 at the start shows that others use the cores
+    too.
+    """
     cpu = [
         line.split(":")[1].strip() for line in Path("/proc/cpuinfo").read_text().splitlines() if "model name" in line
     ]

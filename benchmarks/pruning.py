@@ -1,11 +1,11 @@
-"""What `prune_heads` takes with streams kept from step to step, and what it takes without.
+"""Measures `prune_heads` with and without streams that are kept from step to step.
 
     pip install -c constraints.txt .
     python benchmarks/pruning.py --json benchmarks/results/pruning.json
 
-Each step measures every remaining head together with those removed before. With nothing shared, each measurement is a
-whole pass; between the two, it begins at the first block that has a removed head. All find the same order, or nothing
-is printed. On an idle machine; the defaults take five minutes on two cores.
+Each step measures every remaining head together with those removed before. In the slowest way, each measurement is a
+whole pass; in the intermediate way, it begins at the first block with a removed head. All ways must find the same
+order, or nothing is printed. On an idle machine; the defaults take five minutes on two cores.
 """
 
 import argparse
@@ -44,7 +44,7 @@ class Row:
 
 
 def times_of(shape: str, layers: int, tokens: int, steps: int, repeats: int) -> dict[str, list[float]]:
-    """Seconds of each way, in turns; in a process of their own."""
+    """Seconds of each way, measured in turns, in a separate process."""
     import attnmech as am
     from attnmech.runs.engine import Engine
 
@@ -76,7 +76,7 @@ def _never(*_: object, **__: object) -> bool:
 
 
 def table_of(rows: list[Row]) -> Table:
-    """All ways beside each other."""
+    """The table that compares all ways."""
     one = rows[0]
     title = f"{SHAPES[one.shape].title} of {one.layers} layers, {one.prompts} prompts of {one.tokens} tokens"
     table = Table(f"{one.steps} steps", title=title, title_justify="left")
@@ -90,7 +90,7 @@ def table_of(rows: list[Row]) -> Table:
 
 
 def main() -> None:
-    """Measures, prints, writes."""
+    """Measures, prints and writes the results."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--shape", choices=SHAPES, default="gpt2")
     parser.add_argument("--layers", type=int, default=12)

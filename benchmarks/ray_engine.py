@@ -1,12 +1,12 @@
-"""What Ray's workers cost beside one process: a pass over a corpus with 1 and 2 workers, merging, and growth.
+"""Compares Ray's workers with one process: a pass over a corpus with 1 and 2 workers, merging, and memory growth.
 
     pip install -c constraints.txt '.[ray]'
     python benchmarks/ray_engine.py --json ray_engine.json
 
-On two cores, with the demo model and texts of its grammar. Threads are divided fairly: one process beside one worker
-with as many, one or two, and two workers with one each. Seconds are of the wall and, beside them, of the CPU, in all
-processes that take part: on a machine that others use, only the latter can be compared. Starting Ray and the workers is
-measured apart.
+On two cores, with the demo model and texts of its grammar. Comparisons use equal numbers of threads: one process with
+one worker, both with one or two threads, and with two workers of one thread each. Times are wall-clock seconds and CPU
+seconds over all processes; on a shared machine, only the CPU seconds can be compared. Starting Ray and the workers is
+measured separately.
 """
 
 import argparse
@@ -33,12 +33,12 @@ from attnmech.runs.stream import Streaming
 CORES = 2
 TICK = os.sysconf("SC_CLK_TCK")
 PARTS = 1000
-"""How many partial results are merged."""
+"""The number of partial results that are merged."""
 
 
 @dataclass(frozen=True)
 class Cost:
-    """What one run took."""
+    """The cost of one run."""
 
     engine: str
     documents: int
@@ -50,23 +50,23 @@ class Cost:
     """CPU seconds of the driver and its workers, without the start."""
     driver_cpu: float
     driver_growth_mb: float
-    """By how much the driver's memory grew at its peak."""
+    """The growth of the driver's memory at its peak."""
 
 
 def texts(count: int) -> Iterator[str]:
-    """Documents of the demo grammar; every block of them has a seed of its own."""
+    """Documents of the demo grammar; every block of documents has a different seed."""
     for first in range(0, count, 500):
         yield from documents(min(500, count - first), seed=first)
 
 
 def seconds_of(processes: list[int]) -> float:
-    """CPU seconds of processes so far."""
+    """The CPU seconds that processes have used so far."""
     fields = [Path(f"/proc/{each}/stat").read_text().rsplit(") ", 1)[1].split() for each in processes]
     return sum(int(each[11]) + int(each[12]) for each in fields) / TICK
 
 
 def own_seconds() -> float:
-    """CPU seconds of this process so far."""
+    """The CPU seconds that this process has used so far."""
     used = resource.getrusage(resource.RUSAGE_SELF)
     return used.ru_utime + used.ru_stime
 
@@ -102,7 +102,7 @@ def measured(name: str, model: am.HookedModel, count: int, engine: am.Ray | None
 
 
 def merging(model: am.HookedModel) -> dict[str, float]:
-    """What merging partial results as a worker does takes, for one merge and for a tree of 1,000."""
+    """The time to merge partial results as a worker does, for one merge and for a tree of 1,000."""
     work = Streaming(model, (am.results.AttentionFocus.reducer(),), model.stack(), None)
     reduce = Reducing.of(work).at(model)
     parts = [part for part, _ in zip(batches(texts(512), model), range(2), strict=False)]
@@ -117,7 +117,9 @@ def merging(model: am.HookedModel) -> dict[str, float]:
 
 
 def costs_of(model: am.HookedModel, sizes: Sequence[int]) -> list[Cost]:
-    """One process beside one worker with as many threads; then two workers on each corpus."""
+    """The costs of one process and of one worker with the same number of threads, then of two workers, on each
+    corpus.
+    """
     costs = []
     for threads in range(1, CORES + 1):
         torch.set_num_threads(threads)
@@ -131,7 +133,7 @@ def costs_of(model: am.HookedModel, sizes: Sequence[int]) -> list[Cost]:
 
 
 def table_of(costs: Sequence[Cost]) -> Table:
-    """What each run took; the ratios are beyond the start."""
+    """The table of the costs of each run; ratios leave out the start."""
     table = Table(title="Attention focus over a corpus, demo model")
     for column in (
         "",
@@ -152,7 +154,9 @@ def table_of(costs: Sequence[Cost]) -> Table:
 
 
 def targets_of(costs: Sequence[Cost], merges: Mapping[str, float]) -> Table:
-    """One worker beside one process, the cost of a document in the longest corpus, and merging."""
+    """The table of targets: one worker against one process, the cost per document in the longest corpus, and
+    merging.
+    """
     table = Table("", "at most", "measured", title="Targets")
     for here, there in zip(costs[: 2 * CORES : 2], costs[1 : 2 * CORES : 2], strict=True):
         ratios = f"{there.wall / here.wall:.2f} (CPU {there.cpu / here.cpu:.2f})"

@@ -1,4 +1,6 @@
-"""Models of known shapes with random weights: what a pass costs does not depend on what the weights say."""
+"""Builds models of known shapes with random weights: the cost of a pass does not depend on the values of the
+weights.
+"""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -10,12 +12,14 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 N_VOCAB: Final = 8_000
-"""Small, so that the logits do not drown what attention costs."""
+"""A small vocabulary, so that the logits do not outweigh the cost of attention."""
 
 
 @dataclass(frozen=True)
 class Shape:
-    """A transformers model to be: its classes and the options of its config, under the architecture's own names."""
+    """The recipe for a transformers model: its classes and the options of its config, under the architecture's own
+    names.
+    """
 
     name: str
     title: str
@@ -25,7 +29,7 @@ class Shape:
     """The config's name for the number of layers."""
     options: Mapping[str, Any]
     positions: str = ""
-    """The config's name for the number of positions, where the architecture limits it."""
+    """The config's name for the number of positions, if the architecture limits it."""
 
 
 SHAPES: Final = {
@@ -51,7 +55,9 @@ SHAPES: Final = {
 
 
 def build(shape: Shape, tokens: int, layers: int | None = None) -> "PreTrainedModel":
-    """The model in float32 and eval mode, with positions for so many tokens; the same weights in every process."""
+    """The model in float32 and eval mode, with positions for this many tokens, and the same weights in every
+    process.
+    """
     import torch
     import transformers
 
@@ -74,7 +80,7 @@ def token_ids(tokens: int) -> "Tensor":
 
 
 def sharing_copy(model: "PreTrainedModel") -> "PreTrainedModel":
-    """A copy of the modules on the same parameters and buffers, for whoever rewrites a model in place."""
+    """A copy of the modules that shares parameters and buffers, for libraries that rewrite a model in place."""
     import copy
 
     return copy.deepcopy(model, {id(tensor): tensor for tensor in chain(model.parameters(), model.buffers())})

@@ -1,9 +1,9 @@
-"""What streaming costs beside a plain pass and beside the peers: time and peak memory.
+"""Compares the time and the peak memory of streaming with a plain pass and with other libraries.
 
     pip install -c constraints.txt . -r benchmarks/requirements.txt
     python benchmarks/streaming.py --json streaming.json
 
-Prints a table for each shape and length, and the targets with what was measured. On an idle machine; the defaults
+Prints a table for each shape and length, and the targets with the measured figures. On an idle machine; the defaults
 need about 20 GB of free memory and about an hour and a half on two cores; `--no-peers --layers 6` less than a tenth of
 that. What is and is not measured: benchmarks/README.md.
 """
@@ -26,7 +26,7 @@ from shapes import SHAPES, Shape, build, token_ids
 
 PACKAGES = ("attnmech", "torch", "transformers", "transformer-lens", "nnsight")
 WARM_UP = 16
-"""Tokens of a first, unmeasured step, so that nobody pays for what is set up once in a process."""
+"""The tokens of a first, unmeasured step, so that no contender's time includes what a process sets up once."""
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class Case:
     shape: Shape
     tokens: int
     layers: int | None
-    """In place of the shape's own number of layers."""
+    """Replaces the shape's own number of layers; None keeps it."""
 
     @property
     def model_title(self) -> str:
@@ -45,22 +45,22 @@ class Case:
 
     @property
     def title(self) -> str:
-        """What stands over its table."""
+        """The title of the case's table."""
         return f"{self.model_title}, {self.tokens} tokens"
 
 
 @dataclass(frozen=True)
 class Row:
-    """What one contender took for one case."""
+    """The cost of one contender in one case."""
 
     shape: str
     tokens: int
     contender: str
     growth: int | None
-    """Bytes of peak memory over the loaded model."""
+    """Peak memory in excess of the loaded model, in bytes."""
     seconds: Sequence[float]
     failure: str = ""
-    """Why there is no figure."""
+    """Why there is no figure; empty if there is one."""
 
     @property
     def time(self) -> float | None:
@@ -78,12 +78,12 @@ class Target:
 
     @property
     def verdict(self) -> str:
-        """Whether it is reached."""
+        """Whether the target is met."""
         return "not measured" if self.measured is None else "reached" if self.measured <= self.limit else "MISSED"
 
 
 def growth_of(case: Case, contender: str) -> int:
-    """The memory of one contender's step; in a process of its own."""
+    """The memory of one contender's step, in a separate process."""
     step = CONTENDERS[contender](build(case.shape, case.tokens, case.layers))
     ids = token_ids(case.tokens)
     step(ids[:, :WARM_UP])
@@ -91,7 +91,7 @@ def growth_of(case: Case, contender: str) -> int:
 
 
 def times_of(case: Case, contenders: Sequence[str], repeats: int) -> dict[str, list[float]]:
-    """The times of all contenders' steps, in turns; in a process of their own, on one set of weights."""
+    """The times of all contenders' steps, measured in turns, in a separate process, on one set of weights."""
     model = build(case.shape, case.tokens, case.layers)
     ids = token_ids(case.tokens)
     steps = {name: CONTENDERS[name](model) for name in contenders}
@@ -101,7 +101,7 @@ def times_of(case: Case, contenders: Sequence[str], repeats: int) -> dict[str, l
 
 
 def measure(case: Case, contenders: Sequence[str], repeats: int, console: Console) -> list[Row]:
-    """Memory first: who has no memory figure is not timed, and says why."""
+    """Measures memory first; a contender without a memory figure is not timed, and its row says why."""
     growth, failures = {}, {}
     for name in contenders:
         with console.status(f"{case.title}: memory of {name}"):
@@ -122,12 +122,12 @@ def measure(case: Case, contenders: Sequence[str], repeats: int, console: Consol
 
 
 def ratio(of: float | None, to: float | None) -> float | None:
-    """One figure over another, where both were measured."""
+    """The ratio of two figures; None unless both were measured."""
     return None if of is None or to is None else of / to
 
 
 def targets(rows: Sequence[Row], shape: str, middle: int = 2048, long: int = 8192) -> list[Target]:
-    """What streaming should reach on a shape."""
+    """The targets for streaming on a shape."""
     found = {(row.contender, row.tokens): row for row in rows if row.shape == shape}
 
     def time(of: str, to: str, tokens: int) -> float | None:
@@ -173,7 +173,7 @@ def table_of(case: Case, rows: Sequence[Row]) -> Table:
 
 
 def table_of_targets(title: str, wanted: Sequence[Target]) -> Table:
-    """Each target beside what was measured."""
+    """The table of targets and measured ratios."""
     table = Table("target", "at most", "measured", "", title=f"{title}: targets", title_justify="left")
     for target in wanted:
         table.add_row(target.name, written(target.limit, 3), written(target.measured, 3), target.verdict)
@@ -181,12 +181,12 @@ def table_of_targets(title: str, wanted: Sequence[Target]) -> Table:
 
 
 def written(value: float | None, digits: int) -> str:
-    """A number for a table, empty where there is none."""
+    """A number for a table; empty for None."""
     return "" if value is None else f"{value:.{digits}f}"
 
 
 def arguments() -> argparse.Namespace:
-    """What the command line asks for."""
+    """The arguments of the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--tokens", type=int, nargs="+", default=[512, 2048], help="lengths for all contenders")
     parser.add_argument("--ours-to", type=int, default=8192, help="a further length for attnmech alone, once; 0: none")
@@ -200,7 +200,7 @@ def arguments() -> argparse.Namespace:
 
 
 def main() -> None:
-    """Measures, prints, writes."""
+    """Measures, prints and writes the results."""
     chosen = arguments()
     os.environ |= {"OMP_NUM_THREADS": str(chosen.threads), "HF_HUB_OFFLINE": "1"}
     console = Console(width=None if Console().is_terminal else 150)

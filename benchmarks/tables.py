@@ -1,10 +1,10 @@
-"""The measured tables of README.md, from what the benchmarks wrote.
+"""Updates the measured tables of README.md from the results that the benchmarks wrote.
 
     python benchmarks/tables.py
 
-Each benchmark's `--json` holds the tables that it printed, beside every figure. In README.md, what stands between
-`<!-- results/NAME.json -->` and `<!-- end -->` is replaced by those of `benchmarks/results/NAME.json`; all other text
-is written by hand. A test fails where the two differ.
+The `--json` file of a benchmark holds all figures and the printed tables. In README.md, the tables of
+`benchmarks/results/NAME.json` replace the text between `<!-- results/NAME.json -->` and `<!-- end -->`; all other text
+is written by hand. A test fails if the two differ.
 """
 
 import json
@@ -20,7 +20,7 @@ _ABOUT: Final = ("cpu", "cores", "load_average", "python")
 
 
 def of_readme(text: str, results: Path = HERE / "results") -> str:
-    """The README with its tables made anew.
+    """The README with its tables replaced.
 
     Raises `ValueError` for results that it does not show.
     """
@@ -42,7 +42,7 @@ def _section(name: str, results: Path) -> str:
 
 
 def _in_words(data: Mapping[str, Any]) -> str:
-    """Where and with what, in one line."""
+    """The machine and the packages, in one line."""
     if "note" in data:
         return str(data["note"])
     about, settings = data["machine"], data.get("settings", {})

@@ -1,12 +1,12 @@
-"""What attention views cost: size, building and opening, for attnmech's model view, CircuitsVis and BertViz.
+"""Measures attention views (size, building, opening): attnmech's model view, CircuitsVis and BertViz.
 
     pip install -c constraints.txt . -r benchmarks/requirements.txt
     pip install --no-deps bertviz==1.4.1
     python benchmarks/views.py --json views.json
 
 Every contender makes a page of the same patterns, from a NumPy array to a file. The page opens in Chromium without a
-network, and is interactive once what it shows has been drawn and a click on its second head has been answered. BertViz
-is blank without d3, jQuery and RequireJS from a CDN; `--libraries FOLDER` answers these three requests from files
+network, and counts as interactive once it has drawn its contents and answered a click on its second head. BertViz is
+blank without d3, jQuery and RequireJS from a CDN; `--libraries FOLDER` answers these three requests from files
 (`d3.min.js`, `jquery.min.js`, `require.min.js`). On an idle machine. See benchmarks/README.md.
 """
 
@@ -30,16 +30,16 @@ from rich.table import Table
 
 PACKAGES = ("attnmech", "circuitsvis", "bertviz", "torch", "playwright")
 SHAPES: Final = {"12 x 128²": (1, 12, 128), "16 x 512²": (1, 16, 512), "24 x 16 x 256²": (24, 16, 256)}
-"""Layers, heads and tokens."""
+"""The numbers of layers, heads and tokens."""
 OURS: Final = "attnmech, model_view"
 SIZE_TARGET: Final = ("16 x 512²", "CircuitsVis, attention_heads", 10.0)
-"""So many times attnmech's size the peer's must be at this shape."""
+"""The other view's file must be at least this many times as large as attnmech's at this shape."""
 FRAME_TARGET: Final = 50.0
-"""Milliseconds that the median frame of the largest view may take."""
+"""The median frame of the largest view may take this many milliseconds."""
 LIMIT: Final = 60
-"""Seconds after which a page counts as one that does not open."""
+"""A page that needs more seconds than this counts as not opening."""
 MEMORY: Final = 8.0
-"""GB that the browser may take meanwhile."""
+"""The memory that the browser may use to open a page, in GB."""
 PATTERNS: Final = (
     "Patterns: causal softmax of scores drawn from N(0, 1.5²), with seed 0; head h of H loses 2^(-8 h / (H - 1)) a "
     "token of distance, as with ALiBi, and the first key gains 6 l / L - 1 in layer l of L, a sink that grows."
@@ -65,7 +65,7 @@ def pattern_of(layers: int, heads: int, tokens: int) -> Pattern:
 
 
 def tokens_of(count: int) -> list[str]:
-    """A text of so many words."""
+    """A text of this many words."""
     words = TEXT.split()
     return [("" if place == 0 else " ") + words[place % len(words)] for place in range(count)]
 
@@ -75,11 +75,11 @@ def tokens_of(count: int) -> list[str]:
 
 @dataclass(frozen=True)
 class Contender:
-    """How a page is made, and how a script in it finds out that it is interactive."""
+    """How a page is made, and how a script in it detects that it is interactive."""
 
     write: Callable[[Pattern, list[str], Path], object]
     target: str
-    """JavaScript: what to click once all is drawn, or null."""
+    """JavaScript: the element to click once everything is drawn, or null before that."""
     answered: str
     """JavaScript: whether that click, on `target`, has changed the view."""
     fetches: bool = False
@@ -94,7 +94,7 @@ def write_attnmech(pattern: Pattern, tokens: list[str], path: Path) -> None:
 
 
 def write_circuitsvis(pattern: Pattern, tokens: list[str], path: Path) -> None:
-    """CircuitsVis has one axis of heads, and HTML that needs no network."""
+    """CircuitsVis takes one axis of heads, and its HTML needs no network."""
     from circuitsvis.attention import attention_heads
 
     html = attention_heads(pattern.reshape(-1, *pattern.shape[2:]), tokens).local_src
@@ -102,7 +102,7 @@ def write_circuitsvis(pattern: Pattern, tokens: list[str], path: Path) -> None:
 
 
 def write_bertviz(pattern: Pattern, tokens: list[str], path: Path, *, view: str) -> None:
-    """BertViz takes one tensor a layer, with a batch axis."""
+    """BertViz takes one tensor per layer, with a batch axis."""
     import bertviz
     import torch
 
@@ -174,7 +174,7 @@ PROBE: Final = """(() => {
         window.interactive = performance.now();
     }, 10);
 })()"""
-"""Runs before the page does; looks every 10 milliseconds, and clicks once."""
+"""JavaScript that runs before the page's own: it checks every 10 milliseconds, and clicks once."""
 
 FRAMES: Final = """() => {
     window.frames = [];
@@ -193,7 +193,7 @@ FRAMES: Final = """() => {
 
 @contextmanager
 def opened(libraries: Path | None, probe: str = "") -> Iterator[Any]:
-    """A page of a browser of its own, where every request but those for files of this machine fails."""
+    """A page in a separate browser, in which every request fails except those for local files."""
     from playwright.sync_api import sync_playwright
 
     def answer(route: Any) -> None:
@@ -219,7 +219,7 @@ def opened(libraries: Path | None, probe: str = "") -> Iterator[Any]:
 
 
 def seconds_to_interactive(contender: Contender, path: Path, libraries: Path | None) -> float | str:
-    """From the start of the navigation to the answered click; the limit that the page went over instead."""
+    """The time from the start of the navigation to the answered click; if a limit is exceeded, its name instead."""
     from playwright.sync_api import Error
 
     probe = PROBE.replace("TARGET", contender.target).replace("ANSWERED", contender.answered)
@@ -235,7 +235,9 @@ def seconds_to_interactive(contender: Contender, path: Path, libraries: Path | N
 
 @contextmanager
 def within_limits(passed: list[str]) -> Iterator[None]:
-    """Ends this process's browsers when they take too long or too much, and says which: busy, they answer nobody."""
+    """Ends this process's browsers if they exceed the time or memory limit, and says which; busy browsers do not
+    respond.
+    """
     import psutil
 
     done = Event()
@@ -317,7 +319,7 @@ class Row:
 
 
 def rows_of(shape: str, folder: Path, repeats: int, libraries: Path | None) -> list[Row]:
-    """Builds and opens every contender, in turns; one whose page does not open is not opened again."""
+    """Builds and opens every contender's page, in turns; a page that does not open is not opened again."""
     layers, heads, count = SHAPES[shape]
     pattern, tokens = pattern_of(layers, heads, count), tokens_of(count)
     paths = {name: folder / f"{name.replace(', ', '-')}.html" for name in CONTENDERS}
@@ -361,7 +363,7 @@ def table_of(shape: str, rows: list[Row]) -> Table:
 
 
 def arguments() -> argparse.Namespace:
-    """What the command line asks for."""
+    """The arguments of the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--shapes", nargs="+", choices=SHAPES, default=list(SHAPES), metavar="SHAPE")
     parser.add_argument("--repeats", type=int, default=3, help="rounds (default %(default)s)")
@@ -371,7 +373,7 @@ def arguments() -> argparse.Namespace:
 
 
 def main() -> None:
-    """Measures, prints, writes."""
+    """Measures, prints and writes the results."""
     chosen = arguments()
     os.environ |= {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
     console = Console(width=None if Console().is_terminal else 150)

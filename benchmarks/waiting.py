@@ -1,4 +1,4 @@
-"""What people wait for: imports, the command's help, reports, their pages, and frames while a page scrolls.
+"""Measures waiting times: imports, the command's help, reports, their pages, and frames while a page scrolls.
 
     python benchmarks/waiting.py --json waiting.json
 

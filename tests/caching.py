@@ -1,4 +1,4 @@
-"""A cache for tests, by what a call says and not by how it says it."""
+"""A cache for tests, whose key is the meaning of a call, not how its arguments are written."""
 
 import functools
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""Annotations checked at every call, as jaxtyping's import hook has them checked, in a fraction of its time.
+"""Checks annotations at every call, as jaxtyping's import hook does, in a fraction of the time.
 
 jaxtyping's own decorator binds every call's arguments to a signature and checks them twice, for its messages. Here
 beartype checks arguments and value once, in jaxtyping's scope of axis names; jaxtyping's decorator only says what was

@@ -1,4 +1,4 @@
-"""What holds for every test: no network, annotated tensors checked at every call, one thread."""
+"""Set-up of every test: no network, annotated tensors checked at every call, one thread."""
 
 import os
 import sys

@@ -1,4 +1,4 @@
-"""Reducers that count how often a document comes, for runs in which something ends in the middle."""
+"""Reducers that count how often each document is seen, for tests of interrupted runs."""
 
 import os
 import signal

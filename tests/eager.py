@@ -1,4 +1,4 @@
-"""What transformers says of a text, in eager attention: the reference for trained decoders of Llama's layout."""
+"""transformers' results for a text in eager attention: the reference for trained decoders of Llama's layout."""
 
 from collections.abc import Callable
 from typing import Any

@@ -1,4 +1,4 @@
-"""What a map of layers × heads shows."""
+"""Reads the numbers that a map of layers × heads shows."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Small transformers models with random weights, no two axes of one length, and what tests ask of them.
+"""Small transformers models with random weights, in which no two axes have the same length, with helpers for tests.
 
 Every parameter is random: biases and norm weights too, so that nothing that is wrong can hide behind a zero.
 """

@@ -1,4 +1,4 @@
-"""The notebooks of `examples/` with their outputs; each runs once, also for several processes."""
+"""The notebooks of `examples/` with their outputs; each runs only once, even for several processes."""
 
 import hashlib
 import os

@@ -1,4 +1,4 @@
-"""The patterns of English that the project does not write, and where they stand.
+"""Finds patterns of English that the project avoids.
 
 Run on files or folders, it prints each place: `python tests/prose.py attnmech docs README.md`.
 """

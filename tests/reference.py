@@ -1,4 +1,4 @@
-"""The same quantities once more, from state dicts, with loops and matrix products only: nothing of attnmech."""
+"""The same quantities computed independently of attnmech: from state dicts, with loops and matrix products only."""
 
 import math
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""What cannot be used is refused in one line of an error of ours, whatever is given where.
+"""Every invalid argument of every call raises one of attnmech's errors, in one line.
 
 Every case is a call, the class of its error, and words of its message. Annotations are not checked here: these calls
 see what a user sees who runs without such checks.

@@ -1,4 +1,4 @@
-"""The worked examples run, and say what their docstrings promise."""
+"""The examples run, and print what their docstrings promise."""
 
 import importlib.util
 import sys

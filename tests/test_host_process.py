@@ -1,4 +1,4 @@
-"""What attnmech leaves alone: its host process, and what other libraries keep to themselves."""
+"""attnmech leaves its host process alone, and uses no private names of other libraries."""
 
 import ast
 import os

@@ -1,4 +1,4 @@
-"""The numbers that every method gave on the demo model in November 2026: whatever is rebuilt, they stay.
+"""The numbers that every method gave on the demo model in November 2026: they must not change when code is rewritten.
 
 `python tests/test_numbers.py` writes them anew, where a number was wrong and had to change.
 """

@@ -1,4 +1,4 @@
-"""The English of the project: `prose.py` finds what it should, and the package and its pages hold none of it."""
+"""The English of the project: `prose.py` finds planted patterns, and finds none in the package and its pages."""
 
 import json
 from pathlib import Path

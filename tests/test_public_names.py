@@ -1,4 +1,4 @@
-"""The public names: few at the top, the others in modules that say so, all imported on first use."""
+"""Public names: a few at the top, the others in named modules, all imported on first use."""
 
 import subprocess
 import sys

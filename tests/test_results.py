@@ -1,4 +1,4 @@
-"""What all results share: files written whole or not at all, and read back without a model."""
+"""All results: files are written whole or not at all, and are read back without a model."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,5 @@
-"""What `acts.show` shows: the right view, axes and tokens of every point, on decoders, encoders and two stacks."""
+"""`acts.show` shows every point with the right view, axes and tokens, on decoders, encoders and models with two
+stacks."""
 
 import json
 from typing import Any

@@ -1,4 +1,4 @@
-"""Files are written whole or not at all, through links, and nowhere but where a regular file can stand."""
+"""Files are written whole or not at all, through links, and only at paths where a regular file can be."""
 
 import os
 import socket

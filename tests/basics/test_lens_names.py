@@ -1,4 +1,4 @@
-"""Someone who writes TransformerLens's names is told ours, and ours exist."""
+"""Errors about TransformerLens's names give attnmech's names, and these names exist."""
 
 import copy
 import re

@@ -1,4 +1,4 @@
-"""Public calls raise `InputError` for wrong arguments; a name has one meaning and one place in all of them."""
+"""Public calls raise `InputError` for wrong arguments; an argument has the same meaning and position in all of them."""
 
 import inspect
 from collections import defaultdict

@@ -1,4 +1,4 @@
-"""Signatures of public functions can be read, and say the truth."""
+"""Signatures of public functions are readable, and correct."""
 
 import inspect
 import pydoc

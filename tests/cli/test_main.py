@@ -1,4 +1,4 @@
-"""The command line: what it prints, what it writes, and what it says of a mistake."""
+"""The command line: its output, its files, and its messages about mistakes."""
 
 import importlib
 import json

@@ -1,4 +1,5 @@
-"""Choices cost what they are worth, and every text has one derivation, so what they cost is −ln p of the text."""
+"""Each choice costs −ln of its probability, and every text has one derivation, so the total cost is −ln p of the
+text."""
 
 import math
 from collections import Counter

@@ -1,4 +1,4 @@
-"""The grammar keeps its word: relations point at what they name, and each text has one right answer."""
+"""Relations of the grammar point at the words that they name, and each text has one right answer."""
 
 from random import Random
 from typing import get_args

@@ -1,4 +1,4 @@
-"""Training is seeded, its sequences are what they claim to be, and its folder loads."""
+"""Training is reproducible by its seed, its sequences are correct, and its folder loads."""
 
 import math
 from dataclasses import replace

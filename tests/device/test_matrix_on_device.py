@@ -1,4 +1,5 @@
-"""A model on other devices than the CPU, one or two, gives what it gives there: `fake_device.py`, in processes.
+"""A model on one or two devices other than the CPU gives the same results as on the CPU: `fake_device.py`, in
+processes.
 
 Every model makes a few calls that all share, and its turn of the others; so it is on a device that refuses float64, as
 Apple's MPS does.

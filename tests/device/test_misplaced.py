@@ -1,4 +1,4 @@
-"""Tensors that lie on another device than the model, and devices that are not there: `misplaced.py`, in a process."""
+"""Tensors on a different device from the model's, and devices that do not exist: `misplaced.py`, in a process."""
 
 import json
 import os

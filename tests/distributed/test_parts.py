@@ -1,4 +1,4 @@
-"""The tree in which results are merged, and what becomes of documents on which workers end; without Ray."""
+"""Without Ray: the tree in which results are merged, and the handling of documents on which workers end."""
 
 import random
 from typing import Any

@@ -1,4 +1,4 @@
-"""The model view: what it carries is what was given, and a browser shows the numbers of the head that was chosen."""
+"""The model view holds the given numbers, and a browser shows those of the selected head."""
 
 import zlib
 from base64 import b64decode

@@ -1,4 +1,4 @@
-"""A chart filled for a choice is the figure of that head; slots keep, subtract and write out what they are told."""
+"""A chart filled for a selected head equals the figure of that head; slots store, subtract and print their values."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""CircuitsVis's views: the props against the arrays, and in a real browser text that stays text."""
+"""CircuitsVis's views: the props equal the arrays, and in a real browser text stays text."""
 
 import json
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""What a page or a notebook's outputs carry: each script once, and again with the cell that carries it."""
+"""A page or a notebook's outputs hold each script once, and still do if the cell that holds it runs again."""
 
 import importlib
 import re

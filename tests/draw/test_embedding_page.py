@@ -1,4 +1,4 @@
-"""The page of joint embeddings: it carries what was given, and a browser shows the numbers of what is chosen."""
+"""The page of joint embeddings holds the given numbers, and a browser shows those of the selection."""
 
 import json
 from base64 import b64decode

@@ -1,4 +1,4 @@
-"""A figure shows itself in a notebook as a view, and stays plotly's own in every other way."""
+"""A notebook shows a figure as a view; in every other way it stays a plotly figure."""
 
 import json
 import pickle

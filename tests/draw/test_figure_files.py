@@ -1,4 +1,4 @@
-"""Figures in files: their size, their fonts, their colours cell by cell, and what is said where none can be made."""
+"""Figures in files: size, fonts, colours cell by cell, and the errors if no file can be made."""
 
 import asyncio
 import re

@@ -1,4 +1,4 @@
-"""The token graph: what it is given, and in a real browser its edges, its words and its keyboard."""
+"""The token graph: its input, and, in a real browser, its edges, words and keyboard control."""
 
 from collections.abc import Callable
 from typing import Any

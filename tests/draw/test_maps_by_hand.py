@@ -1,4 +1,4 @@
-"""Maps of weights from any code: the numbers are those given, names are escaped, and errors say what to choose."""
+"""Maps of weights from any code: the numbers are unchanged, names are escaped, and errors say what to choose."""
 
 import re
 

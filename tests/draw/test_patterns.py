@@ -1,4 +1,4 @@
-"""What views of attention refuse, with the words that help."""
+"""Input that views of attention refuse, with helpful messages."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""Pages carry the build of plotly.js that is stated, and the whole of it only where a figure needs it."""
+"""Pages hold the stated build of plotly.js, and the full build only if a figure needs it."""
 
 import re
 from hashlib import sha256

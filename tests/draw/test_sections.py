@@ -1,4 +1,4 @@
-"""What a page says of each head is what a loop over its numbers finds."""
+"""A page's sentence about each head agrees with a loop over the numbers."""
 
 import statistics
 from itertools import product

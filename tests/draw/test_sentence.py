@@ -1,4 +1,4 @@
-"""The sentence view: what it is given, and in a real browser its lines, its words and its keyboard."""
+"""The sentence view: its input, and, in a real browser, its lines, words and keyboard control."""
 
 from collections.abc import Callable
 from typing import Any

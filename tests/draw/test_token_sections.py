@@ -1,4 +1,4 @@
-"""The sections that follow a page's chosen token: their numbers and sentences, and in a browser every slot."""
+"""The sections about the selected token of a page: their numbers and sentences, and every slot in a browser."""
 
 from collections.abc import Iterator
 from itertools import pairwise

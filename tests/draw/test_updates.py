@@ -1,4 +1,4 @@
-"""Figures 7 to 10 count every token once, put every point where its numbers are, and leave out what has no place."""
+"""Figures 7 to 10 count every token once, put every point at its numbers, and leave out undefined points."""
 
 from dataclasses import replace
 from typing import Any

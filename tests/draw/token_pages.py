@@ -1,4 +1,4 @@
-"""Weights between a few hostile tokens, what becomes of them when keys are hidden, and what a page shows of them."""
+"""Weights between a few hostile tokens, the same weights with hidden keys, and what a page shows of them."""
 
 import re
 from base64 import b64decode

@@ -1,4 +1,4 @@
-"""BigBird: full attention is read and certified; sparse attention is refused, whatever the config says of it."""
+"""BigBird: full attention is read and certified; sparse attention is refused, whatever the config says."""
 
 from pathlib import Path
 from typing import Any

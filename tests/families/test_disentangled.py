@@ -1,4 +1,4 @@
-"""DeBERTa: content-to-position and position-to-content, in what the model computes, the ledger and the certificate."""
+"""DeBERTa: content-to-position and position-to-content terms in the model, the ledger and the certificate."""
 
 from collections.abc import Callable
 from dataclasses import replace

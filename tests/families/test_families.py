@@ -1,4 +1,4 @@
-"""Each family against transformers, and its ledger against terms made of raw weights."""
+"""Each family against transformers, and its ledger against terms computed from raw weights."""
 
 import copy
 from functools import cache

@@ -1,4 +1,4 @@
-"""Hooks of TransformerLens that mean something else: named by the certificate, and right in ours."""
+"""Hooks of TransformerLens with another meaning: the certificate names them, and attnmech's points are right."""
 
 from typing import Any
 

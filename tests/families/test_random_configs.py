@@ -1,4 +1,4 @@
-"""Sizes and options drawn by lot for every family: the certificate holds, and the ledger adds up."""
+"""For random sizes and options of every family, the certificate holds and the ledger adds up."""
 
 from collections.abc import Callable
 from random import Random

@@ -1,4 +1,4 @@
-"""What cannot be taken is refused in one line that names it and says why; so are models that cannot be right."""
+"""Unsupported models, and models that cannot be right, are refused in one line that names them and says why."""
 
 import json
 import warnings

@@ -1,4 +1,4 @@
-"""The table of architectures in the documentation: it lists what there is, and says what is so."""
+"""The documentation's table of architectures is complete and correct."""
 
 import importlib.util
 from pathlib import Path

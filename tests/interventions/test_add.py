@@ -1,4 +1,4 @@
-"""Values added to a point, against a hook that adds them; and what a new edit takes."""
+"""Values added to a point, against a hook that adds them; and the definition of a new edit."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""Interventions as values: what they say of themselves, when they are equal, what a file of them holds."""
+"""Interventions as values: their sentences, their equality, and their files."""
 
 import json
 from collections.abc import Callable, Mapping

@@ -1,4 +1,4 @@
-"""What a block adds against the stream, against a sum over dimensions."""
+"""Statistics of a block's addition relative to the stream, against sums over dimensions."""
 
 import math
 

@@ -1,4 +1,4 @@
-"""What rounding may do, against float64: never more than is allowed, and nothing far below it is let pass."""
+"""Bounds on rounding, against float64: errors never exceed them, and they are not much too wide."""
 
 from itertools import pairwise
 

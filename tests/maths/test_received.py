@@ -1,4 +1,4 @@
-"""What keys and distances receive, block by block, against a loop over pairs."""
+"""The attention that keys and distances receive, block by block, against a loop over pairs."""
 
 import pytest
 import torch

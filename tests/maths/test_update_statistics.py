@@ -1,4 +1,4 @@
-"""What is measured of each row of what a head writes, against the formulas row by row."""
+"""Statistics of each row that a head writes, against the formulas row by row."""
 
 import math
 from dataclasses import replace

@@ -1,4 +1,5 @@
-"""Statistics of 16-bit models: from q·k on all is float32, also where streams and scores reach the type's limits."""
+"""Statistics of 16-bit models: everything after q and k is float32, even if streams and scores reach the type's
+limits."""
 
 import itertools
 from typing import Any

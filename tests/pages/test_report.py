@@ -1,4 +1,4 @@
-"""The report: what it shows, what it leaves out, and that its file is whole or absent."""
+"""The report: its contents, what it leaves out, and its file, which is either whole or absent."""
 
 import json
 import re

@@ -1,4 +1,4 @@
-"""The page of an image and of a recording: the thing itself, with a row's attention, in its own words."""
+"""The page of an image or a recording shows the input itself with the attention of a row, in the right words."""
 
 import json
 import re

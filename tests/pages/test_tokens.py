@@ -1,4 +1,4 @@
-"""What becomes of a token, in the report: its numbers are the methods' own, and what is left out is said."""
+"""The report's section about a token: its numbers are those of the methods, and it says what is left out."""
 
 import importlib
 import re

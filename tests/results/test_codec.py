@@ -1,4 +1,4 @@
-"""What a dataclass is taken apart into, and how it is put together again."""
+"""Converting a dataclass to tensors and JSON values, and back."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field

@@ -1,4 +1,4 @@
-"""Figures of results: any statistic as a map, and the line above a saved one."""
+"""Figures of results: any statistic as a map, and the title of a saved figure."""
 
 import re
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""`load_result` returns every kind of result as the class that was saved, and says what other files are."""
+"""`load_result` returns every kind of result as its own class, and explains why other files are refused."""
 
 import inspect
 import json

@@ -1,4 +1,4 @@
-"""From files and iterators to batches: every document once, in batches that follow from the documents alone."""
+"""Batches from files and iterators: every document appears once, and the batches depend only on the documents."""
 
 import hashlib
 import json

@@ -1,4 +1,4 @@
-"""Sums by document stay flat in memory, and depend on which documents there are alone."""
+"""Sums by document take bounded memory, and depend only on the set of documents."""
 
 import itertools
 

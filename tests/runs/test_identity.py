@@ -1,4 +1,4 @@
-"""A digest tells functions apart by what they do, and is the same in every process."""
+"""A digest differs between functions that do different things, and is the same in every process."""
 
 import functools
 import os

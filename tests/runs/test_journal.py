@@ -1,5 +1,5 @@
-"""What is written comes back bit by bit; what belongs to another run, or is no journal, is left alone; one run at a
-time owns a journal, and it is removed when that run has ended well."""
+"""A journal comes back bit by bit; a file that is not this run's journal is left alone; one run at a time owns a
+journal, and it is removed when that run has ended well."""
 
 import contextvars
 import os

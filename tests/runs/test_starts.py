@@ -1,4 +1,4 @@
-"""Where sweeps begin, what they keep and what they leave out change nothing but how much is computed."""
+"""Where sweeps begin, what they cache and what they skip change only the amount of computation."""
 
 from collections import Counter
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""One pass for any number of reducers; corpora, shards and journals end at the same numbers; bad reducers are named."""
+"""One pass for any number of reducers; corpora, shards and journals give the same numbers; errors name bad reducers."""
 
 import importlib.util
 import itertools

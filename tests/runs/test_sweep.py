@@ -1,4 +1,4 @@
-"""An interrupted sweep resumes where it is the same sweep, by its code and by its numbers, and nowhere else."""
+"""An interrupted sweep resumes only if it is the same sweep, judged by its code and by its numbers."""
 
 import contextvars
 import re

@@ -1,4 +1,4 @@
-"""Importance equals the formula on the raw model's own gradients, and the derivative that it claims to be."""
+"""Importance equals the formula on the raw model's gradients, and a numerical derivative."""
 
 from pathlib import Path
 from typing import Any

@@ -1,4 +1,4 @@
-"""Greedy pruning equals brute force on the raw transformers model, and goes on where it was cut off."""
+"""Greedy pruning equals brute force on the raw transformers model, and resumes where it was interrupted."""
 
 from contextlib import ExitStack
 from pathlib import Path

@@ -1,4 +1,5 @@
-"""A sweep over interventions, and sets of heads, equal what is done by hand to the raw transformers model."""
+"""Sweeps over interventions and over sets of heads equal the same changes made by hand on the raw transformers
+model."""
 
 from pathlib import Path
 from typing import Any

@@ -1,4 +1,4 @@
-"""Where heads look, against loops over the patterns that plain transformers hands out."""
+"""Attention focus, against loops over the patterns that plain transformers returns."""
 
 import math
 from collections.abc import Callable, Iterable

@@ -1,4 +1,4 @@
-"""Do heads attend to some words otherwise than to words like them? Loops, planted heads, and groups that cannot be."""
+"""Attention to groups of words compared with matched words: against loops, planted heads, and invalid groups."""
 
 from collections import Counter
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""What kind of head is it? Scores against loops, heads planted by hand, and no claims of random weights."""
+"""Types of heads: scores against loops, heads planted by hand, and no claims about random weights."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -1,4 +1,4 @@
-"""Which heads find labelled words? Accuracies against loops, planted heads, and labels that cannot be."""
+"""Heads that find labelled words: accuracies against loops, planted heads, and invalid labels."""
 
 from contextlib import nullcontext
 from dataclasses import replace

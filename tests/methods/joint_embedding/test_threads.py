@@ -1,4 +1,4 @@
-"""Are heads measured in threads as they are one after the other?"""
+"""Heads measured in threads give the same numbers as heads measured one by one."""
 
 import threading
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""Which tokens and pairs are measured, against loops."""
+"""The selection of measured tokens and pairs, against loops."""
 
 import models
 import pytest

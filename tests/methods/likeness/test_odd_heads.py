@@ -1,4 +1,4 @@
-"""Which heads are odd? Long-range mass in loops, planted heads, and random weights, where none should be."""
+"""Odd heads: long-range mass against loops, planted heads, and random weights, which have no odd heads."""
 
 import math
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""Is advice what it says? Costs by plain forward passes, planted copies, and halves that share no text."""
+"""Advice on pruning: costs against plain forward passes, planted copies, and halves that share no text."""
 
 import math
 from pathlib import Path

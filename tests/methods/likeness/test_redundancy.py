@@ -1,4 +1,4 @@
-"""Which heads attend alike? Divergences against scipy in loops, heads planted by hand, and any way of running texts."""
+"""Heads that attend alike: divergences against scipy in loops, heads planted by hand, and any way of running texts."""
 
 import math
 from collections.abc import Callable, Sequence

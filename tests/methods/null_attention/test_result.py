@@ -1,4 +1,5 @@
-"""Heads built by hand are told apart, and every number equals loops and ablations on the raw transformers model."""
+"""Heads built by hand are classified correctly, and every number equals loops and ablations on the raw transformers
+model."""
 
 import itertools
 import math

@@ -1,4 +1,4 @@
-"""Patching equals patching by hand on the raw transformers model, and brings the clean run back where it must."""
+"""Patching equals patching by hand on the raw transformers model, and restores the clean run where it must."""
 
 from pathlib import Path
 from typing import Any

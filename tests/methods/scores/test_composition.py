@@ -1,4 +1,4 @@
-"""Composition of heads against whole matrices, planted heads, and rotations at random."""
+"""Composition of heads against whole matrices, planted heads, and random rotations."""
 
 from functools import partial
 from pathlib import Path

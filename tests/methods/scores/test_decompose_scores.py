@@ -1,4 +1,4 @@
-"""The score ledger against the same terms computed from raw transformers weights, and what is made of it."""
+"""The score ledger against the same terms computed from raw transformers weights, and results derived from it."""
 
 import copy
 import json

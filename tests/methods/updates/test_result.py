@@ -1,4 +1,4 @@
-"""What heads write, against loops over raw weights and over what plain transformers hands out."""
+"""The vectors that heads write, against loops over raw weights and over values that plain transformers returns."""
 
 import math
 from collections.abc import Iterable, Iterator

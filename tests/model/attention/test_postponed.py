@@ -1,4 +1,4 @@
-"""Products of queries and keys that are postponed: what is read of them is what they would have been."""
+"""Postponed products of queries and keys: the values read from them equal the computed products."""
 
 import math
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""The running certificate: faults that begin after load, or with a text, stop the pass that they are in."""
+"""The running certificate: faults that appear after loading, or on some text, stop the pass in which they occur."""
 
 from itertools import cycle
 

@@ -1,4 +1,4 @@
-"""Sinks (gpt-oss): one more logit in the normaliser, wherever a pattern is shown."""
+"""Sinks (gpt-oss): one more logit in the softmax's denominator, wherever a pattern is shown."""
 
 import models
 import torch

@@ -1,4 +1,4 @@
-"""Loading: objects, folders, names; what is refused; and that the caller's object stays as it is."""
+"""Loading objects, folders and names; refused input; and the caller's object, which stays unchanged."""
 
 import json
 import socket

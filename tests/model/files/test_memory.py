@@ -1,4 +1,5 @@
-"""A device that runs out of memory while a model is loaded is named as such, at whatever point that happens."""
+"""A device that runs out of memory while a model is loaded raises an error that says so, at whatever point that
+happens."""
 
 import gc
 import itertools

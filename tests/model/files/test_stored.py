@@ -1,4 +1,5 @@
-"""Files: shards, precisions, quantised weights and device maps, each read as it is or refused in one clear sentence."""
+"""Files: shards, precisions, quantised weights and device maps, each read correctly or refused in one clear
+sentence."""
 
 import copy
 import json

@@ -1,4 +1,4 @@
-"""A model that is taken apart and built again elsewhere computes the same; one that cannot be is refused."""
+"""A model that is sent to another process computes the same there; a model that cannot be sent is refused."""
 
 from pathlib import Path
 

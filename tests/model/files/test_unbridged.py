@@ -1,4 +1,5 @@
-"""TransformerLens's bridges as models: what is loaded computes what the bridge does, and the bridge stays as it is."""
+"""TransformerLens's bridges as models: the loaded model computes what the bridge computes, and the bridge stays
+unchanged."""
 
 import copy
 from itertools import cycle

@@ -1,4 +1,4 @@
-"""From texts, ids and mappings to a batch; and every input that cannot be, with its one line."""
+"""Batches from texts, ids and mappings; and a one-line error for every invalid input."""
 
 from collections.abc import Callable
 from typing import Any

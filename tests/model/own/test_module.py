@@ -1,4 +1,5 @@
-"""Modules of the user's own: the values at the points are torch's, edits move the output, nothing of theirs changes."""
+"""Modules of the user's own: points hold torch's values, edits change the output, and the user's module stays
+unchanged."""
 
 import copy
 import re

@@ -1,4 +1,4 @@
-"""The hash of a model's weights is that of the weights as they are now, whatever changed them."""
+"""The hash of a model's weights follows their current values, whatever changed them."""
 
 import hashlib
 

@@ -1,4 +1,4 @@
-"""The parts of the stream by writer, against the stream that the model itself goes on with."""
+"""The stream split by writer, against the stream that the model uses."""
 
 import models
 import pytest

@@ -1,4 +1,4 @@
-"""Models that nobody holds any more are freed at once, without Python's search for circles."""
+"""Models without references are freed at once, without Python's collection of reference cycles."""
 
 import contextlib
 import gc

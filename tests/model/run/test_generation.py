@@ -1,4 +1,4 @@
-"""Continuing a text: through the bridge, and by passes that hooks, interventions and captures see."""
+"""Continuing a text: by the bridge, and by passes to which hooks, interventions and captures apply."""
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext

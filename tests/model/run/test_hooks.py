@@ -1,4 +1,4 @@
-"""Edits at every point against the same edit made by hand on plain transformers; and that nothing of them stays."""
+"""Edits at every point against the same edit made by hand on plain transformers; edits leave no trace."""
 
 import copy
 import gc

@@ -1,4 +1,4 @@
-"""Threads, tasks and generators: each call gets what it would get alone, and leaves nothing in force."""
+"""Threads, tasks and generators: each call gets the results that it would get alone, and leaves nothing in force."""
 
 import asyncio
 import contextvars

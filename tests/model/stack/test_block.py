@@ -1,4 +1,4 @@
-"""What the MLP of a block adds to and how a block ends, against the modules of the plain model."""
+"""The stream to which a block's MLP adds, and the end of a block, against the modules of the plain model."""
 
 from typing import Any
 

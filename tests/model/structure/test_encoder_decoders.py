@@ -1,4 +1,5 @@
-"""Encoder-decoders: three stacks, read or of the table, against plain transformers and their raw weights."""
+"""Encoder-decoders: three stacks, read from the model or taken from the table, against plain transformers and their raw
+weights."""
 
 import copy
 from dataclasses import replace

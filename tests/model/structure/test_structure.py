@@ -1,4 +1,4 @@
-"""How a structure is read: which columns, which rotation, which norm, which mask; and what cannot be read."""
+"""Reading a structure: columns, rotation, norms, mask; and structures that cannot be read."""
 
 import json
 from collections.abc import Callable
