@@ -194,7 +194,13 @@ REFUSED: dict[str, Callable[[am.HookedModel], object]] = {
 
 @pytest.mark.parametrize(
     ("what", "kind", "why"),
-    [(what, *of) for what, of in zip(REFUSED, cycle([("minimax", "normalise and scale"), ("zamba2", "side by side")]))],
+    [
+        (what, *of)
+        for what, of in zip(
+            REFUSED,
+            cycle([("minimax", "normalised, scaled stream"), ("zamba2", "concatenated with the token embedding")]),
+        )
+    ],
 )
 def test_what_needs_a_stream_is_refused_with_the_reason(kind: str, why: str, what: str) -> None:
     with pytest.raises(am.AttnmechError, match=why):

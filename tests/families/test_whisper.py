@@ -296,7 +296,7 @@ def test_bad_inputs_say_what_was_expected() -> None:
     features, ids = given["input_features"], given["decoder_input_ids"]
     bad: list[tuple[Any, str]] = [
         ({"decoder_input_ids": ids}, r'must hold "input_features" and may hold "decoder_input_ids"; got'),
-        ({"input_features": features, "decoder_attention_mask": ids}, "needs decoder_input_ids; got it alone"),
+        ({"input_features": features, "decoder_attention_mask": ids}, "needs decoder_input_ids, which are missing"),
         ({"input_features": features, "decoder_input_ids": ids[:2]}, "one row per text; got 2 rows for 3 texts"),
         ({"input_features": features, "decoder_input_ids": ids + 60}, "token ids must be from 0 to 59"),
         ({"input_features": features, "decoder_input_ids": ids.repeat(1, 5)}, "31 positions; the text has 35 tokens"),

@@ -171,7 +171,7 @@ def test_types_of_heads_on_tensors() -> None:
         (lambda model: am.residual_drift(model, IMAGES), "needs the tokens of a language model"),
         (lambda model: am.decompose_by_source(model, IMAGES), "reads tensors instead of tokens"),
         (lambda model: model.generate(IMAGES), "reads tensors instead of tokens"),
-        (lambda model: am.untrained(model), "make your module anew"),
+        (lambda model: am.untrained(model), "make a new instance of your module"),
         (lambda model: am.report(model, IMAGES), "a report shows one text; got 6"),
     ],
 )

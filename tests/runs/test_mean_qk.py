@@ -357,7 +357,7 @@ def test_what_an_intervention_refuses() -> None:
         (lambda: runs(means, models.hooked("gpt2")), "the means are of 6 heads of the stack ''"),
         (lambda: runs(replace(means, query_sums=means.query_sums * torch.nan)), "must be finite; `query_sums`"),
         (lambda: runs(am.mean_qk(model, ids, layers=[1])), r"of layers \[1\]; there are none for \[0\]"),
-        (lambda: runs(replace(means, query_counts=0 * means.query_counts)), "over no other token|no rows|no token"),
+        (lambda: runs(replace(means, query_counts=0 * means.query_counts)), "are only over tokens|no rows|no token"),
         (
             lambda: runs(am.mean_qk(model, ids, per_position=True)),
             "needs 50 other texts that reach it; position 0 of text 0 has 3",

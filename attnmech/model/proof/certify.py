@@ -221,7 +221,6 @@ class _Statements(EditChecks):
             return []
         layer = self._middle_layer
         there = [(name, point) for name, point in POINTS.items() if self.model.points[name].absent is None]
-        # TransformerLens switches `result` off by default, and warns if it is requested.
         return [(name, layer if point.per_layer else None) for name, point in there if name != "result"]
 
     @property
@@ -274,7 +273,7 @@ class _Statements(EditChecks):
             raise
         except Exception as error:  # a bridge that cannot be built or run is TransformerLens's fault, not this model's
             return Check("bridge", statement, (), None, detail=first_line(error))
-        self.lens_hooks = tuple(self._lens_hooks(ours, cache))
+        self.lens_hooks = (*self._lens_hooks(ours, cache), *self._result_hook)
         check = self.compare("bridge", statement, (), self._output, theirs)
         if not check.passed and self.plan.trusted == "sdpa":
             return replace(check, detail=f"{check.detail}; the bridge runs transformers' eager attention")
@@ -283,6 +282,13 @@ class _Statements(EditChecks):
             detail = f"hooks that mean something else, with the right value here: {', '.join(wrong)}"
             return Check(check.name, statement, (), True, check.residual, check.tolerance, detail)
         return check
+
+    @property
+    def _result_hook(self) -> list[LensHook]:
+        """The hook of `result`, which TransformerLens switches off by default, and warns if it is requested."""
+        if self.model.points["result"].absent is not None:
+            return []
+        return [LensHook("result", lens_name(("result", self._middle_layer)), "absent", None)]
 
     def _lens_hooks(self, points: Mapping[PointKey, Tensor], cache: Mapping[str, Tensor]) -> Iterator[LensHook]:
         for key, ours in points.items():

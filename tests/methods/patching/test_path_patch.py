@@ -234,7 +234,7 @@ def test_what_it_says_files_journals_and_differences(tmp_path: Path) -> None:
     again = am.load_result(found.save(tmp_path / "paths"))
     assert again.to_frame().equals(found.to_frame()) and repr(again) == repr(found)
     assert again.receivers == ((2, 0), (3, 1)) and again.through == ("q", "v")
-    assert "to q and v of L2H0, L3H1 is that of the corrupted prompt" in found.write_html(
+    assert "to q and v of L2H0, L3H1, the sender&#39;s output is that of the" in found.write_html(
         tmp_path / "a.html"
     ).read_text(encoding="utf-8")
     other = am.path_patch(hooked, clean, corrupted, [(3, 1)], "q", **JUDGED)

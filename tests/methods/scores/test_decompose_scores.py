@@ -568,7 +568,9 @@ def test_noise_in_a_weak_head_beside_a_strong_one_is_refused(
 
     assert share * weakest < 1e-5 * strongest or dtype == F64 or share == 0.5
     with hooked.hooks({("scores", 1): noisy}):
-        with pytest.raises(ExactnessError, match=rf"layer 1, head {weak}: the terms .* times what rounding explains"):
+        with pytest.raises(
+            ExactnessError, match=rf"layer 1, head {weak}: the terms .* times the most that rounding can explain"
+        ):
             am.decompose_scores(hooked, ids)
         certificate = am.certify(hooked)
     assert "ledger" in {check.name for check in certificate.failed}

@@ -282,7 +282,7 @@ def test_what_is_refused() -> None:
             lambda: am.variance_shares(model, iter([ids]), centre="position"),
             r"a corpus runs in batches; .*per_position=True",
         ),
-        (lambda: am.variance_shares("llama", ids), "must be"),
+        (lambda: am.variance_shares("llama", ids), "must come from am.load"),
     ]
     for call, said in bad:
         with pytest.raises(InputError, match=said):

@@ -167,7 +167,7 @@ def silenced(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         (twice, "attends 2 times"),
         (dropped_out, "at random"),
         (cut, "in place by 'clamp_'"),
-        (silenced, "by 0 where no key is hidden"),
+        (silenced, "of visible keys by 0"),
     ],
 )
 def test_anything_else_is_refused_by_the_name_of_the_step(way: Way, words: str) -> None:

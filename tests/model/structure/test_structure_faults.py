@@ -201,7 +201,7 @@ FAULTS: dict[str, tuple[str, Break, str]] = {
     "W_O reads z and 1 % of v": ("arcee", made_z(lambda z, v: z + 0.01 * v.repeat_interleave(3, 2)), "heads"),
     "1 % of the stream past a block": ("arcee", made("", lambda y, x: y + 0.01 * x), "mlp"),
     "1 % of the stream past a block, all layers": (
-        "arcee", made("", lambda y, x: y + 0.01 * x, (0, 1, 2, 3)), "does not end in a sum"),
+        "arcee", made("", lambda y, x: y + 0.01 * x, (0, 1, 2, 3)), "does not end in the sum"),
     "1 % of the first token, after place 12": (
         "arcee", made("", lambda y, x: beyond(y, y + 0.01 * x[:, :1], 1)), "mlp"),
     "1 % of the stream past the attention": (
