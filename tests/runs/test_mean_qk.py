@@ -353,7 +353,7 @@ def test_what_an_intervention_refuses() -> None:
         (lambda: Intervention.scale("position", centre="mean"), "`centre` must be fixed means.*later tokens"),
         (lambda: Intervention.scale("position", centre="position"), "`centre` must be fixed means"),
         (lambda: Intervention.scale("position", centre=means.query_sums), "`centre` must be fixed means"),
-        (lambda: runs(means, am.load(models.fresh("llama", seed=1))), "not of this model"),
+        (lambda: runs(means, am.load(models.fresh("llama", seed=1))), "not on this model"),
         (lambda: runs(means, models.hooked("gpt2")), "the means are of 6 heads of the stack ''"),
         (lambda: runs(replace(means, query_sums=means.query_sums * torch.nan)), "must be finite; `query_sums`"),
         (lambda: runs(am.mean_qk(model, ids, layers=[1])), r"of layers \[1\]; there are none for \[0\]"),
@@ -403,5 +403,5 @@ def test_a_sweep_over_heads_is_what_each_intervention_gives_alone() -> None:
             assert float(swept.after[number, text]) == pytest.approx(float(loss), abs=1e-5)
     assert float((swept.after - swept.before).abs().min()) > 1e-6
     other = am.load(models.fresh("llama", seed=5))
-    with pytest.raises(InputError, match="not of this model"):
+    with pytest.raises(InputError, match="not on this model"):
         run_sweep(other, ids, changes)
