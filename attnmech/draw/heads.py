@@ -80,5 +80,5 @@ class PageHeads:
 
 
 def _rounded(value: float) -> float | None:
-    """Four digits, as many as the page writes; None where undefined."""
+    """Rounds to the four digits that the page shows; None where undefined."""
     return float(f"{value:.4g}") if np.isfinite(value) else None

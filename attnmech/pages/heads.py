@@ -82,8 +82,8 @@ class HeadFacts:
     @property
     def headlines(self) -> list["Headline"]:
         """Findings about single heads: the largest clear effect, the clearest type, the strongest focus here."""
-        found = (self._largest_effect, self._clearest_type, self._most_focused)
-        return [headline for headline in found if headline is not None]
+        findings = (self._largest_effect, self._clearest_type, self._most_focused)
+        return [headline for headline in findings if headline is not None]
 
     # -- numbers ------------------------------------------------------------------------------------------------
 

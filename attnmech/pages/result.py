@@ -157,7 +157,7 @@ class Report(WritesHtml):
         if headlines:
             layer, head = headlines[0].place
             start = layer, head, row_of(facts.types_of(layer, head), view, layer, head)
-        headline, *more = [found.sentence for found in headlines] or [self.lead]
+        headline, *more = [finding.sentence for finding in headlines] or [self.lead]
         return Page(
             title=f"{_short(provenance.model)} on one {self.nouns.text}",
             headline=headline,
