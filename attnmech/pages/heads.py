@@ -278,7 +278,7 @@ _TARGETS: Final = {
 def most_alike(pattern: Float[np.ndarray, "layer head query key"]) -> Float[np.ndarray, "head_of_all head_of_all"]:
     """The overlap of the attention of every two heads, mean over the rows with a choice: Σ_j √(p_ij q_ij), 0 to 1.
 
-    A head's overlap with itself is NaN. Kailath 1967 (docs/formulas.md#overlap-of-two-heads).
+    A head's overlap with itself is NaN. Kailath 1967 (docs/formulas.md#similar-heads).
 
     >>> alike = most_alike(np.array([[[[1.0, 0.0], [0.5, 0.5]], [[1.0, 0.0], [0.0, 1.0]]]]))
     >>> alike.round(3).tolist()
