@@ -126,7 +126,9 @@ def test_methods_run(name: str) -> None:
     assert am.attention_focus(model, inputs).to_frame().shape[0] == 6
     updates = am.residual_updates(model, inputs)
     assert updates.to_frame().notna().any(axis=None)
-    effects = am.ablate_heads(model, inputs, heads=[(0, 1)], metric=lambda logits, batch: logits.flatten(1)[:, :3].sum(dim=1))
+    effects = am.ablate_heads(
+        model, inputs, heads=[(0, 1)], metric=lambda logits, batch: logits.flatten(1)[:, :3].sum(dim=1)
+    )
     assert float(effects.effect[0, 1].abs()) > 0
     with pytest.raises(am.AttnmechError, match=r"images|sound|tokens"):
         am.head_types(model)
