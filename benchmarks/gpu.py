@@ -4,7 +4,8 @@
     python benchmarks/gpu.py --json gpu.json
 
 Prints the largest difference from the CPU for five families, then a table for each shape, precision and length: time
-(the median of the rounds) and peak memory over the loaded model. It ends within `--minutes`, and says what it left out.
+(the median of the rounds) and peak memory over the loaded model. After `--minutes` it begins no further case, and says
+which cases it left out.
 `--tiny --device cpu` tries it out in a minute, without measuring memory.
 """
 

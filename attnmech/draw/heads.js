@@ -169,7 +169,7 @@ views.heads = (stage, { layers, heads, types, letters, numbers, sentences }) => 
       legend.replaceChildren(make("span", { text: written(low) }), bar, make("span", { text: written(high) }), ...pale);
       return;
     }
-    const counts = Object.fromEntries(Object.keys(letters).map((name) => [name, types.filter((of) => of[0] === name).length]));
+    const counts = Object.fromEntries(Object.keys(letters).map((name) => [name, types.filter((of) => of.includes(name)).length]));
     legend.replaceChildren(
       ...Object.entries(letters).filter(([name]) => counts[name]).map(([name, [letter, fill]]) => {
         const square = make("i", { className: "heads-square", style: `background: ${fill}`, text: letter });

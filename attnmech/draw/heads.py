@@ -48,15 +48,11 @@ class PageHeads:
     @property
     def choices(self) -> list[Choice]:
         """What the reader can choose: the colour of the map, and the two axes of a scatter."""
-        names = tuple(number.name for number in self.numbers)
-        labels = tuple(number.label for number in self.numbers)
-        first = (TYPE, "type") if self.letters else None
-        colours = (Choice("colour", "Colour", names, words=labels),) if first is None else (
-            Choice("colour", "Colour", (TYPE, *names), words=("type", *labels)),
-        )  # fmt: skip
+        names, labels = (tuple(getattr(number, part) for number in self.numbers) for part in ("name", "label"))
+        first = (TYPE,) if self.letters else ()
         return [
-            *colours,
-            Choice("across", "Across", (MAP, *names), words=("map", *labels)),
+            Choice("colour", "Colour", (*first, *names), words=(*first, *labels)),
+            Choice("across", "Across", (MAP, *names), words=(MAP, *labels)),
             Choice("up", "Up", names, words=labels),
         ]
 

@@ -2,7 +2,8 @@
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Final
+from functools import cached_property
+from typing import Any, Final
 
 import numpy as np
 import torch
@@ -15,7 +16,9 @@ from ..draw.text import percent, signed, visible_token, with_minus_signs
 from ..maths.statistic import Statistic
 from ..methods.focus.attention_focus import AttentionFocus
 from ..methods.head_types.figures import letter_of
+from ..methods.head_types.formulas import POSITIONAL
 from ..methods.head_types.head_types import HeadTypes
+from ..methods.likeness.outliers import robust_scores, spread_of
 from ..methods.null_attention.result import NullAttention
 from ..methods.scores.decompose_scores import ScoreDecomposition
 from ..methods.updates.result import ResidualUpdates
@@ -24,7 +27,7 @@ from .start import example_of
 
 _OfHead = Callable[[int, int], str]
 
-UNUSUAL: Final = 3
+FURTHEST: Final = 3
 """The number of statistics on a card."""
 
 ALIKE: Final = 3
@@ -73,7 +76,7 @@ class HeadFacts:
                 "Type": self._each(self._type),
                 "Clearest example": self._each(self._example),
                 f"On this {self.nouns.text}": self._each(self._here),
-                "Unusual": unusual(compared) if compared else self._each(lambda layer, head: ""),
+                "Furthest from the median head": furthest(compared) if compared else self._each(lambda layer, head: ""),
                 "Heads that attend alike": self._each(lambda layer, head: self._named_alike(alike, layer, head)),
                 "Without it": self._each(self._effect),
             },
@@ -94,7 +97,7 @@ class HeadFacts:
         if self.updates is not None:
             listed += self._statistics(self.updates.STATISTICS.values(), self.updates, _WRITES)
         if self.effects is not None:
-            clear = self.effects.clear[self._layers].numpy() if self._has_intervals(self.effects) else None
+            clear = None if self._effect_ends is None else self.effects.clear[self._layers].numpy()
             effect = self._array(self.effects.effect)
             label = f"change in {self.effects.metric} without it, nats"
             listed.append(HeadNumber("effect", label, _MATTERS, effect, clear))
@@ -102,7 +105,7 @@ class HeadFacts:
             mass = self._array(self.null.sink_mass)
             listed.append(HeadNumber("sink_mass", f"p of the {self.nouns.first}, over texts", _MATTERS, mass))
         if self.types is not None:
-            claimed = {kind for kinds in self._claimed.values() for kind in kinds}
+            claimed = {kind for layer in self._layers for head in self._heads for kind in self.types_of(layer, head)}
             for name in [name for name in self.types.scores if name in claimed]:
                 label = f"{name}: mean p of its targets"
                 key = f"type_{name.replace(' ', '_')}"
@@ -133,30 +136,34 @@ class HeadFacts:
 
     # -- sentences ----------------------------------------------------------------------------------------------
 
-    @property
-    def _claimed(self) -> dict[tuple[int, int], tuple[str, ...]]:
-        """The claimed types of each head."""
-        if self.types is None:
-            return {}
-        places = ((layer, head) for layer in self._layers for head in self._heads)
-        return {place: kinds for place in places if (kinds := self.types.types_of(*place))}
-
     def types_of(self, layer: int, head: int) -> tuple[str, ...]:
         """The claimed types of a head, the strongest first."""
-        return self._claimed.get((layer, head), ())
+        return () if self.types is None else self.types.types_of(layer, head)
 
     def _sentence(self, layer: int, head: int) -> str:
         kinds, name = self.types_of(layer, head), f"L{layer}H{head}"
         if kinds:
-            return f"{name} attends to {_TARGETS.get(kinds[0], kinds[0])}: {self._score(layer, head, kinds[0])}."
+            return f"{name} gives {self._share(layer, head, kinds[0])}."
         return f"{name}: {'no type is claimed' if self.types is not None else 'types were not measured'}."
 
-    def _score(self, layer: int, head: int, kind: str) -> str:
+    def _share(self, layer: int, head: int, kind: str) -> str:
+        """A head's attention on the targets of a claimed type, over the rows that have one."""
+        score, baseline, low, high = (percent(number, 0) for number in self._claims[layer, head, kind])
+        compared = "if uniform" if kind in POSITIONAL else "by distance alone"
+        return (
+            f"{score} of its attention to {_TARGETS.get(kind, f'the token {kind}')} "
+            f"(95 % interval {low} to {high}; {compared}: {baseline})"
+        )
+
+    @cached_property
+    def _claims(self) -> dict[tuple[int, int, str], tuple[float, float, float, float]]:
+        """The score of each claim, its baseline, and the ends of its interval."""
         assert self.types is not None
-        score, baseline = (float(by[kind][layer, head]) for by in (self.types.scores, self.types.baselines))
-        low, high = (float(end[layer, head]) for end in self.types.simultaneous()[kind])
-        ends = f"{percent(max(0.0, baseline + low), 0)} to {percent(min(1.0, baseline + high), 0)}"
-        return f"{percent(score, 0)} of its attention (interval {ends}; by chance {percent(baseline, 0)})"
+        claims: Any = self.types.to_frame().itertuples()
+        return {
+            (claim.layer, claim.head, claim.type): (claim.score, claim.baseline, claim.score_low, claim.score_high)
+            for claim in claims
+        }
 
     def _type(self, layer: int, head: int) -> str:
         kinds = self.types_of(layer, head)
@@ -164,7 +171,7 @@ class HeadFacts:
             return ""
         if not kinds:
             return f"None is claimed. Highest scores: {self.types.top_scores(layer, head)}."
-        return "\n".join(f"{kind}: {self._score(layer, head, kind)}" for kind in kinds)
+        return "\n".join(f"{kind}: {self._share(layer, head, kind)}" for kind in kinds)
 
     def _example(self, layer: int, head: int) -> str:
         example = None if self.types is None else self.types.example_of(layer, head)
@@ -198,25 +205,30 @@ class HeadFacts:
     def _effect(self, layer: int, head: int) -> str:
         if self.effects is None or not bool(self.effects.effect[layer, head].isfinite()):
             return ""
-        value, metric = float(self.effects.effect[layer, head]), self.effects.metric
-        sentence = f"{metric} {signed(value, '.3f')} nats"
-        if self._has_intervals(self.effects):
-            low, high = (float(end[layer, head]) for end in self.effects.simultaneous())
-            sentence += f" ({signed(low, '.3f')} to {signed(high, '.3f')})"
-            sentence += "" if bool(self.effects.clear[layer, head]) else ", not clear"
+        sentence = f"{self.effects.metric} {signed(float(self.effects.effect[layer, head]), '.3f')} nats"
+        if self._effect_ends is not None:
+            low, high = (signed(float(end[layer, head]), ".3f") for end in self._effect_ends)
+            told = (
+                "" if self.effects.clear_size[layer, head]
+                else "; its sign is clear, its size is not" if self.effects.clear[layer, head] else "; not clear"
+            )  # fmt: skip
+            sentence += f" (95 % interval, corrected for all heads: {low} to {high}{told})"
         verdict = "" if self.null is None else self.null.verdict[layer][head]
         return f"{sentence}\nAttention to the first token: {verdict}" if verdict else sentence
 
-    # -- the top of the page ------------------------------------------------------------------------------------
+    @cached_property
+    def _effect_ends(self) -> tuple[torch.Tensor, torch.Tensor] | None:
+        """The intervals of all effects; None if there are too few texts."""
+        assert self.effects is not None
+        low, high = self.effects.simultaneous()
+        return (low, high) if bool(low.isfinite().any()) else None
 
-    @staticmethod
-    def _has_intervals(effects: HeadEffects) -> bool:
-        return bool(effects.simultaneous()[0].isfinite().any())
+    # -- the top of the page ------------------------------------------------------------------------------------
 
     @property
     def _largest_effect(self) -> "Headline | None":
         """The largest effect whose size is clear."""
-        if self.effects is None or not self._has_intervals(self.effects):
+        if self.effects is None or self._effect_ends is None:
             return None
         size = self._array(self.effects.effect.abs() * self.effects.clear_size)
         row, head = np.unravel_index(np.nan_to_num(size).argmax(), size.shape)
@@ -224,12 +236,12 @@ class HeadFacts:
             return None
         layer, place = self._layers[row], (self._layers[row], int(head))
         value = float(self.effects.effect[place])
-        ends = sorted(abs(float(end[place])) for end in self.effects.simultaneous())
+        low, high = sorted(abs(float(end[place])) for end in self._effect_ends)
         kinds = self.types_of(*place)
-        kind = f", which attends to {_TARGETS.get(kinds[0], kinds[0])}," if kinds else ""
+        kind = f" (type {kinds[0]})" if kinds else ""
         return Headline(
-            f"Removing L{layer}H{head}{kind} {'raises' if value > 0 else 'lowers'} the {self.effects.metric} by "
-            f"{abs(value):.2f} nats (95 % interval {ends[0]:.2f} to {ends[1]:.2f}, {len(self.effects.before)} texts).",
+            f"Zeroing L{layer}H{head}{kind} {'raises' if value > 0 else 'lowers'} the {self.effects.metric} by "
+            f"{abs(value):.2f} nats (95 % interval, corrected for {size.size} heads: {low:.2f} to {high:.2f}).",
             place,
         )
 
@@ -240,8 +252,9 @@ class HeadFacts:
         if example is None:
             return None
         layer, head, kind = example
-        sentence = f"L{layer}H{head} attends to {_TARGETS.get(kind, kind)}: {self._score(layer, head, kind)}."
-        return Headline(sentence, (layer, head))
+        return Headline(
+            f"In repeated random text, L{layer}H{head} gives {self._share(layer, head, kind)}.", (layer, head)
+        )
 
     @property
     def _most_focused(self) -> "Headline | None":
@@ -270,9 +283,9 @@ _TARGETS: Final = {
     "comma": "commas",
     "special": "special tokens",
     "duplicate": "earlier copies of the token",
-    "induction": "the token after an earlier copy (induction)",
+    "induction": "the token after an earlier copy",
 }
-"""The targets of each type, as the end of "attends to …"."""
+"""The targets of each type, in words; "3 back" is the token 3 back."""
 
 
 def most_alike(pattern: Float[np.ndarray, "layer head query key"]) -> Float[np.ndarray, "head_of_all head_of_all"]:
@@ -293,24 +306,20 @@ def most_alike(pattern: Float[np.ndarray, "layer head query key"]) -> Float[np.n
     return overlap if choice.any() else np.full_like(overlap, np.nan)
 
 
-def unusual(numbers: Sequence[HeadNumber]) -> list[list[str]]:
-    """For each head, its numbers furthest from the median of all heads, in units of their median absolute deviation."""
+def furthest(numbers: Sequence[HeadNumber]) -> list[list[str]]:
+    """For each head, its numbers furthest from the median of all heads, by their robust scores."""
     layers, heads = numbers[0].values.shape
-    stacked = np.stack([number.values for number in numbers])
-    with np.errstate(invalid="ignore", divide="ignore"):
-        median = np.nanmedian(stacked, axis=(1, 2), keepdims=True)
-        spread = np.nanmedian(np.abs(stacked - median), axis=(1, 2), keepdims=True)
-        floor = 0.02 * np.nanmax(np.abs(stacked), axis=(1, 2), keepdims=True)
-        far = np.nan_to_num(np.abs(stacked - median) / np.maximum(spread, floor))
+    values = [torch.tensor(number.values) for number in numbers]
+    scores = torch.stack([robust_scores(value).abs().nan_to_num() for value in values])
+    medians = [spread_of(value.flatten())[0] for value in values]
 
     def of_head(layer: int, head: int) -> str:
-        order = np.argsort(-far[:, layer, head], kind="stable")[:UNUSUAL]
-        return with_minus_signs(
-            "\n".join(
-                f"{numbers[at].label}: {stacked[at, layer, head]:.3g} (median {float(median[at, 0, 0]):.3g})"
-                for at in order
-                if far[at, layer, head] > 2
-            )
+        order = scores[:, layer, head].argsort(descending=True, stable=True)[:FURTHEST].tolist()
+        lines = (
+            f"{numbers[at].label}: {float(values[at][layer, head]):.3g} (median {medians[at]:.3g})"
+            for at in order
+            if scores[at, layer, head] > 0
         )
+        return with_minus_signs("\n".join(lines))
 
     return [[of_head(layer, head) for head in range(heads)] for layer in range(layers)]

@@ -7,7 +7,7 @@ import torch
 
 import attnmech as am
 from attnmech.draw.heads import HeadNumber
-from attnmech.pages.heads import HeadFacts, most_alike, unusual
+from attnmech.pages.heads import HeadFacts, furthest, most_alike
 
 TEXT = "When Anna and Tom met, Tom gave a shell to"
 
@@ -58,10 +58,10 @@ def test_a_card_names_the_statistics_furthest_from_the_median() -> None:
     plain = [HeadNumber(name, f"the {name}", "", 1 + 0.1 * generator.normal(size=(3, 5))) for name in "abcd"]
     plain[1].values[2, 3] = 9
     plain[3].values[2, 3] = np.nan
-    said = unusual(plain)
+    said = furthest(plain)
     assert said[2][3].split("\n")[0] == f"the b: 9 (median {np.median(plain[1].values):.3g})"
     assert "the d" not in said[2][3]
-    assert unusual([HeadNumber("same", "same", "", np.ones((2, 2)))]) == [["", ""], ["", ""]]
+    assert furthest([HeadNumber("same", "same", "", np.ones((2, 2)))]) == [["", ""], ["", ""]]
 
 
 def test_the_finding_at_the_top_is_the_largest_effect_whose_size_is_clear(
@@ -79,8 +79,8 @@ def test_the_finding_at_the_top_is_the_largest_effect_whose_size_is_clear(
     first, second, third = facts.headlines
     assert first.place == max(sizes, key=lambda place: sizes[place])
     layer, head = first.place
-    ends = f"95 % interval {float(low[layer, head]):.2f} to {float(high[layer, head]):.2f}, {len(effects.before)} texts"
-    assert first.sentence.startswith(f"Removing L{layer}H{head}") and first.sentence.endswith(f"nats ({ends}).")
+    ends = f"95 % interval, corrected for 32 heads: {float(low[layer, head]):.2f} to {float(high[layer, head]):.2f}"
+    assert first.sentence.startswith(f"Zeroing L{layer}H{head} ") and first.sentence.endswith(f"nats ({ends}).")
     assert len(first.sentence.split()) <= 25
     assert second.place == report.types.example
     assert third.sentence.startswith("On this text, ")
@@ -96,8 +96,12 @@ def test_a_card_has_the_types_the_effect_and_similar_heads(report: am.results.Re
     card = facts.page.card
     assert report.types is not None and report.effects is not None
     assert card["Type"][2][6].startswith("induction: ")
-    score = float(report.types.scores["induction"][2, 6])
-    assert f"{100 * score:.0f}\u00a0% of its attention" in card["Type"][2][6]
+    score, baseline = (
+        float(of[2, 6]) for of in (report.types.scores["induction"], report.types.baselines["induction"])
+    )
+    assert f"{100 * score:.0f}\u00a0% of its attention to the token after an earlier copy" in card["Type"][2][6]
+    assert card["Type"][2][6].endswith(f"by distance alone: {100 * baseline:.0f}\u00a0%)")
+    assert "if uniform: " in card["Type"][0][0]
     assert card["Without it"][2][6].startswith(f"loss {float(report.effects.effect[2, 6]):+.3f} nats")
     alike = most_alike(facts.view.pattern)[2 * 8 + 6]
     best = int(np.nanargmax(alike))
