@@ -208,11 +208,11 @@ class HeadFacts:
         sentence = f"{self.effects.metric} {signed(float(self.effects.effect[layer, head]), '.3f')} nats"
         if self._effect_ends is not None:
             low, high = (signed(float(end[layer, head]), ".3f") for end in self._effect_ends)
-            told = (
+            doubt = (
                 "" if self.effects.clear_size[layer, head]
                 else "; its sign is clear, its size is not" if self.effects.clear[layer, head] else "; not clear"
             )  # fmt: skip
-            sentence += f" (95 % interval, corrected for all heads: {low} to {high}{told})"
+            sentence += f" (95 % interval, corrected for all heads: {low} to {high}{doubt})"
         verdict = "" if self.null is None else self.null.verdict[layer][head]
         return f"{sentence}\nAttention to the first token: {verdict}" if verdict else sentence
 

@@ -33,6 +33,7 @@ from .probe import (
     FROM_STREAM,
     Compared,
     Passes,
+    Probe,
     ProbeRun,
     Statement,
     attempt,
@@ -100,10 +101,10 @@ def certify_with(passes: Passes) -> Certificate:
     return certificate
 
 
-def _checked(made: Check | Statement | Exception) -> Check:
+def _checked(probe: Probe, made: Check | Statement | Exception) -> Check:
     if isinstance(made, Exception):
         raise made
-    return made.check() if isinstance(made, Statement) else made
+    return made.check(probe) if isinstance(made, Statement) else made
 
 
 def check_runs(passes: Passes) -> None:
@@ -134,7 +135,7 @@ class _Statements(EditChecks):
             edits = {"pattern_edit": self._pattern_edit}
             if self.plan.streams:
                 edits["resid_mid_edit"] = self._resid_mid_edit
-            layers = {name: partial(_checked, made) for name, made in self._of_layers.items()}
+            layers = {name: partial(_checked, self, made) for name, made in self._of_layers.items()}
             yield from self._computed(layers | edits)
 
     @cached_property
@@ -146,7 +147,7 @@ class _Statements(EditChecks):
         """Compares what a layer of the stack has just computed."""
         for statement in self._of_layers.values():
             if isinstance(statement, Statement):
-                statement.read(run, layer)
+                statement.read(self, run, layer)
 
     def _computed(self, makers: Mapping[str, Callable[[], Check]]) -> Iterator[Check]:
         """Computes the checks; a check that raises an error on a broken model counts as failed."""

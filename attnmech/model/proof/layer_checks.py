@@ -42,7 +42,7 @@ def _stated(
     further: Callable[[Probe], Iterable[Compared]] | None = None,
 ) -> _Checks:
     limit = probe.local if tolerance is None else tolerance
-    return {name: partial(Statement, probe, name, statement, points, comparisons, limit, further)}
+    return {name: partial(Statement, name, statement, points, comparisons, limit, further)}
 
 
 def _of_inputs(probe: Probe) -> _Checks:

@@ -152,4 +152,4 @@ def scaled_output(probe: Probe) -> Check | Statement:
         raw = factor * probe.at(run, "attn_raw", layer)
         yield probe.compared(run, layer, probe.at(run, "attn_out", layer), raw, adding * raw.abs())
 
-    return Statement(probe, "attn_out", statement, ("attn_raw", "attn_out"), comparisons, adding)
+    return Statement("attn_out", statement, ("attn_raw", "attn_out"), comparisons, adding)

@@ -47,7 +47,7 @@ def same_streams(probe: Probe) -> Check | Statement:
             allowed = by_row(expected, probe.whole)
             yield probe.compared(run, layer, probe.at(run, "resid_pre", layer), expected, allowed, keep)
 
-    return Statement(probe, "streams", statement, FROM_STREAM, comparisons, probe.whole)
+    return Statement("streams", statement, FROM_STREAM, comparisons, probe.whole)
 
 
 def same_patterns(probe: Probe) -> Check | Statement:
@@ -82,7 +82,7 @@ def same_patterns(probe: Probe) -> Check | Statement:
         allowed = probe.whole * theirs.sum(dim=-1, keepdim=True) + factor * torch.maximum(ours, theirs)
         yield probe.compared(run, layer, ours, theirs, allowed, keep)
 
-    return Statement(probe, "attentions", statement, ("pattern",), comparisons, probe.whole)
+    return Statement("attentions", statement, ("pattern",), comparisons, probe.whole)
 
 
 def comes_through(probe: Probe, theirs: Tensor) -> Tensor:

@@ -31,7 +31,7 @@ def rotated(probe: Probe) -> Statement:
         statement.tolerance = max(statement.tolerance, _rotated_to(probe, run, layer))
         yield from _rotary(probe, run, layer)
 
-    statement = Statement(probe, "rotary", "q_rot, k_rot = R q, R k", ("q_rot", "k_rot"), comparisons, 0.0)
+    statement = Statement("rotary", "q_rot, k_rot = R q, R k", ("q_rot", "k_rot"), comparisons, 0.0)
     return statement
 
 
@@ -100,7 +100,7 @@ def rotary_closed_form(probe: Probe) -> Check | Statement:
             everywhere = torch.ones_like(closed, dtype=torch.bool)
             yield probe.compared(run, layer, as_float64(table[-1]), closed, allowed, everywhere)
 
-    return Statement(probe, "rotary tables", statement, ("q_rot", "k_rot", "scores"), comparisons, probe.tables)
+    return Statement("rotary tables", statement, ("q_rot", "k_rot", "scores"), comparisons, probe.tables)
 
 
 def alibi_terms(probe: Probe) -> Statement:
@@ -123,4 +123,4 @@ def alibi_terms(probe: Probe) -> Statement:
         allowed = tolerance * expected.abs().amax(dim=-1, keepdim=True)
         yield probe.compared(run, layer, term.expand_as(expected), expected, allowed, everywhere)
 
-    return Statement(probe, "alibi", "position term = slope · key position", ("scores",), comparisons, tolerance)
+    return Statement("alibi", "position term = slope · key position", ("scores",), comparisons, tolerance)

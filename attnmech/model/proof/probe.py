@@ -354,7 +354,6 @@ LayerComparisons: TypeAlias = Callable[[Probe, ProbeRun, int], Iterable[Compared
 class Statement:
     """What must hold in every layer: of the comparisons in each layer that has run, the worst is kept."""
 
-    probe: Probe
     name: str
     statement: str
     points: tuple[str, ...]
@@ -366,22 +365,22 @@ class Statement:
     error: Exception | None = None
     """Why a layer could not be compared."""
 
-    def read(self, run: ProbeRun, layer: int) -> None:
+    def read(self, probe: Probe, run: ProbeRun, layer: int) -> None:
         """Compares a layer that has just run."""
         try:
-            self.worst = worst_of((self.worst, *self.comparisons(self.probe, run, layer)))
+            self.worst = worst_of((self.worst, *self.comparisons(probe, run, layer)))
         except torch.OutOfMemoryError:
             raise
         except Exception as error:  # the certificate reports whatever a broken model raises
             self.error = self.error or error.with_traceback(None)
 
-    def check(self) -> Check:
+    def check(self, probe: Probe) -> Check:
         """The check; raises what a comparison raised."""
         if self.error is not None:
             raise self.error
-        further = () if self.further is None else self.further(self.probe)
+        further = () if self.further is None else self.further(probe)
         compared = chain((self.worst,), further)
-        return self.probe.by_layer(self.name, self.statement, self.points, compared, self.tolerance)
+        return probe.by_layer(self.name, self.statement, self.points, compared, self.tolerance)
 
 
 def worst_of(comparisons: Iterable[Compared]) -> Compared:

@@ -36,7 +36,7 @@ def sum_with_attention(probe: Probe) -> Check | Statement:
         yield probe.compared(run, layer, probe.at(run, "resid_mid", layer), terms.sum(dim=0), allowed)
 
     summed = ("resid_pre", "attn_out", *(["mixer_out"] if mixes else []))
-    return Statement(probe, "stream", statement, (*summed, "resid_mid"), comparisons, adding)
+    return Statement("stream", statement, (*summed, "resid_mid"), comparisons, adding)
 
 
 def mlp_statement(probe: Probe) -> tuple[str, tuple[str, ...]]:
