@@ -13,7 +13,7 @@ import transformers
 from torch import Tensor, nn
 
 import attnmech as am
-from attnmech.errors import InputError, UnsupportedModelError, WeightsError
+from attnmech.errors import CertificateError, InputError, UnsupportedModelError, WeightsError
 
 TINY: dict[str, Any] = {
     "vocab_size": 70, "hidden_size": 24, "num_hidden_layers": 1, "num_attention_heads": 4, "intermediate_size": 20,
@@ -229,13 +229,16 @@ def test_a_projection_without_a_plain_matrix(name: str, path: str, layer: int, k
     assert all(words in one_line(caught.value) for words in told[kind])
 
 
-def test_a_dynamically_quantised_model_is_refused_by_name() -> None:
+def test_a_model_that_rounds_its_inputs_loads_with_its_points_refused() -> None:
+    """Dynamic quantisation: one scale for a whole batch, so a projection multiplies by no matrix."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         model = torch.ao.quantization.quantize_dynamic(models.fresh("qwen2"), {nn.Linear}, dtype=torch.qint8)
-    with pytest.raises(UnsupportedModelError) as caught:
-        am.load(model)
-    assert "quantised" in one_line(caught.value)
+        hooked = am.load(model)
+    assert {"padding", "projections"} <= {check.name for check in hooked.certificate.failed}
+    assert {"q", "k", "v", "scores", "pattern", "z", "logits"} <= hooked.refused.keys()
+    with pytest.raises(CertificateError, match="point 'q' is refused on this model"):
+        hooked.run(models.token_ids("qwen2"), points=["q"])
 
 
 def test_gpt_oss_in_float64_says_what_transformers_cannot_do() -> None:

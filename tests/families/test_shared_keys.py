@@ -25,7 +25,7 @@ def sharing(family: str, shared: int) -> Any:
 
 @pytest.mark.parametrize("family", ["Gemma3n", "Gemma4"])
 def test_layers_that_share_keys_and_values_are_refused(family: str) -> None:
-    with pytest.raises(UnsupportedModelError, match="is not supported: its last 2 layers share keys and values"):
+    with pytest.raises(UnsupportedModelError, match="supported: its last 2 layers have no W_K and W_V of their own"):
         am.load(sharing(family, 2))
 
 

@@ -564,7 +564,7 @@ def test_a_hook_cannot_run_its_own_model() -> None:
         hooked.run(ids)
         return value
 
-    with hooked.hooks({("z", 0): again}), pytest.raises(InputError, match="cannot run the model"):
+    with hooked.hooks({("z", 0): again}), pytest.raises(InputError, match="cannot run its own model"):
         hooked.run(ids)
     assert hooked.edited == ()
 
