@@ -23,7 +23,7 @@ def require_own_settings(device: torch.device | None = None) -> None:
             )
     if (default := torch.get_default_device()).type != "cpu":
         raise InputError(
-            f"attnmech needs the CPU as torch's default device, and {str(default)!r} is in force "
-            '(torch.set_default_device). Call it inside `with torch.device("cpu"):`; the model stays where it is, or '
+            f"attnmech needs the CPU as torch's default device, and {str(default)!r} is in force. "
+            'Call it inside `with torch.device("cpu"):`; the model stays where it is, or '
             'goes where you say: am.load(..., device="cuda").'
         )

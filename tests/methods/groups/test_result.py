@@ -218,7 +218,7 @@ def test_few_texts_claim_nothing_and_results_come_back(tmp_path: Path) -> None:
     model = models.demo()
     few = am.group_attention(model, documents(4), {"verbs": ["is", "are"], "articles": ["the", "zebra"]}, factor=9.0)
     assert few.claims.empty and "too few pairs for a claim" in few.lead
-    assert few.missing == ("are", "zebra") and "No text has are, zebra." in few.lead
+    assert few.missing == ("are", "zebra") and "No text contains are, zebra." in few.lead
     groups = {"articles": ["the", "a", "an"], "verbs": ["is", "are", "was", "were"]}
     found = am.group_attention(model, iter(documents(30)), groups)
     loaded = am.load_result(found.save(tmp_path / "groups.safetensors"))
