@@ -240,9 +240,8 @@ class EmbeddedPoints(WithStatistics, PagedResult):
         `queries` and `keys` are the mean distance between two hits, divided by the mean distance between two random
         points of the same kind (of more than 1,000 points, 1,000 are drawn at random). Near 0, the hits form one
         cluster: the head groups tokens by what they are. Near 1, the hits are dispersed: the head groups tokens by
-            something else, such as position. `ratio` is the mean of `queries` and `keys`. Distances are measured before
-            projection, or in
-        one of the pictures. Case does not matter.
+        something else, such as position. `ratio` is the mean of `queries` and `keys`. Distances are measured before
+        projection, or in one of the pictures. Case does not matter.
 
         Raises `InputError` unless at least two sampled tokens contain the string.
         """
