@@ -481,6 +481,9 @@ def check(
     model: ModelOption = None,
     device: DeviceOption = None,
     dtype: DtypeOption = None,
+    full: Annotated[
+        bool, typer.Option("--full", help="Try edits in every layer, and compare every layer on longer texts.")
+    ] = False,
     out: TableOut = FILES["check"],
     overwrite: OverwriteOption = False,
     as_json: JsonOption = False,
@@ -493,7 +496,7 @@ def check(
         from ..model.files.load import load
 
         step("loading and certifying the model")
-        hooked = load(model, device=device, dtype=dtype)
+        hooked = load(model, device=device, dtype=dtype, certify="full" if full else "short")
         outputs.write(hooked.certificate.to_frame())
     if as_json:
         print_summary(certificate_summary(hooked, hooked.certificate, outputs.names), rows=0, as_json=True)

@@ -2,6 +2,7 @@
 
 import importlib
 import json
+import re
 import shlex
 import signal
 import subprocess
@@ -381,6 +382,15 @@ def test_check_prints_every_check(monkeypatch: pytest.MonkeyPatch, capsys: pytes
     assert "certified" in printed.splitlines()[-1]
     for name in ("transformers", "ledger", "pattern edit", "hook_embed ≠ embed", "resid_mid"):
         assert name in printed
+
+
+def test_check_runs_the_full_proof_when_asked(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    models.randomised(models.llama(layers=7)).save_pretrained(tmp_path)
+    for options, edited in (([], "0, 1, 2, 4, 5, 6"), (["--full"], "0, 1, 2, 3, 4, 5, 6")):
+        assert run(monkeypatch, "check", "--model", str(tmp_path), *options) == 0
+        assert re.search(rf"edits tried in layers {edited}\s", capsys.readouterr().out)
 
 
 def test_the_model_has_the_precision_and_the_device_that_were_asked_for(

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 import torch
 import transformers
@@ -13,7 +13,7 @@ from torch import nn
 from transformers import AutoConfig, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import logging
 
-from ...basics.arguments import optional_flag, shown
+from ...basics.arguments import option, optional_flag, shown
 from ...basics.files import path_of
 from ...basics.messages import first_line, warn_user
 from ...basics.public import public
@@ -28,6 +28,7 @@ from ..parts.memory import names_lack_of_memory
 from ..parts.settings import require_own_settings
 from ..parts.weights import check_finite, check_real
 from ..proof.certify import certify_with, check_runs
+from ..proof.depth import FULL, SHORT
 from ..proof.probe import Passes
 from ..run.hooked import HookedModel
 from ..structure.architecture import Architecture
@@ -63,6 +64,7 @@ def load(
     example: Any = None,
     labels: Labels = None,
     processor: Any = None,
+    certify: Literal["short", "full"] = "short",
 ) -> HookedModel:
     """Loads a model with named, proven activation points.
 
@@ -125,6 +127,7 @@ def load(
             "source" and one for "target"; for images, an `am.PatchGrid`.
         processor: converts pictures and recordings, if the folder has no processor (preprocessor_config.json). If it
             also holds a tokenizer (Whisper), that is used too.
+        certify: "full" runs the longer proof of `am.certify(model, full=True)`.
 
     Returns:
         The model, with its certificate.
@@ -143,6 +146,7 @@ def load(
     kind, place = _dtype(dtype), _device(device)
     _require_precision(place, kind)
     optional_flag("bos", bos)
+    depth = {"short": SHORT, "full": FULL}[option("certify", certify, ("short", "full"))]
     _check_tokenizer(tokenizer)
     if architecture is not None and not isinstance(architecture, Architecture):
         raise InputError(f"`architecture` must be an am.Architecture; got {shown(architecture)}.")
@@ -185,7 +189,7 @@ def load(
         processor=processor,
     )
     model.files = "" if source is None else None if isinstance(source, nn.Module) else str(source)
-    passes = Passes(model)
+    passes = Passes(model, depth)
     check_runs(passes)
     if split is not None:
         check_joined(split, passes)

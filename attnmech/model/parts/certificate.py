@@ -71,10 +71,10 @@ class Certificate:
     checks: tuple[Check, ...]
     lens: tuple[LensHook, ...]
     edited: tuple[int, ...]
-    """The layers in which edits were tried: all layers, or some of a deep model.
+    """The layers in which edits were tried: all layers, or some of a deep model unless the proof was full.
 
-    All other checks cover every layer on a short text, and the first, a middle and the last layer on longer texts with
-    padding on either side.
+    All other checks cover every layer on short texts and, on longer texts padded on either side, the first, a middle
+    and the last layer, or every layer in a full proof.
     """
 
     left_out: str = ""

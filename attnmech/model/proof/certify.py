@@ -13,6 +13,7 @@ from typing import Final
 import torch
 from torch import Tensor
 
+from ...basics.arguments import flag
 from ...basics.messages import first_line
 from ...basics.public import public
 from ...errors import UnsupportedModelError, WeightsError
@@ -25,6 +26,7 @@ from ..reading.partial_pass import MIDDLE, Blocks, can_begin_in_the_middle
 from ..reading.unembedding import unembedding_of, why_not_linear
 from ..run.hooked import HookedModel, require_model
 from ..structure.copies import cannot_run
+from .depth import FULL, SHORT
 from .edit_checks import EditChecks
 from .far import far_length, one_of_each_kind, plain_block
 from .layer_checks import layer_checks
@@ -43,7 +45,7 @@ from .probe import (
     output_of,
     with_least,
 )
-from .texts import BEGINNING, beginning_of, each_token_changed, end_changed, padded_batch, text_of
+from .texts import beginning_of, each_token_changed, end_changed, padded_batch, text_of
 
 _EVERY_POINT: Final = tuple(POINTS)
 _WHOLE: Final = (
@@ -59,7 +61,7 @@ _AT_A_TIME: Final = 24
 
 
 @public
-def certify(model: HookedModel) -> Certificate:
+def certify(model: HookedModel, *, full: bool = False) -> Certificate:
     """Proves, on a few probe tokens, that the points of a model mean what their names say.
 
     >>> import attnmech as am
@@ -71,12 +73,14 @@ def certify(model: HookedModel) -> Certificate:
 
     Args:
         model: the model.
+        full: try edits in every layer instead of at most six, compare every layer on two longer texts instead of three
+            layers on one, and try causality, padding and edits on 24 tokens instead of 8.
 
     Returns:
         Every check with its residual, and the points that are refused, each with the reason.
     """
     require_model(model)
-    return certify_with(Passes(model))
+    return certify_with(Passes(model, FULL if flag("full", full) else SHORT))
 
 
 def certify_with(passes: Passes) -> Certificate:
@@ -305,7 +309,7 @@ class _Statements(EditChecks):
 
     def _padding(self) -> Check:
         statement = "neither padding nor its tokens change any output"
-        batch = padded_batch(self.model)
+        batch = padded_batch(self.model, self.passes.depth.beginning)
         if batch is None:
             return Check("padding", statement, (), None, detail="this probe has no padding")
         batch = self.passes.encoded(batch)
@@ -339,8 +343,7 @@ class _Statements(EditChecks):
             return Check("causal", statement, (), None, detail="the probe has one token")
         # Comparing the stream is enough if logits depend only on a token's own stream, which another check proves.
         look = self.last_stream if why_not_linear(self.model) is None else self.by_token
-        text = beginning_of(self.batch, 0, BEGINNING)
-        changed = self.passes.encoded(each_token_changed(text, self.model.n_vocab))
+        changed = self.passes.encoded(each_token_changed(self.beginning, self.model.n_vocab))
         copies = len(self.written(changed).ids) - 1
         seen = look(changed)
         before, after = seen[-1:].expand(copies, -1, -1), seen[:-1]
@@ -350,8 +353,7 @@ class _Statements(EditChecks):
         check = self.compare("causal", statement, points, before, after, real=untouched)
         if not check.passed or len(self.passes.runs) < 2:
             return check
-        last = self.passes.runs[-1].batch
-        long = beginning_of(last, 0, max(last.ids.shape[1], self.written(last).ids.shape[1]))
+        long = self.passes.runs[-1].batch
         other, half = end_changed(long, self.model.n_vocab)
         before, after = self.passes.runs[-1].values[self.model.last_stream], self.last_stream(other)
         further = self.compare(

@@ -1,4 +1,4 @@
-"""Checks that an edit changes what it must, and nothing else: each edit acts on one copy of a text, all in one pass."""
+"""Checks that an edit changes what it must, and nothing else: each edit acts on one copy of a text."""
 
 import weakref
 from collections.abc import Iterator
@@ -21,15 +21,22 @@ from ..parts.gates import NormGate
 from .output_checks import by_head, with_further
 from .probe import Compared, Probe, by_row, excess_of, norm_of
 from .stream_checks import block_end
-from .texts import BEGINNING, SEED, beginning_of
+from .texts import SEED
 
 
 class EditChecks(Probe):
     """The statements about edits of the pattern and of `resid_mid`."""
 
     @cached_property
-    def _edits(self) -> "_Edits":
-        return _Edits(self)
+    def _edits(self) -> "list[_Edits]":
+        return [_Edits(self, layers) for layers in self.edited_by_pass]
+
+    @property
+    def _edited_copies(self) -> "Iterator[tuple[_Edits, int, int]]":
+        """Each edited layer, with its pass and its number there."""
+        for edits in self._edits:
+            for number, layer in enumerate(edits.layers):
+                yield edits, number, layer
 
     def _pattern_edit(self) -> Check:
         """Checks an edit that moves the whole attention of each row to the visible key that had the least."""
@@ -42,8 +49,7 @@ class EditChecks(Probe):
             steps = max(steps, steps_rounding(torch.float32))
 
         def comparisons() -> Iterator[Compared]:
-            edits = self._edits
-            for copy, layer in enumerate(self.edited):
+            for edits, copy, layer in self._edited_copies:
                 weights = self.stack.weights(layer)
                 W_O = weights.W_O.to(self.wide)
                 values = by_head(self, edits.at("v", layer))[copy : copy + 1]
@@ -75,9 +81,8 @@ class EditChecks(Probe):
             return self._parallel()
 
         def comparisons() -> Iterator[Compared]:
-            edits = self._edits
-            for number, layer in enumerate(self.edited):
-                copy = len(self.edited) + number
+            for edits, number, layer in self._edited_copies:
+                copy = len(edits.layers) + number
                 ended, allowed = block_end(self, layer, [edits.at("resid_mid", layer)], edits.values)
                 real = edits.real[copy]
                 post = edits.at("resid_post", layer)
@@ -103,8 +108,7 @@ class EditChecks(Probe):
             return Check("parallel", statement, (), None, detail="there is no MLP")
 
         def comparisons() -> Iterator[Compared]:
-            edits = self._edits
-            for copy, layer in enumerate(self.edited):
+            for edits, copy, layer in self._edited_copies:
                 moved, still = (edits.at("mlp_out", layer)[text][edits.real[text]] for text in (copy, -1))
                 yield Compared(f"layer {layer}", excess_of(moved, still, by_row(still, self.local)))
 
@@ -112,13 +116,13 @@ class EditChecks(Probe):
 
 
 class _Edits:
-    """Every edit that is tried on a stack: one pass runs copies of a text, each with one edit, and the last without."""
+    """The edits of some layers of a stack: one pass runs copies of a text, each with one edit, and the last without."""
 
-    def __init__(self, probe: Probe) -> None:
+    def __init__(self, probe: Probe, layers: list[int]) -> None:
         self._probe = weakref.proxy(probe)  # a proxy, since the probe holds the edits
-        model, stack, layers = probe.model, probe.stack, probe.edited
-        text = beginning_of(probe.batch, 0, BEGINNING)
-        batch = text.texts(torch.zeros(2 * len(layers) + 1, dtype=torch.long))
+        self.layers = layers
+        model, stack = probe.model, probe.stack
+        batch = probe.beginning.texts(torch.zeros(2 * len(layers) + 1, dtype=torch.long))
         if stack.label != "encoder":
             batch = probe.passes.encoded(batch)
         self.real = batch.queries(stack.label).mask

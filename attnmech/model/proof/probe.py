@@ -35,12 +35,11 @@ from ..run.passes import ENCODED, call
 from ..stack.stack import Stack
 from ..structure.copies import copy_of, use_attention
 from ..structure.signals import below_head
-from .texts import BEGINNING, beginning_of, long_batch, probe_batch
+from .depth import SHORT, Depth
+from .texts import beginning_of, long_batch, probe_batch
 
-_LONG_LAYERS: Final = 3
-"""The long probe is checked in this many layers of a stack, the short probe in all."""
 _EDITED_LAYERS: Final = 6
-"""The largest number of layers in which edits are tried, since each takes a copy of a text."""
+"""The largest number of layers edited in one pass, since each takes two copies of a text."""
 _EDITED_POSITIONS: Final = 512
 """The positions of all these copies, at most, unless one layer takes more: images and recordings are long."""
 
@@ -101,15 +100,17 @@ class Compared:
 class Passes:
     """The passes of the probe through one model, shared by the statements about all of its stacks."""
 
-    def __init__(self, model: HookedModel) -> None:
-        self.model = model
+    def __init__(self, model: HookedModel, depth: Depth = SHORT) -> None:
+        self.model, self.depth = model, depth
         self.batch = probe_batch(model)
         self.runs: tuple[ProbeRun, ...] = ()
 
     @cached_property
     def batches(self) -> tuple[Batch, ...]:
-        """A short text and a padded one, read in all layers; a longer text, padded on both sides, in some layers."""
-        long = long_batch(self.model)
+        """A short text and a padded one, read in all layers; longer texts, padded on both sides, read in some or all
+        layers.
+        """
+        long = long_batch(self.model, self.depth.long_texts)
         return (self.batch,) if long is None else (self.batch, self.encoded(long))
 
     def encoded(self, batch: Batch) -> Batch:
@@ -127,7 +128,7 @@ class Passes:
         stacks = self.model.stacks.values()
         every: dict[str, Sequence[int]] = {stack.label: stack.layers for stack in stacks}
         some: dict[str, Sequence[int]] = {
-            stack.label: [stack.layers[place] for place in spread(stack.n_layers, _LONG_LAYERS)]
+            stack.label: [stack.layers[place] for place in spread(stack.n_layers, self.depth.long_layers)]
             for stack in stacks
             if not (stack.label == "encoder" and ENCODED in self.batches[-1].extra)
         }
@@ -163,7 +164,7 @@ class Passes:
 
     @cached_property
     def longer(self) -> Any:
-        """The output of plain transformers, below the head, for the longer text; or the error that it raises."""
+        """The output of plain transformers, below the head, for the longer texts; or the error that it raises."""
         return attempt(lambda: _hidden_states(self.model.plain.base_model, self.batches[-1]))
 
     def _run(self, run: ProbeRun, read: Callable[[ProbeRun, str, int], None]) -> None:
@@ -225,7 +226,8 @@ class Probe:
         self.passes, self.model = passes, passes.model
         self.stack, self.plan = stack, stack.architecture
         self.layers = list(stack.layers)
-        self.edited = [self.layers[place] for place in spread(stack.n_layers, self._most_edited)]
+        most = self._edited_at_once * passes.depth.edit_passes
+        self.edited = [self.layers[place] for place in spread(stack.n_layers, most)]
         dtype = self.model.dtype
         self.wide = torch.promote_types(dtype, torch.float32)
         self.local, self.whole, self.tables = step_tolerance(dtype), pass_tolerance(dtype), table_tolerance(dtype)
@@ -234,10 +236,20 @@ class Probe:
         self.lens_hooks: tuple[LensHook, ...] = ()
 
     @property
-    def _most_edited(self) -> int:
-        """The number of layers in which edits are tried."""
-        text = beginning_of(self.passes.batch, 0, BEGINNING)
-        return max(1, min(_EDITED_LAYERS, _EDITED_POSITIONS // (2 * text.ids.shape[1])))
+    def edited_by_pass(self) -> list[list[int]]:
+        """The edited layers, those of each pass."""
+        step = self._edited_at_once
+        return [self.edited[first : first + step] for first in range(0, len(self.edited), step)]
+
+    @property
+    def _edited_at_once(self) -> int:
+        """The number of layers edited in one pass."""
+        return max(1, min(_EDITED_LAYERS, _EDITED_POSITIONS // (2 * self.beginning.ids.shape[1])))
+
+    @property
+    def beginning(self) -> Batch:
+        """The first tokens of the first short text, which run in one copy per token or edit."""
+        return beginning_of(self.passes.batch, 0, self.passes.depth.beginning)
 
     @property
     def short(self) -> ProbeRun:

@@ -17,11 +17,9 @@ from ..run.hooked import HookedModel
 _LENGTH: Final = 24
 LONG: Final = 104
 _PADDING: Final = 4
-"""Of the long probe, how many places are padding on either side."""
+"""The number of padding tokens on either side of the first long text."""
 _FILLED: Final = 3
 """The number of padding tokens that are added to a text, which runs with different tokens in the padding."""
-BEGINNING: Final = 8
-"""The number of tokens of a text that runs in one copy per token."""
 
 SEED: Final = 20
 
@@ -48,8 +46,8 @@ def probe_batch(model: HookedModel) -> Batch:
     return model.encode(inputs)
 
 
-def long_batch(model: HookedModel) -> Batch | None:
-    """A longer text, padded on both sides; None for images and short position tables."""
+def long_batch(model: HookedModel, texts: int) -> Batch | None:
+    """Longer texts, padded on both sides; None for images and short position tables."""
     limit = _limit(model)
     # Longer than a window reaches.
     length = max(LONG, max(model.architecture.windows, default=0) // 2 + _LENGTH)
@@ -58,23 +56,23 @@ def long_batch(model: HookedModel) -> Batch | None:
         return None
     generator = torch.Generator().manual_seed(SEED + 1)
     if isinstance(model.encoder, TranscriptEncoder):
-        return model.encode(_heard(model.encoder, *_padded(model, length, generator)))
-    inputs = dict(zip(("input_ids", "attention_mask"), _padded(model, length, generator), strict=True))
+        return model.encode(_heard(model.encoder, *_padded(model, texts, length, generator)))
+    inputs = dict(zip(("input_ids", "attention_mask"), _padded(model, texts, length, generator), strict=True))
     inputs |= _global_tokens(model, inputs["input_ids"])
     if "decoder" in model.stacks:
-        target = _padded(model, _of_target(model, length), generator)
+        target = _padded(model, texts, _of_target(model, length), generator)
         inputs |= dict(zip(("decoder_input_ids", "decoder_attention_mask"), target, strict=True))
     return model.encode(inputs)
 
 
-def padded_batch(model: HookedModel) -> Batch | None:
+def padded_batch(model: HookedModel, length: int) -> Batch | None:
     """Four copies of one text: padded on the left with one token and with another, and likewise on the right.
 
-    None for images, and for models with few positions. The padding is never the tokenizer's own, from which some
-    families (RoBERTa) count positions.
+    The text has `length` tokens, or fewer if the model limits it. None for images, and for models with few positions.
+    The padding is never the tokenizer's own, from which some families (RoBERTa) count positions.
     """
     limit = _limit(model)
-    length = BEGINNING if limit is None else min(BEGINNING, limit - _FILLED)
+    length = length if limit is None else min(length, limit - _FILLED)
     if not model.writes_tokens or length < 1:
         return None
     generator = torch.Generator().manual_seed(SEED + 2)
@@ -158,11 +156,12 @@ def _last_padded(model: HookedModel, length: int, generator: torch.Generator) ->
     return ids, mask
 
 
-def _padded(model: HookedModel, length: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-    """A text of random tokens with its mask, padded on both sides."""
-    ids = torch.randint(0, model.n_vocab, (1, length), generator=generator)
+def _padded(model: HookedModel, texts: int, length: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+    """Texts of random tokens with their mask, padded on both sides, each with one token more on the left."""
+    ids = torch.randint(0, model.n_vocab, (texts, length), generator=generator)
     mask = torch.ones_like(ids)
-    mask[:, :_PADDING] = mask[:, length - _PADDING :] = 0
+    for text in range(texts):
+        mask[text, : _PADDING + text] = mask[text, length - _PADDING + text :] = 0
     return ids, mask
 
 

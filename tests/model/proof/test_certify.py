@@ -1,5 +1,6 @@
 """The certificate holds on healthy models, and names what is wrong with broken ones."""
 
+import dataclasses
 import functools
 import math
 import warnings
@@ -23,6 +24,7 @@ from transformers.models.llama import modeling_llama
 import attnmech as am
 from attnmech.errors import CertificateError, ExactnessError, InputError, UnsupportedModelError
 from attnmech.maths.precision import least_rounding
+from attnmech.model.attention import attend
 from attnmech.model.files.load import UnprovenWarning
 from attnmech.model.proof.probe import Compared, excess_of, with_least, worst_of
 
@@ -927,6 +929,91 @@ def test_look_ahead_in_the_middle_of_a_text_is_caught() -> None:
     with pytest.warns(UnprovenWarning):
         hooked = am.load(model)
     assert "causal" in failed(hooked.certificate)
+
+
+# -- the full proof ------------------------------------------------------------------------------------------
+
+
+def deep_llama() -> Any:
+    """Eight layers, of which the short proof edits all but 2 and 5, and reads 0, 4 and 7 on a longer text."""
+    return models.randomised(models.llama(layers=8))
+
+
+def ignored_pattern_edit(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """attnmech ignores edits of the pattern in layer 2."""
+    honest = attend._Layer.edited
+
+    def edited(self: Any, attention: Any, removed: Any, rows: range) -> Any:
+        before = dataclasses.replace(attention, pattern=attention.pattern.clone())
+        after = honest(self, attention, removed, rows)
+        return before if self.site.layer == 2 else after
+
+    monkeypatch.setattr(attend._Layer, "edited", edited)
+    return deep_llama()
+
+
+def values_scaled_far_on(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Layer 2 scales v from the 50th token on."""
+    model = deep_llama()
+    methods = {"on_v": lambda self, v: from_place(v, 50, 1.01, axis=2)}
+    models.blocks_of(model)[2].self_attn.__class__ = type("Faulty", (LlamaAttention,), methods)
+    return model
+
+
+def leak_past_the_beginning(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """The MLP of layer 2 adds token 16 to token 15."""
+    model = deep_llama()
+    mlp = models.blocks_of(model)[2].mlp
+    honest = mlp.forward
+
+    def leaks(x: Tensor) -> Tensor:
+        out: Tensor = honest(x)
+        if out.shape[1] > 16:
+            out[:, 15] += out[:, 16]
+        return out
+
+    mlp.forward = leaks
+    return model
+
+
+@pytest.mark.parametrize(
+    ("fault", "check"),
+    [(ignored_pattern_edit, "pattern edit"), (values_scaled_far_on, "z"), (leak_past_the_beginning, "causal")],
+)
+def test_only_the_full_proof_reaches_every_layer_and_token(
+    fault: Callable[[pytest.MonkeyPatch], Any], check: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = fault(monkeypatch)
+    short = am.load(model)
+    assert short.certificate.ok, repr(short.certificate)
+    with pytest.warns(UnprovenWarning):
+        full = am.load(model, certify="full")
+    assert failed(full.certificate) == {check}, repr(full.certificate)
+    assert failed(am.certify(short, full=True)) == {check}
+    assert failed(short.certificate) == {check}
+
+
+def test_the_full_proof_holds_and_edits_every_layer() -> None:
+    short = am.load(deep_llama())
+    assert short.certificate.edited == (0, 1, 3, 4, 6, 7)
+    full = am.certify(short, full=True)
+    assert full.ok, repr(full)
+    assert full.edited == tuple(range(8))
+
+
+@pytest.mark.parametrize(
+    "name", ["gpt2", "bloom4", "bert", "t5", "bart", "longformer", "xlnet", "deberta", "lfm2", "vit", "gemma2"]
+)
+def test_the_full_proof_holds_on_every_kind_of_model(name: str) -> None:
+    """With the checks of the short one, since only sizes differ."""
+    hooked = models.hooked(name)
+    short = {check.name: check.status for check in hooked.certificate.checks}
+    full = am.certify(hooked, full=True)
+    assert full.ok, repr(full)
+    assert {check.name: check.status for check in full.checks} == short
+
+
+# -- which certificate a model keeps -------------------------------------------------------------------------
 
 
 def test_a_new_certificate_takes_the_place_of_the_old_one() -> None:
