@@ -1,4 +1,4 @@
-"""attnmech: where each attention head looks, why it looks there, what it writes, and whether that matters.
+"""attnmech: where each head attends, why, what it writes, and whether that matters.
 
 >>> import attnmech as am
 >>> model = am.load()                                              # doctest: +SKIP

@@ -3,8 +3,8 @@ docs/intervals.md.
 
     python benchmarks/interval_coverage.py --out docs/intervals.md
 
-Simulated effects, correlated 0.3 between heads, and the demo model's own: the ablation effects of all heads on 600
-texts of its grammar, from which a few texts are drawn at a time. About half an hour on one core.
+It simulates effects that are correlated at 0.3 between heads, and draws a few texts at a time from the demo
+model's own ablation effects on 600 texts of its grammar. Takes about half an hour on one core.
 """
 
 import argparse
@@ -29,7 +29,7 @@ Array = NDArray[np.float64]
 
 
 def effects(kind: str, texts: int, rng: np.random.Generator, heads: int = HEADS) -> Array:
-    """Effects on some texts, `[head text]`: of mean 0, but for "skewed", whose median is 0."""
+    """Effects on some texts, `[head text]`: with mean 0 or, for "skewed", with median 0."""
     shared, own = rng.normal(size=(1, texts)), rng.normal(size=(heads, texts))
     values = math.sqrt(0.3) * shared + math.sqrt(0.7) * own
     if kind == "t3":
@@ -40,7 +40,7 @@ def effects(kind: str, texts: int, rng: np.random.Generator, heads: int = HEADS)
 
 
 def covered(values: Array, mean: Array) -> Array:
-    """Whether the t interval of each head holds its mean."""
+    """Whether the t interval of each head contains its mean."""
     low, high = TextMeans.of_values(torch.from_numpy(values)).interval()
     return np.asarray((low.numpy() <= mean) & (mean <= high.numpy()))
 

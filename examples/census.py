@@ -113,7 +113,7 @@ def logits_of(raw: Any, inputs: Mapping[str, Tensor]) -> Tensor:
 
 
 def output_of(model: am.HookedModel, inputs: Mapping[str, Tensor]) -> Tensor:
-    """The logits of attnmech's model; without a head, the last stream."""
+    """The logits of attnmech's model; without a head, the final stream."""
     output = model.output(model.encode(dict(inputs)))
     logits = getattr(output, "logits", None)
     values = output.last_hidden_state if logits is None else logits

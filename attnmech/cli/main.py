@@ -72,7 +72,7 @@ _EXIT: Final = "Exit status: 0 done; 1 the work or a check failed; 2 the command
 app = typer.Typer(
     name="attnmech",
     cls=_Commands,
-    help="Where each attention head looks, why it looks there, what it writes, and whether that matters.",
+    help="Where each head attends, why, what it writes, and whether that matters.",
     epilog=f"--json prints one object with these keys:\n\n{_KEYS}\n\n{_EXIT}",
     no_args_is_help=True,
     add_completion=False,
@@ -101,7 +101,7 @@ def options(
         bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and stop.")
     ] = False,
 ) -> None:
-    """Where each attention head looks, why it looks there, what it writes, and whether that matters."""
+    """Where each head attends, why, what it writes, and whether that matters."""
 
 
 @app.command(

@@ -34,9 +34,9 @@ class Figure:
     value: float
     cases: int
     chance: float | None = None
-    """What guessing among the choices would reach; None if there are no choices."""
+    """The accuracy of guessing among the choices; None if there are no choices."""
     head: tuple[int, int] | None = None
-    """Layer and head, where the figure is the best head's."""
+    """The layer and head, for figures of the best head."""
 
 
 @dataclass(frozen=True)
@@ -149,7 +149,7 @@ def head_figures(model: BloomForCausalLM, tokenizer: PreTrainedTokenizerFast, rn
 
     The first two are the share of rows that have that token as their top key, on held-out documents and on random
     words that repeat; the third is the mean attention that the second copy of a random word gives to what followed
-    the first. Rows from the third on count: earlier ones have little else to look at.
+    the first. Only rows from the third on count: earlier ones have few other keys.
     """
     before = torch.arange(1, LENGTH - 1)
     measured: dict[str, list[Tensor]] = {}

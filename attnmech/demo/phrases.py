@@ -26,7 +26,7 @@ def add_state(draft: Draft, dice: Dice, scene: Scene) -> None:
 
 
 def add_bracketed(draft: Draft, dice: Dice, scene: Scene, theme: Theme) -> None:
-    """What stands in a bracket: a short phrase without a verb that agrees."""
+    """The content of a bracket: a short phrase without a verb that agrees."""
     choice = dice.choose(("maker", "past", "company", "origin"))
     if choice == "maker":
         draft.add("made", "by")
@@ -75,7 +75,7 @@ def add_mention(draft: Draft, dice: Dice, person: Person, *, telling: bool = Fal
 
 
 def add_person(draft: Draft, dice: Dice, scene: Scene) -> tuple[int, words.Pronouns]:
-    """A person by name, or "the girl"; with the pronouns that will stand for them."""
+    """A person by name, or "the girl"; with the pronouns that will refer to them."""
     if dice.chance(0.75):
         person = scene.person(dice)
         return add_mention(draft, dice, person, telling=True), person.pronouns
@@ -84,7 +84,7 @@ def add_person(draft: Draft, dice: Dice, scene: Scene) -> tuple[int, words.Prono
 
 
 def add_actors(draft: Draft, dice: Dice, scene: Scene) -> tuple[tuple[int, ...], bool]:
-    """Those who do something: one or two people by name, or by what they are; and whether they are plural."""
+    """The subject of a deed: one or two people, by name or occupation; and whether it is plural."""
     who = dice.choose(("one", "two", "role"))
     if who == "role":
         plural = dice.chance(0.5)
@@ -104,7 +104,7 @@ def add_deed(draft: Draft, dice: Dice, scene: Scene) -> None:
 
 
 def verbs_for(dice: Dice, theme: Theme) -> tuple[Verb, ...]:
-    """Verbs that any thing can be the object of, or those of the theme."""
+    """Verbs that take any thing as their object, or those of the theme."""
     return dice.choose((words.ACTIONS, theme.verbs))
 
 

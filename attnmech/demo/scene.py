@@ -41,7 +41,7 @@ class Side:
         return self.female + self.male + self.untold
 
     def gender_of(self, name: str) -> Gender | None:
-        """The gender of a name; None for a name of either."""
+        """The gender of a name; None for a name of either gender."""
         return "female" if name in self.female else "male" if name in self.male else None
 
 

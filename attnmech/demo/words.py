@@ -49,13 +49,13 @@ PRONOUNS = {"female": Pronouns("she", "her", "her", "herself"), "male": Pronouns
 
 @dataclass(frozen=True)
 class Noun:
-    """A thing or a person that can be counted, in both numbers."""
+    """A countable noun for a thing or a person, in the singular and the plural."""
 
     singular: str
     plural: str
 
     def form(self, plural: bool) -> str:
-        """The noun in one number."""
+        """The singular or the plural."""
         return self.plural if plural else self.singular
 
 
@@ -305,13 +305,13 @@ SMALL = _listed(
     "also always never here not or nor neither either only just even same other another first second third next "
     "time day night year people its them their themselves"
 )
-"""Words that a user may type but that the sentences hardly need."""
+"""Words that a user may type but that the grammar hardly needs."""
 
 FRAME = _listed(
     "am and as at because but by decided did from gave had him in it made met of once said sang so that them they to "
     "wanted was were where who with wrote everyone"
 )
-"""Words that the sentences are built with."""
+"""Words that the grammar uses."""
 
 
 def names() -> tuple[str, ...]:

@@ -30,7 +30,7 @@ class Ray(Workers):
     ...     focus = am.attention_focus(model, am.Corpus("corpus.jsonl"), engine=engine)
     ...     effects = am.ablate_heads(model, texts, engine=engine)
 
-    Every call that takes `engine` returns what it returns without: the same batches go through the same code, counts
+    Every call returns the same result with and without an engine: the same batches go through the same code, counts
     are equal, and sums differ by rounding. Each worker loads the model once: from its own disk if the same weights are
     there, else from Ray's object store; the certificate is shared.
 
@@ -62,7 +62,7 @@ class Ray(Workers):
         self.address = checked_address(address)
         self.workers = None if workers is None else whole_number("workers", workers, least=1)
         if isinstance(gpus_per_worker, bool) or not isinstance(gpus_per_worker, int | float) or gpus_per_worker < 0:
-            raise InputError(f"`gpus_per_worker` must be a number of GPUs from 0 on; got {shown(gpus_per_worker)}.")
+            raise InputError(f"`gpus_per_worker` must be a number of GPUs, 0 or more; got {shown(gpus_per_worker)}.")
         self.gpus_per_worker = float(gpus_per_worker)
         self.cpus_per_worker = whole_number("cpus_per_worker", cpus_per_worker, least=1)
         self._actors: list[Any] = []

@@ -105,7 +105,7 @@ class Pool:
             seat.queue.append((done, result, task))
 
     def _heard(self, seat: _Seat) -> Iterator[Done]:
-        """The calls that a worker has finished since it was last asked."""
+        """The calls that a worker has finished since the last poll."""
         if seat.starting is not None:
             self._started(seat)
         while seat.queue and _is_there(seat.queue[0][0]):

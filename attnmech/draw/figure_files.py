@@ -34,7 +34,7 @@ _SCREEN_PT: Final = 9.0
 """The text size of a figure on the screen, in pt: 12 pixels of 1/96 inch."""
 
 _LEAST: Final = 10.5
-"""The smallest text size, in pixels of the screen: 6 pt if the usual text has 7 pt."""
+"""The smallest text size, in pixels of the screen: 6 pt if body text has 7 pt."""
 
 _NARROW: Final = 600.0
 """Figures have two columns from this width on, in pixels of the screen."""
@@ -54,7 +54,7 @@ class Size:
     most: float
     """The greatest height, in mm; for a slide, the height."""
     points: float
-    """The size of the usual text, in pt."""
+    """The size of body text, in pt."""
     dpi: int
     """The resolution of a PNG."""
     fixed: bool = False

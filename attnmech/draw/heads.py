@@ -28,7 +28,7 @@ class HeadNumber:
     values: Float[np.ndarray, "layer head"]
     """NaN where undefined."""
     clear: Bool[np.ndarray, "layer head"] | None = None
-    """Whether an interval tells each number from 0; the others are pale. None if there are no intervals."""
+    """Whether each number's interval excludes 0; the others are pale. None if there are no intervals."""
 
 
 @dataclass(frozen=True)

@@ -47,8 +47,8 @@ def heatmap(
 
     Args:
         weights: probabilities after softmax, [query key].
-        labels: what the positions are called; their numbers by default.
-        keys: what the keys are called, where they are not the queries.
+        labels: the names of the positions; by default their numbers.
+        keys: the names of the keys, if they are not the queries.
         sums_to_one: whether every row must sum to 1; if not, to at most 1.
 
     Raises:
@@ -94,8 +94,8 @@ def heatmaps(
 
     Args:
         weights: probabilities after softmax, [head query key] or [layer head query key].
-        labels: what the positions are called; their numbers by default.
-        keys: what the keys are called, where they are not the queries.
+        labels: the names of the positions; by default their numbers.
+        keys: the names of the keys, if they are not the queries.
         sums_to_one: whether every row must sum to 1; if not, to at most 1.
         title: the view's heading.
 
@@ -121,9 +121,9 @@ def edges(
 
     Args:
         weights: probabilities after softmax, [query key], [head query key] or [layer head query key].
-        labels: what the positions are called; their numbers by default.
+        labels: the names of the positions; by default their numbers.
         threshold: the initial threshold, above 0 and up to 1; the view has a slider.
-        keys: what the keys are called, where they are not the queries.
+        keys: the names of the keys, if they are not the queries.
         sums_to_one: whether every row must sum to 1; if not, to at most 1.
         title: the view's heading.
 

@@ -45,7 +45,7 @@ class Page:
     title: str
     """The page's title."""
     headline: str
-    """The finding that stands at the top, in one sentence."""
+    """The finding at the top of the page, in one sentence."""
     heads: PageHeads
     """What the page says about each head."""
     view: ScoreNumbers
@@ -298,7 +298,7 @@ def _precision(sections: Sequence[Section], data: Mapping[str, Any]) -> str:
         return sentences
     # A share is a product over a sum of products; each product has the relative errors of its two factors.
     error = 100 * sum(max(array["step"]) for array in packed)
-    return f"{sentences} Value-weighted shares are within {bound(max(error, 2e-3))} % of theirs."
+    return f"{sentences} Value-weighted shares are within {bound(max(error, 2e-3))} % of their values."
 
 
 def _marks(view: ScoreNumbers) -> Mapping[str, MarkStyle]:

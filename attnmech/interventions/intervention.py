@@ -108,7 +108,7 @@ class Intervention:
 
         Args:
             heads: a list of (layer, head), or "all".
-            positions: the rows: 0 and up, or below 0 from the end of each text; "last"; by default all.
+            positions: the rows; negative ones count from the end of each text; "last"; by default all.
             stack: the stack, in a model with several.
         """
         return cls(Zero(), checked_heads(heads), positions=checked_positions(positions), stack=stack)
@@ -133,7 +133,7 @@ class Intervention:
                 query head that shares the kv head.
             values: tensors by layer, as a run or `am.mean_z` returns them.
             point: "z", "pattern", "q", "k" or "v".
-            positions: the rows: 0 and up, or below 0 from the end of each text; "last"; by default all.
+            positions: the rows; negative ones count from the end of each text; "last"; by default all.
             stack: the stack, in a model with several.
         """
         new = checked_values(values)
@@ -164,7 +164,7 @@ class Intervention:
             heads: at points with a head axis: a list of (layer, head), or "all"; at k and v kv heads.
             factor: multiplies the values.
             layers: the layers, at points of the stream.
-            positions: the rows: 0 and up, or below 0 from the end of each text; "last"; by default all.
+            positions: the rows; negative ones count from the end of each text; "last"; by default all.
             stack: the stack, in a model with several.
         """
         return cls(
@@ -189,7 +189,7 @@ class Intervention:
         Args:
             heads: a list of (layer, head), or "all".
             to: "uniform", "self" or "first".
-            positions: the rows: 0 and up, or below 0 from the end of each text; "last"; by default all.
+            positions: the rows; negative ones count from the end of each text; "last"; by default all.
             stack: the stack, in a model with several.
         """
         return cls(Attend(to), checked_heads(heads), positions=checked_positions(positions), stack=stack)
@@ -203,7 +203,7 @@ class Intervention:
         Args:
             heads: a list of (layer, head), or "all".
             keys: "first", "special" (the tokenizer's special tokens), a list of positions, or a mask `[batch key]`.
-            positions: the rows: 0 and up, or below 0 from the end of each text; "last"; by default all.
+            positions: the rows; negative ones count from the end of each text; "last"; by default all.
             stack: the stack, in a model with several.
         """
         return cls(
@@ -295,7 +295,7 @@ class Intervention:
                 leaves ("resid_post"); or "attn_out" or "mlp_out".
             layers: the layers.
             values: `[#batch #position d_model]` by layer; None for 0.
-            positions: the rows: 0 and up, or below 0 from the end of each text; "last"; by default all.
+            positions: the rows; negative ones count from the end of each text; "last"; by default all.
             stack: the stack, in a model with several.
         """
         edit = Zero(point) if values is None else Replace(checked_values(values), point)

@@ -40,7 +40,7 @@ def checked_heads(heads: Any) -> tuple[Head, ...] | Literal["all"]:
 
 
 def checked_numbers(name: str, numbers: Any) -> tuple[int, ...]:
-    """Whole numbers of 0 or more sorted, without duplicates."""
+    """Non-negative whole numbers, sorted and without duplicates."""
     try:
         whole = {integer(number) for number in numbers}
         if not whole or min(whole) < 0:
@@ -62,7 +62,7 @@ def checked_positions(positions: Any) -> tuple[int, ...] | None:
             raise ValueError
     except (TypeError, ValueError):
         raise InputError(
-            '`positions` must be "last" or a list of whole numbers, below 0 from the end of each text; got '
+            '`positions` must be "last" or a list of whole numbers, negative ones from the end of each text; got '
             f"{shown(positions)}."
         ) from None
     return tuple(sorted(whole, key=lambda position: (position < 0, position)))

@@ -1,6 +1,6 @@
 """Numbers in float64: on their own device, or on the CPU where the device has no float64 (Apple's MPS).
 
-Whatever is computed in float64 is so on every device; the CPU waits for the device only where it has none.
+Float64 results do not depend on the device; the CPU waits only for devices without float64.
 """
 
 from functools import cache

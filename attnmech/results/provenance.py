@@ -94,8 +94,8 @@ class Provenance:
             corpus, ours = (str(one.options.get("corpus", "")) for one in (part, parts[0]))
             if not corpus:
                 raise InputError(
-                    f"results can be merged only if their corpus is known; one on {part.model!r} was measured on texts "
-                    f"that were run together, or saved by a version that did not record the corpus. Measure it again."
+                    f"results can be merged only if their corpus is known; the result on {part.model!r} was measured "
+                    f"on texts run together, or saved by a version that did not record the corpus. Measure it again."
                 )
             if corpus != ours:
                 raise InputError(

@@ -7,7 +7,7 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from ..basics.arguments import dense, index_of, listed
+from ..basics.arguments import dense, index_of, listed, shown
 from ..basics.messages import warn_user
 from ..errors import InputError
 from ..model.parts.pieces import read_piece, texts_of_pieces
@@ -36,7 +36,11 @@ def answer_ids(model: HookedModel, name: str, answers: Any, texts: int) -> Int[T
     for_all = isinstance(answers, (str, int))
     answers = [answers] if for_all else listed(name, answers, wanted)
     if len(answers) != texts and not for_all:
-        raise InputError(f"`{name}` must hold one token for each of the {texts} texts; got {len(answers)}.")
+        raise InputError(
+            f"`{name}` must be {wanted}; got {len(answers)} for {texts} {'text' if texts == 1 else 'texts'}."
+        )
+    if any(isinstance(answer, list | tuple) for answer in answers):
+        raise InputError(f"`{name}` must be {wanted}; got {shown(answers)}. The token to compare with is `against`.")
     ids = [_token_id(model, name, answer) if isinstance(answer, str) else answer for answer in answers]
     checked = [index_of(name, token, model.n_vocab, "the model's vocabulary") for token in ids]
     return torch.tensor(checked * (texts if for_all else 1), device=model.device)
@@ -50,7 +54,9 @@ def answer_tokens(model: HookedModel, answers: Any, texts: int) -> Int[Tensor, "
         answers = dense("`answers`", answers).tolist()
     answers = [answers] * texts if for_all else listed("answers", answers, wanted)
     if len(answers) != texts:
-        raise InputError(f"`answers` must hold one answer for each of the {texts} texts; got {len(answers)}.")
+        raise InputError(
+            f"`answers` must be {wanted}; got {len(answers)} for {texts} {'text' if texts == 1 else 'texts'}."
+        )
     rows = [_all_ids(model, answer) for answer in answers]
     longest = max(map(len, rows))
     return torch.tensor([[-1] * (longest - len(row)) + row for row in rows], device=model.device)

@@ -415,7 +415,7 @@ class Texts:
         return output, None if watch is None else watch.means()
 
     def _frozen(self, changes: Sequence[Change], keyless: "Keyless | None") -> Output:
-        """The last stream if only the attention of the changed layers differs from the clean pass."""
+        """The final stream if only the attention of the changed layers differs from the clean pass."""
         assert self.blocks is not None and self.clean.stream is not None
         touched = sorted({layer for change in changes for layer in self.engine._starts(change)})
         moved = {layer: self._moved(changes, layer, keyless) for layer in touched}

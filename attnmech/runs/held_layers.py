@@ -1,4 +1,4 @@
-"""Holds what layers gave until several are added together: on short texts, the overhead of a step exceeds its work."""
+"""Holds the numbers of layers until several are added together; on short texts, a step costs more than its work."""
 
 from collections.abc import Hashable, Iterator
 from typing import Generic, TypeVar
@@ -20,7 +20,7 @@ class HeldLayers(Generic[Kind, Value]):
 
     @classmethod
     def of(cls, state: State, run: Run) -> "HeldLayers[Kind, Value]":
-        """Those of the reducer with this state."""
+        """The held layers of the reducer with this state."""
         held: HeldLayers[Kind, Value] = run.between.setdefault((id(state["classes"]), cls), cls())
         return held
 

@@ -18,7 +18,7 @@ from .metrics import Metric
 
 @dataclass(frozen=True)
 class Output:
-    """The output of a pass over copies of a batch: the last stream, if logits can be computed from it later, else
+    """The output of a pass over copies of a batch: the final stream, if logits can be computed from it later, else
     logits.
     """
 

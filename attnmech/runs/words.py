@@ -75,7 +75,7 @@ def members_of(model: HookedModel, batch: Batch, words: Sequence[str]) -> Float[
             break
     else:
         raise InputError(
-            f"the tokenizer splits {shown(text)} into other tokens than the model read; label tokens instead."
+            f"the tokenizer does not split {shown(text)} into the tokens that the model read; label tokens instead."
         )
     ends = torch.tensor([len(word) for word in words]).cumsum(dim=0)
     member = torch.zeros(len(words), batch.ids.shape[1], dtype=torch.float32)

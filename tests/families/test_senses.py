@@ -116,7 +116,7 @@ def test_zeroing_a_head_is_zeroing_its_columns_of_w_o(name: str) -> None:
     real = ours.batch.mask
     close(ours[last][real], cut[last][real], 2e-5)
     assert float((ours[last] - acts_of(name)[last])[real].abs().max()) > 1e-2 * float(cut[last].abs().max())
-    if name in ("wav2vec2", "hubert"):  # post-norm without a further norm: the last stream is what they return
+    if name in ("wav2vec2", "hubert"):  # post-norm without a further norm: the final stream is what they return
         close(ours[last][real], theirs.last_hidden_state[real], 2e-5)
 
 

@@ -227,7 +227,7 @@ WRONG: Mapping[str, tuple[Callable[[], Any], str]] = {
     ),
     "a position alone": (
         lambda: Intervention.zero("all", positions=3),
-        '`positions` must be "last" or a list of whole numbers, below 0 from the end of each text; got 3',
+        '`positions` must be "last" or a list of whole numbers, negative ones from the end of each text; got 3',
     ),
     "half a position": (lambda: Intervention.zero("all", positions=[-0.5]), r"got \[-0.5\]"),
     "no positions": (lambda: Intervention.zero("all", positions=[]), r"`positions` must be .*; got \[\]"),

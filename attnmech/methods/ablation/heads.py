@@ -63,7 +63,7 @@ def ablate_heads(
         reference: the texts to average over, or the result of `am.mean_z` for them; for "resample", the donors. No
             token of these texts is masked.
         later: "recompute" gives the total effect. "frozen" gives the direct effect: the outputs of all other heads and
-            MLPs, in this layer and in later ones, keep their clean values, so the last stream lacks only what the head
+            MLPs, in this layer and in later ones, keep their clean values, so the final stream lacks only what the head
             itself writes (norms are recomputed). Total minus direct is the effect through later layers.
         shifts: whether to also measure how far the patterns of all heads move (`HeadEffects.shift`).
         draws: for "resample", the number of donors to average over for each text; `HeadEffects.draw_spread` measures

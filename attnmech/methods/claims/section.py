@@ -99,8 +99,8 @@ def about_each(test: SetTest) -> str:
     stronger, others = int(test.as_needed.sum()) - 1, len(test.sets) - 1
     return (
         f"Every head contributes, {named([test.heads[least]])} the least: {float(means.mean[least]):.2g} "
-        f"({float(low[least]):.2g} to {float(high[least]):.2g}). All heads contribute as much in "
-        f"{stronger or 'none'} of the {others} other sets (p = {test.p_each:.2g})."
+        f"({float(low[least]):.2g} to {float(high[least]):.2g}). All heads of "
+        f"{stronger or 'none'} of the {others} other sets contribute as much (p = {test.p_each:.2g})."
     )
 
 

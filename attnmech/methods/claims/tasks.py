@@ -153,7 +153,7 @@ class Task:
         groups = sorted(self.groups)
         if len(groups) < LEAST_TEXTS + 1:
             raise InputError(
-                f"{self.name!r} has {len(groups)} {'group' if len(groups) == 1 else 'groups'} of cases; a claim needs "
+                f"{self.name} has {len(groups)} {'group' if len(groups) == 1 else 'groups'} of cases; a claim needs "
                 f"at least {LEAST_TEXTS + 1}: {LEAST_TEXTS} to confirm it and one to choose heads on. Use more "
                 "templates, and give each case the template it was made from as its `group`."
             )
@@ -198,7 +198,7 @@ def require_apart(discovery: Task, confirmation: Task) -> None:
         )
     if len(confirmation.groups) < LEAST_TEXTS:
         raise InputError(
-            f"{confirmation.name!r} has {len(confirmation.groups)} groups to confirm a claim on; it needs at "
+            f"{confirmation.name} has {len(confirmation.groups)} groups to confirm a claim on; it needs at "
             f"least {LEAST_TEXTS}."
         )
 
@@ -256,7 +256,7 @@ def _require_one_group_a_prompt(name: str, cases: Sequence[Case]) -> None:
     for case in cases:
         if group.setdefault(case.prompt, case.group) != case.group:
             raise InputError(
-                f"{name!r} has the prompt {shown(case.prompt)} in two groups, {group[case.prompt]!r} and "
+                f"{name} has the prompt {shown(case.prompt)} in two groups, {group[case.prompt]!r} and "
                 f"{case.group!r}: it could be in both halves. Give it one group."
             )
 

@@ -88,7 +88,7 @@ def relations(
     if len(model.stacks) > 1:
         raise InputError("relations need a model with one stack; this model has an encoder and a decoder.")
     if flag("before", before) and not model.causal:
-        raise InputError("`before` is for decoders: this model looks both ways, so no word predicts the next one.")
+        raise InputError("`before` is for decoders: this model is bidirectional, so no word predicts the next one.")
     chosen = tuple(dict.fromkeys(model.points.check_layers(layers, "")))
     model.points.resolve(["pattern"], chosen, model.refused)
     texts = _by_text(listed("inputs", inputs, "a list of (text, query, key, relation)"))

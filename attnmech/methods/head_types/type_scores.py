@@ -124,7 +124,7 @@ class TypeScores(Summed):
 
         The answer a is the row's own token for a duplicate, and the token at the last target for induction. u_a reads
         how far the logit of a is above the mean over the vocabulary, through the final norm with its scale frozen
-        (before a soft cap). NaN if logits are not one norm and one matrix applied to the last stream, or if the last
+        (before a soft cap). NaN if logits are not one norm and one matrix applied to the final stream, or if the last
         layer was not measured.
 
         Source: LOCOS, arXiv 2607.01002.

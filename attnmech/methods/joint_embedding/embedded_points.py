@@ -366,7 +366,7 @@ class EmbeddedPoints(WithStatistics, PagedResult):
         head: int | None = None,
         projection: str | None = None,
     ) -> "go.Figure":
-        """Draws Draws `"points"`, a head's queries and keys, or `"criterion"`, the weighted correlation at each c; not
+        """Draws `"points"`, a head's queries and keys, or `"criterion"`, the weighted correlation at each c; not
         shown.
 
         Without `layer` and `head`, the figure shows the head with the correlation closest to −1.

@@ -1,4 +1,4 @@
-"""Measures heads in parallel, in the number of threads that torch uses, without nested threads."""
+"""Measures heads in parallel, with torch's number of threads and without nested ones."""
 
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor

@@ -43,8 +43,8 @@ def robust_scores(values: Float[Tensor, "*places"]) -> Float[Tensor, "*places"]:
 
 @lru_cache
 def critical_score(heads: int, statistics: int, level: float = 0.95) -> float:
-    """Returns the |robust score| that the most extreme of `heads` normal values exceeds in (1 − level) / statistics of
-    cases.
+    """Returns the score that the largest |robust score| of `heads` normal values exceeds with probability (1 − level)
+    / statistics.
 
     The score is simulated with a fixed seed and so includes the noise in the median and spread of few heads: with 32
     heads and one statistic it is above 3.2, the value for exact normal scores.

@@ -425,7 +425,7 @@ class NullAttention(TextResult):
         done = "; ".join(f"{name.replace('_', ' ')}: {meaning}" for name, meaning in INTERVENTIONS.items())
         return (
             f"Each cell is one head. A head attends if its mean attention to {SINKS[self.sink]} is at least "
-            f"{self.least_mass:g}. It writes if the norm that it writes from the sink is at least "
+            f"{self.least_mass:g}. It writes if the norm of what it writes from the sink is at least "
             f"{self.least_ratio:g} of "
             "the other tokens' median. What it writes matters if zeroing the sink's value changes the metric by more "
             "than "

@@ -101,7 +101,7 @@ def score_sections(
             reading=f"One row for each {nouns.query_token}, one column for each {nouns.key_token}. A mark shows the "
             "highest score of its row; the frame shows the selected query. Click a row to select another.",
             caveat=f"A row with one visible key{'' if keys else ' (row 0 of a causal model)'} has no choice: it is "
-            "neither marked nor counted. Hidden keys are blank. A high score says where the head looks, not that the "
+            "neither marked nor counted. Hidden keys are blank. A high score says where the head attends, not that the "
             "model's output depends on it: attention is not explanation.",
             figures={"attention-map": attention},
             tab="look",

@@ -343,8 +343,8 @@ def _notes(parts: ScoreParts, nouns: Nouns, *, crosses: bool = False) -> tuple[s
         )
     elif parts.relative is not None and parts.relative.names:
         notes.append(
-            "Position enters these scores through products with the content: content_to_position (the distances at "
-            "which a query looks) and position_to_content (the distances at which a key is looked for). Both include "
+            "Position enters these scores through products with the content: content_to_position (the distances "
+            "that a query prefers) and position_to_content (the distances that a key prefers). Both include "
             "the biases of queries and keys."
         )
     elif parts.position is None and parts.wavelengths is None:

@@ -259,8 +259,8 @@ _MEANING: Final = {
     "query_bias": "the query at each distance, whatever the key is",
     "constant": "the product of the biases at each distance",
     "softcap": "the soft cap's reduction of the score",
-    "content_to_position": "the distances at which the query's content looks",
-    "position_to_content": "the distances at which the key's content is looked for",
+    "content_to_position": "the distances that the query's content prefers",
+    "position_to_content": "the distances that the key's content prefers",
 }
 
 

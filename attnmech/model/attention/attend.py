@@ -71,7 +71,7 @@ def attend(
 
 
 def _attend_rows(layer: "_Layer", rows: range) -> Float[Tensor, "batch row head d_value"]:
-    """z of a block of rows. Keys that no row of the block may see are left out, unless somebody asks for whole rows."""
+    """z of a block of rows. Keys that no row of the block may see are left out, unless whole rows are requested."""
     keys = layer.keys(rows)
     scores = layer.products(rows, keys)
     scores = layer.with_terms_scaled(scores, rows)
@@ -124,12 +124,12 @@ class _Layer:
         return cls(q, k, v, terms, mask, site, weights, changes, added, precision)
 
     def blocks(self) -> Iterable[range]:
-        """The rows in blocks; all rows in one block if somebody asks for whole rows."""
+        """The rows in blocks; all rows in one block if whole rows are requested."""
         return _row_blocks(self.q, self.mask, self.whole, self.gathers)
 
     @cached_property
     def whole(self) -> bool:
-        """Whether somebody asks for whole rows."""
+        """Whether whole rows are requested."""
         asked = any(self.site.wants(name) for name in ("scores", "pattern"))
         return asked or (self.changes is not None and self.changes.whole_rows)
 
@@ -380,7 +380,7 @@ def attention_of_site(
             "not compute yet, so its scores would be wrong."
         )
     if dropout:
-        raise UnsupportedModelError(f"{type(module).__name__} drops attention at random although it is in eval mode.")
+        raise UnsupportedModelError(f"{type(module).__name__} applies attention dropout although it is in eval mode.")
     site: Site = module.attnmech_site  # type: ignore[assignment]
     edited = site.in_force.under_way.notes.edited_key
     key = key if edited is None else edited

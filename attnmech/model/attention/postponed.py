@@ -290,7 +290,7 @@ def _softmax(name: str, scores: Any, dim: Any = None, *_: Any, **options: Any) -
 def _dropped(name: str, pattern: Any, p: float = 0.5, training: bool = True, *_: Any, **__: Any) -> Any:
     if not p or not training:
         return pattern
-    raise UnsupportedModelError("it drops attention at random although it is in eval mode.")
+    raise UnsupportedModelError("it applies attention dropout although it is in eval mode.")
 
 
 def _same(name: str, value: Any, *args: Any, **options: Any) -> Any:

@@ -345,8 +345,9 @@ def require_readable(path: str, module: nn.MultiheadAttention) -> None:
     kind = type(module)
     if kind.forward is not nn.MultiheadAttention.forward or "forward" in vars(module):
         raise UnsupportedModelError(
-            f"{path or 'the module'} is a {kind.__name__} with its own forward, which may compute something else than "
-            f"nn.MultiheadAttention; describe it: am.load(module, example=..., architecture=am.Architecture(...))."
+            f"{path or 'the module'} is a {kind.__name__} with its own forward, which may not compute what "
+            "nn.MultiheadAttention computes; describe it: "
+            "am.load(module, example=..., architecture=am.Architecture(...))."
         )
     weights = (module.in_proj_weight, module.q_proj_weight, module.k_proj_weight, module.v_proj_weight)
     if not all(isinstance(weight, nn.Parameter) for weight in weights if weight is not None):

@@ -204,5 +204,5 @@ def _require_same(what: str, before: Tensor, after: Tensor) -> None:
     limit = pass_tolerance(after.dtype) * float(before.abs().max())
     if not float((before - after).abs().max()) <= limit:
         raise UnsupportedModelError(
-            f"{what} computes something else than the merged weights, so attnmech cannot read it exactly."
+            f"{what} does not compute what the merged weights compute, so attnmech cannot read it exactly."
         )

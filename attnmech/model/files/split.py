@@ -42,7 +42,7 @@ def without_dispatch(model: PreTrainedModel) -> PreTrainedModel:
 def joined(model: PreTrainedModel) -> PreTrainedModel:
     """A copy of a split model, with all values between modules on the device where its parameters begin.
 
-    Parameters are shared, but for the few that attention and blocks hold themselves (sinks, factors of norms).
+    Parameters are shared, except the few that attention and blocks hold themselves (sinks, factors of norms).
     """
     device, *_ = devices = devices_of(model)
     copied = without_dispatch(copy_of(model))
@@ -80,7 +80,7 @@ def check_joined(split: PreTrainedModel, passes: Passes) -> None:
     excess = excess_of(ours, theirs, with_least(by_row(theirs, limit), ours.dtype))
     if not excess <= 1:
         raise WeightsError(
-            f"{type(split).__name__} returns something else split over devices than with its values on one "
+            f"{type(split).__name__} returns one thing split over devices and another with its values on one "
             f"(off by {excess * limit:.1e} of the largest value of a row). {_REMEDY}"
         )
 

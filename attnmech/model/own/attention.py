@@ -59,7 +59,7 @@ class ProductCall:
                 f"{list(query.shape)}."
             )
         if dropout_p:
-            raise UnsupportedModelError("this module drops attention at random although it is in eval mode.")
+            raise UnsupportedModelError("this module applies attention dropout although it is in eval mode.")
         queries, keys = query.shape[2], key.shape[2]
         seen: list[Tensor] = []
         added: list[Tensor] = []

@@ -1,4 +1,4 @@
-"""Computes Computes SHA-256 of weights, configs and inputs, for a result's provenance."""
+"""Computes SHA-256 of weights, configs and inputs, for a result's provenance."""
 
 import hashlib
 import json

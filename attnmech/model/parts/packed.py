@@ -17,7 +17,7 @@ from ...basics.messages import first_line
 from ...errors import UnsupportedModelError
 
 _LEAST_BYTES = 2
-"""A floating-point number of less bytes is a code that a scale belongs to."""
+"""Floating-point numbers of fewer bytes are codes, to be multiplied by a scale."""
 
 
 def is_packed(weight: Tensor) -> bool:
@@ -44,7 +44,7 @@ def outline_of(module: nn.Module) -> Float[Tensor, "d_in d_out"]:
 
 
 def unpacked(module: nn.Module) -> Float[Tensor, "d_in d_out"]:
-    """The matrix of a packed projection, in float32 at least where its kernels take that."""
+    """The matrix of a packed projection, in float32 at least, if its kernels accept float32."""
     held = [*module.parameters(recurse=False), *module.buffers(recurse=False)]
     numbers = (tensor.dtype for tensor in held if tensor.is_floating_point() and tensor.element_size() >= _LEAST_BYTES)
     own = next(numbers, torch.float32)

@@ -71,7 +71,7 @@ class EditChecks(Probe):
                 yield Compared(where, excess_of(raw[copy : copy + 1][real], expected, allowed[real] + least))
                 shifted = excess_of(expected, raw[-1:][real], allowed[real]) > 1
                 if shifted and not edits.moves(copy):
-                    yield Compared(f"{where}, on the way to the last stream", torch.inf)
+                    yield Compared(f"{where}, on the way to the final stream", torch.inf)
 
         return self.by_layer("pattern edit", statement, ("pattern",), comparisons(), rounding)
 
@@ -158,7 +158,7 @@ class _Edits:
             )
 
     def moves(self, copy: int) -> bool:
-        """Whether the edit in a copy changes the last stream at a real token, or the output of a user's own module."""
+        """Whether the edit in a copy changes the final stream at a real token, or the output of a user's own module."""
         ended = self.values[self._end]
         one, other = ended[copy], ended[-1]
         if not self._probe.model.is_own:

@@ -41,7 +41,7 @@ def crossed_queries(probe: Probe, run: ProbeRun, layer: int) -> Iterator[Compare
 
 
 def crossed_states(probe: Probe, run: ProbeRun, layer: int) -> Iterator[Compared]:
-    """Keys and values of cross-attention come from the encoder's last stream, normed."""
+    """Keys and values of cross-attention come from the encoder's final stream, normed."""
     encoder = probe.model.stacks["encoder"]
     norm = encoder.architecture.final_norm
     if "encoder" not in run.layers:  # a run of recordings that were encoded before

@@ -124,7 +124,7 @@ def _of_crossing(probe: Probe) -> _Checks:
         statement = "attn_in = the middle norm of decoder.resid_mid"
         checks |= _stated(probe, "queries", statement, ("attn_in",), crossed_queries)
     if not model.is_own:
-        statement = "keys and values are made from the encoder's last stream, normed"
+        statement = "keys and values are made from the encoder's final stream, normed"
         checks |= _stated(probe, "states", statement, ("k", "v"), crossed_states)
     if not plan.streams and plan.attn_out:
         checks["attn_out"] = partial(scaled_output, probe)

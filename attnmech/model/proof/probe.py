@@ -266,11 +266,11 @@ class Probe:
         return [output] if _has_row_a_token(output, self.written(batch)) else []
 
     def output(self, batch: Batch) -> Tensor:
-        """The output of attnmech's model: logits or, without a head, the last stream after the final norm."""
+        """The output of attnmech's model: logits or, without a head, the final stream after the final norm."""
         return output_of(self.model.output(batch))
 
     def by_token(self, batch: Batch) -> Tensor:
-        """The output of attnmech's model if it has one row per token, else (a head for whole texts) the last stream."""
+        """The output of attnmech's model if it has one row per token; else (heads for whole texts) its final stream."""
         output = self.output(batch)
         return output if _has_row_a_token(output, self.written(batch)) else self.last_stream(batch)
 
@@ -442,12 +442,12 @@ def excess_of(ours: Tensor, theirs: Tensor, allowed: Tensor, keep: Tensor | None
 
 
 def output_of(output: object) -> Tensor:
-    """The logits or, for a model without a head, the last stream after the final norm."""
+    """The logits or, for a model without a head, the final stream after the final norm."""
     logits = getattr(output, "logits", None)
     tensor = getattr(output, "last_hidden_state", None) if logits is None else logits
     if not isinstance(tensor, torch.Tensor):
         raise UnsupportedModelError(
-            f"expected a model that returns logits or its last stream; this one returns a {type(output).__name__}. "
+            f"expected a model that returns logits or its final stream; this one returns a {type(output).__name__}. "
             "Load the model below its head: am.load(model.base_model)."
         )
     return tensor

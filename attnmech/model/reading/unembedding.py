@@ -78,7 +78,7 @@ class Unembedding:
         return reciprocal_rms(self._centred(stream), self.epsilon)
 
     def logits(self, stream: Float[Tensor, "*places d_model"]) -> Float[Tensor, "*places vocab"]:
-        """The logits of the last stream."""
+        """The logits of the final stream."""
         normed = self._normed(stream)
         uncapped = normed.new_empty(*normed.shape[:-1], len(self.W_U))
         for place, rows in self._rows():
@@ -89,7 +89,7 @@ class Unembedding:
     def rounding(
         self, stream: Float[Tensor, "*places d_model"], logits: Float[Tensor, "*places vocab"]
     ) -> Float[Tensor, "*places vocab"]:
-        """The largest error of each logit of the last stream that rounding can explain.
+        """The largest error of each logit of the final stream that rounding can explain.
 
         s ((2 + √d) ε ‖n‖ + 4ε max_d |n_d|) ‖W_U[a]‖ + 4ε (|b| + |logit|) with n = |N(x)| + r |γ ⊙ mean x|: the rounding
         of a product of d terms, and of what the model rounds to its own precision. Even in float64 models,

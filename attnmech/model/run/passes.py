@@ -19,7 +19,7 @@ from ..parts.settings import require_own_settings
 from ..stack.stack import Stack
 from ..structure.signals import KINDS, below_head, size_options
 
-ENCODED: Final = "encoder's last stream"
+ENCODED: Final = "encoder's final stream"
 """The entry of a batch that replaces its recordings: what their encoder returns, which a pass then leaves out."""
 
 

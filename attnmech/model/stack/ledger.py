@@ -162,7 +162,7 @@ class ScoreAudit:
         query_input, key_input, _ = block.notes.inputs(attn_in)
         wide = self.parts.query_from_input.dtype
         by_query, by_key = (torch.linalg.vector_norm(x, dim=-1, dtype=wide) for x in (query_input, key_input))
-        # Keys that are not tokens are not made from an input.
+        # Keys without a token have no input.
         by_key = pad(by_key, (0, self.parts.key_from_input.shape[2] - by_key.shape[1]))
         terms = max(query_input.shape[-1], key_input.shape[-1])
         self.query, self.key = self.rounded(by_query, by_key, product_rounding(attn_in.dtype, terms))

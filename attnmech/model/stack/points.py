@@ -214,7 +214,7 @@ def points_of(stacks: Sequence[Stack], has_logits: bool) -> ModelPoints:
     if stacks[0].architecture.reads == "tensors":
         outside["embed"] = NO_TOKENS
     if not has_logits:
-        outside["logits"] = "this model was loaded without a head on top; its last stream is resid_post"
+        outside["logits"] = "this model was loaded without a head on top; its final stream is resid_post"
     entries = []
     for point in POINTS.values():
         if not point.per_layer:

@@ -295,7 +295,7 @@ def test_the_sentence_says_what_the_numbers_say() -> None:
         f"({-high:.2g} to {-low:.2g} over 6 groups), more than all 63 other sets in these layers (p = 0.016, the "
         "smallest possible). Every head contributes, L"
     )
-    assert "All heads contribute as much in none of the 63 other sets (p = 0.016)." in claim.lead
+    assert "All heads of none of the 63 other sets contribute as much (p = 0.016)." in claim.lead
     decoys = (claim_of("lookup", "gpt2", ((0, head),)) for head in range(8))
     idle = next(each for each in decoys if each.interval()[0] <= 0 <= each.interval()[1])
     assert "has no clear effect on cued answers: " in idle.lead and " of 23 other heads in any layer hurt" in idle.lead

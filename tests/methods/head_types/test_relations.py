@@ -255,7 +255,7 @@ def test_from_the_word_before_it_is_as_if_that_were_the_query() -> None:
     for name in expected.names:
         assert torch.equal(found.accuracy(name), expected.accuracy(name))
         assert found.baseline(name) == expected.baseline(name)
-    with pytest.raises(InputError, match="looks both ways"):
+    with pytest.raises(InputError, match="this model is bidirectional"):
         am.relations(am.load(models.fresh("bert"), tokenizer=models.tokenizer()), labels, before=True)
 
 

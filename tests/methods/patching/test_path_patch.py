@@ -172,7 +172,7 @@ def test_mlps_may_be_frozen_on_the_way_to_a_head(family: str) -> None:
 
 @pytest.mark.parametrize("family", ["gpt2", "gemma2"])
 def test_receivers_may_act_on_the_logits_alone(family: str) -> None:
-    """With later="frozen" only the last stream has what the receiver writes: the last norm and the head are by hand."""
+    """With later="frozen" the receiver changes only the final stream; its norm and the head are computed by hand."""
     hooked, (clean, corrupted) = both(family)[0], prompts()
     found = am.path_patch(hooked, clean, corrupted, [(2, 1)], "v", senders=[(0, 2)], later="frozen", **JUDGED)
     held = {layer: hooked.run(clean, points=[("z", layer)])["z", layer] for layer in (1, 2)}

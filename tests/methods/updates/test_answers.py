@@ -29,7 +29,7 @@ FINAL_NORMS = {
 
 
 def by_hand(model: Any, norm_path: str, stream: Tensor, part: Tensor, token: int) -> tuple[float, float]:
-    """The logit of a token from one position's last stream, before a cap; and what a part of that stream adds to it."""
+    """A token's logit at one position, before a soft cap, and what a part of the final stream adds to it."""
     state, config = model.state_dict(), model.config
     gamma = state[f"{norm_path}.weight"]
     beta = state.get(f"{norm_path}.bias", torch.zeros_like(gamma))

@@ -154,12 +154,12 @@ def test_adapters_that_are_no_weights_are_refused_by_name(kind: str) -> None:
 def test_an_adapter_that_does_more_than_its_weights_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     source = adapted(KINDS["LoRA"]())
     source.register_forward_hook(lambda module, args, output: (2 * output[0],))
-    with pytest.raises(UnsupportedModelError, match="computes something else than the merged weights"):
+    with pytest.raises(UnsupportedModelError, match="does not compute what the merged weights compute"):
         am.load(source)
     monkeypatch.setattr(adapters, "_require_same_output", lambda *_: None)
     layer = source.base_model.model.model.layers[0].self_attn.q_proj
     layer.merge = lambda **_: None
-    with pytest.raises(UnsupportedModelError, match=r"the adapter at model\.layers\.0\.self_attn\.q_proj computes"):
+    with pytest.raises(UnsupportedModelError, match=r"the adapter at model\.layers\.0\.self_attn\.q_proj does not compute"):
         am.load(source)
 
 

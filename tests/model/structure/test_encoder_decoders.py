@@ -400,7 +400,7 @@ def test_what_cannot_be_exact_is_refused_by_name(kind: str, reason: str) -> None
 
 
 def test_what_heads_of_the_decoder_add_to_a_logit() -> None:
-    """Σ_h of the heads and the rest of the last stream is the logit; each head by hand from z and the raw weights."""
+    """Σ_h of the heads and the rest of the final stream is the logit; each head by hand from z and the raw weights."""
     raw, model, given = models.fresh("mbart", F64), hooked("mbart", F64), inputs("mbart")
     del given["attention_mask"]
     answers = torch.tensor([5, 17, 30])
