@@ -138,6 +138,12 @@ def torchao() -> Any:
     return transformers.TorchAoConfig(Int8WeightOnlyConfig())
 
 
+def bitsandbytes_4bit(kind: str) -> Any:
+    return transformers.BitsAndBytesConfig(
+        load_in_4bit=True, bnb_4bit_quant_type=kind, bnb_4bit_compute_dtype=torch.bfloat16
+    )
+
+
 PACKAGES: dict[str, tuple[str, Callable[[], Any], tuple[torch.dtype, ...], str]] = {
     "torchao int8": ("torchao", torchao, (torch.float32, torch.bfloat16), "torchao"),
     "quanto int8": (
@@ -153,11 +159,10 @@ PACKAGES: dict[str, tuple[str, Callable[[], Any], tuple[torch.dtype, ...], str]]
         "bitsandbytes to 8 bits",
     ),
     "bitsandbytes nf4": (
-        "bitsandbytes",
-        lambda: transformers.BitsAndBytesConfig(
-            load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_compute_dtype=torch.bfloat16
-        ),
-        (torch.bfloat16,), "bitsandbytes to 4 bits",
+        "bitsandbytes", lambda: bitsandbytes_4bit("nf4"), (torch.bfloat16,), "bitsandbytes to 4 bits",
+    ),
+    "bitsandbytes fp4": (
+        "bitsandbytes", lambda: bitsandbytes_4bit("fp4"), (torch.bfloat16,), "bitsandbytes to 4 bits",
     ),
 }  # fmt: skip
 
