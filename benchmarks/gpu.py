@@ -18,14 +18,14 @@ from itertools import product
 from pathlib import Path
 from statistics import median
 from time import perf_counter
-from typing import Any, Final
+from typing import Final
 
 import torch
-import transformers
 from contenders import CACHE, FUSED, PLAIN, fused, plain, run_with_cache
-from measure import machine, write
+from measure import difference, machine, write
 from rich.console import Console
 from rich.table import Table
+from shapes import WHOLE, Shape, build, token_ids
 from torch import Tensor
 from transformers import PreTrainedModel
 
@@ -45,69 +45,28 @@ TARGETS: Final = (
 """A contender, its yardstick, what is compared, and the largest ratio wanted at the middle length."""
 
 
-@dataclass(frozen=True)
-class Shape:
-    """A model with random weights: its class, and the options of its config."""
-
-    title: str
-    model: str
-    options: Mapping[str, int]
-
-
-def _llama(title: str, layers: int, width: int, inner: int) -> Shape:
-    return Shape(title, "LlamaForCausalLM", {
-        "num_hidden_layers": layers, "hidden_size": width, "intermediate_size": inner, "num_attention_heads": 32,
-        "num_key_value_heads": 8, "vocab_size": 128_256, "max_position_embeddings": 8192,
-    })  # fmt: skip
-
-
-SHAPES: Final = (
-    Shape("GPT-2-small", "GPT2LMHeadModel", {"n_positions": 8192}),
-    _llama("Llama 1B", 16, 2048, 8192),
-    _llama("Llama 8B", 32, 4096, 14_336),
+SHAPES: Final = (WHOLE["gpt2"], WHOLE["1b"], WHOLE["8b"])
+TINY: Final = (
+    Shape("tiny", "tiny GPT-2", "GPT2LMHeadModel", {"n_layer": 2, "n_head": 4, "n_embd": 32, "vocab_size": 96}),
 )
-TINY: Final = (Shape("tiny GPT-2", "GPT2LMHeadModel", {
-    "n_layer": 2, "n_head": 4, "n_embd": 32, "n_positions": 64, "vocab_size": 96,
-}),)  # fmt: skip
-FAMILIES: Final[Mapping[str, Mapping[str, Any]]] = {
-    "GPT2LMHeadModel": {"n_layer": 2, "n_head": 4, "n_embd": 48},
-    "BloomForCausalLM": {"n_layer": 2, "n_head": 4, "hidden_size": 48},
-    "LlamaForCausalLM": {
-        "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "hidden_size": 48,
-        "intermediate_size": 80,
-    },
-    "Gemma3ForCausalLM": {
-        "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "hidden_size": 48,
-        "intermediate_size": 80, "head_dim": 16, "sliding_window": 8,
-    },
-    "BertForMaskedLM": {
-        "num_hidden_layers": 2, "num_attention_heads": 4, "hidden_size": 48, "intermediate_size": 80,
-    },
-}  # fmt: skip
-
-
-# -- models ------------------------------------------------------------------------------------------------------------
-
-
-def built(model: str, options: Mapping[str, Any], device: torch.device, dtype: torch.dtype) -> PreTrainedModel:
-    """A model with random weights, made on its device."""
-    kind = getattr(transformers, model)
-    config = kind.config_class(**{"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0} | dict(options))
-    torch.manual_seed(0)
-    before = torch.get_default_dtype()
-    torch.set_default_dtype(dtype)
-    try:
-        with torch.device(device):
-            made: PreTrainedModel = kind(config).eval()
-    finally:
-        torch.set_default_dtype(before)
-    made.tie_weights()
-    return made
-
-
-def tokens_of(length: int, vocabulary: int, texts: int = 1) -> Tensor:
-    """Random token ids [text position]."""
-    return torch.randint(3, vocabulary, (texts, length), generator=torch.Generator().manual_seed(length))
+FAMILIES: Final = tuple(
+    Shape(model, model, model, {"vocab_size": 90, **options})
+    for model, options in {
+        "GPT2LMHeadModel": {"n_layer": 2, "n_head": 4, "n_embd": 48},
+        "BloomForCausalLM": {"n_layer": 2, "n_head": 4, "hidden_size": 48},
+        "LlamaForCausalLM": {
+            "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "hidden_size": 48,
+            "intermediate_size": 80,
+        },
+        "Gemma3ForCausalLM": {
+            "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "hidden_size": 48,
+            "intermediate_size": 80, "head_dim": 16, "sliding_window": 8,
+        },
+        "BertForMaskedLM": {
+            "num_hidden_layers": 2, "num_attention_heads": 4, "hidden_size": 48, "intermediate_size": 80,
+        },
+    }.items()
+)  # fmt: skip
 
 
 # -- the CPU's numbers -------------------------------------------------------------------------------------------------
@@ -126,28 +85,19 @@ def results_of(model: am.HookedModel, ids: Tensor) -> dict[str, Tensor]:
     }
 
 
-def difference(one: Tensor, other: Tensor) -> float:
-    """The largest difference, relative to the largest value; infinite where only one has a value."""
-    one, other = (value.detach().cpu().double() for value in (one, other))
-    if not torch.equal(one.isfinite(), other.isfinite()):
-        return torch.inf
-    one, other = (value.nan_to_num(0.0, 0.0, 0.0) for value in (one, other))
-    return float((one - other).abs().max() / other.abs().max().clamp_min(1e-9))
-
-
 def table_of_differences(device: torch.device) -> Table:
     """The largest difference from the CPU of each family, in float32."""
     table = Table("model", "largest difference", "of", title=f"{device} against the CPU, float32", title_justify="left")
-    for model, options in FAMILIES.items():
-        raw = built(model, {"vocab_size": 90, **options}, torch.device("cpu"), torch.float32)
+    for shape in FAMILIES:
+        raw = build(shape)
         with torch.no_grad():
             for parameter in raw.parameters():  # biases and norms begin at 0 and 1, where an error might not show
                 parameter.add_(torch.randn_like(parameter), alpha=0.1)
-        ids = tokens_of(23, 90, texts=2)
+        ids = token_ids(23, raw.config.vocab_size, texts=2)
         expected = results_of(am.load(raw), ids)
         found = results_of(am.load(raw, device=device), ids)
         worst = max(expected, key=lambda name: difference(found[name], expected[name]))
-        table.add_row(model, f"{difference(found[worst], expected[worst]):.1e}", worst)
+        table.add_row(shape.title, f"{difference(found[worst], expected[worst]):.1e}", worst)
     return table
 
 
@@ -275,12 +225,12 @@ def main() -> None:
         if perf_counter() - start > 60 * chosen.minutes:
             left_out += titles.values()
             continue
-        model = built(shape.model, shape.options, device, dtype)
+        model = build(shape, max(lengths), device=device, dtype=dtype)
         for length, title in titles.items():
             if perf_counter() - start > 60 * chosen.minutes:
                 left_out.append(title)
                 continue
-            ids = tokens_of(length, model.config.vocab_size)
+            ids = token_ids(length, model.config.vocab_size)
             costs = {name: cost_of(step, device, chosen.repeats) for name, step in steps_of(model, ids)}
             raw += [{"case": title, "contender": name, **vars(cost)} for name, cost in costs.items()]
             tables.append(table_of_costs(title, costs))

@@ -12,36 +12,19 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from time import process_time
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from measure import StepError, in_own_process, machine, memory_growth, write
 from rich.console import Console
 from rich.table import Table
+from shapes import WHOLE, build
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 PACKAGES: Final = ("attnmech", "torch", "transformers", "transformer-lens")
 TOKENS: Final = 512
-MODELS: Final[Mapping[str, tuple[str, str, str, Mapping[str, Any]]]] = {
-    "gpt2": ("GPT-2-small", "GPT2LMHeadModel", "GPT2Config", {}),
-    "t5": ("T5-small", "T5ForConditionalGeneration", "T5Config", {}),
-    "vit": ("ViT-base, 224 × 224", "ViTForImageClassification", "ViTConfig", {}),
-    "whisper": (
-        "Whisper-tiny", "WhisperForConditionalGeneration", "WhisperConfig",
-        {
-            "d_model": 384, "encoder_layers": 4, "decoder_layers": 4, "encoder_attention_heads": 6,
-            "decoder_attention_heads": 6, "encoder_ffn_dim": 1536, "decoder_ffn_dim": 1536, "vocab_size": 51_864,
-        },
-    ),
-    "1b": (
-        "Llama, 1.2 B", "LlamaForCausalLM", "LlamaConfig",
-        {
-            "vocab_size": 128_256, "hidden_size": 2048, "intermediate_size": 8192, "num_hidden_layers": 16,
-            "num_attention_heads": 32, "num_key_value_heads": 8, "tie_word_embeddings": True,
-        },
-    ),
-}  # fmt: skip
+MODELS: Final = [name for name in WHOLE if name != "8b"]
 
 
 @dataclass(frozen=True)
@@ -81,15 +64,12 @@ def seconds(step: Callable[[], object]) -> float:
 def cost(name: str) -> Cost:
     """Measures one model, in this process."""
     import torch
-    import transformers
 
     import attnmech as am
 
     torch.set_num_threads(1)
     am.load()  # imports
-    _, kind, config, options = MODELS[name]
-    torch.manual_seed(0)
-    model = getattr(transformers, kind)(getattr(transformers, config)(**options)).eval()
+    model = build(WHOLE[name])
     inputs = inputs_of(name)
 
     def plain() -> None:
@@ -114,14 +94,14 @@ def table_of(costs: Mapping[str, Cost]) -> Table:
         passes = (f"{value / measured.plain:.1f}" for value in (measured.load, measured.certificate))
         share = f"{measured.memory_gb / measured.weights_gb:.0%}"
         sizes = f"{measured.weights_gb:.2f}", f"{measured.plain:.2f}"
-        table.add_row(MODELS[name][0], *sizes, *passes, f"{measured.memory_gb:.2f}", share)
+        table.add_row(WHOLE[name].title, *sizes, *passes, f"{measured.memory_gb:.2f}", share)
     return table
 
 
 def main() -> None:
     """Measures, prints, writes."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--models", nargs="+", choices=MODELS, default=list(MODELS))
+    parser.add_argument("--models", nargs="+", choices=MODELS, default=MODELS)
     parser.add_argument("--json", type=Path, help="file for every figure")
     chosen = parser.parse_args()
     os.environ |= {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}

@@ -1,4 +1,7 @@
-"""Measures a step: its peak memory, in a separate process, and its time, in turns with other steps."""
+"""Measures a step: its peak memory, in a separate process, and its time, in turns with other steps.
+
+Also compares the tensors of two devices.
+"""
 
 import ctypes
 import gc
@@ -13,9 +16,12 @@ from importlib.util import find_spec
 from multiprocessing import get_context
 from pathlib import Path
 from time import perf_counter
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from rich.table import Table
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 Step = Callable[[], object]
 T = TypeVar("T")
@@ -71,6 +77,17 @@ def alternating_times(steps: Mapping[str, Step], repeats: int) -> dict[str, list
             times[name].append(perf_counter() - start)
             del result  # freed here, outside the timed part
     return times
+
+
+def difference(one: "Tensor", other: "Tensor") -> float:
+    """The largest difference, relative to the largest value; infinite if shapes differ, or only one is finite."""
+    import torch
+
+    one, other = (value.detach().cpu().double() for value in (one, other))
+    if one.shape != other.shape or not torch.equal(one.isfinite(), other.isfinite()):
+        return torch.inf
+    one, other = (value.nan_to_num(0.0, 0.0, 0.0) for value in (one, other))
+    return float((one - other).abs().max() / other.abs().max().clamp_min(1e-9)) if one.numel() else 0.0
 
 
 def installed(contenders: Mapping[str, object], module_of: Mapping[str, str]) -> list[str]:

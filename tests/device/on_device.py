@@ -2,8 +2,8 @@
 
 DEVICES is one, or two with a comma between them, over which accelerate splits the model. FLOAT64 is "float64", or
 "none" for devices that refuse that type. CALLS is a mapping in JSON: the names of calls (`tests/matrix.py`) that a
-model makes, by its type. The path holds `tests/`. Prints a line of JSON per model: its type, and how far every tensor
-of every result is from the CPU's, in units of what it may be.
+model makes, by its type. The path holds `tests/` and `benchmarks/`. Prints a line of JSON per model: its type, and how
+far every tensor of every result is from the CPU's, in units of what it may be.
 """
 
 import json
@@ -20,6 +20,7 @@ import fake_device
 import pandas as pd
 import torch
 from matrix import CALLS, Subject, look, models_of_all, stacks_of
+from measure import difference
 from torch import Tensor
 
 _OF_ROUNDING: Final = ("residual", "certificate", "tolerance")
@@ -44,14 +45,6 @@ def numbers_of(result: Any, name: str = "") -> Iterator[tuple[str, Tensor]]:
         for key, part in parts.items():
             if key not in _OF_ROUNDING:
                 yield from numbers_of(part, f"{name}.{key}")
-
-
-def difference(one: Tensor, other: Tensor) -> float:
-    """The largest difference, relative to the largest value; infinite where only one has a value."""
-    if one.shape != other.shape or not torch.equal(one.isfinite(), other.isfinite()):
-        return torch.inf
-    one, other = (value.nan_to_num(0.0, 0.0, 0.0) for value in (one, other))
-    return float((one - other).abs().max() / other.abs().max().clamp_min(1e-9)) if one.numel() else 0.0
 
 
 def placed(raw: Any, devices: Sequence[str]) -> Any:

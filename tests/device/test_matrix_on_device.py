@@ -58,7 +58,8 @@ def shares(devices: str, float64: str) -> dict[str, list[str]]:
 def test_results_are_those_of_the_cpu(devices: str, float64: str, kinds: tuple[str, ...], tmp_path: Path) -> None:
     every = shares(devices, float64)
     calls = json.dumps({kind: every[kind] for kind in kinds})
-    path = os.pathsep.join(filter(None, [str(HERE.parent), os.environ.get("PYTHONPATH")]))
+    folders = str(HERE.parent), str(HERE.parents[1] / "benchmarks"), os.environ.get("PYTHONPATH")
+    path = os.pathsep.join(filter(None, folders))
     done = subprocess.run(
         [sys.executable, str(HERE / "on_device.py"), str(tmp_path), devices, float64, calls],
         env=os.environ | {"PYTHONPATH": path}, capture_output=True, text=True, check=False,
