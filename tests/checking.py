@@ -10,7 +10,7 @@ import functools
 import inspect
 from collections.abc import Callable
 from importlib.machinery import SourceFileLoader
-from types import CodeType, FunctionType
+from types import CellType, CodeType, FunctionType
 from typing import Any, Final, get_type_hints
 from unittest.mock import patch
 
@@ -68,7 +68,8 @@ def _check_constructor(cls: Any, typechecker: Any) -> None:
 
 
 def _at_every_call(function: FunctionType, typechecker: Any) -> Callable[..., Any]:
-    under_beartype = _inner(function) if "<locals>" in function.__qualname__ else beartype(_with_hints(function))
+    within = "<locals>" in function.__qualname__
+    under_beartype = _inner(function) if within else beartype(_with_hints(function, function.__closure__))
 
     @functools.wraps(function)
     def called(*args: Any, **kwargs: Any) -> Any:
@@ -97,7 +98,8 @@ def _inner(function: FunctionType) -> Callable[..., Any]:
     """beartype's checks around a function within another, written once for all functions of the same code."""
     key = (function.__module__, function.__code__)
     if key not in _INNER:
-        _INNER[key] = beartype(_with_hints(function))
+        # Its own variables, such as a model, would stay in memory with these checks.
+        _INNER[key] = beartype(_with_hints(function, tuple(CellType() for _ in function.__closure__ or ())))
     checks = _INNER[key]
     # beartype returns a function as it is where no hint says anything.
     return functools.partial(checks, __beartype_func=function) if "__beartype_func" in _options(checks) else function
@@ -107,11 +109,9 @@ def _options(function: Callable[..., Any]) -> Any:
     return getattr(function, "__kwdefaults__", None) or {}
 
 
-def _with_hints(function: FunctionType) -> FunctionType:
+def _with_hints(function: FunctionType, closure: tuple[CellType, ...] | None) -> FunctionType:
     """The function with hints that beartype can read, for it alone: no strings, no `Self`."""
-    copy = FunctionType(
-        function.__code__, function.__globals__, function.__name__, function.__defaults__, function.__closure__
-    )
+    copy = FunctionType(function.__code__, function.__globals__, function.__name__, function.__defaults__, closure)
     copy.__kwdefaults__, copy.__qualname__, copy.__module__ = (
         function.__kwdefaults__, function.__qualname__, function.__module__
     )  # fmt: skip
