@@ -139,8 +139,7 @@ def page_of(title: str, names: tuple[str, ...]) -> str:
             directive = [f".. autoexception:: attnmech.{name}"]
         else:
             directive = [f".. autoclass:: attnmech.{name}", "   :members:", "   :undoc-members:"]
-            if name != "HookedModel":
-                directive.append("   :inherited-members: Result, PagedResult, TextResult, ABC, Mapping")
+            directive.append("   :inherited-members: Result, PagedResult, TextResult, ABC, Mapping")
         parts += ["```{eval-rst}", *directive, "```", ""]
         if inspect.isclass(thing) and issubclass(thing, Result):
             parts += ["```{figures} " + thing.__name__, "```", ""]

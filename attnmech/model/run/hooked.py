@@ -6,12 +6,11 @@ import weakref
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from functools import cached_property
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
 from jaxtyping import Float
-from torch import Tensor, nn
+from torch import Tensor
 from transformers import PreTrainedModel
 
 from ...activations.activations import Activations
@@ -22,13 +21,11 @@ from ...batch import Batch
 from ...errors import CertificateError, InputError
 from ...interventions import Heads, Intervention
 from ...interventions.place import BatchPart
-from ...points import PointKey, PointName
+from ...points import PointName
 from ...results.provenance import Provenance
 from ..attention.applied import Applied
-from ..attention.attend import IMPLEMENTATION
-from ..attention.in_force import Hook, InForce, Part, Pass, Watch
-from ..attention.observed import LayerObserver, RowObserver
-from ..inputs.embeddings import first_position_of, token_embedding, token_encoder, wire_embeddings
+from ..attention.in_force import Hook, Pass
+from ..inputs.embeddings import first_position_of, token_encoder
 from ..inputs.encoder import Encoder, Inputs
 from ..inputs.encoders import encoder_of
 from ..inputs.images import PatchGrid
@@ -36,33 +33,28 @@ from ..inputs.own_inputs import OwnInputs
 from ..inputs.transcripts import TranscriptEncoder
 from ..own.module import NO_TOKENS
 from ..parts.hashes import WeightsHash, model_hash
-from ..parts.packed import is_packed_projection
 from ..parts.predictions import Prediction, predicted_by
 from ..parts.settings import require_own_settings
-from ..parts.weights import AttentionWeights, as_stored, at_home, matrix_of
+from ..parts.weights import AttentionWeights
 from ..stack.carried import captured_norms
 from ..stack.heads import selected_heads
-from ..stack.points import ModelPoints, check_size, has_head, points_of
+from ..stack.points import check_size
 from ..stack.stack import Stack, stack_labelled
-from ..stack.wiring import wired_stack
 from ..structure.architecture import Architecture
-from ..structure.copies import copy_of, forget_lengths, take_apart, use_attention
 from .applying import placed_hooks, placed_intervention, require_means
 from .bridges import Bridges
 from .generation import Continuing, Generated, Sampling, ends_of
 from .gradients import Measure, run_with_gradients
 from .loss import text_losses
 from .masking import mask_id_of
-from .passes import CheckedPasses, call
+from .wired import WiredModel
 
 if TYPE_CHECKING:
     from transformer_lens.model_bridge import TransformerBridge
 
-    from ..parts.certificate import Certificate
-
 
 @public
-class HookedModel:
+class HookedModel(WiredModel):
     """A transformers model with named activation points, each with one proven meaning.
 
     `am.load` makes it. The caller's model is never modified: this is a copy of its modules that shares its parameters,
@@ -72,8 +64,6 @@ class HookedModel:
     >>> acts["pattern", 3]                                                   # doctest: +SKIP
     """
 
-    certificate: "Certificate"
-    """The latest certificate of this model, from loading or from a later `certify`."""
     files: str | None = None
     """The hub name, folder or file from which it was loaded; "" for the demo model, None for a model object."""
 
@@ -90,69 +80,27 @@ class HookedModel:
         own: OwnInputs | None = None,
         processor: Any = None,
     ) -> None:
+        super().__init__(original, plans)
         self.name = name
         self.source = source
         """The Python code that loads this model, such as am.load(); `model` if it was made from a model object."""
         self.is_demo = is_demo
         """Whether this is attnmech's own demo model."""
-        self.config = original.config
         self.tokenizer = tokenizer
-        self.original = original
-        """The caller's model, which is never changed."""
-        self.in_force = InForce()
-        """The hooks and interventions that are active in the current context."""
         self._bridges = Bridges(original, tokenizer)
         self._hash = WeightsHash()
-        self._model = copy_of(original)
-        # Hooks and replaced forwards refer to the modules that hold them. Unless they are removed, weights stay in
-        # memory until Python collects reference cycles.
-        weakref.finalize(self, take_apart, self._model).atexit = False
-        use_attention(self._model, IMPLEMENTATION)
-        forget_lengths(self._model)
-        base: nn.Module = self._model.base_model
-        for plan in plans:
-            if plan.adapt is not None:
-                plan.adapt(base)
-        self.stacks = {plan.stack: wired_stack(base, plan, self.in_force) for plan in plans}
-        first = next(iter(self.stacks.values()))
-        self.architecture: Architecture = first.architecture
-        self.n_layers, self.n_heads, self.n_kv_heads = first.n_layers, first.n_heads, first.n_kv_heads
-        self.d_model, self.d_head = first.d_model, first.d_head
-        weight = first.weights(first.layers[0]).W_Q
-        self.device = weight.device
         this = weakref.proxy(self)
-        self._passes = CheckedPasses(self._model, self.stacks, self.in_force, self.device, lambda: this.refused)
-        self.points: ModelPoints = points_of(list(self.stacks.values()), has_logits=has_head(self._model))
-        self.further_embeddings: tuple[str, ...] = ()
-        """Labels of the embeddings besides the tokens' ("position embedding"), which a pass can capture although they
-        are not points."""
         text: Encoder | None = None
-        if self.reads_tokens or (not self.is_own and "decoder" in self.stacks):
-            self.further_embeddings = wire_embeddings(
-                self._model, plans, self.in_force, self.d_model, is_point=self.points["embed"].absent is None
-            )
+        if self.embeds_tokens:
             text = token_encoder(
                 self._model, plans, tokenizer, bos, self.device, first_position=lambda: first_position_of(this.plain)
             )
         self.n_vocab = 0 if text is None else text.n_vocab
+        first = next(iter(self.stacks.values()))
+        weight = first.weights(first.layers[0]).W_Q
         self.encoder = encoder_of(original, self.architecture, text, own=own, like=weight, processor=processor)
         self.grid: PatchGrid | None = getattr(self.encoder, "grid", None)
         """How an image is cut into patches, which are its positions; None for other inputs."""
-
-    @property
-    def is_own(self) -> bool:
-        """Whether it is a user's own module instead of a transformers model."""
-        return self.architecture.reads == "tensors"
-
-    @property
-    def reads_tokens(self) -> bool:
-        """Whether its positions are tokens of a vocabulary, in every stack."""
-        return self.architecture.reads == "tokens"
-
-    @property
-    def writes_tokens(self) -> bool:
-        """Whether the positions of its output are tokens of a vocabulary."""
-        return self.output_stack.architecture.reads == "tokens"
 
     @property
     def predicts(self) -> Prediction:
@@ -426,12 +374,6 @@ class HookedModel:
         return chosen.weights(checked)
 
     @property
-    def refused(self) -> dict[str, str]:
-        """The points whose meaning the certificate could not prove, each with the reason."""
-        certificate = self.__dict__.get("certificate")
-        return {} if certificate is None else certificate.refused
-
-    @property
     def edited(self) -> tuple[str, ...]:
         """The points of active hooks ("pattern 3"), and active interventions ("z of L3H5 becomes 0")."""
         return self.in_force.edited
@@ -440,30 +382,6 @@ class HookedModel:
     def interventions(self) -> tuple[Intervention, ...]:
         """The active interventions, in the order in which they were given."""
         return self.in_force.interventions
-
-    @property
-    def causal(self) -> bool:
-        """Whether tokens in the output's stack can attend only to themselves and to earlier tokens."""
-        return self.output_stack.architecture.causal
-
-    @property
-    def output_stack(self) -> Stack:
-        """The stack from which the model's output comes."""
-        return self.stacks["decoder"] if "decoder" in self.stacks else next(iter(self.stacks.values()))
-
-    @property
-    def last_stream(self) -> tuple[str, int]:
-        """The point where the stream leaves the last block; in a model without a stream, `attn_raw` of the last
-        layer.
-        """
-        if not self.output_stack.architecture.streams:
-            return self.output_stack.point("attn_raw"), self.output_stack.layers[-1]
-        return self.output_stack.point("resid_post"), self.output_stack.layers[-1]
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """The current precision of the weights."""
-        return next(self._model.parameters()).dtype
 
     @property
     def weights_hash(self) -> str:
@@ -496,40 +414,6 @@ class HookedModel:
 
     # -- for methods and the certificate -------------------------------------------------------------------
 
-    def forward(
-        self,
-        batch: Batch,
-        *,
-        captures: Iterable[PointKey] = (),
-        rows: Sequence[RowObserver] = (),
-        ends: Sequence[LayerObserver] = (),
-        passing: Iterable[PointKey] = (),
-        layers: Iterable[tuple[str, int]] | None = None,
-        part: Part | None = None,
-    ) -> dict[PointKey, Tensor]:
-        """One pass without gradients; returns the captured values and feeds the observers.
-
-        `rows` are called with every block of rows, and `ends` with every finished layer, of the (stack, layer) in
-        `layers` or of all; they can read the points in `passing`, which are freed when their layer ends. `part` says
-        which blocks run. Besides points, `captures` may name `further_embeddings`, with None as the layer.
-        """
-        if layers is None:
-            layers = [(stack.label, layer) for stack in self.stacks.values() for layer in stack.layers]
-        places = {layer: place for place, layer in enumerate(layers)}
-        watch = Watch(places, rows, ends, frozenset(passing)) if rows or ends else Watch()
-        wanted = Pass(batch, frozenset(captures), watch, part=part)
-        with torch.no_grad():
-            self._passes.run(wanted)
-        return wanted.values
-
-    def output(self, batch: Batch) -> Any:
-        """transformers' output for a batch, computed with attnmech's attention."""
-        with torch.no_grad(), self._passes.checked(Pass(batch)):
-            output = call(self._model, batch)
-            if getattr(output, "logits", None) is not None:
-                output.logits = self.in_force.visit("logits", None, output.logits)
-            return output
-
     def applied(
         self, intervention: Intervention, texts: slice = slice(None), source: slice | Tensor = slice(None)
     ) -> Applied:
@@ -546,38 +430,6 @@ class HookedModel:
         have.
         """
         return selected_heads(self.points, self.output_stack if stack is None else self.stack(stack), heads, layers)
-
-    @cached_property
-    def plain(self) -> PreTrainedModel:
-        """The caller's model as transformers itself runs it: another copy, in eval mode.
-
-        It has the caller's attention implementation, or the other implementation if the caller's does not compute what
-        was trained.
-        """
-        plain, trusted = copy_of(self.original), self.architecture.trusted
-        return plain if trusted is None else use_attention(plain, trusted)
-
-    def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
-        """The model's parameters under transformers' names."""
-        return self._model.named_parameters()
-
-    @property
-    def embedding(self) -> Float[Tensor, "vocab d_model"]:
-        """The token embedding W_E."""
-        return at_home(self._model.get_input_embeddings(), token_embedding(self._model))
-
-    @property
-    def unembedding(self) -> Float[Tensor, "vocab d_model"] | None:
-        """W_U, one row per token; None if the model has no such matrix."""
-        head: nn.Module | None = self._model.get_output_embeddings()  # type: ignore[no-untyped-call]
-        if head is not None and is_packed_projection(head):
-            return matrix_of(head).T
-        return None if head is None else as_stored(head, "weight")
-
-    @property
-    def base(self) -> nn.Module:
-        """The model without its head."""
-        return self._model.base_model
 
 
 def require_model(model: object) -> None:

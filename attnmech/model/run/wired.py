@@ -1,0 +1,185 @@
+"""Copies a model and wires attnmech's attention and points into the copy: its stacks, weights and passes."""
+
+import weakref
+from collections.abc import Iterable, Iterator, Sequence
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from ...batch import Batch
+from ...points import PointKey
+from ..attention.attend import IMPLEMENTATION
+from ..attention.in_force import InForce, Part, Pass, Watch
+from ..attention.observed import LayerObserver, RowObserver
+from ..inputs.embeddings import token_embedding, wire_embeddings
+from ..parts.packed import is_packed_projection
+from ..parts.weights import as_stored, at_home, matrix_of
+from ..stack.points import ModelPoints, has_head, points_of
+from ..stack.stack import Stack
+from ..stack.wiring import wired_stack
+from ..structure.architecture import Architecture
+from ..structure.copies import copy_of, forget_lengths, take_apart, use_attention
+from .passes import CheckedPasses, call
+
+if TYPE_CHECKING:
+    from ..parts.certificate import Certificate
+
+
+class WiredModel:
+    """A copy of a model's modules, which shares its parameters, with attnmech's attention and points in its layers."""
+
+    certificate: "Certificate"
+    """The latest certificate of this model, from loading or from a later `certify`."""
+
+    def __init__(self, original: PreTrainedModel, plans: Sequence[Architecture]) -> None:
+        self.config = original.config
+        self.original = original
+        """The caller's model, which is never changed."""
+        self.in_force = InForce()
+        """The hooks and interventions that are active in the current context."""
+        self._model = copy_of(original)
+        # Hooks and replaced forwards refer to the modules that hold them. Unless they are removed, weights stay in
+        # memory until Python collects reference cycles.
+        weakref.finalize(self, take_apart, self._model).atexit = False
+        use_attention(self._model, IMPLEMENTATION)
+        forget_lengths(self._model)
+        base: nn.Module = self._model.base_model
+        for plan in plans:
+            if plan.adapt is not None:
+                plan.adapt(base)
+        self.stacks = {plan.stack: wired_stack(base, plan, self.in_force) for plan in plans}
+        first = next(iter(self.stacks.values()))
+        self.architecture: Architecture = first.architecture
+        self.n_layers, self.n_heads, self.n_kv_heads = first.n_layers, first.n_heads, first.n_kv_heads
+        self.d_model, self.d_head = first.d_model, first.d_head
+        self.device = first.weights(first.layers[0]).W_Q.device
+        this = weakref.proxy(self)
+        self._passes = CheckedPasses(self._model, self.stacks, self.in_force, self.device, lambda: this.refused)
+        self.points: ModelPoints = points_of(list(self.stacks.values()), has_logits=has_head(self._model))
+        self.further_embeddings: tuple[str, ...] = ()
+        """Labels of the embeddings besides the tokens' ("position embedding"), which a pass can capture although they
+        are not points."""
+        if self.embeds_tokens:
+            self.further_embeddings = wire_embeddings(
+                self._model, plans, self.in_force, self.d_model, is_point=self.points["embed"].absent is None
+            )
+
+    @property
+    def is_own(self) -> bool:
+        """Whether it is a user's own module instead of a transformers model."""
+        return self.architecture.reads == "tensors"
+
+    @property
+    def reads_tokens(self) -> bool:
+        """Whether its positions are tokens of a vocabulary, in every stack."""
+        return self.architecture.reads == "tokens"
+
+    @property
+    def writes_tokens(self) -> bool:
+        """Whether the positions of its output are tokens of a vocabulary."""
+        return self.output_stack.architecture.reads == "tokens"
+
+    @property
+    def embeds_tokens(self) -> bool:
+        """Whether one of its modules embeds tokens of a vocabulary."""
+        return self.reads_tokens or (not self.is_own and "decoder" in self.stacks)
+
+    @property
+    def causal(self) -> bool:
+        """Whether tokens in the output's stack can attend only to themselves and to earlier tokens."""
+        return self.output_stack.architecture.causal
+
+    @property
+    def output_stack(self) -> Stack:
+        """The stack from which the model's output comes."""
+        return self.stacks["decoder"] if "decoder" in self.stacks else next(iter(self.stacks.values()))
+
+    @property
+    def last_stream(self) -> tuple[str, int]:
+        """The point where the stream leaves the last block; in a model without a stream, `attn_raw` of the last
+        layer.
+        """
+        if not self.output_stack.architecture.streams:
+            return self.output_stack.point("attn_raw"), self.output_stack.layers[-1]
+        return self.output_stack.point("resid_post"), self.output_stack.layers[-1]
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The current precision of the weights."""
+        return next(self._model.parameters()).dtype
+
+    @property
+    def refused(self) -> dict[str, str]:
+        """The points whose meaning the certificate could not prove, each with the reason."""
+        certificate = self.__dict__.get("certificate")
+        return {} if certificate is None else certificate.refused
+
+    def forward(
+        self,
+        batch: Batch,
+        *,
+        captures: Iterable[PointKey] = (),
+        rows: Sequence[RowObserver] = (),
+        ends: Sequence[LayerObserver] = (),
+        passing: Iterable[PointKey] = (),
+        layers: Iterable[tuple[str, int]] | None = None,
+        part: Part | None = None,
+    ) -> dict[PointKey, Tensor]:
+        """One pass without gradients; returns the captured values and feeds the observers.
+
+        `rows` are called with every block of rows, and `ends` with every finished layer, of the (stack, layer) in
+        `layers` or of all; they can read the points in `passing`, which are freed when their layer ends. `part` says
+        which blocks run. Besides points, `captures` may name `further_embeddings`, with None as the layer.
+        """
+        if layers is None:
+            layers = [(stack.label, layer) for stack in self.stacks.values() for layer in stack.layers]
+        places = {layer: place for place, layer in enumerate(layers)}
+        watch = Watch(places, rows, ends, frozenset(passing)) if rows or ends else Watch()
+        wanted = Pass(batch, frozenset(captures), watch, part=part)
+        with torch.no_grad():
+            self._passes.run(wanted)
+        return wanted.values
+
+    def output(self, batch: Batch) -> Any:
+        """transformers' output for a batch, computed with attnmech's attention."""
+        with torch.no_grad(), self._passes.checked(Pass(batch)):
+            output = call(self._model, batch)
+            if getattr(output, "logits", None) is not None:
+                output.logits = self.in_force.visit("logits", None, output.logits)
+            return output
+
+    @cached_property
+    def plain(self) -> PreTrainedModel:
+        """The caller's model as transformers itself runs it: another copy, in eval mode.
+
+        It has the caller's attention implementation, or the other implementation if the caller's does not compute what
+        was trained.
+        """
+        plain, trusted = copy_of(self.original), self.architecture.trusted
+        return plain if trusted is None else use_attention(plain, trusted)
+
+    def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
+        """The model's parameters under transformers' names."""
+        return self._model.named_parameters()
+
+    @property
+    def embedding(self) -> Float[Tensor, "vocab d_model"]:
+        """The token embedding W_E."""
+        return at_home(self._model.get_input_embeddings(), token_embedding(self._model))
+
+    @property
+    def unembedding(self) -> Float[Tensor, "vocab d_model"] | None:
+        """W_U, one row per token; None if the model has no such matrix."""
+        head: nn.Module | None = self._model.get_output_embeddings()  # type: ignore[no-untyped-call]
+        if head is not None and is_packed_projection(head):
+            return matrix_of(head).T
+        return None if head is None else as_stored(head, "weight")
+
+    @property
+    def base(self) -> nn.Module:
+        """The model without its head."""
+        return self._model.base_model
