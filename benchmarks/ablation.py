@@ -3,10 +3,10 @@
     pip install -c constraints.txt . -r benchmarks/requirements.txt
     python benchmarks/ablation.py --json ablation.json
 
-Heads are set to zero, and the loss of 8 prompts is measured. attnmech sweeps all heads of some layers whose mean depth
-is that of all layers; the loops are timed on two heads of up to four such layers; both times are scaled to all heads of
-the model. All contenders must give the same effects, or nothing is printed. On an idle machine; the defaults need about
-an hour on two cores. See benchmarks/README.md.
+Heads are set to zero, and the loss of 8 prompts is measured. attnmech sweeps all heads of some layers with the mean
+depth of all layers; the loops are timed on two heads of up to four of these layers; both times are scaled to all heads
+of the model. All contenders must give the same effects, or nothing is printed. Needs an idle machine, and about an hour
+on two cores. See benchmarks/README.md.
 """
 
 import argparse

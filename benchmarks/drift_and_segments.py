@@ -3,7 +3,7 @@
     pip install -c constraints.txt .
     python benchmarks/drift_and_segments.py --json benchmarks/results/drift_and_segments.json
 
-Peak memory is the growth over what the process held before, with a separate process for each figure; times are measured
+Peak memory is the growth during the step, with a separate process for each figure; times are measured
 in turns, on an idle machine. Needs 8 GB of free memory and about 20 minutes on two cores.
 """
 

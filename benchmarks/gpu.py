@@ -1,4 +1,4 @@
-"""What attnmech costs on an accelerator beside transformers and TransformerLens; whether it gives the CPU's numbers.
+"""Measures attnmech, transformers and TransformerLens on an accelerator, and compares numbers with the CPU's.
 
     pip install -c constraints.txt . -r benchmarks/requirements.txt
     python benchmarks/gpu.py --json gpu.json
@@ -42,7 +42,7 @@ TARGETS: Final = (
     (STATISTICS, FUSED, "time", 2.0),
     (STATISTICS, CACHE, "memory", 0.1),
 )
-"""A contender, its yardstick, what is compared, and the largest ratio wanted at the middle length."""
+"""A contender, its reference, the compared quantity, and the largest acceptable ratio at the middle length."""
 
 
 SHAPES: Final = (WHOLE["gpt2"], WHOLE["1b"], WHOLE["8b"])
@@ -73,7 +73,7 @@ FAMILIES: Final = tuple(
 
 
 def results_of(model: am.HookedModel, ids: Tensor) -> dict[str, Tensor]:
-    """Numbers of every layer of the package."""
+    """Numbers from every layer of the package."""
     focus, updates = am.attention_focus(model, ids), am.residual_updates(model, ids)
     terms = am.decompose_scores(model, ids).terms
     return {
@@ -106,7 +106,7 @@ def table_of_differences(device: torch.device) -> Table:
 
 @dataclass(frozen=True)
 class Cost:
-    """What one contender's step took."""
+    """The cost of one contender's step."""
 
     seconds: float | None
     growth: int | None
@@ -177,7 +177,7 @@ def _ratio(one: float | None, other: float | None) -> str:
 
 
 def rows_of_targets(title: str, costs: Mapping[str, Cost]) -> Iterator[tuple[str, str, str, str]]:
-    """Each target beside what was measured."""
+    """Each target next to the measured ratio."""
     for name, yardstick, what, limit in TARGETS:
         one, other = (costs[key].seconds if what == "time" else costs[key].growth for key in (name, yardstick))
         if one is not None and other:

@@ -1,4 +1,4 @@
-"""What `am.load` costs: reading a model's structure, and the certificate, in plain passes of 512 tokens.
+"""Measures `am.load`, both the reading of a model's structure and the certificate, in plain passes of 512 tokens.
 
     python benchmarks/loading.py --models gpt2 1b --json loading.json
 
@@ -29,7 +29,7 @@ MODELS: Final = [name for name in WHOLE if name != "8b"]
 
 @dataclass(frozen=True)
 class Cost:
-    """What loading a model takes."""
+    """The cost of loading a model."""
 
     weights_gb: float
     plain: float
@@ -41,7 +41,7 @@ class Cost:
 
 
 def inputs_of(name: str) -> "dict[str, Tensor]":
-    """What the plain pass reads."""
+    """The input of the plain pass."""
     import torch
 
     generator = torch.Generator().manual_seed(0)

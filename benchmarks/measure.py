@@ -51,7 +51,7 @@ def _with_short_errors(function: Callable[..., T], *arguments: object) -> T:
 
 
 def memory_growth(step: Step) -> int:
-    """Bytes by which the process grows at the peak of the step, over what it holds before; Linux only."""
+    """Bytes by which the process grows up to the peak of the step; Linux only."""
     gc.collect()
     # Memory that was freed while loading, but is still held by the C library, would hide growth of the step.
     ctypes.CDLL(None).malloc_trim(0)

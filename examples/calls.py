@@ -145,7 +145,7 @@ def _of_group(members: Mapping[str, Mapping[str, object]], rows: Mapping[str, Ro
             refusing.setdefault(call, []).append(name)
     by_names: dict[tuple[str, ...], list[str]] = {}
     for call, names in refusing.items():
-        if refusing.get(call.partition("(")[0] + "`") != names:  # of a call that is refused, no variant is listed
+        if refusing.get(call.partition("(")[0] + "`") != names:  # no variant is listed for a refused call
             by_names.setdefault(tuple(names), []).append(call)
     whole = by_names.pop(tuple(members), None)
     parts = [] if whole is None else [", ".join(whole)]
@@ -154,7 +154,7 @@ def _of_group(members: Mapping[str, Mapping[str, object]], rows: Mapping[str, Ro
 
 def _summary(row: Row) -> Iterator[str]:
     """The refused calls as the README lists them, without calls that another stack of the model accepts."""
-    for call in matrix.CALLS:  # which have names without a stack
+    for call in matrix.CALLS:  # these have names without a stack
         if "without a head" in (why := row.refused.get(call, "")):
             yield "without a head: all that needs logits"
         elif why and call not in OWN_SUBJECT:

@@ -37,7 +37,7 @@ AT_ONCE: Final = 2
 SECONDS: Final = 150
 """The time limit for one model."""
 LARGEST: Final = 150_000_000
-"""A type with more parameters counts as not built, since the recipe failed to make it small."""
+"""A type with more parameters counts as not built: the recipe failed to make it small."""
 LENGTH: Final = 13
 SAME: Final = 1e-3
 """Logits of two implementations may differ by this much, relative to the largest logit of the row."""
@@ -275,7 +275,7 @@ def work(kind: str, sizes: Mapping[str, int], seed: int, answer: Connection) -> 
 
 
 class _Running:
-    """A separate process for one type, so that whatever it allocates or breaks ends with it."""
+    """A separate process for one type, so that its memory and its failures end with it."""
 
     def __init__(self, kind: str, sizes: Mapping[str, int], seed: int) -> None:
         context = get_context("fork")
@@ -286,7 +286,7 @@ class _Running:
         theirs.close()
 
     def result(self) -> tuple[Result, str] | None:
-        """The verdict, or that the process ended or took too long; None while it is working."""
+        """The verdict, which may be that the process ended or timed out; None while it is running."""
         while self.answers.poll():
             try:
                 answer: tuple[Result, str] | None = self.answers.recv()

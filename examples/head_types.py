@@ -1,4 +1,4 @@
-"""Head types beside two other rules, and what heads chosen by attention or by what they write are good for.
+"""Compares head types with two other rules, and the importance of heads chosen by attention or by writing.
 
     python examples/head_types.py                      # the demo model
     python examples/head_types.py --model model.gguf   # any other
@@ -18,7 +18,7 @@ import attnmech as am
 from attnmech.methods.head_types.repeated import repeated_sequences
 
 CLARK = 0.5
-"""Clark et al. 2019 speak of a head that attends to a token type where it gives it more than half of its attention."""
+"""In Clark et al. 2019, a head attends to a token type if it gives the type more than half of its attention."""
 
 DETECTED = {
     "previous": head_detector.get_previous_token_head_detection_pattern,

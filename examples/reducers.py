@@ -23,7 +23,7 @@ from attnmech.demo.grammar import document
 
 DOCUMENTS = 100
 NOTHING = -1
-"""Fills the places of a window where there is no token."""
+"""Fills the places of a window without a token."""
 
 
 def counted(scores: Tensor, block: am.reducers.RowBlock) -> Tensor:
@@ -62,7 +62,7 @@ class TopPairs(am.Reducer):
 
     A state holds "score" `[layer head place]`, "pair" `[layer head place 3]` (document, query, key) and "window"
     `[layer head place side token]`, the token ids around query and key. Scores are finite, so a place whose score is
-    −∞ is empty. Of equal pairs any may be left out.
+    −∞ is empty. Among equal pairs, any may be left out.
     """
 
     def __init__(self, count: int = 3, around: int = 2) -> None:

@@ -12,11 +12,11 @@ import pytest
 CHROMIUM = Path("/usr/bin/chromium")
 
 WHOLE: dict[str, Any] = {"height": 24000, "address": "#tab=all", "ready": "html[data-whole]"}
-"""A screen so high that every figure of a report is in sight, and drawn, with the sections of all tabs."""
+"""A screen tall enough to show, and draw, every figure of a report with the sections of all tabs."""
 
 
 class Chromium:
-    """A browser whose tabs are used again: opening a file in one that is warm takes a third of the time."""
+    """A browser that reuses its tabs: a warm tab opens a file in a third of the time."""
 
     def __init__(self, browser: Any) -> None:
         self.browser = browser
@@ -24,7 +24,7 @@ class Chromium:
 
     @contextmanager
     def tab(self) -> Iterator["Tab"]:
-        """A blank tab without a history; it is closed, and not used again, where the test fails."""
+        """A blank tab without a history; if the test fails, the tab is closed instead of reused."""
         tab = self.idle.pop() if self.idle else Tab(self.browser)
         try:
             yield tab
@@ -36,7 +36,7 @@ class Chromium:
 
 
 class Tab:
-    """A page of an offline browser that may ask for one file and nothing else."""
+    """A page of an offline browser that may request only one file."""
 
     def __init__(self, browser: Any) -> None:
         self.address = ""
@@ -50,7 +50,7 @@ class Tab:
         self.clear()
 
     def clear(self) -> None:
-        """As a new tab is: nothing is left of the page, of what was emulated, or of where the pointer was."""
+        """Resets a tab to a new one: no page, no emulation, no pointer position."""
         self.page.goto("about:blank")
         self.page.emulate_media(media="null", color_scheme="null")
         self.page.mouse.move(0, 0)
@@ -76,7 +76,7 @@ def chromium() -> Iterator[Chromium]:
         name for name, there in (("playwright", find_spec("playwright")), (CHROMIUM, CHROMIUM.exists())) if not there
     ]
     if missing:
-        # Where the checks promise a browser, its absence is a failure.
+        # If the environment promises a browser, its absence is a failure.
         assert "ATTNMECH_NEEDS_BROWSER" not in os.environ, f"not installed: {missing}"
         pytest.skip(f"not installed: {missing}")
     from playwright import sync_api as playwright
@@ -106,7 +106,7 @@ def opening(
     ready: str = "body",
     address: str = "",
 ) -> Iterator[Any]:
-    """A page in an offline browser, once `ready` matches; fails where it logs an error, throws, or asks for anything
+    """A page in an offline browser, once `ready` matches; fails if it logs an error, throws, or requests anything
     but itself."""
     path.write_text(html, "utf-8")
     with chromium.tab() as tab:

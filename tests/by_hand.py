@@ -23,7 +23,7 @@ _PLANS: WeakKeyDictionary[nn.Module, Architecture] = WeakKeyDictionary()
 
 
 def plan_of(plain: Any) -> Architecture:
-    """Where a raw model of one stack keeps its parts; read once."""
+    """The places of the parts of a raw model with one stack, read once."""
     if plain not in _PLANS:
         (_PLANS[plain],) = architectures_of(plain)
     return _PLANS[plain]
@@ -69,7 +69,7 @@ def divergences(logits: Tensor, clean: Tensor, lengths: list[int]) -> Tensor:
 
 
 def zeroed(head: int) -> Callable[[Tensor], Tensor]:
-    """What makes z of one head 0."""
+    """The change that sets z of one head to 0."""
 
     def change(z: Tensor) -> Tensor:
         z[..., head, :] = 0
@@ -89,7 +89,7 @@ def point_changed(plain: Any, point: str, layer: int, change: Callable[[Tensor],
         return args, {**kwargs, "hidden_states": change(kwargs["hidden_states"].clone())}
 
     def at_norm(module: nn.Module, args: Any) -> None:
-        args[0].copy_(change(args[0].clone()))  # which the block goes on with
+        args[0].copy_(change(args[0].clone()))  # the tensor with which the block continues
 
     def at_end(module: nn.Module, args: Any, output: Any) -> Any:
         return change(output.clone()) if isinstance(output, Tensor) else (change(output[0].clone()), *output[1:])
@@ -112,7 +112,7 @@ def point_changed(plain: Any, point: str, layer: int, change: Callable[[Tensor],
 
 
 def logit_differences(logits: Tensor, answers: Tensor, against: Tensor) -> Tensor:
-    """Logit of the answer less that of the other, at the last token, text by text."""
+    """Logit of the answer minus that of the other token, at the last token, text by text."""
     last = logits[:, -1].double()
     return torch.stack([row[a] - row[b] for row, a, b in zip(last, answers, against, strict=True)])
 
@@ -135,7 +135,7 @@ def _d_head(plain: Any) -> int:
 
 @contextmanager
 def output_changed(plain: Any, layer: int, path: str, change: Callable[[Tensor], Any]) -> Iterator[None]:
-    """A module's output changed: by what `change` returns, or not if that is None."""
+    """Replaces a module's output by what `change` returns, unless that is None."""
 
     def at_output(module: Any, args: Any, output: Any) -> Any:
         whole = not isinstance(output, Tensor)

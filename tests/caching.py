@@ -1,4 +1,4 @@
-"""A cache for tests, whose key is the meaning of a call, not how its arguments are written."""
+"""A cache for tests: calls with the same meaning share an entry, however their arguments are written."""
 
 import functools
 from collections.abc import Callable
@@ -10,7 +10,7 @@ R = TypeVar("R")
 
 
 def cached(function: Callable[P, R]) -> Callable[P, R]:
-    """`functools.cache`, for which a default that is given, or an argument by its name, is the same call."""
+    """`functools.cache`, but defaults and arguments by name count as the same call."""
     arguments, stored = signature(function), functools.cache(function)
 
     @functools.wraps(function)

@@ -1,4 +1,4 @@
-"""The terms of the centred ledger written out: queries and keys turned back by matrices, text by text, in loops."""
+"""The terms of the centred ledger, written out: queries and keys are rotated back by matrices, in loops over texts."""
 
 import math
 from collections.abc import Callable
@@ -20,12 +20,12 @@ F32, F64 = torch.float32, torch.float64
 LENGTHS: Final = [5, 9, 2, 14, 7, 11, 3, 16, 8, 6, 12, 4]
 
 Turns = Callable[[int, int], Tensor | None]
-"""From layer and position to the matrix R so that x R is x rotated; None where a layer does not rotate."""
+"""Maps layer and position to the matrix R such that x R is x rotated; None if a layer does not rotate."""
 
 
 @dataclass(frozen=True)
 class Split:
-    """Queries and keys of one layer as they enter the score, turned back: `[batch position head d_head]`."""
+    """Queries and keys of one layer as they enter the score, rotated back: `[batch position head d_head]`."""
 
     q: Tensor
     k: Tensor
@@ -88,7 +88,7 @@ def scale_of(name: str) -> float:
 
 @cache
 def hooked(name: str, dtype: torch.dtype) -> am.HookedModel:
-    """A family by name, of tests/models.py or of the auto classes; shared: not to be changed."""
+    """A family by name, from tests/models.py or the auto classes; shared, so tests must not change it."""
     if name == "gemma3":
         return am.load(models.randomised(gemma3(), dtype=dtype))
     if name in ("cohere", "llama4_text"):
@@ -108,7 +108,7 @@ def back(value: Tensor, turns: Turns, layer: int) -> Tensor:
 
 
 def split_of(name: str, model: am.HookedModel, inputs: Any, layer: int, stack: str = "") -> Split:
-    """What a run captured of a layer's queries and keys, turned back."""
+    """The queries and keys of a layer that a run captured, rotated back."""
     dot = f"{stack}." if stack else ""
     points = [
         rotated if model.points[f"{dot}{rotated}"].absent is None else plain
@@ -139,7 +139,7 @@ def own_means(value: Tensor, counted: Tensor) -> Tensor:
 
 
 def without_first(mask: Tensor) -> Tensor:
-    """The real tokens but the first of each text."""
+    """The real tokens except the first of each text."""
     found = mask.bool().clone()
     for row in found:
         row[row.nonzero()[0, 0]] = False
@@ -171,14 +171,14 @@ def naive_terms(split: Split, query_mean: Tensor, key_mean: Tensor, native: Tens
 
 
 def close(ours: Tensor, theirs: Tensor, tolerance: float, size: float = 0.0) -> None:
-    """Apart by no more than `tolerance` of the largest value, or of `size` where that is larger."""
+    """Whether two tensors differ by at most `tolerance` times the largest value, or times `size` if that is larger."""
     size = max(size, float(theirs.abs().max()), 1e-30)
     difference = float((ours - theirs).abs().max())
     assert difference <= tolerance * size, f"off by {difference:.2e}, largest {size:.2e}"
 
 
 def means_by_hand(model: am.HookedModel, inputs: Any, **fields: Any) -> am.results.MeanQK:
-    """Means with the provenance of the model, and whatever sums, counts and texts are given."""
+    """Means with the model's provenance, and with these sums, counts and texts."""
     return replace(am.mean_qk(model, inputs), **fields)
 
 

@@ -1,6 +1,6 @@
 """Checks annotations at every call, as jaxtyping's import hook does, in a fraction of the time.
 
-jaxtyping's own decorator binds every call's arguments to a signature and checks them twice, for its messages. Here
+jaxtyping's own decorator binds the arguments of every call to a signature and checks them twice, for its messages. Here
 beartype checks arguments and value once, in jaxtyping's scope of axis names; jaxtyping's decorator only says what was
 wrong with a call's arguments.
 """
@@ -28,7 +28,7 @@ _theirs: Callable[..., Any] = jaxtyping.jaxtyped
 
 
 def check(package: str) -> None:
-    """Checks every function and dataclass of a package that is yet to be imported."""
+    """Checks every function and dataclass of a package, which must not have been imported yet."""
     jaxtyping.jaxtyped = jaxtyped
     _import_hook._JaxtypingLoader.exec_module = SourceFileLoader.exec_module
     _import_hook._JaxtypingLoader.get_code = _code
@@ -36,7 +36,7 @@ def check(package: str) -> None:
 
 
 def checked(function: Callable[..., Any]) -> Callable[..., Any]:
-    """beartype, for every function but those with `Self`, which it takes only where it decorates the whole class."""
+    """beartype, for every function except those with `Self`, which it accepts only when it decorates the whole class."""
     try:
         return beartype(function)
     except BeartypeDecorHintPep673Exception:
@@ -44,7 +44,7 @@ def checked(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def jaxtyped(thing: Any = _decorator._sentinel, *, typechecker: Any = _decorator._sentinel) -> Any:
-    """jaxtyping's decorator; functions, and what a dataclass is made by, are checked faster."""
+    """jaxtyping's decorator, with a faster check of functions and of constructors of dataclasses."""
     if thing is _decorator._sentinel:
         return functools.partial(jaxtyped, typechecker=typechecker)
     if inspect.isclass(thing):
@@ -59,8 +59,8 @@ def jaxtyped(thing: Any = _decorator._sentinel, *, typechecker: Any = _decorator
 
 
 def _check_constructor(cls: Any, typechecker: Any) -> None:
-    """Checks the fields of a dataclass, below the check of their names that a public one has."""
-    from attnmech.basics.public import public  # importable once its package is checked
+    """Checks the fields of a dataclass, after the check of their names in a public one."""
+    from attnmech.basics.public import public  # can be imported only once its package is checked
 
     init = cls.__init__
     fields = jaxtyped(inspect.unwrap(init), typechecker=typechecker)
@@ -91,7 +91,7 @@ def _at_every_call(function: FunctionType, typechecker: Any) -> Callable[..., An
 
 
 _INNER: Final[dict[tuple[str, CodeType], Callable[..., Any]]] = {}
-"""By module and code, the checks of functions that other functions make, at every call anew."""
+"""The checks of nested functions, by module and code, since these functions are made anew in every call."""
 
 
 def _inner(function: FunctionType) -> Callable[..., Any]:
@@ -110,7 +110,7 @@ def _options(function: Callable[..., Any]) -> Any:
 
 
 def _with_hints(function: FunctionType, closure: tuple[CellType, ...] | None) -> FunctionType:
-    """The function with hints that beartype can read, for it alone: no strings, no `Self`."""
+    """The function with hints that beartype can read: without strings and `Self`."""
     copy = FunctionType(function.__code__, function.__globals__, function.__name__, function.__defaults__, closure)
     copy.__kwdefaults__, copy.__qualname__, copy.__module__ = (
         function.__kwdefaults__, function.__qualname__, function.__module__
@@ -122,7 +122,7 @@ def _with_hints(function: FunctionType, closure: tuple[CellType, ...] | None) ->
 
 
 def _hints(function: FunctionType) -> dict[str, Any]:
-    """The annotations evaluated; one that names what is not there at run time says nothing."""
+    """The evaluated annotations; an annotation whose names do not exist at run time is not checked."""
     try:
         return get_type_hints(function, include_extras=True)
     except Exception:
@@ -131,7 +131,7 @@ def _hints(function: FunctionType) -> dict[str, Any]:
 
 
 def _code(self: Any, name: str) -> CodeType | None:
-    """A checked module's code, cached apart from what is not checked.
+    """A checked module's code, cached separately from unchecked code.
 
     jaxtyping says so for as long as the module is imported, and libraries that it imports are then compiled every time.
     """

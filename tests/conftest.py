@@ -18,25 +18,25 @@ from jaxtyping import config
 checking.check("attnmech")
 torch.set_num_threads(1)
 
-# A busy machine is slow, and a check that fails must fail again.
+# No deadlines, since the machine may be busy; derandomised, so that a failing check fails again.
 settings.register_profile("attnmech", deadline=None, derandomize=True)
 settings.load_profile("attnmech")
 
 
 def pytest_xdist_auto_num_workers() -> int:
-    """A worker for every core that this process may use; of many, eight, since a worker takes a gigabyte."""
+    """One worker for every core that this process may use, at most eight, since a worker takes a gigabyte."""
     return min(8, len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup() -> None:
-    """Weights that a test does not seed are the same in every run, whatever ran before."""
+    """Unseeded weights are the same in every run, whatever ran before."""
     torch.manual_seed(0)
 
 
 @pytest.fixture
 def unchecked() -> Iterator[None]:
-    """Without the checks of annotations, for arguments of a wrong type: what a user sees who runs without them."""
+    """Switches off the checks of annotations, so that arguments of a wrong type raise what a user would see."""
     config.update("jaxtyping_disable", True)
     yield
     config.update("jaxtyping_disable", False)
@@ -52,13 +52,13 @@ def many_batches(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(autouse=True)
 def few_rows(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Tests that make blocks of rows small have several of them in a short text."""
+    """Makes blocks of rows small, so that a short text has several."""
     monkeypatch.setattr("attnmech.model.parts.mask._LEAST_ROWS", 16)
 
 
 @pytest.fixture(autouse=True)
 def few_texts(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Reports measure ablations on fewer texts than a user's would: the numbers have tests of their own."""
+    """Reports in tests measure ablations on fewer texts than a user's; other tests check the numbers."""
     limits = sys.modules.get("attnmech.pages.limits")
     if limits is not None:
         monkeypatch.setattr(limits, "OTHER_TEXTS", 2)

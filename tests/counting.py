@@ -16,7 +16,7 @@ TEXTS = demo_documents(120, seed=5)
 
 
 class Lengths(am.Reducer):
-    """How often each document came, its tokens, and the sum of its rows' largest weights, layer by layer."""
+    """The number of times each document was seen, its tokens, and the sum of its rows' largest weights, by layer."""
 
     def __init__(self, most: int) -> None:
         self.most = most
@@ -48,7 +48,7 @@ class Slow(Lengths):
 
 
 class Poisoned(Lengths):
-    """The same, but one document ends its process."""
+    """The same, but one document kills its process."""
 
     def __init__(self, most: int, number: int) -> None:
         super().__init__(most)

@@ -12,7 +12,7 @@ def loss(logits: Tensor, ids: Tensor) -> float:
 
 
 class Raw:
-    """What transformers says of one text."""
+    """The results of transformers for one text."""
 
     def __init__(self, plain: Any, ids: Tensor) -> None:
         self.plain, self.ids = plain, ids
@@ -44,7 +44,7 @@ class Raw:
         return self.pattern[layer, head] @ self.value(layer, head)
 
     def effect(self, layer: int, head: int, z: Tensor) -> float:
-        """How much the loss changes if one head's z is replaced."""
+        """The change of the loss if one head's z is replaced."""
 
         def replaced(_: Any, given: tuple[Tensor]) -> None:
             given[0][0, :, head * self.d_head : (head + 1) * self.d_head] = z

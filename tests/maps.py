@@ -6,7 +6,7 @@ import numpy as np
 
 
 def shown(figure: Any) -> np.ndarray:
-    """The number of each cell, pale or not; NaN where there is none."""
+    """The number of each cell, pale or not; NaN for an empty cell."""
     traces = [np.asarray(trace.z, dtype=float) for trace in figure.data if trace.type == "heatmap"]
     assert all((np.isnan(traces[0]) | np.isnan(other)).all() for other in traces[1:])
     return np.nansum(traces, axis=0) + np.where(np.isnan(traces).all(axis=0), np.nan, 0.0)

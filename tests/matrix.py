@@ -1,7 +1,7 @@
-"""Every public call on a small random model of every family: does it work, or which error says why not?
+"""Makes every public call on a small random model of every family, and records which work and why others are refused.
 
-No two axes of a model have one length; biases and norms are random. A cell that raises anything but an `AttnmechError`
-is a bug.
+All axes of a model have different lengths; biases and norms are random. A cell that raises anything but an
+`AttnmechError` is a bug.
 """
 
 import re
@@ -124,7 +124,7 @@ FAMILIES: Final[dict[str, dict[str, dict[str, Callable[[], Any]]]]] = {
 
 
 class Subject:
-    """A loaded model with inputs of every kind that calls take."""
+    """A loaded model with every kind of input that calls take."""
 
     def __init__(self, raw: Any, folder: Path, device: str | None = None) -> None:
         self.raw, self.folder = raw, folder
@@ -133,7 +133,7 @@ class Subject:
             self.tokenizer.add_special_tokens({"mask_token": "[MASK]"})
         self.model = am.load(raw, tokenizer=self.tokenizer, device=device)
         self.stack: str | None = None
-        """The stack that a call is about, of a model with several."""
+        """The stack that a call concerns, in a model with several."""
 
     @property
     def crossed(self) -> bool:
@@ -142,7 +142,7 @@ class Subject:
 
     @cached_property
     def inputs(self) -> list[Any]:
-        """Five inputs of different lengths, where the model takes any length."""
+        """Five inputs, of different lengths if the model takes any length."""
         if self.tokenizer is None:
             return [self._signal(seed) for seed in range(5)]
         if self.crossed:
@@ -151,7 +151,7 @@ class Subject:
 
     @property
     def texts(self) -> Any:
-        """All inputs as calls take several: texts as a list, all else as an iterator."""
+        """All inputs in the form for calls on several: texts as a list, others as an iterator."""
         return self.inputs if self.reads_text else iter(self.inputs)
 
     @property
@@ -178,7 +178,7 @@ class Subject:
 
     @property
     def with_global_token(self) -> Any:
-        """One input whose first token is global, of a model with windows; the inputs of any other."""
+        """For a model with windows, one input whose first token is global; for any other, its inputs."""
         if not any(stack.architecture.windows for stack in self.model.stacks.values()):
             return self.texts
         ids = torch.arange(3, 16)[None]
@@ -192,7 +192,7 @@ class Subject:
 
     @property
     def segments(self) -> Any:
-        """Sentences, or two halves of an input that has none."""
+        """Sentences, or two halves of an input without sentences."""
         if self.tokenizer is not None:
             return "sentence"
         length = self.model.encode(self.text).queries(self.stack or "").ids.shape[1]
@@ -210,7 +210,7 @@ class Subject:
 
     @property
     def judged(self) -> dict[str, Any]:
-        """What patching is judged by."""
+        """The metric of patching."""
         if not self.model.writes_tokens:
             return {"metric": first_logits}
         return {"answers": torch.tensor([5]), "against": torch.tensor([9])}
@@ -240,9 +240,9 @@ def first_logits(logits: Tensor, batch: Any) -> Tensor:
 
 Call = Callable[[Subject], Any]
 CALLS: Final[dict[str, Call]] = {}
-"""By the name under which the table counts them."""
+"""The calls, by the names in the table."""
 OF_A_STACK: Final[set[str]] = set()
-"""The calls that are about one stack, of a model with several."""
+"""The calls that concern one stack of a model with several."""
 
 
 def call(name: str, *, of_a_stack: bool = False) -> Callable[[Call], Call]:
@@ -258,7 +258,7 @@ def call(name: str, *, of_a_stack: bool = False) -> Callable[[Call], Call]:
 
 
 def look(result: Any, folder: Path) -> None:
-    """What a user does with a result: print it, its table, its figure, and save it."""
+    """Does with a result what a user does: prints it, makes its table and figure, and saves it."""
     repr(result)
     if hasattr(result, "to_frame"):
         result.to_frame()
@@ -532,7 +532,7 @@ def _patch_stream(of: Subject) -> Any:
 
 @call("path_patch")
 def _path_patch(of: Subject) -> Any:
-    # A small hybrid has one layer with attention, whose heads send to the logits alone.
+    # A small hybrid has a single layer with attention, whose heads can only send to the logits.
     receivers = of.heads[-1:] if len(of.model.output_stack.layers) > 1 else "logits"
     return am.path_patch(of.model, *of.pair, receivers, senders=of.heads[:1], **of.judged)
 
@@ -583,7 +583,7 @@ def models_of_all() -> dict[str, Callable[[], Any]]:
 
 
 _SHARED: Final = 8
-"""How many models of a row share its calls, where it has as many."""
+"""The number of models of a row that share its calls, if the row has that many."""
 
 
 def calls_of(kind: str) -> dict[str, Call]:
@@ -601,7 +601,7 @@ def stacks_of(subject: Subject, name: str) -> tuple[str | None, ...]:
 
 
 def cells(subject: Subject, calls: Mapping[str, Call] = CALLS) -> Iterator[tuple[str, str, str]]:
-    """Makes every call on every stack that it can be about: its name, the stack, and why it is refused ("": it works).
+    """Makes every call on every stack that it may concern; yields name, stack and the reason of a refusal, or "".
 
     Any error but an `AttnmechError` is raised.
     """
@@ -620,16 +620,16 @@ def cells(subject: Subject, calls: Mapping[str, Call] = CALLS) -> Iterator[tuple
 
 @dataclass(frozen=True)
 class Row:
-    """What became of all calls on one model."""
+    """The outcomes of all calls on one model."""
 
     cells: int
-    """How many there are in all."""
+    """The number of all calls."""
     refused: Mapping[str, str]
-    """The reasons, by call and, of a model with several, its stack in brackets."""
+    """The reasons, by call, with the stack in brackets for models with several stacks."""
 
 
 def row_of(make: Callable[[], Any], folder: Path, calls: Mapping[str, Call] = CALLS) -> Row:
-    """Makes calls on a small model, all of them or some."""
+    """Makes all or some calls on a small model."""
     subject = Subject(make(), folder)
     done = cells(subject, calls)
     refused = {f"{name} ({stack})" if stack else name: why for name, stack, why in done if why}
@@ -637,7 +637,7 @@ def row_of(make: Callable[[], Any], folder: Path, calls: Mapping[str, Call] = CA
 
 
 def _reason(model: am.HookedModel, error: str) -> str:
-    """The first sentence of an error, of any model."""
+    """The first sentence of an error, without the names of the model."""
     plans = {stack.architecture.name for stack in model.stacks.values()}
     for plan in plans:
         error = error.replace(f" ({plan})", "")

@@ -1,6 +1,6 @@
 """Small transformers models with random weights, in which no two axes have the same length, with helpers for tests.
 
-Every parameter is random: biases and norm weights too, so that nothing that is wrong can hide behind a zero.
+Every parameter is random, biases and norm weights too, so that no fault can hide behind a zero.
 """
 
 from collections.abc import Callable
@@ -17,12 +17,12 @@ import attnmech as am
 
 
 def randomised(model: Any, *, dtype: torch.dtype = torch.float32, seed: int = 0) -> Any:
-    """The model in eval mode with every parameter drawn anew; matrices keep the size of what goes through them."""
+    """The model in eval mode with new random parameters; matrices preserve the size of their inputs."""
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             noise = torch.randn(parameter.shape, generator=generator, dtype=torch.float64)
-            if not parameter.requires_grad:  # sines and cosines, which are no more learned than drawn
+            if not parameter.requires_grad:  # sines and cosines, which are neither learned nor random
                 continue
             if parameter.ndim > 1:
                 parameter.copy_(noise if "emb" in name or "wte" in name else noise / parameter.shape[-1] ** 0.5)
@@ -197,7 +197,7 @@ MAKERS: Final[dict[str, Callable[[], Any]]] = {
 }
 
 FAMILIES: Final = ("bloom", "gpt2", "llama", "llama_bias", "bert")
-"""One model of each family that has its own layout, and Llama with and without biases."""
+"""One model of each family with a separate layout, and Llama with and without biases."""
 
 YARN: Final = {
     "rope_type": "yarn", "rope_theta": 150.0, "factor": 4.0, "beta_fast": 32.0, "beta_slow": 1.0, "truncate": False,
@@ -237,7 +237,7 @@ NEW: Final[dict[str, Callable[[], Any]]] = {
         heads=2, d_head=9, share_att_key=False, position_buckets=-1, norm_rel_ebd="none", type_vocab_size=2
     ),
 }
-"""Models of the families beyond those, for tests/families."""
+"""Models of further families, for tests/families."""
 
 
 def t5(kind: str = "T5ForConditionalGeneration", config: str = "T5Config") -> Any:
@@ -337,7 +337,7 @@ OTHERS: Final[dict[str, Callable[[], Any]]] = {
     "longformer": longformer,
     "led": led,
 }
-"""Models of several stacks, of images, hybrids, and others with tests of their own."""
+"""Models with several stacks, models of images, hybrids, and others with separate tests."""
 
 
 CROSSED: Final[dict[str, Callable[[], Any]]] = {
@@ -352,15 +352,15 @@ SINGLE_ONLY: Final = ("gpt_oss", "gpt_oss_yarn", "jamba")
 
 
 def fresh(name: str, dtype: torch.dtype = torch.float32, seed: int = 0) -> Any:
-    """A model of its own, for tests that change it."""
+    """A separate model, for tests that change it."""
     return randomised((MAKERS | NEW | OTHERS | CROSSED)[name](), dtype=dtype, seed=seed)
 
 
 @cached
 def plain(name: str, dtype: torch.dtype = torch.float32) -> Any:
-    """transformers' model, shared by all tests: not to be changed.
+    """transformers' model, shared by all tests, which must not change it.
 
-    In eager attention, but for Falcon with ALiBi, which eager attention counts twice.
+    In eager attention, except for Falcon with ALiBi, which eager attention counts twice.
     """
     return in_attention(fresh(name, dtype), "sdpa" if name.startswith("falcon_alibi") else "eager")
 
@@ -390,7 +390,7 @@ def _changes(model: am.HookedModel) -> list[int]:
 
 
 def demo() -> am.HookedModel:
-    """The demo model, shared by all tests; one that has changed a weight is told so by the next."""
+    """The demo model, shared by all tests; a changed weight fails the next test."""
     model, changes = _demo()
     assert _changes(model) == changes and "forward" not in vars(model), "a test has changed the shared demo model"
     return model
@@ -414,7 +414,7 @@ def padded(name: str, side: str = "right", batch: int = 3, length: int = 7) -> d
 
 
 def blocks_of(model: Any) -> nn.ModuleList:
-    """The list of blocks of a transformers model, wherever it stands."""
+    """The list of blocks of a transformers model, wherever it is."""
     base = model.base_model
     for path in ("h", "layers", "encoder.layer", "blocks", "decoder.layers"):
         try:
@@ -443,7 +443,7 @@ WORDS: Final = (
 
 
 def tokenizer(*, has_bos: bool = False, adds_bos: bool = False, words: tuple[str, ...] = WORDS) -> Any:
-    """A tokenizer of whole words; with a BOS token, and one that puts it at the front, where asked."""
+    """A tokenizer of whole words; optionally with a BOS token, and with BOS added to every text."""
     raw = Tokenizer(models.WordLevel({word: number for number, word in enumerate(words)}, unk_token="[UNK]"))
     raw.pre_tokenizer = pre_tokenizers.Whitespace()
     if adds_bos:
@@ -455,7 +455,7 @@ def tokenizer(*, has_bos: bool = False, adds_bos: bool = False, words: tuple[str
 
 
 def inputs_of(name: str) -> dict[str, Tensor]:
-    """What a model of any kind can be run on: padded texts, with a decoder's tokens where it has one, or images."""
+    """Inputs for a model of any kind: padded texts, with tokens for a decoder if it has one, or images."""
     config = plain(name).config
     if name.startswith("vit"):
         generator = torch.Generator().manual_seed(1)

@@ -22,7 +22,7 @@ def t_interval(above: Sequence[float], below: Sequence[float] | None = None) -> 
 def difference_interval(
     one: tuple[Sequence[float], Sequence[float]], other: tuple[Sequence[float], Sequence[float]]
 ) -> tuple[float, float]:
-    """The interval of Σ above / Σ below of one less that of the other, over the same texts."""
+    """The interval of the difference of two ratios Σ above / Σ below over the same texts."""
     means, moved = [], []
     for above, below in (one, other):
         total, mean = sum(below), sum(above) / sum(below)

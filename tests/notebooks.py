@@ -18,7 +18,7 @@ SECONDS_A_CELL = 300
 
 
 class ThisInterpreter(AsyncKernelManager):
-    """Starts kernels of the interpreter that runs the tests, whatever kernels the machine knows."""
+    """Starts kernels with the interpreter that runs the tests, whatever kernels are installed."""
 
     @property
     def kernel_spec(self) -> KernelSpec:
@@ -32,7 +32,7 @@ def stored(name: str) -> Any:
 
 @cache
 def executed(name: str) -> Any:
-    """The notebook with its outputs; kept in the folder that ATTNMECH_EXECUTED names, if it names one."""
+    """The notebook with its outputs, stored in the folder ATTNMECH_EXECUTED if that is set."""
     folder = os.environ.get("ATTNMECH_EXECUTED")
     if not folder:
         return _run(stored(name))
@@ -47,7 +47,7 @@ def executed(name: str) -> Any:
 
 
 def _run(notebook: Any) -> Any:
-    """Runs a notebook in a folder of its own."""
+    """Runs a notebook in a separate folder."""
     with TemporaryDirectory() as folder:
         environment = {**os.environ, "IPYTHONDIR": folder, "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
         client = NotebookClient(

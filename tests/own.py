@@ -27,7 +27,7 @@ def layer(**options: Any) -> nn.TransformerEncoderLayer:
 
 
 class TwoAttentions(nn.Module):
-    """Self-attention twice with residuals, of any options, which returns torch's weights as well."""
+    """Two self-attentions with residuals and any options; also returns torch's weights."""
 
     def __init__(self, *, heads: int = 5, **options: Any) -> None:
         super().__init__()
@@ -65,7 +65,7 @@ class Wrapped(nn.Module):
 
 
 class PostBlock(nn.Module):
-    """A post-norm block whose attention stands in a module of its own."""
+    """A post-norm block whose attention is in a separate module."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -111,7 +111,7 @@ class Recurring(nn.Module):
 
 
 class Pooling(nn.Module):
-    """Self-attention with a position in queries and keys alone, and queries of its own that pool (DETR's way)."""
+    """Self-attention with positions only in queries and keys, and learned queries that pool (as in DETR)."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -128,7 +128,7 @@ class Pooling(nn.Module):
 
 
 class ReadsWeights(nn.Module):
-    """A module that uses the weights that its attention returns."""
+    """A module that computes with the weights that its attention returns."""
 
     def __init__(self) -> None:
         super().__init__()

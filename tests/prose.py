@@ -54,7 +54,7 @@ PATTERNS = {
 """Regular expressions, each with what to write instead."""
 
 EMPTY_NAMES = {"each", "found", "given", "told", "said", "about"}
-"""Names of variables that say nothing of what they hold."""
+"""Names of variables that do not say what they hold."""
 
 
 class Place(NamedTuple):

@@ -10,13 +10,13 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Place:
-    """Where a family keeps the attention of one block, under transformers' names."""
+    """The places of one block's attention in a family, under transformers' names."""
 
     block: str
     qkv: tuple[str, ...]
     out: str
     norm: str | None
-    """The norm that makes the attention's input; None where the stream itself is it."""
+    """The norm that returns the attention's input; None if that is the stream itself."""
     norm_kind: str = "layer"
     """"layer", "rms" (Llama) or "rms + 1" (Gemma 2)."""
     before: tuple[str, str | None] = ("", None)
@@ -89,9 +89,9 @@ class Layer:
     b_V: list[Tensor] | None
     b_O: Tensor | None
     gamma: Tensor | None
-    """Weight of the norm that makes the attention's input out of the stream; None where none stands there."""
+    """Weight of the norm that returns the attention's input; None if there is none."""
     beta: Tensor | None
-    """Shift of the norm that made the attention's input, wherever that norm stands."""
+    """Shift of the norm that returns the attention's input, wherever that norm is."""
     eps: float
     d_head: int
 
@@ -120,7 +120,7 @@ def heads_of(model: Any) -> tuple[int, int, int]:
 
 
 def _start(kind: str, part: int, head: int, heads: int, kv: int) -> int:
-    """Which block of d_head rows of a fused projection holds a head of q (part 0), k (1) or v (2)."""
+    """The index of the d_head rows of a fused projection that hold a head of q (part 0), k (1) or v (2)."""
     if kind in ("gpt2", "mpt"):
         return part * heads + head
     if kind in ("bloom", "gpt_neox", "deberta"):
@@ -164,13 +164,13 @@ def layer_weights(model: Any, layer: int) -> Layer:
 
 
 def _rms(x: Tensor, eps: float) -> Tensor:
-    """x over its root mean square, taken in float32 whatever the model's precision, as transformers does."""
+    """x divided by its root mean square, in float32 whatever the model's precision, as in transformers."""
     single = x.float()
     return single * torch.rsqrt(single.pow(2).mean(-1, keepdim=True) + eps)
 
 
 def attention_input(model: Any, layer: int, stream: Tensor) -> Tensor:
-    """What the projections see: the stream through the norm of a pre-norm block, written out."""
+    """The input of the projections: the stream after the norm of a pre-norm block, written out."""
     weights, kind = layer_weights(model, layer), _place(model).norm_kind
     if weights.gamma is None:
         return stream
@@ -193,7 +193,7 @@ def slopes(heads: int) -> list[float]:
 
 
 def slopes_mpt(heads: int) -> list[float]:
-    """MPT's: the slopes of the next power of two, those with odd index first, cut to the number of heads."""
+    """MPT's slopes: those of the next power of two, odd indices first, cut to the number of heads."""
     whole = 1
     while whole < heads:
         whole *= 2
@@ -204,9 +204,9 @@ def slopes_mpt(heads: int) -> list[float]:
 def rotation(
     position: int, d_head: int, theta: float, dtype: torch.dtype, *, turned: int | None = None, pairs: bool = False
 ) -> Tensor:
-    """The matrix R so that x R is x rotated; angles in float32, as transformers takes them.
+    """The matrix R such that x R is x rotated; angles are in float32, as in transformers.
 
-    Only the first `turned` dimensions turn; dimension i with i + turned/2 or, in `pairs`, 2i with 2i + 1.
+    Only the first `turned` dimensions rotate: dimension i with i + turned/2 or, with `pairs`, 2i with 2i + 1.
     """
     turned = d_head if turned is None else turned
     frequency = 1.0 / theta ** (torch.arange(0, turned, 2).float() / turned)
@@ -245,7 +245,7 @@ def _yarn(position: int, d_head: int, rope: Any, dtype: torch.dtype) -> Tensor:
 
 
 def turns(model: Any, length: int, dtype: torch.dtype) -> list[Tensor] | None:
-    """The rotation at every position; None where the family has none."""
+    """The rotation at every position; None if the family has none."""
     kind, config = family(model), model.config
     d = heads_of(model)[2]
     if kind == "gptj":
@@ -261,7 +261,7 @@ def turns(model: Any, length: int, dtype: torch.dtype) -> list[Tensor] | None:
 
 
 def scale(model: Any) -> float:
-    """By what q·k is multiplied."""
+    """The factor of q·k."""
     if family(model) == "gemma2":
         return float(model.config.query_pre_attn_scalar) ** -0.5
     if family(model) in ("deberta", "deberta-v2"):
@@ -270,7 +270,7 @@ def scale(model: Any) -> float:
 
 
 def position_term(model: Any, mask: Tensor, dtype: torch.dtype) -> Tensor | None:
-    """The position term `[batch head key]`; None where the family has none."""
+    """The position term `[batch head key]`; None if the family has none."""
     kind = family(model)
     heads, _, d = heads_of(model)
     batch, length = mask.shape
@@ -351,7 +351,7 @@ def terms(model: Any, layer: int, x: Tensor, mask: Tensor, fold_norm: bool = Fal
 
 
 def relative_row(config: Any, distance: int) -> int:
-    """Which row of DeBERTa's embedding of relative positions a distance has, in exact arithmetic."""
+    """The row of DeBERTa's embedding of relative positions for a distance, in exact arithmetic."""
     buckets, largest = getattr(config, "position_buckets", -1), config.max_relative_positions
     if buckets <= 0:
         return min(max(distance + largest, 0), 2 * largest - 1)
@@ -401,7 +401,7 @@ def relative_terms(model: Any, layer: int, x: Tensor) -> dict[str, Tensor]:
 
 
 def _frozen(model: Any, layer: int, value: Tensor, which: str) -> Tensor:
-    """By what qk-norm multiplies q or k `[batch position d_head]` of one head, entry by entry; 1 without one."""
+    """The factors by which qk-norm multiplies q or k `[batch position d_head]` of one head; 1 without qk-norm."""
     gamma = model.state_dict().get(_place(model).block.format(layer) + f"self_attn.{which}_norm.weight")
     if gamma is None:
         return torch.ones_like(value)
@@ -409,7 +409,7 @@ def _frozen(model: Any, layer: int, value: Tensor, which: str) -> Tensor:
 
 
 def window(model: Any, layer: int) -> int | None:
-    """How many keys a query sees, itself among them; None where all before it."""
+    """The number of keys that a query sees, including itself; None if it sees all before it."""
     kinds = getattr(model.config, "layer_types", None)
     if kinds is not None and kinds[layer] == "full_attention":
         return None
@@ -418,7 +418,7 @@ def window(model: Any, layer: int) -> int | None:
 
 
 def visible(model: Any, mask: Tensor, layer: int = 0) -> Tensor:
-    """Which keys a query may look at: `[batch 1 query key]`."""
+    """True at the keys that a query sees: `[batch 1 query key]`."""
     batch, length = mask.shape
     wide = window(model, layer) or length
     seen = torch.zeros(batch, 1, length, length, dtype=torch.bool)

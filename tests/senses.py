@@ -1,4 +1,4 @@
-"""Small models of images and sound with random weights, no two axes of one length."""
+"""Small models of images and sound with random weights; all axes have different lengths."""
 
 from collections.abc import Callable
 from typing import Any, Final
@@ -38,7 +38,7 @@ TRANSCRIBING: Final[dict[str, Any]] = WHISPER | {
     "decoder_layers": 3, "decoder_attention_heads": 4, "max_target_positions": 31,
     "begin_suppress_tokens": None, "suppress_tokens": None,
 }  # fmt: skip
-"""Of Whisper with its decoder; no token is suppressed when it writes."""
+"""Whisper with its decoder; no token is suppressed in generation."""
 
 
 def made(kind: str, config: str, options: dict[str, Any]) -> Any:
@@ -111,7 +111,7 @@ SENSES: Final = IMAGES | SOUND
 
 
 def raw(name: str, dtype: torch.dtype = torch.float32) -> Any:
-    """A model of its own, in eager attention."""
+    """A separate model, in eager attention."""
     model = randomised(SENSES[name](), dtype=dtype)
     model.set_attn_implementation("eager")
     return model
@@ -119,7 +119,7 @@ def raw(name: str, dtype: torch.dtype = torch.float32) -> Any:
 
 @cached
 def plain(name: str, dtype: torch.dtype = torch.float32) -> Any:
-    """transformers' model, shared: not to be changed."""
+    """transformers' model, shared by the tests, which must not change it."""
     return raw(name, dtype)
 
 
@@ -130,7 +130,7 @@ def hooked(name: str, dtype: torch.dtype = torch.float32) -> am.HookedModel:
 
 
 def inputs_of(name: str, count: int = 3, dtype: torch.dtype = torch.float32, seed: int = 5) -> dict[str, Tensor]:
-    """Random images or recordings; of waves, the second is shorter, padded with zeros."""
+    """Random images or recordings; the second recording is shorter, padded with zeros."""
     generator = torch.Generator().manual_seed(seed)
     signal = hooked(name).encoder.signal  # type: ignore[union-attr]
     shape = (count, 137) if name in WAVE else (count, *signal.shape)

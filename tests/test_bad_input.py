@@ -1,6 +1,6 @@
 """Every invalid argument of every call raises one of attnmech's errors, in one line.
 
-Every case is a call, the class of its error, and words of its message. Annotations are not checked here: these calls
+Each case has a call, the class of its error, and words of its message. Annotations are not checked here: these calls
 see what a user sees who runs without such checks.
 """
 
@@ -49,7 +49,7 @@ pattern = np.full((4, 8, 4, 4), 0.25, dtype=np.float32)
 
 @pytest.fixture(scope="module", autouse=True)
 def loaded() -> None:
-    """What the calls below are made on; here, so that it is not loaded to collect the tests."""
+    """The inputs of the calls below, loaded here so that collecting the tests does not load them."""
     model = am.load()
     globals().update(demo=model, acts=model.run(TEXT, points=["pattern", "logits"]))
 
@@ -414,7 +414,7 @@ def saved(result: Any, path: Path) -> tuple[dict[str, Any], dict[str, torch.Tens
 
 
 def leaves(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
-    """Where something stands in nested JSON; of lists the first entry."""
+    """The places of values in nested JSON; for lists, only the first entry."""
     inner = value.items() if isinstance(value, dict) else enumerate(value[:1]) if isinstance(value, list) else ()
     return [path, *(place for key, each in inner for place in leaves(each, (*path, key)))]
 
@@ -456,7 +456,7 @@ def results() -> dict[str, Callable[[], Any]]:
 
 @pytest.mark.parametrize("name", results())
 def test_an_edited_result_is_refused_or_works(name: str, tmp_path: Path) -> None:
-    """whatever is written into its file, `load_result` says so in one line, or the result can be shown."""
+    """for any change of its file, `load_result` reports it in one line, or the result can be shown."""
     result, path = results()[name](), tmp_path / "edited.safetensors"
     header, tensors = saved(result, path)
     assert repr(am.load_result(path)) == repr(result)
@@ -465,7 +465,7 @@ def test_an_edited_result_is_refused_or_works(name: str, tmp_path: Path) -> None
     trials = [(text, tensors) for text in texts]
     for key, value in tensors.items():
         others = {other: each for other, each in tensors.items() if other != key}
-        # Of another type, of another shape, or gone; the last axis of some is one that no label counts.
+        # A different type or shape, or missing; no label counts the last axis of some.
         for new in (torch.zeros(value.shape, dtype=torch.int16), value.reshape(-1)[:1].clone(), value[:-1].clone()):
             trials.append((header, others | {key: new}))
         trials.append((header, others))
@@ -550,7 +550,7 @@ def test_configs_that_ask_for_something_else(
 
 @pytest.mark.parametrize("kind", [torch.int8, torch.int32, torch.bool, torch.complex64])
 def test_weights_that_are_stored_as_something_else(kind: torch.dtype, folder: Path, tmp_path: Path) -> None:
-    """Transformers would take the integers for the weights, and the real part of complex numbers."""
+    """transformers would read integers as weights, and take the real part of complex numbers."""
     (tmp_path / "config.json").symlink_to(folder / "config.json")
     weights = load_file(folder / "model.safetensors")
     name = "transformer.h.1.mlp.c_fc.weight"
@@ -571,7 +571,7 @@ def test_models_of_integers(kind: torch.dtype) -> None:
 
 
 def test_a_headless_file_of_a_model_with_a_head_is_read(tmp_path: Path) -> None:
-    """Names without the prefix, and buffers that are no weights: old GPT-2 files have both."""
+    """Names without the prefix, and buffers that are not weights: old GPT-2 files have both."""
     model = models.fresh("gpt2")
     model.save_pretrained(tmp_path)
     stored = load_file(tmp_path / "model.safetensors")
@@ -643,7 +643,7 @@ def test_numbers_of_numpy_and_torch_are_as_good_as_ours() -> None:
 
 
 def test_more_last_keys_than_there_are() -> None:
-    """No row sees more keys than that: the mass on them is nowhere defined, and takes no time to find so."""
+    """No row sees more keys than that, so the mass on them is undefined, and no time is spent on it."""
     found = am.attention_focus(demo, TEXT, last=10**30)
     assert bool(found.last_mass.isnan().all())
 
@@ -665,7 +665,7 @@ def test_the_version_without_torch() -> None:
 
 
 def test_the_report_stays_a_function_beside_its_module() -> None:
-    """However it is imported, in an interpreter that has attnmech anew each time."""
+    """Every form of import, each in a new interpreter."""
     after = "assert callable(am.report) and am.report.__name__ == 'report'; from attnmech.pages.result import Report"
     anew = "import sys; [sys.modules.pop(name) for name in list(sys.modules) if name.split('.')[0] == 'attnmech']"
     orders = (

@@ -37,7 +37,7 @@ PAGES = [
 
 @pytest.fixture(scope="module")
 def setup() -> dict[str, Any]:
-    """What the lines that every recipe begins with define."""
+    """The names defined by the lines with which every recipe begins."""
     names: dict[str, Any] = {}
     (code,) = BLOCK.findall((DOCS / "recipes" / "index.md").read_text("utf-8"))
     exec(code, names)
@@ -129,7 +129,7 @@ def test_there_are_recipes() -> None:
 
 
 def _prints(code: str, out: str) -> None:
-    """What the lines `# → …` state is printed, in this order; runs of spaces count as one."""
+    """Asserts that the lines `# → …` are printed in this order; runs of spaces count as one."""
     printed = iter([" ".join(line.split()) for line in out.splitlines()])
     for stated in re.findall(r"^# → (.+)$", code, flags=re.M):
         assert stated in printed, f"not printed: {stated!r}\n{out}"

@@ -15,7 +15,7 @@ NAMES = [module.name for module in pkgutil.walk_packages(attnmech.__path__, "att
 @pytest.mark.parametrize("name", NAMES)
 def test_every_example_of_a_module_is_true(name: str) -> None:
     importlib.import_module(name)
-    # Not what `import_module` returns: the package's `report` is the function, not the module.
+    # From `sys.modules`, because the attribute `report` of the package is the function, not the module.
     assert doctest.testmod(sys.modules[name]).failed == 0
 
 

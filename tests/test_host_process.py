@@ -38,13 +38,13 @@ PRIVATE: Final = {
     "_sa_block": "read, to see whether a subclass has replaced it",
     "_version": "how often a tensor was changed in place; autograd's guide names it",
 }
-"""Each private name of another library that the package uses, and why there is no public one."""
+"""The private names of other libraries that the package uses, each with the reason."""
 
 SETS_THE_PROCESS: Final = (
     r"mallopt|ctypes|GOMP|_storage\b|mkldnn\._|/proc\b|set_num_threads|threadpool_limits|set_default_d"
     r"|environ(\[|\.setdefault|\.update|\.pop)|putenv|signal\.signal|atexit\.register|set_verbosity"
 )
-"""What would change the process, or look behind it."""
+"""Code that would change the process, or inspect it."""
 
 ALLOWED: Final = {
     "methods/joint_embedding/threads.py": "measures heads side by side, and restores the number of threads",
@@ -60,7 +60,7 @@ def private(name: str) -> bool:
 
 
 def own_names(trees: list[ast.Module]) -> Iterator[str]:
-    """What the package itself defines: functions, classes, variables, attributes."""
+    """The names that the package defines: functions, classes, variables, attributes."""
     for node in (node for tree in trees for node in ast.walk(tree)):
         if isinstance(node, ast.FunctionDef | ast.ClassDef):
             yield node.name
@@ -72,7 +72,7 @@ def own_names(trees: list[ast.Module]) -> Iterator[str]:
 
 
 def used_names(tree: ast.Module) -> Iterator[str]:
-    """What it reads or sets by a name: attributes, also in texts, and imports."""
+    """The names that a file reads or sets: attributes, also in strings, and imports."""
     for node in ast.walk(tree):
         match node:
             case ast.Attribute(attr=name):

@@ -1,4 +1,4 @@
-"""Every public call on every family of the README works, or an `AttnmechError` says why not; the README says which."""
+"""Every public call works on every family of the README, or raises an `AttnmechError`, as the README says."""
 
 from pathlib import Path
 
@@ -13,9 +13,9 @@ calls = example("calls")
 
 @pytest.mark.parametrize("kind", matrix.models_of_all())
 def test_calls_do_what_their_page_says(kind: str, tmp_path: Path, unchecked: None) -> None:
-    """The model's share of the calls, and all that the page refuses.
+    """The model's share of the calls, and all calls that the page lists as refused.
 
-    After a change that is meant: `python examples/architectures.py --calls`, which makes all calls on all models.
+    After an intended change: `python examples/architectures.py --calls`, which makes every call on every model.
     """
     expected = calls.stored()[kind]
     refused = {cell.partition(" (")[0] for cell in expected.refused}

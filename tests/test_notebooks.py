@@ -13,7 +13,7 @@ from notebooks import NOTEBOOKS, executed, stored
 NAMES = [path.stem for path in NOTEBOOKS]
 
 WITH_AN_AMD_LOADER = "<head><script>window.define = Object.assign(() => {}, { amd: {} });</script>"
-"""What nbconvert's pages have online: scripts that see such a loader do not name themselves globally."""
+"""Imitates RequireJS on nbconvert's pages: scripts that detect this loader define no global names."""
 
 
 def outputs(notebook: Any) -> list[Any]:

@@ -1,6 +1,6 @@
-"""The numbers that every method gave on the demo model in November 2026: they must not change when code is rewritten.
+"""The numbers of every method on the demo model in November 2026, which must not change when code is rewritten.
 
-`python tests/test_numbers.py` writes them anew, where a number was wrong and had to change.
+`python tests/test_numbers.py` rewrites them after a correction.
 """
 
 import sys
@@ -19,7 +19,7 @@ NUMBERS = Path(__file__).with_name("numbers")
 TEXT = "Anna sang of shells. The keys to the cabinet are here, said Anna to Tom."
 
 ROUNDING = 2e-5
-"""Another processor adds up in another order."""
+"""Different processors add numbers in different orders."""
 
 
 @cache
@@ -52,7 +52,7 @@ def test_the_numbers_are_those_of_before(name: str) -> None:
     assert list(now.columns) == list(before.columns)
     for column in before.columns.drop("residual", errors="ignore"):  # which is rounding itself
         if before[column].dtype.kind == "f":
-            # An interaction is a difference of effects, and rounded as they are; effects are differences of losses.
+            # Interactions and effects are differences of losses, and have the losses' absolute rounding errors.
             largest = before[column.replace("interaction", "both")].abs().max()
             close = {"rtol": ROUNDING, "atol": max(ROUNDING * largest, 5e-7), "check_dtype": False}
             pd.testing.assert_series_equal(now[column], before[column], **close)

@@ -22,14 +22,14 @@ def test_the_top_level_has_few_names() -> None:
 
 @pytest.mark.parametrize(("module", "name"), MOVED)
 def test_a_name_of_a_module_is_not_at_the_top(module: str, name: str) -> None:
-    """Results, errors and parts of reducers: the error says where each one is."""
+    """For results, errors and parts of reducers, the error says where each is."""
     assert isinstance(getattr(getattr(am, module), name), type)
     with pytest.raises(AttributeError, match=rf"^attnmech\.{name} is now am\.{module}\.{name}$"):
         getattr(am, name)
 
 
 def test_an_import_from_the_top_says_the_same() -> None:
-    """In a process of its own: checked annotations put a frame between the import and the package."""
+    """In a separate process: checked annotations put a frame between the import and the package."""
     assert len(MOVED) == 65
     tries = [
         f"try:\n    from attnmech import {name}\nexcept ImportError as error:\n    print(error)" for _, name in MOVED

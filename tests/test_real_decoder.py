@@ -1,4 +1,4 @@
-"""A real decoder read from GGUF: statistics against transformers' eager attention, and heads that are known.
+"""A real decoder read from GGUF: statistics against transformers' eager attention, and known heads.
 
 SmolLM2-135M-Instruct; its stream holds numbers up to 28,000, which float16 barely holds. The reference computes in
 float32, with the weights rounded to the precision under test.
@@ -30,10 +30,10 @@ TEXTS = [
     "The keys to the old wooden cabinet in the kitchen are still on the table.",
 ]
 HEADS = [(0, 4), (16, 0), (20, 7), (29, 8)]
-"""From the first layer to the last; together they use all three heads of keys and values."""
+"""Heads from the first layer to the last; together they use all three kv heads."""
 
 D_HEAD, GROUP = 64, 3
-"""The dimensions of a head, and how many heads share keys and values."""
+"""d_head, and the number of heads that share keys and values."""
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ PRECISIONS = {
 
 
 def in_precision(*names: str) -> pytest.MarkDecorator:
-    """A test that runs in some of the precisions: those of its statistic's other tests take turns."""
+    """A test in some of the precisions; the other tests of its statistic cover the others."""
     return pytest.mark.parametrize("decoder", [PRECISIONS[name] for name in names], indirect=True)
 
 
@@ -94,7 +94,7 @@ def test_weights_and_tokens_are_those_in_the_file(file: Path) -> None:
         ):
             tensor = stored[f"{theirs}.weight"]
             weight = torch.tensor(gguf.dequantize(tensor.data, tensor.tensor_type))
-            if heads:  # llama.cpp puts dimensions that rotate together side by side
+            if heads:  # llama.cpp stores dimensions that rotate together side by side
                 weight = weight.reshape(heads, D_HEAD // 2, 2, -1).transpose(1, 2).reshape(weight.shape)
             assert torch.equal(held.get_tensor(f"{ours}.weight"), weight), ours
     tokens = reader.fields["tokenizer.ggml.tokens"].contents()
@@ -126,7 +126,7 @@ def test_the_terms_of_scores_add_up_to_transformers_attention(decoder: Decoder) 
         split = am.decompose_scores(decoder.hooked, text)
         assert float((split.residual / split.largest).max()) <= decoder.within(1e-6, 3e-2, 4e-3)
         scores = sum(split.terms[name].float() for name in split.terms)[0]
-        # A row's probabilities say what its scores are, up to a constant.
+        # A row's probabilities determine its scores up to a constant.
         seen = (raw.pattern > 1e-20) & (raw.pattern[..., :1] > 1e-20)
         expected = raw.pattern.log() - raw.pattern[..., :1].log()
         apart = ((scores - scores[..., :1]) - expected)[seen].abs()
@@ -220,7 +220,7 @@ def repeated() -> Tensor:
 
 @in_precision("float16", "bfloat16")
 def test_induction_heads_on_repeated_random_tokens(decoder: Decoder, repeated: Tensor) -> None:
-    """The figures are those of transformers' attention."""
+    """The numbers equal those from transformers' attention."""
     acts = decoder.hooked.run(repeated, points=["pattern", "logits"])
     # From each token of the second half to the one after its first occurrence.
     induction = torch.stack(
@@ -318,5 +318,5 @@ def test_the_known_heads_are_named(decoder: Decoder) -> None:
     assert 10 <= int((claims.index.get_level_values("type") == "induction").sum()) <= 13
     example = types.example_of(18, 6)
     assert example is not None and example.before[-1] == example.around[example.key_at - 1]
-    # The direct path: these act through later layers, and the heads that write the answer stand in layer 23.
+    # The direct path misses these heads, which act through later layers; layer 23 writes the answer.
     assert int(types.writes["induction"].argmax()) == 23 * 9 + 2

@@ -1,7 +1,7 @@
-"""Gemma 3 270M read from GGUF: statistics against transformers' eager attention, and what its heads do.
+"""Gemma 3 270M read from GGUF: statistics against transformers' eager attention, and the functions of its heads.
 
-Norms of queries and keys, a norm behind each attention, windows in five of six layers, two bases of rotation, one head
-of keys and values. The reference computes in float32, with the weights rounded to the precision under test.
+Norms of queries and keys, a norm after each attention, windows in five of six layers, two bases of rotation, one kv
+head. The reference computes in float32, with the weights rounded to the precision under test.
 """
 
 from collections.abc import Callable
@@ -23,7 +23,7 @@ from attnmech.model.files.gguf import dequantised
 
 TEXTS = ["The keys to the old wooden cabinet in the kitchen are still on the table.", "Anna lost the keys again."]
 HEADS = [(0, 3), (5, 1), (11, 2), (17, 2)]
-"""From the first layer to the last; layers 5, 11 and 17 see the whole text."""
+"""Heads from the first layer to the last; layers 5, 11 and 17 see the whole text."""
 
 
 @dataclass(frozen=True)
@@ -99,7 +99,7 @@ def test_ablations(gemma: Gemma) -> None:
 
 
 def test_updates(gemma: Gemma) -> None:
-    """A head's update is z W_O times the factors of the norm that stands between it and the stream."""
+    """A head's update is z W_O times the factors of the norm between it and the stream."""
     updates, raws = am.residual_updates(gemma.hooked, TEXTS), gemma.raw
     for layer, head in HEADS:
         block = gemma.plain.model.layers[layer]
@@ -152,7 +152,7 @@ def test_drift(gemma: Gemma) -> None:
 
 @IN_FLOAT32
 def test_the_known_heads_are_named(gemma: Gemma) -> None:
-    """The figures on its default sequences; for three heads from transformers' attention."""
+    """The numbers on the default sequences, for three heads against transformers' attention."""
     types = am.head_types(gemma.hooked)
     known = {
         "induction": {(5, 1): 0.850, (11, 2): 0.615, (5, 2): 0.530},

@@ -60,7 +60,7 @@ def sweeping(seconds: float) -> np.ndarray:
 
 @pytest.fixture(scope="module")
 def speech() -> tuple[np.ndarray, list[tuple[float, float]]]:
-    """The text, spoken word by word with 60 ms between them, and when each begins and ends."""
+    """The text, spoken word by word with pauses of 60 ms, and the time at which each word begins and ends."""
     if shutil.which("espeak-ng") is None:
         assert "ATTNMECH_NEEDS_MODELS" not in os.environ, "not installed: espeak-ng"
         pytest.skip("not installed: apt-get install espeak-ng")
@@ -81,7 +81,7 @@ def speech() -> tuple[np.ndarray, list[tuple[float, float]]]:
 
 
 def test_the_weights_are_those_in_the_file(plain: Any) -> None:
-    """All numbers of the file, and keys without a bias, whose place holds zeros."""
+    """All numbers of the file are read; keys have no bias, and the file has zeros in its place."""
     held = sum(weight.numel() for weight in {id(each): each for each in plain.parameters()}.values())
     stored = sum(tensor.numel() for _, tensor in packaged.variables_of(packaged.speech_folder() / "model.bin"))
     assert stored - held == 12 * 384
@@ -149,14 +149,14 @@ def heard(hooked: am.HookedModel, speech: tuple[np.ndarray, list[tuple[float, fl
 
 @dataclass(frozen=True)
 class Words:
-    """The text's tokens: where each stands, and from which frame to which its word is heard."""
+    """The text's tokens: the position of each, and the frames in which its word is heard."""
 
     places: list[int]
     begins: Tensor
     ends: Tensor
 
     def mass(self, pattern: Tensor, *, shift: int) -> Tensor:
-        """The attention to the time of a word, 60 ms more on either side, of the row that reads it or one before."""
+        """The attention to a word's time, 60 ms more on either side, in the row that reads it or an earlier one."""
         by_token = [
             pattern[:, :, place - shift, max(0, int(begin) - 3) : int(end) + 4].sum(dim=-1)
             for place, begin, end in zip(self.places, self.begins, self.ends, strict=True)
@@ -178,14 +178,14 @@ def words(heard: Any, speech: tuple[np.ndarray, list[tuple[float, float]]]) -> W
 
 
 def places(those: Tensor) -> set[tuple[int, int]]:
-    """Layers and heads where a mask of them holds."""
+    """The layers and heads at which a mask is True."""
     return {(layer, head) for layer, head in those.nonzero().tolist()}
 
 
 def test_alignment_heads_follow_the_sound_and_so_do_others(hooked: am.HookedModel, heard: Any, words: Words) -> None:
-    """Thirteen of 24 heads of cross-attention move on in the sound from word to word, the eight published ones among
-    them (of eight heads chosen at random, all would be in one of 570 cases). They are not those that hold most of a
-    word's time.
+    """Thirteen of 24 heads of cross-attention advance in the sound from word to word, including the eight published
+    ones (of eight heads chosen at random, all would be in one of 570 cases). They are not the heads with the most
+    attention on a word's time.
     """
     acts = hooked.run(heard, points=["cross.pattern"])
     pattern = torch.stack([acts["cross.pattern", layer][0] for layer in range(LAYERS)])
@@ -196,12 +196,12 @@ def test_alignment_heads_follow_the_sound_and_so_do_others(hooked: am.HookedMode
     order = range(len(words.places))
     monotony = torch.tensor(
         [[spearmanr(order, frames[layer, head]).statistic for head in range(HEADS)] for layer in range(LAYERS)]
-    ).nan_to_num(0)  # a head may always look at one frame
+    ).nan_to_num(0)  # a head may always attend to one frame
     following = places(monotony > 0.98)
     assert following == places(monotony > 0.85)
     assert published < following and len(following) == 13
 
-    # Of the time of the word that a row predicts, two others hold most; of the word that it reads, three others.
+    # Two other heads have the most attention on the predicted word's time, and three others on the word that is read.
     predicted, read = words.mass(pattern, shift=1), words.mass(pattern, shift=0)
     assert places(predicted > 0.77) == {(1, 5), (2, 1)}
     best = predicted.flatten().topk(8).values.min()
@@ -228,7 +228,7 @@ def loss(model: Any, heard: Any) -> float:
 
 
 def test_without_the_alignment_heads_the_text_is_not_heard(hooked: am.HookedModel, plain: Any, heard: Any) -> None:
-    """Nor without eight others, of layers 0 and 1: the loss alone does not single them out."""
+    """Removing eight other heads of layers 0 and 1 hurts more: the loss does not single out the published ones."""
     published = packaged.alignment_heads()
     others = [(0, head) for head in range(HEADS)] + [(1, 1), (1, 2)]
     losses = {}

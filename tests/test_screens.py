@@ -1,7 +1,7 @@
-"""Pictures of the report and of every view at two widths, in `.screenshots/`, for people to look at.
+"""Screenshots of the report and of every view at two widths, in `.screenshots/`, for people to inspect.
 
-What a machine can see of them is checked: nothing is wider than the screen, nothing complains, nothing is fetched.
-The pictures hold what is hard on a page: hostile names, writing from right to left, emoji, a thousand tokens.
+The tests check that nothing is wider than the screen, nothing logs an error, and nothing is fetched.
+The pages contain difficult text: hostile names, right-to-left writing, emoji, a thousand tokens.
 """
 
 from collections.abc import Callable
@@ -116,7 +116,7 @@ def test_a_report_fits_the_screen(chromium: Any, folder: Path, model: str, width
 
 @cache
 def results() -> list[Any]:
-    """One of every kind of result that has a figure."""
+    """One result of every kind that has a figure."""
     model, texts = models.demo(), ["Anna sang of shells.", "Tom gave an old anchor to Clara."]
     clean, corrupted = "When Anna and Tom met, Tom gave a shell to", "When Anna and Tom met, Anna gave a shell to"
     few: list[tuple[int, int]] = [(1, 4), (2, 6), (0, 0)]

@@ -18,7 +18,7 @@ SHOWN = (
     "index", "first_hour", "made/quickstart", "recipes/why", "coming_from/transformerlens", "formulas",
     "made/reference/index", "made/reference/ablate_heads", "made/reference/decompose_scores", "benchmarks",
 )  # fmt: skip
-"""Pages that are opened in a browser, one of each kind."""
+"""The pages to open in a browser, one of each kind."""
 
 
 def pages() -> dict[Path, BeautifulSoup]:
@@ -103,7 +103,7 @@ def test_the_search_finds_a_name_without_a_server(chromium: Any) -> None:
 
 
 def test_every_result_with_figures_shows_them() -> None:
-    """All but those whose figures are another result's, or need a model that is not at hand."""
+    """All results, except those whose figures belong to another result or need a model that is missing."""
     import attnmech as am
 
     read = pages()

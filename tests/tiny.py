@@ -1,4 +1,4 @@
-"""A tiny random model of any type in transformers' auto classes, by one recipe: no two axes of one length."""
+"""A tiny random model of any type in transformers' auto classes, by one recipe; all axes have different lengths."""
 
 from collections.abc import Mapping
 from functools import cache
@@ -32,7 +32,7 @@ SIGNALS: Final[Mapping[str, Any]] = {
     "conv_dim": (20, 28), "conv_kernel": (10, 4), "conv_stride": (5, 3), "num_feat_extract_layers": 2,
     "num_conv_pos_embeddings": 6, "num_conv_pos_embedding_groups": 4, "use_mid_position_embeddings": False,
 }  # fmt: skip
-"""The sizes of images, recordings and what cuts them."""
+"""The sizes of images, recordings and their patches."""
 
 SIZES: Final[Mapping[str, tuple[str, ...]]] = {
     "hidden": ("hidden_size", "d_model", "n_embd", "dim", "embed_dim", "emb_dim", "model_dim", "embedding_size"),
@@ -70,7 +70,7 @@ OTHER: Final[Mapping[str, int]] = {
     "head_dim": 24, "positions": 120, "vocab": 89, "rope": 4, "nope": 8, "value": 16, "query_rank": 36, "key_rank": 20,
     "window": 106,
 }  # fmt: skip
-"""Another choice of sizes, to see that no verdict depends on one."""
+"""Different sizes, to check that no verdict depends on the choice."""
 
 _TOKENS: Final = ("pad_token_id", "bos_token_id", "eos_token_id", "decoder_start_token_id", "sep_token_id",
                   "cls_token_id", "unk_token_id", "mask_token_id", "forced_eos_token_id",
@@ -78,7 +78,7 @@ _TOKENS: Final = ("pad_token_id", "bos_token_id", "eos_token_id", "decoder_start
 
 
 def _own(kind: str, size: Mapping[str, int]) -> Mapping[str, Any]:
-    """What the recipe cannot know of a type: sizes that must fit each other, defaults that fit only large models."""
+    """Options that the recipe cannot derive: sizes that must fit each other, and defaults for large models only."""
     heads, twice = size["heads"], 2 * size["hidden"]
     one_group = {"n_group": 1, "topk_group": 1}
     latent = one_group | {"num_key_value_heads": heads}
@@ -184,7 +184,7 @@ def _own(kind: str, size: Mapping[str, int]) -> Mapping[str, Any]:
 
 
 def config_of(kind: str, sizes: Mapping[str, int] = ONE) -> Any:
-    """A small config of a model type: its defaults, with every size that the recipe knows made small."""
+    """A small config of a model type: its defaults, with small values for every size that the recipe knows."""
     made = transformers.CONFIG_MAPPING[_type_of(kind)]
     signals = _signals(made) if kind in senses() else {}
     return made(**_merged(_options(made, sizes) | signals, _own(kind, sizes)))
@@ -195,7 +195,7 @@ def _type_of(kind: str) -> str:
 
 
 def _signals(made: Any) -> dict[str, Any]:
-    """What the recipe sets of images and sound, where the defaults have a value of the same kind."""
+    """The recipe's options for images and sound, if the default has a value of the same kind."""
     defaults = made()
     found = {
         name: value
@@ -211,7 +211,7 @@ def _signals(made: Any) -> dict[str, Any]:
 
 
 def _merged(options: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
-    """Options with those of a type, also in the configs of its parts."""
+    """Options merged with those of a type, also in the configs of its parts."""
     both = {name for name in own if isinstance(own[name], dict) and isinstance(options.get(name), dict)}
     return {**options, **own, **{name: _merged(options[name], own[name]) for name in both}}
 
@@ -242,12 +242,12 @@ def _options(made: Any, sizes: Mapping[str, int]) -> dict[str, Any]:
 def _value(config: Any, name: str) -> Any:
     try:
         return getattr(config, name, None)
-    except Exception:  # an attribute that differs by layer has no one value
+    except Exception:  # an attribute that differs by layer has no single value
         return None
 
 
 def _takes(made: Any, name: str, value: int) -> bool:
-    """Whether a config lets an attribute be set; some only compute it from others."""
+    """Whether an attribute of a config can be set; some are computed from others."""
     try:
         setattr(made(), name, value)
     except (AttributeError, NotImplementedError):
@@ -262,7 +262,7 @@ def _as_given(made: Any, name: str) -> str:
 
 @cache
 def kinds() -> dict[str, str]:
-    """Every model type of the auto classes with the class that is built, of the first list that has it."""
+    """Every model type of the auto classes, with the class to build from the first list that has it."""
     found: dict[str, str] = {}
     for names in LISTS.values():
         for kind, name in names.items():
@@ -272,7 +272,7 @@ def kinds() -> dict[str, str]:
 
 @cache
 def senses() -> dict[str, tuple[str, str]]:
-    """Every model type of images and of sound, with which of these it is and the class that is built."""
+    """Every model type of images and sound, with its kind and the class to build."""
     found: dict[str, tuple[str, str]] = {}
     for sense, lists in SENSES.items():
         for kind, name in (pair for names in lists for pair in names.items()):
@@ -282,12 +282,12 @@ def senses() -> dict[str, tuple[str, str]]:
 
 
 def class_of(kind: str) -> str:
-    """The class that is built of a type."""
+    """The class to build for a type."""
     return kinds()[kind] if kind in kinds() else senses()[kind][1]
 
 
 def parameters_of(kind: str, sizes: Mapping[str, int] = ONE) -> int:
-    """How many parameters the model of a type has; nothing is allocated."""
+    """The number of parameters of a type's model; nothing is allocated."""
     with torch.device("meta"):
         return sum(parameter.numel() for parameter in _made(kind, sizes).parameters())
 

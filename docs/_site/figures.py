@@ -74,7 +74,7 @@ OPTIONS: Final[dict[str, str]] = {
 
 @cache
 def names() -> dict[str, Any]:
-    """What the calls may name."""
+    """The names that calls may use."""
     return {
         "am": am,
         "model": am.load(),
@@ -108,7 +108,7 @@ class Figures(Directive):
 
 
 def element(figure: Any, name: str) -> str:
-    """A figure's place in a page, and the line that draws it; the scripts are in `_static/views.js`."""
+    """A figure's element in a page, and the line that draws it; the scripts are in `_static/views.js`."""
     view = plotly_view(figure)
     _needed.update({script.name: script for script in view.scripts})
     start = f"<script>addEventListener('DOMContentLoaded', () => {{ {view.start(name)} }});</script>"

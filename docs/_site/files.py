@@ -1,4 +1,4 @@
-"""Files that are made when the site is built; an unchanged one keeps its time, and is not built again."""
+"""Files written when the site is built; an unchanged file keeps its time, and is not rebuilt."""
 
 from pathlib import Path
 

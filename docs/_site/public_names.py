@@ -243,7 +243,7 @@ def _bare(annotation: ast.expr) -> str:
 
 
 def _as_rst(lines: list[str]) -> list[str]:
-    """What stands in docstrings but means something else in reStructuredText: code, bars, stars; and tables."""
+    """Converts markup of docstrings that has another meaning in reStructuredText: code, bars, stars, tables."""
     text = "\n".join(line if _is_verbatim(line) else _escaped(line) for line in lines)
     return _without_tables(linked(re.sub(r"(?<!`)`([^`]+)`(?!`)(\w?)", _code, text)).split("\n"))
 

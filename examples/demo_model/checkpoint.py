@@ -11,7 +11,7 @@ from attnmech.errors import InputError
 from attnmech.results.tensor_file import read_tensors, write_tensors
 
 MOMENTS = ("step", "exp_avg", "exp_avg_sq")
-"""What AdamW keeps of each parameter."""
+"""AdamW's state of each parameter."""
 
 
 class Checkpoint:

@@ -53,7 +53,7 @@ def train(
 
     `after_step(step, model, loss)` is called with step 0 before the first update (loss NaN), then after each.
     `until` ends the run early, with the weights that the whole run has after that step.
-    `journal` is a file to which the run is saved after `every` so many steps; if it exists, the run resumes from it
+    `journal` is a file to which the run is saved every `every` steps; if it exists, the run resumes from it
     and ends with the same weights as if it had not been interrupted.
     Matrix products run in bfloat16 where that loses little; the weights and their updates are float32.
     """
@@ -131,7 +131,7 @@ def learning_rate_share(step: int, settings: Settings) -> float:
 
 
 def checkpoint_steps(steps: int, count: int) -> tuple[int, ...]:
-    """`count` steps from 0 to `steps`, after the first at equal ratios; fewer if there are not so many.
+    """`count` steps from 0 to `steps`, at equal ratios after the first; fewer if there are not enough steps.
 
     >>> checkpoint_steps(1024, 6), checkpoint_steps(8000, 12)
     ((0, 4, 16, 64, 256, 1024), (0, 2, 5, 12, 26, 59, 135, 305, 690, 1561, 3534, 8000))

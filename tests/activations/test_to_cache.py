@@ -19,7 +19,7 @@ WITHOUT = {
     "bert": {"embed", "scores", "attn_out", "resid_mid"},
     "gemma2": {"logits"},
 }
-"""The points of a family that TransformerLens has no hook for, or one with another value."""
+"""The points of a family for which TransformerLens has no hook, or a hook with another value."""
 
 
 def bridge_of(name: str, *, compatibility: bool) -> TransformerBridge:

@@ -111,7 +111,7 @@ def test_a_file_without_write_permission_is_refused(tmp_path: Path) -> None:
 
 @pytest.fixture
 def odd(tmp_path: Path) -> Iterator[dict[str, Path]]:
-    """Paths at which something stands that is no regular file, and a link to one."""
+    """Paths of files that are not regular, and a link to one."""
     pipe, link = tmp_path / "pipe", tmp_path / "link"
     os.mkfifo(pipe)
     link.symlink_to(pipe)

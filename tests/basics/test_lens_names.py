@@ -68,7 +68,7 @@ def test_no_name_of_ours_is_in_the_way() -> None:
 
 
 def test_what_is_advised_works(model: am.HookedModel) -> None:
-    """Every expression that a hint begins with is one that Python can evaluate."""
+    """Python can evaluate the expression with which each hint begins."""
     acts = model.run(TEXT, points=["pattern", "result"])
     names = {
         "am": am, "model": model, "acts": acts, "text": TEXT, "texts": [TEXT, "Tom lost it."], "ids": [100, 101],
@@ -117,7 +117,7 @@ def test_a_hook_of_transformer_lens_is_refused_before_it_runs(model: am.HookedMo
     ],
 )
 def test_an_import_says_what_to_write(name: str, message: str) -> None:
-    """In a process of its own: checked annotations put a frame between the import and the package."""
+    """In a separate process: checked annotations put a frame between the import and the package."""
     script = [sys.executable, "-c", f"from attnmech import {name}"]
     done = subprocess.run(script, capture_output=True, text=True, check=False)
     assert done.stderr.splitlines()[-1].startswith("ImportError: ") and message in done.stderr

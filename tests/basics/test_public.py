@@ -37,7 +37,7 @@ def written_by_users() -> dict[str, Callable[..., Any]]:
 
 
 def names_of(function: Callable[..., Any]) -> list[str]:
-    """The names of a call's arguments; empty if it hands unknown ones on."""
+    """The names of a call's arguments; empty if it passes on unknown ones."""
     names = []
     for parameter in inspect.signature(function).parameters.values():
         if parameter.kind is parameter.VAR_KEYWORD:
@@ -141,7 +141,7 @@ DIFFER: Final = {
     "interventions": "a sweep gives them names",
     "point": "every edit has its own points",
 }
-"""Arguments that have more than one type, None aside, and why."""
+"""Arguments that have several types besides None, each with the reason."""
 
 
 def test_an_argument_has_one_type_everywhere() -> None:

@@ -28,7 +28,7 @@ TEXTS = ["Anna sang of shells.", "Tom gave an old anchor to Clara.", "The keys a
 
 COMMANDS = ["report", "focus", "drift", "heads", "embed", "ablate", "null", "check"]
 
-importlib.import_module("attnmech.pages.limits")  # so that the first test's report too measures few other texts
+importlib.import_module("attnmech.pages.limits")  # so that the report of the first test also measures few other texts
 
 
 def run(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
@@ -191,7 +191,7 @@ def test_what_an_earlier_run_wrote_is_left_alone(
 def test_what_another_command_wrote_in_the_meantime_is_left_alone(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path, command: str
 ) -> None:
-    """The other command ends between this one's first look at the files and its lock on their journal."""
+    """The other command ends after this one has looked at the files, but before it locks their journal."""
     table, page = tmp_path / "heads.csv", tmp_path / "heads.html"
     arguments = [command, *(() if command == "heads" else ("--text", "Anna sang of shells.")), *to(table, page)]
     check = cli.Outputs.check
@@ -326,7 +326,7 @@ def test_an_interrupted_run_leaves_what_was_there_and_resumes(
 
 
 def test_ctrl_c(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    """A signal to a process of its own, while whose journal no other run can use."""
+    """A signal to a separate process; while it runs, no other run can use its journal."""
     corpus, out, ready = tmp_path / "corpus.txt", tmp_path / "heads.csv", tmp_path / "ready"
     corpus.write_text("\n".join(TEXTS))
     arguments = ["ablate", "--file", str(corpus), *to(out, out.with_suffix(".html")), "--overwrite"]
@@ -345,7 +345,7 @@ def test_ctrl_c(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[s
 
 
 def assert_stopped(out: Path, said: str, files: set[Path], *, resumes: bool) -> None:
-    """What was there is as it was; the run says that it was interrupted, and how to resume it."""
+    """Existing files are unchanged; the run says that it was interrupted, and how to resume it."""
     assert out.read_text() == "of an earlier run"
     journal = out.with_name("heads.csv.journal")
     assert set(out.parent.iterdir()) == files | ({journal} if resumes else set())
@@ -354,7 +354,7 @@ def assert_stopped(out: Path, said: str, files: set[Path], *, resumes: bool) -> 
 
 
 def assert_resumes(monkeypatch: pytest.MonkeyPatch, corpus: Path, out: Path, arguments: list[str]) -> None:
-    """The same command again writes what a run without an interruption writes."""
+    """Repeating the command writes what an uninterrupted run writes."""
     assert run(monkeypatch, *arguments) == 0
     whole = out.with_name("whole.csv")
     assert run(monkeypatch, arguments[0], "--file", str(corpus), "--out", str(whole)) == 0
@@ -461,7 +461,7 @@ runpy.run_path(sys.argv[0], run_name="__main__")
 
 
 def test_the_installed_command_runs(tmp_path: Path) -> None:
-    """As installed, in a process of its own; with as few other texts as the reports of all tests."""
+    """As installed, in a separate process, with as few other texts as in the reports of all tests."""
     command = Path(sys.executable).with_name("attnmech")
     done = subprocess.run(
         [sys.executable, "-c", REPORTS, str(command), "report", "--text", "Anna sang."],

@@ -30,18 +30,18 @@ def test_options_come_up_as_often_as_they_weigh() -> None:
 
 
 class Unplanned(Exception):
-    """A choice that no place was given for."""
+    """Raised for a choice beyond the prescribed ones."""
 
     def __init__(self, options: int) -> None:
         self.options = options
 
 
 class Differs(Exception):
-    """The text has another word here."""
+    """Raised if the text has another word here."""
 
 
 class Planned(Dice):
-    """Makes the choices that it is given."""
+    """Makes prescribed choices."""
 
     def __init__(self, places: Sequence[int]) -> None:
         super().__init__(Random(0))
@@ -54,7 +54,7 @@ class Planned(Dice):
 
 
 class Following(Draft):
-    """Takes words as long as one of several texts begins with them."""
+    """Accepts words as long as at least one of several texts begins with them."""
 
     def __init__(self, texts: Sequence[Document]) -> None:
         super().__init__()
@@ -70,7 +70,7 @@ class Following(Draft):
 
 
 def derivations(texts: Sequence[Document]) -> list[Document]:
-    """Every way to write one of these texts of one sentence, found by trying every choice at every place."""
+    """Every derivation of these one-sentence texts, found by trying every choice at every place."""
     wanted = {text.words for text in texts}
     found: list[Document] = []
     begun: list[tuple[int, ...]] = [()]

@@ -1,4 +1,4 @@
-"""Relations of the grammar point at the words that they name, and each text has one right answer."""
+"""Relations of the grammar connect the words that they name, and each text has one right answer."""
 
 from random import Random
 from typing import get_args
@@ -29,12 +29,12 @@ seeds = st.integers(min_value=0, max_value=2**32)
 
 
 def pairs(text: Document, kind: str) -> list[tuple[Relation, str, str]]:
-    """The relations of a kind, with the words at query and key as they stand within a sentence."""
+    """The relations of a kind, with the words at query and key in the form they have within a sentence."""
     return [(r, inner(text, r.query), inner(text, r.key)) for r in text.relations if r.relation == kind]
 
 
 def inner(text: Document, index: int) -> str:
-    """A word of a document as it stands within a sentence: with a space, and no capital for a sentence's sake."""
+    """A word of a document in the form it has within a sentence: with a space, and without a sentence's capital."""
     word = " " + text.words[index].lstrip()
     names = NAMES | {title for titles in TITLES.values() for title in titles}
     return word if word in names else word.lower()
@@ -118,7 +118,7 @@ def test_pronouns_have_one_antecedent(seed: int, side: Side) -> None:
         assert meant not in PEOPLE[other]
         assert title not in TITLES[other]
         assert (meant in PEOPLE[gender] and (side is TRAINING or meant not in NAMES)) or title in TITLES[gender]
-        # Between a pronoun and its antecedent, and before it in its sentence, nobody else is named who it could be.
+        # Nobody else whom a pronoun could mean is named between it and its antecedent, or before it in its sentence.
         said = sentence_before(text, relation.key) + [
             inner(text, place) for place in range(relation.key + 1, relation.query)
         ]
@@ -153,7 +153,7 @@ def test_sides_share_no_names_and_no_pairs(seed: int, other: int) -> None:
 
 
 def attractors(text: Document) -> set[tuple[str, str]]:
-    """Subjects with the nouns that stand between them and their verbs, outside brackets, in the singular."""
+    """Subjects with the nouns between them and their verbs, outside brackets, in the singular."""
     singular = {" " + form: noun.singular for noun in words.things() for form in (noun.singular, noun.plural)}
     found = set()
     for relation, _, subject in pairs(text, "subject-verb"):
@@ -243,7 +243,7 @@ def test_subjects_meet_up_to_two_attractors() -> None:
 
 
 def test_words_have_one_reading() -> None:
-    """A noun, a place, an adjective, a form of a verb are that and nothing else."""
+    """Every word has only one part of speech."""
     verbs = [{" " + form for form in vars(verb).values()} for verb in {*AGREEING} - {words.BE, words.BE_PAST}]
     feelings = {" " + word for word in words.FEELINGS}
     sets = [NOUNS, ROLES, PLACES, ADJECTIVES, feelings, NUMBERS, NAMES, *PEOPLE.values(), *TITLES.values(), *verbs]
@@ -254,7 +254,7 @@ def test_words_have_one_reading() -> None:
 
 
 def test_each_side_has_partners_for_every_noun() -> None:
-    """No subject is left without a noun that may follow it."""
+    """Every subject has a noun that may follow it."""
     for side in (TRAINING, HELD_OUT):
         for subject in words.things():
             for theme in words.THEMES:

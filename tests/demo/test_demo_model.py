@@ -32,7 +32,7 @@ def test_learnt_its_language(shipped: tuple[BloomForCausalLM, PreTrainedTokenize
     assert figures["next word of a repeated span"].value > 0.95
     choices = {name: figure.value for name, figure in figures.items() if figure.chance == 0.5}
     assert len(choices) == 12
-    # Names that no text had are where it is weakest: the card says by how much.
+    # The model is weakest on names that no training text had: the card says by how much.
     assert choices.pop("recipient's name, held out") > 0.8
     assert {name for name, value in choices.items() if value < 0.9} == set()
     assert figures["induction mass, random"].value > 0.5

@@ -1,4 +1,4 @@
-"""The tokenizer gives every text back, and a word of the language is one token."""
+"""The tokenizer restores every text, and a word of the language is one token."""
 
 from pathlib import Path
 from random import Random

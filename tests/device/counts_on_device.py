@@ -1,4 +1,4 @@
-"""`python counts_on_device.py KIND`: launches and waits on a device without hardware, and what its checks notice.
+"""`python counts_on_device.py KIND`: counts launches and waits on a simulated device, and plants faults.
 
 Prints a line of JSON: how often each call launches a kernel and waits for the device; whether a changed weight changes
 the hash; and, by kind of fault, the error on the CPU and on the device.
@@ -63,7 +63,7 @@ def counts(model: am.HookedModel, plain: nn.Module) -> dict[str, dict[str, int]]
 
 
 def hashes(model: am.HookedModel, plain: nn.Module) -> list[str]:
-    """The hash of the weights before and after a change of one bit, without a trace, and after it is undone."""
+    """The hash of the weights before and after an untraced change of one bit, and after the change is undone."""
     values = [model.weights_hash]
     weight = list(plain.parameters())[7].data.view(torch.int32).view(-1)
     for _ in range(2):
@@ -129,4 +129,4 @@ if __name__ == "__main__":
     both = zip(FAULTS, errors(am.load(made(kind))), errors(there), strict=True)
     of_faults = {fault.__name__: sentences for fault, *sentences in both}
     print(json.dumps({"counts": counts(there, raw), "hashes": hashes(there, raw), "errors": of_faults}), flush=True)
-    os._exit(0)  # torch ends before Python does, and would call back into the device
+    os._exit(0)  # torch shuts down before Python, and would call back into the device

@@ -1,8 +1,8 @@
 """A device without hardware: torch's PrivateUse1, with the CPU's memory and kernels and a GPU's rules.
 
-There are two, "gpu:0" and "gpu:1". Tensors of one do not mix with the other's or the CPU's, do not become arrays, and
-hold NaN where nothing was written. Kernels and waits can be counted, and float64 refused as MPS refuses it. `install`
-makes the devices exist in a process for good, so it belongs in a process of its own.
+There are two, "gpu:0" and "gpu:1". Their tensors cannot be mixed with each other or the CPU's, cannot become arrays,
+and hold NaN until written. Kernels and waits can be counted, and float64 refused as MPS refuses it. `install`
+adds the devices to a process permanently, so use a separate process.
 """
 
 import ctypes
@@ -26,9 +26,9 @@ _WAITING: Final = (
     "aten::_unique2", "aten::unique_consecutive", "aten::unique_dim", "aten::bincount",
     "aten::repeat_interleave.Tensor", "aten::_linalg_eigh", "aten::_linalg_svd", "aten::linalg_qr",
 )  # fmt: skip
-"""Operations of which the CPU must see a number before it can go on."""
+"""Operations whose result the CPU must know before it can continue."""
 _ALIGNED: Final = 16
-"""Memory comes in multiples of so many bytes, which every type divides."""
+"""Memory comes in multiples of this many bytes, a multiple of every type's size."""
 
 
 # -- what is counted -------------------------------------------------------------------------------------------
@@ -36,7 +36,7 @@ _ALIGNED: Final = 16
 
 @dataclass
 class Count:
-    """Kernels that were launched on the device, and waits of the CPU for it, by the line that asked for them."""
+    """Kernel launches on the device and waits of the CPU for it, by the line that caused them."""
 
     launches: Counter[str] = field(default_factory=Counter)
     waits: Counter[str] = field(default_factory=Counter)
@@ -51,7 +51,7 @@ _counts: list[Count] = []
 
 @contextmanager
 def counting() -> Iterator[Count]:
-    """Counts launches and waits of what runs inside, in every thread."""
+    """Counts launches and waits inside the block, in every thread."""
     _counts.append(count := Count())
     try:
         yield count
@@ -102,12 +102,12 @@ _capsule.restype, _capsule.argtypes = ctypes.py_object, [ctypes.c_void_p, ctypes
 
 @ctypes.CFUNCTYPE(None, ctypes.c_void_p)
 def _delete(struct: int) -> None:
-    """Frees the bytes of a storage that is gone."""
+    """Frees the bytes of a deleted storage."""
     del _held[_addresses.pop(struct)]
 
 
 def _storage(room: Tensor, index: int) -> Tensor:
-    """Bytes of the CPU as bytes of a device."""
+    """Wraps bytes of the CPU as bytes of a device."""
     shape = (ctypes.c_int64 * 1)(len(room))
     managed = _DLManaged(_DLTensor(room.data_ptr(), _EXTERNAL, index, 1, 1, 8, 1, shape, None, 0))
     managed.deleter = ctypes.cast(_delete, ctypes.c_void_p)
@@ -156,7 +156,7 @@ def _require_one_device(op: Any, args: Any, kwargs: Any) -> None:
         return
     if any(isinstance(value, torch.Generator) for value in everything):
         raise RuntimeError(f"Expected a '{NAME}' device type for generator but found 'cpu'")
-    if name in _INDEXING:  # places may be the CPU's
+    if name in _INDEXING:  # indices may be on the CPU
         everything = [args[0], *args[2:]]
     numbers = torch.Tag.pointwise in op.tags or name in _FILLING or name in _INDEXING
     here = torch.device(NAME, _index([*args, *kwargs.values()]))
@@ -174,7 +174,7 @@ def _index(arguments: Any) -> int:
 
 
 def _waits(op: Any, args: Any) -> bool:
-    """Whether the CPU waits for the device: for a number, or for how many places a mask of booleans chooses."""
+    """Whether the CPU waits for the device: for a number, or for the count of a Boolean mask."""
     if op._schema.name in _INDEXING:
         return any(place.dtype in (torch.bool, torch.uint8) for place in _tensors(args[1]))
     return op._schema.name in _WAITING or op.name() in _WAITING
@@ -226,7 +226,7 @@ def _by_the_cpu(op: Any, *args: Any, **kwargs: Any) -> Any:
 
 
 def _require_type(dtype: torch.dtype) -> None:
-    """Raises what MPS raises for float64, where the device was installed so."""
+    """Raises what MPS raises for float64, if the device was installed without it."""
     if not _float64 and dtype in (torch.float64, torch.complex128):
         raise TypeError("Cannot convert a tensor to float64 dtype as the device does not support it. Use float32.")
 
@@ -263,7 +263,7 @@ def _convolution(*args: Any) -> Any:
 
 
 class _Module(_DummyBackendModule):  # type: ignore[misc]
-    """What torch asks of `torch.gpu`."""
+    """The functions that torch expects in `torch.gpu`."""
 
     def get_amp_supported_dtype(self) -> list[torch.dtype]:
         return [torch.float16, torch.bfloat16]
@@ -299,7 +299,7 @@ def install(*, float64: bool = True) -> None:
     theirs = torch.Tensor.__deepcopy__
 
     def deepcopy(self: Tensor, memo: dict[int, Any]) -> Any:
-        """torch would ask the device for a storage, which it makes of tensors alone."""
+        """torch would request a storage from the device, which makes storages only for tensors."""
         if self.device.type != NAME or id(self) in memo or type(self) is not Tensor:
             return theirs(self, memo)
         memo[id(self)] = copied = self.detach().clone().requires_grad_(self.requires_grad)

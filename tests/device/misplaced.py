@@ -1,4 +1,4 @@
-"""`python misplaced.py`: tensors on another device than the model are moved, or refused with a sentence.
+"""`python misplaced.py`: tensors on a different device from the model's are moved, or refused with an error.
 
 Prints a line of JSON per statement: what was tried, and its difference from the CPU's result, or the error's sentence.
 """
@@ -18,7 +18,7 @@ import attnmech as am
 
 
 def statements() -> Iterator[tuple[str, Callable[[], Any]]]:
-    """What is tried, and the call."""
+    """Each attempt, with its call."""
     tokenizer, ids = models.tokenizer(), models.token_ids("gpt2")
     on_cpu, on_device = am.load(models.fresh("gpt2")), am.load(models.fresh("gpt2"), device=fake_device.NAME)
     expected = on_cpu.run(ids).logits
@@ -66,4 +66,4 @@ if __name__ == "__main__":
         except am.errors.AttnmechError as error:
             answer = str(error)
         print(json.dumps([name, answer]), flush=True)
-    os._exit(0)  # torch ends before Python does, and would call back into it
+    os._exit(0)  # torch shuts down before Python, and would call back into it

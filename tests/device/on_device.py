@@ -2,8 +2,8 @@
 
 DEVICES is one, or two with a comma between them, over which accelerate splits the model. FLOAT64 is "float64", or
 "none" for devices that refuse that type. CALLS is a mapping in JSON: the names of calls (`tests/matrix.py`) that a
-model makes, by its type. The path holds `tests/` and `benchmarks/`. Prints a line of JSON per model: its type, and how
-far every tensor of every result is from the CPU's, in units of what it may be.
+model makes, by its type. The path holds `tests/` and `benchmarks/`. Prints a line of JSON per model: its type, and the
+distance of every tensor of every result from the CPU's, in units of the tolerance.
 """
 
 import json
@@ -26,11 +26,11 @@ from torch import Tensor
 _OF_ROUNDING: Final = ("residual", "certificate", "tolerance")
 """Fields that hold rounding errors, which differ between any two computations."""
 _RANKS: Final = ("matching", "copying")
-"""Fields that rank values which may be equal but for rounding."""
+"""Fields that rank values that may be equal up to rounding."""
 
 
 def numbers_of(result: Any, name: str = "") -> Iterator[tuple[str, Tensor]]:
-    """The numbers in a result and in what it holds, by their places."""
+    """The numbers in a result and in the objects that it holds, by path."""
     if isinstance(result, Tensor):
         yield name, result.detach().cpu().double()
     elif isinstance(result, int | float):
@@ -51,7 +51,7 @@ def placed(raw: Any, devices: Sequence[str]) -> Any:
     """The model on one device, or split over two as `device_map="auto"` does: blocks are whole."""
     if len(devices) == 1:
         raw.to(devices[0])
-        raw.tie_weights()  # a parameter that is moved there is made anew
+        raw.tie_weights()  # moving a parameter to this device makes a new one
         return raw
     most = int(0.6 * sum(parameter.nbytes for parameter in raw.parameters()))
     whole = raw._no_split_modules
@@ -78,7 +78,7 @@ def measured(of: Subject, names: list[str]) -> dict[str, Tensor]:
 
 
 def compared(kind: str, names: list[str], folder: Path, devices: Sequence[str]) -> dict[str, float]:
-    """The differences of one model's results, in units of what they may be."""
+    """The differences of one model's results, in units of their tolerance."""
     make = models_of_all()[kind]
     expected = measured(Subject(make(), folder), names)
     found = measured(Subject(placed(make(), devices), folder), names)
@@ -87,7 +87,7 @@ def compared(kind: str, names: list[str], folder: Path, devices: Sequence[str]) 
 
 
 def allowed(name: str, value: Tensor) -> float:
-    """How far a tensor may be off; a single number is compared with itself alone, and may be a sum that cancels."""
+    """The tolerance for a tensor; a single number has no scale but its own, and may be a sum that cancels."""
     return 1e-3 if name.rpartition(".")[2] in _RANKS else 1e-4 if value.numel() == 1 else 1e-5
 
 
@@ -98,4 +98,4 @@ if __name__ == "__main__":
     fake_device.install(float64=float64 == "float64")
     for kind, names in json.loads(calls).items():
         print(json.dumps([kind, compared(kind, names, Path(folder), devices.split(","))]), flush=True)
-    os._exit(0)  # torch ends before Python does, and would call back into it
+    os._exit(0)  # torch shuts down before Python, and would call back into it

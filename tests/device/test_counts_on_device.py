@@ -1,4 +1,4 @@
-"""How often attnmech launches kernels on a device and waits for it; nothing that the checks notice is lost."""
+"""Counts kernel launches and waits on a device; the checks notice the same faults as on the CPU."""
 
 import json
 import os
@@ -12,7 +12,7 @@ import pytest
 
 HERE = Path(__file__).parent
 LAUNCHES = {"run": 1.2, "focus": 3.3, "updates": 3.2}
-"""The most launches, in those of transformers' own forward pass: a tenth more than measured on GPT-2."""
+"""The maximum of launches, relative to transformers' own forward pass: a tenth more than measured on GPT-2."""
 WAITS = {"run": 4, "focus": 9, "updates": 8}
 """The padding (twice), the mask, the checks; then the weights, the input (twice), the results, and types of tokens."""
 

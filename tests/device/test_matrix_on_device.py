@@ -1,8 +1,8 @@
 """A model on one or two devices other than the CPU gives the same results as on the CPU: `fake_device.py`, in
 processes.
 
-Every model makes a few calls that all share, and its turn of the others; so it is on a device that refuses float64, as
-Apple's MPS does.
+Every model makes a few common calls and its share of the others, also on a device that refuses float64, like Apple's
+MPS.
 """
 
 import json
@@ -36,7 +36,7 @@ DIFFERENTIATED: Final = ("gradients", "generate", "patch")
 
 
 def shares(devices: str, float64: str) -> dict[str, list[str]]:
-    """The calls of each model: those of all, and each other call of the next model that it works on."""
+    """The calls of each model: the common ones, and every other call on the next model that supports it."""
     kinds = [kind for group in MODELS[devices, float64] for kind in group]
     refused = {
         kind: {cell.partition(" (")[0] for cell in row.refused} for kind, row in example("calls").stored().items()

@@ -1,6 +1,6 @@
-"""Ray's workers: the same numbers as one process, whatever ends in the middle; nothing twice, nothing lost.
+"""Ray's workers: the same numbers as one process, whichever process dies; no document counts twice or is lost.
 
-All tests share one Ray of three CPUs: two workers, and one CPU for what reads.
+All tests share one Ray of three CPUs: two workers, and one CPU for reading.
 """
 
 import importlib.util
@@ -220,7 +220,7 @@ def test_files_read_by_ray_data(demo: am.HookedModel, two: am.Ray, tmp_path: Pat
 
 
 class Broken(Lengths):
-    """Gives NaN at a document."""
+    """Returns NaN for one document."""
 
     def close(self, state: State, run: am.reducers.Run) -> State:
         if 21 in run.documents.tolist():
@@ -229,7 +229,7 @@ class Broken(Lengths):
 
 
 class Unsendable(Lengths):
-    """Holds what cannot be sent."""
+    """A reducer that cannot be sent to workers."""
 
     def __init__(self, most: int) -> None:
         super().__init__(most)

@@ -70,7 +70,7 @@ def view() -> ScoreNumbers:
 
 @pytest.fixture(scope="session")
 def focus() -> FocusNumbers:
-    """4 layers × 3 heads, two of the layers those of `view`, one head without a number, intervals for one number."""
+    """4 layers × 3 heads, including the two layers of `view`; one head lacks a number, and one number has intervals."""
     generator = np.random.default_rng(1)
     first_top, previous_top, concentration = generator.uniform(size=(3, 4, 3)).astype(np.float32)
     self_top = np.array([[0.2, 0.9, 0.5], [0.25, 0.25, 0.75], [0.0, np.nan, 1.0], [0.1, 0.3, 0.6]], dtype=np.float32)
@@ -88,7 +88,7 @@ def focus() -> FocusNumbers:
 
 @pytest.fixture(scope="session")
 def updates(view: ScoreNumbers) -> UpdateNumbers:
-    """3 layers × 3 heads × 7 tokens, two of the layers those of `view`; a magnitude of 0, and no choice in row 0."""
+    """3 layers × 3 heads × 7 tokens, with the two layers of `view`; one magnitude is 0, and row 0 has no choice."""
     generator = np.random.default_rng(2)
     shape = (3, 3, len(TOKENS))
     magnitude = np.exp(generator.normal(size=(2, *shape)) - 3).astype(np.float32)
@@ -110,12 +110,12 @@ def updates(view: ScoreNumbers) -> UpdateNumbers:
 
 
 def sections_of(view: ScoreNumbers, *further: Section) -> list[Section]:
-    """The sections of figures 1 to 3, and others."""
+    """The sections of figures 1 to 3 and further ones."""
     return [*score_sections(view, "scores", SHOWN, ""), *further]
 
 
 def page(view: ScoreNumbers, sections: Sequence[Section], **parts: Any) -> str:
-    """A page with little beside its sections."""
+    """A page with little besides its sections."""
     blank: dict[str, Any] = {
         "title": "t",
         "headline": "h",
@@ -128,7 +128,7 @@ def page(view: ScoreNumbers, sections: Sequence[Section], **parts: Any) -> str:
 
 
 def heads_of(view: ScoreNumbers) -> PageHeads:
-    """Heads with hostile sentences, one without a number, and one of the two others of a type."""
+    """Heads with hostile sentences: one without a number, and one of the other two with a type."""
     layers, heads = view.scores.shape[:2]
     values = np.arange(layers * heads, dtype=float).reshape(layers, heads) - 2
     values[0, 1] = np.nan
@@ -147,7 +147,7 @@ def heads_of(view: ScoreNumbers) -> PageHeads:
 
 @pytest.fixture(scope="session")
 def all_sections(view: ScoreNumbers, focus: FocusNumbers, updates: UpdateNumbers) -> list[Section]:
-    """Those of figures 1 to 10, and what the model expects."""
+    """The sections of figures 1 to 10 and of the model's predictions."""
     expected = token_log_probs(
         np.random.default_rng(6).normal(size=(len(TOKENS), 20)),
         list(range(len(TOKENS))),
@@ -163,7 +163,7 @@ def all_sections(view: ScoreNumbers, focus: FocusNumbers, updates: UpdateNumbers
 
 
 def uncentred(view: ScoreNumbers) -> ScoreNumbers:
-    """The same scores split otherwise: a third of each in another term, and none that depends on the key alone."""
+    """The same scores with a different split: a third of each term in another, and no term of the key alone."""
     whole = np.nan_to_num(view.scores)
     share = view.ranked_share["key_bias"]
     return replace(
@@ -200,7 +200,7 @@ def page_html(view: ScoreNumbers) -> str:
 
 
 def choose_by_address(page: Any, address: str) -> None:
-    """The choice of an address as on a page just opened, at its top; nothing else changes."""
+    """Selects an address as on a page just opened, scrolled to its top; nothing else changes."""
     page.evaluate(
         """address => {
              document.activeElement.blur();
@@ -213,7 +213,7 @@ def choose_by_address(page: Any, address: str) -> None:
 
 
 def settle(page: Any) -> None:
-    """Waits for two frames: what the first asks for, the second has drawn."""
+    """Waits for two frames: the second has drawn what the first requested."""
     page.evaluate("async () => { for (const _ of [1, 2]) await new Promise(requestAnimationFrame); }")
 
 
@@ -261,7 +261,7 @@ def opened_full_alone(chromium: Any, full_page_html: str, tmp_path: Path) -> Ite
 
 @pytest.fixture
 def shown(chromium: Any, tmp_path: Path) -> Iterator[Callable[[View], Any]]:
-    """Opens views, each in a page of its own, once they have said what they found."""
+    """Opens views, each in a separate page, and waits until they show their findings."""
     with ExitStack() as pages:
 
         def show(view: View) -> Any:

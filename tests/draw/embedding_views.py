@@ -1,4 +1,4 @@
-"""Made-up joint embeddings: heads of a few kinds whose shapes are known, hostile tokens, patterns that fit."""
+"""Synthetic joint embeddings: heads with known shapes of points, hostile tokens, and consistent patterns."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -121,7 +121,7 @@ def _head(
 
 
 def _patterns(generator: np.random.Generator, heads: int, length: int, precision: Any) -> np.ndarray:
-    """Causal rows, sharper in some heads, with much on the first token."""
+    """Causal rows with much attention on the first token, sharper in some heads."""
     scores = generator.normal(size=(heads, length, length)) * (1 + np.arange(heads) % 4)[:, None, None]
     scores[:, :, 0] += 3
     exponential = np.where(np.triu(np.ones((length, length), dtype=bool), k=1), 0, np.exp(scores))

@@ -1,4 +1,4 @@
-"""The model view holds the given numbers, and a browser shows those of the selected head."""
+"""The model view holds its input's numbers, and a browser shows those of the selected head."""
 
 import zlib
 from base64 import b64decode
@@ -36,7 +36,7 @@ def pattern() -> np.ndarray:
 
 
 def decoded(data: Any, blocks: int) -> np.ndarray:
-    """The values behind packed codes [block cell], written down from the format's description alone."""
+    """The values of packed codes [block cell], decoded by the format's description."""
     raw = np.frombuffer(zlib.decompress(b64decode(data["codes"]), wbits=31), dtype=np.uint8).astype(int)
     low, step = (np.array(data[name])[:, None] for name in ("low", "step"))
     if data.get("scale") == "root":
@@ -72,7 +72,7 @@ def test_facts_equal_a_naive_loop(pattern: np.ndarray) -> None:
     pattern[1, 2, 4] = 0
     pattern[1, 2, 4, [1, 3]] = 0.5  # a tie
     pattern[0, 3, 5] = 0
-    pattern[0, 3, 5, 2] = 1  # one head sees one key only, where others see more
+    pattern[0, 3, 5, 2] = 1  # one head sees only one key where the others see more
     data = model_view(pattern, TOKENS, layers=LAYERS).data
     top = decoded(data["top"], len(LAYERS) * HEADS).reshape(pattern.shape[:3])
     assert data["rows"] == COUNT - 1
@@ -158,7 +158,7 @@ def small(layer: int, head: int) -> str:
 
 
 def small_opacities(page: Any, layer: int, head: int) -> np.ndarray:
-    """Opacity of every pixel of a small map, 0 to 255, once it is drawn."""
+    """The opacity of every pixel of a drawn small map, from 0 to 255."""
     handle = page.wait_for_selector(f"{small(layer, head)} canvas")
     page.wait_for_function("canvas => canvas.width !== 300", arg=handle)
     read = """canvas => [canvas.height, canvas.width, ...canvas.getContext("2d")
@@ -168,7 +168,7 @@ def small_opacities(page: Any, layer: int, head: int) -> np.ndarray:
 
 
 def large_pixels(page: Any, queries: int, keys: int) -> np.ndarray:
-    """[query key channel] of the large map, beside its marks and lines."""
+    """The pixels of the large map, [query key channel], away from its marks and lines."""
     read = """(canvas, [queries, keys]) => {
         const { data } = canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height);
         const found = [];
@@ -218,7 +218,7 @@ def test_selectors_and_the_page_choose_too(opened: Any, pattern: np.ndarray) -> 
     opened.evaluate("document.querySelector('.attnmech').control.choose({layer: 2, head: 1})")
     assert_large_map_shows(opened, pattern[2, 1])
     assert [opened.locator("select").nth(place).input_value() for place in (0, 1)] == ["9", "1"]
-    assert opened.evaluate("heard") == [{"layer": 1}]  # the page's own choice is no news to it
+    assert opened.evaluate("heard") == [{"layer": 1}]  # a choice made by the page itself triggers no event
 
 
 @pytest.mark.browser
@@ -306,7 +306,7 @@ def test_one_head_enlarged_and_escape_goes_back(opened: Any, pattern: np.ndarray
 @pytest.mark.browser
 def test_a_dark_page_has_a_light_colour_and_the_same_opacities(opened: Any, pattern: np.ndarray) -> None:
     def brightness() -> list[int]:
-        """Of green, where a probability is 1: on a small map and on the large one."""
+        """The green value at a probability of 1, on a small map and on the large one."""
         small_opacities(opened, 2, 0)
         read = 'map => map.getContext("2d").getImageData(0, 0, 1, 1).data[1]'
         of_small = opened.eval_on_selector(f"{small(2, 0)} canvas", read)
@@ -423,7 +423,7 @@ def test_cross_attention_has_two_texts_and_no_token_itself(chromium: Any, tmp_pa
 
 @pytest.mark.browser
 def test_inside_another_page_the_overview_says_what_was_chosen(opened: Any) -> None:
-    """With `overview` there are small maps only, of the page's own patterns; an arrow moves, Enter chooses."""
+    """With `overview` there are only small maps, of the page's patterns; arrows move, Enter selects."""
     opened.evaluate("""async () => {
         const place = document.createElement("div");
         place.className = "attnmech";

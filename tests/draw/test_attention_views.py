@@ -1,4 +1,4 @@
-"""`draw.attention` shows the patterns of a TransformerLens cache, of a mapping, and of a run, all the same way."""
+"""`draw.attention` shows the patterns of a TransformerLens cache, a mapping or a run in the same way."""
 
 import json
 from typing import Any

@@ -35,7 +35,7 @@ NAN = np.nan
 
 
 def assert_same(figure: Any, expected: Any) -> None:
-    """Every property of every trace and of the layout, but for the range that only a page fixes."""
+    """Every property of every trace and of the layout, except the range, which only a page fixes."""
     one, other = (each.to_plotly_json() for each in (figure, expected))
     for layout in (one["layout"], other["layout"]):
         for axis in ("xaxis", "yaxis"):

@@ -121,7 +121,7 @@ def test_several_series_by_token() -> None:
 
 @pytest.mark.parametrize("spread", [3.0, 0.3])
 def test_log_probs_ranks_and_continuations_are_a_naive_loops(spread: float) -> None:
-    """Also where several tokens are equally likely, and where some are impossible."""
+    """Holds also if several tokens are equally likely, and if some are impossible."""
     generator = np.random.default_rng(3)
     logits = generator.normal(size=(COUNT, 11)).astype(np.float32) * spread
     ids = generator.integers(0, 11, COUNT).tolist()

@@ -1,4 +1,4 @@
-"""A page or a notebook's outputs hold each script once, and still do if the cell that holds it runs again."""
+"""A page, or a notebook's outputs, contain each script once, even if the cell that contains it runs again."""
 
 import importlib
 import re
@@ -136,7 +136,7 @@ def test_views_of_a_notebook_share_scripts_that_come_later(
 def test_a_question_adds_its_script_and_style(
     in_page: bool, notebook: SimpleNamespace, chromium: Any, tmp_path: Path
 ) -> None:
-    """It sees the names that attnmech's own script shares, which is carried once."""
+    """It sees the names shared by attnmech's own script, which is included once."""
     script, style = tmp_path / "counted.js", tmp_path / "counted.css"
     sum_of = 'make("p", { className: "sum", text: signed(data.of, 1) })'
     script.write_text(f"views.counted = (stage, data) => stage.append({sum_of});")
@@ -159,7 +159,7 @@ def test_a_question_adds_its_script_and_style(
 
 @pytest.mark.browser
 def test_an_output_whose_script_runs_twice_is_drawn_once(chromium: Any, tmp_path: Path) -> None:
-    """As in front ends that run an output's scripts themselves."""
+    """Some front ends run an output's scripts themselves."""
     output = some_view()._repr_html_()
     start = output[output.rindex("<script>") : output.rindex("</script>")] + "</script>"
     html = f"<!doctype html><meta charset=utf-8>{output}{start}"
@@ -187,7 +187,7 @@ def test_a_view_that_fails_says_why(chromium: Any, tmp_path: Path) -> None:
 
 
 def test_every_public_name_of_the_package_is_a_thing_to_call() -> None:
-    """Also where a file of the same name was imported first."""
+    """Works even if a file of the same name was imported first."""
     import attnmech.draw as draw
 
     assert {"model_view", "sentence_view", "token_graph", "attention_heads", "row_ledger", "View"} <= set(draw.__all__)

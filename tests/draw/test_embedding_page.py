@@ -1,4 +1,4 @@
-"""The page of joint embeddings holds the given numbers, and a browser shows those of the selection."""
+"""The page of joint embeddings holds its input's numbers, and a browser shows those of the selection."""
 
 import json
 from base64 import b64decode
@@ -33,7 +33,7 @@ WITHOUT_GL = """
 
 
 def decoded(packed: dict[str, Any], shape: tuple[int, ...]) -> np.ndarray:
-    """Numbers out of their codes, written down from the format's description alone."""
+    """Numbers from their codes, decoded by the format's description."""
     high, low = np.frombuffer(decompress(b64decode(packed["codes"])), dtype=np.uint8).reshape(2, -1).astype(int)
     codes = (256 * high + low).reshape(len(packed["low"]), -1)
     values = np.array(packed["low"])[:, None] + np.array(packed["step"])[:, None] * codes
@@ -148,7 +148,7 @@ def opened(chromium: Any, tmp_path: Path) -> Iterator[Any]:
 
 
 def of_page(page: Any, code: str) -> Any:
-    """What the view's control says, once it has drawn."""
+    """The text of the view's control after drawing."""
     page.wait_for_timeout(300)
     return page.evaluate(f"document.getElementById('figure-0').control.{code}")
 
@@ -187,7 +187,7 @@ def test_turning_keeps_distances_in_three_dimensions(opened: Any) -> None:
     for _ in range(2):
         about = of_page(opened, "plot.about()")
         where = np.array(about["where"]).reshape(-1, 3)
-        scale = 0.68 * min(about["width"], about["height"]) / 2  # pixels of 1, as the third column has it
+        scale = 0.68 * min(about["width"], about["height"]) / 2  # pixels of 1, like the third column
         where[:, 2] *= scale
         drawn = np.linalg.norm(where[:, None] - where[None], axis=-1)
         np.testing.assert_allclose(drawn, distances * 2 * scale / np.ptp(given, axis=0).max(), atol=0.1)
@@ -198,7 +198,7 @@ def test_turning_keeps_distances_in_three_dimensions(opened: Any) -> None:
 @pytest.mark.browser
 @pytest.mark.parametrize("gl", [True, False])
 def test_small_plots_show_each_head_where_its_points_are(chromium: Any, tmp_path: Path, gl: bool) -> None:
-    """Every point of every head has ink at its place."""
+    """Every point of every head is drawn at its place."""
     view = made_view(hostile=False)
     path = tmp_path / "page.html"
     html = embedding_page(view)
@@ -310,7 +310,7 @@ def test_a_point_says_its_attention(opened: Any) -> None:
     assert drawn == pytest.approx({other: column[other] for other in range(query, 9)}, rel=1e-3)
     assert said(opened).startswith(f"Key 5 “{visible_token(view.labels[start + query])}” of text 1 receives ")
     choose(opened, "Point", "query")
-    assert of_page(opened, "state().text") == 1  # its sentence is shown, with the token chosen
+    assert of_page(opened, "state().text") == 1  # its sentence is shown, with the token selected
     chosen = opened.locator(".attnmech-sentence-query [aria-pressed='true']")
     assert chosen.inner_text().endswith(visible_token(view.labels[start + query]))
 
@@ -334,7 +334,7 @@ def test_of_a_text_that_is_not_carried_the_two_highest_keys_are_said(opened: Any
 
 @pytest.mark.browser
 def test_attention_to_a_token_that_is_no_dot_is_said(chromium: Any, tmp_path: Path) -> None:
-    """Of the first text, token 0 was not sampled."""
+    """Token 0 of the first text was not sampled."""
     view = made_view()
     names = ("text", "position", "special")
     kept = np.r_[1:21]
@@ -366,7 +366,7 @@ def test_a_click_on_a_dot_and_on_a_token_choose_the_same(opened: Any) -> None:
     about = of_page(opened, "plot.about()")
     where = np.array(about["where"]).reshape(-1, 3)[:, :2]
     gaps = np.linalg.norm(where[:, None] - where[None], axis=-1) + 1e6 * np.eye(len(where))
-    lonely = int(np.argmax(gaps.min(axis=1)[: 7 + 9]))  # a query of a text that is carried
+    lonely = int(np.argmax(gaps.min(axis=1)[: 7 + 9]))  # a query of a text that the page contains
     opened.locator(".attnmech-embedding-plot").click(
         position={"x": float(where[lonely, 0]), "y": float(where[lonely, 1])}
     )
@@ -384,7 +384,7 @@ def test_hiding_the_first_token_computes_the_softmax_again(chromium: Any, tmp_pa
     view = made_view(precision=precision)
     patterns = view.texts[0].patterns.copy()
     patterns[1, 4] = 0
-    patterns[1, 4, [0, 1, 2]] = [1 - 3e-7, 2e-7, 1e-7]  # float16 has one digit of these
+    patterns[1, 4, [0, 1, 2]] = [1 - 3e-7, 2e-7, 1e-7]  # float16 keeps one digit of these
     text = replace(view.texts[0], patterns=patterns)
     with shown(chromium, replace(view, texts={0: text}), tmp_path, address="#layer=0&head=1&hideFirst=true") as page:
         found = page.evaluate("document.querySelector('.attnmech-sentence').parentElement !== null")
@@ -530,7 +530,7 @@ def test_patches_show_their_picture_and_colours(chromium: Any, tmp_path: Path) -
         assert "Attention of token 7" in page.locator(".attnmech-embedding-section").last.inner_text()
         assert "63 tokens (3 images)" in page.inner_text(".attnmech-embedding-panes")
         where = np.array(of_page(page, "plot.about()")["where"]).reshape(-1, 3)
-        last = int(np.argmax(where[:, 0]))  # nothing lies over its left edge
+        last = int(np.argmax(where[:, 0]))  # nothing covers its left edge
         pixels = page.evaluate(
             """([x, y]) => {
                  const canvas = document.querySelector(".attnmech-embedding-plot");

@@ -1,4 +1,4 @@
-"""A notebook shows a figure as a view; in every other way it stays a plotly figure."""
+"""A notebook shows a figure as a view; in all other respects it remains a plotly figure."""
 
 import json
 import pickle

@@ -39,7 +39,7 @@ def width_of(pdf: bytes) -> float:
 def test_a_pdf_has_the_width_of_a_column_one_page_and_its_fonts(chromium: Any, tmp_path: Path) -> None:
     pdf = draw.save_figure(drawn(), tmp_path / "map.pdf", title=HOSTILE).read_bytes()
     assert width_of(pdf) == pytest.approx(85, abs=0.4)
-    assert pdf.count(b"/FontFile2") == 2  # the font of the figure and that of its title, embedded
+    assert pdf.count(b"/FontFile2") == 2  # the fonts of the figure and of its title, embedded
     assert [path.name for path in tmp_path.iterdir()] == ["map.pdf"]
 
 
@@ -48,7 +48,7 @@ def test_an_svg_has_a_shape_in_the_colour_of_each_cell(chromium: Any, tmp_path: 
     root = ElementTree.fromstring(draw.save_figure(drawn(), tmp_path / "map.svg", title=HOSTILE).read_text())
     assert root.get("width") == "85mm"
     title, *_ = (each for each in root if each.tag == f"{SVG}text")
-    assert " ".join(title.itertext()) == HOSTILE  # on as many lines as it needs
+    assert " ".join(title.itertext()) == HOSTILE  # wrapped to the lines it needs
     (maps,) = (each for each in root.iter(f"{SVG}g") if each.get("class") == "hm")
     found = {}
     for path in maps.iter(f"{SVG}path"):
@@ -67,7 +67,7 @@ def test_an_svg_has_a_shape_in_the_colour_of_each_cell(chromium: Any, tmp_path: 
 
 @pytest.mark.browser
 def test_a_png_of_a_slide_says_how_large_it_is(chromium: Any, tmp_path: Path) -> None:
-    assert asyncio.get_running_loop() is not None  # of the browser of these tests: as in a notebook
+    assert asyncio.get_running_loop() is not None  # in the tests' browser: as in a notebook
     with Image.open(draw.save_figure(drawn(), tmp_path / "slide.png", size="slide")) as picture:
         assert picture.size == (1920, 1080)
         assert picture.info["dpi"] == pytest.approx((144, 144), abs=0.1)

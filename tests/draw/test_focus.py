@@ -1,4 +1,4 @@
-"""Figures 4 to 6 join ranks within a layer, never along layers, and name the true head of every point."""
+"""Figures 4 to 6 rank heads within a layer, never across layers, and name the correct head at every point."""
 
 from dataclasses import replace
 from typing import Any
@@ -15,7 +15,7 @@ LAYERS = (3, 4, 7, 9, 12)
 
 @pytest.fixture
 def values() -> np.ndarray:
-    """5 layers × 4 heads, no two numbers alike."""
+    """5 layers × 4 heads, all numbers different."""
     return np.random.default_rng(0).permutation(20).reshape(5, 4) / 20
 
 

@@ -28,7 +28,7 @@ def above(pattern: np.ndarray, threshold: float) -> set[tuple[int, int]]:
 
 
 def edges(page: Any) -> set[tuple[int, int]]:
-    """The edges of the frame after the next."""
+    """The edges, two frames later."""
     drawn = page.evaluate(
         """async () => {
              for (let frame = 0; frame < 2; frame += 1) await new Promise(requestAnimationFrame);
@@ -209,7 +209,7 @@ def test_on_paper_every_token_and_arrow_is_within_its_width(
     whole = above(pattern[0, 0], 0.1)
     box, nodes = page.locator(".attnmech-graph-box"), page.locator(".attnmech-graph-box button")
     line = nodes.last.bounding_box()["x"]
-    assert line > 1280  # on a screen the line scrolls
+    assert line > 1280  # on the screen, the line scrolls
     page.emulate_media(media="print")
     page.wait_for_selector("html.printing")
     paper = box.bounding_box()

@@ -1,4 +1,4 @@
-"""A map of layers × heads: of any numbers, with a cross where there is none."""
+"""A map of layers × heads shows any numbers, with a cross for a missing one."""
 
 import numpy as np
 import pandas as pd
@@ -35,7 +35,7 @@ def test_numbers_below_zero_are_centred() -> None:
 
 
 def test_a_table_with_a_row_for_each_head() -> None:
-    """Layers 2 and 5, of which the second lacks head 0."""
+    """Layers 2 and 5; layer 5 lacks head 0."""
     rows = [(5, 1, 0.3), (2, 0, 0.1), (2, 1, 0.2)]
     figure = draw.effect_map(pd.DataFrame(rows, columns=["layer", "head", "entropy"]))
     np.testing.assert_array_equal(np.array(figure.data[0].z), [[0.1, 0.2], [np.nan, 0.3]])

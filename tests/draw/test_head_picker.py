@@ -15,13 +15,13 @@ from attnmech.draw.head_picker import head_picker
 
 
 def bars(layer: int, head: int) -> go.Figure:
-    """Of another length in each head, and with a line only in the first."""
+    """Figures of a different length for each head, with a line only in the first."""
     lines = [go.Scatter(x=[0, 1], y=[0, layer])] if head == 0 else []
     return go.Figure([go.Bar(x=[layer + 1.5] * (head + 1), y=["a", "<b>", "c"][: head + 1]), *lines])
 
 
 def figures_of(data: Any) -> list[Any]:
-    """The figures that a page makes of the first and what differs from it."""
+    """The figures that a page builds from the first one and the differences from it."""
     found = []
     for changes in json.loads(gzip.decompress(b64decode(data["changes"]))):
         figure = deepcopy({name: data[name] for name in ("data", "layout")})

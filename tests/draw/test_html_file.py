@@ -26,7 +26,7 @@ def test_to_html_returns_and_write_html_writes(kind: Any) -> None:
 
 @pytest.mark.parametrize("kind", CLASSES, ids=lambda kind: kind.__name__)
 def test_save_writes_numbers(kind: Any) -> None:
-    """Whatever has `save` is read by `load_result`; a report has a page alone."""
+    """`load_result` reads everything that has `save`; a report only has a page."""
     assert hasattr(kind, "save") == issubclass(kind, am.results.Result)
 
 

@@ -17,7 +17,7 @@ TERMS = {
 }
 HIDDEN_4 = np.array([0, 0, 0, 0, np.nan])
 SCORE = sum(TERMS.values()) + HIDDEN_4
-PATTERN = np.array([0.3, 0.0002, 0.4, 0.1, 0.0])  # a sink has the rest
+PATTERN = np.array([0.3, 0.0002, 0.4, 0.1, 0.0])  # a sink takes the rest
 
 
 def ledger(**changed: Any) -> Any:

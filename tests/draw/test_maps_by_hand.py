@@ -1,4 +1,4 @@
-"""Maps of weights from any code: the numbers are unchanged, names are escaped, and errors say what to choose."""
+"""Maps of weights from any code keep the numbers and escape names; errors say what to select."""
 
 import re
 
@@ -14,7 +14,7 @@ NAMES = ["a", "<b>", "c", "d", "e"]
 
 
 def weights(*, across: int = 5) -> torch.Tensor:
-    """[text head query key] of torch's own attention."""
+    """The weights of torch's own attention, [text head query key]."""
     torch.manual_seed(0)
     attention = nn.MultiheadAttention(12, 3, batch_first=True)
     x, y = torch.randn(2, 5, 12), torch.randn(2, across, 12)

@@ -1,4 +1,4 @@
-"""Arrays come back from 16 bits within the error that packing states."""
+"""Arrays packed in 16 bits are restored within the stated error."""
 
 import re
 from base64 import b64decode
@@ -58,14 +58,14 @@ def test_a_key_that_has_no_code_is_refused() -> None:
 
 
 def some_pattern() -> np.ndarray:
-    """2 layers × 3 heads × 4 × 5 with zeros, one near 1, and some as small as float32 goes."""
+    """2 layers × 3 heads × 4 × 5 with zeros, one value near 1, and some of float32's smallest values."""
     logits = np.random.default_rng(1).normal(size=(2, 3, 4, 5)) * np.array([1, 8, 30]).reshape(1, 3, 1, 1)
     logits[..., 2] = -np.inf
     return (np.exp(logits) / np.exp(logits).sum(-1, keepdims=True)).astype(np.float32)
 
 
 def unpacked(packed: packing.PackedValues, shape: tuple[int, ...]) -> np.ndarray:
-    """What shared.js makes of packed probabilities, by hand."""
+    """Decodes packed probabilities by hand, as shared.js does."""
     if packed["scale"] == "root":
         code = np.frombuffer(decompress(b64decode(packed["codes"])), dtype=np.uint8).astype(float)
         return ((code / 255) ** 2).reshape(shape)

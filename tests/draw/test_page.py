@@ -1,4 +1,4 @@
-"""The page is one file that loads nothing, carries the view's numbers, and shows hostile text as text."""
+"""The page is one file that loads nothing, contains the view's numbers, and shows hostile text as text."""
 
 import json
 import re

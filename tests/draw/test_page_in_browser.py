@@ -22,7 +22,7 @@ pytestmark = pytest.mark.browser
 
 
 def traces(page: Any, figure: str) -> dict[str, dict[str, Any]]:
-    """What plotly draws: the data arrays of each trace by the trace's `meta`."""
+    """The data arrays that plotly draws, by each trace's `meta`."""
     drawn = page.evaluate(
         """id => document.getElementById(id).data.map(({meta, x, y, z, a, b, c, customdata}) =>
              ({meta, x, y, z, a, b, c, customdata}))""",
@@ -32,7 +32,7 @@ def traces(page: Any, figure: str) -> dict[str, dict[str, Any]]:
 
 
 def drawn_at(page: Any, figure: str, *paths: str) -> list[Any]:
-    """What properties of a figure are on the page."""
+    """The values of a figure's properties on the page."""
     drawn = page.evaluate(
         """([id, paths]) => paths.map(path =>
              path.split(".").reduce((place, step) => place[step], document.getElementById(id)))""",
@@ -60,7 +60,7 @@ def assert_alike(drawn: Any, expected: Any, place: str) -> None:
 
 
 def is_shown(figure: Chart, slot: Slot, chosen: dict[str, int]) -> bool:
-    """Whether the trace that a slot belongs to, if to any, is to be seen; where it is not, a page leaves it empty."""
+    """Whether a slot's trace, if it has one, is visible; a page leaves invisible traces empty."""
     switch = ".".join([*slot.path.split(".")[:2], "visible"])
     return slot.path == switch or all(each.value(chosen) for each in figure.slots if each.path == switch)
 
@@ -90,7 +90,7 @@ def test_the_page_fills_every_slot_and_sentence_as_python_does(
 
 
 def address_of(page: Any, chosen: dict[str, int]) -> str:
-    """The address of a choice, from the values of the page's own selectors."""
+    """The address of a selection, from the values of the page's selectors."""
     values = {
         name: index if name == "query" else page.locator(f"#{name} option").nth(index).get_attribute("value")
         for name, index in chosen.items()
@@ -99,7 +99,7 @@ def address_of(page: Any, chosen: dict[str, int]) -> str:
 
 
 def slots_filled(page: Any, sections: list[Section], chosen: dict[str, int]) -> int:
-    """How many slots the page shows, each of which has Python's value, as do the sentences."""
+    """Checks that all slots and sentences on the page have Python's values; returns the number of slots."""
     slots = 0
     for section in sections:
         for text, element in ((section.finding, "finding"), (section.reading, "reading")):
@@ -283,7 +283,7 @@ def visit_low(chromium: Any, full_page_html: str, tmp_path_factory: pytest.TempP
 
 @pytest.fixture
 def opened_low(visit_low: Any) -> Any:
-    """The page of figures 1 to 10 on a usual screen, drawn whole."""
+    """The page of figures 1 to 10, completely drawn on a screen of usual size."""
     choose_by_address(visit_low, FULL_START)
     visit_low.wait_for_selector(".stale", state="detached")
     return visit_low
@@ -308,12 +308,12 @@ def test_figures_off_the_screen_are_drawn_while_nothing_moves_and_never_show_ano
 
 UNDER_WAY = """document.getElementById("magnitude").data &&
     getComputedStyle(document.querySelector("#magnitude > *")).visibility === "hidden\""""
-"""JavaScript: whether this figure has been begun, and is not to be seen until it is drawn."""
+"""JavaScript: whether drawing this figure has begun while it is still hidden."""
 
 
 @pytest.fixture
 def half_drawn(chromium: Any, full_page_html: str, tmp_path: Path) -> Iterator[Any]:
-    """A page that moves since its figure of magnitudes was begun, with that figure in sight."""
+    """A page that is scrolling since its figure of magnitudes was begun, with that figure in sight."""
     path = tmp_path / "page.html"
     with opening(chromium, full_page_html, path, address="#tab=all", ready="html[data-ready]") as page:
         page.evaluate(
@@ -518,7 +518,7 @@ def test_no_figure_can_be_sent_anywhere(opened_full: Any) -> None:
 
 
 def saved(page: Any, figure: str, button: str) -> Path:
-    """What a button of a figure downloads, under the name that it suggests."""
+    """The file that a figure's button downloads, under its suggested name."""
     page.hover(f"{figure} .nsewdrag")
     with page.expect_download() as download:
         page.click(f"{figure} .modebar-btn[data-title='{button}']")
@@ -625,7 +625,7 @@ def test_a_sentence_that_is_left_out_leaves_no_gap(opened: Any) -> None:
 
 
 def test_the_views_follow_the_chosen_query_back_to_the_first_one(opened: Any) -> None:
-    """The page begins with query 6; the views pin no row before a reader chooses one."""
+    """The page begins with query 6; the views pin no row before the reader selects one."""
 
     def pinned() -> list[str]:
         read = "all => all.filter(one => one.ariaPressed === 'true').map(one => one.textContent)"
@@ -746,7 +746,7 @@ def assert_fits(page: Any, width: int, figures: int) -> None:
 
 
 def widths_beyond(page: Any) -> list[float]:
-    """By how much each plotly figure is wider than its place."""
+    """The width of each plotly figure minus that of its place."""
     beyond = """all => all.filter(one => one.layout && !one.closest("[hidden]"))
                           .map(one => one.layout.width - one.clientWidth)"""
     return list(page.eval_on_selector_all(".figure", beyond))
@@ -757,7 +757,7 @@ UPDATE_FIGURES = ("magnitude", "orientation", "orientation-by-magnitude", "magni
 
 
 def looks(page: Any, figure: str) -> list[tuple[Any, ...]]:
-    """Per trace, what sets a head apart and what the numbers' axes are."""
+    """For each trace, the property that distinguishes heads, and the axes of the numbers."""
     drawn = page.evaluate(
         """id => document.getElementById(id).data.map(({meta, opacity, customdata}) => [meta, opacity, customdata])""",
         figure,
@@ -822,7 +822,7 @@ def test_axes_of_magnitude_stay_the_same_from_layer_to_layer(opened_full: Any) -
 
 def test_a_click_on_a_head_chooses_it_where_the_page_has_its_layer(opened_full: Any) -> None:
     def click(layer: int, rank: int) -> int:
-        """A click on the point of this rank; returns its head."""
+        """Clicks the point of this rank; returns its head."""
         place = opened_full.evaluate(
             """([layer, rank]) => {
                  const {_fullLayout: {xaxis, yaxis}, data} = document.getElementById("concentration");

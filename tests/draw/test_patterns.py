@@ -1,4 +1,4 @@
-"""Input that views of attention refuse, with helpful messages."""
+"""Views of attention refuse invalid input with helpful messages."""
 
 import numpy as np
 import pytest

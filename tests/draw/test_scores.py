@@ -1,4 +1,4 @@
-"""The figures hold the numbers they were given, and mark self, first and other where they are."""
+"""The figures hold the numbers of their input, and mark self, first and other at the right places."""
 
 from typing import Any
 
@@ -15,7 +15,7 @@ from attnmech.methods.scores.figures import key_terms, score_shares, share_bars,
 NAN = np.nan
 TOKENS = ["What", " does", " it", " do"]
 LABELS = ["0 What", "1 ·does", "2 ·it", "3 ·do"]
-# The highest score: row 0 has one key, row 1 itself, row 2 the first token, row 3 key 1.
+# The highest key: row 0 has only one, row 1 itself, row 2 the first token, row 3 key 1.
 SCORES = np.array([[9.0, NAN, NAN, NAN], [0.1, 0.3, NAN, NAN], [2.0, 1.0, -5.0, NAN], [-4.0, -1.0, -2.0, -3.0]])
 SHARES = {
     "query_key": np.array([NAN, 0.7, 0.1, 0.25]),

@@ -1,4 +1,4 @@
-"""A page's sentence about each head agrees with a loop over the numbers."""
+"""The page's sentences about heads agree with loops over the numbers."""
 
 import statistics
 from itertools import product
@@ -143,7 +143,7 @@ def test_magnitudes_are_told_by_where_heads_attend_most(updates: UpdateNumbers) 
 
 
 def test_two_splits_of_the_same_scores_are_a_choice(view: ScoreNumbers) -> None:
-    """Every number and sentence under a choice of the split is that of a page of this split alone."""
+    """With one split selected, every number and sentence equals that of a page with this split alone."""
     other = uncentred(view)
     both = {section.anchor: section for section in score_sections(view, "call({split})", "shown", other=other)}
     for split, alone in enumerate((view, other)):

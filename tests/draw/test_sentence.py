@@ -65,7 +65,7 @@ def test_too_much_is_refused_before_it_is_packed() -> None:
 
 
 def lines(page: Any) -> list[dict[str, Any]]:
-    """The lines of the frame after the next."""
+    """The lines, two frames later."""
     return list(
         page.evaluate(
             """async () => {
@@ -153,7 +153,7 @@ def test_a_sink_stays_in_the_softmax(shown: Callable[[View], Any]) -> None:
 @pytest.mark.browser
 def test_all_heads_and_their_mean(shown: Callable[[View], Any]) -> None:
     pattern = causal()
-    pattern[0, 1, 3] = [1, 0, 0, 0, 0, 0, 0]  # without the first key, nothing is left of this row of head 1
+    pattern[0, 1, 3] = [1, 0, 0, 0, 0, 0, 0]  # without the first key, this row of head 1 is empty
     page = shown(sentence_view(pattern, TOKENS, layers=[2, 5]))
     choose(page, "Lines of", "all heads")
     np.testing.assert_allclose(weights(page), pattern[0], rtol=1e-4)
@@ -175,7 +175,7 @@ def test_heads_are_switched_off_and_on_in_the_legend(shown: Callable[[View], Any
     pattern = causal()
     page = shown(sentence_view(pattern, TOKENS, layers=[2, 5]))
     heads = page.get_by_role("group", name="heads").get_by_role("button")
-    assert heads.count() == 0  # one head has its selector
+    assert heads.count() == 0  # a single head has a selector
     choose(page, "Lines of", "all heads")
     assert heads.count() == HEADS
     heads.nth(1).click()
@@ -242,7 +242,7 @@ def test_pointing_and_pinning(shown: Callable[[View], Any]) -> None:
 def test_the_keyboard_goes_through_the_tokens(shown: Callable[[View], Any]) -> None:
     page = shown(sentence_view(causal(), TOKENS, layers=[2, 5]))
     page.get_by_label("Minimum weight shown").focus()
-    page.keyboard.press("Tab")  # the scrolling box may take a stop of its own
+    page.keyboard.press("Tab")  # the scrolling box may be a tab stop itself
     if page.evaluate("document.activeElement.tagName") != "BUTTON":
         page.keyboard.press("Tab")
     for key, query in (("ArrowDown", 1), ("ArrowDown", 2), ("End", 6), ("ArrowDown", 6), ("ArrowUp", 5), ("Home", 0)):
@@ -327,7 +327,7 @@ def test_a_thousand_tokens_fit_a_phone(shown: Callable[[View], Any]) -> None:
     assert page.evaluate("document.querySelector('.attnmech-sentence-box').clientHeight") <= 0.7 * 800
     page.evaluate("document.querySelector('.attnmech-sentence-box').scrollTop = 24 * 40")
     last = max(query for query, _ in cells(page))
-    assert last in {48, 49}  # weights of 1/50 may fall to either side of 2 %
+    assert last in {48, 49}  # weights of 1/50 may round to either side of 2 %
     assert f"{(last + 1) * (last + 2) // 2:,} lines" in finding(page)
     page.get_by_label("Minimum weight shown").press("Home")
     assert len(lines(page)) == 600

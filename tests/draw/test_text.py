@@ -1,4 +1,4 @@
-"""Escaping leaves nothing for HTML, a script element or plotly to interpret."""
+"""Escaped text has nothing that HTML, a script element or plotly interprets."""
 
 import json
 import sys
@@ -91,7 +91,7 @@ def test_long_tokens_are_cut_before_they_are_escaped() -> None:
 def test_in_a_figure_a_word_from_right_to_left_keeps_its_full_stop(chromium: Any, tmp_path: Path) -> None:
     figure = attention_map(np.zeros((2, 2)), ["שלום.", "a"])
     with opening(chromium, figure.to_html(), tmp_path / "figure.html", ready=".ytick text") as page:
-        # The full stop ends the word, so it stands between the number and the word's first letter on the right.
+        # The full stop belongs to the word, so it appears between the number and the word's first letter on the right.
         label = page.locator(".ytick text").filter(has_text="ש")
         number, letter, stop = label.evaluate(
             """label => ["0", "ש", "."].map((each) =>

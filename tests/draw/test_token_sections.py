@@ -20,7 +20,7 @@ from .conftest import START, TOKENS, choose_by_address, page, sections_of
 from .test_page_in_browser import assert_alike, drawn_at
 
 LAYERS = (1, 2, 4, 5)
-"""Those of drift and flow; the page has 2 and 5."""
+"""The layers of drift and flow; the page has layers 2 and 5."""
 STARTS = (0, 3, 4, 7)
 SEGMENTS = tuple("".join(TOKENS[start:end]) for start, end in pairwise(STARTS))
 

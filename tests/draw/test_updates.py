@@ -21,7 +21,7 @@ from attnmech.methods.updates.figures import (
 NAN = np.nan
 TOKENS = ["What", " does", " it", " do"]
 LABELS = ["0 What", "1 ·does", "2 ·it", "3 ·do"]
-# 2 heads × 4 tokens: head 1 has a magnitude of 0 at token 2, and nothing is defined for head 0 at token 3.
+# 2 heads × 4 tokens: head 1 has a magnitude of 0 at token 2, and head 0 is undefined at token 3.
 MAGNITUDE = np.array([[0.1, 0.2, 0.3, NAN], [0.01, 0.02, 0.0, 0.04]])
 ORIENTATION = np.array([[0.5, -0.5, 0.25, NAN], [0.1, 0.2, NAN, 1.0]])
 ATTENDED = np.array([[-1, 1, 0, 2], [-1, 0, 1, 3]])
@@ -101,7 +101,7 @@ def test_the_chosen_head_has_traces_of_its_own() -> None:
     assert points(traces["chosen first"]) == [(1, 0.02)]
     assert points(traces["all first"]) == [(2, 0.3), (1, 0.02)]
     assert traces["chosen self"].marker.size > traces["all self"].marker.size
-    assert list(traces).index("all none") < list(traces).index("chosen self")  # the chosen ones lie on top
+    assert list(traces).index("all none") < list(traces).index("chosen self")  # the selected head's points are on top
 
 
 def test_every_mark_has_its_place_in_the_legend() -> None:

@@ -1,4 +1,4 @@
-"""Weights between a few hostile tokens, the same weights with hidden keys, and what a page shows of them."""
+"""Weights between a few hostile tokens, the same weights with hidden keys, and the values on a page."""
 
 import re
 from base64 import b64decode
@@ -15,14 +15,14 @@ LAYERS, HEADS, COUNT = 2, 3, len(TOKENS)
 
 
 def causal(seed: int = 0, spread: float = 2.0) -> np.ndarray:
-    """[layer head query key] of a causal model; each row sums to 1."""
+    """Weights of a causal model, [layer head query key]; each row sums to 1."""
     scores = np.random.default_rng(seed).normal(size=(LAYERS, HEADS, COUNT, COUNT)) * spread
     exponential = np.where(np.triu(np.ones((COUNT, COUNT), dtype=bool), k=1), 0, np.exp(scores))
     return (exponential / exponential.sum(axis=-1, keepdims=True)).astype(np.float32)
 
 
 def without(pattern: np.ndarray, hidden: list[int], rest: bool = False) -> np.ndarray:
-    """The rows normalised again without some keys, naively; NaN where nothing is left."""
+    """Rows renormalised without some keys, by a loop; NaN if no weight is left."""
     left = np.zeros(pattern.shape)
     for *place, query in np.ndindex(pattern.shape[:-1]):
         row = pattern[(*place, query)].astype(np.float64)
@@ -34,7 +34,7 @@ def without(pattern: np.ndarray, hidden: list[int], rest: bool = False) -> np.nd
 
 
 def unpacked(packed: dict[str, Any], shape: tuple[int, ...]) -> np.ndarray:
-    """What shared.js makes of it."""
+    """The same as decoded by shared.js."""
     high, low = np.frombuffer(decompress(b64decode(packed["codes"])), dtype=np.uint8).reshape(2, -1).astype(int)
     codes = (256 * high + low).reshape(len(packed["low"]), -1)
     values = np.exp(np.array(packed["low"])[:, None] + np.array(packed["step"])[:, None] * codes)

@@ -26,7 +26,7 @@ def big_bird(attention_type: str = "original_full", kind: str = "ForMaskedLM", *
 
 
 def texts(length: int = 41) -> dict[str, Tensor]:
-    """Longer than what sparse attention sees, the second padded."""
+    """Texts longer than the reach of sparse attention; the second is padded."""
     real = torch.ones(2, length, dtype=torch.long)
     real[1, length - 6 :] = 0
     ids = torch.randint(3, 43, (2, length), generator=torch.Generator().manual_seed(1))
@@ -68,7 +68,7 @@ def test_sparse_attention_is_refused(tmp_path: Path) -> None:
     model.save_pretrained(tmp_path)
     with pytest.raises(UnsupportedModelError, match="attention is sparse"):
         am.load(tmp_path)
-    # What the message says to do.
+    # The remedy in the message.
     full = transformers.BigBirdForMaskedLM.from_pretrained(tmp_path, attention_type="original_full")
     found = am.load(full.eval())
     assert found.certificate.ok
@@ -76,7 +76,7 @@ def test_sparse_attention_is_refused(tmp_path: Path) -> None:
 
 
 def test_what_counts_is_what_runs_and_not_the_config() -> None:
-    """transformers exchanges sparse attention for full on the first short text, and never back."""
+    """On the first short text, transformers replaces sparse attention with full attention, permanently."""
     switched = big_bird("block_sparse")
     outputs(switched, length=20)
     assert switched.config.attention_type == "block_sparse" and switched.bert.attention_type == "original_full"

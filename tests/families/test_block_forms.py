@@ -1,4 +1,4 @@
-"""Blocks of other forms: a mixer beside attention, two MLPs, none, a norm before W_O or of values, no plain stream."""
+"""Unusual blocks: a mixer beside attention, two MLPs, no MLP, a norm before W_O or of values, no plain stream."""
 
 import copy
 from collections.abc import Callable
@@ -21,7 +21,7 @@ LAYER = 2
 
 @cache
 def raw(kind: str) -> Any:
-    """transformers' model, shared: not to be changed."""
+    """transformers' model, shared by the tests, which must not change it."""
     return tiny.model_of(kind)
 
 
@@ -37,7 +37,7 @@ def acts_of(kind: str) -> am.results.Activations:
 
 
 def without(kind: str, *paths: str, layer: int = LAYER) -> Tensor:
-    """The logits of transformers' model with what some modules of one block return set to 0."""
+    """The logits of transformers' model with the outputs of some modules of one block set to 0."""
     model = copy.deepcopy(raw(kind))
 
     def nothing(module: nn.Module, args: Any, output: Any) -> Any:
@@ -128,7 +128,7 @@ def test_a_mixer_is_a_writer_of_its_own() -> None:
 
 
 def test_bitnets_gate_is_its_norm_s_factor() -> None:
-    """From pattern, v and the norm's own weight; each head's result is its part of what transformers writes."""
+    """z follows from pattern, v and the norm's weight; each head's result is its part of what transformers writes."""
     acts, attention = acts_of("bitnet"), raw("bitnet").model.layers[LAYER].self_attn
     values = acts["v", LAYER].repeat_interleave(3, dim=2)
     summed = torch.einsum("bhqk,bkhd->bqhd", acts["pattern", LAYER], values).flatten(2)
@@ -140,7 +140,7 @@ def test_bitnets_gate_is_its_norm_s_factor() -> None:
 
 
 def test_bitnets_value_ratio_counts_the_norm_s_weight() -> None:
-    """‖(γ ⊙ v_0) W_O‖ over the median of the other keys', each weighted alike here: by hand for one head."""
+    """‖(γ ⊙ v_0) W_O‖ divided by the median over the other keys, computed by hand for one head."""
     found = hooked("bitnet").stacks[""].gamma_of_z(LAYER)
     assert found is not None
     assert torch.equal(found.flatten(), raw("bitnet").model.layers[LAYER].self_attn.attn_sub_norm.weight)
@@ -216,7 +216,7 @@ def test_a_report_of_a_family_without_a_plain_stream(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("kind", ["zamba", "zamba2"])
 def test_zambas_heads_without_their_columns(kind: str) -> None:
-    """Layers share W_O, so the raw model's is copied for one of them."""
+    """Layers share W_O, so the raw model's W_O is copied for one of them."""
     stack, model = hooked(kind).stacks[""], copy.deepcopy(raw(kind))
     layer, head = stack.layers[-1], stack.n_heads - 2
     out = model.model.layers[layer].shared_transf if kind == "zamba" else model.model.layers[layer].shared_transformer
@@ -234,7 +234,7 @@ def test_zambas_heads_without_their_columns(kind: str) -> None:
 
 
 def test_heads_of_different_sizes_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Gemma 4's layers of full attention have larger heads, unless the recipe makes them alike."""
+    """Gemma 4's layers with full attention have larger heads, unless the recipe makes all heads equal."""
     monkeypatch.setattr(tiny, "_own", lambda kind, size: {"global_head_dim": 24})
     with pytest.raises(UnsupportedModelError, match="d_head is 16 in layer 0, 24 in layer 3"):
         am.load(tiny.model_of("gemma4_text"))

@@ -180,7 +180,7 @@ def test_figures_shares_and_embeddings_know_the_terms() -> None:
     split = am.decompose_scores(hooked, long_ids()[:1])
     named = {trace.meta: trace.marker.color for trace in split.plot("score_shares").data if trace.type == "bar"}
     assert len({named[term] for term in RELATIVE} | {named["query_key"]}) == 3
-    # Scale and shift leave the attention as it is, which they would not if the products with positions were left out.
+    # Scale and shift leave the attention unchanged; without the products with positions, they would not.
     embedded = am.joint_embedding(hooked, long_ids(), shift=False)
     assert float(embedded.attention_change.max()) < 1e-9
     with pytest.raises(UnsupportedModelError, match="DeBERTa's tables"):
@@ -197,7 +197,7 @@ def test_a_saved_decomposition_is_the_same(name: str, tmp_path: Any) -> None:
         assert one.relative is not None and other.relative is not None
         for table in ("keys", "queries", "place"):
             assert torch.equal(getattr(one.relative, table), getattr(other.relative, table))
-    # Computed on demand: where a file's numbers lie in memory may change the last bit of a product.
+    # Terms are computed on demand, and the memory layout of a file's numbers may change the last bit of a product.
     for term in split.terms:
         close(again.terms[term], split.terms[term], 2e-6)
 

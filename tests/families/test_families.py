@@ -19,7 +19,7 @@ DTYPES = {
     name: F32 if number % 2 or name in models.SINGLE_ONLY else F64 for number, name in enumerate(NAMES)
 }  # fmt: skip
 SIDES = {name: ("right", "left")[number // 2 % 2] for number, name in enumerate(NAMES)}
-"""Precision and padding take turns from model to model."""
+"""Precision and padding alternate from model to model."""
 CASES = list(DTYPES.items())
 TURNS = [(name, dtype, SIDES[name]) for name, dtype in CASES]
 ALIBI_IN_FALCON = tuple(name for name in NAMES if name.startswith("falcon_alibi"))
@@ -41,9 +41,9 @@ LENGTH = 7
 
 
 def padded(name: str, side: str = "right") -> dict[str, Tensor]:
-    """Texts of 7, 5 and 3 tokens; where a window is 3 long of 7 and 5, so that every row sees some real token.
+    """Texts of 7, 5 and 3 tokens; for a window of 3 tokens, of 7 and 5, so that every row sees a real token.
 
-    Rows that see none are NaN in transformers' eager attention in float64, and then so is all above them.
+    In float64, transformers' eager attention gives NaN in rows that see none, and in everything above them.
     """
     return models.padded(name, side, batch=2 if name in WINDOWED else 3, length=LENGTH)
 
@@ -126,7 +126,7 @@ def test_logits_are_those_of_plain_transformers(name: str, dtype: torch.dtype, s
     inputs, real = padded(name, side), real_of(name, side)
     ours = acts_of(name, dtype, side)["logits"][real]
     if (dtype, side) == (F64, "left") and "roberta" not in name:
-        # Eager attention comes to NaN there, where rows of padding see no key: each text alone, then.
+        # Eager attention gives NaN in rows of padding that see no key, so each text runs alone.
         ids = [row[here] for row, here in zip(inputs["input_ids"], real, strict=True)]
         with torch.no_grad():
             theirs = torch.cat([models.plain(name, F64)(row[None]).logits[0] for row in ids])
@@ -137,7 +137,7 @@ def test_logits_are_those_of_plain_transformers(name: str, dtype: torch.dtype, s
 
 @pytest.mark.parametrize(("name", "dtype", "side"), [turn for turn in TURNS if "roberta" not in turn[0]])
 def test_padding_on_either_side_is_as_none(name: str, dtype: torch.dtype, side: str) -> None:
-    """But for RoBERTa, which counts positions from the ids and not from the mask."""
+    """Except RoBERTa, which counts positions by ids instead of the mask."""
     inputs, real = padded(name, side), real_of(name, side)
     for row in range(1, len(real)):
         alone = models.hooked(name, dtype).run(inputs["input_ids"][row][real[row]]).logits[0]
@@ -186,7 +186,7 @@ def test_every_term_is_what_the_raw_weights_give(name: str, dtype: torch.dtype, 
                 rows = real[:, None, :, None].expand_as(value)
                 assert torch.equal(ours[rows], value[rows])
                 continue
-            # Slopes are float32 in any model, by transformers' own power function.
+            # Slopes are computed in float32 in every model, by transformers' own power function.
             close(ours[keep], value[keep], max(tolerance, 1e-6) if term == "position" else tolerance, largest)
         position = {"position": split.terms["position"][:, layer].expand_as(scores)} if "position" in expected else {}
         total = torch.stack([value for term, value in (expected | position).items() if term != "mask"]).sum(0)
@@ -234,7 +234,7 @@ def test_with_the_scales_of_qk_norm_frozen_the_terms_are_linear_in_what_comes_in
         w = reference.layer_weights(model, layer)
         gamma = model.state_dict()[f"model.layers.{layer}.self_attn.q_norm.weight"]
         q = acts["q", layer]
-        # By the norm's formula in float64; the model takes it in float32.
+        # The norm's formula in float64; the model computes it in float32.
         frozen = gamma / (q.pow(2).mean(-1, keepdim=True) + model.config.rms_norm_eps).sqrt()
         turned = reference.turns(model, LENGTH, F64)
         assert turned is not None
@@ -380,7 +380,7 @@ def test_embed_is_a_row_of_the_embedding(name: str, dtype: torch.dtype) -> None:
 
 @pytest.mark.parametrize("name", sorted(WITH_ONE_STEP))
 def test_the_mlp_of_a_parallel_block_is_told_from_its_attention(name: str) -> None:
-    """Falcon adds the attention into the MLP's output in place: mlp_out must be what the MLP itself gave."""
+    """Falcon adds the attention to the MLP's output in place: mlp_out must be the MLP's own output."""
     dtype = DTYPES[name]
     hooked, acts, model = models.hooked(name, dtype), acts_of(name, dtype, "right"), models.plain(name, dtype)
     for layer, block in enumerate(models.blocks_of(model)):
@@ -478,7 +478,7 @@ def test_gradients_against_finite_differences(name: str, point: str) -> None:
         assert float(slope.abs().max()) > 0
         places = [(0, 3, 1), (0, 1, 2)] if value.ndim == 3 else [(0, 2, 1, 0), (0, 1, 2, 1)]
         for place in places:
-            # Norms are taken in float32 in these families, so that a step must not be small.
+            # These families compute norms in float32, so the step of a difference must not be small.
             step = 1e-3 if reference._place(models.plain(name)).norm_kind == "layer" else 3e-2
             ends = []
             for sign in (1, -1):

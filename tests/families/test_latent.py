@@ -72,7 +72,7 @@ def attention_of(model: Any, layer: int = LAYER) -> Any:
 
 
 def with_hook(model: Any, path: str, change: Callable[[Tensor], Tensor], layer: int = LAYER) -> Any:
-    """A hook of the model's owner on the output of a module of the attention."""
+    """A user's forward hook on the output of a module of the attention."""
     attention_of(model, layer).get_submodule(path).register_forward_hook(lambda module, args, out: change(out))
     return model
 
@@ -97,7 +97,7 @@ def through(projection: nn.Linear, x: Tensor) -> Tensor:
 
 
 def turned(x: Tensor, angles: Tensor, factor: float, *, pairs: bool) -> Tensor:
-    """Vectors of ROPE entries, each pair (x_2i, x_2i+1) or (x_i, x_i+half) turned by its angle."""
+    """Rotates vectors of ROPE entries: each pair (x_2i, x_2i+1) or (x_i, x_i+half) by its angle."""
     made = torch.empty_like(x)
     for i in range(ROPE // 2):
         one, other = (2 * i, 2 * i + 1) if pairs else (i, i + ROPE // 2)
@@ -109,7 +109,7 @@ def turned(x: Tensor, angles: Tensor, factor: float, *, pairs: bool) -> Tensor:
 
 @torch.no_grad()
 def expected(case: str, x: Tensor, dtype: torch.dtype = F32, layer: int = LAYER) -> dict[str, Tensor]:
-    """Every point up to z, from what the attention is given, head by head and in float64."""
+    """Every point up to z, from the attention's inputs, head by head in float64."""
     model = plain(case, dtype)
     attention, config = attention_of(model, layer).double(), model.config
     x = x.double()
@@ -126,7 +126,7 @@ def expected(case: str, x: Tensor, dtype: torch.dtype = F32, layer: int = LAYER)
     queries = queries.view(*x.shape[:2], HEADS, NOPE + ROPE)
     of_heads = through(attention.kv_b_proj, latent).view(*x.shape[:2], HEADS, NOPE + VALUE)
     keys = torch.stack([torch.cat((of_heads[:, :, head, :NOPE], shared), dim=-1) for head in range(HEADS)], dim=2)
-    # DeepSeek-V3 turns neighbours, and puts the first of all pairs before the second ones.
+    # DeepSeek-V3 rotates neighbours, and puts the first entries of all pairs before the second ones.
     interleaved = getattr(config, "rope_interleave", False) and config.model_type != "minicpm3"
     order = [*range(0, ROPE, 2), *range(1, ROPE, 2)] if interleaved else list(range(ROPE))
     queries, keys = (
@@ -168,7 +168,7 @@ def test_the_certificate_holds(case: str, dtype: torch.dtype) -> None:
 
 @pytest.mark.parametrize("case", CASES)
 def test_logits_are_those_of_transformers(case: str) -> None:
-    """Of texts without padding, with padding on the left, and on the right."""
+    """For texts without padding, and with padding on the left or right."""
     given, mask = ids(3), torch.ones(3, 9, dtype=torch.long)
     mask[1, :3] = mask[2, -3:] = 0
     with torch.no_grad():
@@ -204,7 +204,7 @@ def test_patterns_are_those_of_eager_attention(case: str) -> None:
 def test_terms_add_up_to_the_scores(case: str, dtype: torch.dtype) -> None:
     split = am.decompose_scores(hooked(case, dtype), ids(length=17))
     assert float((split.residual / split.largest).max()) < 8 * torch.finfo(dtype).eps
-    # The shared part of the keys has a bias of its own.
+    # The shared part of the keys has a separate bias.
     assert set(split.terms) == {"query_key", "mask"} | ({"query_bias"} if "biases" in case else set())
     theirs = expected(case, hooked(case, dtype).run(ids(length=17), points=["attn_in"])["attn_in", LAYER], dtype)
     total = sum(term[:, LAYER] for name, term in split.terms.items() if name != "mask")
@@ -275,7 +275,7 @@ def test_an_edit_of_the_latent_is_that_of_a_hook_on_its_norm(case: str) -> None:
     [("V2, YaRN", "q"), ("V3", "k"), ("V3, biases", "v"), ("V3 without a latent of queries", "q"), ("V2, YaRN", "k")],
 )
 def test_edits_of_single_heads_change_what_the_points_after_them_say(case: str, name: str) -> None:
-    """Of keys, too, whose last part comes from one vector for all heads."""
+    """Also for keys, whose last part comes from one vector for all heads."""
     model, head = hooked(case), 1
     before = model.run(ids(), points=["q_rot", "k_rot", "pattern", "v", "z"])
 

@@ -23,7 +23,7 @@ def verdicts(name: str) -> Any:
 
 
 def plain_outputs(name: str, layer: int, ids: Tensor, *paths: str) -> list[Tensor]:
-    """What modules of one block put out in a plain model."""
+    """The outputs of some modules of one block in a plain model."""
     block, found = models.blocks_of(models.plain(name))[layer], {}
 
     def keep(path: str) -> Any:
@@ -77,7 +77,7 @@ def test_attn_out_and_resid_mid_of_encoders(name: str) -> None:
         raw, normed = plain_outputs(name, layer, ids, "attention.output.dense", "attention.output")
         torch.testing.assert_close(acts["attn_out", layer], raw, rtol=1e-4, atol=1e-5)
         torch.testing.assert_close(acts["resid_mid", layer], states[layer] + raw, rtol=1e-4, atol=1e-5)
-        # TransformerLens hands out the LayerNorm of the sum.
+        # TransformerLens returns the LayerNorm of the sum.
         theirs = in_lens(name, ids, f"blocks.{layer}.hook_attn_out")
         torch.testing.assert_close(theirs, normed, rtol=1e-4, atol=1e-5)
 
@@ -91,7 +91,7 @@ def test_the_check_of_the_bridge_names_the_hooks_that_differ(name: str) -> None:
 
 
 def test_what_attention_adds_in_gemma_2_is_after_its_norm() -> None:
-    """TransformerLens's hook_attn_out is after the norm, which is what is added; attn_raw is before."""
+    """TransformerLens's hook_attn_out is after the norm, where the output is added; attn_raw is before it."""
     assert verdicts("gemma2")["attn_out"] == verdicts("gemma2")["attn_raw"] == "agrees"
     ids = models.token_ids("gemma2", 2, LENGTH)
     acts = models.hooked("gemma2").run(ids, points=["attn_raw", "attn_out"])

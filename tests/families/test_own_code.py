@@ -32,7 +32,7 @@ LENGTH = 9
 
 @cached
 def raw(kind: str, other: bool = False, dtype: torch.dtype = F32) -> Any:
-    """transformers' model in eager attention, shared: not to be changed."""
+    """transformers' model in eager attention, shared by the tests, which must not change it."""
     if kind == "albert_groups":
         config = tiny.config_of("albert")
         config.num_hidden_layers, config.num_hidden_groups, config.inner_group_num = 5, 2, 3
@@ -54,7 +54,7 @@ def hooked(kind: str, other: bool = False, dtype: torch.dtype = F32) -> am.Hooke
 
 
 def inputs_of(side: str = "") -> dict[str, Tensor]:
-    """Texts of 9 and 6 tokens, padded on one side; without one, both of 9."""
+    """Texts of 9 and 6 tokens, padded on one side; without a side, both have 9."""
     ids = torch.randint(10, 80, (2, LENGTH), generator=torch.Generator().manual_seed(7))
     mask = torch.ones_like(ids)
     if side:
@@ -79,7 +79,7 @@ def attentions_of(kind: str, side: str = "", dtype: torch.dtype = F32) -> list[T
 
 
 def shared_out(kind: str) -> list[tuple[Any, int]]:
-    """W_O of each layer of a raw model, and the number of its call in a pass: ALBERT's layers share one."""
+    """W_O of each layer of a raw model, and the number of its call in a pass (ALBERT's layers share one W_O)."""
     stack = hooked(kind).stacks[""]
     weights = [stack.module(layer, stack.architecture.out).weight for layer in stack.layers]
     by_weight = {id(module.weight): module for module in raw(kind).modules() if hasattr(module, "weight")}
@@ -141,7 +141,7 @@ def test_patterns_are_those_of_eager_transformers(kind: str) -> None:
 
 @pytest.mark.parametrize("kind", [*KINDS, "albert_groups"])
 def test_the_terms_of_the_ledger_make_transformers_pattern(kind: str) -> None:
-    # Scores of thousands, as in the first layer of this RemBERT, are rounded by more than the bound in float32.
+    # Rounding of scores of several thousand, as in the first layer of this RemBERT, exceeds the bound in float32.
     dtype = F64 if kind == "rembert" else F32
     split = am.decompose_scores(hooked(kind, dtype=dtype), inputs_of())
     for place, theirs in enumerate(attentions_of(kind, dtype=dtype)):
@@ -216,7 +216,7 @@ def test_each_use_of_a_shared_block_is_a_layer(kind: str) -> None:
     assert model.n_layers == config.num_hidden_layers * config.inner_group_num
     assert model.config.num_hidden_groups == config.num_hidden_groups
     assert {id(each) for _, each in model.named_parameters()} == {id(each) for each in raw(kind).parameters()}
-    # An edit in one layer is one in that layer alone: those before it, of the same weights, stay as they are.
+    # An edit changes only its own layer: earlier layers with the same weights are unchanged.
     with model.hooks({("pattern", 2): lambda pattern: pattern.flip(-1)}):
         edited = model.run(inputs_of(), points=["z", "resid_pre"])
     plain = model.run(inputs_of(), points=["z", "resid_pre"])

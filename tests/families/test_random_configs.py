@@ -44,7 +44,7 @@ def falcon(lot: Lot) -> Any:
 
 def like_llama(kind: str, lot: Lot) -> Any:
     heads, layers = lot.randint(1, 6), lot.randint(1, 3)
-    # gpt-oss wants rows of whole 16 bytes.
+    # gpt-oss needs rows of a multiple of 16 bytes.
     width = 4 if kind == "GptOss" else lot.choice([2, 4, 6])
     sizes: dict[str, Any] = {"heads": heads, "kv_heads": groups(lot, heads), "hidden": heads * width, "layers": layers}
     if kind == "Qwen2":

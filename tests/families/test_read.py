@@ -29,11 +29,11 @@ KINDS = (
     "nemotron_h", "bitnet", "minimax", "gemma4_text",
 )  # fmt: skip
 SIDES = dict(zip(KINDS, cycle(("", "right", "left"))))
-"""The side of the padding, in turn from type to type; none in a third of them."""
+"""The side of the padding, which alternates from type to type; a third of them has no padding."""
 OTHERS = ("phi3", "gpt_bigcode", "olmo2", "falcon_h1", "gemma4_text")
 DOUBLE = ("phi3", "gpt_bigcode", "glm4", "falcon_h1")
 NO_STREAM = ("minimax", "gemma4_text")
-"""Types whose blocks combine attention and stream in a way of their own, so that the stream's points are absent."""
+"""Types whose blocks combine attention and stream differently, so that the stream's points are absent."""
 NO_HEAD = ("olmo", "nemotron_h", *NO_STREAM)
 """OLMo's norm has no ε as an attribute, so it is not recognised; Nemotron-H ends in a block without attention."""
 TABLE = ("codegen", "gpt_neo")
@@ -53,7 +53,7 @@ OUT = (
 
 @cached
 def raw(kind: str, other: bool = False, dtype: torch.dtype = F32) -> Any:
-    """transformers' model in eager attention, shared: not to be changed."""
+    """transformers' model in eager attention, shared by the tests, which must not change it."""
     model = tiny.model_of(kind, tiny.OTHER if other else tiny.ONE, dtype=dtype)
     model.set_attn_implementation("eager")
     return model
@@ -65,7 +65,7 @@ def hooked(kind: str, other: bool = False, dtype: torch.dtype = F32) -> am.Hooke
 
 
 def inputs_of(kind: str, side: str = "") -> dict[str, Tensor]:
-    """Texts of 9 and 6 tokens, padded on one side; without one, both of 9."""
+    """Texts of 9 and 6 tokens, padded on one side; without a side, both have 9."""
     generator = torch.Generator().manual_seed(7)
     ids = torch.randint(10, 80, (2, LENGTH), generator=generator)
     mask = torch.ones_like(ids)
@@ -140,7 +140,7 @@ def test_in_float64(kind: str) -> None:
 
 @pytest.mark.parametrize("kind", ["llama4_text", "modernbert"])
 def test_families_that_rotate_in_float32_are_certified_in_float64(kind: str) -> None:
-    """Their queries and keys are float32's, and so is what the ledger may be off by; a little more fails."""
+    """Their queries and keys are in float32, and so is the ledger's tolerance; a slightly larger error fails."""
     model = hooked(kind, dtype=F64)
     assert model.certificate.ok, repr(model.certificate)
     split = am.decompose_scores(model, inputs_of(kind))
@@ -148,7 +148,7 @@ def test_families_that_rotate_in_float32_are_certified_in_float64(kind: str) -> 
 
 
 def test_a_rotation_in_float32_excuses_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Keys 1 + 1e-5 times as large, in float32 as before: a hundred roundings."""
+    """Multiplies keys by 1 + 1e-5, in float32: a hundred roundings."""
     modeling = sys.modules["transformers.models.cohere.modeling_cohere"]
     rotate = modeling.apply_rotary_pos_emb
 
@@ -171,7 +171,7 @@ def test_in_bfloat16(kind: str) -> None:
 
 
 def attentions_of(kind: str, side: str = "") -> list[Tensor]:
-    """Eager transformers' patterns of the layers with attention; MiniMax returns what its linear layers use, too."""
+    """Eager transformers' patterns of the layers with attention; MiniMax also returns those of its linear layers."""
     found = [each for each in output_of(kind, side).attentions if each is not None]
     layers = layers_of(kind)
     return found if len(found) == len(layers) else [found[layer] for layer in layers]
@@ -205,7 +205,7 @@ def test_the_terms_of_the_ledger_make_transformers_pattern(kind: str) -> None:
 
 @cache
 def attended(kind: str) -> dict[int, tuple[Tensor, Tensor, Tensor]]:
-    """q, k and v `[batch position head d_head]` as transformers hands them to its attention function, by layer."""
+    """q, k and v `[batch position head d_head]` as transformers passes them to its attention function, by layer."""
     found: dict[int, tuple[Tensor, Tensor, Tensor]] = {}
     model = copy.deepcopy(raw(kind))
     inner = ALL_ATTENTION_FUNCTIONS["sdpa"]

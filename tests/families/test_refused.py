@@ -1,4 +1,4 @@
-"""Unsupported models, and models that cannot be right, are refused in one line that names them and says why."""
+"""Unsupported and inconsistent models are refused in one line that names them and gives the reason."""
 
 import json
 import warnings
@@ -89,7 +89,7 @@ def test_families_refused_by_name_with_the_reason(family: str) -> None:
         am.load(model)
     text = one_line(caught.value)
     assert f"model_type {family!r}" in text and type(model).__name__ in text and reason in text
-    # No weight was touched, and nothing was attached.
+    # No weight was changed, and nothing was attached.
     assert not any(part._forward_hooks or part._forward_pre_hooks for part in model.modules())
 
 
@@ -140,7 +140,7 @@ def test_impossible_sizes_are_one_clear_error(what: str) -> None:
     with pytest.raises(am.AttnmechError) as caught:
         am.load(model)
     text = one_line(caught.value)
-    # It already is in float32: that cannot be the advice.
+    # The model is already in float32, so that cannot be the advice.
     assert "Try dtype=torch.float32" not in text
 
 
@@ -185,7 +185,7 @@ def test_a_tokenizer_with_more_tokens_than_the_embedding_has_rows(name: str) -> 
 
 
 class WithoutWeight(nn.Module):
-    """A projection that keeps its matrix elsewhere, as adapters do."""
+    """A projection that stores its matrix elsewhere, as adapters do."""
 
     def __init__(self, inner: nn.Module) -> None:
         super().__init__()
@@ -268,7 +268,7 @@ def test_a_head_without_logits_is_refused_by_name() -> None:
 
 @pytest.mark.parametrize("name", ["gemma2", "gpt_oss"])
 def test_attention_that_transformers_cannot_do_is_not_what_we_are_compared_with(name: str) -> None:
-    """sdpa knows neither soft cap nor sink: transformers raises for one and forgets the other."""
+    """sdpa supports neither soft caps nor sinks: transformers raises for one and ignores the other."""
     hooked = am.load(models.in_attention(models.fresh(name), "sdpa"))
     assert hooked.certificate.ok, repr(hooked.certificate)
     torch.testing.assert_close(

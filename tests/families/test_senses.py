@@ -169,7 +169,7 @@ def test_a_patch_s_pixels_change_its_own_position_and_no_other(name: str) -> Non
 
 
 def test_registers_elsewhere_are_labelled_where_they_are() -> None:
-    """Of a model whose registers come after the patches, the labels follow."""
+    """If registers come after the patches, so do their labels."""
     model = raw("dinov2_registers")
     inner = model.embeddings.forward
 

@@ -1,4 +1,4 @@
-"""Models whose last layers take the keys and values of earlier ones are refused, and the message says so."""
+"""Models whose last layers use the keys and values of earlier layers are refused with that reason."""
 
 from typing import Any
 

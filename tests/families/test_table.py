@@ -60,7 +60,7 @@ def test_every_note_is_there() -> None:
 
 @pytest.mark.parametrize("name", ["falcon_alibi_serial", "gemma2", "qwen3_bias", "gptj"])
 def test_the_page_is_what_the_command_writes(name: str) -> None:
-    """Of one variant, all but the residuals, which depend on the machine, and the numbers of the notes."""
+    """The cells of one variant, without residuals (which depend on the machine) and numbers of notes."""
     page = script()
     line = next(line for line in page.table([name]).splitlines() if f"| {name.replace('_', ' ')} |" in line)
     made = [cell.strip().split(" [")[0] for cell in line.strip("|").split("|")][:-2]

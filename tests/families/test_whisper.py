@@ -46,7 +46,7 @@ def hooked(dtype: torch.dtype = F32) -> am.HookedModel:
 
 
 def inputs(dtype: torch.dtype = F32) -> dict[str, Tensor]:
-    """Three recordings of 18 columns, thus 9 frames, and texts of 7 tokens, the second padded."""
+    """Three recordings of 18 columns (9 frames) and texts of 7 tokens, the second padded."""
     generator = torch.Generator().manual_seed(4)
     mask = torch.ones(3, 7, dtype=torch.long)
     mask[1, 5:] = 0
@@ -117,7 +117,7 @@ def test_patterns_and_logits_are_those_of_transformers(dtype: torch.dtype) -> No
 
 @cache
 def attended() -> dict[tuple[str, int], tuple[Any, Tensor, Tensor]]:
-    """Each attention module of plain transformers with what it was given: the stream, and what keys are made of."""
+    """Each attention module of plain transformers with its inputs: the stream, and the input of the keys."""
     found, handles = {}, []
 
     def keep(place: tuple[str, int]) -> Any:
@@ -146,7 +146,7 @@ def attended() -> dict[tuple[str, int], tuple[Any, Tensor, Tensor]]:
 
 @pytest.mark.parametrize("stack", STACKS)
 def test_terms_against_the_raw_weights(stack: str) -> None:
-    """Σ of the terms is (x W_Q + b_Q)(y W_K)ᵀ / √d of what transformers gives its attention; keys have no bias."""
+    """The terms sum to (x W_Q + b_Q)(y W_K)ᵀ / √d of the inputs of transformers' attention; keys have no bias."""
     split = am.decompose_scores(hooked(F64), inputs(F64), stack=stack)
     assert float((split.residual / split.largest.amax(dim=1, keepdim=True)).max()) <= 1e-12
     found = hooked(F64).stacks[stack]
@@ -212,7 +212,7 @@ def test_generation_is_that_of_transformers() -> None:
 
 
 def test_generation_after_tokens_that_are_given() -> None:
-    """What Whisper forces, language and task, is given as the decoder's first tokens."""
+    """The tokens that Whisper forces (language and task) are passed as the decoder's first tokens."""
     features, start = inputs()["input_features"][:1], torch.tensor([[3, 17, 20]])
     said = hooked().generate({"input_features": features, "decoder_input_ids": start}, 4, stop_at_eos=False)
     ids = start
@@ -228,7 +228,7 @@ def test_generation_after_tokens_that_are_given() -> None:
 
 @cache
 def processor() -> Any:
-    """Of one second: 100 columns, 50 frames."""
+    """Recordings of one second: 100 columns, 50 frames."""
     words = (*"abcdefgh", "Ġ", *SPECIAL)
     tokenizer = transformers.WhisperTokenizer(vocab={word: place for place, word in enumerate(words)}, merges=[])
     extractor = transformers.WhisperFeatureExtractor(feature_size=7, chunk_length=1)
@@ -273,7 +273,7 @@ def test_a_folder_brings_both(tmp_path: Path) -> None:
 
 
 def test_special_tokens_are_no_frames() -> None:
-    """A special token's id is a frame's number, too."""
+    """The id of a special token is also the number of a frame."""
     model = am.load(speaking(), processor=processor())
     batch = model.encode((16_000, samples(900)), target="bad")
     ran = model.run(batch, points=["decoder.pattern"])["decoder.pattern", 0]
@@ -320,7 +320,7 @@ def test_bad_inputs_say_what_was_expected() -> None:
 
 
 def test_as_many_frames_as_the_probe_has_tokens() -> None:
-    """Lengths tell whose attention it is, so the probe's text has another length than the recording."""
+    """Lengths identify an attention, so the probe's text and its recording have different lengths."""
     for frames in (13, 14, 22):
         assert am.load(raw(max_source_positions=frames)).certificate.ok
 
@@ -341,7 +341,7 @@ def test_one_layer_that_reads_something_else_is_found(place: str, check: str) ->
 
 
 def test_a_decoder_that_sees_later_tokens_is_found() -> None:
-    """What a decoder adds to its stream outside of attention, from the next token."""
+    """Adds something to a decoder's stream outside of attention, from the next token."""
     model = raw()
 
     def change(module: Any, args: Any, output: Tensor) -> Tensor:
@@ -417,7 +417,7 @@ def test_without_a_text_the_report_takes_the_model_s_own_words() -> None:
 
 
 def test_of_a_long_recording_the_report_leaves_the_encoder_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whisper's 1,500 frames are too many for a map between them, not for one between them and a text."""
+    """Whisper's 1,500 frames are too many for a map of the encoder, but not for a map of cross-attention."""
     monkeypatch.setattr(limits, "MAX_POSITIONS", 8)
     report = am.report(hooked(), one())
     assert report.stack == "decoder" and list(report.others) == ["cross"]

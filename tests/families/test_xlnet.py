@@ -1,4 +1,4 @@
-"""XLNet's stream of contents: its terms from the raw weights, pair by pair, and what is refused."""
+"""XLNet's content stream: its terms from the raw weights, pair by pair, and refused options."""
 
 from typing import Any
 
@@ -87,7 +87,7 @@ def test_a_head_without_z_and_a_hook_on_queries() -> None:
             close(hooked.run(ids).logits, plain(ids).logits, 2e-5)
     plain = models.fresh("xlnet")
     with torch.no_grad():
-        # q + u in one place, in both products.
+        # q + u, the same in both products.
         attention = plain.transformer.layer[1].rel_attn
         attention.q *= 0.3
         attention.r_w_bias *= 0.3

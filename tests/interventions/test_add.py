@@ -16,7 +16,7 @@ from attnmech.interventions.place import BatchPart
 SHAPES = {"z": ("head", "d_head"), "q": ("head", "d_head"), "k": ("kv_head", "d_head"), "v": ("kv_head", "d_head")}
 ROTATED = (("gpt2", "z"), ("llama", "k"), ("llama", "v"), ("bloom", "q"), ("gemma2", "resid_pre"), ("opt", "resid_mid"),
            ("gpt_neox", "resid_post"), ("mistral", "attn_out"), ("qwen3_bias", "mlp_out"))  # fmt: skip
-"""Every point once, each on another family."""
+"""Every point once, each on a different family."""
 
 
 @pytest.mark.parametrize(("name", "point"), ROTATED)
@@ -54,7 +54,7 @@ def registry() -> Iterator[None]:
 def test_a_new_edit_is_its_class(tmp_path: Any) -> None:
     @dataclass(frozen=True)
     class Flip(PointEdit):
-        """The value changes its sign."""
+        """Negates the value."""
 
         POINTS = ("z",)
         point: str = "z"

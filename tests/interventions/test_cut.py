@@ -123,8 +123,8 @@ def test_interrupted_in_its_last_sweep_it_resumes(tmp_path: Path, monkeypatch: p
 
 
 def test_a_copied_list_needs_the_sentence_that_it_copies_and_the_next_sentence_does_not() -> None:
-    """Cut off the sentence before, a copy is no longer foreseen; an unrelated sentence at the same distance loses
-    nothing. Some head looks back further than distance explains in the first case alone."""
+    """Cut off from the previous sentence, a copy is no longer predicted; an unrelated sentence at the same
+    distance loses nothing. Only in the first case does some head attend farther back than distance explains."""
     model, rng = models.demo(), Random(5)
     kinds = ("agreement", "copy", "habit")
     effects, above = [], []

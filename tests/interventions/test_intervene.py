@@ -1,4 +1,4 @@
-"""Interventions against attention written out on the raw transformers model, cell by cell the same change by hand."""
+"""Interventions against the same change, made by hand in attention written out on the raw transformers model."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -24,7 +24,7 @@ FAMILIES = (
     "falcon_new", "falcon_alibi_serial", "mpt3", "opt", "opt_post", "gpt_neox", "gptj",
 )  # fmt: skip
 HEADS = [(0, 1), (1, 2), (1, 0)]
-"""Heads that every one of these models has; both of a group that shares its keys, and one of another layer."""
+"""Heads that all of these models have: two that share keys, and one in another layer."""
 
 
 def same(x: Any, *_: Any) -> Any:
@@ -33,13 +33,13 @@ def same(x: Any, *_: Any) -> Any:
 
 @dataclass(frozen=True)
 class ByHand:
-    """What is done inside the attention of one layer; all tensors have the axes batch, head, query, key or d_head."""
+    """The changes inside the attention of one layer; all tensors have the axes batch, head, query, key or d_head."""
 
     terms: Callable[[dict[str, Tensor]], dict[str, Tensor]] = same
     removed: Tensor | None = None
     """True where a key is taken from a row's softmax."""
     pattern: Callable[[Tensor, Tensor], Tensor] = same
-    """Of the pattern, and of what is visible."""
+    """Maps the pattern and the visible keys to the new pattern."""
     values: Callable[[Tensor], Tensor] = same
     z: Callable[[Tensor], Tensor] = same
 
@@ -70,7 +70,7 @@ def attention_by_hand(model: Any, layer: int, stream: Tensor, mask: Tensor, chan
 
 @contextmanager
 def attending_by_hand(model: Any, mask: Tensor, changes: dict[int, ByHand]) -> Iterator[None]:
-    """The raw model, with z of some layers computed by hand where it goes into the output projection."""
+    """The raw model, with z of some layers computed by hand and passed to the output projection."""
     streams: dict[int, Tensor] = {}
 
     def keep(layer: int) -> Any:
@@ -102,7 +102,7 @@ def inputs_of(name: str, side: str = "none") -> dict[str, Tensor]:
 
 
 def side_of(name: str, shift: int) -> str:
-    """On which side a family's texts are padded in a test: each test has all sides, each family all sides in turn."""
+    """The side on which a family's texts are padded: each test covers all sides, and each family alternates."""
     return ("none", "right", "left")[(FAMILIES.index(name) + shift) % 3]
 
 
@@ -118,7 +118,7 @@ def check(
     dtype: torch.dtype = F32,
     moves: bool = True,
 ) -> Tensor:
-    """The logits of all real tokens equal those by hand, and differ from those without a change."""
+    """The logits of all real tokens equal those computed by hand, and differ from those without a change."""
     hooked, plain = models.hooked(name, dtype), models.plain(name, dtype)
     inputs = inputs_of(name, side)
     real = inputs["attention_mask"].bool()
@@ -139,7 +139,7 @@ def clean_logits(name: str, side: str, dtype: torch.dtype) -> Tensor:
 
 
 def in_heads(heads: Sequence[int], change: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """A change of all heads, made in some."""
+    """Restricts a change of all heads to some heads."""
 
     def some(x: Tensor, *more: Tensor) -> Tensor:
         x = x.clone()
@@ -247,7 +247,7 @@ def test_a_row_without_a_key_attends_to_nothing(name: str) -> None:
         assert not bool(pattern[:, 0].any())
     sums = pattern[:, 1:].sum(-1)
     if name == "gpt_oss":
-        # The sink stays in the normaliser, and what the first key had is shared by it and the other keys.
+        # The sink stays in the denominator, and shares the first key's weight with the other keys.
         was = clean["pattern", 1][:, 2, 1:]
         kept = was[..., 1:] / (1 - was[..., :1])
         torch.testing.assert_close(pattern[:, 1:, 1:], kept)
@@ -483,7 +483,7 @@ def test_several_in_several_layers(name: str, dtype: torch.dtype) -> None:
 
 @pytest.mark.parametrize("name", ["gpt2", "llama_bias"])
 def test_what_is_done_twice_is_done_in_turn(name: str) -> None:
-    """To drop a term or a value twice is to drop it; factors multiply; the last of two values stays."""
+    """Dropping a term or a value twice drops it once; factors multiply; the last of two values counts."""
     hooked, ids = models.hooked(name), models.token_ids(name)
 
     def under(*interventions: Intervention) -> Tensor:
@@ -666,7 +666,7 @@ def test_rows_in_blocks_are_rows_in_one(name: str, monkeypatch: pytest.MonkeyPat
 
 
 def t5_by_hand(layer: int, stack: str, inputs: dict[str, Tensor], change: Callable[..., Tensor]) -> Tensor:
-    """Logits of the raw T5, where z of one attention is what `change` makes of its query_key, position and v."""
+    """Logits of the raw T5, with z of one attention computed by `change` from its query_key, position and v."""
     plain = models.plain("t5")
     block = (plain.encoder if stack == "encoder" else plain.decoder).block[layer]
     attention = block.layer[1].EncDecAttention if stack == "cross" else block.layer[0].SelfAttention
@@ -703,7 +703,7 @@ def test_encoder_and_cross_attention_of_t5() -> None:
         return torch.where(seen, scores, -torch.inf).softmax(-1)
 
     def some(change: Callable[..., Tensor]) -> Callable[..., Tensor]:
-        """The change in head 2 alone."""
+        """The change in head 2 only."""
 
         def z(products: Tensor, position: Tensor, v: Tensor) -> Tensor:
             usual = attended(products + position) @ v
@@ -802,7 +802,7 @@ def test_hooks_come_after_interventions_at_the_same_point() -> None:
 
 
 def test_a_hook_keeps_what_it_returned() -> None:
-    """Removed keys are hidden in a copy: a tensor that a hook hands over stays the caller's."""
+    """Removed keys are hidden in a copy: a tensor that a hook returns remains the caller's."""
     hooked, ids = models.hooked("gpt2"), models.token_ids("gpt2")
     scores = hooked.run(ids, points=["scores"])["scores", 1]
     before = scores.clone()
@@ -1006,11 +1006,11 @@ def test_values_for_longer_texts_are_those_of_their_beginning() -> None:
 
 
 QUERY, KEY = (1, 3), (0, 2)
-"""Spans inside the shortest text, of three tokens; the row 1 sees only keys of the span and itself."""
+"""Spans inside the shortest text (three tokens); row 1 sees only keys of the span and itself."""
 
 
 def cells(name: str, side: str, query: tuple[int, int], key: tuple[int, int]) -> Tensor:
-    """[batch 1 query key]: True where the cut removes, counted from each text's first token."""
+    """True where the cut removes a key, [batch 1 query key], counted from each text's first token."""
     mask = inputs_of(name, side)["attention_mask"].bool()
     place = mask.cumsum(1) - 1
     rows, keys = (mask & (place >= a) & (place < b) for a, b in (query, key))
@@ -1041,7 +1041,7 @@ def test_a_cut_is_a_softmax_without_these_keys(name: str) -> None:
     ],
 )
 def test_positions_from_the_end_are_those_of_each_text(make: Any, side: str) -> None:
-    """Texts of 7, 5 and 3 tokens: -1 and "last" are the last real token of each, as in a run of that text alone."""
+    """Texts of 7, 5 and 3 tokens: -1 and "last" select the last real token of each, as if it ran alone."""
     hooked, given = models.hooked("bloom"), models.padded("bloom", side=side)
     for positions, of_length in (("last", lambda n: [n - 1]), ([-3, -1, -2], lambda n: [n - 3, n - 2, n - 1])):
         with hooked.intervene(make(positions)):

@@ -12,7 +12,7 @@ from attnmech.maths.compared import compared
 @pytest.mark.parametrize("shape", [(2, 3, 5), (1, 70, 2049), (3, 1, 4100)])
 def test_norms_and_products_of_each_token(shape: tuple[int, int, int], dtype: torch.dtype) -> None:
     update, constant = torch.randn(shape, dtype=dtype), torch.randn(shape[-1], dtype=dtype)
-    # Its tokens are not neighbours in memory.
+    # The stream's tokens are not contiguous in memory.
     stream = torch.randn(shape[1], shape[0], shape[2], dtype=dtype).transpose(0, 1)
     by_token = torch.rand(shape[:2], dtype=dtype)
     found, plain = compared(update, stream, constant, by_token), compared(update, stream)

@@ -94,7 +94,7 @@ def test_differences_of_means_over_the_same_texts() -> None:
     wanted = naive.difference_interval(*zip(sums, lengths, strict=True))
     assert tuple(map(float, found.interval())) == pytest.approx(wanted, rel=1e-10)
     assert float(found.mean) == pytest.approx(float(one.mean - other.mean), rel=1e-12)
-    # Over as many rows the difference of means is the mean of differences.
+    # With equal numbers of rows, the difference of means is the mean of differences.
     found = difference(one, alike)
     assert tuple(map(float, found.interval())) == pytest.approx(naive.t_interval(sums[0] - sums[1], lengths[0]), 1e-10)
 
@@ -184,7 +184,7 @@ def test_simultaneous_intervals_hold_those_of_each_alone() -> None:
 
 @pytest.mark.parametrize(("texts", "certain"), [(5, False), (12, True)])
 def test_the_same_on_every_text(texts: int, certain: bool) -> None:
-    """Without spread there is no standard error: a sign that is the same n times is as likely as 2^(1 − n)."""
+    """Without spread there is no standard error; n equal signs have probability 2^(1 − n)."""
     values = torch.cat((torch.full((1, texts), 0.25), torch.zeros(1, texts), torch.randn(18, texts)))
     means = TextMeans.of_values(values)
     assert bool(means.clear[0]) is certain and not means.clear[1]
@@ -193,7 +193,7 @@ def test_the_same_on_every_text(texts: int, certain: bool) -> None:
 
 
 def test_what_is_the_same_on_nearly_all_texts_stands_apart() -> None:
-    """Replicates without the one other text have no spread; the other heads are judged as if it were not there."""
+    """Replicates without the one different text have no spread; the verdicts on the other heads ignore this head."""
     generator = np.random.default_rng(6)
     values = drawn("normal", 32, 24, generator)
     values[7] += 3.0
@@ -213,7 +213,7 @@ def test_what_is_the_same_on_nearly_all_texts_stands_apart() -> None:
 
 @pytest.mark.parametrize("texts", [5, 10, 20, 50])
 def test_false_claims_of_effects_that_go_in_steps(texts: int) -> None:
-    """As of an accuracy: most texts give 0, a few 1 or −1."""
+    """Effects on an accuracy: 0 on most texts, 1 or −1 on a few."""
     generator = np.random.default_rng(texts)
     false = [
         bool(TextMeans.of_values(torch.from_numpy(generator.choice([0.0, 1.0, -1.0], (32, texts), p=p))).clear.any())
@@ -231,7 +231,7 @@ def test_how_many_texts_would_do() -> None:
     wanted = next(n for n in range(5, 100) if binomtest(round(n * 9 / 11), n).pvalue <= 0.05 / 32)
     assert needed == wanted
     values[3] = torch.cat((torch.full((7,), -0.1), torch.full((5,), 9.0)))
-    assert TextMeans.of_values(values).texts_needed((3,)) is None  # the mean is above 0, most texts are below
+    assert TextMeans.of_values(values).texts_needed((3,)) is None  # the mean is above 0, but most texts are below
     assert TextMeans.of_values(torch.zeros(2, 6)).texts_needed((0,)) is None
     all_alike = TextMeans.of_values(torch.rand(32, 6) + 0.1)
     assert all_alike.texts_needed((0,)) == 11  # 2^(1 − 11) ≤ 0.05 / 32
@@ -327,7 +327,7 @@ def test_false_claims_of_a_size_among_a_thousand_heads(kind: str) -> None:
 
 @pytest.mark.parametrize("heavy", [False, True])
 def test_an_effect_of_one_standard_deviation_on_forty_texts_is_found(heavy: bool) -> None:
-    """Also beside a head whose effect sits in one text; by the binomial, 0.91 have a clear direction."""
+    """Also next to a head whose effect comes from one text; by the binomial, 0.91 have a clear direction."""
     generator = np.random.default_rng(3)
     found, sized = 0, 0
     for _ in range(RUNS):

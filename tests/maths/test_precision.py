@@ -34,7 +34,7 @@ def test_products_stay_within_their_bound(terms: int, kind: str) -> None:
     one_by_one = torch.stack([(row[None] @ W.T)[0] for row in x])
     for found in (x @ W.T, one_by_one, torch.einsum("bm,nm->bn", x, W)):
         assert float(((found - exact).abs() / allowed).max()) <= 1
-    # An entry that is off by ten times the bound is outside it, from wherever in the bound rounding left it.
+    # An entry that is off by ten times the bound exceeds it, wherever within the bound rounding had left it.
     assert float(((x @ W.T + 10 * allowed.float() - exact).abs() / allowed).min()) > 8
 
 
@@ -50,7 +50,7 @@ def test_sums_of_three_stay_within_their_bound(dtype: torch.dtype) -> None:
 
 @pytest.mark.parametrize("dtype", [BF16, F16, F32])
 def test_a_few_steps_in_a_models_precision_stay_within_their_bound(dtype: torch.dtype) -> None:
-    """A projection's rounding, a bias, a rotation: against the exact pair, whose length a rotation keeps."""
+    """Rounding by a projection, a bias and a rotation, against the exact pair, whose length the rotation preserves."""
     generator = torch.Generator().manual_seed(3)
     for size in (1.0, 1e-5, 300.0):
         x, y = (size * torch.randn(2, 5000, generator=generator, dtype=F64)).unbind()
@@ -85,6 +85,6 @@ def test_scores_stay_within_their_bound(dtype: torch.dtype, size: float) -> None
     assert float(((score - exact).abs() / allowed).max()) <= 1
     alone = product_error(of_query, of_key, 0.25, d_head)
     assert torch.all(alone[0, 0] <= allowed[0, 0].diagonal())
-    # A head that is a thousand times smaller is allowed a millionth.
+    # A head that is a thousand times smaller gets a millionth of the tolerance.
     weak = [Rounded(each.norm / 1000, each.error / 1000) for each in (of_query, of_key)]
     assert torch.allclose(product_error(*weak, 0.25, d_head) * 1e6, alone)

@@ -1,4 +1,4 @@
-"""The products of every head against the same one by one, in float64."""
+"""The products of all heads against products head by head, in float64."""
 
 import torch
 

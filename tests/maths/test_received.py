@@ -12,7 +12,7 @@ BLOCKS = [range(0, 1), range(1, 9), range(9, 16), range(16, 23)]
 
 
 def summed(pattern: Tensor, classes: Tensor, tokens: int) -> tuple[Tensor, Tensor]:
-    """Pair by pair: what each key receives, and each distance."""
+    """The attention that each key and each distance receives, pair by pair."""
     keys = pattern.shape[3]
     by_key = torch.zeros(BATCH, HEADS, KINDS, keys, dtype=torch.float64)
     by_distance = torch.zeros(BATCH, HEADS, KINDS, max(QUERIES, tokens), dtype=torch.float64)
@@ -56,7 +56,7 @@ def test_block_by_block(dtype: torch.dtype, keys: int, tokens: int) -> None:
 
 
 def test_gathered_keys() -> None:
-    """Each block has keys of its own, in runs that begin anywhere, of one key too."""
+    """Each block has different keys, in runs that begin anywhere and may have a single key."""
     torch.manual_seed(5)
     classes = torch.ones(BATCH, KINDS, QUERIES).bool()
     received = Received.nothing(classes, HEADS, QUERIES, QUERIES)

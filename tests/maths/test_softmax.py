@@ -1,4 +1,4 @@
-"""The two highest of a row against a sort, and the entropy against its definition in float64."""
+"""A row's two highest values against a sort, and its entropy against the definition in float64."""
 
 import math
 
@@ -22,7 +22,7 @@ def test_the_two_highest_are_those_of_a_sort(keys: int, dtype: torch.dtype) -> N
 
 @pytest.mark.parametrize("keys", [4, 130, 259, 321])
 def test_wherever_the_highest_two_stand(keys: int) -> None:
-    """Every pair of places, so that no column, window or rest is missed."""
+    """Every pair of places, so that no column, window or remainder is missed."""
     rows = [(one, other) for one in range(keys) for other in range(0, keys, 7) if one != other]
     values = torch.zeros(len(rows), keys)
     for row, (one, other) in enumerate(rows):

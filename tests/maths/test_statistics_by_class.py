@@ -1,4 +1,4 @@
-"""The statistics of where rows look, and their sums by class of row."""
+"""Statistics of where rows attend, and their sums by class of row."""
 
 import pytest
 import torch
@@ -9,7 +9,7 @@ HEADS, TEXTS, ROWS = 3, 2, 11
 
 
 def measures(dtype: torch.dtype) -> RowMeasures:
-    """Rows whose highest key is their own, the first, the one before, another, or one of several."""
+    """Rows whose highest key is their own token, the first, the previous, another, or tied."""
     shape = TEXTS, HEADS, ROWS
     key = torch.randint(0, ROWS, shape)
     key[0, 0], key[0, 1], key[1, 0] = torch.arange(ROWS), 0, torch.arange(ROWS) - 1

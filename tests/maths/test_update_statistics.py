@@ -1,4 +1,4 @@
-"""Statistics of each row that a head writes, against the formulas row by row."""
+"""Statistics of what a head writes in each row, against the formulas row by row."""
 
 import math
 from dataclasses import replace
@@ -12,7 +12,7 @@ HEADS, TEXTS, ROWS, KEYS = 3, 2, 7, 9
 
 
 def against(places: int, dtype: torch.dtype) -> AgainstStream:
-    """Norms of heads and streams of some tokens, with a head that writes nothing at one, and a stream of zeros."""
+    """Norms of heads and streams at some tokens; one head writes nothing at one token, and one stream is zero."""
     norm, stream = torch.rand(TEXTS, HEADS, places, dtype=dtype) + 0.1, torch.rand(TEXTS, places, dtype=dtype) + 0.1
     norm[1, 2, 4], stream[0, 2], stream[1, 5] = 0, 0, 0
     product = (2 * torch.rand(TEXTS, HEADS, places, dtype=dtype) - 1) * norm * stream[:, None]
@@ -22,7 +22,7 @@ def against(places: int, dtype: torch.dtype) -> AgainstStream:
 def rows_of(dtype: torch.dtype, *, aligned: bool) -> LayerRows:
     key = torch.randint(-1, ROWS, (TEXTS, HEADS, ROWS))
     key[0, 0], key[:, 1] = torch.arange(ROWS), 1
-    # A key that is no token, as some modules have after them.
+    # A key after the tokens that is not a token, as in some modules.
     key[1, 0, ::3] = KEYS
     real = torch.rand(TEXTS, ROWS) > 0.2
     return LayerRows(key, real, torch.tensor([0, 1]), torch.rand(TEXTS, ROWS, dtype=dtype) + 0.5, aligned)
@@ -31,7 +31,7 @@ def rows_of(dtype: torch.dtype, *, aligned: bool) -> LayerRows:
 def of_one_row(
     written: AgainstStream, read: AgainstStream, rows: LayerRows, at: tuple[int, int, int]
 ) -> dict[str, float]:
-    """The statistics of one row that are defined there."""
+    """The statistics that are defined on one row."""
     text, head, row = at
     x, key = written.stream[text, row].item(), int(rows.key[at])
     if not rows.real[text, row] or x == 0:

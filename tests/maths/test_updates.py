@@ -1,4 +1,4 @@
-"""Norms and products from the heads' own numbers, against the updates themselves."""
+"""Norms and products computed in d_head dimensions, against the updates themselves."""
 
 import math
 
@@ -17,7 +17,7 @@ from attnmech.maths.updates import Writer, cosine
 def test_norms_and_products_are_those_of_the_updates(
     batch: int, length: int, heads: int, d_head: int, d_model: int, seed: int
 ) -> None:
-    """Heads that are wider than the stream are among them, and fewer tokens than d_head, which take no triangle."""
+    """Includes heads wider than the stream, and fewer tokens than d_head, for which no triangle is used."""
     generator = torch.Generator().manual_seed(seed)
     z, W_O, x = (
         torch.randn(shape, generator=generator, dtype=torch.float64)
@@ -46,7 +46,7 @@ def test_a_matrix_of_low_rank_and_one_of_zeros() -> None:
 
 
 def test_small_updates_keep_their_digits_in_single_precision() -> None:
-    """‖z W‖² out of z (W Wᵀ) zᵀ would lose them: a direction that W shrinks by 1e5."""
+    """Computing ‖z W‖² as z (W Wᵀ) zᵀ would lose a direction that W shrinks by 1e5."""
     generator = torch.Generator().manual_seed(2)
     left, right = (torch.linalg.qr(torch.randn(n, n, generator=generator, dtype=torch.float64)).Q for n in (3, 6))
     W = left @ torch.diag(torch.tensor([1.0, 1.0, 1e-5], dtype=torch.float64)) @ right[:3]

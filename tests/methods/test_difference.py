@@ -46,12 +46,12 @@ KINDS: dict[str, Callable[[am.HookedModel, Tensor], Any]] = {
     ),
 }
 SAME = ("intervention", "layer", "head", "position", "other_layer", "other_head", "texts", "verdict", "collapse")
-"""Columns that are no numbers of a head."""
+"""Columns that are not numbers of a head."""
 
 
 @cache
 def result(kind: str, run: str) -> Any:
-    """Of seven texts, of these under a hook, of other weights, or of five other texts."""
+    """A result on seven texts, on these under a hook, with other weights, or on five other texts."""
     model, ids = models.hooked(MODEL), models.token_ids(MODEL, batch=7)
     if run == "hooked":
         with model.hooks({("resid_pre", 1): lambda stream: stream.flip(-1)}):
@@ -83,7 +83,7 @@ def test_numbers_are_those_of_the_first_minus_those_of_the_second(kind: str, fir
                 assert list(frame[name]) == list(yours[name]), name
         elif not name.endswith(("_low", "_high", "agreeing", "clear", "clear_size", "one_text")):
             wanted = mine[name] - yours[name]
-            # Of null attention some texts lack some numbers: those that one of the two lacks are left out of both.
+            # In null attention, texts may lack numbers: a number that one result lacks is left out of both.
             if kind != "null" or name in ("sink_mass", "remove", "zero_value", "only_sink"):
                 np.testing.assert_allclose(frame[name], wanted, rtol=1e-6, atol=1e-9, err_msg=name)
     ends = [name for name in frame.columns if name.endswith("_low")]
@@ -295,7 +295,7 @@ def test_kinds_without_a_difference_say_what_has_one() -> None:
 
 
 def without(result: am.results.AttentionFocus, text: int) -> am.results.AttentionFocus:
-    """As workers leave a text out on which they end."""
+    """As if workers had left out a text on which they ended."""
     keep = [place for place, group in enumerate(result.state["groups"].tolist()) if group != text]
     state = {
         name: value[..., keep] if name in ("sums", "counts", "groups") else value

@@ -1,5 +1,5 @@
-"""Statistics of 16-bit models: everything after q and k is float32, even if streams and scores reach the type's
-limits."""
+"""Statistics of 16-bit models: everything after q and k is in float32, even if streams and scores reach the
+type's limits."""
 
 import itertools
 from typing import Any
@@ -27,7 +27,7 @@ def stressed(name: str, dtype: torch.dtype) -> am.HookedModel:
 
 
 def farther(hooked: am.HookedModel, ids: torch.Tensor, largest: float) -> dict[str, Any]:
-    """Hooks that stretch queries and keys until the largest score is as given."""
+    """Hooks that scale queries and keys up to a given largest score."""
     scores = hooked.run(ids, points=["scores"])
     seen = max(float(scores["scores", layer][scores["scores", layer] > -1e30].abs().max()) for layer in range(2))
     factor = (largest / seen) ** 0.5
@@ -59,7 +59,7 @@ def test_focus_and_updates_of_large_streams_and_scores(name: str, dtype: torch.d
 
 @pytest.mark.parametrize("dtype", HALF)
 def test_scores_beyond_the_type_are_exact(dtype: torch.dtype) -> None:
-    """Products of ±200,000, which float16 does not hold, and their softmax."""
+    """Products of ±200,000, which float16 cannot represent, and their softmax."""
     hooked, ids = stressed("gpt2", dtype), models.token_ids("gpt2", batch=2, length=6)
     with hooked.hooks(farther(hooked, ids, 200_000.0)):
         acts = hooked.run(ids, points=["q", "k", "scores", "pattern"])

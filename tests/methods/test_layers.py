@@ -21,7 +21,7 @@ def corrupted(ids: Tensor) -> Tensor:
 
 
 def arrays(model: am.HookedModel, ids: Tensor, layers: list[int] | None) -> dict[str, Tensor]:
-    """Everything by layer and head that has no query, key or position axis."""
+    """Every field with axes of layers and heads, but without a query, key or position axis."""
     heads: Any = "all" if layers is None else [(layer, head) for layer in layers for head in range(model.n_heads)]
     focus = am.attention_focus(model, ids, layers=layers)
     updates = am.residual_updates(model, ids, layers=layers)

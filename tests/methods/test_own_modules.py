@@ -1,4 +1,4 @@
-"""Methods on modules of the user's own: against the module itself with weights taken out, and by hand."""
+"""Methods on a user's modules, against the module with weights removed, and by hand."""
 
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ SERIES = {"x": noise(TEXTS, LENGTH, 3), "padding": PADDING}
 
 
 def without_head(weight: Tensor, head: int, d_head: int) -> None:
-    """Takes what W_O reads of a head out of a user's module."""
+    """Removes a head from the input of W_O in a user's module."""
     with torch.no_grad():
         weight[:, head * d_head : (head + 1) * d_head] = 0
 
@@ -56,7 +56,7 @@ def test_metrics_by_name_are_those_of_the_output() -> None:
 
 
 def test_patching_all_heads_of_the_only_attention_gives_the_clean_output() -> None:
-    """One layer, whose output is read at every position: with all of its z patched, what follows is the clean run."""
+    """In a single layer whose output is read at every position, patching all of z gives the clean run."""
     module = randomised(nn.TransformerEncoder(layer(), 1))
     model = am.load(module, example=noise(2, LENGTH, D))
     clean, corrupted = noise(2, LENGTH, D), noise(2, LENGTH, D, seed=9)
@@ -75,7 +75,7 @@ def test_focus_never_takes_a_further_key_for_a_token() -> None:
     assert pattern.shape == (TEXTS, 5, LENGTH, LENGTH + 2)
     distances, firsts = [], []
     for text in range(TEXTS):
-        # The first row is a class of its own.
+        # The first row is a separate class.
         for row in range(1, int((~PADDING[text]).sum())):
             weights = pattern[text, 2, row]
             distances.append(sum(float(weights[key]) * abs(row - key) for key in range(LENGTH)))
@@ -151,7 +151,7 @@ def test_a_report_without_a_stream_says_so(tmp_path: Path) -> None:
 
 
 def test_types_of_heads_on_tensors() -> None:
-    """A head that attends to the position before is claimed, from labels that are no words."""
+    """A head that attends to the previous position is claimed, although labels are not words."""
     module = randomised(nn.MultiheadAttention(LENGTH, 1, batch_first=True, bias=False))
     with torch.no_grad():
         eye = torch.eye(LENGTH)

@@ -1,4 +1,4 @@
-"""What a user sees of cross-attention: figures 1 to 3 over two texts, and the report of a model with three stacks."""
+"""The pages on cross-attention: figures 1 to 3 over two texts, and the report of a model with three stacks."""
 
 import re
 from functools import cache
@@ -38,7 +38,7 @@ def reported() -> am.results.Report:
 
 
 def inputs() -> dict[str, Tensor]:
-    """Two texts padded on both sides, of which the second has 4 source tokens and 3 target tokens."""
+    """Two texts padded on both sides; the second has 4 source tokens and 3 target tokens."""
     generator = torch.Generator().manual_seed(5)
     source, target = (torch.randint(3, 43, (2, length), generator=generator) for length in (7, 5))
     masks = torch.ones_like(source), torch.ones_like(target)
@@ -52,7 +52,7 @@ def inputs() -> dict[str, Tensor]:
 
 
 def transformer() -> am.HookedModel:
-    """torch's own three stacks, with biases: their queries give a term of the key alone."""
+    """torch's own three stacks, with biases, so that scores have a term of the key alone."""
     torch.manual_seed(0)
     module = nn.Transformer(12, 4, 1, 2, 20, dropout=0.0, batch_first=True)
     for parameter in module.parameters():
@@ -92,7 +92,7 @@ def test_figures_of_cross_attention_are_of_the_run_and_of_real_tokens(text: int)
 
 
 def test_figures_2_and_3_of_torchs_transformer_against_its_weights() -> None:
-    """With a bias of the query, b_Q·(y W_K) is a term of the key alone: figure 3."""
+    """With a query bias, b_Q·(y W_K) is a term of the key alone, shown in figure 3."""
     model = transformer()
     given = own_example()
     split = am.decompose_scores(model, given, stack="cross")
@@ -123,7 +123,7 @@ def test_figures_2_and_3_of_torchs_transformer_against_its_weights() -> None:
 
 
 def test_two_texts_that_read_alike_are_still_two() -> None:
-    """The labels of a module's source and target may be the same: no key is then the token itself."""
+    """The labels of a module's source and target may be the same, but no key is then the token itself."""
     model, x = transformer(), own_example()[0]
     split = am.decompose_scores(model, (x, x), stack="cross")
     view = split.numbers()
@@ -255,7 +255,7 @@ def test_a_reader_chooses_a_stack(chromium: Any, tmp_path: Path) -> None:
 
 
 def test_a_head_of_cross_attention_is_ablated_by_a_template() -> None:
-    """Against plain transformers without the rows of W_O that read the head."""
+    """Effects against plain transformers without the rows of W_O that read the head."""
     model, given = t5(), inputs()
     template = am.Intervention.zero("all", stack="cross")
 

@@ -1,4 +1,4 @@
-"""What a page says about each head, and the finding at its top, against loops over the results."""
+"""A page's statements about each head, and the finding at its top, against loops over the results."""
 
 import models
 import numpy as np

@@ -33,7 +33,7 @@ def demo() -> am.HookedModel:
 
 @cache
 def reported(text: str) -> am.results.Report:
-    """The report of a text on the demo model, and so its sweeps, once."""
+    """The report of a text on the demo model, with its sweeps, computed once."""
     return am.report(models.demo(), text)
 
 
@@ -172,7 +172,7 @@ def page_data(page: str) -> Any:
 
 
 def attention_of(data: Any) -> np.ndarray:
-    """The attention that a page carries, [layer head query key]: each weight by its logarithm in 16 bits."""
+    """The attention stored in a page, [layer head query key]; each weight is a 16-bit logarithm."""
     packed, tokens = data["arrays"][data["pattern"]], len(data["tokens"])
     planes = np.frombuffer(decompress(b64decode(packed["codes"])), dtype=np.uint8).reshape(2, -1).astype(np.int64)
     code = (planes[0] * 256 + planes[1]).reshape(len(packed["low"]), -1)
@@ -181,7 +181,7 @@ def attention_of(data: Any) -> np.ndarray:
 
 
 def text_at(data: Any, name: str, **chosen: int) -> str:
-    """A sentence of the page for a choice."""
+    """A sentence of the page for a selection."""
     column = data["texts"][name]
     sizes = [len(data["choices"][each]) for each in column["over"]]
     place = int(np.ravel_multi_index([chosen[each] for each in column["over"]], sizes))
@@ -191,7 +191,7 @@ def text_at(data: Any, name: str, **chosen: int) -> str:
 
 
 def turned(pattern: Tensor) -> Tensor:
-    """Every row the other way round, from its first key to itself: what no softmax of the scores is."""
+    """Reverses every row, from its first key to itself, so that it is not the softmax of the scores."""
     rows = [pattern[:, :, i, : i + 1].flip(-1) for i in range(pattern.shape[2])]
     return torch.stack([torch.nn.functional.pad(row, (0, pattern.shape[3] - row.shape[-1])) for row in rows], dim=2)
 
@@ -205,7 +205,7 @@ EDITS: dict[str, Callable[[am.HookedModel], AbstractContextManager[Any]]] = {
 }
 
 
-# Rows of an encoder see later keys, too, which `turned` would hide.
+# Rows of an encoder also see later keys, which `turned` would hide.
 @pytest.mark.parametrize(
     ("name", "edit"),
     [
@@ -377,7 +377,7 @@ def test_hostile_names_and_tokens_are_text() -> None:
 
 @pytest.mark.parametrize("kinds", [("first", "previous"), ("previous",)])
 def test_the_page_begins_in_a_row_of_the_kind_that_the_head_was_chosen_for(kinds: tuple[str, ...]) -> None:
-    """A head that also rests on the first token is shown where it attends to the previous one; never in row 0."""
+    """A head that also rests on the first token is shown in a row where it attends to the previous; never in row 0."""
     view = reported("Anna sang.").scores.numbers()
     pattern = view.pattern[1, 1]
     above = [pattern[row, row - 1] - 1 / (row + 1) for row in range(1, len(pattern))]

@@ -31,7 +31,7 @@ def page(name: str) -> str:
 
 
 def prose(html: str) -> str:
-    """What is read on a page: without scripts, code, and the tables of checks."""
+    """The readable text of a page, without scripts, code, and the tables of checks."""
     html = re.sub(r"<(script|style|pre|table)\b.*?</\1>", " ", html, flags=re.DOTALL)
     return re.sub(r"<[^>]+>", " ", html)
 
@@ -74,7 +74,7 @@ def test_the_figure_shows_the_row_that_is_chosen(name: str) -> None:
 
 
 def pages_of(report: am.results.Report, monkeypatch: pytest.MonkeyPatch) -> dict[str, Page]:
-    """What is written on the pages of a report's stacks, before it is HTML."""
+    """The text on the pages of a report's stacks, before conversion to HTML."""
     pages: dict[str, Page] = {}
     monkeypatch.setattr("attnmech.pages.result.render_page", lambda page: pages.update({report.stack: page}) or "")
     monkeypatch.setattr("attnmech.pages.result.render_stacks", lambda found, words: pages.update(found) or "")
@@ -83,7 +83,7 @@ def pages_of(report: am.results.Report, monkeypatch: pytest.MonkeyPatch) -> dict
 
 
 def shown_words(part: Any, name: str = "") -> Iterator[str]:
-    """The titles, legends and hover boxes in a figure; not the labels of positions."""
+    """The titles, legends and hover boxes of a figure, without the labels of positions."""
     if isinstance(part, Mapping):
         for key, value in part.items():
             yield from shown_words(value, key)
@@ -92,7 +92,7 @@ def shown_words(part: Any, name: str = "") -> Iterator[str]:
 
 
 def written_on(page: Page, leaving_out: str = "") -> str:
-    """The sentences, headings and figures' words of a page, but for those of one section."""
+    """The sentences, headings and figures' words of a page, except those of one section."""
     words: list[Any] = [
         page.headline,
         *page.more,

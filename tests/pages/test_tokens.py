@@ -1,4 +1,4 @@
-"""The report's section about a token: its numbers are those of the methods, and it says what is left out."""
+"""The report's section about a token has the methods' numbers, and says what is left out."""
 
 import importlib
 import re

@@ -31,7 +31,7 @@ def test_the_class_is_the_one_that_was_saved(tmp_path: Path) -> None:
 
 
 def test_every_kind_that_can_be_saved_is_in_am_results() -> None:
-    """A class from which no other derives is what a call or a property returns; the others hold what several share."""
+    """Classes without subclasses are what calls and properties return; the others hold shared code."""
     for name in am.results.__all__:
         getattr(am.results, name)
     leaves = {

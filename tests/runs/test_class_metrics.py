@@ -115,7 +115,7 @@ def test_a_module_of_ones_own() -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_importance_of_every_metric_with_a_gradient(kind: str) -> None:
-    """−dL/dε where z of a head is multiplied by 1 + ε, by differences on transformers' model."""
+    """−dL/dε with a head's z multiplied by 1 + ε, by finite differences on transformers' model."""
     model, plain = am.load(plain_of(kind, torch.float64)), plain_of(kind, torch.float64)
     targets = torch.randn(3, 5, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
 
@@ -181,7 +181,7 @@ def test_segments_of_a_classified_text() -> None:
         )
     model = models.hooked("gpt2")
     found = am.segment_effects(model, IDS[2], [(0, 8), (8, 9)])
-    # No token follows the last one, so nothing is known of its loss.
+    # No token follows the last one, so its loss is undefined.
     assert "nats of KL per later token (" in found.lead and "nan" not in found.lead
 
 

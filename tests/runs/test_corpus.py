@@ -160,7 +160,7 @@ def words() -> am.HookedModel:
 
 
 def documents_of(lengths: list[int]) -> list[torch.Tensor]:
-    """Documents of these lengths, each with its own number in its ids."""
+    """Documents of these lengths; the ids of each contain its number."""
     return [torch.full((length,), 3 + number % 50).index_fill(0, torch.tensor(0), 3 + number // 50)
             for number, length in enumerate(lengths)]  # fmt: skip
 
@@ -206,7 +206,7 @@ def test_no_other_batches_cost_less(lengths: list[int], tokens: int, a_batch: in
         return sum(len(part) * max(part) + a_batch for part in parts)
 
     def ways(left: list[int]) -> Iterator[list[list[int]]]:
-        """All ways to cut a list into parts that fit, or hold one document."""
+        """All ways to cut a list into parts that fit or hold a single document."""
         if not left:
             yield []
         for count in range(1, len(left) + 1):

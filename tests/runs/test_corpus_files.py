@@ -1,4 +1,4 @@
-"""Many files as one corpus: in order, wherever they are, with the numbers of a single list."""
+"""Many files as one corpus: in order, in any store, with the same numbers as a single list."""
 
 import json
 from pathlib import Path

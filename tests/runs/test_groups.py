@@ -13,7 +13,7 @@ SUMMED = ("sums", "counts")
 
 
 def state(documents: list[int]) -> dict[str, torch.Tensor]:
-    """Sums that are whole numbers, so that they do not depend on the order of addition."""
+    """Sums of whole numbers, which do not depend on the order of addition."""
     numbers = torch.tensor(documents, dtype=torch.float64)
     sums = torch.stack((numbers, numbers % 7))
     return by_group({"sums": sums, "counts": torch.ones(1, len(documents)).double()}, torch.tensor(documents), SUMMED)
@@ -49,12 +49,12 @@ def test_shards_in_any_order_are_the_whole(shards: int) -> None:
         for each in order[1:]:
             found = joined(found, each, SUMMED)
         assert same(found, whole)
-    # One shard of 256 alone has numbers that are alike modulo 256: they are told apart all the same.
+    # One shard of 256 has numbers that are equal modulo 256; its documents are still distinguished.
     assert len(state(list(range(5, 5 + 256 * 300, 256)))["groups"]) > GROUPS / 2
 
 
 def test_intervals_over_groups_cover() -> None:
-    """Texts of very different lengths, 3,000 of them, in groups."""
+    """Intervals over groups of 3,000 texts of very different lengths."""
     generator = torch.Generator().manual_seed(0)
     lengths = torch.randn(40, 3000, generator=generator).exp().double() * 20
     sums = lengths * torch.randn(40, 3000, generator=generator).double()

@@ -33,7 +33,7 @@ def defaults(by: float = 2.0, *, shift: float = 0.0) -> float:
 
 
 class Judge:
-    """Has a state, and does with it what its class says."""
+    """A callable with a state, whose use its class defines."""
 
     weight = 1.0
 
@@ -114,7 +114,7 @@ def test_equal_values_have_one_digest() -> None:
     again = nn.Linear(3, 2)
     again.load_state_dict(layer.state_dict())
     assert digest_of(layer) == digest_of(again)
-    # What an object only remembers of itself says nothing of it.
+    # Cached properties of an object do not change its digest.
     point = Point(-3.0)
     before = digest_of(point)
     assert point.length == 3.0 and digest_of(point) == before == digest_of(replace(point))

@@ -1,5 +1,5 @@
 """A journal comes back bit by bit; a file that is not this run's journal is left alone; one run at a time owns a
-journal, and it is removed when that run has ended well."""
+journal, which is removed when that run succeeds."""
 
 import contextvars
 import os
@@ -200,7 +200,7 @@ def test_a_flipped_bit_is_refused(tmp_path: Path) -> None:
         path.write_bytes(damaged)
         with pytest.raises(JournalError, match="is not a valid journal"):
             journal.resume()
-    # The last bytes are the numbers: safetensors reads them, whatever they are.
+    # The last bytes are the numbers: safetensors reads any bytes there.
     path.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
     assert "its checksum does not match" in refused(journal)
     path.write_bytes(whole)

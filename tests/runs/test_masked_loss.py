@@ -1,4 +1,4 @@
-"""The loss of a masked language model, by hand: mask, run transformers' own model, −ln p of what was masked."""
+"""The loss of a masked language model by hand: mask tokens, run transformers' model, take their −ln p."""
 
 import math
 from pathlib import Path
@@ -143,7 +143,7 @@ def test_each_ordinary_token_is_masked_once(side: str) -> None:
         alone = MaskedCopies.of(batch.texts(torch.tensor([0])), MASK)
         if words == len(row):
             assert torch.equal(alone.hidden, found.hidden[found.text_of == number][:, mask[number]])
-    # 80 tokens with one other differ in their groups.
+    # Changing one of 80 tokens changes the groups.
     other = rows[3].clone()
     other[5] = 7 + (other[5] + 1) % 40
     groups = [
@@ -175,7 +175,7 @@ def test_ablation_is_the_loop_with_columns_of_w_o_zeroed(name: str, dtype: torch
 
 @pytest.mark.parametrize("name", MAKERS)
 def test_short_texts_are_masked_one_token_at_a_time(name: str) -> None:
-    """Seven ordinary tokens or fewer: the pseudo-log-likelihood of Salazar et al. 2020, equation 1, per token."""
+    """Up to seven ordinary tokens: the pseudo-log-likelihood of Salazar et al. 2020, equation 1, per token."""
     model, plain = loaded(name), plain_of(name)
     ids = model.encode(TEXTS[0]).ids[0]
     expected = []
@@ -199,7 +199,7 @@ def test_batches_and_their_order_change_nothing() -> None:
         torch.testing.assert_close(found.before, whole.before[order], rtol=1e-12, atol=1e-12)
         torch.testing.assert_close(found.after, whole.after[..., order], rtol=1e-12, atol=1e-12)
         assert found.tokens == tuple(whole.tokens[place] for place in order)
-    # A model whose tokens do not know their absolute places.
+    # A model without absolute positions.
     relative = loaded("deberta_v2", torch.float64)
     left = tokenizer()
     left.padding_side = "left"
@@ -209,7 +209,7 @@ def test_batches_and_their_order_change_nothing() -> None:
 
 
 def test_every_call_measures_the_same_loss(tmp_path: Path) -> None:
-    """Each against `model.loss` while its interventions are in force."""
+    """Every effect against `model.loss` under the same interventions."""
     model = loaded("roberta", torch.float64)
 
     def loss(*heads: tuple[int, int]) -> Tensor:
@@ -224,7 +224,7 @@ def test_every_call_measures_the_same_loss(tmp_path: Path) -> None:
     swept = am.sweep(model, TEXTS, [am.Intervention.zero([one]), [am.Intervention.zero([two, one])]])
     torch.testing.assert_close(swept.after, torch.stack([loss(one), loss(one, two)]), **close)
     torch.testing.assert_close(am.ablate_heads(model, TEXTS, [two], later="frozen").before, before, **close)
-    # From the second step on, streams under the first are continued.
+    # From the second step on, passes continue from the streams of the first.
     curve = am.prune_heads(model, TEXTS, steps=3, random=1)
     for step in range(3):
         torch.testing.assert_close(curve.after[step], loss(*curve.order[: step + 1]), **close)
@@ -245,7 +245,7 @@ def test_every_call_measures_the_same_loss(tmp_path: Path) -> None:
 
 
 def test_a_mask_token_is_no_special_key() -> None:
-    """Removing special keys leaves what masks stand for: CLS and SEP alone are removed, by position."""
+    """Removing special keys removes only CLS and SEP, by position, and not mask tokens."""
     model = loaded("bert", torch.float64)
     text = TEXTS[1]
     length = len(model.encode(text).ids[0])
@@ -273,7 +273,7 @@ def test_values_by_text_reach_all_copies_of_their_text() -> None:
 
 
 def test_direct_effects_are_means_over_copies() -> None:
-    """Against a function of the logits on each copy, given as ids."""
+    """The loss against a function of the logits on each copy, passed as ids."""
     model = loaded("bert", torch.float64)
     masked, total = copies(model, TEXTS[1]), torch.zeros(2, 3, dtype=torch.float64)
     for ids, hidden in zip(masked.batch.ids, masked.hidden, strict=True):
@@ -288,7 +288,7 @@ def test_direct_effects_are_means_over_copies() -> None:
 
 
 def test_a_text_is_the_mean_over_its_masked_tokens() -> None:
-    """By a loop; a text with a copy that was not measured is NaN, and no other."""
+    """Means by a loop; only a text with an unmeasured copy is NaN."""
     judge = Metric.of(loaded("bert"), "loss", None, None, 3)
     judged = JudgedTexts.of(batches_of(loaded("bert"), TEXTS, 40), judge, 40)
     assert judged.masked is not None and len(judged.text_of) == 4 + 7 + 7
@@ -319,7 +319,7 @@ def test_shifts_are_means_over_copies() -> None:
 
 
 def test_importance_is_the_derivative_of_the_loss() -> None:
-    """The score of "zero" is −dL/dε where a head's z is multiplied by 1 + ε, by differences on transformers' model."""
+    """The score of "zero" is −dL/dε with a head's z multiplied by 1 + ε, by differences on transformers' model."""
     model, plain = loaded("bert", torch.float64), plain_of("bert", torch.float64)
     effects = am.ablate_heads(model, TEXTS)
     found = am.head_importance(model, TEXTS, method="zero", sweep=effects)

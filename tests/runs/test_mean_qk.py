@@ -50,7 +50,7 @@ def test_means_are_those_of_captured_queries_and_keys(name: str, per_position: b
 
 @pytest.mark.parametrize("name", ["bert", "gpt2"])
 def test_a_text_with_default_inputs_is_taken_out_of_its_means(name: str) -> None:
-    """As tokenizers hand texts over: with token types that are all 0; or with the positions that are the default."""
+    """Inputs as tokenizers return them: with token types that are all 0, or with default positions."""
     model, ids = models.hooked(name, F64), models.token_ids(name, batch=4, length=7)
     means = am.mean_qk(model, list(ids))
     given: dict[str, Tensor] = {"input_ids": ids[:1], "attention_mask": torch.ones_like(ids[:1])}
@@ -209,7 +209,7 @@ def test_an_intervention_with_means_is_a_value(tmp_path: Path) -> None:
 
 
 def planted(name: str) -> am.HookedModel:
-    """A model whose head 1 of layer 0 attends to the previous token by its biases alone: b_K a step ahead of b_Q."""
+    """A model in which L0H1 attends to the previous token by its biases alone: b_K is b_Q rotated by one step."""
     model = models.randomised(
         models.like_llama("Qwen2", d_head=None, heads=3, kv_heads=3, hidden=48, layers=1)
         if name == "qwen2"
@@ -314,7 +314,7 @@ def test_several_splits_act_together_and_in_some_texts() -> None:
 def test_later_tokens_do_not_change_earlier_ones(per_position: bool) -> None:
     model, ids = models.hooked("llama", F64), models.token_ids("llama", 54, 6)
     means = am.mean_qk(model, ids, per_position=per_position)
-    # The first text is among the means, its changed version is not.
+    # The first text is part of the means; its changed version is not.
     text, other = ids[:1], ids[:1].clone()
     other[0, 4:] = (other[0, 4:] + 5) % 40 + 3
     for term in ("position", "query_key", "key_bias", "query_bias"):
@@ -385,7 +385,7 @@ def test_the_means_of_a_run_with_hooks_are_others() -> None:
 
 
 def test_a_sweep_over_heads_is_what_each_intervention_gives_alone() -> None:
-    """Terms by heads: the effect on the loss of dropping each centred term in each head."""
+    """The effect on the loss of dropping each centred term in each head."""
     model = models.hooked("llama")
     ids = models.token_ids("llama", batch=2, length=9)
     means = am.mean_qk(model, iter(models.token_ids("llama", batch=5, length=8, seed=4).split(1)))

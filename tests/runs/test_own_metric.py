@@ -1,4 +1,4 @@
-"""A metric of the user's own: it must not read the logits at padding, whose number depends on the batch."""
+"""A user's metric must not read the logits at padding, whose amount depends on the batch."""
 
 from collections.abc import Callable
 from typing import Any

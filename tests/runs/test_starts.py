@@ -1,4 +1,4 @@
-"""Where sweeps begin, what they cache and what they skip change only the amount of computation."""
+"""The first block, the caches and the skipped parts of sweeps change only the amount of computation."""
 
 from collections import Counter
 from collections.abc import Iterator
@@ -32,7 +32,7 @@ def whole_pass(hooked: am.HookedModel, ids: Tensor, change: tuple[Intervention, 
 
 
 def changes_of(hooked: am.HookedModel, ids: Tensor) -> list[tuple[Intervention, ...]]:
-    """Every kind of ablation, in every layer, and some of heads together."""
+    """Every kind of ablation in every layer, and some ablations of several heads."""
     layers, stack = hooked.output_stack.layers, hooked.output_stack.label
     values = [am.mean_z(hooked, ids.flip(0)), am.mean_z(hooked, ids.roll(1, 1), per_position=True)]
     found: list[tuple[Intervention, ...]] = [(Intervention.zero([(layer, 1)], stack=stack),) for layer in layers]
@@ -45,7 +45,7 @@ def changes_of(hooked: am.HookedModel, ids: Tensor) -> list[tuple[Intervention, 
 
 @contextmanager
 def softmaxes(monkeypatch: pytest.MonkeyPatch) -> Iterator[Counter[int]]:
-    """How many blocks of rows of each layer's attention are computed inside."""
+    """Counts the blocks of rows of each layer's attention that are computed inside."""
     real, found = attention._softmax, Counter[int]()
 
     def counted(scores: Tensor, sink: Any, site: attention.Site, *others: Any) -> Any:
@@ -59,7 +59,7 @@ def softmaxes(monkeypatch: pytest.MonkeyPatch) -> Iterator[Counter[int]]:
 
 
 def in_old_way(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Has sweeps begin before attention, and share nothing."""
+    """Makes sweeps begin before attention, and share nothing."""
     monkeypatch.setattr(Engine, "after_attention", lambda *_: False)
     monkeypatch.setattr(Engine, "share", lambda *_, **__: None)
 
@@ -75,13 +75,13 @@ def test_sweeps_equal_whole_passes(name: str, dtype: torch.dtype, monkeypatch: p
     layer = hooked.output_stack.layers[-1]
     with softmaxes(monkeypatch) as blocks:
         am.ablate_heads(hooked, ids, layers=[layer])
-    assert blocks[layer] == 2  # the clean pass, and the first text, on which leaving attention out is tried
+    assert blocks[layer] == 2  # the clean pass, and the first text, on which skipping attention is tested
 
 
 @pytest.mark.parametrize("side", ["left", "right"])
 @pytest.mark.parametrize("name", ["bloom", "llama", "gptj"])
 def test_padding(name: str, side: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each text of a padded batch gets what it gets alone, in whole passes."""
+    """Each text of a padded batch gives what it gives alone, in whole passes."""
     hooked, ids = models.hooked(name), models.token_ids(name)
     lengths = [ids.shape[1] - number for number in range(len(ids))]
     place = torch.arange(ids.shape[1]).expand_as(ids)
@@ -114,7 +114,7 @@ def test_post_norm_models_too(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_what_is_left_out() -> None:
-    """Projections and attention of the first block: of q, k and v one row of one text remains."""
+    """The first block skips its projections and attention: of q, k and v, one row of one text remains."""
     hooked = models.hooked("gpt2")
     batch, blocks = hooked.encode(models.token_ids("gpt2")), Blocks(hooked)
     kept = blocks.run(batch, streams=[1], keep_z=[1])
@@ -160,7 +160,7 @@ def test_hooks_of_the_user_are_called() -> None:
 
 
 def test_a_projection_that_is_read_elsewhere_is_computed() -> None:
-    """The block tells: with its own z given, it must make the same of its stream."""
+    """The test is on the block: given its own z, it must return the same stream."""
     hooked, ids = am.load(models.fresh("gpt2")), models.token_ids("gpt2")
     seen: list[Tensor] = []
     made, read = hooked.output_stack.module(1, "attn.c_attn"), hooked.output_stack.module(1, "mlp")
@@ -221,7 +221,7 @@ def test_pruning_with_shared_streams(
 
 
 def test_a_step_of_pruning_takes_half_of_the_block_passes(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With a head of block 0 gone, a candidate of block l runs the blocks from l on: half of the model on average."""
+    """With a head of block 0 removed, a candidate in block l runs blocks from l on: half of the model on average."""
     hooked, ids = am.load(models.gpt2(layers=6)), models.token_ids("gpt2")
     counts: list[int] = []
     for block in hooked.output_stack.blocks.values():
@@ -233,7 +233,7 @@ def test_a_step_of_pruning_takes_half_of_the_block_passes(monkeypatch: pytest.Mo
         am.sweep(hooked, ids, [(gone, each) for each in rest])
         return sum(counts)
 
-    # The clean pass, that with the head gone, the candidates, and the first text twice in each block.
+    # The clean pass, the pass without the head, the candidates, and the first text twice in each block.
     assert texts() == 3 * (6 + 6 + 4 * 6 + 5 * (5 + 4 + 3 + 2 + 1)) + 2 * 6
     in_old_way(monkeypatch)
     assert texts() == 3 * (6 + 29 * 6)
@@ -241,7 +241,7 @@ def test_a_step_of_pruning_takes_half_of_the_block_passes(monkeypatch: pytest.Mo
 
 @pytest.mark.parametrize(("memory", "kept_at"), [(1.0, [1, 2, 3, 4, 5]), (4e-4, [2, 4]), (2.5e-4, [3]), (1.2e-4, [])])
 def test_what_joins_leaves_the_streams_below_as_they_are(memory: float, kept_at: list[int]) -> None:
-    """A candidate below the head that was removed begins at that head's block, or where its stream was last kept."""
+    """A candidate below the removed head begins at that head's block, or where its stream was last cached."""
     hooked, ids = am.load(models.gpt2(layers=6)), models.token_ids("gpt2")
     counts: list[int] = []
     for block in hooked.output_stack.blocks.values():
@@ -270,7 +270,7 @@ def test_what_joins_leaves_the_streams_below_as_they_are(memory: float, kept_at:
 def test_pruning_that_resumes_in_a_step_keeps_streams_of_the_rest(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The step's first candidates were measured before: later steps have no streams of theirs, and begin below."""
+    """If the first candidates of a step came from a journal, later steps lack their streams and begin lower."""
     hooked, ids = am.load(models.gpt2(layers=4)), models.token_ids("gpt2")
     whole = am.prune_heads(hooked, ids, steps=5, random=1)
     real, calls, journal = engine.Texts.after, [], tmp_path / "journal"

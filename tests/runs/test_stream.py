@@ -54,7 +54,7 @@ def entropies(pattern: Tensor) -> Tensor:
 
 
 class Rows(am.Reducer):
-    """Sum of entropies of each document, layer and head, and how many rows there were."""
+    """The sum of entropies of each document, layer and head, and the number of rows."""
 
     def __init__(self, documents: int) -> None:
         self.documents = documents
@@ -121,7 +121,7 @@ class Both(am.Reducer):
 
 @pytest.fixture
 def forwards() -> Iterator[Callable[[am.HookedModel], list[tuple[int, ...]]]]:
-    """The shapes of the ids that a model is run on from now on."""
+    """Records the shapes of the ids on which a model runs from now on."""
     handles: list[Any] = []
 
     def watch(model: am.HookedModel) -> list[tuple[int, ...]]:
@@ -162,7 +162,7 @@ def test_one_pass_whatever_the_number_of_reducers(name: str, forwards: Any) -> N
 
 
 class Spoilt(BloomMLP):
-    """An MLP that changes the stream in place when it has added to it."""
+    """An MLP that changes the stream in place after adding to it."""
 
     def forward(self, hidden_states: Tensor, residual: Tensor) -> Tensor:
         found: Tensor = super().forward(hidden_states, residual)
@@ -171,7 +171,7 @@ class Spoilt(BloomMLP):
 
 
 def test_observers_have_copies_of_points_that_the_model_changes_in_place() -> None:
-    """`resid_mid` of a BLOOM whose MLP spoils it."""
+    """`resid_mid` of a BLOOM whose MLP overwrites it."""
     original, ids = models.fresh("bloom"), torch.tensor([[5, 6, 7, 8, 9]])
     wanted = am.residual_updates(am.load(original), ids)
     for block in original.transformer.h:
@@ -303,7 +303,7 @@ def test_what_is_no_reducer() -> None:
 @pytest.mark.core
 @pytest.mark.usefixtures("many_batches")
 def test_a_corpus_is_its_documents_together() -> None:
-    """In float64: read one by one, in batches, or as one padded batch, the sums are the same."""
+    """In float64, the sums are the same for single documents, batches, and one padded batch."""
     hooked = models.hooked("bloom", torch.float64)
     documents = documents_of("bloom", LENGTHS)
     mask = torch.nn.utils.rnn.pad_sequence([torch.ones_like(each) for each in documents], batch_first=True)
@@ -341,7 +341,7 @@ def test_a_corpus_is_its_documents_together() -> None:
 def test_padding_changes_numbers_by_less_than_1e_5(
     name: str, stack: str | None, of: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Against transformers' own patterns of each text alone, with blocks of 16 rows."""
+    """Sums against transformers' patterns of each text alone, with blocks of 16 rows."""
     monkeypatch.setattr(attention, "block_bytes", lambda device: 1)
     longest = 23 if name == "bert" else 70
     lengths = [(7 * n) % longest + 1 for n in range(24)]
@@ -409,7 +409,7 @@ def test_intervals_are_over_the_documents() -> None:
 
 
 def test_nothing_of_a_batch_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Neither batches nor, beyond so many groups, anything that grows with the number of documents."""
+    """A pass stores no batches, and beyond the maximum of groups nothing that grows with the number of documents."""
     monkeypatch.setattr("attnmech.runs.groups.GROUPS", 4)
     hooked = models.hooked("bloom")
     alive: list[weakref.ref[Any]] = []
@@ -473,7 +473,7 @@ def test_progress_goes_to_stderr(tmp_path: Path, capsys: pytest.CaptureFixture[s
 
 
 class InPlace(Rows):
-    """Adds to its first argument, as a reducer may."""
+    """A `merge` that adds to its first argument, as a reducer may."""
 
     def merge(self, one: State, other: State) -> State:
         for name in one:
@@ -482,7 +482,7 @@ class InPlace(Rows):
 
 
 class Breaks(am.Reducer):
-    """Raises when it is called for the `at`-th time in `where`."""
+    """A reducer that raises at the `at`-th call of its method `where`."""
 
     def __init__(self) -> None:
         self._calls = itertools.count(1)
@@ -552,7 +552,7 @@ def test_what_breaks_off_is_gone_on_with(
         am.stream(hooked, inputs, [InPlace(21), breaks], journal=path, truncate=True)
     assert caught.value is error
     done = held_by(path)["batches"]
-    # The merge that broke off is the one thing that may be lost beyond the batch under way: here, all but the first.
+    # Besides the current batch, only the interrupted merge may be lost: here, all but the first.
     assert done == {"add": 4, "add_layer": 4, "close": 4, "merge": 1, "read": done}[where] and done >= 1
     assert hooked.edited == ()
     seen.clear()
@@ -567,7 +567,7 @@ def test_what_breaks_off_is_gone_on_with(
 
 @pytest.fixture
 def broken_off(tmp_path: Path, many_batches: None) -> Path:
-    """The journal of bloom's corpus, cut off after some batches."""
+    """The journal of BLOOM's corpus, interrupted after some batches."""
     path = tmp_path / "journal"
     breaks = Breaks().breaking("add", 7, KeyboardInterrupt())
     with pytest.raises(KeyboardInterrupt):
@@ -613,7 +613,7 @@ def test_journals_of_something_else(broken_off: Path, monkeypatch: pytest.Monkey
 
 
 class Marked(Rows):
-    """Has a tensor, which its `repr` shows in part."""
+    """A reducer with a tensor whose `repr` is abbreviated."""
 
     def __init__(self, marks: Tensor) -> None:
         super().__init__(21)
@@ -668,7 +668,7 @@ def test_a_corpus_file_that_has_changed(tmp_path: Path, monkeypatch: pytest.Monk
     with pytest.raises(KeyboardInterrupt):
         am.stream(hooked, am.Corpus(texts), [breaks], journal=path)
     assert not path.exists()
-    # Two batches, the second cut off.
+    # Two batches; the second is interrupted.
     small = partial(corpus_module.batches, tokens_per_batch=2)
     monkeypatch.setattr(stream_module, "batches", small)
     breaks = Breaks().breaking("close", 2, KeyboardInterrupt())
@@ -774,7 +774,7 @@ def test_kill_9_and_go_on(tmp_path: Path) -> None:
     for life in lives:
         held, *batches = life.splitlines()
         starts.append(int(held))
-        # Each life begins where the journal ended, and leaves nothing out.
+        # Each process begins where the journal ended, and omits nothing.
         assert batches == order[int(held) : int(held) + len(batches)]
     assert starts == sorted(starts) and starts[-1] > 0
     assert starts[-1] + len(batches) == len(order)
@@ -915,7 +915,7 @@ def test_top_pairs(example: Any, name: str, count: int, around: int, monkeypatch
         expected += sorted(pairs, reverse=True)[:count]
     columns = ["layer", "head", "document", "query", "key"]
     places = [tuple(row) for row in found[columns].to_numpy().tolist()]
-    # Equal tokens score alike in layer 0, so that of such pairs any may be there, but none twice.
+    # Equal tokens have equal scores in layer 0, so any of these pairs may appear, but none twice.
     assert len(set(places)) == len(places) == count * 2 * hooked.n_heads
     assert found["score"].tolist() == pytest.approx(expected, abs=1e-4)
     assert found["score"].tolist() == pytest.approx([every[place] for place in places], abs=1e-4)

@@ -26,7 +26,7 @@ TEXTS = torch.randint(3, 50, (30, 9), generator=torch.Generator().manual_seed(0)
 
 
 def break_off(monkeypatch: pytest.MonkeyPatch, after: int, **options: Any) -> None:
-    """A sweep over the test's texts, interrupted after so many groups of changes."""
+    """A sweep over the test's texts, interrupted after a number of groups of changes."""
     from attnmech.runs import engine
 
     real, calls = engine.Texts.after, []
@@ -105,7 +105,7 @@ def test_ctrl_c_reaches_the_caller_unless_a_part_is_asked_for(
             raise KeyboardInterrupt
         return real(self, *arguments)
 
-    # The first head is gone after the clean texts and five heads.
+    # The first head disappears after the clean texts and five heads.
     first = name == "prune_heads"
     with monkeypatch.context() as patched:
         patched.setattr(engine, "step_tokens", lambda widest: 1)
@@ -154,7 +154,7 @@ def test_another_hook_at_the_same_point_does_not_resume(tmp_path: Path, monkeypa
 
 
 class Hidden:
-    """A metric whose state no digest sees."""
+    """A metric with a state that no digest covers."""
 
     def __init__(self) -> None:
         self.by = 1.0
@@ -184,7 +184,7 @@ def test_the_first_texts_are_measured_again(memory: float, tmp_path: Path, monke
 
 
 def test_what_changes_only_the_changed_run_is_measured_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A hook that acts on copies alone leaves the clean numbers as they were."""
+    """A hook that acts only on copies leaves the clean numbers unchanged."""
     path, hooked = tmp_path / "journal", models.hooked("gpt2")
 
     class OnCopies(Hidden):

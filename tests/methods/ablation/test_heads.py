@@ -139,7 +139,7 @@ def test_resampling_takes_z_of_another_text() -> None:
 
 
 def test_donors_come_from_the_reference() -> None:
-    """Each text has z of one reference text, longer or shorter than it; several draws take each donor once."""
+    """Each text gets z of one reference text, longer or shorter than itself; several draws use each donor once."""
     hooked, plain, ids = models.hooked("bloom"), models.plain("bloom"), models.token_ids("bloom")
     reference = [models.token_ids("bloom", batch=1, length=length, seed=length)[0] for length in (9, 7)]
     seen = []
@@ -357,7 +357,7 @@ def test_bad_input(options: dict[str, Any], said: str) -> None:
 
 
 def test_several_donors_for_each_text(tmp_path: Path) -> None:
-    """Each draw is a sweep by itself; a text's donors differ, and what is told is their mean and their spread."""
+    """Each draw is a separate sweep; a text's donors differ, and the result gives their mean and their spread."""
     hooked, heads = models.hooked("gpt2"), [(0, 1), (2, 4)]
     ids = models.token_ids("gpt2", batch=6)
     found = am.ablate_heads(hooked, ids, heads, "resample", draws=5, seed=3)
@@ -369,7 +369,7 @@ def test_several_donors_for_each_text(tmp_path: Path) -> None:
             with hooked.intervene(am.Intervention.replace([(layer, head)], {layer: values})):
                 effects[place, text, donor] = loss_of(hooked, ids[text : text + 1])
         effects[place] -= torch.tensor([loss_of(hooked, ids[text : text + 1]) for text in range(6)])[:, None]
-        # Five draws of six texts are all there are.
+        # With six texts, five draws use all donors.
         wanted = (effects[place].sum(dim=-1) - effects[place].diagonal()) / 5
         torch.testing.assert_close(found.per_text[layer, head].float(), wanted, rtol=1e-4, atol=1e-5)
     assert found.by_draw is not None and found.draw_spread is not None
@@ -469,7 +469,7 @@ def test_killed_sweeps_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
         done = int((~file.get_tensor("1").isnan()).sum())
     monkeypatch.setattr(engine.Texts, "after", counting)
     found = am.ablate_heads(hooked, ids, journal=journal)
-    # The first group again, and what is missing.
+    # The first group again, and the missing ones.
     assert done > 0 and counted[0] <= 60 and sum(counted[1:]) == 15 * 30 - done
     assert not journal.exists()
     whole = am.ablate_heads(hooked, ids)

@@ -20,7 +20,7 @@ ANSWERS, AGAINST = torch.tensor([5, 9, 11]), torch.tensor([7, 4, 30])
 
 
 def metric_of(name: str) -> dict[str, Any]:
-    """The loss, or for the model that has none, a logit difference."""
+    """The loss or, for the model without one, a logit difference."""
     if name == "bert":
         return {"metric": "logit_difference", "answers": ANSWERS, "against": AGAINST}
     return {"metric": "loss"}

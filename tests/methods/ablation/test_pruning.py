@@ -136,7 +136,7 @@ def test_what_it_says_draws_and_saves(tmp_path: Path) -> None:
 
 
 def interrupted(monkeypatch: pytest.MonkeyPatch, calls: int) -> list[int]:
-    """Makes every pass of changes after so many raise KeyboardInterrupt; counts the changes measured."""
+    """Makes every pass of changes after a number of passes raise KeyboardInterrupt; counts the changes measured."""
     from attnmech.runs import engine
 
     real, measured = engine.Texts.after, []
@@ -155,7 +155,7 @@ def test_interrupted_it_resumes_from_its_journal(tmp_path: Path, monkeypatch: py
     from attnmech.methods.ablation import pruning
     from attnmech.runs import engine, sweep
 
-    # What is measured again to compare it with the journal has tests of its own.
+    # Other tests cover the measurements that are repeated to check the journal.
     monkeypatch.setattr(sweep.Sweeping, "check", lambda *_: None)
     monkeypatch.setattr(pruning._Greedy, "_check", lambda *_: None)
     hooked, ids = models.hooked("bloom"), models.token_ids("bloom")
@@ -169,7 +169,7 @@ def test_interrupted_it_resumes_from_its_journal(tmp_path: Path, monkeypatch: py
         rounds += 1
         assert rounds < 60, "it never comes to its end"
         with monkeypatch.context() as patched:
-            # One for the clean texts, and two of the work: mostly in the middle of a step.
+            # One pass for the clean texts and two of the work, mostly ending in the middle of a step.
             done = interrupted(patched, 3)
             try:
                 curve = am.prune_heads(hooked, ids, random=2, journal=journal, partial=rounds % 2 == 0)
@@ -222,7 +222,7 @@ def test_a_metric_or_a_hook_of_other_code_is_refused(tmp_path: Path, monkeypatch
         prune(2.0)
     with hooked.hooks({("z", 0): lambda z: z}), pytest.raises(JournalError, match="code and values of the hooks"):
         prune(1.0)
-    # As if the code had hidden what it does: then the numbers tell.
+    # As if the code did not show the change: the numbers then reveal it.
     monkeypatch.setattr("attnmech.runs.sweep.digest_of", lambda _: "same")
     monkeypatch.setattr("attnmech.runs.sweep.digest_of", lambda _: "same")
     journal.unlink()

@@ -63,7 +63,7 @@ def test_every_row_equals_the_raw_model(family: str) -> None:
         z[..., 2, :] = even[..., 2, :]
         return z
 
-    if family != "gemma2":  # whose layer 0 sees a window alone
+    if family != "gemma2":  # a model whose layer 0 sees only a window
         with z_changed(plain, 0, attends_evenly):
             torch.testing.assert_close(found.after[1], loss_of(plain, ids), rtol=1e-4, atol=1e-5)
 
@@ -88,7 +88,7 @@ def test_a_dropped_term_is_a_model_without_it(monkeypatch: pytest.MonkeyPatch) -
     torch.testing.assert_close(found.after[0], without, rtol=1e-4, atol=1e-5)
     hooked, ids = models.hooked("gpt2"), models.token_ids("gpt2")
     unbiased = models.in_attention(models.fresh("gpt2"), "eager")
-    with torch.no_grad():  # what each key gets whatever the query: b_Q of head 2, times k
+    with torch.no_grad():  # the score of each key for any query: b_Q of head 2, times k
         unbiased.transformer.h[1].attn.c_attn.bias[2 * 4 : 3 * 4] = 0
     terms = [CHANGE.scale(term, 0.0, [(1, 2)]) for term in ("key_bias", "constant")]
     both = am.sweep(hooked, ids, [terms, CHANGE.scale("constant", 0.0, [(1, 2)])])
@@ -122,7 +122,7 @@ def test_rows_without_a_key_are_counted_and_attend_to_nothing(side: str, later: 
         ],
         later=later,
     )
-    # The first row of three texts in two heads; three rows of three texts in three heads.
+    # The first row of each of three texts in two heads; three rows of each in three heads.
     assert found.rows_without_keys.tolist() == [6, 27, 0, 0]
     if later == "recompute":
         alone = am.sweep(hooked, given, [CHANGE.cut((0, 3), (0, 3), [(1, 2)])])
@@ -271,7 +271,7 @@ def test_a_sweep_resumes_from_its_journal(tmp_path: Path, monkeypatch: pytest.Mo
         am.sweep(hooked, ids, named, journal=path)
     assert path.exists()
     found = am.sweep(hooked, ids, named, journal=path)
-    # Two before the interruption, the journal's first again, and the one that was missing.
+    # Two changes before the interruption, the journal's first again, and the missing one.
     assert calls == 5 and not path.exists()
     assert found.rows_without_keys.tolist() == whole.rows_without_keys.tolist() == [4, 0, 4]
     torch.testing.assert_close(found.after, whole.after)

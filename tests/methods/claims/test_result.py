@@ -47,7 +47,7 @@ def test_heads_in_series_are_found_and_confirmed() -> None:
     claim = am.confirm_heads(model_of("and_pair", "gpt2"), lambda half: half.strongest(2), planted.cued())
     assert claim.heads == tuple(PAIR) and claim.chosen_by_rule
     assert claim.verdict == "confirmed" and claim.p_each == 1 / 64
-    # Sets with one of the two break the circuit too, so the set as such need not be the strongest.
+    # Sets with one of the two heads also break the circuit, so the pair need not be the strongest set.
     assert bool(claim.sharing[claim.as_strong].all())
     with_decoy = claim_of("and_pair", "gpt2", ((0, 2), (2, 4)))
     assert with_decoy.verdict != "confirmed" and "L2H4 does not clearly contribute to this effect" in with_decoy.lead
@@ -168,7 +168,7 @@ def losses(model: am.HookedModel, ids: Tensor, heads: Any) -> Tensor:
 
 @pytest.mark.parametrize("method", ["mean", "resample", am.Intervention.scale("query_key")])
 def test_sets_are_removed_in_any_way(method: Any) -> None:
-    """As `am.ablate_heads` removes single heads, and as `model.intervene` removes several."""
+    """Removal agrees with `am.ablate_heads` for single heads, and with `model.intervene` for several."""
     model, task = model_of("and_pair", "gpt2"), planted.cued(8, 2)
     confirming = task.halves()[1]
     claim = am.confirm_heads(model, [(0, 2), (1, 1)], task, method=method)
@@ -195,7 +195,7 @@ RUNS, ALPHAS = 400, (0.01, 0.05, 0.1)
 
 @cache
 def effects() -> tuple[list[Any], Tensor, Tensor]:
-    """The change of the metric of every case without each pair (one head in layers 0 and 2) and each head alone."""
+    """The change of every case's metric without each pair (of a head in layer 0 and one in 2) and without each head."""
     claim = am.confirm_heads(
         model_of("and_pair", "bloom"), PAIR, planted.cued(20, 3), discovery=[((1, 12, 7), 5, 6, "apart")]
     )
@@ -232,7 +232,7 @@ def test_random_sets_are_rarely_confirmed() -> None:
 
 
 def test_sets_chosen_by_a_rule_on_shuffled_answers_are_rarely_confirmed() -> None:
-    """Shuffled answers turn the sign of a case's effects at random; the strongest heads of one half are tested on the
+    """Shuffled answers flip the sign of a case's effects at random; the strongest heads of one half are tested on the
     other."""
     pairs, harm, alone = effects()
     generator, found = torch.Generator().manual_seed(1), []
@@ -279,7 +279,7 @@ def test_drawn_sets_are_equally_likely() -> None:
 def test_ties_count_and_size_decides_among_consistent_effects() -> None:
     same = torch.tensor([[1.0, 1.1, 0.9, 1.0, 1.0]] * 3 + [[0.0] * 5]).double()
     assert rank_p(strength(same)) == 0.75
-    # A hundredth of the effect, as consistent: t is the same.
+    # A hundredth of the effect, equally consistent: t is the same.
     assert rank_p(strength(torch.stack([same[0], same[0] / 100]))) == 0.5
     assert rank_p(strength(torch.stack([same[0] / 100, same[0]]))) == 1.0
 

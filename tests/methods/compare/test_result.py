@@ -64,7 +64,7 @@ ORDER = {0: [3, 0, 4, 1, 2], 2: [1, 0, 2, 4, 3]}
 
 
 def permuted(model: am.HookedModel, seed: int = 0) -> am.HookedModel:
-    """The same weights with heads in another order: head h is the model's ORDER[layer][h]."""
+    """The same weights with permuted heads: head h is the model's head ORDER[layer][h]."""
     found = am.load(models.fresh("gpt2", seed=seed))
     with torch.no_grad():
         for layer, order in ORDER.items():
@@ -158,7 +158,7 @@ def test_it_is_saved_with_its_page(tmp_path: Path) -> None:
 
 
 def split_at(mark: str) -> Any:
-    """A tokenizer of one word for each piece between two marks."""
+    """A tokenizer that makes one token of each piece between two marks."""
     words = ["[UNK]", "a", "b", "c", "d", "a-b-c", "d a b", "b c", "b-c"]
     raw = Tokenizer(models_of_tokens.WordLevel({word: number for number, word in enumerate(words)}, unk_token="[UNK]"))
     raw.pre_tokenizer = pre_tokenizers.Split(mark, "removed")
@@ -166,7 +166,7 @@ def split_at(mark: str) -> Any:
 
 
 def test_texts_are_paired_by_identity_and_not_by_length() -> None:
-    """Two texts of 1 and 3 tokens to one model are of 3 and 1 to the other: by length they would seem to align."""
+    """Two texts have 1 and 3 tokens for one model, 3 and 1 for the other; sorted by length, they seem to align."""
     one, other = (
         am.load(models.fresh("gpt2", seed=seed), tokenizer=split_at(mark)) for seed, mark in ((0, " "), (4, "-"))
     )

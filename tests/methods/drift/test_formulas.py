@@ -1,4 +1,4 @@
-"""Ranks, nearest rows and churn against loops over the whole vocabulary; what rounding must not decide."""
+"""Ranks, nearest rows and churn against loops over the whole vocabulary; rounding must not decide them."""
 
 import itertools
 import math
@@ -16,7 +16,7 @@ BLOCKS = [7, 64, 1000]
 
 
 def scanned(streams: Tensor, rows: Tensor, own: Tensor, k: int, similarity: str = "cosine", block: int = 64) -> "Scan":
-    """A scan as runs do it: products in the precision of the streams, the rest in float64."""
+    """A scan as in a run: products in the precision of the streams, everything else in float64."""
     mean = rows.double().mean(dim=0)
     ybar = streams.double().mean(dim=0)
     precise = directions(streams.double(), similarity, ybar)
@@ -31,7 +31,7 @@ def scanned(streams: Tensor, rows: Tensor, own: Tensor, k: int, similarity: str 
 
 
 def naive(streams: Tensor, rows: Tensor, own: Tensor, k: int, similarity: str) -> list[tuple[int, list[int]]]:
-    """Row by row, with numpy in float64."""
+    """The same row by row, with numpy in float64."""
     y, e = streams.double().numpy(), rows.double().numpy()
     if similarity == "centred cosine":
         y, e = y - y.mean(axis=0), e - e.mean(axis=0)
@@ -63,20 +63,20 @@ def test_ranks_and_nearest_rows_are_those_of_a_loop(similarity: str, dtype: torc
 @pytest.mark.parametrize("block", BLOCKS)
 @pytest.mark.parametrize("scale", [1.0, 2.0**-40, 2.0**32])
 def test_the_own_row_at_any_positive_scale_has_rank_0(block: int, scale: float) -> None:
-    """Also where other rows are exact copies of it, or differ by as little as float32 can tell."""
+    """Also if other rows are exact copies of it, or differ by a single rounding in float32."""
     rows = torch.randn(300, 33, generator=torch.Generator().manual_seed(0)) + 2
     rows[[5, 120, 299]] = rows[40].clone()
     rows[77] = rows[40] * (1 + 1e-6)
     own = torch.tensor([40, 5, 7, 299])
     found = scanned(rows[own] * scale, rows, own, 6, block=block).finish()
     assert found.rank.tolist() == [0, 0, 0, 0]
-    # Of equally similar rows the lower id comes first, whatever the blocks.
+    # Among equally similar rows, the lower id comes first for any blocks.
     exact = [int(each) for each in found.nearest[0] if int(each) != 77]
     assert exact[:4] == [5, 40, 120, 299]
 
 
 def test_what_float32_cannot_tell_apart_is_decided_in_float64() -> None:
-    """A row that is more similar by 1e-9 counts as more similar; one that is less similar by 1e-9 does not."""
+    """A row that is more similar by 1e-9 counts; a row that is less similar by 1e-9 does not."""
     own_row = torch.tensor([1.0, 0.0, 0.0])
     closer, farther = torch.tensor([1.0, 1.0e-4, 0.0]), torch.tensor([1.0, -1.0e-4, 0.0])
     rows = torch.stack((own_row, closer, farther, torch.tensor([0.0, 0.0, 1.0])))

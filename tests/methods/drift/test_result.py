@@ -1,4 +1,4 @@
-"""Drift against loops over whole vocabularies on raw models, streams planted by hand, and any way of running texts."""
+"""Drift against loops over whole vocabularies on raw models, on planted streams, and for every way of running texts."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -43,7 +43,7 @@ NARROW: dict[str, tuple[str, str]] = {
     "rembert": ("input_embedding_size", "embedding_hidden_mapping_in"),
     "roformer": ("embedding_size", "embeddings_project"),
 }  # fmt: skip
-"""Families with a factorised embedding, normed before it is projected: the option of its width, and the projection."""
+"""Families with a factorised embedding, normed before projection: the option for its width, and the projection."""
 
 
 def narrow(name: str) -> Any:
@@ -109,7 +109,7 @@ def streams_of(model: Any, ids: Tensor, at: str) -> list[Tensor]:
 
 
 def shared_block_streams(model: Any, ids: Tensor, at: str) -> list[Tensor]:
-    """`streams_of` ALBERT, whose layers are calls of one block."""
+    """`streams_of` for ALBERT, whose layers are calls of one block."""
     block, streams = model.albert.encoder.albert_layer_groups[0].albert_layers[0], []
     if at == "resid_post":
         handle = block.register_forward_hook(lambda module, args, output: streams.append(first_tensor(output)[0]))
@@ -274,7 +274,7 @@ def test_a_stream_that_is_its_own_row_has_rank_0_and_cosine_1(name: str, scale: 
 
     with model.hooks({("resid_mid", 1): planted}):
         drift = am.residual_drift(model, ids, k=K)
-    # The rows are float32's, so the cosine is 1 as far as float32 goes.
+    # The rows are in float32, so the cosine is 1 up to rounding in float32.
     assert drift.by_token("rank")[1].abs().max() == 0
     assert torch.allclose(drift.by_token("cosine")[1], torch.ones(()).double(), atol=1e-7)
     assert float(drift.by_token("dot")[1, 0, 3]) == pytest.approx(scale * float(rows[3].square().sum()), rel=1e-5)
@@ -292,7 +292,7 @@ def test_with_its_position_a_token_enters_layer_0_as_its_own_row(name: str) -> N
 
 @pytest.mark.parametrize("name", ["gpt2", "llama", "bloom"])
 def test_identical_layers_have_no_churn(name: str) -> None:
-    """Nothing is written, so every layer has the same stream: with any scale, the same nearest rows."""
+    """Nothing is written, so every layer has the same stream and, at any scale, the same nearest rows."""
     model = hooked(name)
     for factor in (1.0, 3.7):
         edits: dict[Any, Any] = {"attn_out": torch.zeros_like, "mlp_out": torch.zeros_like}
@@ -456,7 +456,7 @@ def test_verdicts_are_those_of_their_equation() -> None:
 
 
 def test_a_planted_late_jump_is_late_by_every_metric() -> None:
-    """Blocks 1 to 3 write nothing but what the last one is made to write."""
+    """Blocks 1 to 3 write nothing, except what the last one is made to write."""
     model, given = models.demo(), documents(9)
     quiet: dict[Any, Any] = {("attn_out", layer): torch.zeros_like for layer in (1, 2)}
     quiet |= {("mlp_out", layer): torch.zeros_like for layer in (0, 1, 2)}
@@ -688,7 +688,7 @@ def test_a_real_bert_against_transformers_alone() -> None:
         own = cosines.gather(1, ids[0][:, None])
         assert torch.allclose(drift.by_token("cosine")[layer, 0], own[:, 0], atol=1e-5)
         rank = (cosines > own).sum(dim=1).double()
-        # Rows about as similar as the own one may change places by rounding of the stream itself.
+        # Rows about as similar as the token's own may change ranks through rounding of the stream itself.
         assert bool(((drift.by_token("rank")[layer, 0] - rank).abs() <= 1 + 1e-3 * rank).all())
         now = [set(row.topk(100).indices.tolist()) for row in cosines]
         if before:

@@ -1,4 +1,4 @@
-"""Attention focus, against loops over the patterns that plain transformers returns."""
+"""Attention focus against loops over the patterns that plain transformers returns."""
 
 import math
 from collections.abc import Callable, Iterable
@@ -97,7 +97,7 @@ def test_every_statistic_is_that_of_a_loop(name: str, side: str, dtype: torch.dt
     if not side:  # in float64 transformers' eager attention gives NaN on rows that see padding alone
         inputs["attention_mask"][:] = 1
     model = models.plain(name)
-    # In float64, too, transformers takes the softmax in float32.
+    # Even in float64, transformers computes the softmax in float32.
     close = 1e-5 if dtype == torch.float32 else 1e-6
     mask = inputs["attention_mask"].bool()
     expected = [
@@ -127,7 +127,7 @@ def _in_steps(length: int, step: int) -> list[range]:
 
 @pytest.mark.parametrize("name", ["bloom", "bert", "llama"])
 def test_what_keys_receive(name: str) -> None:
-    """By position, by distance, sink rate: loops again."""
+    """Attention by position and by distance, and the sink rate, by loops."""
     inputs = models.padded(name, batch=3, length=9)
     mask = inputs["attention_mask"].bool()
     focus = am.attention_focus(models.hooked(name), inputs)
@@ -155,7 +155,7 @@ def test_what_keys_receive(name: str) -> None:
 
 
 def test_sink_rate_after_gu() -> None:
-    """α_k = mean over i ≥ k of p_ik, by text, layer and head; the share of them above 0.3."""
+    """α_k = mean over i ≥ k of p_ik, by text, layer and head, and the share of α_k above 0.3."""
     ids = models.token_ids("bloom", batch=4, length=6)
     focus = am.attention_focus(models.hooked("bloom"), ids)
     found = patterns("bloom", torch.float32, {"input_ids": ids})
@@ -247,7 +247,7 @@ def test_where_leaves_out_rows_afterwards() -> None:
 
 def test_special_tokens_are_a_class_of_rows() -> None:
     hooked = am.load(models.fresh("bloom"), tokenizer=models.tokenizer(adds_bos=True))
-    ids = torch.tensor([[2, 4, 0, 5, 6], [2, 7, 8, 1, 9]])  # [PAD] as a token that is there, and [UNK]
+    ids = torch.tensor([[2, 4, 0, 5, 6], [2, 7, 8, 1, 9]])  # [PAD] as an ordinary token, and [UNK]
     focus = am.attention_focus(hooked, ids)
     entropy = focus.by_row("entropy")
     without = focus.where(special=False).entropy
@@ -330,7 +330,7 @@ def test_figures_and_page(tmp_path: Path) -> None:
         focus.plot("sharpness")
     page = focus.write_html(tmp_path / "focus.html").read_text(encoding="utf-8")
     assert "Figure 6. How concentrated attention is" in page and "3 texts" in page
-    assert page.count('<script type="text/plain"') == 2  # plotly's and our own, for three figures
+    assert page.count('<script type="text/plain"') == 2  # plotly's script and ours, for three figures
 
 
 def test_parts_of_a_corpus_merge() -> None:
@@ -396,7 +396,7 @@ def test_parts_of_two_corpora_are_not_merged() -> None:
         assert "shards of the same corpus can be merged; got two" in refused(
             lambda corpus=corpus: half.merged(focus_of(corpus, 1, 2))
         )
-    # In whatever form the same token ids come.
+    # The same token ids, in any form.
     padded = {"input_ids": torch.stack([texts[0], texts[5]]), "attention_mask": torch.ones(2, len(texts[0]))}
     mine = [padded, texts[1], texts[2]]
     yours = [texts[0], texts[5].numpy(), [texts[1], texts[2]]]

@@ -22,7 +22,7 @@ GROUPS = {"places": ["campsite", "harbour", "beach", "office"], "verbs": ["is", 
 
 
 def pieces_of(model: am.HookedModel, text: str) -> tuple[list[str], list[list[int]]]:
-    """Words and the tokens of each, by the characters of the tokens alone."""
+    """Words and their tokens, by the tokens' characters only."""
     pieces, tokens = list(split_words(text)), model.encode(text).tokens[0]
     ends = [sum(map(len, pieces[: number + 1])) for number in range(len(pieces))]
     members: list[list[int]] = [[] for _ in pieces]
@@ -38,7 +38,7 @@ def pieces_of(model: am.HookedModel, text: str) -> tuple[list[str], list[list[in
 def by_hand(
     model: am.HookedModel, texts: list[str], query: list[str], key: list[str], layer: int, head: int
 ) -> tuple[float, float, int, int]:
-    """Attention, baseline, and how many pairs are matched and found."""
+    """Attention, baseline, and the numbers of matched pairs and of all pairs."""
     counts = Counter(word.strip().lower() for text in texts for word in split_words(text))
     named = {word for words in GROUPS.values() for word in words}
     got, expected, found = [], [], 0
@@ -97,7 +97,7 @@ def test_wider_matches_leave_fewer_pairs_out() -> None:
 
 
 def test_words_split_over_tokens_are_summed() -> None:
-    """Names that the demo model reads in bytes; the word that matches has as many."""
+    """Names that the demo model reads as bytes; a matched word has the same number."""
     model = models.demo()
     texts = [f"Then Zxqv gave Zxqw {thing} and then Wxzy left." for thing in ("shells", "ropes", "anchors")]
     found = am.group_attention(model, texts, {"givers": ["wxzy"], "takers": ["zxqv"]}, within=7)
@@ -117,7 +117,7 @@ def test_words_split_over_tokens_are_summed() -> None:
 
 
 def biased(model: am.HookedModel, words: set[str], share: float) -> Callable[[Tensor], Tensor]:
-    """Head 3 gives keys whose token is one of some words more than others, in the pattern it would have."""
+    """Head 3 attends more to keys with some words, and is otherwise unchanged."""
     chosen = torch.tensor([token.strip().lower() in words for token in vocabulary(model)])
 
     def edited(pattern: Tensor) -> Tensor:
@@ -138,7 +138,7 @@ def vocabulary(model: am.HookedModel) -> list[str]:
 
 
 def test_a_planted_bias_is_claimed_and_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Uniform attention everywhere, but head 3 of layer 1 gives words of a group five times as much."""
+    """Uniform attention everywhere, except that head 3 of layer 1 gives words of a group five times as much."""
     model, texts = models.demo(), documents(40)
     encode = type(model).encode
 
@@ -172,12 +172,12 @@ def test_a_planted_bias_is_claimed_and_no_other(monkeypatch: pytest.MonkeyPatch)
 
 
 def letters(number: int) -> str:
-    """A word of its own for each number."""
+    """A different word for each number."""
     return "w" + "abcdefgh"[number // 8] + "abcdefgh"[number % 8]
 
 
 def test_random_weights_are_claimed_no_more_often_than_the_nominal_rate() -> None:
-    """A head with random weights prefers some words to others in every text: that is no bias between groups."""
+    """A head with random weights prefers some words in every text, which is not a bias between groups."""
     words = tuple(map(letters, range(40)))
     tokenizer = models.tokenizer(adds_bos=True, words=("[PAD]", "[UNK]", "[BOS]", *words))
     claimed, over_texts = 0, 0
@@ -201,7 +201,7 @@ def test_sums_by_word_are_those_of_the_pairs() -> None:
             expected = found.difference(*names) * found.matched(*names)
             assert torch.allclose(by_word[place].sum(dim=-1), expected, atol=1e-9)
     assert torch.equal(found.query_pairs.sum(dim=-1), found.key_pairs.sum(dim=-1))
-    # The words of the first group are asked by in the first direction, and asked for in the second.
+    # The words of the first group are queries in the first direction, and keys in the second.
     count = len(GROUPS["places"])
     assert not found.query_pairs[0, count:].any() and not found.key_pairs[0, :count].any()
 

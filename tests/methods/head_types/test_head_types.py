@@ -28,7 +28,7 @@ CAUSAL = ["bloom", "llama", "gpt2"]
 
 @cache
 def hooked(name: str) -> am.HookedModel:
-    """Random models; that of learned positions has room for sequences of many lengths."""
+    """Random models; the one with learned positions has room for sequences of many lengths."""
     return am.load(tiny.model_of("gpt2") if name == "gpt2" else models.fresh(name))
 
 
@@ -183,7 +183,7 @@ def test_a_planted_head_of_an_encoder_is_named_so_and_nothing_else(kind: str) ->
 
 
 def test_random_weights_have_no_content_kind() -> None:
-    """12 models of several families: nothing but kinds of position, and those by the position term alone."""
+    """On 12 random models of several families, only positional types are claimed, and by the position term alone."""
     content, positional = 0, []
     for name in ("bloom", "llama", "gpt2", "gpt_neox"):
         weights = tiny.model_of("gpt2") if name == "gpt2" else models.fresh(name)
@@ -198,7 +198,7 @@ def test_random_weights_have_no_content_kind() -> None:
 
 
 def test_the_demo_models_heads() -> None:
-    """Heads 4 to 7 of layer 2 continue repeated text; the position term explains what heads 0 and 1 do."""
+    """Heads 4 to 7 of layer 2 continue repeated text; the position term explains heads 0 and 1."""
     types = types_of_demo()
     assert {head for head in range(8) if "induction" in types.types_of(2, head)} == {4, 5, 6, 7}
     assert "previous" in types.types_of(1, 1)
@@ -279,7 +279,7 @@ def test_bad_input() -> None:
 
 
 def test_much_attention_is_no_type_without_an_interval_above_the_baseline() -> None:
-    """In texts of three tokens random heads attend much to the first token and to the token itself, as all would."""
+    """In texts of three tokens, random heads attend much to the first token and to themselves, as any head would."""
     types = am.head_types(hooked("llama"), iter([torch.tensor([[3 + number, 4, 5]]) for number in range(9)]))
     low = torch.stack([types.simultaneous()[name][0] for name in TYPES])
     much = torch.stack([(types.scores[name] >= 0.3) | (types.tops[name] >= 0.5) for name in TYPES])
@@ -309,7 +309,7 @@ def test_a_head_rests_where_it_finds_no_target() -> None:
 
 
 def test_an_encoder_with_a_decoder_looks_both_ways() -> None:
-    """T5's encoder: duplicates stand on either side, and there is no induction; its decoder has both as causal."""
+    """T5's encoder has duplicates on both sides and no induction; its decoder has both types in causal form."""
     model, given = hooked("t5"), texts(6)
     types = am.head_types(model, given, stack="encoder")
     assert bool(types.scores["induction"].isnan().all())
@@ -326,7 +326,7 @@ def test_an_encoder_with_a_decoder_looks_both_ways() -> None:
 
 
 def test_texts_of_one_token_count_for_nothing() -> None:
-    """They have no row but their first: alone they give no number, in a corpus they change none."""
+    """Texts of one token have only a first row: alone they give no number, and in a corpus they change none."""
     model, given = hooked("bloom"), texts(6)
     alone = am.head_types(model, torch.tensor([[5]]))
     assert all(bool(alone.scores[kind].isnan().all()) for kind in TYPES)
@@ -340,7 +340,7 @@ def test_texts_of_one_token_count_for_nothing() -> None:
 
 
 def test_rows_that_cannot_see_the_first_token_do_not_rest_on_it() -> None:
-    """Behind a sliding window of three tokens: only rows 1 and 2 can give the first token anything."""
+    """With a sliding window of three tokens, only rows 1 and 2 can attend to the first token."""
     model = am.load(models.fresh("gemma2"))
     given = [torch.cat((torch.arange(3 + number, 6 + number).repeat_interleave(2),) * 2)[None] for number in range(6)]
     types = am.head_types(model, given, layers=[0])
@@ -367,7 +367,7 @@ def test_random_tokens_have_no_delimiters_and_no_padding(tmp_path: Path) -> None
 
 
 def written_by_hand(model: am.HookedModel, given: list[Tensor], layer: int, head: int) -> dict[str, dict[str, float]]:
-    """What a head writes of its targets and of other keys towards the answer, from transformers' own weights."""
+    """What a head writes towards the answer from its targets and other keys, from transformers' own weights."""
     plain, base = model.plain, model.base
     W_U = plain.get_output_embeddings().weight.detach().double()
     norm = base.norm if hasattr(base, "norm") else base.ln_f
@@ -481,7 +481,7 @@ def test_of_equal_examples_the_earlier_text_is_kept() -> None:
 
 
 def test_a_head_with_its_keys_planted_keeps_that_row() -> None:
-    """One head of layer 1 looks for what followed the token's earlier copy; its example shows just that."""
+    """One head of layer 1 attends to what followed the token's earlier copy, and its example shows this."""
     with with_planted(hooked("gpt2"), "induction"):
         types = am.head_types(hooked("gpt2"))
     example = types.example_of(1, 1)
@@ -495,7 +495,7 @@ def encoder() -> am.HookedModel:
 
 
 def test_the_real_encoders_heads(encoder: am.HookedModel) -> None:
-    """A head of layer 0 looks back one token; in layers 1 to 4 about half of all attention rests on [CLS]."""
+    """A head of layer 0 attends to the previous token; in layers 1 to 4 about half of all attention rests on [CLS]."""
     types = am.head_types(encoder)
     claims = types.to_frame()
     previous = claims[claims.type == "previous"]

@@ -53,7 +53,7 @@ def test_accuracies_are_those_of_a_loop() -> None:
 
 
 def test_words_sum_what_they_get_and_average_what_they_give() -> None:
-    """The demo model reads unknown words in bytes."""
+    """The demo model reads unknown words as bytes."""
     model = models.demo()
     words = ("Zxqv", " gave", " an", " old", " Qwzy", " to", " Clara", ".")
     labels = [(words, 4, 0, "unknown"), (words, 6, 4, "unknown"), (words, 4, 3, "unknown")]
@@ -79,7 +79,7 @@ def test_words_sum_what_they_get_and_average_what_they_give() -> None:
 
 
 def test_a_planted_head_is_claimed_and_no_other() -> None:
-    """Head 1 of layer 1 looks at the labelled key, which stands at no fixed distance."""
+    """Head 1 of layer 1 attends to the labelled key, whose distance varies."""
     model, rng = models.demo(), Random(1)
     texts = ["Anna sang of shells" + " and waves" * number + "." for number in range(3, 12)]
     places: dict[int, dict[int, int]] = {}
@@ -151,7 +151,7 @@ def test_few_texts_or_pairs_claim_nothing() -> None:
 
 
 def test_a_head_that_prefers_no_key_finds_none() -> None:
-    """Equal attention everywhere: the labelled key is not above the others, wherever it stands."""
+    """Under uniform attention, the labelled key never exceeds the others."""
     model = models.demo()
     labels = [(text, query, key, "any") for text in TEXTS for query, key in ((3, 1), (3, 2))]
 
@@ -165,7 +165,7 @@ def test_a_head_that_prefers_no_key_finds_none() -> None:
 
 
 def test_special_tokens_that_are_words_are_not_looked_at() -> None:
-    """A head that looks hardest at a mark within the text finds the next best word; a label there is refused."""
+    """If a head attends most to a special token, the next best word counts; a label at special tokens is refused."""
     model = am.load(models.fresh("llama"), tokenizer=models.tokenizer(adds_bos=True))
     words = (models.WORDS[4], " [PAD]", *(f" {word}" for word in models.WORDS[5:9]))
 
@@ -208,7 +208,7 @@ def test_layers_given_twice_count_once_and_two_stacks_are_refused() -> None:
 
 
 def test_the_lead_says_which_relations_have_too_few_pairs_or_texts() -> None:
-    """Of two relations, one has too few pairs, and of another all pairs are in one text."""
+    """One relation has too few pairs, and all pairs of another are in one text."""
     model = models.demo()
     labels = [*by_tokens(model), (TEXTS[0], 3, 1, "rare"), *[(TEXTS[1], 5, key, "bunched") for key in (1, 2, 3, 4, 1)]]
     found = am.relations(model, labels)
@@ -239,7 +239,7 @@ def test_a_damaged_file_is_refused(tmp_path: Path) -> None:
 
 
 def test_the_provenance_knows_the_labels() -> None:
-    """Other labels on the same texts, of the same relations, are another measurement."""
+    """Different labels of the same relations on the same texts are a different measurement."""
     model = models.demo()
     labels = [(TEXTS[0], 3, 1, "one"), (TEXTS[1], 4, 2, "other")]
     moved = [(TEXTS[0], 3, 2, "one"), (TEXTS[1], 4, 2, "other")]
@@ -260,7 +260,7 @@ def test_from_the_word_before_it_is_as_if_that_were_the_query() -> None:
 
 
 def test_ablating_the_heads_of_a_relation_hurts_what_it_predicts() -> None:
-    """More than as many heads of the same layers with the nearest effect on the loss of other texts."""
+    """Costs more than ablating equally many heads of these layers with the nearest effect on other texts' loss."""
     model = models.demo()
     found = am.relations(model, labelled(120), before=True)
     general = am.ablate_heads(model, documents(12)).effect

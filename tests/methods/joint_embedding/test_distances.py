@@ -1,4 +1,4 @@
-"""Correlations of distance and dot product, written out."""
+"""Correlations of distance and dot product against written-out formulas."""
 
 import math
 

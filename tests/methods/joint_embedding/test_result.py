@@ -39,7 +39,7 @@ def minilm() -> am.HookedModel:
 
 
 def q_and_k(model: am.HookedModel, given: Any, layer: int, head: int) -> list[tuple[np.ndarray, np.ndarray]]:
-    """What enters the scores, text by text: each text is run alone."""
+    """The queries and keys that enter the scores, with each text run alone."""
     names = ["q_rot", "k_rot"] if model.points["q_rot"].absent is None else ["q", "k"]
     found = []
     for each in given:
@@ -79,7 +79,7 @@ def model_of(name: str, dtype: torch.dtype = torch.float32) -> am.HookedModel:
 
 @cache
 def _gemma2(dtype: torch.dtype) -> am.HookedModel:
-    """Without a window, so that the loop's pairs are its pairs."""
+    """A model without a window, so that the loop covers the same pairs."""
     return am.load(models.randomised(models.gemma2(sliding_window=64), dtype=dtype))
 
 
@@ -201,7 +201,7 @@ def test_scale_and_shift_leave_attention_as_it_was(name: str) -> None:
     place = found.heads.index((layer, head))
     c, offset = float(found.scale[layer, head]), found.offsets[place].float()
     if acts["pattern", layer].shape[1] != model.run(ids, points=["k"])["k", layer].shape[2]:
-        return  # a key of several query heads cannot have the scale of each
+        return  # a key shared by several query heads cannot have the scale of each
     edits = {
         (points, layer): lambda value: _with_head(value, head, value[:, :, head] * c),
         (key_points, layer): lambda value: _with_head(value, head, value[:, :, head] / c + offset),
@@ -259,7 +259,7 @@ def test_exact_distances_rank_keys_as_the_scores_do(name: str) -> None:
     assert float(measured.max()) < -1 + 1e-9
     assert float(found.attention_change.max()) < 1e-9
     assert found.vectors.dtype == torch.float64
-    # And apart from what the result says: against the scores that the model used.
+    # Independently of the result: against the scores that the model used.
     alone = [given] if name == "vit" else given
     for number, each in enumerate(alone):
         acts = model.run(each, points=["scores"])
@@ -272,7 +272,7 @@ def test_exact_distances_rank_keys_as_the_scores_do(name: str) -> None:
                 scores = acts["scores", layer][row, head].double().numpy()
                 for i in range(2, len(queries)):
                     seen = scores[i] > -1e30
-                    # Scores of float32 have ties and near ties.
+                    # Scores in float32 have ties and near ties.
                     distance = np.linalg.norm(queries[i] - keys[seen], axis=1) ** 2
                     assert (
                         pearsonr(distance, scores[i][seen]).statistic == pytest.approx(-1, abs=1e-5) or name == "gemma2"
@@ -507,7 +507,7 @@ def test_projections_have_seeds_and_two_of_them_place_near(name: str, monkeypatc
         placed = found.place_texts(model, given[0]).points[name][0]
         own = torch.cat((here[:48][found.text == 0], here[48:][found.text == 0]))
         assert float((placed - own).norm(dim=1).median()) < 0.3 * float(torch.pdist(here).median())
-    # Beyond the limit a sample is projected, and the rest placed.
+    # Beyond the limit, a sample is projected and the other points are placed.
     monkeypatch.setattr(pictures, "FITTED", 60)
     if name == "umap":
         many = am.joint_embedding(model, given, projection="umap", heads=[(1, 2)])
@@ -542,7 +542,7 @@ def test_search_against_a_loop() -> None:
 
 
 def test_semantic_heads_cluster_hits_and_positional_heads_do_not() -> None:
-    """Keys of token identity alone lie on one point; keys of position alone are spread as all are."""
+    """A token's keys coincide if they depend only on the token, and are as dispersed as all if only on position."""
     found = am.joint_embedding(hooked("gpt2"), texts(), heads=[(0, 0), (0, 1)], scale=1.0)
     labels = tuple("shell" if number % 3 == 0 else "other" for number in range(48))
     vectors = found.vectors.clone()
@@ -581,7 +581,7 @@ def test_a_planted_norm_disparity_is_found() -> None:
     assert found.anomalies[0][:3] == (1, 2, "norm disparity")
     before = am.joint_embedding(model, texts())
     assert found.anomalies[0].number == pytest.approx(40 * float(before.disparity[1, 2]), rel=1e-4)
-    # The grid follows the norms, so that the points are the same up to their size.
+    # The grid follows the norms, so the points are the same up to scale.
     assert float(found.correlation[1, 2]) == pytest.approx(float(before.correlation[1, 2]), abs=1e-3)
 
 
@@ -665,7 +665,7 @@ def test_constant_queries_have_no_c() -> None:
 
 
 def test_equal_norms_make_distance_and_product_one() -> None:
-    """With ‖q‖ and ‖k‖ constant and no shift, distance² is a line in the dot product for every c."""
+    """With constant ‖q‖ and ‖k‖ and no shift, distance² is linear in the dot product for every c."""
 
     def unit(value: Tensor) -> Tensor:
         return value / value.norm(dim=-1, keepdim=True)

@@ -1,4 +1,4 @@
-"""The selection of measured tokens and pairs, against loops."""
+"""The sampled tokens and pairs, against loops."""
 
 import models
 import pytest

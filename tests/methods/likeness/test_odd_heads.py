@@ -25,7 +25,7 @@ def texts(count: int = 7, length: int = 15, seed: int = 0) -> list[Tensor]:
 
 
 def far_by_hand(model: am.HookedModel, given: list[Tensor], beyond: int, layer: int, head: int) -> list[float]:
-    """Long-range mass and what uniform attention gives, with the first token and without."""
+    """Long-range mass and its uniform baseline, with and without the first token."""
     found: list[list[float]] = [[], [], [], []]
     for ids in given:
         pattern = model.run(ids, points=["pattern"])["pattern", layer][0, head]
@@ -97,7 +97,7 @@ def at_first(head: int, share: float) -> Callable[[Tensor], Tensor]:
 
 
 def test_planted_heads_are_found_and_ranked() -> None:
-    """A dead head, a sink and a head that sees one key of its own: the first that holds names the class."""
+    """A dead head, a sink and a head that attends to one key: a head gets the first class that applies."""
     model, given = models.demo(), documents(10)
 
     def own(pattern: Tensor) -> Tensor:
@@ -135,7 +135,7 @@ def test_few_texts_are_never_steady() -> None:
 
 
 def test_random_weights_have_unusual_heads_no_more_often_than_the_nominal_rate() -> None:
-    """On average over seeds at most about one model in twenty, and these are called steady more rarely still."""
+    """On average over seeds, at most about one model in twenty has an unusual head, and fewer have a steady one."""
     found, steady = 0, 0
     weights = models.fresh("llama")
     model = am.load(weights)

@@ -29,7 +29,7 @@ def copied(pattern: Tensor) -> Tensor:
 
 
 def idle() -> am.HookedModel:
-    """A model whose head 4 of layer 1 writes next to nothing, whatever it attends to."""
+    """A model in which head 4 of layer 1 writes almost nothing, whatever it attends to."""
     model = models.fresh("gpt2")
     with torch.no_grad():
         rows = model.transformer.h[1].attn.c_proj.weight
@@ -73,7 +73,7 @@ def test_costs_are_those_of_plain_passes() -> None:
             sum(loss(model, torch.tensor([ids]), [(1, head)]) for head in range(4)) / 4 - clean[ids] for ids in checking
         ]
         assert float(advice.control.mean()) == pytest.approx(sum(others) / len(others), abs=1e-5)
-        # Of the cluster, the head that costs least on the texts that form the advice.
+        # The head of the cluster that costs least on the texts that form the advice.
         formed = {
             head: sum(loss(model, torch.tensor([ids]), [(1, head)]) - clean[ids] for ids in forming)
             for head in (1, 2, 4)
@@ -90,7 +90,7 @@ def test_costs_are_those_of_plain_passes() -> None:
 
 
 def test_advice_that_attends_alike_but_matters_fails() -> None:
-    """Both heads attend alike, each writes what the loss needs: the advice is refuted by doing it."""
+    """Both heads attend alike, but the loss needs what each writes: following the advice refutes it."""
     advice = am.pruning_advice(models.demo(), documents(16), threshold=0.4, tolerance=1e-4, layers=[1], most=3)
     assert "fails" in advice.verdict or "undecided" in advice.verdict
     low, high = advice.simultaneous()
@@ -109,7 +109,7 @@ def test_no_text_is_in_both_halves() -> None:
     assert again == [forming, checking]
     other = rows_of(halves(model, doubled, seed=1)[0])
     assert set(other) != set(forming)
-    # The halves depend on the texts, not on their order.
+    # The halves depend only on the texts, not on their order.
     assert set(rows_of(halves(model, doubled[::-1])[0])) == set(forming)
     with pytest.raises(InputError, match=r"at least two different texts are needed, .*; got one"):
         halves(model, [given[0], given[0]])
@@ -122,7 +122,7 @@ def test_few_texts_have_no_interval_and_say_so() -> None:
 
 
 def test_heads_that_differ_are_not_advised(tmp_path: Path) -> None:
-    """Random heads that see content alone do not attend alike."""
+    """Random heads that see only content do not attend alike."""
     advice = am.pruning_advice(am.load(models.fresh("llama")), texts())
     assert advice.removed == () and advice.to_frame().empty
     assert "so no head is advised for removal" in advice.lead and advice.closest > 0.05

@@ -39,13 +39,13 @@ def texts(count: int = 7, length: int = 15, seed: int = 0) -> list[Tensor]:
 
 
 def apart(one: Tensor, other: Tensor) -> float:
-    """By scipy, in float64; a sink's share is one more key."""
+    """The divergence by scipy, in float64; a sink's share counts as one more key."""
     rows = [np.append(row.double().numpy(), max(0.0, 1 - float(row.double().sum()))) for row in (one, other)]
     return float(jensenshannon(*rows)) ** 2
 
 
 def by_hand(patterns: Sequence[dict[int, Tensor]], first: tuple[int, int], second: tuple[int, int]) -> float:
-    """The mean over the rows of all texts, but the first of each."""
+    """The mean over the rows of all texts, except the first of each."""
     found = [
         apart(text[first[0]][first[1], query], text[second[0]][second[1], query])
         for text in patterns
@@ -123,7 +123,7 @@ def copied(source: int, *copies: int) -> Callable[[Tensor], Tensor]:
 
 
 def test_copied_heads_are_one_cluster() -> None:
-    """Under hooks it measures what the model then does: three heads of layer 1 attend as its head 1 does."""
+    """Under hooks, the edited model is measured: three heads of layer 1 attend like its head 1."""
     model = hooked("gpt2")
     heads = model.stack("").n_heads
     with model.hooks({("pattern", 1): copied(1, 2, heads - 1)}):
@@ -147,7 +147,7 @@ def test_copied_heads_are_one_cluster() -> None:
 
 
 def looking_at(pattern: Tensor) -> Tensor:
-    """Head h looks at key h mod 2 alone; a row that sees no other key at the first."""
+    """Head h attends only to key h mod 2; a row that sees only one key attends to the first."""
     found = torch.zeros_like(pattern)
     for head in range(pattern.shape[1]):
         found[:, head, :, head % 2] = 1.0
@@ -201,7 +201,7 @@ def test_clusters_are_those_of_average_linkage() -> None:
 
 
 def test_random_weights_have_many_different_heads() -> None:
-    """Random heads that see content alone differ: each layer counts nearly all of its heads, none as a copy."""
+    """Random heads that see only content differ: nearly all count as effective, and none as a copy."""
     weights = models.fresh("llama")
     model = am.load(weights)
     for seed in range(3):
@@ -224,7 +224,7 @@ def same(one: am.results.Redundancy, other: am.results.Redundancy) -> None:
 
 
 def test_batches_shards_and_order_change_nothing(tmp_path: Path) -> None:
-    """With 5 sampled rows of each text, so that these must be the same ones."""
+    """With 5 sampled rows of each text, which must be the same in every run."""
     model, given = hooked("bloom"), texts(9)
     whole = am.redundancy(model, iter(given), rows=5)
     padded = torch.zeros(len(given), given[0].shape[1], dtype=torch.long)
@@ -234,7 +234,7 @@ def test_batches_shards_and_order_change_nothing(tmp_path: Path) -> None:
     same(whole, am.redundancy(model, {"input_ids": padded, "attention_mask": mask}, rows=5))
     parts = [am.redundancy(model, iter(given), rows=5, shard=(part, 3)) for part in range(3)]
     same(whole, parts[2].merged(parts[0], parts[1]))
-    # In another order, the replicates behind simultaneous intervals draw other texts.
+    # In a different order, the replicates for simultaneous intervals draw different texts.
     one, other = am.redundancy(model, given), am.redundancy(model, given[::-1])
     assert torch.allclose(one.divergence, other.divergence, atol=1e-6)
     assert torch.allclose(torch.stack(one.interval()), torch.stack(other.interval()), atol=1e-5)
@@ -273,7 +273,7 @@ def test_sampled_rows_depend_on_the_seed_and_are_rows_of_the_text() -> None:
     assert float(one.divergence[0, 1, 1, 2]) == pytest.approx(float(expected), abs=2e-6)
 
 
-# BERT counts its positions from padding on the left, so that its patterns are others there.
+# BERT counts positions from the padding on the left, so its patterns differ there.
 @pytest.mark.parametrize(
     ("name", "side"), [("llama", "left"), ("llama", "right"), ("bloom", "left"), ("bert", "right")]
 )
@@ -297,7 +297,7 @@ def test_intervals_are_those_over_texts() -> None:
 
 
 def test_intervals_between_layers_are_those_over_texts() -> None:
-    """Texts of different lengths, every row sampled: a ratio with its jackknife, in a loop."""
+    """Texts of different lengths with every row sampled: the ratio and its jackknife, by a loop."""
     model, given = hooked("bloom"), texts(7)
     alike, patterns = am.redundancy(model, given), patterns_of(model, given)
     for first, second in (((0, 1), (1, 2)), ((1, 0), (0, 2)), ((0, 1), (0, 2))):
@@ -323,7 +323,7 @@ def test_intervals_between_layers_are_those_over_texts() -> None:
 
 
 def test_simultaneous_intervals_hold_for_all_pairs_at_once() -> None:
-    """The family is every pair of heads, of any layers: the intervals are those of all pairs given together."""
+    """The family is every pair of heads in any layers: the intervals equal those of all pairs together."""
     alike = am.redundancy(hooked("bloom"), texts(8), rows=6)
     layers, heads = alike.divergence.shape[:2]
     state, above, below = alike.state, [], []
@@ -345,7 +345,7 @@ def test_simultaneous_intervals_hold_for_all_pairs_at_once() -> None:
 
 
 def test_sums_between_layers_stay_small(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Where memory allows for few groups of texts, texts share one; the means are the same, and shards merge."""
+    """If memory allows only few groups, texts share groups; the means are the same, and shards merge."""
     model, given = hooked("bloom"), [ids[:, : 5 + number % 7] for number in range(6) for ids in texts(7)]
     whole = am.redundancy(model, iter(given), rows=4)
     pairs = 3 * 3
@@ -451,7 +451,7 @@ def test_texts_of_one_token_compare_nothing() -> None:
 
 
 def test_rows_that_see_one_key_do_not_count() -> None:
-    """In a layer whose window is one token, every head sees that token alone."""
+    """In a layer with a window of one token, every head sees only that token."""
     model = am.load(models.randomised(models.gemma2(sliding_window=1)))
     alike = am.redundancy(model, texts())
     narrow, wide = (float(each) for each in alike.state["counts"].sum(dim=-1))

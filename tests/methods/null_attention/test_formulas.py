@@ -51,7 +51,7 @@ def test_both_indicators_make_the_verdict(mass: float, ratio: float, one: float,
     assert (verdict == "active") == (mass >= 0.3 and ratio >= 0.5 and max(low, -high) > 0.1)
     assert (verdict == "unused") == (mass >= 0.3 and ratio >= 0.5 and max(-low, high) <= 0.1)
     assert (verdict == "subtle") == (mass >= 0.3 and ratio < 0.5 and max(low, -high) > 0.1)
-    # A sign of the metric's own must not matter.
+    # The sign of the metric must not matter.
     assert verdict == verdict_of(mass, ratio, -high, -low, **BOUNDS)
 
 

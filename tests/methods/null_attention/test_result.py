@@ -38,7 +38,7 @@ COMMON, SOMETIMES, UNREAD = 5, 6, 13
 
 
 def feature(number: int) -> Tensor:
-    """One of the directions of the stream: of mean zero, so that layer norms only scale it."""
+    """A direction of the stream with mean zero, so that layer norms only scale it."""
     found = torch.zeros(HEADS * D_HEAD, dtype=F64)
     found[2 * number], found[2 * number + 1] = 0.5**0.5, -(0.5**0.5)
     return found
@@ -46,7 +46,7 @@ def feature(number: int) -> Tensor:
 
 @cache
 def built() -> Any:
-    """One layer of GPT-2 whose MLP does next to nothing; each stream is two features: the token, and whether first."""
+    """One layer of GPT-2 whose MLP does almost nothing; a stream has two features: the token, and being first."""
     width = HEADS * D_HEAD
     config = transformers.GPT2Config(
         vocab_size=TOKENS, n_positions=20, n_embd=width, n_layer=1, n_head=HEADS, bos_token_id=0, eos_token_id=0,
@@ -54,7 +54,7 @@ def built() -> Any:
     )  # fmt: skip
     model = transformers.GPT2LMHeadModel(config).to(F64).eval()
     first, later = feature(TOKENS), feature(TOKENS + 1)
-    normed = (width / 2) ** 0.5  # what layer norm makes of the length of a feature
+    normed = (width / 2) ** 0.5  # the length of a feature after layer norm
     reads = {
         NULL: later,
         ACTIVE: first + 0.2 * later,
@@ -90,7 +90,7 @@ def built() -> Any:
 
 
 def texts_of(count: int) -> list[Tensor]:
-    """Texts in which `COMMON` comes often, and `SOMETIMES` in every other text."""
+    """Texts in which `COMMON` is frequent, and `SOMETIMES` occurs in every other text."""
     generator = torch.Generator().manual_seed(0)
     found = []
     for number in range(count):
@@ -130,7 +130,7 @@ def test_the_numbers_of_heads_built_by_hand_are_those_they_were_built_with() -> 
     effect = {name: effects.effect[0] for name, effects in null.effects.items()}
     assert abs(float(effect["zero_value"][NULL])) < 1e-9
     assert float(effect["zero_value"][ACTIVE]) > 0.1
-    # With the mean of the others in its place, a fifth of what it writes is left.
+    # With the mean of the other values instead, a fifth of the head's write is left.
     assert 0.1 < float(effect["mean_value"][ACTIVE]) < float(effect["zero_value"][ACTIVE])
     assert float(effect["mean_value"][NULL]) < -0.05
     assert abs(float(effect["only_sink"][ACTIVE])) < 1e-3 < abs(float(effect["remove"][ACTIVE]))
@@ -141,7 +141,7 @@ def test_the_numbers_of_heads_built_by_hand_are_those_they_were_built_with() -> 
 
 def test_rows_that_attend_the_sink_write_less_where_heads_are_built_so() -> None:
     null = of_built()
-    # Nobody attends elsewhere but the head that avoids the sink, and that one never attends it.
+    # Only the head that avoids the sink attends elsewhere, and it never attends to the sink.
     assert null.update_elsewhere[0, AWAY] > 0
     assert null.update_at_sink[0, AWAY].isnan()
     assert null.update_at_sink[0, [NULL, ACTIVE]].tolist() == pytest.approx([0, 1 / 2**0.5], abs=1e-3)
@@ -169,12 +169,12 @@ def test_bounds_move_verdicts() -> None:
 # -- against loops and ablations on the raw model -----------------------------------------------------------------
 
 SPECIAL: Final = (0, 1, 2)
-"""The ids that the tests' tokenizer calls special."""
+"""The ids that the tests' tokenizer treats as special."""
 
 
 @dataclass
 class ByHand:
-    """What loops over raw patterns, values and weights give."""
+    """The same numbers by loops over raw patterns, values and weights."""
 
     facts: Tensor
     before: Tensor
@@ -183,7 +183,7 @@ class ByHand:
 
 @contextmanager
 def writing_z(plain: Any, layer: int, head: int, z: Tensor) -> Iterator[None]:
-    """The raw model with z of one head `[batch position d_head]` put in before its output projection."""
+    """The raw model with one head's z `[batch position d_head]` replaced before the output projection."""
     place = reference._place(plain)
     module = plain.get_submodule(place.block.format(layer) + place.out)
     width = z.shape[-1]
@@ -386,7 +386,7 @@ def test_texts_give_the_same_one_by_one_in_a_list_and_from_an_iterator() -> None
 
 
 def test_texts_of_many_lengths_keep_their_numbers() -> None:
-    """Batches are made by length; every text must still meet its own sink."""
+    """Texts are batched by length; each must still get its own sink."""
     model = models.hooked("llama")
     texts = [models.token_ids("llama", 1, length, seed=length) for length in (9, 3, 14, 5, 11)]
     whole = am.null_attention(model, texts, sink="most_attended", layers=[0])

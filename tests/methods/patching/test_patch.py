@@ -1,4 +1,4 @@
-"""Patching equals patching by hand on the raw transformers model, and restores the clean run where it must."""
+"""Patching equals patching by hand on the raw transformers model, and restores the clean run when it should."""
 
 from pathlib import Path
 from typing import Any
@@ -33,7 +33,7 @@ def pair(name: str) -> tuple[Tensor, Tensor]:
 
 
 def seen(plain: Any, ids: Tensor, at: str, layer: int) -> Tensor:
-    """What the raw model has at a point."""
+    """The raw model's value at a point."""
     kept: list[Tensor] = []
 
     def keep(value: Tensor) -> Tensor:
@@ -105,7 +105,7 @@ def test_each_position_equals_the_raw_model(family: str, at: str) -> None:
 
 
 def projected(plain: Any, name: str, ids: Tensor, point: str, layer: int, head: int) -> Tensor:
-    """What the raw model's projection gives a head, or kv head: q, k or v."""
+    """q, k or v of a head (or kv head), from the raw model's projection."""
     path, chosen = columns(name, point, head, plain)
     kept: list[Tensor] = []
     with torch.no_grad(), output_changed(plain, layer, path, lambda now: kept.append(now[..., chosen])):
@@ -193,7 +193,7 @@ def test_patterns_that_would_not_fit_are_refused(monkeypatch: pytest.MonkeyPatch
 
 
 def test_all_of_the_stream_of_layer_0_is_the_clean_run(family: str) -> None:
-    """Where the prompts differ at one token, its place in layer 0 is all that there is to patch."""
+    """If the prompts differ at one token, patching its position in layer 0 restores everything."""
     hooked = models.hooked(family)
     clean = models.token_ids(family)
     corrupted = clean.clone()

@@ -30,7 +30,7 @@ LAYERS: Final = 4
 
 @cache
 def both(family: str) -> tuple[am.HookedModel, Any]:
-    """attnmech's model of four layers, and transformers' own of the same weights."""
+    """attnmech's model of four layers, and transformers' model with the same weights."""
     hooked = am.load(models.randomised(MAKERS[family]()))
     return hooked, models.in_attention(models.randomised(MAKERS[family]()), "eager")
 
@@ -50,7 +50,7 @@ def prompts() -> tuple[Tensor, Tensor]:
 
 @cache
 def kept(family: str, of: int, what: str) -> list[Tensor]:
-    """z, or what the MLP returns, in every layer, for the clean prompts (0) or the corrupted ones (1)."""
+    """z, or the MLP's output, in every layer, for the clean (0) or the corrupted (1) prompts."""
     plain, ids = both(family)[1], prompts()[of]
     found: list[Tensor] = []
 
@@ -72,7 +72,7 @@ def kept(family: str, of: int, what: str) -> list[Tensor]:
 def by_hand(
     family: str, sender: tuple[int, int], receivers: list[tuple[int, int]], through: str, mlps: str = "recompute"
 ) -> Tensor:
-    """The logit differences, by the two passes of Wang et al.; for no receivers, those of the first."""
+    """The logit differences by the two passes of Wang et al.; without receivers, those of the first pass."""
     plain, clean = both(family)[1], prompts()[0]
     z, sent, mlp = kept(family, 0, "z"), kept(family, 1, "z"), kept(family, 0, "mlp")
     first, head = sender
@@ -209,7 +209,7 @@ def test_the_same_prompts_have_no_effect_and_a_later_sender_no_path() -> None:
 
 
 def test_prompts_of_several_lengths_and_small_batches() -> None:
-    """Pairs of other lengths, and a memory that splits them, give what each pair gives alone."""
+    """Pairs of different lengths, and a memory limit that splits them, give what each pair gives alone."""
     hooked = both("llama")[0]
     clean = [models.token_ids("llama", 1, length, seed=length)[0] for length in (9, 4, 6)]
     corrupted = [ids.roll(2) for ids in clean]

@@ -28,7 +28,7 @@ def inputs_of(name: str, side: str) -> dict[str, Tensor]:
 
 
 def dtype_of(name: str) -> torch.dtype:
-    """Single precision for families that transformers computes in float32 whatever is asked."""
+    """Single precision for families that transformers computes in float32 whatever the dtype."""
     return F32 if name in ("gpt_oss_yarn", "cohere", "llama4_text") else F64
 
 
@@ -127,7 +127,7 @@ def test_a_text_alone_is_split_as_it_is_beside_others(name: str, side: str) -> N
             shape = (3, model.n_layers, model.n_heads, 7, 7)
             value = together.terms[term].expand(shape)[text][..., here, :][..., here]
             single = alone.terms[term].expand(1, *value.shape)[0]
-            # transformers takes rotary angles in float32, from where the padding starts.
+            # transformers computes rotary angles in float32, from the start of the padding.
             close(single, value, 1e-11 if side == "right" else 3e-6)
 
 
@@ -150,7 +150,7 @@ def test_split_at_the_biases_it_is_the_native_ledger(name: str) -> None:
 
 
 def without(name: str, *parts: str) -> Any:
-    """A model whose projections of queries ("q") or keys ("k") see nothing of their input."""
+    """A model whose projections of queries ("q") or keys ("k") ignore their input."""
     model = models.fresh(name, F64)
     with torch.no_grad():
         for block in models.blocks_of(model):
@@ -180,7 +180,7 @@ def test_constant_queries_without_rotation_are_all_key_bias() -> None:
 
 
 def of_content() -> am.HookedModel:
-    """GPT-2 without positions, whose tokens have opposite embeddings two by two: queries and keys of mean 0."""
+    """GPT-2 without positions, in which tokens have pairwise opposite embeddings, so queries and keys have mean 0."""
     model = models.fresh("gpt2", F64)
     with torch.no_grad():
         model.transformer.wpe.weight.zero_()
@@ -201,7 +201,7 @@ def test_independent_content_is_content_once_its_own_text_is_taken_out() -> None
         for name, centre in (("inputs", "position"), ("out", means), ("in", left_in))
     }
     assert content["inputs"] >= 0.99 and content["out"] >= 0.99
-    # Of n texts, one of each mean is the text itself: (1 − 1/n)².
+    # One of n texts in each mean is the text itself: (1 − 1/n)².
     assert content["in"] == pytest.approx((1 - 1 / 60) ** 2, abs=0.01)
     assert content["in"] < content["out"] - 0.02
 

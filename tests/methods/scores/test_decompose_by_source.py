@@ -22,7 +22,7 @@ NAIVE = (
     "gpt2", "llama", "llama_bias", "bert", "bloom", "gemma2", "gpt_neox", "gpt_neox_serial", "qwen3", "qwen3_bias",
     "roberta", "opt", "gptj", "mpt3", "falcon_alibi_serial", "mistral",
 )  # fmt: skip
-"""One model of every place of norms, embeddings and biases."""
+"""One model for every arrangement of norms, embeddings and biases."""
 
 Parts = dict[str, Tensor]
 
@@ -64,7 +64,7 @@ def embeddings(model: Any, ids: Tensor, mask: Tensor) -> Parts:
 
 
 def layer_norm(part: Tensor, x: Tensor, gamma: Tensor, eps: float) -> Tensor:
-    """What a LayerNorm whose variance is that of x makes of a part of x, without its shift."""
+    """A LayerNorm applied to a part of x, with the variance of x and without the shift."""
     return (part - part.mean(-1, keepdim=True)) * gamma / (x.var(-1, unbiased=False, keepdim=True) + eps).sqrt()
 
 
@@ -87,7 +87,7 @@ def everywhere(value: Tensor, like: Tensor) -> Tensor:
 
 @torch.no_grad()
 def naive(name: str, dtype: torch.dtype, inputs: dict[str, Tensor]) -> list[Parts]:
-    """The parts of every layer's attn_in by writer, from raw weights and the model's MLPs."""
+    """The parts of each layer's attn_in by writer, from raw weights and the model's MLPs."""
     model, ids, mask = models.plain(name, dtype), inputs["input_ids"], inputs["attention_mask"]
     kind, state = reference.family(model), model.state_dict()
     parts = embeddings(model, ids, mask)
@@ -139,7 +139,7 @@ def naive(name: str, dtype: torch.dtype, inputs: dict[str, Tensor]) -> list[Part
 
 @torch.no_grad()
 def naive_vectors(name: str, dtype: torch.dtype, layer: int, head: int, parts: Parts) -> tuple[Parts, Parts]:
-    """What each writer puts into the queries and keys `[batch position d_head]` of a head, normalised and rotated."""
+    """Each writer's part of a head's queries and keys `[batch position d_head]`, normalised and rotated."""
     model, weights = models.plain(name, dtype), reference.layer_weights(models.plain(name, dtype), layer)
     kv = head // (len(weights.W_Q) // len(weights.W_K))
     x = total(parts)
@@ -166,7 +166,7 @@ def close(ours: Tensor, theirs: Tensor, tolerance: float) -> None:
 
 
 def tolerance_of(name: str, dtype: torch.dtype) -> float:
-    # In float64 an RMSNorm works in float32, so that the last bit of a stream decides over much more.
+    # In float64, an RMSNorm computes in float32, which amplifies a change in the last bit of the stream.
     rms = reference._place(models.plain(name, dtype)).norm_kind != "layer"
     return 2e-5 if dtype == F32 else 1e-6 if rms else 1e-10
 
@@ -241,7 +241,7 @@ def test_writers_give_the_same_one_at_a_time_and_together(name: str, monkeypatch
     for one, other in zip(alone.parts, together.parts, strict=True):
         assert one.sources == other.sources
         for field in ("query", "key", "mean_key"):
-            # Cells that a text does not have hold anything.
+            # Cells that a text lacks hold arbitrary numbers.
             there = (one.key_at >= 0)[..., None, None]
             close(getattr(other, field) * there, getattr(one, field) * there, 1e-12)
 
@@ -265,7 +265,7 @@ def test_a_head_that_writes_nothing_has_no_part_in_any_pair() -> None:
 
 
 def wired() -> Any:
-    """A Llama in which L1H3 asks with what the token wrote for what L0H1 wrote, and with nothing else."""
+    """A Llama in which the queries of L1H3 read only the token's embedding, and its keys only what L0H1 wrote."""
     model = models.fresh("llama")
     first, second = models.blocks_of(model)
     with torch.no_grad():
@@ -299,7 +299,7 @@ def test_a_wired_head_is_explained_by_its_wire() -> None:
         assert f"relative to the mean of the {query + 1} keys it sees" in line
         assert ": L0H1 (key) × token embedding (query) " in line
         beyond = float(expected[query, key] - expected[query, : query + 1].mean())
-        # All other terms are the same for all keys in this model without biases and positions of its own.
+        # All other terms are the same for all keys, since this model has no biases and no position term.
         said = signed(beyond, ".2f")
         assert f"score {said} relative to" in line and f"query_key gives {said}: " in line
         assert f"{said} (100\u00a0%), " in line and "61 other pairs" in line

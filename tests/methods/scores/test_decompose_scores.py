@@ -29,7 +29,7 @@ CASES = [
     if side == "right" or name in ("bloom", "bloom5", "llama", "llama_bias")
 ]
 FOLDED = [bool((place + place // 2) % 2) for place in range(len(CASES))]
-"""Whether the norm is folded: for each model once or twice, and on each side."""
+"""Whether the norm is folded in each case; values alternate over models and sides of padding."""
 
 
 def plain_run(name: str, dtype: torch.dtype, inputs: dict[str, Tensor]) -> Any:
@@ -56,17 +56,17 @@ def test_every_term_is_what_the_raw_weights_give(name: str, dtype: torch.dtype, 
     output, mask = plain_run(name, dtype, inputs), inputs["attention_mask"]
     pairs = reference.visible(model, mask) & mask.bool()[:, None, :, None]
     real = mask.bool()[:, None, :, None] & mask.bool()[:, None, None, :]
-    # transformers itself comes to NaN above that, where float64 rows see no key.
+    # transformers itself gives NaN above that in float64, for rows that see no key.
     layers = 2 if (dtype, side) == (F64, "left") else model.config.num_hidden_layers
     for layer in range(layers):
         x = reference.attention_input(model, layer, output.hidden_states[layer])
         expected = reference.terms(model, layer, x, mask, fold_norm)
         assert set(split.terms) == set(expected)
-        # In float64 transformers takes some softmaxes in float32, so that only layer 0 has inputs of full precision.
+        # In float64, transformers computes some softmaxes in float32, so only layer 0 has inputs of full precision.
         tolerance = 1e-5 if dtype == F32 else 1e-12 if layer == 0 else 1e-6
         for term, value in expected.items():
             ours = split.terms[term][:, layer].expand_as(value)
-            # ALiBi's slopes are made in float32 in any model.
+            # ALiBi's slopes are computed in float32 in every model.
             limit = max(tolerance, 1e-6) if term == "position" else tolerance
             keep = real.expand_as(value)
             close(ours[keep], value[keep], limit)
@@ -531,7 +531,7 @@ def test_a_hook_that_changes_the_scores_is_not_explained_away(name: str, point: 
 
 
 def strong_and_weak(name: str) -> Any:
-    """A model whose head 0 has scores in layer 1 that are thousands of times those of another head."""
+    """A model in which head 0 of layer 1 has scores thousands of times as large as another head's."""
     model = models.fresh(name)
     attention = models.blocks_of(model)[1]
     with torch.no_grad():
@@ -545,7 +545,7 @@ def strong_and_weak(name: str) -> Any:
         else:
             for projection in (attention.self_attn.q_proj, attention.self_attn.k_proj):
                 for value in (projection.weight, projection.bias):
-                    value[:6] *= 20  # at 50, the softmax turns the rounding of ties into other streams
+                    value[:6] *= 20  # at 50, the softmax amplifies the rounding of ties into different streams
                     value[6:12] *= 0.05
     return model
 

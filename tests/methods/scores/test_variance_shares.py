@@ -1,4 +1,4 @@
-"""Shares of variance against a loop over rows and keys; corpora, shards and journals end at the same numbers."""
+"""Shares of variance against a loop over rows and keys; corpora, shards and journals give the same numbers."""
 
 import math
 from pathlib import Path
@@ -81,7 +81,7 @@ def test_shares_are_those_of_the_definition(name: str, side: str) -> None:
     model, inputs = models.hooked(name, F64), models.padded("gptj", side)
     split = am.decompose_scores(model, inputs, centre="mean")
     texts = [(split, text) for text in range(3)]
-    # The first row of a text that sees later tokens counts in the decomposition, and by default not in results by row.
+    # In a bidirectional model, a text's first row counts in the decomposition, but by default not in results by row.
     whole = shares_by_hand(texts, first_row=True)
     for term, value in whole.items():
         np.testing.assert_allclose(split.variance_shares[term].numpy(), value, rtol=0, atol=1e-11)

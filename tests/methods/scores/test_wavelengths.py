@@ -1,4 +1,4 @@
-"""Scores by wavelength, position kernels and single dimensions, against planes written out."""
+"""Scores by wavelength, position kernels and single dimensions, against loops over planes."""
 
 import math
 from typing import Any
@@ -26,7 +26,7 @@ def dtype_of(name: str) -> torch.dtype:
 
 
 def planes_of(name: str, layer: int, d_head: int) -> list[tuple[int, int, float]]:
-    """The pairs of dimensions that turn together, each with its wavelength."""
+    """The pairs of dimensions that rotate together, each with its wavelength."""
     theta = 10_000.0 if name in ("llama", "gptj", "gpt_neox", "qwen3_bias", "gemma2") else centred.theta_of(name, layer)
     turned = {"gptj": 4, "gpt_neox": 2}.get(name, d_head)
     if (name, layer) == ("llama4_text", 3):

@@ -111,7 +111,7 @@ def test_a_head_that_attends_by_distance_alone_is_its_own_baseline(
 
 
 def test_each_head_is_fitted_as_if_it_were_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    """However soon others are close."""
+    """Each head is fitted as if alone, also if other heads converge sooner."""
     generator = torch.Generator().manual_seed(0)
     scores = 6 * torch.randn(2, 3, 31, 31, generator=generator, dtype=torch.float64)
     scores *= torch.tensor([[0.0, 0.2, 1.0], [0.5, 0.0, 2.0]], dtype=torch.float64)[..., None, None]
@@ -134,7 +134,7 @@ def test_each_head_is_fitted_as_if_it_were_alone(monkeypatch: pytest.MonkeyPatch
 
 
 def test_alibi_without_content_is_explained_by_distance() -> None:
-    """BLOOM whose queries and keys are 0: its slopes alone, so that nothing is above the baseline."""
+    """BLOOM with queries and keys of 0: only its slopes act, so nothing exceeds the baseline."""
     raw = models.fresh("bloom", torch.float64)
     for name, parameter in raw.named_parameters():
         if "query_key_value" in name:
@@ -253,12 +253,12 @@ def test_where_segments_begin(tokens: list[str], kind: str, expected: list[int])
 
 
 def test_relations_across_sentences_stand_above_the_baseline() -> None:
-    """Some head of the demo model looks back to the sentence that holds what a word refers to, beyond distance."""
+    """Some head of the demo model attends to the sentence that holds a word's referent more than distance explains."""
     model = models.demo()
 
     @cache
     def of_text(text: str) -> tuple[Tensor, Tensor]:
-        """Where its segments end, and the mass above the expected one."""
+        """The ends of its segments, and the mass above its baseline."""
         found = am.segment_attention(model, text, first=False)
         sizes = torch.tensor([len(each.removeprefix("<s>")) for each in found.segments()]).cumsum(0)
         return sizes, found.mass() - found.expected()

@@ -1,4 +1,4 @@
-"""Numbers checkpoint by checkpoint are those of each checkpoint alone."""
+"""The numbers of a trajectory equal those of each checkpoint alone."""
 
 import gc
 import weakref
@@ -84,7 +84,7 @@ def test_an_iterator_holds_one_model_at_a_time() -> None:
 
 
 def test_a_column_that_the_first_step_lacks_is_kept() -> None:
-    """The first checkpoint is measured on a text without repetition, the other with: NaN at first, numbers then."""
+    """The first checkpoint is measured without repetition, the second with: first NaN, then numbers."""
     ids = iter([torch.arange(3, 12)[None], torch.arange(3, 12).repeat(2)[None]])
     run = am.trajectory([models.fresh("bloom"), models.fresh("bloom")], lambda model: am.head_types(model, next(ids)))
     assert bool(run.of("induction")[0].isnan().all()) and bool(run.of("induction")[1].isfinite().all())

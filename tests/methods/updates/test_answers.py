@@ -1,4 +1,4 @@
-"""What each head writes towards an answer's logit, against the final norm and the unembedding written out."""
+"""What each head writes towards an answer's logit, against a written-out final norm and unembedding."""
 
 import warnings
 from itertools import cycle
@@ -74,7 +74,7 @@ def test_each_heads_part_of_a_logit(name: str) -> None:
 
 @pytest.mark.core
 def test_all_parts_of_the_stream_make_the_logit() -> None:
-    """Heads, biases, MLPs and the first stream: their parts add up to the logit less what the norm's shift adds."""
+    """The parts of heads, biases, MLPs and the first stream sum to the logit minus the part of the norm's shift."""
     hooked, inputs = models.hooked("bloom", torch.float64), {"input_ids": models.token_ids("bloom", 2, 6)}
     answers = torch.tensor([4, 9])
     updates = am.residual_updates(hooked, inputs, answers=answers)
@@ -203,7 +203,7 @@ def test_a_head_that_somebody_has_changed_is_refused() -> None:
     ],
 )
 def test_the_head_written_out_is_the_models(name: str, dtype: torch.dtype) -> None:
-    """From the weights alone, within what rounding explains; a small share of some logits would be outside."""
+    """Logits computed from the weights agree within rounding; an error of a small share of some logits would not."""
     share = {torch.bfloat16: 0.3, torch.float16: 0.03}.get(dtype, 1e-4)
     hooked = am.load(models.fresh(name), dtype=dtype)
     acts = hooked.run(models.token_ids(name), points=["resid_post", "logits"])

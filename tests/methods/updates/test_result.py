@@ -26,14 +26,14 @@ F32, F64 = torch.float32, torch.float64
 
 @dataclass(frozen=True)
 class Place:
-    """Where a family's block has what it adds to the stream, under transformers' names."""
+    """The modules of a family's block that write to the stream, under transformers' names."""
 
     attn_out: str
     mlp_out: str
     before_mlp: str
-    """The module that is given the stream that the MLP adds to; empty for the block itself."""
+    """The module that receives the stream to which the MLP adds; empty for the block itself."""
     gives: bool = False
-    """Whether that stream is what the module puts out (post-norm), and not what it is given."""
+    """Whether that stream is the module's output (post-norm) instead of its input."""
 
 
 _LLAMA: Final = Place("self_attn.o_proj", "mlp", "post_attention_layernorm")
@@ -68,11 +68,11 @@ PLACES: Final = {
     "decoder": Place("layer.0.SelfAttention.o", "layer.2.DenseReluDense", "layer.2.layer_norm"),
     "cross": Place("layer.1.EncDecAttention.o", "", "layer.1.layer_norm"),
 }
-"""By the names of `models`, T5 by stack, and a Gemma 2 whose output projection has a bias in front of the norm."""
+"""The names in `models`, T5 by stack, and a Gemma 2 whose output projection has a bias before the norm."""
 
 T5: Final = ("encoder", "decoder", "cross")
 WINDOWED: Final = ("mistral", "gemma2", "gemma2_bias")
-"""Where rows of padding see padding alone; there, in float64, transformers' eager attention gives NaN."""
+"""Models in which rows of padding see only padding; in float64, transformers' eager attention gives NaN there."""
 
 CASES: Final = [
     *((name, "left" if place % 2 and name not in T5 else "right", F32) for place, name in enumerate(PLACES)),
@@ -97,7 +97,7 @@ class Truth:
     """True at real queries."""
     key_mask: Tensor
     scale: Tensor
-    """By what the norm after attention multiplies `[batch query d_model]`; ones where there is none."""
+    """The factor of the norm after attention `[batch query d_model]`; ones without a norm."""
     attn_out: Tensor
     mlp_out: Tensor | None
     before_mlp: Tensor
@@ -114,14 +114,14 @@ class Truth:
         return torch.stack([self.pattern[b, h, i, j] * self.written(b, h, i, j) for j in range(keys)]).sum(0)
 
     def bias(self, b: int, i: int) -> Tensor:
-        """What the output projection's bias comes to at row i."""
+        """The contribution of the output projection's bias at row i."""
         b_O = self.weights.b_O
         return torch.zeros_like(self.x[b, i]) if b_O is None else b_O.double() * self.scale[b, i]
 
 
 @contextmanager
 def watched(modules: dict[str, nn.Module]) -> Iterator[dict[str, tuple[Tensor, Tensor]]]:
-    """What modules of a plain model are given and put out during the block, by name."""
+    """The inputs and outputs of a plain model's modules during the block, by name."""
     found: dict[str, tuple[Tensor, Tensor]] = {}
     given: dict[str, Tensor] = {}
 
@@ -133,7 +133,7 @@ def watched(modules: dict[str, nn.Module]) -> Iterator[dict[str, tuple[Tensor, T
 
     def after(name: str) -> Any:
         def hook(module: nn.Module, args: Any, output: Any) -> None:
-            # A copy: Falcon adds to it in place.
+            # A copy, because Falcon adds to it in place.
             first = output if isinstance(output, Tensor) else output[0]
             found[name] = given[name], first.detach().clone().double()
 
@@ -173,7 +173,7 @@ def hooked(name: str, dtype: torch.dtype) -> am.HookedModel:
 
 
 def given_to(name: str, side: str = "right") -> dict[str, Tensor]:
-    """Texts of 11, 9 and 7 tokens, or all of 11 where no side is padded; T5's decoder has 6 of its own."""
+    """Texts of 11, 9 and 7 tokens, or all of 11 without padding; T5's decoder has 6."""
     known = "t5" if name in T5 else name.removesuffix("_bias")
     inputs = models.padded(known, side or "right", batch=3, length=11)
     if not side:
@@ -310,7 +310,7 @@ def measured(name: str, side: str = "right", dtype: torch.dtype = F32, **options
 
 
 def require_close(found: Tensor, wanted: Tensor, close: float, what: Any) -> None:
-    """Equal to a share of the largest, and NaN in the same places."""
+    """Asserts equality up to a share of the largest value, with NaN in the same places."""
     assert found.shape == wanted.shape, what
     assert torch.equal(found.isnan(), wanted.isnan()), what
     size = float(wanted.nan_to_num().abs().max())
@@ -319,7 +319,7 @@ def require_close(found: Tensor, wanted: Tensor, close: float, what: Any) -> Non
 
 
 def precision(dtype: torch.dtype) -> float:
-    # In float64, too, transformers takes the softmax and the variance of RMS norms in float32.
+    # Even in float64, transformers computes the softmax and the variance of RMS norms in float32.
     return 1e-5 if dtype == F32 else 1e-6
 
 
@@ -337,7 +337,7 @@ def test_every_row_is_that_of_a_loop(name: str, side: str, dtype: torch.dtype) -
 @pytest.mark.core
 @pytest.mark.parametrize("name", PLACES)
 def test_heads_and_bias_are_what_attention_adds(name: str) -> None:
-    """Σ_h u + u_bias = attn_out: for the loops, and along the stream for what is measured."""
+    """Σ_h u + u_bias = attn_out, for the loops and, along the stream, for the measured values."""
     updates = measured(name)
     along, blocks = updates.by_row("along"), updates.blocks
     whole = blocks.by_row("attn_magnitude") * blocks.by_row("attn_orientation")
@@ -354,7 +354,7 @@ def test_heads_and_bias_are_what_attention_adds(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["gpt2", "gemma2", "bert", "opt_post", "falcon_new", "gpt_neox", "decoder"])
 def test_the_loops_take_the_stream_that_the_mlp_adds_to(name: str) -> None:
-    """Of the tests themselves: stream, attention and MLP come to the stream of the next block."""
+    """A check of the tests: stream, attention and MLP add up to the stream of the next block."""
     layers = truths(name)
     for now, after in pairwise(layers):
         assert now.mlp_out is not None
@@ -372,7 +372,7 @@ def test_the_loops_take_the_stream_that_the_mlp_adds_to(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["gpt2", "bert", "llama", "gemma2"])
 def test_what_a_norm_after_attention_and_other_streams_would_change(name: str) -> None:
-    """The traps are wide enough to be seen: other choices give other numbers."""
+    """A check of the tests: wrong choices would give clearly different numbers."""
     first, second = truths(name)[:2]
     assert float((first.x - second.x)[first.mask].abs().max()) > 0.1
     scales = first.scale[first.mask]
@@ -385,7 +385,7 @@ def test_what_a_norm_after_attention_and_other_streams_would_change(name: str) -
 
 
 def mean_over(values: Tensor, rows: Tensor) -> Tensor:
-    """The mean of `[layer head batch query]` over the rows chosen, in a loop; NaN where nothing is."""
+    """The mean of `[layer head batch query]` over the selected rows, by a loop; NaN without rows."""
     found = torch.full(values.shape[:2], math.nan, dtype=F64)
     for layer in range(values.shape[0]):
         for head in range(values.shape[1]):
@@ -487,7 +487,7 @@ def test_special_tokens_are_rows_that_may_be_left_out(words: am.HookedModel) -> 
 
 
 def small_batches(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Makes a corpus go through in batches of at most 14 tokens; the list fills with how many documents each has."""
+    """Limits batches of a corpus to 14 tokens; the list records the number of documents in each."""
     sizes: list[int] = []
     cut = partial(stream.batches, tokens_per_batch=14, window=3)
 
@@ -563,7 +563,7 @@ def test_few_texts_have_no_interval(words: am.HookedModel) -> None:
 
 
 def test_intervals_are_as_wide_as_the_texts_differ() -> None:
-    """Texts of one length: the mean's standard error is that of the texts' means."""
+    """For texts of one length, the standard error is that of the texts' means."""
     ids = models.token_ids("gpt2", batch=80, length=6, seed=4)
     updates = am.residual_updates(hooked("gpt2", F32), ids)
     for statistic in ("magnitude", "orientation", "target_magnitude"):
@@ -589,7 +589,7 @@ def test_intervals_are_as_wide_as_the_texts_differ() -> None:
 
 
 def test_a_head_that_looks_at_a_first_token_without_value_writes_nothing() -> None:
-    """Figure 10's claim, made by hand: head 1 of a GPT-2 attends position 0 alone, whose value there is zero."""
+    """Figure 10's claim, planted: head 1 of a GPT-2 attends only to position 0, where its value is zero."""
     model = models.randomised(models.gpt2(heads=3, d_head=8, layers=1), dtype=F64)
     ids, d, width = torch.tensor([[1, 7, 30, 11, 46, 25, 9]]), 8, 24
     with torch.no_grad():
@@ -616,7 +616,7 @@ def edited(name: str, hooks: dict[Any, Any], ids: Tensor, dtype: torch.dtype = F
 
 
 def test_a_value_of_nothing_has_no_direction() -> None:
-    """Nothing is written: magnitude 0 counts, an orientation does not exist, on either side."""
+    """Nothing is written: the magnitude is 0 and counts, the orientation is undefined, on both sides."""
     ids = models.token_ids("gpt2", batch=2, length=8)
     updates = edited("gpt2", {("v", 1): torch.zeros_like}, ids)
     for statistic in ("magnitude", "across", "along", "target_magnitude"):
@@ -628,7 +628,7 @@ def test_a_value_of_nothing_has_no_direction() -> None:
 
 @pytest.mark.parametrize("at", [0, 3])
 def test_a_stream_of_nothing_measures_nothing(at: int) -> None:
-    """An embedding of zeros (a padding token's): there is nothing to compare with, for the row nor for its key."""
+    """An embedding of zeros (a padding token's) leaves nothing to compare with, for the row and for its key."""
 
     def zero(x: Tensor) -> Tensor:
         x[:, at] = 0

@@ -19,7 +19,7 @@ F32, F64 = torch.float32, torch.float64
 STACKS = ("encoder", "decoder", "cross")
 WINDOWS = (4, 8)
 SOURCE, TARGET = 21, 7
-"""Neither is a multiple of a window."""
+"""Neither length is a multiple of a window."""
 
 
 def inputs() -> dict[str, Tensor]:
@@ -92,7 +92,7 @@ def test_logits_and_streams_are_transformers(dtype: torch.dtype, chosen: bool) -
 
 @pytest.mark.parametrize("layer", [0, 1])
 def test_patterns_of_the_encoder_are_transformers_bands_and_rows(layer: int) -> None:
-    """Cell by cell: a local row's global columns, then its window; a global token's row."""
+    """transformers' bands, cell by cell: a local row's global columns, then its window; a global token's row."""
     window, ours = WINDOWS[layer], acts()["encoder.pattern", layer]
     band, rows = theirs().encoder_attentions[layer], theirs().encoder_global_attentions[layer]
     for text in range(3):
@@ -155,7 +155,7 @@ def test_a_sweep_over_the_decoder_s_heads() -> None:
 
 @pytest.mark.parametrize("layer", [0, 1])
 def test_terms_pattern_and_z_of_the_encoder_by_hand(layer: int) -> None:
-    """Row by row, from the stream and the raw weights of either projection."""
+    """Pattern and z row by row, from the stream and the raw weights of the two sets of projections."""
     module = models.plain("led", F64).led.encoder.layers[layer].self_attn.longformer_self_attn
     x, scale = acts()["encoder.resid_pre", layer], 8**-0.5
     split = am.decompose_scores(models.hooked("led", F64), inputs(), stack="encoder", layers=[layer])
@@ -258,7 +258,7 @@ def test_certificate_finds_ignored_global_tokens(monkeypatch: pytest.MonkeyPatch
 
 
 def wrong(stack: str, **changes: Any) -> set[str]:
-    """The failed checks of the model if a stack is said to be built otherwise."""
+    """The failed checks of the model if a stack is described incorrectly."""
     raw = models.fresh("led")
     plans = [each.architecture for each in am.load(raw).stacks.values()]
     plans = [replace(plan, **changes) if plan.stack == stack else plan for plan in plans]

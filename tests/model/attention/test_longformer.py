@@ -1,4 +1,4 @@
-"""Longformer: windows that differ by layer, global tokens with projections of their own, against transformers."""
+"""Longformer: windows that differ by layer, and global tokens with separate projections, against transformers."""
 
 from functools import cache
 from typing import Any
@@ -21,7 +21,7 @@ from attnmech.runs.reducer import Run
 F32, F64 = torch.float32, torch.float64
 WINDOWS = (4, 8, 4)
 LENGTH = 29
-"""No multiple of a window."""
+"""Not a multiple of a window."""
 
 
 def inputs(*, chosen: bool = True) -> dict[str, Tensor]:
@@ -60,7 +60,7 @@ def is_global() -> Tensor:
 
 
 def visible(window: int, chosen: bool = True) -> Tensor:
-    """Which key each row sees, cell by cell."""
+    """The keys that each row sees, cell by cell."""
     found = torch.zeros(3, LENGTH, LENGTH, dtype=torch.bool)
     for text in range(3):
         for i in range(LENGTH):
@@ -102,7 +102,7 @@ def test_logits_and_streams_are_transformers(dtype: torch.dtype, chosen: bool) -
 
 @pytest.mark.parametrize("layer", [0, 1, 2])
 def test_patterns_are_transformers_bands_and_rows(layer: int) -> None:
-    """Cell by cell: a local row's global columns, then its window; a global token's row."""
+    """transformers' bands, cell by cell: a local row's global columns, then its window; a global token's row."""
     theirs, window = plain_output(F64, True), WINDOWS[layer]
     ours = acts(F64)["pattern", layer]
     band, rows = theirs.attentions[layer], theirs.global_attentions[layer]
@@ -210,7 +210,7 @@ def test_certificate_finds_ignored_global_tokens(monkeypatch: pytest.MonkeyPatch
 
 
 class Filled(am.Reducer):
-    """What reducers see of scores, pattern and the highest key, row by row over all keys."""
+    """The scores, pattern and highest key that reducers see, row by row over all keys."""
 
     def start(self, run: Run) -> dict[str, Tensor]:
         """Nothing yet."""
@@ -269,7 +269,7 @@ def test_keys_that_are_left_out_change_nothing(name: str, monkeypatch: pytest.Mo
 
 
 def test_local_and_global_mass() -> None:
-    """Against sums over transformers' bands: the first columns are global keys, the others the window."""
+    """Masses against sums over transformers' bands: the first columns are global keys, the others the window."""
     mass = am.global_attention(models.hooked("longformer", F64), inputs())
     for layer in range(3):
         band = plain_output(F64, True).attentions[layer]

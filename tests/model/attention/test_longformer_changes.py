@@ -24,7 +24,7 @@ HEADED: Final = list(product(range(LAYERS), range(HEADS)))
 ANSWERS, AGAINST = torch.tensor([5, 9]), torch.tensor([7, 4])
 JUDGED: Final[dict[str, Any]] = {"answers": ANSWERS, "against": AGAINST}
 CLOSE: Final[dict[str, Any]] = {"rtol": 1e-5, "atol": 1e-6}
-"""transformers' Longformer takes its softmax in float32."""
+"""transformers' Longformer computes its softmax in float32."""
 
 
 def inputs(seed: int = 3, globals_of_second: tuple[int, ...] = (5, 6)) -> dict[str, Tensor]:
@@ -66,13 +66,13 @@ def _clean() -> Tensor:
 
 
 def differences(found: Tensor) -> Tensor:
-    """At each text's last token."""
+    """The metric at each text's last token."""
     last = torch.stack([row[length - 1 : length] for row, length in zip(found, LENGTHS, strict=True)])
     return logit_differences(last, ANSWERS, AGAINST)
 
 
 def z_of(given: dict[str, Tensor], layer: int) -> Tensor:
-    """z of the texts' own length, as transformers' output projection is given it."""
+    """z at the texts' own length, as transformers' output projection receives it."""
     kept: list[Tensor] = []
     with z_changed(plain(), layer, lambda z: (kept.append(z.clone()), z)[1]):
         logits(given)
@@ -81,7 +81,7 @@ def z_of(given: dict[str, Tensor], layer: int) -> Tensor:
 
 @contextmanager
 def z_put(layer: int, head: int, z: Tensor) -> Iterator[None]:
-    """One head's z `[batch position d_head]` put into the plain model."""
+    """The plain model with one head's z `[batch position d_head]` replaced."""
 
     def change(now: Tensor) -> Tensor:
         now[:, :LENGTH, head] = z
@@ -123,7 +123,7 @@ class ByHand:
         return "_global" if self.chosen[text, i] else ""
 
     def pattern(self, head: int, seen: Tensor | None = None, added: Callable[..., Any] = lambda *_: 0.0) -> Tensor:
-        """`[text row key]`, of the keys that `seen` leaves, with something added to each row's scores."""
+        """The pattern `[text row key]` over the keys in `seen`, with a term added to each row's scores."""
         seen = self.seen if seen is None else seen
         found = torch.zeros(2, LENGTH, LENGTH, dtype=F64)
         for text, i in self.real.nonzero().tolist():
@@ -169,7 +169,7 @@ def test_zeroing_and_resampling_each_head() -> None:
         theirs = z_of(donors, layer)[:, :, head]
         mean = theirs.mean(dim=(0, 1))
         torch.testing.assert_close(means.after[layer, head], kl(after(layer, head, mean.expand(2, LENGTH, 7))), **CLOSE)
-        # Each text's donor is one of two texts.
+        # Each text's donor is one of the two other texts.
         either = torch.stack(
             [kl(after(layer, head, theirs[[donor, donor]])) - drawn.after[layer, head] for donor in (0, 1)]
         )
@@ -340,7 +340,7 @@ def test_patching_the_stream() -> None:
 
 @pytest.mark.parametrize("through", ["q", "k", "v"])
 def test_paths_to_a_head(through: str) -> None:
-    """By the two passes of Wang et al., with hooks on both projections of the receiver."""
+    """Path patching by the two passes of Wang et al., with hooks on both projections of the receiver."""
     sender, (layer, head) = (0, 1), (2, 2)
     found = am.path_patch(hooked(), inputs(), corrupted(), [(layer, head)], through, senders=[sender], **JUDGED)
     name, chosen = {"q": "query", "k": "key", "v": "value"}[through], slice(7 * head, 7 * head + 7)

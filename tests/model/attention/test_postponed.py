@@ -65,7 +65,7 @@ def by_where(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 
 
 class Attention(nn.Module):
-    """Attention with q, k and v handed to it, by one of the ways above."""
+    """Attention on q, k and v, written in one of the ways above."""
 
     def __init__(self, way: Way) -> None:
         super().__init__()
@@ -83,7 +83,7 @@ def qkv() -> tuple[Tensor, Tensor, Tensor]:
 
 
 def taken(way: Way) -> tuple[Tensor, dict[str, Any]]:
-    """What a module returns whose attention is written out here, and what it handed to it."""
+    """The output of a module with written-out attention, and the arguments of that attention."""
     given: dict[str, Any] = {}
 
     def attention(
@@ -201,7 +201,7 @@ def test_a_postponed_product_has_a_shape_and_no_memory() -> None:
 
 
 class _Largest(TorchDispatchMode):
-    """The number of entries of the largest tensor that is made."""
+    """Measures the number of entries of the largest tensor that is made."""
 
     found = 0
 

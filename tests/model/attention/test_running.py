@@ -132,7 +132,7 @@ VALUES = {
 
 
 def changing_values(model: am.HookedModel, name: str, *, in_place: bool) -> None:
-    """What layer 1 attends with is no longer, from position 9 on, the v that its projection returned."""
+    """From position 9 on, layer 1 no longer attends with the v that its projection returned."""
 
     def change(module: nn.Module, args: object, output: torch.Tensor) -> torch.Tensor:
         changed = output if in_place else output.clone()
@@ -205,7 +205,7 @@ def test_infinite_numbers_are_called_so() -> None:
 def test_edits_are_no_faults(name: str) -> None:
     model = hooked(name)
     ids = token_ids(name)
-    model.run(ids)  # the first pass finds out what the model changes in place (Falcon's MLP)
+    model.run(ids)  # the first pass detects which tensors the model changes in place (Falcon's MLP)
     for point, about in model.points.items():
         if about.absent is None and "position" in about.shape and point != "logits":
             with model.hooks({point: lambda value: value * 1.25}):

@@ -31,7 +31,7 @@ def test_sinks_come_back_from_a_file(tmp_path: object) -> None:
 
 
 def test_rows_of_padding_on_the_left_see_a_sink_alone() -> None:
-    """No key gets anything there, and no statistic is NaN for it: each text gets what it gets alone."""
+    """Rows without attention to any key make no statistic NaN: each text gives the same as alone."""
     model, ids = models.hooked("gpt_oss"), models.token_ids("gpt_oss", 1)
     padded = torch.cat([torch.zeros(1, 3, dtype=ids.dtype), ids], dim=1)
     mask = torch.cat([torch.zeros(1, 3, dtype=torch.long), torch.ones_like(ids)], dim=1)

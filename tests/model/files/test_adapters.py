@@ -1,4 +1,4 @@
-"""Adapters: a model with one is read as the weights that it computes with, and keeps the adapter itself."""
+"""Adapters: a model is read with the weights that it computes with, and keeps its adapter."""
 
 import copy
 import json
@@ -167,7 +167,7 @@ def test_an_adapter_that_does_more_than_its_weights_is_refused(monkeypatch: pyte
 
 
 def saved(tmp_path: Path, config: Any, **changes: Any) -> tuple[Path, Any]:
-    """A folder with an adapter, of a base in another folder; and the model."""
+    """A folder with an adapter for a base in another folder, and the adapted model."""
     base, folder = tmp_path / "base", tmp_path / "adapter"
     models.fresh("llama").save_pretrained(base)
     source = adapted(config)

@@ -55,5 +55,5 @@ def test_loading_and_calls_in_inference_mode() -> None:
     assert torch.equal(run["pattern"], plain.run(IDS, points=["pattern"])["pattern"])
     assert torch.equal(focus.mean("entropy"), am.attention_focus(plain, IDS).mean("entropy"))
     assert torch.allclose(effects, am.ablate_heads(plain, [IDS, IDS + 1], metric="loss").effect)
-    # A model made in inference mode has weights that torch counts no changes of.
+    # torch does not count changes of weights that were made in inference mode.
     assert torch.equal(model.run(IDS, points=["z"])["z"], plain.run(IDS, points=["z"])["z"])

@@ -1,6 +1,6 @@
-"""GGUF files: the weights that are stored in them, the cached copy, and files that cannot be used.
+"""GGUF files: their weights, the cached copy, and unusable files.
 
-The files are written here as llama.cpp writes them, so that what they hold is known.
+The tests write the files as llama.cpp does, so that their contents are known.
 """
 
 import itertools
@@ -42,7 +42,7 @@ def llama() -> Any:
 
 
 def rotated(weight: np.ndarray, heads: int) -> np.ndarray:
-    """Rows of a query or key matrix in llama.cpp's order: pairs that rotate together stand side by side."""
+    """Rows of a query or key matrix in llama.cpp's order: dimensions that rotate together are adjacent."""
     halves = weight.reshape(heads, 2, D_HEAD // 2, -1)
     return np.stack([halves[:, 0], halves[:, 1]], axis=2).reshape(weight.shape)
 
@@ -115,7 +115,7 @@ def file(tmp_path: Path) -> Path:
 
 
 def made(copies: Path) -> list[Path]:
-    """The copies, and whatever else was left beside them."""
+    """The cached copies, and any other files beside them."""
     return [path for path in copies.iterdir() if path.name != "lock"] if copies.exists() else []
 
 
@@ -200,7 +200,7 @@ def test_a_folder_whose_name_ends_in_gguf_is_a_folder(tmp_path: Path) -> None:
 
 @pytest.fixture
 def reads(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The GGUF files that transformers was asked to read."""
+    """The GGUF files that transformers reads."""
     seen: list[str] = []
     original = AutoModelForCausalLM.from_pretrained
 
@@ -316,7 +316,7 @@ def test_a_file_that_is_cut_off(file: Path, copies: Path, left: int) -> None:
 
 
 def patched(file: Path, key: str, number: int, *, after: int = 4, size: int = 4) -> Path:
-    """The file with another number among its metadata: so many bytes after a key, whose type takes four."""
+    """The file with a changed number in its metadata, at an offset from a key, after the four bytes of its type."""
     data = bytearray(file.read_bytes())
     place = data.index(key.encode()) + len(key) + after
     data[place : place + size] = number.to_bytes(size, "little")

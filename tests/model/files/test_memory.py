@@ -17,7 +17,7 @@ RAN_OUT = "CUDA out of memory. Tried to allocate 2.00 GiB."
 
 
 class Limited:
-    """Fails at one of the calls of a module, counted over all of its copies."""
+    """A module that fails at one of its calls, counted over all copies."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, kind: type[nn.Module], fails_at: float) -> None:
         self.calls, forward = 0, kind.forward

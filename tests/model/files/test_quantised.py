@@ -1,4 +1,4 @@
-"""Quantised models are read as they compute: by a projection of the tests' own, and by each package that is there."""
+"""Quantised models are read as they compute, for a projection written here and for each installed package."""
 
 import copy
 from collections.abc import Callable
@@ -39,7 +39,7 @@ class Codes(nn.Module):
 
 
 class RoundedInputs(Codes):
-    """The same of inputs that are rounded to 8 bits."""
+    """The same, with inputs rounded to 8 bits."""
 
     def forward(self, x: Tensor) -> Tensor:
         unit = x.abs().amax(dim=-1, keepdim=True).clamp_min(1e-9) / 127
@@ -47,14 +47,14 @@ class RoundedInputs(Codes):
 
 
 class Hidden(Codes):
-    """The same with outputs that nobody can read."""
+    """The same, with unreadable outputs."""
 
     def forward(self, x: Tensor) -> Any:
         return super().forward(x), None
 
 
 def quantised(raw: Any, kind: Callable[[nn.Linear], nn.Module] = Codes) -> Any:
-    """The model with other projections in its blocks."""
+    """The model with its blocks' projections replaced."""
     for path, part in list(raw.base_model.named_modules()):
         if type(part) is nn.Linear:
             raw.base_model.set_submodule(path, kind(part))
@@ -62,7 +62,7 @@ def quantised(raw: Any, kind: Callable[[nn.Linear], nn.Module] = Codes) -> Any:
 
 
 def dequantised(raw: Any) -> Any:
-    """The model with the same numbers in plain projections."""
+    """The model with the same weights in plain projections."""
     for path, part in list(raw.named_modules()):
         if isinstance(part, Codes):
             plain = nn.Linear(part.in_features, part.out_features, bias=part.bias is not None)

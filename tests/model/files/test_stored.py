@@ -87,7 +87,7 @@ def test_an_index_that_is_wrong_is_refused(tmp_path: Path) -> None:
 def test_a_folder_loads_in_the_precision_in_which_it_is_stored(dtype: torch.dtype, tmp_path: Path) -> None:
     models.fresh("gpt2", dtype).save_pretrained(tmp_path)
     config = json.loads((tmp_path / "config.json").read_text())
-    # What a config says may be older than its weights.
+    # A config may be older than its weights.
     (tmp_path / "config.json").write_text(json.dumps(config | {"dtype": "float32"}))
     assert am.load(tmp_path).dtype == dtype
     assert am.load(tmp_path, dtype="float32").dtype == torch.float32
@@ -169,7 +169,7 @@ def test_a_model_with_parts_on_disk_is_refused_with_what_to_do(tmp_path: Path) -
 
 
 def edited(folder: Path, name: str, **changed: Any) -> Path:
-    """A folder with a model, and other values in its config."""
+    """A folder with a model and changed values in its config."""
     models.fresh(name).save_pretrained(folder)
     config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     (folder / "config.json").write_text(json.dumps(config | changed), encoding="utf-8")
@@ -188,7 +188,7 @@ def edited(folder: Path, name: str, **changed: Any) -> Path:
     ],
 )
 def test_a_config_that_asks_for_a_hundred_million_positions(name: str, count: str, tmp_path: Path) -> None:
-    """Learned ones are parameters; sinusoids and masks are computed, some of them row by row."""
+    """Learned positions are parameters; sinusoids and masks are computed, some of them row by row."""
     folder = edited(tmp_path, name, **{count: 10**8})
     expected = r"asks for 100,000,000 positions \(\w+\), for which a \w+ has [\d,]+ numbers, but its weights hold"
     began = time.perf_counter()
@@ -205,7 +205,7 @@ def test_a_config_that_asks_for_a_hundred_million_labels(name: str, tmp_path: Pa
 
 @pytest.mark.parametrize("name", ["llama", "gemma2"])
 def test_rotary_models_may_name_millions_of_positions(name: str, tmp_path: Path) -> None:
-    """Llama 4 names 10,485,760: nothing of that size is built."""
+    """Llama 4's config has 10,485,760 positions; nothing of that size is built."""
     hooked = am.load(edited(tmp_path, name, max_position_embeddings=10_485_760))
     ids = models.token_ids(name)
     assert torch.equal(hooked.run(ids).logits, models.hooked(name).run(ids).logits)
@@ -213,7 +213,7 @@ def test_rotary_models_may_name_millions_of_positions(name: str, tmp_path: Path)
 
 @pytest.mark.parametrize("part", ["parameters", "sinusoids", "mask"])
 def test_the_size_of_tables_follows_from_three_small_ones(part: str) -> None:
-    """Exactly: against a model with as many positions, built."""
+    """The size is exact, compared with a built model with that number of positions."""
     name, count = {"parameters": ("gpt2", 3000), "sinusoids": ("gptj", 3000), "mask": ("gpt_neo", 300)}[part]
     config = copy.deepcopy(models.plain(name).config)
     config.max_position_embeddings = count

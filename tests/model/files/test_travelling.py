@@ -37,7 +37,7 @@ def test_weights_from_disk(tmp_path: Path) -> None:
     assert built is not None and built.weights_hash == model.weights_hash and built.certificate == model.certificate
     with torch.no_grad():
         next(parameter for _, parameter in model.named_parameters()).add_(0.5)
-    assert Blueprint.of(model).from_disk(CPU) is None  # those on disk are others now
+    assert Blueprint.of(model).from_disk(CPU) is None  # the weights on disk differ now
     changed = Blueprint.of(model).with_weights(weights_of(model), CPU)
     assert changed.weights_hash == model.weights_hash != plan.weights
     (tmp_path / "model.safetensors").unlink()

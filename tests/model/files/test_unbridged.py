@@ -18,7 +18,7 @@ from attnmech.errors import InputError, UnsupportedModelError, WeightsError
 
 FAMILIES = ["gpt2", "bloom", "llama_bias", "bert", "gpt_neox", "gemma2", "t5", "opt", "mpt3", "falcon_multi_query"]
 FUSED = ["gpt2", "bloom", "gpt_neox"]
-"""Those whose q, k and v are one layer, which a bridge splits."""
+"""Models whose q, k and v are one layer, which a bridge splits."""
 
 
 def bridge_of(name: str, tokenizer: Any = None) -> TransformerBridge:
@@ -42,7 +42,7 @@ def _at_real_tokens(logits: Tensor, name: str) -> Tensor:
 
 
 def state_of(bridge: TransformerBridge) -> dict[str, Any]:
-    """All that loading could change: modules, by identity and class; parameters and buffers, by value."""
+    """Everything that loading could change: modules, by identity and class; parameters and buffers, by value."""
     tensors = [*bridge.original_model.named_parameters(), *bridge.original_model.named_buffers()]
     return {
         "modules": [(path, id(part), type(part), part.training) for path, part in bridge.named_modules()],
@@ -89,7 +89,7 @@ def test_a_bridge_in_compatibility_mode_is_what_it_computes(name: str) -> None:
     assert hooked.weights_hash != models.hooked(name).weights_hash
     assert_same(before, state_of(bridge))
     if name == "gpt2":
-        # The mode centres all that is written to the stream.
+        # Compatibility mode centres everything that is written to the stream.
         streams = [
             each.run(models.inputs_of(name), points=["resid_post"])["resid_post"]
             for each in (hooked, models.hooked(name))
@@ -100,7 +100,7 @@ def test_a_bridge_in_compatibility_mode_is_what_it_computes(name: str) -> None:
 
 @pytest.mark.parametrize("name", FUSED)
 def test_changed_parts_of_a_fused_layer_are_joined(name: str) -> None:
-    """A bridge computes with its own q, k and v: a change of one of them is a change of the model."""
+    """A bridge computes with its own q, k and v, so a change of one of them changes the model."""
     bridge = bridge_of(name)
     attention = bridge.blocks[1].attn
     with torch.no_grad():
@@ -241,7 +241,7 @@ def test_other_things_of_transformer_lens_are_refused() -> None:
         am.load(bridge)
 
     class HookedTransformer(nn.Linear):
-        """Has the name of TransformerLens's model before version 4."""
+        """A class with the name of TransformerLens's model before version 4."""
 
     with pytest.raises(
         am.errors.UnsupportedModelError, match="got HookedTransformer, a model of TransformerLens before"

@@ -359,7 +359,7 @@ def test_inputs_that_are_the_defaults_are_no_part_of_a_text(name: str) -> None:
 
 TEMPLATE = "{{ bos_token }}{% for m in messages %}{{ m['role'] }} {{ m['content'] }} . {% endfor %}"
 CHAT = [{"role": "dog", "content": "the keys"}, {"role": "here", "content": "to the cabinet"}]
-"""Its roles are words of the tokenizer."""
+"""A chat template whose roles are words of the tokenizer."""
 OTHER_CHAT = [{"role": "dog", "content": "a"}]
 SPOKEN = [2, 12, 3, 4, 13, 8, 5, 3, 6, 13]
 
@@ -372,7 +372,7 @@ def chatting(**options: bool) -> am.HookedModel:
 
 @pytest.mark.parametrize("adds_bos", [False, True])
 def test_a_chat_goes_through_the_chat_template(adds_bos: bool) -> None:
-    """BOS stands there once, also where the tokenizer puts another before every text."""
+    """BOS occurs once, even if the tokenizer puts another one before every text."""
     hooked = chatting(adds_bos=adds_bos)
     batch = hooked.encode(CHAT)
     assert batch.ids.tolist() == [SPOKEN]

@@ -112,7 +112,7 @@ def test_bad_recordings_say_what_was_expected() -> None:
 
 
 def test_the_times_of_frames_are_those_of_the_convolutions() -> None:
-    """A change in the samples of one frame alone changes no frame that begins later or ends earlier."""
+    """Changing the samples of one frame changes no frame that begins later or ends earlier."""
     model, count = senses.plain("wav2vec2_stable"), 137
     found = model.wav2vec2.feature_extractor(torch.zeros(1, count))
     labels = am.load(model).encode(torch.zeros(1, count)).tokens[0]

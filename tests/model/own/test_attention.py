@@ -18,7 +18,7 @@ SHOWN = torch.ones(9, 9, dtype=torch.bool).tril()
 
 
 class Product(nn.Module):
-    """One projection for q, k and v, with fewer heads of keys; one product."""
+    """One projection for q, k and v, with fewer heads of keys, and one product."""
 
     def __init__(self, *, kv_heads: int = 4, causal: bool = False) -> None:
         super().__init__()
@@ -33,7 +33,7 @@ class Product(nn.Module):
 
 
 class WrittenOut(nn.Module):
-    """Softmax attention line by line."""
+    """Softmax attention, written out."""
 
     def __init__(self) -> None:
         super().__init__()

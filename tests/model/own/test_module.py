@@ -35,7 +35,7 @@ PADDING = torch.arange(LENGTH) >= torch.tensor([[LENGTH], [LENGTH - 3], [LENGTH 
 
 
 def masks(kind: str, texts: int, heads: int, queries: int, keys: int) -> dict[str, Tensor]:
-    """Masks of all the kinds that torch takes; the first key is never hidden."""
+    """Masks of all kinds that torch accepts; the first key is never hidden."""
     generator = torch.Generator().manual_seed(3)
     hidden = torch.rand(texts * heads, queries, keys, generator=generator) < 0.3
     hidden[..., 0] = False
@@ -139,7 +139,7 @@ MODULES: dict[str, tuple[Callable[[], nn.Module], Any]] = {
 
 
 def own_output(module: nn.Module, example: Any) -> Tensor:
-    """What the user's module returns, called as the user does."""
+    """The output of the user's module, called as the user calls it."""
     args = example if isinstance(example, tuple) else () if isinstance(example, dict) else (example,)
     with torch.no_grad():
         found = module(*args, **(example if isinstance(example, dict) else {}))
@@ -212,7 +212,7 @@ def test_ctrl_c_while_loading_changes_nothing(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_z_and_results_by_hand() -> None:
-    """Against `scaled_dot_product_attention` and the raw weights."""
+    """z against `scaled_dot_product_attention` and the raw weights."""
     module, (_, images) = randomised(Classifier()), MODULES["images"]
     model = am.load(module, example=images)
     ran = model.run(images, points=["attn_in", "q", "k", "v", "scores", "z", "result", "attn_raw", "resid_mid"])
@@ -270,7 +270,7 @@ def test_gradients_reach_the_points() -> None:
     assert acts.gradients is not None
     W_O = model.weights(2).W_O
     assert acts.gradients["z", 2].shape == (5, 13, HEADS, D // HEADS)
-    # Only the class token's row is read.
+    # The head reads only the class token's row.
     assert acts.gradients["z", 2][:, 1:].abs().max() == 0 < acts.gradients["z", 2][:, 0].abs().max()
     assert W_O.shape == (HEADS, D // HEADS, D)
 
@@ -327,7 +327,7 @@ class Twice(nn.Module):
 
 
 class Folding(nn.Module):
-    """Folds channels into the batch."""
+    """A module that folds channels into the batch."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -373,17 +373,17 @@ def test_inputs_must_be_those_of_the_example() -> None:
 
 
 def test_a_wrong_reading_is_refused() -> None:
-    """A module that does something with its attention that no point describes fails its certificate."""
+    """A module that uses its attention in a way that no point describes fails its certificate."""
 
     class Scaled(nn.Module):
-        """Reads the weights of a projection that attention uses, too, after a hook has changed its output."""
+        """A module that also reads the weights of attention's projection, after a hook has changed its output."""
 
         def __init__(self) -> None:
             super().__init__()
             self.attention = nn.MultiheadAttention(D, HEADS, batch_first=True)
 
         def forward(self, x: Tensor) -> Tensor:
-            # Differs between torch's module and what takes its place.
+            # A value that differs between torch's module and its replacement.
             kind = 2.0 if type(self.attention) is nn.MultiheadAttention else 1.0
             return kind * self.attention(x, x, x)[0]
 

@@ -1,4 +1,4 @@
-"""γ, ε and multipliers read off norm modules, against what the modules themselves compute."""
+"""γ, ε and multipliers read from norm modules, against what the modules compute."""
 
 from collections.abc import Callable
 
@@ -41,7 +41,7 @@ def test_what_a_frozen_norm_makes_of_parts_adds_up_to_the_norm_of_their_sum(kind
     shift = frozen.shift
     assert (shift is None) == (kind not in ("LayerNorm",))
     total = torch.stack([frozen(part) for part in parts]).sum(dim=0) + (0 if shift is None else shift)
-    # RMSNorms of transformers compute in float32.
+    # transformers' RMSNorms compute in float32.
     tolerance = 1e-6 if kind in RMS else 1e-12
     torch.testing.assert_close(total, norm(parts.sum(dim=0)), rtol=tolerance, atol=tolerance)
 
@@ -64,7 +64,7 @@ def test_gamma_is_the_weight_with_what_the_family_adds(kind: str) -> None:
 @pytest.mark.parametrize("kind", RMS)
 @pytest.mark.parametrize("size", [3.0, 40.0])
 def test_what_a_family_adds_to_large_weights_is_found_in_bfloat16(kind: str, size: float) -> None:
-    """Gemma 3's final norm holds weights around 20: 1 more is within what a pass in bfloat16 rounds."""
+    """Gemma 3's final norm has weights around 20, so an offset of 1 is within the rounding of a bfloat16 pass."""
     norm = norm_of(kind).bfloat16()
     with torch.no_grad():
         norm.weight.copy_(size * (2 + normal(D).abs()))  # type: ignore[operator]

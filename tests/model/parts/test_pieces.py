@@ -1,4 +1,4 @@
-"""Labels of tokens against the UTF-8 bytes of the text, with byte-level tokenizers, fallback to bytes, and neither."""
+"""Labels of tokens against the text's UTF-8 bytes: for byte-level tokenizers, byte fallback, and neither."""
 
 import re
 from collections.abc import Callable
@@ -21,7 +21,7 @@ CHARACTERS = "aZ 7.\n\t\\éßñ你好世界مرحباשלוםनमस्ते\
 
 
 def byte_level(size: int) -> Any:
-    """As GPT-2's; of 257 tokens, none is longer than a byte."""
+    """A tokenizer like GPT-2's with 257 tokens, none longer than a byte."""
     raw = Tokenizer(kinds.BPE())
     raw.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     raw.decoder = decoders.ByteLevel()
@@ -32,7 +32,7 @@ def byte_level(size: int) -> Any:
 
 
 def sentencepiece() -> Any:
-    """As Llama's: a few words, and bytes for everything else."""
+    """A tokenizer like Llama's, with a few words, and bytes for everything else."""
     words = ["▁", "h", "é", "你", "▁h"]
     names = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)), *words]
     return transformers.LlamaTokenizer(vocab={name: number for number, name in enumerate(names)}, merges=[("▁", "h")])
@@ -53,7 +53,7 @@ def labels_of(tokenizer: Any, text: str) -> tuple[str, ...]:
 
 
 def bytes_claimed(label: str) -> bytes:
-    """What a label says that its token holds, as bytes."""
+    """The bytes that a label assigns to its token."""
     held = b""
     for part in re.finditer(r"(.)\[([\d,]+)/(\d)\]|.", label, re.DOTALL):
         whole = (part[1] or part[0]).encode()
@@ -118,7 +118,7 @@ def test_sentencepieces_fallback_is_read_and_its_words_stay() -> None:
 
 def test_slow_sentencepiece_does_not_decode_bytes_but_they_are_read() -> None:
     class Slow:
-        """What transformers' slow tokenizers of SentencePiece answer: they decode a byte as its name."""
+        """Imitates transformers' slow SentencePiece tokenizers, which decode a byte as its name."""
 
         added_tokens_decoder, unk_token_id = range(0), 0
         names = ("<unk>", *(f"<0x{byte:02X}>" for byte in range(256)))

@@ -1,4 +1,4 @@
-"""Rotations turned back, in every form, and the wavelengths read off their tables."""
+"""Inverse rotations in every form, and wavelengths read from their tables."""
 
 import math
 
@@ -17,7 +17,7 @@ ONCE = ("rotate_halves_once", "rotate_pairs_once")
 
 
 def tables(form: Rotary, places: Tensor, turned: int, theta: float, size: float = 1.0) -> tuple[Tensor, Tensor]:
-    """Cosine and sine as the family of a form keeps them, `[1 1 position width]`."""
+    """Cosine and sine as a form's family stores them, `[1 1 position width]`."""
     angle = places.double()[:, None] * theta ** (-torch.arange(0, turned, 2, dtype=F64) / turned)
     return form.spread(angle.cos() * size)[None, None], form.spread(angle.sin() * size)[None, None]
 
@@ -32,7 +32,7 @@ def test_turned_and_turned_back_is_as_before(form: Rotary, turned: int, size: fl
     assert float((there - x)[:, :, 1:, :turned].abs().amin(dim=(0, 1)).max()) > 1e-3
     torch.testing.assert_close(rotation.back(there), x, rtol=0, atol=1e-14)
     torch.testing.assert_close(rotation(rotation.back(x)), x, rtol=0, atol=1e-14)
-    # Dot products depend on the distance alone.
+    # Dot products depend only on the distance.
     one, other = (rotation(value.expand(2, 3, 7, 10)) for value in (x[:, :, :1], x[:, :, 1:2]))
     products = (one @ other.mT) / 1
     torch.testing.assert_close(products[..., 3, 1], products[..., 6, 4], rtol=0, atol=1e-12)
@@ -97,7 +97,7 @@ def test_wavelengths_of_a_model_are_those_of_its_config(name: str) -> None:
             assert parts.wavelengths is None
             continue
         if name == "gpt_oss_yarn":
-            # Fast planes keep their speed, slow ones have it divided by the factor.
+            # Fast planes keep their frequency; slow ones have it divided by the factor.
             matrices = [reference._yarn(place, d_head, models.YARN, F64) for place in (0, 1)]
             angles = [math.atan2(matrices[1][p, p + d_head // 2], matrices[1][p, p]) for p in planes]
             waves = [2 * math.pi / angle for angle in angles]

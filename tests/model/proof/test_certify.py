@@ -1,4 +1,4 @@
-"""The certificate holds on healthy models, and names what is wrong with broken ones."""
+"""The certificate holds on correct models, and names the faults of broken ones."""
 
 import dataclasses
 import functools
@@ -88,7 +88,7 @@ def test_every_check_holds_in_half_precision(name: str, dtype: torch.dtype) -> N
     [*zip(models.FAMILIES, cycle((torch.bfloat16, torch.float16))), *zip(models.FAMILIES, cycle((F64, F32)))],
 )
 def test_large_streams_and_outlier_dimensions_are_no_fault(name: str, dtype: torch.dtype) -> None:
-    """Streams of ±30000 (SmolLM2 has them), in one dimension and in whole tokens."""
+    """Streams of ±30000 (as in SmolLM2), in one dimension and in whole tokens."""
     model = models.fresh(name)
     with torch.no_grad():
         embedding = model.get_input_embeddings().weight
@@ -101,7 +101,7 @@ def test_large_streams_and_outlier_dimensions_are_no_fault(name: str, dtype: tor
 
 @pytest.mark.parametrize("name", models.FAMILIES)
 def test_what_a_healthy_model_leaves_is_far_below_what_is_allowed(name: str) -> None:
-    allowed_by_order = ("mlp",)  # three numbers, added in another order
+    allowed_by_order = ("mlp",)  # three numbers, added in a different order
     for check in models.hooked(name).certificate.checks:
         if check.passed and check.residual is not None and check.name not in allowed_by_order:
             assert check.tolerance is not None
@@ -118,7 +118,7 @@ def test_sums_in_the_stream_of_gpt2_leave_nothing() -> None:
 
 @pytest.mark.parametrize(("name", "bias"), [("gpt2", False), ("llama", False), ("bloom", True), ("bert", False)])
 def test_mlps_that_write_nothing_are_no_fault(name: str, bias: bool) -> None:
-    """A model of attention only: the last matrix of every MLP is 0, its bias 0 or not."""
+    """A model with attention only: the last matrix of every MLP is 0, with or without a bias."""
     model = models.fresh(name)
     last = {"gpt2": "mlp.c_proj", "llama": "mlp.down_proj", "bloom": "mlp.dense_4h_to_h", "bert": "output.dense"}
     with torch.no_grad():
@@ -157,7 +157,7 @@ def test_a_model_pruned_by_torch_is_taken_as_it_computes(name: str, with_gradien
     W_O = hooked.weights(1).W_O.flatten(0, 1)
     assert torch.equal(W_O, kept if name == "gpt2" else kept.T)
     assert float((W_O == 0).float().mean()) == pytest.approx(0.4, abs=0.01)
-    # Trained on: what torch keeps under the weight's own name is of the pass before.
+    # After further training, torch keeps the previous pass's tensor under the weight's own name.
     with torch.no_grad():
         module.weight_orig.mul_(1.5)
         expected = model(ids).logits
@@ -254,7 +254,7 @@ def test_configs_that_change_the_formula_are_certified_or_refused() -> None:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", UnprovenWarning)
             hooked = am.load(models.randomised(transformers.GPT2LMHeadModel(config)))
-        # TransformerLens does not read these options; ours and transformers must agree.
+        # TransformerLens does not read these options; attnmech and transformers must agree.
         assert failed(hooked.certificate) <= {"bridge"}, (option, repr(hooked.certificate))
         assert hooked.certificate.refused == {}
         ids = torch.arange(3, 9)[None]
@@ -283,7 +283,7 @@ def test_scaled_rotary_tables_have_no_closed_form_and_are_used_as_they_are() -> 
 
 
 class LlamaAttention(modeling_llama.LlamaAttention):
-    """transformers' Llama attention with places where a fault can be put in."""
+    """transformers' Llama attention with places to inject a fault."""
 
     def on_q(self, q: Tensor) -> Tensor:
         return q
@@ -322,7 +322,7 @@ class LlamaAttention(modeling_llama.LlamaAttention):
 
 
 def llama_attention(layer: int = 1, **methods: Any) -> Broken:
-    """Llama, with one layer's attention of a faulty subclass."""
+    """Llama with a faulty subclass as one layer's attention."""
 
     def broken() -> Any:
         model = models.fresh("llama_bias")
@@ -339,7 +339,7 @@ def swap(x: Tensor, axis: int = 1) -> Tensor:
 
 
 def own_softmax(self: Any, q: Tensor, k: Tensor, v: Tensor, mask: Any, **options: Any) -> tuple[Tensor, Any]:
-    """Attention of its own, which never asks for ours."""
+    """Attention code that never calls attnmech's."""
     group = q.shape[1] // k.shape[1]
     scores = q @ k.repeat_interleave(group, 1).transpose(2, 3) * self.scaling
     later = torch.ones_like(scores, dtype=torch.bool).triu(1)
@@ -348,7 +348,7 @@ def own_softmax(self: Any, q: Tensor, k: Tensor, v: Tensor, mask: Any, **options
 
 
 def own_kernel(self: Any, q: Tensor, k: Tensor, v: Tensor, mask: Any, **options: Any) -> tuple[Tensor, None]:
-    """The same by a fused kernel, without the weights."""
+    """The same with a fused kernel, without weights."""
     return F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True).transpose(1, 2), None
 
 
@@ -369,7 +369,7 @@ def twice(self: Any, q: Tensor, k: Tensor, v: Tensor, mask: Any, **options: Any)
 def repeats(
     self: Any, q: Tensor, k: Tensor, v: Tensor, mask: Any, *, tiled: bool = False, **options: Any
 ) -> tuple[Tensor, Any]:
-    """Repeats keys and values for their query heads ahead of the attention, as some models do; or in another order."""
+    """Repeats keys and values for their query heads before the attention, as some models do, or in a wrong order."""
     group = q.shape[1] // k.shape[1]
     k, v = (x.repeat(1, group, 1, 1) if tiled else x.repeat_interleave(group, 1) for x in (k, v))
     groups, self.num_key_value_groups = self.num_key_value_groups, 1
@@ -400,7 +400,7 @@ class BertAttention(modeling_bert.BertSelfAttention):
 
 
 def replaced(name: str, path: str, kind: type[nn.Module], layer: int | None = 1, **methods: Any) -> Broken:
-    """A model with one module of a faulty subclass; path from the block or, without a layer, the base model."""
+    """A model with a faulty subclass as one module; paths start at the block or, without a layer, at the base model."""
 
     def broken() -> Any:
         model = models.fresh(name)
@@ -521,7 +521,7 @@ def doubled_rotary(self: Any, x: Tensor, position_ids: Tensor) -> Any:
 
 
 def bloom_swaps_q() -> Any:
-    """Two heads' q swapped in BLOOM's own split of its fused projection."""
+    """Swaps q of two heads in BLOOM's own split of its fused projection."""
 
     def reshape(self: Any, fused: Tensor) -> Any:
         q, k, v = modeling_bloom.BloomAttention._reshape(self, fused)
@@ -531,7 +531,7 @@ def bloom_swaps_q() -> Any:
 
 
 def hook_on(name: str, path: str, change: Callable[[Tensor], Tensor], layer: int = 1) -> Broken:
-    """A model with a forward hook of its owner's on one module."""
+    """A model with a user's forward hook on one module."""
 
     def broken() -> Any:
         model = models.fresh(name)
@@ -546,21 +546,21 @@ def hook_on(name: str, path: str, change: Callable[[Tensor], Tensor], layer: int
 
 
 def from_place(value: Tensor, place: int, factor: float, axis: int = 1) -> Tensor:
-    """The value, from one position on by a factor."""
+    """Multiplies the value by a factor from one position on."""
     here = torch.arange(value.shape[axis]) >= place
     shape = [-1 if each == axis else 1 for each in range(value.ndim)]
     return torch.where(here.view(shape), factor * value, value)
 
 
 def of_head(z: Tensor, head: int, factor: float) -> Tensor:
-    """z of 4 heads of 6 dimensions, one of them by a factor."""
+    """Multiplies z of one of 4 heads of 6 dimensions by a factor."""
     by_head = z.unflatten(-1, (4, 6)).clone()
     by_head[..., head, :] *= factor
     return by_head.flatten(-2)
 
 
 def weak_head(faulty: Callable[[], Any], head: int = 2, layer: int = 1) -> Broken:
-    """A Llama in which one head writes a millionth of what the others do."""
+    """A Llama in which one head writes a millionth of what the others write."""
 
     def broken() -> Any:
         model = faulty()
@@ -611,7 +611,7 @@ def reads_first_token(self: Any, x: Tensor) -> Tensor:
 
 
 def at_head(name: str, path: str, change: Callable[[Tensor], Tensor]) -> Broken:
-    """A model with a forward hook of its owner's on its head or on the norm before it."""
+    """A model with a user's forward hook on its head or on the norm before it."""
 
     def broken() -> Any:
         model = models.fresh(name)
@@ -623,7 +623,7 @@ def at_head(name: str, path: str, change: Callable[[Tensor], Tensor]) -> Broken:
 
 LINEAR, CONV = nn.Linear, modeling_gpt2.Conv1D
 FAULTS: dict[str, tuple[Broken, set[str], set[str]]] = {
-    # name: the model, the checks of which one at least must fail, the points of which all must be refused
+    # name: the model, checks (at least one must fail), and points (all must be refused)
     "residual added into attn_out, BLOOM": (
         replaced("bloom", "self_attention.dense", LINEAR, forward=residual_inside), {"heads"}, {"attn_raw"}),
     "residual added into attn_out, BERT": (
@@ -753,7 +753,7 @@ def failed(certificate: am.results.Certificate) -> set[str]:
 
 
 def test_values_scaled_beyond_the_probe_are_found_by_the_pass_that_reaches_them() -> None:
-    """Load certifies a model whose module changes v after position 130 alone; a longer text does not pass."""
+    """A model whose module changes v only after position 130 is certified at load; longer texts are refused."""
     hooked = am.load(llama_attention(on_v=lambda self, v: from_place(v, 130, 1.01, axis=2))())
     ids = torch.randint(0, 47, (2, 140), generator=torch.Generator().manual_seed(4))
     assert hooked.certificate.ok and hooked.run(ids[:, :130]).unchecked == ()
@@ -806,7 +806,7 @@ def test_one_position_of_look_ahead(name: str, module: Any, monkeypatch: pytest.
 
 
 def leak(pattern: Tensor) -> Tensor:
-    """A tenth of each row goes to the next token."""
+    """Gives a tenth of each row to the next token."""
     ahead = torch.eye(pattern.shape[-1]).roll(1, dims=1).to(pattern)
     ahead[-1] = 0
     ahead[-1, -1] = 1
@@ -1070,7 +1070,7 @@ def test_nan_in_one_layer_is_not_hidden_by_the_next() -> None:
 
 
 def wide_gpt_neo(window: int) -> Any:
-    """GPT-Neo with a window of 256 in its config, and in the mask that its local layer keeps another."""
+    """GPT-Neo with a window of 256 in its config, and a different one in its local layer's mask."""
     config = transformers.GPTNeoConfig(
         vocab_size=43, max_position_embeddings=320, hidden_size=24, num_layers=2, num_heads=3, intermediate_size=29,
         attention_types=[[["global", "local"], 1]], window_size=window, bos_token_id=1, eos_token_id=2,
@@ -1127,7 +1127,7 @@ def test_a_probe_reaches_past_every_branch(name: str) -> None:
     (far,) = (check for check in hooked.certificate.checks if check.name == "far")
     assert far.passed and hooked.certificate.ok, repr(hooked.certificate)
     block = hooked.base.get_submodule(hooked.architecture.blocks)[0]
-    # From there on, a block of ours and one of transformers' differ.
+    # From there on, attnmech's block and transformers' differ.
     handle = block.get_submodule(hooked.architecture.mlp_out).register_forward_hook(
         lambda module, args, output: from_place(output, length - 5, 1.1)
     )
@@ -1149,7 +1149,7 @@ def test_a_model_without_branches_needs_no_far_probe() -> None:
 
 
 def test_whatever_is_computed_from_a_wrong_stream_is_refused() -> None:
-    """A block of ours that differs from transformers' after position 60: the long probe alone reaches it."""
+    """A block of attnmech's that differs from transformers' after position 60, which only the long probe reaches."""
     hooked = am.load(models.fresh("llama"))
     block = hooked.base.get_submodule(hooked.architecture.blocks)[0]
     handle = block.register_forward_hook(

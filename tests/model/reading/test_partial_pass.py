@@ -29,7 +29,7 @@ def batch_of(name: str, inputs: Any = None) -> Batch:
 def whole_pass(name: str, inputs: dict[str, Tensor]) -> tuple[list[Tensor], Tensor]:
     """The stream before each block and after the last, and the output, of the plain model.
 
-    Of the texts' own length: Longformer pads them to a multiple of its window.
+    The streams have the texts' own length, although Longformer pads them to a multiple of its window.
     """
     model, streams = models.plain(name), []
     plan = plan_of(model)
@@ -74,7 +74,7 @@ def test_a_pass_from_any_block_is_the_rest_of_the_whole(name: str) -> None:
         assert set(rest.streams) == (set(range(start, depth + 1)) if start < depth else set())
         for place, stream in rest.streams.items():
             assert torch.equal(stream, clean[place]), (start, place)
-        # Another stream gives what the plain model makes of it; block 0 takes what the model gives it.
+        # A different stream gives the plain model's result for it; block 0 reads the model's own input.
         if start < depth:
             changed = clean[start] + 0.3 * torch.randn(clean[start].shape, generator=torch.Generator().manual_seed(1))
             ran = blocks.run(batch, start=start, stream=changed, streams=[depth])
@@ -96,7 +96,7 @@ def test_a_pass_from_any_block_is_the_rest_of_the_whole(name: str) -> None:
 
 
 def plain_from(name: str, inputs: dict[str, Tensor], start: int, stream: Tensor) -> Tensor:
-    """The stream after the last block where the plain model's block `start` is given another stream."""
+    """The stream after the last block if the plain model's block `start` gets a different stream."""
     model = models.plain(name)
     plan = plan_of(model)
     block = submodule(model.base_model, plan.blocks)[start]  # type: ignore[index]
@@ -126,7 +126,7 @@ def test_the_head_alone(name: str) -> None:
     assert blocks.by_row
     rows = blocks.logits_of_rows(streams[-1][real])
     torch.testing.assert_close(rows, expected[real], rtol=1e-4, atol=1e-4)
-    # More tokens than the model has positions, and none.
+    # More tokens than positions, and no tokens.
     many = streams[-1][real].repeat(9, 1)
     torch.testing.assert_close(blocks.logits_of_rows(many), expected[real].repeat(9, 1), rtol=1e-4, atol=1e-4)
 

@@ -28,7 +28,7 @@ def parts_of(name: str) -> list[tuple[Tensor, dict[str, Tensor]]]:
 @pytest.mark.parametrize("name", ["gpt2", "llama", "bert", "roberta", "bloom", "gemma2", "opt", "gptj", "falcon_new"])
 def test_the_parts_add_up_to_what_attention_is_given(name: str) -> None:
     stack = models.hooked(name, F64).stack()
-    # RMSNorms of transformers compute in float32.
+    # transformers' RMSNorms compute in float32.
     tolerance = 1e-6 if name in ("llama", "gemma2") else 1e-11
     for layer, (attn_in, parts) in enumerate(parts_of(name)):
         assert parts.keys() >= {"token embedding"} | {f"L{below}H0" for below in range(layer)}

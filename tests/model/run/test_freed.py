@@ -1,4 +1,4 @@
-"""Models without references are freed at once, without Python's collection of reference cycles."""
+"""Unreferenced models are freed at once, without waiting for Python to collect reference cycles."""
 
 import contextlib
 import gc

@@ -1,4 +1,4 @@
-"""Continuing a text: by the bridge, and by passes to which hooks, interventions and captures apply."""
+"""Generation by the bridge, and by passes to which hooks, interventions and captures apply."""
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
@@ -56,7 +56,7 @@ def by_hand(
     choose: Callable[[Tensor], Tensor] = lambda logits: logits.argmax(dim=-1),
     changed: Callable[[], AbstractContextManager[None]] = nullcontext,
 ) -> Tensor:
-    """Token by token on the raw model."""
+    """Generation token by token on the raw model."""
     for _ in range(count):
         with torch.no_grad(), changed():
             ids = torch.cat((ids, choose(plain(ids).logits[:, -1])[:, None]), dim=1)
@@ -182,7 +182,7 @@ def test_what_cannot_be_joined() -> None:
 
 
 def test_a_text_ends_at_its_end_token() -> None:
-    """Row 0 is made to say the end token (2) at once, row 1 in the third step; row 2 never does."""
+    """Row 0 is made to produce the end token (2) at once, row 1 in the third step, row 2 never."""
     hooked, ids = models.hooked("gpt2"), models.token_ids("gpt2", length=4)
 
     def say(logits: Tensor) -> None:

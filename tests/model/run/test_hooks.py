@@ -36,7 +36,7 @@ EDITABLE = [
 
 
 def change_of(shape: tuple[int, ...], dtype: torch.dtype, seed: int = 3) -> Change:
-    """An edit that scales and shifts, by other numbers in every cell."""
+    """An edit that scales and shifts each cell by different numbers."""
     noise = torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64).to(dtype)
 
     def change(x: Tensor) -> Tensor:
@@ -62,12 +62,12 @@ def on_input(change: Change) -> Any:
 
 
 def by_head(change: Change, heads: int) -> Change:
-    """The change of `[batch position head d]`, on features side by side."""
+    """The change of `[batch position head d]`, applied to concatenated features."""
     return lambda x: change(x.unflatten(-1, (heads, -1))).flatten(2)
 
 
 def turned_back(change: Change, turns: list[Tensor]) -> Change:
-    """The change of rotated queries or keys, on those before rotation."""
+    """The change of rotated queries or keys, applied before rotation."""
     turn = torch.stack(turns)[None, :, None]
 
     def before(x: Tensor) -> Tensor:
@@ -77,7 +77,7 @@ def turned_back(change: Change, turns: list[Tensor]) -> Change:
 
 
 def in_fused(change: Change, kind: str, part: int, heads: int) -> Change:
-    """The change of q, k or v, on the output of one projection for all three."""
+    """The change of q, k or v, applied to the output of one projection for all three."""
 
     def fused(x: Tensor) -> Tensor:
         x = x.clone()
@@ -218,7 +218,7 @@ def test_edits_that_change_nothing_change_no_bit(name: str, identity: Change) ->
             with hooked.hooks({point: identity}):
                 assert torch.equal(hooked.run(ids).logits, clean), point
     with hooked.hooks({"result": identity}):
-        # The heads are then summed one by one, in another order than in one matrix product.
+        # The heads are then summed one by one, in a different order from one matrix product.
         torch.testing.assert_close(hooked.run(ids).logits, clean, rtol=1e-5, atol=1e-5)
 
 
@@ -316,7 +316,7 @@ def test_hooks_of_a_wrong_kind() -> None:
 
 
 def everything_of(model: Any) -> dict[str, Any]:
-    """All there is to see of a caller's model: weights, buffers, config, hooks, flags, attributes, identities."""
+    """The visible state of a caller's model: weights, buffers, config, hooks, flags, attributes, identities."""
     seen: dict[str, Any] = {
         "config": model.config.to_dict(),
         "attention": model.config._attn_implementation,
@@ -478,7 +478,7 @@ def test_gradients_against_finite_differences(name: str, frozen: bool) -> None:
     def measure(logits: Tensor) -> Tensor:
         return (torch.tanh(logits / 3) * weight).sum(dim=(1, 2))
 
-    # Llama takes its norms in float32, whose rounding shows in a small step.
+    # Llama computes norms in float32, whose rounding shows in a small step.
     step, tolerance = (1e-3, 2e-3) if "llama" in name else (1e-6, 1e-6)
     points = [point for point, about in hooked.points.items() if about.absent is None]
     with untouched(model):

@@ -1,4 +1,4 @@
-"""Threads, tasks and generators: each call gets the results that it would get alone, and leaves nothing in force."""
+"""Threads, tasks and generators: each call gets the results that it would get alone, and leaves no edits active."""
 
 import asyncio
 import contextvars
@@ -25,7 +25,7 @@ def values_of(acts: am.results.Activations) -> list[torch.Tensor]:
 
 
 def work_on(model: am.HookedModel, number: int) -> list[Callable[[], list[torch.Tensor]]]:
-    """What one thread does, each piece under edits of its own."""
+    """The work of one thread, each piece under different edits."""
     text = TEXTS[number % len(TEXTS)]
     other = f"{text} {text}"
 
@@ -50,7 +50,7 @@ def work_on(model: am.HookedModel, number: int) -> list[Callable[[], list[torch.
 
 
 def test_threads_that_load_do_not_read_weights_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """While transformers reads weights, no model ties its own: overlapping readings would leave that so."""
+    """While transformers reads weights, no model ties its weights; overlapping readings would make this permanent."""
     reading, most = [], []
     real, tie = BloomForCausalLM.from_pretrained.__func__, PreTrainedModel.tie_weights
     start = Barrier(2)
@@ -87,7 +87,7 @@ def test_threads_get_what_they_get_alone() -> None:
         start.wait()
         wrong = []
         for turn in range(ROUNDS):
-            # Each thread in another order, so that different kinds of work meet.
+            # Each thread has a different order, so that different kinds of work overlap.
             order = list(range(len(works[number])))
             for place in order[turn + number :] + order[: turn + number]:
                 found = works[number][place]()

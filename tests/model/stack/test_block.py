@@ -14,7 +14,7 @@ NAMES = ("resid_pre", "resid_mid", "attn_raw", "attn_out", "mlp_out", "resid_pos
 
 
 def ends_of(name: str) -> list[LayerEnd]:
-    """The end of every layer, with all the points there are."""
+    """The end of every layer, with all points."""
     model, found = models.hooked(name), []
     stack = model.stack("decoder" if "decoder" in model.stacks else None)
     batch = model.encode(models.inputs_of(name))
@@ -38,7 +38,7 @@ MODULES: dict[str, Any] = {
     "bart": lambda block: block.fc1,
     "mbart": lambda block: block.final_layer_norm,
 }
-"""A module of a block that is given the stream that the MLP adds to."""
+"""A module of a block that receives the stream to which the MLP adds."""
 
 
 @pytest.mark.parametrize("name", MODULES)

@@ -27,7 +27,7 @@ MLP_OUT = {"bloom": "mlp.dense_4h_to_h", "gpt2": "mlp", "llama": "mlp", "bert": 
 
 @contextmanager
 def outputs_of(modules: dict[str, nn.Module]) -> Iterator[dict[str, Tensor]]:
-    """What modules of a plain model put out during the block."""
+    """The outputs of a plain model's modules during the block."""
     found: dict[str, Tensor] = {}
 
     def keep(name: str) -> Any:
@@ -45,7 +45,7 @@ def outputs_of(modules: dict[str, nn.Module]) -> Iterator[dict[str, Tensor]]:
 
 
 def expected_points(name: str, dtype: torch.dtype, inputs: dict[str, Tensor]) -> dict[Any, Tensor]:
-    """Every point, from a plain model."""
+    """Every point, computed from a plain model."""
     model, kind = models.plain(name, dtype), reference.family(models.plain(name, dtype))
     watched: dict[str, nn.Module] = {"embed": model.get_input_embeddings()}
     for layer, block in enumerate(models.blocks_of(model)):
@@ -104,7 +104,7 @@ def test_every_point_means_what_its_name_says(name: str, dtype: torch.dtype) -> 
         hidden = value[keep] == torch.finfo(dtype).min
         assert torch.equal(ours[keep] == torch.finfo(dtype).min, hidden), key
         difference = float((ours[keep] - value[keep]).abs().masked_fill(hidden, 0).max())
-        # transformers takes softmax and some tables in float32, also in float64.
+        # transformers computes softmaxes and some tables in float32, even in float64.
         assert difference <= (2e-5 if dtype == F32 else 1e-6) * size, (key, difference)
 
 

@@ -42,7 +42,7 @@ def inputs(name: str) -> dict[str, Tensor]:
 
 @cached
 def attended(name: str, dtype: torch.dtype = F32) -> dict[tuple[str, int], tuple[Any, Tensor, Tensor]]:
-    """Each attention module of plain transformers with what it was given: the stream, and what keys are made of."""
+    """Each attention module of plain transformers with its inputs: the stream, and the input of the keys."""
     found, handles, model = {}, [], models.fresh(name, dtype)
 
     def keep(place: tuple[str, int]) -> Any:
@@ -102,7 +102,7 @@ def test_patterns_and_logits_are_those_of_transformers(name: str, stack: str) ->
 @pytest.mark.parametrize("stack", STACKS)
 @pytest.mark.parametrize("name", LIKE_BART)
 def test_terms_against_the_raw_weights(name: str, stack: str) -> None:
-    """Σ of the terms with a bias is (x W_Q + b_Q)(y W_K + b_K)ᵀ / √d of what transformers gives its attention."""
+    """With biases, the terms sum to (x W_Q + b_Q)(y W_K + b_K)ᵀ / √d of the inputs of transformers' attention."""
     model = hooked(name, F64)
     split = am.decompose_scores(model, inputs(name), stack=stack)
     assert set(split.terms) == {"query_key", "key_bias", "query_bias", "constant", "mask"}
@@ -251,7 +251,7 @@ def test_what_is_read() -> None:
 
 
 def failed(name: str, stack: str, **changes: Any) -> set[str]:
-    """The failed checks of a model that is said to be built otherwise than it is."""
+    """The failed checks of a model with an incorrect description."""
     raw = models.fresh(name)
     model = am.load(raw)
     plan = model.stacks[stack].architecture
@@ -268,7 +268,7 @@ def test_states_without_the_encoder_s_norm_are_found() -> None:
 @pytest.mark.parametrize(("place", "check"), [("states", "cross states"), ("stream", "cross queries")])
 @pytest.mark.parametrize("name", ["bart", "mbart"])
 def test_one_layer_that_reads_something_else_is_found(name: str, place: str, check: str) -> None:
-    """The structure is read from all layers together; what one of them is given must show in its own check."""
+    """The structure is read from all layers together; a fault in one layer must fail that layer's check."""
     raw = models.fresh(name)
 
     def change(module: Any, args: Any, kwargs: Any) -> Any:
@@ -315,7 +315,7 @@ def test_swapped_heads_of_cross_attention_are_found() -> None:
 
 
 class _Shifted(torch.nn.Module):
-    """A norm that gives each token what it makes of the one before."""
+    """A norm that returns, at each token, its output for the previous token."""
 
     def __init__(self, norm: torch.nn.Module) -> None:
         super().__init__()
@@ -400,7 +400,7 @@ def test_what_cannot_be_exact_is_refused_by_name(kind: str, reason: str) -> None
 
 
 def test_what_heads_of_the_decoder_add_to_a_logit() -> None:
-    """Σ_h of the heads and the rest of the final stream is the logit; each head by hand from z and the raw weights."""
+    """The heads' parts and the rest of the final stream sum to the logit; parts are computed from the raw weights."""
     raw, model, given = models.fresh("mbart", F64), hooked("mbart", F64), inputs("mbart")
     del given["attention_mask"]
     answers = torch.tensor([5, 17, 30])
@@ -422,7 +422,7 @@ def test_what_heads_of_the_decoder_add_to_a_logit() -> None:
 @pytest.mark.parametrize("stack", ["decoder", "cross"])
 @pytest.mark.parametrize("name", LIKE_BART)
 def test_a_sweep_over_heads_against_transformers(name: str, stack: str) -> None:
-    """The loss without one head, the other, and both, against that with their columns of W_O set to 0."""
+    """The loss without one head, the other, and both, against setting their columns of W_O to 0."""
     model, given = hooked(name), inputs(name)
     heads = [(1, 0), (2, 1)]
     single = [am.Intervention.zero([head], stack=stack) for head in heads]

@@ -1,4 +1,4 @@
-"""Hybrids of attention and other layers: the layers with attention, under the model's own numbers."""
+"""Hybrids of attention and other layers: layers with attention keep the model's own numbers."""
 
 from functools import cache
 from typing import Any

@@ -79,7 +79,7 @@ def test_the_factor_is_the_best_one() -> None:
 
 
 def test_columns_split_by_head() -> None:
-    """Two projections: one with queries and keys in disorder, one with values and something else."""
+    """Two projections: one with permuted queries and keys, one with values and other columns."""
     first, second = random(2, 3, 9), random(2, 3, 5, seed=1)
     q, k, v = (8, 1, 2, 0, 5, 4), (3, 7, 6), (4, 0, 2)
     layout = Columns(("qk", "qk", "vx"), (q, k, v))
@@ -139,7 +139,7 @@ def turned(x: Tensor, angles: Tensor, *, pairs: bool, first: int = 0) -> Tensor:
 
 ANGLES = random(6, 3, seed=4).double()
 TABLES: list[tuple[Rotary, Callable[[Tensor], Tensor], bool, int]] = [
-    # how a family rotates, how its tables hold the angles, whether pairs stand side by side, and the sign
+    # the form of rotation, the layout of its tables, whether pairs are adjacent, and the sign
     (HALVES, lambda angle: torch.cat((angle, angle), -1), False, 1),
     (HALVES_ONCE, lambda angle: angle, False, 1),
     (HALVES_BACK, lambda angle: torch.cat((angle, angle), -1), False, -1),
@@ -170,7 +170,7 @@ def test_a_form_turns_complex_numbers(
 
 
 class RMS(nn.Module):
-    """An RMSNorm that may add to its weight, subtract a part of the mean, or bend what it makes."""
+    """An RMSNorm that may add to its weight, subtract a part of the mean, or distort its output."""
 
     def __init__(self, offset: float = 0.0, mean: float = 0.0, bend: float = 0.0) -> None:
         super().__init__()
@@ -274,7 +274,7 @@ def test_what_cannot_be_read_is_refused_with_the_reason(kind: str) -> None:
 
 
 def test_clipped_queries_and_keys_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also where nothing of the certificate's probes is clipped."""
+    """Holds even if the certificate's probes are never clipped."""
     monkeypatch.setattr(tiny, "_own", lambda kind, size: {"clip_qkv": 900.0})
     with pytest.raises(UnsupportedModelError, match="clip_qkv"):
         am.load(tiny.model_of("olmo"))

@@ -24,11 +24,11 @@ IDS = torch.tensor([[11, 40, 23, 77, 40, 30, 65, 12, 50]])
 LAST = 3
 """The last layer of the small models; in Qwen3-Next the only one with attention."""
 BEYOND = 12
-"""A place that the traced pass, of 11 tokens, does not reach."""
+"""A position beyond the traced pass of 11 tokens."""
 
 
 def outcome(model: Any) -> str:
-    """Why a model is refused, the checks that fail, or "certified"."""
+    """The reason of a refusal, the failed checks, or "certified"."""
     assert model.config.model_type not in ARCHITECTURES, "this model is in the table, not read"
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UnprovenWarning)
@@ -79,7 +79,7 @@ def _around_attention(call: Callable[..., Any], layers: tuple[int, ...]) -> Brea
 
 
 def given(path: str, change: Callable[[Tensor], Tensor], layers: tuple[int, ...] = (LAST,)) -> Break:
-    """Changes what a module of some layers reads."""
+    """Changes the input of a module in some layers."""
 
     def broken(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
         for layer in layers:
@@ -90,7 +90,7 @@ def given(path: str, change: Callable[[Tensor], Tensor], layers: tuple[int, ...]
 
 
 def made(path: str, change: Callable[[Tensor, Tensor], Tensor], layers: tuple[int, ...] = (LAST,)) -> Break:
-    """Changes what a module of some layers returns; the second argument is what it read."""
+    """Changes the output of a module in some layers; the second argument is its input."""
 
     def hook(module: Any, args: Any, kwargs: Any, output: Any) -> Any:
         read = args[0] if args else kwargs["hidden_states"]
@@ -130,7 +130,7 @@ def positions(change: Callable[[Tensor], Tensor]) -> Break:
 
 
 def attribute(path: str, name: str, factor: float) -> Break:
-    """Multiplies a number that the last layer keeps."""
+    """Multiplies an attribute of the last layer."""
 
     def broken(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
         module = model.model.layers[LAST].get_submodule(path)
@@ -140,7 +140,7 @@ def attribute(path: str, name: str, factor: float) -> Break:
 
 
 def gate(function: Callable[[Tensor], Tensor]) -> Break:
-    """Another function in place of the sigmoid, wherever the family's code calls it."""
+    """Replaces the sigmoid wherever the family's code calls it."""
 
     class Torch:
         sigmoid = staticmethod(function)
@@ -177,25 +177,25 @@ def parallel(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def swapped(x: Tensor, axis: int = 1) -> Tensor:
-    """The first two heads exchanged."""
+    """Exchanges the first two heads."""
     order = torch.arange(x.shape[axis])
     order[:2] = order[:2].flip(0)
     return x.index_select(axis, order)
 
 
 def beyond(x: Tensor, changed: Tensor, axis: int) -> Tensor:
-    """The second tensor from a place on that the traced pass does not reach."""
+    """Takes the second tensor from a position that the traced pass does not reach."""
     shape = [-1 if each == axis % x.ndim else 1 for each in range(x.ndim)]
     return torch.where((torch.arange(x.shape[axis]) >= BEYOND).view(shape), changed, x)
 
 
 def before(x: Tensor, axis: int) -> Tensor:
-    """What the token before has; the first token keeps its own."""
+    """Shifts values by one token; the first token keeps its own."""
     return torch.cat((x.narrow(axis, 0, 1), x.narrow(axis, 0, x.shape[axis] - 1)), dim=axis)
 
 
 FAULTS: dict[str, tuple[str, Break, str]] = {
-    # name: the type, how it is broken, and what is said of it
+    # name: the type, the fault, and the expected outcome
     "W_O reads z reversed": ("arcee", given("self_attn.o_proj", lambda z: z.flip(-1)), "heads"),
     "W_O reads z of the token before": ("olmo", given("self_attn.o_proj", lambda z: before(z, 1)), "heads"),
     "W_O reads z and 1 % of v": ("arcee", made_z(lambda z, v: z + 0.01 * v.repeat_interleave(3, 2)), "heads"),
@@ -288,7 +288,7 @@ def test_unbroken_they_are_certified(kind: str) -> None:
 
 
 def test_heads_whose_queries_are_swapped_in_all_layers_are_read_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Head 0 then has the columns of W_Q that stand in the second place."""
+    """Head 0 then has the second block of W_Q's columns."""
     model, plain = tiny.model_of("arcee"), am.load(tiny.model_of("arcee"))
     attention(lambda q, k, v: (swapped(q), k, v), (0, 1, 2, 3))(model, monkeypatch)
     hooked = am.load(model)
@@ -299,7 +299,7 @@ def test_heads_whose_queries_are_swapped_in_all_layers_are_read_as_they_are(monk
 
 
 def test_a_hook_on_a_norm_leads_to_no_wrong_number(monkeypatch: pytest.MonkeyPatch) -> None:
-    """attn_in is what the norm returns; where its weight would be used in place of that, the sum is refused."""
+    """attn_in is the norm's output; if the norm's weight were used instead, the sum would be refused."""
     model = tiny.model_of("arcee")
     made("input_layernorm", lambda y, x: 1.01 * y)(model, monkeypatch)
     hooked = am.load(model)
@@ -322,7 +322,7 @@ def test_a_norm_that_bends(kind: str, path: str, monkeypatch: pytest.MonkeyPatch
 
 
 def look_ahead(model: Any, monkeypatch: pytest.MonkeyPatch, seen: Callable[..., Tensor]) -> None:
-    """Lets every query see further keys."""
+    """Lets every query see additional keys."""
     modeling = sys.modules[type(model).__module__]
     masked = functools.partial(modeling.create_causal_mask, or_mask_function=seen)
     monkeypatch.setattr(modeling, "create_causal_mask", masked)
@@ -336,7 +336,7 @@ def test_attention_that_looks_ahead_beyond_the_traced_pass(kind: str, monkeypatc
 
 
 def test_attention_that_looks_ahead_is_called_what_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing says that a model must be causal: one that sees the next token is read as one that is not."""
+    """A model need not be causal: one that sees the next token is read as a non-causal model."""
     model = tiny.model_of("arcee")
     look_ahead(model, monkeypatch, lambda text, head, query, key: key <= query + 1)
     hooked = am.load(model)

@@ -106,7 +106,7 @@ def test_terms_against_the_raw_weights(stack: str, dtype: torch.dtype) -> None:
     assert float(relative.max()) <= (1e-5 if dtype == F32 else 1e-12)
     for layer in range(len(split.layers)):
         for name, expected in by_hand(stack, layer, dtype).items():
-            # The norm's variance is taken in float32 by transformers, whatever the model's precision.
+            # transformers computes the norm's variance in float32, whatever the model's precision.
             torch.testing.assert_close(
                 split.terms[name][:, layer].expand_as(expected),
                 expected,
@@ -158,7 +158,7 @@ def test_logits_and_edits() -> None:
 
 
 def test_gradient_at_cross_attention_against_finite_differences() -> None:
-    # transformers takes the norms' variances in float32: a step must stand out above that.
+    # transformers computes the norms' variances in float32; a step must exceed that rounding.
     model, given, step = hooked(F64), inputs(), 1e-2
 
     def measure(logits: Tensor) -> Tensor:
