@@ -36,7 +36,7 @@ def check(package: str) -> None:
 
 
 def checked(function: Callable[..., Any]) -> Callable[..., Any]:
-    """beartype, for every function except those with `Self`, which it accepts only when it decorates the whole class."""
+    """beartype, except for functions with `Self`, which it accepts only when it decorates the whole class."""
     try:
         return beartype(function)
     except BeartypeDecorHintPep673Exception:
