@@ -41,7 +41,7 @@ class Model:
     mlp_matrices: int
     """The number of matrices in the MLP: 2, or 3 with a gate."""
     activation: int
-    """The number of times that transformers' activation reads or writes each number of the MLP: 5 if it is one
+    """The number of times that transformers' activation reads or writes each number of the MLP: 5 for a single
     operation and a product with the gate. BLOOM's GELU is nine operations, GPT-2's eight, each with separate arrays."""
     vocabulary: int
 

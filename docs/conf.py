@@ -23,7 +23,7 @@ myst_enable_extensions = ["attrs_block", "colon_fence", "dollarmath", "deflist"]
 myst_heading_anchors = 3
 
 autodoc_member_order = "bysource"
-autodoc_typehints = "none"  # the signature has them as they are written: `attnmech/basics/signatures.py`
+autodoc_typehints = "none"  # the signature has them as written: `attnmech/basics/signatures.py`
 default_role = "literal"
 smartquotes_action = "D"  # dashes only: values such as "zero" keep the quotes that code has
 napoleon_numpy_docstring = False

@@ -121,7 +121,7 @@ def table(names: Sequence[str]) -> str:
 
 
 def census(kinds: Sequence[str], sizes: str, seed: int) -> bool:
-    """Takes the census and writes its page, or prints it if not all types or other models are asked for.
+    """Takes the census and writes its page, or prints it if only some types or other models are requested.
 
     Returns False if a certified model is wrong.
     """

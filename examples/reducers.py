@@ -41,7 +41,7 @@ def matches(block: am.reducers.RowBlock) -> Tensor:
 
 
 class LargestScore(am.Reducer):
-    """The largest score of each head: how near a head comes to what half precision can hold."""
+    """The largest score of each head, to compare with the range of half precision."""
 
     def start(self, run: am.reducers.Run) -> dict[str, Tensor]:
         """No score yet."""

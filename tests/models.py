@@ -385,7 +385,7 @@ def _demo() -> tuple[am.HookedModel, list[int]]:
 
 
 def _changes(model: am.HookedModel) -> list[int]:
-    """How often each parameter was written to."""
+    """The number of writes to each parameter."""
     return [parameter._version for parameter in model._model.parameters()]
 
 

@@ -535,8 +535,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ({"vocab_size": 10**9}, WeightsError, "parameters, but its weights hold 10,264;"),
         ({"n_positions": 10**7}, WeightsError, "numbers, but its weights hold 10,264;"),
         ({"n_head": -1}, WeightsError, "at least one head"),
-        ({"n_head": 0}, WeightsError, "no GPT2LMHeadModel can be made of its config"),
-        ({"n_embd": -1}, WeightsError, "no GPT2LMHeadModel can be made of its config"),
+        ({"n_head": 0}, WeightsError, "no GPT2LMHeadModel can be built from its config"),
+        ({"n_embd": -1}, WeightsError, "no GPT2LMHeadModel can be built from its config"),
     ],
 )
 def test_configs_that_ask_for_something_else(

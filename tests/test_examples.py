@@ -33,7 +33,7 @@ def test_which_heads_carry_a_task(monkeypatch: pytest.MonkeyPatch, capsys: pytes
 
 
 def test_words_are_repeated() -> None:
-    """What follows the last word is what followed it before."""
+    """The answer is the word that followed the last word before."""
     task = example("ablation").repeated_words(am.load(), per_template=1)
     assert len(task.groups) == 12
     for case in task.cases:

@@ -23,7 +23,7 @@ WEIGHTS: Final = ("value",)
 
 @runtime_checkable
 class Captured(Protocol):
-    """What views need of a run's result (`Activations`)."""
+    """The parts of a run's result (`Activations`) that views need."""
 
     @property
     def batch(self) -> Batch: ...

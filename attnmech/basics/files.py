@@ -57,7 +57,7 @@ class writing:
     can be nested; nothing is replaced until the innermost block succeeds.
 
     Raises `OutputError` if the path is not writable (a folder, a device, a pipe, a file without write permission) or
-    writing fails, for example on a full disk. The old file is then left as it was.
+    writing fails, for example on a full disk. The old file is then unchanged.
     """
 
     def __init__(self, target: Path) -> None:

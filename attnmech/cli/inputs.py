@@ -85,7 +85,7 @@ def numbers_of(option: str, argument: str | None) -> list[int] | None:
 
 
 def built_in_paragraph() -> str:
-    """The paragraph that commands read if they are given no text."""
+    """The paragraph that commands read by default."""
     from ..demo.text import PARAGRAPH
 
     return PARAGRAPH

@@ -24,7 +24,7 @@ DeviceOption = Annotated[
 ]
 DtypeOption = Annotated[
     Literal["float64", "float32", "bfloat16", "float16"] | None,
-    typer.Option("--dtype", help="The precision of the weights; as they were saved if left out."),
+    typer.Option("--dtype", help="The precision of the weights; by default, that in which they were saved."),
 ]
 TextOption = Annotated[str | None, typer.Option("--text", "-t", help="The text to read.")]
 FileOption = Annotated[Path | None, typer.Option("--file", "-f", help="A UTF-8 file with the text.")]

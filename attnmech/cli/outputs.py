@@ -30,7 +30,7 @@ FILES: Final = {
         for command in ("focus", "drift", "heads", "embed", "ablate", "null")
     },
 }
-"""What each command writes without `--out`."""
+"""The files that each command writes without `--out`."""
 
 
 class Outputs:
@@ -39,7 +39,7 @@ class Outputs:
     def __init__(self, paths: Sequence[Path], *, overwrite: bool, resumable: bool) -> None:
         self.paths, self._overwrite, self._resumable = tuple(paths), overwrite, resumable
         self.place = paths[0].parent / f"{paths[0].name}.journal" if paths else None
-        """Where the journal is, if this or another run writes one."""
+        """The path of the journal, if this or another run writes one."""
 
     @property
     def journal(self) -> Path | None:

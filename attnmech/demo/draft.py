@@ -101,18 +101,18 @@ class Draft:
         return len(self._words) - 1
 
     def write(self, word: str) -> None:
-        """Write a word as it is, with its leading space; every word passes through here."""
+        """Write a word unchanged, with its leading space; every word passes through here."""
         self._words.append(word)
 
     def open(self, mark: str) -> int:
-        """Write an opening bracket or quotation mark; returns its index. What is quoted begins with a capital."""
+        """Write an opening bracket or quotation mark; returns its index. A quotation begins with a capital."""
         self.write(mark if self._tight else " " + mark)
         self._tight = True
         self._capital = self._capital or mark == words.QUOTE
         return len(self._words) - 1
 
     def close(self, mark: str, opened: int) -> None:
-        """Write what closes the mark that was opened at an index."""
+        """Write the closing mark for the one at an index."""
         self.write(words.BRACKETS.get(mark, mark))
         self.relate("bracket", query=len(self._words) - 1, key=opened)
 

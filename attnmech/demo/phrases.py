@@ -124,7 +124,7 @@ def add_thing(
     plain: bool = False,
     beside: Noun | None = None,
 ) -> tuple[Noun, int]:
-    """An article or number, perhaps an adjective, and a noun of the theme; returns the noun and its index.
+    """An article or number, an optional adjective, and a noun of the theme; returns the noun and its index.
 
     A plain thing has "the" and no adjective. `beside` is the subject if this noun stands between it and its verb.
     """
@@ -152,7 +152,7 @@ def add_described(
     plain: bool = False,
     beside: Noun | None = None,
 ) -> tuple[Noun, int]:
-    """Perhaps an adjective, and a noun of the theme; returns the noun and its index."""
+    """An optional adjective, and a noun of the theme; returns the noun and its index."""
     modifier = None if plain or dice.chance(0.7) else draft.add(quality(dice, theme))
     noun = scene.noun(dice, theme, beside=beside)
     index = add_noun(draft, theme, noun.form(plural))

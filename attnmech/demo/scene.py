@@ -28,7 +28,7 @@ class Side:
     names_tell: bool
     """Whether a name of `female` or `male` reveals the gender; if not, a title does."""
     pairs: frozenset[int]
-    """Which of the eight parts of all pairs of nouns belong to this side."""
+    """The parts (of eight) of all pairs of nouns that belong to this side."""
 
     def allows(self, subject: Noun, attractor: Noun) -> bool:
         """Whether a subject may have this noun between itself and its verb."""

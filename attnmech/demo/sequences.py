@@ -66,7 +66,7 @@ LETTERS = "aaabcdeeefghiijklmnooprsttuvwyz"
 """The letters of unknown words; vowels are more frequent."""
 
 SUBSTITUTES = tuple(" " + word for word in words.plain_words() if word not in words.UNSEEN)
-"""What people may be called instead; held-out names are excluded."""
+"""Words that may replace names of people; held-out names are excluded."""
 
 
 def batch(

@@ -67,7 +67,7 @@ class CallerChanges:
 
 @dataclass(frozen=True)
 class Reducing:
-    """What a worker needs to know about a call of `stream`."""
+    """The description of a call of `stream` for a worker."""
 
     reducers: tuple[Reducer, ...]
     stack: str

@@ -25,7 +25,7 @@ TASKS: Final = 32
 
 @dataclass(frozen=True)
 class Changing:
-    """What a worker needs to know about a call of `sweep`."""
+    """The description of a call of `sweep` for a worker."""
 
     engine: Engine
     changes: Sequence[Change]

@@ -59,7 +59,7 @@ class View(WritesHtml):
         text = json_for_script(self.data)
         if len(text) > MOST_BYTES:
             raise InputError(
-                f"{self.title} would take {len(text) / 1e6:.0f} MB of a page; the limit is {MOST_BYTES / 1e6:.0f} "
+                f"{self.title} would take {len(text) / 1e6:.0f} MB in a page; the limit is {MOST_BYTES / 1e6:.0f} "
                 "MB. Select one layer or fewer heads, or shorten the text."
             )
         return text

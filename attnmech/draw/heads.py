@@ -41,13 +41,13 @@ class PageHeads:
     letters: Mapping[str, tuple[str, str]] = field(default_factory=dict)
     """The letter and the colour of every type that some head has."""
     sentences: Sequence[Sequence[str]] = ()
-    """What each head is, in one sentence, by layer and head."""
+    """A sentence that describes each head, by layer and head."""
     card: Mapping[str, Sequence[Sequence[str]]] = field(default_factory=dict)
     """The entries of each head's card, by their labels; an empty text leaves the entry out."""
 
     @property
     def choices(self) -> list[Choice]:
-        """What the reader can choose: the colour of the map, and the two axes of a scatter."""
+        """The reader's choices: the colour of the map, and the two axes of a scatter."""
         names, labels = (tuple(getattr(number, part) for number in self.numbers) for part in ("name", "label"))
         first = (TYPE,) if self.letters else ()
         return [

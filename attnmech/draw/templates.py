@@ -19,5 +19,5 @@ _ENVIRONMENT: Final = Environment(
 
 
 def rendered(template: str, /, **values: Any) -> Markup:
-    """The template with these values; strings are escaped, `Markup` stays as it is."""
+    """The template with these values; strings are escaped, `Markup` is not."""
     return Markup(_ENVIRONMENT.get_template(template).render(**values))

@@ -43,7 +43,7 @@ TERMS: Final = (
 
 
 class Edit:
-    """What an intervention does, as an immutable value."""
+    """The change that an intervention makes, as an immutable value."""
 
     POINTS: ClassVar[tuple[str, ...]]
     """The points at which it may act."""

@@ -77,7 +77,7 @@ class Intervention:
     negative positions count back from the last token of each text (-1).
     """
     stack: str = ""
-    """Which stack, in a model with several."""
+    """The label of the stack, in a model with several."""
 
     def __post_init__(self) -> None:
         if not isinstance(self.edit, Edit):

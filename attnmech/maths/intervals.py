@@ -188,7 +188,7 @@ class TextMeans:
 
     @cached_property
     def tied(self) -> Bool[Tensor, "*place"]:
-        """Whether a quantity has the same value on so many texts that replicates of only these texts are not rare."""
+        """Whether so many texts share one value of a quantity that replicates of only these texts are not rare."""
         ratio = torch.where(self.below != 0, self.above / self.below, torch.nan)
         size = ratio.abs().nan_to_num(0.0).amax(dim=-1, keepdim=True).clamp_min(torch.finfo(torch.float64).tiny)
         ordered = (ratio / size).sort(dim=-1).values

@@ -401,8 +401,8 @@ def score_rounding(
 ) -> Float[Tensor, "batch head query key"]:
     """Returns the largest distance that rounding explains between a score and the sum of its terms.
 
-    `product_error` + 4ε (|position| + |score|); the score is the model's, and this ε belongs to its precision, with
-    its smallest step.
+    `product_error` + 4ε (|position| + |score|); the score is the model's, so this ε, with its smallest step, is
+    that of the model's precision.
     """
     products = product_error(
         query.at(lambda value: value[..., None]), key.at(lambda value: value[..., None, :]), scale, d_head

@@ -185,7 +185,7 @@ class HeadFacts:
         return f"{' '.join(query)} {percent(example.weight, 0)} to {' '.join(around)}"
 
     def _here(self, layer: int, head: int) -> str:
-        """Where the head attends most on this text, over its rows."""
+        """The keys that the head attends to most on this text, over its rows."""
         pattern = self.view.pattern[self._layers.index(layer), head]
         if len(pattern) < 2:
             return ""

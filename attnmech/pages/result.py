@@ -66,7 +66,7 @@ class Report(WritesHtml):
     """What heads write; None if the model has no stream."""
     certificate: Certificate
     notes: tuple[str, ...]
-    """What the page omits, and why."""
+    """Notes on what the page omits, with reasons."""
     types: HeadTypes | None
     """The model's head types, measured on random tokens; None if measuring them would take minutes."""
     on_text: str
@@ -76,7 +76,7 @@ class Report(WritesHtml):
     sources: SourceDecomposition | None
     """Which upstream writers make each head attend where it does."""
     special: tuple[bool, ...]
-    """Which tokens of the text are special tokens."""
+    """Whether each token of the text is a special token."""
     expected: View | None
     """The model's prediction at each token."""
     calls: Mapping[str, str]
@@ -92,7 +92,7 @@ class Report(WritesHtml):
     nouns: Nouns = TEXT
     """The words for the input and its positions."""
     key_special: tuple[bool, ...] = ()
-    """In cross-attention, which of the key tokens are special tokens."""
+    """In cross-attention, whether each key token is a special token."""
     others: Mapping[str, "Report"] = field(default_factory=dict)
     """The reports of a model's other stacks, by name: `report.others["cross"]`."""
 

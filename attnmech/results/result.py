@@ -28,7 +28,7 @@ class Result(SavesFigures, ABC):
     provenance: Provenance
 
     SUBTRACT: ClassVar[str]
-    """What to subtract instead, in a class whose differences would be meaningless."""
+    """Advice on what to subtract instead, in a class whose differences would be meaningless."""
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)

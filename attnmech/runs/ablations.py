@@ -94,7 +94,7 @@ class Ablations:
 
     @property
     def options(self) -> dict[str, Any]:
-        """What a result's provenance records of the ablations."""
+        """The entries that describe the ablations in a result's provenance."""
         description = next(iter(self.values[0].values())).description if self.values else None
         drawn = {"draws": len(self.values)} if len(self.values) > 1 else {}
         return {"method": self.method, "values": description, **drawn}

@@ -56,7 +56,7 @@ class Effects(OverTexts, TextResult):
     """
 
     PLACE: ClassVar[str]
-    """What the second axis counts: heads, kv heads or positions."""
+    """The unit of the second axis: heads, kv heads or positions."""
 
     metric: str
     method: str
@@ -150,7 +150,7 @@ class Effects(OverTexts, TextResult):
 
     @property
     def note(self) -> str:
-        """What the intervals mean, or why there are none."""
+        """A note on the intervals, or on why there are none."""
         return interval_note(self._n_texts)
 
     def plot(self) -> "go.Figure":

@@ -115,9 +115,9 @@ class Engine:
     def share(self, changes: Sequence[Change], tokens: int, *, keep: bool) -> None:
         """Prepares for a sweep, in which the interventions with which all changes begin run once on each text.
 
-        `keep` says that the next sweep on the same texts (of `tokens` tokens in all) measures the same changes with one
-        of them in force. The streams under each change are then cached for that sweep, up to a quarter of the budget:
-        they stay valid below the block of the intervention that comes into force.
+        With `keep`, the next sweep on the same texts (of `tokens` tokens in all) will measure the same changes with one
+        of them applied throughout. The streams under each change are then cached for that sweep, up to a quarter of
+        the budget: they stay valid below the first block of the applied intervention.
         """
         if not self._plain or self.blocks is None:
             return

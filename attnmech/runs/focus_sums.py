@@ -181,7 +181,7 @@ class _OfMask:
 
 @dataclass(frozen=True, eq=False)
 class _OfRows:
-    """What follows from the mask of all rows: the rows that define statistics, their counts, and uniform attention."""
+    """What the mask of all rows determines: rows that define statistics, their counts, and uniform attention."""
 
     defined: DefinedRows
     counts: Float[Tensor, "statistic class 1 batch"]

@@ -24,7 +24,7 @@ State: TypeAlias = dict[str, Tensor]
 
 @dataclass(frozen=True)
 class Run:
-    """What a reducer knows before a batch goes through the model."""
+    """The information for a reducer before a batch runs."""
 
     model: HookedModel
     stack: Stack
@@ -51,7 +51,7 @@ class Run:
 
 @dataclass(frozen=True)
 class Source:
-    """What is known about a result after the last batch."""
+    """The information for a result after the last batch."""
 
     model: HookedModel
     stack: Stack

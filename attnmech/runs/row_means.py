@@ -162,7 +162,7 @@ class RowMeans(WithStatistics, TextResult):
 
     @property
     def _kind(self) -> tuple[Any, ...]:
-        """What two results must share to be merged."""
+        """The properties that two results must share to be merged."""
         options = {name: value for name, value in self.provenance.options.items() if name not in ("shard", "corpus")}
         return type(self), self.layers, self.chosen, json.dumps(options, sort_keys=True, default=str)
 

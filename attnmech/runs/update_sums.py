@@ -105,7 +105,7 @@ class UpdateSums(Reducer):
         x, z, v, out = (end[name].to(precision) for name in ("resid_pre", "z", "v", "attn_out"))
         constant = None if weights.b_O is None else scale.folded(weights.b_O.detach().to(precision))
         writer, read = Writer(W_O), self._read(v, end.layer, run)
-        # Looked up by the stack's name: at the end of a decoder's layer, the notes are those of its cross-attention.
+        # By the stack's name, because the notes at the end of a decoder's layer are those of its cross-attention.
         key_stream = x if end.stack != "cross" or end.notes.key_input is None else end.notes.key_input.to(precision)
         (norm, product), *of_keys = writer.against(x, z, *(read if key_stream is x else ()))
         of_keys = of_keys or writer.against(key_stream, *read)
@@ -137,7 +137,7 @@ class UpdateSums(Reducer):
                 state["final_scale"][:] = self.towards.unembedding.scale(end["resid_post"][texts, last])
 
     def _held(self, state: State, run: Run) -> "HeldLayers[tuple[int, bool], _OfLayer]":
-        """What layers of each kind wrote that is still to be compared."""
+        """The writes of layers of each kind that are still to be compared."""
         return HeldLayers.of(state, run)
 
     def _add_rows(self, state: State, layers: "dict[int, _OfLayer]", run: Run) -> None:
@@ -199,7 +199,7 @@ class _OfLayer:
 
     @property
     def kind(self) -> tuple[int, bool]:
-        """What layers that are compared together share."""
+        """The key shared by layers that are compared together."""
         return len(self.read), self.mlp is not None
 
 

@@ -115,7 +115,7 @@ NAMES: Final = {
     },
     **{name: name for name in am.__all__ if not inspect.ismodule(getattr(am, name))},
 }
-"""Where in `attnmech` each public name is."""
+"""The module of `attnmech` that has each public name."""
 
 NOT_FOR_USERS: Final = frozenset(
     (

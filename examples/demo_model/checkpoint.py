@@ -34,7 +34,7 @@ class Checkpoint:
     def resume(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer, rng: Random) -> int:
         """Restore the run on disk into a new one; returns its step, or 0 if there is none.
 
-        Raises `InputError` for another run's file and for a file that holds none; it is left as it is.
+        Raises `InputError`, and leaves the file unchanged, if it is another run's or not a run's file.
         """
         if not self.file.exists():
             return 0

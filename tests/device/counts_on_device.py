@@ -106,7 +106,7 @@ FAULTS = (doubled_z, changed_values, leaking_rows)
 
 
 def errors(model: am.HookedModel) -> list[str]:
-    """What the model says about each fault."""
+    """The model's error for each fault."""
     sentences = []
     for fault in FAULTS:
         with fault(model):

@@ -105,7 +105,7 @@ def test_another_text_of_a_script_has_another_name() -> None:
 def test_too_large_a_view_is_refused_with_its_size(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(embed, "MOST_BYTES", 1000)
     view = View("sentence", "My view", "", {"numbers": "x" * 3_000_000})
-    with pytest.raises(InputError, match=r"My view would take 3 MB of a page; the limit is 0 MB\. Select one layer"):
+    with pytest.raises(InputError, match=r"My view would take 3 MB in a page; the limit is 0 MB\. Select one layer"):
         view._repr_html_()
 
 

@@ -141,7 +141,7 @@ def test_a_config_by_lot(family: str, seed: int) -> None:
 
 
 def test_windows_only_in_the_last_layers() -> None:
-    """Qwen's own order, `max_window_layers`: full attention below, windows above."""
+    """Qwen's own order (`max_window_layers`): full attention in lower layers, windows above."""
     options = {"use_sliding_window": True, "sliding_window": 2, "max_window_layers": 1}
     hooked = am.load(models.randomised(models.like_llama("Qwen2", d_head=None, **options)))
     assert hooked.certificate.ok, repr(hooked.certificate)

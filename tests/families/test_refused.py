@@ -196,7 +196,7 @@ class WithoutWeight(nn.Module):
 
 
 class InBytes(nn.Module):
-    """A projection with a matrix of whole numbers, as quantised models have."""
+    """A projection with an integer matrix, as in quantised models."""
 
     def __init__(self, inner: Any) -> None:
         super().__init__()

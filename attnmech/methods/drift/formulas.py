@@ -83,7 +83,7 @@ def cosine_of(products: Float[Tensor, "layer row row"], one: int, other: int) ->
 
 @dataclass(frozen=True)
 class Found:
-    """What a scan of the vocabulary finds for each stream: the rank of the token's own row, and the nearest rows."""
+    """The result of a scan of the vocabulary for each stream: the rank of the token's own row, and the nearest rows."""
 
     rank: Int[Tensor, " stream"]
     nearest: Int[Tensor, "stream k"]

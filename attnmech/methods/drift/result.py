@@ -139,7 +139,7 @@ class ResidualDrift(DriftByToken):
     SUBTRACT = "subtract what you compare: one.cosine - other.cosine"
 
     at: str
-    """Where the stream was measured: resid_mid or resid_post."""
+    """The point at which the stream was measured: resid_mid or resid_post."""
     similarity: str
     """The similarity by which rows are ranked."""
     position: bool

@@ -65,8 +65,8 @@ def group_attention(
     - have the same number of tokens as k.
 
     Pairs without a matched word are left out and counted. Case is ignored. A word that contains the text's first token
-    does not count, because that token draws attention whatever it is. Part of speech and meaning are not matched: a
-    difference says that these words receive different attention from matched words, not why.
+    does not count, because the first token draws attention whatever word it is. Part of speech and meaning are not
+    matched: a difference says that these words receive different attention from matched words, not why.
 
     A difference is claimed for a head if its size is at least 0.01, its simultaneous 95 % interval over texts (for all
     heads and all ordered pairs of groups together) excludes 0, and there are at least five matched pairs in at least

@@ -157,7 +157,7 @@ class _Read:
     batch: Batch
     pattern: Float[Tensor, "layer head query key"]
     counted: Bool[Tensor, " key"]
-    """Which keys count: all except special tokens and words that consist of special tokens."""
+    """True at the keys that count: all except special tokens and words that consist of special tokens."""
     causal: bool
 
     @classmethod

@@ -155,7 +155,7 @@ class TypeScores(Summed):
 
     @cached_property
     def claimed(self) -> Bool[Tensor, "type layer head"]:
-        """Which types are claimed for each head of the measured layers."""
+        """Whether each type is claimed for each head of the measured layers."""
         low, _ = self._ends
         mass, top = (self._sums[name] / self._rows for name in ("mass", "top"))
         return (low > 0) & ((mass >= TRIVIAL_MASS) | (top >= TRIVIAL_TOP))

@@ -171,7 +171,7 @@ class OneHead:
 
     @property
     def _position(self) -> Float[Tensor, "#batch #row key"] | None:
-        """What the model adds to q·k for positions in the measured rows: a position term, and products with tables."""
+        """The model's additions to q·k for positions in the measured rows: position term and products with tables."""
         position, relative = self.block.position, self._relative
         if position is None:
             return relative

@@ -77,8 +77,8 @@ def odd_heads(
     compared by their logarithms.
 
     Long-range mass is Σ_j p_ij over keys at a distance |i − j| of at least `beyond` tokens, on rows that see at least
-    one of these keys; its baseline is the mass of uniform attention. The first token draws attention whatever it is, so
-    both masses are also measured without that key.
+    one of these keys; its baseline is the mass of uniform attention. The first token draws attention whatever word it
+    is, so both masses are also measured without that key.
 
     Args:
         model: the model.

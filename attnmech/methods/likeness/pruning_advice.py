@@ -34,7 +34,7 @@ from .divergences import DivergenceReducer, Divergences, clustered
 from .halves import halves
 
 METHODS: Final = ("zero", "mean")
-"""What can replace the z of a removed head."""
+"""The possible replacements for the z of a removed head."""
 
 VERDICTS: Final = ("holds", "fails", "undecided", "not tested")
 

@@ -45,7 +45,7 @@ INTERVENTIONS: Final = {
     "remove": "the sink is hidden and the softmax recomputed",
     "zero_value": "the sink's value becomes 0",
     "mean_value": "the sink's value becomes the head's mean value",
-    "only_sink": "the values of all keys but the sink become 0",
+    "only_sink": "the values of all keys except the sink become 0",
 }
 """The interventions, in the order of measurement; each is applied to one head at a time."""
 
@@ -195,7 +195,7 @@ class NullAttention(TextResult):
     """
 
     sink: str
-    """What counts as the sink: "first", "most_attended" or "special"."""
+    """The kind of sink: "first", "most_attended" or "special"."""
     delta: float
     """An effect within ±delta counts as zero."""
     least_mass: float

@@ -184,8 +184,8 @@ def _require_visible(places: list[tuple[int, int]] | None, layers: Iterable[Sour
 class SourceDecomposition(Result):
     """The query_key term of attention scores as a sum over pairs of writers, with the proof that it adds up.
 
-    What a pair adds to a score says little by itself, because the softmax ignores what all keys of a row have in
-    common. The result therefore also gives the contrast, the pair's contribution minus its mean over the keys that the
+    A pair's contribution to a score says little by itself, because the softmax ignores terms that all keys of a row
+    share. The result therefore also gives the contrast, the pair's contribution minus its mean over the keys that the
     row sees: c_st = scale · q_s(i)·(k_t(j) − mean_j' k_t(j')). Together with the contrasts of the score's other terms,
     these add up to ln(p_ij / the geometric mean of the row's p). Contrasts are signed: writers may work against each
     other.
@@ -194,7 +194,7 @@ class SourceDecomposition(Result):
     SUBTRACT = "subtract the matrices of a head: one.matrix(layer, head) - other.matrix(layer, head)"
 
     parts: tuple[SourceParts, ...]
-    """What the matrices are computed from, layer by layer."""
+    """The contributions from which the matrices are computed, layer by layer."""
     residual: Float[Tensor, "layer head"]
     """Largest |Σ pairs − query_key| over the cells, in units of the score; NaN for heads that were not decomposed."""
     tokens: tuple[tuple[str, ...], ...]

@@ -114,8 +114,8 @@ def score_sections(
             contents=lines,
             heading=lines,
             reading="Queries on the left, keys on the right; stronger lines carry more attention. Hover over a "
-            f"{nouns.any_token} to see only its lines; click to keep them. Hiding a {nouns.any_token} distributes "
-            "its weight over the others in proportion.",
+            f"{nouns.any_token} to see only its lines; click to keep them. Hiding a {nouns.any_token} "
+            "redistributes its weight to the others in proportion.",
             caveat=f"After a {nouns.any_token} is hidden, the rest may be a small part of the head's attention; the "
             "sentence above the lines says how much attention is hidden.",
             figures={"sentence-view": OfPattern("sentence")},

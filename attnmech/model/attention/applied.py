@@ -180,7 +180,7 @@ class AppliedInLayer:
         return pattern
 
     def change_of_values(self, v: Tensor, heads: int, keys: Batch) -> Float[Tensor, "batch head key d_value"] | None:
-        """How far the values that each head reads differ from v `[batch kv_head key d_value]`; None if none differ."""
+        """The values that each head reads minus v `[batch kv_head key d_value]`; None if none differ."""
         edits = self._of(ValueEdit)
         if not edits:
             return None

@@ -146,7 +146,7 @@ class _Layer:
 
     @cached_property
     def change_of_values(self) -> Float[Tensor, "batch head key d_value"] | None:
-        """How far the values that each head reads differ from v; None if none differ."""
+        """The values that each head reads minus v; None if none differ."""
         if self.changes is None:
             return None
         return self.changes.change_of_values(self.v, self.q.shape[1], self.site.keys_batch)
@@ -326,7 +326,7 @@ def _row_blocks(q: Tensor, mask: MaskRule, whole: bool, gathered: bool) -> Itera
 
 @dataclass(frozen=True)
 class Site:
-    """Where an attention module is in the model (its layer and stack), and the `InForce` to which it reports."""
+    """The place of an attention module in the model (layer and stack), and the `InForce` to which it reports."""
 
     in_force: InForce
     layer: int
@@ -407,7 +407,7 @@ def unexpanded(
     """Keys or values as the projections made them, undoing the model's repetition of each head for its group of
     queries.
 
-    If the heads of a group differ, they are returned as they are, and the certificate finds that they are not repeated.
+    If the heads of a group differ, they are returned unchanged, and the certificate reports that they are not repeated.
     """
     heads = value.shape[1]
     if not 0 < kv_heads < heads or heads % kv_heads:

@@ -54,7 +54,7 @@ class Part:
     stream: Float[Tensor, "batch position d_model"] | None = None
     """The input of block `start`; None if `start` is 0."""
     keep: frozenset[int] = frozenset()
-    """The blocks whose input is kept, as it is before hooks; the number of blocks stands for the output of the last."""
+    """The blocks whose input is kept, before hooks there; the number of blocks means the output of the last."""
     kept: dict[int, Float[Tensor, "batch position d_model"]] = field(default_factory=dict)
     z: Float[Tensor, "batch position head d_value"] | None = None
     """z of block `start`, before hooks there; if it is given, the attention of that block is not computed."""
@@ -90,7 +90,7 @@ class Pass:
     in_edit: bool = False
     """Whether a hook is running."""
     balance: Balance | None = None
-    """What the running certificate compares when the pass ends; None in the passes of the certificate itself."""
+    """The record that the running certificate compares when the pass ends; None in passes of the certificate itself."""
     in_force: "InForce | None" = None
     """Identifies the model that runs."""
     outer: "Pass | None" = None
@@ -102,7 +102,7 @@ class Pass:
 
     @property
     def skipped(self) -> tuple[str, ...]:
-        """What the running certificate could not check in this pass, and why."""
+        """The checks that the running certificate could not make in this pass, with the reasons."""
         return () if self.balance is None else tuple(self.balance.skipped)
 
 

@@ -223,7 +223,7 @@ def halves_of(batch: Batch, like: Float[Tensor, "batch position head d_head"]) -
 
 
 def global_tokens(batch: Batch) -> Bool[Tensor, "batch position"]:
-    """Which tokens of a batch are global."""
+    """True at the global tokens of a batch."""
     mask = batch.extra.get(GLOBAL_MASK)
     if mask is None:
         return torch.zeros_like(batch.mask)
@@ -231,7 +231,7 @@ def global_tokens(batch: Batch) -> Bool[Tensor, "batch position"]:
 
 
 def globals_by_default(model: nn.Module) -> Callable[[Batch], Bool[Tensor, "batch position"]]:
-    """Which tokens transformers makes global in a model of this class: the first of a text to classify, or none."""
+    """The tokens that transformers makes global in a model of this class: the first of a text to classify, or none."""
     if type(model).__name__.endswith("ForSequenceClassification"):
         return lambda batch: torch.arange(batch.ids.shape[1], device=batch.ids.device).expand_as(batch.ids) == 0
     return lambda batch: torch.zeros_like(batch.mask)

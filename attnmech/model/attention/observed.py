@@ -19,7 +19,7 @@ from ..parts.mask import MaskRule
 
 @dataclass(frozen=True)
 class Notes:
-    """What a layer computed, besides its points, that terms of scores and values need."""
+    """Values of a layer, besides its points, from which terms of scores and values are computed."""
 
     rotary: tuple[Tensor, Tensor] | None = None
     """Cosine and sine tables, `[batch position d_rotary]`."""
@@ -92,7 +92,7 @@ class Points:
 
 @dataclass(frozen=True)
 class LayerAttention:
-    """What the scores of a layer depend on, besides queries and keys."""
+    """The inputs of a layer's scores besides queries and keys."""
 
     stack: str
     layer: int

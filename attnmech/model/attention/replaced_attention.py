@@ -21,7 +21,7 @@ _BY_HEAD = "batch position head d_head -> batch head position d_head"
 
 
 class StandIn(nn.Module):
-    """What all replacements share: the projections, the site, and merging the heads."""
+    """The base of all replacements: the projections, the site, and merging the heads."""
 
     attnmech_site: Site
     layout: Layout

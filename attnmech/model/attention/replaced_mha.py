@@ -192,9 +192,9 @@ class OurMultiheadAttention(nn.Module):
         average_attn_weights: bool = True,
         is_causal: bool = False,
     ) -> tuple[Tensor, Tensor | None]:
-        """torch's signature: returns the output, and the weights if they are asked for."""
+        """torch's signature: returns the output, and the weights on request."""
         inputs = [query]
-        # What is one tensor must stay one tensor: an edit of `attn_in` reaches everything that is made from it.
+        # One tensor must stay one tensor, so that an edit of `attn_in` reaches everything computed from it.
         inputs += [] if key is query and value is query else [key]
         inputs += [] if value is key else [value]
         batched = query.ndim == 3
@@ -300,7 +300,7 @@ def sort_mask(mask: Tensor, further: int, seen: list[Tensor], added: list[Tensor
 
 
 def hides(mask: Tensor) -> Bool[Tensor, "..."]:
-    """Where a mask hides a key: at True, at −∞, and at numbers low enough to have the same effect."""
+    """True where a mask hides a key: at True, at −∞, and at numbers low enough to have the same effect."""
     return mask if mask.dtype == torch.bool else mask <= _HIDDEN
 
 

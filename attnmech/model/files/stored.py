@@ -190,7 +190,7 @@ def check_sizes(source: str, kind: type[PreTrainedModel], config: Any, stored: M
         with torch.device("meta"):
             asked = dict(kind(config).named_parameters())
     except Exception as error:
-        message = f"{source}: no {kind.__name__} can be made of its config: {first_line(error)}"
+        message = f"{source}: no {kind.__name__} can be built from its config: {first_line(error)}"
         raise WeightsError(message) from error
     numbers = sum(tensor.numel() for tensor in asked.values())
     if numbers > _MOST * held:

@@ -201,7 +201,7 @@ def _at(bridged: nn.Module, path: str) -> tuple[nn.Module | None, Any]:
 def _joined(component: nn.Module | None) -> dict[str, nn.Parameter]:
     """The fused weights of a q, k, v layer that a component has split, if the parts have been changed since.
 
-    The component computes with the parts, and leaves the fused layer as it was. Splitting a layer with the weights 0,
+    The component computes with the parts, and leaves the fused layer unchanged. Splitting a layer with the weights 0,
     1, 2, … shows where each entry of a part belongs.
     """
     from transformer_lens.model_bridge.generalized_components import JointQKVAttentionBridge

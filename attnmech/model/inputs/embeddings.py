@@ -30,8 +30,8 @@ def token_embedding(model: PreTrainedModel) -> Tensor:
 def wire_embeddings(
     model: PreTrainedModel, plans: Sequence[Architecture], in_force: InForce, d_model: int, *, is_point: bool
 ) -> tuple[str, ...]:
-    """Wires the embeddings of tokens, positions and token types to `in_force`; returns the labels of all but the
-    tokens'.
+    """Wires the embeddings of tokens, positions and token types to `in_force`; returns the labels of all except
+    the tokens'.
 
     Gradients start at the token embedding, which is the point `embed` if `is_point`.
     """

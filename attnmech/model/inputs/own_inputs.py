@@ -80,7 +80,7 @@ class OwnEncoder:
         self._known: dict[object, list[_Seen]] = {}
         self._pads = False
         self.example = self.encode(example)
-        # Where padding is may then differ between inputs of one shape.
+        # The places of padding may then differ between inputs of the same shape.
         self._pads = any(call.key_padding_mask is not None for call in self._seen)
 
     def encode(self, inputs: Any, bos: bool | None = None) -> Batch:

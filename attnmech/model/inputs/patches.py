@@ -53,7 +53,7 @@ def patch_places(
 ) -> list[tuple[int, int] | None]:
     """The row and column of each position's patch; None for a position that no line of the input changes.
 
-    `sample` is one input. Raises `UnsupportedModelError` if a position holds anything but one patch.
+    `sample` is one input. Raises `UnsupportedModelError` if a position does not hold exactly one patch.
     """
     windows = [_windows(front, sample, lines) for lines in (rows, columns)]
     places: list[tuple[int, int] | None] = []

@@ -144,7 +144,7 @@ def keep_weights_of_product(module: nn.Module, keep: Callable[[Tensor], None]) -
 
 @dataclass(frozen=True)
 class Described:
-    """What a user's `Architecture` does not say of an attention, found by comparing outputs."""
+    """Properties of an attention that a user's `Architecture` does not state, found by comparing outputs."""
 
     scale: float
     shows: bool | None

@@ -24,7 +24,7 @@ Arguments: TypeAlias = tuple[tuple[Any, ...], dict[str, Any]]
 """Positional and keyword arguments."""
 
 _LENGTHS: Final = " lengths"
-"""Appended to the name of a nested tensor, it names the lengths of the texts."""
+"""The suffix that turns the name of a nested tensor into the name of its texts' lengths."""
 _SEED: Final = 53
 _TRIES: Final = 256
 """At most this many assignments of batch axes are tried."""
@@ -161,7 +161,7 @@ class CallForm:
         """The first texts, and the same texts with noise added to real numbers: an example of zeros alone would prove
         nothing.
 
-        Masks and whole numbers stay as they are.
+        Masks and whole numbers are unchanged.
         """
         generator = torch.Generator().manual_seed(_SEED)
         both = {}

@@ -29,7 +29,7 @@ NO_TOKENS: Final = "it is a module of your own, which reads tensors instead of t
 
 @dataclass
 class OwnOutput:
-    """What a pass returns, under transformers' names."""
+    """The output of a pass, under transformers' names."""
 
     logits: Tensor
     """The first floating-point tensor that the module returns, with one row per text first."""
@@ -43,7 +43,7 @@ class OwnOutput:
 
 @dataclass(frozen=True)
 class Layer:
-    """Where one layer of a stack is in the module."""
+    """The place of one layer of a stack in the module."""
 
     stack: str
     block: str

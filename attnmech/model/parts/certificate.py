@@ -16,7 +16,7 @@ class Check:
 
     name: str
     statement: str
-    """What must hold, stated in the names of the points."""
+    """The statement, in the names of the points."""
     points: tuple[str, ...]
     """The points that are refused if the statement does not hold."""
     passed: bool | None
@@ -47,7 +47,7 @@ class Check:
 
 @dataclass(frozen=True)
 class LensHook:
-    """How a hook of TransformerLens compares with attnmech's point for it."""
+    """The comparison of a TransformerLens hook with attnmech's point."""
 
     point: str
     hook: str

@@ -1,7 +1,7 @@
 """Projections whose weights are packed by a quantisation: their matrices, read from what they return.
 
 Whatever the method (torchao, quanto, bitsandbytes, GPTQ, …), the matrix by which a projection multiplies is what it
-returns for the unit vectors, without its bias. It is made when it is asked for, one projection at a time, and not kept.
+returns for the unit vectors, without its bias. Matrices are computed on demand, one projection at a time, and not kept.
 A projection that also rounds its inputs multiplies by no matrix: the certificate then refuses the points concerned.
 """
 

@@ -126,7 +126,7 @@ class _Statements(EditChecks):
     """The statements that must hold for every model."""
 
     def of_model(self, read: Callable[[ProbeRun, str, int], None]) -> Iterator[Check]:
-        """The checks of whole passes; `read` is given each layer of each stack when it has run."""
+        """The checks of whole passes; `read` receives each layer of each stack when it has run."""
         yield self._spelled_out(self._finite())
         reached = self._reached(read)
         yield self._spelled_out(reached)

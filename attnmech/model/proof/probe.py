@@ -41,7 +41,7 @@ from .texts import beginning_of, long_batch, probe_batch
 _EDITED_LAYERS: Final = 6
 """The largest number of layers edited in one pass, since each takes two copies of a text."""
 _EDITED_POSITIONS: Final = 512
-"""The positions of all these copies, at most, unless one layer takes more: images and recordings are long."""
+"""The maximum of positions in all these copies, unless one layer needs more: images and recordings are long."""
 
 FROM_STREAM: Final = tuple(name for name in POINTS if name != "embed")
 """The points computed from the stream: if the stream is wrong, so are all of these."""
@@ -70,7 +70,7 @@ class ProbeRun:
         self.masks.setdefault((block.stack, block.layer), block.mask)
 
     def forget(self, stacks: Collection[str], layer: int) -> None:
-        """Frees what was held of a layer, but for the stream that the next one continues."""
+        """Frees the values of a layer, except the stream that the next one continues."""
         for key in list(self.values):
             if key[1] is None or key in self.kept or split_stack(key[0])[0] not in stacks:
                 continue
@@ -155,7 +155,7 @@ class Passes:
 
         def run() -> Any:
             plain = use_attention(copy_of(self.model.original), "eager")
-            # Where eager attention is not what is followed, its logits are compared.
+            # If attnmech follows another implementation, the logits of eager attention are compared.
             whole = self.model.architecture.trusted == "sdpa"
             with torch.no_grad():
                 return call(plain if whole else below_head(plain), self.batch, output_attentions=True)
@@ -359,7 +359,7 @@ class Probe:
 
 
 LayerComparisons: TypeAlias = Callable[[Probe, ProbeRun, int], Iterable[Compared]]
-"""What is compared in one layer of a run."""
+"""A function that compares values in one layer of a run."""
 
 
 @dataclass(eq=False)
@@ -372,7 +372,7 @@ class Statement:
     comparisons: LayerComparisons
     tolerance: float
     further: Callable[[Probe], Iterable[Compared]] | None = None
-    """What is compared after the passes."""
+    """A function that compares values after the passes."""
     worst: Compared = Compared("nowhere", 0.0)
     error: Exception | None = None
     """Why a layer could not be compared."""
@@ -475,7 +475,7 @@ def _hidden_states(model: nn.Module, batch: Batch, **options: Any) -> Any:
 
 
 def attempt(run: Callable[[], Any]) -> Any:
-    """What a run returns, or its exception: it is no fault of a model if transformers cannot run it this way."""
+    """What a run returns, or its exception: a model is not at fault if transformers cannot run it this way."""
     try:
         return run()
     except torch.OutOfMemoryError:

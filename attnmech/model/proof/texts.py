@@ -19,7 +19,7 @@ LONG: Final = 104
 _PADDING: Final = 4
 """The number of padding tokens on either side of the first long text."""
 _FILLED: Final = 3
-"""The number of padding tokens that are added to a text, which runs with different tokens in the padding."""
+"""The number of padding tokens added to a text, whose copies have different tokens there."""
 
 SEED: Final = 20
 

@@ -73,7 +73,7 @@ class Bridges:
                 vars(part).clear()
 
     def _build(self) -> "TransformerBridge":
-        # TransformerLens is imported only when a bridge is asked for.
+        # TransformerLens is imported only when a bridge is requested.
         from .bridge import build_bridge
 
         with self._building:

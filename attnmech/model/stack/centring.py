@@ -190,7 +190,7 @@ def _reference(
     for text, count in enumerate(counts[:, 0].tolist()):
         if not count and not role.empty:
             raise InputError(
-                f'text {text} has no token but its first and special ones, so centre="mean" has nothing to take a '
+                f'text {text} has only its first and special tokens, so centre="mean" has nothing to take a '
                 "mean over. Leave it out, or give fixed means: centre=am.mean_qk(model, corpus)."
             )
     return sums / counts.clamp_min(1)[:, :, None, None]

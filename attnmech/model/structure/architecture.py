@@ -18,7 +18,7 @@ from ..parts.weights import Expanded, Layout
 @public
 @dataclass(frozen=True)
 class Architecture:
-    """Where a model keeps its parts, and how its blocks combine them.
+    """The places of a model's parts, and the way its blocks combine them.
 
     `am.load` reads it from the model; pass one for a model whose structure cannot be read. The certificate shows
     whether it is right. `am.architecture` has the forms of rotation, such as `HALVES`.
@@ -141,7 +141,7 @@ final_norm norm; rotary rotate_halves
     replacement: Callable[[nn.Module], nn.Module] | None = None
     """Replaces an attention module that does not go through transformers' attention interface."""
     adapt: Callable[[nn.Module], None] | None = None
-    """Makes whatever other changes to the base model replacing its attention requires."""
+    """Makes the other changes to the base model that replacing its attention requires."""
     windows: tuple[int, ...] = ()
     """For each layer of a model with global tokens, the number of tokens around its own that a row sees, half on each
     side."""

@@ -43,7 +43,7 @@ class UnreadableError(UnsupportedModelError):
 
 @dataclass(frozen=True, eq=False)
 class _Source:
-    """Where queries, keys or values come from: columns of a projection, times a factor, perhaps normed."""
+    """The source of queries, keys or values: columns of a projection, times a factor, perhaps normed."""
 
     call: Call
     made: _Stream

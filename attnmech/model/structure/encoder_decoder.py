@@ -42,7 +42,7 @@ def read_stacks(model: PreTrainedModel) -> tuple[Architecture, ...]:
 
 @dataclass(frozen=True)
 class _Place:
-    """Where the attention of a stack is: the list of blocks, the path within a block, and the layers that have it."""
+    """The place of a stack's attention: the list of blocks, the path within a block, and the layers with attention."""
 
     blocks: str
     attention: str

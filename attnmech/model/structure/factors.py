@@ -26,7 +26,7 @@ class Factors:
         return factor in self._known
 
     def named(self, factor: float, d_head: int = 1, within: float = 0.0) -> float:
-        """The exact number that a measured factor stands for; if none is near, the factor as measured.
+        """The exact value of a measured factor; if no candidate is near, the measured factor.
 
         That number may be 1, 1/√d_head, a number of the config, its root, the inverse of either, or a number of the
         config over √layers (MiniCPM). `within` is the allowed error of the measurement, besides rounding.

@@ -137,7 +137,7 @@ class FrontEnd:
     """Computes the input of the first block without running the blocks."""
 
     def __init__(self, original: PreTrainedModel, blocks: str) -> None:
-        # attnmech's attention is given the mask as a rule.
+        # attnmech's attention receives the mask as a rule.
         copied = use_attention(copy_of(original), IMPLEMENTATION)
         self._model = below_head(copied)
         block_list = submodule(copied.base_model, blocks)

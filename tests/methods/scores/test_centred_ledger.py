@@ -378,7 +378,9 @@ def test_means_that_do_not_fit_are_refused() -> None:
     refused("only over tokens of the text", am.mean_qk(model, ids[:1]), ids[:1])
     refused('must be None, "mean", "position"', "median")
     refused('must be None, "mean", "position"', 3)
-    refused(r"text 1 has no token but its first", "mean", {"input_ids": ids, "attention_mask": one_token(ids)})
+    refused(
+        r"text 1 has only its first and special tokens", "mean", {"input_ids": ids, "attention_mask": one_token(ids)}
+    )
     refused("6 heads of the stack ''", means, on=models.hooked("gpt2"))
     with pytest.raises(InputError, match="give only one of the two"):
         am.decompose_scores(model, ids, centre="mean", fold_norm=True)
