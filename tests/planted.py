@@ -122,7 +122,7 @@ def cued(groups: int = 12, each: int = 4, seed: int = 0, metric: Any = "") -> am
     return am.Task("cued answers", tuple(cases.values()), metric)
 
 
-# -- previous token, induction and duplicates, in GPT-2, whose positions are vectors ---------------------------------
+# -- previous token, induction and duplicates, in GPT-2, with learned positions --------------------------------------
 
 TOKENS, POSITIONS, D_HEAD = 12, 16, 24
 TOKEN, PREVIOUS, OUT, POSITION = 0, 12, 24, 36

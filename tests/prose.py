@@ -50,6 +50,17 @@ PATTERNS = {
     r"\blikeliest\b": "most probable",
     r"\bPoint at\b": "Hover over",
     r"\bwhat (\w+ ){0,2}looks? at\b": "attends to",
+    r"\b(heads?|quer(y|ies)|rows?) looks? (at|back|there)\b": "attends to",
+    r"\blast stream\b": "final stream",
+    r"\bgives? what (it|they) gives?\b": "gives the same as",
+    r"\bsomething else than\b": "does not do what",
+    r"\bother \w+ than\b": "different from",
+    r"\b(is|are) to be (seen|changed)\b|\bnot to be changed\b": "visible; must not change",
+    r"\btakes? (\w+ ){1,3}in float32\b": "computes",
+    r"\basked for\b": "requested",
+    r"\bless (bytes|heads|keys|layers|rows|texts|tokens|words)\b": "fewer",
+    r"\b(the|of|in|to|is|are|for|with|by|and|or) \1\b|\b([A-Z][a-z]+) \2\b": "a word stands twice",
+    r'[a-z] " "[a-z]': "a joint of two strings within a string",
 }
 """Regular expressions, each with what to write instead."""
 

@@ -115,7 +115,7 @@ WRONG = {
     "a field": lambda m: m.Later(V, 3),
     "an axis that differs between fields": lambda m: m.Later(V, torch.ones(4)),
     "an inherited field": lambda m: m.Latest(V, torch.ones(4)),
-    "a field of one's own": lambda m: m.Latest(V, V, further="2"),
+    "a field of your own": lambda m: m.Latest(V, V, further="2"),
     "a method that returns Self": lambda m: m.Later(V, V).plus("3"),
     "a property": lambda m: m.Later(V, V).first,
     "a static method": lambda m: m.Later.still("3"),

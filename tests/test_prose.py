@@ -17,13 +17,15 @@ DOCUMENTS = (
 
 
 PLANTED = {
-    "module.py": '"""Which head looks there?"""\n',
+    "module.py": '"""Which head attends there?"""\n',
     "docstring.py": 'def f():\n    """The heads, of which two are shown."""\n',
     "comment.py": "x = 1  # in such a case\n",
     "string.py": 'raise ValueError("give it by the way of a list")\n',
     "f_string.py": 'message = f"{1} heads, as many as there are layers"\n',
     "name.py": "for each in range(3):\n    print(each)\n",
     "argument.py": "def f(found):\n    return found\n",
+    "twice.py": '"""Draws Draws a map."""\n',
+    "joint.py": '"""The correlation before " "projection."""\n',
     "many.py": '"""How many heads there are."""\n',
     "page.md": "# Title\n\nRows sum to 1, less the sink's mass.\n",
     "notebook.ipynb": json.dumps(
@@ -86,3 +88,9 @@ def test_the_package_holds_no_pattern() -> None:
     package = ROOT / "attnmech"
     assert {"maths", "results", "basics", "__init__.py"} <= {path.name for path in package.iterdir()}
     assert places_under(package) == []
+
+
+def test_tests_and_scripts_hold_no_pattern() -> None:
+    places = places_under(*(ROOT / folder for folder in ("tests", "benchmarks", "examples", "docs/_site")))
+    listed = {ROOT / "tests/prose.py", ROOT / "tests/test_prose.py"}
+    assert [place for place in places if place.path not in listed and place.words not in EMPTY_NAMES] == []

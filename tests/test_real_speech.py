@@ -69,7 +69,7 @@ def speech() -> tuple[np.ndarray, list[tuple[float, float]]]:
         said = subprocess.run(
             ["espeak-ng", "-v", "en-us", "-s", "150", "--stdout", word], check=True, capture_output=True
         )
-        # A WAV file of 22,050 samples per second, whose head is 44 bytes long.
+        # A WAV file with 22,050 samples per second and a header of 44 bytes.
         sound = resample_poly(np.frombuffer(said.stdout[44:], np.int16) / 32768, 320, 441).astype(np.float32)
         loud = np.nonzero(np.abs(sound) > 0.01)[0]
         gap, sound = np.zeros(RATE * 6 // 100, np.float32), sound[loud[0] : loud[-1] + 1]

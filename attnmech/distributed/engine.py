@@ -168,7 +168,7 @@ class Ray(Workers):
         if fit < (self.workers or 1):
             raise EngineError(
                 f"this Ray has {cpus:g} CPUs and {gpus:g} GPUs, which is room for {fit} workers with "
-                f"{self.cpus_per_worker} CPUs and {self.gpus_per_worker:g} GPUs each; asked for: {self.workers or 1}."
+                f"{self.cpus_per_worker} CPUs and {self.gpus_per_worker:g} GPUs each; requested: {self.workers or 1}."
             )
         if self.workers is not None:
             return self.workers

@@ -252,7 +252,7 @@ def _digest_of(reducer: Reducer) -> str:
 
 
 def _after(parts: Iterator[CorpusBatch], total: Total, bar: Meter) -> Iterator[CorpusBatch]:
-    """The batches that the total does not cover yet; raises `JournalError` if it covers other batches than these."""
+    """The batches that the total does not cover yet; raises `JournalError` if it covers different batches."""
     digest = ""
     for _ in range(total.batches):
         part = next(parts, None)

@@ -24,7 +24,7 @@ PAGES: Final[dict[str, dict[str, tuple[str, ...]]]] = {
         "certify": ("certify", "results.Certificate"),
         "Intervention": ("Intervention", "Values", "mean_z"),
     },
-    "Why does a head look there?": {
+    "Why does a head attend there?": {
         "decompose_scores": ("decompose_scores", "results.ScoreDecomposition"),
         "decompose_by_source": ("decompose_by_source", "results.SourceDecomposition"),
         "variance_shares": ("variance_shares", "results.VarianceShares"),

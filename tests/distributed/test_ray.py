@@ -345,7 +345,7 @@ def test_an_interrupted_run_ends_its_workers_and_resumes(demo: am.HookedModel, t
     require_same(am.stream(demo, iter(TEXTS), [Lengths(len(TEXTS))])[0], found)
 
 
-# -- what cannot be done -------------------------------------------------------------------------------------
+# -- refused calls -------------------------------------------------------------------------------------------
 
 
 def test_clusters_that_are_not_there(monkeypatch: pytest.MonkeyPatch, demo: am.HookedModel) -> None:

@@ -126,7 +126,7 @@ IMPOSSIBLE: dict[str, Callable[[], Any]] = {
     ),
     "gptj rotary wider than the head": lambda: models.gptj(rotary_dim=12),
     "gptj rotary of odd width": lambda: models.gptj(rotary_dim=3),
-    "gpt-oss rows that are no multiple of 16 bytes": lambda: models.gpt_oss(None, hidden=18),
+    "gpt-oss rows that are not a multiple of 16 bytes": lambda: models.gpt_oss(None, hidden=18),
     "roberta without a padding token": lambda: transformers.RobertaForMaskedLM(
         transformers.RobertaConfig(**TINY, max_position_embeddings=23, pad_token_id=None)
     ),

@@ -221,7 +221,7 @@ WRONG: Mapping[str, tuple[Callable[[], Any], str]] = {
     "true heads": (lambda: Intervention.zero([(True, 1)]), r"a list of \(layer, head\)"),
     "no heads": (lambda: Intervention.zero([]), "at least one head; got an empty list"),
     "None": (lambda: Intervention.zero(None), r"a list of \(layer, head\); got None"),
-    "a word that is no position": (
+    "a word that is not a position": (
         lambda: Intervention.zero("all", positions="first"),
         """`positions` must be "last" or a list of whole numbers, .*; got 'first'""",
     ),

@@ -81,7 +81,7 @@ def test_sweeps_equal_whole_passes(name: str, dtype: torch.dtype, monkeypatch: p
 @pytest.mark.parametrize("side", ["left", "right"])
 @pytest.mark.parametrize("name", ["bloom", "llama", "gptj"])
 def test_padding(name: str, side: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each text of a padded batch gives what it gives alone, in whole passes."""
+    """Each text of a padded batch gives the same as alone, in whole passes."""
     hooked, ids = models.hooked(name), models.token_ids(name)
     lengths = [ids.shape[1] - number for number in range(len(ids))]
     place = torch.arange(ids.shape[1]).expand_as(ids)

@@ -239,7 +239,7 @@ def masks_of(
     further: int,
     device: torch.device,
 ) -> Masked:
-    """The masks of one call as a rule and, where a float mask adds other numbers than −∞, a position term.
+    """The masks of one call as a rule and, where a float mask adds numbers different from −∞, a position term.
 
     With `hint` (`is_causal`, if torch relies on it), the causal mask replaces `attn_mask`. Where a mask hides a key
     from some heads only, the position term holds −10⁴ for these heads.

@@ -109,7 +109,7 @@ def streams_of(model: Any, ids: Tensor, at: str) -> list[Tensor]:
 
 
 def shared_block_streams(model: Any, ids: Tensor, at: str) -> list[Tensor]:
-    """`streams_of` for ALBERT, whose layers are calls of one block."""
+    """`streams_of` for ALBERT: its layers are calls of one block."""
     block, streams = model.albert.encoder.albert_layer_groups[0].albert_layers[0], []
     if at == "resid_post":
         handle = block.register_forward_hook(lambda module, args, output: streams.append(first_tensor(output)[0]))
@@ -593,7 +593,7 @@ def test_a_figure_names_the_lines_that_change_most() -> None:
         lines_by_layer(values, [0, 1, 2], [""] * 60, label="cosine")
 
 
-# -- what cannot be measured -----------------------------------------------------------------------------------
+# -- refused measurements --------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

@@ -166,7 +166,7 @@ def test_a_spoiled_tokenizer_is_refused(tmp_path: Path) -> None:
     message_of(lambda: am.load(tmp_path), am.AttnmechError)
 
 
-# -- objects that are no model of ours -----------------------------------------------------------------------
+# -- objects that are not supported models -------------------------------------------------------------------
 
 
 def test_modules_without_attention() -> None:

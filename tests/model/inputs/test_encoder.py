@@ -199,7 +199,7 @@ def test_a_text_of_nothing_but_bos_is_refused() -> None:
     assert "no token" in message_of(lambda: hooked.run("[BOS]", bos=False))
 
 
-# -- what cannot be given ------------------------------------------------------------------------------------
+# -- refused inputs ------------------------------------------------------------------------------------------
 
 
 def test_empty_texts(words: am.HookedModel) -> None:

@@ -935,7 +935,7 @@ def test_look_ahead_in_the_middle_of_a_text_is_caught() -> None:
 
 
 def deep_llama() -> Any:
-    """Eight layers, of which the short proof edits all but 2 and 5, and reads 0, 4 and 7 on a longer text."""
+    """Eight layers: the short proof edits all except 2 and 5, and reads 0, 4 and 7 on a longer text."""
     return models.randomised(models.llama(layers=8))
 
 

@@ -250,7 +250,7 @@ def test_a_tensor_that_is_no_mask_is_refused(mask: Tensor) -> None:
         rule_of(mask, 4, 4, BATCH)
 
 
-# -- what cannot be read -------------------------------------------------------------------------------------
+# -- unreadable structures -----------------------------------------------------------------------------------
 
 REFUSED = {
     "diffllama": "(differential attention)",
