@@ -108,6 +108,24 @@ class Batch:
             extra=extra,
         )
 
+    def alone(self, text: int) -> "Batch":
+        """The text with this index, without its padding."""
+        one = self.texts(torch.tensor([text]))
+        real = one.mask[0]
+        if not bool(real.all()):
+            length = len(real)
+            one = replace(
+                one,
+                ids=one.ids[:, real],
+                mask=one.mask[:, real],
+                tokens=(tuple(token for token, kept in zip(one.tokens[0], real.tolist(), strict=True) if kept),),
+                extra={
+                    name: value[:, real] if value.shape[1:2] == (length,) else value
+                    for name, value in one.extra.items()
+                },
+            )
+        return one if one.target is None else replace(one, target=one.target.alone(0))
+
     @property
     def lengths(self) -> Int[Tensor, " batch"]:
         """The number of real tokens in each sequence."""

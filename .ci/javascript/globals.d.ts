@@ -370,7 +370,7 @@ interface PageData {
   /** The tokens that these attend to, where they are another text's. */
   keys?: string[];
   /** Which of a model's stacks the page is about, where there are several. */
-  stack?: string;
+  part?: Record<string, number | string>;
   /** Escaped for plotly. */
   labels: string[];
   special: boolean[];

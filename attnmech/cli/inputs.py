@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -56,16 +57,14 @@ def require_one_source(text: str | None, file: Path | None) -> None:
         raise InputError("expected --text or --file; got both. Leave one out.")
 
 
-def text_of(text: str | None, file: Path | None) -> str:
-    """Returns the text of `--text` or `--file`, or by default the built-in paragraph."""
-    if file is None:
-        return text if text is not None else built_in_paragraph()
-    try:
-        return file.read_text(encoding="utf-8")
-    except UnicodeDecodeError as error:
-        raise InputError(f"cannot read {file}: it is not UTF-8 text ({error.reason} at byte {error.start}).") from error
-    except OSError as error:
-        raise InputError(f"cannot read {file}: {error.strerror or error}.") from error
+def texts_of(file: Path, most: int) -> list[str]:
+    """Returns the texts of a file that holds at most `most`."""
+    from ..runs.corpus import Corpus
+
+    texts = list(islice(Corpus(file), most + 1))
+    if len(texts) > most:
+        raise InputError(f"a page shows at most {most} texts; {file} has more. Name a file with some of them.")
+    return texts
 
 
 def numbers_of(option: str, argument: str | None) -> list[int] | None:

@@ -14,14 +14,13 @@ from typer.core import TyperGroup
 from .. import __version__
 from ..errors import AttnmechError, InputError, JournalError, ModelNotFoundError
 from .certificate import certificate_summary, print_certificate
-from .inputs import engine_of, numbers_of, require_one_source, streamed, sweep_inputs, text_of
+from .inputs import built_in_paragraph, engine_of, numbers_of, require_one_source, streamed, sweep_inputs, texts_of
 from .options import (
     AddressOption,
     CorpusOption,
     DeviceOption,
     DtypeOption,
     EngineOption,
-    FileOption,
     JsonOption,
     MemoryOption,
     MetricOption,
@@ -107,7 +106,7 @@ def options(
 @app.command(
     epilog=_examples(
         'attnmech report --text "Anna gave an old anchor to Tom." --out page.html',
-        "attnmech report --model gpt2 --file chapter.txt --start 200 --out page.html --out terms.csv",
+        "attnmech report --model gpt2 --file texts.txt --out page.html --out terms.csv",
     )
 )
 def report(
@@ -115,7 +114,7 @@ def report(
     device: DeviceOption = None,
     dtype: DtypeOption = None,
     text: TextOption = None,
-    file: FileOption = None,
+    file: CorpusOption = None,
     target_text: Annotated[
         str | None,
         typer.Option("--target-text", help="The text that the decoder of an encoder-decoder reads; if left out, the "
@@ -127,25 +126,28 @@ def report(
     rows: RowsOption = 32,
     as_json: JsonOption = False,
 ) -> None:  # fmt: skip
-    """Writes an offline page about one text of up to 192 tokens: every attention score as a sum of its terms.
+    """Writes an offline page about texts of up to 192 tokens: what each head attends to, why, and whether it matters.
 
-    Of a longer text, only the first 192 tokens are run, or the 192 tokens from --start on. For an encoder-decoder, the
-    encoder reads --text, and the page has a choice of stack: encoder, decoder or cross. The table has one row per
-    layer.
+    A file holds up to 12 texts, between which the page has a choice. Of a longer text, only the first 192 tokens are
+    run, or the 192 tokens from --start on. For an encoder-decoder, the encoder reads the text, and the page has a
+    choice of stack: encoder, decoder or cross. The table has one row per text and layer.
     """
     require_one_source(text, file)
-    with outputs_of(out, REPORT, overwrite=overwrite, source=file) as outputs:
-        wanted = text_of(text, file)
-        with stages("importing torch and transformers", total=4) as step:
-            from ..model.files.load import load
-            from ..pages.report import report as make_report
+    with (
+        outputs_of(out, REPORT, overwrite=overwrite, source=file) as outputs,
+        stages("importing torch and transformers", total=4) as step,
+    ):
+        from ..model.files.load import load
+        from ..pages.limits import MAX_TEXTS
+        from ..pages.report import report as make_report
 
-            step("loading and certifying the model")
-            hooked = load(model, device=device, dtype=dtype)
-            step("decomposing the scores")
-            result = make_report(hooked, wanted, target=target_text, start=start)
-            step("writing")
-            outputs.write(result.to_frame(), {".html": result.write_html})
+        texts = [text if text is not None else built_in_paragraph()] if file is None else texts_of(file, MAX_TEXTS)
+        step("loading and certifying the model")
+        hooked = load(model, device=device, dtype=dtype)
+        step("decomposing the scores")
+        result = make_report(hooked, texts, target=target_text, start=start)
+        step("writing")
+        outputs.write(result.to_frame(), {".html": result.write_html})
     print_summary(_report_summary(hooked, result, outputs), rows=rows, as_json=as_json)
 
 
@@ -547,7 +549,7 @@ def _report_summary(model: "HookedModel", result: "Report", outputs: Outputs) ->
     shown = Rows(
         "Mean share of each term in a row's highest score; largest residual",
         frame,
-        (LAYER, *shares, Column("residual", unit="of a score")),
+        (*[Column("text")] * bool(result.further), LAYER, *shares, Column("residual", unit="of a score")),
     )
     sizes = [
         f"The page has {path.stat().st_size / 1e6:.1f} MB and opens offline."

@@ -27,7 +27,6 @@ DtypeOption = Annotated[
     typer.Option("--dtype", help="The precision of the weights; by default, that in which they were saved."),
 ]
 TextOption = Annotated[str | None, typer.Option("--text", "-t", help="The text to read.")]
-FileOption = Annotated[Path | None, typer.Option("--file", "-f", help="A UTF-8 file with the text.")]
 CorpusOption = Annotated[
     Path | None,
     typer.Option(

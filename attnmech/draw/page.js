@@ -478,7 +478,7 @@ function withChoices(call) {
 
 function address() {
   const parameters = names.filter((name) => !optional.has(name) || state[name]).map((name) => [name, chosenValue(name)]);
-  if (page.stack) parameters.unshift(["stack", page.stack]);
+  parameters.unshift(...Object.entries(page.part ?? {}));
   return new URL(`#${new URLSearchParams(parameters)}`, location.href); // inside a frame, "#…" alone is refused
 }
 
@@ -489,7 +489,7 @@ function chooseFromAddress() {
   for (const [name, value] of new URLSearchParams(location.hash.slice(1))) {
     const index = Object.hasOwn(choices, name) ? choices[name].map(String).indexOf(value) : -1;
     if (index >= 0) named[name] = index;
-    else if (name !== "stack") unknown.push(`${name} ${value}`);
+    else if (String(page.part?.[name]) !== value) unknown.push(`${name} ${value}`);
   }
   element("unknown").textContent = unknown.length ? `This page has no ${unknown.join(", no ")}; it shows the next best.` : "";
   for (const name of optional) state[name] = 0;

@@ -76,23 +76,30 @@ def render_page(page: Page) -> str:
     return _document([page], data=_json(page, data, _carried([page])), **_values(page, data))
 
 
-def render_stacks(pages: Mapping[str, Page], words: Mapping[str, str]) -> str:
-    """Returns one page for several stacks of one model; it shows the first stack until the reader chooses another.
+def render_parts(parts: Mapping[tuple[int, str], Page], texts: Sequence[str], stacks: Mapping[str, str]) -> str:
+    """Returns one page for several texts or stacks of one model; it shows the first until the reader chooses another.
 
     Args:
-        pages: the page of each stack, by the name of the stack.
-        words: each stack in words, by the same names.
+        parts: the page of each text and stack, by the text's number and the stack's name.
+        texts: the beginning of each text; a single one is not a choice.
+        stacks: each stack in words, by its name; a single one is not a choice.
 
     """
-    bodies, carried = {}, _carried(list(pages.values()))
-    for name, page in pages.items():
-        data = _data(page) | {"stack": name}
-        values = _values(page, data) | {"stack_names": words, "stack": name}
+    pages, choices = list(parts.values()), []
+    if len(texts) > 1:
+        label = pages[0].view.nouns.text.capitalize()
+        choices.append(Choice("text", label, tuple(range(len(texts))), words=tuple(texts)))
+    if len(stacks) > 1:
+        choices.append(Choice("stack", "Stack", tuple(stacks), words=tuple(stacks.values())))
+    bodies, carried = [], _carried(pages)
+    for (text, stack), page in parts.items():
+        chosen = {choice.name: {"text": text, "stack": stack}[choice.name] for choice in choices}
+        data = _data(page) | {"part": chosen}
+        values = _values(page, data) | {"parts": choices, "chosen": chosen}
         numbers = Markup('<script type="application/json" id="data">{}</script>').format(_json(page, data, carried))
-        bodies[name] = rendered("explorer.html", **values) + numbers
-    first = next(iter(pages.values()))
-    choose = scripts.package_text("stacks.js")
-    return _document(list(pages.values()), choose, stacks=bodies, title=first.title, data="")
+        bodies.append((text, stack, rendered("explorer.html", **values) + numbers))
+    choose = scripts.package_text("parts.js")
+    return _document(pages, choose, bodies=bodies, title=pages[0].title, data="")
 
 
 def _document(pages: Sequence[Page], before: str = "", **values: Any) -> str:
@@ -127,6 +134,7 @@ def _values(page: Page, data: Mapping[str, Any]) -> dict[str, Any]:
         "nouns": page.view.nouns,
         "choices": _selectable(page),
         "place": _choices(page)[:2],
+        "parts": (),
         "tokens": page.view.tokens,
         "keys": page.view.keys,
         "weighted": page.view.value_norms is not None,

@@ -1,5 +1,6 @@
 """The Python calls that reproduce a page's numbers."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -12,9 +13,10 @@ from . import limits
 
 @dataclass(frozen=True)
 class ReportInputs:
-    """The inputs of a report, for the calls that reproduce its numbers."""
+    """One input of a report, for the calls that reproduce its numbers."""
 
-    inputs: Inputs
+    inputs: Inputs | None
+    """The input as the user passed it; None if it is one of several that are not strings."""
     bos: bool | None
     target: str | None
     continued: int
@@ -25,17 +27,20 @@ class ReportInputs:
     @property
     def text(self) -> str:
         """The text as a Python expression."""
-        text, note = (
-            (repr(self.inputs), "") if isinstance(self.inputs, str) else ("...", "  # what this report was given")
-        )
+        text = repr(self.inputs) if isinstance(self.inputs, str) else "..."
         if self.part is None and self.target is None and not self.continued:
-            return f"{text}{note}"
+            return text
         options = ("" if self.bos is None else f", bos={self.bos}") + (
             "" if self.target is None else f", target={self.target!r}"
         )
         cut = "" if self.part is None else f".part{self.part}"
         encoded = f"model.encode({text}{options}){cut}" if options or cut else text
-        return f"model.generate({encoded}, {self.continued}){note}" if self.continued else f"{encoded}{note}"
+        return f"model.generate({encoded}, {self.continued})" if self.continued else encoded
+
+    @property
+    def note(self) -> str:
+        """A comment on a text that is not a string."""
+        return "" if isinstance(self.inputs, str) else "  # what this report was given"
 
     @property
     def options(self) -> str:
@@ -44,23 +49,26 @@ class ReportInputs:
 
 
 def calls_of(
-    model: HookedModel, made_of: ReportInputs, stack: str, centre: Literal["mean"] | MeanQK | None, *, weighted: bool
+    model: HookedModel,
+    inputs: Sequence[ReportInputs],
+    number: int,
+    stack: str,
+    centre: Literal["mean"] | MeanQK | None,
+    *,
+    weighted: bool,
 ) -> dict[str, str]:
-    """Returns the Python calls that reproduce the page's numbers."""
+    """Returns the Python calls that reproduce the page's numbers about the input with this number."""
     captured, weight = ('"pattern", "v"', ", weighted={weight}") if weighted else ('"pattern"', "")
     if stack:
         captured = captured.replace('"pattern', f'"{stack}.pattern').replace('"v"', f'"{stack}.v"')
     options = f", stack={stack!r}" if stack else ""
-    with_bos, text = made_of.options, made_of.text
+    with_bos = inputs[number].options
     arguments = f"(model, text{options}{with_bos})"
     split = "" if centre is None else ", centre={split}" if centre == "mean" else ", centre=means"
-    setup = ["import attnmech as am", "", f"model = {model.source}", f"text = {text}"]
+    imports = ["import attnmech as am", *["from attnmech.demo.text import documents"] * model.is_demo]
+    setup = [*imports, "", f"model = {model.source}", *_texts(inputs, number)]
     if model.is_demo:
-        documents = "from attnmech.demo.text import documents"
-        setup[1:1] = [documents]
-        setup.append(f"texts = [text, *documents({limits.OTHER_TEXTS})]")
-    else:
-        setup.append("texts = [text]")
+        setup.append(f"texts += documents({limits.OTHER_TEXTS})")
     if isinstance(centre, MeanQK):
         setup.append("means = ...  # the means that this report was made with")
     return {
@@ -72,3 +80,11 @@ def calls_of(
         "updates": f"am.residual_updates{arguments}",
         "arguments": arguments,
     }
+
+
+def _texts(inputs: Sequence[ReportInputs], number: int) -> list[str]:
+    """The lines of Python that name the page's texts, and the one with this number."""
+    if len(inputs) == 1:
+        return [f"text = {inputs[0].text}{inputs[0].note}", "texts = [text]"]
+    listed = [f"    {one.text},{one.note}" for one in inputs]
+    return ["texts = [", *listed, "]", f"text = texts[{number}]"]

@@ -5,6 +5,9 @@ from typing import Final
 MAX_TOKENS: Final = 192
 """A page shows at most this many tokens of a text."""
 
+MAX_TEXTS: Final = 12
+"""A page shows at most this many texts."""
+
 MAX_POSITIONS: Final = 800
 """A page shows attention over at most this many patches of an image or frames of a recording, which cannot be cut
 short.

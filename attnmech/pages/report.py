@@ -1,7 +1,8 @@
 """Builds the report of one input: runs the model, and decides how much of the result the page shows."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Any, Literal
 
 from ..basics.arguments import index_of
 from ..basics.axes import spread
@@ -9,6 +10,7 @@ from ..basics.public import public
 from ..batch import Batch
 from ..demo.about import notes as notes_on_demo
 from ..errors import InputError
+from ..methods.head_types.head_types import HeadTypes
 from ..methods.scores.decompose_scores import decompose_scores
 from ..model.inputs.encoder import Inputs
 from ..model.parts.certificate import Certificate
@@ -19,7 +21,7 @@ from ..model.stack.stack import Stack
 from ..results.mean_qk import MeanQK
 from . import limits
 from .calls import ReportInputs, calls_of
-from .measures import last_pass, sources_of, streamed, sweeps, types_of
+from .measures import Measured, last_pass, sources_of, streamed, sweeps, types_of
 from .result import Report
 from .senses import nouns_of, sense_section
 
@@ -30,54 +32,58 @@ def report(
     inputs: Inputs,
     *,
     centre: Literal["auto", "mean"] | MeanQK | None = "auto",
-    target: str | None = None,
+    target: str | Sequence[str] | None = None,
     start: int = 0,
     bos: bool | None = None,
 ) -> Report:
-    """Decomposes the scores of one text and gathers what a page about it shows.
+    """Decomposes the scores of one text or of several, and gathers what a page about them shows.
 
     >>> am.report(am.load(), "The keys to the cabinet are here.").write_html("report.html")    # doctest: +SKIP
 
     The page runs and shows 192 tokens of a longer text (which must fit the model's positions), some layers of a model
     with very many heads, and only the decoder and cross-attention if an encoder of images or sound has more than 800
-    positions (Whisper's 1,500). The page says so. Under hooks and interventions, it describes the edited model.
+    positions (Whisper's 1,500). The page says so. On a page about several texts, the reader chooses one; effects of
+    ablations are means over all of them. Under hooks and interventions, the page describes the edited model.
 
     Args:
         model: the model.
-        inputs: one text.
+        inputs: one text, or up to 12.
         centre: where queries and keys are split, as in `am.decompose_scores`. "auto" splits them at the text's own
             means if the model rotates them, because the model's own terms then do not separate position from content,
             and at the model's biases otherwise.
-        target: the text that the decoder of an encoder-decoder reads; by default what the model itself writes
-            (greedily, up to 48 tokens). The page then has a choice of stack: encoder, decoder or cross, each with its
-            own tokens.
+        target: the text that the decoder of an encoder-decoder reads, or one for each of several texts; by default what
+            the model itself writes (greedily, up to 48 tokens). The page then has a choice of stack: encoder, decoder
+            or cross, each with its own tokens.
         start: the first of the 192 tokens shown of a long text; a BOS or CLS token stays in front of them.
         bos: whether the text begins with the tokenizer's BOS or CLS token.
 
     Returns:
-        The report; `.write_html(path)` writes the page.
+        The report of the first text; `.texts` holds those of all texts, and `.write_html(path)` writes the page about
+        them.
 
     Raises:
         ExactnessError: under an intervention that changes the scores themselves, because they are then no longer the
             sum of their terms.
-        InputError: for several texts, a text that does not fit the model, or a `start` beyond the text's end.
+        InputError: for more than 12 texts, a text that does not fit the model, or a `start` beyond a text's end.
     """
     require_model(model)
     batch = model.encode(inputs, bos=bos, target=target)
-    if len(batch.ids) > 1:
-        raise InputError(f"a report shows one text; got {len(batch.ids)}. Make one report per text.")
-    notes: list[str] = []
-    whole = batch.ids.shape[1]
-    start = index_of("start", start, whole, f"the text has {whole} tokens")
+    count = len(batch.ids)
+    if count > limits.MAX_TEXTS:
+        raise InputError(f"a report shows at most {limits.MAX_TEXTS} texts; got {count}. Make several reports.")
+    whole = int(batch.lengths.min())
+    shortest = "the text" if count == 1 else "the shortest text"
+    start = index_of("start", start, whole, f"{shortest} has {whole} tokens")
     if start and not model.reads_tokens:
         raise InputError(
             "`start` selects a part of a text; images, recordings and tensors are shown whole, so it "
             f"must be 0; got {start}."
         )
-    if model.reads_tokens and (start or whole > limits.MAX_TOKENS):
-        batch = batch.part(start, limits.MAX_TOKENS)
-    if model.is_own and whole > limits.MAX_TOKENS:
-        raise InputError(f"a report shows at most {limits.MAX_TOKENS} positions; got {whole}. Pass a shorter sequence.")
+    longest = batch.ids.shape[1]
+    if model.is_own and longest > limits.MAX_TOKENS:
+        raise InputError(
+            f"a report shows at most {limits.MAX_TOKENS} positions; got {longest}. Pass a shorter sequence."
+        )
     stacks = [
         stack
         for stack in model.stacks.values()
@@ -85,34 +91,86 @@ def report(
     ]
     if not stacks:
         raise InputError(
-            f"a report shows at most {limits.MAX_POSITIONS} patches or frames; got {whole}. Use am.attention_focus, "
+            f"a report shows at most {limits.MAX_POSITIONS} patches or frames; got {longest}. Use am.attention_focus, "
             'or model.run(..., points=["pattern"]).show("pattern", layer=0, head=0).'
         )
+    notes: list[str] = []
     if len(stacks) < len(model.stacks):
         notes.append(
             f"The encoder's attention is omitted: a page shows at most {limits.MAX_POSITIONS} patches or frames, and "
-            f'this input has {whole}. Use am.attention_focus(model, ..., stack="encoder").'
+            f'this input has {longest}. Use am.attention_focus(model, ..., stack="encoder").'
         )
-    length = batch.ids.shape[1]
-    if length < whole:
-        notes.append(_about_cut(model, batch, whole, start))
-    batch, continued = _with_target(model, batch, notes)
-    part = (start, limits.MAX_TOKENS) if length < whole else None
+    texts = [_cut(model, batch if count == 1 else batch.alone(number), start) for number in range(count)]
     proven = not model.edited and model.certificate.weights == model.weights_hash
-    certificate = model.certificate if proven else certify(model)
-    made = _Made(model, batch, certificate, ReportInputs(inputs, bos, target, continued, part))
-    first, *others = (_of_stack(made, stack, centre, [*notes]) for stack in stacks)
-    return replace(first, others={page.stack: page for page in others})
+    made = _Made(
+        model=model,
+        texts=texts,
+        calls=[
+            ReportInputs(
+                inputs=_entry(inputs, number, count),
+                bos=bos,
+                target=_entry(target, number, count),
+                continued=text.continued,
+                part=text.part,
+            )
+            for number, text in enumerate(texts)
+        ],
+        certificate=model.certificate if proven else certify(model),
+        measured=sweeps(model, [text.batch for text in texts], notes),
+        notes=notes,
+        centre=centre,
+    )
+    by_stack = [_of_stack(made, stack) for stack in stacks]
+    reports: list[Report] = [
+        replace(report, others={other.stack: other for other in others})
+        for report, *others in zip(*by_stack, strict=True)
+    ]
+    return replace(reports[0], further=tuple(reports[1:]))
 
 
 @dataclass(frozen=True)
+class _Text:
+    """One text of a report, cut to what a page shows."""
+
+    batch: Batch
+    notes: Sequence[str]
+    """What the page leaves out of the text, or adds to it."""
+    continued: int
+    """The largest number of the decoder's tokens that the model wrote; 0 if the user supplied them."""
+    part: tuple[int, int] | None
+    """The start and the length of the part that is shown, if the text is cut."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class _Made:
-    """The parts that the reports of a model's stacks share."""
+    """What the reports of several texts and stacks share."""
 
     model: HookedModel
-    batch: Batch
+    texts: Sequence[_Text]
+    calls: Sequence[ReportInputs]
     certificate: Certificate
-    inputs: ReportInputs
+    measured: tuple[Measured, ...]
+    notes: Sequence[str]
+    centre: Literal["auto", "mean"] | MeanQK | None
+
+
+def _entry(given: Any, number: int, count: int) -> Any:
+    """One of several texts, where they are strings; of a single text, what the user passed."""
+    if isinstance(given, str) or not isinstance(given, Sequence) or len(given) != count:
+        return given
+    return given[number] if isinstance(given[number], str) else None
+
+
+def _cut(model: HookedModel, whole: Batch, start: int) -> _Text:
+    """The part of a text that the page shows; the model writes the decoder's text if the user supplied none."""
+    batch, length, notes = whole, whole.ids.shape[1], list[str]()
+    if model.reads_tokens and (start or length > limits.MAX_TOKENS):
+        batch = whole.part(start, limits.MAX_TOKENS)
+    part = (start, limits.MAX_TOKENS) if batch.ids.shape[1] < length else None
+    if part is not None:
+        notes.append(_about_cut(model, batch, length, start))
+    batch, continued = _with_target(model, batch, notes)
+    return _Text(batch, notes, continued, part)
 
 
 def _with_target(model: HookedModel, batch: Batch, notes: list[str]) -> tuple[Batch, int]:
@@ -133,11 +191,20 @@ def _with_target(model: HookedModel, batch: Batch, notes: list[str]) -> tuple[Ba
     return batch, 0
 
 
-def _of_stack(made: _Made, shown: Stack, centre: Literal["auto", "mean"] | MeanQK | None, notes: list[str]) -> Report:
-    """Builds the report of one of the model's stacks."""
-    model, batch = made.model, made.batch
+def _of_stack(made: _Made, shown: Stack) -> list[Report]:
+    """Builds the reports of all texts on one of the model's stacks."""
+    notes = list(made.notes)
+    types = types_of(made.model, shown, notes)
+    return [_of_text(made, shown, number, types, notes) for number in range(len(made.texts))]
+
+
+def _of_text(made: _Made, shown: Stack, number: int, types: HeadTypes | None, shared: Sequence[str]) -> Report:
+    """Builds the report of one text on one of the model's stacks."""
+    model, batch, centre = made.model, made.texts[number].batch, made.centre
+    notes = [*made.texts[number].notes, *shared]
     queries, keys = batch.queries(shown.label), batch.key_tokens(shown.label)
-    fits = max(1, limits.MAX_CELLS // (len(model.stacks) * shown.n_heads * queries.ids.shape[1] * keys.ids.shape[1]))
+    pages = len(model.stacks) * len(made.texts)
+    fits = max(1, limits.MAX_CELLS // (pages * shown.n_heads * queries.ids.shape[1] * keys.ids.shape[1]))
     layers = [shown.layers[place] for place in spread(shown.n_layers, fits)]
     if len(layers) < shown.n_layers:
         of_stack = f"The {shown.label} stack" if shown.label else "The model"
@@ -153,17 +220,15 @@ def _of_stack(made: _Made, shown: Stack, centre: Literal["auto", "mean"] | MeanQ
         centre = "mean" if shown.architecture.rotary is not None and bool(ordinary.any()) else None
     scores = decompose_scores(model, batch, layers=layers, stack=stack, centre=centre)
     native = decompose_scores(model, batch, layers=layers, stack=stack) if centre == "mean" else None
-    types = types_of(model, shown, notes)
     focus, updates, paths, on_text = streamed(model, batch, shown, notes, nouns=nouns, with_types=types is not None)
     if model.edited:
         notes.append(f"Hooks were active at {', '.join(model.edited)}: the numbers describe the edited model.")
-    measured = sweeps(model, batch, notes)
     sources = sources_of(model, batch, layers, notes)
     special, key_special = (
         tuple(token in tokens.special for token in tokens.ids[0, tokens.mask[0]].tolist()) for tokens in (queries, keys)
     )
     pattern, norms, expected = last_pass(model, batch, shown, layers, notes)
-    calls = calls_of(model, made.inputs, shown.label, centre, weighted=norms is not None)
+    calls = calls_of(model, made.calls, number, shown.label, centre, weighted=norms is not None)
     call = calls["view"].replace("{figure}", "map")
     return Report(
         scores=scores,
@@ -174,7 +239,7 @@ def _of_stack(made: _Made, shown: Stack, centre: Literal["auto", "mean"] | MeanQ
         notes=tuple(notes),
         types=types,
         on_text="" if on_text is None else on_text.on_text(),
-        measured=measured,
+        measured=made.measured,
         sources=sources,
         special=special,
         key_special=key_special if shown.label == "cross" else (),

@@ -14,9 +14,9 @@ from ..basics.public import public
 from ..draw.embed import View
 from ..draw.html_file import WritesHtml, returns_page
 from ..draw.numbers import ScoreNumbers, TableRow
-from ..draw.page import Page, render_page, render_stacks
+from ..draw.page import Page, render_page, render_parts
 from ..draw.section import OfPattern, Section
-from ..draw.text import bound, html_text, percent
+from ..draw.text import bound, html_text, percent, visible_token
 from ..errors import InputError
 from ..maths.scores import names_along_row
 from ..methods.focus.attention_focus import AttentionFocus
@@ -41,6 +41,9 @@ STACK_WORDS: Final = {
 """The stacks of an encoder-decoder, in words for the reader who chooses one."""
 
 
+MOST_OF_TEXT: Final = 40
+"""The reader chooses a text by this many of its characters."""
+
 _STATUS: Final[dict[str, Literal["ok", "warn", "fail"] | None]] = {
     "holds": "ok",
     "differs": "warn",
@@ -56,7 +59,7 @@ R = TypeVar("R", bound=HeadEffects | NullAttention)
 @public
 @dataclass(frozen=True, repr=False)
 class Report(WritesHtml):
-    """One text on one model: where heads attend, why, and what they write, with the certificate and a page."""
+    """A text on a model: where heads attend, why, and what they write, with the certificate and a page."""
 
     scores: ScoreDecomposition
     native: ScoreDecomposition | None
@@ -72,7 +75,7 @@ class Report(WritesHtml):
     on_text: str
     """How heads attend to this text's delimiters: a description, not a claim."""
     measured: tuple[Measured, ...]
-    """The results of ablations on the page's text and on further texts of the demo model's language."""
+    """The results of ablations on all texts of the page and on further texts of the demo model's language."""
     sources: SourceDecomposition | None
     """Which upstream writers make each head attend where it does."""
     special: tuple[bool, ...]
@@ -95,6 +98,13 @@ class Report(WritesHtml):
     """In cross-attention, whether each key token is a special token."""
     others: Mapping[str, "Report"] = field(default_factory=dict)
     """The reports of a model's other stacks, by name: `report.others["cross"]`."""
+    further: tuple["Report", ...] = ()
+    """The reports of the texts after the first."""
+
+    @property
+    def texts(self) -> tuple["Report", ...]:
+        """The report of each text, this one first: `report.texts[1].focus`."""
+        return (self, *self.further)
 
     def __repr__(self) -> str:
         return f"Report({self.lead})"
@@ -114,7 +124,13 @@ class Report(WritesHtml):
             raise AttributeError(message, name=name, obj=self)
 
     def to_frame(self) -> pd.DataFrame:
-        """One row per layer: the largest residual and score of its heads, and the heads' mean share of each term."""
+        """One row per layer: the largest residual and score of its heads, and the heads' mean share of each term.
+
+        With several texts, the column "text" numbers them.
+        """
+        if self.further:
+            frames = dict(enumerate(report.to_frame() for report in (replace(self, further=()), *self.further)))
+            return pd.concat(frames, names=["text"]).reset_index("text").reset_index(drop=True)
         frame = self.scores.to_frame()
         how = {name: "mean" if name.endswith("_share") else "max" for name in map(str, frame.columns)}
         return (
@@ -125,15 +141,42 @@ class Report(WritesHtml):
 
     @returns_page
     def to_html(self) -> str:
-        """Returns the page, one file that opens offline; with several stacks, the reader chooses one."""
-        if not self.others:
+        """Returns the page, one file that opens offline; with several texts or stacks, the reader chooses one."""
+        if not self.others and not self.further:
             return render_page(self._page())
-        reports = {self.stack: self, **self.others}
-        pages = {name: report._page() for name, report in reports.items()}
-        if not any(report.nouns.keys for report in reports.values()):
-            return render_stacks(pages, {name: STACK_WORDS[name] for name in pages})
-        ends = {name: (report.nouns.tokens, report.nouns.of_keys.tokens) for name, report in reports.items()}
-        return render_stacks(pages, {name: f"{name}: {queries} to {keys}" for name, (queries, keys) in ends.items()})
+        parts = {
+            (number, stack): replace(report._page(), title=self._title)
+            for number, text in enumerate(self.texts)
+            for stack, report in text._stacks.items()
+        }
+        beginnings = [text._beginning(number) for number, text in enumerate(self.texts)]
+        return render_parts(parts, beginnings, self._stack_words)
+
+    @property
+    def _title(self) -> str:
+        count, text = len(self.texts), self.nouns.text
+        return f"{_short(self.scores.provenance.model)} on {f'one {text}' if count == 1 else f'{count} {text}s'}"
+
+    @property
+    def _stacks(self) -> dict[str, "Report"]:
+        """The reports of all stacks, by name."""
+        return {self.stack: self, **self.others}
+
+    @property
+    def _stack_words(self) -> dict[str, str]:
+        """The stacks in words, for the reader who chooses one."""
+        ends = {name: (report.nouns.tokens, report.nouns.of_keys.tokens) for name, report in self._stacks.items()}
+        if any(report.nouns.keys for report in self._stacks.values()):
+            return {name: f"{name}: {queries} to {keys}" for name, (queries, keys) in ends.items()}
+        return {name: STACK_WORDS.get(name, name) for name in ends}
+
+    def _beginning(self, number: int) -> str:
+        """The text's number and beginning, for the reader who chooses one."""
+        if self.nouns.text != TEXT.text:
+            return str(number)
+        ordinary = [token for token, special in zip(self.scores.tokens[0], self.special, strict=True) if not special]
+        text = "".join(visible_token(token) for token in ordinary).replace("·", " ").strip()
+        return f"{number}: {text[:MOST_OF_TEXT]}{'…' if len(text) > MOST_OF_TEXT else ''}"
 
     @property
     def stack(self) -> str:
@@ -159,7 +202,7 @@ class Report(WritesHtml):
             start = layer, head, row_of(facts.types_of(layer, head), view, layer, head)
         headline, *more = [finding.sentence for finding in headlines] or [self.lead]
         return Page(
-            title=f"{_short(provenance.model)} on one {self.nouns.text}",
+            title=self._title,
             headline=headline,
             more=more,
             heads=facts.page,
@@ -208,7 +251,7 @@ class Report(WritesHtml):
         """The page's sections: those of figures 1 to 10, then the further measurements."""
         nouns, layers, calls = self.nouns, view.layers, self.calls
         other = None if self.native is None else self.native.numbers(pattern=self.pattern, nouns=nouns)
-        further = [part.result.section(part.call, layers, self._texts) for part in self.measured]
+        further = [part.result.section(part.call, layers, part.on) for part in self.measured]
         heads = about_all_heads(self.focus.numbers(nouns))
         overview, *scores = self.scores.sections(view, calls["scores"], calls["view"], heads, other)
         return [
@@ -245,12 +288,6 @@ class Report(WritesHtml):
             return []
         call = self.calls["scores"].replace("{split}", '"mean"')
         return [self.scores.position_kernel().section(call, self.nouns)]
-
-    @property
-    def _texts(self) -> str:
-        assert self.effects is not None
-        count = len(self.effects.before)
-        return "this text" if count == 1 else f"this text and {count - 1} others generated by the grammar"
 
     def _reasons(self, tokens: int) -> list[list[list[str]]]:
         """The sentences that say, for each query, why each head attends where it does."""

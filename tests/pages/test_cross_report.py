@@ -221,6 +221,17 @@ def test_targets_must_fit() -> None:
     assert batch.target is not None and batch.target.mask.tolist() == [[True, True, True], [True, True, False]]
 
 
+def test_texts_for_the_decoder_are_paired_with_theirs() -> None:
+    model, texts, targets = t5(), ["the old sea is here", "the sea"], ["le mer", "le"]
+    report = am.report(model, texts, target=targets)
+    for number, each in enumerate(report.texts):
+        alone = am.report(model, texts[number], target=targets[number])
+        torch.testing.assert_close(each.others["cross"].pattern, alone.others["cross"].pattern, rtol=0, atol=1e-6)
+        assert f"target={targets[number]!r}" in each.calls["setup"]
+    html = report.to_html()
+    assert all(f'data-text="{text}" data-stack="{stack}"' in html for text in (0, 1) for stack in ("encoder", "cross"))
+
+
 @pytest.mark.browser
 def test_a_reader_chooses_a_stack(chromium: Any, tmp_path: Path) -> None:
     cross = reported().others["cross"]

@@ -329,11 +329,6 @@ def test_of_many_heads_some_layers_are_shown(monkeypatch: pytest.MonkeyPatch) ->
     assert report.notes == ("The model has 3 layers; 2 of them are shown.",)
 
 
-def test_one_text_at_a_time(demo: am.HookedModel) -> None:
-    with pytest.raises(InputError, match="a report shows one text; got 2"):
-        am.report(demo, ["Anna sang.", "Tom sang."])
-
-
 def test_ctrl_c_reaches_the_caller(demo: am.HookedModel, monkeypatch: pytest.MonkeyPatch) -> None:
     from attnmech.runs.engine import Texts
 

@@ -77,7 +77,10 @@ def pages_of(report: am.results.Report, monkeypatch: pytest.MonkeyPatch) -> dict
     """The text on the pages of a report's stacks, before conversion to HTML."""
     pages: dict[str, Page] = {}
     monkeypatch.setattr("attnmech.pages.result.render_page", lambda page: pages.update({report.stack: page}) or "")
-    monkeypatch.setattr("attnmech.pages.result.render_stacks", lambda found, words: pages.update(found) or "")
+    monkeypatch.setattr(
+        "attnmech.pages.result.render_parts",
+        lambda parts, texts, stacks: pages.update({stack: page for (_, stack), page in parts.items()}) or "",
+    )
     report.to_html()
     return pages
 
