@@ -383,6 +383,8 @@ interface PageData {
   start: Record<string, number>;
   /** By label, the names of the scripts. */
   scripts: Record<string, string>;
+  /** The heads whose scores and terms the page holds cell by cell, where these are not all. */
+  detailed: number[] | null;
   /** The names of the arrays of probabilities, and of what no key has. */
   pattern: string;
   rest: string | null;
@@ -406,6 +408,8 @@ interface PageData {
 interface PageFigure {
   figure: PlotlyFigure;
   slots: Slot[];
+  /** Whether the page holds it only for the heads in detail. */
+  inDetail: boolean;
   /** The choices on which it depends. */
   follows: string[];
   /** By the name of a choice, the path to a clicked point's property that says it. */

@@ -3,17 +3,33 @@
 import math
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from hashlib import sha256
 from typing import Any, Final
 
+import numpy as np
+from jaxtyping import Float
+
 from ..errors import InputError
-from .chart import ByChoice, Chart, Slot
-from .packing import logarithms, pack_keys, pack_logarithms, pack_texts, pack_values, rounding_error
+from .chart import ByChoice, Chart, Slot, of_heads
+from .packing import (
+    logarithms,
+    pack_keys,
+    pack_logarithms,
+    pack_roots,
+    pack_texts,
+    pack_values,
+    rounding_error,
+)
 
 MOST_PLAIN: Final = 256
 """Arrays of up to this many numbers are stored unpacked."""
+
+IN_DETAIL: Final = 2
+"""An array with more than this many numbers for each query of each head is a detail, which a page of many heads holds
+for some of them.
+"""
 
 
 @dataclass
@@ -26,6 +42,8 @@ class Carried:
 
     choices: Mapping[str, Sequence[int | str]]
     """The values that a reader of the page can choose from, by the name of the choice."""
+    detailed: Sequence[int] | None = None
+    """The heads, counted layer by layer, whose details the page holds; None for all heads."""
     tables: dict[str, tuple[Any, ...]] = field(default_factory=dict)
     """Lists of words, by name; numbers in arrays are indices into them."""
     _names: dict[object, str] = field(default_factory=dict)
@@ -37,8 +55,11 @@ class Carried:
         with self._packing:
             return {name: packed.result() for name, packed in self._packed.items()}
 
-    def column(self, by_choice: ByChoice, name: str) -> dict[str, Any]:
-        """The description by which a page finds the values of a choice; `name` is the name of their figure or text."""
+    def column(self, by_choice: ByChoice, name: str, *, in_detail: bool = False) -> dict[str, Any]:
+        """The description by which a page finds the values of a choice; `name` is the name of their figure or text.
+
+        If they stand with details, `in_detail`, the page holds them for the same heads.
+        """
         for choice, count in zip(by_choice.over, by_choice.values.shape, strict=False):
             offered = self.choices.get(choice, ())
             if count != len(offered):
@@ -46,6 +67,7 @@ class Carried:
                     f"`{name}` has {count} {choice}s but the page offers {len(offered)} ({list(offered)}); make its "
                     "section from the same run, with the page's layers."
                 )
+        by_choice = self._of_detailed(by_choice, in_detail=in_detail)
         column: dict[str, Any] = {"array": self.array(by_choice), "over": by_choice.over, "shape": by_choice.shape}
         if by_choice.words:
             column["table"] = self._named(by_choice.words, self.tables, "table", lambda: by_choice.words)
@@ -68,6 +90,30 @@ class Carried:
         digest = sha256(values.tobytes()).digest()
         key = (digest, values.dtype.str, by_choice.logarithmic, len(by_choice.stretches))
         return self._named(key, self._packed, "array", lambda: self._packing.submit(_packed, by_choice))
+
+    def attention(self, pattern: Float[np.ndarray, "layer head query key"]) -> str:
+        """The name of the array of all attention, which views draw: in 16 bits, or in 8 on a page of many heads."""
+        if self.detailed is None:
+            return self.array(of_heads(pattern))
+        return self._named("attention", self._packed, "array", lambda: self._packing.submit(pack_roots, pattern))
+
+    def _of_detailed(self, by_choice: ByChoice, *, in_detail: bool) -> ByChoice:
+        """The values of the heads in detail, along the axis "detailed"; other arrays stay whole."""
+        over, values = by_choice.over, by_choice.values
+        if self.detailed is None or not {"layer", "head"} <= by_choice.follows:
+            return by_choice
+        at = over.index("layer")
+        before, after = values.shape[:at], values.shape[at + 2 :]
+        by_query = values.size / (math.prod(values.shape[at : at + 2]) * len(self.choices["query"]))
+        if by_query <= IN_DETAIL and not in_detail:
+            return by_choice
+        kept = values.reshape(*before, -1, *after).take(self.detailed, axis=at)
+        return replace(
+            by_choice,
+            values=kept,
+            over=(*over[:at], "detailed", *over[at + 2 :]),
+            blocks=math.prod(kept.shape[: at + 1]),
+        )
 
     def _named(self, key: object, place: dict[str, Any], kind: str, made: Callable[[], Any]) -> str:
         if key not in self._names:

@@ -47,7 +47,7 @@ views.heads = (stage, { layers, heads, types, letters, numbers, sentences }) => 
       const { label, values, clear } = numbers[name];
       return `${label}: ${written(values[at])}${clear && !clear[at] ? " (not clear)" : ""}`;
     });
-    return [sentences[at] ?? `${nameOf(at)}.`, ...values].join(" ");
+    return `${[(sentences[at] ?? nameOf(at)).replace(/\.$/, ""), ...values].join("; ")}.`;
   }
 
   /** Whether a head is what the reader looks for: its name, or one of its types. */

@@ -44,6 +44,8 @@ class PageHeads:
     """A sentence that describes each head, by layer and head."""
     card: Mapping[str, Sequence[Sequence[str]]] = field(default_factory=dict)
     """The entries of each head's card, by their labels; an empty text leaves the entry out."""
+    order: Sequence[int] = ()
+    """The heads, counted layer by layer, those that matter most first."""
 
     @property
     def choices(self) -> list[Choice]:

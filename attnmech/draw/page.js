@@ -81,10 +81,17 @@ function listed(values) {
   return { slice: (start, count) => values.slice(start, start + count) };
 }
 
+/** The place of a head among those that the page holds in detail; -1 if it is none of them. @param {any} at */
+const detailedAt = ({ layer, head }) => (page.detailed ?? []).indexOf(layer * heads + head);
+
+/** Whether the page holds this column for the chosen head. */
+const isHeld = ({ over }, at = state) => !over.includes("detailed") || detailedAt(at) >= 0;
+
 /** The part of an array that the choices select, flat: its leading axes are choices, `shape` is the rest. @param {Column} column */
 function chosen({ array, over, shape, fixed }, at = state) {
-  const made = fixed ? { ...at, ...fixed } : at;
-  const index = over.reduce((before, name) => before * choices[name].length + made[name], 0);
+  const made = { ...at, ...fixed };
+  const step = (name) => (name === "detailed" ? [page.detailed?.length ?? 0, detailedAt(made)] : [choices[name].length, made[name]]);
+  const index = over.map(step).reduce((before, [count, place]) => before * count + place, 0);
   const count = shape.reduce((product, length) => product * length, 1);
   return Array.from(arrays[array].slice(index * count, count));
 }
@@ -129,7 +136,7 @@ function filled({ figure, slots }) {
   return copy;
 }
 
-const textOf = (id, at = state) => chosen(page.texts[id], at)[0];
+const textOf = (id, at = state) => (isHeld(page.texts[id], at) ? chosen(page.texts[id], at)[0] : "");
 
 function weightsOf(query) {
   return shown.of(state.layer, state.head).subarray(query * keys.length, (query + 1) * keys.length);
@@ -138,6 +145,9 @@ function weightsOf(query) {
 // ---- figures ----------------------------------------------------------------------------------------------------
 
 const ink = () => getComputedStyle(document.body).color;
+
+/** Whether the page holds a figure for the chosen head. */
+const isDrawable = (id) => !page.figures[id]?.inDetail || detailedAt(state) >= 0;
 
 /** Everything that a figure depends on, as a key. */
 function shownIn(id) {
@@ -157,7 +167,7 @@ function draw(id, pause) {
     return underWay.drawn?.then(() => draw(id));
   }
   const key = shownIn(id);
-  if (drawnWith[id] === key) return;
+  if (drawnWith[id] === key || !isDrawable(id)) return;
   drawnWith[id] = key;
   const { clicks } = page.figures[id];
   const figure = filled(page.figures[id]);
@@ -264,7 +274,7 @@ function useTextColour({ data, layout }, color) {
 function drawFigures() {
   if (!window.Plotly) return;
   for (const id of Object.keys(page.figures)) {
-    if (element(id).closest("[hidden]")) continue;
+    if (element(id).closest("[hidden], .not-held")) continue;
     if (everywhere || onScreen.has(id)) draw(id);
     else if (id !== underWay?.id) element(id).classList.toggle("stale", id in drawnWith && drawnWith[id] !== shownIn(id));
   }
@@ -287,7 +297,7 @@ async function drawAhead() {
 function nextWaiting() {
   const waits = (id) => (id in page.figures ? drawnWith[id] !== shownIn(id) : !begun.has(id));
   const distance = ({ top, bottom }) => Math.max(top - innerHeight / 2, innerHeight / 2 - bottom, 0);
-  const waiting = allOf(".figure").filter((figure) => !figure.closest("[hidden]") && waits(figure.id));
+  const waiting = allOf(".figure").filter((figure) => !figure.closest("[hidden], .not-held") && waits(figure.id));
   const far = new Map(waiting.map((figure) => [figure, distance(figure.getBoundingClientRect())]));
   return waiting.sort((one, other) => Number(far.get(one)) - Number(far.get(other)))[0]?.id;
 }
@@ -441,12 +451,15 @@ function showTab() {
   const tab = chosenValue("tab");
   const isWhole = printing || tab === "all";
   for (const part of allOf("[data-tabs]")) part.hidden = !isWhole && !part.dataset.tabs?.split(" ").includes(tab);
+  for (const part of allOf("section[data-tabs]")) part.classList.toggle("not-held", !figuresIn(part).every(isDrawable));
   for (const button of tabs) {
     const isChosen = button.dataset.chooseTab === tab;
     button.setAttribute("aria-selected", String(isChosen));
     button.tabIndex = isChosen ? 0 : -1;
   }
 }
+
+const figuresIn = (section) => [...section.querySelectorAll(".figure")].map(({ id }) => id);
 
 /** The choices that the map of heads follows, with numbers by their names. */
 function choiceForHeads() {

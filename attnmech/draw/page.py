@@ -68,6 +68,8 @@ class Page:
     """The findings over all heads, one sentence per question."""
     start: tuple[int, int, int] | None = None
     """The layer, head and query that the page shows first; by default the first head and the last token."""
+    detailed: Sequence[int] | None = None
+    """The heads, counted layer by layer, whose scores and terms the page holds cell by cell; None for all heads."""
 
 
 def render_page(page: Page) -> str:
@@ -135,6 +137,7 @@ def _values(page: Page, data: Mapping[str, Any]) -> dict[str, Any]:
         "choices": _selectable(page),
         "place": _choices(page)[:2],
         "parts": (),
+        "heads_in_detail": None if page.detailed is None else len(page.detailed),
         "tokens": page.view.tokens,
         "keys": page.view.keys,
         "weighted": page.view.value_norms is not None,
@@ -216,7 +219,7 @@ def _data(page: Page) -> dict[str, Any]:
     """The data that page.js reads."""
     view, sections, reasons = page.view, page.sections, page.reasons
     choices = _choices(page)
-    store = Carried({choice.name: choice.values for choice in choices})
+    store = Carried({choice.name: choice.values for choice in choices}, page.detailed)
     drawn = {name: figure for section in sections for name, figure in section.figures.items()}
     texts = {"row-finding": row_sentences(view)}
     if reasons:
@@ -225,9 +228,16 @@ def _data(page: Page) -> dict[str, Any]:
         )
     for number, entries in enumerate(page.heads.card.values()):
         texts[f"card-{number}"] = ByChoice.texts(("layer", "head"), view.scores.shape[:2], _in(entries))
+    figures = {
+        name: _figure(name, figure, store) for name, figure in drawn.items() if isinstance(figure, (Chart, go.Figure))
+    }
+    of_sections = {}
     for section in sections:
-        parts = {"finding": section.finding, "reading": section.reading}
-        texts |= {f"{section.anchor}-{name}": text for name, text in parts.items() if isinstance(text, ByChoice)}
+        in_detail = any(figures[name]["inDetail"] for name in section.figures if name in figures)
+        for part, text in {"finding": section.finding, "reading": section.reading}.items():
+            if isinstance(text, ByChoice):
+                name = f"{section.anchor}-{part}"
+                of_sections[name] = store.column(text, name, in_detail=in_detail)
     rest = unattended(view.pattern)
     other = {"keys": [visible_token(token) for token in view.keys]} if view.crosses else {}
     return other | {
@@ -239,16 +249,13 @@ def _data(page: Page) -> dict[str, Any]:
         "inCalls": {choice.name: choice.in_calls for choice in choices if choice.in_calls},
         "optional": [choice.name for choice in choices if not choice.everywhere and choice.name != "query"],
         "heads": page.heads.data,
-        "pattern": store.array(of_heads(view.pattern)),
+        "detailed": page.detailed,
+        "pattern": store.attention(view.pattern),
         "rest": store.array(of_heads(rest)) if rest.max() > SINK else None,
         "norms": None if view.value_norms is None else store.array(of_heads(view.value_norms)),
         "words": [PROBABILITY.words, VALUE_WEIGHTED.words],
         "nouns": view.nouns.for_views,
-        "figures": {
-            name: _figure(name, figure, store)
-            for name, figure in drawn.items()
-            if isinstance(figure, (Chart, go.Figure))
-        },
+        "figures": figures,
         "views": {name: figure.kind for name, figure in drawn.items() if isinstance(figure, OfPattern)},
         "remarks": {
             name: figure.remarks for name, figure in drawn.items() if isinstance(figure, OfPattern) and figure.remarks
@@ -258,7 +265,7 @@ def _data(page: Page) -> dict[str, Any]:
             for name, figure in drawn.items()
             if isinstance(figure, View)
         },
-        "texts": {name: store.column(text, name) for name, text in texts.items()},
+        "texts": {name: store.column(text, name) for name, text in texts.items()} | of_sections,
         "arrays": store.arrays(),
         "tables": store.tables,
     }
@@ -271,9 +278,12 @@ def _in(texts: Sequence[Sequence[str]]) -> Callable[[int, int], str]:
 def _figure(name: str, drawn: Chart | go.Figure, store: Carried) -> dict[str, Any]:
     """A figure with its slots."""
     chart = drawn if isinstance(drawn, Chart) else Chart(drawn, ())
+    slots = [store.slot(slot, name) for slot in chart.slots]
+    parts = [part for slot in slots for part in (*slot["columns"], slot["less"], slot["where"], slot["weights"])]
     return {
         "figure": json.loads(chart.template.to_json()),
-        "slots": [store.slot(slot, name) for slot in chart.slots],
+        "slots": slots,
+        "inDetail": any("detailed" in part["over"] for part in parts if part is not None),
         "follows": sorted(chart.follows),
         "clicks": {name: path.split(".") for name, path in chart.clicks.items()},
     }
@@ -302,7 +312,7 @@ def _precision(sections: Sequence[Section], data: Mapping[str, Any]) -> str:
     numbers = f"Numbers on this page are stored in 16 bits, scaled within each head: {rounded}. " if rounded else ""
     packed = [data["arrays"][data[name]] for name in ("pattern", "norms") if data[name] is not None]
     sentences = f"{numbers}The marks are exact. {rounding_note(packed[0])}"
-    if len(packed) < 2:
+    if len(packed) < 2 or packed[0].get("scale") == "root":
         return sentences
     # A share is a product over a sum of products; each product has the relative errors of its two factors.
     error = 100 * sum(max(array["step"]) for array in packed)

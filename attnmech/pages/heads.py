@@ -17,7 +17,7 @@ from ..maths.statistic import Statistic
 from ..methods.focus.attention_focus import AttentionFocus
 from ..methods.head_types.figures import letter_of
 from ..methods.head_types.formulas import POSITIONAL
-from ..methods.head_types.head_types import HeadTypes
+from ..methods.head_types.head_types import RESTING, HeadTypes
 from ..methods.likeness.outliers import robust_scores, spread_of
 from ..methods.null_attention.result import NullAttention
 from ..methods.scores.decompose_scores import ScoreDecomposition
@@ -72,6 +72,7 @@ class HeadFacts:
             letters={name: letter_of(name) for name in shown},
             numbers=numbers,
             sentences=self._each(self._sentence),
+            order=self._order(compared),
             card={
                 "Type": self._each(self._type),
                 "Clearest example": self._each(self._example),
@@ -87,6 +88,25 @@ class HeadFacts:
         """Findings about single heads: the largest clear effect, the clearest type, the strongest focus here."""
         findings = (self._largest_effect, self._clearest_type, self._most_focused)
         return [headline for headline in findings if headline is not None]
+
+    def _order(self, numbers: Sequence[HeadNumber]) -> list[int]:
+        """The heads, counted layer by layer: first those of the findings, then those with a clear effect or a type, of
+        types those that rest last; of equal ones, first those with a number far from the median.
+        """
+        found = {headline.place for headline in self.headlines}
+        clear = None if self.effects is None else self.effects.clear
+
+        def kind(layer: int, head: int) -> int:
+            types = self.types_of(layer, head)
+            if (layer, head) in found:
+                return 0
+            if set(types).difference(RESTING) or (clear is not None and bool(clear[layer, head])):
+                return 1
+            return 2 if types else 3
+
+        kinds = np.array([[kind(layer, head) for head in self._heads] for layer in self._layers])
+        far = robust(numbers).amax(dim=0).numpy() if numbers else np.zeros(kinds.shape)
+        return [int(place) for place in np.lexsort((-far.ravel(), kinds.ravel()))]
 
     # -- numbers ------------------------------------------------------------------------------------------------
 
@@ -306,11 +326,16 @@ def most_alike(pattern: Float[np.ndarray, "layer head query key"]) -> Float[np.n
     return overlap if choice.any() else np.full_like(overlap, np.nan)
 
 
+def robust(numbers: Sequence[HeadNumber]) -> Float[torch.Tensor, "number layer head"]:
+    """How far each number of a head is from the median of all heads, in robust standard deviations; 0 if undefined."""
+    return torch.stack([robust_scores(torch.tensor(number.values)).abs().nan_to_num() for number in numbers])
+
+
 def furthest(numbers: Sequence[HeadNumber]) -> list[list[str]]:
     """For each head, its numbers furthest from the median of all heads, by their robust scores."""
     layers, heads = numbers[0].values.shape
     values = [torch.tensor(number.values) for number in numbers]
-    scores = torch.stack([robust_scores(value).abs().nan_to_num() for value in values])
+    scores = robust(numbers)
     medians = [spread_of(value.flatten())[0] for value in values]
 
     def of_head(layer: int, head: int) -> str:

@@ -25,5 +25,10 @@ OTHER_TEXTS: Final = 40
 MAX_NEW: Final = 48
 """An encoder-decoder without a target writes one of at most this many tokens."""
 
-MAX_CELLS: Final = 2_250_000
-"""A page contains at most this many scores, about 20 MB; it shows only some layers of larger models."""
+MAX_CELLS: Final = 5_500_000
+"""A page shows the attention of at most this many cells, about 4 MB; it shows only some layers of larger models."""
+
+MAX_DETAILS: Final = 250_000
+"""A page holds the scores and terms of at most this many cells, about 3 MB; of further heads, only their attention and
+their numbers.
+"""

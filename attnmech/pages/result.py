@@ -28,6 +28,7 @@ from ..methods.scores.decompose_scores import ScoreDecomposition
 from ..methods.updates.result import ResidualUpdates
 from ..model.parts.certificate import Certificate
 from ..runs.effects import HeadEffects
+from . import limits
 from .heads import HeadFacts
 from .measures import Measured
 from .start import row_of
@@ -144,8 +145,9 @@ class Report(WritesHtml):
         """Returns the page, one file that opens offline; with several texts or stacks, the reader chooses one."""
         if not self.others and not self.further:
             return render_page(self._page())
+        count = len(self.texts) * len(self._stacks)
         parts = {
-            (number, stack): replace(report._page(), title=self._title)
+            (number, stack): replace(report._page(count), title=self._title)
             for number, text in enumerate(self.texts)
             for stack, report in text._stacks.items()
         }
@@ -183,13 +185,20 @@ class Report(WritesHtml):
         """The stack of this report: "encoder", "decoder", "cross", or "self" for the only one."""
         return str(self.scores.provenance.options["stack"])
 
-    def _page(self) -> Page:
-        """The page's content for this stack."""
+    def _page(self, parts: int = 1) -> Page:
+        """The page's content for this stack, on a page of so many parts."""
         view = self.scores.numbers(pattern=self.pattern, nouns=self.nouns)
         norms = None if self.value_norms is None else self.value_norms.float().cpu().numpy()
+        heads, cells = view.pattern.shape[0] * view.pattern.shape[1], view.pattern[0, 0].size
+        most = max(1, limits.MAX_DETAILS // (parts * cells))
+        held = (
+            f"The page holds the scores and terms of {most} of {heads} heads: those of the findings, then those with a "
+            "clear effect, a type, or a number far from the median."
+        )
+        left_out = [held] if most < heads else []
         view = replace(
             view,
-            notes=(*self.notes, *view.notes),
+            notes=(*self.notes, *left_out, *view.notes),
             special=self.special,
             key_special=self.key_special,
             value_norms=norms,
@@ -200,12 +209,14 @@ class Report(WritesHtml):
         if headlines:
             layer, head = headlines[0].place
             start = layer, head, row_of(facts.types_of(layer, head), view, layer, head)
+        shown = facts.page
         headline, *more = [finding.sentence for finding in headlines] or [self.lead]
         return Page(
             title=self._title,
             headline=headline,
             more=more,
-            heads=facts.page,
+            heads=shown,
+            detailed=sorted(shown.order[:most]) if left_out else None,
             view=view,
             sections=self._sections(view),
             facts=self._facts(view),

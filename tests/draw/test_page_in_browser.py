@@ -9,7 +9,7 @@ from xml.etree import ElementTree
 
 import numpy as np
 import pytest
-from browser import opening
+from browser import WHOLE, opening
 
 from attnmech.draw.chart import ByChoice, Chart, Slot
 from attnmech.draw.numbers import FocusNumbers, ScoreNumbers, UpdateNumbers
@@ -17,6 +17,7 @@ from attnmech.draw.section import Section
 from attnmech.draw.text import shorten, visible_token
 
 from .conftest import FULL_START, START, TOKENS, choose_by_address
+from .conftest import page as page_of
 
 pytestmark = pytest.mark.browser
 
@@ -87,6 +88,26 @@ def test_the_page_fills_every_slot_and_sentence_as_python_does(
                 else:
                     opened_full.select_option(f"#{name}", index=index)
         assert slots_filled(opened_full, all_sections, chosen) > 100
+
+
+def test_a_page_of_many_heads_holds_the_details_of_some(
+    chromium: Any, view: ScoreNumbers, all_sections: list[Section], tmp_path: Path
+) -> None:
+    html = page_of(view, all_sections, detailed=[0, 4])
+    with opening(chromium, html, tmp_path / "page.html", **WHOLE) as page:
+        for chosen in (CHOICES[0], CHOICES[2]):  # heads 0 and 4, counted layer by layer
+            choose_by_address(page, address_of(page, chosen))
+            assert slots_filled(page, all_sections, chosen) > 100
+            assert page.locator(".not-held").count() == 0
+        choose_by_address(page, address_of(page, CHOICES[1]))
+        section = page.locator("#score-shares-section")
+        assert "holds this figure for 2 heads, not for L5H2" in section.inner_text()
+        assert "layer=5, head=2" in section.locator("code").inner_text()
+        assert not section.locator(".figure").first.is_visible()
+        for key, chip in enumerate(page.locator("#tokens .token").all()):
+            depth = float(chip.evaluate("chip => chip.style.getPropertyValue('--depth')"))
+            assert depth**2 == pytest.approx(float(view.pattern[1, 2, 3, key]), abs=0.01)
+        assert "holds this figure" not in page.inner_text("#magnitude-section")
 
 
 def address_of(page: Any, chosen: dict[str, int]) -> str:
@@ -215,7 +236,7 @@ def test_the_map_of_heads_shows_a_number_and_pales_what_is_not_clear(opened: Any
     assert "colour=effect" in opened.url
     pale = opened.eval_on_selector_all(".heads-cell", "all => all.map(one => one.classList.contains('heads-pale'))")
     assert pale == [False, True, True, True, False, False]  # |values| of 2, NaN, 0, 1, 2, 3; clear above 1
-    assert opened.inner_text(".heads-sentence").endswith("effect, nats: 2")
+    assert opened.inner_text(".heads-sentence").endswith("effect, nats: 2.")
     colours = opened.eval_on_selector_all(".heads-cell", "all => all.map(one => getComputedStyle(one).backgroundColor)")
     assert colours[0] != colours[4]  # 2 and −2
     assert opened.inner_text(".heads-legend").split()[:2] == ["−3", "3"]

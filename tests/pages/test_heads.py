@@ -7,6 +7,7 @@ import torch
 
 import attnmech as am
 from attnmech.draw.heads import HeadNumber
+from attnmech.pages import limits
 from attnmech.pages.heads import HeadFacts, furthest, most_alike
 
 TEXT = "When Anna and Tom met, Tom gave a shell to"
@@ -115,3 +116,26 @@ def test_a_page_without_types_or_clear_effects_has_heads_all_the_same() -> None:
     assert facts.page.numbers
     assert facts.headlines[-1].sentence.startswith("On this text, ")
     assert all(number.clear is None for number in facts.page.numbers)
+
+
+def test_a_page_of_many_heads_holds_those_that_matter(
+    report: am.results.Report, facts: HeadFacts, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cells = report.pattern[0, 0].numel()
+    monkeypatch.setattr(limits, "MAX_DETAILS", 12 * cells)
+    page = report._page()
+    assert page.detailed is not None and len(page.detailed) == 12 and list(page.detailed) == sorted(page.detailed)
+    held = {divmod(place, 8) for place in page.detailed}
+    assert {headline.place for headline in facts.headlines} <= held
+    assert report.effects is not None
+    first = {
+        (layer, head)
+        for layer in range(4)
+        for head in range(8)
+        if set(facts.types_of(layer, head)) - {"first", "self"} or report.effects.clear[layer, head]
+    }
+    assert len(first) > 12 and held <= first | {headline.place for headline in facts.headlines}
+    assert any("the scores and terms of 12 of 32 heads" in note for note in page.view.notes)
+    monkeypatch.setattr(limits, "MAX_DETAILS", 32 * cells)
+    assert report._page().detailed is None
+    assert report._page(2).detailed is not None  # of several texts, each has its share

@@ -26,6 +26,7 @@ from ...draw.ledger import ROW_READING, row_ledger
 from ...draw.numbers import ScoreNumbers, TableRow
 from ...draw.page import Page, render_page
 from ...draw.section import Section
+from ...draw.style import term_style
 from ...draw.text import signed, token_labels
 from ...errors import InputError, UnsupportedModelError
 from ...model.attention.observed import RowBlock
@@ -314,7 +315,7 @@ class ScoreDecomposition(SplitScores):
         return [
             HeadNumber(
                 name,
-                f"{name.removesuffix('_share').replace('_', ' ')}, share of the highest score",
+                f"{term_style(name.removesuffix('_share')).label}, share of the highest score",
                 "why there",
                 frame[name].to_numpy(float).reshape(shape),
             )
