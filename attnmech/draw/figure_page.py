@@ -35,8 +35,8 @@ def render_figures(
 def in_notebook_output(*, title: str, lead: str, sections: Sequence[Section], frame: pd.DataFrame) -> str:
     """The same content for a notebook cell: the finding, the figures, and a folded table."""
     shown = "".join(
-        f'<p class="attnmech-reading">{html_text(" ".join(filter(None, (section.heading, str(section.reading)))))}</p>'
-        f"{in_notebook(_views(section).values())}"
+        f'<p class="attnmech-title">{html_text(section.heading)}</p>'
+        f'<p class="attnmech-reading">{html_text(str(section.reading))}</p>{in_notebook(_views(section).values())}'
         for section in sections[:MOST_IN_A_CELL]
     )
     if len(sections) > MOST_IN_A_CELL:

@@ -42,6 +42,9 @@ STACK_WORDS: Final = {
 """The stacks of an encoder-decoder, in words for the reader who chooses one."""
 
 
+UNTRUSTED: Final = "Trust the notebook, or run its cell, to see the page."
+"""What a notebook that is not trusted shows in place of the page."""
+
 MOST_OF_TEXT: Final = 40
 """The reader chooses a text by this many of its characters."""
 
@@ -330,8 +333,9 @@ class Report(WritesHtml):
         return f"The {first} term supplies {percent(shares.max(), 0)} of a row's highest score, {where} (figure 2)."
 
     def _repr_html_(self) -> str:
-        page = html_text(self.to_html())
-        return f'<iframe srcdoc="{page}" title="attnmech report" style="width:100%;height:85vh;border:0"></iframe>'
+        page, instead = html_text(self.to_html()), html_text(f"{self.lead} {UNTRUSTED}")
+        style = "width:100%;height:85vh;border:0"
+        return f'<iframe srcdoc="{page}" title="attnmech report" style="{style}">{instead}</iframe>'
 
     def _facts(self, view: ScoreNumbers) -> list[TableRow]:
         shown = list(self.scores.layers)

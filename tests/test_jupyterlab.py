@@ -1,0 +1,96 @@
+"""A view, a result and a report in JupyterLab: live, after a reload, and in a notebook that is not trusted."""
+
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import nbformat
+import pytest
+
+from attnmech.pages.result import UNTRUSTED
+
+pytestmark = pytest.mark.browser
+
+CELLS = (
+    "import attnmech as am; model = am.load(); text = 'When Anna and Tom met, Tom gave a shell to'",
+    "model.run(text, points=['pattern']).show('pattern', layer=2, head=6, view='sentence')",
+    "am.attention_focus(model, text)",
+    "am.report(model, text)",
+)
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[str]:
+    """The address of JupyterLab, which serves a folder and keeps its own files in another."""
+    home = {f"JUPYTER_{name}_DIR": str(tmp_path / "home" / name.lower()) for name in ("CONFIG", "DATA", "RUNTIME")}
+    (tmp_path / "notebooks").mkdir()
+    options = ["--no-browser", "--allow-root", "--ServerApp.ip=127.0.0.1", "--ServerApp.port=0"]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "jupyter", "lab", *options, "--IdentityProvider.token=secret"],
+        cwd=tmp_path / "notebooks",
+        env=os.environ | home | {"IPYTHONDIR": str(tmp_path / "home" / "ipython")},
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stderr is not None
+    try:
+        address = next(found for line in process.stderr if (found := re.search(r"http://127\.0\.0\.1:\d+", line)))
+        yield address.group()
+    finally:
+        process.terminate()
+        process.communicate(timeout=30)
+
+
+@pytest.fixture
+def lab(chromium: Any) -> Iterator[Any]:
+    """A tab that reaches this machine and nothing else."""
+    context = chromium.browser.new_context(viewport={"width": 1300, "height": 1000})
+    context.route(re.compile(r"^https?://(?!127\.0\.0\.1)"), lambda route: route.abort())
+    yield context.new_page()
+    context.close()
+
+
+def test_what_a_cell_returns_is_shown(server: str, lab: Any, tmp_path: Path) -> None:
+    notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(cell) for cell in CELLS])
+    notebook.metadata["kernelspec"] = {"name": "python3", "display_name": "Python 3", "language": "python"}
+    path = tmp_path / "notebooks" / "live.ipynb"
+    nbformat.write(notebook, path)
+
+    lab.goto(f"{server}/lab/tree/live.ipynb?token=secret&reset")
+    lab.click(".jp-Notebook .jp-Cell >> nth=0", timeout=60_000)
+    lab.click("text=Run >> nth=0")
+    lab.click("text=Run All Cells")
+    assert_shown(lab)
+    lab.frame_locator("iframe").locator(".heads-cell >> nth=9").click()
+    assert lab.frame_locator("iframe").locator("#head-name").inner_text() == "L1H1"
+
+    lab.keyboard.press("Escape")
+    lab.click(".jp-Notebook .jp-Cell >> nth=0")
+    lab.keyboard.press("Control+s")
+    lab.wait_for_selector(".jp-DirListing-item[title*='live.ipynb']:not(.jp-mod-dirty)")
+    lab.wait_for_timeout(1000)
+    lab.reload()
+    assert_shown(lab)
+
+    copied = nbformat.read(path, as_version=4)
+    assert [bool(cell.outputs) for cell in copied.cells[1:]] == [True] * 3
+    copied.cells[1].source += "  # changed outside JupyterLab, which trusts what it signed"
+    nbformat.write(copied, tmp_path / "notebooks" / "copied.ipynb")
+    lab.goto(f"{server}/lab/tree/copied.ipynb?reset")
+    lab.wait_for_selector(f"text={UNTRUSTED}", timeout=60_000)
+    assert lab.locator("iframe").count() == 0
+    outputs = " ".join(lab.locator(".jp-OutputArea-output").all_inner_texts())
+    assert "This view needs JavaScript; in a notebook, run its cell." in outputs
+    assert "the highest score of a row falls on" in outputs
+
+
+def assert_shown(lab: Any) -> None:
+    """The view has lines, the result a drawn figure, and the report a page that is ready."""
+    lab.wait_for_selector("iframe[title='attnmech report']", timeout=120_000)
+    lab.frame_locator("iframe").locator("html[data-ready]").wait_for(state="attached", timeout=60_000)
+    lab.wait_for_selector(".attnmech-sentence .attnmech-finding:not(:empty)", state="attached")
+    lab.wait_for_selector(".main-svg", state="attached")
