@@ -93,12 +93,12 @@ class HeadFacts:
         """The heads, counted layer by layer: first those of the findings, then those with a clear effect or a type, of
         types those that rest last; of equal ones, first those with a number far from the median.
         """
-        found = {headline.place for headline in self.headlines}
+        of_findings = {headline.place for headline in self.headlines}
         clear = None if self.effects is None else self.effects.clear
 
         def kind(layer: int, head: int) -> int:
             types = self.types_of(layer, head)
-            if (layer, head) in found:
+            if (layer, head) in of_findings:
                 return 0
             if set(types).difference(RESTING) or (clear is not None and bool(clear[layer, head])):
                 return 1

@@ -154,11 +154,11 @@ class _Made:
     centre: Literal["auto", "mean"] | MeanQK | None
 
 
-def _entry(given: Any, number: int, count: int) -> Any:
+def _entry(texts: Any, number: int, count: int) -> Any:
     """One of several texts, where they are strings; of a single text, what the user passed."""
-    if isinstance(given, str) or not isinstance(given, Sequence) or len(given) != count:
-        return given
-    return given[number] if isinstance(given[number], str) else None
+    if isinstance(texts, str) or not isinstance(texts, Sequence) or len(texts) != count:
+        return texts
+    return texts[number] if isinstance(texts[number], str) else None
 
 
 def _cut(model: HookedModel, whole: Batch, start: int) -> _Text:

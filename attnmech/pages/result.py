@@ -189,7 +189,7 @@ class Report(WritesHtml):
         return str(self.scores.provenance.options["stack"])
 
     def _page(self, parts: int = 1) -> Page:
-        """The page's content for this stack, on a page of so many parts."""
+        """The page's content for this stack; `parts` is the number of texts and stacks that share the file."""
         view = self.scores.numbers(pattern=self.pattern, nouns=self.nouns)
         norms = None if self.value_norms is None else self.value_norms.float().cpu().numpy()
         heads, cells = view.pattern.shape[0] * view.pattern.shape[1], view.pattern[0, 0].size

@@ -137,7 +137,6 @@ DIFFER: Final = {
     "method": "also an intervention that is applied to each head; a function where results are compared",
     "reference": "null_attention takes a mean of values, so it does not take means of z",
     "centre": "a report also chooses it; an intervention takes fixed means only",
-    "target": "a report shows one text",
     "interventions": "a sweep gives them names",
     "point": "every edit has its own points",
 }

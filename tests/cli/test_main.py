@@ -409,7 +409,7 @@ def test_the_model_has_the_precision_and_the_device_that_were_asked_for(
         (["--model", "nobody/nothing"], "'nobody/nothing' is not a folder and not in the local cache"),
         (["--out", "/nowhere/page.html"], "there is no folder /nowhere."),
         (["--out", "."], "--out must end in .html (page)"),
-        (["--file", "/nowhere/text.txt"], "cannot read /nowhere/text.txt"),
+        (["--file", "/nowhere/text.txt"], "there is no file /nowhere/text.txt."),
         (["--text", "a", "--file", "b"], "expected --text or --file; got both."),
     ],
 )
@@ -435,7 +435,7 @@ def test_a_file_that_is_no_text(
     binary = tmp_path / "image.png"
     binary.write_bytes(b"\x89PNG\xff\xfe")
     assert run(monkeypatch, "report", "--file", str(binary), "--out", str(tmp_path / "page.html")) == 2
-    assert "it is not UTF-8 text" in capsys.readouterr().err
+    assert "image.png is not UTF-8: line 1 has the byte 0x89" in capsys.readouterr().err
     assert list(tmp_path.iterdir()) == [binary]
 
 
