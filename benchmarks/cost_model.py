@@ -291,7 +291,7 @@ def head_types(model: Model, tokens: int = 75, texts: int = 24) -> Work:
 
 
 def report(model: Model, tokens: int) -> Work:
-    """`am.report` without its sweeps, which take at most 10¹² multiplications each: the ledger, one stream, types.
+    """`am.report` without its sweeps (at most 10¹² multiplications each): the ledger, one pass of reducers, head types.
 
     The ledger of the layers shown splits scores into some six terms, each [head, query, key].
     """

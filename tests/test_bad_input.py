@@ -234,6 +234,7 @@ METHODS: list[Case] = [
     (lambda: swept(method="resample", seed="x"), InputError, "`seed` must be a whole number"),
     (lambda: swept(seed=2**64), InputError, "`seed` must be a whole number"),
     (lambda: swept(answers=5.0, metric="accuracy"), InputError, "`answers` must be one token per text"),
+    (lambda: swept(answers=[(" a", " the")] * 2, metric="accuracy"), InputError, "to compare with is `against`"),
     (lambda: swept(answers=torch.ones(2, device="meta"), metric="accuracy"), InputError, "`answers` must hold num"),
     (lambda: swept(metric=lambda logits, batch: torch.ones(2).to_sparse()), InputError, "got a sparse one"),
     (lambda: swept(metric=lambda logits, batch: torch.ones(2, device="meta")), InputError, "meta device"),

@@ -304,8 +304,8 @@ class ResidualUpdates(RowMeans):
             place, head = divmod(int(mean.abs().nan_to_num(0.0).argmax()), mean.shape[1])
             written = signed(float(mean[place, head]), ".2f")
             answers = (
-                f" L{self.layers[place]}H{head} contributes most to the answers: {written} {self.logit_unit} on "
-                "average."
+                f" The largest contribution to the answers is that of L{self.layers[place]}H{head}: {written} "
+                f"{self.logit_unit} on average."
             )
         return (
             f"On average, a head's update has {percent(float(self.magnitude.nanmean()), 0)} of the norm of the "

@@ -205,7 +205,7 @@ class Balance:
 
     @torch.no_grad()
     def hold_values(self, stack: str, layer: int, v: Float[Tensor, "batch head key d_value"]) -> None:
-        """Compares the v that attention weights (tokens first, then further keys) with the v of the projection."""
+        """Compares v as attention uses it (tokens first, then further keys) with v from the projection."""
         made, version = self._made.pop((stack, layer), (None, 0))
         if made is None or any(full_name(stack, point) in self._refused for point in POINTS["values"]):
             return

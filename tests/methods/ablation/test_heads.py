@@ -209,7 +209,7 @@ def test_an_answer_of_several_tokens_is_scored_as_a_sum(family: str) -> None:
     ("options", "said"),
     [
         ({"answers": [[9, 9], [9], [9]]}, "each text must end with its answer, .*; the answer's ids are .9, 9., and a"),
-        ({"answers": [[5], [6]]}, "one answer for each of the 3 texts; got 2"),
+        ({"answers": [[5], [6]]}, "one answer per text, .*; got 2 for 3 texts"),
         ({"answers": [[5], [], [6]]}, r"at least one token; got \[\]"),
         ({"answers": [[5], [99], [6]]}, "`answers` must be from 0 to 52"),
         ({"answers": " New York"}, "loaded without a tokenizer"),
@@ -337,7 +337,7 @@ def test_saved_and_loaded(tmp_path: Path) -> None:
         ({"metric": "accuracy"}, "needs `answers`"),
         ({"metric": "logit_difference", "answers": [3, 4, 5]}, "needs `against`"),
         ({"against": [3, 4, 5]}, "`against` needs `answers`"),
-        ({"metric": "accuracy", "answers": [3]}, "one token for each of the 3 texts; got 1"),
+        ({"metric": "accuracy", "answers": [3]}, "one token per text, .*; got 1 for 3 texts"),
         ({"metric": "accuracy", "answers": [3, 4, 99]}, "`answers` must be from 0 to 52"),
         ({"metric": "accuracy", "answers": [" a", " b", " c"]}, "loaded without a tokenizer"),
         ({"metric": lambda logits: logits}, "must take"),

@@ -350,7 +350,7 @@ def test_a_function_of_ones_own_and_a_journal(tmp_path: Path) -> None:
         ({"positions": []}, "at least one position"),
         ({"metric": "kl"}, "not the closeness to the clean run"),
         ({"answers": None, "against": None}, "needs `answers`"),
-        ({"answers": [3, 4]}, "one token for each of the 3 texts; got 2"),
+        ({"answers": [3, 4]}, "one token per text, .*; got 2 for 3 texts"),
     ],
 )
 def test_bad_input(options: dict[str, Any], said: str) -> None:

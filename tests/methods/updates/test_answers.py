@@ -133,7 +133,7 @@ def test_what_cannot_be_asked() -> None:
         am.residual_updates(model, text, answers="zebra crossing")
     with pytest.raises(InputError, match=r"becomes 2: \['é\[1/2\]', 'é\[2/2\]'\]"):
         am.residual_updates(model, text, answers="é")
-    with pytest.raises(InputError, match="one token for each of the 1 texts; got 2"):
+    with pytest.raises(InputError, match="or one for all, ' Tom'; got 2 for 1 text"):
         am.residual_updates(model, text, answers=[4, 5])
     with pytest.raises(InputError, match="`against` needs `answers`"):
         am.residual_updates(model, text, against=" Tom")
@@ -180,8 +180,8 @@ def test_the_lead_names_the_head_that_writes_most() -> None:
     mean = updates.logits.mean(dim=-1)
     layer, head = divmod(int(mean.abs().argmax()), 5)
     assert (
-        f"L{layer}H{head} contributes most to the answers: {signed(float(mean[layer, head]), '.2f')} logits"
-        in updates.lead
+        f"The largest contribution to the answers is that of L{layer}H{head}: "
+        f"{signed(float(mean[layer, head]), '.2f')} logits" in updates.lead
     )
 
 
