@@ -109,7 +109,7 @@ class Intervention:
         Args:
             heads: a list of (layer, head), or "all".
             positions: the rows; negative ones count from the end of each text; "last"; by default all.
-            stack: the stack, in a model with several.
+            stack: the stack, if the model has several.
         """
         return cls(Zero(), checked_heads(heads), positions=checked_positions(positions), stack=stack)
 
@@ -134,7 +134,7 @@ class Intervention:
             values: tensors by layer, as a run or `am.mean_z` returns them.
             point: "z", "pattern", "q", "k" or "v".
             positions: the rows; negative ones count from the end of each text; "last"; by default all.
-            stack: the stack, in a model with several.
+            stack: the stack, if the model has several.
         """
         new = checked_values(values)
         edit = ReplacePattern(new) if point == "pattern" else Replace(new, point)
@@ -165,7 +165,7 @@ class Intervention:
             factor: multiplies the values.
             layers: the layers, at points of the stream.
             positions: the rows; negative ones count from the end of each text; "last"; by default all.
-            stack: the stack, in a model with several.
+            stack: the stack, if the model has several.
         """
         return cls(
             Add(checked_values(values), point, factor), () if heads is None else checked_heads(heads),
@@ -190,7 +190,7 @@ class Intervention:
             heads: a list of (layer, head), or "all".
             to: "uniform", "self" or "first".
             positions: the rows; negative ones count from the end of each text; "last"; by default all.
-            stack: the stack, in a model with several.
+            stack: the stack, if the model has several.
         """
         return cls(Attend(to), checked_heads(heads), positions=checked_positions(positions), stack=stack)
 
@@ -204,7 +204,7 @@ class Intervention:
             heads: a list of (layer, head), or "all".
             keys: "first", "special" (the tokenizer's special tokens), a list of positions, or a mask `[batch key]`.
             positions: the rows; negative ones count from the end of each text; "last"; by default all.
-            stack: the stack, in a model with several.
+            stack: the stack, if the model has several.
         """
         return cls(
             RemoveKeys(checked_keys(keys)), checked_heads(heads), positions=checked_positions(positions), stack=stack
@@ -224,7 +224,7 @@ class Intervention:
             query_span: the rows, (start, end), counted from the first token of each text.
             key_span: the keys, (start, end), counted in the same way.
             heads: a list of (layer, head), or "all".
-            stack: the stack, in a model with several.
+            stack: the stack, if the model has several.
         """
         spans = checked_span("query_span", query_span), checked_span("key_span", key_span)
         return cls(Cut(*spans), checked_heads(heads), stack=stack)
@@ -246,7 +246,7 @@ class Intervention:
             heads: a list of (layer, head), or "all".
             centre: means from `am.mean_qk`; `term` is then a term of the scores split at them. In a model with rotary
                 positions, `scale("position", 0, [(16, 0)], centre=means)` removes position from a previous-token head.
-            stack: the stack, in a model with several.
+            stack: the stack, if the model has several.
         """
         return cls(Scale(term, factor, centre), checked_heads(heads), stack=stack)
 
@@ -258,7 +258,7 @@ class Intervention:
         Args:
             heads: a list of (layer, head), or "all".
             keys: "first", "special" (the tokenizer's special tokens), a list of positions, or a mask `[batch key]`.
-            stack: the stack, in a model with several.
+            stack: the stack, if the model has several.
         """
         return cls(ZeroValues(checked_keys(keys)), checked_heads(heads), stack=stack)
 
@@ -272,7 +272,7 @@ class Intervention:
             heads: a list of (layer, head), or "all".
             keys: "first", "special" (the tokenizer's special tokens), a list of positions, or a mask `[batch key]`.
             values: `[#batch #key head d_head]` by layer.
-            stack: the stack, in a model with several.
+            stack: the stack, if the model has several.
         """
         edit = ReplaceValues(checked_keys(keys), checked_values(values))
         return cls(edit, checked_heads(heads), stack=stack)
@@ -296,7 +296,7 @@ class Intervention:
             layers: the layers.
             values: `[#batch #position d_model]` by layer; None for 0.
             positions: the rows; negative ones count from the end of each text; "last"; by default all.
-            stack: the stack, in a model with several.
+            stack: the stack, if the model has several.
         """
         edit = Zero(point) if values is None else Replace(checked_values(values), point)
         return cls(edit, (), checked_numbers("layers", layers), checked_positions(positions), stack)
