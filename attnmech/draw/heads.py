@@ -12,7 +12,7 @@ from .section import Choice
 TYPE: Final = "type"
 """The colour of heads by type, in the choice "colour"."""
 MAP: Final = "map"
-"""The value of the choice "across" for the map by layer and head; any other value names the number on a scatter's axis."""
+"""The value of the choice "across" for the map by layer and head; other values name the number on a scatter's axis."""
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Tensors on a different device from the model's, and devices that do not exist: `misplaced.py`, run in a separate process."""
+"""Tensors on a different device from the model's, and missing devices: `misplaced.py`, run in a separate process."""
 
 import json
 import os
