@@ -64,6 +64,7 @@ views.heads = (stage, { layers, heads, types, letters, numbers, sentences }) => 
   );
   const grid = make("div", { className: "heads-grid", role: "grid", "aria-label": "heads: rows are layers, columns heads" });
   grid.style.setProperty("--heads", String(heads));
+  grid.style.setProperty("--layers", String(layers.length));
   grid.append(
     make("div", { className: "heads-row", role: "row" }, make("span", { role: "columnheader", className: "heads-label", text: "layer" }),
       ...range(heads).map((head) => make("span", { role: "columnheader", className: "heads-label", text: head % (heads > 16 ? 4 : 1) ? "" : head, "aria-label": `head ${head}` }))),

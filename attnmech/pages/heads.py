@@ -259,9 +259,10 @@ class HeadFacts:
         low, high = sorted(abs(float(end[place])) for end in self._effect_ends)
         kinds = self.types_of(*place)
         kind = f" (type {kinds[0]})" if kinds else ""
+        swept = int(self.effects.swept.sum())
         return Headline(
             f"Zeroing L{layer}H{head}{kind} {'raises' if value > 0 else 'lowers'} the {self.effects.metric} by "
-            f"{abs(value):.2f} nats (95 % interval, corrected for {size.size} heads: {low:.2f} to {high:.2f}).",
+            f"{abs(value):.2f} nats (95 % interval, corrected for {swept} heads: {low:.2f} to {high:.2f}).",
             place,
         )
 

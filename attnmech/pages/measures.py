@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 import torch
 from jaxtyping import Float
@@ -16,7 +16,7 @@ from ..draw.embed import View
 from ..errors import ExactnessError, InputError, UnsupportedModelError
 from ..methods.ablation.heads import ablate_heads
 from ..methods.focus.attention_focus import AttentionFocus
-from ..methods.head_types.head_types import HeadTypes, HeadTypesReducer, head_types
+from ..methods.head_types.head_types import RESTING, HeadTypes, HeadTypesReducer, head_types
 from ..methods.head_types.repeated import TOKENS
 from ..methods.null_attention.result import INTERVENTIONS, NullAttention, null_attention
 from ..methods.scores.decompose_by_source import SourceDecomposition, decompose_by_source
@@ -29,6 +29,9 @@ from ..runs.reducer import Reducer
 from ..runs.stream import stream
 from . import limits
 from .tokens import TokenPaths
+
+_CLEAREST: Final = f"[head for head, kind in am.head_types(model).strongest.items() if kind not in {RESTING}]"
+"""The heads with a type that does not rest, the highest score first, in Python."""
 
 
 @dataclass(frozen=True)
@@ -108,9 +111,11 @@ def types_of(model: HookedModel, stack: Stack, notes: list[str]) -> HeadTypes | 
         return None
 
 
-def sweeps(model: HookedModel, batches: Sequence[Batch], notes: list[str]) -> tuple[Measured, ...]:
+def sweeps(
+    model: HookedModel, batches: Sequence[Batch], types: HeadTypes | None, notes: list[str]
+) -> tuple[Measured, ...]:
     """Runs the ablation sweeps that take only seconds: on the page's texts and, with the demo model, on more texts of
-    its language.
+    its language; of a large model, in the heads of the clearest types.
     """
     predicts_tokens = model.points["logits"].absent is None and model.predicts in ("next token", "masked token")
     if not predicts_tokens or len(model.stacks) > 1:
@@ -133,10 +138,21 @@ def sweeps(model: HookedModel, batches: Sequence[Batch], notes: list[str]) -> tu
     heads = model.n_layers * model.n_heads
     weights = sum(parameter.numel() for parameter in model.base.parameters()) - model.embedding.numel()
     work = heads * weights * tokens * len(texts) / len(batches)
-    if any(batch.ids.shape[1] < 2 for batch in batches) or work > limits.MAX_WORK:
+    most = int(limits.MAX_WORK * heads / work)
+    typed = [] if types is None else [head for head, kind in types.strongest.items() if kind not in RESTING][:most]
+    if any(batch.ids.shape[1] < 2 for batch in batches) or (most < heads and not typed):
         notes.append("Ablations are omitted because they would take minutes; run attnmech ablate and attnmech null.")
         return ()
-    effects = Measured("Which heads matter", ablate_heads(model, iter(texts)), "am.ablate_heads(model, texts)", on)
+    which, call = ("all", "") if most >= heads else (typed, f", heads={_CLEAREST}[:{most}]")
+    effects = Measured(
+        "Which heads matter", ablate_heads(model, iter(texts), which), f"am.ablate_heads(model, texts{call})", on
+    )
+    if most < heads:
+        notes.append(
+            f"{len(typed)} of {heads} heads were ablated, those of the clearest types; all heads would take minutes: "
+            "run attnmech ablate and attnmech null."
+        )
+        return (effects,)
     if len(INTERVENTIONS) * work > limits.MAX_WORK:
         notes.append("The test of null attention is omitted because it would take minutes; run attnmech null.")
         return (effects,)

@@ -1,6 +1,6 @@
 """Builds the report of one input: runs the model, and decides how much of the result the page shows."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -94,13 +94,14 @@ def report(
             f"a report shows at most {limits.MAX_POSITIONS} patches or frames; got {longest}. Use am.attention_focus, "
             'or model.run(..., points=["pattern"]).show("pattern", layer=0, head=0).'
         )
-    notes: list[str] = []
+    notes, of_types = list[str](), {stack.label: list[str]() for stack in stacks}
     if len(stacks) < len(model.stacks):
         notes.append(
             f"The encoder's attention is omitted: a page shows at most {limits.MAX_POSITIONS} patches or frames, and "
             f'this input has {longest}. Use am.attention_focus(model, ..., stack="encoder").'
         )
     texts = [_cut(model, batch if count == 1 else batch.alone(number), start) for number in range(count)]
+    types = {stack.label: types_of(model, stack, of_types[stack.label]) for stack in stacks}
     proven = not model.edited and model.certificate.weights == model.weights_hash
     made = _Made(
         model=model,
@@ -116,14 +117,14 @@ def report(
             for number, text in enumerate(texts)
         ],
         certificate=model.certificate if proven else certify(model),
-        measured=sweeps(model, [text.batch for text in texts], notes),
-        notes=notes,
+        types=types,
+        measured=sweeps(model, [text.batch for text in texts], types.get(stacks[0].label), notes),
+        notes={stack: [*notes, *lines] for stack, lines in of_types.items()},
         centre=centre,
     )
-    by_stack = [_of_stack(made, stack) for stack in stacks]
+    by_text = [[_of_stack(made, stack, number) for stack in stacks] for number in range(count)]
     reports: list[Report] = [
-        replace(report, others={other.stack: other for other in others})
-        for report, *others in zip(*by_stack, strict=True)
+        replace(report, others={other.stack: other for other in others}) for report, *others in by_text
     ]
     return replace(reports[0], further=tuple(reports[1:]))
 
@@ -149,8 +150,11 @@ class _Made:
     texts: Sequence[_Text]
     calls: Sequence[ReportInputs]
     certificate: Certificate
+    types: Mapping[str, HeadTypes | None]
+    """The head types of each stack."""
     measured: tuple[Measured, ...]
-    notes: Sequence[str]
+    notes: Mapping[str, Sequence[str]]
+    """What the page omits of each stack, on every text."""
     centre: Literal["auto", "mean"] | MeanQK | None
 
 
@@ -191,17 +195,10 @@ def _with_target(model: HookedModel, batch: Batch, notes: list[str]) -> tuple[Ba
     return batch, 0
 
 
-def _of_stack(made: _Made, shown: Stack) -> list[Report]:
-    """Builds the reports of all texts on one of the model's stacks."""
-    notes = list(made.notes)
-    types = types_of(made.model, shown, notes)
-    return [_of_text(made, shown, number, types, notes) for number in range(len(made.texts))]
-
-
-def _of_text(made: _Made, shown: Stack, number: int, types: HeadTypes | None, shared: Sequence[str]) -> Report:
+def _of_stack(made: _Made, shown: Stack, number: int) -> Report:
     """Builds the report of one text on one of the model's stacks."""
-    model, batch, centre = made.model, made.texts[number].batch, made.centre
-    notes = [*made.texts[number].notes, *shared]
+    model, batch, centre, types = made.model, made.texts[number].batch, made.centre, made.types[shown.label]
+    notes = [*made.texts[number].notes, *made.notes[shown.label]]
     queries, keys = batch.queries(shown.label), batch.key_tokens(shown.label)
     pages = len(model.stacks) * len(made.texts)
     fits = max(1, limits.MAX_CELLS // (pages * shown.n_heads * queries.ids.shape[1] * keys.ids.shape[1]))

@@ -257,6 +257,26 @@ def test_the_attention_of_a_padded_text_in_some_layers(monkeypatch: pytest.Monke
     np.testing.assert_allclose(attention_of(page_data(report.to_html())), report.pattern, rtol=1e-3, atol=1e-6)
 
 
+def test_of_a_large_model_the_heads_of_the_clearest_types_are_ablated(
+    demo: am.HookedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text, most = "Anna sang of shells and waves.", 5
+    weights = sum(parameter.numel() for parameter in demo.base.parameters()) - demo.embedding.numel()
+    tokens = (1 + limits.OTHER_TEXTS) * demo.encode(text).ids.numel()
+    monkeypatch.setattr(limits, "MAX_WORK", most * weights * tokens)
+    monkeypatch.setattr("attnmech.pages.report.types_of", lambda *arguments: am.head_types(demo))
+    report = am.report(demo, text)
+    assert report.types is not None and report.effects is not None and report.null is None
+    clearest = [place for place, kind in report.types.strongest.items() if kind not in ("first", "self")][:most]
+    assert {tuple(place) for place in report.effects.swept.nonzero().tolist()} == set(clearest)
+    assert "5 of 32 heads were ablated, those of the clearest types" in " ".join(report.notes)
+    space: dict[str, Any] = {}
+    exec(report.calls["setup"], space)
+    again = eval(report.measured[0].call, space)
+    torch.testing.assert_close(again.effect, report.effects.effect, rtol=0, atol=1e-6, equal_nan=True)
+    assert "this text and" in report.to_html()
+
+
 def test_there_is_no_page_under_what_changes_the_scores() -> None:
     model, ids = models.hooked("bloom"), models.token_ids("bloom")[:1]
     for edit in (
