@@ -38,7 +38,8 @@ views.heads = (stage, { layers, heads, types, letters, numbers, sentences }) => 
 
   const isPale = (at) => numbers[state.colour]?.clear?.[at] === false;
   const letterOf = (at) => (state.colour in numbers ? "" : (letters[typesOf(at)[0]]?.[0] ?? ""));
-  const written = (value) => (value === null ? "undefined" : String(Number(value.toPrecision(3))).replace("-", "−"));
+  const rounded = (value) => (value && Math.abs(value) < 1e-3 ? value.toExponential(1) : String(Number(value.toPrecision(3))));
+  const written = (value) => (value === null ? "undefined" : rounded(value).replaceAll("-", "−"));
 
   /** A head in one sentence, with the numbers that are on the screen. */
   function describe(at) {
