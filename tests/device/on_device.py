@@ -1,9 +1,9 @@
-"""`python on_device.py FOLDER DEVICES FLOAT64 CALLS`: compares devices without hardware with the CPU on small models.
+"""`python on_device.py FOLDER FLOAT64 CALLS`: compares devices without hardware with the CPU on small models.
 
-DEVICES is one, or two with a comma between them, over which accelerate splits the model. FLOAT64 is "float64", or
-"none" for devices that refuse that type. CALLS is a mapping in JSON: the names of calls (`tests/matrix.py`) that a
-model makes, by its type. The path holds `tests/` and `benchmarks/`. Prints a line of JSON per model: its type, and the
-distance of every tensor of every result from the CPU's, in units of the tolerance.
+FLOAT64 is "float64", or "none" for devices that refuse that type. CALLS is a mapping in JSON: the names of calls
+(`tests/matrix.py`) that a model makes, by its type, by devices: one, or two with a comma between them, over which
+accelerate splits the model. The path holds `tests/` and `benchmarks/`. Prints a line of JSON per model: devices, type,
+and the distance of every tensor of every result from the CPU's, in units of the tolerance.
 """
 
 import json
@@ -12,12 +12,15 @@ import sys
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields, is_dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any, Final
+from unittest.mock import patch
 
 import accelerate
 import fake_device
 import pandas as pd
+import tiny
 import torch
 from matrix import CALLS, Subject, look, models_of_all, stacks_of
 from measure import difference
@@ -45,6 +48,18 @@ def numbers_of(result: Any, name: str = "") -> Iterator[tuple[str, Tensor]]:
         for key, part in parts.items():
             if key not in _OF_ROUNDING:
                 yield from numbers_of(part, f"{name}.{key}")
+
+
+def made(kind: str, layers: int) -> Any:
+    """A small model; a type that fixes its number of layers keeps it."""
+    with patch.dict(tiny.ONE, layers=layers):  # type: ignore[arg-type]
+        return models_of_all()[kind]()
+
+
+@cache
+def on_cpu(kind: str, layers: int, folder: Path) -> Subject:
+    """The model that others are compared with."""
+    return Subject(made(kind, layers), folder)
 
 
 def placed(raw: Any, devices: Sequence[str]) -> Any:
@@ -79,9 +94,9 @@ def measured(of: Subject, names: list[str]) -> dict[str, Tensor]:
 
 def compared(kind: str, names: list[str], folder: Path, devices: Sequence[str]) -> dict[str, float]:
     """The differences of one model's results, in units of their tolerance."""
-    make = models_of_all()[kind]
-    expected = measured(Subject(make(), folder), names)
-    found = measured(Subject(placed(make(), devices), folder), names)
+    layers = 2 * len(devices)  # few, since a device without hardware is slow at every kernel
+    expected = measured(on_cpu(kind, layers, folder), names)
+    found = measured(Subject(placed(made(kind, layers), devices), folder), names)
     assert found.keys() == expected.keys()
     return {key: difference(value, expected[key]) / allowed(key, value) for key, value in found.items()}
 
@@ -94,8 +109,9 @@ def allowed(name: str, value: Tensor) -> float:
 if __name__ == "__main__":
     warnings.simplefilter("ignore", UserWarning)
     torch.set_num_threads(1)
-    folder, devices, float64, calls = sys.argv[1:]
+    folder, float64, calls = sys.argv[1:]
     fake_device.install(float64=float64 == "float64")
-    for kind, names in json.loads(calls).items():
-        print(json.dumps([kind, compared(kind, names, Path(folder), devices.split(","))]), flush=True)
+    for devices, of_devices in json.loads(calls).items():
+        for kind, names in of_devices.items():
+            print(json.dumps([devices, kind, compared(kind, names, Path(folder), devices.split(","))]), flush=True)
     os._exit(0)  # torch shuts down before Python, and would call back into it
