@@ -15,6 +15,7 @@ from ..batch import Batch
 from ..errors import InputError
 from ..interventions import Intervention, Values
 from ..interventions.edits import Replace
+from ..maths.blocks import block_bytes
 from ..model.attention.applied import Applied
 from ..model.attention.observed import RowObserver
 from ..model.reading.partial_pass import AFTER_ATTENTION, Blocks, can_begin_in_the_middle
@@ -29,7 +30,7 @@ Change: TypeAlias = tuple[Intervention, ...]
 """The interventions applied together in one measurement."""
 
 STEP_BYTES: Final = 6 * 2**20
-"""The widest activation of a step takes about this many bytes, so that it stays in a CPU's cache."""
+"""On the CPU, the widest activation of a step takes about this many bytes, so that it stays in the cache."""
 
 LEAST_TOKENS: Final = 512
 """A step has at least this many tokens: with fewer, reading the weights takes longer than multiplying."""
@@ -38,9 +39,13 @@ TEXT_TOKENS: Final = 512
 """Texts are measured together up to about this many tokens, so that several changes fit into a step."""
 
 
-def step_tokens(widest: int) -> int:
-    """The number of tokens that go through a model at once if its widest activation takes `widest` bytes per token."""
-    return max(LEAST_TOKENS, STEP_BYTES // widest)
+def step_tokens(widest: int, device: torch.device) -> int:
+    """The number of tokens that go through a model at once if its widest activation takes `widest` bytes per token.
+
+    On an accelerator, the activation takes as much as a block of scores, which is a share of the free memory.
+    """
+    size = STEP_BYTES if device.type == "cpu" else block_bytes(device)
+    return max(LEAST_TOKENS, size // widest)
 
 
 Receivers: TypeAlias = Mapping[tuple[str, int], tuple[int, ...]]
@@ -94,7 +99,7 @@ class Engine:
         self._per_stream = size * model.d_model
         self._per_text = 2 * (model.n_layers + 2) * self._per_stream
         """Bytes per token of the streams and z of all blocks."""
-        self._at_once = step_tokens(size * widest)
+        self._at_once = step_tokens(size * widest, model.device)
         self._per_row = 4 * max(size, 4) * max(model.n_vocab, 1)
 
     def on(self, model: HookedModel | None) -> "Engine":
@@ -177,9 +182,7 @@ class Engine:
     def groups(self, part: CorpusBatch, changes: Sequence[Change], todo: Sequence[int]) -> Iterator[list[int]]:
         """The changes to measure, grouped so that each group begins at the same block and fits into a step."""
         tokens = part.batch.ids.numel()
-        fit = int(self.memory / 2 / self._per_token)
-        if self.model.device.type == "cpu":
-            fit = min(fit, self._at_once)
+        fit = min(int(self.memory / 2 / self._per_token), self._at_once)
         count = max(1, fit // tokens - (1 if self.shifts or self.frozen else 0))
         begins: dict[tuple[int, bool], list[int]] = {}
         for number in todo:

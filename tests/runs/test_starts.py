@@ -4,6 +4,7 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import models
@@ -15,9 +16,11 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import attnmech as am
 from attnmech.interventions import Intervention
+from attnmech.maths import blocks
 from attnmech.model.attention import attend as attention
 from attnmech.model.reading.partial_pass import Blocks
 from attnmech.runs import engine
+from attnmech.runs.corpus import CorpusBatch
 from attnmech.runs.engine import Engine, shared
 from attnmech.runs.sweep import Sweeps
 
@@ -54,7 +57,7 @@ def softmaxes(monkeypatch: pytest.MonkeyPatch) -> Iterator[Counter[int]]:
 
     with monkeypatch.context() as patched:
         patched.setattr(attention, "_softmax", counted)
-        patched.setattr(engine, "step_tokens", lambda widest: 1)  # a pass for each change
+        patched.setattr(engine, "step_tokens", lambda *_: 1)  # a pass for each change
         yield found
 
 
@@ -281,7 +284,7 @@ def test_pruning_that_resumes_in_a_step_keeps_streams_of_the_rest(
             raise KeyboardInterrupt
         return real(self, *given)
 
-    monkeypatch.setattr(engine, "step_tokens", lambda widest: 2 * ids.numel())
+    monkeypatch.setattr(engine, "step_tokens", lambda *_: 2 * ids.numel())
     monkeypatch.setattr(engine.Texts, "after", stopping)
     with pytest.raises(KeyboardInterrupt):
         am.prune_heads(hooked, ids, steps=5, random=1, journal=journal)
@@ -292,7 +295,33 @@ def test_pruning_that_resumes_in_a_step_keeps_streams_of_the_rest(
 
 
 def test_steps_are_as_large_as_an_activation_that_fits_the_cache() -> None:
-    widest = 4 * 3072  # of GPT-2 small, in bytes
-    assert engine.step_tokens(widest) == 512
-    assert engine.step_tokens(widest // 4) == 2048
-    assert engine.step_tokens(4 * widest) == 512
+    widest, cpu = 4 * 3072, torch.device("cpu")  # of GPT-2 small, in bytes
+    assert engine.step_tokens(widest, cpu) == 512
+    assert engine.step_tokens(widest // 4, cpu) == 2048
+    assert engine.step_tokens(4 * widest, cpu) == 512
+
+
+@pytest.mark.parametrize(("free", "tokens"), [(80 * 2**30, 21_845), (2**30, 5461), (2**24, 682), (2**20, 682)])
+def test_steps_on_an_accelerator_take_a_share_of_its_free_memory(
+    free: int, tokens: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module = SimpleNamespace(mem_get_info=lambda device: (free, 80 * 2**30))
+    monkeypatch.setattr(torch, "get_device_module", lambda device: module)
+    blocks._share.cache_clear()
+    assert engine.step_tokens(4 * 3072, torch.device("cuda")) == tokens
+
+
+@pytest.mark.parametrize(("at_once", "memory", "passes"), [(10**6, 1e9, 1), (21, 1e9, 4), (10**6, 5e5, 2)])
+def test_changes_share_a_pass_as_far_as_steps_and_memory_allow(
+    at_once: int, memory: float, passes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Twelve changes of a text of seven tokens."""
+    monkeypatch.setattr(engine, "step_tokens", lambda *_: at_once)
+    hooked = models.hooked("gpt2")
+    made = Engine(hooked, memory, frozen=False, shifts=False)
+    ids = models.token_ids("gpt2", batch=1)
+    part = CorpusBatch(hooked.encode(ids), torch.tensor([0]), 0, "")
+    changes = [(Intervention.zero([(1, head % 5)]),) for head in range(12)]
+    groups = list(made.groups(part, changes, range(12)))
+    assert [number for group in groups for number in group] == [*range(12)]
+    assert len(groups) == passes

@@ -38,7 +38,7 @@ def break_off(monkeypatch: pytest.MonkeyPatch, after: int, **options: Any) -> No
         return real(self, *arguments)
 
     with monkeypatch.context() as patched:
-        patched.setattr(engine, "step_tokens", lambda widest: TEXTS.numel())
+        patched.setattr(engine, "step_tokens", lambda *_: TEXTS.numel())
         patched.setattr(engine.Texts, "after", stopping)
         with pytest.raises(KeyboardInterrupt):
             am.ablate_heads(models.hooked("gpt2"), TEXTS, **options)
@@ -108,7 +108,7 @@ def test_ctrl_c_reaches_the_caller_unless_a_part_is_asked_for(
     # The first head disappears after the clean texts and five heads.
     first = name == "prune_heads"
     with monkeypatch.context() as patched:
-        patched.setattr(engine, "step_tokens", lambda widest: 1)
+        patched.setattr(engine, "step_tokens", lambda *_: 1)
         patched.setattr(engine.Texts, "after", stopping)
         with pytest.raises(KeyboardInterrupt):
             call(model, TEXTS, journal=path)
@@ -192,7 +192,7 @@ def test_what_changes_only_the_changed_run_is_measured_again(tmp_path: Path, mon
             return z * self.by if len(z) > len(TEXTS) else z
 
     hook = OnCopies()
-    monkeypatch.setattr("attnmech.runs.engine.step_tokens", lambda widest: 3 * TEXTS.numel())
+    monkeypatch.setattr("attnmech.runs.engine.step_tokens", lambda *_: 3 * TEXTS.numel())
     with hooked.hooks({("z", 2): hook}):
         break_off(monkeypatch, 2, journal=path)
         hook.by = 1.5

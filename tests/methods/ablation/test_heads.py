@@ -406,7 +406,7 @@ def test_an_interrupted_sweep_returns_what_is_done_where_that_is_asked_for(monke
 
     hooked = models.hooked("gpt2")
     ids = torch.randint(3, 50, (4, 9), generator=torch.Generator().manual_seed(0))
-    monkeypatch.setattr(engine, "step_tokens", lambda widest: 72)
+    monkeypatch.setattr(engine, "step_tokens", lambda *_: 72)
     real, calls = engine.Texts.after, []
 
     def stopping(self: Any, *arguments: Any) -> Any:
@@ -429,7 +429,7 @@ def test_an_interrupted_sweep_returns_what_is_done_where_that_is_asked_for(monke
 SCRIPT = """
 import sys, torch, models, attnmech as am
 from attnmech.runs import engine
-engine.step_tokens = lambda widest: 60
+engine.step_tokens = lambda *_: 60
 ids = torch.randint(3, 50, (30, 9), generator=torch.Generator().manual_seed(0))
 am.ablate_heads(models.hooked("gpt2"), ids, journal=sys.argv[1])
 print("done")
@@ -442,7 +442,7 @@ def test_killed_sweeps_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
 
     from attnmech.runs import engine
 
-    monkeypatch.setattr(engine, "step_tokens", lambda widest: 60)
+    monkeypatch.setattr(engine, "step_tokens", lambda *_: 60)
     journal = tmp_path / "sweep.journal"
     tests = str(Path(__file__).parents[2])
     environment = os.environ | {"PYTHONPATH": os.pathsep.join([tests, os.environ.get("PYTHONPATH", "")])}

@@ -160,7 +160,7 @@ def test_interrupted_it_resumes_from_its_journal(tmp_path: Path, monkeypatch: py
     monkeypatch.setattr(pruning._Greedy, "_check", lambda *_: None)
     hooked, ids = models.hooked("bloom"), models.token_ids("bloom")
     # Three changes of the three texts at once, so that steps and random orders take several passes each.
-    monkeypatch.setattr(engine, "step_tokens", lambda widest: 3 * 3 * 7)
+    monkeypatch.setattr(engine, "step_tokens", lambda *_: 3 * 3 * 7)
     whole = am.prune_heads(hooked, ids, random=2)
     journal = tmp_path / "journal"
     measured: list[int] = []
