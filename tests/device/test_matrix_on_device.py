@@ -18,7 +18,7 @@ from test_examples import example
 
 HERE: Final = Path(__file__).parent
 PROCESSES: Final[tuple[tuple[str, dict[str, tuple[str, ...]]], ...]] = (
-    ("float64", {"gpu": ("gpt2", "bloom", "llama", "vit", "bert", "gpt_neox")}),
+    ("float64", {"gpu": ("gpt2", "bloom", "llama", "gpt_neox", "bert", "vit")}),
     ("float64", {"gpu": ("t5", "gemma3_text", "phi", "qwen3", "longformer")}),
     ("none", {"gpu": ("gpt2", "qwen3", "bert", "t5")}),
     ("float64", {
