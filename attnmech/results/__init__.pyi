@@ -7,6 +7,7 @@ from ..methods.claims.result import HeadClaim as HeadClaim
 from ..methods.claims.set_effects import Discovery as Discovery
 from ..methods.compare.result import Comparison as Comparison
 from ..methods.drift.result import ResidualDrift as ResidualDrift
+from ..methods.examples.result import HeadExamples as HeadExamples
 from ..methods.flow.result import AttentionFlow as AttentionFlow
 from ..methods.focus.attention_focus import AttentionFocus as AttentionFocus
 from ..methods.focus.global_attention import GlobalAttention as GlobalAttention

@@ -34,6 +34,7 @@ PAGES: Final[dict[str, dict[str, tuple[str, ...]]]] = {
     "Where do heads look?": {
         "attention_focus": ("attention_focus", "results.AttentionFocus"),
         "head_types": ("head_types", "results.HeadTypes"),
+        "examples": ("examples", "results.HeadExamples"),
         "relations": ("relations", "results.Relations"),
         "segment_attention": ("segment_attention", "results.SegmentAttention"),
         "group_attention": ("group_attention", "results.GroupAttention"),

@@ -1,0 +1,405 @@
+"""Keeps example rows of every head: the strongest, some at random, and some of each fifth of its rows.
+
+Formulas: docs/formulas.md#example-rows.
+"""
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any, ClassVar, Final, Unpack
+
+import pandas as pd
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from ...basics.arguments import index_of, member, option, shown, whole_number
+from ...basics.public import public
+from ...draw.section import Section
+from ...draw.text import percent
+from ...errors import InputError
+from ...model.inputs.encoder import Inputs
+from ...model.run.hooked import HookedModel, require_model
+from ...runs.ablations import checked_seed
+from ...runs.options import StreamOptions
+from ...runs.reducer import Reducer, Source, State
+from ...runs.stream import stream
+from ...runs.summed import Summed
+from .formulas import fifths, strongest_of_groups
+from .sums import BY, HIGHEST, SAMPLE, UPDATE_POINTS, WINDOW, ExampleSums, Statistic, name_of
+
+MOST: Final = 50
+"""The largest k: the state of 1,024 heads then takes 216 MB (73 MB for k = 10)."""
+
+KINDS: Final = ("strongest", "random", "band")
+"""The kinds of examples."""
+
+BANDS: Final = ("0–20 %", "20–40 %", "40–60 %", "60–80 %", "80–100 %")
+"""The fifths of a head's rows, from the lowest to the highest values."""
+
+
+@public
+def examples(
+    model: HookedModel,
+    inputs: Inputs | Iterable[Inputs],
+    *,
+    by: Statistic = "attention",
+    k: int = 10,
+    layers: Iterable[int] | None = None,
+    stack: str | None = None,
+    seed: int = 0,
+    **options: Unpack[StreamOptions],
+) -> "HeadExamples":
+    """Keeps example rows of every head: the k strongest, k at random, and k of each fifth of its rows.
+
+    >>> import attnmech as am
+    >>> from attnmech.demo.text import documents
+    >>> rows = am.examples(am.load(), documents(12), k=3)
+    >>> rows.examples_of(0, 2)[0].window, rows.examples_of(0, 2)[0].key_tokens[0]
+    ('<s>Ella lost [her] pupil, because she was cross. Mrs', ' lost')
+
+    The strongest rows alone mislead: they show what a head does at its most extreme. `HeadExamples.share` is the share
+    of all rows that are at least as strong as the weakest of them, and the random rows and fifths show the others.
+
+    A row counts if its token is real and it sees two keys or more; for "attention", if it sees a token besides itself
+    and the first.
+
+    - Strongest (exact): each text offers its four strongest rows with different bigrams (the token before the query,
+      and the query). Of the offers with the same bigram the strongest stays, then the strongest of each text, and the k
+      highest of these are kept. Equal rows are ordered by text and position.
+    - Random (exact): the rows with the k smallest hashes of seed, text, position, layer and head.
+    - Fifths (exact up to 2,000 rows of a head): the 2,000 rows with the smallest hashes, in the order of their values,
+      are divided into five equal bands; k rows of each are kept, by their hashes. With more rows, the bands are
+      estimates (`HeadExamples.quantile_error`).
+
+    So neither the order of the texts nor their shards change the examples, up to rounding errors of the statistic,
+    which depend on how texts are batched.
+
+    Args:
+        model: the model.
+        inputs: texts, or an iterator of texts (a corpus). Memory does not grow with their number.
+        by: the statistic of a row. "attention": its highest attention to another token, except the first token of the
+            text, where many heads rest. "value_weighted": the highest p‖v W_O‖ of a key (Kobayashi et al. 2020),
+            without the factor of a norm behind W_O. "update": ‖u‖ / ‖x‖, the size of what the head adds to the stream
+            at that row. Or a function from an `am.reducers.RowBlock` to a tensor [batch head row].
+        k: the number of rows of each kind, 1 to 50.
+        layers: all by default.
+        stack: "encoder", "decoder" or "cross" in a model with several stacks.
+        seed: seed of the random rows.
+        options: `bos`, `truncate`, `shard`, `journal`, `engine` and `progress`, as in `am.stream`.
+
+    Returns:
+        Rows with their value, text, position, surrounding tokens, and eight highest keys.
+
+    Raises:
+        InputError: for an unknown statistic; for a function that does not return finite numbers [batch head row]; for
+            "value_weighted" if a gate or a norm lies between attention and W_O; and in the cases of `am.stream`.
+        MissingPointError: for "update" in a model whose attention does not add to a stream that attnmech reads.
+
+    """
+    require_model(model)
+    if not callable(by) and by not in BY:
+        known = ", ".join(f'"{name}"' for name in BY)
+        raise InputError(f"`by` must be {known}, or a function of an am.reducers.RowBlock; got {shown(by)}.")
+    k, seed = whole_number("k", k, least=1, most=MOST), checked_seed(seed)
+    reducer = ExampleReducer(by, k, seed, UPDATE_POINTS if by == "update" else ())
+    result: HeadExamples
+    (result,) = stream(model, inputs, [reducer], layers=layers, stack=stack, **options)
+    return result
+
+
+@dataclass(frozen=True)
+class ExampleReducer(ExampleSums):
+    """Keeps the rows of `HeadExamples`."""
+
+    def finish(self, state: State, source: Source) -> "HeadExamples":
+        """The result, with its tokens as strings."""
+        label = source.stack.label
+        queries = torch.cat([state[f"{kind}_window"].flatten() for kind in ("strongest", "sampled")])
+        keys = torch.cat([state[f"{kind}_key_ids"].flatten() for kind in ("strongest", "sampled")])
+        return HeadExamples.of(
+            state,
+            source,
+            by=name_of(self.by),
+            k=self.k,
+            seed=self.seed,
+            tokens=_texts(source.model, queries, label),
+            # The keys of cross-attention are the encoder's.
+            key_texts=_texts(source.model, keys, "encoder" if label == "cross" else label),
+        )
+
+
+def _texts(model: HookedModel, ids: Int[Tensor, " place"], stack: str) -> dict[int, str]:
+    """The texts of tokens, by id."""
+    known = sorted(set(ids.tolist()) - {-1})
+    return dict(zip(known, model.position_texts(known, stack), strict=True)) if known else {}
+
+
+@dataclass(frozen=True)
+class Example:
+    """A row of a head's attention, with the tokens around its query."""
+
+    layer: int
+    head: int
+    kind: str
+    """"strongest", "random" or "band"."""
+    band: str
+    """The fifth of the head's rows to which the row belongs; empty for the strongest and for random rows."""
+    rank: int
+    """The place of the row among those of its kind (and band), from 0."""
+    value: float
+    """The statistic of the row."""
+    text: int
+    """The number of the text in its corpus."""
+    position: int
+    """The position of the query among the tokens of its text."""
+    tokens: tuple[str, ...]
+    """Up to 24 tokens before the query, the query, and up to 8 tokens after it."""
+    query_at: int
+    """The index of the query in `tokens`."""
+    weights: tuple[float, ...]
+    """For each of `tokens`, the attention that the query gives to it; NaN if it is not one of the eight highest keys.
+    In cross-attention all are NaN, since keys are tokens of another text."""
+    keys: tuple[int, ...]
+    """The positions of up to eight keys with the highest attention, highest first."""
+    key_tokens: tuple[str, ...]
+    key_weights: tuple[float, ...]
+
+    @property
+    def window(self) -> str:
+        """The tokens as text, with the query in brackets."""
+        before, query, after = (
+            "".join(self.tokens[part])
+            for part in (slice(self.query_at), slice(self.query_at, self.query_at + 1), slice(self.query_at + 1, None))
+        )
+        bare = query.lstrip() or query
+        return f"{before}{query.removesuffix(bare)}[{bare}]{after}"
+
+    def __str__(self) -> str:
+        keys = zip(self.key_tokens[:3], self.key_weights, self.keys, strict=False)
+        named = ", ".join(f"{text.strip()!r} {weight:.2f} (at {place})" for text, weight, place in keys)
+        return f"{self.value:.2f}: {self.window} → {named}"
+
+
+@dataclass(frozen=True, repr=False)
+class HeadExamples(Summed):
+    """Example rows of every head: the strongest, some at random, and some of each fifth of its rows."""
+
+    SUBTRACT = "read the examples of both"
+
+    STATE: ClassVar[Mapping[str, Any]] = {
+        "rows": Int[Tensor, "layer head"],
+        "hash": Int[Tensor, "layer head sample"],
+        "value": Float[Tensor, "layer head sample"],
+        "sampled_hash": Int[Tensor, "layer head sampled"],
+        **{
+            f"{kind}_{name}": hint[Tensor, f"layer head {kind} {further}"]
+            for kind in ("strongest", "sampled")
+            for name, hint, further in (
+                ("value", Float, ""), ("text", Int, ""), ("position", Int, ""), ("keys", Int, "key"),
+                ("key_ids", Int, "key"), ("weights", Float, "key"), ("window", Int, "window"),
+            )
+        },
+    }  # fmt: skip
+
+    by: str
+    """The name of the statistic."""
+    k: int
+    """The number of rows of each kind."""
+    seed: int
+    tokens: Mapping[int, str]
+    """The texts of the tokens around queries, by id."""
+    key_texts: Mapping[int, str]
+    """The texts of the keys' tokens, by id."""
+
+    @property
+    def axis_lengths(self) -> Mapping[str, int]:
+        """The lengths of the axes of `state` that do not depend on the data."""
+        return {**super().axis_lengths, "key": HIGHEST, "window": len(WINDOW)}
+
+    @property
+    def _reducer(self) -> Reducer:
+        return ExampleReducer(self.by, self.k, self.seed)
+
+    def merged(self, *others: "HeadExamples") -> "HeadExamples":
+        """The result over several shards of a corpus, as if they had been one run; see `Summed.merged`."""
+        whole = super().merged(*others)
+        parts = (self, *others)
+        tokens, key_texts = ({id: text for part in parts for id, text in getattr(part, name).items()}
+                             for name in ("tokens", "key_texts"))  # fmt: skip
+        return replace(whole, tokens=tokens, key_texts=key_texts)
+
+    # -- how far the examples are typical ---------------------------------------------------------------------
+
+    @property
+    def rows(self) -> Int[Tensor, "measured head"]:
+        """The number of rows of each head that count, of the measured layers."""
+        return self.state["rows"]
+
+    @property
+    def share(self) -> Float[Tensor, "measured head"]:
+        """The share of a head's rows whose value is at least that of the weakest of its strongest rows.
+
+        It is exact up to 2,000 rows, else estimated from a sample of 2,000 rows, but at least the share of the
+        strongest rows themselves.
+        """
+        there = torch.arange(self.state["value"].shape[-1]) < self._sampled[..., None]
+        above = (there & (self.state["value"] >= self._ends[1][..., None])).sum(dim=-1) / self._sampled
+        return torch.maximum(above, (self._chosen["strongest"] >= 0).sum(dim=-1) / self.rows)
+
+    @property
+    def quantiles(self) -> Float[Tensor, "measured head 4"]:
+        """The lowest values of the upper four fifths of a head's rows: its 20, 40, 60 and 80 % quantiles."""
+        return self._fifths[1]
+
+    @property
+    def quantile_error(self) -> Float[Tensor, "measured head"]:
+        """The largest error of the share of rows below any value, with probability 95 %: 0 up to 2,000 rows.
+
+        Beyond, √(ln(2 / 0.05) / (2 · 2000)) = 0.030 by the inequality of Dvoretzky, Kiefer and Wolfowitz
+        (Massart 1990).
+        """
+        bound = math.sqrt(math.log(2 / 0.05) / (2 * SAMPLE))
+        return torch.where(self.rows > SAMPLE, bound, 0.0)
+
+    @cached_property
+    def _ends(self) -> tuple[Float[Tensor, "measured head"], Float[Tensor, "measured head"]]:
+        """The values of the first and the last of the strongest rows; NaN in heads without a row."""
+        chosen = self._chosen["strongest"]
+        values = self.state["strongest_value"].gather(-1, chosen.clamp_min(0)).masked_fill(chosen < 0, torch.nan)
+        last = (chosen >= 0).sum(dim=-1, keepdim=True).sub(1).clamp_min(0)
+        return values[..., 0], values.gather(-1, last)[..., 0]
+
+    @cached_property
+    def _sampled(self) -> Int[Tensor, "measured head"]:
+        """The number of rows in the sample."""
+        return self.rows.clamp_max(SAMPLE)
+
+    @cached_property
+    def _fifths(self) -> tuple[Int[Tensor, "measured head sample"], Float[Tensor, "measured head 4"]]:
+        return fifths(self.state["value"], self._sampled)
+
+    @cached_property
+    def _chosen(self) -> dict[str, Int[Tensor, "measured head row"]]:
+        """The indices of the examples of each kind, and of each band, among the strongest or the sampled rows; −1
+        where there are too few.
+        """
+        strongest = strongest_of_groups(self.state["strongest_value"], self.state["strongest_text"], self.k)
+        stored = self.state["sampled_text"].shape[-1]
+        place = torch.arange(stored)
+        there = place < self._sampled[..., None]
+        chosen = {"strongest": strongest, "random": torch.where(there, place, -1)[..., : self.k]}
+        for number, band in enumerate(BANDS):
+            mine = self._fifths[0][..., :stored] == number
+            first = mine.byte().argsort(dim=-1, descending=True, stable=True)[..., : self.k]
+            chosen[band] = torch.where(mine.gather(-1, first), first, -1)
+        return chosen
+
+    # -- the examples -----------------------------------------------------------------------------------------
+
+    def examples_of(self, layer: int, head: int, which: str = "strongest") -> list[Example]:
+        """Returns the examples of one head: "strongest" (highest first), "random", or "band" (all five)."""
+        row = self.layers.index(member("layer", layer, self.layers, "the layers measured"))
+        head = index_of("head", head, self.rows.shape[1], f"this model has {self.rows.shape[1]} heads per layer")
+        groups = BANDS if option("which", which, KINDS) == "band" else (which,)
+        return [
+            self._example((row, head, place), which, group if which == "band" else "", rank)
+            for group in groups
+            for rank, place in enumerate(self._chosen[group][row, head].tolist())
+            if place >= 0
+        ]
+
+    def _example(self, at: tuple[int, int, int], kind: str, band: str, rank: int) -> Example:
+        prefix = "strongest" if kind == "strongest" else "sampled"
+        fields: dict[str, Any] = {
+            name.removeprefix(f"{prefix}_"): value[at].tolist()
+            for name, value in self.state.items()
+            if name.startswith(f"{prefix}_")
+        }
+        window = {distance: token for distance, token in zip(WINDOW, fields["window"], strict=True) if token >= 0}
+        kept = [place for place, key in enumerate(fields["keys"]) if key >= 0]
+        keys = [fields["keys"][place] for place in kept]
+        weights = dict(zip(keys, fields["weights"], strict=False)) if not self._crosses else {}
+        return Example(
+            layer=self.layers[at[0]],
+            head=at[1],
+            kind=kind,
+            band=band,
+            rank=rank,
+            value=fields["value"],
+            text=fields["text"],
+            position=fields["position"],
+            tokens=tuple(self.tokens[token] for token in window.values()),
+            query_at=list(window).index(0),
+            weights=tuple(weights.get(fields["position"] + distance, math.nan) for distance in window),
+            keys=tuple(keys),
+            # Keys that are not tokens have no text.
+            key_tokens=tuple(self.key_texts.get(fields["key_ids"][place], "") for place in kept),
+            key_weights=tuple(fields["weights"][place] for place in kept),
+        )
+
+    def to_frame(self, which: str = "strongest") -> pd.DataFrame:
+        """One row per example: layer, head, kind, band, rank, value, query, window (the tokens around the query, which
+        is in brackets), text, position, and keys, key_tokens and weights of up to eight keys.
+
+        `which` is "strongest", "random" or "band", as in `examples_of`.
+        """
+        listed = [
+            example
+            for layer in self.layers
+            for head in range(self.rows.shape[1])
+            for example in self.examples_of(layer, head, which)
+        ]
+        rows = [
+            {name: getattr(example, name) for name in _COLUMNS if name not in ("query", "weights")}
+            | {"query": example.tokens[example.query_at], "weights": example.key_weights}
+            for example in listed
+        ]
+        return pd.DataFrame(rows, columns=_COLUMNS)
+
+    def by_head(self) -> pd.DataFrame:
+        """One row per head: the number of rows that count, the highest value, that of the weakest of the strongest
+        rows, the `share` of rows at least as strong, and the quantiles.
+        """
+        highest, weakest = self._ends
+        columns = {"rows": self.rows, "highest": highest, "weakest": weakest, "share": self.share}
+        columns |= {f"q{20 * number + 20}": self.quantiles[..., number] for number in range(4)}
+        places = [(layer, head) for layer in self.layers for head in range(self.rows.shape[1])]
+        of_head = {"layer": [layer for layer, _ in places], "head": [head for _, head in places]}
+        return pd.DataFrame(of_head | {name: value.flatten().tolist() for name, value in columns.items()})
+
+    # -- how the result is shown ------------------------------------------------------------------------------
+
+    @property
+    def lead(self) -> str:
+        """The share of rows like the strongest."""
+        texts = "1 text" if self.documents == 1 else f"{self.documents} texts"
+        share, heads = self.share[self.rows > 0], self.rows.numel()
+        if not len(share):
+            return f"No row counts in any of {heads} heads ({texts})."
+        return (
+            f"The {self.k} strongest rows of {heads} heads by {self._meaning} ({texts}): in the median head, "
+            f"{percent(float(share.median()), 1)} of all rows are at least as strong as the weakest of them."
+        )
+
+    @property
+    def _meaning(self) -> str:
+        return BY.get(self.by, self.by)
+
+    @property
+    def _crosses(self) -> bool:
+        return self.provenance.options.get("stack") == "cross"
+
+    @property
+    def _title(self) -> str:
+        return f"Example rows of heads in {self.provenance.model}"
+
+    def _sections(self) -> "Sequence[Section]":
+        return []
+
+
+_COLUMNS: Final = [
+    "layer", "head", "kind", "band", "rank", "value", "query", "window", "text", "position", "keys", "key_tokens",
+    "weights",
+]  # fmt: skip
