@@ -17,7 +17,7 @@ def row_hashes(
 ) -> Int[Tensor, "batch head row"]:
     """Returns pseudo-random numbers that depend only on seed, layer, head, text and position.
 
-    The rows with the k smallest numbers are k rows at random, whatever the order of the texts. Different rows of a head
+    The rows with the k smallest numbers are k rows at random, in whatever order rows are read. Different rows of a head
     have different numbers, since every step is invertible. Source: the finaliser of SplitMix64 (Steele et al. 2014).
 
     >>> row_hashes(0, 2, 3, torch.tensor([7]), torch.tensor([[0, 1]])).shape
