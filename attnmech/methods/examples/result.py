@@ -73,8 +73,8 @@ def examples(
       are divided into five equal bands; k rows of each are kept, by their hashes. With more rows, the bands are
       estimates (`HeadExamples.quantile_error`).
 
-    Batches, shards and workers do not change the examples, except through rounding errors of the statistic, which depend
-    on how texts are batched. Another order of the texts renumbers them, and changes the random rows.
+    Batches, shards and workers do not change the examples, except through rounding errors of the statistic, which
+    depend on how texts are batched. Another order of the texts renumbers them, and changes the random rows.
 
     Args:
         model: the model.
