@@ -36,13 +36,10 @@ from .options import (
 )
 from .outputs import FILES, REPORT, RESULT, TABLE, Outputs, outputs_of
 from .stages import stages
-from .terminal import KEYS, Column, Rows, Summary, columns_of, plain, print_summary
+from .summaries import HEAD, LAYER, report_summary, summary_of
+from .terminal import KEYS, Column, Rows, columns_of, plain, print_summary
 
 if TYPE_CHECKING:
-    import pandas as pd
-
-    from ..model.run.hooked import HookedModel
-    from ..pages.result import Report
     from ..results.result import PagedResult
 
 
@@ -78,8 +75,6 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-
-LAYER, HEAD = Column("layer"), Column("head")
 
 
 def _examples(*commands: str) -> str:
@@ -148,7 +143,7 @@ def report(
         result = make_report(hooked, texts, target=target_text, start=start)
         step("writing")
         outputs.write(result.to_frame(), {".html": result.write_html})
-    print_summary(_report_summary(hooked, result, outputs), rows=rows, as_json=as_json)
+    print_summary(report_summary(hooked, result, outputs), rows=rows, as_json=as_json)
 
 
 @app.command(
@@ -191,7 +186,7 @@ def focus(
         result.to_frame().sort_values("first_top", ascending=False),
         (LAYER, HEAD, *columns_of(result.STATISTICS.printed)),
     )
-    print_summary(_summary("focus", hooked, result, outputs, shown), rows=rows, as_json=as_json)
+    print_summary(summary_of("focus", hooked, result, outputs, shown), rows=rows, as_json=as_json)
 
 
 @app.command(
@@ -250,7 +245,7 @@ def drift(
             Column("anisotropy", unit="mean cosine"),
         ),
     )
-    summary = _summary("drift", hooked, result, outputs, shown, result.verdicts().lead)
+    summary = summary_of("drift", hooked, result, outputs, shown, result.verdicts().lead)
     print_summary(summary, rows=rows, as_json=as_json)
 
 
@@ -304,7 +299,7 @@ def heads(
             Column("score_low", "low", "95 %"), Column("score_high", "high", "95 %"),
         ),
     )  # fmt: skip
-    print_summary(_summary("heads", hooked, result, outputs, shown), rows=rows, as_json=as_json)
+    print_summary(summary_of("heads", hooked, result, outputs, shown), rows=rows, as_json=as_json)
 
 
 @app.command(
@@ -361,7 +356,7 @@ def embed(
         result.to_frame().sort_values("correlation"),
         (LAYER, HEAD, *columns_of(result.STATISTICS.printed), Column("disparity", unit="‖k‖ / ‖q‖")),
     )
-    print_summary(_summary("embed", hooked, result, outputs, shown), rows=rows, as_json=as_json)
+    print_summary(summary_of("embed", hooked, result, outputs, shown), rows=rows, as_json=as_json)
 
 
 @app.command(
@@ -416,7 +411,7 @@ def ablate(
             Column("effect_high", "high", "95 %"), Column("clear"), Column("one_text", "one text", "> half"),
         ),
     )  # fmt: skip
-    print_summary(_summary("ablate", hooked, result, outputs, shown), rows=rows, as_json=as_json)
+    print_summary(summary_of("ablate", hooked, result, outputs, shown), rows=rows, as_json=as_json)
 
 
 @app.command(
@@ -473,7 +468,7 @@ def null(
             Column("verdict"),
         ),
     )  # fmt: skip
-    print_summary(_summary("null", hooked, result, outputs, shown), rows=rows, as_json=as_json)
+    print_summary(summary_of("null", hooked, result, outputs, shown), rows=rows, as_json=as_json)
 
 
 @app.command(
@@ -526,35 +521,3 @@ def main() -> None:
 
 def _write(outputs: Outputs, result: "PagedResult") -> None:
     outputs.write(result.by_head(), {".html": result.write_html, ".safetensors": result.save})
-
-
-def _summary(
-    command: str, model: "HookedModel", result: "PagedResult", outputs: Outputs, shown: Rows, *further: str
-) -> Summary:
-    """Prints a result's finding, its table, what was cut, and the files."""
-    cut, texts = getattr(result, "truncated", 0), getattr(result, "documents", 0)  # a sweep cuts no text
-    count = texts if isinstance(texts, int) else len(texts)
-    notes = [f"{cut} of {count} texts were cut to the model's length."] if cut else []
-    intervals = str(shown.frame.attrs.get("intervals", ""))
-    return Summary(
-        command, repr(model), (repr(result), *further), shown, notes + [intervals] * bool(intervals), outputs.names
-    )
-
-
-def _report_summary(model: "HookedModel", result: "Report", outputs: Outputs) -> Summary:
-    """The findings of the page, and the terms and residuals of each layer."""
-    frame: pd.DataFrame = result.to_frame()
-    names = map(str, frame.filter(like="_share"))
-    shares = [Column(name, name.removesuffix("_share"), "share") for name in names]
-    shown = Rows(
-        "Mean share of each term in a row's highest score; largest residual",
-        frame,
-        (*[Column("text")] * bool(result.further), LAYER, *shares, Column("residual", unit="of a score")),
-    )
-    sizes = [
-        f"The page has {path.stat().st_size / 1e6:.1f} MB and opens offline."
-        for path in outputs.paths
-        if path.suffix.lower() == ".html"
-    ]
-    findings = [f"{question}. {finding}" for question, finding in result.findings.items()]
-    return Summary("report", repr(model), findings, shown, (*result.notes, *sizes), outputs.names)
