@@ -1,4 +1,4 @@
-"""Set-up of every test: no network, annotated tensors checked at every call, one thread."""
+"""Set-up of every test: no network, annotated tensors checked, one thread."""
 
 import os
 import sys
@@ -32,6 +32,12 @@ def pytest_xdist_auto_num_workers() -> int:
 def pytest_runtest_setup() -> None:
     """Unseeded weights are the same in every run, whatever ran before."""
     torch.manual_seed(0)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def checked_anew() -> None:
+    """The first calls in every file of tests are checked."""
+    checking.count_anew()
 
 
 @pytest.fixture

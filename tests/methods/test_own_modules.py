@@ -172,7 +172,6 @@ def test_types_of_heads_on_tensors() -> None:
         (lambda model: am.decompose_by_source(model, IMAGES), "reads tensors instead of tokens"),
         (lambda model: model.generate(IMAGES), "reads tensors instead of tokens"),
         (lambda model: am.untrained(model), "make a new instance of your module"),
-        (lambda model: am.report(model, IMAGES), "a report shows one text; got 6"),
     ],
 )
 def test_what_needs_tokens_says_so(call: Any, message: str) -> None:

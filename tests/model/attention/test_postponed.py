@@ -165,7 +165,7 @@ def silenced(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         (normalised_over_queries, "does 'softmax' with the product"),
         (gated_by_head, "does 'mul' with the product"),
         (twice, "attends 2 times"),
-        (dropped_out, "at random"),
+        (dropped_out, "applies attention dropout"),
         (cut, "in place by 'clamp_'"),
         (silenced, "of visible keys by 0"),
     ],
