@@ -28,6 +28,15 @@ def pytest_xdist_auto_num_workers() -> int:
     return min(8, len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)
 
 
+LONGEST = {"test_notebooks.py", "test_matrix_on_device.py", "test_jupyterlab.py"}
+"""Files of tests that take the longest; they come first, so that no worker is left alone with them at the end."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Puts the longest tests first."""
+    items.sort(key=lambda item: item.path.name not in LONGEST)
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup() -> None:
     """Unseeded weights are the same in every run, whatever ran before."""
