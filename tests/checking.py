@@ -1,9 +1,8 @@
-"""Checks annotations as jaxtyping's import hook does, in a fraction of the time.
+"""Checks annotations at every call, as jaxtyping's import hook does, in a fraction of the time.
 
 jaxtyping's own decorator binds the arguments of every call to a signature and checks them twice, for its messages. Here
 beartype checks arguments and value once, in jaxtyping's scope of axis names; jaxtyping's decorator only says what was
-wrong with a call's arguments. In each file of tests, a function's first calls are checked, then every tenth: a wrong
-annotation is wrong at almost every call, and checking all calls took a quarter of the time of the tests.
+wrong with a call's arguments.
 """
 
 import dataclasses
@@ -25,18 +24,7 @@ from beartype.roar import (
 from jaxtyping import TypeCheckError, _decorator, _import_hook, config
 from jaxtyping._storage import pop_shape_memo, push_shape_memo
 
-FIRST_CALLS: Final = 20
-"""In each file of tests, this many calls of a function are checked, and then every tenth."""
-
 _theirs: Callable[..., Any] = jaxtyping.jaxtyped
-_calls: Final[dict[tuple[str, CodeType], list[int]]] = {}
-"""The number of calls of each function, by its module and code, in the current file of tests."""
-
-
-def count_anew() -> None:
-    """Counts the calls of every function from 0 again."""
-    for calls in _calls.values():
-        calls[0] = 0
 
 
 def check(package: str) -> None:
@@ -66,7 +54,7 @@ def jaxtyped(thing: Any = _decorator._sentinel, *, typechecker: Any = _decorator
     if isinstance(thing, FunctionType) and not thing.__annotations__:
         return thing  # nothing to check
     if isinstance(thing, FunctionType) and not inspect.isgeneratorfunction(thing):
-        return _at_calls(thing, typechecker)
+        return _at_every_call(thing, typechecker)
     return _theirs(thing, typechecker=typechecker)
 
 
@@ -79,16 +67,14 @@ def _check_constructor(cls: Any, typechecker: Any) -> None:
     cls.__init__ = public(fields) if hasattr(init, "is_public") else fields
 
 
-def _at_calls(function: FunctionType, typechecker: Any) -> Callable[..., Any]:
+def _at_every_call(function: FunctionType, typechecker: Any) -> Callable[..., Any]:
     within = "<locals>" in function.__qualname__
-    calls = _calls.setdefault((function.__module__, function.__code__), [0])
     under_beartype = _inner(function) if within else beartype(_with_hints(function, function.__closure__))
 
     @functools.wraps(function)
     def called(*args: Any, **kwargs: Any) -> Any:
         __tracebackhide__ = True
-        calls[0] += 1
-        if config.jaxtyping_disable or (calls[0] > FIRST_CALLS and calls[0] % 10):
+        if config.jaxtyping_disable:
             return function(*args, **kwargs)
         push_shape_memo({})
         try:

@@ -1,4 +1,4 @@
-"""Set-up of every test: no network, annotated tensors checked, one thread."""
+"""Set-up of every test: no network, annotated tensors checked at every call, one thread."""
 
 import os
 import sys
@@ -41,12 +41,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def pytest_runtest_setup() -> None:
     """Unseeded weights are the same in every run, whatever ran before."""
     torch.manual_seed(0)
-
-
-@pytest.fixture(scope="module", autouse=True)
-def checked_anew() -> None:
-    """The first calls in every file of tests are checked."""
-    checking.count_anew()
 
 
 @pytest.fixture

@@ -422,21 +422,6 @@ def _head_types(of: Subject) -> Any:
     return am.head_types(of.model, None if of.reads_text else of.texts, **of.of_stack)
 
 
-@call("examples", of_a_stack=True)
-def _examples(of: Subject) -> Any:
-    return am.examples(of.model, of.texts, k=3, **of.of_stack)
-
-
-@call('examples(by="value_weighted")', of_a_stack=True)
-def _by_value(of: Subject) -> Any:
-    return am.examples(of.model, of.texts, by="value_weighted", k=3, **of.of_stack)
-
-
-@call('examples(by="update")', of_a_stack=True)
-def _by_update(of: Subject) -> Any:
-    return am.examples(of.model, of.texts, by="update", k=3, **of.of_stack).by_head()
-
-
 @call("relations")
 def _relations(of: Subject) -> Any:
     labelled = [(text, 5, 2, "five") for text in of.inputs]
@@ -587,6 +572,21 @@ def _report(of: Subject) -> Any:
     report = am.report(of.model, of.text)
     report.write_html(of.folder / "report.html")
     return report
+
+
+@call("examples", of_a_stack=True)
+def _examples(of: Subject) -> Any:
+    return am.examples(of.model, of.texts, k=3, **of.of_stack)
+
+
+@call('examples(by="value_weighted")', of_a_stack=True)
+def _by_value(of: Subject) -> Any:
+    return am.examples(of.model, of.texts, by="value_weighted", k=3, **of.of_stack)
+
+
+@call('examples(by="update")', of_a_stack=True)
+def _by_update(of: Subject) -> Any:
+    return am.examples(of.model, of.texts, by="update", k=3, **of.of_stack).by_head()
 
 
 # -- cells -----------------------------------------------------------------------------------------------------

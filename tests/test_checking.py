@@ -1,4 +1,4 @@
-"""The tests check annotations: each fault planted here is detected."""
+"""The tests check the annotations of every call: each fault planted here is detected."""
 
 import importlib
 from typing import Any

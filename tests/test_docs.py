@@ -67,7 +67,7 @@ def test_a_recipe_runs(
 def test_the_readmes_code_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     (code,) = BLOCK.findall((DOCS.parent / "README.md").read_text("utf-8"))
-    assert len(code.splitlines()) <= 40
+    assert len(code.splitlines()) <= 30
     exec(compile(code, "README", "exec"), {})
     assert (tmp_path / "report.html").exists()
 

@@ -8,16 +8,12 @@ from functools import partial
 from hashlib import sha256
 from typing import Any, Final
 
-import numpy as np
-from jaxtyping import Float
-
 from ..errors import InputError
-from .chart import ByChoice, Chart, Slot, of_heads
+from .chart import ByChoice, Chart, Slot
 from .packing import (
     logarithms,
     pack_keys,
     pack_logarithms,
-    pack_roots,
     pack_texts,
     pack_values,
     rounding_error,
@@ -90,12 +86,6 @@ class Carried:
         digest = sha256(values.tobytes()).digest()
         key = (digest, values.dtype.str, by_choice.logarithmic, len(by_choice.stretches))
         return self._named(key, self._packed, "array", lambda: self._packing.submit(_packed, by_choice))
-
-    def attention(self, pattern: Float[np.ndarray, "layer head query key"]) -> str:
-        """The name of the array of all attention, which views draw: in 16 bits, or in 8 on a page of many heads."""
-        if self.detailed is None:
-            return self.array(of_heads(pattern))
-        return self._named("attention", self._packed, "array", lambda: self._packing.submit(pack_roots, pattern))
 
     def _of_detailed(self, by_choice: ByChoice, *, in_detail: bool) -> ByChoice:
         """The values of the heads in detail, along the axis "detailed"; other arrays stay whole."""

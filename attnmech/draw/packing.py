@@ -71,11 +71,8 @@ def pack_logarithms(pattern: Float[np.ndarray, "..."], axes: int = 2) -> PackedV
 
 def pack_probabilities(pattern: Float[np.ndarray, "layer head *rest"]) -> PackedValues:
     """Packs probabilities for maps: as logarithms up to `MOST_LOGARITHMS`, as square roots in 8 bits beyond that."""
-    return pack_logarithms(pattern) if pattern.size <= MOST_LOGARITHMS else pack_roots(pattern)
-
-
-def pack_roots(pattern: Float[np.ndarray, "layer head *rest"]) -> PackedValues:
-    """Packs probabilities as square roots in 8 bits."""
+    if pattern.size <= MOST_LOGARITHMS:
+        return pack_logarithms(pattern)
     blocks = pattern.shape[0] * pattern.shape[1]
     codes = np.rint(np.sqrt(pattern.clip(0, 1)) * 255).astype(np.uint8)
     return {"low": [0.0] * blocks, "step": [1 / 255] * blocks, "codes": _compressed(codes), "scale": "root"}

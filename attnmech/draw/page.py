@@ -250,7 +250,7 @@ def _data(page: Page) -> dict[str, Any]:
         "optional": [choice.name for choice in choices if not choice.everywhere and choice.name != "query"],
         "heads": page.heads.data,
         "detailed": page.detailed,
-        "pattern": store.attention(view.pattern),
+        "pattern": store.array(of_heads(view.pattern)),
         "rest": store.array(of_heads(rest)) if rest.max() > SINK else None,
         "norms": None if view.value_norms is None else store.array(of_heads(view.value_norms)),
         "words": [PROBABILITY.words, VALUE_WEIGHTED.words],
@@ -312,7 +312,7 @@ def _precision(sections: Sequence[Section], data: Mapping[str, Any]) -> str:
     numbers = f"Numbers on this page are stored in 16 bits, scaled within each head: {rounded}. " if rounded else ""
     packed = [data["arrays"][data[name]] for name in ("pattern", "norms") if data[name] is not None]
     sentences = f"{numbers}The marks are exact. {rounding_note(packed[0])}"
-    if len(packed) < 2 or packed[0].get("scale") == "root":
+    if len(packed) < 2:
         return sentences
     # A share is a product over a sum of products; each product has the relative errors of its two factors.
     error = 100 * sum(max(array["step"]) for array in packed)

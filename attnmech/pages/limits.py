@@ -26,9 +26,8 @@ MAX_NEW: Final = 48
 """An encoder-decoder without a target writes one of at most this many tokens."""
 
 MAX_CELLS: Final = 5_500_000
-"""A page shows the attention of at most this many cells, about 4 MB; it shows only some layers of larger models."""
+"""A page shows the attention of at most this many cells; it shows only some layers of larger models."""
 
-MAX_DETAILS: Final = 250_000
-"""A page holds the scores and terms of at most this many cells, about 3 MB; of further heads, only their attention and
-their numbers.
+MAX_DETAILS: Final = 140_000
+"""A page holds the scores and terms of at most this many cells; of further heads, only their attention and statistics.
 """

@@ -40,10 +40,11 @@ def report(
 
     >>> am.report(am.load(), "The keys to the cabinet are here.").write_html("report.html")    # doctest: +SKIP
 
-    The page runs and shows 192 tokens of a longer text (which must fit the model's positions), some layers of a model
-    with very many heads, and only the decoder and cross-attention if an encoder of images or sound has more than 800
-    positions (Whisper's 1,500). The page says so. On a page about several texts, the reader chooses one; effects of
-    ablations are means over all of them. Under hooks and interventions, the page describes the edited model.
+    The page runs and shows 192 tokens of a longer text (which must fit the model's positions). Of many heads, it holds
+    the scores and terms of those that matter most; of very many, it shows some layers. If an encoder of images or sound
+    has more than 800 positions (Whisper's 1,500), it shows only the decoder and cross-attention. The page says so. On a
+    page about several texts, the reader chooses one; effects of ablations are means over all of them. Under hooks and
+    interventions, the page describes the edited model.
 
     Args:
         model: the model.

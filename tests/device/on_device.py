@@ -30,8 +30,6 @@ _OF_ROUNDING: Final = ("residual", "certificate", "tolerance")
 """Fields that hold rounding errors, which differ between any two computations."""
 _RANKS: Final = ("matching", "copying")
 """Fields that rank values that may be equal up to rounding."""
-_OF_LOSSES: Final = ("control", "cost")
-"""Fields that are small differences of losses."""
 
 
 def numbers_of(result: Any, name: str = "") -> Iterator[tuple[str, Tensor]]:
@@ -104,9 +102,8 @@ def compared(kind: str, names: list[str], folder: Path, devices: Sequence[str]) 
 
 
 def allowed(name: str, value: Tensor) -> float:
-    """The tolerance for a tensor; a single number, or a difference of losses, may be a sum that cancels."""
-    last = name.rpartition(".")[2]
-    return 1e-3 if last in _RANKS else 1e-4 if value.numel() == 1 or last in _OF_LOSSES else 1e-5
+    """The tolerance for a tensor; a single number has no scale but its own, and may be a sum that cancels."""
+    return 1e-3 if name.rpartition(".")[2] in _RANKS else 1e-4 if value.numel() == 1 else 1e-5
 
 
 if __name__ == "__main__":
