@@ -180,6 +180,15 @@ def test_what_needs_tokens_says_so(call: Any, message: str) -> None:
         call(model)
 
 
+def test_a_report_has_a_page_for_each_input() -> None:
+    model = am.load(randomised(Classifier()), example=IMAGES)
+    report = am.report(model, IMAGES)
+    pattern = model.run(IMAGES, points=["pattern"])
+    assert len(report.texts) == len(pattern["pattern", 0]) == 6
+    for number, one in enumerate(report.texts):
+        torch.testing.assert_close(one.pattern[0], pattern["pattern", 0][number], rtol=0, atol=1e-6)
+
+
 def test_a_corpus_of_calls() -> None:
     model = am.load(randomised(WithFurtherKeys()), example=SERIES)
     parts = [{name: value[[row]] for name, value in SERIES.items()} for row in range(TEXTS)]
