@@ -365,7 +365,7 @@ interface Colouring {
 // ---- data of a report (page.py, carried.py, chart.py) -------------------------------------------------------------
 
 interface PageData {
-  /** What Python calls visible; as text. */
+  /** What Python calls visible; as text. A page about a corpus has none. */
   tokens: string[];
   /** The tokens that these attend to, where they are another text's. */
   keys?: string[];
@@ -386,7 +386,7 @@ interface PageData {
   /** The heads whose scores and terms the page holds cell by cell, where these are not all. */
   detailed: number[] | null;
   /** The names of the arrays of probabilities, and of what no key has. */
-  pattern: string;
+  pattern: string | null;
   rest: string | null;
   /** The name of the array of ‖f(x_j)‖, [layer head key]. */
   norms: string | null;

@@ -35,6 +35,10 @@ class HeadNumber:
 class PageHeads:
     """What a page says about each head."""
 
+    layers: Sequence[int]
+    """The layers shown."""
+    count: int
+    """The number of heads in each layer."""
     numbers: Sequence[HeadNumber]
     types: Sequence[Sequence[Sequence[str]]] = ()
     """The claimed types of each head, the strongest first, by layer and head; empty if none was measured."""

@@ -10,13 +10,14 @@ const element = (id) => /** @type {any} */ (document.getElementById(id));
 const allOf = (selector) => /** @type {HTMLElement[]} */ ([...document.querySelectorAll(selector)]);
 /** @type {PageData} */
 const page = JSON.parse(element("data").textContent);
-const { tokens, labels, choices, marks } = page;
+const { tokens, labels, choices, marks } = page; // a page about a corpus has no tokens
 const keys = page.keys ?? tokens; // in cross-attention, the tokens of another text
 const names = Object.keys(choices);
 const optional = new Set(page.optional); // in the address only if changed
 const selectors = /** @type {HTMLSelectElement[]} */ (allOf("select[data-choice]"));
 const tabs = allOf("[data-choose-tab]");
 const state = Object.fromEntries(names.map((name) => [name, 0])); // indices into choices
+const viewIds = [...Object.keys(page.views), ...Object.keys(page.others)];
 let drawnFor = 0; // the window's width at the last drawing
 let printing = false;
 let everywhere = false; // whether figures off the screen are drawn at once too
@@ -40,7 +41,7 @@ await attnmech.script(page.scripts.attnmech);
 const { unpack, unpackTexts, patternsOf, drawPlotly, percent, signed, MOST_ASPECT } = attnmech.shared;
 const heads = choices.head.length;
 const arrays = await unpackArrays(page.arrays);
-const patterns = patternsOf(arrays[page.pattern], heads);
+const patterns = patternsOf(arrays[page.pattern ?? ""], heads);
 const carried = page.norms ? patternsOf({ of: (block) => weightedBy(arrays[page.norms ?? ""], block) }, heads) : undefined;
 const isWeighted = () => carried !== undefined && chosenValue("weight") === "value";
 /** The weights that the views draw: probabilities, or value-weighted attention. @type {Patterns} */
@@ -342,8 +343,11 @@ function stageOf(id) {
 
 async function drawOther(id) {
   const { kind, data, scripts } = page.others[id];
+  const stage = stageOf(id);
   for (const name of scripts) await attnmech.script(page.scripts[name]);
-  return attnmech.views[kind](stageOf(id), data);
+  stage.control = await attnmech.views[kind](stage, data);
+  stage.addEventListener("attnmech-choose", ({ detail }) => choose(detail));
+  return stage.control?.choose?.(choiceForViews());
 }
 
 async function drawPattern(id) {
@@ -437,10 +441,10 @@ function show(changes) {
   showTab();
   for (const name of allOf("#head-name, .head-name")) name.textContent = chosenHead();
   headMap?.choose(choiceForHeads());
-  shadeTokens(state.query);
+  if (tokens.length) shadeTokens(state.query);
   drawFigures();
   for (const id of Object.keys(page.texts)) if (id !== "row-finding" && id !== "reason") element(id).textContent = textOf(id);
-  for (const id of Object.keys(page.views)) element(id).control?.choose(choiceForViews(changes));
+  for (const id of viewIds) element(id).control?.choose?.(choiceForViews(changes));
   for (const code of allOf("[data-call]")) {
     code.textContent = withChoices(withChoices(String(code.dataset.call))); // the value of a choice may be a call with other choices
   }
@@ -508,7 +512,7 @@ function chooseFromAddress() {
   for (const name of optional) state[name] = 0;
   Object.assign(state, named);
   queryChosen = history.state?.queryChosen ?? "query" in named;
-  show({ query: state.query });
+  show(tokens.length ? { query: state.query } : {});
   lastStep = { what: "", at: -Infinity };
   remember("replaceState");
 }
@@ -531,7 +535,7 @@ function setPrinting(now) {
   everywhere = true;
   show();
   everywhere = printing;
-  for (const id of Object.keys(page.views)) begin(id).then(() => element(id).control?.print(printing));
+  for (const id of viewIds) begin(id).then(() => element(id).control?.print?.(printing));
 }
 
 const watcher = new IntersectionObserver((entries) => {
@@ -560,10 +564,10 @@ for (const button of allOf("[data-control]")) {
   const { control = "", step } = button.dataset;
   button.addEventListener("click", () => choose({ [control]: state[control] + Number(step) }));
 }
-element("tokens").append(...chips);
+element("tokens")?.append(...chips);
 if (page.keys) element("key-tokens").append(...keyChips);
-element("tokens").addEventListener("keydown", moveAlongTokens);
-element("tokens").addEventListener("pointerleave", () => shadeTokens(state.query));
+element("tokens")?.addEventListener("keydown", moveAlongTokens);
+element("tokens")?.addEventListener("pointerleave", () => shadeTokens(state.query));
 new MutationObserver(() => show()).observe(document.documentElement, { attributeFilter: ["data-theme"] });
 matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => show());
 addEventListener("hashchange", chooseFromAddress);

@@ -1,4 +1,4 @@
-"""An offline HTML page about one text, for every layer and head, with the sections that methods describe.
+"""An offline HTML page about a model's heads, on one text or over a corpus, with the sections that methods describe.
 
 The page loads nothing: the scripts, the numbers and the style are all in the one file, compressed, and its content
 security policy lets no other script run and no request leave. Python makes each figure once; page.js fills in the
@@ -13,7 +13,7 @@ from typing import Any, Final
 import plotly.graph_objects as go  # type: ignore[import-untyped]
 from markupsafe import Markup
 
-from ..basics.nouns import TEXT
+from ..basics.nouns import TEXT, Nouns
 from . import scripts
 from .carried import Carried
 from .chart import ByChoice, Chart, of_heads
@@ -40,7 +40,7 @@ STATUS_WORDS: Final = {"ok": "✓ ok", "warn": "! caveat", "fail": "✗ fails"}
 
 @dataclass(frozen=True, kw_only=True)
 class Page:
-    """The content of a page about one text."""
+    """The content of a page about one text, or about a corpus."""
 
     title: str
     """The page's title."""
@@ -48,8 +48,12 @@ class Page:
     """The finding at the top of the page, in one sentence."""
     heads: PageHeads
     """What the page says about each head."""
-    view: ScoreNumbers
-    """The text, and the attention of every layer and head."""
+    view: ScoreNumbers | None = None
+    """The text, and the attention of every layer and head; None on a page about a corpus."""
+    nouns: Nouns = TEXT
+    """The words for a text and its positions."""
+    notes: Sequence[str] = ()
+    """What the page leaves out, besides the notes on its text."""
     sections: Sequence[Section]
     """The sections, in order; the reader's choices replace `{layer}`, `{head}`, … in their calls."""
     facts: Sequence[TableRow]
@@ -66,8 +70,9 @@ class Page:
     """For each layer of `view`, head and query, one line that says why the head attends where it does."""
     brief: Mapping[str, str] = field(default_factory=dict)
     """The findings over all heads, one sentence per question."""
-    start: tuple[int, int, int] | None = None
-    """The layer, head and query that the page shows first; by default the first head and the last token."""
+    start: tuple[int, ...] = ()
+    """The layer, the head and, on a page about a text, the query that the page shows first; by default the first head
+    and the last token."""
     detailed: Sequence[int] | None = None
     """The heads, counted layer by layer, whose scores and terms the page holds cell by cell; None for all heads."""
 
@@ -89,7 +94,7 @@ def render_parts(parts: Mapping[tuple[int, str], Page], texts: Sequence[str], st
     """
     pages, choices = list(parts.values()), []
     if len(texts) > 1:
-        label = pages[0].view.nouns.text.capitalize()
+        label = pages[0].nouns.text.capitalize()
         choices.append(Choice("text", label, tuple(range(len(texts))), words=tuple(texts)))
     if len(stacks) > 1:
         choices.append(Choice("stack", "Stack", tuple(stacks), words=tuple(stacks.values())))
@@ -112,7 +117,10 @@ def _document(pages: Sequence[Page], before: str = "", **values: Any) -> str:
         rendered(
             "page.html",
             policy=scripts.content_policy(boot, page, *(script.text for script in carried)),
-            style=Markup(scripts.package_text("page.css") + _mark_colours(any(shown.view.crosses for shown in pages))),
+            style=Markup(
+                scripts.package_text("page.css")
+                + _mark_colours(any(shown.view is not None and shown.view.crosses for shown in pages))
+            ),
             carriers=Markup(scripts.carriers(carried)),
             boot=Markup(boot),
             script=Markup(page),
@@ -124,6 +132,7 @@ def _document(pages: Sequence[Page], before: str = "", **values: Any) -> str:
 
 def _values(page: Page, data: Mapping[str, Any]) -> dict[str, Any]:
     """The values that the template of a page's body uses."""
+    view = page.view
     return {
         "title": page.title,
         "headline": page.headline,
@@ -131,16 +140,15 @@ def _values(page: Page, data: Mapping[str, Any]) -> dict[str, Any]:
         "card": page.heads.card,
         "tabs": _tabs(page),
         "brief": page.brief,
-        "notes": page.view.notes,
+        "notes": (*page.notes, *(() if view is None else view.notes)),
         "contents": _contents(page),
-        "nouns": page.view.nouns,
+        "nouns": page.nouns,
         "choices": _selectable(page),
         "place": _choices(page)[:2],
         "parts": (),
         "heads_in_detail": None if page.detailed is None else len(page.detailed),
-        "tokens": page.view.tokens,
-        "keys": page.view.keys,
-        "weighted": page.view.value_norms is not None,
+        "tokens": () if view is None else view.tokens,
+        "keys": () if view is None else view.keys,
         "sections": page.sections,
         "facts": page.facts,
         "checks": page.checks,
@@ -153,8 +161,9 @@ def _values(page: Page, data: Mapping[str, Any]) -> dict[str, Any]:
 
 def _json(page: Page, data: Mapping[str, Any], carried: Sequence[scripts.Script]) -> Markup:
     """The numbers as the page stores them, with the first selection and the names of the scripts."""
-    first = page.start or (page.view.layers[0], 0, len(page.view.tokens) - 1)
-    start = dict(zip(("layer", "head", "query"), first, strict=True))
+    last = () if page.view is None else (len(page.view.tokens) - 1,)
+    first = page.start or (page.heads.layers[0], 0, *last)
+    start = dict(zip(("layer", "head", "query"), first, strict=False))
     names = {script.label: script.name for script in carried}
     return Markup(json_for_script({**data, "start": start, "scripts": names}))
 
@@ -169,12 +178,13 @@ def _carried(pages: Sequence[Page]) -> list[scripts.Script]:
 
 def _choices(page: Page) -> list[Choice]:
     """All choices, in the order of an address; the choices that only one section offers come last."""
-    view, offered = page.view, _offered(page)
+    offered = _offered(page)
+    queries = [] if page.view is None else [Choice("query", "Query", tuple(range(len(page.view.tokens))))]
     return [
-        Choice("layer", "Layer", view.layers, everywhere=True),
-        Choice("head", "Head", tuple(range(view.scores.shape[1])), everywhere=True),
+        Choice("layer", "Layer", tuple(page.heads.layers), everywhere=True),
+        Choice("head", "Head", tuple(range(page.heads.count)), everywhere=True),
         *(choice for choice in offered if choice.everywhere),
-        Choice("query", "Query", tuple(range(len(view.tokens)))),
+        *queries,
         Choice("tab", "Tab", (*_tabs(page), ALL)),
         *page.heads.choices,
         *(choice for choice in offered if not choice.everywhere),
@@ -189,7 +199,7 @@ def _offered(page: Page) -> list[Choice]:
 def _tabs(page: Page) -> dict[str, str]:
     """The page's tabs, in words; one without a section is left out, except that of the model."""
     used = {section.tab for section in page.sections} | {"model"}
-    return {tab: words.format(token=page.view.nouns.token) for tab, words in TABS.items() if tab in used}
+    return {tab: words.format(token=page.nouns.token) for tab, words in TABS.items() if tab in used}
 
 
 def _selectable(page: Page) -> list[tuple[Choice, str]]:
@@ -217,17 +227,21 @@ def _followed(section: Section) -> set[str]:
 
 def _data(page: Page) -> dict[str, Any]:
     """The data that page.js reads."""
-    view, sections, reasons = page.view, page.sections, page.reasons
-    choices = _choices(page)
+    sections, choices = page.sections, _choices(page)
     store = Carried({choice.name: choice.values for choice in choices}, page.detailed)
     drawn = {name: figure for section in sections for name, figure in section.figures.items()}
-    texts = {"row-finding": row_sentences(view)}
-    if reasons:
+    of_text = _NO_TEXT if page.view is None else _text_data(page.view, store)
+    places = len(page.heads.layers), page.heads.count
+    texts = {} if page.view is None else {"row-finding": row_sentences(page.view)}
+    if page.reasons:
+        queries = len(page.reasons[0][0])
         texts["reason"] = ByChoice.texts(
-            ("layer", "head", "query"), view.scores.shape[:3], lambda layer, head, query: reasons[layer][head][query]
+            ("layer", "head", "query"),
+            (*places, queries),
+            lambda layer, head, query: page.reasons[layer][head][query],
         )
     for number, entries in enumerate(page.heads.card.values()):
-        texts[f"card-{number}"] = ByChoice.texts(("layer", "head"), view.scores.shape[:2], _in(entries))
+        texts[f"card-{number}"] = ByChoice.texts(("layer", "head"), places, _in(entries))
     figures = {
         name: _figure(name, figure, store) for name, figure in drawn.items() if isinstance(figure, (Chart, go.Figure))
     }
@@ -238,23 +252,14 @@ def _data(page: Page) -> dict[str, Any]:
             if isinstance(text, ByChoice):
                 name = f"{section.anchor}-{part}"
                 of_sections[name] = store.column(text, name, in_detail=in_detail)
-    rest = unattended(view.pattern)
-    other = {"keys": [visible_token(token) for token in view.keys]} if view.crosses else {}
-    return other | {
-        "tokens": [visible_token(token) for token in view.tokens],
-        "labels": token_labels(view.tokens),
-        "special": list(view.key_special if view.crosses else view.special) or [False] * len(view.key_tokens),
-        "marks": {mark: style.sign for mark, style in _marks(view).items()},
+    return {
+        **of_text,
         "choices": {choice.name: choice.values for choice in choices},
         "inCalls": {choice.name: choice.in_calls for choice in choices if choice.in_calls},
         "optional": [choice.name for choice in choices if not choice.everywhere and choice.name != "query"],
         "heads": page.heads.data,
         "detailed": page.detailed,
-        "pattern": store.array(of_heads(view.pattern)),
-        "rest": store.array(of_heads(rest)) if rest.max() > SINK else None,
-        "norms": None if view.value_norms is None else store.array(of_heads(view.value_norms)),
-        "words": [PROBABILITY.words, VALUE_WEIGHTED.words],
-        "nouns": view.nouns.for_views,
+        "nouns": page.nouns.for_views,
         "figures": figures,
         "views": {name: figure.kind for name, figure in drawn.items() if isinstance(figure, OfPattern)},
         "remarks": {
@@ -268,6 +273,29 @@ def _data(page: Page) -> dict[str, Any]:
         "texts": {name: store.column(text, name) for name, text in texts.items()} | of_sections,
         "arrays": store.arrays(),
         "tables": store.tables,
+    }
+
+
+_NO_TEXT: Final[Mapping[str, Any]] = {
+    "tokens": (), "labels": (), "special": (), "marks": {}, "pattern": None, "rest": None, "norms": None,
+    "words": [PROBABILITY.words, VALUE_WEIGHTED.words],
+}  # fmt: skip
+"""The text of a page about a corpus."""
+
+
+def _text_data(view: ScoreNumbers, store: Carried) -> dict[str, Any]:
+    """The text's tokens and the attention between them, as page.js reads them."""
+    rest = unattended(view.pattern)
+    other = {"keys": [visible_token(token) for token in view.keys]} if view.crosses else {}
+    return other | {
+        "tokens": [visible_token(token) for token in view.tokens],
+        "labels": token_labels(view.tokens),
+        "special": list(view.key_special if view.crosses else view.special) or [False] * len(view.key_tokens),
+        "marks": {mark: style.sign for mark, style in _marks(view).items()},
+        "pattern": store.array(of_heads(view.pattern)),
+        "rest": store.array(of_heads(rest)) if rest.max() > SINK else None,
+        "norms": None if view.value_norms is None else store.array(of_heads(view.value_norms)),
+        "words": [PROBABILITY.words, VALUE_WEIGHTED.words],
     }
 
 
@@ -311,6 +339,8 @@ def _precision(sections: Sequence[Section], data: Mapping[str, Any]) -> str:
     rounded = "; ".join(section.rounding for section in sections if section.rounding)
     numbers = f"Numbers on this page are stored in 16 bits, scaled within each head: {rounded}. " if rounded else ""
     packed = [data["arrays"][data[name]] for name in ("pattern", "norms") if data[name] is not None]
+    if not packed:
+        return numbers
     sentences = f"{numbers}The marks are exact. {rounding_note(packed[0])}"
     if len(packed) < 2:
         return sentences

@@ -68,6 +68,8 @@ class HeadFacts:
         shown = sorted(set(names), key=lambda name: -names.count(name))
         alike = most_alike(self.view.pattern)
         return PageHeads(
+            self._layers,
+            len(self._heads),
             types=types,
             letters={name: letter_of(name) for name in shown},
             numbers=numbers,

@@ -208,7 +208,7 @@ class Report(WritesHtml):
         )
         provenance = self.scores.provenance
         facts = self._head_facts(view)
-        headlines, start = facts.headlines, None
+        headlines, start = facts.headlines, tuple[int, ...]()
         if headlines:
             layer, head = headlines[0].place
             start = layer, head, row_of(facts.types_of(layer, head), view, layer, head)
@@ -221,6 +221,7 @@ class Report(WritesHtml):
             heads=shown,
             detailed=sorted(shown.order[:most]) if left_out else None,
             view=view,
+            nouns=self.nouns,
             sections=self._sections(view),
             facts=self._facts(view),
             checks=[

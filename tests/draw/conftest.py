@@ -124,7 +124,7 @@ def page(view: ScoreNumbers, sections: Sequence[Section], **parts: Any) -> str:
         "checks": [],
         "provenance": {},
     }
-    return render_page(Page(**blank | parts, view=view, sections=sections))
+    return render_page(Page(**blank | parts, view=view, nouns=view.nouns, sections=sections))
 
 
 def heads_of(view: ScoreNumbers) -> PageHeads:
@@ -134,6 +134,8 @@ def heads_of(view: ScoreNumbers) -> PageHeads:
     values[0, 1] = np.nan
     places = [[(layer, head) for head in range(heads)] for layer in view.layers]
     return PageHeads(
+        view.layers,
+        heads,
         numbers=[
             HeadNumber("mass", f"mass {HOSTILE}", "where", values),
             HeadNumber("effect", "effect, nats", "matters", -values, np.abs(values) > 1),

@@ -299,8 +299,9 @@ class ScoreDecomposition(SplitScores):
             Page(
                 title=f"Attention scores of {self.provenance.model}",
                 headline=f"Every score is the sum of its terms; the largest difference is {worst:.1e}.",
-                heads=PageHeads(numbers=self.head_numbers(view)),
+                heads=PageHeads(view.layers, view.scores.shape[1], self.head_numbers(view)),
                 view=view,
+                nouns=view.nouns,
                 sections=self.sections(view),
                 facts=[TableRow("largest residual", f"{worst:.1e}", "ok")],
                 checks=[],
