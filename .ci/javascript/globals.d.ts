@@ -68,6 +68,7 @@ interface Views {
   token_graph(stage: Stage, data: GraphData): Promise<Control & { weights(): number[][]; edges(): Line[] }>;
   model(stage: Stage, data: ModelData): Promise<Control>;
   atlas(stage: Stage, data: AtlasData): void;
+  examples(stage: Stage, data: ExamplesData): Promise<{ choose(chosen: { layer: number; head: number }): Promise<void> }>;
   heads(stage: Stage, data: HeadMapData): { choose(chosen: Partial<HeadMapChoice>): void };
   embedding(stage: Stage, data: EmbeddingData): Promise<object>;
 }
@@ -227,6 +228,17 @@ interface AtlasData {
   types: string[];
   /** The letter and the colour of each type. */
   letters: Record<string, [string, string]>;
+}
+
+/** methods/examples/figures.py */
+interface ExamplesData extends HeadsData {
+  /** What the rows are ordered by, in words. */
+  meaning: string;
+  /** The rows of each layer, packed; or the files that hold them. */
+  packed: string[];
+  files: string[];
+  /** Whether the page around the view chooses the head. */
+  embedded: boolean;
 }
 
 interface AtlasRow {

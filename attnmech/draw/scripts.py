@@ -20,7 +20,7 @@ VIEWS = ("shared.js", "plotly_figure.js", "circuitsvis.js", "sentence.js", "grap
 
 SHARED = (
     "MOST_ASPECT", "NO_VALUE", "checkbox", "codesOf", "colourOf", "contextOf", "counting", "drawPlotly",
-    "heaviestFirst", "inNextFrame", "isolated", "joined", "make", "makeSvg", "numbersIn", "onChange", "patternsIn",
+    "headSelectors", "heaviestFirst", "inNextFrame", "isolated", "joined", "make", "makeSvg", "numbersIn", "onChange", "patternsIn",
     "patternsOf", "percent", "pointerBox", "range", "selector", "signed", "sizeCanvas", "slider", "suitBackground",
     "unpack", "unpackTexts",
 )  # fmt: skip

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from ...basics.arguments import index_of, member, option, shown, whole_number
 from ...basics.public import public
+from ...draw.embed import View
 from ...draw.section import Section
 from ...draw.text import percent
 from ...errors import InputError
@@ -26,6 +27,8 @@ from ...runs.options import StreamOptions
 from ...runs.reducer import Reducer, Source, State
 from ...runs.stream import stream
 from ...runs.summed import Summed
+from .example import Example
+from .figures import READING, HeadRows, examples_view, packed_layer
 from .formulas import fifths, strongest_of_groups
 from .sums import BY, HIGHEST, SAMPLE, UPDATE_POINTS, WINDOW, ExampleSums, Statistic, name_of
 
@@ -134,52 +137,6 @@ def _texts(model: HookedModel, ids: Int[Tensor, " place"], stack: str) -> dict[i
     """The texts of tokens, by id."""
     known = sorted(set(ids.tolist()) - {-1})
     return dict(zip(known, model.position_texts(known, stack), strict=True)) if known else {}
-
-
-@dataclass(frozen=True)
-class Example:
-    """A row of a head's attention, with the tokens around its query."""
-
-    layer: int
-    head: int
-    kind: str
-    """"strongest", "random" or "band"."""
-    band: str
-    """The fifth of the head's rows to which the row belongs; empty for the strongest and for random rows."""
-    rank: int
-    """The place of the row among those of its kind (and band), from 0."""
-    value: float
-    """The statistic of the row."""
-    text: int
-    """The number of the text in its corpus."""
-    position: int
-    """The position of the query among the tokens of its text."""
-    tokens: tuple[str, ...]
-    """Up to 24 tokens before the query, the query, and up to 8 tokens after it."""
-    query_at: int
-    """The index of the query in `tokens`."""
-    weights: tuple[float, ...]
-    """For each of `tokens`, the attention that the query gives to it; NaN if it is not one of the eight highest keys.
-    In cross-attention all are NaN, since keys are tokens of another text."""
-    keys: tuple[int, ...]
-    """The positions of up to eight keys with the highest attention, highest first."""
-    key_tokens: tuple[str, ...]
-    key_weights: tuple[float, ...]
-
-    @property
-    def window(self) -> str:
-        """The tokens as text, with the query in brackets."""
-        before, query, after = (
-            "".join(self.tokens[part])
-            for part in (slice(self.query_at), slice(self.query_at, self.query_at + 1), slice(self.query_at + 1, None))
-        )
-        bare = query.lstrip() or query
-        return f"{before}{query.removesuffix(bare)}[{bare}]{after}"
-
-    def __str__(self) -> str:
-        keys = zip(self.key_tokens[:3], self.key_weights, self.keys, strict=False)
-        named = ", ".join(f"{text.strip()!r} {weight:.2f} (at {place})" for text, weight, place in keys)
-        return f"{self.value:.2f}: {self.window} → {named}"
 
 
 @dataclass(frozen=True, repr=False)
@@ -396,7 +353,33 @@ class HeadExamples(Summed):
         return f"Example rows of heads in {self.provenance.model}"
 
     def _sections(self) -> "Sequence[Section]":
-        return []
+        return [Section("The rows of each head", READING, {"examples": self.view()}, "rows.examples_of(layer, head)")]
+
+    def view(self, *, files: Sequence[str] = (), embedded: bool = False) -> View:
+        """The rows of every head, for a page; the rows of each layer may be in files beside it."""
+        packed = [] if files else [self.packed(layer) for layer in self.layers]
+        heads = self.rows.shape[1]
+        return examples_view(self.layers, heads, meaning=self._meaning, packed=packed, files=files, embedded=embedded)
+
+    def packed(self, layer: int) -> str:
+        """The rows of a layer's heads, as a page holds them."""
+        at = self.layers.index(layer)
+        rows, share, quantiles = (of[at].tolist() for of in (self.rows, self.share, self.quantiles))
+        return packed_layer(
+            [
+                HeadRows(
+                    rows=rows[head],
+                    share=share[head],
+                    quantiles=quantiles[head],
+                    strongest=self.examples_of(layer, head),
+                    bands=[
+                        [row for row in self.examples_of(layer, head, "band") if row.band == band] for band in BANDS
+                    ],
+                    random=self.examples_of(layer, head, "random"),
+                )
+                for head in range(self.rows.shape[1])
+            ]
+        )
 
 
 _COLUMNS: Final = [

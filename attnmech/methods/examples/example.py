@@ -1,0 +1,49 @@
+"""One example row of a head's attention."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Example:
+    """A row of a head's attention, with the tokens around its query."""
+
+    layer: int
+    head: int
+    kind: str
+    """"strongest", "random" or "band"."""
+    band: str
+    """The fifth of the head's rows to which the row belongs; empty for the strongest and for random rows."""
+    rank: int
+    """The place of the row among those of its kind (and band), from 0."""
+    value: float
+    """The statistic of the row."""
+    text: int
+    """The number of the text in its corpus."""
+    position: int
+    """The position of the query among the tokens of its text."""
+    tokens: tuple[str, ...]
+    """Up to 24 tokens before the query, the query, and up to 8 tokens after it."""
+    query_at: int
+    """The index of the query in `tokens`."""
+    weights: tuple[float, ...]
+    """For each of `tokens`, the attention that the query gives to it; NaN if it is not one of the eight highest keys.
+    In cross-attention all are NaN, since keys are tokens of another text."""
+    keys: tuple[int, ...]
+    """The positions of up to eight keys with the highest attention, highest first."""
+    key_tokens: tuple[str, ...]
+    key_weights: tuple[float, ...]
+
+    @property
+    def window(self) -> str:
+        """The tokens as text, with the query in brackets."""
+        before, query, after = (
+            "".join(self.tokens[part])
+            for part in (slice(self.query_at), slice(self.query_at, self.query_at + 1), slice(self.query_at + 1, None))
+        )
+        bare = query.lstrip() or query
+        return f"{before}{query.removesuffix(bare)}[{bare}]{after}"
+
+    def __str__(self) -> str:
+        keys = zip(self.key_tokens[:3], self.key_weights, self.keys, strict=False)
+        named = ", ".join(f"{text.strip()!r} {weight:.2f} (at {place})" for text, weight, place in keys)
+        return f"{self.value:.2f}: {self.window} → {named}"
