@@ -1,6 +1,7 @@
 """Shows the example rows of a head as text, shaded by attention."""
 
 import json
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib.resources import files
@@ -42,8 +43,8 @@ def packed_layer(heads: Sequence[HeadRows]) -> str:
     of_heads = [
         {
             "rows": head.rows,
-            "share": None if head.share != head.share else head.share,
-            "quantiles": [None if value != value else _rounded(value) for value in head.quantiles],
+            "share": _rounded(head.share),
+            "quantiles": [_rounded(value) for value in head.quantiles],
             "sheets": [
                 [_row(example, token) for example in examples]
                 for examples in (head.strongest, *reversed(head.bands), head.random)
@@ -110,5 +111,6 @@ def _spaced(token: str) -> str:
     return f" {visible_token(token[1:])}" if isolated else visible_token(token)
 
 
-def _rounded(value: float) -> float:
-    return float(f"{value:.4g}")
+def _rounded(value: float) -> float | None:
+    """Rounds to four digits; None where undefined."""
+    return None if math.isnan(value) else float(f"{value:.4g}")
