@@ -10,9 +10,9 @@ class Example:
     layer: int
     head: int
     kind: str
-    """"strongest", "random" or "band"."""
+    """"strongest", "even" or "odd" (the strongest of texts with even or odd numbers), "random" or "band"."""
     band: str
-    """The fifth of the head's rows to which the row belongs; empty for the strongest and for random rows."""
+    """The fifth of the head's rows to which the row belongs; empty for rows of another kind."""
     rank: int
     """The place of the row among those of its kind (and band), from 0."""
     value: float
@@ -21,6 +21,11 @@ class Example:
     """The number of the text in its corpus."""
     position: int
     """The position of the query among the tokens of its text."""
+    relation: str
+    """What the key of highest attention is to the query: the first that is true of "itself", "first token" (of the
+    text), "previous token", "next token", "same token" (as the query, farther back), "2–8 back", "farther back" and
+    "later"; or "not a token". With `by="attention"`, the key of highest attention among those that count: neither the
+    query nor the first token. "no key" if no such key has weight. Empty in cross-attention."""
     tokens: tuple[str, ...]
     """Up to 24 tokens before the query, the query, and up to 8 tokens after it."""
     query_at: int

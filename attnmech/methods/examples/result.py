@@ -29,14 +29,30 @@ from ...runs.stream import stream
 from ...runs.summed import Summed
 from .example import Example
 from .figures import READING, HeadRows, examples_view, packed_layer
-from .formulas import fifths, strongest_of_groups
-from .sums import BY, HIGHEST, SAMPLE, UPDATE_POINTS, WINDOW, ExampleSums, Statistic, name_of
+from .formulas import RELATIONS, difference_of_halves, fifths, first_places, relations, strongest_of_groups
+from .sums import (
+    BY,
+    HIGHEST,
+    OFFERS,
+    SAMPLE,
+    UPDATE_POINTS,
+    WINDOW,
+    ExampleSums,
+    Statistic,
+    bigrams,
+    fields_of,
+    name_of,
+)
 
 MOST: Final = 50
-"""The largest k: the state of 1,024 heads then takes 216 MB (73 MB for k = 10)."""
+"""The largest k: the state of 1,024 heads then takes 266 MB (83 MB for k = 10)."""
 
-KINDS: Final = ("strongest", "random", "band")
-"""The kinds of examples."""
+KINDS: Final = ("strongest", "even", "odd", "random", "band")
+"""The kinds of examples: the strongest of all texts, and of texts with even and with odd numbers; rows at random; and
+rows of each fifth."""
+
+HALVES: Final = ("even", "odd")
+"""The halves of a corpus: texts with even and with odd numbers."""
 
 BANDS: Final = ("0–20 %", "20–40 %", "40–60 %", "60–80 %", "80–100 %")
 """The fifths of a head's rows, from the lowest to the highest values."""
@@ -64,13 +80,15 @@ def examples(
 
     The strongest rows alone mislead: they show what a head does at its most extreme. `HeadExamples.share` is the share
     of all rows that are at least as strong as the weakest of them, and the random rows and fifths show the others.
+    `HeadExamples.halves` compares the strongest rows of two halves of the texts.
 
     A row counts if its token is real and it sees two keys or more; for "attention", if it sees a token besides itself
     and the first.
 
     - Strongest (exact): each text offers its four strongest rows with different bigrams (the token before the query,
       and the query). Of the offers with the same bigram the strongest stays, then the strongest of each text, and the k
-      highest of these are kept. Equal rows are ordered by text and position.
+      highest of these are kept. Equal rows are ordered by text and position. The same is done for the texts with even
+      numbers alone, and for those with odd numbers.
     - Random (exact): the rows with the k smallest hashes of seed, text, position, layer and head.
     - Fifths (exact up to 2,000 rows of a head): the 2,000 rows with the smallest hashes, in the order of their values,
       are divided into five equal bands; k rows of each are kept, by their hashes. With more rows, the bands are
@@ -242,21 +260,48 @@ class HeadExamples(Summed):
         """The indices of the examples of each kind, and of each band, among the strongest or the sampled rows; −1
         where there are too few.
         """
-        strongest = strongest_of_groups(self.state["strongest_value"], self.state["strongest_text"], self.k)
+        rows = fields_of("strongest", self.state)
+        distinct = strongest_of_groups(rows["value"], bigrams(rows), OFFERS * self.k)
+        value = rows["value"].gather(-1, distinct.clamp_min(0)).masked_fill(distinct < 0, -torch.inf)
+        of_texts = strongest_of_groups(value, _taken(rows["text"], distinct), self.k)
+        chosen = {"strongest": _taken(distinct, of_texts)}
+        for number, half in enumerate(HALVES):
+            text = _taken(rows["text"], self._of_texts)
+            mine = (text >= 0) & (text % 2 == number)
+            chosen[half] = _taken(self._of_texts, first_places(mine, self.k))
         stored = self.state["sampled_text"].shape[-1]
         place = torch.arange(stored)
-        there = place < self._sampled[..., None]
-        chosen = {"strongest": strongest, "random": torch.where(there, place, -1)[..., : self.k]}
+        chosen["random"] = torch.where(place < self._sampled[..., None], place, -1)[..., : self.k]
         for number, band in enumerate(BANDS):
-            mine = self._fifths[0][..., :stored] == number
-            first = mine.byte().argsort(dim=-1, descending=True, stable=True)[..., : self.k]
-            chosen[band] = torch.where(mine.gather(-1, first), first, -1)
+            chosen[band] = first_places(self._fifths[0][..., :stored] == number, self.k)
         return chosen
+
+    @cached_property
+    def _of_texts(self) -> Int[Tensor, "measured head row"]:
+        """The indices of the strongest row of each text among the strongest rows of both halves, highest first."""
+        value, text = self.state["strongest_value"], self.state["strongest_text"]
+        return strongest_of_groups(value, text, value.shape[-1])
+
+    @cached_property
+    def _relations(self) -> dict[str, Int[Tensor, "measured head row"]]:
+        """The index in `RELATIONS` of the relation of each of the strongest and of the sampled rows."""
+        return {prefix: self._relations_of(fields_of(prefix, self.state)) for prefix in ("strongest", "sampled")}
+
+    def _relations_of(self, rows: Mapping[str, Tensor]) -> Int[Tensor, "measured head row"]:
+        position, keys = rows["position"], rows["keys"]
+        counts = keys >= 0
+        if self.by == "attention":
+            counts &= (rows["key_ids"] >= 0) & (keys != 0) & (keys != position[..., None])
+        at = counts.byte().argmax(dim=-1, keepdim=True)
+        key, key_id = (x.gather(-1, at)[..., 0] for x in (keys.masked_fill(~counts, -1), rows["key_ids"]))
+        return relations(position, key, rows["window"][..., WINDOW.index(0)], key_id)
 
     # -- the examples -----------------------------------------------------------------------------------------
 
     def examples_of(self, layer: int, head: int, which: str = "strongest") -> list[Example]:
-        """Returns the examples of one head: "strongest" (highest first), "random", or "band" (all five)."""
+        """Returns the examples of one head: "strongest", "even" or "odd" (highest first), "random", or "band" (all
+        five).
+        """
         row = self.layers.index(member("layer", layer, self.layers, "the layers measured"))
         head = index_of("head", head, self.rows.shape[1], f"this model has {self.rows.shape[1]} heads per layer")
         groups = BANDS if option("which", which, KINDS) == "band" else (which,)
@@ -268,12 +313,8 @@ class HeadExamples(Summed):
         ]
 
     def _example(self, at: tuple[int, int, int], kind: str, band: str, rank: int) -> Example:
-        prefix = "strongest" if kind == "strongest" else "sampled"
-        fields: dict[str, Any] = {
-            name.removeprefix(f"{prefix}_"): value[at].tolist()
-            for name, value in self.state.items()
-            if name.startswith(f"{prefix}_")
-        }
+        prefix = "sampled" if kind in ("random", "band") else "strongest"
+        fields: dict[str, Any] = {name: x[at].tolist() for name, x in fields_of(prefix, self.state).items()}
         window = {distance: token for distance, token in zip(WINDOW, fields["window"], strict=True) if token >= 0}
         kept = [place for place, key in enumerate(fields["keys"]) if key >= 0]
         keys = [fields["keys"][place] for place in kept]
@@ -287,6 +328,7 @@ class HeadExamples(Summed):
             value=fields["value"],
             text=fields["text"],
             position=fields["position"],
+            relation="" if self._crosses else RELATIONS[int(self._relations[prefix][at])],
             tokens=tuple(self.tokens[token] for token in window.values()),
             query_at=list(window).index(0),
             weights=tuple(weights.get(fields["position"] + distance, math.nan) for distance in window),
@@ -298,9 +340,9 @@ class HeadExamples(Summed):
 
     def to_frame(self, which: str = "strongest") -> pd.DataFrame:
         """One row per example: layer, head, kind, band, rank, value, query, window (the tokens around the query, which
-        is in brackets), text, position, and keys, key_tokens and weights of up to eight keys.
+        is in brackets), text, position, relation, and keys, key_tokens and weights of up to eight keys.
 
-        `which` is "strongest", "random" or "band", as in `examples_of`.
+        `which` is "strongest", "even", "odd", "random" or "band", as in `examples_of`.
         """
         listed = [
             example
@@ -325,6 +367,39 @@ class HeadExamples(Summed):
         places = [(layer, head) for layer in self.layers for head in range(self.rows.shape[1])]
         of_head = {"layer": [layer for layer, _ in places], "head": [head for _, head in places]}
         return pd.DataFrame(of_head | {name: value.flatten().tolist() for name, value in columns.items()})
+
+    def halves(self) -> pd.DataFrame:
+        """Whether the strongest rows of texts with even numbers and of those with odd numbers attend to keys of the
+        same relation (`Example.relation`): one row per head.
+
+        `even_rows`, the number of rows; `even_relation`, their most common relation (of equally common ones, the first
+        in the order of `Example.relation`); `even_count`, how many have it; the same for "odd"; `distance`, the total
+        variation distance of the two distributions of relations, 0 (equal) to 1; and `p`, its p-value.
+
+        p is the share of 10,000 random divisions of the texts into halves (drawn with a fixed seed) that differ at
+        least as much. A small p says that the order of the texts matters: for example, that two sources alternate. A
+        large p says little if k is small. With many heads, some p are small by chance. Each division keeps the
+        strongest stored row of every text; the selection by bigrams is not repeated.
+
+        In cross-attention, relations are empty, and counts, distance and p are NaN.
+        """
+        text = _taken(self.state["strongest_text"], self._of_texts)
+        relation = _taken(self._relations["strongest"], self._of_texts)
+        table = []
+        for row, layer in enumerate(self.layers):
+            counts, distances, p = difference_of_halves(relation[row], text[row], self.k)
+            for head in range(self.rows.shape[1]):
+                of_head: dict[str, Any] = {"layer": layer, "head": head}
+                for half, of_half in zip(HALVES, counts[:, head], strict=True):
+                    rows, most = int(of_half.sum()), int(of_half.argmax())
+                    named = rows > 0 and not self._crosses
+                    of_head[f"{half}_rows"] = rows
+                    of_head[f"{half}_relation"] = RELATIONS[most] if named else ""
+                    of_head[f"{half}_count"] = math.nan if self._crosses else int(of_half[most])
+                compared = (distances[head], p[head])
+                of_head["distance"], of_head["p"] = (math.nan if self._crosses else float(x) for x in compared)
+                table.append(of_head)
+        return pd.DataFrame(table)
 
     # -- how the result is shown ------------------------------------------------------------------------------
 
@@ -383,6 +458,13 @@ class HeadExamples(Summed):
 
 
 _COLUMNS: Final = [
-    "layer", "head", "kind", "band", "rank", "value", "query", "window", "text", "position", "keys", "key_tokens",
-    "weights",
+    "layer", "head", "kind", "band", "rank", "value", "query", "window", "text", "position", "relation", "keys",
+    "key_tokens", "weights",
 ]  # fmt: skip
+
+
+def _taken(
+    values: Int[Tensor, "measured head row"], index: Int[Tensor, "measured head kept"]
+) -> Int[Tensor, "measured head kept"]:
+    """The values at these indices; −1 at index −1."""
+    return values.gather(-1, index.clamp_min(0)).masked_fill(index < 0, -1)

@@ -18,7 +18,7 @@ from ...model.stack.block import attention_scale
 from ...model.stack.carried import output_weights
 from ...runs.identity import digest_of
 from ...runs.reducer import Reducer, Run, State
-from .formulas import NO_HASH, highest_keys, row_hashes, strongest_of_groups
+from .formulas import NO_HASH, highest_keys, row_hashes, strongest_of_groups, strongest_of_halves
 
 Statistic: TypeAlias = "str | Callable[[RowBlock], Tensor]"
 """The name of a statistic of rows, or a function that computes one."""
@@ -96,7 +96,7 @@ class ExampleSums(Reducer):
             shape = *places, min(count, texts * length), *further.get(name, ())
             return torch.full(shape, _EMPTY[name], dtype=dtype, device=device)
 
-        strongest = {f"strongest_{name}": empty(name, OFFERS * self.k) for name in _EMPTY if name != "hash"}
+        strongest = {f"strongest_{name}": empty(name, 2 * OFFERS * self.k) for name in _EMPTY if name != "hash"}
         sampled = {f"sampled_{name}": empty(name, detailed(self.k)) for name in _EMPTY}
         rows = torch.zeros(places, dtype=torch.int64, device=device)
         return {"rows": rows, "hash": empty("hash", SAMPLE), "value": empty("value", SAMPLE), **strongest, **sampled}
@@ -147,8 +147,8 @@ class ExampleSums(Reducer):
         return _without_empty_places({
             "rows": one["rows"] + other["rows"],
             **_of_smallest_hash({name: both[name] for name in ("hash", "value")}, SAMPLE),
-            **_named("strongest", _strongest(_fields("strongest", both), OFFERS * self.k)),
-            **_named("sampled", _of_smallest_hash(_fields("sampled", both), detailed(self.k))),
+            **_named("strongest", _strongest(fields_of("strongest", both), self.k, 2 * OFFERS * self.k)),
+            **_named("sampled", _of_smallest_hash(fields_of("sampled", both), detailed(self.k))),
         })  # fmt: skip
 
     def _values(
@@ -180,10 +180,10 @@ class ExampleSums(Reducer):
             return
         del run.between[id(state["rows"]), "offers", index]
         of_texts = _joined(*offers, dim=2)
-        best = _taken(of_texts, strongest_of_groups(of_texts["value"], _bigrams(of_texts), OFFERS))
+        best = _taken(of_texts, strongest_of_groups(of_texts["value"], bigrams(of_texts), OFFERS))
         together = {name: value.flatten(1, 2) for name, value in best.items()}
         both = _joined(_of_layer("strongest", state, index), together)
-        _replace(state, index, _named("strongest", _strongest(both, state["strongest_value"].shape[-1])))
+        _replace(state, index, _named("strongest", _strongest(both, self.k, state["strongest_value"].shape[-1])))
 
     def _add_sampled(self, state: State, scored: "_ScoredRows", run: Run) -> None:
         """Keeps the rows with the smallest hashes among those so far and these."""
@@ -289,15 +289,19 @@ def _bigram(before: Int[Tensor, "*places"], query: Int[Tensor, "*places"]) -> In
     return (before.long() << 32) + query
 
 
-def _bigrams(rows: Rows) -> Int[Tensor, "*places row"]:
+def bigrams(rows: Mapping[str, Tensor]) -> Int[Tensor, "*places row"]:
+    """The bigram of each row, as one number."""
     return _bigram(rows["window"][..., WINDOW.index(-1)], rows["window"][..., WINDOW.index(0)])
 
 
-def _strongest(rows: Rows, count: int) -> Rows:
-    """The strongest row of each bigram, highest first; of equal rows, that of the earlier text and position."""
+def _strongest(rows: Rows, k: int, places: int) -> Rows:
+    """The strongest row of each bigram among the texts of each half, highest first, in this number of places; of equal
+    rows, that of the earlier text and position.
+    """
     place = (rows["text"] << 32) + rows["position"]
     rows = _taken(rows, place.argsort(dim=-1))
-    return _taken(rows, strongest_of_groups(rows["value"], _bigrams(rows), count))
+    kept = strongest_of_halves(rows["value"], bigrams(rows), rows["text"], OFFERS * k)
+    return _taken(rows, kept[..., :places])
 
 
 def _of_smallest_hash(rows: Rows, count: int) -> Rows:
@@ -336,7 +340,7 @@ def _without_empty_places(state: State) -> State:
     }
 
 
-def _fields(kind: str, state: Mapping[str, Tensor]) -> Rows:
+def fields_of(kind: str, state: Mapping[str, Tensor]) -> Rows:
     """The fields of the rows of one kind in a state."""
     return {name.removeprefix(f"{kind}_"): x for name, x in state.items() if name.startswith(f"{kind}_")}
 
@@ -348,7 +352,7 @@ def _named(kind: str, rows: Rows) -> State:
 
 def _of_layer(kind: str, state: State, index: int) -> Rows:
     """The fields of the rows of one kind in a layer."""
-    return {name: value[index] for name, value in _fields(kind, state).items()}
+    return {name: value[index] for name, value in fields_of(kind, state).items()}
 
 
 def _joined(*parts: Rows, dim: int = 1) -> Rows:

@@ -5,12 +5,13 @@ from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from random import Random
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 import models
 import planted
 import pytest
 import torch
+from example_rows import TEXTS, Row, largest, naive, places, places_of, strongest, texts_of
 from torch import Tensor
 
 import attnmech as am
@@ -18,96 +19,6 @@ from attnmech.errors import InputError
 from attnmech.methods.examples import result, sums
 from attnmech.model.attention import attend
 from attnmech.runs import total
-
-WORD: Final = 2**64
-
-
-class Row(NamedTuple):
-    """A row of one head that counts."""
-
-    value: float
-    text: int
-    position: int
-    bigram: tuple[int, int]
-    hash: int
-    keys: tuple[int, ...]
-
-
-def texts_of(seed: int = 5, count: int = 60, longest: int = 18) -> list[Tensor]:
-    """Texts of few different tokens, so that bigrams recur."""
-    generator = torch.Generator().manual_seed(seed)
-    lengths = torch.randint(1, longest + 1, (count,), generator=generator).tolist()
-    return [torch.randint(3, 8, (length,), generator=generator) for length in lengths]
-
-
-TEXTS: Final = texts_of()
-
-# -- a naive search --------------------------------------------------------------------------------------------
-
-
-def mixed(value: int) -> int:
-    """SplitMix64's finaliser, with Python's integers."""
-    value = ((value ^ (value >> 30)) * 0xBF58476D1CE4E5B9) % WORD
-    value = ((value ^ (value >> 27)) * 0x94D049BB133111EB) % WORD
-    return value ^ (value >> 31)
-
-
-def hash_of(seed: int, layer: int, head: int, text: int, position: int) -> int:
-    value = mixed(mixed(mixed((layer << 20) + head) ^ seed) ^ ((text << 32) + position))
-    return value - WORD if value >= WORD // 2 else value
-
-
-def largest(row: list[float], position: int) -> float | None:
-    """The highest attention to another token, not the first, in float32."""
-    others = [weight for key, weight in enumerate(row[: position + 1]) if key not in (0, position)]
-    return float(torch.tensor(max(others), dtype=torch.float32)) if others else None
-
-
-def naive(
-    model: am.HookedModel, texts: list[Tensor], layer: int, head: int, seed: int = 0, value: Any = largest
-) -> list[Row]:
-    """The rows of one head that count, text by text."""
-    rows = []
-    for number, ids in enumerate(texts):
-        pattern = model.run(ids[None], points=["pattern"])["pattern", layer][0, head].tolist()
-        for position, row in enumerate(pattern):
-            strength = value(row, position)
-            if strength is None:
-                continue
-            before = int(ids[position - 1]) if position else -1
-            keys = sorted(range(position + 1), key=lambda key: (-torch.tensor(row[key]).float().item(), key))
-            place = hash_of(seed, layer, head, number, position)
-            bigram = before, int(ids[position])
-            rows.append(Row(strength, number, position, bigram, place, tuple(keys[:8])))
-    return rows
-
-
-def strongest(rows: list[Row], k: int) -> list[Row]:
-    """Four offers of a text, with different bigrams; the strongest of each bigram; the strongest of each text."""
-    ordered = sorted(rows, key=lambda row: (-row.value, row.text, row.position))
-    offers: list[Row] = []
-    for row in ordered:
-        mine = [other for other in offers if other.text == row.text]
-        if len(mine) < 4 and row.bigram not in [other.bigram for other in mine]:
-            offers.append(row)
-    of_bigrams: list[Row] = []
-    for row in offers:
-        if row.bigram not in [other.bigram for other in of_bigrams]:
-            of_bigrams.append(row)
-    of_texts: list[Row] = []
-    for row in of_bigrams:
-        if row.text not in [other.text for other in of_texts]:
-            of_texts.append(row)
-    return of_texts[:k]
-
-
-def places(examples: list[Any]) -> list[tuple[int, int]]:
-    return [(example.text, example.position) for example in examples]
-
-
-def places_of(rows: list[Row]) -> list[tuple[int, int]]:
-    return [(row.text, row.position) for row in rows]
-
 
 HEADS: Final = [("gpt2", 0, 3), ("gpt2", 2, 1), ("llama", 1, 4)]
 
@@ -410,7 +321,7 @@ def test_the_result_as_table_text_page_and_file(tmp_path: Path) -> None:
     examples = am.examples(model, texts, k=2)
     frame = examples.to_frame()
     assert list(frame) == ["layer", "head", "kind", "band", "rank", "value", "query", "window", "text", "position",
-                           "keys", "key_tokens", "weights"]  # fmt: skip
+                           "relation", "keys", "key_tokens", "weights"]  # fmt: skip
     assert len(frame) == 64 and set(frame["kind"]) == {"strongest"} and frame["rank"].tolist()[:2] == [0, 1]
     assert len(examples.to_frame("random")) == 64 and set(examples.to_frame("band")["band"]) == set(result.BANDS)
     example = examples.examples_of(2, 6)[0]
@@ -477,7 +388,9 @@ def test_value_weighted_needs_values_that_reach_the_output() -> None:
     assert len(am.examples(model, ids, by="update", k=1).to_frame()) == model.n_layers * model.n_heads
 
 
-def test_which_is_one_of_three() -> None:
+def test_which_is_a_kind() -> None:
     examples = am.examples(models.hooked("gpt2"), models.token_ids("gpt2"))
-    with pytest.raises(InputError, match=r"^`which` must be one of strongest, random, band; got 'weakest'\.$"):
+    with pytest.raises(
+        InputError, match=r"^`which` must be one of strongest, even, odd, random, band; got 'weakest'\.$"
+    ):
         examples.to_frame("weakest")
