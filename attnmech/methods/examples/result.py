@@ -34,8 +34,8 @@ from .sums import (
     BY,
     HIGHEST,
     OFFERS,
+    POINTS,
     SAMPLE,
-    UPDATE_POINTS,
     WINDOW,
     ExampleSums,
     Statistic,
@@ -103,7 +103,11 @@ def examples(
         by: the statistic of a row. "attention": its highest attention to another token, except the first token of the
             text, where many heads rest. "value_weighted": the highest p‖v W_O‖ of a key (Kobayashi et al. 2020),
             without the factor of a norm behind W_O. "update": ‖u‖ / ‖x‖, the size of what the head adds to the stream
-            at that row. Or a function from an `am.reducers.RowBlock` to a tensor [batch head row].
+            at that row. "next_token": the head's direct addition to the logit of the token that follows, above the mean
+            over the vocabulary (before a soft cap): r u·d with d from the final norm and W_U, and r the factor of the
+            final norm, frozen. It may be negative, and the last row of a text does not count; until the last layer of a
+            batch ends, 68 bytes are held for each token, layer and head. Or a function from an `am.reducers.RowBlock`
+            to a tensor [batch head row].
         k: the number of rows of each kind, 1 to 50.
         layers: all by default.
         stack: "encoder", "decoder" or "cross" in a model with several stacks.
@@ -115,8 +119,12 @@ def examples(
 
     Raises:
         InputError: for an unknown statistic; for a function that does not return finite numbers [batch head row]; for
-            "value_weighted" if a gate or a norm lies between attention and W_O; and in the cases of `am.stream`.
-        MissingPointError: for "update" in a model whose attention does not add to a stream that attnmech reads.
+            "value_weighted" if a gate or a norm lies between attention and W_O; for "next_token" if the stack does not
+            predict the next token, logits are not computed with one norm and one matrix, or `layers` lacks the last
+            layer; and in the cases of `am.stream`.
+        MissingPointError: for "update" and "next_token" in a model whose attention does not add to a stream that
+            attnmech reads.
+        CertificateError: for "next_token" if the certificate disproves that computation of logits.
 
     """
     require_model(model)
@@ -124,7 +132,7 @@ def examples(
         known = ", ".join(f'"{name}"' for name in BY)
         raise InputError(f"`by` must be {known}, or a function of an am.reducers.RowBlock; got {shown(by)}.")
     k, seed = whole_number("k", k, least=1, most=MOST), checked_seed(seed)
-    reducer = ExampleReducer(by, k, seed, UPDATE_POINTS if by == "update" else ())
+    reducer = ExampleReducer(by, k, seed, POINTS.get(by, ()) if isinstance(by, str) else ())
     result: HeadExamples
     (result,) = stream(model, inputs, [reducer], layers=layers, stack=stack, **options)
     return result

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Final, TypeAlias
+from typing import Any, Final, TypeAlias, cast
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -12,8 +12,10 @@ from torch.nn.functional import pad
 from ...basics.arguments import shown
 from ...errors import InputError
 from ...maths.flow import value_norms
+from ...maths.products import product_by_head
 from ...maths.updates import Writer
 from ...model.attention.observed import LayerEnd, RowBlock
+from ...model.reading.unembedding import Unembedding, unembedding_of
 from ...model.stack.block import attention_scale
 from ...model.stack.carried import output_weights
 from ...runs.identity import digest_of
@@ -27,11 +29,15 @@ BY: Final[Mapping[str, str]] = {
     "attention": "highest attention to another token, not the first",
     "value_weighted": "highest p‖v W_O‖ of a key",
     "update": "size of the head's update, ‖u‖ / ‖x‖",
+    "next_token": "the head's direct addition to the next token's logit",
 }
 """The statistics of a row, with their meanings."""
 
-UPDATE_POINTS: Final = ("resid_pre", "z", "attn_raw", "attn_out")
-"""The points from which the update of a head is computed."""
+POINTS: Final[Mapping[str, tuple[str, ...]]] = {
+    "update": ("resid_pre", "z", "attn_raw", "attn_out"),
+    "next_token": ("z", "attn_raw", "attn_out", "resid_post"),
+}
+"""The points from which the statistics of what a head writes are computed."""
 
 SAMPLE: Final = 2000
 """The size of the sample of rows from which the quantiles of a head are estimated."""
@@ -72,7 +78,7 @@ class ExampleSums(Reducer):
     k: int = 10
     seed: int = 0
     points: tuple[str, ...] = ()
-    """`UPDATE_POINTS` for "update"."""
+    """Those of `POINTS`, if the statistic is there."""
 
     @property
     def options(self) -> dict[str, str]:
@@ -81,12 +87,14 @@ class ExampleSums(Reducer):
         return {"by": f"{name_of(self.by)}{digest}", "k": str(self.k), "seed": str(self.seed)}
 
     def start(self, run: Run) -> State:
-        """No rows; raises `InputError` if values pass through a gate before W_O."""
+        """No rows; raises `InputError` where the statistic is undefined."""
         if self.by == "value_weighted" and run.stack.architecture.gate is not None:
             raise InputError(
                 'by="value_weighted" needs values that reach W_O unchanged; in this model a gate or a norm between '
                 'attention and W_O makes ‖v W_O‖ depend on the query. Use by="attention" or by="update".'
             )
+        if self.by == "next_token":
+            _check_next_token(run)
         texts, length = run.batch.queries(run.stack.label).ids.shape
         places, device = (run.n_layers, run.n_heads), run.model.device
 
@@ -102,10 +110,11 @@ class ExampleSums(Reducer):
         return {"rows": rows, "hash": empty("hash", SAMPLE), "value": empty("value", SAMPLE), **strongest, **sampled}
 
     def add(self, state: State, block: RowBlock, run: Run) -> None:
-        """Adds a block of rows; rows by their update wait for the end of the layer, with their highest keys."""
+        """Adds a block of rows; rows by what is written wait for the end of the layer, with their highest keys."""
         several_keys = (block.real & (block.visible[:, 0].sum(dim=-1) > 1))[:, None]
-        if self.by == "update":
-            held = *highest_keys(block.pattern, HIGHEST), several_keys
+        if self.points:
+            keys, weights = highest_keys(block.pattern, HIGHEST)
+            held = keys.int(), weights, several_keys
             run.between.setdefault((id(state["rows"]), "keys", block.index), []).append(held)
             return
         value, counts = self._values(block, several_keys, run)
@@ -118,24 +127,24 @@ class ExampleSums(Reducer):
         self._add_rows(state, scored, run, ended=block.rows.stop == block.mask.queries)
 
     def add_layer(self, state: State, end: LayerEnd, run: Run) -> None:
-        """Adds all rows of a layer by their updates."""
-        if self.by != "update":
+        """Adds all rows of a layer by what its heads write. Rows by the next token's logit wait for the end of the last
+        layer, whose stream determines the factor of the final norm.
+        """
+        if not self.points:
             return
         blocks = run.between.pop((id(state["rows"]), "keys", end.index))
         keys, weights, several_keys = (torch.cat(parts, dim=2) for parts in zip(*blocks, strict=True))
-        precision = torch.promote_types(run.model.dtype, torch.float32)
-        scale = attention_scale(run.stack, end, precision)
-        W_O = scale.folded(run.stack.weights(end.layer).W_O.detach().to(precision))
-        norm = Writer(W_O).norm(end["z"].to(precision)) * scale.by_token[:, None]
-        stream = torch.linalg.vector_norm(end["resid_pre"].to(precision), dim=-1)
-        value = norm / stream.clamp_min(torch.finfo(precision).tiny)[:, None]
-
-        def keys_of(text: Tensor, head: Tensor, row: Tensor) -> tuple[Tensor, Tensor]:
-            return keys[text, head, row], weights[text, head, row]
-
-        counted = value.float().masked_fill(~(several_keys & (stream > 0)[:, None]), -torch.inf)
-        scored = _ScoredRows(end.layer, end.index, range(norm.shape[-1]), counted, keys_of)
-        self._add_rows(state, scored, run, ended=True)
+        value, counts = _updates(end, run) if self.by == "update" else _next_token_products(end, run)
+        waiting = run.between.setdefault((id(state["rows"]), "written"), [])
+        waiting.append(_Written(end.layer, end.index, value, several_keys & counts, keys, weights))
+        factor = torch.ones_like(value[:, 0])
+        if self.by == "next_token":
+            if end.layer != run.model.last_stream[1]:
+                return
+            factor = _next_tokens(run).unembedding.scale(end["resid_post"])
+        for written in waiting:
+            self._add_rows(state, written.scored(factor), run, ended=True)
+        waiting.clear()
 
     def close(self, state: State, run: Run) -> State:
         """The state without empty places, so that it does not depend on padding."""
@@ -234,6 +243,92 @@ class _ScoredRows:
             "window": torch.where(inside, queries.ids[text[..., None], window], -1),
         }
         return _without({name: x.to(_DTYPES.get(name, torch.int32)) for name, x in fields.items()}, chosen < 0)
+
+
+@dataclass(frozen=True)
+class _Written:
+    """All rows of a layer with what its heads write, stored until the factor of each row is known."""
+
+    layer: int
+    index: int
+    value: Float[Tensor, "batch head row"]
+    counts: Bool[Tensor, "batch 1 row"]
+    keys: Int[Tensor, "batch head row highest"]
+    weights: Float[Tensor, "batch head row highest"]
+
+    def scored(self, factor: Float[Tensor, "batch row"]) -> _ScoredRows:
+        """The rows, each value times the factor of its row."""
+
+        def keys_of(text: Tensor, head: Tensor, row: Tensor) -> tuple[Tensor, Tensor]:
+            return self.keys[text, head, row].long(), self.weights[text, head, row]
+
+        value = (self.value * factor[:, None]).float().masked_fill(~self.counts, -torch.inf)
+        return _ScoredRows(self.layer, self.index, range(value.shape[-1]), value, keys_of)
+
+
+def _updates(end: LayerEnd, run: Run) -> tuple[Float[Tensor, "batch head row"], Bool[Tensor, "batch 1 row"]]:
+    """‖u‖ / ‖x‖ of every row, and the rows where it is defined."""
+    precision = torch.promote_types(run.model.dtype, torch.float32)
+    scale = attention_scale(run.stack, end, precision)
+    W_O = scale.folded(run.stack.weights(end.layer).W_O.detach().to(precision))
+    norm = Writer(W_O).norm(end["z"].to(precision)) * scale.by_token[:, None]
+    stream = torch.linalg.vector_norm(end["resid_pre"].to(precision), dim=-1)
+    return norm / stream.clamp_min(torch.finfo(precision).tiny)[:, None], (stream > 0)[:, None]
+
+
+@dataclass(frozen=True)
+class _NextTokens:
+    """For each row of a batch, the direction of the stream that reads the next token's logit."""
+
+    unembedding: Unembedding
+    direction: Float[Tensor, "batch row d_model"]
+    """Reads the logit above the mean over the vocabulary, before the factor of the final norm."""
+    there: Bool[Tensor, "batch 1 row"]
+    """Whether a real token follows."""
+
+
+def _next_tokens(run: Run) -> _NextTokens:
+    """The next tokens of a batch, which all layers share."""
+    key = ExampleSums, "next tokens"
+    if key not in run.between:
+        batch, unembedding = run.batch.queries(run.stack.label), unembedding_of(run.model)
+        following = batch.ids.roll(-1, dims=1)
+        there = batch.mask & pad(batch.mask[:, 1:], (0, 1))
+        run.between[key] = _NextTokens(unembedding, unembedding.above_mean(following), there[:, None])
+    return cast(_NextTokens, run.between[key])
+
+
+def _next_token_products(
+    end: LayerEnd, run: Run
+) -> tuple[Float[Tensor, "batch head row"], Bool[Tensor, "batch 1 row"]]:
+    """u·d of every row, where d reads the next token's logit, and the rows that a token follows."""
+    following = _next_tokens(run)
+    precision = following.direction.dtype
+    scale = attention_scale(run.stack, end, precision)
+    W_O = scale.folded(run.stack.weights(end.layer).W_O.detach().to(precision))
+    read = product_by_head(following.direction, W_O.mT)
+    product = torch.linalg.vecdot(end["z"].to(precision).transpose(1, 2), read)
+    return product * scale.by_token[:, None], following.there
+
+
+def _check_next_token(run: Run) -> None:
+    """Raises `InputError` unless heads of the stack write towards the next token's logit and the run measures the
+    factor of the final norm.
+    """
+    model, last = run.model, run.model.last_stream[1]
+    if not model.causal or run.stack is not model.output_stack:
+        name = f"the {run.stack.label} stack of {model.name}" if run.stack.label else model.name
+        raise InputError(
+            f'by="next_token" needs self-attention in a stack that predicts the next token; {name} does not. '
+            'Use by="update".'
+        )
+    unembedding_of(model)
+    model.points.resolve(["logits"], None, model.refused)
+    if last not in run.layers:
+        raise InputError(
+            f'by="next_token" needs the last layer, {last}, among `layers`, since the factor of the final norm is '
+            f"measured there; got {list(run.layers)}."
+        )
 
 
 def _offers(scored: _ScoredRows, run: Run) -> Rows:

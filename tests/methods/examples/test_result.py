@@ -168,7 +168,7 @@ def same(one: am.results.HeadExamples, other: am.results.HeadExamples) -> bool:
     return all(alike) and all(frames)
 
 
-STATISTICS: Final[list[Any]] = ["attention", "value_weighted", "update", first_key]
+STATISTICS: Final[list[Any]] = ["attention", "value_weighted", "update", "next_token", first_key]
 
 
 @pytest.mark.core
@@ -222,7 +222,7 @@ def test_a_list_of_texts_and_a_corpus_are_the_same() -> None:
     assert same(am.examples(model, ids, k=2), am.examples(model, iter(list(ids)), k=2))
 
 
-@pytest.mark.parametrize("by", STATISTICS[:3])
+@pytest.mark.parametrize("by", STATISTICS[:4])
 def test_padding_is_left_out(by: Any) -> None:
     model = models.hooked("llama", torch.float64)
     batch = models.padded("llama", "left", length=9)
@@ -358,8 +358,8 @@ def test_texts_without_a_row_that_counts() -> None:
         ({"seed": -1}, r"^`seed` must be a whole number, 0 to \d+; got -1\.$"),
         (
             {"by": "loudness"},
-            r'^`by` must be "attention", "value_weighted", "update", or a function of an am\.reducers\.RowBlock; got '
-            r"'loudness'\.$",
+            r'^`by` must be "attention", "value_weighted", "update", "next_token", or a function of an am\.reducers\.'
+            r"RowBlock; got 'loudness'\.$",
         ),
         ({"by": 3}, r"got 3\.$"),
         (
