@@ -30,6 +30,7 @@ from .methods.likeness.odd_heads import odd_heads as odd_heads
 from .methods.likeness.pruning_advice import pruning_advice as pruning_advice
 from .methods.likeness.redundancy import redundancy as redundancy
 from .methods.null_attention.result import null_attention as null_attention
+from .methods.ov_tokens.result import ov_tokens as ov_tokens
 from .methods.patching.patch import patch as patch
 from .methods.patching.path_patch import path_patch as path_patch
 from .methods.scores.composition import composition as composition

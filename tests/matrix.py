@@ -589,6 +589,11 @@ def _by_update(of: Subject) -> Any:
     return am.examples(of.model, of.texts, by="update", k=3, **of.of_stack).by_head()
 
 
+@call("ov_tokens", of_a_stack=True)
+def _ov_tokens(of: Subject) -> Any:
+    return am.ov_tokens(of.model, of.texts, k=3, **of.of_stack)
+
+
 # -- cells -----------------------------------------------------------------------------------------------------
 
 

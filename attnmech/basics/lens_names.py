@@ -52,7 +52,7 @@ OF_MODEL: Final[Mapping[str, str]] = {
     "unembed": '`model.unembedding`, [vocab d_model]; its output is the point "logits"',
     **{name: _WEIGHTS.format(name) for name in ("W_Q", "W_K", "W_V", "W_O", "b_Q", "b_K", "b_V", "b_O")},
     "QK": "`am.composition(model)`, of any two heads",
-    "OV": "`am.composition(model)`, of any two heads",
+    "OV": "`am.ov_tokens(model, texts)` on tokens; `am.composition(model)` of any two heads",
     "all_composition_scores": "`am.composition(model)`, of any two heads",
     "all_head_labels": "the columns `layer` and `head` of every `result.to_frame()`",
     "set_use_attn_result": _ALWAYS.format("result"),

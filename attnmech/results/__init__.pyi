@@ -19,6 +19,7 @@ from ..methods.likeness.odd_heads import OddHeads as OddHeads
 from ..methods.likeness.pruning_advice import PruningAdvice as PruningAdvice
 from ..methods.likeness.redundancy import Redundancy as Redundancy
 from ..methods.null_attention.result import NullAttention as NullAttention
+from ..methods.ov_tokens.result import OVTokens as OVTokens
 from ..methods.patching.patch import KVPatchEffects as KVPatchEffects
 from ..methods.patching.patch import PatchEffects as PatchEffects
 from ..methods.patching.patch import PositionEffects as PositionEffects

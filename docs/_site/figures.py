@@ -30,6 +30,7 @@ CALLS: Final[dict[str, str]] = {
     "OddHeads": "am.odd_heads(model, texts)",
     "ResidualUpdates": "am.residual_updates(model, text)",
     "ResidualDrift": "am.residual_drift(model, text)",
+    "OVTokens": "am.ov_tokens(model, texts)",
     "HeadEffects": "am.ablate_heads(model, texts)",
     "SweepEffects": 'am.sweep(model, texts, {"no position": am.Intervention.scale("position"), '
     '"no first key": am.Intervention.remove_keys("all", "first")})',
@@ -52,6 +53,7 @@ FIGURES: Final[dict[str, tuple[str, ...]]] = {
     "ScoreDecomposition": (*("attention_map", "score_shares", "key_terms", "row_ledger", "dimensions"),),
     "AttentionFocus": ("self_focus", "first_focus", "concentration"),
     "ResidualUpdates": ("magnitude", "orientation", "orientation_by_magnitude", "magnitude_by_position"),
+    "OVTokens": ("copied", "suppressed", "own_rank"),
     "ResidualDrift": ("cosine", "rank", "churn", "nearest"),
     "SegmentAttention": ("heads", "mass", "excess", "per_token", "receivers"),
     "Redundancy": ("map", "within"),

@@ -47,6 +47,7 @@ PAGES: Final[dict[str, dict[str, tuple[str, ...]]]] = {
     "What do heads write?": {
         "residual_updates": ("residual_updates", "results.ResidualUpdates", "results.BlockUpdates"),
         "residual_drift": ("residual_drift", "results.ResidualDrift"),
+        "ov_tokens": ("ov_tokens", "results.OVTokens"),
     },
     "Does it matter?": {
         "ablate_heads": ("ablate_heads", "results.HeadEffects"),

@@ -74,6 +74,21 @@ def kind_of(norm: nn.Module, x: Float[Tensor, "*places d_model"]) -> NormKind | 
     )
 
 
+@dataclass(frozen=True, eq=False)
+class WideNorm:
+    """A norm in the precision of its input, whatever the model's: γ ⊙ (x − mean x) · r + β, or γ ⊙ x · r."""
+
+    gamma: Float[Tensor, " width"]
+    beta: Float[Tensor, " width"] | None
+    epsilon: float
+    centred: bool
+
+    def __call__(self, x: Float[Tensor, "*places width"]) -> Float[Tensor, "*places width"]:
+        x = x - x.mean(dim=-1, keepdim=True) if self.centred else x
+        normed: Tensor = self.gamma.to(x) * x * reciprocal_rms(x, self.epsilon)[..., None]
+        return normed if self.beta is None else normed + self.beta.to(x)
+
+
 def factor_by_dimension(module: nn.Module, x: Float[Tensor, "*places d_model"]) -> Float[Tensor, " d_model"] | None:
     """γ of a module that multiplies each dimension by a separate number (LayerScale); None for any other, norms
     included.

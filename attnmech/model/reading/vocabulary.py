@@ -16,11 +16,10 @@ from torch import Tensor, nn
 from ...batch import Batch
 from ...errors import InputError
 from ...maths.float64 import as_float64, in_precision
-from ...maths.norms import reciprocal_rms
 from ...maths.precision import pass_tolerance
 from ..inputs.transcripts import TranscriptEncoder
 from ..parts.modules import submodule
-from ..parts.norms import epsilon_of, gamma_of, is_centred
+from ..parts.norms import WideNorm, epsilon_of, gamma_of, is_centred
 from ..parts.weights import bias_of, matrix_of
 from ..run.hooked import HookedModel
 from ..stack.stack import Stack
@@ -37,21 +36,6 @@ _NARROW: Final[tuple[Step, ...]] = ("further", "norm", "projection", "scale")
 
 
 @dataclass(frozen=True, eq=False)
-class EmbedNorm:
-    """A norm of the embedding: γ ⊙ (x − mean x) · r + β, or γ ⊙ x · r."""
-
-    gamma: Float[Tensor, " width"]
-    beta: Float[Tensor, " width"] | None
-    epsilon: float
-    centred: bool
-
-    def __call__(self, x: Float[Tensor, "*places width"]) -> Float[Tensor, "*places width"]:
-        x = x - x.mean(dim=-1, keepdim=True) if self.centred else x
-        normed: Tensor = self.gamma.to(x) * x * reciprocal_rms(x, self.epsilon)[..., None]
-        return normed if self.beta is None else normed + self.beta.to(x)
-
-
-@dataclass(frozen=True, eq=False)
 class Vocabulary:
     """The token embedding of a model, row by row."""
 
@@ -59,7 +43,7 @@ class Vocabulary:
     factor: Float[Tensor, ""]
     projection: nn.Linear | None
     stream_scale: float
-    norm: EmbedNorm | None
+    norm: WideNorm | None
     order: tuple[Step, ...]
     """The steps from a row to the stream."""
 
@@ -175,7 +159,7 @@ def _projection(model: HookedModel, stack: Stack) -> nn.Linear | None:
     return None
 
 
-def _norm(model: HookedModel, stack: Stack) -> EmbedNorm | None:
+def _norm(model: HookedModel, stack: Stack) -> WideNorm | None:
     plan = stack.architecture
     path, width = plan.embed_norm, stack.d_model
     if plan.narrow_norm is not None:
@@ -187,7 +171,7 @@ def _norm(model: HookedModel, stack: Stack) -> EmbedNorm | None:
     beta = bias_of(norm)
     with torch.no_grad():
         gamma = gamma_of(norm, like)
-    return EmbedNorm(gamma.detach(), None if beta is None else beta.detach(), epsilon_of(norm), is_centred(norm, like))
+    return WideNorm(gamma.detach(), None if beta is None else beta.detach(), epsilon_of(norm), is_centred(norm, like))
 
 
 def _with_noise(model: HookedModel, ids: Int[Tensor, "1 position"]) -> Batch:

@@ -1,0 +1,376 @@
+"""What a head writes when it reads a token: the logits that its OV circuit raises and lowers most.
+
+Formulas: docs/formulas.md#ov-circuits-on-tokens.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, Unpack
+
+import pandas as pd
+import plotly.graph_objects as go  # type: ignore[import-untyped]
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from ...basics.arguments import index_of, listed, member, option, whole_number
+from ...basics.fields import check_layers
+from ...basics.public import public
+from ...draw.head_maps import effect_map
+from ...draw.section import Section
+from ...draw.text import percent, quoted, signed
+from ...errors import InputError
+from ...maths.statistic import WithStatistics
+from ...model.inputs.encoder import Inputs
+from ...model.run.hooked import HookedModel, require_model
+from ...results.by_layer import by_layer
+from ...results.provenance import Provenance
+from ...results.result import PagedResult
+from ...runs.answers import answer_ids
+from ...runs.layers import count_layers
+from ...runs.options import StreamOptions
+from ...runs.reducer import Source, State
+from ...runs.stream import stream
+from .circuits import Circuits
+from .formulas import STATISTICS, TOP, Extremes, OwnPlaces, extremes_of
+from .sums import ScaleSums
+
+KINDS: Final = ("raised", "lowered")
+"""The kinds of pairs."""
+
+
+@public
+def ov_tokens(
+    model: HookedModel,
+    inputs: Inputs | Iterable[Inputs],
+    *,
+    tokens: int | Sequence[str] | Sequence[int] = 1000,
+    k: int = 10,
+    layers: Iterable[int] | None = None,
+    stack: str | None = None,
+    **options: Unpack[StreamOptions],
+) -> "OVTokens":
+    """Lists what every head writes when it reads a token: the logits that its OV circuit raises and lowers most.
+
+    >>> import attnmech as am
+    >>> from attnmech.demo.text import documents
+    >>> circuits = am.ov_tokens(am.load(), documents(12), k=3)
+    >>> circuits.pairs_of(0, 2)[0].read, circuits.copied.shape
+    (' and', torch.Size([4, 8]))
+
+    For a token t that a head of layer ℓ reads, logit_a = r · (N(E_t) W_V W_O)·d_a for every token a of the vocabulary.
+    E_t is the embedding as layer 0 reads it, without positions; N is the norm before attention of layer ℓ, at its scale
+    for E_t alone; d_a reads a's logit, minus the mean over the vocabulary; r is the mean factor of the final norm over
+    the texts. Later layers read more than embeddings, so there the result shows the head's weights, not its input.
+
+    The constants β W_V and b_V, from the norm's shift and the bias of values, are left out: a head writes them whatever
+    it reads, and they count as part of b_O. If a norm lies between attention and stream (Gemma 2), W_O includes its γ,
+    and logits are multiplied by the mean of its factor over the texts. Both means scale the logits of a layer alike;
+    pairs and statistics do not depend on them.
+
+    `own_rank`, `copied` and `suppressed` compare the own token's logit with those of all other tokens. In a head whose
+    weights are random they are 0.5, 10 / vocabulary and 10 / vocabulary.
+
+    Active hooks change only r. One pass over the texts is followed by 2 · tokens · vocabulary · d_head operations for
+    each head; memory does not grow with the vocabulary.
+
+    Args:
+        model: the model.
+        inputs: texts, or an iterator of texts (a corpus). Their ordinary tokens, neither special nor the first of a
+            text, are counted, and the factors of norms are averaged over them.
+        tokens: how many of the most frequent tokens of the texts to read; or a list of tokens, as strings or ids.
+        k: the number of pairs of each kind that are kept for a head, with different tokens read.
+        layers: all by default.
+        stack: "decoder" in an encoder-decoder.
+        options: `bos`, `truncate`, `shard`, `journal`, `engine` and `progress`, as in `am.stream`.
+
+    Returns:
+        For every head, the pairs (token read, token raised) and (token read, token lowered) with the highest and lowest
+        logits, and how it writes the token that it reads.
+
+    Raises:
+        InputError: for unknown tokens and for texts without ordinary tokens; if logits are not one norm and one matrix
+            of the stream (BERT); if values are gated, normed or expanded from latents; for encoders and cross-attention
+            of an encoder-decoder; and in the cases of `am.stream`.
+        CertificateError: if the certificate disproves the logits.
+
+    Source: Elhage et al. 2021, "A Mathematical Framework for Transformer Circuits"; McDougall et al. 2023, "Copy
+    Suppression".
+
+    """
+    require_model(model)
+    chosen = model.stack(stack)
+    k = whole_number("k", k, least=1)
+    measured = tuple(dict.fromkeys(model.points.check_layers(layers, chosen.label)))
+    Circuits.of(model, chosen)
+    plan = chosen.architecture
+    reducer = OVReducer(plan.attn_out not in ("", plan.out), _checked(model, tokens), k, measured)
+    result: OVTokens
+    passed = sorted({*measured, chosen.layers[-1]})
+    (result,) = stream(model, inputs, [reducer], layers=passed, stack=stack, **options)
+    return result
+
+
+def _checked(model: HookedModel, tokens: Any) -> int | tuple[int, ...]:
+    """The number of tokens to read, or their ids in order."""
+    if not isinstance(tokens, str) and not isinstance(tokens, Iterable):
+        return whole_number("tokens", tokens, least=1)
+    wanted = "a number, or a list of tokens, such as [' Tom', 512]"
+    items = listed("tokens", tokens, wanted)
+    if not items:
+        raise InputError(f"`tokens` must be {wanted}; got an empty list.")
+    assert model.unembedding is not None
+    vocab = min(len(model.unembedding), model.n_vocab)
+    ids = answer_ids(model, "tokens", items, len(items)).tolist()
+    return tuple(sorted({index_of("tokens", token, vocab, "the tokens that have a logit") for token in ids}))
+
+
+@dataclass(frozen=True)
+class OVReducer(ScaleSums):
+    """Computes `OVTokens` once the texts' tokens are counted."""
+
+    tokens: int | tuple[int, ...]
+    k: int
+    measured: tuple[int, ...]
+
+    @torch.no_grad()
+    def finish(self, state: State, source: Source) -> "OVTokens":
+        """The result."""
+        model, stack = source.model, source.stack
+        rows = int(state["rows"])
+        if rows == 0:
+            raise InputError(
+                "`inputs` must have tokens that are neither special nor the first of a text; give longer texts."
+            )
+        circuits = Circuits.of(model, stack)
+        vocab = len(circuits.unembedding.W_U)
+        read = self._read(state["counts"][:vocab]).to(model.device)
+        embedded = circuits.embedded(read)
+        of_layers = [
+            extremes_of(
+                circuits.values(layer, embedded), circuits.output(layer), read, circuits.unembedding.above_mean, vocab
+            )
+            for layer in self.measured
+        ]
+        final = float(state["final"]) / rows
+        of_attention = state["attention"] / rows if self.normed else stack.architecture.attn_scale
+        scale = final * of_attention * torch.ones(len(source.layers), dtype=torch.float64)
+        scale = scale[[source.layers.index(layer) for layer in self.measured]]
+        above, below = (_stacked(of_layers, name) for name in ("above", "below"))
+        pairs = {kind: self._pairs(kind, of_layers, read, scale) for kind in KINDS}
+        ids = sorted({*read.tolist(), *(token for kind in KINDS for token in pairs[kind][1].flatten().tolist())})
+        return OVTokens(
+            layers=self.measured,
+            n_layers=count_layers(model, stack),
+            documents=source.documents,
+            truncated=source.truncated,
+            read=read.cpu(),
+            raised=pairs["raised"][1],
+            raised_by=pairs["raised"][0],
+            raised_logits=pairs["raised"][2],
+            lowered=pairs["lowered"][1],
+            lowered_by=pairs["lowered"][0],
+            lowered_logits=pairs["lowered"][2],
+            above=above.int(),
+            below=below.int(),
+            vocab=vocab,
+            scale=scale,
+            unit=circuits.unembedding.unit,
+            texts=dict(zip(ids, model.position_texts(ids, stack.label), strict=True)),
+            provenance=source.provenance,
+        )
+
+    def _read(self, counts: Int[Tensor, " vocab"]) -> Int[Tensor, " token"]:
+        """The ids of the tokens to read, in order."""
+        if not isinstance(self.tokens, int):
+            return torch.tensor(self.tokens)
+        most_frequent = counts.argsort(descending=True, stable=True)[: self.tokens]
+        return most_frequent[counts[most_frequent] > 0].sort().values
+
+    def _pairs(
+        self, kind: str, of_layers: Sequence[Extremes], read: Int[Tensor, " token"], scale: Float[Tensor, " layer"]
+    ) -> tuple[Int[Tensor, "layer head pair"], Int[Tensor, "layer head pair"], Float[Tensor, "layer head pair"]]:
+        """The tokens read, the tokens written and the logits of the strongest pairs."""
+        highest = kind == "raised"
+        logits = _stacked(of_layers, "highest" if highest else "lowest")
+        best = logits.argsort(dim=-1, descending=highest, stable=True)[..., : self.k]
+        values = logits.gather(-1, best).double() * scale[:, None, None]
+        return read.cpu()[best], _stacked(of_layers, kind).gather(-1, best), values
+
+
+def _stacked(of_layers: Sequence[Extremes], name: str) -> Tensor:
+    """A field of the extremes of several layers, on the CPU."""
+    return torch.stack([getattr(extremes, name) for extremes in of_layers]).cpu()
+
+
+@dataclass(frozen=True)
+class Pair:
+    """A token that a head reads, and a token whose logit it then raises or lowers most."""
+
+    layer: int
+    head: int
+    kind: str
+    """"raised" or "lowered"."""
+    rank: int
+    """The place of the pair among those of its kind, from 0."""
+    read: str
+    written: str
+    logit: float
+    """What the head adds to the logit of `written` if it attends only to `read`, above the mean over the vocabulary."""
+    read_id: int
+    written_id: int
+
+    def __str__(self) -> str:
+        return f"{quoted(self.read)} → {quoted(self.written)} {signed(self.logit, '.2f')}"
+
+
+@dataclass(frozen=True, repr=False)
+class OVTokens(WithStatistics, PagedResult):
+    """What every head writes when it reads a token: the logits raised and lowered most, and those of the token itself.
+
+    Logits are above their mean over the vocabulary, and are what a head would add if it attended to one token only.
+    """
+
+    STATISTICS = STATISTICS
+    SUBTRACT = "subtract their statistics: one.copied - other.copied"
+
+    layers: tuple[int, ...]
+    """The layers measured."""
+    n_layers: int
+    """The model's number of layers: the length of the axis `layer` of statistics, which are NaN at layers not
+    measured."""
+    documents: int
+    """The number of texts."""
+    truncated: int
+    """The number of texts cut to the model's length."""
+    read: Int[Tensor, " token"]
+    """The ids of the tokens read, in order."""
+    raised: Int[Tensor, "measured head pair"]
+    """The tokens whose logits a head raises most: the highest for each token read, strongest first; ties by id."""
+    raised_by: Int[Tensor, "measured head pair"]
+    """The tokens read for which it raises them."""
+    raised_logits: Float[Tensor, "measured head pair"]
+    lowered: Int[Tensor, "measured head pair"]
+    """The tokens whose logits a head lowers most."""
+    lowered_by: Int[Tensor, "measured head pair"]
+    lowered_logits: Float[Tensor, "measured head pair"]
+    above: Int[Tensor, "measured head token"]
+    """For each token read, the number of tokens of the vocabulary that a head raises more than the token itself."""
+    below: Int[Tensor, "measured head token"]
+    """The number of tokens that it raises less."""
+    vocab: int
+    """The number of tokens with a logit."""
+    scale: Float[Tensor, " measured"]
+    """The factor of a layer's logits: r, times the mean factor of a norm between attention and stream."""
+    unit: str
+    """"logits", or "pre-cap logits" if the model soft-caps them (Gemma 2)."""
+    texts: Mapping[int, str]
+    """The texts of the tokens, by id."""
+    provenance: Provenance
+
+    @property
+    def axis_lengths(self) -> Mapping[str, int]:
+        """The number of layers measured."""
+        return {"measured": len(self.layers)}
+
+    def _check(self) -> None:
+        super()._check()
+        check_layers(self.layers, self.n_layers)
+        for ids in (self.read, self.raised, self.raised_by, self.lowered, self.lowered_by):
+            for token in ids.flatten().tolist():
+                self.texts[token]
+
+    # -- how heads write the token that they read ------------------------------------------------------------
+
+    @property
+    def own(self) -> OwnPlaces:
+        """The places of the own tokens in the order of logits."""
+        return OwnPlaces(self.above, self.below, self.vocab)
+
+    def _value_of(self, statistic: str) -> Float[Tensor, "layer head"]:
+        return by_layer(self._by_head(statistic), self.layers, self.n_layers)
+
+    def _by_head(self, statistic: str) -> Float[Tensor, "measured head"]:
+        values: Tensor = STATISTICS[statistic].value(self.own)
+        return values.double().mean(dim=-1)
+
+    def chance(self, statistic: str) -> float:
+        """Returns a statistic's mean over heads whose logits are unrelated to the token read: 0.5, or 10 / vocabulary.
+
+        `statistic` is "own_rank", "copied" or "suppressed".
+        """
+        return STATISTICS[option("statistic", statistic, STATISTICS)].chance(self.vocab)
+
+    # -- the pairs -------------------------------------------------------------------------------------------
+
+    def pairs_of(self, layer: int, head: int, which: str = "raised") -> list[Pair]:
+        """Returns the pairs of one head, strongest first: "raised" or "lowered"."""
+        row = self.layers.index(member("layer", layer, self.layers, "the layers measured"))
+        heads = self.raised.shape[1]
+        head = index_of("head", head, heads, f"this model has {heads} heads per layer")
+        kind = option("which", which, KINDS)
+        read, written, logits = (getattr(self, f"{kind}{end}")[row, head].tolist() for end in ("_by", "", "_logits"))
+        return [
+            Pair(self.layers[row], head, kind, rank, self.texts[token], self.texts[to], logit, token, to)
+            for rank, (token, to, logit) in enumerate(zip(read, written, logits, strict=True))
+        ]
+
+    def to_frame(self) -> pd.DataFrame:
+        """One row per pair: layer, head, kind, rank, read and written (the tokens), logit, read_id, written_id."""
+        pairs = [
+            vars(pair)
+            for layer in self.layers
+            for head in range(self.raised.shape[1])
+            for kind in KINDS
+            for pair in self.pairs_of(layer, head, kind)
+        ]
+        return pd.DataFrame(pairs)
+
+    def by_head(self) -> pd.DataFrame:
+        """One row per head: layer, head, own_rank, copied, suppressed, and the highest and the lowest logit."""
+        heads = self.raised.shape[1]
+        columns = {name: self._by_head(name) for name in STATISTICS}
+        columns |= {"highest": self.raised_logits[..., 0], "lowest": self.lowered_logits[..., 0]}
+        places = [(layer, head) for layer in self.layers for head in range(heads)]
+        of_head = {"layer": [layer for layer, _ in places], "head": [head for _, head in places]}
+        return pd.DataFrame(of_head | {name: value.flatten().tolist() for name, value in columns.items()})
+
+    # -- how the result is shown ------------------------------------------------------------------------------
+
+    def plot(self, statistic: str = "copied") -> "go.Figure":
+        """Draws layers × heads, coloured by "own_rank", "copied" or "suppressed"."""
+        option("statistic", statistic, STATISTICS)
+        label = STATISTICS[statistic].axis
+        return effect_map(self._by_head(statistic), layers=self.layers, label=label, signed=False)
+
+    @property
+    def lead(self) -> str:
+        """The heads that copy and suppress most."""
+        chance = percent(self.chance("copied"), 2)
+        copies, suppresses = (self._most(name) for name in ("copied", "suppressed"))
+        return (
+            f"{copies[0]} copies most: the own token is among the {TOP} raised most for {copies[1]} of "
+            f"{len(self.read):,} tokens (chance: {chance}). {suppresses[0]} suppresses most: among the {TOP} lowered "
+            f"most for {suppresses[1]}."
+        )
+
+    def _most(self, statistic: str) -> tuple[str, str]:
+        """The head with the highest share, and the share."""
+        shares = self._by_head(statistic)
+        row, head = divmod(int(shares.argmax()), shares.shape[1])
+        return f"L{self.layers[row]}H{head}", percent(float(shares[row, head]), 0)
+
+    @property
+    def _title(self) -> str:
+        return f"What heads of {self.provenance.model} write for the tokens that they read"
+
+    def _sections(self) -> "Sequence[Section]":
+        reading = (
+            "Each cell is one head. Its colour is a mean over the tokens that the head reads through W_V W_O. In a "
+            f"head with random weights, the own token has a mean rank of 0.5, and is among the {TOP} raised most for "
+            f"{percent(self.chance('copied'), 2)} of the tokens."
+        )
+        figures = {f"ov-{name}": self.plot(name) for name in STATISTICS}
+        return [
+            Section("Heads that copy or suppress the token they read", reading, figures, "circuits.plot()", tab="write")
+        ]

@@ -1,0 +1,451 @@
+"""OV circuits on tokens: against whole matrices of raw models, against the models' own values, and planted heads."""
+
+from collections import Counter
+from collections.abc import Callable
+from copy import deepcopy
+from pathlib import Path
+from typing import Any, Final
+
+import models
+import planted
+import pytest
+import tiny
+import torch
+from torch import Tensor
+
+import attnmech as am
+from attnmech.errors import InputError
+from attnmech.methods.ov_tokens import formulas
+from attnmech.methods.ov_tokens.circuits import Circuits
+
+F64: Final = torch.float64
+
+# -- whole matrices from raw models ----------------------------------------------------------------------------
+
+
+def unit(x: Tensor, epsilon: float, centred: bool) -> Tensor:
+    """x divided by its root mean square, after its mean is subtracted if `centred`."""
+    x = x - x.mean(dim=-1, keepdim=True) if centred else x
+    return x / (x.pow(2).mean(dim=-1, keepdim=True) + epsilon).sqrt()
+
+
+def by_columns(matrix: Tensor, d_head: int) -> list[Tensor]:
+    """The parts of a matrix [d_in, (head d_head)]."""
+    return list(matrix.split(d_head, dim=1))
+
+
+def gpt2(plain: Any) -> tuple[Tensor, Callable[[int, Tensor], list[Tensor]], str]:
+    def written(layer: int, embedded: Tensor) -> list[Tensor]:
+        block = plain.transformer.h[layer]
+        x = block.ln_1.weight * unit(embedded, block.ln_1.eps, centred=True)
+        width = x.shape[1]
+        W_V, W_O = block.attn.c_attn.weight[:, 2 * width :], block.attn.c_proj.weight
+        return [x @ value @ out for value, out in zip(by_columns(W_V, 4), W_O.split(4), strict=True)]
+
+    return plain.transformer.wte.weight, written, "transformer.ln_f"
+
+
+def llama_like(plain: Any, offset: float = 0.0, scale: float = 1.0) -> Any:
+    def written(layer: int, embedded: Tensor) -> list[Tensor]:
+        block = plain.model.layers[layer]
+        norm, attention, config = block.input_layernorm, block.self_attn, plain.config
+        x = (norm.weight + offset) * unit(embedded, config.rms_norm_eps, centred=False)
+        d_head = attention.head_dim
+        group = config.num_attention_heads // config.num_key_value_heads
+        shared = by_columns(attention.v_proj.weight.T, d_head)
+        outs = attention.o_proj.weight.T.split(d_head)
+        gamma = block.post_attention_layernorm.weight + 1 if config.model_type == "gemma2" else 1.0
+        return [x @ shared[head // group] @ out * gamma for head, out in enumerate(outs)]
+
+    return plain.model.embed_tokens.weight * scale, written, "model.norm"
+
+
+def bloom(plain: Any) -> Any:
+    base = plain.transformer
+
+    def written(layer: int, embedded: Tensor) -> list[Tensor]:
+        block = base.h[layer]
+        x = block.input_layernorm.weight * unit(embedded, block.input_layernorm.eps, centred=True)
+        fused = block.self_attention.query_key_value.weight.T.unflatten(1, (3, 3, 10))  # [d_model head qkv d_head]
+        outs = block.self_attention.dense.weight.T.split(10)
+        return [x @ fused[:, head, 2] @ out for head, out in enumerate(outs)]
+
+    norm = base.word_embeddings_layernorm
+    embedded = norm.weight * unit(base.word_embeddings.weight, norm.eps, centred=True) + norm.bias
+    return embedded, written, "transformer.ln_f"
+
+
+def opt(plain: Any) -> Any:
+    base = plain.model.decoder
+
+    def written(layer: int, embedded: Tensor) -> list[Tensor]:
+        block = base.layers[layer]
+        x = block.self_attn_layer_norm.weight * unit(embedded, block.self_attn_layer_norm.eps, centred=True)
+        shared, outs = by_columns(block.self_attn.v_proj.weight.T, 8), block.self_attn.out_proj.weight.T.split(8)
+        return [x @ value @ out for value, out in zip(shared, outs, strict=True)]
+
+    return base.embed_tokens.weight, written, "model.decoder.final_layer_norm"
+
+
+def gpt_neox(plain: Any) -> Any:
+    """Blocks whose attention and MLP read the stream in parallel."""
+
+    def written(layer: int, embedded: Tensor) -> list[Tensor]:
+        block = plain.gpt_neox.layers[layer]
+        x = block.input_layernorm.weight * unit(embedded, block.input_layernorm.eps, centred=True)
+        fused = block.attention.query_key_value.weight.T.unflatten(1, (3, 3, 8))
+        outs = block.attention.dense.weight.T.split(8)
+        return [x @ fused[:, head, 2] @ out for head, out in enumerate(outs)]
+
+    return plain.gpt_neox.embed_in.weight, written, "gpt_neox.final_layer_norm"
+
+
+BY_HAND: Final[dict[str, Callable[[Any], Any]]] = {
+    "gpt2": gpt2,
+    "llama": llama_like,
+    "llama_bias": llama_like,
+    "qwen2": llama_like,  # with biases of values
+    "gemma2": lambda plain: llama_like(plain, offset=1.0, scale=plain.config.hidden_size**0.5),
+    "bloom": bloom,
+    "opt": opt,
+    "gpt_neox": gpt_neox,
+}
+
+
+def logits_by_hand(name: str, read: list[int]) -> Tensor:
+    """The logits above their mean over the vocabulary, before the mean factors of norms, `[layer head token vocab]`."""
+    plain = models.plain(name, F64)
+    rows, written, path = BY_HAND[name](plain)
+    norm, offset = plain.get_submodule(path), float(name == "gemma2")
+    vectors = torch.stack([torch.stack(written(layer, rows[read])) for layer in range(plain.config.num_hidden_layers)])
+    if isinstance(norm, torch.nn.LayerNorm):
+        vectors = vectors - vectors.mean(dim=-1, keepdim=True)
+    logits = (norm.weight + offset) * vectors @ plain.get_output_embeddings().weight.T
+    above_mean: Tensor = (logits - logits.mean(dim=-1, keepdim=True)).detach()
+    return above_mean
+
+
+def pairs_by_hand(logits: Tensor, read: list[int], k: int, sign: int) -> list[tuple[int, int, float]]:
+    """For each token read, the token with the highest (or, with sign −1, lowest) logit; the k strongest of these."""
+    best = []
+    for token, row in zip(read, logits.tolist(), strict=True):
+        value, written = min((-sign * logit, place) for place, logit in enumerate(row))
+        best.append((value, token, written))
+    return [(token, written, -sign * value) for value, token, written in sorted(best)[:k]]
+
+
+def texts_of(name: str) -> list[Tensor]:
+    vocab = models.plain(name).config.vocab_size
+    generator = torch.Generator().manual_seed(3)
+    return [torch.randint(3, vocab, (length,), generator=generator) for length in (9, 4, 12, 7, 9)]
+
+
+@pytest.mark.core
+@pytest.mark.parametrize("small_blocks", [False, True])
+@pytest.mark.parametrize("name", BY_HAND)
+def test_pairs_and_places_are_those_of_whole_matrices(
+    name: str, small_blocks: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if small_blocks:
+        monkeypatch.setattr(formulas, "block_bytes", lambda device: 400)
+        monkeypatch.setattr(formulas, "_TOKENS", 5)
+    model, texts, k = models.hooked(name, F64), texts_of(name), 4
+    result = am.ov_tokens(model, iter(texts), tokens=13, k=k)
+    counted = Counter(token for ids in texts for token in ids[1:].tolist())
+    read = sorted(sorted(counted, key=lambda token: (-counted[token], token))[:13])
+    assert result.read.tolist() == read
+    logits = logits_by_hand(name, read)
+    for layer, head in [(0, 0), (0, 1), (model.n_layers - 1, model.n_heads - 1)]:
+        of_head = logits[layer, head]
+        for kind, sign in (("raised", 1), ("lowered", -1)):
+            pairs = result.pairs_of(layer, head, kind)
+            expected = pairs_by_hand(of_head, read, k, sign)
+            assert [(pair.read_id, pair.written_id) for pair in pairs] == [pair[:2] for pair in expected]
+            unscaled = [pair.logit / float(result.scale[layer]) for pair in pairs]
+            # Gemma 2's γ behind attention is read from the norm, which computes in float32.
+            within = 1e-6 if name == "gemma2" else 1e-9
+            assert unscaled == pytest.approx([logit for *_, logit in expected], rel=within)
+        places = list(zip(read, of_head.tolist(), strict=True))
+        above = [sum(logit > row[token] for logit in row) for token, row in places]
+        below = [sum(logit < row[token] for logit in row) for token, row in places]
+        assert result.above[layer, head].tolist() == above and result.below[layer, head].tolist() == below
+        vocab = len(of_head[0])
+        rank = sum(number / (vocab - 1) for number in below) / len(read)
+        assert float(result.own_rank[layer, head]) == pytest.approx(rank, rel=1e-12)
+        copied, suppressed = (sum(number < 10 for number in numbers) / len(read) for numbers in (above, below))
+        assert float(result.copied[layer, head]) == copied and float(result.suppressed[layer, head]) == suppressed
+
+
+@pytest.mark.parametrize("name", ["gpt2", "gemma2"])
+def test_logits_have_the_mean_factors_of_norms(name: str) -> None:
+    """Of the final norm and, in Gemma 2, of the norm behind attention, over all tokens but the first of each text."""
+    plain, texts = models.plain(name, F64), texts_of(name)
+    final = plain.get_submodule(BY_HAND[name](plain)[2])
+    behind = [] if name == "gpt2" else [layer.post_attention_layernorm for layer in plain.model.layers]
+    factors: dict[Any, list[Tensor]] = {norm: [] for norm in (final, *behind)}
+
+    def at_norm(norm: Any, args: Any) -> None:
+        x = args[0][0, 1:]
+        x = x - x.mean(dim=-1, keepdim=True) if name == "gpt2" else x
+        factors[norm].append((x.pow(2).mean(dim=-1) + norm.eps).rsqrt())
+
+    handles = [norm.register_forward_pre_hook(at_norm) for norm in factors]
+    with torch.no_grad():
+        for ids in texts:
+            plain(input_ids=ids[None])
+    for handle in handles:
+        handle.remove()
+    means = {norm: float(torch.cat(values).mean()) for norm, values in factors.items()}
+    scale = [means[final] * (means[behind[layer]] if behind else 1) for layer in range(plain.config.num_hidden_layers)]
+    result = am.ov_tokens(models.hooked(name, F64), iter(texts), tokens=[5, 3])
+    assert result.scale.tolist() == pytest.approx(scale, rel=1e-6)
+    assert result.unit == ("logits" if name == "gpt2" else "pre-cap logits")
+
+
+# -- what models compute ---------------------------------------------------------------------------------------
+
+OTHERS: Final = (
+    "gemma", "gemma3_text", "qwen3", "olmo2", "phi", "cohere", "granite", "gpt_oss", "gptj", "mpt", "falcon", "mixtral",
+    "falcon_h1", "jamba", "llama4_text", "olmo_hybrid", "glm4", "phi3",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", OTHERS)
+def test_values_are_those_of_the_model_for_a_stream_of_embeddings(kind: str) -> None:
+    """The difference of two tokens' values, in which the constants β W_V and b_V cancel."""
+    model = am.load(tiny.model_of(kind))
+    stack = model.output_stack
+    circuits, ids = Circuits.of(model, stack), torch.arange(5, 11)
+    embedded = circuits.embedded(ids)
+    for layer in stack.layers:
+        edits: Any = {("resid_pre", layer): lambda stream: embedded[:, None].to(stream)}
+        with model.hooks(edits):
+            v = model.run(ids[:, None], points=["v"], layers=[layer])["v", layer][:, 0]
+        ours = circuits.values(layer, embedded).transpose(0, 1)
+        expected = v[1:] - v[:1]
+        torch.testing.assert_close(ours[1:] - ours[:1], expected, rtol=1e-4, atol=1e-4 * float(expected.abs().max()))
+
+
+@pytest.mark.parametrize("kind", ["granite", "cohere2", "llama"])
+def test_a_pair_is_what_the_head_adds_to_a_logit_in_a_text_of_one_token(kind: str) -> None:
+    """Heads of a text of one token attend only to it; these models have no biases of values."""
+    model, ids = am.load(tiny.model_of(kind)), torch.arange(5, 11)
+    circuits = Circuits.of(model, model.stack())
+    embedded, layer = circuits.embedded(ids), model.n_layers - 1
+    result = am.ov_tokens(model, torch.arange(3, 20)[None], tokens=ids.tolist(), k=len(ids), layers=[layer])
+    for head in range(model.n_heads):
+        for pair in result.pairs_of(layer, head):
+            with model.hooks({("resid_pre", layer): lambda stream: embedded[:, None].to(stream)}):
+                answers = {"answers": [pair.written_id] * len(ids), "against": [3] * len(ids)}
+                updates = am.residual_updates(model, ids[:, None], **answers)
+            text = ids.tolist().index(pair.read_id)
+            final = float(updates.state["final_scale"][text])
+            row, read = circuits.values(layer, embedded), torch.tensor([3])
+            group = model.n_heads // len(row)
+            other = row[head // group, text] @ circuits.output(layer)[head] @ circuits.unembedding.above_mean(read)[0]
+            r = float(result.scale[0]) / model.architecture.attn_scale
+            ours = (pair.logit - float(other) * float(result.scale[0])) * final / r
+            assert ours == pytest.approx(float(updates.logits[layer, head, text]), rel=1e-4, abs=1e-5)
+
+
+def test_a_16_bit_model_is_computed_in_float32() -> None:
+    raw, texts = models.fresh("gpt2").to(torch.bfloat16), texts_of("gpt2")
+    both = am.load(raw), am.load(deepcopy(raw).float())
+    assert [model.dtype for model in both] == [torch.bfloat16, torch.float32]
+    result, expected = (am.ov_tokens(model, iter(texts), tokens=9, k=2) for model in both)
+    assert result.raised.tolist() == expected.raised.tolist() and result.above.tolist() == expected.above.tolist()
+    one, other = (each.lowered_logits / each.scale[:, None, None] for each in (result, expected))
+    torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.usefixtures("many_batches")
+def test_a_list_a_corpus_and_chosen_layers_agree() -> None:
+    model, texts = models.hooked("gpt2", F64), texts_of("gpt2")
+    whole = am.ov_tokens(model, iter(texts), tokens=8, k=3)
+    of_list = am.ov_tokens(model, texts, tokens=8, k=3)
+    some = am.ov_tokens(model, iter(texts), tokens=whole.read.tolist()[::-1], k=3, layers=[1])
+    assert of_list.read.tolist() == whole.read.tolist() == some.read.tolist()
+    assert of_list.raised.tolist() == whole.raised.tolist() and some.raised[0].tolist() == whole.raised[1].tolist()
+    for name in ("own_rank", "copied", "suppressed"):
+        one, other = getattr(some, name), getattr(whole, name)
+        assert one.shape == other.shape and bool(one[[0, 2]].isnan().all())
+        assert one[1].tolist() == other[1].tolist()
+    torch.testing.assert_close(some.raised_logits[0], whole.raised_logits[1])
+    torch.testing.assert_close(of_list.scale, whole.scale)
+
+
+def test_the_self_attention_of_a_decoder() -> None:
+    model = models.hooked("mbart")
+    inputs = models.inputs_of("mbart")
+    result = am.ov_tokens(model, inputs, tokens=5, stack="decoder")
+    assert result.copied.shape == (3, 3) and len(result.read) == 5
+    counted = Counter(inputs["decoder_input_ids"][:, 1:].flatten().tolist())
+    assert result.read.tolist() == sorted(sorted(counted, key=lambda token: (-counted[token], token))[:5])
+
+
+# -- planted heads ---------------------------------------------------------------------------------------------
+
+READ: Final = list(range(5, 13))
+
+
+def with_heads() -> am.HookedModel:
+    """A model in which L0H3 copies the tokens of `READ`, L1H5 suppresses them, and other heads write nothing."""
+    model = planted.blank(planted.MAKERS["gpt2"])
+    for (layer, head), sign in (((0, 3), 1.0), ((1, 5), -1.0)):
+        weights = model.weights(layer)
+        with torch.no_grad():
+            for channel, token in enumerate(READ):
+                weights.W_V[head, token, channel] = 1.0
+                weights.W_O[head, channel, token] = sign
+    return model
+
+
+def test_a_head_that_copies_and_one_that_suppresses() -> None:
+    result = am.ov_tokens(with_heads(), torch.arange(3, 20)[None], tokens=READ)
+    for place, rank in (((0, 3), 1.0), ((1, 5), 0.0)):
+        assert float(result.own_rank[place]) == rank
+        assert float(result.copied[place]) == rank and float(result.suppressed[place]) == 1 - rank
+    assert all(pair.read_id == pair.written_id for pair in result.pairs_of(0, 3) + result.pairs_of(1, 5, "lowered"))
+    # A head that writes nothing raises no token more than another.
+    assert [float(getattr(result, name)[2, 0]) for name in formulas.STATISTICS] == [0.5, 0.0, 0.0]
+    assert result.lead.startswith("L0H3 copies most: the own token is among the 10 raised most for 100\u00a0% of 8 tok")
+    assert "L1H5 suppresses most: among the 10 lowered most for 100\u00a0%." in result.lead
+
+
+def test_equal_logits_are_ordered_by_id() -> None:
+    model = planted.blank(planted.MAKERS["gpt2"])
+    weights = model.weights(0)
+    with torch.no_grad():
+        for token in (9, 6):
+            weights.W_V[2, token, 0] = 1.0
+        for written in (31, 17, 40):
+            weights.W_O[2, 0, written] = 1.0
+    result = am.ov_tokens(model, torch.arange(3, 20)[None], tokens=[9, 6, 12], k=3)
+    assert [(pair.read_id, pair.written_id) for pair in result.pairs_of(0, 2)][:2] == [(6, 17), (9, 17)]
+
+
+def test_random_weights_copy_by_chance() -> None:
+    """With random weights and separate embeddings, the own token has any rank: a mean of 0.5."""
+    raw = models.randomised(models.llama(heads=36, kv_heads=36, layers=3))
+    result = am.ov_tokens(am.load(raw), torch.arange(3, 47)[None], tokens=list(range(47)))
+    vocab, heads = 47, 108
+    assert float(result.own_rank.mean()) == pytest.approx(0.5, abs=4 * 0.29 / (vocab * heads) ** 0.5 * 3)
+    for name in ("copied", "suppressed"):
+        assert result.chance(name) == 10 / vocab
+        assert float(getattr(result, name).mean()) == pytest.approx(10 / vocab, abs=0.03)
+
+
+# -- how the result is shown and saved --------------------------------------------------------------------------
+
+
+def test_saved_and_drawn(tmp_path: Path) -> None:
+    result = am.ov_tokens(models.demo(), ["Anna sang of shells. Tom lost his anchor."], tokens=[" Tom", " Anna"], k=2)
+    again = am.load_result(result.save(tmp_path / "result.safetensors"))
+    assert repr(again) == repr(result) and again.to_frame().equals(result.to_frame())
+    frame = result.to_frame()
+    assert len(frame) == 4 * 8 * 2 * 2
+    assert frame.columns.tolist() == [
+        "layer", "head", "kind", "rank", "read", "written", "logit", "read_id", "written_id",
+    ]  # fmt: skip
+    assert {" Tom", " Anna"} == set(frame["read"])
+    heads = result.by_head()
+    assert heads["copied"].tolist() == result.copied.flatten().tolist()
+    assert heads["highest"].tolist() == frame[(frame["kind"] == "raised") & (frame["rank"] == 0)]["logit"].tolist()
+    pair = result.pairs_of(2, 7)[0]
+    assert str(pair).startswith("“·") and "→" in str(pair)
+    page = result.write_html(tmp_path / "page.html").read_text("utf-8")
+    assert "Heads that copy or suppress the token they read" in page
+    assert result.plot("own_rank").layout.coloraxis.colorbar.title.text == "mean rank of the own token"
+
+
+def test_a_journal_resumes(tmp_path: Path) -> None:
+    model, texts = models.hooked("gpt2", F64), texts_of("gpt2")
+    path = tmp_path / "journal"
+
+    def interrupted() -> Any:
+        yield from texts[:3]
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        am.ov_tokens(model, interrupted(), tokens=6, journal=path)
+    result = am.ov_tokens(model, iter(texts), tokens=6, journal=path)
+    assert repr(result) == repr(am.ov_tokens(model, iter(texts), tokens=6)) and not path.exists()
+
+
+# -- bad input ---------------------------------------------------------------------------------------------------
+
+IDS: Final = torch.arange(3, 11)[None]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"tokens": 0}, r"`tokens` must be a whole number, 1 or more; got"),
+        ({"tokens": True}, r"`tokens` must be a whole number, 1 or more; got"),
+        ({"tokens": []}, r"`tokens` must be a number, or a list of tokens, such as \[' Tom', 512\]; got an empty list"),
+        ({"tokens": "Tom"}, r"`tokens` must be a number, or a list of tokens, such as \[' Tom', 512\]; got 'Tom'\."),
+        ({"tokens": [3, 53]}, r"`tokens` must be from 0 to 52"),
+        ({"tokens": [" Tom"]}, r"`tokens` must be token ids: this model was loaded without a tokenizer\."),
+        ({"k": 0}, r"`k` must be a whole number, 1 or more; got 0\."),
+        ({"layers": [3]}, r"layers"),
+    ],
+)
+def test_bad_options(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        am.ov_tokens(models.hooked("gpt2"), IDS, **options)
+
+
+def test_unknown_words() -> None:
+    with pytest.raises(InputError, match="`tokens` must be single tokens; ' zebrafish' becomes"):
+        am.ov_tokens(models.demo(), "Anna sang.", tokens=[" zebrafish"])
+
+
+def test_texts_without_ordinary_tokens() -> None:
+    with pytest.raises(InputError, match="must have tokens that are neither special nor the first of a text"):
+        am.ov_tokens(models.hooked("gpt2"), torch.tensor([[5], [6]]))
+    with pytest.raises(InputError, match="no documents"):
+        am.ov_tokens(models.hooked("gpt2"), iter([]))
+
+
+def test_unknown_statistics_and_kinds() -> None:
+    result = am.ov_tokens(models.hooked("gpt2"), IDS, layers=[1])
+    for call, message in (
+        (lambda: result.plot("mean"), "`statistic` must be one of own_rank, copied, suppressed"),
+        (lambda: result.chance("mean"), "`statistic` must be one of"),
+        (lambda: result.pairs_of(1, 0, "top"), "`which` must be one of raised, lowered"),
+        (lambda: result.pairs_of(0, 0), "`layer` must be one of the layers measured"),
+        (lambda: result.pairs_of(1, 5), "`head` must be from 0 to 4"),
+        (lambda: result - result, "cannot be subtracted; subtract their statistics: one.copied - other.copied"),
+    ):
+        with pytest.raises(InputError, match=message):
+            call()
+
+
+@pytest.mark.parametrize(
+    ("name", "stack", "message"),
+    [
+        ("bert", None, "does not compute logits with one norm and one matrix"),
+        ("bert_headless", None, "does not compute logits with one norm and one matrix"),
+        ("opt_post", None, "does not compute logits with one norm and one matrix"),
+        ("t5", "encoder", 'heads of the stack "encoder" do not. Give stack="decoder"'),
+        ("t5", "cross", 'heads of the stack "cross" do not'),
+        ("vit", None, "does not compute logits with one norm and one matrix"),
+    ],
+)
+def test_models_that_are_refused(name: str, stack: str | None, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        am.ov_tokens(models.hooked(name), IDS, stack=stack)
+
+
+@pytest.mark.parametrize(
+    ("kind", "message"),
+    [
+        ("qwen3_next", "a gate between attention and W_O"),
+        ("deepseek_v2", "expands them from latents"),
+        ("bitnet", "a norm between W_V and W_O"),
+        ("minimax", "read and write one stream; its blocks"),
+    ],
+)
+def test_families_that_are_refused(kind: str, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        am.ov_tokens(am.load(tiny.model_of(kind)), IDS)
