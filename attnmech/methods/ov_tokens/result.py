@@ -55,8 +55,10 @@ def ov_tokens(
     >>> import attnmech as am
     >>> from attnmech.demo.text import documents
     >>> circuits = am.ov_tokens(am.load(), documents(12), k=3)
-    >>> circuits.pairs_of(0, 2)[0].read, circuits.copied.shape
-    (' and', torch.Size([4, 8]))
+    >>> print(circuits.pairs_of(2, 7)[0])
+    “·jungle” → “·jungle” +8.43
+    >>> circuits.copied.shape
+    torch.Size([4, 8])
 
     For a token t that a head of layer ℓ reads, logit_a = r · (N(E_t) W_V W_O)·d_a for every token a of the vocabulary.
     E_t is the embedding as layer 0 reads it, without positions; N is the norm before attention of layer ℓ, at its scale

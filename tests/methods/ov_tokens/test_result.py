@@ -254,7 +254,7 @@ def test_a_16_bit_model_is_computed_in_float32() -> None:
     assert [model.dtype for model in both] == [torch.bfloat16, torch.float32]
     result, expected = (am.ov_tokens(model, iter(texts), tokens=9, k=2) for model in both)
     assert result.raised.tolist() == expected.raised.tolist() and result.above.tolist() == expected.above.tolist()
-    one, other = (each.lowered_logits / each.scale[:, None, None] for each in (result, expected))
+    one, other = (tokens.lowered_logits / tokens.scale[:, None, None] for tokens in (result, expected))
     torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-6)
 
 
