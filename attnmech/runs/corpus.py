@@ -1,7 +1,7 @@
 """Splits a corpus into batches of texts of similar length; every reading gives the same batches.
 
-A corpus is an iterable of inputs that `HookedModel.encode` accepts, or a file (`Corpus`). Its documents are numbered
-from 0 in order, and a document keeps its number in every batch and shard.
+A corpus is an iterable of inputs that `HookedModel.encode` accepts, or of records with a string "text", or a file
+(`Corpus`). Its documents are numbered from 0 in order, and a document keeps its number in every batch and shard.
 """
 
 import codecs
@@ -268,13 +268,16 @@ def batches(
     flag("truncate", truncate)
     optional_flag("bos", bos)
     shard = checked_shard(shard)
-    if is_one_batch(model, inputs):
+    one_batch = is_one_batch(model, inputs)
+    if one_batch:
         inputs = cast(Iterable[Inputs], [inputs])
     if not isinstance(inputs, Iterable) or hasattr(inputs, "__array__"):
         raise InputError(
             f"inputs must be a text, token ids, model inputs, or an iterable of them; got {shown(inputs)}. For an "
             "array of ids: torch.tensor(ids)."
         )
+    if model.reads_tokens and not one_batch:
+        inputs = _texts_of_records(inputs)
     reading = _Reading(model, truncate, bos, shard, CorpusHash() if whole is None else whole)
     return reading.batches(inputs, tokens_per_batch, window)
 
@@ -420,6 +423,19 @@ class _Reading:
     def _as_given(self, documents: _AsGiven) -> CorpusBatch:
         self._digest.update(batch_hash(documents.batch).encode())
         return CorpusBatch(documents.batch, torch.tensor(documents.numbers), 0, self._digest.hexdigest())
+
+
+def _texts_of_records(inputs: Iterable[Any]) -> Iterator[Any]:
+    """The items of a corpus, with records (`{"text": ...}`, as the library datasets yields them) replaced by their
+    texts. As in files, blank texts of records are skipped.
+    """
+    for number, item in enumerate(inputs):
+        if isinstance(item, Mapping) and "text" in item and "input_ids" not in item:
+            text = _text(item["text"], f"record {number}")
+            if text.strip():
+                yield text
+        else:
+            yield item
 
 
 def _one_by_one(inputs: Iterable[Any], *, splits: bool) -> Iterator[Any]:

@@ -56,7 +56,7 @@ def stream(
     Args:
         model: the model.
         inputs: inputs as in `model.run`, or a corpus: an iterator (or another iterable that is not a list) of such
-            inputs.
+            inputs, or of records with a string "text", such as a split of a Hugging Face dataset.
         reducers: the statistics to sum, each an `am.Reducer`.
         layers: the layers that reducers see; by default all.
         stack: the stack that reducers see, in a model with several.

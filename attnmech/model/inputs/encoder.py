@@ -261,7 +261,7 @@ class Encoder:
         rest = dict(inputs)
         ids = rest.pop("input_ids", None)
         if ids is None:
-            raise InputError(f'a mapping of model inputs must hold "input_ids"; got {sorted(map(str, inputs))}.')
+            raise InputError(_without_ids(inputs))
         mask = rest.pop("attention_mask", None)
         target = self._given_target(rest)
         unknown = sorted(map(str, set(rest) - set(self.further)))
@@ -384,6 +384,21 @@ def is_list_of(inputs: Any, kind: Any) -> bool:
 def is_chat(inputs: Any) -> bool:
     """Whether inputs are the messages of one chat: a list of mappings that name roles."""
     return is_list_of(inputs, Mapping) and len(inputs) > 0 and all("role" in message for message in inputs)
+
+
+def _without_ids(inputs: Mapping[str, Any]) -> str:
+    """The message for a mapping without token ids; the splits and the records of a dataset are mappings too."""
+    names = list(inputs)
+    if names and all(hasattr(value, "column_names") for value in inputs.values()):
+        splits = ", ".join(map(repr, names))
+        return f"inputs are the splits of a dataset ({splits}); choose one, such as dataset[{names[0]!r}]."
+    message = f'a mapping of model inputs must hold "input_ids"; got {sorted(map(str, inputs))}.'
+    if "text" in inputs:
+        return f'{message} To pass texts: inputs["text"].'
+    of_text = next((name for name, value in inputs.items() if isinstance(value, str)), None)
+    if of_text is None:
+        return message
+    return f'{message} A record of a corpus must hold a string "text": dataset.rename_column({of_text!r}, "text").'
 
 
 def _rows(number: int, ids: Ids) -> list[Tensor]:
