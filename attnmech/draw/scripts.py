@@ -21,8 +21,8 @@ VIEWS = ("shared.js", "plotly_figure.js", "circuitsvis.js", "sentence.js", "grap
 SHARED = (
     "MOST_ASPECT", "NO_VALUE", "checkbox", "codesOf", "colourOf", "contextOf", "counting", "drawPlotly",
     "headSelectors", "heaviestFirst", "inNextFrame", "isolated", "joined", "make", "makeSvg", "numbersIn", "onChange",
-    "patternsIn", "patternsOf", "percent", "pointerBox", "range", "selector", "signed", "sizeCanvas", "slider", "suitBackground",
-    "unpack", "unpackTexts",
+    "patternsIn", "patternsOf", "percent", "pointerBox", "range", "selector", "signed", "sizeCanvas", "slider",
+    "suitBackground", "unpack", "unpackTexts",
 )  # fmt: skip
 """The names in that script that page.js and the scripts of methods use."""
 

@@ -1,17 +1,17 @@
 """What a page says about each head: the numbers of its map, a sentence, a card, and the finding at the top."""
 
-from collections.abc import Callable, Iterable, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import numpy as np
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 
 from ..basics.nouns import Nouns
 from ..draw.heads import HeadNumber, PageHeads
-from ..draw.numbers import ScoreNumbers
 from ..draw.text import percent, signed, visible_token, with_minus_signs
 from ..maths.statistic import Statistic
 from ..methods.focus.attention_focus import AttentionFocus
@@ -20,12 +20,11 @@ from ..methods.head_types.formulas import POSITIONAL
 from ..methods.head_types.head_types import RESTING, HeadTypes
 from ..methods.likeness.outliers import robust_scores, spread_of
 from ..methods.null_attention.result import NullAttention
-from ..methods.scores.decompose_scores import ScoreDecomposition
 from ..methods.updates.result import ResidualUpdates
 from ..runs.effects import HeadEffects
 from .start import example_of
 
-_OfHead = Callable[[int, int], str]
+T = TypeVar("T")
 
 FURTHEST: Final = 3
 """The number of statistics on a card."""
@@ -45,12 +44,14 @@ class Headline:
     """The layer and head."""
 
 
-@dataclass(frozen=True)
-class HeadFacts:
+@dataclass(frozen=True, kw_only=True)
+class HeadFacts(ABC):
     """The results from which a page describes its heads."""
 
-    view: ScoreNumbers
-    scores: ScoreDecomposition
+    layers: Sequence[int]
+    """The layers shown."""
+    count: int
+    """The number of heads in each layer."""
     focus: AttentionFocus
     updates: ResidualUpdates | None
     types: HeadTypes | None
@@ -61,35 +62,39 @@ class HeadFacts:
     @property
     def page(self) -> PageHeads:
         """The map's numbers, and a sentence and a card for every head shown."""
-        numbers = self._numbers
-        compared = [number for number in numbers if number.group != _TYPES]
-        types = [[self.types_of(layer, head) for head in self._heads] for layer in self.view.layers]
+        types = self.each(self.types_of)
         names = [name for heads in types for of_head in heads for name in of_head]
         shown = sorted(set(names), key=lambda name: -names.count(name))
-        alike = most_alike(self.view.pattern)
         return PageHeads(
-            self._layers,
-            len(self._heads),
+            self.layers,
+            self.count,
             types=types,
             letters={name: letter_of(name) for name in shown},
-            numbers=numbers,
-            sentences=self._each(self._sentence),
-            order=self._order(compared),
-            card={
-                "Type": self._each(self._type),
-                "Clearest example": self._each(self._example),
-                f"On this {self.nouns.text}": self._each(self._here),
-                "Furthest from the median head": furthest(compared) if compared else self._each(lambda layer, head: ""),
-                "Heads that attend alike": self._each(lambda layer, head: self._named_alike(alike, layer, head)),
-                "Without it": self._each(self._effect),
-            },
+            numbers=self.numbers,
+            sentences=self.each(self._sentence),
+            order=self._order(self.compared),
+            card=self._card(),
         )
+
+    @abstractmethod
+    def _card(self) -> Mapping[str, Sequence[Sequence[str]]]:
+        """The entries of each head's card, by their labels."""
+
+    @property
+    @abstractmethod
+    def further_numbers(self) -> Sequence[HeadNumber]:
+        """The numbers that only this kind of page has."""
+
+    @property
+    def further_headlines(self) -> Sequence["Headline"]:
+        """The findings that only this kind of page has, after the others."""
+        return ()
 
     @property
     def headlines(self) -> list["Headline"]:
         """Findings about single heads: the largest clear effect, the clearest type, the strongest focus here."""
-        findings = (self._largest_effect, self._clearest_type, self._most_focused)
-        return [headline for headline in findings if headline is not None]
+        findings = (self._largest_effect, self._clearest_type)
+        return [*(headline for headline in findings if headline is not None), *self.further_headlines]
 
     def _order(self, numbers: Sequence[HeadNumber]) -> list[int]:
         """The heads, counted layer by layer: first those of the findings, then those with a clear effect or a type, of
@@ -106,20 +111,21 @@ class HeadFacts:
                 return 1
             return 2 if types else 3
 
-        kinds = np.array([[kind(layer, head) for head in self._heads] for layer in self._layers])
+        kinds: Int[np.ndarray, "layer head"] = np.array(self.each(kind))
         far = robust(numbers).amax(dim=0).numpy() if numbers else np.zeros(kinds.shape)
         return [int(place) for place in np.lexsort((-far.ravel(), kinds.ravel()))]
 
     # -- numbers ------------------------------------------------------------------------------------------------
 
-    @property
-    def _numbers(self) -> list[HeadNumber]:
+    @cached_property
+    def numbers(self) -> list[HeadNumber]:
+        """The numbers of all heads, for the map and the scatter."""
         listed = list(self._statistics(self.focus.STATISTICS.values(), self.focus, _LOOKS))
-        listed += self.scores.head_numbers(self.view)
+        listed += self.further_numbers
         if self.updates is not None:
             listed += self._statistics(self.updates.STATISTICS.values(), self.updates, _WRITES)
         if self.effects is not None:
-            clear = None if self._effect_ends is None else self.effects.clear[self._layers].numpy()
+            clear = None if self._effect_ends is None else self.effects.clear[list(self.layers)].numpy()
             effect = self._array(self.effects.effect)
             label = f"change in {self.effects.metric} without it, nats"
             listed.append(HeadNumber("effect", label, _MATTERS, effect, clear))
@@ -127,12 +133,17 @@ class HeadFacts:
             mass = self._array(self.null.sink_mass)
             listed.append(HeadNumber("sink_mass", f"p of the {self.nouns.first}, over texts", _MATTERS, mass))
         if self.types is not None:
-            claimed = {kind for layer in self._layers for head in self._heads for kind in self.types_of(layer, head)}
+            claimed = {kind for heads in self.each(self.types_of) for kinds in heads for kind in kinds}
             for name in [name for name in self.types.scores if name in claimed]:
                 label = f"{name}: mean p of its targets"
                 key = f"type_{name.replace(' ', '_')}"
                 listed.append(HeadNumber(key, label, _TYPES, self._array(self.types.scores[name])))
         return [number for number in listed if np.isfinite(number.values).any()]
+
+    @property
+    def compared(self) -> list[HeadNumber]:
+        """The numbers by which heads are compared: all but the scores of types."""
+        return [number for number in self.numbers if number.group != _TYPES]
 
     def _statistics(
         self, statistics: Iterable[Statistic], result: AttentionFocus | ResidualUpdates, group: str
@@ -143,18 +154,11 @@ class HeadFacts:
             yield HeadNumber(statistic.name, label.replace("token", self.nouns.token), group, values)
 
     def _array(self, values: torch.Tensor) -> Float[np.ndarray, "layer head"]:
-        return values[self._layers].double().numpy()
+        return values[list(self.layers)].double().numpy()
 
-    @property
-    def _layers(self) -> list[int]:
-        return list(self.view.layers)
-
-    @property
-    def _heads(self) -> range:
-        return range(self.view.scores.shape[1])
-
-    def _each(self, text: "_OfHead") -> list[list[str]]:
-        return [[text(layer, head) for head in self._heads] for layer in self._layers]
+    def each(self, of_head: Callable[[int, int], T]) -> list[list[T]]:
+        """What a function returns for each layer and head."""
+        return [[of_head(layer, head) for head in range(self.count)] for layer in self.layers]
 
     # -- sentences ----------------------------------------------------------------------------------------------
 
@@ -206,23 +210,18 @@ class HeadFacts:
         query[-1] = f"{query[-1]} →"
         return f"{' '.join(query)} {percent(example.weight, 0)} to {' '.join(around)}"
 
-    def _here(self, layer: int, head: int) -> str:
-        """The keys that the head attends to most on this text, over its rows."""
-        pattern = self.view.pattern[self._layers.index(layer), head]
-        if len(pattern) < 2:
-            return ""
-        mass = pattern[1:].mean(axis=0)
-        top = np.argsort(-mass, kind="stable")[:3]
-        parts = [f"{percent(float(mass[key]), 0)} to {self.view.named_key(int(key))}" for key in top if mass[key] > 0]
-        return f"Mean attention: {', '.join(parts)}."
+    def _named_alike(self, alike: Float[np.ndarray, "head_of_all head_of_all"]) -> list[list[str]]:
+        """The heads that attend most like each head."""
 
-    def _named_alike(self, alike: Float[np.ndarray, "head_of_all head_of_all"], layer: int, head: int) -> str:
-        at = self._layers.index(layer) * len(self._heads) + head
-        order = np.argsort(-alike[at], kind="stable")[:ALIKE]
-        names = [divmod(int(other), len(self._heads)) for other in order if np.isfinite(alike[at, other])]
-        return ", ".join(
-            f"L{self._layers[row]}H{other} ({alike[at, row * len(self._heads) + other]:.2f})" for row, other in names
-        )
+        def names(layer: int, head: int) -> str:
+            at = self.layers.index(layer) * self.count + head
+            order = [int(other) for other in np.argsort(-alike[at], kind="stable")[:ALIKE]]
+            known = [other for other in order if np.isfinite(alike[at, other])]
+            return ", ".join(
+                f"L{self.layers[other // self.count]}H{other % self.count} ({alike[at, other]:.2f})" for other in known
+            )
+
+        return self.each(names)
 
     def _effect(self, layer: int, head: int) -> str:
         if self.effects is None or not bool(self.effects.effect[layer, head].isfinite()):
@@ -256,7 +255,7 @@ class HeadFacts:
         row, head = np.unravel_index(np.nan_to_num(size).argmax(), size.shape)
         if not size[row, head] > 0:
             return None
-        layer, place = self._layers[row], (self._layers[row], int(head))
+        layer, place = self.layers[row], (self.layers[row], int(head))
         value = float(self.effects.effect[place])
         low, high = sorted(abs(float(end[place])) for end in self._effect_ends)
         kinds = self.types_of(*place)
@@ -271,30 +270,13 @@ class HeadFacts:
     @property
     def _clearest_type(self) -> "Headline | None":
         """The head that belongs most clearly to a type, preferably one that does not rest."""
-        example = example_of(self.types, self.view.layers)
+        example = example_of(self.types, self.layers)
         if example is None:
             return None
         layer, head, kind = example
         return Headline(
             f"In repeated random text, L{layer}H{head} gives {self._share(layer, head, kind)}.", (layer, head)
         )
-
-    @property
-    def _most_focused(self) -> "Headline | None":
-        """The head that attends most to one kind of key on this text, without a claim beyond it."""
-        names = {
-            "first_mass": self.nouns.first,
-            "previous_mass": f"{self.nouns.token} before",
-            "self_mass": f"{self.nouns.token} itself",
-        }
-        masses = {name: np.nan_to_num(self._array(getattr(self.focus, name))) for name in names}
-        name = max(masses, key=lambda name: masses[name].max())
-        row, head = np.unravel_index(masses[name].argmax(), masses[name].shape)
-        if not masses[name][row, head] > 0:
-            return None
-        where, share = f"L{self._layers[row]}H{head}", percent(float(masses[name][row, head]), 0)
-        sentence = f"On this {self.nouns.text}, {where} gives {share} of its attention to the {names[name]}."
-        return Headline(sentence, (self._layers[row], int(head)))
 
 
 _TARGETS: Final = {
@@ -311,24 +293,6 @@ _TARGETS: Final = {
 """The targets of each type, in words; "3 back" is the token 3 back."""
 
 
-def most_alike(pattern: Float[np.ndarray, "layer head query key"]) -> Float[np.ndarray, "head_of_all head_of_all"]:
-    """The overlap of the attention of every two heads, mean over the rows with a choice: Σ_j √(p_ij q_ij), 0 to 1.
-
-    A head's overlap with itself is NaN. Kailath 1967 (docs/formulas.md#similar-heads).
-
-    >>> alike = most_alike(np.array([[[[1.0, 0.0], [0.5, 0.5]], [[1.0, 0.0], [0.0, 1.0]]]]))
-    >>> alike.round(3).tolist()
-    [[nan, 0.707], [0.707, nan]]
-    """
-    layers, heads = pattern.shape[:2]
-    choice = (pattern > 0).sum(axis=-1).max(axis=(0, 1)) > 1
-    roots = torch.from_numpy(np.ascontiguousarray(pattern[:, :, choice])).clamp_min(0).sqrt()
-    flat = roots.reshape(layers * heads, -1)
-    overlap = (flat @ flat.T / max(1, int(choice.sum()))).double().numpy()
-    np.fill_diagonal(overlap, np.nan)
-    return overlap if choice.any() else np.full_like(overlap, np.nan)
-
-
 def robust(numbers: Sequence[HeadNumber]) -> Float[torch.Tensor, "number layer head"]:
     """How far each number of a head is from the median of all heads, in robust standard deviations; 0 if undefined."""
     return torch.stack([robust_scores(torch.tensor(number.values)).abs().nan_to_num() for number in numbers])
@@ -336,6 +300,8 @@ def robust(numbers: Sequence[HeadNumber]) -> Float[torch.Tensor, "number layer h
 
 def furthest(numbers: Sequence[HeadNumber]) -> list[list[str]]:
     """For each head, its numbers furthest from the median of all heads, by their robust scores."""
+    if not numbers:
+        return []
     layers, heads = numbers[0].values.shape
     values = [torch.tensor(number.values) for number in numbers]
     scores = robust(numbers)

@@ -29,9 +29,9 @@ from ..methods.updates.result import ResidualUpdates
 from ..model.parts.certificate import Certificate
 from ..runs.effects import HeadEffects
 from . import limits
-from .heads import HeadFacts
 from .measures import Measured
 from .start import row_of
+from .text_heads import TextHeads
 from .tokens import TokenPaths
 
 STACK_WORDS: Final = {
@@ -235,8 +235,19 @@ class Report(WritesHtml):
             start=start,
         )
 
-    def _head_facts(self, view: ScoreNumbers) -> HeadFacts:
-        return HeadFacts(view, self.scores, self.focus, self.updates, self.types, self.effects, self.null, self.nouns)
+    def _head_facts(self, view: ScoreNumbers) -> TextHeads:
+        return TextHeads(
+            view=view,
+            scores=self.scores,
+            layers=view.layers,
+            count=view.scores.shape[1],
+            focus=self.focus,
+            updates=self.updates,
+            types=self.types,
+            effects=self.effects,
+            null=self.null,
+            nouns=self.nouns,
+        )
 
     @property
     def findings(self) -> dict[str, str]:

@@ -8,7 +8,8 @@ import torch
 import attnmech as am
 from attnmech.draw.heads import HeadNumber
 from attnmech.pages import limits
-from attnmech.pages.heads import HeadFacts, furthest, most_alike
+from attnmech.pages.heads import furthest
+from attnmech.pages.text_heads import TextHeads, most_alike
 
 TEXT = "When Anna and Tom met, Tom gave a shell to"
 
@@ -19,11 +20,11 @@ def report() -> am.results.Report:
 
 
 @pytest.fixture(scope="module")
-def facts(report: am.results.Report) -> HeadFacts:
+def facts(report: am.results.Report) -> TextHeads:
     return report._head_facts(report.scores.numbers(pattern=report.pattern))
 
 
-def test_the_map_has_every_statistic_of_the_results(report: am.results.Report, facts: HeadFacts) -> None:
+def test_the_map_has_every_statistic_of_the_results(report: am.results.Report, facts: TextHeads) -> None:
     numbers = {number.name: number for number in facts.page.numbers}
     assert {*report.focus.STATISTICS, "effect", "sink_mass", "query_key_share", "type_induction"} <= numbers.keys()
     for name in report.focus.STATISTICS:
@@ -38,7 +39,7 @@ def test_the_map_has_every_statistic_of_the_results(report: am.results.Report, f
         assert numbers["query_key_share"].values[row.layer, row.head] == pytest.approx(row.query_key_share)
 
 
-def test_overlap_is_the_bhattacharyya_coefficient_over_rows_with_a_choice(facts: HeadFacts) -> None:
+def test_overlap_is_the_bhattacharyya_coefficient_over_rows_with_a_choice(facts: TextHeads) -> None:
     pattern = facts.view.pattern
     layers, heads, rows, _ = pattern.shape
     found = most_alike(pattern)
@@ -66,7 +67,7 @@ def test_a_card_names_the_statistics_furthest_from_the_median() -> None:
 
 
 def test_the_finding_at_the_top_is_the_largest_effect_whose_size_is_clear(
-    report: am.results.Report, facts: HeadFacts
+    report: am.results.Report, facts: TextHeads
 ) -> None:
     effects = report.effects
     assert effects is not None and report.types is not None
@@ -88,12 +89,12 @@ def test_the_finding_at_the_top_is_the_largest_effect_whose_size_is_clear(
     assert first.sentence in report.to_html()
 
 
-def test_the_page_begins_at_the_head_of_its_finding(report: am.results.Report, facts: HeadFacts) -> None:
+def test_the_page_begins_at_the_head_of_its_finding(report: am.results.Report, facts: TextHeads) -> None:
     start = report._page().start
     assert start is not None and start[:2] == facts.headlines[0].place
 
 
-def test_a_card_has_the_types_the_effect_and_similar_heads(report: am.results.Report, facts: HeadFacts) -> None:
+def test_a_card_has_the_types_the_effect_and_similar_heads(report: am.results.Report, facts: TextHeads) -> None:
     card = facts.page.card
     assert report.types is not None and report.effects is not None
     assert card["Type"][2][6].startswith("induction: ")
@@ -119,7 +120,7 @@ def test_a_page_without_types_or_clear_effects_has_heads_all_the_same() -> None:
 
 
 def test_a_page_of_many_heads_holds_those_that_matter(
-    report: am.results.Report, facts: HeadFacts, monkeypatch: pytest.MonkeyPatch
+    report: am.results.Report, facts: TextHeads, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cells = report.pattern[0, 0].numel()
     monkeypatch.setattr(limits, "MAX_DETAILS", 12 * cells)
