@@ -47,6 +47,7 @@ from .model.inputs.images import PatchGrid as PatchGrid
 from .model.proof.certify import certify as certify
 from .model.run.hooked import HookedModel as HookedModel
 from .model.structure.architecture import Architecture as Architecture
+from .pages.atlas.atlas import atlas as atlas
 from .pages.report import report as report
 from .results.load import load_result as load_result
 from .runs.corpus import Corpus as Corpus

@@ -82,6 +82,8 @@ interface HeadMapData {
   letters: Record<string, [string, string]>;
   numbers: Record<string, { label: string; group: string; values: (number | null)[]; clear?: boolean[] }>;
   sentences: string[];
+  /** Of each head, in how many example rows it attends to each token. */
+  attended: Record<string, number>[];
 }
 
 /** Indices of layer and head; names of numbers, or "type" and "map". */

@@ -3,9 +3,10 @@
 
 const NO_TYPE = "no type claimed";
 const SVG_SIZE = { width: 320, height: 270, left: 56, bottom: 40, top: 8, right: 12 };
+const MOST_FOUND = 8; // heads that a search for a token lists
 const OUTERMOST = 4; // labelled heads at each end of a scatter's axes
 
-views.heads = (stage, { layers, heads, types, letters, numbers, sentences }) => {
+views.heads = (stage, { layers, heads, types, letters, numbers, sentences, attended }) => {
   const count = layers.length * heads;
   const nameOf = (at) => `L${layers[Math.floor(at / heads)]}H${at % heads}`;
   const state = { layer: 0, head: 0, colour: "", across: "map", up: "" };
@@ -51,11 +52,14 @@ views.heads = (stage, { layers, heads, types, letters, numbers, sentences }) => 
     return `${[(sentences[at] ?? nameOf(at)).replace(/\.$/, ""), ...values].join("; ")}.`;
   }
 
-  /** Whether a head is what the reader looks for: its name, or one of its types. */
+  /** The rows in which a head attends to a token that begins with a text. */
+  const rowsWith = (at, text) => Math.max(0, ...Object.entries(attended[at] ?? {}).filter(([token]) => token.startsWith(text)).map(([, rows]) => rows));
+
+  /** Whether a head is what the reader looks for: its name, one of its types, or a token that it attends to. */
   function isSought(at) {
     const text = sought.trim().toLowerCase();
     if (!text) return true;
-    return nameOf(at).toLowerCase() === text || `${layers[Math.floor(at / heads)]}.${at % heads}` === text || typesOf(at).some((name) => name.includes(text));
+    return nameOf(at).toLowerCase() === text || `${layers[Math.floor(at / heads)]}.${at % heads}` === text || typesOf(at).some((name) => name.includes(text)) || rowsWith(at, text) > 0;
   }
 
   // ---- the map
@@ -152,7 +156,7 @@ views.heads = (stage, { layers, heads, types, letters, numbers, sentences }) => 
   const across = numberList("across", ["map", "map of layers and heads"]);
   const up = numberList("up", null);
   const upRow = make("label", {}, "against ", up);
-  const search = make("input", { type: "search", placeholder: `${nameOf(count - 1)} or a type`, "aria-label": "find a head by name or type" });
+  const search = make("input", { type: "search", placeholder: `${nameOf(count - 1)}, a type${attended.length ? ", a token" : ""}`, "aria-label": `find a head by name${attended.length ? ", type or attended token" : " or type"}` });
   search.addEventListener("input", () => {
     sought = search.value;
     draw();
@@ -184,6 +188,17 @@ views.heads = (stage, { layers, heads, types, letters, numbers, sentences }) => 
     );
   }
 
+  const list = make("p", { className: "heads-found", "aria-live": "polite" });
+
+  /** Lists the heads whose example rows attend to the sought token, those with most rows first. */
+  function drawFound() {
+    const text = sought.trim().toLowerCase();
+    const rows = text ? range(count).map((at) => [at, rowsWith(at, text)]).filter(([, of]) => of).sort(([, one], [, other]) => other - one) : [];
+    const buttons = rows.slice(0, MOST_FOUND).flatMap(([at, of]) => [make("button", { type: "button", text: nameOf(at), onclick: () => pick(at) }), ` ${counting(of, "row")} `]);
+    const more = rows.length > MOST_FOUND ? [`and ${counting(rows.length - MOST_FOUND, "other head")}`] : [];
+    list.replaceChildren(...(rows.length ? [`Attend to “${isolated(sought.trim())}”: `, ...buttons, ...more] : []));
+  }
+
   const sentence = make("p", { className: "heads-sentence" });
   const say = (at = state.layer * heads + state.head) => {
     sentence.textContent = describe(at);
@@ -213,12 +228,13 @@ views.heads = (stage, { layers, heads, types, letters, numbers, sentences }) => 
       });
     } else drawScatter();
     drawLegend();
+    drawFound();
     say();
   }
 
   stage.append(
     make("div", { className: "heads-controls" }, make("label", {}, "Colour ", colour), make("label", {}, "Show ", across), upRow, make("label", {}, "Find ", search)),
-    grid, plot, legend, sentence,
+    list, grid, plot, legend, sentence,
   );
   return {
     choose(chosen) {

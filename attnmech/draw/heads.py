@@ -48,6 +48,10 @@ class PageHeads:
     """A sentence that describes each head, by layer and head."""
     card: Mapping[str, Sequence[Sequence[str]]] = field(default_factory=dict)
     """The entries of each head's card, by their labels; an empty text leaves the entry out."""
+    attended: Sequence[Sequence[Mapping[str, int]]] = ()
+    """In how many of the rows shown each head attends to each token, by layer and head; empty on a page about one
+    text.
+    """
     order: Sequence[int] = ()
     """The heads, counted layer by layer, those that matter most first."""
 
@@ -78,6 +82,7 @@ class PageHeads:
                 for number in self.numbers
             },
             "sentences": [sentence for heads in self.sentences for sentence in heads],
+            "attended": [dict(counts) for heads in self.attended for counts in heads],
         }
 
 

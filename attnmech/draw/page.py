@@ -77,10 +77,14 @@ class Page:
     """The heads, counted layer by layer, whose scores and terms the page holds cell by cell; None for all heads."""
 
 
-def render_page(page: Page) -> str:
-    """Returns the whole page as HTML for a UTF-8 file; it opens offline."""
+def render_page(page: Page, *, reads_files: bool = False) -> str:
+    """Returns the whole page as HTML for a UTF-8 file; it opens offline.
+
+    With `reads_files`, its scripts may load further scripts from files beside it.
+    """
     data = _data(page)
-    return _document([page], data=_json(page, data, _carried([page])), **_values(page, data))
+    numbers = _json(page, data, _carried([page]))
+    return _document([page], reads_files=reads_files, data=numbers, **_values(page, data))
 
 
 def render_parts(parts: Mapping[tuple[int, str], Page], texts: Sequence[str], stacks: Mapping[str, str]) -> str:
@@ -109,14 +113,14 @@ def render_parts(parts: Mapping[tuple[int, str], Page], texts: Sequence[str], st
     return _document(pages, choose, bodies=bodies, title=pages[0].title, data="")
 
 
-def _document(pages: Sequence[Page], before: str = "", **values: Any) -> str:
+def _document(pages: Sequence[Page], before: str = "", *, reads_files: bool = False, **values: Any) -> str:
     """The whole document, with style, security policy and scripts; the script `before` runs before page.js."""
     carried, page = _carried(pages), scripts.package_text("page.js")
     boot = "\n".join(filter(None, (scripts.boot(), before, scripts.package_text("theme.js"))))
     return str(
         rendered(
             "page.html",
-            policy=scripts.content_policy(boot, page, *(script.text for script in carried)),
+            policy=scripts.content_policy(boot, page, *(script.text for script in carried), reads_files=reads_files),
             style=Markup(
                 scripts.package_text("page.css")
                 + _mark_colours(any(shown.view is not None and shown.view.crosses for shown in pages))

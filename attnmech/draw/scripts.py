@@ -121,11 +121,15 @@ def boot() -> str:
     return package_text("boot.js")
 
 
-def content_policy(*scripts: str) -> str:
-    """Returns a content security policy under which only these scripts run and nothing is fetched."""
+def content_policy(*scripts: str, reads_files: bool = False) -> str:
+    """Returns a content security policy under which only these scripts run and nothing is fetched.
+
+    With `reads_files`, scripts that these load run too.
+    """
     hashes = " ".join(f"'sha256-{b64encode(sha256(script.encode()).digest()).decode()}'" for script in scripts)
+    loaded = " 'strict-dynamic'" if reads_files else ""
     return (
-        f"default-src 'none'; script-src {hashes}; style-src 'unsafe-inline'; img-src data: blob:; "
+        f"default-src 'none'; script-src {hashes}{loaded}; style-src 'unsafe-inline'; img-src data: blob:; "
         "base-uri 'none'; form-action 'none'"
     )
 

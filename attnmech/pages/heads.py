@@ -32,7 +32,7 @@ FURTHEST: Final = 3
 ALIKE: Final = 3
 """The number of similar heads on a card."""
 
-_LOOKS, _WRITES, _MATTERS, _TYPES = "where it attends", "what it writes", "does it matter?", "types"
+LOOKS, WHY, WRITES, MATTERS, _TYPES = "where it attends", "why there", "what it writes", "does it matter?", "types"
 
 
 @dataclass(frozen=True)
@@ -72,6 +72,7 @@ class HeadFacts(ABC):
             letters={name: letter_of(name) for name in shown},
             numbers=self.numbers,
             sentences=self.each(self._sentence),
+            attended=self.attended,
             order=self._order(self.compared),
             card=self._card(),
         )
@@ -84,6 +85,11 @@ class HeadFacts(ABC):
     @abstractmethod
     def further_numbers(self) -> Sequence[HeadNumber]:
         """The numbers that only this kind of page has."""
+
+    @property
+    def attended(self) -> Sequence[Sequence[Mapping[str, int]]]:
+        """In how many of the rows shown each head attends to each token; empty without rows."""
+        return ()
 
     @property
     def further_headlines(self) -> Sequence["Headline"]:
@@ -120,18 +126,18 @@ class HeadFacts(ABC):
     @cached_property
     def numbers(self) -> list[HeadNumber]:
         """The numbers of all heads, for the map and the scatter."""
-        listed = list(self._statistics(self.focus.STATISTICS.values(), self.focus, _LOOKS))
+        listed = list(self._statistics(self.focus.STATISTICS.values(), self.focus, LOOKS))
         listed += self.further_numbers
         if self.updates is not None:
-            listed += self._statistics(self.updates.STATISTICS.values(), self.updates, _WRITES)
+            listed += self._statistics(self.updates.STATISTICS.values(), self.updates, WRITES)
         if self.effects is not None:
             clear = None if self._effect_ends is None else self.effects.clear[list(self.layers)].numpy()
             effect = self._array(self.effects.effect)
             label = f"change in {self.effects.metric} without it, nats"
-            listed.append(HeadNumber("effect", label, _MATTERS, effect, clear))
+            listed.append(HeadNumber("effect", label, MATTERS, effect, clear))
         if self.null is not None:
             mass = self._array(self.null.sink_mass)
-            listed.append(HeadNumber("sink_mass", f"p of the {self.nouns.first}, over texts", _MATTERS, mass))
+            listed.append(HeadNumber("sink_mass", f"p of the {self.nouns.first}, over texts", MATTERS, mass))
         if self.types is not None:
             claimed = {kind for heads in self.each(self.types_of) for kinds in heads for kind in kinds}
             for name in [name for name in self.types.scores if name in claimed]:

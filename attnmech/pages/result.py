@@ -48,7 +48,7 @@ UNTRUSTED: Final = "Trust the notebook, or run its cell, to see the page."
 MOST_OF_TEXT: Final = 40
 """The reader chooses a text by this many of its characters."""
 
-_STATUS: Final[dict[str, Literal["ok", "warn", "fail"] | None]] = {
+STATUS: Final[dict[str, Literal["ok", "warn", "fail"] | None]] = {
     "holds": "ok",
     "differs": "warn",
     "FAILS": "fail",
@@ -225,7 +225,7 @@ class Report(WritesHtml):
             sections=self._sections(view),
             facts=self._facts(view),
             checks=[
-                TableRow(check.name, check.statement, _STATUS[check.status], check.evidence)
+                TableRow(check.name, check.statement, STATUS[check.status], check.evidence)
                 for check in self.certificate.checks
             ],
             provenance=provenance.entries,
@@ -313,7 +313,7 @@ class Report(WritesHtml):
         if by_position or "position" not in names_along_row(self.scores.parts):
             return []
         call = self.calls["scores"].replace("{split}", '"mean"')
-        return [self.scores.position_kernel().section(call, self.nouns)]
+        return [self.scores.position_kernel().section(f"{call}.position_kernel()", self.nouns)]
 
     def _reasons(self, tokens: int) -> list[list[list[str]]]:
         """The sentences that say, for each query, why each head attends where it does."""

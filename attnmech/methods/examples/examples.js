@@ -1,6 +1,7 @@
 // The example rows of one head as running text: the strongest, those of each fifth of its rows, and rows at random.
 
 const SHEETS = ["Strongest", "Top fifth", "60–80 %", "40–60 %", "20–40 %", "Lowest fifth", "At random"];
+const LEAST = 0.01; // the least attention of a key that is listed because the tokens shown do not hold it
 
 views.examples = (stage, { layers, heads, chosen, meaning, packed, files, embedded }) => {
   suitBackground(stage);
@@ -40,8 +41,7 @@ views.examples = (stage, { layers, heads, chosen, meaning, packed, files, embedd
     const shown = sheets[state.sheet].length;
     if (!shown) return `${name} has no such row.`;
     if (state.sheet === 0) {
-      const few = share < 0.0005 ? `${(100 * share).toFixed(3)}` : `${(100 * share).toFixed(1)}`;
-      return `${name}: ${shown} of its strongest rows. Rows at least as strong make up ${few} % of all ${rows.toLocaleString("en")}.`;
+      return `${name}: its ${shown} strongest rows. Rows at least as strong make up ${share} of all ${rows.toLocaleString("en")}.`;
     }
     if (state.sheet === SHEETS.length - 1) return `${name}: ${shown} of ${rows.toLocaleString("en")} rows at random.`;
     const band = 5 - state.sheet; // counted from the lowest values
@@ -65,7 +65,7 @@ views.examples = (stage, { layers, heads, chosen, meaning, packed, files, embedd
       const mark = place === query ? "attnmech-examples-query" : "";
       return token(table[at], weights.get(first + place), `${mark} ${marksOf(first + place)}`);
     });
-    const outside = keys.filter(([key]) => !inside(key)).flatMap(([key, at, weight]) => [
+    const outside = keys.filter(([key, , weight]) => !inside(key) && weight >= LEAST).flatMap(([key, at, weight]) => [
       ...token(table[at] || `key ${key}`, weight, marksOf(key)), make("small", { text: ` ${percent(weight)}, ${Math.abs(position - key)} ${key < position ? "back" : "ahead"}; ` }),
     ]);
     const words = make("p", { className: "attnmech-examples-text" }, ...(outside.length ? ["outside: ", ...outside, "… "] : []), ...running);

@@ -10,7 +10,7 @@ from typing import Any, Final
 from ...draw.embed import View
 from ...draw.packing import pack_texts
 from ...draw.scripts import of_question
-from ...draw.text import visible_token
+from ...draw.text import percent, visible_token
 from .example import Example
 
 SCRIPT: Final = of_question("examples", tuple(files(__package__) / name for name in ("examples.js", "examples.css")))
@@ -24,7 +24,7 @@ class HeadRows:
     rows: int
     """The number of the head's rows that count."""
     share: float
-    """The share of these that are at least as strong as the weakest of the strongest examples; NaN without a row."""
+    """The share of these that are at least as strong as the weakest of the strongest examples."""
     quantiles: Sequence[float]
     """The 20, 40, 60 and 80 % quantiles of the values."""
     strongest: Sequence[Example]
@@ -43,7 +43,7 @@ def packed_layer(heads: Sequence[HeadRows]) -> str:
     of_heads = [
         {
             "rows": head.rows,
-            "share": _rounded(head.share),
+            "share": percent(head.share, 1),
             "quantiles": [_rounded(value) for value in head.quantiles],
             "sheets": [
                 [_row(example, token) for example in examples]

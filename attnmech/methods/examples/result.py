@@ -128,11 +128,7 @@ def examples(
 
     """
     require_model(model)
-    if not callable(by) and by not in BY:
-        known = ", ".join(f'"{name}"' for name in BY)
-        raise InputError(f"`by` must be {known}, or a function of an am.reducers.RowBlock; got {shown(by)}.")
-    k, seed = whole_number("k", k, least=1, most=MOST), checked_seed(seed)
-    reducer = ExampleReducer(by, k, seed, POINTS.get(by, ()) if isinstance(by, str) else ())
+    reducer = HeadExamples.reducer(by=by, k=k, seed=seed)
     result: HeadExamples
     (result,) = stream(model, inputs, [reducer], layers=layers, stack=stack, **options)
     return result
@@ -195,6 +191,15 @@ class HeadExamples(Summed):
     """The texts of the tokens around queries, by id."""
     key_texts: Mapping[int, str]
     """The texts of the keys' tokens, by id."""
+
+    @classmethod
+    def reducer(cls, *, by: Statistic = "attention", k: int = 10, seed: int = 0) -> ExampleReducer:
+        """The reducer that computes `HeadExamples` in `am.stream`; the arguments are those of `am.examples`."""
+        if not callable(by) and by not in BY:
+            known = ", ".join(f'"{name}"' for name in BY)
+            raise InputError(f"`by` must be {known}, or a function of an am.reducers.RowBlock; got {shown(by)}.")
+        k, seed = whole_number("k", k, least=1, most=MOST), checked_seed(seed)
+        return ExampleReducer(by, k, seed, POINTS.get(by, ()) if isinstance(by, str) else ())
 
     @property
     def axis_lengths(self) -> Mapping[str, int]:

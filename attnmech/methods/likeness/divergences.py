@@ -71,7 +71,7 @@ class DivergenceReducer(Reducer):
         batch, keys = run.batch.queries(label), run.batch.keys(label).ids.shape[1]
         ordinary = row_classes(batch)[:, ROW_CLASSES.index("ordinary")]
         layers, heads, texts = run.n_layers, run.n_heads, len(ordinary)
-        place = _sampled(ordinary, run.batch.digests, self.rows if layers > 1 else 0, self.seed)
+        place = sampled_rows(ordinary, run.batch.digests, self.rows if layers > 1 else 0, self.seed)
         precision = torch.promote_types(run.model.dtype, torch.float32)
         # One column besides the keys stores a sink's share.
         kept = (layers, texts, place.shape[1], heads, keys + 1)
@@ -92,7 +92,7 @@ class DivergenceReducer(Reducer):
         """Adds a block of rows."""
         layer, start = block.index, block.rows.start
         counted = state["ordinary"][:, start : block.rows.stop] & (block.visible[:, 0].sum(dim=-1) >= 2)
-        pattern = _with_sink(block).transpose(1, 2)
+        pattern = with_sink(block).transpose(1, 2)
         divergence = as_float64(among_heads(pattern[counted]))
         state["within"][layer].index_add_(-1, counted.nonzero()[:, 0].to(divergence.device), divergence.T)
         state["counts"][layer] += as_float64(counted.sum(dim=-1))
@@ -148,7 +148,7 @@ def _most_groups(layers: int, heads: int) -> int:
     return most
 
 
-def _sampled(
+def sampled_rows(
     ordinary: Bool[Tensor, "batch row"], digests: Int[Tensor, " batch"], rows: int, seed: int
 ) -> Int[Tensor, "batch sample"]:
     """Draws the positions of `rows` ordinary rows of each text, padded with −1 for texts with fewer.
@@ -174,7 +174,7 @@ def _check_room(size: int, rows: int) -> None:
         )
 
 
-def _with_sink(block: RowBlock) -> Float[Tensor, "batch head row key_or_sink"]:
+def with_sink(block: RowBlock) -> Float[Tensor, "batch head row key_or_sink"]:
     """Returns the pattern after a column for the sink's share, which is 0 in layers without a sink."""
     # Layers with and without a sink are compared, so every pattern has the column.
     rest = block.pattern.new_zeros(*block.pattern.shape[:-1], 1)

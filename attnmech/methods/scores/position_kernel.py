@@ -99,9 +99,9 @@ class PositionKernel(SavesFigures):
             reading="How much a key's score gains or loses from its distance behind the query, whatever the two "
             f"{nouns.tokens} are."
             + (" Thin lines show the bands of wavelength; they add up to the thick line." if bands else ""),
-            caveat="Attention depends on all terms together; see “One row as a sum”.",
+            caveat="Attention depends on all terms of the score together.",
             figures={"kernel": kernel_chart(self.distances.float().cpu().numpy(), values, bands, nouns)},
-            call=f"{call}.position_kernel().plot(layer={{layer}}, head={{head}})",
+            call=f"{call}.plot(layer={{layer}}, head={{head}})",
         )
 
     def to_frame(self) -> pd.DataFrame:

@@ -262,10 +262,10 @@ def test_sampled_rows_depend_on_the_seed_and_are_rows_of_the_text() -> None:
     for row, ids in enumerate(given):
         ordinary[row, ids.shape[1] :] = False
     digests = torch.cat([model.encode(ids).digests for ids in given])
-    chosen = module._sampled(ordinary, digests, 4, 0)
+    chosen = module.sampled_rows(ordinary, digests, 4, 0)
     assert bool((chosen >= 1).all()) and all(len(set(row.tolist())) == 4 for row in chosen)
     assert chosen[0].tolist() != chosen[1].tolist()
-    alone = module._sampled(ordinary[1:2].expand(1, -1), digests[1:2], 4, 0)
+    alone = module.sampled_rows(ordinary[1:2].expand(1, -1), digests[1:2], 4, 0)
     assert torch.equal(alone, chosen[1:2])
     expected = np.mean(
         [apart(text[0][1, row], text[1][2, row]) for text, rows in zip(patterns, chosen, strict=True) for row in rows]

@@ -1,0 +1,180 @@
+"""Builds the atlas of a model: one pass over a corpus, one over repeated random tokens, and perhaps ablations."""
+
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain, islice
+from typing import Any, Final, Unpack
+
+from ...basics.arguments import shown, whole_number
+from ...basics.messages import first_line
+from ...basics.public import public
+from ...errors import AttnmechError, InputError, MissingPointError, UnsupportedModelError
+from ...methods.ablation.heads import ablate_heads
+from ...methods.examples.result import HeadExamples
+from ...methods.examples.sums import Statistic
+from ...methods.focus.attention_focus import AttentionFocus
+from ...methods.head_types.head_types import HeadTypes, head_types
+from ...methods.likeness.overlaps import OverlapReducer
+from ...methods.null_attention.result import NullAttention, null_attention
+from ...methods.scores.composition import Composition, composition
+from ...methods.scores.decompose_scores import decompose_scores
+from ...methods.scores.position_kernel import PositionKernel
+from ...methods.scores.variance_shares import VarianceReducer
+from ...methods.updates.result import ResidualUpdates
+from ...model.inputs.encoder import Inputs
+from ...model.proof.certify import certify
+from ...model.run.hooked import HookedModel, require_model
+from ...results.mean_qk import MeanQK
+from ...runs.ablations import checked_seed
+from ...runs.effects import HeadEffects
+from ...runs.journal import kept
+from ...runs.mean_qk import MeanQKReducer
+from ...runs.options import StreamOptions
+from ...runs.reducer import Reducer
+from ...runs.stream import stream
+from ..limits import MAX_TOKENS
+from .result import Atlas
+
+FEW: Final = 16
+"""The number of texts at the beginning of the corpus from which small measurements are taken."""
+
+
+@public
+def atlas(
+    model: HookedModel,
+    inputs: Iterable[Inputs],
+    *,
+    by: Statistic = "attention",
+    k: int = 10,
+    ablate: int = 0,
+    seed: int = 0,
+    **options: Unpack[StreamOptions],
+) -> Atlas:
+    """Describes what every head of a model does over a corpus: examples, statistics, types, likeness, and effects.
+
+    >>> atlas = am.atlas(am.load(), am.Corpus("corpus.txt"))                                 # doctest: +SKIP
+    >>> atlas.write("atlas/")                                                              # doctest: +SKIP
+
+    One pass over the corpus measures the rows of `am.examples`, the statistics of `am.attention_focus` and
+    `am.residual_updates`, the shares of `am.variance_shares`, mean queries and keys for position kernels, and the
+    overlap of any two heads. `am.head_types` reads repeated random tokens, and `am.composition` the weights.
+
+    Args:
+        model: a model with one stack that reads tokens.
+        inputs: texts: a list, an iterator, an `am.Corpus`, or a dataset with a column "text".
+        by: the statistic that orders the rows of examples, as in `am.examples`.
+        k: the number of example rows of each kind.
+        ablate: the number of texts, the first of the corpus, on which every head is ablated, and heads that attend to
+            the first token are tested; 0 for none. Intervals need five texts or more.
+        seed: the seed of random rows and of random tokens.
+        options: `bos`, `truncate`, `shard`, `journal`, `engine` and `progress`, as in `am.stream`. After an
+            interruption, a call with the same journal resumes; ablations have a journal of their own beside it.
+
+    Returns:
+        The results, and their page: `.write(folder)` writes an index with one file for each layer, `.write_html(path)`
+        one file.
+
+    Raises:
+        InputError: for models that read images or sound, or have several stacks; and in the cases of `am.stream`.
+
+    """
+    require_model(model)
+    if not model.reads_tokens or len(model.stacks) > 1:
+        raise InputError("an atlas needs a model with one stack that reads tokens; see am.examples for other models.")
+    ablate, seed, notes = whole_number("ablate", ablate), checked_seed(seed), list[str]()
+    reducers = _reducers(model, by, k, seed, notes)
+    texts, corpus = _beginning(inputs, max(FEW, ablate))
+    journal = options.get("journal")
+    journals = [None if journal is None else f"{journal}.{part}" for part in ("ablation", "null")]
+    with kept(journal), kept(journals[0]), kept(journals[1]):
+        results = dict(zip(reducers, stream(model, corpus, list(reducers.values()), **options), strict=True))
+        effects, null = _ablations(model, texts[:ablate], journals, options, notes)
+    return Atlas(
+        examples=results["examples"],
+        focus=results["focus"],
+        overlap=results["overlap"],
+        shares=results["shares"],
+        updates=results.get("updates"),
+        kernel=_kernel(model, texts, options.get("bos"), results["means"], notes),
+        types=_types(model, seed, notes),
+        composition=_composition(model, notes),
+        effects=effects,
+        null=null,
+        ablated=len(texts[:ablate]),
+        certificate=model.certificate if not model.edited else certify(model),
+        notes=tuple(notes),
+        source=model.source,
+    )
+
+
+def _beginning(inputs: Any, count: int) -> tuple[list[Inputs], Iterable[Inputs]]:
+    """The first texts of a corpus, and the whole corpus as an iterable that is read once."""
+    if isinstance(inputs, str) or not isinstance(inputs, Iterable):
+        raise InputError(
+            f'`inputs` must be texts, such as am.Corpus("corpus.txt") or a list of strings; got {shown(inputs)}.'
+        )
+    if isinstance(inputs, Iterator):
+        texts = list(islice(inputs, count))
+        return texts, chain(texts, inputs)
+    return list(islice(iter(inputs), count)), iter(inputs) if isinstance(inputs, Sequence) else inputs
+
+
+def _reducers(model: HookedModel, by: Statistic, k: int, seed: int, notes: list[str]) -> dict[str, Reducer]:
+    """The statistics of the pass, by the name of the result."""
+    reducers: dict[str, Reducer] = {
+        "focus": AttentionFocus.reducer(),
+        "examples": HeadExamples.reducer(by=by, k=k, seed=seed),
+        "overlap": OverlapReducer(seed),
+        "means": MeanQKReducer(),
+        "shares": VarianceReducer(),
+    }
+    if model.output_stack.architecture.streams:
+        reducers["updates"] = ResidualUpdates.reducer()
+    else:
+        notes.append(f"What heads write is omitted: {model.points['resid_pre'].absent}.")
+    return reducers
+
+
+def _types(model: HookedModel, seed: int, notes: list[str]) -> HeadTypes | None:
+    try:
+        return head_types(model, seed=seed)
+    except InputError as error:
+        notes.append(f"Types of heads are omitted: {first_line(error)}")
+        return None
+
+
+def _composition(model: HookedModel, notes: list[str]) -> Composition | None:
+    try:
+        return composition(model)
+    except InputError as error:
+        notes.append(f"Composition of weights is omitted: {first_line(error)}")
+        return None
+
+
+def _kernel(
+    model: HookedModel, texts: Sequence[Inputs], bos: bool | None, means: MeanQK, notes: list[str]
+) -> PositionKernel | None:
+    """The position kernel of every head, split at the corpus's means if the model rotates queries and keys."""
+    centre = means if model.output_stack.architecture.rotary is not None else None
+    try:
+        encoded = [model.encode(text, bos=bos) for text in texts]
+        longest = max(encoded, key=lambda batch: batch.ids.shape[1])
+        return decompose_scores(model, longest.part(0, MAX_TOKENS), centre=centre).position_kernel()
+    except AttnmechError as error:
+        notes.append(f"Position kernels are omitted: {first_line(error)}")
+        return None
+
+
+def _ablations(
+    model: HookedModel, texts: list[Inputs], journals: Sequence[str | None], options: Any, notes: list[str]
+) -> tuple[HeadEffects | None, NullAttention | None]:
+    """The effects of ablating each head, and the test of attention to the first token, on some texts."""
+    if not texts:
+        return None, None
+    run = {name: options[name] for name in ("bos", "engine", "progress") if name in options}
+    try:
+        effects = ablate_heads(model, iter(texts), journal=journals[0], **run)
+        null = null_attention(model, iter(texts), heads="attending", journal=journals[1], **run)
+    except (InputError, MissingPointError, UnsupportedModelError) as error:
+        notes.append(f"Ablations are omitted: {first_line(error)}")
+        return None, None
+    return effects, null
