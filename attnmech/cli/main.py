@@ -1,4 +1,4 @@
-"""The command line: `attnmech report`, `focus`, `drift`, `heads`, `embed`, `ablate`, `null` and `check`.
+"""The command line: `attnmech report`, `atlas`, `focus`, `drift`, `heads`, `embed`, `ablate`, `null` and `check`.
 
 Neither torch nor transformers is imported until a command needs it.
 """
@@ -13,6 +13,7 @@ from typer.core import TyperGroup
 
 from .. import __version__
 from ..errors import AttnmechError, InputError, JournalError, ModelNotFoundError
+from .atlas import atlas
 from .certificate import certificate_summary, print_certificate
 from .inputs import built_in_paragraph, engine_of, numbers_of, require_one_source, streamed, sweep_inputs, texts_of
 from .options import (
@@ -144,6 +145,14 @@ def report(
         step("writing")
         outputs.write(result.to_frame(), {".html": result.write_html})
     print_summary(report_summary(hooked, result, outputs), rows=rows, as_json=as_json)
+
+
+app.command(
+    epilog=_examples(
+        "attnmech atlas --out atlas.html --overwrite",
+        "attnmech atlas --model gpt2 --file corpus.jsonl --truncate --ablate 16 --out atlas",
+    )
+)(atlas)
 
 
 @app.command(

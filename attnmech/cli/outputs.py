@@ -15,16 +15,27 @@ from .stages import stages
 if TYPE_CHECKING:
     import pandas as pd
 
-CONTENTS: Final = {".html": "page", ".csv": "table", ".parquet": "table", ".safetensors": "result for Python"}
+CONTENTS: Final = {
+    "": "folder with a page",
+    ".html": "page",
+    ".csv": "table",
+    ".parquet": "table",
+    ".safetensors": "result for Python",
+}
 """The contents of a file, by its suffix."""
 
 TABLE: Final = (".csv", ".parquet")
 REPORT: Final = (".html", *TABLE)
 RESULT: Final = (*REPORT, ".safetensors")
+ATLAS: Final = ("", *REPORT)
+
+INDEX: Final = "index.html"
+"""The page in a folder."""
 
 FILES: Final = {
     "report": [Path("report.html")],
     "check": [],
+    "atlas": [Path("atlas")],
     **{
         command: [Path(f"{command}.csv"), Path(f"{command}.html")]
         for command in ("focus", "drift", "heads", "embed", "ablate", "null")
@@ -54,7 +65,7 @@ class Outputs:
             if path.suffix.lower() == ".parquet":
                 _require_pyarrow(path)
             try:
-                check_writable(path)
+                check_writable(_page_of(path))
             except OutputError as error:
                 raise InputError(str(error)) from error
         names = [os.path.realpath(path) for path in self.paths]
@@ -77,7 +88,7 @@ class Outputs:
                 f"{self.place} holds an unfinished run that would write {self.paths[0]}. Finish it with its own "
                 "command, delete it, or name another --out."
             )
-        existing = [path for path in self.paths if path.exists()]
+        existing = [path for path in self.paths if _page_of(path).exists()]
         if existing and not self._overwrite and not journal:
             raise InputError(f"{existing[0]} exists; give --overwrite to replace it, or name another --out.")
 
@@ -89,8 +100,9 @@ class Outputs:
             **(others or {}),
         }
         with ExitStack() as drafts:
-            for path in self.paths:
-                writers[path.suffix.lower()](drafts.enter_context(writing(path)))
+            for path in sorted(self.paths, key=lambda path: not path.suffix):
+                is_folder = not path.suffix  # which is written whole or not at all, after the drafts of the files
+                writers[path.suffix.lower()](path if is_folder else drafts.enter_context(writing(path)))
 
     @property
     def names(self) -> list[str]:
@@ -130,7 +142,7 @@ def listed(suffixes: Iterable[str]) -> str:
     >>> listed(TABLE)
     '.csv (table) or .parquet (table)'
     """
-    *others, last = (f"{suffix} ({CONTENTS[suffix]})" for suffix in suffixes)
+    *others, last = (f"{suffix or 'no suffix'} ({CONTENTS[suffix]})" for suffix in suffixes)
     return f"{', '.join(others)} or {last}"
 
 
@@ -139,3 +151,8 @@ def _require_pyarrow(path: Path) -> None:
         import pyarrow  # type: ignore[import-untyped]  # noqa: F401
     except ImportError as error:
         raise InputError(f'to write {path}: pip install "attnmech[parquet]", or name a .csv file.') from error
+
+
+def _page_of(path: Path) -> Path:
+    """The page in a folder that exists; else the path itself."""
+    return path / INDEX if path.is_dir() and not path.suffix else path

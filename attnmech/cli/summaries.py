@@ -9,6 +9,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
     from ..model.run.hooked import HookedModel
+    from ..pages.atlas.result import Atlas
     from ..pages.result import Report
     from ..results.result import PagedResult
 
@@ -45,3 +46,9 @@ def report_summary(model: "HookedModel", result: "Report", outputs: Outputs) -> 
     ]
     findings = [f"{question}. {finding}" for question, finding in result.findings.items()]
     return Summary("report", repr(model), findings, shown, (*result.notes, *sizes), outputs.names)
+
+
+def atlas_summary(model: "HookedModel", result: "Atlas", outputs: Outputs, shown: Rows) -> Summary:
+    """The findings of an atlas, and its heads."""
+    findings = [f"{question}. {finding}" for question, finding in result.findings.items()]
+    return Summary("atlas", repr(model), findings, shown, result.notes, outputs.names)

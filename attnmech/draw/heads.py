@@ -29,6 +29,8 @@ class HeadNumber:
     """NaN where undefined."""
     clear: Bool[np.ndarray, "layer head"] | None = None
     """Whether each number's interval excludes 0; the others are pale. None if there are no intervals."""
+    ends: tuple[Float[np.ndarray, "layer head"], Float[np.ndarray, "layer head"]] | None = None
+    """The low and high ends of each number's 95 % interval; None if there are no intervals."""
 
 
 @dataclass(frozen=True)

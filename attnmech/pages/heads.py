@@ -22,6 +22,7 @@ from ..methods.likeness.outliers import robust_scores, spread_of
 from ..methods.null_attention.result import NullAttention
 from ..methods.updates.result import ResidualUpdates
 from ..runs.effects import HeadEffects
+from ..runs.row_means import RowMeans
 from .start import example_of
 
 T = TypeVar("T")
@@ -134,7 +135,9 @@ class HeadFacts(ABC):
             clear = None if self._effect_ends is None else self.effects.clear[list(self.layers)].numpy()
             effect = self._array(self.effects.effect)
             label = f"change in {self.effects.metric} without it, nats"
-            listed.append(HeadNumber("effect", label, MATTERS, effect, clear))
+            both = self._effect_ends
+            ends = None if both is None else (self._array(both[0]), self._array(both[1]))
+            listed.append(HeadNumber("effect", label, MATTERS, effect, clear, ends))
         if self.null is not None:
             mass = self._array(self.null.sink_mass)
             listed.append(HeadNumber("sink_mass", f"p of the {self.nouns.first}, over texts", MATTERS, mass))
@@ -151,13 +154,17 @@ class HeadFacts(ABC):
         """The numbers by which heads are compared: all but the scores of types."""
         return [number for number in self.numbers if number.group != _TYPES]
 
-    def _statistics(
-        self, statistics: Iterable[Statistic], result: AttentionFocus | ResidualUpdates, group: str
-    ) -> Iterable[HeadNumber]:
+    def _statistics(self, statistics: Iterable[Statistic], result: RowMeans, group: str) -> Iterable[HeadNumber]:
         for statistic in statistics:
             label = statistic.axis.replace("<br>", " ").replace("the first token", f"the {self.nouns.first}")
-            values = self._array(getattr(result, statistic.name))
-            yield HeadNumber(statistic.name, label.replace("token", self.nouns.token), group, values)
+            label = label.replace("token", self.nouns.token)
+            yield self._mean(result, statistic.name, statistic.name, label, group)
+
+    def _mean(self, result: RowMeans, statistic: str, name: str, label: str, group: str) -> HeadNumber:
+        """A mean over rows, with its interval over texts."""
+        ends = result.interval(statistic)
+        low_high = None if ends is None else (self._array(ends[0]), self._array(ends[1]))
+        return HeadNumber(name, label, group, self._array(result.mean(statistic)), ends=low_high)
 
     def _array(self, values: torch.Tensor) -> Float[np.ndarray, "layer head"]:
         return values[list(self.layers)].double().numpy()

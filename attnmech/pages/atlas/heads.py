@@ -3,10 +3,9 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
-import torch
 from jaxtyping import Float
 from torch import Tensor
 
@@ -16,10 +15,14 @@ from ...draw.text import percent, visible_token
 from ...methods.examples.result import HeadExamples
 from ...methods.scores.composition import Composition
 from ...methods.scores.variance_shares import VarianceShares
+from ...results.by_layer import by_layer
 from ..heads import LOOKS, WHY, HeadFacts, furthest
 
 EARLIER: Final = 3
 """The number of earlier heads on a card."""
+
+ERROR: Final = 0.05
+"""The error rate, over all heads, at which the halves of the corpus are said to differ."""
 
 CLEAR: Final = 0.1
 """A token counts as attended to in a row if it receives at least this share of its attention."""
@@ -47,25 +50,19 @@ class CorpusHeads(HeadFacts):
     @property
     def further_numbers(self) -> list[HeadNumber]:
         """The share of rows like the strongest, and the terms' shares of the variance of scores."""
-        own = torch.full((self.count_layers, self.count), torch.nan, dtype=torch.float64)
-        own[list(self.layers)] = self.examples.share.double()
-        numbers = [HeadNumber("rows_like", "share of rows like the strongest", LOOKS, self._array(own))]
+        share = self._rows_like[list(self.layers)].numpy()
+        numbers = [HeadNumber("rows_like", "share of rows like the strongest", LOOKS, share)]
         if self.shares is not None:
             numbers += [
-                HeadNumber(
-                    f"variance_{name}",
-                    f"{term_style(name).label}, share of the scores' variance",
-                    WHY,
-                    self._array(self.shares.mean(name)),
-                )
+                self._mean(self.shares, name, f"variance_{name}", f"{term_style(name).label}, share of variance", WHY)
                 for name in self.shares.terms
             ]
         return numbers
 
-    @property
-    def count_layers(self) -> int:
-        """The number of the model's layers."""
-        return self.focus.n_layers
+    @cached_property
+    def _rows_like(self) -> Float[Tensor, "layer head"]:
+        """The share of rows as strong as the strongest, by the model's layer."""
+        return by_layer(self.examples.share.double(), self.layers, self.focus.n_layers)
 
     @cached_property
     def attended(self) -> list[list[dict[str, int]]]:
@@ -85,17 +82,30 @@ class CorpusHeads(HeadFacts):
         return dict(sorted(counts.items(), key=lambda entry: (-entry[1], entry[0])))
 
     def _strongest(self, layer: int, head: int) -> str:
-        """The tokens of the strongest rows, and how typical such rows are."""
-        counts = list(self.attended[self.layers.index(layer)][head].items())[:3]
-        if not counts:
+        """What the strongest rows attend to, in both halves of the texts, and how typical such rows are."""
+        row = self._halves[layer, head]
+        if not row.even_rows + row.odd_rows:
             return ""
-        rows = len(self.examples.examples_of(layer, head))
-        listed = ", ".join(f"“{text}” in {count}" for text, count in counts)
-        share = float(self.examples.share[self.layers.index(layer), head])
-        return (
-            f"Attends to {listed} of {rows}.\n"
-            f"Rows at least as strong as these are {percent(share, 1)} of all rows of the head."
+        halves = [(row.even_relation, row.even_count, row.even_rows), (row.odd_relation, row.odd_count, row.odd_rows)]
+        told = [f"{relation} in {count} of {rows}" for relation, count, rows in halves if rows]
+        places = len(self.layers) * self.count
+        differ = " The halves differ." if row.p * places < ERROR else ""
+        counts = list(self.attended[self.layers.index(layer)][head].items())[:3]
+        tokens = ", ".join(f"“{text}” ({count})" for text, count in counts if count > 1)
+        return "\n".join(
+            (
+                f"Highest key: {told[0]} in even-numbered texts, {told[1]} in odd-numbered.{differ}"
+                if len(told) > 1
+                else f"Highest key: {told[0]}.",
+                *([f"Tokens: {tokens}."] if tokens else []),
+                f"Rows as strong are {percent(float(self._rows_like[layer, head]), 1)} of all its rows.",
+            )
         )
+
+    @cached_property
+    def _halves(self) -> dict[tuple[int, int], Any]:
+        rows: Any = self.examples.halves().itertuples()
+        return {(row.layer, row.head): row for row in rows}
 
     def _earlier(self, layer: int, head: int) -> str:
         """The earlier heads whose output the head reads most, by the composition of weights."""

@@ -47,7 +47,8 @@ def _about_numbers(numbers: Sequence[HeadNumber], tab: Tab) -> Section:
         contents="This head among all heads",
         heading="This head among all heads",
         reading="Each line is one number, from its lowest to its highest value over all heads. The bar spans the "
-        "middle half of the heads, the tick is the median head, and the diamond is the selected head, with its value.",
+        "middle half of the heads, the tick is the median head, and the diamond is the selected head, with its "
+        "value and 95 % interval over texts.",
         figures={f"numbers-{tab}": among_heads(numbers)},
         call="atlas.to_frame()",
     )
@@ -72,9 +73,10 @@ def among_heads(numbers: Sequence[HeadNumber]) -> Chart:
     figure.add_scatter(
         y=labels, mode="markers+text", textposition="top center", textfont={"size": 11}, cliponaxis=False,
         marker={"symbol": "diamond", "size": 10, "color": CHOSEN_COLOUR}, name="selected head",
+        error_x={"type": "data", "symmetric": False, "thickness": 1.5, "width": 3},
         hovertemplate="%{y}: %{text}<extra></extra>",
     )  # fmt: skip
-    ends = [f"{_short(one, 2)} to {_short(other, 2)}" for one, other in zip(low, high, strict=True)]
+    spans = [f"{_short(one, 2)} to {_short(other, 2)}" for one, other in zip(low, high, strict=True)]
     figure.update_layout(
         template=FIGURE_STYLE,
         height=80 + 34 * len(numbers),
@@ -85,7 +87,7 @@ def among_heads(numbers: Sequence[HeadNumber]) -> Chart:
                 "x": 1, "xref": "paper", "xanchor": "left", "xshift": 8, "y": label, "text": end, "showarrow": False,
                 "font": {"size": 11, "color": NEUTRAL},
             }
-            for label, end in zip(labels, ends, strict=True)
+            for label, end in zip(labels, spans, strict=True)
         ],
     )  # fmt: skip
     figure.update_xaxes(
@@ -95,10 +97,12 @@ def among_heads(numbers: Sequence[HeadNumber]) -> Chart:
     written = np.empty(values.shape, dtype=object)
     for place in np.ndindex(values.shape):
         written[place] = _short(values[place]) if np.isfinite(values[place]) else ""
-    return Chart(
-        figure,
-        (Slot("data.2.x", ByChoice(places, _OF_HEAD)), Slot("data.2.text", ByChoice(written, _OF_HEAD))),
-    )
+    slots = [Slot("data.2.x", ByChoice(places, _OF_HEAD)), Slot("data.2.text", ByChoice(written, _OF_HEAD))]
+    for name, sign, end in (("arrayminus", -1, 0), ("array", 1, 1)):
+        ends = np.stack([number.values if number.ends is None else number.ends[end] for number in numbers], axis=-1)
+        reach = np.clip(np.nan_to_num(sign * (ends - values) / (high - low)), 0, None)
+        slots.append(Slot(f"data.2.error_x.{name}", ByChoice(reach, _OF_HEAD)))
+    return Chart(figure, tuple(slots))
 
 
 def about_kernel(focus: AttentionFocus, layers: Sequence[int]) -> list[Section]:
