@@ -21,7 +21,7 @@ from .options import (
 from .outputs import ATLAS, FILES, listed, outputs_of
 from .stages import stages
 from .summaries import HEAD, LAYER, atlas_summary
-from .terminal import Column, Rows, print_summary
+from .terminal import Column, Rows, columns_of, print_summary
 
 
 def atlas(
@@ -75,8 +75,8 @@ def atlas(
         with stages("writing", total=1):
             outputs.write(result.to_frame(), {".html": result.write_html, "": result.write})
     shown = Rows(
-        "Heads by the share of their rows that are as strong as their examples",
-        result.to_frame().sort_values("rows_like"),
-        (LAYER, HEAD, Column("types"), Column("rows_like", "rows like these", "share")),
+        "Types of heads, and where they attend",
+        result.to_frame(),
+        (LAYER, HEAD, Column("types"), *columns_of(result.focus.STATISTICS.printed)),
     )
     print_summary(atlas_summary(hooked, result, outputs, shown), rows=rows, as_json=as_json)
