@@ -160,7 +160,7 @@ class Report(WritesHtml):
     @property
     def _title(self) -> str:
         count, text = len(self.texts), self.nouns.text
-        return f"{_short(self.scores.provenance.model)} on {f'one {text}' if count == 1 else f'{count} {text}s'}"
+        return f"{short_name(self.scores.provenance.model)} on {f'one {text}' if count == 1 else f'{count} {text}s'}"
 
     @property
     def _stacks(self) -> dict[str, "Report"]:
@@ -395,10 +395,10 @@ def _numbered(section: Section, number: int) -> Section:
     return replace(section, heading=f"Figure {number}. {section.heading}", contents=f"{number} {section.contents}")
 
 
-def _short(name: str) -> str:
+def short_name(name: str) -> str:
     """Shortens a model's name for a heading; for a folder, to the end of its path.
 
-    >>> _short("demo"), _short("bigscience/bloom-560m")
+    >>> short_name("demo"), short_name("bigscience/bloom-560m")
     ('demo', 'bigscience/bloom-560m')
     """
     folder = Path(name)
