@@ -34,6 +34,7 @@ from ..methods.trajectory.result import Trajectory as Trajectory
 from ..methods.updates.result import BlockUpdates as BlockUpdates
 from ..methods.updates.result import ResidualUpdates as ResidualUpdates
 from ..model.parts.certificate import Certificate as Certificate
+from ..pages.atlas.result import Atlas as Atlas
 from ..pages.result import Report as Report
 from ..runs.effects import HeadEffects as HeadEffects
 from .mean_qk import MeanQK as MeanQK

@@ -112,5 +112,5 @@ def _spaced(token: str) -> str:
 
 
 def _rounded(value: float) -> float | None:
-    """Rounds to four digits; None where undefined."""
-    return None if math.isnan(value) else float(f"{value:.4g}")
+    """Rounds to six digits; None where undefined."""
+    return None if math.isnan(value) else float(f"{value:.6g}")

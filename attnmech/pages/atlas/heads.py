@@ -86,21 +86,22 @@ class CorpusHeads(HeadFacts):
         row = self._halves[layer, head]
         if not row.even_rows + row.odd_rows:
             return ""
-        halves = [(row.even_relation, row.even_count, row.even_rows), (row.odd_relation, row.odd_count, row.odd_rows)]
-        told = [f"{relation} in {count} of {rows}" for relation, count, rows in halves if rows]
-        places = len(self.layers) * self.count
-        differ = " The halves differ." if row.p * places < ERROR else ""
+        halves = {
+            "even": (row.even_relation, row.even_count, row.even_rows),
+            "odd": (row.odd_relation, row.odd_count, row.odd_rows),
+        }
+        lines = [
+            f"Highest key in {half}-numbered texts: {relation} ({count} of {rows})"
+            for half, (relation, count, rows) in halves.items()
+            if rows
+        ]
+        if row.p * len(self._halves) < ERROR:
+            lines.append("The halves differ.")
         counts = list(self.attended[self.layers.index(layer)][head].items())[:3]
         tokens = ", ".join(f"“{text}” ({count})" for text, count in counts if count > 1)
-        return "\n".join(
-            (
-                f"Highest key: {told[0]} in even-numbered texts, {told[1]} in odd-numbered.{differ}"
-                if len(told) > 1
-                else f"Highest key: {told[0]}.",
-                *([f"Tokens: {tokens}."] if tokens else []),
-                f"Rows as strong are {percent(float(self._rows_like[layer, head]), 1)} of all its rows.",
-            )
-        )
+        lines += [f"Tokens: {tokens}"] if tokens else []
+        share = percent(float(self._rows_like[layer, head]))
+        return "\n".join([*lines, f"Rows as strong are {share} of all its rows."])
 
     @cached_property
     def _halves(self) -> dict[tuple[int, int], Any]:

@@ -129,7 +129,7 @@ def by_distance(shares: Float[np.ndarray, "layer head distance"]) -> Chart:
     distances = np.arange(shares.shape[-1]) + 1
     figure = Figure()
     figure.add_scatter(
-        x=distances, y=np.nanmean(shares, axis=(0, 1)), mode="lines", line={"color": NEUTRAL, "dash": "dot"},
+        x=distances, y=np.nanmean(shares, axis=(0, 1)).tolist(), mode="lines", line={"color": NEUTRAL, "dash": "dot"},
         name="mean over heads", hovertemplate="mean over heads: %{y:.1%}<extra></extra>",
     )  # fmt: skip
     figure.add_scatter(
