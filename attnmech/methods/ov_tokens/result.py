@@ -16,9 +16,10 @@ from torch import Tensor
 from ...basics.arguments import index_of, listed, member, option, whole_number
 from ...basics.fields import check_layers
 from ...basics.public import public
+from ...draw.chart import ByChoice
 from ...draw.head_maps import effect_map
 from ...draw.section import Section
-from ...draw.text import percent, quoted, signed
+from ...draw.text import percent
 from ...errors import InputError
 from ...maths.statistic import WithStatistics
 from ...model.inputs.encoder import Inputs
@@ -32,7 +33,9 @@ from ...runs.options import StreamOptions
 from ...runs.reducer import Source, State
 from ...runs.stream import stream
 from .circuits import Circuits
+from .figures import pairs_chart
 from .formulas import STATISTICS, TOP, Extremes, OwnPlaces, extremes_of
+from .pair import Pair
 from .sums import ScaleSums
 
 KINDS: Final = ("raised", "lowered")
@@ -100,15 +103,9 @@ def ov_tokens(
     Suppression".
 
     """
-    require_model(model)
-    chosen = model.stack(stack)
-    k = whole_number("k", k, least=1)
-    measured = tuple(dict.fromkeys(model.points.check_layers(layers, chosen.label)))
-    Circuits.of(model, chosen)
-    plan = chosen.architecture
-    reducer = OVReducer(plan.attn_out not in ("", plan.out), _checked(model, tokens), k, measured)
+    reducer = OVTokens.reducer(model, tokens=tokens, k=k, layers=layers, stack=stack)
     result: OVTokens
-    passed = sorted({*measured, chosen.layers[-1]})
+    passed = sorted({*reducer.measured, model.stack(stack).layers[-1]})
     (result,) = stream(model, inputs, [reducer], layers=passed, stack=stack, **options)
     return result
 
@@ -205,27 +202,6 @@ def _stacked(of_layers: Sequence[Extremes], name: str) -> Tensor:
     return torch.stack([getattr(extremes, name) for extremes in of_layers]).cpu()
 
 
-@dataclass(frozen=True)
-class Pair:
-    """A token that a head reads, and a token whose logit it then raises or lowers most."""
-
-    layer: int
-    head: int
-    kind: str
-    """"raised" or "lowered"."""
-    rank: int
-    """The place of the pair among those of its kind, from 0."""
-    read: str
-    written: str
-    logit: float
-    """What the head adds to the logit of `written` if it attends only to `read`, above the mean over the vocabulary."""
-    read_id: int
-    written_id: int
-
-    def __str__(self) -> str:
-        return f"{quoted(self.read)} → {quoted(self.written)} {signed(self.logit, '.2f')}"
-
-
 @dataclass(frozen=True, repr=False)
 class OVTokens(WithStatistics, PagedResult):
     """What every head writes when it reads a token: the logits raised and lowered most, and those of the token itself.
@@ -269,6 +245,27 @@ class OVTokens(WithStatistics, PagedResult):
     texts: Mapping[int, str]
     """The texts of the tokens, by id."""
     provenance: Provenance
+
+    @classmethod
+    def reducer(
+        cls,
+        model: HookedModel,
+        *,
+        tokens: int | Sequence[str] | Sequence[int] = 1000,
+        k: int = 10,
+        layers: Iterable[int] | None = None,
+        stack: str | None = None,
+    ) -> OVReducer:
+        """The reducer that computes an `OVTokens` in `am.stream` over layers that include the last; the arguments are
+        those of `am.ov_tokens`.
+        """
+        require_model(model)
+        chosen = model.stack(stack)
+        k = whole_number("k", k, least=1)
+        measured = tuple(dict.fromkeys(model.points.check_layers(layers, chosen.label)))
+        Circuits.of(model, chosen)
+        plan = chosen.architecture
+        return OVReducer(plan.attn_out not in ("", plan.out), _checked(model, tokens), k, measured)
 
     @property
     def axis_lengths(self) -> Mapping[str, int]:
@@ -344,6 +341,38 @@ class OVTokens(WithStatistics, PagedResult):
         option("statistic", statistic, STATISTICS)
         label = STATISTICS[statistic].axis
         return effect_map(self._by_head(statistic), layers=self.layers, label=label, signed=False)
+
+    def section(self, call: str) -> Section:
+        """The pairs of the chosen head, for a page."""
+        heads = range(self.raised.shape[1])
+        figures = {
+            f"ov-{kind}": pairs_chart(
+                [[self.pairs_of(layer, head, kind) for head in heads] for layer in self.layers], kind
+            )
+            for kind in KINDS
+        }
+        return Section(
+            tab="write",
+            contents="From token to token",
+            heading="What it writes for a token that it attends to",
+            finding=ByChoice.texts(
+                ("layer", "head"), (len(self.layers), len(heads)), lambda row, head: self._own(row, head)
+            ),
+            reading="Each line is a token that the head may read, and the token whose logit it then raises (left) or "
+            f"lowers (right) most, in {self.unit} above the mean over the vocabulary, if all its attention were there. "
+            f"Read are the {len(self.read):,} most frequent tokens of the texts, by their embeddings alone.",
+            caveat="Later layers read more than embeddings. The final norm's factor is its mean over the texts.",
+            figures=figures,
+            call=f"{call}.pairs_of({{layer}}, {{head}})",
+        )
+
+    def _own(self, row: int, head: int) -> str:
+        """How a head writes the tokens that it reads, in a sentence."""
+        copied, suppressed = (percent(float(self._by_head(name)[row, head])) for name in ("copied", "suppressed"))
+        return (
+            f"The token read is among the {TOP} that it raises most for {copied} of the tokens, and among the {TOP} "
+            f"that it lowers most for {suppressed} (chance: {percent(self.chance('copied'), 2)})."
+        )
 
     @property
     def lead(self) -> str:

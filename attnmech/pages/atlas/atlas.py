@@ -7,7 +7,7 @@ from typing import Any, Final, Unpack
 from ...basics.arguments import shown, whole_number
 from ...basics.messages import first_line
 from ...basics.public import public
-from ...errors import AttnmechError, InputError, MissingPointError, UnsupportedModelError
+from ...errors import AttnmechError, CertificateError, InputError, MissingPointError, UnsupportedModelError
 from ...methods.ablation.heads import ablate_heads
 from ...methods.examples.result import HeadExamples
 from ...methods.examples.sums import Statistic
@@ -15,6 +15,7 @@ from ...methods.focus.attention_focus import AttentionFocus
 from ...methods.head_types.head_types import HeadTypes, head_types
 from ...methods.likeness.overlaps import OverlapReducer
 from ...methods.null_attention.result import NullAttention, null_attention
+from ...methods.ov_tokens.result import OVTokens
 from ...methods.scores.composition import Composition, composition
 from ...methods.scores.decompose_scores import decompose_scores
 from ...methods.scores.position_kernel import PositionKernel
@@ -55,8 +56,9 @@ def atlas(
     >>> atlas.write("atlas/")                                                              # doctest: +SKIP
 
     One pass over the corpus measures the rows of `am.examples`, the statistics of `am.attention_focus` and
-    `am.residual_updates`, the shares of `am.variance_shares`, mean queries and keys for position kernels, and the
-    overlap of any two heads. `am.head_types` reads repeated random tokens, and `am.composition` the weights.
+    `am.residual_updates`, the shares of `am.variance_shares`, mean queries and keys for position kernels, the overlap
+    of any two heads, and the tokens and factors for `am.ov_tokens`. `am.head_types` reads repeated random tokens, and
+    `am.composition` the weights.
 
     Args:
         model: a model with one stack that reads tokens.
@@ -94,6 +96,7 @@ def atlas(
         overlap=results["overlap"],
         shares=results["shares"],
         updates=results.get("updates"),
+        ov=results.get("ov"),
         kernel=_kernel(model, texts, options.get("bos"), results["means"], notes),
         types=_types(model, seed, notes),
         composition=_composition(model, notes),
@@ -127,6 +130,10 @@ def _reducers(model: HookedModel, by: Statistic, k: int, seed: int, notes: list[
         "means": MeanQKReducer(),
         "shares": VarianceReducer(),
     }
+    try:
+        reducers["ov"] = OVTokens.reducer(model)
+    except (InputError, CertificateError) as error:
+        notes.append(f"The tokens that heads write are omitted: {first_line(error)}")
     if model.output_stack.architecture.streams:
         reducers["updates"] = ResidualUpdates.reducer()
     else:

@@ -13,10 +13,11 @@ from ...draw.heads import HeadNumber
 from ...draw.style import term_style
 from ...draw.text import percent, visible_token
 from ...methods.examples.result import HeadExamples
+from ...methods.ov_tokens.result import OVTokens
 from ...methods.scores.composition import Composition
 from ...methods.scores.variance_shares import VarianceShares
 from ...results.by_layer import by_layer
-from ..heads import LOOKS, WHY, HeadFacts, furthest
+from ..heads import LOOKS, WHY, WRITES, HeadFacts, furthest
 
 EARLIER: Final = 3
 """The number of earlier heads on a card."""
@@ -35,6 +36,7 @@ class CorpusHeads(HeadFacts):
     examples: HeadExamples
     overlap: Float[Tensor, "head_of_all head_of_all"]
     shares: VarianceShares | None
+    ov: OVTokens | None
     composition: Composition | None
 
     def _card(self) -> Mapping[str, Sequence[Sequence[str]]]:
@@ -56,6 +58,11 @@ class CorpusHeads(HeadFacts):
             numbers += [
                 self._mean(self.shares, name, f"variance_{name}", f"{term_style(name).label}, share of variance", WHY)
                 for name in self.shares.terms
+            ]
+        if self.ov is not None:
+            numbers += [
+                HeadNumber(name, statistic.axis, WRITES, self._array(getattr(self.ov, name)))
+                for name, statistic in self.ov.STATISTICS.items()
             ]
         return numbers
 

@@ -24,6 +24,7 @@ from ...methods.examples.result import HeadExamples
 from ...methods.focus.attention_focus import AttentionFocus
 from ...methods.head_types.head_types import HeadTypes
 from ...methods.null_attention.result import NullAttention
+from ...methods.ov_tokens.result import OVTokens
 from ...methods.scores.composition import Composition
 from ...methods.scores.position_kernel import PositionKernel
 from ...methods.scores.variance_shares import VarianceShares
@@ -52,6 +53,8 @@ class Atlas(WritesHtml):
     shares: VarianceShares | None
     updates: ResidualUpdates | None
     """What heads write; None if the model has no stream."""
+    ov: OVTokens | None
+    """The tokens that heads write for those that they read; None if logits are not one norm and one matrix."""
     kernel: PositionKernel | None
     """The position term by distance; None if there is none."""
     types: HeadTypes | None
@@ -133,6 +136,7 @@ class Atlas(WritesHtml):
             examples=self.examples,
             overlap=self.overlap,
             shares=self.shares,
+            ov=self.ov,
             composition=self.composition,
         )
 
@@ -183,6 +187,7 @@ class Atlas(WritesHtml):
             "Where heads attend": self.focus,
             "Why they attend there": self.shares,
             "What they write": self.updates,
+            "What they write for a token": self.ov,
             "Which heads matter": self.effects,
             "First token": self.null,
         }
@@ -209,13 +214,14 @@ class Atlas(WritesHtml):
         return [
             about_examples(self.examples, files),
             *about_kernel(self.focus, layers),
-            *(section for tab in GROUPS for section in about_numbers(self.heads.compared, tab)),
             *([] if self.kernel is None else [self.kernel.section("atlas.kernel")]),
+            *([] if self.ov is None else [self.ov.section("atlas.ov")]),
             *(
                 result.section(f"{call}(model, texts)", layers, on)
                 for call, result in swept.items()
                 if result is not None
             ),
+            *(section for tab in GROUPS for section in about_numbers(self.heads.compared, tab)),
             *([] if self.types is None else [self.types.section("atlas.types")]),
             *self.focus.sections("atlas.focus", layers, TEXT),
             *([] if self.shares is None else self.shares._sections()),
