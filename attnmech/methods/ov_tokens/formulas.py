@@ -68,7 +68,7 @@ STATISTICS: Final = Statistics(
     OwnStatistic(
         name="copied",
         meaning=f"The share of the tokens read whose own logit is among the {TOP} that the head raises most.",
-        label=f"share of tokens among the {TOP} raised most",
+        label=f"own token among the {TOP} raised most",
         value=lambda own: own.from_top < TOP,
         chance=_chance_of_top,
     ),
@@ -76,7 +76,7 @@ STATISTICS: Final = Statistics(
         name="suppressed",
         meaning=f"The share of the tokens read whose own logit is among the {TOP} that the head lowers most (McDougall "
         "et al. 2023).",
-        label=f"share of tokens among the {TOP} lowered most",
+        label=f"own token among the {TOP} lowered most",
         value=lambda own: own.from_bottom < TOP,
         chance=_chance_of_top,
     ),
