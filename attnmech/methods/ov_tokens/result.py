@@ -76,8 +76,8 @@ def ov_tokens(
     `own_rank`, `copied` and `suppressed` compare the own token's logit with those of all other tokens. In a head whose
     weights are random they are 0.5, 10 / vocabulary and 10 / vocabulary.
 
-    Active hooks change only r. One pass over the texts is followed by 2 · tokens · vocabulary · d_head operations for
-    each head; memory does not grow with the vocabulary.
+    Active hooks change only r. After one pass over the texts, a head takes 2 (tokens + d_model) · d_head · vocabulary
+    operations, block by block: about a minute on one core for 1,000 tokens and the 270 heads of SmolLM2-135M.
 
     Args:
         model: the model.

@@ -226,13 +226,23 @@ def test_values_are_those_of_the_model_for_a_stream_of_embeddings(kind: str) -> 
         torch.testing.assert_close(ours[1:] - ours[:1], expected, rtol=1e-4, atol=1e-4 * float(expected.abs().max()))
 
 
+def granite() -> Any:
+    """A model with factors of the embedding, of attention's output and of the logits."""
+    factors = {"embedding_multiplier": 3.0, "residual_multiplier": 0.37, "logits_scaling": 1.7}
+    return models.randomised(models.like_llama("Granite", d_head=None, **factors))
+
+
 @pytest.mark.parametrize("kind", ["granite", "cohere2", "llama"])
 def test_a_pair_is_what_the_head_adds_to_a_logit_in_a_text_of_one_token(kind: str) -> None:
     """Heads of a text of one token attend only to it; these models have no biases of values."""
-    model, ids = am.load(tiny.model_of(kind)), torch.arange(5, 11)
+    model, ids = am.load(granite() if kind == "granite" else tiny.model_of(kind)), torch.arange(5, 11)
+    assert (model.architecture.attn_scale == pytest.approx(0.37)) == (kind == "granite")
     circuits = Circuits.of(model, model.stack())
     embedded, layer = circuits.embedded(ids), model.n_layers - 1
-    result = am.ov_tokens(model, torch.arange(3, 20)[None], tokens=ids.tolist(), k=len(ids), layers=[layer])
+    text_ids = torch.arange(3, 20)[None]
+    result = am.ov_tokens(model, text_ids, tokens=ids.tolist(), k=len(ids), layers=[layer])
+    stream = model.run(text_ids, points=["resid_post"])["resid_post", layer]
+    r = float(circuits.unembedding.scale(stream)[0, 1:].mean())
     for head in range(model.n_heads):
         for pair in result.pairs_of(layer, head):
             with model.hooks({("resid_pre", layer): lambda stream: embedded[:, None].to(stream)}):
@@ -243,7 +253,6 @@ def test_a_pair_is_what_the_head_adds_to_a_logit_in_a_text_of_one_token(kind: st
             row, read = circuits.values(layer, embedded), torch.tensor([3])
             group = model.n_heads // len(row)
             other = row[head // group, text] @ circuits.output(layer)[head] @ circuits.unembedding.above_mean(read)[0]
-            r = float(result.scale[0]) / model.architecture.attn_scale
             ours = (pair.logit - float(other) * float(result.scale[0])) * final / r
             assert ours == pytest.approx(float(updates.logits[layer, head, text]), rel=1e-4, abs=1e-5)
 
@@ -312,16 +321,20 @@ def test_a_head_that_copies_and_one_that_suppresses() -> None:
     assert "L1H5 suppresses most: among the 10 lowered most for 100\u00a0%." in result.lead
 
 
-def test_equal_logits_are_ordered_by_id() -> None:
+@pytest.mark.parametrize("size", [2**20, 60])
+def test_equal_logits_are_ordered_by_id(size: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also if the tokens lie in different blocks of the vocabulary."""
+    monkeypatch.setattr(formulas, "block_bytes", lambda device: size)
     model = planted.blank(planted.MAKERS["gpt2"])
     weights = model.weights(0)
     with torch.no_grad():
         for token in (9, 6):
             weights.W_V[2, token, 0] = 1.0
-        for written in (31, 17, 40):
-            weights.W_O[2, 0, written] = 1.0
+        for written, value in ((31, 1.0), (17, 1.0), (40, 1.0), (33, -1.0), (50, -1.0), (22, -1.0)):
+            weights.W_O[2, 0, written] = value
     result = am.ov_tokens(model, torch.arange(3, 20)[None], tokens=[9, 6, 12], k=3)
     assert [(pair.read_id, pair.written_id) for pair in result.pairs_of(0, 2)][:2] == [(6, 17), (9, 17)]
+    assert [(pair.read_id, pair.written_id) for pair in result.pairs_of(0, 2, "lowered")][:2] == [(6, 22), (9, 22)]
 
 
 def test_random_weights_copy_by_chance() -> None:
