@@ -82,7 +82,9 @@ def photograph(page: Any, name: str, width: int) -> None:
 @pytest.mark.parametrize("name", VIEWS)
 def test_a_view_fits_the_screen(chromium: Any, folder: Path, name: str, width: int) -> None:
     html = page_of(name, folder)
-    with opening(chromium, html, folder / f"{name}.html", width=width, ready="[data-shown] > *") as page:
+    with opening(
+        chromium, html, folder / f"{name}.html", width=width, ready="[data-shown] > *, html[data-ready]"
+    ) as page:
         page.evaluate("new Promise(drawn => requestAnimationFrame(() => requestAnimationFrame(drawn)))")
         assert page.locator("text=could not be drawn").count() == 0
         photograph(page, name, width)

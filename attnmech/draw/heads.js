@@ -49,7 +49,7 @@ views.heads = (stage, { layers, heads, types, letters, numbers, sentences, atten
       const { label, values, clear } = numbers[name];
       return `${label}: ${written(values[at])}${clear && !clear[at] ? " (not clear)" : ""}`;
     });
-    return `${[(sentences[at] ?? nameOf(at)).replace(/\.$/, ""), ...values].join("; ")}.`;
+    return `${[(sentences[at] ?? `${nameOf(at)}${types.length ? `: ${typesOf(at).join(", ") || NO_TYPE}` : ""}`).replace(/\.$/, ""), ...values].join("; ")}.`;
   }
 
   /** The rows in which a head attends to a token that begins with a text. */
@@ -94,7 +94,8 @@ views.heads = (stage, { layers, heads, types, letters, numbers, sentences, atten
     const [x, y] = [numbers[state.across], numbers[state.up]];
     const both = range(count).filter((at) => x.values[at] !== null && y.values[at] !== null);
     const scale = (values, from, to) => {
-      const [low, high] = [Math.min(...both.map((at) => values[at])), Math.max(...both.map((at) => values[at]))];
+      const shown = both.length ? both.map((at) => values[at]) : [0];
+      const [low, high] = [Math.min(...shown), Math.max(...shown)];
       const spread = high - low || 1;
       return { low, high, of: (value) => from + ((to - from) * (value - low)) / spread };
     };
@@ -156,7 +157,8 @@ views.heads = (stage, { layers, heads, types, letters, numbers, sentences, atten
   const across = numberList("across", ["map", "map of layers and heads"]);
   const up = numberList("up", null);
   const upRow = make("label", {}, "against ", up);
-  const search = make("input", { type: "search", placeholder: `${nameOf(count - 1)}, a type${attended.length ? ", a token" : ""}`, "aria-label": `find a head by name${attended.length ? ", type or attended token" : " or type"}` });
+  const searched = [types.length && "a type", attended.length && "a token"].filter(Boolean);
+  const search = make("input", { type: "search", placeholder: [nameOf(count - 1), ...searched].join(", "), "aria-label": `find a head by ${["name", ...searched].join(", ")}` });
   search.addEventListener("input", () => {
     sought = search.value;
     draw();

@@ -89,5 +89,5 @@ class PageHeads:
 
 
 def _rounded(value: float) -> float | None:
-    """Rounds to the four digits that the page shows; None where undefined."""
-    return float(f"{value:.4g}") if np.isfinite(value) else None
+    """Rounds to six digits (the page shows three); None where undefined."""
+    return float(f"{value:.6g}") if np.isfinite(value) else None

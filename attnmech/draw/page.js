@@ -273,7 +273,7 @@ function useTextColour({ data, layout }, color) {
 
 /** Draws the figures on the screen, or all of them; outdated figures stay hidden until they are redrawn. */
 function drawFigures() {
-  if (!window.Plotly) return;
+  if (page.scripts.plotly && !window.Plotly) return;
   for (const id of Object.keys(page.figures)) {
     if (element(id).closest("[hidden], .not-held")) continue;
     if (everywhere || onScreen.has(id)) draw(id);
@@ -419,6 +419,7 @@ function moveAlongTokens(event) {
 /** Sets indices into `choices`, clamped to their range, shows the result and lets Back undo it. */
 function choose(changes) {
   for (const [name, index] of Object.entries(changes)) {
+    if (!(name in choices)) continue; // such as the query of a view on a page about a corpus
     state[name] = Math.min(Math.max(index, 0), choices[name].length - 1);
     queryChosen ||= name === "query";
   }
@@ -597,7 +598,7 @@ const headMap = await attnmech.views.heads(element("head-map"), { layers: choice
 element("head-map").addEventListener("attnmech-choose", ({ detail }) => choose(detail));
 chooseFromAddress();
 await new Promise((proceed) => setTimeout(proceed)); // text and controls appear before plotly loads
-await attnmech.script(page.scripts.plotly);
+if (page.scripts.plotly) await attnmech.script(page.scripts.plotly);
 for (const id of Object.keys(page.others)) await begin(id); // CircuitsVis draws asynchronously, too late for printing
 for (const id of onScreen) await (id in page.figures ? draw(id) : begin(id));
 document.documentElement.dataset.ready = "yes";

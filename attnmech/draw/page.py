@@ -56,10 +56,12 @@ class Page:
     """What the page leaves out, besides the notes on its text."""
     sections: Sequence[Section]
     """The sections, in order; the reader's choices replace `{layer}`, `{head}`, … in their calls."""
-    facts: Sequence[TableRow]
+    facts: Sequence[TableRow] = ()
     """Facts about the model and the run, such as layers, heads, the largest residual."""
-    checks: Sequence[TableRow]
+    checks: Sequence[TableRow] = ()
     """The certificate's checks, with their status."""
+    table: str = ""
+    """The numbers as the HTML of a table."""
     provenance: Mapping[str, str]
     """The origin of the numbers: model, weights' hash, versions, options."""
     more: Sequence[str] = ()
@@ -156,6 +158,7 @@ def _values(page: Page, data: Mapping[str, Any]) -> dict[str, Any]:
         "sections": page.sections,
         "facts": page.facts,
         "checks": page.checks,
+        "table": Markup(page.table),
         "statuses": STATUS_WORDS,
         "setup": page.setup,
         "provenance": page.provenance,
@@ -177,7 +180,10 @@ def _carried(pages: Sequence[Page]) -> list[scripts.Script]:
     sections = [section for page in pages for section in page.sections]
     views = [figure for section in sections for figure in section.figures.values() if isinstance(figure, View)]
     further = {script.name: script for view in views for script in view.libraries}
-    return [scripts.views(), scripts.heads(), scripts.plotly_for(_trace_types(sections)), *further.values()]
+    plotly = {
+        script.name: script for types in [_trace_types(sections)] if types for script in [scripts.plotly_for(types)]
+    }
+    return [scripts.views(), scripts.heads(), *(plotly | further).values()]
 
 
 def _choices(page: Page) -> list[Choice]:
@@ -334,7 +340,13 @@ def _contents(page: Page) -> dict[str, dict[str, str]]:
     contents: dict[str, dict[str, str]] = {words: {} for words in tabs.values()}
     for section in page.sections:
         contents[tabs[section.tab]][section.anchor] = section.contents or section.heading
-    contents[tabs["model"]] |= {"run": "Model and run", "checks": "Checks", "provenance": "Provenance"}
+    last = {
+        "run": ("Model and run", page.facts),
+        "checks": ("Checks", page.checks),
+        "numbers": ("The numbers", page.table),
+    }
+    contents[tabs["model"]] |= {name: words for name, (words, content) in last.items() if content}
+    contents[tabs["model"]]["provenance"] = "Provenance"
     return contents
 
 

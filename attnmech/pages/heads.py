@@ -13,14 +13,15 @@ from jaxtyping import Float, Int
 from ..basics.nouns import Nouns
 from ..draw.heads import HeadNumber, PageHeads
 from ..draw.text import percent, signed, visible_token, with_minus_signs
+from ..maths.outliers import spread_of
 from ..maths.statistic import Statistic
 from ..methods.focus.attention_focus import AttentionFocus
 from ..methods.head_types.figures import letter_of
 from ..methods.head_types.formulas import POSITIONAL
 from ..methods.head_types.head_types import RESTING, HeadTypes
-from ..methods.likeness.outliers import robust_scores, spread_of
 from ..methods.null_attention.result import NullAttention
 from ..methods.updates.result import ResidualUpdates
+from ..results.head_page import robust
 from ..runs.effects import HeadEffects
 from ..runs.row_means import RowMeans
 from .start import example_of
@@ -304,11 +305,6 @@ _TARGETS: Final = {
     "induction": "the token after an earlier copy",
 }
 """The targets of each type, in words; "3 back" is the token 3 back."""
-
-
-def robust(numbers: Sequence[HeadNumber]) -> Float[torch.Tensor, "number layer head"]:
-    """How far each number of a head is from the median of all heads, in robust standard deviations; 0 if undefined."""
-    return torch.stack([robust_scores(torch.tensor(number.values)).abs().nan_to_num() for number in numbers])
 
 
 def furthest(numbers: Sequence[HeadNumber]) -> list[list[str]]:

@@ -18,6 +18,7 @@ from ..draw.text import html_text
 from ..errors import InputError
 from .codec import packed, unpacked
 from .figure_file import SavesFigures
+from .head_page import head_page, is_about_heads
 from .provenance import Provenance
 from .tensor_file import write_tensors
 
@@ -106,6 +107,9 @@ class Result(SavesFigures, ABC):
 class PagedResult(WritesHtml, Result):
     """A result with its own page: figures, a table, and one sentence that the numbers support."""
 
+    _is_about_heads: ClassVar[bool] = True
+    """Whether `by_head` has rows of heads, not of pairs or steps."""
+
     @property
     @abstractmethod
     def lead(self) -> str:
@@ -134,15 +138,37 @@ class PagedResult(WritesHtml, Result):
         """The origin of the numbers, as shown on the page."""
         return self.provenance.entries
 
+    def _page_sections(self) -> "Sequence[Section]":
+        """The figures of a page whose reader chooses a head."""
+        return self._sections()
+
+    @property
+    def _labels(self) -> Mapping[str, str]:
+        """The labels of numbers, with their units, by the columns of `by_head`."""
+        return {name: statistic.axis for name, statistic in getattr(self, "STATISTICS", {}).items()}
+
+    @property
+    def _letters(self) -> Mapping[str, tuple[str, str]]:
+        """The letter and the colour of each type of head in the column `types` of `by_head`."""
+        return {}
+
     @returns_page
     def to_html(self) -> str:
-        """The figures and the table as one offline page; `write_html(path)` writes it."""
-        return render_figures(
-            title=self._heading,
-            lead=self.lead,
-            sections=self._sections(),
-            frame=self.to_frame(),
-            provenance=self._origin,
+        """The figures and the table as one offline page; `write_html(path)` writes it.
+
+        On a page about heads, the reader chooses a head in a map of all heads.
+        """
+        heads = self.by_head()
+        parts: dict[str, Any] = {
+            "title": self._heading,
+            "lead": self.lead,
+            "frame": self.to_frame(),
+            "provenance": self._origin,
+        }
+        if not self._is_about_heads or not is_about_heads(heads):
+            return render_figures(sections=self._sections(), **parts)
+        return head_page(
+            sections=self._page_sections(), heads=heads, labels=self._labels, letters=self._letters, **parts
         )
 
     def _repr_html_(self) -> str:
@@ -198,6 +224,11 @@ class TextResult(PagedResult):
         """The two results of a difference."""
         assert self.parts is not None
         return self.parts
+
+    @property
+    def _labels(self) -> Mapping[str, str]:
+        labels = super()._labels
+        return labels if self.parts is None else {name: f"difference: {label}" for name, label in labels.items()}
 
     @property
     def paired(self) -> bool:

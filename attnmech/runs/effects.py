@@ -157,11 +157,15 @@ class Effects(OverTexts, TextResult):
         """A map of layers × heads (or positions), coloured by the effect, pale where it is not clear; hovering shows
         intervals.
         """
-        return self._map(self._means, f"change ({unit_of(self.metric)})")
+        return self._map(self._means, self._labels["effect"])
 
     def _map(self, means: TextMeans, label: str, tokens: Sequence[str] = ()) -> "go.Figure":
         rows = [self._layer_of_row.index(layer) for layer in self.layers]
         return effect_map(**for_map(means, rows), layers=self.layers, label=label, columns=self.PLACE, tokens=tokens)
+
+    @property
+    def _labels(self) -> Mapping[str, str]:
+        return {"effect": f"change ({unit_of(self.metric)})"}
 
     @property
     def _title(self) -> str:

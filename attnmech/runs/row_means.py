@@ -398,8 +398,10 @@ class RowMeans(WithStatistics, TextResult):
 
     def _difference_sections(self, figures: Mapping[str, str]) -> "list[Section]":
         """A map for each figure; `figures` gives its statistic."""
-        reading = "Each cell is one head: blue where the first result is larger, brown where the second is; "
-        "pale where the difference is not clear among all heads."
+        reading = (
+            "Each cell is one head: blue where the first result is larger, brown where the second is; "
+            "pale where the difference is not clear among all heads."
+        )
         return [
             Section(
                 f"Difference of {statistic}",

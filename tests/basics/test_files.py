@@ -260,7 +260,7 @@ def test_tables_and_pages_stand_together(tmp_path: Path, monkeypatch: pytest.Mon
         raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as patched:
-        patched.setattr("attnmech.results.result.render_figures", full)
+        patched.setattr("attnmech.results.result.head_page", full)
         with pytest.raises(OutputError, match="No space left"):
             outputs.write(focus.to_frame(), {".html": focus.write_html})
     assert table.read_text() == page.read_text() == "old"

@@ -75,10 +75,12 @@ def test_status_is_said_in_words(page_html: str) -> None:
     assert re.search(r'causal</th><td class="status fail">✗ fails</td>', page_html)
 
 
-def test_empty_tables_say_so(view: ScoreNumbers) -> None:
+def test_a_page_without_facts_or_checks_has_no_sections_for_them(view: ScoreNumbers, page_html: str) -> None:
     html = page(view, sections_of(view))
-    assert "No facts are available." in html
-    assert "No checks were run." in html
+    for name in ("run", "checks", "summary", "numbers"):
+        assert f'id="{name}-section"' not in html and f'data-section="{name}"' not in html
+    assert 'id="provenance-section"' in html and 'data-section="provenance"' in html
+    assert 'id="run-section"' in page_html and 'data-section="checks"' in page_html
 
 
 def test_what_can_be_chosen_is_what_the_sections_offer(page_html: str, full_page_html: str) -> None:

@@ -46,6 +46,8 @@ class PairEffects(OverTexts, TextResult):
     texts; `simultaneous`, `clear`, `clear_size` and `one_text` refer to the interactions.
     """
 
+    _is_about_heads = False
+
     metric: str
     method: str
     pairs: tuple[Pair, ...]

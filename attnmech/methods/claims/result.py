@@ -4,10 +4,11 @@
 Heads are chosen on one half of the templates and tested on the other half, against all sets of the same shape.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, TypeAlias, Unpack
 
+import pandas as pd
 import plotly.graph_objects as go  # type: ignore[import-untyped]
 
 from ...basics.arguments import flag, shown, whole_number
@@ -194,14 +195,32 @@ class HeadClaim(SetTest):
 
     def plot_heads(self) -> "go.Figure":
         """Draws the harm of removing each head of the set first, the harm of removing it last, and the mean of both."""
-        alone, rest = self.harm_in_groups(self.after_alone)[0], self.harm_in_groups(self.after_rest)[0]
-        shown = {"removed first": alone, "removed last": self.harm[0] - rest, "adds": self.added[0]}
+        frame = self.by_head()
         values = []
-        for name, harm in shown.items():
+        for name in ("removed_first", "removed_last", "adds"):
+            mean, low, high = (frame[f"{name}{end}"].to_numpy() for end in ("", "_low", "_high"))
+            values.append((name.replace("_", " "), mean, low, high))
+        return interval_rows([named([head]) for head in self.heads], values, label=f"harm: {self._label}")
+
+    def by_head(self) -> pd.DataFrame:
+        """One row per head of the set: the harm that it adds, and the harm of removing it first and last.
+
+        Columns: layer, head, adds, removed_first, removed_last, each of these with `_low` and `_high`, the ends of its
+        95 % interval over groups. `adds` is the mean of the other two.
+        """
+        alone, rest = self.harm_in_groups(self.after_alone)[0], self.harm_in_groups(self.after_rest)[0]
+        columns = {name: [head[axis] for head in self.heads] for axis, name in enumerate(("layer", "head"))}
+        frame = pd.DataFrame(columns)
+        harms = {"adds": self.added[0], "removed_first": alone, "removed_last": self.harm[0] - rest}
+        for name, harm in harms.items():
             means = TextMeans.of_values(harm)
             low, high = means.interval()
-            values.append((name, means.mean.numpy(), low.numpy(), high.numpy()))
-        return interval_rows([named([head]) for head in self.heads], values, label=f"harm: {self._label}")
+            frame[name], frame[f"{name}_low"], frame[f"{name}_high"] = (x.numpy() for x in (means.mean, low, high))
+        return frame
+
+    @property
+    def _labels(self) -> Mapping[str, str]:
+        return {name: f"{name.replace('_', ' ')}: {self._label}" for name in ("adds", "removed_first", "removed_last")}
 
     @property
     def _label(self) -> str:

@@ -443,6 +443,9 @@ class HeadExamples(Summed):
     def _sections(self) -> "Sequence[Section]":
         return [Section("The rows of each head", READING, {"examples": self.view()}, "rows.examples_of(layer, head)")]
 
+    def _page_sections(self) -> "Sequence[Section]":
+        return [replace(section, figures={"examples": self.view(embedded=True)}) for section in self._sections()]
+
     def view(self, *, files: Sequence[str] = (), embedded: bool = False) -> View:
         """The rows of every head, for a page; the rows of each layer may be in files beside it."""
         packed = [] if files else [self.packed(layer) for layer in self.layers]

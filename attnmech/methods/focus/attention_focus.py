@@ -240,6 +240,9 @@ class AttentionFocus(RowMeans):
     def _sections(self) -> "Sequence[Section]":
         return self._difference_sections(FIGURES) if self.parts is not None else self.sections()
 
+    def _page_sections(self) -> "Sequence[Section]":
+        return self._sections() if self.parts is not None else self.sections(layers=self.layers)
+
     @property
     def lead(self) -> str:
         return self.finding()

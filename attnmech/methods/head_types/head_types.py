@@ -27,7 +27,7 @@ from ...runs.options import StreamOptions
 from ...runs.reducer import Reducer, Source, State
 from ...runs.stream import stream
 from .atlas import HeadExample, HeadRow, atlas_view
-from .figures import types_map
+from .figures import letter_of, types_map
 from .formulas import ANSWERED, POSITIONAL, TYPES
 from .repeated import repeated_sequences
 from .sums import AROUND_KEY, HeadTypeSums
@@ -269,15 +269,17 @@ class HeadTypes(TypeScores):
         self, call: str, *, effects: Mapping[tuple[int, int], float] | None = None, sentence: str = ""
     ) -> Section:
         """The atlas, for a page where the reader chooses a head; with the effects of ablating heads, if known."""
-        made = self._sections(effects or {})[0]
-        chart = Chart(self._map(effects or {}), (), clicks={"layer": "customdata.0", "head": "customdata.1"})
+        made = self._page_sections(effects)[0]
         return replace(
             made,
-            figures={"types": chart},
             finding=" ".join(filter(None, (self.lead, sentence))),
             call=f"{call}.plot()",
             contents="Types of heads",
         )
+
+    @property
+    def _letters(self) -> Mapping[str, tuple[str, str]]:
+        return {name: letter_of(name) for name in self.scores}
 
     def _sections(self, effects: Mapping[tuple[int, int], float] | None = None) -> "Sequence[Section]":
         return [
@@ -302,6 +304,11 @@ class HeadTypes(TypeScores):
                 "types.by_head()",
             ),
         ]
+
+    def _page_sections(self, effects: Mapping[tuple[int, int], float] | None = None) -> "Sequence[Section]":
+        types, *rest = self._sections(effects)
+        chart = Chart(self._map(effects or {}), (), clicks={"layer": "customdata.0", "head": "customdata.1"})
+        return [replace(types, figures={"types": chart}), *rest]
 
     def _row(self, layer: int, head: int) -> HeadRow:
         """Returns a head as a row of the atlas."""

@@ -24,6 +24,7 @@ from ...errors import InputError
 from ...maths.focus import STATISTICS as OF_FOCUS
 from ...maths.focus import collapse_class
 from ...maths.intervals import LEAST_TEXTS, TextMeans
+from ...maths.outliers import critical_score, robust_scores, spread_of
 from ...maths.statistic import Statistic, Statistics
 from ...maths.update_statistics import STATISTICS as OF_UPDATES
 from ...model.inputs.encoder import Inputs
@@ -36,7 +37,6 @@ from ...runs.row_classes import ROW_CLASSES
 from ...runs.stream import stream
 from ...runs.summed import Summed
 from .odd_head_sums import FAR, OddHeadSums
-from .outliers import critical_score, robust_scores, spread_of
 
 STATISTICS: Final = Statistics(
     Statistic(name="bos_mass", meaning="Mean probability of the first token over all rows.", short="BOS mass"),
@@ -196,7 +196,7 @@ class OddHeads(Summed):
 
     @property
     def critical(self) -> float:
-        """The |score| above which a head is unusual; see `attnmech.methods.likeness.outliers`."""
+        """The |score| above which a head is unusual; see `attnmech.maths.outliers`."""
         return critical_score(len(self.layers) * self._heads, len(STATISTICS))
 
     @cached_property

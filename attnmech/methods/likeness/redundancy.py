@@ -333,7 +333,7 @@ class Redundancy(Summed):
         plane = Section(
             "All heads in a plane",
             "Each point is one head; nearby heads attend alike. Distances approximate the square root of the "
-            "divergence as closely as a plane allows. Heads of different layers are compared on at most {self.rows} "
+            f"divergence as closely as a plane allows. Heads of different layers are compared on at most {self.rows} "
             "rows of each text.",
             {"map": self.plot()},
             "alike.plot()",

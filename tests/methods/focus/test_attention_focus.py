@@ -330,7 +330,7 @@ def test_figures_and_page(tmp_path: Path) -> None:
         focus.plot("sharpness")
     page = focus.write_html(tmp_path / "focus.html").read_text(encoding="utf-8")
     assert "Figure 6. How concentrated attention is" in page and "3 texts" in page
-    assert page.count('<script type="text/plain"') == 2  # plotly's script and ours, for three figures
+    assert page.count('<script type="text/plain"') == 3  # plotly, the views and the map of heads, for three figures
 
 
 def test_parts_of_a_corpus_merge() -> None:

@@ -14,8 +14,8 @@ from torch import Tensor
 import attnmech as am
 from attnmech.demo.text import documents
 from attnmech.errors import InputError
+from attnmech.maths.outliers import critical_score, robust_scores, spread_of
 from attnmech.methods.likeness.odd_heads import STATISTICS
-from attnmech.methods.likeness.outliers import critical_score, robust_scores, spread_of
 
 
 def texts(count: int = 7, length: int = 15, seed: int = 0) -> list[Tensor]:
