@@ -263,6 +263,8 @@ interface Facts {
 // ---- data of joint embeddings (methods/joint_embedding/page.py) ------------------------------------------------
 
 interface EmbeddingData {
+  /** The names of the view's choices in the page's address. */
+  inAddress: string[];
   layers: number[];
   /** Of each head, the index of its layer and its number. */
   places: [number, number][];
@@ -312,7 +314,7 @@ interface EmbeddingState {
   show: string;
   block: number;
   projection: string;
-  colour: string;
+  pointColour: string;
   search: string;
   whole: boolean;
   sorted: boolean;
@@ -412,7 +414,7 @@ interface PageData {
   views: Record<string, "sentence" | "token_graph" | "model">;
   /** By the id of a place with small maps, what the hover box says of each head. */
   remarks: Record<string, string[]>;
-  others: Record<string, { kind: string; data: object; scripts: string[] }>;
+  others: Record<string, { kind: string; data: { inAddress?: string[] }; scripts: string[] }>;
   heads: Omit<HeadMapData, "layers" | "heads">;
   texts: Record<string, Column>;
   arrays: Record<string, Packed | { plain: (number | null)[] } | { texts: string }>;

@@ -14,6 +14,7 @@ const { tokens, labels, choices, marks } = page; // a page about a corpus has no
 const keys = page.keys ?? tokens; // in cross-attention, the tokens of another text
 const names = Object.keys(choices);
 const optional = new Set(page.optional); // in the address only if changed
+const ofViews = new Set(Object.values(page.others).flatMap(({ data }) => data.inAddress ?? [])); // what views add to the address
 const selectors = /** @type {HTMLSelectElement[]} */ (allOf("select[data-choice]"));
 const tabs = allOf("[data-choose-tab]");
 const state = Object.fromEntries(names.map((name) => [name, 0])); // indices into choices
@@ -497,6 +498,7 @@ function withChoices(call) {
 function address() {
   const parameters = names.filter((name) => !optional.has(name) || state[name]).map((name) => [name, chosenValue(name)]);
   parameters.unshift(...Object.entries(page.part ?? {}));
+  parameters.push(...[...new URLSearchParams(location.hash.slice(1))].filter(([name]) => ofViews.has(name)));
   return new URL(`#${new URLSearchParams(parameters)}`, location.href); // inside a frame, "#…" alone is refused
 }
 
@@ -507,7 +509,7 @@ function chooseFromAddress() {
   for (const [name, value] of new URLSearchParams(location.hash.slice(1))) {
     const index = Object.hasOwn(choices, name) ? choices[name].map(String).indexOf(value) : -1;
     if (index >= 0) named[name] = index;
-    else if (String(page.part?.[name]) !== value) unknown.push(`${name} ${value}`);
+    else if (!ofViews.has(name) && String(page.part?.[name]) !== value) unknown.push(`${name} ${value}`);
   }
   element("unknown").textContent = unknown.length ? `This page has no ${unknown.join(", no ")}; it shows the next best.` : "";
   for (const name of optional) state[name] = 0;

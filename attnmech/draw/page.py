@@ -276,7 +276,11 @@ def _data(page: Page) -> dict[str, Any]:
             name: figure.remarks for name, figure in drawn.items() if isinstance(figure, OfPattern) and figure.remarks
         },
         "others": {
-            name: {"kind": figure.kind, "data": figure.data, "scripts": [script.label for script in figure.libraries]}
+            name: {
+                "kind": figure.kind,
+                "data": json.loads(figure.json),
+                "scripts": [script.label for script in figure.libraries],
+            }
             for name, figure in drawn.items()
             if isinstance(figure, View)
         },

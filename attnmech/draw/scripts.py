@@ -19,7 +19,7 @@ VIEWS = ("shared.js", "plotly_figure.js", "circuitsvis.js", "sentence.js", "grap
 """The files of attnmech's own script."""
 
 SHARED = (
-    "MOST_ASPECT", "NO_VALUE", "checkbox", "codesOf", "colourOf", "contextOf", "counting", "drawPlotly",
+    "MOST_ASPECT", "NO_VALUE", "announce", "checkbox", "codesOf", "colourOf", "contextOf", "counting", "drawPlotly",
     "headSelectors", "heaviestFirst", "inNextFrame", "isolated", "joined", "make", "makeSvg", "numbersIn", "onChange",
     "patternsIn", "patternsOf", "percent", "pointerBox", "range", "selector", "signed", "sizeCanvas", "slider",
     "suitBackground", "unpack", "unpackTexts",

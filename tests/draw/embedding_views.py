@@ -6,12 +6,29 @@ from typing import Any
 import numpy as np
 from plotly import express
 
+from attnmech.draw.heads import HeadNumber, PageHeads
+from attnmech.draw.page import Page, render_page
+from attnmech.methods.joint_embedding.page import embedding_section
 from attnmech.methods.joint_embedding.page_data import EmbeddingHead, EmbeddingImages, EmbeddingText, EmbeddingView
 
 from .conftest import HOSTILE, TOKENS
 
 WORDS = ("the", "dog", "cat", "saw", "a", "bird", "in", "garden", ",", "and", "then", "ran", "seven", "12", ".")
 CLASSES = {",": "punctuation", ".": "punctuation", "12": "number", "<s>": "special"}
+
+
+def page_of(view: EmbeddingView) -> str:
+    """A page of the view, with a map of the heads."""
+    layers = sorted({head.layer for head in view.heads})
+    scale = np.full((len(layers), 1 + max(head.head for head in view.heads)), np.nan)
+    for head in view.heads:
+        scale[layers.index(head.layer), head.head] = head.scale
+    heads = PageHeads(layers, scale.shape[1], numbers=[HeadNumber("scale", "scale c", "numbers", scale)])
+    place = view.anomalies[0][:2] if view.anomalies else (view.heads[0].layer, view.heads[0].head)
+    section = embedding_section(view)
+    return render_page(
+        Page(title=view.title, headline="The lead", heads=heads, sections=[section], provenance={}, start=place)
+    )
 
 
 def made_view(

@@ -16,10 +16,10 @@ from browser import opening
 
 from attnmech.draw.text import visible_token
 from attnmech.errors import InputError
-from attnmech.methods.joint_embedding.page import embedding_page, embedding_view, mean_apart
+from attnmech.methods.joint_embedding.page import IN_ADDRESS, embedding_view, mean_apart
 from attnmech.methods.joint_embedding.page_data import EmbeddingView
 
-from .embedding_views import made_images, made_view
+from .embedding_views import made_images, made_view, page_of
 from .token_pages import selector, without
 
 READY = ".attnmech-sentence-box"
@@ -125,7 +125,7 @@ def test_numbers_and_anomalies_say_what_they_mean() -> None:
 
 
 def test_hostile_text_stays_text() -> None:
-    html = embedding_page(made_view())
+    html = page_of(made_view())
     assert "<script>window.owned" not in html
     assert "<img src" not in html
 
@@ -135,7 +135,7 @@ def test_hostile_text_stays_text() -> None:
 
 @contextmanager
 def shown(chromium: Any, view: EmbeddingView, tmp_path: Path, **given: Any) -> Iterator[Any]:
-    with opening(chromium, embedding_page(view), tmp_path / "page.html", **{"ready": READY} | given) as page:
+    with opening(chromium, page_of(view), tmp_path / "page.html", **{"ready": READY} | given) as page:
         page.set_default_timeout(5000)
         yield page
         assert page.evaluate("window.owned") is None
@@ -150,7 +150,7 @@ def opened(chromium: Any, tmp_path: Path) -> Iterator[Any]:
 def of_page(page: Any, code: str) -> Any:
     """The text of the view's control after drawing."""
     page.wait_for_timeout(300)
-    return page.evaluate(f"document.getElementById('figure-0').control.{code}")
+    return page.evaluate(f"document.getElementById('embedding').control.{code}")
 
 
 def said(page: Any) -> str:
@@ -158,7 +158,7 @@ def said(page: Any) -> str:
 
 
 def choose(page: Any, label: str, option: str) -> None:
-    selector(page, label).first.select_option(option)
+    selector(page.locator("#embedding"), label).first.select_option(option)
 
 
 def search(page: Any, text: str) -> None:
@@ -201,7 +201,7 @@ def test_small_plots_show_each_head_where_its_points_are(chromium: Any, tmp_path
     """Every point of every head is drawn at its place."""
     view = made_view(hostile=False)
     path = tmp_path / "page.html"
-    html = embedding_page(view)
+    html = page_of(view)
     if not gl:
         html = html.replace("<head>", f"<head><script>{WITHOUT_GL}</script>", 1)
     with opening(chromium, html, path, ready=READY) as page:
@@ -419,9 +419,9 @@ def test_the_address_says_the_choice_and_back_undoes_it(opened: Any) -> None:
     search(opened, "dog")
     opened.get_by_label("labels").check()
     chosen = of_page(opened, "state()")
-    assert chosen == usual | {"colour": "class", "block": 9, "search": "dog", "labels": True}
+    assert chosen == usual | {"pointColour": "class", "block": 9, "search": "dog", "labels": True}
     address = opened.evaluate("location.hash")
-    assert address == "#layer=2&head=1&colour=class&search=dog&labels=true&hideFirst=true"
+    assert address == "#layer=2&head=1&pointColour=class&search=dog&labels=true&hideFirst=true"
     for key in ("labels", "search"):
         opened.go_back()
         chosen[key] = usual[key]
@@ -434,11 +434,28 @@ def test_the_address_says_the_choice_and_back_undoes_it(opened: Any) -> None:
 
 
 @pytest.mark.browser
+def test_the_map_of_heads_and_the_small_plots_choose_the_same_head(opened: Any) -> None:
+    opened.get_by_label("labels").check()
+    opened.wait_for_timeout(700)  # steps in quick succession are one step of Back
+    opened.locator(".heads-cell").nth(6).click()
+    assert of_page(opened, "state().block") == 6 and opened.inner_text("#head-name") == "L1H2"
+    opened.wait_for_timeout(700)
+    opened.locator(".attnmech-embedding-cells button").nth(9).click()
+    assert opened.inner_text("#head-name") == "L2H1"
+    assert opened.locator(".heads-cell[aria-selected=true]").get_attribute("aria-label").startswith("L2H1")
+    assert opened.evaluate("location.hash") == "#layer=2&head=1&labels=true"
+    opened.go_back()
+    state = of_page(opened, "state()")
+    assert state["block"] == 6 and state["labels"] and opened.inner_text("#head-name") == "L1H2"
+    assert {*state} - {"block"} <= {*IN_ADDRESS}
+
+
+@pytest.mark.browser
 def test_a_wrong_address_falls_back_to_what_is_usual(chromium: Any, tmp_path: Path) -> None:
-    address = "#layer=99&head=1&projection=</script>&colour=__proto__&point=1e9&text=7&size=-3&show=x&labels=maybe"
+    address = "#layer=99&head=1&projection=</script>&pointColour=__proto__&point=1e9&text=7&size=-3&show=x&labels=maybe"
     with shown(chromium, made_view(), tmp_path, address=address) as page:
         state = of_page(page, "state()")
-        assert (state["projection"], state["colour"], state["point"], state["show"]) == ("pca", "kind", -1, "both")
+        assert (state["projection"], state["pointColour"], state["point"], state["show"]) == ("pca", "kind", -1, "both")
         assert (state["block"], state["text"], state["size"], state["labels"]) == (1, 0, 1, False)
 
 
@@ -475,7 +492,7 @@ def test_every_colour_has_a_legend(opened: Any) -> None:
         "head": "previous token",
     }
     for scheme, legend in words.items():
-        opened.evaluate(f"location.hash = 'layer=0&head=0&colour={scheme}'")
+        opened.evaluate(f"location.hash = 'layer=0&head=0&pointColour={scheme}'")
         opened.locator(".attnmech-embedding-legend").filter(has_text=legend).wait_for()
 
 
@@ -483,7 +500,7 @@ def test_every_colour_has_a_legend(opened: Any) -> None:
 @pytest.mark.parametrize("scheme", ["modulo", "class"])
 def test_dots_have_the_colours_of_the_legend(opened: Any, scheme: str) -> None:
     view = made_view()
-    opened.evaluate(f"location.hash = 'layer=0&head=1&projection=tsne&colour={scheme}'")
+    opened.evaluate(f"location.hash = 'layer=0&head=1&projection=tsne&pointColour={scheme}'")
     where = np.array(of_page(opened, "plot.about()")["where"]).reshape(-1, 3)[:, :2]
     gaps = np.linalg.norm(where[:, None] - where[None], axis=-1) + 1e6 * np.eye(len(where))
     legend = opened.evaluate(
@@ -525,7 +542,7 @@ def test_a_phone_needs_no_sideways_scrolling(chromium: Any, tmp_path: Path) -> N
 def test_patches_show_their_picture_and_colours(chromium: Any, tmp_path: Path) -> None:
     images, lengths = made_images()
     view = made_view(lengths=lengths, images=images, hostile=False)
-    with shown(chromium, view, tmp_path, address="#layer=0&head=1&point=7&colour=row") as page:
+    with shown(chromium, view, tmp_path, address="#layer=0&head=1&point=7&pointColour=row") as page:
         assert "row of the patch" in page.inner_text(".attnmech-embedding-legend")
         assert "Attention of token 7" in page.locator(".attnmech-embedding-section").last.inner_text()
         assert "63 tokens (3 images)" in page.inner_text(".attnmech-embedding-panes")

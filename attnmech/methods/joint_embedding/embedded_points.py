@@ -16,7 +16,6 @@ from torch import Tensor
 from ...basics.arguments import option, shown, string
 from ...basics.fields import check_layers
 from ...draw.figure_page import table_html
-from ...draw.html_file import returns_page
 from ...draw.section import Section
 from ...errors import InputError
 from ...maths.statistic import WithStatistics
@@ -26,7 +25,7 @@ from ...runs.token_types import TOKEN_TYPES
 from .figures import criterion_curve, joint_scatter
 from .formulas import spread_ratio
 from .numbers import NUMBERS
-from .page import embedding_page, embedding_view
+from .page import embedding_section, embedding_view
 from .page_data import EmbeddingHead, EmbeddingText, EmbeddingView
 from .patch_images import PatchImages
 from .pictures import AFTER
@@ -298,7 +297,6 @@ class EmbeddedPoints(WithStatistics, PagedResult):
             anomalies=self.anomalies,
             meanings={number.label: number.reading for number in _SHOWN},
             images=None if self.images is None else self.images.view(self.labels),
-            provenance=self.provenance.entries,
         )
 
     def _head_view(self, place: int) -> EmbeddingHead:
@@ -330,10 +328,8 @@ class EmbeddedPoints(WithStatistics, PagedResult):
         rest = (1 - patterns.float().sum(dim=-1)).clamp_min(0).numpy() if self.sink else None
         return EmbeddingText(self.text_labels[number], self.text_special[number].tolist(), patterns.numpy(), rest)
 
-    @returns_page
-    def to_html(self) -> str:
-        """An offline page: all heads as small plots, one head large, search, and the attention within a text."""
-        return embedding_page(self.view())
+    def _page_sections(self) -> Sequence[Section]:
+        return [embedding_section(self.view())]
 
     def _repr_html_(self) -> str:
         try:

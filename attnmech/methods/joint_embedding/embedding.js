@@ -26,7 +26,7 @@
     const onPage = "attnmechPage" in document.documentElement.dataset;
     /** @type {EmbeddingState} */
     const usual = {
-      show: "both", block: firstBlock(), projection: projections[0], colour: "kind", search: "", whole: false, sorted: false, size: 1,
+      show: "both", block: firstBlock(), projection: projections[0], pointColour: "kind", search: "", whole: false, sorted: false, size: 1,
       flat: false, pictures: true, labels: false, lines: false, bySize: false, text: texts[0] ?? -1, point: -1,
     };
     const state = { ...usual };
@@ -77,7 +77,7 @@
     const shown = selector("Show", Object.values(SHOWN), 0, (index) => choose({ show: Object.keys(SHOWN)[index] }));
     const projection = selector("Projection", projections.map((name) => data.projections[name].label), 0, (index) =>
       choose({ projection: projections[index] }));
-    const colour = selector("Colour", colours.map((name) => EMBEDDING_COLOURS[name]), 0, (index) => choose({ colour: colours[index] }));
+    const colour = selector("Colour", colours.map((name) => EMBEDDING_COLOURS[name]), 0, (index) => choose({ pointColour: colours[index] }));
     const search = make("input", { type: "search", size: 14, placeholder: "a token", oninput: typed });
     const searchLabel = make("label", { className: "attnmech-control", text: "Search " }, search);
     const whole = checkbox("whole token", false, (ticked) => choose({ whole: ticked }));
@@ -196,7 +196,7 @@
       const changed = (...wanted) => wanted.some((name) => changes.includes(name));
       setControls(cloud);
       if (changed("projection")) matrix.positions(cloud);
-      const colouring = colouringOf(state.colour, stage, data, tokens);
+      const colouring = colouringOf(state.pointColour, stage, data, tokens);
       if (changed("search", "whole")) {
         const wanted = hitsOf(labels, state.search, state.whole);
         hits = wanted && new Set(wanted);
@@ -204,7 +204,7 @@
       if (changed("search", "whole", "projection")) spread = hits === null ? [] : spreadOfHits(cloud, [...hits], tokens.count);
       const ranked = range(places.length).sort((one, other) => spread[one] - spread[other] || one - other);
       const isRanked = state.sorted && hits !== null && hits.size > 1;
-      if (changed("colour", "search", "whole")) {
+      if (changed("pointColour", "search", "whole")) {
         matrix.colours(colouring, hits);
         legend.replaceChildren(...legendOf(colouring), ...(hits === null ? [] : [make("span", { text: "faint grey: not a hit" })]));
       }
@@ -224,7 +224,7 @@
     function setControls(cloud) {
       shown.select.selectedIndex = Object.keys(SHOWN).indexOf(state.show);
       projection.select.selectedIndex = projections.indexOf(state.projection);
-      colour.select.selectedIndex = colours.indexOf(state.colour);
+      colour.select.selectedIndex = colours.indexOf(state.pointColour);
       if (!typing && search.value !== state.search) search.value = state.search;
       whole.box.checked = state.whole;
       sorted.box.checked = state.sorted;
@@ -346,11 +346,19 @@
       choosePoint(chosen ? token + (chosen - 1) * tokens.count : -1);
     }
 
-    function choose(changes) {
+    /** Shows the choices; returns the names of those that changed. */
+    function take(changes) {
       const news = Object.keys(changes).filter((name) => state[name] !== changes[name]);
-      if (!news.length) return;
       Object.assign(state, changes);
-      update(news);
+      if (news.length) update(news);
+      return news;
+    }
+
+    function choose(changes) {
+      const news = take(changes);
+      if (!news.length) return;
+      const [layer_, head_] = places[state.block];
+      if (news.includes("block")) announce(stage, { layer: layer_, head: head_ });
       const now = { what: news.join(), at: performance.now() };
       const same = now.what === lastStep.what && now.at - lastStep.at < ONE_STEP;
       lastStep = now;
@@ -359,14 +367,14 @@
 
     // ---- the address ------------------------------------------------------------------------------------------
 
+    /** The view writes its own part of the address; the layer and the head are the page's. */
     function remember(how) {
       if (!onPage) return;
       const { block, ...rest } = state;
-      const [layer_, head_] = places[block];
       const unusual = Object.entries(rest).filter(([name, value]) => value !== usual[name]);
-      const parts = [["layer", layers[layer_]], ["head", head_], ...unusual, ...Object.entries(options)];
-      const words = new URLSearchParams();
-      for (const [name, value] of parts) words.set(String(name), String(value));
+      const words = new URLSearchParams(location.hash.slice(1));
+      for (const name of data.inAddress) words.delete(name);
+      for (const [name, value] of [...unusual, ...Object.entries(options)]) words.set(name, String(value));
       const address = new URL(`#${words}`, location.href);
       if (address.href !== location.href) history[how](null, "", address);
     }
@@ -377,7 +385,7 @@
       const fits = {
         show: (value) => value in SHOWN,
         projection: (value) => projections.includes(value),
-        colour: (value) => colours.includes(value),
+        pointColour: (value) => colours.includes(value),
         text: (value) => texts.includes(value),
         point: (value) => Number.isInteger(value) && value >= -1 && value < points,
         size: (value) => value >= 1 && value <= 6,
@@ -416,10 +424,13 @@
     if (onPage) addEventListener("popstate", followAddress);
     onChange(stage, () => {
       matrix.refresh();
-      update(["colour"]);
+      update(["pointColour"]);
     });
     return {
-      choose() {},
+      choose({ layer: layer_, head: head_ }) {
+        const block = blockAt.get(String([layer_, head_]));
+        if (block !== undefined) take({ block });
+      },
       print(printing) {
         panes.classList.toggle("attnmech-printing", printing);
         matrix.print(printing);

@@ -12,7 +12,7 @@ from ...draw.style import FIGURE_STYLE, NEUTRAL
 from ...draw.text import html_text
 
 _KINDS: Final = (("queries", "#0072b2", "circle"), ("keys", "#d55e00", "square"))
-"""The kinds of points with the colours and symbols of the page (`embedding_page`)."""
+"""The kinds of points with the colours and symbols of the page (`embedding_view`)."""
 
 
 def joint_scatter(

@@ -7,9 +7,10 @@ import numpy as np
 from jaxtyping import Float, Float32
 from scipy.spatial.distance import pdist  # type: ignore[import-untyped]
 
-from ...draw.embed import View, page_of_views
+from ...draw.embed import View
 from ...draw.packing import pack_keys, pack_texts, pack_values
 from ...draw.scripts import of_question
+from ...draw.section import Section
 from ...draw.sentence import sentence_view
 from ...draw.text import visible_token
 from .page_data import EmbeddingHead, EmbeddingImages, EmbeddingText, EmbeddingView
@@ -40,6 +41,12 @@ MEANINGS: Final = {
 }
 """The meanings of the usual numbers, by the beginning of their labels."""
 
+IN_ADDRESS: Final = (
+    *("show", "projection", "pointColour", "search", "whole", "sorted", "size", "flat", "pictures", "labels", "lines"),
+    *("bySize", "text", "point", "mode", "least", "hideFirst", "hideSpecial"),
+)
+"""The names of the view's choices in the page's address."""
+
 LEAD: Final = (
     "Each token is plotted twice, as a query (●) and as a key (■); a query lies near the keys that it attends to, "
     "as far as the projection allows."
@@ -54,13 +61,10 @@ READING: Final = (
 )
 
 
-def embedding_page(view: EmbeddingView) -> str:
-    """Returns the whole page as HTML for a UTF-8 file; it works offline."""
-    blank = dict.fromkeys(("heading", "finding", "choices", "caveat", "call"), "")
-    section = {**blank, "anchor": "view", "reading": READING, "figures": ["view"]}
+def embedding_section(view: EmbeddingView) -> Section:
+    """Returns the view as the section of a page."""
     drawn = embedding_view(view)
-    lead = f"{drawn.finding} {LEAD}"
-    return page_of_views({"view": drawn}, [section], title=view.title, lead=lead, provenance=view.provenance)
+    return Section("Queries and keys of each head", f"{LEAD} {READING}", {"embedding": drawn}, finding=drawn.finding)
 
 
 def embedding_view(view: EmbeddingView) -> View:
@@ -80,6 +84,7 @@ def _data(view: EmbeddingView) -> dict[str, Any]:
     layers = sorted({head.layer for head in view.heads})
     classes, kinds = sorted(set(view.classes)), sorted({head.kind for head in view.heads} - {""})
     return {
+        "inAddress": IN_ADDRESS,
         "layers": layers,
         "places": [[layers.index(head.layer), head.head] for head in view.heads],
         "tokens": len(view.labels),

@@ -90,7 +90,6 @@ class EmbeddingView:
     meanings: Mapping[str, str] = field(default_factory=dict)
     """The meaning of each label of `EmbeddingHead.numbers`, in a sentence."""
     images: EmbeddingImages | None = None
-    provenance: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if not self.heads or not len(self.labels):
