@@ -414,7 +414,7 @@ interface PageData {
   views: Record<string, "sentence" | "token_graph" | "model">;
   /** By the id of a place with small maps, what the hover box says of each head. */
   remarks: Record<string, string[]>;
-  others: Record<string, { kind: string; data: { inAddress?: string[] }; scripts: string[] }>;
+  others: Record<string, { kind: string; data: { inAddress?: string[]; layers?: number[] }; scripts: string[] }>;
   heads: Omit<HeadMapData, "layers" | "heads">;
   texts: Record<string, Column>;
   arrays: Record<string, Packed | { plain: (number | null)[] } | { texts: string }>;

@@ -330,6 +330,23 @@ function choiceForViews(changes) {
   return { layer, head, query: queryChosen ? query : null };
 }
 
+/** The layers that a view shows. */
+const layersOf = (id) => page.others[id]?.data.layers ?? choices.layer;
+
+/** Makes the choice in a view, unless the view lacks the chosen layer. */
+function chooseIn(id, changes) {
+  const layer = layersOf(id).indexOf(chosenValue("layer"));
+  return layer < 0 ? undefined : element(id).control?.choose?.({ ...choiceForViews(changes), layer });
+}
+
+/** Follows the choices that the reader makes in a view. */
+function follow(id) {
+  element(id).addEventListener("attnmech-choose", ({ detail }) => {
+    const { layer } = detail;
+    choose(layer === undefined ? detail : { ...detail, layer: choices.layer.indexOf(layersOf(id)[layer]) });
+  });
+}
+
 /** Draws a view, once. */
 function begin(id) {
   if (!begun.has(id)) begun.set(id, id in page.views ? drawPattern(id) : drawOther(id));
@@ -347,8 +364,8 @@ async function drawOther(id) {
   const stage = stageOf(id);
   for (const name of scripts) await attnmech.script(page.scripts[name]);
   stage.control = await attnmech.views[kind](stage, data);
-  stage.addEventListener("attnmech-choose", ({ detail }) => choose(detail));
-  return stage.control?.choose?.(choiceForViews());
+  follow(id);
+  return chooseIn(id);
 }
 
 async function drawPattern(id) {
@@ -357,10 +374,9 @@ async function drawPattern(id) {
   const axes = { layers: choices.layer, heads, words, nouns: page.nouns, queries: tokens, keys, special: page.special };
   const options = { chosen: { layer, head }, embedded: true, overview: true, threshold: 0.1, across: keys !== tokens };
   const viewData = { ...axes, ...options, remarks: page.remarks[id], pattern: shown, rest };
-  const control = await attnmech.views[page.views[id]](stage, viewData);
-  stage.control = control;
-  control.choose(choiceForViews());
-  stage.addEventListener("attnmech-choose", ({ detail }) => choose(detail));
+  stage.control = await attnmech.views[page.views[id]](stage, viewData);
+  chooseIn(id);
+  follow(id);
 }
 
 // ---- tokens -----------------------------------------------------------------------------------------------------
@@ -446,7 +462,7 @@ function show(changes) {
   if (tokens.length) shadeTokens(state.query);
   drawFigures();
   for (const id of Object.keys(page.texts)) if (id !== "row-finding" && id !== "reason") element(id).textContent = textOf(id);
-  for (const id of viewIds) element(id).control?.choose?.(choiceForViews(changes));
+  for (const id of viewIds) chooseIn(id, changes);
   for (const code of allOf("[data-call]")) {
     code.textContent = withChoices(withChoices(String(code.dataset.call))); // the value of a choice may be a call with other choices
   }

@@ -330,10 +330,11 @@ function selector(label, options, chosen, choose) {
   return { element: make("label", { className: "attnmech-control", text: `${label} ` }, select), select };
 }
 
-/** The selectors of a layer and a head; `choose` is called with what changed, `show` sets them. @param {HeadsData} data */
+/** The selectors of a layer and a head; `choose` is called with both, `show` sets them. @param {HeadsData} data */
 function headSelectors({ layers, heads, chosen }, choose) {
-  const layer = selector("Layer", layers, chosen.layer, (index) => choose({ layer: index }));
-  const head = selector("Head", range(heads), chosen.head, (index) => choose({ head: index }));
+  const layer = selector("Layer", layers, chosen.layer, () => choose(both()));
+  const head = selector("Head", range(heads), chosen.head, () => choose(both()));
+  const both = () => ({ layer: layer.select.selectedIndex, head: head.select.selectedIndex });
   return {
     layer: layer.element,
     head: head.element,

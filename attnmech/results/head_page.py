@@ -125,21 +125,17 @@ def heads_of(
         """A column by layer and head, NaN for heads without a row."""
         return rows[column].to_numpy().reshape(len(layers), count)
 
-    numbers = []
-    for name in _numbers_in(frame):
+    def number(name: str) -> HeadNumber:
+        label, values = labels.get(name, name.replace("_", " ")).replace("<br>", " "), grid(name).astype(float)
         low, high, clear = (_column_of(frame, name, part) for part in ("low", "high", "clear"))
-        ends = None if low is None or high is None else (grid(low).astype(float), grid(high).astype(float))
-        has_ends = ends is not None and np.isfinite(ends[0]).any()
-        numbers.append(
-            HeadNumber(
-                name,
-                labels.get(name, name.replace("_", " ")).replace("<br>", " "),
-                "numbers",
-                grid(name).astype(float),
-                grid(clear) == True if has_ends and clear is not None else None,  # noqa: E712 - NaN is not True
-                ends if has_ends else None,
-            )
-        )
+        if low is None or high is None or frame[low].isna().all():
+            return HeadNumber(name, label, "numbers", values)
+        ends = (grid(low).astype(float), grid(high).astype(float))
+        if clear is None or f"{name}_expected" in frame:  # then "clear" is about the difference from what is expected
+            return HeadNumber(name, label, "numbers", values, ends=ends)
+        return HeadNumber(name, label, "numbers", values, grid(clear) == True, ends)  # noqa: E712 - NaN is not True
+
+    numbers = [number(name) for name in _numbers_in(frame)]
     known = [number for number in numbers if np.isfinite(number.values).any()] or numbers[:1]
     varied = [number for number in known if len(set(number.values[np.isfinite(number.values)])) > 1] or known
     types = _types(grid("types")) if letters and "types" in frame else ()
@@ -221,7 +217,7 @@ def robust(numbers: Sequence[HeadNumber]) -> Float[torch.Tensor, "number layer h
 def number_lines(numbers: Sequence[HeadNumber]) -> list[list[str]]:
     """For each head, its numbers with their intervals, those furthest from the median of all heads first."""
     scores = robust(numbers)
-    medians = [spread_of(torch.tensor(number.values).flatten())[0] for number in numbers]
+    medians = [_median(number.values) for number in numbers]
 
     def of_head(layer: int, head: int) -> str:
         order = scores[:, layer, head].argsort(descending=True, stable=True).tolist()
@@ -232,6 +228,12 @@ def number_lines(numbers: Sequence[HeadNumber]) -> list[list[str]]:
 
     layers, count = numbers[0].values.shape
     return [[of_head(layer, head) for head in range(count)] for layer in range(layers)]
+
+
+def _median(values: Float[np.ndarray, "layer head"]) -> float:
+    """The median of all heads; 0 if it is no more than rounding beside the largest number."""
+    middle = spread_of(torch.tensor(values).flatten())[0]
+    return 0.0 if abs(middle) < 1e-12 * np.nanmax(np.abs(values), initial=0) else middle
 
 
 def _line(number: HeadNumber, layer: int, head: int, median: float) -> str:

@@ -87,6 +87,19 @@ def test_a_card_has_the_numbers_furthest_from_the_median_head_first() -> None:
     ]
 
 
+def test_what_is_clearly_unlike_an_expected_share_is_not_pale_beside_0() -> None:
+    frame = table().rename(columns={"clear": "effect_clear"}).assign(effect_expected=0.25)
+    (effect, _) = heads_of(frame, LAYERS, HEADS, {}, {}).numbers
+    assert effect.ends is not None and effect.clear is None
+
+
+def test_a_median_that_is_only_rounding_is_0() -> None:
+    frame = table(score=[-2.0, -1e-17, 1.0, 2.0, np.nan])[["layer", "head", "score"]]
+    frame.loc[2, "score"] = 1e-17
+    (first, *_), *_ = heads_of(frame, LAYERS, HEADS, {}, {}).card["Furthest from the median head first"]
+    assert first == "score: −2 (median 0)"
+
+
 def test_a_long_card_refers_to_the_table() -> None:
     frame = table(**{f"number_{n}": np.arange(5.0) * (n + 1) for n in range(9)})
     (first, *_), *_ = heads_of(frame, LAYERS, HEADS, {}, {}).card["Furthest from the median head first"]
@@ -171,6 +184,22 @@ def test_the_card_of_a_result_follows_the_map_and_equals_the_table(chromium: Any
         assert page.inner_text("#head-name") == "L3H1"
         assert page.locator("#numbers-section tbody tr").count() == 32
         assert page.locator("#tabs").is_hidden()
+
+
+@pytest.mark.browser
+def test_a_view_of_one_layer_follows_the_page_within_that_layer(chromium: Any, tmp_path: Path) -> None:
+    texts = ["Anna sang. Tom gave a shell to Clara. Clara sang. Anna gave an anchor to Tom."]
+    found = am.segment_attention(models.demo(), texts)
+    own = next(section for section in found._sections() if section.name == "lines").figures["lines"]
+    (layer,) = own.data["layers"]  # type: ignore[union-attr]
+    with opening(chromium, found.to_html(), tmp_path / "page.html", address="#tab=all", ready=READY) as page:
+        head = page.locator("#figure-lines select").nth(1)
+        page.locator(".heads-cell").nth(8 * layer + 2).click()
+        assert head.input_value() == "2"
+        page.locator(".heads-cell").nth(8 * (3 - layer) + 5).click()
+        assert head.input_value() == "2" and page.inner_text("#head-name") == f"L{3 - layer}H5"
+        head.select_option("7")
+        assert page.inner_text("#head-name") == f"L{layer}H7"
 
 
 # -- in a browser ------------------------------------------------------------------------------------------------------
