@@ -138,6 +138,16 @@ def test_every_number_of_a_claim_by_hand() -> None:
             found.append([(a + s - r) / 2 for a, s, r in zip(alone, harm[each], rest, strict=True)])
         return found
 
+    by_head = claim.by_head()
+    assert list(zip(by_head.layer, by_head["head"], strict=True)) == PAIR
+    for row, head, values in zip(by_head.itertuples(), PAIR, adds(sets[0]), strict=True):
+        alone = [c - w for c, w in zip(clean, single[head], strict=True)]
+        last = [2 * both - one for both, one in zip(values, alone, strict=True)]
+        for name, expected in (("adds", values), ("removed_first", alone), ("removed_last", last)):
+            ends = getattr(row, f"{name}_low"), getattr(row, f"{name}_high")
+            assert getattr(row, name) == pytest.approx(sum(expected) / 6, rel=1e-4, abs=1e-5), (head, name)
+            assert ends == pytest.approx(naive.t_interval(expected), rel=1e-3, abs=1e-4), (head, name)
+
     needed, least = [[min(map(strong, adds(each))) for each in some] for some in (sets, sets[:1])]
     share = sum(each >= least[0] - 1e-4 * abs(least[0]) for each in needed) / 64
     of_t_test = max(float(ttest_1samp(values, 0, alternative="greater").pvalue) for values in adds(sets[0]))
