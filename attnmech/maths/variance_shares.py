@@ -30,16 +30,12 @@ def row_covariances(
     (2.0, {'query_key': 2.0, 'key_bias': 0.0})
     """
     count = seen.sum(dim=-1, keepdim=True)
-    weight = seen & (count > 1)
-
-    def deviations(value: Tensor) -> Tensor:
-        kept = value.masked_fill(~weight, 0.0)
-        return (kept - kept.sum(dim=-1, keepdim=True) / count.clamp_min(1)).masked_fill(~weight, 0.0)
-
-    of_scores = deviations(scores)
-    whole = (of_scores**2).sum(dim=-1)
-    covariances = {}
-    for name, term in terms.items():
-        along_row = term.shape[-1] > 1
-        covariances[name] = (deviations(term) * of_scores).sum(dim=-1) if along_row else torch.zeros_like(whole)
-    return covariances, whole
+    counted = seen & (count > 1)
+    kept = torch.where(counted, scores, 0.0)
+    of_scores = torch.where(counted, kept - kept.sum(dim=-1, keepdim=True) / count.clamp_min(1), 0.0)
+    whole = torch.linalg.vecdot(of_scores, of_scores)
+    # Σ_j (s_ij − s̄_i) = 0, so a term's mean need not be subtracted.
+    return {
+        name: torch.linalg.vecdot(term, of_scores) if term.shape[-1] > 1 else torch.zeros_like(whole)
+        for name, term in terms.items()
+    }, whole

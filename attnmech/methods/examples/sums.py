@@ -176,7 +176,7 @@ class ExampleSums(Reducer):
                 del run.between[key]
             return (block.pattern * norms).amax(dim=-1), several_keys
         others = block.mask.once(("other tokens", block.rows), lambda: _other_tokens(block))
-        return block.pattern.masked_fill(~others, -torch.inf).amax(dim=-1), block.real[:, None] & others.any(dim=-1)
+        return torch.where(others, block.pattern, -torch.inf).amax(dim=-1), block.real[:, None] & others.any(dim=-1)
 
     def _add_rows(self, state: State, scored: "_ScoredRows", run: Run, *, ended: bool) -> None:
         """Adds rows of a layer to the sample and, at the end of the layer, to the strongest rows."""

@@ -180,7 +180,7 @@ class ScoreAudit:
         rows = slice(block.rows.start, block.rows.stop)
         keep = block.visible & block.real[:, None, :, None]
         width = block.scores.shape[-1]
-        scores = block.scores.masked_fill(~keep, 0.0)
+        scores = torch.where(keep, block.scores, 0.0)
         total = self.parts.total(rows)[..., :width] if total is None else total
         difference = total - scores
         position = None if self.parts.position is None else self.parts.term("position", rows)[..., :width]
@@ -299,7 +299,7 @@ def rotated_in(value: Float[Tensor, "batch head position d_head"], rotation: Rot
 
 def _largest(value: Tensor, keep: Tensor) -> Float[Tensor, " head"]:
     """max |value| over the kept cells, per head; NaN if one of them is NaN."""
-    return value.abs().masked_fill(~keep, 0.0).amax(dim=(0, 2, 3))
+    return torch.where(keep, value.abs(), 0.0).amax(dim=(0, 2, 3))
 
 
 def _by_head(norm: FrozenNorm | None, dtype: torch.dtype) -> FrozenNorm | None:
