@@ -574,6 +574,13 @@ def _report(of: Subject) -> Any:
     return report
 
 
+@call("atlas")
+def _atlas(of: Subject) -> Any:
+    atlas = am.atlas(of.model, of.texts, k=2)
+    atlas.write_html(of.folder / "atlas.html")
+    return atlas
+
+
 @call("examples", of_a_stack=True)
 def _examples(of: Subject) -> Any:
     return am.examples(of.model, of.texts, k=3, **of.of_stack)
@@ -587,6 +594,11 @@ def _by_value(of: Subject) -> Any:
 @call('examples(by="update")', of_a_stack=True)
 def _by_update(of: Subject) -> Any:
     return am.examples(of.model, of.texts, by="update", k=3, **of.of_stack).by_head()
+
+
+@call('examples(by="next_token")', of_a_stack=True)
+def _by_next_token(of: Subject) -> Any:
+    return am.examples(of.model, of.texts, by="next_token", k=3, **of.of_stack).by_head()
 
 
 @call("ov_tokens", of_a_stack=True)

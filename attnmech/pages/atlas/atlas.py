@@ -7,6 +7,7 @@ from typing import Any, Final, Unpack
 from ...basics.arguments import shown, whole_number
 from ...basics.messages import first_line
 from ...basics.public import public
+from ...batch import Batch
 from ...errors import AttnmechError, CertificateError, InputError, MissingPointError, UnsupportedModelError
 from ...methods.ablation.heads import ablate_heads
 from ...methods.examples.result import HeadExamples
@@ -26,6 +27,7 @@ from ...model.proof.certify import certify
 from ...model.run.hooked import HookedModel, require_model
 from ...results.mean_qk import MeanQK
 from ...runs.ablations import checked_seed
+from ...runs.corpus import batches
 from ...runs.effects import HeadEffects
 from ...runs.journal import kept
 from ...runs.mean_qk import MeanQKReducer
@@ -84,11 +86,12 @@ def atlas(
         raise InputError("an atlas needs a model with one stack that reads tokens; see am.examples for other models.")
     ablate, seed, notes = whole_number("ablate", ablate), checked_seed(seed), list[str]()
     reducers = _reducers(model, by, k, seed, notes)
-    texts, corpus = _beginning(inputs, max(FEW, ablate))
+    beginning, corpus = _beginning(inputs, max(FEW, ablate))
     journal = options.get("journal")
     journals = [None if journal is None else f"{journal}.{part}" for part in ("ablation", "null")]
     with kept(journal), kept(journals[0]), kept(journals[1]):
         results = dict(zip(reducers, stream(model, corpus, list(reducers.values()), **options), strict=True))
+        texts = _encoded(model, beginning, options)
         effects, null = _ablations(model, texts[:ablate], journals, options, notes)
     return Atlas(
         examples=results["examples"],
@@ -97,7 +100,7 @@ def atlas(
         shares=results["shares"],
         updates=results.get("updates"),
         ov=results.get("ov"),
-        kernel=_kernel(model, texts, options.get("bos"), results["means"], notes),
+        kernel=_kernel(model, texts, results["means"], notes),
         types=_types(model, seed, notes),
         composition=_composition(model, notes),
         effects=effects,
@@ -109,7 +112,7 @@ def atlas(
     )
 
 
-def _beginning(inputs: Any, count: int) -> tuple[list[Inputs], Iterable[Inputs]]:
+def _beginning(inputs: Any, count: int) -> tuple[list[Any], Iterable[Any]]:
     """The first texts of a corpus, and the whole corpus as an iterable that is read once."""
     if isinstance(inputs, str) or not isinstance(inputs, Iterable):
         raise InputError(
@@ -119,6 +122,16 @@ def _beginning(inputs: Any, count: int) -> tuple[list[Inputs], Iterable[Inputs]]
         texts = list(islice(inputs, count))
         return texts, chain(texts, inputs)
     return list(islice(iter(inputs), count)), iter(inputs) if isinstance(inputs, Sequence) else inputs
+
+
+def _encoded(model: HookedModel, texts: list[Any], options: Any) -> list[Batch]:
+    """The first texts as the corpus reads them, in order."""
+    read = {name: options[name] for name in ("bos", "truncate") if name in options}
+    parts = list(batches(iter(texts), model, **read))
+    numbered = {
+        int(number): part.batch.alone(row) for part in parts for row, number in enumerate(part.documents.tolist())
+    }
+    return [numbered[number] for number in sorted(numbered)]
 
 
 def _reducers(model: HookedModel, by: Statistic, k: int, seed: int, notes: list[str]) -> dict[str, Reducer]:
@@ -157,14 +170,11 @@ def _composition(model: HookedModel, notes: list[str]) -> Composition | None:
         return None
 
 
-def _kernel(
-    model: HookedModel, texts: Sequence[Inputs], bos: bool | None, means: MeanQK, notes: list[str]
-) -> PositionKernel | None:
+def _kernel(model: HookedModel, texts: Sequence[Batch], means: MeanQK, notes: list[str]) -> PositionKernel | None:
     """The position kernel of every head, split at the corpus's means if the model rotates queries and keys."""
     centre = means if model.output_stack.architecture.rotary is not None else None
     try:
-        encoded = [model.encode(text, bos=bos) for text in texts]
-        longest = max(encoded, key=lambda batch: batch.ids.shape[1])
+        longest = max(texts, key=lambda text: text.ids.shape[1])
         return decompose_scores(model, longest.part(0, MAX_TOKENS), centre=centre).position_kernel()
     except AttnmechError as error:
         notes.append(f"Position kernels are omitted: {first_line(error)}")
@@ -172,12 +182,12 @@ def _kernel(
 
 
 def _ablations(
-    model: HookedModel, texts: list[Inputs], journals: Sequence[str | None], options: Any, notes: list[str]
+    model: HookedModel, texts: list[Batch], journals: Sequence[str | None], options: Any, notes: list[str]
 ) -> tuple[HeadEffects | None, NullAttention | None]:
     """The effects of ablating each head, and the test of attention to the first token, on some texts."""
     if not texts:
         return None, None
-    run = {name: options[name] for name in ("bos", "engine", "progress") if name in options}
+    run = {name: options[name] for name in ("engine", "progress") if name in options}
     try:
         effects = ablate_heads(model, iter(texts), journal=journals[0], **run)
         null = null_attention(model, iter(texts), heads="attending", journal=journals[1], **run)

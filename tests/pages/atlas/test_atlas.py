@@ -236,6 +236,18 @@ def test_small_corpora_and_models_without_parts() -> None:
         assert all(note.endswith(".") for note in atlas.notes)
 
 
+def test_records_and_long_texts_are_read_as_the_corpus_reads_them() -> None:
+    model = models.demo()
+    long = " ".join(TEXTS[:3])
+    records = [{"text": text} for text in (TEXTS[0], " ", long, TEXTS[1])]
+    atlas = am.atlas(model, iter(records), k=2, ablate=2, truncate=True)
+    alone = am.examples(model, iter([TEXTS[0], long, TEXTS[1]]), k=2, truncate=True)
+    assert atlas.examples.documents == 3 and atlas.examples.truncated == alone.truncated
+    for name, value in alone.state.items():
+        torch.testing.assert_close(atlas.examples.state[name], value, rtol=0, atol=1e-6, msg=name)
+    assert atlas.effects is not None and len(atlas.effects.before) == 2 and not atlas.notes
+
+
 def test_hostile_tokens_are_text() -> None:
     model = am.load(models.fresh("gpt2"), tokenizer=models.tokenizer(words=("[PAD]", "[UNK]", "[BOS]", HOSTILE, "b")))
     model.name = HOSTILE
