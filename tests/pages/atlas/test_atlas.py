@@ -3,10 +3,12 @@
 import math
 from functools import cache
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import models
 import numpy as np
+import planted
 import pytest
 import torch
 from browser import opening
@@ -126,6 +128,27 @@ def test_a_card_says_what_the_strongest_rows_attend_to() -> None:
     assert atlas.heads.attended[0][1] == counts
     earlier = atlas.heads.page.card["Reads most from"]
     assert "L" in earlier[2][6] and not earlier[0][1]
+
+
+def test_a_planted_head_is_found_by_its_card_alone() -> None:
+    """A head attends to one token, wherever that token is."""
+    model, random = planted.with_decoys(planted.blank(planted.MAKERS["gpt2"]), []), Random(5)
+    weights = model.weights(1)
+    with torch.no_grad():
+        weights.W_Q[3, planted.FIRST : planted.LAST, 1] = 30.0
+        weights.W_K[3, planted.CUES[0], 1] = 30.0
+    texts = []
+    for _ in range(24):
+        ids = [random.randrange(planted.FIRST, planted.LAST) for _ in range(14)]
+        ids[0] = ids[random.randrange(2, 12)] = planted.CUES[0]  # every row sees the token
+        texts.append(torch.tensor([planted.BOS, *ids]))
+    atlas = am.atlas(model, texts, k=5)
+    (cue,) = model.position_texts([planted.CUES[0]], "")
+    name = cue.strip().lower()
+    clear = {place: counts.get(name, 0) for place, counts in np.ndenumerate(np.array(atlas.heads.attended))}
+    assert max(clear, key=lambda place: clear[place]) == (1, 3) and clear[1, 3] == 5
+    assert sorted(clear.values())[-2] < 5
+    assert f"Tokens: “{name}” (5)" in atlas.heads.page.card["In its strongest rows"][1][3]
 
 
 @pytest.mark.browser
