@@ -25,9 +25,6 @@ EARLIER: Final = 3
 ERROR: Final = 0.05
 """The error rate, over all heads, at which the halves of the corpus are said to differ."""
 
-CLEAR: Final = 0.1
-"""A token counts as attended to in a row if it receives at least this share of its attention."""
-
 
 @dataclass(frozen=True, kw_only=True)
 class CorpusHeads(HeadFacts):
@@ -73,19 +70,18 @@ class CorpusHeads(HeadFacts):
 
     @cached_property
     def attended(self) -> list[list[dict[str, int]]]:
-        """In how many of its strongest rows each head gives each token a clear share of its attention."""
+        """In how many of its strongest rows each head gives each token its highest attention; of rows ordered by
+        attention, the first token and the query itself do not count.
+        """
         return self.each(self._attended)
 
     def _attended(self, layer: int, head: int) -> dict[str, int]:
         counts: dict[str, int] = {}
         for row in self.examples.examples_of(layer, head):
-            clear = {
-                visible_token(text).strip("·").lower()
-                for text, weight in zip(row.key_tokens, row.key_weights, strict=True)
-                if weight >= CLEAR
-            }
-            for text in clear:
-                counts[text] = counts.get(text, 0) + 1
+            left_out = (0, row.position) if self.examples.by == "attention" else ()
+            texts = (text for key, text in zip(row.keys, row.key_tokens, strict=True) if key not in left_out)
+            if highest := visible_token(next(texts, "")).strip("·").lower():
+                counts[highest] = counts.get(highest, 0) + 1
         return dict(sorted(counts.items(), key=lambda entry: (-entry[1], entry[0])))
 
     def _strongest(self, layer: int, head: int) -> str:

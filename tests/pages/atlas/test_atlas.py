@@ -122,9 +122,13 @@ def test_a_card_says_what_the_strongest_rows_attend_to() -> None:
     assert card.startswith(f"Highest key in even-numbered texts: {rows}\n")
     counts: dict[str, int] = {}
     for example in atlas.examples.examples_of(0, 1):
-        pairs = zip(example.key_tokens, example.key_weights, strict=True)
-        for text in {token.strip().lower() for token, weight in pairs if weight >= 0.1}:
-            counts[text] = counts.get(text, 0) + 1
+        weights = {
+            (weight, -key): text
+            for key, text, weight in zip(example.keys, example.key_tokens, example.key_weights, strict=True)
+            if key not in (0, example.position)
+        }
+        text = weights[max(weights)].strip().lower()
+        counts[text] = counts.get(text, 0) + 1
     assert atlas.heads.attended[0][1] == counts
     earlier = atlas.heads.page.card["Reads most from"]
     assert "L" in earlier[2][6] and not earlier[0][1]
@@ -135,12 +139,13 @@ def test_a_planted_head_is_found_by_its_card_alone() -> None:
     model, random = planted.with_decoys(planted.blank(planted.MAKERS["gpt2"]), []), Random(5)
     weights = model.weights(1)
     with torch.no_grad():
-        weights.W_Q[3, planted.FIRST : planted.LAST, 1] = 30.0
-        weights.W_K[3, planted.CUES[0], 1] = 30.0
+        weights.W_Q[3, planted.FIRST : planted.LAST, 1] = 2.0
+        weights.W_K[3, planted.CUES[0], 1] = 2.0
+        weights.W_K[3, planted.BOS, 1] = 1.0  # for rows before that token
     texts = []
     for _ in range(24):
         ids = [random.randrange(planted.FIRST, planted.LAST) for _ in range(14)]
-        ids[0] = ids[random.randrange(2, 12)] = planted.CUES[0]  # every row sees the token
+        ids[random.randrange(4, 12)] = planted.CUES[0]
         texts.append(torch.tensor([planted.BOS, *ids]))
     atlas = am.atlas(model, texts, k=5)
     (cue,) = model.position_texts([planted.CUES[0]], "")
