@@ -13,6 +13,7 @@ from .methods.ablation.pairs import ablate_pairs as ablate_pairs
 from .methods.ablation.pruning import prune_heads as prune_heads
 from .methods.ablation.sets import ablate_set as ablate_set
 from .methods.ablation.sweep import sweep as sweep
+from .methods.attribution.result import attribute as attribute
 from .methods.claims.result import confirm_heads as confirm_heads
 from .methods.claims.tasks import Case as Case
 from .methods.claims.tasks import Task as Task

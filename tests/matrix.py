@@ -530,6 +530,11 @@ def _patch_stream(of: Subject) -> Any:
     return am.patch(of.model, *of.pair, at="resid_pre", positions=[2, 3], **of.judged)
 
 
+@call("attribute")
+def _attribute(of: Subject) -> Any:
+    return am.attribute(of.model, *of.pair, confirm=1, controls=1, **of.judged)
+
+
 @call("path_patch")
 def _path_patch(of: Subject) -> Any:
     # A small hybrid has a single layer with attention, whose heads can only send to the logits.

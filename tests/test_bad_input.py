@@ -78,6 +78,10 @@ def patched(**options: Any) -> Any:
     return am.patch(demo, given.pop("clean", [TEXT]), [TEXT], **given)
 
 
+def attributed(**options: Any) -> Any:
+    return am.attribute(demo, [TEXT], ["Tom" + TEXT[4:]], layers=[0], answers=[" a"], against=[" the"], **options)
+
+
 def swept(run: Callable[..., Any] = am.ablate_heads, /, **options: Any) -> Any:
     return run(demo, list(TEXTS), **{"layers": [0]} | options)
 
@@ -447,6 +451,7 @@ def results() -> dict[str, Callable[[], Any]]:
         "HeadEffects": lambda: swept(shifts=True),
         "PatchEffects": patched,
         "PositionEffects": lambda: patched(at="resid_pre"),
+        "Attribution": lambda: attributed(confirm=2, controls=1),
         "PairEffects": lambda: am.ablate_pairs(demo, list(TEXTS), [((0, 1), (1, 2))]),
         "SweepEffects": lambda: am.ablate_set(demo, list(TEXTS), [(0, 1), (1, 2)]),
         "PruningCurve": lambda: swept(am.prune_heads, steps=2, random=1),

@@ -56,6 +56,7 @@ PAGES: Final[dict[str, dict[str, tuple[str, ...]]]] = {
         "prune_heads": ("prune_heads", "results.PruningCurve"),
         "head_importance": ("head_importance", "results.HeadImportance"),
         "patch": ("patch", "results.PatchEffects", "results.PositionEffects", "results.KVPatchEffects"),
+        "attribute": ("attribute", "results.Attribution", "results.Confirmation"),
         "path_patch": ("path_patch", "results.PathEffects"),
         "null_attention": ("null_attention", "results.NullAttention"),
         "segment_effects": ("segment_effects", "results.SegmentEffects"),

@@ -37,6 +37,9 @@ KINDS: dict[str, Callable[[am.HookedModel, Tensor], Any]] = {
     "ablation": lambda model, ids: am.ablate_heads(model, ids, shifts=True),
     "patching heads": patched,
     "patching positions": lambda model, ids: patched(model, ids, at="resid_pre"),
+    "attribution": lambda model, ids: am.attribute(
+        model, ids, ids.roll(2, dims=1), nodes="heads+mlps", answers=[5] * len(ids), against=[9] * len(ids)
+    ),
     "importance": am.head_importance,
     "null": am.null_attention,
     "pairs": lambda model, ids: am.ablate_pairs(model, ids, PAIRS),

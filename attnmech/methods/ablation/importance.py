@@ -17,12 +17,12 @@ from torch import Tensor
 from ...basics.arguments import finite_number, flag, option, shown
 from ...basics.fields import check_layers
 from ...basics.public import public
-from ...batch import Batch
 from ...draw.head_maps import effect_map
 from ...draw.section import Section
 from ...errors import InputError
 from ...interventions import Intervention, Values
 from ...maths.float64 import as_float64
+from ...maths.ranks import rank_correlation
 from ...model.inputs.encoder import Inputs
 from ...model.run.hooked import HookedModel, require_model
 from ...results.by_layer import by_layer, shared_layers, subtracted
@@ -34,9 +34,10 @@ from ...runs.claims import for_map, interval_note
 from ...runs.corpus import CorpusBatch
 from ...runs.differences import largest_of
 from ...runs.effects import HeadEffects, unit_of
+from ...runs.gradients import differentiated, tokens_at_once
 from ...runs.judged import JudgedTexts
 from ...runs.layers import count_layers
-from ...runs.metrics import Metric, MetricLike, require_finite
+from ...runs.metrics import Metric, MetricLike
 from ...runs.options import MeasuringOptions
 from ...runs.progress import steps
 from ...runs.sweep import batches_of, tokens_of
@@ -47,9 +48,6 @@ METHODS: Final = {
     "mean": "first-order effect of mean ablation",
 }
 """The estimates that are made from z and the metric's gradient at z."""
-
-STEP_TOKENS: Final = 2048
-"""The approximate number of tokens in one pass."""
 
 
 @dataclass(frozen=True, repr=False)
@@ -123,10 +121,7 @@ class HeadImportance(OverTexts, TextResult):
             return None
         measured = ~self.exact.isnan()
         effects = self.exact[measured].abs() if self.method == "michel" else self.exact[measured]
-        ranks = pd.DataFrame({"score": self.score[measured].numpy(), "effect": effects.numpy()}).rank()
-        if (ranks.nunique() < 2).any():
-            return float("nan")
-        return float(ranks["score"].corr(ranks["effect"]))
+        return rank_correlation(self.score[measured], effects)
 
     def to_frame(self) -> pd.DataFrame:
         """One row per head: layer, head, score, score_low, score_high, agreeing, clear, clear_size, one_text,
@@ -268,7 +263,7 @@ def head_importance(
         # Building the intervention checks their shapes.
         model.applied(Intervention.replace([(layer, 0) for layer in chosen], values, stack=stack.label))
         means = values.by_layer
-    at_once = _tokens_at_once(model, memory)
+    at_once = tokens_at_once(model, memory)
     parts = batches_of(model, reread(inputs), at_once, bos)
     texts = sum(len(part.documents) for part in parts)
     judge = Metric.of(model, metric, answers, against, texts)
@@ -306,23 +301,13 @@ def _scores(
 ) -> tuple[Float[Tensor, " text"], Float[Tensor, "layer head text"]]:
     """Returns the metric of each text of a batch, and the scores of all heads; `texts` numbers the batch's texts."""
     stack = model.output_stack
-    measured: list[Tensor] = []
-
-    def measure(logits: Tensor, batch: Batch) -> Tensor:
-        values = judge.of_logits(logits, batch.queries(stack.label))
-        judge.require_graph(values)
-        require_finite(judge.name, values.detach().cpu(), texts.tolist(), "with nothing changed")
-        measured.append(values.detach().cpu())
-        return values
-
-    ran = model.run(part.batch, [stack.point("z")], layers=layers, gradients_of=measure)
-    assert ran.gradients is not None
+    measured, ran, gradients = differentiated(model, part.batch, judge, [stack.point("z")], layers, texts)
     lengths = part.batch.queries(stack.label).lengths
     scores = [
-        _score(method, ran[stack.point("z"), layer], ran.gradients[stack.point("z"), layer], lengths, means.get(layer))
+        _score(method, ran[stack.point("z"), layer], gradients[stack.point("z"), layer], lengths, means.get(layer))
         for layer in layers
     ]
-    return measured[0], torch.stack(scores).cpu()
+    return measured, torch.stack(scores).cpu()
 
 
 def _score(
@@ -372,10 +357,3 @@ def _effects_for(
     if effects.isnan().all():
         raise InputError(f"`sweep` has no head in layers {list(layers)}; it covers layers {list(sweep.layers)}.")
     return effects
-
-
-def _tokens_at_once(model: HookedModel, memory: float) -> int:
-    """Returns the number of tokens whose forward and backward pass fits into `memory` GB."""
-    # Each layer stores about 40 vectors of the stream's width; logits are stored with their softmax and gradients.
-    per_token = 4 * (40 * model.n_layers * model.d_model + 5 * model.n_vocab)
-    return max(1, min(STEP_TOKENS, int(memory * 1e9 / per_token)))

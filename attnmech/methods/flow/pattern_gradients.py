@@ -9,8 +9,9 @@ from torch import Tensor
 from ...batch import Batch
 from ...model.run.hooked import HookedModel
 from ...runs.corpus import CorpusBatch
+from ...runs.gradients import differentiated
 from ...runs.judged import JudgedTexts
-from ...runs.metrics import Metric, require_finite
+from ...runs.metrics import Metric
 
 
 def weighted_gradients(
@@ -37,19 +38,11 @@ def _weighted_gradients(
     stack = model.output_stack
     point = stack.point("pattern")
 
-    def measure(logits: Tensor, of_run: Batch) -> Tensor:
-        value = judge.of_logits(logits, of_run.queries(stack.label))
-        judge.require_graph(value)
-        require_finite(judge.name, value.detach().cpu(), [0], "with nothing changed")
-        return value
-
-    ran = model.run(batch, [point], layers=layers, gradients_of=measure)
-    assert ran.gradients is not None
+    _, ran, gradients = differentiated(model, batch, judge, [point], layers, torch.tensor([0]))
     real = batch.queries(stack.label).mask[0]
 
     def of_text(values: Tensor) -> Tensor:
         wide = values[0].to(torch.promote_types(values.dtype, torch.float32))
         return wide[:, real][..., real].cpu()
 
-    gradients = ran.gradients
     return torch.stack([of_text(ran[point, layer]) * of_text(gradients[point, layer]) for layer in layers])

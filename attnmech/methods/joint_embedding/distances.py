@@ -12,8 +12,9 @@ from typing import Final
 import numpy as np
 import torch
 from jaxtyping import Float, Float64, Int
-from scipy.stats import rankdata  # type: ignore[import-untyped]
 from torch import Tensor
+
+from ...maths.ranks import rank_correlation
 
 NEAR: Final = 20.0
 """τ is this percentile of the distances."""
@@ -47,20 +48,6 @@ def weighted_correlation(
     x, y = x - weight @ x, y - weight @ y
     below = math.sqrt(float(weight @ x**2) * float(weight @ y**2))
     return float(weight @ (x * y)) / below if below > small else math.nan
-
-
-def rank_correlation(distance: Float[Tensor, " pair"], product: Float[Tensor, " pair"]) -> float:
-    """Computes Spearman's correlation, which is Pearson's of the ranks (mean ranks for ties); NaN if one does not vary.
-
-    >>> round(rank_correlation(torch.tensor([1.0, 2.0, 3.0]), torch.tensor([9.0, 5.0, 4.0])), 6)
-    -1.0
-    """
-    if len(distance) < 2:
-        return math.nan
-    x, y = (rankdata(values.double().numpy()) for values in (distance, product))
-    x, y = x - x.mean(), y - y.mean()
-    below = math.sqrt(float(x @ x) * float(y @ y))
-    return float(x @ y) / below if below > 0 else math.nan
 
 
 def row_rank_correlation(

@@ -11,13 +11,13 @@ from torch import Tensor
 
 from ...batch import Batch
 from ...errors import UnsupportedModelError
+from ...maths.ranks import rank_correlation
 from ...maths.softmax import softmax_of
 from ...maths.variance_shares import row_covariances
 from ...model.attention.observed import RowBlock
 from .distances import (
     PairDistances,
     criterion,
-    rank_correlation,
     row_rank_correlation,
     weighted_correlation,
 )

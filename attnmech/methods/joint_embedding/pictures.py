@@ -9,7 +9,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 from ...errors import InputError
-from .distances import rank_correlation, weighted_correlation
+from ...maths.ranks import rank_correlation
+from .distances import weighted_correlation
 from .projections import CANNOT_PLACE, METRICS, Projection, project, trustworthiness
 from .token_pairs import Pairs
 

@@ -29,8 +29,8 @@ from ...runs.effects import Effects, HeadEffects, effect_fields, head_fields
 from ...runs.journal import owning_journal
 from ...runs.metrics import MetricLike
 from ...runs.options import SweepOptions
+from ...runs.prompt_pairs import PromptPairs
 from ...runs.sweep import Swept, run_sweep
-from .prompt_pairs import PromptPairs
 
 BY_HEAD: Final = ("z", "q", "k", "v", "pattern")
 """The points that can be patched head by head; k and v are patched by kv head."""

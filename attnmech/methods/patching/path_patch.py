@@ -21,8 +21,8 @@ from ...runs.engine import Receivers
 from ...runs.journal import owning_journal
 from ...runs.metrics import MetricLike
 from ...runs.options import SweepOptions
+from ...runs.prompt_pairs import PromptPairs
 from ...runs.sweep import LATER, run_sweep
-from .prompt_pairs import PromptPairs
 
 THROUGH: Final = ("q", "k", "v")
 """The inputs of a receiving head at which a path may end."""

@@ -14,7 +14,6 @@ import plotly.graph_objects as go  # type: ignore[import-untyped]
 import torch
 from einops import einsum
 from jaxtyping import Float
-from scipy.stats import spearmanr  # type: ignore[import-untyped]
 from torch import Tensor
 
 from ...basics.arguments import flag, option
@@ -24,6 +23,7 @@ from ...draw.style import term_style
 from ...draw.text import percent
 from ...errors import InputError
 from ...maths.float64 import as_float64, put
+from ...maths.ranks import rank_correlation
 from ...maths.relative import RELATIVE_TERMS
 from ...maths.statistic import Statistic, Statistics
 from ...maths.variance_shares import row_covariances
@@ -266,6 +266,4 @@ _MEANING: Final = {
 
 def _rank_correlation(one: Float[Tensor, "layer head"], other: Float[Tensor, "layer head"]) -> float:
     known = torch.isfinite(one) & torch.isfinite(other)
-    if int(known.sum()) < 2:
-        return float("nan")
-    return float(spearmanr(one[known].numpy(), other[known].numpy()).statistic)
+    return rank_correlation(one[known], other[known])

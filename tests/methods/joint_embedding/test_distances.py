@@ -10,7 +10,6 @@ from scipy.stats import spearmanr
 from attnmech.methods.joint_embedding.distances import (
     PairDistances,
     criterion,
-    rank_correlation,
     row_rank_correlation,
     weighted_correlation,
 )
@@ -42,12 +41,6 @@ def test_nothing_to_correlate() -> None:
     assert math.isnan(weighted_correlation(torch.ones(50), drawn(50)))
     assert math.isnan(weighted_correlation(drawn(50).abs(), torch.ones(50)))
     assert math.isnan(weighted_correlation(torch.zeros(0), torch.zeros(0)))
-    assert math.isnan(rank_correlation(torch.ones(5), torch.arange(5)[:5].float()))
-
-
-def test_ranks_with_ties() -> None:
-    x, y = torch.tensor([1.0, 2.0, 2.0, 5.0, 3.0]), torch.tensor([4.0, 4.0, 1.0, 0.0, 2.0])
-    assert rank_correlation(x, y) == pytest.approx(float(spearmanr(x, y).statistic))
 
 
 def test_the_worst_row() -> None:

@@ -4,13 +4,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ...basics.arguments import integer, listed, shown
-from ...errors import InputError
-from ...interventions import Positions, Values
-from ...model.run.hooked import HookedModel
-from ...runs.ablations import one_by_one
-from ...runs.corpus import CorpusBatch, batches
-from ...runs.reference import captured
+from ..basics.arguments import integer, listed, shown
+from ..errors import InputError
+from ..interventions import Positions, Values
+from ..model.run.hooked import HookedModel
+from .ablations import one_by_one
+from .corpus import CorpusBatch, batches
+from .reference import captured
 
 
 @dataclass(frozen=True)

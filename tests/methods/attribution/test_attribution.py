@@ -1,0 +1,341 @@
+"""Attribution equals the formula on the raw model's gradients; it is exact where the metric is linear."""
+
+import math
+from pathlib import Path
+from typing import Any
+
+import models
+import own
+import planted
+import pytest
+import torch
+from by_hand import block_of, logit_differences, plan_of, point_changed
+from einops import rearrange
+from scipy.stats import spearmanr
+from torch import Tensor, nn
+
+import attnmech as am
+from attnmech.errors import InputError
+from attnmech.methods.attribution.formulas import count_interval, midpoints
+from attnmech.model.parts.modules import submodule
+
+ANSWERS, AGAINST = torch.tensor([5, 9, 11]), torch.tensor([7, 4, 30])
+JUDGED: dict[str, Any] = {"answers": ANSWERS, "against": AGAINST}
+BOTH: dict[str, Any] = {"nodes": "heads+mlps", **JUDGED}
+
+
+def pair(name: str) -> tuple[Tensor, Tensor]:
+    """Clean and corrupted prompts that differ at tokens 2 and 5."""
+    clean = models.token_ids(name)
+    corrupted = clean.clone()
+    corrupted[:, [2, 5]] = models.token_ids(name, seed=8)[:, [2, 5]]
+    return clean, corrupted
+
+
+def by_autograd(plain: Any, ids: Tensor, start: Tensor | None = None, share: float = 0.0) -> list[list[Tensor]]:
+    """For z and the MLPs' outputs: values and gradients, layer by layer; the first stream moves towards `start`."""
+    kept: dict[str, list[Tensor]] = {"z": [], "mlp": []}
+    handles = []
+
+    def keep(name: str, value: Tensor) -> None:
+        value.retain_grad()
+        kept[name].append(value)
+
+    for layer in range(len(models.blocks_of(plain))):
+        block, plan = block_of(plain, layer), plan_of(plain)
+        assert plan.mlp_out is not None
+        handles += [
+            submodule(block, plan.out).register_forward_pre_hook(lambda module, args: keep("z", args[0])),
+            submodule(block, plan.mlp_out).register_forward_hook(lambda module, args, output: keep("mlp", output)),
+        ]
+    with point_changed(plain, "resid_pre", 0, lambda x: x if start is None else x + share * (start - x)):
+        logit_differences(plain(ids).logits, ANSWERS, AGAINST).sum().backward()
+    for handle in handles:
+        handle.remove()
+    plain.zero_grad()
+    return [
+        [value.detach() for value in kept["z"]], [value.grad for value in kept["z"]],  # type: ignore[misc]
+        [value.detach() for value in kept["mlp"]], [value.grad for value in kept["mlp"]],  # type: ignore[misc]
+    ]  # fmt: skip
+
+
+def entering(plain: Any, ids: Tensor) -> Tensor:
+    """The stream that enters the first block."""
+    kept: list[Tensor] = []
+
+    def keep(stream: Tensor) -> Tensor:
+        kept.append(stream.detach())
+        return stream
+
+    with torch.no_grad(), point_changed(plain, "resid_pre", 0, keep):
+        plain(ids)
+    return kept[0]
+
+
+def expected(plain: Any, clean: Tensor, corrupted: Tensor, steps: int) -> Tensor:
+    """Σ (clean − corrupted) · mean gradient, node by node: `[layer node pair]`; 0 steps is the corrupted run."""
+    of_clean, of_corrupted = by_autograd(plain, clean), by_autograd(plain, corrupted)
+    runs = [of_corrupted]
+    if steps:
+        start = entering(plain, clean)
+        runs = [by_autograd(plain, corrupted, start, (2 * step + 1) / (2 * steps)) for step in range(steps)]
+    heads, layers = plan_of(plain).n_heads, []
+    for layer in range(len(of_clean[0])):
+        nodes: list[Tensor] = []
+        for point, split in ((0, heads), (2, 1)):
+            change = of_clean[point][layer] - of_corrupted[point][layer]
+            gradient = torch.stack([run[point + 1][layer] for run in runs]).mean(dim=0)
+            by_node = rearrange(change * gradient, "pair position (node d) -> node pair position d", node=split)
+            nodes += by_node.sum(dim=(-1, -2))
+        layers.append(torch.stack(nodes))
+    return torch.stack(layers)
+
+
+@pytest.mark.core
+@pytest.mark.parametrize("family", ["gpt2", "llama", "gemma2", "gpt_neox", "bloom"])
+@pytest.mark.parametrize("steps", [0, 3])
+def test_estimates_equal_the_formula_on_the_raw_model(family: str, steps: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    hooked, plain = models.hooked(family, torch.float64), models.fresh(family, torch.float64)
+    models.in_attention(plain, "eager")
+    clean, corrupted = pair(family)
+    method = {"method": "integrated", "steps": steps} if steps else {}
+    found = am.attribute(hooked, clean, corrupted, **method, **BOTH)
+    # transformers' eager attention rounds its softmax to float32.
+    monkeypatch.setattr(nn.functional, "softmax", lambda x, dim=-1, dtype=None: x.softmax(dim=dim))
+    assert found.per_pair.dtype == torch.float64
+    torch.testing.assert_close(found.per_pair, expected(plain, clean, corrupted, steps), rtol=1e-8, atol=1e-8)
+    with torch.no_grad():
+        before = logit_differences(plain(corrupted).logits, ANSWERS, AGAINST)
+    torch.testing.assert_close(found.before, before, rtol=1e-8, atol=1e-8)
+    heads = am.attribute(hooked, clean, corrupted, layers=[1], **method, **JUDGED)
+    torch.testing.assert_close(heads.per_pair[1], found.per_pair[1, :-1], rtol=1e-12, atol=1e-12)
+    assert heads.per_pair[0].isnan().all() and heads.n_heads == found.n_heads == hooked.n_heads
+
+
+def test_midpoints_cover_the_line() -> None:
+    assert midpoints(1) == [0.5]
+    assert sum(share**2 for share in midpoints(100)) / 100 == pytest.approx(1 / 3, abs=1e-4)
+
+
+class OneAttention(nn.Module):
+    """A single self-attention with a residual and no norm, whose output is linear in z."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.attention = nn.MultiheadAttention(20, 5, batch_first=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.attention(x, x, x, need_weights=False)[0]
+
+
+def test_estimates_are_exact_where_the_metric_is_linear() -> None:
+    clean, corrupted = own.noise(6, 9, 20), own.noise(6, 9, 20, seed=7)
+    torch.manual_seed(3)
+    model = am.load(own.randomised(OneAttention()), example=clean)
+
+    def reading(output: Tensor, batch: Any) -> Tensor:
+        return output[:, 3, 2] - 2 * output[:, 7, 11]
+
+    exact = am.patch(model, clean, corrupted, metric=reading).per_text
+    assert exact.abs().min() > 1e-3
+    found = am.attribute(model, clean, corrupted, metric=reading, confirm=2)
+    torch.testing.assert_close(found.per_pair, exact, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(found.exact, exact, rtol=1e-5, atol=1e-5)
+    confirmation = found.confirmation
+    assert confirmation is not None
+    assert confirmation.rank_correlation == pytest.approx(1) and confirmation.slope == pytest.approx(1, abs=1e-5)
+
+
+@pytest.mark.core
+@pytest.mark.parametrize("family", ["gpt2", "gemma2"])
+def test_exact_effects_are_those_of_patching(family: str) -> None:
+    hooked, plain = models.hooked(family), models.plain(family)
+    clean, corrupted = pair(family)
+    heads, count = hooked.n_heads, hooked.n_layers * (hooked.n_heads + 1)
+    found = am.attribute(hooked, clean, corrupted, confirm=2, controls=count, **BOTH)
+    assert found.exact is not None and found.controls is not None and int(found.controls.sum()) == count - 2
+    patched = am.patch(hooked, clean, corrupted, **JUDGED)
+    torch.testing.assert_close(found.exact[:, :heads], patched.per_text, rtol=1e-4, atol=1e-5)
+    for layer in range(hooked.n_layers):
+        kept: list[Tensor] = []
+        with torch.no_grad(), point_changed(plain, "mlp_out", layer, lambda x, kept=kept: kept.append(x) or x):
+            plain(clean)
+        with torch.no_grad(), point_changed(plain, "mlp_out", layer, lambda x, kept=kept: kept[0]):
+            after = logit_differences(plain(corrupted).logits, ANSWERS, AGAINST)
+        torch.testing.assert_close(found.exact[layer, heads], after - found.before, rtol=1e-4, atol=1e-5)
+    some = am.attribute(hooked, clean, corrupted, confirm=3, controls=2, seed=4, **BOTH)
+    assert some.exact is not None and some.confirmation is not None
+    measured = ~some.exact.isnan().any(dim=-1)
+    assert int(measured.sum()) == 5
+    torch.testing.assert_close(some.exact[measured], found.exact[measured], rtol=1e-4, atol=1e-5)
+    size = some.effect.abs()
+    order = [divmod(place, heads + 1) for place in size.flatten().argsort(descending=True).tolist()]
+    strongest = {f"L{layer} MLP" if node == heads else f"L{layer}H{node}" for layer, node in order[:3]}
+    pairs = zip(some.confirmation.names, some.confirmation.control.tolist(), strict=True)
+    assert {name for name, control in pairs if not control} == strongest
+    frame = some.strongest(3)
+    torch.testing.assert_close(torch.tensor(frame["effect"]), torch.stack([some.effect[place] for place in order[:3]]))
+    assert frame["head"].isna().tolist() == [node == heads for _, node in order[:3]]
+    again = am.attribute(hooked, clean, corrupted, confirm=3, controls=2, seed=5, **BOTH)
+    assert again.confirmation is not None and again.confirmation.names != some.confirmation.names
+
+
+# -- planted circuits --------------------------------------------------------------------------------------------
+
+
+def cued_pairs(count: int = 24) -> tuple[list[Tensor], list[Tensor], dict[str, Any]]:
+    """Prompts with one of two cues, and the same prompts with the other cue."""
+    clean = [list(case.prompt) for case in planted.cued(groups=count, each=1).cases]
+    swap = dict(zip(planted.CUES, reversed(planted.CUES), strict=True))
+    corrupted = [[swap.get(token, token) for token in prompt] for prompt in clean]
+    right = [next(planted.CUES.index(token) for token in prompt if token in planted.CUES) for prompt in clean]
+    answers = [planted.ANSWERS[number] for number in right]
+    judged = {"answers": answers, "against": [planted.ANSWERS[1 - number] for number in right]}
+    return list(map(torch.tensor, clean)), list(map(torch.tensor, corrupted)), judged
+
+
+@pytest.mark.core
+@pytest.mark.parametrize("method", ["gradient", "integrated"])
+def test_the_heads_of_a_planted_circuit_come_first_and_are_confirmed(method: str) -> None:
+    clean, corrupted, judged = cued_pairs()
+    found = am.attribute(planted.and_pair("gpt2"), clean, corrupted, method=method, confirm=2, controls=22, **judged)
+    assert {(row.layer, row.head) for row in found.strongest(2).itertuples()} == {(0, 2), (2, 5)}
+    confirmation = found.confirmation
+    assert confirmation is not None
+    assert confirmation.holds[~confirmation.control].all()
+    assert confirmation.missed == (0.0, 0, 0)
+    assert "2 of the 2 strongest hold; 0 of the 22 others are as strong (all measured)" in found.lead
+
+
+def either_suffices(one: tuple[int, int] = (0, 2), other: tuple[int, int] = (0, 5)) -> am.HookedModel:
+    """Each of two heads passes the cue on; an MLP answers unless both pass on the wrong one, where it is saturated."""
+    model = planted.blank(planted.MAKERS["gpt2"])
+    for head in (one, other):
+        planted.write(model, head, planted.CUE, {planted.RELAY: 1.0}, 4.0)
+    with torch.no_grad():
+        block = models.blocks_of(model.base)[2]
+        block.mlp.c_fc.weight[planted.RELAY, 0] = 6.0
+        block.mlp.c_fc.bias[0] = 5.0
+        for answer, sign in planted.ANSWER.items():
+            block.mlp.c_proj.weight[0, answer] = sign
+    return planted.with_decoys(model, [one, other], 0.001)
+
+
+def test_where_either_of_two_heads_suffices_the_estimate_misses_both_and_the_controls_say_so() -> None:
+    clean, corrupted, judged = cued_pairs()
+    rows = [number for number, answer in enumerate(judged["answers"]) if answer == planted.ANSWERS[0]]
+    clean, corrupted = [clean[row] for row in rows], [corrupted[row] for row in rows]
+    judged = {name: [tokens[row] for row in rows] for name, tokens in judged.items()}
+    model, heads = either_suffices(), [(0, 2), (0, 5)]
+    exact = am.patch(model, clean, corrupted, **judged).effect
+    found = am.attribute(model, clean, corrupted, confirm=2, controls=22, **judged)
+    for head in heads:
+        assert abs(found.effect[head]) < 0.05 * abs(exact[head])
+    assert {tuple(place) for place in (exact.abs() > 0.5 * exact.abs().max()).nonzero().tolist()} == set(heads)
+    assert found.confirmation is not None and found.confirmation.missed[0] >= 2
+    integrated = am.attribute(model, clean, corrupted, method="integrated", **judged).strongest(2)
+    assert {(row.layer, row.head) for row in integrated.itertuples()} == set(heads)
+    for seed in range(3):
+        few = am.attribute(model, clean, corrupted, confirm=2, controls=6, seed=seed, **judged).confirmation
+        assert few is not None and few.missed[1] <= found.confirmation.missed[0] <= few.missed[2]
+
+
+@pytest.mark.parametrize(("marked", "drawn", "total"), [(0, 20, 250), (3, 20, 250), (5, 5, 12), (2, 10, 10), (0, 1, 1)])
+def test_the_interval_of_missed_nodes_inverts_the_hypergeometric_tests(marked: int, drawn: int, total: int) -> None:
+    inside = []
+    for count in range(total + 1):
+        chance = [
+            math.comb(count, x) * math.comb(total - count, drawn - x) / math.comb(total, drawn)
+            for x in range(drawn + 1)
+        ]  # fmt: skip
+        if sum(chance[marked:]) > 0.025 and sum(chance[: marked + 1]) > 0.025:
+            inside.append(count)
+    assert count_interval(marked, drawn, total) == (inside[0], inside[-1])
+    assert inside == list(range(inside[0], inside[-1] + 1))
+
+
+# -- the result --------------------------------------------------------------------------------------------------
+
+
+def test_numbers_of_a_confirmation() -> None:
+    generator = torch.Generator().manual_seed(0)
+    noise = 0.01 * torch.randn(6, 12, generator=generator, dtype=torch.float64)
+    exact = torch.tensor([3.0, -2.0, 1.0, 2.5, 0.0, 0.0])[:, None] + noise
+    estimate = torch.tensor([2.0, -1.5, -1.2, 0.3, 0.1, -0.2], dtype=torch.float64)
+    control = torch.tensor([False, False, False, True, True, True])
+    found = am.results.Confirmation(("a", "b", "c", "d", "e", "f"), estimate, exact, control, 30)
+    assert found.holds[:4].tolist() == [True, True, False, True]  # the third has the other sign
+    assert found.threshold == pytest.approx(float(exact[1].mean().abs()))
+    assert found.missed == (10.0, *count_interval(1, 3, 30))
+    ranks = spearmanr(estimate, exact.mean(dim=1)).statistic
+    assert found.rank_correlation == pytest.approx(ranks)
+    assert found.slope == pytest.approx(float((estimate * exact.mean(dim=1)).sum() / (estimate**2).sum()))
+    low, high = count_interval(1, 3, 30)
+    assert found.lead == (
+        f"2 of the 3 strongest hold; about 10 of 30 others are as strong (95 %: {low} to {high}); rank correlation "
+        f"{ranks:.2f} and slope {found.slope:.2f} with exact patching."
+    )
+    assert repr(found) == f"Confirmation({found.lead})"
+    frame = found.to_frame()
+    assert list(frame) == ["node", "control", "estimate", "exact", "exact_low", "exact_high", "holds"]
+    none = am.results.Confirmation(found.names, estimate, noise, control, 30)
+    assert "0 of the 3 strongest hold; about 0 of 30 others have a clear effect (95 %: 0 to" in none.lead
+    few = am.results.Confirmation(found.names, estimate, exact[:, :3], control, 30)
+    assert few.lead.startswith("whether the 3 strongest hold is unknown; 3 pairs are too few for an interval")
+
+
+def test_what_a_result_says_saves_and_subtracts(tmp_path: Path) -> None:
+    hooked, (clean, corrupted) = models.hooked("gpt2"), pair("gpt2")
+    found = am.attribute(hooked, clean, corrupted, confirm=2, controls=3, **BOTH)
+    assert repr(found).startswith("Attribution(first-order estimate of patching each of 18 nodes on 3 pairs: L")
+    loaded = am.load_result(found.save(tmp_path / "result.safetensors"))
+    assert repr(loaded) == repr(found) and repr(loaded.confirmation) == repr(found.confirmation)
+    frame = found.to_frame()
+    assert len(frame) == 18 and frame["head"].isna().sum() == 3 and frame["exact"].notna().sum() == 5
+    assert list(found.by_head()["head"]) == list(range(5)) * 3
+    assert found.plot().data[0].z.shape == (3, 5) and found.plot("mlps").data[0].z.shape == (3, 1)
+    assert "Estimates" in found.to_html()
+    alone = am.attribute(hooked, clean, corrupted, **BOTH)
+    assert alone.lead.endswith("; not confirmed.") and alone.confirmation is None
+    twice = found - alone
+    assert twice.per_pair.abs().max() == 0 and twice.confirmation is None
+    other = am.attribute(hooked, corrupted, clean, **BOTH)
+    torch.testing.assert_close((found - other).effect, found.effect - other.effect)
+    with pytest.raises(InputError, match=r"`nodes` must be .*heads.*; got 'mlps'"):
+        am.attribute(hooked, clean, corrupted, **JUDGED).plot("mlps")
+
+
+def test_prompts_of_several_lengths_and_batches_give_the_same() -> None:
+    clean, corrupted, judged = cued_pairs(6)
+    model = planted.and_pair("gpt2")
+    for method in ("gradient", "integrated"):
+        together = am.attribute(model, clean, corrupted, method=method, **judged)
+        apart = am.attribute(model, iter(clean), iter(corrupted), method=method, memory=1e-9, **judged)
+        torch.testing.assert_close(apart.per_pair, together.per_pair, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"corrupted": models.token_ids("gpt2")[:, :5]}, "the same number of tokens; pair 0 has 7 clean"),
+        ({"corrupted": models.token_ids("gpt2")}, "those of pair 0 are the same, so patching changes nothing"),
+        ({"metric": "accuracy"}, 'metric="accuracy" is a step function and has no gradient'),
+        ({"metric": "kl"}, "its gradient there is 0"),
+        ({"metric": lambda logits, batch: logits[:, -1].argmax(dim=-1).float()}, "the metric has no gradient"),
+        ({"method": "relp"}, "`method` must be one of gradient, integrated"),
+        ({"nodes": "mlps"}, "`nodes` must be one of heads, heads"),
+        ({"steps": 0}, "`steps` must be a whole number, 1 or more"),
+        ({"confirm": 16}, r"`confirm` must be a whole number, 0 to 15 \(the number of nodes\)"),
+        ({"controls": -1}, "`controls` must be a whole number"),
+        ({"layers": [3]}, "3"),
+    ],
+)
+def test_bad_input(options: dict[str, Any], message: str) -> None:
+    clean, corrupted = pair("gpt2")
+    with pytest.raises(InputError, match=message):
+        am.attribute(models.hooked("gpt2"), clean, **{"corrupted": corrupted, **JUDGED, **options})
+
+
+def test_integrated_gradients_need_one_stack() -> None:
+    with pytest.raises(InputError, match='this model has several; use method="gradient"'):
+        am.attribute(models.hooked("t5"), ["a"], ["b"], method="integrated", answers=[1], against=[2])
