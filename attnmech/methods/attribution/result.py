@@ -32,7 +32,6 @@ from ...runs.claims import PALE, for_map, interval_note
 from ...runs.differences import largest_of
 from ...runs.effects import unit_of
 from ...runs.gradients import tokens_at_once
-from ...runs.judged import JudgedTexts
 from ...runs.layers import count_layers
 from ...runs.metrics import Metric, MetricLike
 from ...runs.options import MeasuringOptions
@@ -154,7 +153,7 @@ class Attribution(OverTexts, TextResult):
         option("nodes", nodes, ("heads", "mlps") if self.nodes == "heads+mlps" else ("heads",))
         of_mlps = nodes == "mlps"
         columns = slice(self.n_heads, None) if of_mlps else slice(self.n_heads)
-        shown = {
+        shown: dict[str, Any] = {
             name: value[:, columns] if isinstance(value, np.ndarray) else value
             for name, value in for_map(self._means, self.layers).items()
         }
@@ -267,8 +266,8 @@ def attribute(
     - method="gradient": g is the gradient of the metric at u in the corrupted run. Costs a pass over the clean prompts,
       and a forward and a backward pass over the corrupted ones, for all nodes together;
     - method="integrated": g is the mean of the gradients at the midpoints of `steps` equal parts of the line from the
-      corrupted run's stream to the clean run's, at the start of the first layer. It sees effects that set in only
-      between the two runs; costs a further forward and backward pass per step.
+      corrupted run's stream to the clean run's, at the start of the first layer with attention. It sees effects that
+      set in only between the two runs; costs a further forward and backward pass per step.
 
     The estimate is exact where the metric is linear in u between the two runs. It misses nodes whose gradient is 0
     where they matter, such as where an MLP or a softmax is saturated. With `confirm=k`, the k nodes with the largest
@@ -295,8 +294,8 @@ def attribute(
 
     Raises:
         InputError: for prompts that do not pair up or do not differ, invalid methods, nodes, layers and metrics, and
-            metrics without a gradient; for method="integrated", also for models with several stacks and for the loss of
-            masked language models.
+            metrics without a gradient; for the loss of masked language models; for method="integrated", also for models
+            with several stacks.
         MissingPointError: for MLPs of a model whose MLPs have no separate output.
 
     Source: Nanda 2023 (attribution); Syed et al. 2023; for "integrated", Hanna et al. 2024 (EAP-IG, inputs).
@@ -324,35 +323,27 @@ def attribute(
     parts = batches_of(model, pairs.prompts[1], at_once, bos)
     judge = Metric.of(model, metric, options.get("answers"), options.get("against"), len(pairs.lengths))
     judge.require_gradient()
-    if method == "integrated" and judge.mask_id is not None:
+    if judge.mask_id is not None:
         raise InputError(
-            'the loss of a masked language model is measured on masked copies, whose inputs method="integrated" cannot '
-            'move; use method="gradient", or metric="logit_difference" with `answers` and `against`.'
+            "the loss of a masked language model is measured on masked copies, and the clean run sees the masked "
+            'tokens; use metric="logit_difference" with `answers` and `against`.'
         )
     values = {point: pairs.values(model, point, chosen) for point in NODES[nodes]}
     first = stack.layers[0]
-    start = pairs.values(model, "resid_pre", [first])[first].by_layer[first] if method == "integrated" else None
-    judged = JudgedTexts.of(parts, judge, at_once)
-    estimator = Estimator(
-        model,
-        judged,
-        chosen,
-        {point: {layer: of_layer.by_layer[layer] for layer, of_layer in at.items()} for point, at in values.items()},
-        None if start is None else (first, start),
-        steps,
-    )
-    count = len(judged.text_of)
+    start = pairs.values(model, "resid_pre", [first])[first] if method == "integrated" else None
+    estimator = Estimator(model, judge, chosen, values, start, steps)
+    count = len(pairs.lengths)
     before = torch.empty(count, dtype=torch.float64)
     estimates = torch.empty(len(chosen), per_layer, count, dtype=torch.float64)
     with progress_bar("pairs", count, show=progress) as bar:
-        for part in judged.parts:
+        for part in parts:
             before[part.documents], estimates[:, :, part.documents] = estimator.of_part(part)
             bar.advance(len(part.documents))
     n_layers = count_layers(model, stack)
-    per_pair = by_layer(judged.by_text(estimates), chosen, n_layers)
+    per_pair = by_layer(estimates, chosen, n_layers)
     noted: dict[str, Any] = {
         "bos": bos, "metric": judge.name, "method": method, "nodes": nodes, "layers": list(chosen),
-        "clean inputs": pairs.clean[-1].digest, **judge.noted,
+        "clean inputs": pairs.clean[-1].digest,
     }  # fmt: skip
     if method == "integrated":
         noted["steps"] = steps
@@ -364,9 +355,9 @@ def attribute(
         swept = run_sweep(model, pairs.prompts[1], changes, metric, noted=noted, **options)
         exact = _placed([*strongest, *sample], swept.after - swept.before, per_pair)
         drawn = _placed(sample, torch.ones(len(sample), dtype=torch.float64), per_pair[..., 0]).nan_to_num(0.0)
-    tokens = tokens_of(parts, len(pairs.lengths), stack.label)
+    tokens = tokens_of(parts, count, stack.label)
     return Attribution(
-        method, nodes, judge.name, chosen, judged.by_text(before), per_pair, exact, drawn, tokens,
+        method, nodes, judge.name, chosen, before, per_pair, exact, drawn, tokens,
         model.provenance(parts[-1].digest, tokens, noted),
     )  # fmt: skip
 

@@ -117,6 +117,28 @@ def test_midpoints_cover_the_line() -> None:
     assert sum(share**2 for share in midpoints(100)) / 100 == pytest.approx(1 / 3, abs=1e-4)
 
 
+def second_logits(logits: Tensor, batch: Any) -> Tensor:
+    return logits[:, 1, 3].tanh() + logits[:, -1, 4]
+
+
+@pytest.mark.parametrize("method", ["gradient", "integrated"])
+@pytest.mark.parametrize("metric", ["logit_difference", "loss", "log_probability", second_logits])
+def test_estimates_are_exact_for_small_differences(method: str, metric: Any) -> None:
+    """Two tokens have nearly the same embedding, so the runs that differ in them are nearly the same."""
+    plain = models.fresh("gpt2", torch.float64)
+    with torch.no_grad():
+        embedding = plain.transformer.wte.weight
+        embedding[21] = embedding[20] + 1e-5 * own.noise(embedding.shape[1]).double()
+    clean, corrupted = (models.token_ids("gpt2") for _ in range(2))
+    clean[:, 2], corrupted[:, 2] = 21, 20
+    options = {"logit_difference": JUDGED, "log_probability": {"answers": corrupted[:, -1]}}.get(metric, {})
+    found = am.attribute(
+        am.load(plain), clean, corrupted, nodes="heads+mlps", metric=metric, method=method, confirm=18, **options
+    )
+    assert found.exact is not None and found.exact.abs().max() > 1e-7
+    torch.testing.assert_close(found.per_pair, found.exact, rtol=1e-3, atol=1e-10)
+
+
 class OneAttention(nn.Module):
     """A single self-attention with a residual and no norm, whose output is linear in z."""
 
@@ -334,6 +356,13 @@ def test_bad_input(options: dict[str, Any], message: str) -> None:
     clean, corrupted = pair("gpt2")
     with pytest.raises(InputError, match=message):
         am.attribute(models.hooked("gpt2"), clean, **{"corrupted": corrupted, **JUDGED, **options})
+
+
+def test_the_loss_of_masked_tokens_is_refused() -> None:
+    plain, (clean, corrupted) = models.fresh("bert"), pair("bert")
+    plain.config.mask_token_id = 4
+    with pytest.raises(InputError, match="the clean run sees the masked tokens; use"):
+        am.attribute(am.load(plain), clean, corrupted, metric="loss")
 
 
 def test_integrated_gradients_need_one_stack() -> None:
