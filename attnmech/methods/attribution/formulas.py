@@ -39,11 +39,11 @@ def midpoints(steps: int) -> list[float]:
 
 
 def count_interval(marked: int, drawn: int, total: int, level: float = LEVEL) -> tuple[int, int]:
-    """The exact interval of the number of marked items among `total`, of which `drawn` were drawn at random without
-    replacement and `marked` of these are marked.
+    """The exact interval of the number of marked items among `total`, from the `marked` ones in a simple random sample
+    of `drawn` items.
 
-    It holds the numbers D for which neither P[X ≥ marked] nor P[X ≤ marked] is below (1 − level) / 2, where X is
-    hypergeometric: the marked ones among `drawn` from `total`, of which D are marked.
+    It holds the numbers D for which neither P[X ≥ marked] nor P[X ≤ marked] is below (1 − level) / 2. X is the number
+    of marked items in the sample if D of all items are marked (hypergeometric).
 
     >>> count_interval(0, 20, 250), count_interval(2, 20, 250), count_interval(3, 10, 10)
     ((0, 40), (4, 77), (3, 3))

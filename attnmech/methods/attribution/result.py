@@ -43,7 +43,7 @@ from .formulas import METHODS
 from .sums import Estimator
 
 NODES: Final = {"heads": ("z",), "heads+mlps": ("z", "mlp_out")}
-"""The nodes that can be asked for, with the points at which they write."""
+"""The sets of nodes, with the points at which their nodes write."""
 
 Node = tuple[int, int]
 """(layer, number): a head, or, after the last head, the MLP."""

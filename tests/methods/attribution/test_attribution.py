@@ -99,17 +99,17 @@ def test_estimates_equal_the_formula_on_the_raw_model(family: str, steps: int, m
     models.in_attention(plain, "eager")
     clean, corrupted = pair(family)
     method = {"method": "integrated", "steps": steps} if steps else {}
-    found = am.attribute(hooked, clean, corrupted, **method, **BOTH)
+    attribution = am.attribute(hooked, clean, corrupted, **method, **BOTH)
     # transformers' eager attention rounds its softmax to float32.
     monkeypatch.setattr(nn.functional, "softmax", lambda x, dim=-1, dtype=None: x.softmax(dim=dim))
-    assert found.per_pair.dtype == torch.float64
-    torch.testing.assert_close(found.per_pair, expected(plain, clean, corrupted, steps), rtol=1e-8, atol=1e-8)
+    assert attribution.per_pair.dtype == torch.float64
+    torch.testing.assert_close(attribution.per_pair, expected(plain, clean, corrupted, steps), rtol=1e-8, atol=1e-8)
     with torch.no_grad():
         before = logit_differences(plain(corrupted).logits, ANSWERS, AGAINST)
-    torch.testing.assert_close(found.before, before, rtol=1e-8, atol=1e-8)
+    torch.testing.assert_close(attribution.before, before, rtol=1e-8, atol=1e-8)
     heads = am.attribute(hooked, clean, corrupted, layers=[1], **method, **JUDGED)
-    torch.testing.assert_close(heads.per_pair[1], found.per_pair[1, :-1], rtol=1e-12, atol=1e-12)
-    assert heads.per_pair[0].isnan().all() and heads.n_heads == found.n_heads == hooked.n_heads
+    torch.testing.assert_close(heads.per_pair[1], attribution.per_pair[1, :-1], rtol=1e-12, atol=1e-12)
+    assert heads.per_pair[0].isnan().all() and heads.n_heads == attribution.n_heads == hooked.n_heads
 
 
 def test_midpoints_cover_the_line() -> None:
@@ -132,15 +132,15 @@ def test_estimates_are_exact_for_small_differences(method: str, metric: Any) -> 
     clean, corrupted = (models.token_ids("gpt2") for _ in range(2))
     clean[:, 2], corrupted[:, 2] = 21, 20
     options = {"logit_difference": JUDGED, "log_probability": {"answers": corrupted[:, -1]}}.get(metric, {})
-    found = am.attribute(
+    attribution = am.attribute(
         am.load(plain), clean, corrupted, nodes="heads+mlps", metric=metric, method=method, confirm=18, **options
     )
-    assert found.exact is not None and found.exact.abs().max() > 1e-7
-    torch.testing.assert_close(found.per_pair, found.exact, rtol=1e-3, atol=1e-10)
+    assert attribution.exact is not None and attribution.exact.abs().max() > 1e-7
+    torch.testing.assert_close(attribution.per_pair, attribution.exact, rtol=1e-3, atol=1e-10)
 
 
 class OneAttention(nn.Module):
-    """A single self-attention with a residual and no norm, whose output is linear in z."""
+    """A single self-attention with a residual and no norm; its output is linear in z."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -160,10 +160,10 @@ def test_estimates_are_exact_where_the_metric_is_linear() -> None:
 
     exact = am.patch(model, clean, corrupted, metric=reading).per_text
     assert exact.abs().min() > 1e-3
-    found = am.attribute(model, clean, corrupted, metric=reading, confirm=2)
-    torch.testing.assert_close(found.per_pair, exact, rtol=1e-5, atol=1e-5)
-    torch.testing.assert_close(found.exact, exact, rtol=1e-5, atol=1e-5)
-    confirmation = found.confirmation
+    attribution = am.attribute(model, clean, corrupted, metric=reading, confirm=2)
+    torch.testing.assert_close(attribution.per_pair, exact, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(attribution.exact, exact, rtol=1e-5, atol=1e-5)
+    confirmation = attribution.confirmation
     assert confirmation is not None
     assert confirmation.rank_correlation == pytest.approx(1) and confirmation.slope == pytest.approx(1, abs=1e-5)
 
@@ -174,22 +174,26 @@ def test_exact_effects_are_those_of_patching(family: str) -> None:
     hooked, plain = models.hooked(family), models.plain(family)
     clean, corrupted = pair(family)
     heads, count = hooked.n_heads, hooked.n_layers * (hooked.n_heads + 1)
-    found = am.attribute(hooked, clean, corrupted, confirm=2, controls=count, **BOTH)
-    assert found.exact is not None and found.controls is not None and int(found.controls.sum()) == count - 2
+    attribution = am.attribute(hooked, clean, corrupted, confirm=2, controls=count, **BOTH)
+    assert (
+        attribution.exact is not None
+        and attribution.controls is not None
+        and int(attribution.controls.sum()) == count - 2
+    )
     patched = am.patch(hooked, clean, corrupted, **JUDGED)
-    torch.testing.assert_close(found.exact[:, :heads], patched.per_text, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(attribution.exact[:, :heads], patched.per_text, rtol=1e-4, atol=1e-5)
     for layer in range(hooked.n_layers):
         kept: list[Tensor] = []
         with torch.no_grad(), point_changed(plain, "mlp_out", layer, lambda x, kept=kept: kept.append(x) or x):
             plain(clean)
         with torch.no_grad(), point_changed(plain, "mlp_out", layer, lambda x, kept=kept: kept[0]):
             after = logit_differences(plain(corrupted).logits, ANSWERS, AGAINST)
-        torch.testing.assert_close(found.exact[layer, heads], after - found.before, rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(attribution.exact[layer, heads], after - attribution.before, rtol=1e-4, atol=1e-5)
     some = am.attribute(hooked, clean, corrupted, confirm=3, controls=2, seed=4, **BOTH)
     assert some.exact is not None and some.confirmation is not None
     measured = ~some.exact.isnan().any(dim=-1)
     assert int(measured.sum()) == 5
-    torch.testing.assert_close(some.exact[measured], found.exact[measured], rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(some.exact[measured], attribution.exact[measured], rtol=1e-4, atol=1e-5)
     size = some.effect.abs()
     order = [divmod(place, heads + 1) for place in size.flatten().argsort(descending=True).tolist()]
     strongest = {f"L{layer} MLP" if node == heads else f"L{layer}H{node}" for layer, node in order[:3]}
@@ -220,13 +224,15 @@ def cued_pairs(count: int = 24) -> tuple[list[Tensor], list[Tensor], dict[str, A
 @pytest.mark.parametrize("method", ["gradient", "integrated"])
 def test_the_heads_of_a_planted_circuit_come_first_and_are_confirmed(method: str) -> None:
     clean, corrupted, judged = cued_pairs()
-    found = am.attribute(planted.and_pair("gpt2"), clean, corrupted, method=method, confirm=2, controls=22, **judged)
-    assert {(row.layer, row.head) for row in found.strongest(2).itertuples()} == {(0, 2), (2, 5)}
-    confirmation = found.confirmation
+    attribution = am.attribute(
+        planted.and_pair("gpt2"), clean, corrupted, method=method, confirm=2, controls=22, **judged
+    )
+    assert {(row.layer, row.head) for row in attribution.strongest(2).itertuples()} == {(0, 2), (2, 5)}
+    confirmation = attribution.confirmation
     assert confirmation is not None
     assert confirmation.holds[~confirmation.control].all()
     assert confirmation.missed == (0.0, 0, 0)
-    assert "2 of the 2 strongest hold; 0 of the 22 others are as strong (all measured)" in found.lead
+    assert "2 of the 2 strongest hold; 0 of the 22 others are as strong (all measured)" in attribution.lead
 
 
 def either_suffices(one: tuple[int, int] = (0, 2), other: tuple[int, int] = (0, 5)) -> am.HookedModel:
@@ -250,16 +256,16 @@ def test_where_either_of_two_heads_suffices_the_estimate_misses_both_and_the_con
     judged = {name: [tokens[row] for row in rows] for name, tokens in judged.items()}
     model, heads = either_suffices(), [(0, 2), (0, 5)]
     exact = am.patch(model, clean, corrupted, **judged).effect
-    found = am.attribute(model, clean, corrupted, confirm=2, controls=22, **judged)
+    attribution = am.attribute(model, clean, corrupted, confirm=2, controls=22, **judged)
     for head in heads:
-        assert abs(found.effect[head]) < 0.05 * abs(exact[head])
+        assert abs(attribution.effect[head]) < 0.05 * abs(exact[head])
     assert {tuple(place) for place in (exact.abs() > 0.5 * exact.abs().max()).nonzero().tolist()} == set(heads)
-    assert found.confirmation is not None and found.confirmation.missed[0] >= 2
+    assert attribution.confirmation is not None and attribution.confirmation.missed[0] >= 2
     integrated = am.attribute(model, clean, corrupted, method="integrated", **judged).strongest(2)
     assert {(row.layer, row.head) for row in integrated.itertuples()} == set(heads)
     for seed in range(3):
         few = am.attribute(model, clean, corrupted, confirm=2, controls=6, seed=seed, **judged).confirmation
-        assert few is not None and few.missed[1] <= found.confirmation.missed[0] <= few.missed[2]
+        assert few is not None and few.missed[1] <= attribution.confirmation.missed[0] <= few.missed[2]
 
 
 @pytest.mark.parametrize(("marked", "drawn", "total"), [(0, 20, 250), (3, 20, 250), (5, 5, 12), (2, 10, 10), (0, 1, 1)])
@@ -285,44 +291,44 @@ def test_numbers_of_a_confirmation() -> None:
     exact = torch.tensor([3.0, -2.0, 1.0, 2.5, 0.0, 0.0])[:, None] + noise
     estimate = torch.tensor([2.0, -1.5, -1.2, 0.3, 0.1, -0.2], dtype=torch.float64)
     control = torch.tensor([False, False, False, True, True, True])
-    found = am.results.Confirmation(("a", "b", "c", "d", "e", "f"), estimate, exact, control, 30)
-    assert found.holds[:4].tolist() == [True, True, False, True]  # the third has the other sign
-    assert found.threshold == pytest.approx(float(exact[1].mean().abs()))
-    assert found.missed == (10.0, *count_interval(1, 3, 30))
+    measured = am.results.Confirmation(("a", "b", "c", "d", "e", "f"), estimate, exact, control, 30)
+    assert measured.holds[:4].tolist() == [True, True, False, True]  # the third has the other sign
+    assert measured.threshold == pytest.approx(float(exact[1].mean().abs()))
+    assert measured.missed == (10.0, *count_interval(1, 3, 30))
     ranks = spearmanr(estimate, exact.mean(dim=1)).statistic
-    assert found.rank_correlation == pytest.approx(ranks)
-    assert found.slope == pytest.approx(float((estimate * exact.mean(dim=1)).sum() / (estimate**2).sum()))
+    assert measured.rank_correlation == pytest.approx(ranks)
+    assert measured.slope == pytest.approx(float((estimate * exact.mean(dim=1)).sum() / (estimate**2).sum()))
     low, high = count_interval(1, 3, 30)
-    assert found.lead == (
+    assert measured.lead == (
         f"2 of the 3 strongest hold; about 10 of 30 others are as strong (95 %: {low} to {high}); rank correlation "
-        f"{ranks:.2f} and slope {found.slope:.2f} with exact patching."
+        f"{ranks:.2f} and slope {measured.slope:.2f} with exact patching."
     )
-    assert repr(found) == f"Confirmation({found.lead})"
-    frame = found.to_frame()
+    assert repr(measured) == f"Confirmation({measured.lead})"
+    frame = measured.to_frame()
     assert list(frame) == ["node", "control", "estimate", "exact", "exact_low", "exact_high", "holds"]
-    none = am.results.Confirmation(found.names, estimate, noise, control, 30)
+    none = am.results.Confirmation(measured.names, estimate, noise, control, 30)
     assert "0 of the 3 strongest hold; about 0 of 30 others have a clear effect (95 %: 0 to" in none.lead
-    few = am.results.Confirmation(found.names, estimate, exact[:, :3], control, 30)
+    few = am.results.Confirmation(measured.names, estimate, exact[:, :3], control, 30)
     assert few.lead.startswith("whether the 3 strongest hold is unknown; 3 pairs are too few for an interval")
 
 
 def test_what_a_result_says_saves_and_subtracts(tmp_path: Path) -> None:
     hooked, (clean, corrupted) = models.hooked("gpt2"), pair("gpt2")
-    found = am.attribute(hooked, clean, corrupted, confirm=2, controls=3, **BOTH)
-    assert repr(found).startswith("Attribution(first-order estimate of patching each of 18 nodes on 3 pairs: L")
-    loaded = am.load_result(found.save(tmp_path / "result.safetensors"))
-    assert repr(loaded) == repr(found) and repr(loaded.confirmation) == repr(found.confirmation)
-    frame = found.to_frame()
+    attribution = am.attribute(hooked, clean, corrupted, confirm=2, controls=3, **BOTH)
+    assert repr(attribution).startswith("Attribution(first-order estimate of patching each of 18 nodes on 3 pairs: L")
+    loaded = am.load_result(attribution.save(tmp_path / "result.safetensors"))
+    assert repr(loaded) == repr(attribution) and repr(loaded.confirmation) == repr(attribution.confirmation)
+    frame = attribution.to_frame()
     assert len(frame) == 18 and frame["head"].isna().sum() == 3 and frame["exact"].notna().sum() == 5
-    assert list(found.by_head()["head"]) == list(range(5)) * 3
-    assert found.plot().data[0].z.shape == (3, 5) and found.plot("mlps").data[0].z.shape == (3, 1)
-    assert "Estimates" in found.to_html()
+    assert list(attribution.by_head()["head"]) == list(range(5)) * 3
+    assert attribution.plot().data[0].z.shape == (3, 5) and attribution.plot("mlps").data[0].z.shape == (3, 1)
+    assert "Estimates" in attribution.to_html()
     alone = am.attribute(hooked, clean, corrupted, **BOTH)
     assert alone.lead.endswith("; not confirmed.") and alone.confirmation is None
-    twice = found - alone
+    twice = attribution - alone
     assert twice.per_pair.abs().max() == 0 and twice.confirmation is None
     other = am.attribute(hooked, corrupted, clean, **BOTH)
-    torch.testing.assert_close((found - other).effect, found.effect - other.effect)
+    torch.testing.assert_close((attribution - other).effect, attribution.effect - other.effect)
     with pytest.raises(InputError, match=r"`nodes` must be .*heads.*; got 'mlps'"):
         am.attribute(hooked, clean, corrupted, **JUDGED).plot("mlps")
 
