@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 import pandas as pd
+import plotly.graph_objects as go  # type: ignore[import-untyped]
 from jaxtyping import Bool, Float
 from torch import Tensor
 
@@ -12,6 +13,7 @@ from ...draw.text import with_minus_signs
 from ...maths.intervals import TextMeans
 from ...maths.ranks import rank_correlation
 from ...runs.claims import no_interval
+from .figures import confirmed
 from .formulas import count_interval
 
 
@@ -89,6 +91,10 @@ class Confirmation:
         columns = {"control": self.control, "estimate": self.estimate, "exact": self.exact, "exact_low": low}
         columns |= {"exact_high": high, "holds": self.holds}
         return pd.DataFrame({"node": self.names, **{name: value.numpy() for name, value in columns.items()}})
+
+    def plot(self) -> "go.Figure":
+        """The exact effect of each node over its estimate, with simultaneous intervals; on the line, both are equal."""
+        return confirmed(self.to_frame())
 
     @property
     def lead(self) -> str:

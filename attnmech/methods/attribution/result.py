@@ -173,7 +173,16 @@ class Attribution(OverTexts, TextResult):
         figures = {"heads": self.plot()}
         if self.nodes == "heads+mlps":
             figures["mlps"] = self.plot("mlps")
-        return [Section("Estimates", reading, figures, "attribution.plot()")]
+        estimates = Section("Estimates", reading, figures, "attribution.plot()")
+        confirmation = self.confirmation
+        if confirmation is None:
+            return [estimates]
+        reading = (
+            "Each point is one node: its estimate, and its exact effect with the simultaneous interval. Controls were "
+            "drawn at random from all nodes except the strongest. On the dotted line, both are equal."
+        )
+        exact = {"confirmation": confirmation.plot()}
+        return [estimates, Section("Exact effects", reading, exact, "attribution.confirmation.plot()")]
 
     @property
     def lead(self) -> str:

@@ -305,6 +305,11 @@ def test_numbers_of_a_confirmation() -> None:
     )
     assert repr(measured) == f"Confirmation({measured.lead})"
     frame = measured.to_frame()
+    _, strongest, controls = measured.plot().data
+    assert list(strongest.text) == ["a", "b", "c"] and list(controls.x) == estimate[3:].tolist()
+    assert list(strongest.y) == exact[:3].mean(dim=1).tolist()
+    low = measured.to_frame()["exact_low"][3:]
+    torch.testing.assert_close(torch.tensor(controls.y - controls.error_y.arrayminus), torch.tensor(low.to_numpy()))
     assert list(frame) == ["node", "control", "estimate", "exact", "exact_low", "exact_high", "holds"]
     none = am.results.Confirmation(measured.names, estimate, noise, control, 30)
     assert "0 of the 3 strongest hold; about 0 of 30 others have a clear effect (95 %: 0 to" in none.lead
@@ -322,7 +327,7 @@ def test_what_a_result_says_saves_and_subtracts(tmp_path: Path) -> None:
     assert len(frame) == 18 and frame["head"].isna().sum() == 3 and frame["exact"].notna().sum() == 5
     assert list(attribution.by_head()["head"]) == list(range(5)) * 3
     assert attribution.plot().data[0].z.shape == (3, 5) and attribution.plot("mlps").data[0].z.shape == (3, 1)
-    assert "Estimates" in attribution.to_html()
+    assert "Exact effects" in attribution.to_html()
     alone = am.attribute(hooked, clean, corrupted, **BOTH)
     assert alone.lead.endswith("; not confirmed.") and alone.confirmation is None
     twice = attribution - alone
