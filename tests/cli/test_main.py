@@ -262,7 +262,7 @@ def test_the_journal_stays_until_table_and_page_stand(
     for command in ("focus", "ablate", "null"):
         arguments = [command, "--file", str(corpus), *to(tmp_path / "heads.csv", tmp_path / "heads.html")]
         with monkeypatch.context() as patched:
-            patched.setattr("attnmech.results.result.render_figures", full)
+            patched.setattr("attnmech.results.result.head_page", full)
             assert run(patched, *arguments) == 1
         assert "No space left on device" in capsys.readouterr().err
         assert sorted(tmp_path.iterdir()) == [corpus, journal]

@@ -102,5 +102,6 @@ views.examples = (stage, { layers, heads, chosen, meaning, packed, files, embedd
   const selectors = embedded ? null : headSelectors({ layers, heads, chosen }, choose);
   if (selectors) stage.append(make("div", { className: "attnmech-controls" }, selectors.layer, selectors.head));
   stage.append(bar, finding, make("p", { className: "attnmech-reading", text: `Value: ${meaning}.` }), list);
-  return draw().then(() => ({ choose: ({ layer, head }) => choose({ layer, head }) }));
+  const first = embedded ? Promise.resolve() : draw(); // a page around the view chooses the first head
+  return first.then(() => ({ choose: ({ layer, head }) => choose({ layer, head }) }));
 };

@@ -43,7 +43,7 @@ def parts_of_logits(model: am.HookedModel, plain: Any, name: str, ids: Tensor, l
 @pytest.mark.parametrize("name", FINAL_NORMS)
 def test_next_token_is_the_heads_part_of_the_next_tokens_logit(name: str) -> None:
     """Gemma 2 has a norm between attention and stream, and soft-caps its logits, which are read before the cap."""
-    model, plain = models.hooked(name, torch.float64), models.plain(name).double()
+    model, plain = models.hooked(name, torch.float64), models.plain(name, torch.float64)
     texts = TEXTS[:24]
     examples = am.examples(model, iter(texts), by="next_token", k=5)
     for layer, head in ((0, 1), (1, 2)):

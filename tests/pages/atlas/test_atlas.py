@@ -197,7 +197,7 @@ def test_a_folder_opens_from_disk_and_reads_a_layer_when_it_is_chosen(chromium: 
     with chromium.tab() as tab:
         tab.address = index.parent.as_uri()
         tab.page.goto(f"{index.as_uri()}#layer=1&head=5")
-        tab.page.wait_for_selector("#examples li")
+        tab.page.wait_for_selector("#examples .attnmech-finding:has-text('L1H5')")
         first = made().examples.examples_of(1, 5)[0]
         assert f"text {first.text}, token {first.position}" in tab.page.inner_text("#examples li >> nth=0")
         assert tab.complaints == []
