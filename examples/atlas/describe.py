@@ -77,7 +77,7 @@ def main() -> None:
     parser.add_argument("model", help="a folder, a GGUF file or a hub name")
     parser.add_argument("folder", help="the folder to write")
     parser.add_argument("--texts", type=int, default=corpus.MOST, help="the number of paragraphs (default %(default)s)")
-    parser.add_argument("--ablate", type=int, default=8, help="the number of texts for ablations (default %(default)s)")
+    parser.add_argument("--ablate", type=int, default=0, help="the number of texts for ablations (default %(default)s)")
     chosen = parser.parse_args()
     model = am.load(chosen.model)
     began = time.process_time()
