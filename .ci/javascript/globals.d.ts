@@ -236,6 +236,8 @@ interface AtlasData {
 interface ExamplesData extends HeadsData {
   /** What the rows are ordered by, in words. */
   meaning: string;
+  /** The most rows of a head from which shares and fifths are computed. */
+  sample: number;
   /** The rows of each layer, packed; or the files that hold them. */
   packed: string[];
   files: string[];

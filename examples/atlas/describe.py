@@ -12,6 +12,7 @@ import corpus
 import pandas as pd
 
 import attnmech as am
+from attnmech.methods.examples.sums import SAMPLE
 from attnmech.methods.head_types.head_types import RESTING
 
 
@@ -35,8 +36,9 @@ def facts(atlas: am.results.Atlas) -> list[str]:
     differ = int((halves.p * len(halves) < 0.05).sum())
     lines += [
         "",
-        f"- Rows at least as strong as the ten examples of a head are {frame.rows_like.median():.2%} of its rows in "
-        f"the median head, {frame.rows_like.max():.2%} at most.",
+        f"- Each head has up to {int(atlas.examples.rows.max()):,} rows; of a random sample of {SAMPLE:,} of them, at "
+        f"most {round(frame.rows_like.max() * SAMPLE)} ({frame.rows_like.max():.2%}) are as strong as the weakest of "
+        "its ten examples.",
         f"- In {same:.0%} of the heads, the strongest rows of even- and odd-numbered paragraphs attend most often to "
         f"the same kind of key; in {differ} heads the halves differ (5 %, corrected for all heads).",
     ]

@@ -1,6 +1,6 @@
 """Makes a picture of a page; needs playwright and Chromium.
 
-python examples/atlas/picture.py atlas/index.html docs/_static/atlas.png '#layer=17&head=3'
+python examples/atlas/picture.py atlas/index.html atlas.png '#layer=18&head=6'
 """
 
 import sys

@@ -3,7 +3,7 @@
 const SHEETS = ["Strongest", "Top fifth", "60–80 %", "40–60 %", "20–40 %", "Lowest fifth", "At random"];
 const LEAST = 0.01; // the least attention of a key that is listed because the tokens shown do not hold it
 
-views.examples = (stage, { layers, heads, chosen, meaning, packed, files, embedded }) => {
+views.examples = (stage, { layers, heads, chosen, meaning, sample, packed, files, embedded }) => {
   suitBackground(stage);
   const state = { ...chosen, sheet: 0 };
   const opened = new Map(); // the rows of a layer, by its place
@@ -41,12 +41,14 @@ views.examples = (stage, { layers, heads, chosen, meaning, packed, files, embedd
     const shown = sheets[state.sheet].length;
     if (!shown) return `${name} has no such row.`;
     if (state.sheet === 0) {
-      return `${name}: its ${shown} strongest rows. Rows at least as strong make up ${share} of all ${rows.toLocaleString("en")}.`;
+      const from = rows > sample ? `, estimated from ${sample.toLocaleString("en")} of them` : "";
+      const like = `Rows at least as strong make up ${share} of its ${rows.toLocaleString("en")} rows${from}.`;
+      return `${name}: ${shown} of its strongest rows, one of a text. ${like}`;
     }
     if (state.sheet === SHEETS.length - 1) return `${name}: ${shown} of ${rows.toLocaleString("en")} rows at random.`;
     const band = 5 - state.sheet; // counted from the lowest values
     const ends = [band && `at least ${number(quantiles[band - 1])}`, band < 4 && `below ${number(quantiles[band])}`];
-    return `${name}: ${shown} rows of the fifth of its rows with values ${ends.filter(Boolean).join(" and ")}.`;
+    return `${name}: ${shown} rows of the fifth of its rows${rows > sample ? ` (estimated from ${sample.toLocaleString("en")})` : ""} with values ${ends.filter(Boolean).join(" and ")}.`;
   }
 
   function lineOf({ value, text, position, query, tokens, keys }, table) {

@@ -60,6 +60,7 @@ def examples_view(
     heads: int,
     *,
     meaning: str,
+    sample: int,
     packed: Sequence[str] = (),
     files: Sequence[str] = (),
     embedded: bool = False,
@@ -70,6 +71,7 @@ def examples_view(
         layers: the layers measured.
         heads: the number of heads in each layer.
         meaning: the statistic by which rows are ordered, in words.
+        sample: the most rows of a head from which shares and fifths are computed.
         packed: the rows of each layer, as `packed_layer` returns them.
         files: instead, the file of each layer, relative to the page, which the page reads when it needs it.
         embedded: whether the page around the view chooses the head.
@@ -80,6 +82,7 @@ def examples_view(
         "heads": heads,
         "chosen": {"layer": 0, "head": 0},
         "meaning": meaning,
+        "sample": sample,
         "packed": list(packed),
         "files": list(files),
         "embedded": embedded,

@@ -450,7 +450,9 @@ class HeadExamples(Summed):
         """The rows of every head, for a page; the rows of each layer may be in files beside it."""
         packed = [] if files else [self.packed(layer) for layer in self.layers]
         heads = self.rows.shape[1]
-        return examples_view(self.layers, heads, meaning=self._meaning, packed=packed, files=files, embedded=embedded)
+        return examples_view(
+            self.layers, heads, meaning=self._meaning, sample=SAMPLE, packed=packed, files=files, embedded=embedded
+        )
 
     def packed(self, layer: int) -> str:
         """The rows of a layer's heads, as a page holds them."""

@@ -188,10 +188,14 @@ def _ablations(
     if not texts:
         return None, None
     run = {name: options[name] for name in ("engine", "progress") if name in options}
+    refused = (InputError, MissingPointError, UnsupportedModelError)
     try:
         effects = ablate_heads(model, iter(texts), journal=journals[0], **run)
-        null = null_attention(model, iter(texts), heads="attending", journal=journals[1], **run)
-    except (InputError, MissingPointError, UnsupportedModelError) as error:
+    except refused as error:
         notes.append(f"Ablations are omitted: {first_line(error)}")
         return None, None
-    return effects, null
+    try:
+        return effects, null_attention(model, iter(texts), heads="attending", journal=journals[1], **run)
+    except refused as error:
+        notes.append(f"The test of attention to the first token is omitted: {first_line(error)}")
+        return effects, None

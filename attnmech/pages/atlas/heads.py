@@ -13,6 +13,7 @@ from ...draw.heads import HeadNumber
 from ...draw.style import term_style
 from ...draw.text import percent, visible_token
 from ...methods.examples.result import HeadExamples
+from ...methods.examples.sums import SAMPLE
 from ...methods.ov_tokens.result import OVTokens
 from ...methods.scores.composition import Composition
 from ...methods.scores.variance_shares import VarianceShares
@@ -104,7 +105,9 @@ class CorpusHeads(HeadFacts):
         tokens = ", ".join(f"“{text}” ({count})" for text, count in counts if count > 1)
         lines += [f"Tokens: {tokens}"] if tokens else []
         share = percent(float(self._rows_like[layer, head]))
-        return "\n".join([*lines, f"Rows as strong are {share} of all its rows."])
+        rows = int(self.examples.rows[self.layers.index(layer), head])
+        estimated = f", estimated from {SAMPLE:,} of them" if rows > SAMPLE else ""
+        return "\n".join([*lines, f"Rows as strong are {share} of its {rows:,} rows{estimated}."])
 
     @cached_property
     def _halves(self) -> dict[tuple[int, int], Any]:
