@@ -14,7 +14,7 @@ from ..methods.head_types.head_types import HeadTypes
 from ..methods.scores.decompose_scores import decompose_scores
 from ..model.inputs.encoder import Inputs
 from ..model.parts.certificate import Certificate
-from ..model.proof.certify import certify
+from ..model.proof.certify import certificate_of
 from ..model.reading.other_layers import about_other_layers
 from ..model.run.hooked import HookedModel, require_model
 from ..model.stack.stack import Stack
@@ -103,7 +103,6 @@ def report(
         )
     texts = [_cut(model, batch if count == 1 else batch.alone(number), start) for number in range(count)]
     types = {stack.label: types_of(model, stack, of_types[stack.label]) for stack in stacks}
-    proven = not model.edited and model.certificate.weights == model.weights_hash
     made = _Made(
         model=model,
         texts=texts,
@@ -117,7 +116,7 @@ def report(
             )
             for number, text in enumerate(texts)
         ],
-        certificate=model.certificate if proven else certify(model),
+        certificate=certificate_of(model),
         types=types,
         measured=sweeps(model, [text.batch for text in texts], types.get(stacks[0].label), notes),
         notes={stack: [*notes, *lines] for stack, lines in of_types.items()},

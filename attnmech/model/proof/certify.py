@@ -438,3 +438,9 @@ class _Statements(EditChecks):
             return Check("embed", statement, (), None, detail=self.model.points["embed"].absent or "")
         expected = self.model.embedding[self.batch.ids] * torch.tensor(scale, dtype=torch.float32).to(self.model.dtype)
         return self.compare("embed", statement, ("embed",), self.short.values["embed", None], expected, self.local)
+
+
+def certificate_of(model: HookedModel) -> Certificate:
+    """The certificate of the model as it is: that of its load or, under hooks or with other weights, a new one."""
+    proven = not model.edited and model.certificate.weights == model.weights_hash
+    return model.certificate if proven else certify(model)

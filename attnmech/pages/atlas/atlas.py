@@ -23,7 +23,7 @@ from ...methods.scores.position_kernel import PositionKernel
 from ...methods.scores.variance_shares import VarianceReducer
 from ...methods.updates.result import ResidualUpdates
 from ...model.inputs.encoder import Inputs
-from ...model.proof.certify import certify
+from ...model.proof.certify import certificate_of
 from ...model.run.hooked import HookedModel, require_model
 from ...results.mean_qk import MeanQK
 from ...runs.ablations import checked_seed
@@ -106,7 +106,7 @@ def atlas(
         effects=effects,
         null=null,
         ablated=len(texts[:ablate]),
-        certificate=model.certificate if not model.edited else certify(model),
+        certificate=certificate_of(model),
         notes=tuple(notes),
         source=model.source,
     )
