@@ -167,9 +167,9 @@ def test_a_disk_that_takes_no_more_is_an_output_error(tmp_path: Path) -> None:
     names = ["csv", "journal", "parquet", "safetensors", "text"]
     for name in names:
         (tmp_path / name).write_text("old")
-    done = subprocess.run(
-        [sys.executable, "-c", FULL, str(tmp_path)], capture_output=True, text=True, check=False
-    )  # fmt: skip
+    done = subprocess.run(  # -B: compiled modules of other packages would be cut off, too, and stay so
+        [sys.executable, "-B", "-c", FULL, str(tmp_path)], capture_output=True, text=True, check=False
+    )
     assert done.returncode == 0, done.stderr
     messages = dict(line.split(" | ") for line in done.stdout.splitlines())
     assert sorted(messages) == names
