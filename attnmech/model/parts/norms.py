@@ -119,7 +119,8 @@ def gamma_of(norm: nn.Module, x: Float[Tensor, "*places d_model"]) -> Float[Tens
     if scale is not None:
         return scale
     if is_centred(norm, x):
-        return weight_of(norm, x).detach()
+        kind = None if type(norm) is nn.LayerNorm else kind_of(norm, x)
+        return weight_of(norm, x).detach() + (0.0 if kind is None else kind.offset)
     # An RMSNorm maps ones to its weight over √(1 + ε), including whatever the family adds to the weight.
     made: Tensor = norm.forward(x.new_ones(x.shape[-weight_of(norm, x).ndim :]))
     gamma: Tensor = made * (1 + epsilon_of(norm)) ** 0.5

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 from transformers.models.gemma2.modeling_gemma2 import Gemma2RMSNorm
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
+from transformers.models.nemotron.modeling_nemotron import NemotronLayerNorm1P
 
 from attnmech.model.parts.norms import NormKind, epsilon_of, frozen_norm, gamma_of, is_centred, kind_of, norm_scale
 
@@ -17,8 +18,11 @@ MAKERS: dict[str, Callable[[], nn.Module]] = {
     "LayerNorm without shift": lambda: nn.LayerNorm(D, eps=0.1, bias=False),
     "Llama": lambda: LlamaRMSNorm(D, eps=0.1),
     "Gemma 2": lambda: Gemma2RMSNorm(D, eps=0.1),
+    "Nemotron": lambda: NemotronLayerNorm1P(D, eps=0.1),
 }
 RMS = ("Llama", "Gemma 2")
+ADDS_ONE = ("Gemma 2", "Nemotron")
+"""Families whose norms multiply by weight + 1."""
 
 
 def normal(*shape: int, seed: int = 3) -> Tensor:
@@ -39,7 +43,7 @@ def test_what_a_frozen_norm_makes_of_parts_adds_up_to_the_norm_of_their_sum(kind
     norm.to(torch.float64)
     frozen = frozen_norm(norm, parts.sum(dim=0), torch.float64)
     shift = frozen.shift
-    assert (shift is None) == (kind not in ("LayerNorm",))
+    assert (shift is None) == (kind not in ("LayerNorm", "Nemotron"))
     total = torch.stack([frozen(part) for part in parts]).sum(dim=0) + (0 if shift is None else shift)
     # transformers' RMSNorms compute in float32.
     tolerance = 1e-6 if kind in RMS else 1e-12
@@ -50,13 +54,13 @@ def test_what_a_frozen_norm_makes_of_parts_adds_up_to_the_norm_of_their_sum(kind
 def test_gamma_is_the_weight_with_what_the_family_adds(kind: str) -> None:
     norm, x = norm_of(kind), normal(2, 3, D)
     weight = norm.weight if isinstance(norm.weight, Tensor) else torch.ones(D)
-    expected = weight + (1 if kind == "Gemma 2" else 0)
+    expected = weight + (1 if kind in ADDS_ONE else 0)
     found = gamma_of(norm, x)
     torch.testing.assert_close(found, expected)
     assert is_centred(norm, x) == (kind not in RMS)
     made = norm(x)
     kind_found = kind_of(norm, x)
-    assert kind_found == NormKind(kind not in RMS, 1.0 if kind == "Gemma 2" else 0.0)
+    assert kind_found == NormKind(kind not in RMS, 1.0 if kind in ADDS_ONE else 0.0)
     assert kind_of(nn.Linear(D, D), x) is None and made.shape == x.shape
     assert epsilon_of(norm) == 0.1
 
