@@ -192,10 +192,12 @@ class _Layer:
         site, pattern = self.site, attention.pattern
         if self.changes is not None and self.changes.edits_pattern:
             pattern = self.changes.on_pattern(pattern, removed, site.queries_batch, site.keys_batch, self.mask, rows)
+        edited = pattern is not attention.pattern
         if site.wants("pattern"):
             visited = site.visit("pattern", pattern)
-            pattern = pattern if visited is pattern or torch.equal(visited, pattern) else visited
-        return attention if pattern is attention.pattern else Attention(attention.scores, pattern, edited=True)
+            # A hook that changes no number may still change gradients, by `detach`.
+            edited, pattern = edited or not (visited is pattern or torch.equal(visited, pattern)), visited
+        return attention if pattern is attention.pattern else Attention(attention.scores, pattern, edited)
 
     def weighted_values(self, pattern: Tensor, keys: slice | Tensor) -> Float[Tensor, "batch row head d_value"]:
         """Σ_j pattern_ij v_j, in the model's precision."""

@@ -272,8 +272,12 @@ class InForce:
         if now.gradients:
             # A separate tensor, so that the derivative is taken at this point alone (in BERT, attn_in is the stream
             # itself), and a copy to continue with, which the model may change in place (as Falcon does).
-            now.values[key] = value if owned else value.clone()
-            return value if owned else now.values[key].clone()
+            kept = value if owned else value.clone()
+            if not kept.requires_grad:
+                # A hook has cut the graph here or below; the derivative at this point is still defined.
+                kept = kept.detach().requires_grad_()
+            now.values[key] = kept
+            return kept if owned else kept.clone()
         now.values[key] = value if owned else value.detach().clone()
         return value
 

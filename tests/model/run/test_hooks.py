@@ -583,3 +583,23 @@ def test_gradients_of_functions_of_any_signature() -> None:
     assert twice is not None and once is not None
     torch.testing.assert_close(twice["z", 0], 2 * once["z", 0])
     assert hooked.run(ids, points=[("z", 0)], gradients_of=torch.sum).gradients is not None
+
+
+@pytest.mark.parametrize("family", ["gpt2", "llama", "bloom"])
+def test_hooks_that_detach_cut_gradients_there(family: str) -> None:
+    hooked, ids = models.hooked(family, torch.float64), models.token_ids(family)
+    points = ["q", "k", "v", "pattern", "attn_out"]
+    last = hooked.n_layers - 1
+    ordinary = hooked.run(ids, points, gradients_of=lambda x: x[:, -1, 3]).gradients
+    with hooked.hooks({"pattern": Tensor.detach}):
+        cut = hooked.run(ids, points, gradients_of=lambda x: x[:, -1, 3]).gradients
+    with hooked.hooks({"pattern": Tensor.detach, ("attn_out", last): Tensor.detach}):
+        none = hooked.run(ids, points, gradients_of=lambda x: x[:, -1, 3]).gradients
+    assert ordinary is not None and cut is not None and none is not None
+    for layer in range(hooked.n_layers):
+        assert ordinary["q", layer].any() and not cut["q", layer].any() and not cut["k", layer].any()
+        assert cut["v", layer].any() and cut["pattern", layer].any()
+    torch.testing.assert_close(cut["pattern", last], ordinary["pattern", last])
+    torch.testing.assert_close(cut["v", last], ordinary["v", last])
+    torch.testing.assert_close(none["attn_out", last], ordinary["attn_out", last])
+    assert not none["v", last].any() and not none["pattern", last].any()
