@@ -166,6 +166,10 @@ class WiredModel:
         """The model's parameters under transformers' names."""
         return self._model.named_parameters()
 
+    def modules(self) -> Iterator[nn.Module]:
+        """The modules that its passes run, with the head."""
+        return self._model.modules()
+
     @property
     def embedding(self) -> Float[Tensor, "vocab d_model"]:
         """The token embedding W_E."""
