@@ -30,8 +30,9 @@ def relevance_rules(model: HookedModel, batch: Batch) -> Iterator[None]:
     - Activation functions are f(x) = x · c with the constant c = f(x) / x, or 0 where x is 0 (identity rule).
     - Products of two values, such as act(gate) · up, pass on half of the gradient to each (half rule).
 
-    The logits' soft cap and the metric are differentiated as usual. No value changes. The rules hold in the context of
-    the caller: other threads and tasks that run the model get ordinary gradients.
+    The logits' soft cap and the metric are differentiated as usual. Values stay the same, up to the rounding of
+    attention, which computes whole rows. The rules hold in the context of the caller: other threads and tasks that run
+    the model get ordinary gradients.
 
     A forward and a backward pass of the first text of `batch` prove at the start that the rules cover the model: each
     layer must conserve relevance, Σ stream · gradient plus Σ bias · gradient.
