@@ -20,6 +20,7 @@ from .methods.claims.tasks import Task as Task
 from .methods.compare.result import compare as compare
 from .methods.drift.result import residual_drift as residual_drift
 from .methods.examples.result import examples as examples
+from .methods.faithfulness.result import faithfulness as faithfulness
 from .methods.flow.result import attention_flow as attention_flow
 from .methods.focus.attention_focus import attention_focus as attention_focus
 from .methods.focus.global_attention import global_attention as global_attention

@@ -4,12 +4,14 @@ from ..methods.ablation.pairs import PairEffects as PairEffects
 from ..methods.ablation.pruning import PruningCurve as PruningCurve
 from ..methods.ablation.sweep_effects import SweepEffects as SweepEffects
 from ..methods.attribution.confirmation import Confirmation as Confirmation
+from ..methods.attribution.edges import EdgeAttribution as EdgeAttribution
 from ..methods.attribution.result import Attribution as Attribution
 from ..methods.claims.result import HeadClaim as HeadClaim
 from ..methods.claims.set_effects import Discovery as Discovery
 from ..methods.compare.result import Comparison as Comparison
 from ..methods.drift.result import ResidualDrift as ResidualDrift
 from ..methods.examples.result import HeadExamples as HeadExamples
+from ..methods.faithfulness.result import Faithfulness as Faithfulness
 from ..methods.flow.result import AttentionFlow as AttentionFlow
 from ..methods.focus.attention_focus import AttentionFocus as AttentionFocus
 from ..methods.focus.global_attention import GlobalAttention as GlobalAttention
@@ -39,6 +41,7 @@ from ..model.parts.certificate import Certificate as Certificate
 from ..pages.atlas.result import Atlas as Atlas
 from ..pages.result import Report as Report
 from ..runs.effects import HeadEffects as HeadEffects
+from .circuit import Circuit as Circuit
 from .mean_qk import MeanQK as MeanQK
 from .result import PagedResult as PagedResult
 from .result import Result as Result

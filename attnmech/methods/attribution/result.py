@@ -5,16 +5,17 @@ Formulas: docs/formulas.md#attribution.
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from math import prod
 from typing import Any, Final, Self, Unpack
 
 import numpy as np
 import pandas as pd
 import plotly.graph_objects as go  # type: ignore[import-untyped]
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor
 
-from ...basics.arguments import finite_number, flag, option, whole_number
+from ...basics.arguments import flag, option, whole_number
 from ...basics.fields import check_layers
 from ...basics.public import public
 from ...draw.head_maps import effect_map
@@ -23,34 +24,32 @@ from ...errors import InputError
 from ...interventions import Intervention, Values
 from ...model.inputs.encoder import Inputs
 from ...model.run.hooked import HookedModel, require_model
+from ...model.stack.points import MAX_BYTES
 from ...results.by_layer import by_layer, shared_layers, subtracted
-from ...results.over_texts import OverTexts
-from ...results.provenance import Provenance
-from ...results.result import TextResult
-from ...runs.ablations import checked_seed, reread
-from ...runs.claims import PALE, for_map, interval_note
-from ...runs.differences import largest_of
-from ...runs.effects import unit_of
-from ...runs.gradients import tokens_at_once
+from ...results.circuit import Circuit
+from ...results.graph import Graph
+from ...runs.ablations import checked_seed
+from ...runs.claims import PALE, for_map
+from ...runs.edge_passes import patched_edges
 from ...runs.layers import count_layers
-from ...runs.metrics import Metric, MetricLike
+from ...runs.metrics import MetricLike
 from ...runs.options import MeasuringOptions
-from ...runs.progress import steps as progress_bar
-from ...runs.prompt_pairs import PromptPairs
-from ...runs.sweep import batches_of, run_sweep, tokens_of
-from .confirmation import Confirmation
-from .formulas import METHODS
-from .sums import Estimator
+from ...runs.residual_graph import graph_of
+from ...runs.sweep import run_sweep, tokens_of
+from .comparison import Comparison
+from .edges import EdgeAttribution
+from .estimates import Estimates, by_size
+from .sums import EdgeEstimator, NodeEstimator, edges_of
 
 NODES: Final = {"heads": ("z",), "heads+mlps": ("z", "mlp_out")}
 """The sets of nodes, with the points at which their nodes write."""
 
-Node = tuple[int, int]
-"""(layer, number): a head, or, after the last head, the MLP."""
+Place = tuple[int, ...]
+"""(layer, number) of a node: a head or, after the last head, the MLP; or the number of an edge."""
 
 
 @dataclass(frozen=True, repr=False)
-class Attribution(OverTexts, TextResult):
+class Attribution(Estimates):
     """Estimates of the effects on a metric of giving one node of the corrupted run its clean output.
 
     The nodes of a layer are its heads and, with nodes="heads+mlps", its MLP, which is the last node of the layer.
@@ -58,69 +57,25 @@ class Attribution(OverTexts, TextResult):
     They contain the spread over pairs, not the error of the estimate, which `confirmation` measures.
     """
 
-    method: str
-    nodes: str
-    """ "heads" or "heads+mlps"."""
-    metric: str
     layers: tuple[int, ...]
     """The layers with estimates; those of the other layers are NaN."""
-    before: Float[Tensor, " pair"]
-    """The metric of each corrupted prompt."""
-    per_pair: Float[Tensor, "layer node pair"]
-    """The estimate on each pair."""
-    exact: Float[Tensor, "layer node pair"] | None
-    """The exact effect of the nodes that `confirm` measured, NaN for the others; None without `confirm`."""
-    controls: Float[Tensor, "layer node"] | None
-    """1 at the nodes that were measured as controls, else 0; None without `confirm`."""
-    tokens: tuple[tuple[str, ...], ...]
-    """The tokens of the corrupted prompts."""
-    provenance: Provenance
-
-    @property
-    def axis_lengths(self) -> Mapping[str, int]:
-        """The length of the axis labelled by pairs."""
-        return {"pair": len(self.tokens)}
 
     def _check(self) -> None:
         super()._check()
         check_layers(self.layers, len(self.per_pair))
-        option("method", self.method, METHODS)
         option("nodes", self.nodes, NODES)
-        if (self.exact is None) != (self.controls is None):
-            raise ValueError("`exact` and `controls` must both be there, or neither")
-
-    @property
-    def effect(self) -> Float[Tensor, "layer node"]:
-        """The mean estimate over pairs."""
-        return self.per_pair.mean(dim=-1)
-
-    @property
-    def _measured_values(self) -> Float[Tensor, "layer node pair"]:
-        return self.per_pair
 
     @property
     def n_heads(self) -> int:
         """The number of heads per layer."""
         return self.per_pair.shape[1] - (self.nodes == "heads+mlps")
 
-    def strongest(self, count: int = 10) -> pd.DataFrame:
-        """The rows of `to_frame` with the largest estimates of either sign: those that `confirm` measures first."""
-        frame = self.to_frame()
-        order = by_size(self.effect[list(self.layers)].flatten())[: whole_number("count", count, least=1)]
-        rows = frame.iloc[order].reset_index(drop=True)
-        rows.attrs = frame.attrs
-        return rows
-
-    @property
-    def confirmation(self) -> Confirmation | None:
-        """The comparison with exact effects; None without `confirm`, and for a difference."""
-        if self.exact is None or self.controls is None:
-            return None
-        measured = ~self.exact.isnan().any(dim=-1)
-        names = tuple(self._named(*place) for place in measured.nonzero().tolist())
-        control = self.controls[measured] == 1
-        others = len(self.layers) * self.per_pair.shape[1] - int((~control).sum())
-        return Confirmation(names, self.effect[measured], self.exact[measured], control, others)
+    def circuit(self, size: int) -> Circuit:
+        """The circuit of the `size` nodes with the largest estimates of either sign."""
+        places = (~self.effect.isnan()).nonzero().tolist()
+        size = whole_number("size", size, least=1, most=len(places), most_is="the number of nodes")
+        order = by_size(self.effect[~self.effect.isnan()])
+        return Circuit(nodes=tuple(self._name_of(places[place]) for place in order[:size]))
 
     def to_frame(self) -> pd.DataFrame:
         """One row per node: layer, head (missing for an MLP), effect, effect_low, effect_high, agreeing, clear,
@@ -128,18 +83,9 @@ class Attribution(OverTexts, TextResult):
 
         With `confirm`, also `exact`, the mean exact effect of the nodes that were measured.
         """
-        columns = self._columns("effect")
-        if self.exact is not None:
-            columns["exact"] = self.exact.mean(dim=-1)
-        rows, count = list(self.layers), self.per_pair.shape[1]
-        heads = [node if node < self.n_heads else None for node in range(count)] * len(rows)
-        places = {
-            "layer": [layer for layer in rows for _ in range(count)],
-            "head": pd.array(heads, dtype="Int64"),
-        }
-        frame = pd.DataFrame(places | {name: value[rows].flatten().numpy() for name, value in columns.items()})
-        frame.attrs["intervals"] = interval_note(self._n_texts).replace("text", "pair")
-        return frame
+        layers, nodes = (~self.effect.isnan()).nonzero().T.tolist()
+        heads = pd.array([node if node < self.n_heads else None for node in nodes], dtype="Int64")
+        return self._rows({"layer": layers, "head": heads})
 
     def by_head(self) -> pd.DataFrame:
         """The rows of `to_frame` about heads."""
@@ -161,8 +107,8 @@ class Attribution(OverTexts, TextResult):
         return effect_map(**shown, layers=self.layers, label=label, columns="MLP" if of_mlps else "head")
 
     @property
-    def _labels(self) -> Mapping[str, str]:
-        return {"effect": f"estimated change ({unit_of(self.metric)})"}
+    def _things(self) -> str:
+        return "heads" if self.nodes == "heads" else "nodes"
 
     @property
     def _title(self) -> str:
@@ -173,57 +119,11 @@ class Attribution(OverTexts, TextResult):
         figures = {"heads": self.plot()}
         if self.nodes == "heads+mlps":
             figures["mlps"] = self.plot("mlps")
-        estimates = Section("Estimates", reading, figures, "attribution.plot()")
-        confirmation = self.confirmation
-        if confirmation is None:
-            return [estimates]
-        reading = (
-            "Each point is one node: its estimate, and its exact effect with the simultaneous interval. Controls were "
-            "drawn at random from all nodes except the strongest. On the dotted line, both are equal."
-        )
-        exact = {"confirmation": confirmation.plot()}
-        return [estimates, Section("Exact effects", reading, exact, "attribution.confirmation.plot()")]
+        return [Section("Estimates", reading, figures, "attribution.plot()"), *self._exact_sections()]
 
-    @property
-    def lead(self) -> str:
-        """The finding in one sentence."""
-        largest = largest_of(
-            self,
-            self._means,
-            lambda place: self._named(*place),
-            things="heads" if self.nodes == "heads" else "nodes",
-            unit=unit_of(self.metric),
-            what="estimate" if self.parts is None else "difference",
-        )
-        count = len(self.layers) * self.per_pair.shape[1]
-        pairs = self._texts.replace("text", "pair")
-        subject = f"{METHODS[self.method]} of patching each of {count} {'heads' if self.nodes == 'heads' else 'nodes'}"
-        return f"{self._opening}{subject} on {pairs}: {largest}{self._confirmed}."
-
-    @property
-    def _confirmed(self) -> str:
-        if self.parts is not None:
-            return ""
-        confirmation = self.confirmation
-        return "; not confirmed" if confirmation is None else f"; {confirmation.lead.removesuffix('.')}"
-
-    @property
-    def _n_texts(self) -> int:
-        return len(self.before)
-
-    def _named(self, layer: int, node: int) -> str:
+    def _name_of(self, place: Sequence[int]) -> str:
+        layer, node = place
         return f"L{layer}H{node}" if node < self.n_heads else f"L{layer} MLP"
-
-    def _comparable(self) -> dict[str, Any]:
-        layers, nodes, _ = self.per_pair.shape
-        return {
-            "metric": self.metric,
-            "method": self.method,
-            "nodes": self.nodes,
-            "steps": self.provenance.options.get("steps"),
-            "number of layers": layers,
-            "number of nodes": nodes,
-        }
 
     def _minus(self, other: Self, paired: bool) -> Self:
         return replace(
@@ -237,12 +137,6 @@ class Attribution(OverTexts, TextResult):
         )
 
 
-def by_size(values: Float[Tensor, " node"]) -> list[int]:
-    """The places of the values, the largest of either sign first."""
-    order: list[int] = values.abs().argsort(descending=True, stable=True).tolist()
-    return order
-
-
 @public
 def attribute(
     model: HookedModel,
@@ -251,6 +145,7 @@ def attribute(
     *,
     method: str = "gradient",
     nodes: str = "heads",
+    edges: bool = False,
     metric: MetricLike = "logit_difference",
     steps: int = 5,
     layers: Iterable[int] | None = None,
@@ -258,8 +153,9 @@ def attribute(
     controls: int = 20,
     seed: int = 0,
     **options: Unpack[MeasuringOptions],
-) -> Attribution:
-    """Estimates the effect of patching each head, and each MLP, from gradients; `confirm` measures the strongest.
+) -> "Attribution | EdgeAttribution":
+    """Estimates the effect of patching each head and MLP, or each edge between them, from gradients; `confirm` measures
+    the strongest.
 
     >>> import attnmech as am
     >>> attribution = am.attribute(
@@ -283,134 +179,137 @@ def attribute(
     estimates are patched one by one, and as many `controls`, drawn at random from the other nodes, show how many
     nodes the estimates missed.
 
+    With edges=True, each edge of the residual graph is patched instead: one input (q, k or v of a head, an MLP, the
+    logits) reads what one node (the embedding, a head, an MLP) writes in the clean run. The estimate is Σ Δ · g, with Δ
+    the change of what the node writes, and g the gradient at the stream through this input alone. The estimates of the
+    edges from a node add up to that of the node.
+
+    >>> edges = am.attribute(
+    ...     am.load(), ["The keys to the chest"], ["The key to the chest"], answers=[" are"], against=[" is"],
+    ...     nodes="heads+mlps", edges=True,
+    ... )
+    >>> len(edges.edges), edges.circuit(3).edges[-1][1]
+    (1519, 'logits')
+
     Args:
         model: the model.
         clean: prompts, or token ids.
         corrupted: the same number of prompts, each with the same number of tokens as its clean partner.
         method: "gradient" or "integrated".
         nodes: "heads", or "heads+mlps".
+        edges: whether to patch edges. MLPs that are not nodes are recomputed.
         metric: as in `am.patch`, or a differentiable function `(logits, batch) -> [pair]`; "accuracy" has no gradient.
         steps: the number of points for method="integrated".
-        layers: by default all.
-        confirm: the number of nodes with the largest estimates whose effects are measured exactly.
-        controls: the number of other nodes that are measured with them, at most all; drawn with equal probabilities.
+        layers: by default all; edges are always those of all layers.
+        confirm: the number of nodes (or edges) with the largest estimates whose effects are measured exactly.
+        controls: the number of others that are measured with them, at most all; drawn with equal probabilities.
         seed: the seed of that draw.
         options: answers, against (one token per pair), bos, memory and progress, as in `am.patch`.
 
     Returns:
-        Estimates `[layer node]` in the metric's unit, with intervals over pairs, and `.confirmation`: rank correlation
-        with exact effects, the number of strongest nodes that hold, and the number of nodes missed.
+        Estimates `[layer node]` or `[edge]` in the metric's unit, with intervals over pairs, and `.confirmation`: rank
+        correlation with exact effects, the number of strongest nodes that hold, and the number missed. `.circuit(size)`
+        is the circuit of the strongest.
 
     Raises:
         InputError: for prompts that do not pair up or do not differ, invalid methods, nodes, layers and metrics, and
             metrics without a gradient; for the loss of masked language models; for method="integrated", also for models
-            with several stacks.
+            with several stacks; for edges, for models whose stream is not the sum of what nodes write, and within
+            hooks.
         MissingPointError: for MLPs of a model whose MLPs have no separate output.
 
-    Source: Nanda 2023 (attribution); Syed et al. 2023; for "integrated", Hanna et al. 2024 (EAP-IG, inputs).
+    Source: Nanda 2023 (attribution); Syed et al. 2023 (edges, EAP); for "integrated", Hanna et al. 2024 (EAP-IG,
+    inputs).
     """
     require_model(model)
-    option("method", method, METHODS)
     option("nodes", nodes, NODES)
-    steps = whole_number("steps", steps, least=1)
-    seed = checked_seed(seed)
-    controls = whole_number("controls", controls)
-    bos, progress = options.get("bos"), flag("progress", options.get("progress", False))
-    memory = finite_number("memory", options.get("memory", 1.0), above=0.0, below=1e9)
+    if flag("edges", edges) and layers is not None:
+        raise InputError("edges are those of all layers; leave `layers` out.")
     stack = model.output_stack
-    if method == "integrated" and len(model.stacks) > 1:
-        raise InputError(
-            'method="integrated" moves the input of one stack, and this model has several; use method="gradient".'
-        )
     chosen = tuple(dict.fromkeys(model.points.check_layers(layers, stack.label)))
-    per_layer = stack.n_heads + (nodes == "heads+mlps")
-    most = len(chosen) * per_layer
-    confirm = whole_number("confirm", confirm, most=most, most_is="the number of nodes")
-    pairs = PromptPairs.of(model, reread(clean), reread(corrupted), options.get("bos"))
-    _require_differences(pairs)
-    at_once = tokens_at_once(model, memory)
-    parts = batches_of(model, pairs.prompts[1], at_once, bos)
-    judge = Metric.of(model, metric, options.get("answers"), options.get("against"), len(pairs.lengths))
-    judge.require_gradient()
-    if judge.mask_id is not None:
-        raise InputError(
-            "the loss of a masked language model is measured on masked copies, and the clean run sees the masked "
-            'tokens; use metric="logit_difference" with `answers` and `against`.'
+    graph = graph_of(model, mlps=nodes == "heads+mlps") if edges else None
+    shape = (len(chosen), stack.n_heads + (nodes == "heads+mlps")) if graph is None else (int(graph.exists.sum()),)
+    confirm = whole_number(
+        "confirm", confirm, most=prod(shape), most_is=f"the number of {'edges' if edges else 'nodes'}"
+    )
+    controls, seed = whole_number("controls", controls), checked_seed(seed)
+    comparison = Comparison.of(model, clean, corrupted, method, steps, metric, options)
+    noted = {**comparison.noted, "nodes": nodes, "layers": list(chosen)}
+    noted |= {"confirm": confirm, "controls": controls, "seed": seed} if confirm else {}
+    values: dict[str, Mapping[int, Values]] = {
+        point: comparison.pairs.values(model, point, chosen) for point in NODES[nodes]
+    }
+    if graph is None:
+        parts, made = comparison.parts(), (model, comparison.judge, chosen, values, comparison.moved, comparison.steps)
+        before, estimates = comparison.estimated(NodeEstimator(*made), parts, shape)
+        per_pair = by_layer(estimates, chosen, count_layers(model, stack))
+    else:
+        _require_room(graph, comparison.count)
+        parts, values = (
+            comparison.parts(16 * len(graph.senders) * model.d_model),
+            values | {"resid_pre": comparison.entering},
         )
-    values = {point: pairs.values(model, point, chosen) for point in NODES[nodes]}
-    first = stack.layers[0]
-    start = pairs.values(model, "resid_pre", [first])[first] if method == "integrated" else None
-    estimator = Estimator(model, judge, chosen, values, start, steps)
-    count = len(pairs.lengths)
-    before = torch.empty(count, dtype=torch.float64)
-    estimates = torch.empty(len(chosen), per_layer, count, dtype=torch.float64)
-    with progress_bar("pairs", count, show=progress) as bar:
-        for part in parts:
-            before[part.documents], estimates[:, :, part.documents] = estimator.of_part(part)
-            bar.advance(len(part.documents))
-    n_layers = count_layers(model, stack)
-    per_pair = by_layer(estimates, chosen, n_layers)
-    noted: dict[str, Any] = {
-        "bos": bos, "metric": judge.name, "method": method, "nodes": nodes, "layers": list(chosen),
-        "clean inputs": pairs.clean[-1].digest,
-    }  # fmt: skip
-    if method == "integrated":
-        noted["steps"] = steps
+        made = (model, comparison.judge, chosen, values, comparison.moved, comparison.steps)
+        before, per_pair = comparison.estimated(EdgeEstimator(*made, graph), parts, shape)
     exact = drawn = None
     if confirm:
-        noted |= {"confirm": confirm, "controls": controls, "seed": seed}
-        strongest, sample = _to_confirm(per_pair, chosen, confirm, controls, seed)
-        changes = [(_change(place, values, stack.n_heads, stack.label),) for place in (*strongest, *sample)]
-        swept = run_sweep(model, pairs.prompts[1], changes, metric, noted=noted, **options)
-        exact = _placed([*strongest, *sample], swept.after - swept.before, per_pair)
+        strongest, sample = _to_confirm(per_pair.mean(dim=-1), confirm, controls, seed)
+        places = [*strongest, *sample]
+        if graph is None:
+            changes = [(_change(place, values, stack.n_heads, stack.label),) for place in places]
+            swept = run_sweep(model, comparison.pairs.prompts[1], changes, metric, noted=noted, **options)
+            effects = swept.after - swept.before
+        else:
+            masks = [_only(graph, place[0]) for place in places]
+            effects = patched_edges(model, graph, parts, values, comparison.judge, masks, options) - before
+        exact = _placed(places, effects, per_pair)
         drawn = _placed(sample, torch.ones(len(sample), dtype=torch.float64), per_pair[..., 0]).nan_to_num(0.0)
-    tokens = tokens_of(parts, count, stack.label)
-    return Attribution(
-        method, nodes, judge.name, chosen, before, per_pair, exact, drawn, tokens,
-        model.provenance(parts[-1].digest, tokens, noted),
-    )  # fmt: skip
+    tokens = tokens_of(parts, comparison.count, stack.label)
+    provenance = model.provenance(parts[-1].digest, tokens, noted | ({"edges": True} if edges else {}))
+    common = method, nodes, comparison.judge.name, before, per_pair, exact, drawn, tokens, provenance
+    return Attribution(*common, chosen) if graph is None else EdgeAttribution(*common, graph, edges_of(graph))
 
 
-def _require_differences(pairs: PromptPairs) -> None:
-    """Raises `InputError` for a pair of equal prompts."""
-    clean, corrupted = (
-        {
-            number: digest
-            for part in parts
-            for number, digest in zip(part.documents.tolist(), part.batch.digests.tolist(), strict=True)
-        }
-        for parts in (pairs.clean, pairs.corrupted)
-    )
-    for number in sorted(clean):
-        if clean[number] == corrupted[number]:
-            raise InputError(
-                f"the two prompts of a pair must differ; those of pair {number} are the same, so patching changes "
-                "nothing. Leave the pair out."
-            )
+def _require_room(graph: Graph, pairs: int) -> None:
+    """Raises `InputError` if the estimates of all edges do not fit into memory."""
+    edges = int(graph.exists.sum())
+    if 8 * edges * pairs > MAX_BYTES:
+        raise InputError(
+            f"the estimates of {edges:,} edges on {pairs} pairs would take {8 * edges * pairs / 2**30:.0f} GiB; the "
+            f'limit is {MAX_BYTES / 2**30:.0f} GiB. Use fewer pairs, nodes="heads", or edges=False.'
+        )
+
+
+def _only(graph: Graph, edge: int) -> Bool[Tensor, "sender receiver"]:
+    """The mask of a single edge."""
+    mask = torch.zeros_like(graph.exists)
+    mask[tuple(edges_of(graph)[edge].tolist())] = True
+    return mask
 
 
 def _to_confirm(
-    per_pair: Float[Tensor, "layer node pair"], layers: Sequence[int], confirm: int, controls: int, seed: int
-) -> tuple[list[Node], list[Node]]:
-    """The nodes with the largest estimates, and a simple random sample of the others."""
-    places = [(layer, node) for layer in layers for node in range(per_pair.shape[1])]
-    order = by_size(per_pair[list(layers)].mean(dim=-1).flatten())
+    effect: Float[Tensor, "*place"], confirm: int, controls: int, seed: int
+) -> tuple[list[Place], list[Place]]:
+    """The places with the largest estimates, and a simple random sample of the others."""
+    there = ~effect.isnan()
+    places = [tuple(place) for place in there.nonzero().tolist()]
+    order = by_size(effect[there])
     others = sorted(order[confirm:])
     drawn = torch.randperm(len(others), generator=torch.Generator().manual_seed(seed))[:controls]
     return [places[number] for number in order[:confirm]], [places[others[number]] for number in drawn.tolist()]
 
 
-def _placed(nodes: Sequence[Node], values: Tensor, like: Tensor) -> Tensor:
-    """Puts the values of some nodes at their places, with NaN at all other places."""
+def _placed(places: Sequence[Place], values: Tensor, like: Tensor) -> Tensor:
+    """Puts some values at their places, with NaN at all other places."""
     whole = torch.full_like(like, torch.nan)
-    for (layer, node), value in zip(nodes, values, strict=True):
-        whole[layer, node] = value
+    for place, value in zip(places, values, strict=True):
+        whole[place] = value
     return whole
 
 
-def _change(place: Node, values: Mapping[str, Mapping[int, Values]], n_heads: int, stack: str) -> Intervention:
+def _change(place: Place, values: Mapping[str, Mapping[int, Values]], n_heads: int, stack: str) -> Intervention:
     """The intervention that gives a node its output in the clean run."""
     layer, node = place
     if node < n_heads:
-        return Intervention.replace([place], values["z"][layer], stack=stack)
+        return Intervention.replace([(layer, node)], values["z"][layer], stack=stack)
     return Intervention.stream("mlp_out", [layer], values["mlp_out"][layer], stack=stack)

@@ -1,0 +1,164 @@
+"""The estimates of attribution patching for every edge of the residual graph."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Final, Self
+
+import pandas as pd
+import plotly.graph_objects as go  # type: ignore[import-untyped]
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from ...basics.arguments import finite_number, whole_number
+from ...draw.section import Section
+from ...results.by_layer import subtracted
+from ...results.circuit import Circuit
+from ...results.graph import Graph
+from ...results.over_texts import OverTexts
+from .estimates import Estimates
+from .figures import edge_graph
+
+SHOWN: Final = 40
+"""The number of edges in the figure."""
+SHARES: Final = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0)
+"""The sizes of circuits, as shares of all edges, at which MIB measures faithfulness."""
+
+
+@dataclass(frozen=True, repr=False)
+class EdgeAttribution(Estimates):
+    """Estimates of the effects on a metric of giving one input what one node writes in the clean run.
+
+    `effect [edge]` is in the metric's unit; `edges` has the sender and the receiver of each. The estimates of the edges
+    from a head add up to the estimate for the head (`Attribution`).
+    """
+
+    graph: Graph
+    edges: Int[Tensor, "edge 2"]
+    """The places of sender and receiver among `graph.senders` and `graph.receivers`."""
+
+    @property
+    def names(self) -> list[tuple[str, str]]:
+        """(sender, receiver) of each edge, such as ("L0H3", "L2H1 k")."""
+        senders, receivers = self.graph.senders, self.graph.receivers
+        return [(senders[sender], receivers[receiver]) for sender, receiver in self.edges.tolist()]
+
+    def circuit(self, size: int | float) -> Circuit:
+        """The circuit of the strongest edges that are connected to the logits.
+
+        Edges are chosen one by one: the largest estimate of either sign, among edges into the logits and into nodes
+        from which an edge was chosen before (the greedy search of Hanna et al. 2024). There may be fewer than `size`.
+
+        Args:
+            size: a number of edges, or below 1, a share of all edges.
+        """
+        count = len(self.edges)
+        if isinstance(size, float) and size <= 1:
+            share = finite_number("size", size, above=0.0)
+            number = max(1, int(share * count))
+        else:
+            number = whole_number("size", size, least=1, most=count, most_is="the number of edges")
+        names = self.names
+        return Circuit(edges=tuple(names[place] for place in self.graph.greedy(names, self.effect.tolist(), number)))
+
+    def circuits(self) -> list[Circuit]:
+        """The circuits of 0.1 %, 0.2 %, 0.5 %, 1 %, 2 %, 5 %, 10 %, 20 %, 50 % and 100 % of the edges, for
+        `am.faithfulness`; sizes that hold the same edges appear once.
+        """
+        return list(dict.fromkeys(self.circuit(share) for share in SHARES))
+
+    def to_frame(self) -> pd.DataFrame:
+        """One row per edge: sender, receiver, effect, effect_low, effect_high, agreeing, clear, clear_size, one_text.
+
+        With `confirm`, also `exact`, the mean exact effect of the edges that were measured.
+        """
+        senders, receivers = zip(*self.names, strict=True)
+        return self._rows({"sender": senders, "receiver": receivers})
+
+    def by_head(self) -> pd.DataFrame:
+        """One row per head: the sum of the estimates of the edges from it, with its interval."""
+        graph, sender = self.graph, self.edges[:, 0]
+        sums = torch.zeros(len(graph.senders), self.per_pair.shape[1], dtype=self.per_pair.dtype)
+        sums.index_add_(0, sender, self.per_pair)
+        each = graph.n_heads + graph.mlps
+        of_heads = sums[1:].reshape(graph.n_layers, each, -1)[:, : graph.n_heads].flatten(0, 1)
+        columns = _Sums(of_heads)._columns("effect")
+        places = {
+            "layer": [layer for layer in range(graph.n_layers) for _ in range(graph.n_heads)],
+            "head": list(range(graph.n_heads)) * graph.n_layers,
+        }
+        return pd.DataFrame(places | {name: value.numpy() for name, value in columns.items()})
+
+    def plot(self, count: int = SHOWN) -> "go.Figure":
+        """The strongest edges as a graph, layers upward: the wider, the stronger; solid edges hold when measured."""
+        strongest = self.strongest(count)
+        confirmation = self.confirmation
+        held: set[str] = set()
+        if confirmation is not None:
+            held = {name for name, holds in zip(confirmation.names, confirmation.holds.tolist(), strict=True) if holds}
+        return edge_graph(
+            strongest, self.graph, [edge_name(*ends) in held for ends in _ends(strongest)], self._labels["effect"]
+        )
+
+    def _check(self) -> None:
+        super()._check()
+        if len(self.edges) != len(self.per_pair):
+            raise ValueError("`edges` and `per_pair` must have the same length")
+
+    @property
+    def _things(self) -> str:
+        return "edges"
+
+    def _name_of(self, place: Sequence[int]) -> str:
+        sender, receiver = self.edges[place[0]].tolist()
+        return edge_name(self.graph.senders[sender], self.graph.receivers[receiver])
+
+    @property
+    def _title(self) -> str:
+        return f"Attribution of {self.metric} to edges"
+
+    def _sections(self) -> "Sequence[Section]":
+        solid = (
+            "; none was measured"
+            if self.exact is None
+            else "; solid edges hold when measured, dotted ones were not measured or do not hold"
+        )
+        shown = min(SHOWN, len(self.edges))
+        reading = (
+            f"The {shown} edges with the largest estimates{solid}. Width is the size of the estimate, colour its sign."
+        )
+        sections = [Section("Edges", reading, {"edges": self.plot()}, "attribution.plot()")]
+        return [*sections, *self._exact_sections()]
+
+    def _comparable(self) -> dict[str, Any]:
+        return super()._comparable() | {"graph": self.graph}
+
+    def _minus(self, other: Self, paired: bool) -> Self:
+        return replace(
+            self,
+            before=subtracted(self.before, other.before, paired),
+            per_pair=subtracted(self.per_pair, other.per_pair, paired),
+            exact=None,
+            controls=None,
+            tokens=self.tokens if paired else (),
+        )
+
+
+class _Sums(OverTexts):
+    """Sums of estimates over edges, with their intervals over pairs."""
+
+    def __init__(self, values: Float[Tensor, "*place pair"]) -> None:
+        self._values = values
+
+    @property
+    def _measured_values(self) -> Float[Tensor, "*place pair"]:
+        return self._values
+
+
+def edge_name(sender: str, receiver: str) -> str:
+    """The name of an edge in a sentence."""
+    return f"{sender} → {receiver}"
+
+
+def _ends(frame: pd.DataFrame) -> list[tuple[str, str]]:
+    return list(zip(frame["sender"], frame["receiver"], strict=True))

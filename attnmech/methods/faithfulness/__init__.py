@@ -1,0 +1,1 @@
+"""Whether a circuit alone does what the model does."""

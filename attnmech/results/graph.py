@@ -1,0 +1,126 @@
+"""The residual graph of a model: the nodes that write into the stream, the inputs that read it, and their edges."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from heapq import heappop, heappush
+from typing import Final
+
+import torch
+from jaxtyping import Bool
+from torch import Tensor
+
+EMBEDDING: Final = "embedding"
+"""The first stream: embeddings of tokens and positions, after their norm."""
+LOGITS: Final = "logits"
+INPUTS: Final = ("q", "k", "v")
+"""The inputs of a head."""
+
+
+@dataclass(frozen=True)
+class Graph:
+    """The nodes and edges of a stack whose stream is the sum of what its nodes write.
+
+    Senders write: the embedding, every head, and every MLP. Receivers read the stream of the senders below them: q, k
+    and v of every head (k and v of every kv head), every MLP, and the logits. Without `mlps`, MLPs are no nodes.
+
+    >>> graph = Graph(n_layers=1, n_heads=2, n_kv_heads=1, mlps=True, parallel=False)
+    >>> graph.senders
+    ('embedding', 'L0H0', 'L0H1', 'L0 MLP')
+    >>> graph.receivers
+    ('L0H0 q', 'L0H1 q', 'L0KV0 k', 'L0KV0 v', 'L0 MLP', 'logits')
+    >>> graph.exists[1].tolist()                        # L0H0 is read by the MLP and the logits
+    [False, False, False, False, True, True]
+    """
+
+    n_layers: int
+    n_heads: int
+    n_kv_heads: int
+    mlps: bool
+    parallel: bool
+    """Whether attention and MLP of a layer read the same stream."""
+
+    @cached_property
+    def senders(self) -> tuple[str, ...]:
+        """The nodes that write, in the order in which they run."""
+        mlp = ("{} MLP",) if self.mlps else ()
+        names = (*(f"{{}}H{head}" for head in range(self.n_heads)), *mlp)
+        return (EMBEDDING, *(name.format(f"L{layer}") for layer in range(self.n_layers) for name in names))
+
+    @cached_property
+    def receivers(self) -> tuple[str, ...]:
+        """The inputs that read the stream, in the order in which they run."""
+        kv = "H" if self.n_kv_heads == self.n_heads else "KV"
+        names = [f"{{}}H{head} q" for head in range(self.n_heads)]
+        names += [f"{{}}{kv}{head} {at}" for at in INPUTS[1:] for head in range(self.n_kv_heads)]
+        names += ["{} MLP"] if self.mlps else []
+        return (*(name.format(f"L{layer}") for layer in range(self.n_layers) for name in names), LOGITS)
+
+    def senders_of(self, layer: int) -> slice:
+        """The places of a layer's senders: its heads, then its MLP."""
+        each = self.n_heads + self.mlps
+        return slice(1 + layer * each, 1 + (layer + 1) * each)
+
+    def receivers_of(self, layer: int) -> slice:
+        """The places of a layer's receivers: q, k and v head by head, then its MLP."""
+        each = self.n_heads + 2 * self.n_kv_heads + self.mlps
+        return slice(layer * each, (layer + 1) * each)
+
+    @cached_property
+    def exists(self) -> Bool[Tensor, "sender receiver"]:
+        """Whether there is an edge."""
+        there = torch.zeros(len(self.senders), len(self.receivers), dtype=torch.bool)
+        there[:, -1] = True
+        for layer in range(self.n_layers):
+            mine, read = self.senders_of(layer), self.receivers_of(layer)
+            there[: mine.start, read] = True
+            if self.mlps and not self.parallel:
+                there[mine.start : mine.stop - 1, read.stop - 1] = True
+        return there
+
+    def nodes_of(self, receiver: str) -> tuple[str, ...]:
+        """The nodes that an input belongs to: several heads for k and v of a kv head, none for the logits.
+
+        >>> Graph(n_layers=1, n_heads=4, n_kv_heads=2, mlps=True, parallel=False).nodes_of("L0KV1 k")
+        ('L0H2', 'L0H3')
+        """
+        node, _, at = receiver.rpartition(" ")
+        if receiver == LOGITS:
+            return ()
+        if at == "MLP":
+            return (receiver,)
+        if "KV" not in node:
+            return (node,)
+        layer, _, number = node.partition("KV")
+        shared = self.n_heads // self.n_kv_heads
+        return tuple(f"{layer}H{head}" for head in range(int(number) * shared, (int(number) + 1) * shared))
+
+    def greedy(self, edges: Sequence[tuple[str, str]], sizes: Sequence[float], count: int) -> list[int]:
+        """The places of `count` edges, chosen one by one: the largest whose receiver is the logits, or belongs to a
+        node from which an edge was chosen before.
+
+        So every node chosen has a path to the logits. Fewer if no further edge can be connected.
+        """
+        waiting: dict[str, list[int]] = {}
+        for place, (_, receiver) in enumerate(edges):
+            for node in self.nodes_of(receiver) or (LOGITS,):
+                waiting.setdefault(node, []).append(place)
+        heap: list[tuple[float, int]] = []
+        chosen: list[int] = []
+        taken: set[int] = set()
+        reached: set[str] = set()
+
+        def reach(node: str) -> None:
+            if node not in reached:
+                reached.add(node)
+                for place in waiting.get(node, ()):
+                    heappush(heap, (-abs(sizes[place]), place))
+
+        reach(LOGITS)
+        while heap and len(chosen) < count:
+            _, place = heappop(heap)
+            if place not in taken:
+                taken.add(place)
+                chosen.append(place)
+                reach(edges[place][0])
+        return chosen
