@@ -120,11 +120,10 @@ class EdgePasses:
         edits = self._edits(layer, stream, patched[:, :-1] if graph.mlps else patched, written)
         after, values = self._block(number, stream, edits)
         if at_mlp.any():
-            if graph.parallel:
-                _, own = self._block(number, stream + self._moved(at_mlp, written)[0], {})
-            else:
-                moved = self._moved(at_mlp, [*written, self._change(layer, values)])[0]
-                _, own = self._block(number, stream, edits | {("resid_mid", layer): lambda middle: middle + moved})
+            before = written if graph.parallel else [*written, self._change(layer, values)]
+            moved = self._moved(at_mlp, before)[0]
+            point = "resid_pre" if graph.parallel else "resid_mid"
+            _, own = self._block(number, stream, {**edits, (point, layer): lambda read: read + moved})
             values = {**values, ("mlp_out", layer): own["mlp_out", layer]}
             after = stream + values["attn_out", layer] + values["mlp_out", layer]
         return after, self._change(layer, values)

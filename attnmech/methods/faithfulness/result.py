@@ -146,15 +146,16 @@ class Faithfulness(PagedResult):
         """The finding in one sentence."""
         pairs = len(self.full)
         place = self._smallest
-        ends = tuple(float(end[place]) for end in self.interval())
-        shown_interval = interval_of(ends, ".2f") if ends[0] == ends[0] else ""
+        means, several = self._kept(self.inside), len(self.sizes)
+        # The circuit of the sentence was chosen among several.
+        ends = tuple(float(end[place]) for end in (means.simultaneous() if several > 1 else means.interval()))
         kept = (
-            f"{self.sizes[place]} of {self.n_edges} edges keep {float(self.faithfulness[place]):.2f} of the "
-            f"{self.metric.replace('_', ' ')}{shown_interval}, and {float(self.completeness[place]):.2f} is left "
-            "without them"
+            f"{self.sizes[place]} of {self.n_edges} edges keep {float(self.faithfulness[place]):.2f} of the metric"
+            f"{interval_of(ends, '.2f', several, 'circuits')}, and {float(self.completeness[place]):.2f} is left without "
+            "them"
         )
         few = no_interval(pairs).replace("text", "pair")
-        areas = "" if len(self.sizes) == 1 else f"; CPR {self.cpr:.2f}, CMD {self.cmd:.2f}"
+        areas = "" if several == 1 else f"; CPR {self.cpr:.2f}, CMD {self.cmd:.2f}"
         count = "1 pair" if pairs == 1 else f"{pairs} pairs"
         return with_minus_signs(f"On {count}, {kept}{areas}{few}.")
 
