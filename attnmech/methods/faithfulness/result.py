@@ -151,8 +151,8 @@ class Faithfulness(PagedResult):
         ends = tuple(float(end[place]) for end in (means.simultaneous() if several > 1 else means.interval()))
         kept = (
             f"{self.sizes[place]} of {self.n_edges} edges keep {float(self.faithfulness[place]):.2f} of the metric"
-            f"{interval_of(ends, '.2f', several, 'circuits')}, and {float(self.completeness[place]):.2f} is left without "
-            "them"
+            f"{interval_of(ends, '.2f', several, 'circuits')}, and {float(self.completeness[place]):.2f} is left "
+            "without them"
         )
         few = no_interval(pairs).replace("text", "pair")
         areas = "" if several == 1 else f"; CPR {self.cpr:.2f}, CMD {self.cmd:.2f}"
