@@ -535,6 +535,18 @@ def _attribute(of: Subject) -> Any:
     return am.attribute(of.model, *of.pair, confirm=1, controls=1, **of.judged)
 
 
+@call("attribute(edges=True)")
+def _attribute_edges(of: Subject) -> Any:
+    options = {"nodes": "heads+mlps", "confirm": 1, "controls": 1, **of.judged}
+    return am.attribute(of.model, *of.pair, edges=True, **options)
+
+
+@call("faithfulness")
+def _faithfulness(of: Subject) -> Any:
+    circuit = am.results.Circuit(nodes=tuple(f"L{layer}H{head}" for layer, head in of.heads))
+    return am.faithfulness(of.model, circuit, *of.pair, **of.judged)
+
+
 @call("path_patch")
 def _path_patch(of: Subject) -> Any:
     # A small hybrid has a single layer with attention, whose heads can only send to the logits.

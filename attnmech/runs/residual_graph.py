@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from ..errors import InputError
 from ..model.reading.partial_pass import can_begin_in_the_middle
-from ..model.reading.writers import why_no_sum
+from ..model.reading.writers import why_blocks_do_not_add
 from ..model.run.hooked import HookedModel
 from ..results.graph import INPUTS, Graph
 
@@ -29,9 +29,11 @@ def graph_of(model: HookedModel, *, mlps: bool = True) -> Graph:
 
 
 def _why_no_graph(model: HookedModel) -> str | None:
-    if (reason := why_no_sum(model)) is not None:
+    if (reason := why_blocks_do_not_add(model)) is not None:
         return reason
     plan = model.output_stack.architecture
+    if plan.mixer:
+        return "a mixer writes beside attention"
     if plan.norm == "post":
         return "norms between the blocks change what nodes write"
     if plan.gate is not None:

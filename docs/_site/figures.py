@@ -40,6 +40,10 @@ CALLS: Final[dict[str, str]] = {
     "PatchEffects": 'am.patch(model, clean, corrupted, answers=" Anna", against=" Tom")',
     "PositionEffects": 'am.patch(model, clean, corrupted, at="resid_pre", answers=" Anna", against=" Tom")',
     "Attribution": 'am.attribute(model, clean, corrupted, confirm=6, answers=" Anna", against=" Tom")',
+    "EdgeAttribution": 'am.attribute(model, clean, corrupted, nodes="heads+mlps", edges=True, confirm=6, '
+    'answers=" Anna", against=" Tom")',
+    "Faithfulness": 'am.faithfulness(model, am.attribute(model, clean, corrupted, nodes="heads+mlps", edges=True, '
+    'answers=" Anna", against=" Tom").circuits(), clean, corrupted, answers=" Anna", against=" Tom")',
     "PathEffects": 'am.path_patch(model, clean, corrupted, [(3, 1)], "v", answers=" Anna", against=" Tom")',
     "NullAttention": "am.null_attention(model, texts)",
     "SegmentEffects": 'am.segment_effects(model, "Anna sang. Tom lost an old anchor. He gave it to Anna.")',

@@ -118,14 +118,13 @@ class EdgeAttribution(Estimates):
         return f"Attribution of {self.metric} to edges"
 
     def _sections(self) -> "Sequence[Section]":
-        solid = (
-            "; none was measured"
-            if self.exact is None
-            else "; solid edges hold when measured, dotted ones were not measured or do not hold"
-        )
+        solid = "none was measured"
+        if self.exact is not None:
+            solid = "solid edges hold when measured, dotted ones do not, or were not measured"
         shown = min(SHOWN, len(self.edges))
         reading = (
-            f"The {shown} edges with the largest estimates{solid}. Width is the size of the estimate, colour its sign."
+            f"The {shown} edges with the largest estimates; {solid}. Width is the size of the estimate; blue edges "
+            "raise the metric, brown ones lower it. Numbers are heads."
         )
         sections = [Section("Edges", reading, {"edges": self.plot()}, "attribution.plot()")]
         return [*sections, *self._exact_sections()]

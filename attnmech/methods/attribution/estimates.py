@@ -119,6 +119,15 @@ class Estimates(OverTexts, TextResult):
     @property
     def lead(self) -> str:
         """The finding in one sentence."""
+        count, pairs = int((~self.effect.isnan()).sum()), self._texts.replace("text", "pair")
+        subject = f"{self._opening}{METHODS[self.method]} of patching each of {count} {self._things} on {pairs}"
+        confirmation = self.confirmation
+        found = f"{self._largest}." if confirmation is None else confirmation.lead
+        return f"{subject[0].upper()}{subject[1:]}: {found}"
+
+    @property
+    def _largest(self) -> str:
+        """What the estimates alone say."""
         largest = largest_of(
             self,
             self._means,
@@ -127,17 +136,7 @@ class Estimates(OverTexts, TextResult):
             unit=unit_of(self.metric),
             what="estimate" if self.parts is None else "difference",
         )
-        count = int((~self.effect.isnan()).sum())
-        pairs = self._texts.replace("text", "pair")
-        subject = f"{METHODS[self.method]} of patching each of {count} {self._things} on {pairs}"
-        return f"{self._opening}{subject}: {largest}{self._confirmed}."
-
-    @property
-    def _confirmed(self) -> str:
-        if self.parts is not None:
-            return ""
-        confirmation = self.confirmation
-        return "; not confirmed" if confirmation is None else f"; {confirmation.lead.removesuffix('.')}"
+        return largest if self.parts is not None else f"{largest}; not confirmed"
 
     @property
     def _n_texts(self) -> int:

@@ -49,31 +49,38 @@ def confirmed(frame: pd.DataFrame) -> go.Figure:
 def edge_graph(frame: pd.DataFrame, graph: Graph, holds: Sequence[bool], label: str) -> go.Figure:
     """Draws edges between the nodes of a graph, layers upward; `frame` has their sender, receiver and effect.
 
-    Edges that hold are solid, the others dotted.
+    Heads are labelled by their numbers. Edges that hold are solid, the others dotted.
     """
     figure, size = Figure(), float(frame["effect"].abs().max()) or 1.0
     for (_, row), held in zip(frame.iterrows(), holds, strict=True):
         (x, y), (to_x, to_y) = _place(row["sender"], graph, sends=True), _place(row["receiver"], graph, sends=False)
-        colour = SIGNED_COLOURS[0] if row["effect"] < 0 else SIGNED_COLOURS[-1]
+        colour = SIGNED_COLOURS[1] if row["effect"] < 0 else SIGNED_COLOURS[3]
         line = {
             "color": colour, "width": 0.7 + 5 * abs(row["effect"]) / size, "dash": "solid" if held else "dot",
         }  # fmt: skip
-        figure.add_scatter(x=[x, to_x], y=[y, to_y], mode="lines", line=line, opacity=0.75, hoverinfo="skip")
+        figure.add_scatter(x=[x, to_x], y=[y, to_y], mode="lines", line=line, hoverinfo="skip")
         hover = f"{row['sender']} → {row['receiver']}<br>{label} {row['effect']:+.3g}<extra></extra>"
         figure.add_scatter(
             x=[(x + to_x) / 2], y=[(y + to_y) / 2], mode="markers", marker={"size": 9, "color": colour, "opacity": 0},
             hovertemplate=hover,
         )  # fmt: skip
     nodes = dict.fromkeys([*frame["sender"], *(_node(name, graph) for name in frame["receiver"])])
-    places = [_place(node, graph, sends=True) for node in nodes]
-    figure.add_scatter(
-        x=[x for x, _ in places], y=[y for _, y in places], mode="markers+text", text=list(nodes),
-        textposition="middle right", hoverinfo="skip", marker={"size": 8, "color": NEUTRAL},
-    )  # fmt: skip
+    for ends in (True, False):
+        some = [node for node in nodes if (node in (EMBEDDING, LOGITS)) == ends]
+        places = [_place(node, graph, sends=True) for node in some]
+        figure.add_scatter(
+            x=[x for x, _ in places], y=[y for _, y in places], mode="markers+text", hovertext=some, hoverinfo="text",
+            text=some if ends else [node.partition("H")[2] or "MLP" for node in some],
+            textposition=["bottom center" if node == EMBEDDING else "top center" for node in some] if ends
+            else "middle center",
+            textfont={} if ends else {"color": "white", "size": 11},
+            marker={"size": 10 if ends else 28, "color": NEUTRAL, "opacity": 1},
+        )  # fmt: skip
     layers = list(range(graph.n_layers))
-    figure.update_layout(template=FIGURE_STYLE, height=max(360, 46 * (graph.n_layers + 2)), showlegend=False)
+    figure.update_layout(template=FIGURE_STYLE, height=max(420, 60 * (graph.n_layers + 2)), showlegend=False)
     figure.update_xaxes(visible=False, range=[-0.8, _width(graph) + 1.2])
-    figure.update_yaxes(title="layer", tickvals=layers, ticktext=[str(layer) for layer in layers], zeroline=False)
+    span = [-1.6, graph.n_layers + 0.6]
+    figure.update_yaxes(title="layer", tickvals=layers, range=span, zeroline=False)
     return figure
 
 

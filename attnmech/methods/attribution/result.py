@@ -34,7 +34,7 @@ from ...runs.edge_passes import patched_edges
 from ...runs.layers import count_layers
 from ...runs.metrics import MetricLike
 from ...runs.options import MeasuringOptions
-from ...runs.residual_graph import graph_of
+from ...runs.residual_graph import OF_SENDERS, graph_of
 from ...runs.sweep import run_sweep, tokens_of
 from .comparison import Comparison
 from .edges import EdgeAttribution
@@ -237,7 +237,8 @@ def attribute(
     noted = {**comparison.noted, "nodes": nodes, "layers": list(chosen)}
     noted |= {"confirm": confirm, "controls": controls, "seed": seed} if confirm else {}
     values: dict[str, Mapping[int, Values]] = {
-        point: comparison.pairs.values(model, point, chosen) for point in NODES[nodes]
+        point: comparison.pairs.values(model, point, chosen)
+        for point in (NODES[nodes] if graph is None else OF_SENDERS[: 1 + graph.mlps])
     }
     if graph is None:
         parts, made = comparison.parts(), (model, comparison.judge, chosen, values, comparison.moved, comparison.steps)

@@ -29,7 +29,7 @@ from ...results.graph import Graph
 from ...results.provenance import Provenance
 from ...results.result import PagedResult
 from ...runs.ablations import reread
-from ...runs.claims import interval_note, interval_of, no_interval
+from ...runs.claims import interval_of, no_interval
 from ...runs.corpus import CorpusBatch
 from ...runs.edge_passes import patched_edges
 from ...runs.metrics import Metric, MetricLike
@@ -134,7 +134,7 @@ class Faithfulness(PagedResult):
             low, high = means.interval()
             columns |= {name: means.mean.numpy(), f"{name}_low": low.numpy(), f"{name}_high": high.numpy()}
         frame = pd.DataFrame(columns)
-        frame.attrs["intervals"] = interval_note(len(self.full)).replace("text", "pair")
+        frame.attrs["intervals"] = f"Intervals are pointwise 95 % t intervals over pairs{no_interval(len(self.full))}."
         return frame
 
     def plot(self) -> "go.Figure":

@@ -28,23 +28,30 @@ def why_no_sum(model: HookedModel) -> str | None:
     """Why a model's stream is not a sum of captured points; None if it is."""
     if model.is_own:
         return f"{NO_TOKENS}, and what it computes from them enters the stream as one value"
+    if (reason := why_blocks_do_not_add(model)) is not None:
+        return reason
+    if not model.reads_tokens:
+        return "patches or frames and their positions enter the stream as one value"
+    if model.architecture.embed_projection is not None or model.embedding.shape[1] != model.d_model:
+        return (
+            f"its token embedding of {model.embedding.shape[1]} dimensions is projected to the {model.d_model} of the "
+            "stream"
+        )
+    return None
+
+
+def why_blocks_do_not_add(model: HookedModel) -> str | None:
+    """Why the stream behind the first layer is not the sum of what enters it and of captured points; None if it is."""
     if model.architecture.no_stream:
         return model.architecture.no_stream
     if len(model.stacks) > 1:
         return "its stacks share one embedding, and attention to another stack writes into the decoder's stream"
-    if not model.reads_tokens:
-        return "patches or frames and their positions enter the stream as one value"
     if model.architecture.expanded is not None:
         return "its keys and values are expanded from a latent, with a norm between attn_in and the latent"
     if model.architecture.hybrid:
         return "its layers without attention write into the stream, and no point holds their output"
     if not model.architecture.chained:
         return "something between its blocks changes the stream (DeBERTa-v2's convolution after the first)"
-    if model.architecture.embed_projection is not None or model.embedding.shape[1] != model.d_model:
-        return (
-            f"its token embedding of {model.embedding.shape[1]} dimensions is projected to the {model.d_model} of the "
-            "stream"
-        )
     return None
 
 

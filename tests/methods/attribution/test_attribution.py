@@ -320,7 +320,9 @@ def test_numbers_of_a_confirmation() -> None:
 def test_what_a_result_says_saves_and_subtracts(tmp_path: Path) -> None:
     hooked, (clean, corrupted) = models.hooked("gpt2"), pair("gpt2")
     attribution = am.attribute(hooked, clean, corrupted, confirm=2, controls=3, **BOTH)
-    assert repr(attribution).startswith("Attribution(first-order estimate of patching each of 18 nodes on 3 pairs: L")
+    assert repr(attribution).startswith(
+        "Attribution(First-order estimate of patching each of 18 nodes on 3 pairs: whether the 2 strongest"
+    )
     loaded = am.load_result(attribution.save(tmp_path / "result.safetensors"))
     assert repr(loaded) == repr(attribution) and repr(loaded.confirmation) == repr(attribution.confirmation)
     frame = attribution.to_frame()

@@ -264,7 +264,7 @@ def test_what_a_result_says_saves_and_subtracts(tmp_path: Path) -> None:
     clean, corrupted, judged = cued_pairs(8)
     model = planted.and_pair("gpt2")
     edges = edge_estimates(model, clean, corrupted, confirm=3, controls=5, **judged)
-    assert repr(edges).startswith("EdgeAttribution(first-order estimate of patching each of ")
+    assert repr(edges).startswith("EdgeAttribution(First-order estimate of patching each of ")
     loaded = am.load_result(edges.save(tmp_path / "edges.safetensors"))
     assert isinstance(loaded, EdgeAttribution) and repr(loaded) == repr(edges) and loaded.graph == edges.graph
     frame = edges.to_frame()
