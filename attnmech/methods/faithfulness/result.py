@@ -108,12 +108,15 @@ class Faithfulness(PagedResult):
 
     @property
     def cpr(self) -> float:
-        """The area under faithfulness over the share of edges (trapezoid rule; MIB's CPR); NaN for one circuit."""
+        """The area under faithfulness over the share of edges (trapezoid rule; MIB's CPR).
+
+        NaN without a circuit of all edges, up to which the area goes.
+        """
         return self._areas["cpr"].mean.item()
 
     @property
     def cmd(self) -> float:
-        """The area between faithfulness and 1 over the share of edges (MIB's CMD); NaN for one circuit."""
+        """The area between faithfulness and 1 over the share of edges (MIB's CMD); NaN where `cpr` is."""
         return self._areas["cmd"].mean.item()
 
     def area_interval(self, area: str, level: float = LEVEL) -> tuple[float, float]:
@@ -155,7 +158,7 @@ class Faithfulness(PagedResult):
             "without them"
         )
         few = no_interval(pairs).replace("text", "pair")
-        areas = "" if several == 1 else f"; CPR {self.cpr:.2f}, CMD {self.cmd:.2f}"
+        areas = f"; CPR {self.cpr:.2f}, CMD {self.cmd:.2f}" if self._has_areas else ""
         count = "1 pair" if pairs == 1 else f"{pairs} pairs"
         return with_minus_signs(f"On {count}, {kept}{areas}{few}.")
 
@@ -166,6 +169,11 @@ class Faithfulness(PagedResult):
         if enough:
             return min(enough, key=lambda place: self.sizes[place])
         return int(self.faithfulness.argmax())
+
+    @property
+    def _has_areas(self) -> bool:
+        """Whether the curve has several points, and ends at all edges."""
+        return len(self.sizes) > 1 and max(self.sizes) == self.n_edges
 
     @property
     def _title(self) -> str:
@@ -184,7 +192,7 @@ class Faithfulness(PagedResult):
     @cached_property
     def _areas(self) -> Mapping[str, TextMeans]:
         order = sorted(range(len(self.sizes)), key=lambda place: self.sizes[place])
-        if len(order) == 1:
+        if not self._has_areas:
             return dict.fromkeys(("cpr", "cmd"), TextMeans.of_values(torch.full((1, len(self.full)), torch.nan)))
         weights = trapezoid([self.shares[place] for place in order])[:, None]
         gap, kept = self.full - self.empty, (self.inside - self.empty)[order]
@@ -230,7 +238,7 @@ def faithfulness(
         options: answers, against (one token per pair), bos, memory and progress, as in `am.patch`.
 
     Returns:
-        For each circuit, faithfulness and completeness with intervals over pairs; for several, MIB's areas CPR and CMD.
+        For each circuit, faithfulness and completeness with intervals over pairs; for `attribution.circuits()`, MIB's areas CPR and CMD.
 
     Raises:
         InputError: for circuits with edges that the model lacks, prompts that do not pair up, a metric that patching

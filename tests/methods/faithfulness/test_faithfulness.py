@@ -182,7 +182,9 @@ def test_areas_and_their_intervals() -> None:
         "On 9 pairs, 10 of 100 edges keep 0.98 of the metric (95 % interval, corrected for 4 circuits: "
     )
     alone = measured((empty + kept[0])[None], full, empty, (50,))
-    assert math.isnan(alone.cpr) and "CPR" not in alone.lead
+    small = measured((empty + 2 * kept)[[1, 3]], full, empty, (2, 10))
+    for without in (alone, small):
+        assert math.isnan(without.cpr) and math.isnan(without.cmd) and "CPR" not in without.lead
     with pytest.raises(InputError, match="`area` must be one of cpr, cmd"):
         found.area_interval("auc")
 
