@@ -9,6 +9,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from ..errors import InputError
+from ..model.parts.norms import frozen_norm
 from ..model.reading.partial_pass import can_begin_in_the_middle
 from ..model.reading.writers import why_blocks_do_not_add
 from ..model.run.hooked import HookedModel
@@ -50,8 +51,9 @@ def _why_no_graph(model: HookedModel) -> str | None:
 class Steps:
     """The steps between the points of a model along the edges of its residual graph."""
 
-    def __init__(self, model: HookedModel) -> None:
-        self._stack = model.output_stack
+    def __init__(self, model: HookedModel, *, frozen: bool = False) -> None:
+        """With `frozen`, derivatives take the scales of norms as constants."""
+        self._stack, self._frozen = model.output_stack, frozen
         self._plan = self._stack.architecture
         self.layers = self._stack.layers
 
@@ -86,7 +88,9 @@ class Steps:
     ) -> Float[Tensor, "head batch position d_model"]:
         """The derivative of attn_out along each change of attn_raw; `raw` is needed if a norm follows."""
         norm = self.norm_of_output(layer)
-        if norm is not None and raw is not None:
+        if norm is not None and raw is not None and self._frozen:
+            change = frozen_norm(norm, raw, change.dtype)(change)
+        elif norm is not None and raw is not None:
             change = torch.func.jvp(norm.forward, (raw.expand_as(change).contiguous(),), (change.to(raw),))[1]
         return self._plan.attn_scale * change.detach()
 
@@ -119,6 +123,10 @@ class Steps:
         norm = self._attention_norm(layer)
         if norm is None:
             return at_norm
+        if self._frozen:
+            frozen = frozen_norm(norm, stream, at_norm.dtype)
+            scaled = frozen.multiplier * at_norm
+            return (scaled - scaled.mean(dim=-1, keepdim=True) if frozen.centred else scaled).detach()
         with torch.enable_grad():
             x = stream.expand_as(at_norm).detach().requires_grad_()
             (pulled,) = torch.autograd.grad(norm.forward(x), x, at_norm)

@@ -1,6 +1,7 @@
 """The pairs of prompts whose runs are compared, and the metric that compares them."""
 
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Self
@@ -20,6 +21,7 @@ from ...runs.gradients import tokens_at_once
 from ...runs.metrics import Metric, MetricLike
 from ...runs.progress import steps as progress_bar
 from ...runs.prompt_pairs import PromptPairs
+from ...runs.relevance import relevance_rules
 from ...runs.sweep import batches_of
 from .formulas import METHODS
 from .sums import Estimator
@@ -105,7 +107,8 @@ class Comparison:
         """The metric of each corrupted prompt, and the estimates."""
         before = torch.empty(self.count, dtype=torch.float64)
         estimates = torch.empty(*shape, self.count, dtype=torch.float64)
-        with progress_bar("pairs", self.count, show=self.options.get("progress", False)) as bar:
+        rules = relevance_rules(self.model, parts[0].batch) if self.method == "relp" else nullcontext()
+        with rules, progress_bar("pairs", self.count, show=self.options.get("progress", False)) as bar:
             for part in parts:
                 before[part.documents], estimates[..., part.documents] = estimator.of_part(part)
                 bar.advance(len(part.documents))

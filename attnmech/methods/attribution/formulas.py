@@ -13,8 +13,10 @@ from ...maths.intervals import LEVEL
 METHODS: Final = {
     "gradient": "first-order estimate",
     "integrated": "estimate from integrated gradients",
+    "relp": "estimate by relevance patching",
 }
-"""The estimates, by name: the gradient of the corrupted run, or its mean on the line between the two runs' inputs."""
+"""The estimates, by name: from the gradient of the corrupted run, its mean on the line between the two runs' inputs, or
+the coefficients of relevance propagation."""
 
 
 def first_order(

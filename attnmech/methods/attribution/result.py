@@ -172,7 +172,10 @@ def attribute(
       and a forward and a backward pass over the corrupted ones, for all nodes together;
     - method="integrated": g is the mean of the gradients at the midpoints of `steps` equal parts of the line from the
       corrupted run's stream to the clean run's, at the start of the first layer with attention. It sees effects that
-      set in only between the two runs; costs a further forward and backward pass per step.
+      set in only between the two runs; costs a further forward and backward pass per step;
+    - method="relp": g is the coefficient of relevance propagation. The backward pass takes the scales of norms and the
+      patterns as constants, an activation function as a multiplication by f(x) / x, and halves the gradient of gates.
+      Nothing flows through q and k. Costs as much as "gradient".
 
     The estimate is exact where the metric is linear in u between the two runs. It misses nodes whose gradient is 0
     where they matter, such as where an MLP or a softmax is saturated. With `confirm=k`, the k nodes with the largest
@@ -195,7 +198,7 @@ def attribute(
         model: the model.
         clean: prompts, or token ids.
         corrupted: the same number of prompts, each with the same number of tokens as its clean partner.
-        method: "gradient" or "integrated".
+        method: "gradient", "integrated" or "relp".
         nodes: "heads", or "heads+mlps".
         edges: whether to patch edges. MLPs that are not nodes are recomputed.
         metric: as in `am.patch`, or a differentiable function `(logits, batch) -> [pair]`; "accuracy" has no gradient.
@@ -213,13 +216,13 @@ def attribute(
 
     Raises:
         InputError: for prompts that do not pair up or do not differ, invalid methods, nodes, layers and metrics, and
-            metrics without a gradient; for the loss of masked language models; for method="integrated", also for models
-            with several stacks; for edges, for models whose stream is not the sum of what nodes write, and within
-            hooks.
+            metrics without a gradient; for the loss of masked language models; for method="integrated" and "relp", also
+            for models with several stacks; for method="relp", for models whose parts its rules do not cover; for edges,
+            for models whose stream is not the sum of what nodes write, and within hooks.
         MissingPointError: for MLPs of a model whose MLPs have no separate output.
 
     Source: Nanda 2023 (attribution); Syed et al. 2023 (edges, EAP); for "integrated", Hanna et al. 2024 (EAP-IG,
-    inputs).
+    inputs); for "relp", Jafari et al. 2025.
     """
     require_model(model)
     option("nodes", nodes, NODES)
@@ -251,7 +254,7 @@ def attribute(
             values | {"resid_pre": comparison.entering},
         )
         made = (model, comparison.judge, chosen, values, comparison.moved, comparison.steps)
-        before, per_pair = comparison.estimated(EdgeEstimator(*made, graph), parts, shape)
+        before, per_pair = comparison.estimated(EdgeEstimator(*made, graph, method == "relp"), parts, shape)
     exact = drawn = None
     if confirm:
         strongest, sample = _to_confirm(per_pair.mean(dim=-1), confirm, controls, seed)

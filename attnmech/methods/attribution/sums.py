@@ -104,10 +104,16 @@ class EdgeEstimator(Estimator):
     """The estimates of all edges of a graph: the change of what a sender writes, times the gradient at a receiver."""
 
     graph: Graph
+    frozen: bool
+    """Whether the scales of norms are constants."""
+
+    @property
+    def _along(self) -> Steps:
+        return Steps(self.model, frozen=self.frozen)
 
     @property
     def _points(self) -> list[str]:
-        norm = ["attn_raw"] if Steps(self.model).norm_of_output(self.layers[0]) is not None else []
+        norm = ["attn_raw"] if self._along.norm_of_output(self.layers[0]) is not None else []
         middle = ["resid_mid"] if self.graph.mlps and not self.graph.parallel else []
         return [*self.clean, *INPUTS, *norm, *middle, "resid_post"]
 
@@ -136,7 +142,7 @@ class EdgeEstimator(Estimator):
         self, layer: int, texts: Int[Tensor, " text"], corrupted: Activations, here: Activations
     ) -> Float[Tensor, "head batch position d_model"]:
         """The change of what each head writes, to first order where a norm follows."""
-        steps, dtype = Steps(self.model), self.model.dtype
+        steps, dtype = self._along, self.model.dtype
         change = steps.raw(
             layer, self._change("z", layer, texts, corrupted).to(torch.promote_types(dtype, torch.float32))
         )
@@ -148,7 +154,7 @@ class EdgeEstimator(Estimator):
     ) -> tuple[Float[Tensor, "input batch position d_model"], Float[Tensor, "batch position d_model"]]:
         """The gradient at the stream through q, k and v of each head, and through the MLP."""
         at_qkv = {point: gradients[point, layer] for point in INPUTS}
-        inputs = Steps(self.model).pulled_back(layer, at_qkv, here["resid_pre", layer])
+        inputs = self._along.pulled_back(layer, at_qkv, here["resid_pre", layer])
         # The gradient before the MLP is the sum of that through the MLP and that through the stream beside it.
         after = gradients["resid_post", layer]
         if self.graph.parallel:

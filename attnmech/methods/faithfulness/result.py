@@ -238,7 +238,8 @@ def faithfulness(
         options: answers, against (one token per pair), bos, memory and progress, as in `am.patch`.
 
     Returns:
-        For each circuit, faithfulness and completeness with intervals over pairs; for `attribution.circuits()`, MIB's areas CPR and CMD.
+        For each circuit, faithfulness and completeness with intervals over pairs; for `attribution.circuits()`, MIB's
+        areas CPR and CMD.
 
     Raises:
         InputError: for circuits with edges that the model lacks, prompts that do not pair up, a metric that patching

@@ -18,6 +18,7 @@ import attnmech as am
 from attnmech.errors import InputError
 from attnmech.methods.attribution.formulas import count_interval, midpoints
 from attnmech.model.parts.modules import submodule
+from attnmech.runs.relevance import relevance_rules
 
 ANSWERS, AGAINST = torch.tensor([5, 9, 11]), torch.tensor([7, 4, 30])
 JUDGED: dict[str, Any] = {"answers": ANSWERS, "against": AGAINST}
@@ -166,6 +167,27 @@ def test_estimates_are_exact_where_the_metric_is_linear() -> None:
     confirmation = attribution.confirmation
     assert confirmation is not None
     assert confirmation.rank_correlation == pytest.approx(1) and confirmation.slope == pytest.approx(1, abs=1e-5)
+
+
+@pytest.mark.parametrize("family", ["gpt2", "llama", "gpt_neox"])
+def test_relevance_patching_takes_the_gradients_of_its_rules(family: str) -> None:
+    hooked, (clean, corrupted) = models.hooked(family, torch.float64), pair(family)
+
+    def differences(logits: Tensor) -> Tensor:
+        return logit_differences(logits, ANSWERS, AGAINST)
+
+    with relevance_rules(hooked, hooked.encode(corrupted)):
+        ran = hooked.run(corrupted, ["z", "mlp_out"], gradients_of=differences)
+    one = hooked.run(clean, ["z", "mlp_out"])
+    assert ran.gradients is not None
+    attribution = am.attribute(hooked, clean, corrupted, method="relp", **BOTH)
+    for layer in range(hooked.n_layers):
+        z, mlp = ((one[at, layer] - ran[at, layer]) * ran.gradients[at, layer] for at in ("z", "mlp_out"))
+        nodes = torch.cat([z.sum(dim=(1, 3)).T, mlp.sum(dim=(1, 2))[None]])
+        torch.testing.assert_close(attribution.per_pair[layer], nodes, rtol=1e-9, atol=1e-9)
+    by_gradient = am.attribute(hooked, clean, corrupted, **BOTH)
+    assert (attribution.effect - by_gradient.effect).abs().max() > 1e-3
+    assert hooked.edited == ()
 
 
 @pytest.mark.core
@@ -357,7 +379,7 @@ def test_prompts_of_several_lengths_and_batches_give_the_same() -> None:
         ({"metric": "accuracy"}, 'metric="accuracy" is a step function and has no gradient'),
         ({"metric": "kl"}, "its gradient there is 0"),
         ({"metric": lambda logits, batch: logits[:, -1].argmax(dim=-1).float()}, "the metric has no gradient"),
-        ({"method": "relp"}, "`method` must be one of gradient, integrated"),
+        ({"method": "relevance"}, "`method` must be one of gradient, integrated, relp"),
         ({"nodes": "mlps"}, "`nodes` must be one of heads, heads"),
         ({"steps": 0}, "`steps` must be a whole number, 1 or more"),
         ({"confirm": 16}, r"`confirm` must be a whole number, 0 to 15 \(the number of nodes\)"),

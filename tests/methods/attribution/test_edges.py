@@ -168,7 +168,7 @@ def test_estimates_and_exact_effects_equal_those_of_hooks_on_the_raw_model(
             torch.testing.assert_close(edges.exact[place], after - edges.before, **bound)
 
 
-@pytest.mark.parametrize("method", ["gradient", "integrated"])
+@pytest.mark.parametrize("method", ["gradient", "integrated", "relp"])
 @pytest.mark.parametrize("family", [*FAMILIES, "opt", "gptj", "falcon_new", "qwen3", "mpt3"])
 def test_edges_add_up_to_nodes(family: str, method: str) -> None:
     hooked, (clean, corrupted) = models.hooked(family, torch.float64), pair(family)
@@ -223,7 +223,7 @@ def cued_pairs(count: int = 24) -> tuple[list[Tensor], list[Tensor], dict[str, A
 
 
 @pytest.mark.core
-@pytest.mark.parametrize("method", ["gradient", "integrated"])
+@pytest.mark.parametrize("method", ["gradient", "integrated", "relp"])
 def test_the_edges_of_a_planted_chain_are_found(method: str) -> None:
     """One head passes the cue on, and a second reads what it passes through v."""
     clean, corrupted, judged = cued_pairs()
