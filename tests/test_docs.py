@@ -167,11 +167,11 @@ def test_what_a_table_says_to_write_runs(
         "acts": acts, "view": acts.show("pattern"), "pattern": acts["pattern", 2].numpy(), "tokens": acts.tokens[0],
         "ids": [100, 101], "id": 100, "head": 1, "f": lambda value: value * 1,
         "clean": text, "corrupted": "When Anna and Tom met, Anna gave a shell to", "bridge": model.bridge,
-        "cache": acts.to_cache(),
+        "cache": acts.to_cache(), "circuit": setup["am"].results.Circuit(nodes=["L2H3", "L3 MLP"]),
     }  # fmt: skip
     code = code.replace("answers=..., against=...", '"answers", "against"').replace(", ...)", ', "answers", "against")')
     code = code.replace('"answers", "against"', 'answers=" Anna", against=" Tom"')
-    code = code.replace("(..., at=", '(model, clean, corrupted, answers=" Anna", against=" Tom", at=')
+    code = re.sub(r"\(\.\.\., (at|nodes)=", r'(model, clean, corrupted, answers=" Anna", against=" Tom", \1=', code)
     code = code.replace("model.intervene(...)", "model.intervene(am.Intervention.zero([(0, 1)]))")
     code = code.replace("gradients_of=f", "gradients_of=lambda logits: logits[:, -1].logsumexp(-1)")
     exec(code.removesuffix(": ...") + (": pass" if code.endswith(": ...") else ""), {**setup, **names})

@@ -58,13 +58,13 @@ class Graph:
 
     def senders_of(self, layer: int) -> slice:
         """The places of a layer's senders: its heads, then its MLP."""
-        each = self.n_heads + self.mlps
-        return slice(1 + layer * each, 1 + (layer + 1) * each)
+        count = self.n_heads + self.mlps
+        return slice(1 + layer * count, 1 + (layer + 1) * count)
 
     def receivers_of(self, layer: int) -> slice:
         """The places of a layer's receivers: q, k and v head by head, then its MLP."""
-        each = self.n_heads + 2 * self.n_kv_heads + self.mlps
-        return slice(layer * each, (layer + 1) * each)
+        count = self.n_heads + 2 * self.n_kv_heads + self.mlps
+        return slice(layer * count, (layer + 1) * count)
 
     @cached_property
     def exists(self) -> Bool[Tensor, "sender receiver"]:

@@ -80,8 +80,8 @@ class EdgeAttribution(Estimates):
         graph, sender = self.graph, self.edges[:, 0]
         sums = torch.zeros(len(graph.senders), self.per_pair.shape[1], dtype=self.per_pair.dtype)
         sums.index_add_(0, sender, self.per_pair)
-        each = graph.n_heads + graph.mlps
-        of_heads = sums[1:].reshape(graph.n_layers, each, -1)[:, : graph.n_heads].flatten(0, 1)
+        per_layer = graph.n_heads + graph.mlps
+        of_heads = sums[1:].reshape(graph.n_layers, per_layer, -1)[:, : graph.n_heads].flatten(0, 1)
         columns = _Sums(of_heads)._columns("effect")
         places = {
             "layer": [layer for layer in range(graph.n_layers) for _ in range(graph.n_heads)],

@@ -122,8 +122,8 @@ class Estimates(OverTexts, TextResult):
         count, pairs = int((~self.effect.isnan()).sum()), self._texts.replace("text", "pair")
         subject = f"{self._opening}{METHODS[self.method]} of patching each of {count} {self._things} on {pairs}"
         confirmation = self.confirmation
-        found = f"{self._largest}." if confirmation is None else confirmation.lead
-        return f"{subject[0].upper()}{subject[1:]}: {found}"
+        finding = f"{self._largest}." if confirmation is None else confirmation.lead
+        return f"{subject[0].upper()}{subject[1:]}: {finding}"
 
     @property
     def _largest(self) -> str:

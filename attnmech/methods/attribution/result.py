@@ -244,8 +244,11 @@ def attribute(
         for point in (NODES[nodes] if graph is None else OF_SENDERS[: 1 + graph.mlps])
     }
     if graph is None:
-        parts, made = comparison.parts(), (model, comparison.judge, chosen, values, comparison.moved, comparison.steps)
-        before, estimates = comparison.estimated(NodeEstimator(*made), parts, shape)
+        parts, common = (
+            comparison.parts(),
+            (model, comparison.judge, chosen, values, comparison.moved, comparison.steps),
+        )
+        before, estimates = comparison.estimated(NodeEstimator(*common), parts, shape)
         per_pair = by_layer(estimates, chosen, count_layers(model, stack))
     else:
         _require_room(graph, comparison.count)
@@ -253,8 +256,8 @@ def attribute(
             comparison.parts(16 * len(graph.senders) * model.d_model),
             values | {"resid_pre": comparison.entering},
         )
-        made = (model, comparison.judge, chosen, values, comparison.moved, comparison.steps)
-        before, per_pair = comparison.estimated(EdgeEstimator(*made, graph, method == "relp"), parts, shape)
+        common = (model, comparison.judge, chosen, values, comparison.moved, comparison.steps)
+        before, per_pair = comparison.estimated(EdgeEstimator(*common, graph, method == "relp"), parts, shape)
     exact = drawn = None
     if confirm:
         strongest, sample = _to_confirm(per_pair.mean(dim=-1), confirm, controls, seed)
@@ -270,8 +273,8 @@ def attribute(
         drawn = _placed(sample, torch.ones(len(sample), dtype=torch.float64), per_pair[..., 0]).nan_to_num(0.0)
     tokens = tokens_of(parts, comparison.count, stack.label)
     provenance = model.provenance(parts[-1].digest, tokens, noted | ({"edges": True} if edges else {}))
-    common = method, nodes, comparison.judge.name, before, per_pair, exact, drawn, tokens, provenance
-    return Attribution(*common, chosen) if graph is None else EdgeAttribution(*common, graph, edges_of(graph))
+    fields = method, nodes, comparison.judge.name, before, per_pair, exact, drawn, tokens, provenance
+    return Attribution(*fields, chosen) if graph is None else EdgeAttribution(*fields, graph, edges_of(graph))
 
 
 def _require_room(graph: Graph, pairs: int) -> None:

@@ -227,7 +227,7 @@ def faithfulness(
     instead. Everything later is computed from these inputs, so this is no estimate.
 
     Args:
-        model: a model with one stack, whose stream is the sum of what its nodes write.
+        model: a model with one stack, in which nodes add what they write to one stream.
         circuits: a circuit, or several, such as `attribution.circuits()`.
         clean: prompts, or token ids.
         corrupted: the same number of prompts, each with the same number of tokens as its clean partner; for
