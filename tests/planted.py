@@ -10,6 +10,7 @@ from typing import Any, Final
 
 import models
 import torch
+from torch import Tensor
 from transformers import GPT2Config, GPT2LMHeadModel
 
 import attnmech as am
@@ -120,6 +121,31 @@ def cued(groups: int = 12, each: int = 4, seed: int = 0, metric: Any = "") -> am
             prompt = (BOS, *text, ASK)
             cases[prompt] = (prompt, ANSWERS[right], ANSWERS[1 - right], f"fillers {group}")
     return am.Task("cued answers", tuple(cases.values()), metric)
+
+
+def cued_pairs(count: int = 24) -> tuple[list[Tensor], list[Tensor], dict[str, Any]]:
+    """Prompts with one of two cues, and the same prompts with the other cue."""
+    clean = [list(case.prompt) for case in cued(groups=count, each=1).cases]
+    swap = dict(zip(CUES, reversed(CUES), strict=True))
+    corrupted = [[swap.get(token, token) for token in prompt] for prompt in clean]
+    right = [next(CUES.index(token) for token in prompt if token in CUES) for prompt in clean]
+    answers = [ANSWERS[number] for number in right]
+    judged = {"answers": answers, "against": [ANSWERS[1 - number] for number in right]}
+    return list(map(torch.tensor, clean)), list(map(torch.tensor, corrupted)), judged
+
+
+def either_suffices(one: tuple[int, int] = (0, 2), other: tuple[int, int] = (0, 5)) -> am.HookedModel:
+    """Each of two heads passes the cue on; an MLP answers unless both pass on the wrong one, where it is saturated."""
+    model = blank(MAKERS["gpt2"])
+    for head in (one, other):
+        write(model, head, CUE, {RELAY: 1.0}, 4.0)
+    with torch.no_grad():
+        block = models.blocks_of(model.base)[2]
+        block.mlp.c_fc.weight[RELAY, 0] = 6.0
+        block.mlp.c_fc.bias[0] = 5.0
+        for answer, sign in ANSWER.items():
+            block.mlp.c_proj.weight[0, answer] = sign
+    return with_decoys(model, [one, other], 0.001)
 
 
 # -- previous token, induction and duplicates, in GPT-2, with learned positions --------------------------------------

@@ -231,21 +231,10 @@ def test_exact_effects_are_those_of_patching(family: str) -> None:
 # -- planted circuits --------------------------------------------------------------------------------------------
 
 
-def cued_pairs(count: int = 24) -> tuple[list[Tensor], list[Tensor], dict[str, Any]]:
-    """Prompts with one of two cues, and the same prompts with the other cue."""
-    clean = [list(case.prompt) for case in planted.cued(groups=count, each=1).cases]
-    swap = dict(zip(planted.CUES, reversed(planted.CUES), strict=True))
-    corrupted = [[swap.get(token, token) for token in prompt] for prompt in clean]
-    right = [next(planted.CUES.index(token) for token in prompt if token in planted.CUES) for prompt in clean]
-    answers = [planted.ANSWERS[number] for number in right]
-    judged = {"answers": answers, "against": [planted.ANSWERS[1 - number] for number in right]}
-    return list(map(torch.tensor, clean)), list(map(torch.tensor, corrupted)), judged
-
-
 @pytest.mark.core
 @pytest.mark.parametrize("method", ["gradient", "integrated"])
 def test_the_heads_of_a_planted_circuit_come_first_and_are_confirmed(method: str) -> None:
-    clean, corrupted, judged = cued_pairs()
+    clean, corrupted, judged = planted.cued_pairs()
     attribution = am.attribute(
         planted.and_pair("gpt2"), clean, corrupted, method=method, confirm=2, controls=22, **judged
     )
@@ -257,26 +246,12 @@ def test_the_heads_of_a_planted_circuit_come_first_and_are_confirmed(method: str
     assert "2 of the 2 strongest hold; 0 of the 22 others are as strong (all measured)" in attribution.lead
 
 
-def either_suffices(one: tuple[int, int] = (0, 2), other: tuple[int, int] = (0, 5)) -> am.HookedModel:
-    """Each of two heads passes the cue on; an MLP answers unless both pass on the wrong one, where it is saturated."""
-    model = planted.blank(planted.MAKERS["gpt2"])
-    for head in (one, other):
-        planted.write(model, head, planted.CUE, {planted.RELAY: 1.0}, 4.0)
-    with torch.no_grad():
-        block = models.blocks_of(model.base)[2]
-        block.mlp.c_fc.weight[planted.RELAY, 0] = 6.0
-        block.mlp.c_fc.bias[0] = 5.0
-        for answer, sign in planted.ANSWER.items():
-            block.mlp.c_proj.weight[0, answer] = sign
-    return planted.with_decoys(model, [one, other], 0.001)
-
-
 def test_where_either_of_two_heads_suffices_the_estimate_misses_both_and_the_controls_say_so() -> None:
-    clean, corrupted, judged = cued_pairs()
+    clean, corrupted, judged = planted.cued_pairs()
     rows = [number for number, answer in enumerate(judged["answers"]) if answer == planted.ANSWERS[0]]
     clean, corrupted = [clean[row] for row in rows], [corrupted[row] for row in rows]
     judged = {name: [tokens[row] for row in rows] for name, tokens in judged.items()}
-    model, heads = either_suffices(), [(0, 2), (0, 5)]
+    model, heads = planted.either_suffices(), [(0, 2), (0, 5)]
     exact = am.patch(model, clean, corrupted, **judged).effect
     attribution = am.attribute(model, clean, corrupted, confirm=2, controls=22, **judged)
     for head in heads:
@@ -363,7 +338,7 @@ def test_what_a_result_says_saves_and_subtracts(tmp_path: Path) -> None:
 
 
 def test_prompts_of_several_lengths_and_batches_give_the_same() -> None:
-    clean, corrupted, judged = cued_pairs(6)
+    clean, corrupted, judged = planted.cued_pairs(6)
     model = planted.and_pair("gpt2")
     for method in ("gradient", "integrated"):
         together = am.attribute(model, clean, corrupted, method=method, **judged)

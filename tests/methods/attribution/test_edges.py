@@ -168,6 +168,25 @@ def test_estimates_and_exact_effects_equal_those_of_hooks_on_the_raw_model(
             torch.testing.assert_close(edges.exact[place], after - edges.before, **bound)
 
 
+@pytest.mark.parametrize("family", ["gpt2", "llama", "gpt_neox"])
+def test_exact_effects_of_edges_between_heads_equal_those_of_path_patching(family: str) -> None:
+    """With MLPs frozen, a path is a single edge; the corrupted prompts are patched, so they are the first argument."""
+    hooked, (clean, corrupted) = models.hooked(family, torch.float64), pair(family)
+    count = len(edge_estimates(hooked, clean, corrupted, **JUDGED).edges)
+    edges = edge_estimates(hooked, clean, corrupted, confirm=1, controls=count, **JUDGED)
+    assert edges.exact is not None
+    by_name = dict(zip(edges.names, edges.exact, strict=True))
+    last, shared = hooked.n_layers - 1, hooked.n_heads // hooked.output_stack.n_kv_heads
+    for through, receiver in (("q", "H1 q"), ("k", "H1 k"), ("v", "H1 v"), ("logits", "")):
+        name = "logits" if through == "logits" else f"L{last}{receiver}"
+        if shared > 1 and through in "kv":
+            name = f"L{last}KV{1 // shared} {through}"
+        to = {"receivers": "logits"} if through == "logits" else {"receivers": [(last, 1)], "through": through}
+        paths = am.path_patch(hooked, corrupted, clean, **to, mlps="frozen", **JUDGED)  # type: ignore[arg-type]
+        for head in range(hooked.n_heads):
+            torch.testing.assert_close(by_name[f"L0H{head}", name], paths.per_text[0, head], rtol=1e-6, atol=1e-8)
+
+
 @pytest.mark.parametrize("method", ["gradient", "integrated", "relp"])
 @pytest.mark.parametrize("family", [*FAMILIES, "opt", "gptj", "falcon_new", "qwen3", "mpt3"])
 def test_edges_add_up_to_nodes(family: str, method: str) -> None:
@@ -211,22 +230,11 @@ def test_edges_of_heads_alone_and_in_small_batches() -> None:
 # -- planted circuits -------------------------------------------------------------------------------------------------
 
 
-def cued_pairs(count: int = 24) -> tuple[list[Tensor], list[Tensor], dict[str, Any]]:
-    """Prompts with one of two cues, and the same prompts with the other cue."""
-    clean = [list(case.prompt) for case in planted.cued(groups=count, each=1).cases]
-    swap = dict(zip(planted.CUES, reversed(planted.CUES), strict=True))
-    corrupted = [[swap.get(token, token) for token in prompt] for prompt in clean]
-    right = [next(planted.CUES.index(token) for token in prompt if token in planted.CUES) for prompt in clean]
-    answers = [planted.ANSWERS[number] for number in right]
-    judged = {"answers": answers, "against": [planted.ANSWERS[1 - number] for number in right]}
-    return list(map(torch.tensor, clean)), list(map(torch.tensor, corrupted)), judged
-
-
 @pytest.mark.core
 @pytest.mark.parametrize("method", ["gradient", "integrated", "relp"])
 def test_the_edges_of_a_planted_chain_are_found(method: str) -> None:
     """One head passes the cue on, and a second reads what it passes through v."""
-    clean, corrupted, judged = cued_pairs()
+    clean, corrupted, judged = planted.cued_pairs()
     edges = edge_estimates(planted.and_pair("gpt2"), clean, corrupted, method=method, confirm=3, controls=10, **judged)
     circuit = edges.circuit(3)
     assert circuit.edges == (("embedding", "L0H2 v"), ("L0H2", "L2H5 v"), ("L2H5", "logits"))
@@ -234,6 +242,24 @@ def test_the_edges_of_a_planted_chain_are_found(method: str) -> None:
     confirmation = edges.confirmation
     assert confirmation is not None and confirmation.holds[~confirmation.control].all()
     assert "3 of the 3 strongest hold; about 0 of" in edges.lead
+
+
+def test_where_either_of_two_heads_suffices_gradients_miss_their_edges_and_the_controls_say_so() -> None:
+    clean, corrupted, judged = planted.cued_pairs()
+    rows = [number for number, answer in enumerate(judged["answers"]) if answer == planted.ANSWERS[0]]
+    prompts = [clean[row] for row in rows], [corrupted[row] for row in rows]
+    judged = {name: [tokens[row] for row in rows] for name, tokens in judged.items()}
+    model, missed = planted.either_suffices(), [("L0H2", "L2 MLP"), ("L0H5", "L2 MLP")]
+    count = len(edge_estimates(model, *prompts, **judged).edges)
+    edges = edge_estimates(model, *prompts, confirm=5, controls=count, **judged)
+    assert edges.exact is not None and edges.confirmation is not None
+    exact = dict(zip(edges.names, edges.exact.mean(dim=-1).tolist(), strict=True))
+    estimate = dict(zip(edges.names, edges.effect.tolist(), strict=True))
+    for edge in missed:
+        assert abs(estimate[edge]) < 0.05 * abs(exact[edge])
+    assert edges.confirmation.missed[0] >= 2
+    integrated = edge_estimates(model, *prompts, method="integrated", **judged)
+    assert set(missed) <= set(map(tuple, integrated.strongest(7)[["sender", "receiver"]].itertuples(index=False)))
 
 
 def test_greedy_circuits_are_connected_to_the_logits() -> None:
@@ -261,7 +287,7 @@ def test_greedy_circuits_are_connected_to_the_logits() -> None:
 
 
 def test_what_a_result_says_saves_and_subtracts(tmp_path: Path) -> None:
-    clean, corrupted, judged = cued_pairs(8)
+    clean, corrupted, judged = planted.cued_pairs(8)
     model = planted.and_pair("gpt2")
     edges = edge_estimates(model, clean, corrupted, confirm=3, controls=5, **judged)
     assert repr(edges).startswith("EdgeAttribution(First-order estimate of patching each of ")
