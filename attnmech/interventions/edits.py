@@ -289,6 +289,36 @@ class Attend(PatternEdit):
         return (place == target).to(pattern).expand_as(pattern)
 
 
+@dataclass(frozen=True)
+class Reweight(PatternEdit):
+    """The weights of some keys are multiplied by `factor`, and all weights of a row divided by their new sum."""
+
+    POINTS = ("pattern",)
+    point = "pattern"
+
+    keys: CheckedKeys
+    factor: float
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.factor < 0:
+            raise InputError(f"`factor` multiplies weights, so it must be 0 or more; got {self.factor:g}.")
+
+    def check(self, place: Place) -> None:
+        _check_keys(self.keys, place)
+
+    def sentence(self, heads: str) -> str:
+        return f"attention of {heads} to {keys_shown(self.keys)} is multiplied by {self.factor:g}"
+
+    def new(self, pattern: Tensor, seen: Tensor, block: Block) -> Float[Tensor, "#batch #head #row key"]:
+        chosen = _selected(self.keys, block.keys, block.part)[:, None, None, : pattern.shape[-1]]
+        weighted = torch.where(chosen, self.factor * pattern, pattern)
+        # What a sink takes of a row stays with the sink; rows without keys stay 0.
+        sunk = (1 - pattern.sum(dim=-1, keepdim=True)).clamp(min=0)
+        total = weighted.sum(dim=-1, keepdim=True) + sunk
+        return torch.where(total > 0, weighted / total, 0.0)
+
+
 # -- the values of single heads --------------------------------------------------------------------------------
 
 

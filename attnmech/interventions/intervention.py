@@ -37,6 +37,7 @@ from .edits import (
     Replace,
     ReplacePattern,
     ReplaceValues,
+    Reweight,
     Scale,
     Zero,
     ZeroValues,
@@ -193,6 +194,32 @@ class Intervention:
             stack: the stack, if the model has several.
         """
         return cls(Attend(to), checked_heads(heads), positions=checked_positions(positions), stack=stack)
+
+    @classmethod
+    def reweight(
+        cls, heads: Heads, keys: Keys, factor: float, *, positions: Positions | None = None, stack: str = ""
+    ) -> Self:
+        """Multiplies the weights of some keys in the pattern by `factor`; each row is then divided by its new sum.
+
+        The same as adding ln(`factor`) to the scores of these keys before the softmax. A factor of 0 is
+        `remove_keys`. What a sink takes of a row counts as a further key.
+
+        >>> print(Intervention.reweight([(3, 5)], [2, 3], 10.0))
+        attention of L3H5 to keys 2, 3 is multiplied by 10
+
+        Args:
+            heads: a list of (layer, head), or "all".
+            keys: "first", "special" (the tokenizer's special tokens), a list of positions, or a mask `[batch key]`.
+            factor: 0 or more; above 1, the heads attend more to these keys.
+            positions: the rows; negative ones count from the end of each text; "last"; by default all.
+            stack: the stack, if the model has several.
+
+        Source: Zhang et al. 2023 (PASTA, which multiplies the weights of all other keys by 1 / `factor`).
+        """
+        return cls(
+            Reweight(checked_keys(keys), factor), checked_heads(heads), positions=checked_positions(positions),
+            stack=stack,
+        )  # fmt: skip
 
     @classmethod
     def remove_keys(cls, heads: Heads, keys: Keys, *, positions: Positions | None = None, stack: str = "") -> Self:

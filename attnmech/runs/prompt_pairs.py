@@ -1,6 +1,6 @@
 """Pairs of clean and corrupted prompts: checks that they pair up, and captures activations of both runs."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -39,10 +39,16 @@ class PromptPairs:
         self, model: HookedModel, at: str, layers: Sequence[int], *, corrupted: bool = False
     ) -> dict[int, Values]:
         """Returns the activations of the clean or corrupted run at a point, by layer."""
+        return self.values_at(model, {at: layers}, corrupted=corrupted)[at]
+
+    def values_at(
+        self, model: HookedModel, points: Mapping[str, Sequence[int]], *, corrupted: bool = False
+    ) -> dict[str, dict[int, Values]]:
+        """Returns the activations of one run at several points, by point and layer; `points` has their layers."""
         parts, run = (self.corrupted, "corrupted") if corrupted else (self.clean, "clean")
-        return one_by_one(
-            Values(captured(model, parts, model.output_stack.point(at), layers), f"that of the {run} run")
-        )
+        names = {model.output_stack.point(point): point for point in points}
+        by_point = captured(model, parts, {name: points[point] for name, point in names.items()})
+        return {names[name]: one_by_one(Values(values, f"that of the {run} run")) for name, values in by_point.items()}
 
     def check_positions(self, positions: Positions) -> list[int]:
         """Returns the positions sorted, negative ones from the end; raises `InputError` for one beyond the shortest

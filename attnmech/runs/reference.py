@@ -1,6 +1,6 @@
 """Computes values for interventions: the mean z of heads on a reference set, or z from other texts."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import torch
 from jaxtyping import Int, Shaped
@@ -15,7 +15,7 @@ from ..model.attention.observed import LayerEnd
 from ..model.inputs.encoder import Inputs
 from ..model.run.hooked import HookedModel
 from ..model.stack.points import MAX_BYTES
-from ..points import split_stack
+from ..points import PointKey, split_stack
 from .corpus import CorpusBatch, batches
 from .reducer import Reducer, Run, Source, State
 from .stream import stream
@@ -136,7 +136,7 @@ def resampled_z(
     lengths = torch.zeros(count, dtype=torch.long)
     for part in donating:
         lengths[part.documents] = part.batch.queries(label).lengths.cpu()
-    known = captured(model, donating, point, layers)
+    known = captured(model, donating, {point: layers})[point]
     origin = f"another of {texts} texts" if reference is None else f"one of {count} reference texts"
     values = []
     back = taking.argsort()
@@ -156,34 +156,46 @@ def _by_content(parts: Sequence[CorpusBatch]) -> Int[Tensor, " text"]:
 
 
 def captured(
-    model: HookedModel, parts: Sequence[CorpusBatch], point: str, layers: Iterable[int]
-) -> dict[int, Shaped[Tensor, "text position ..."]]:
-    """The values of a point, of heads or of the stream, on every text, by layer; 0 past a text's end.
+    model: HookedModel, parts: Sequence[CorpusBatch], points: Mapping[str, Iterable[int]]
+) -> dict[str, dict[int, Shaped[Tensor, "text position ..."]]]:
+    """The values of points, of heads or of the stream, on every text, by point and layer; 0 past a text's end.
 
-    Raises `InputError` for patterns that would take more than `MAX_BYTES`.
+    `points` has the layers of each point. Raises `InputError` for patterns that would take more than `MAX_BYTES`.
     """
-    keys = model.points.resolve([point], layers, model.refused)
+    keys = [key for point, layers in points.items() for key in model.points.resolve([point], layers, model.refused)]
     texts = sum(len(part.documents) for part in parts)
-    label, base = split_stack(point)
-    longest, of_pairs = max(part.batch.queries(label).ids.shape[1] for part in parts), base == "pattern"
-    size = texts * model.stack(label or None).n_heads * longest**2 * len(keys) * max(4, model.dtype.itemsize)
-    if of_pairs and size > MAX_BYTES:
-        raise InputError(
-            f"the patterns of {texts} texts of up to {longest} tokens in {len(keys)} layers would take "
-            f"{size / 2**30:.1f} GiB; the limit is {MAX_BYTES / 2**30:.0f} GiB. Choose fewer layers or texts."
-        )
-    by_layer: dict[int, Tensor] = {}
+    by_point: dict[str, dict[int, Tensor]] = {point: {} for point in points}
+    longest = {point: _longest(parts, point) for point in points}
+    _require_room(model, texts, longest, keys)
     for part in parts:
-        for (_, layer), value in model.forward(part.batch, captures=keys).items():
+        for (point, layer), value in model.forward(part.batch, captures=keys).items():
             assert layer is not None
             # A pattern is [text head query key], everything else [text position ...].
-            shape = (value.shape[1], longest, longest) if of_pairs else (longest, *value.shape[2:])
-            whole = by_layer.setdefault(layer, value.new_zeros(texts, *shape))
+            size, of_pairs = longest[point], split_stack(point)[1] == "pattern"
+            shape = (value.shape[1], size, size) if of_pairs else (size, *value.shape[2:])
+            whole = by_point[point].setdefault(layer, value.new_zeros(texts, *shape))
             if of_pairs:
                 whole[part.documents, :, : value.shape[2], : value.shape[3]] = value
             else:
                 whole[part.documents, : value.shape[1]] = value
-    return by_layer
+    return by_point
+
+
+def _longest(parts: Sequence[CorpusBatch], point: str) -> int:
+    """The length of the longest text, in tokens of a point's stack."""
+    return max(part.batch.queries(split_stack(point)[0]).ids.shape[1] for part in parts)
+
+
+def _require_room(model: HookedModel, texts: int, longest: Mapping[str, int], keys: Sequence[PointKey]) -> None:
+    """Raises `InputError` if the patterns among the keys take more than `MAX_BYTES`."""
+    patterns = [point for point, _ in keys if split_stack(point)[1] == "pattern"]
+    size = sum(model.stack(split_stack(point)[0] or None).n_heads * longest[point] ** 2 for point in patterns)
+    size *= texts * max(4, model.dtype.itemsize)
+    if size > MAX_BYTES:
+        raise InputError(
+            f"the patterns of {texts} texts of up to {longest[patterns[0]]} tokens in {len(patterns)} layers would "
+            f"take {size / 2**30:.1f} GiB; the limit is {MAX_BYTES / 2**30:.0f} GiB. Choose fewer layers or texts."
+        )
 
 
 def _drawn(

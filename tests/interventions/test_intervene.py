@@ -208,6 +208,56 @@ def test_patterns_set_to_uniform_self_and_first(name: str) -> None:
             check(name, [Intervention.attend(HEADS, to, positions=rows)], changes, side)  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize("name", FAMILIES)
+def test_keys_reweighted(name: str) -> None:
+    """By hand: ln(factor) is added to the scores of the keys before the softmax, beside sinks and soft caps."""
+    side = side_of(name, 2)
+    mask = inputs_of(name, side)["attention_mask"]
+    places = torch.zeros(1, mask.shape[1], dtype=torch.bool)
+    places[:, [1, 4]] = True
+    for keys, where in (("first", first_keys(mask)), ([1, 4], places[:, None, None])):
+        for factor, rows in ((6.0, None), (0.25, (5, 3))):
+
+            def made(pattern: Tensor, seen: Tensor, where: Tensor = where, factor: float = factor) -> Tensor:
+                # Odds against all other keys, and against the sink, are multiplied by the factor.
+                mine = torch.where(where, pattern, 0.0).sum(-1, keepdim=True)
+                rest = torch.where(where, 0.0, pattern).sum(-1, keepdim=True)
+                sunk = 1 - mine - rest if name == "gpt_oss" else 0.0
+                shares = factor * mine + rest + sunk
+                return pattern * torch.where(where, factor, 1.0) / torch.where(shares > 0, shares, 1.0)
+
+            changes = {
+                layer: ByHand(pattern=in_heads(heads, in_rows(rows, made))) for layer, heads in by_layer(HEADS).items()
+            }
+            check(name, [Intervention.reweight(HEADS, keys, factor, positions=rows)], changes, side)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("name", ["gpt2", "gpt_oss"])
+def test_reweighted_rows(name: str) -> None:
+    hooked, ids = models.hooked(name), models.token_ids(name)
+    points = ["scores", "pattern"]
+    usual = hooked.run(ids, points, layers=[1])
+
+    def under(*interventions: Intervention) -> Tensor:
+        with hooked.intervene(*interventions):
+            return hooked.run(ids, points, layers=[1])["pattern", 1]
+
+    for factor in (0.01, 3.0):
+        rows = under(Intervention.reweight([(1, 2)], [2, 4], factor))[:, 2]
+        odds = rows[:, 5, [2, 4]] / rows[:, 5, [3]]
+        before = usual["pattern", 1][:, 2, 5]
+        torch.testing.assert_close(odds, factor * before[:, [2, 4]] / before[:, [3]], rtol=1e-4, atol=1e-5)
+        if name == "gpt2":
+            torch.testing.assert_close(rows.sum(dim=-1), torch.ones(3, 7))
+    removed = under(Intervention.remove_keys([(1, 2)], [2, 4]))
+    torch.testing.assert_close(under(Intervention.reweight([(1, 2)], [2, 4], 0.0)), removed)
+    torch.testing.assert_close(under(Intervention.reweight("all", [2, 4], 1.0)), usual["pattern", 1])
+    none_left = under(Intervention.reweight([(1, 2)], [0], 0.0))[:, 2, 0]
+    assert torch.equal(none_left, torch.zeros(3, 7))
+    with pytest.raises(InputError, match="`factor` multiplies weights, so it must be 0 or more; got -1"):
+        Intervention.reweight("all", [2], -1.0)
+
+
 @pytest.mark.core
 @pytest.mark.parametrize("name", FAMILIES)
 def test_keys_removed(name: str) -> None:
@@ -611,6 +661,7 @@ def test_texts_beside_the_changed_ones_keep_every_bit() -> None:
         Intervention.scale("key_bias", 0.0, [(1, 2)]),
         Intervention.remove_keys([(1, 2)], [3]),
         Intervention.attend([(1, 2)], "uniform"),
+        Intervention.reweight([(1, 2)], "first", 0.3),
         Intervention.zero_values([(1, 2)], "first"),
         Intervention.zero([(1, 2)]),
         Intervention.stream("mlp_out", [1]),
@@ -639,6 +690,7 @@ def test_rows_in_blocks_are_rows_in_one(name: str, monkeypatch: pytest.MonkeyPat
     cases = [
         Intervention.attend([(0, 1)], "uniform", positions=[3, 17, 39], stack=stack),
         Intervention.attend([(1, 1)], "first", stack=stack),
+        Intervention.reweight([(1, 1), (0, 0)], [1, 16], 4.0, positions=[20, 39], stack=stack),
         Intervention.remove_keys([(0, 1), (1, 0)], [0, 17, 3], positions=[20, 39], stack=stack),
         Intervention.zero_values([(0, 2)], [1, 16], stack=stack),
         Intervention.scale("query_key", 0.3, [(1, 1)], stack=stack),

@@ -44,6 +44,8 @@ MADE: list[tuple[Intervention, str]] = [
         Intervention.attend("all", "first", positions=[0]),
         "attention of all heads goes to the first token at positions 0",
     ),
+    (Intervention.reweight([(0, 2)], [3, 1], 2.5), "attention of L0H2 to keys 1, 3 is multiplied by 2.5"),
+    (Intervention.reweight("all", "first", 0.1), "attention of all heads to the first token is multiplied by 0.1"),
     (Intervention.remove_keys([(0, 2)], "first"), "the first token removed from the pattern of L0H2"),
     (Intervention.remove_keys([(0, 2)], "special"), "special tokens removed from the pattern of L0H2"),
     (

@@ -3,7 +3,6 @@
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any, Self
 
 import torch
@@ -83,15 +82,10 @@ class Comparison:
             "clean inputs": self.pairs.clean[-1].digest,
         }  # fmt: skip
 
-    @cached_property
-    def entering(self) -> Mapping[int, Values]:
-        """The stream that enters the first layer in the clean run."""
-        return self.pairs.values(self.model, "resid_pre", self.model.output_stack.layers[:1])
-
-    @property
-    def moved(self) -> Values | None:
-        """For integrated gradients, the stream at the end of the line."""
-        return next(iter(self.entering.values())) if self.method == "integrated" else None
+    def clean(self, points: Iterable[str], layers: Sequence[int], *, entering: bool) -> dict[str, dict[int, Values]]:
+        """The values of the clean run at some points; `entering` adds the stream that enters the first layer."""
+        first = {"resid_pre": self.model.output_stack.layers[:1]} if entering else {}
+        return self.pairs.values_at(self.model, dict.fromkeys(points, layers) | first)
 
     def parts(self, per_token: int = 0) -> list[CorpusBatch]:
         """The corrupted prompts in batches that fit into memory; `per_token` is in bytes, beside the gradients."""

@@ -239,25 +239,17 @@ def attribute(
     comparison = Comparison.of(model, clean, corrupted, method, steps, metric, options)
     noted = {**comparison.noted, "nodes": nodes, "layers": list(chosen)}
     noted |= {"confirm": confirm, "controls": controls, "seed": seed} if confirm else {}
-    values: dict[str, Mapping[int, Values]] = {
-        point: comparison.pairs.values(model, point, chosen)
-        for point in (NODES[nodes] if graph is None else OF_SENDERS[: 1 + graph.mlps])
-    }
+    points = NODES[nodes] if graph is None else OF_SENDERS[: 1 + graph.mlps]
+    values = comparison.clean(points, chosen, entering=edges or method == "integrated")
+    common = (model, comparison.judge, chosen, values, method, comparison.steps)
     if graph is None:
-        parts, common = (
-            comparison.parts(),
-            (model, comparison.judge, chosen, values, comparison.moved, comparison.steps),
-        )
+        parts = comparison.parts()
         before, estimates = comparison.estimated(NodeEstimator(*common), parts, shape)
         per_pair = by_layer(estimates, chosen, count_layers(model, stack))
     else:
         _require_room(graph, comparison.count)
-        parts, values = (
-            comparison.parts(16 * len(graph.senders) * model.d_model),
-            values | {"resid_pre": comparison.entering},
-        )
-        common = (model, comparison.judge, chosen, values, comparison.moved, comparison.steps)
-        before, per_pair = comparison.estimated(EdgeEstimator(*common, graph, method == "relp"), parts, shape)
+        parts = comparison.parts(16 * len(graph.senders) * model.d_model)
+        before, per_pair = comparison.estimated(EdgeEstimator(*common, graph), parts, shape)
     exact = drawn = None
     if confirm:
         strongest, sample = _to_confirm(per_pair.mean(dim=-1), confirm, controls, seed)

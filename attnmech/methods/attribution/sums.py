@@ -30,17 +30,18 @@ class Estimator(ABC):
     """The metric of the corrupted prompts."""
     layers: Sequence[int]
     clean: Mapping[str, Mapping[int, Values]]
-    """The values of the clean run: by point ("z", "mlp_out") and layer."""
-    start: Values | None
-    """For integrated gradients, the stream that enters the first layer in the clean run."""
+    """The values of the clean run by point and layer: at the points at which senders write ("z", "mlp_out"); for edges
+    and integrated gradients also "resid_pre" of the first layer."""
+    method: str
     steps: int
 
     def of_part(self, part: CorpusBatch) -> tuple[Float[Tensor, " text"], Float[Tensor, "*place text"]]:
         """The metric of each prompt of a batch, and all estimates."""
-        measured, corrupted, at_corrupted = self._differentiated(part)
-        # Estimates are linear in the gradient, so those of the steps can be averaged.
-        shares = midpoints(self.steps) if self.start is not None else []
-        runs = (self._between(part, share) for share in shares) if shares else iter([(corrupted, at_corrupted)])
+        measured, corrupted, gradients = self._differentiated(part)
+        runs = iter([(corrupted, gradients)])
+        if self.method == "integrated":
+            # Estimates are linear in the gradient, so those of the steps can be averaged.
+            runs = (self._between(part, share) for share in midpoints(self.steps))
         estimates = [self._estimates(part.documents, corrupted, *run) for run in runs]
         return measured, torch.stack(estimates).mean(dim=0)
 
@@ -53,7 +54,12 @@ class Estimator(ABC):
     @property
     def _points(self) -> list[str]:
         """The points that estimates need, with their gradients."""
-        return list(self.clean)
+        return self._sending
+
+    @property
+    def _sending(self) -> list[str]:
+        """The points at which senders write."""
+        return [point for point in self.clean if point != "resid_pre"]
 
     def _change(
         self, point: str, layer: int, texts: Int[Tensor, " text"], corrupted: Activations
@@ -69,8 +75,8 @@ class Estimator(ABC):
 
     def _between(self, part: CorpusBatch, share: float) -> tuple[Activations, Activations]:
         """Values and gradients where the stream that enters the model lies this share of the way to the clean run's."""
-        assert self.start is not None
-        ((first, clean),) = self.start.by_layer.items()
+        ((first, values),) = self.clean["resid_pre"].items()
+        clean = values.by_layer[first]
 
         def moved(stream: Tensor) -> Tensor:
             return stream + share * (_rows(clean, part.documents, stream) - stream)
@@ -90,7 +96,7 @@ class NodeEstimator(Estimator):
         of_layers = []
         for layer in self.layers:
             of_points = []
-            for point in self.clean:
+            for point in self._sending:
                 change = self._change(point, layer, texts, corrupted)
                 # The gradient is 0 at padding, since nothing attends to it.
                 gradient = gradients[self.model.output_stack.point(point), layer]
@@ -104,18 +110,16 @@ class EdgeEstimator(Estimator):
     """The estimates of all edges of a graph: the change of what a sender writes, times the gradient at a receiver."""
 
     graph: Graph
-    frozen: bool
-    """Whether the scales of norms are constants."""
 
     @property
     def _along(self) -> Steps:
-        return Steps(self.model, frozen=self.frozen)
+        return Steps(self.model, frozen=self.method == "relp")
 
     @property
     def _points(self) -> list[str]:
         norm = ["attn_raw"] if self._along.norm_of_output(self.layers[0]) is not None else []
         middle = ["resid_mid"] if self.graph.mlps and not self.graph.parallel else []
-        return [*self.clean, *INPUTS, *norm, *middle, "resid_post"]
+        return [*self._sending, *INPUTS, *norm, "resid_pre", *middle, "resid_post"]
 
     def _estimates(
         self, texts: Int[Tensor, " text"], corrupted: Activations, here: Activations, gradients: Activations

@@ -265,9 +265,7 @@ def faithfulness(
                 '`outside="corrupted"` needs corrupted prompts; pass them, or use outside="zero" or "mean".'
             )
         pairs = PromptPairs.of(model, clean, reread(corrupted), bos)
-        other = {
-            point: pairs.values(model, point, layers, corrupted=True) for point, layers in _points(model, graph).items()
-        }
+        other = pairs.values_at(model, _points(model, graph), corrupted=True)
         inputs = pairs.prompts[0]
     else:
         inputs = clean
