@@ -32,6 +32,14 @@ def test_which_heads_carry_a_task(monkeypatch: pytest.MonkeyPatch, capsys: pytes
     assert "previous-token heads, agreement: not confirmed" in printed
 
 
+def test_the_circuit_of_repeated_tokens(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(sys, "argv", ["circuit.py", "--pairs", "2"])
+    example("circuit").main()
+    printed = capsys.readouterr().out
+    assert "Estimate from integrated gradients of patching each of 1519 edges on 2 pairs" in printed
+    assert printed.count("faithfulness_low") == 2
+
+
 def test_words_are_repeated() -> None:
     """The answer is the word that followed the last word before."""
     task = example("ablation").repeated_words(am.load(), per_template=1)

@@ -1,5 +1,6 @@
 """The estimates of attribution patching for every edge of the residual graph."""
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final, Self
@@ -10,7 +11,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from ...basics.arguments import finite_number, whole_number
+from ...basics.arguments import finite_number, option, whole_number
 from ...draw.section import Section
 from ...results.by_layer import subtracted
 from ...results.circuit import Circuit
@@ -75,19 +76,26 @@ class EdgeAttribution(Estimates):
         senders, receivers = zip(*self.names, strict=True)
         return self._rows({"sender": senders, "receiver": receivers})
 
+    def by_node(self, end: str = "sender") -> pd.DataFrame:
+        """One row per sender or receiver: the sum of the estimates of its edges, with its interval.
+
+        For a sender, it estimates the effect of giving all inputs what it writes in the clean run; for a receiver, that
+        of letting this input alone read the clean stream.
+
+        Args:
+            end: "sender" (the embedding, heads, MLPs) or "receiver" (q, k and v of heads, MLPs, the logits).
+        """
+        names = {"sender": self.graph.senders, "receiver": self.graph.receivers}
+        sums = self._sums(("sender", "receiver").index(option("end", end, names)))
+        return pd.DataFrame({end: names[end], **{name: value.numpy() for name, value in sums.items()}})
+
     def by_head(self) -> pd.DataFrame:
         """One row per head: the sum of the estimates of the edges from it, with its interval."""
-        graph, sender = self.graph, self.edges[:, 0]
-        sums = torch.zeros(len(graph.senders), self.per_pair.shape[1], dtype=self.per_pair.dtype)
-        sums.index_add_(0, sender, self.per_pair)
-        per_layer = graph.n_heads + graph.mlps
-        of_heads = sums[1:].reshape(graph.n_layers, per_layer, -1)[:, : graph.n_heads].flatten(0, 1)
-        columns = _Sums(of_heads)._columns("effect")
-        places = {
-            "layer": [layer for layer in range(graph.n_layers) for _ in range(graph.n_heads)],
-            "head": list(range(graph.n_heads)) * graph.n_layers,
-        }
-        return pd.DataFrame(places | {name: value.numpy() for name, value in columns.items()})
+        heads = [re.fullmatch(r"L(\d+)H(\d+)", name) for name in self.graph.senders]
+        rows = [place for place, head in enumerate(heads) if head]
+        places = {"layer": [int(head[1]) for head in heads if head], "head": [int(head[2]) for head in heads if head]}
+        sums = self._sums(0)
+        return pd.DataFrame(places | {name: value[rows].numpy() for name, value in sums.items()})
 
     def plot(self, count: int = SHOWN) -> "go.Figure":
         """The strongest edges as a graph, layers upward: the wider, the stronger; solid edges hold when measured."""
@@ -99,6 +107,12 @@ class EdgeAttribution(Estimates):
         return edge_graph(
             strongest, self.graph, [edge_name(*ends) in held for ends in _ends(strongest)], self._labels["effect"]
         )
+
+    def _sums(self, end: int) -> dict[str, Tensor]:
+        """The columns of a table of senders (0) or receivers (1): the sums over their edges."""
+        count = len(self.graph.senders if end == 0 else self.graph.receivers)
+        sums = torch.zeros(count, self.per_pair.shape[1], dtype=self.per_pair.dtype)
+        return _Sums(sums.index_add_(0, self.edges[:, end], self.per_pair))._columns("effect")
 
     def _check(self) -> None:
         super()._check()

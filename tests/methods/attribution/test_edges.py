@@ -196,6 +196,13 @@ def test_edges_add_up_to_nodes(family: str, method: str) -> None:
     senders = len(edges.graph.senders)
     sums = torch.zeros(senders, 3, dtype=torch.float64).index_add_(0, edges.edges[:, 0], edges.per_pair)
     torch.testing.assert_close(sums[1:], nodes.per_pair.flatten(0, 1), rtol=1e-5, atol=2e-6)
+    by_node = edges.by_node()
+    assert tuple(by_node["sender"]) == edges.graph.senders
+    torch.testing.assert_close(torch.tensor(by_node["effect"]), sums.mean(dim=-1), rtol=1e-9, atol=1e-12)
+    received = dict(edges.by_node("receiver")[["receiver", "effect"]].itertuples(index=False))
+    for name in ("L1H1 q", "logits"):
+        parts = [value for (_, to), value in zip(edges.names, edges.effect.tolist(), strict=True) if to == name]
+        assert received[name] == pytest.approx(sum(parts), rel=1e-9, abs=1e-12)
     heads = edges.by_head()
     torch.testing.assert_close(
         torch.tensor(heads["effect"]), nodes.effect[:, : hooked.n_heads].flatten(), rtol=1e-5, atol=2e-6
