@@ -91,7 +91,8 @@ class Steps:
         if norm is not None and raw is not None and self._frozen:
             change = frozen_norm(norm, raw, change.dtype)(change)
         elif norm is not None and raw is not None:
-            change = torch.func.jvp(norm.forward, (raw.expand_as(change).contiguous(),), (change.to(raw),))[1]
+            point = raw.expand_as(change).contiguous()
+            change = torch.autograd.functional.jvp(norm.forward, point, change.to(raw))[1]  # type: ignore[no-untyped-call]
         return self._plan.attn_scale * change.detach()
 
     def read(
