@@ -17,6 +17,7 @@ TEXT: Final = "When Anna and Tom came to the harbour, Tom gave an old anchor to"
 
 CALLS: Final[dict[str, str]] = {
     "ScoreDecomposition": "am.decompose_scores(model, text)",
+    "SourceDecomposition": "am.decompose_by_source(model, text, layers=[2])",
     "VarianceShares": 'am.variance_shares(model, texts, centre="mean")',
     "Composition": "am.composition(model)",
     "AttentionFocus": "am.attention_focus(model, texts)",
@@ -75,6 +76,7 @@ FIGURES: Final[dict[str, tuple[str, ...]]] = {
 
 OPTIONS: Final[dict[str, str]] = {
     "ScoreDecomposition": "layer=2, head=6",
+    "SourceDecomposition": "layer=2, head=6",
     "GroupAttention": '"verbs", "articles"',
 }
 

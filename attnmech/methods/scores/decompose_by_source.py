@@ -1,33 +1,41 @@
-"""Query-key scores, split exactly over pairs of upstream writers: which writers make a head attend where it does.
+"""Query-key scores, split exactly over pairs of upstream writers or directions: what makes a head attend there.
 
 The equations are those of docs/formulas.md#writers-of-a-score; they split the `query_key` of `am.decompose_scores`.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Final
 
 import pandas as pd
+import plotly.graph_objects as go  # type: ignore[import-untyped]
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from ...basics.arguments import flag, index_of, member, pairs_of, shown
+from ...basics.arguments import flag, index_of, member, pairs_of, shown, whole_number
 from ...basics.fields import check_layers, check_rows
 from ...basics.public import public
-from ...draw.text import percent, quoted, signed, with_minus_signs
+from ...draw.figure_page import table_html
+from ...draw.text import html_text, percent, quoted, signed, with_minus_signs
 from ...errors import InputError, UnsupportedModelError
 from ...interventions import Heads
+from ...model.attention.observed import RowBlock
 from ...model.inputs.encoder import Inputs
 from ...model.parts.hashes import batch_hash
-from ...model.reading.writers import most_writers, points_of_writers, why_no_sum
+from ...model.parts.norms import frozen_norm
+from ...model.reading.writers import Writers, most_writers, points_of_writers, points_read, why_no_sum
 from ...model.run.hooked import HookedModel, require_model
 from ...model.stack.heads import require_heads
+from ...model.stack.ledger import Cells
 from ...model.stack.stack import Stack
 from ...results.by_layer import by_layer
 from ...results.provenance import Provenance
 from ...results.result import Result
 from ...runs.layers import count_layers
+from .directions import Directions, StreamSplit
+from .pair_figures import pair_map
 from .sources import SourceParts, SourceWalk
 
 MAX_BYTES: Final = 2 * 2**30
@@ -41,6 +49,7 @@ def decompose_by_source(
     *,
     heads: Heads = "all",
     cells: Iterable[tuple[int, int]] | None = None,
+    directions: Directions | None = None,
     layers: Iterable[int] | None = None,
     bos: bool | None = None,
 ) -> "SourceDecomposition":
@@ -52,6 +61,10 @@ def decompose_by_source(
     the way. Norms, including qk-norms, are frozen at the scales of this run; in post-norm models each writer passes
     through every norm after it.
 
+    With `directions`, the stream x that enters the layer is split along them instead, x = Σ_f a_f d_f + b + rest, and
+    the sources are the directions, the bias and the rest. The sum is exact whatever the directions; how little of the
+    score involves the rest says how well they explain it.
+
     In each cell, the sum over all pairs is checked against the query_key of the ledger, and the ledger against the
     scores that the model used.
 
@@ -61,33 +74,52 @@ def decompose_by_source(
     torch.Size([23, 23])
     >>> print(why.explain(layer=2, head=6, query=4))     # doctest: +SKIP
 
+    >>> model = am.load()
+    >>> names = {name: model.embedding[model.encode(name).ids[0, -1]] for name in (" Anna", " Tom")}
+    >>> why = am.decompose_by_source(model, "Anna sang of Tom.", layers=[0], directions=names)
+    >>> why.sources
+    (' Anna', ' Tom', 'rest', 'norm shift')
+    >>> why.pairs(layer=0, head=2, query=4, top=3)       # doctest: +SKIP
+
     Args:
         model: the model.
         inputs: one text or several.
         heads: a list of (layer, head), or "all".
         cells: pairs (query, key), the same for all texts and heads; by default, each row's key with the highest score.
+        directions: vectors of the stream by name (probes, differences of means), onto whose span the stream is
+            projected; or a dictionary with `encode` and `W_dec`, such as an SAE of SAELens, trained on the stream that
+            enters the layer. Directions belong to one layer: `layers=[3]`.
         layers: all by default.
         bos: whether each text begins with the tokenizer's BOS or CLS token.
 
     Returns:
-        What each writer adds to each cell's query and key. The matrix of pairs, in units of the score, is computed on
-        demand.
+        What each writer, or each direction, adds to each cell's query and key. The matrix of pairs, in units of the
+        score, is computed on demand.
 
     Raises:
         ExactnessError: if the sum differs from the score by more than the rounding of that sum explains.
         UnsupportedModelError: for a model whose stream has writers that no point captures.
-        InputError: for invalid cells, layers or heads.
+        InputError: for invalid cells, layers, heads or directions.
+
+    Source: for pairs of features, Kamath et al. 2025, "Tracing Attention Computation Through Feature Interactions".
+
     """
     require_model(model)
     stack = _stack_of(model)
     chosen = _chosen_heads(model, stack, layers, heads)
-    captures = points_of_writers(model, list(chosen))
+    split = None if directions is None else _split_of(directions, list(chosen), stack)
+    captures = points_of_writers(model, list(chosen)) if split is None else points_read(model, list(chosen))
     model.points.resolve(["scores"], list(chosen), model.refused)
     batch = model.encode(inputs, bos=bos)
     texts, length = batch.ids.shape
     places = None if cells is None else _places(cells, length)
-    _check_size(model, stack, texts, length if places is None else len(places), chosen)
-    walk = SourceWalk(model, batch, chosen, places)
+    room = partial(_check_size, model, texts, length if places is None else len(places), chosen)
+    if split is None:
+        room({layer: most_writers(stack, layer) for layer in chosen})
+        writers = Writers(model, batch)
+        walk = SourceWalk(model, batch, chosen, places, lambda block, _: writers.parts_of(block.layer, block.values))
+    else:
+        walk = SourceWalk(model, batch, chosen, places, partial(_parts_along, split, stack, model.dtype, room))
     watched = [(stack.label, layer) for layer in chosen]
     model.forward(batch, captures=captures, rows=[walk], layers=watched)
     _require_visible(places, walk.parts.values())
@@ -100,6 +132,7 @@ def decompose_by_source(
         "heads": "all" if isinstance(heads, str) else [[layer, head] for layer in chosen for head in chosen[layer]],
         "layers": list(chosen),
         "bos": batch.bos,
+        "directions": None if split is None else [split.description, split.digest],
     }
     return SourceDecomposition(
         parts=tuple(walk.parts[layer] for layer in chosen),
@@ -156,16 +189,42 @@ def _some_pairs(name: str, values: object, wanted: str) -> list[tuple[int, int]]
 
 
 def _check_size(
-    model: HookedModel, stack: Stack, texts: int, cells: int, chosen: Mapping[int, tuple[int, ...]]
+    model: HookedModel, texts: int, cells: int, chosen: Mapping[int, tuple[int, ...]], sources: Mapping[int, int]
 ) -> None:
-    entry = 3 * texts * cells * stack.d_head * torch.promote_types(model.dtype, torch.float32).itemsize
-    size = entry * sum(len(heads) * most_writers(stack, layer) for layer, heads in chosen.items())
+    """Raises `InputError` if the parts of this number of sources in each layer take too much memory."""
+    entry = 3 * texts * cells * model.stack().d_head * torch.promote_types(model.dtype, torch.float32).itemsize
+    size = entry * sum(len(heads) * sources[layer] for layer, heads in chosen.items())
     if size > MAX_BYTES:
         raise InputError(
-            f"the parts of every writer in {cells} cells of {sum(map(len, chosen.values()))} heads take about "
+            f"the parts of every source in {cells} cells of {sum(map(len, chosen.values()))} heads take about "
             f"{size / 2**30:.1f} GiB; the limit is {MAX_BYTES / 2**30:.0f} GiB. Choose fewer layers (layers=[3]), "
             "heads (heads=[(3, 1)]), cells (cells=[(7, 2)]) or texts."
         )
+
+
+def _split_of(directions: Directions, layers: Sequence[int], stack: Stack) -> StreamSplit:
+    if len(layers) != 1:
+        raise InputError(
+            f"`directions` belong to the stream of one layer; got layers {list(layers)}. Choose one: "
+            f"layers=[{layers[0]}]."
+        )
+    return StreamSplit.of(directions, stack.d_model)
+
+
+def _parts_along(
+    split: StreamSplit,
+    stack: Stack,
+    dtype: torch.dtype,
+    room: Callable[[Mapping[int, int]], None],
+    block: RowBlock,
+    cells: Cells,
+) -> Iterator[tuple[str, Float[Tensor, "batch position d_model"]]]:
+    """The parts of a layer's `attn_in` along directions of the stream before its norm."""
+    path, wide = stack.architecture.attn_norm, torch.promote_types(dtype, torch.float32)
+    x = block.values["attn_in" if path is None else "resid_pre", block.layer]
+    norm = None if path is None else frozen_norm(stack.module(block.layer, path), x, wide)
+    places = cells.places(x.shape[1])
+    return split.parts_of(x.to(wide), norm, places, lambda count: room({block.layer: count}))
 
 
 def _require_visible(places: list[tuple[int, int]] | None, layers: Iterable[SourceParts]) -> None:
@@ -182,12 +241,16 @@ def _require_visible(places: list[tuple[int, int]] | None, layers: Iterable[Sour
 
 @dataclass(frozen=True, repr=False)
 class SourceDecomposition(Result):
-    """The query_key term of attention scores as a sum over pairs of writers, with the proof that it adds up.
+    """The query_key term of attention scores as a sum over pairs of sources, with the proof that it adds up.
+
+    Sources are the writers of the stream, or directions of it. Of a dictionary's directions, those active at a query or
+    a key of some cell are sources of their own; "other features" are all others, 0 there, but not in the mean over keys
+    that a contrast subtracts.
 
     A pair's contribution to a score says little by itself, because the softmax ignores terms that all keys of a row
     share. The result therefore also gives the contrast, the pair's contribution minus its mean over the keys that the
     row sees: c_st = scale · q_s(i)·(k_t(j) − mean_j' k_t(j')). Together with the contrasts of the score's other terms,
-    these add up to ln(p_ij / the geometric mean of the row's p). Contrasts are signed: writers may work against each
+    these add up to ln(p_ij / the geometric mean of the row's p). Contrasts are signed: sources may work against each
     other.
     """
 
@@ -220,14 +283,15 @@ class SourceDecomposition(Result):
 
     @property
     def sources(self) -> tuple[str, ...]:
-        """The writers upstream of the deepest layer decomposed; `sources_of` gives those of another layer."""
+        """The sources of the deepest layer decomposed; `sources_of` gives those of another layer."""
         return max(self.parts, key=lambda part: part.layer).sources
 
     def sources_of(self, layer: int) -> tuple[str, ...]:
-        """The writers upstream of one layer: the labels of both axes of its matrices.
+        """The writers upstream of one layer, or the directions: the labels of both axes of its matrices.
 
         "L1H4" is a head, "L1 b_O" the output bias of its layer, "L1 MLP" an MLP, "norm shift" the β of the norm that
         makes the layer's `attn_in`; the labels of other norms' shifts say where the norm is ("L1 MLP norm shift").
+        Directions have their names, features their numbers ("feature 17"); "rest" is what they leave of the stream.
         """
         return self._part(layer).sources
 
@@ -241,7 +305,7 @@ class SourceDecomposition(Result):
         sequence: int = 0,
         contrast: bool = False,
     ) -> Float[Tensor, "source_q source_k"]:
-        """What each pair of writers adds to the score of one cell, or to the mean over cells.
+        """What each pair of sources adds to the score of one cell, or to the mean over cells.
 
         With `query`, the matrix is that of one cell: this query (and `key`) in one text. Without `query`, it is the
         mean over all cells of all texts in rows that see more than one key. The matrix sums to `query_key` of the
@@ -249,12 +313,56 @@ class SourceDecomposition(Result):
         """
         part, place = self._head(layer, head)
         flag("contrast", contrast)
-        if query is None:
-            return part.pairs(place, part.with_choice(place), contrast=contrast)
-        return part.pairs(place, self._cell(part, place, query, key, sequence), contrast=contrast)
+        cells = part.with_choice(place) if query is None else self._cell(part, place, query, key, sequence)
+        return part.pairs(place, cells, contrast=contrast)
+
+    def pairs(
+        self,
+        layer: int,
+        head: int,
+        query: int | None = None,
+        key: int | None = None,
+        *,
+        top: int = 10,
+        sequence: int = 0,
+        contrast: bool = False,
+    ) -> pd.DataFrame:
+        """The pairs of sources that add or subtract most, strongest first: source_q, source_k, contribution.
+
+        Contributions are those of `matrix`, of one cell or, without `query`, of the mean over cells.
+        """
+        values = self.matrix(layer, head, query, key, sequence=sequence, contrast=contrast)
+        names = self.sources_of(layer)
+        numbers = _largest(values.flatten().abs(), whole_number("top", top, least=1))
+        return pd.DataFrame(
+            [
+                (names[number // len(names)], names[number % len(names)], float(values.flatten()[number]))
+                for number in numbers
+            ],
+            columns=["source_q", "source_k", "contribution"],
+        )
+
+    def plot(
+        self,
+        *,
+        layer: int,
+        head: int,
+        query: int | None = None,
+        key: int | None = None,
+        top: int = 12,
+        sequence: int = 0,
+        contrast: bool = False,
+    ) -> "go.Figure":
+        """Draws `matrix` for the `top` sources with the largest pairs at the query, and as many at the key.
+
+        All other sources are added up in one row and one column, so that the map sums to the score.
+        """
+        values = self.matrix(layer, head, query, key, sequence=sequence, contrast=contrast)
+        label = "contrast" if contrast else "query_key"
+        return pair_map(values.cpu(), self.sources_of(layer), top=whole_number("top", top, least=1), label=label)
 
     def explain(self, layer: int, head: int, query: int, key: int | None = None, *, sequence: int = 0) -> str:
-        """Says in one line how far the key's score exceeds the row's mean, and which pairs of writers contribute most.
+        """Says in one line how far the key's score exceeds the row's mean, and which pairs of sources contribute most.
 
         All numbers are relative to the mean over the keys that the row sees. A share is a pair's contribution divided
         by the total query_key; because contributions are signed, it may exceed 100 %. Shares are left out if the total
@@ -288,7 +396,7 @@ class SourceDecomposition(Result):
         )
 
     def to_frame(self) -> pd.DataFrame:
-        """One row per head and pair of writers: layer, head, source_q, source_k, query_key, contrast; means over the
+        """One row per head and pair of sources: layer, head, source_q, source_k, query_key, contrast; means over the
         cells in rows that see more than one key.
         """
         frames = []
@@ -310,13 +418,25 @@ class SourceDecomposition(Result):
                 )
         return pd.concat(frames, ignore_index=True)
 
+    def _repr_html_(self) -> str:
+        """The strongest pair of each head: all pairs may be millions of rows."""
+        strongest = [
+            self.pairs(part.layer, head, top=1, contrast=True).assign(layer=part.layer, head=head)
+            for part in self.parts
+            for head in part.heads
+        ]
+        columns = ["layer", "head", "source_q", "source_k", "contribution"]
+        return f"<p>{html_text(repr(self))}</p>{table_html(pd.concat(strongest)[columns])}"
+
     def __repr__(self) -> str:
         heads = sum(len(part.heads) for part in self.parts)
         cells = self.provenance.options["cells"]
         where = "the highest key of each row" if cells is None else f"{len(cells)} cells"
+        directions = self.provenance.options.get("directions")
+        kind = "writers" if directions is None else f"sources from {directions[0]}"
         return (
             f"SourceDecomposition({self.provenance.model!r}, {heads} heads of layers {list(self.layers)}, {where} in "
-            f"{len(self.tokens)} × {len(self.tokens[0])} tokens: {len(self.sources)} writers; residual "
+            f"{len(self.tokens)} × {len(self.tokens[0])} tokens: {len(self.sources)} {kind}; residual "
             f"{float(self.residual.nan_to_num(0.0).max()):.1e})"
         )
 
@@ -354,7 +474,7 @@ class SourceDecomposition(Result):
 
 
 _NAMED: Final = 3
-"""The number of pairs of writers that `explain` names."""
+"""The number of pairs of sources that `explain` names."""
 
 
 def _largest(values: Float[Tensor, " pair"], count: int) -> list[int]:

@@ -1,4 +1,4 @@
-"""The query_key term of a score as an exact sum over pairs of writers (cf. Elhage et al. 2021).
+"""The query_key term of a score as an exact sum over pairs of sources (cf. Elhage et al. 2021).
 
 Formulas: docs/formulas.md#writers-of-a-score.
 
@@ -8,7 +8,8 @@ and keys are therefore also sums, and
 
 query_key_ij = Σ_s Σ_t scale · q_s(i)·k_t(j),
 
-where q_s and k_t are the query of F(w_s) and the key of F(w_t); β also counts as a writer.
+where q_s and k_t are the query of F(w_s) and the key of F(w_t); β also counts as a writer. The same holds for any other
+sum x_i = Σ_s w_s(i), such as one over directions (`attnmech.methods.scores.directions`).
 """
 
 import torch
@@ -20,7 +21,7 @@ from torch import Tensor
 def pair_terms(
     query: Float[Tensor, "cell source_q d_head"], key: Float[Tensor, "cell source_k d_head"], scale: float
 ) -> Float[Tensor, "source_q source_k"]:
-    """Returns scale · q_s·k_t for every pair of writers, averaged over cells; NaN if there are no cells.
+    """Returns scale · q_s·k_t for every pair of sources, averaged over cells; NaN if there are no cells.
 
     >>> pair_terms(torch.tensor([[[1.0, 0.0], [0.0, 2.0]]]), torch.tensor([[[3.0, 4.0]]]), 0.5)
     tensor([[1.5000],

@@ -1,12 +1,12 @@
-"""Collects, during one pass, what each writer of the stream adds to the queries and keys of some cells.
+"""Collects, during one pass, what each source of the stream adds to the queries and keys of some cells.
 
-The equations are in `attnmech.methods.scores.source_formulas`.
+Sources are the stream's writers, or directions. The equations are in `attnmech.methods.scores.source_formulas`.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import islice
-from typing import Final
+from typing import Final, TypeAlias
 
 import torch
 from einops import rearrange
@@ -16,18 +16,20 @@ from torch import Tensor
 from ...batch import Batch
 from ...maths.scores import ScoreParts
 from ...model.attention.observed import RowBlock
-from ...model.reading.writers import Writers
 from ...model.run.hooked import HookedModel
 from ...model.stack.ledger import Cells, ScoreAudit, made_of_parts
 from .source_formulas import pair_terms
 
 _TOGETHER_BYTES: Final = 2**24
-"""The bytes of queries in a batch of writers: enough for fast matrix products, few enough for the cache."""
+"""The bytes of queries in a batch of sources: enough for fast matrix products, few enough for the cache."""
+
+PartsOf: TypeAlias = Callable[[RowBlock, Cells], Iterator[tuple[str, Float[Tensor, "batch position d_model"]]]]
+"""The sources of a layer's `attn_in` in some cells: their labels, and parts that add up to it."""
 
 
 @dataclass(frozen=True)
 class SourceParts:
-    """What every writer adds to the queries and keys of the cells of one layer.
+    """What every source adds to the queries and keys of the cells of one layer.
 
     Queries and keys are those that enter the score: after qk-norm and rotation, where the model has them.
     """
@@ -36,12 +38,12 @@ class SourceParts:
     heads: tuple[int, ...]
     """The heads decomposed, in the order of the axis `head`."""
     sources: tuple[str, ...]
-    """The writers in the order in which they write, along the axis `source`."""
+    """The writers in the order in which they write, or the directions, along the axis `source`."""
     scale: float
     query: Float[Tensor, "batch head cell source d_head"]
     key: Float[Tensor, "batch head cell source d_head"]
     mean_key: Float[Tensor, "batch head cell source d_head"]
-    """What each writer adds to the mean of the keys that the cell's row sees."""
+    """What each source adds to the mean of the keys that the cell's row sees."""
     query_at: Int[Tensor, " cell"]
     key_at: Int[Tensor, "batch head cell"]
     """The cell's key; −1 where the text lacks the cell: at padding, or where the row does not see the key."""
@@ -52,13 +54,13 @@ class SourceParts:
 
     @property
     def axis_lengths(self) -> Mapping[str, int]:
-        """The lengths of the axes labelled by heads and writers."""
+        """The lengths of the axes labelled by heads and sources."""
         return {"head": len(self.heads), "source": len(self.sources)}
 
     def pairs(
         self, place: int, cells: Bool[Tensor, "batch cell"], *, contrast: bool
     ) -> Float[Tensor, "source_q source_k"]:
-        """Returns what each pair of writers adds to the score of the head at index `place`, averaged over cells."""
+        """Returns what each pair of sources adds to the score of the head at index `place`, averaged over cells."""
         query, key = self.query[:, place][cells], self.key[:, place][cells]
         return pair_terms(query, key - self.mean_key[:, place][cells] if contrast else key, self.scale)
 
@@ -76,7 +78,7 @@ class _Rows:
 
 
 class SourceWalk:
-    """Decomposes layers as the model runs: reads rows as they arrive, and the writers after a layer's last row."""
+    """Decomposes layers as the model runs: reads rows as they arrive, and the sources after a layer's last row."""
 
     def __init__(
         self,
@@ -84,13 +86,14 @@ class SourceWalk:
         batch: Batch,
         chosen: Mapping[int, tuple[int, ...]],
         places: list[tuple[int, int]] | None,
+        parts_of: PartsOf,
     ) -> None:
         self._model, self._batch, self._chosen = model, batch, chosen
         length, device = batch.ids.shape[1], model.device
         cells = [(row, -1) for row in range(length)] if places is None else places
         self._query_at, keys = torch.tensor(cells, device=device).unbind(dim=1)
         self._key_at = None if places is None else keys
-        self._writers = Writers(model, batch)
+        self._parts_of = parts_of
         self._audit: ScoreAudit | None = None
         self._rows: list[_Rows] = []
         self.parts: dict[int, SourceParts] = {}
@@ -136,15 +139,15 @@ class SourceWalk:
         labels: list[str] = []
         at_cells = []
         written = torch.zeros_like(block.values["attn_in", block.layer][..., 0], dtype=average.dtype)
-        writers = self._writers.parts_of(block.layer, block.values)
+        sources = self._parts_of(block, cells)
         together = max(1, _TOGETHER_BYTES // ledger.query_from_input.nbytes)
-        while some := list(islice(writers, together)):
+        while some := list(islice(sources, together)):
             labels += [label for label, _ in some]
             parts = torch.stack([part for _, part in some])
             written += torch.linalg.vector_norm(parts, dim=-1).sum(dim=0)
             at_cells.append(self._at_cells(block, parts, cells, average))
         query, key, mean_key = (torch.cat(written_parts, dim=3) for written_parts in zip(*at_cells, strict=True))
-        self.residual[block.layer] = audit.require_writers(query.sum(dim=3), key.sum(dim=3), cells, written)
+        self.residual[block.layer] = audit.require_sources(query.sum(dim=3), key.sum(dim=3), cells, written)
         self.parts[block.layer] = SourceParts(
             layer=block.layer,
             heads=cells.heads,
@@ -166,7 +169,7 @@ class SourceWalk:
         cells: Cells,
         average: Float[Tensor, "batch 1 cell key"],
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Returns what writers add to the cells' queries, keys and mean keys, all `[batch head cell source d_head]`."""
+        """Returns what sources add to the cells' queries, keys and mean keys, all `[batch head cell source d_head]`."""
         query, key = (
             rearrange(made, "source batch head position d_head -> batch head position source d_head")
             for made in made_of_parts(self._model.stack(), block.layer, block.notes, parts)

@@ -62,6 +62,12 @@ def most_writers(stack: Stack, layer: int) -> int:
     return 5 + layer * (stack.n_heads + 4)
 
 
+def points_read(model: HookedModel, layers: Sequence[int]) -> list[PointKey]:
+    """The points that hold what attention reads in some layers: its input and, if a norm makes it, the stream."""
+    read = ["attn_in", *(["resid_pre"] if model.stack().architecture.attn_norm else [])]
+    return model.points.resolve(read, layers, model.refused)
+
+
 def points_of_writers(model: HookedModel, layers: Sequence[int]) -> list[PointKey]:
     """The points that hold the contributions below some layers, and the inputs of the norms there."""
     stack = model.stack()
@@ -74,8 +80,7 @@ def points_of_writers(model: HookedModel, layers: Sequence[int]) -> list[PointKe
         *(["attn_raw"] if plan.attn_out else []),
         *(["resid_mid"] if plan.norm == "post" else []),
     ]
-    read = ["attn_in", *(["resid_pre"] if plan.attn_norm else [])]
-    keys = model.points.resolve(["embed"], None, model.refused) + model.points.resolve(read, layers, model.refused)
+    keys = model.points.resolve(["embed"], None, model.refused) + points_read(model, layers)
     if below:
         keys += model.points.resolve(written, below, model.refused)
     return [*keys, *((label, None) for label in model.further_embeddings)]

@@ -125,6 +125,14 @@ class Cells:
     key_at: Int[Tensor, "batch head cell"]
     """The keys of the cells; −1 where the text has no such cell."""
 
+    def places(self, length: int) -> Bool[Tensor, "batch position"]:
+        """The positions, among `length`, of the queries and keys of the cells that a text has."""
+        there = torch.zeros(len(self.key_at), length, dtype=torch.bool, device=self.key_at.device)
+        text, head, cell = (self.key_at >= 0).nonzero(as_tuple=True)
+        there[text, self.key_at[text, head, cell]] = True
+        there[text, self.query_at[cell]] = True
+        return there
+
     def of_queries(self, value: Float[Tensor, "batch all_heads query *rest"]) -> Float[Tensor, "batch head cell *rest"]:
         """Values by query, looked up at the cells."""
         return value[:, list(self.heads)][:, :, self.query_at]
@@ -242,29 +250,29 @@ class ScoreAudit:
         residual, excess = self.residual[chosen], self.excess[chosen]
         require_exact(self._block.layer, chosen, "the terms of its scores", residual, excess)
 
-    def require_writers(
+    def require_sources(
         self,
         query: Float[Tensor, "batch head cell d_head"],
         key: Float[Tensor, "batch head cell d_head"],
         cells: Cells,
         written: Float[Tensor, "batch position"],
     ) -> Float[Tensor, " head"]:
-        """Compares Σ_s q_s(i) · Σ_t k_t(j), where s and t run over writers of the stream, with query_key of the ledger.
+        """Compares Σ_s q_s(i) · Σ_t k_t(j), where s and t run over sources of the stream, with query_key of the ledger.
 
-        `written` is the sum of the norms of the writers' contributions to `attn_in`. Returns the largest difference of
+        `written` is the sum of the norms of the sources' contributions to `attn_in`. Returns the largest difference of
         each head, in the unit of scores; raises `ExactnessError` if rounding cannot explain one of them.
         """
         ledger = self.parts
         whole_query, whole_key = cells.of_queries(ledger.query_from_input), cells.of_keys(ledger.key_from_input)
         difference = ((query * key).sum(dim=-1) - (whole_query * whole_key).sum(dim=-1)) * ledger.scale
         difference = difference.masked_fill(cells.key_at < 0, 0.0)
-        # The stream was rounded each time a writer's output was added.
+        # The stream was rounded each time a source was added.
         rounding = product_rounding(self._dtype, self._stack.d_model) + steps_rounding(self._dtype)
         by_query, by_key = self.rounded(written, written, rounding)
         allowed = product_error(by_query.at(cells.of_queries), by_key.at(cells.of_keys), ledger.scale, query.shape[-1])
         excess = torch.where(difference == 0, 0.0, difference / allowed)
         residual, excess = (value.abs().amax(dim=(0, 2)) for value in (difference, excess))
-        require_exact(self._block.layer, cells.heads, "the writers of its query_key", residual, excess)
+        require_exact(self._block.layer, cells.heads, "the sources of its query_key", residual, excess)
         return residual
 
 
