@@ -183,8 +183,12 @@ class HeadFacts(ABC):
     def _sentence(self, layer: int, head: int) -> str:
         kinds, name = self.types_of(layer, head), f"L{layer}H{head}"
         if kinds:
-            return f"{name} gives {self._share(layer, head, kinds[0])}."
+            return f"{name} {self._does(layer, head, kinds[0])}."
         return f"{name}: {'no type is claimed' if self.types is not None else 'types were not measured'}."
+
+    def _does(self, layer: int, head: int, kind: str) -> str:
+        """What a head of a claimed type does, as the end of a sentence."""
+        return f"gives {self._share(layer, head, kind)}"
 
     def _share(self, layer: int, head: int, kind: str) -> str:
         """A head's attention on the targets of a claimed type, over the rows that have one."""
@@ -207,11 +211,9 @@ class HeadFacts(ABC):
 
     def _type(self, layer: int, head: int) -> str:
         kinds = self.types_of(layer, head)
-        if self.types is None:
-            return ""
-        if not kinds:
-            return f"None is claimed. Highest scores: {self.types.top_scores(layer, head)}."
-        return "\n".join(f"{kind}: {self._share(layer, head, kind)}" for kind in kinds)
+        if kinds:
+            return "\n".join(f"{kind}: {self._share(layer, head, kind)}" for kind in kinds)
+        return "" if self.types is None else f"None is claimed. Highest scores: {self.types.top_scores(layer, head)}."
 
     def _example(self, layer: int, head: int) -> str:
         example = None if self.types is None else self.types.example_of(layer, head)

@@ -23,6 +23,8 @@ LETTERS: Final = {
     "special": ("X", "#7f7f7f"),
     "duplicate": ("D", "#cc79a7"),
     "induction": ("I", "#d55e00"),
+    "copy suppression": ("−", "#0072b2"),
+    "successor": ("+", "#0072b2"),
 }
 """The letter and the colour of each type. A type with a fixed offset has its number as letter, in grey."""
 

@@ -56,7 +56,7 @@ def _chance_of_top(vocab: int) -> float:
     return min(1.0, TOP / vocab)
 
 
-STATISTICS: Final = Statistics(
+OWN: Final = Statistics(
     OwnStatistic(
         name="own_rank",
         meaning="The mean share of the other tokens whose logit is below the own token's: 1 where the head raises the "
@@ -82,6 +82,18 @@ STATISTICS: Final = Statistics(
     ),
 )
 """How heads write the tokens that they read; ties count half."""
+
+STATISTICS: Final[Statistics[Statistic]] = Statistics(
+    *OWN.values(),
+    Statistic(
+        name="successor",
+        meaning="The share of the tokens of ordered classes (digits, letters, number words, weekdays, months) whose "
+        "successor is the token of the class that the head raises most (Gould et al. 2023); NaN if the vocabulary "
+        "holds too few of them as single tokens.",
+        label="successor raised most",
+    ),
+)
+"""The numbers of each head."""
 
 
 @dataclass(frozen=True)

@@ -5,6 +5,7 @@ Formulas: docs/formulas.md#ov-circuits-on-tokens.
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Final, Unpack
 
 import pandas as pd
@@ -33,9 +34,12 @@ from ...runs.options import StreamOptions
 from ...runs.reducer import Source, State
 from ...runs.stream import stream
 from .circuits import Circuits
+from .claims import TYPES as CLAIMED
+from .claims import Shares, claimed
 from .figures import pairs_chart
-from .formulas import STATISTICS, TOP, Extremes, OwnPlaces, extremes_of
+from .formulas import OWN, STATISTICS, TOP, Extremes, OwnPlaces, extremes_of
 from .pair import Pair
+from .successors import Steps, Successors
 from .sums import ScaleSums
 
 KINDS: Final = ("raised", "lowered")
@@ -74,7 +78,9 @@ def ov_tokens(
     pairs and statistics do not depend on them.
 
     `own_rank`, `copied` and `suppressed` compare the own token's logit with those of all other tokens. In a head whose
-    weights are random they are 0.5, 10 / vocabulary and 10 / vocabulary.
+    weights are random they are 0.5, 10 / vocabulary and 10 / vocabulary. `successor` compares the tokens of ordered
+    classes (digits, letters, number words, weekdays, months) that the vocabulary holds as single tokens. `claims` lists
+    the heads of two types: "copy suppression" and "successor".
 
     Active hooks change only r. After one pass over the texts, a head takes 2 (tokens + d_model) · d_head · vocabulary
     operations, block by block: about a minute on one core for 1,000 tokens and the 270 heads of SmolLM2-135M.
@@ -100,7 +106,7 @@ def ov_tokens(
         CertificateError: if the certificate disproves the logits.
 
     Source: Elhage et al. 2021, "A Mathematical Framework for Transformer Circuits"; McDougall et al. 2023, "Copy
-    Suppression".
+    Suppression"; Gould et al. 2023, "Successor Heads", which reads E_t after the first MLP instead.
 
     """
     reducer = OVTokens.reducer(model, tokens=tokens, k=k, layers=layers, stack=stack)
@@ -144,13 +150,14 @@ class OVReducer(ScaleSums):
         circuits = Circuits.of(model, stack)
         vocab = len(circuits.unembedding.W_U)
         read = self._read(state["counts"][:vocab]).to(model.device)
-        embedded = circuits.embedded(read)
-        of_layers = [
-            extremes_of(
-                circuits.values(layer, embedded), circuits.output(layer), read, circuits.unembedding.above_mean, vocab
-            )
-            for layer in self.measured
-        ]
+        steps, directions = Steps.of(model.tokenizer, min(vocab, model.n_vocab)), circuits.unembedding.above_mean
+        embedded = circuits.embedded(torch.cat((read, steps.ids.to(read))))
+        of_layers, next_raised = [], []
+        for layer in self.measured:
+            values, W_O = circuits.values(layer, embedded), circuits.output(layer)
+            of_read, of_steps = torch.split(values, [len(read), len(steps.ids)], dim=1)
+            of_layers.append(extremes_of(of_read, W_O, read, directions, vocab))
+            next_raised.append(steps.raised(of_steps, W_O, directions))
         final = float(state["final"]) / rows
         of_attention = state["attention"] / rows if self.normed else stack.architecture.attn_scale
         scale = final * of_attention * torch.ones(len(source.layers), dtype=torch.float64)
@@ -172,6 +179,7 @@ class OVReducer(ScaleSums):
             lowered_logits=pairs["lowered"][2],
             above=above.int(),
             below=below.int(),
+            successors=Successors(steps.names, torch.stack(next_raised), steps.spellings, steps.by_chance),
             vocab=vocab,
             scale=scale,
             unit=circuits.unembedding.unit,
@@ -236,6 +244,7 @@ class OVTokens(WithStatistics, PagedResult):
     """For each token read, the number of tokens of the vocabulary that a head raises more than the token itself."""
     below: Int[Tensor, "measured head token"]
     """The number of tokens that it raises less."""
+    successors: Successors
     vocab: int
     """The number of tokens with a logit."""
     scale: Float[Tensor, " measured"]
@@ -290,15 +299,40 @@ class OVTokens(WithStatistics, PagedResult):
         return by_layer(self._by_head(statistic), self.layers, self.n_layers)
 
     def _by_head(self, statistic: str) -> Float[Tensor, "measured head"]:
-        values: Tensor = STATISTICS[statistic].value(self.own)
-        return values.double().mean(dim=-1)
+        if statistic in OWN:
+            values: Tensor = OWN[statistic].value(self.own)
+            return values.double().mean(dim=-1)
+        return self.successors.share
 
     def chance(self, statistic: str) -> float:
-        """Returns a statistic's mean over heads whose logits are unrelated to the token read: 0.5, or 10 / vocabulary.
-
-        `statistic` is "own_rank", "copied" or "suppressed".
+        """Returns a statistic's mean over heads whose logits are unrelated to the token read: 0.5 for "own_rank",
+        10 / vocabulary for "copied" and "suppressed", and the mean of 1 / (tokens of the class) for "successor".
         """
-        return STATISTICS[option("statistic", statistic, STATISTICS)].chance(self.vocab)
+        if option("statistic", statistic, STATISTICS) in OWN:
+            return OWN[statistic].chance(self.vocab)
+        return self.successors.chance
+
+    @cached_property
+    def claims(self) -> pd.DataFrame:
+        """One row per claimed type of a head, the highest score first: "copy suppression" (the share `suppressed`) and
+        "successor".
+
+        A type is claimed if the exact 95 % interval of its share, for all heads and both types together, is above
+        chance (`baseline`), and the share is at least 0.5. `tokens` is the number of tokens read, or of steps such as
+        "monday → tuesday", whose spellings count as one.
+        """
+        counts = {name: len(self.read) if of in OWN else len(self.successors.steps) for name, of in CLAIMED.items()}
+        shares = {
+            name: Shares(self._by_head(CLAIMED[name]), count, self.chance(CLAIMED[name]))
+            for name, count in counts.items()
+            if count
+        }
+        return claimed(shares, self.layers)
+
+    def types_of(self, layer: int, head: int) -> tuple[str, ...]:
+        """The claimed types of a head, the highest score first."""
+        here = self.claims[(self.claims.layer == layer) & (self.claims["head"] == head)]
+        return tuple(here.type)
 
     # -- the pairs -------------------------------------------------------------------------------------------
 
@@ -326,7 +360,9 @@ class OVTokens(WithStatistics, PagedResult):
         return pd.DataFrame(pairs)
 
     def by_head(self) -> pd.DataFrame:
-        """One row per head: layer, head, own_rank, copied, suppressed, and the highest and the lowest logit."""
+        """One row per head: layer, head, own_rank, copied, suppressed, successor, and the highest and the lowest
+        logit.
+        """
         heads = self.raised.shape[1]
         columns = {name: self._by_head(name) for name in STATISTICS}
         columns |= {"highest": self.raised_logits[..., 0], "lowest": self.lowered_logits[..., 0]}
@@ -337,7 +373,7 @@ class OVTokens(WithStatistics, PagedResult):
     # -- how the result is shown ------------------------------------------------------------------------------
 
     def plot(self, statistic: str = "copied") -> "go.Figure":
-        """Draws layers × heads, coloured by "own_rank", "copied" or "suppressed"."""
+        """Draws layers × heads, coloured by "own_rank", "copied", "suppressed" or "successor"."""
         option("statistic", statistic, STATISTICS)
         label = STATISTICS[statistic].axis
         return effect_map(self._by_head(statistic), layers=self.layers, label=label, signed=False)
@@ -379,10 +415,12 @@ class OVTokens(WithStatistics, PagedResult):
         """The heads that copy and suppress most."""
         chance = percent(self.chance("copied"), 2)
         copies, suppresses = (self._most(name) for name in ("copied", "suppressed"))
+        claims = self.claims[self.claims.type == "successor"].head(1)
+        successors = [f" L{claim.layer}H{claim.head} writes successors." for claim in claims.itertuples()]
         return (
             f"{copies[0]} copies most: the own token is among the {TOP} raised most for {copies[1]} of "
             f"{len(self.read):,} tokens (chance: {chance}). {suppresses[0]} suppresses most: among the {TOP} lowered "
-            f"most for {suppresses[1]}."
+            f"most for {suppresses[1]}.{''.join(successors)}"
         )
 
     def _most(self, statistic: str) -> tuple[str, str]:
@@ -401,7 +439,9 @@ class OVTokens(WithStatistics, PagedResult):
             f"head with random weights, the own token has a mean rank of 0.5, and is among the {TOP} raised most for "
             f"{percent(self.chance('copied'), 2)} of the tokens."
         )
-        figures = {f"ov-{name}": self.plot(name) for name in STATISTICS}
+        figures = {f"ov-{name}": self.plot(name) for name in STATISTICS if name in OWN or self.successors.steps}
+        if not self.successors.steps:
+            reading += " Successors are not measured: the vocabulary holds too few ordered words as single tokens."
         return [
             Section("Heads that copy or suppress the token they read", reading, figures, "circuits.plot()", tab="write")
         ]

@@ -14,6 +14,7 @@ from ...draw.style import term_style
 from ...draw.text import percent, visible_token
 from ...methods.examples.result import HeadExamples
 from ...methods.examples.sums import SAMPLE
+from ...methods.ov_tokens.formulas import TOP
 from ...methods.ov_tokens.result import OVTokens
 from ...methods.scores.composition import Composition
 from ...methods.scores.variance_shares import VarianceShares
@@ -22,6 +23,11 @@ from ..heads import LOOKS, WHY, WRITES, HeadFacts, furthest
 
 EARLIER: Final = 3
 """The number of earlier heads on a card."""
+
+_WRITES: Final = {
+    "copy suppression": f"has the token that it reads among the {TOP} that it lowers most,",
+    "successor": "raises the successor most if it reads an ordered token, such as a weekday,",
+}
 
 ERROR: Final = 0.05
 """The error rate, over all heads, at which the halves of the corpus are said to differ."""
@@ -36,6 +42,32 @@ class CorpusHeads(HeadFacts):
     shares: VarianceShares | None
     ov: OVTokens | None
     composition: Composition | None
+
+    def types_of(self, layer: int, head: int) -> tuple[str, ...]:
+        """The claimed types of a head, by where it attends and then by what it writes."""
+        return super().types_of(layer, head) + tuple(self._written.get((layer, head), {}))
+
+    def _does(self, layer: int, head: int, kind: str) -> str:
+        sentence = self._written.get((layer, head), {}).get(kind)
+        return super()._does(layer, head, kind) if sentence is None else sentence
+
+    def _share(self, layer: int, head: int, kind: str) -> str:
+        sentence = self._written.get((layer, head), {}).get(kind)
+        return super()._share(layer, head, kind) if sentence is None else sentence
+
+    @cached_property
+    def _written(self) -> dict[tuple[int, int], dict[str, str]]:
+        """What the heads of claimed types write, by layer and head and then by type."""
+        sentences: dict[tuple[int, int], dict[str, str]] = {}
+        claims: Any = () if self.ov is None else self.ov.claims.itertuples()
+        for claim in claims:
+            share, chance, low, high = (
+                percent(share, 0) for share in (claim.score, claim.baseline, claim.score_low, claim.score_high)
+            )
+            of_type = sentences.setdefault((claim.layer, claim.head), {})
+            interval = f"(95 % interval {low} to {high}; by chance: {chance})"
+            of_type[claim.type] = f"{_WRITES[claim.type]} for {share} of tokens {interval}"
+        return sentences
 
     def _card(self) -> Mapping[str, Sequence[Sequence[str]]]:
         return {

@@ -3,7 +3,9 @@
 from collections import Counter
 from collections.abc import Callable
 from copy import deepcopy
+from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, Final
 
 import models
@@ -11,12 +13,16 @@ import planted
 import pytest
 import tiny
 import torch
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
 from torch import Tensor
+from transformers import PreTrainedTokenizerFast
 
 import attnmech as am
 from attnmech.errors import InputError
 from attnmech.methods.ov_tokens import formulas
 from attnmech.methods.ov_tokens.circuits import Circuits
+from attnmech.methods.ov_tokens.successors import Steps
 
 F64: Final = torch.float64
 
@@ -316,9 +322,13 @@ def test_a_head_that_copies_and_one_that_suppresses() -> None:
         assert float(result.copied[place]) == rank and float(result.suppressed[place]) == 1 - rank
     assert all(pair.read_id == pair.written_id for pair in result.pairs_of(0, 3) + result.pairs_of(1, 5, "lowered"))
     # A head that writes nothing raises no token more than another.
-    assert [float(getattr(result, name)[2, 0]) for name in formulas.STATISTICS] == [0.5, 0.0, 0.0]
+    assert [float(getattr(result, name)[2, 0]) for name in formulas.OWN] == [0.5, 0.0, 0.0]
     assert result.lead.startswith("L0H3 copies most: the own token is among the 10 raised most for 100\u00a0% of 8 tok")
     assert "L1H5 suppresses most: among the 10 lowered most for 100\u00a0%." in result.lead
+    assert result.claims[["layer", "head", "type", "score", "tokens"]].values.tolist() == [
+        [1, 5, "copy suppression", 1.0, 8]
+    ]
+    assert result.types_of(1, 5) == ("copy suppression",) and result.types_of(0, 3) == ()
 
 
 @pytest.mark.parametrize("size", [2**20, 60])
@@ -348,6 +358,105 @@ def test_random_weights_copy_by_chance() -> None:
         assert float(getattr(result, name).mean()) == pytest.approx(10 / vocab, abs=0.03)
 
 
+@pytest.mark.parametrize("name", ["gpt2", "llama"])
+def test_random_weights_have_no_claim(name: str) -> None:
+    """With tied and with separate embeddings, on 20 random models."""
+    raw, made, claims = models.fresh(name), 0, 0
+    for seed in range(20):
+        model = with_tokenizer(models.randomised(raw, seed=seed))
+        result = am.ov_tokens(model, torch.arange(3, 19)[None], tokens=list(range(40)))
+        made += bool(result.successors.steps)
+        claims += len(result.claims)
+    assert made == 20 and claims == 0
+
+
+# -- successors ------------------------------------------------------------------------------------------------
+
+WEEKDAYS: Final = ["monday", "tuesday", "wednesday", "thursday", "friday", "saturday", "sunday"]
+MONTHS: Final = [
+    "january", "february", "march", "april", "may", "june", "july", "august", "september", "october", "november",
+    "december",
+]  # fmt: skip
+NAMES: Final = (
+    *(f"filler{number}" for number in range(10)), *"0123456789", *(f"Ġ{month.capitalize()}" for month in MONTHS),
+    *WEEKDAYS[:3], *WEEKDAYS[4:], "▁monday", "one", "three", "four", "▁five", "▁six", "▁seven", "▁nine", " ten", "▁ten",
+    *(f"filler{number}" for number in range(10, 15)),
+)  # fmt: skip
+"""A vocabulary with 10 digits, 12 months, and 6 weekdays without Thursday; too few number words in one spelling, except
+those after ▁: five, six, seven, nine and ten."""
+
+ORDERED: Final = (list("0123456789"), [f"Ġ{month.capitalize()}" for month in MONTHS], WEEKDAYS)
+NUMBERS: Final = ["▁five", "▁six", "▁seven", "▁eight", "▁nine", "▁ten"]
+
+
+def with_tokenizer(raw: Any) -> am.HookedModel:
+    names = NAMES[: raw.config.vocab_size]
+    vocab = {name: number for number, name in enumerate(names)}
+    of_words = Tokenizer(WordLevel(vocab, unk_token="filler0"))
+    return am.load(raw, tokenizer=PreTrainedTokenizerFast(tokenizer_object=of_words, unk_token="filler0"))
+
+
+def steps_by_hand() -> dict[str, list[tuple[int, int, list[int]]]]:
+    """(token, successor, tokens of the class) for each step of the vocabulary above."""
+    steps = {}
+    for names in (*ORDERED, NUMBERS):
+        held = [NAMES.index(name) for name in names if name in NAMES]
+        for one, other in pairwise(names):
+            if one in NAMES and other in NAMES:
+                step = " → ".join(name.lower().strip("ġ▁") for name in (one, other))
+                steps[step] = [(NAMES.index(one), NAMES.index(other), held)]
+    return steps
+
+
+@pytest.mark.core
+def test_successors_are_those_of_whole_matrices() -> None:
+    model, steps = with_tokenizer(models.fresh("gpt2", F64)), steps_by_hand()
+    assert len(steps) == 9 + 11 + 4 + 3
+    result = am.ov_tokens(model, iter(texts_of("gpt2")), tokens=3)
+    assert set(result.successors.steps) == steps.keys()
+    logits = logits_by_hand("gpt2", list(range(53)))
+    for layer in range(model.n_layers):
+        for head in range(model.n_heads):
+            of_head, hits, chance = logits[layer, head].tolist(), 0, 0.0
+            for pairs in steps.values():
+                for token, successor, held in pairs:
+                    hits += max(held, key=lambda other: of_head[token][other]) == successor
+                    chance += 1 / len(held)
+            assert float(result.successor[layer, head]) == pytest.approx(hits / len(steps), rel=1e-12)
+            assert result.chance("successor") == pytest.approx(chance / len(steps), rel=1e-12)
+    assert result.successors.raised.sum() > 0
+
+
+def test_spellings_of_a_step_count_together() -> None:
+    """Two spellings of the weekdays: the head raises the successor most in one of them."""
+    names = [*WEEKDAYS, *(f"Ġ{day.capitalize()}" for day in WEEKDAYS)]
+    steps = Steps.of(SimpleNamespace(get_vocab=lambda: {name: number for number, name in enumerate(names)}), 14)
+    values = torch.eye(14).roll(1, dims=1)[None]
+    values[0, 7:] = torch.eye(14)[7:]
+    raised = steps.raised(values, torch.eye(14)[None], lambda ids: torch.eye(14)[ids])
+    assert steps.spellings.tolist() == [2] * 6 and raised.tolist() == [[1] * 6]
+    assert steps.by_chance.tolist() == pytest.approx([2 / 7] * 6)
+
+
+def test_a_head_that_writes_successors_is_claimed_and_no_other() -> None:
+    """Each class lies on a circle, and the head turns it by one step."""
+    raw = models.randomised(planted.MAKERS["gpt2"]())
+    weights = planted.blank(lambda: raw).weights(1)
+    with torch.no_grad():
+        for plane, names in enumerate(ORDERED):
+            for place, name in enumerate(names):
+                if name in NAMES:
+                    angles = 2 * torch.pi / len(names) * torch.tensor([place, place - 1])
+                    read, written = torch.stack((angles.cos(), angles.sin()), dim=1)
+                    token, channels = NAMES.index(name), slice(2 * plane, 2 * plane + 2)
+                    weights.W_V[2, token, channels], weights.W_O[2, channels, token] = read, written
+    result = am.ov_tokens(with_tokenizer(raw), torch.arange(3, 20)[None], tokens=READ)
+    assert float(result.successor[1, 2]) == pytest.approx(24 / 27)
+    assert result.lead.endswith(" L1H2 writes successors.")
+    assert "successor" not in result.types_of(0, 0)
+    assert result.claims[["layer", "head", "type"]].values.tolist() == [[1, 2, "successor"]]
+
+
 # -- how the result is shown and saved --------------------------------------------------------------------------
 
 
@@ -367,6 +476,10 @@ def test_saved_and_drawn(tmp_path: Path) -> None:
     pair = result.pairs_of(2, 7)[0]
     assert str(pair).startswith("“·") and "→" in str(pair)
     page = result.write_html(tmp_path / "page.html").read_text("utf-8")
+    assert "Successors are not measured" not in page
+    bare = am.ov_tokens(models.hooked("gpt2"), torch.arange(3, 20)[None], tokens=3)
+    assert bool(bare.successor.isnan().all()) and bare.claims.type.tolist() == []
+    assert "Successors are not measured" in bare.write_html(tmp_path / "bare.html").read_text("utf-8")
     assert "Heads that copy or suppress the token they read" in page
     assert result.plot("own_rank").layout.coloraxis.colorbar.title.text == "mean rank of the own token"
 

@@ -17,6 +17,7 @@ from typer.testing import CliRunner
 import attnmech as am
 from attnmech.cli.main import app
 from attnmech.demo.text import documents
+from attnmech.draw.text import percent
 from attnmech.errors import InputError, OutputError
 from attnmech.methods.likeness import overlaps
 from attnmech.pages.atlas import atlas as calls
@@ -94,6 +95,13 @@ def test_the_map_has_the_numbers_of_the_results() -> None:
     np.testing.assert_allclose(numbers["first_mass"].ends[1], ends[1].numpy())
     frame = atlas.to_frame()
     assert len(frame) == 32 and frame.types[2 * 8 + 6] == "induction"
+    assert atlas.ov is not None
+    (claim, *_) = atlas.ov.claims.itertuples()
+    assert claim.type == "copy suppression"
+    assert frame.types[claim.layer * 8 + claim.head].endswith("copy suppression")
+    card = atlas.heads.page.card["Type"][claim.layer][claim.head]
+    sentence = f"has the token that it reads among the 10 that it lowers most, for {percent(claim.score, 0)} of tokens"
+    assert f"copy suppression: {sentence}" in card
     assert frame.effect[9] == pytest.approx(float(atlas.effects.effect[1, 1]))
 
 
