@@ -31,7 +31,7 @@ class Shares(NamedTuple):
 
 
 def exact_interval(share: Tensor, tokens: int, error: float) -> tuple[Tensor, Tensor]:
-    """Returns the interval of Clopper and Pearson (1934) for a share of independent tokens.
+    """Returns the exact interval (Clopper & Pearson 1934) for a share of independent tokens.
 
     A share that is not a whole number of tokens is rounded down for the low end, and up for the high end.
 
