@@ -51,6 +51,7 @@ from .model.run.hooked import HookedModel as HookedModel
 from .model.structure.architecture import Architecture as Architecture
 from .pages.atlas.atlas import atlas as atlas
 from .pages.report import report as report
+from .results.circuit import Circuit as Circuit
 from .results.load import load_result as load_result
 from .runs.corpus import Corpus as Corpus
 from .runs.corpus_files import CorpusFiles as CorpusFiles

@@ -133,9 +133,9 @@ class Case:
         return {"answers": torch.tensor([self.answer]), "against": torch.tensor([self.against])}
 
     @cached_property
-    def circuit(self) -> "am.results.Circuit":
+    def circuit(self) -> "am.Circuit":
         """The circuit whose faithfulness is measured."""
-        circuit: am.results.Circuit = self.ours[EDGES]().circuit(200)
+        circuit: am.Circuit = self.ours[EDGES]().circuit(200)
         return circuit
 
     @cached_property

@@ -543,7 +543,7 @@ def _attribute_edges(of: Subject) -> Any:
 
 @call("faithfulness")
 def _faithfulness(of: Subject) -> Any:
-    circuit = am.results.Circuit(nodes=tuple(f"L{layer}H{head}" for layer, head in of.heads))
+    circuit = am.Circuit(nodes=tuple(f"L{layer}H{head}" for layer, head in of.heads))
     return am.faithfulness(of.model, circuit, *of.pair, **of.judged)
 
 

@@ -41,7 +41,6 @@ from ..model.parts.certificate import Certificate as Certificate
 from ..pages.atlas.result import Atlas as Atlas
 from ..pages.result import Report as Report
 from ..runs.effects import HeadEffects as HeadEffects
-from .circuit import Circuit as Circuit
 from .mean_qk import MeanQK as MeanQK
 from .result import PagedResult as PagedResult
 from .result import Result as Result

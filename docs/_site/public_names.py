@@ -57,7 +57,7 @@ PAGES: Final[dict[str, dict[str, tuple[str, ...]]]] = {
         "head_importance": ("head_importance", "results.HeadImportance"),
         "patch": ("patch", "results.PatchEffects", "results.PositionEffects", "results.KVPatchEffects"),
         "attribute": ("attribute", "results.Attribution", "results.EdgeAttribution", "results.Confirmation"),
-        "faithfulness": ("faithfulness", "results.Faithfulness", "results.Circuit"),
+        "faithfulness": ("faithfulness", "results.Faithfulness", "Circuit"),
         "path_patch": ("path_patch", "results.PathEffects"),
         "null_attention": ("null_attention", "results.NullAttention"),
         "segment_effects": ("segment_effects", "results.SegmentEffects"),

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
+from attnmech import Circuit
 from attnmech.errors import InputError
-from attnmech.results import Circuit
 from attnmech.results.graph import Graph
 
 EDGES = (("embedding", "L0H3 v"), ("L0H3", "L2KV1 k"), ("L0H3", "L0 MLP"), ("L2H10", "logits"), ("L2H9", "logits"))

@@ -286,7 +286,7 @@ def test_greedy_circuits_are_connected_to_the_logits() -> None:
         chosen.append(max(open_edges, key=effect.__getitem__))
         reached.add(chosen[-1][0])
     assert set(circuit.edges) == set(chosen)
-    assert edges.circuit(1.0) == am.results.Circuit(edges=tuple(edges.names))
+    assert edges.circuit(1.0) == am.Circuit(edges=tuple(edges.names))
     assert [len(some) for some in edges.circuits()] == [1, 2, 6, 12, 25, 63, 126]
 
 

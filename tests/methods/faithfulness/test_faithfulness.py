@@ -13,8 +13,9 @@ from scipy.stats import t as student_t
 from torch import Tensor
 
 import attnmech as am
+from attnmech import Circuit
 from attnmech.errors import InputError
-from attnmech.results import Circuit, EdgeAttribution, Faithfulness
+from attnmech.results import EdgeAttribution, Faithfulness
 from attnmech.runs.residual_graph import graph_of
 
 ANSWERS, AGAINST = torch.tensor([5, 9, 11]), torch.tensor([7, 4, 30])
