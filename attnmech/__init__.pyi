@@ -41,6 +41,8 @@ from .methods.scores.decompose_scores import decompose_scores as decompose_score
 from .methods.scores.variance_shares import variance_shares as variance_shares
 from .methods.segments.segment_attention import segment_attention as segment_attention
 from .methods.segments.segment_effects import segment_effects as segment_effects
+from .methods.steering.mean_difference import mean_difference as mean_difference
+from .methods.steering.steer import steer as steer
 from .methods.trajectory.result import trajectory as trajectory
 from .methods.updates.result import residual_updates as residual_updates
 from .model.files.load import load as load

@@ -547,6 +547,19 @@ def _faithfulness(of: Subject) -> Any:
     return am.faithfulness(of.model, circuit, *of.pair, **of.judged)
 
 
+@call("mean_difference")
+def _mean_difference(of: Subject) -> Any:
+    return am.mean_difference(of.model, iter(of.inputs[:4]), iter(of.inputs[1:]), at="z")
+
+
+@call("steer")
+def _steer(of: Subject) -> Any:
+    stack = of.model.output_stack
+    layer = stack.layers[0]
+    values = {layer: torch.ones(1, 1, stack.n_heads, stack.d_value)}
+    return am.steer(of.model, values, of.texts, at="z", heads=[(layer, 0)], factors=[0.5], metric=of.metric)
+
+
 @call("path_patch")
 def _path_patch(of: Subject) -> Any:
     # A small hybrid has a single layer with attention, whose heads can only send to the logits.

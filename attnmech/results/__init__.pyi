@@ -34,6 +34,8 @@ from ..methods.scores.decompose_scores import ScoreDecomposition as ScoreDecompo
 from ..methods.scores.variance_shares import VarianceShares as VarianceShares
 from ..methods.segments.segment_attention import SegmentAttention as SegmentAttention
 from ..methods.segments.segment_effects import SegmentEffects as SegmentEffects
+from ..methods.steering.mean_difference import MeanDifference as MeanDifference
+from ..methods.steering.steer import Steering as Steering
 from ..methods.trajectory.result import Trajectory as Trajectory
 from ..methods.updates.result import BlockUpdates as BlockUpdates
 from ..methods.updates.result import ResidualUpdates as ResidualUpdates

@@ -59,6 +59,8 @@ PAGES: Final[dict[str, dict[str, tuple[str, ...]]]] = {
         "attribute": ("attribute", "results.Attribution", "results.EdgeAttribution", "results.Confirmation"),
         "faithfulness": ("faithfulness", "results.Faithfulness", "Circuit"),
         "path_patch": ("path_patch", "results.PathEffects"),
+        "mean_difference": ("mean_difference", "results.MeanDifference"),
+        "steer": ("steer", "results.Steering"),
         "null_attention": ("null_attention", "results.NullAttention"),
         "segment_effects": ("segment_effects", "results.SegmentEffects"),
         "pruning_advice": ("pruning_advice", "results.PruningAdvice"),

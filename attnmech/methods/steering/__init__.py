@@ -1,0 +1,1 @@
+"""What changes when a direction is added to the stream."""

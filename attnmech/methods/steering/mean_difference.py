@@ -1,0 +1,242 @@
+"""The direction between the means of two groups of texts, and how well it separates texts that it was not made from.
+
+Formulas: docs/formulas.md#steering.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, Final, Unpack
+
+import pandas as pd
+import plotly.graph_objects as go  # type: ignore[import-untyped]
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from ...basics.arguments import flag, option
+from ...basics.public import public
+from ...draw.head_maps import effect_map
+from ...draw.section import Section
+from ...draw.text import with_minus_signs
+from ...errors import InputError
+from ...interventions import Values
+from ...maths.intervals import LEVEL
+from ...model.inputs.encoder import Inputs
+from ...model.run.hooked import HookedModel, require_model
+from ...results.provenance import Provenance
+from ...results.result import PagedResult
+from ...runs.ablations import reread
+from ...runs.claims import interval_of
+from ...runs.options import CommonOptions
+from ...runs.progress import steps
+from ...runs.sweep import batches_of
+from .figures import separation
+from .formulas import difference_interval, held_out_scores, separated_share, share_interval
+
+AT: Final = ("resid_pre", "resid_mid", "resid_post", "attn_out", "mlp_out", "z", "q", "k", "v")
+"""The points at which a direction can be added again."""
+LEAST: Final = 4
+"""The fewest texts of a group: two in each half."""
+
+
+@dataclass(frozen=True, repr=False)
+class MeanDifference(PagedResult):
+    """The mean of one group of texts minus that of another, at a point: `direction [layer d]` or `[layer head d]`.
+
+    Every text is also judged by the direction that the other half of the texts gives. `separated` is the share of texts
+    on the right side of the midpoint (0.5 is chance), `distance` the distance of the groups along that direction.
+    """
+
+    SUBTRACT: ClassVar[str] = "subtract their `direction`"
+
+    at: str
+    layers: tuple[int, ...]
+    positions: str
+    """ "last" or "all"."""
+    direction: Float[Tensor, "layer *head d"]
+    """The mean difference in each of `layers`."""
+    one: Float[Tensor, "*place one"]
+    """The place of each text of the first group, along the direction of the other half; 0 is the midpoint."""
+    other: Float[Tensor, "*place other"]
+    """The same for the second group."""
+    provenance: Provenance
+
+    @property
+    def axis_lengths(self) -> Mapping[str, int]:
+        """The lengths of the labelled axes."""
+        return {"layer": len(self.layers)}
+
+    @property
+    def values(self) -> Values:
+        """The direction by layer, for `am.Intervention.add`."""
+        by_layer = {layer: part[None, None] for layer, part in zip(self.layers, self.direction, strict=True)}
+        return Values(by_layer, "a mean difference")
+
+    @property
+    def separated(self) -> Float[Tensor, "*place"]:
+        """The share of held-out texts on the right side, as the mean of both groups; 0.5 is chance."""
+        return separated_share(self.one, self.other)
+
+    @property
+    def distance(self) -> Float[Tensor, "*place"]:
+        """The distance of the groups' held-out means along the direction."""
+        return self.one.mean(dim=-1) - self.other.mean(dim=-1)
+
+    def interval(self, level: float = LEVEL) -> tuple[Float[Tensor, "*place"], Float[Tensor, "*place"]]:
+        """Low and high end of Welch's t interval of `distance` over texts."""
+        return difference_interval(self.one, self.other, level)
+
+    def separated_interval(self, level: float = LEVEL) -> tuple[Float[Tensor, "*place"], Float[Tensor, "*place"]]:
+        """Low and high end of the exact interval of `separated` over texts."""
+        return share_interval(self.one, self.other, level)
+
+    def to_frame(self) -> pd.DataFrame:
+        """One row per layer (and head): layer, head, separated, separated_low, separated_high, distance, distance_low,
+        distance_high, norm.
+        """
+        places = (self.separated == self.separated).nonzero()
+        frame: dict[str, Any] = {"layer": [self.layers[place] for place in places[:, 0].tolist()]}
+        if places.shape[1] > 1:
+            frame["head"] = places[:, 1].tolist()
+        low, high = self.separated_interval()
+        near, far = self.interval()
+        columns = {"separated": self.separated, "separated_low": low, "separated_high": high}
+        columns |= {"distance": self.distance, "distance_low": near, "distance_high": far}
+        columns["norm"] = self.direction.double().norm(dim=-1)
+        return pd.DataFrame(frame | {name: value.flatten().numpy() for name, value in columns.items()})
+
+    def plot(self) -> "go.Figure":
+        """The share of held-out texts that each layer separates, with intervals; for heads, layers × heads."""
+        if self.separated.ndim == 1:
+            return separation(self.to_frame())
+        low, high = self.separated_interval()
+        numbers = (self.separated.numpy(), low.numpy(), high.numpy())
+        return effect_map(*numbers, layers=self.layers, label="held-out texts on the right side (share)")
+
+    @property
+    def lead(self) -> str:
+        """The finding in one sentence."""
+        shares = self.separated.flatten()
+        place, count = int(shares.argmax()), len(shares)
+        low, high = (end.flatten()[place].item() for end in self.separated_interval(1 - (1 - LEVEL) / count))
+        things = "heads" if self.separated.ndim > 1 else "layers"
+        row = self.to_frame().iloc[place]
+        name = f"L{int(row['layer'])}" + (f"H{int(row['head'])}" if "head" in row else "")
+        texts = f"{self.one.shape[-1]} and {self.other.shape[-1]} texts"
+        return with_minus_signs(
+            f"On {texts}, the mean difference at {self.at} of {name} separates {float(shares[place]):.2f} of held-out "
+            f"texts{interval_of((low, high), '.2f', count, things)}; 0.5 is chance."
+        )
+
+    @property
+    def _is_about_heads(self) -> bool:  # type: ignore[override]
+        return self.separated.ndim > 1
+
+    @property
+    def _title(self) -> str:
+        return f"Mean difference at {self.at}"
+
+    def _sections(self) -> "Sequence[Section]":
+        reading = (
+            "The share of texts on the right side of the midpoint, along the direction of the other half of the texts; "
+            "0.5 is chance. Bars are 95 % intervals over texts, for each layer alone."
+        )
+        return [Section("Separation", reading, {"separation": self.plot()}, "direction.plot()")]
+
+
+@public
+def mean_difference(
+    model: HookedModel,
+    one: Inputs | Iterable[Inputs],
+    other: Inputs | Iterable[Inputs],
+    *,
+    at: str = "resid_post",
+    positions: str = "last",
+    layers: Iterable[int] | None = None,
+    **options: Unpack[CommonOptions],
+) -> MeanDifference:
+    """Computes the mean of one group of texts minus that of another, and how well it separates held-out texts.
+
+    >>> import attnmech as am
+    >>> model, names = am.load(), ("Anna", "Tom", "Mia", "Leo", "Nina", "Max")
+    >>> met, lost = ([f"{name} {verb}" for name in names] for verb in ("met the", "lost an"))
+    >>> direction = am.mean_difference(model, met, lost, layers=[2, 3])
+    >>> direction.direction.shape, direction.separated.tolist()
+    (torch.Size([2, 192]), [1.0, 1.0])
+    >>> with model.intervene(am.Intervention.add("resid_post", direction.values, layers=[2], factor=4.0)):
+    ...     logits = model.run("Anna lost an").logits
+
+    Args:
+        model: the model.
+        one: at least four texts.
+        other: at least four other texts. Texts of one kind in the same half should not be near copies of those in the
+            other: texts with even and odd numbers, in the order of their content, are the halves.
+        at: the point: "resid_pre", "resid_mid", "resid_post", "attn_out" or "mlp_out" of each layer, or "z", "q", "k"
+            or "v" of each head (kv heads at k and v).
+        positions: "last", the last token of each text, or "all", the mean over its tokens.
+        layers: by default all.
+        options: bos and progress.
+
+    Returns:
+        The direction in each layer, the share of held-out texts that it separates, and their distance along it, with
+        intervals over texts.
+
+    Raises:
+        InputError: for fewer than four texts in a group, invalid points, positions or layers, and models with several
+            stacks.
+        MissingPointError: for a point that the model lacks.
+
+    Source: Marks & Tegmark 2023 (mass-mean directions); Li et al. 2023 (ITI).
+    """
+    require_model(model)
+    option("at", at, AT)
+    option("positions", positions, ("last", "all"))
+    progress = flag("progress", options.get("progress", False))
+    if len(model.stacks) > 1:
+        raise InputError("a direction belongs to one stack, and this model has several.")
+    stack = model.output_stack
+    chosen = list(dict.fromkeys(model.points.check_layers(layers, stack.label)))
+    groups, digests = zip(
+        *(
+            _activations(model, reread(texts), stack.point(at), chosen, positions, options.get("bos"), progress)
+            for texts in (one, other)
+        ),
+        strict=True,
+    )
+    for name, group in zip(("one", "other"), groups, strict=True):
+        if len(group) < LEAST:
+            raise InputError(
+                f"`{name}` must have at least {LEAST} texts, two in each half; got {len(group)}. Give more texts."
+            )
+    scores = held_out_scores(*groups)
+    direction = groups[0].mean(dim=0) - groups[1].mean(dim=0)
+    noted = {"at": at, "positions": positions, "layers": chosen, "bos": options.get("bos"), "other inputs": digests[1]}
+    return MeanDifference(
+        at, tuple(chosen), positions, direction.to(model.dtype), *scores, model.provenance(digests[0], (), noted)
+    )
+
+
+def _activations(
+    model: HookedModel,
+    inputs: Any,
+    point: str,
+    layers: Sequence[int],
+    positions: str,
+    bos: bool | None,
+    progress: bool,
+) -> tuple[Float[Tensor, "text layer *head d"], str]:
+    """The activation of each text, sorted by the texts' content, and the digest of all texts."""
+    keys = model.points.resolve([point], layers, model.refused)
+    parts = batches_of(model, inputs, 2048, bos)
+    by_text: list[tuple[int, Tensor]] = []
+    with steps("texts", sum(len(part.documents) for part in parts), show=progress) as bar:
+        for part in parts:
+            captured = model.forward(part.batch, captures=keys)
+            values = torch.stack([captured[key] for key in keys], dim=1).double().cpu()
+            real = part.batch.mask.cpu()
+            for row, digest in enumerate(part.batch.digests.tolist()):
+                tokens = values[row][:, real[row]]
+                by_text.append((digest, tokens[:, -1] if positions == "last" else tokens.mean(dim=1)))
+            bar.advance(len(part.documents))
+    by_text.sort(key=lambda entry: entry[0])
+    return torch.stack([value for _, value in by_text]), parts[-1].digest

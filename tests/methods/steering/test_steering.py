@@ -1,0 +1,258 @@
+"""Directions equal means over plain transformers; steering equals plain hooks that add them."""
+
+import math
+from pathlib import Path
+from typing import Any
+
+import models
+import pytest
+import torch
+from by_hand import block_of, divergences, logit_differences, point_changed
+from scipy.stats import binomtest, ttest_ind
+from torch import Tensor
+
+import attnmech as am
+from attnmech.errors import InputError
+from attnmech.methods.steering.formulas import (
+    difference_interval,
+    held_out_scores,
+    separated_share,
+    share_interval,
+)
+from attnmech.results import MeanDifference
+
+ANSWERS, AGAINST = torch.tensor([5, 9, 11]), torch.tensor([7, 4, 30])
+
+
+def noise(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def test_scores_come_from_the_other_half() -> None:
+    one, other = noise(7, 3, 5), noise(6, 3, 5, seed=1)
+    scores = held_out_scores(one, other)
+    for group, found in zip((one, other), scores, strict=True):
+        for text in range(len(group)):
+            others = [part[1 - text % 2 :: 2].mean(dim=0) for part in (one, other)]
+            for place in range(3):
+                way = others[0][place] - others[1][place]
+                middle = (others[0][place] + others[1][place]) / 2
+                expected = float((group[text, place] - middle) @ way / way.norm())
+                assert float(found[place, text]) == pytest.approx(expected)
+
+
+def test_shares_and_intervals() -> None:
+    one, other = noise(2, 9) + 0.4, noise(2, 6, seed=3) - 0.4
+    share, (low, high) = separated_share(one, other), share_interval(one, other, 0.95)
+    near, far = difference_interval(one, other, 0.9)
+    for place in range(2):
+        counts = int((one[place] > 0).sum()), int((other[place] < 0).sum())
+        assert float(share[place]) == pytest.approx((counts[0] / 9 + counts[1] / 6) / 2)
+        ends = [
+            binomtest(count, total).proportion_ci(0.975, "exact") for count, total in zip(counts, (9, 6), strict=True)
+        ]
+        assert float(low[place]) == pytest.approx((ends[0].low + ends[1].low) / 2)
+        assert float(high[place]) == pytest.approx((ends[0].high + ends[1].high) / 2)
+        welch = ttest_ind(one[place], other[place], equal_var=False).confidence_interval(0.9)
+        assert (float(near[place]), float(far[place])) == pytest.approx((welch.low, welch.high))
+    sure = share_interval(torch.ones(1, 4), -torch.ones(1, 4), 0.95)
+    assert float(sure[1]) == 1 and float(sure[0]) == pytest.approx(0.0125 ** (1 / 4))
+
+
+def by_hand(plain: Any, ids: Tensor, layer: int, positions: str) -> Tensor:
+    """The output of a block at the last token, or its mean over tokens, on one text."""
+    kept: list[Tensor] = []
+
+    def keep(value: Tensor) -> Tensor:
+        kept.append(value)
+        return value
+
+    with torch.no_grad(), point_changed(plain, "resid_post", layer, keep):
+        plain(ids[None])
+    return kept[0][0, -1] if positions == "last" else kept[0][0].mean(dim=0)
+
+
+@pytest.mark.core
+@pytest.mark.parametrize("positions", ["last", "all"])
+@pytest.mark.parametrize("family", ["gpt2", "llama"])
+def test_directions_equal_means_on_the_raw_model(family: str, positions: str) -> None:
+    plain, hooked = models.plain(family), models.hooked(family)
+    texts = [models.token_ids(family, batch=1, length=length, seed=length)[0] for length in (3, 7, 5, 4, 6, 8, 9, 5, 3)]
+    texts[-1] = texts[-1].flip(0)
+    found = am.mean_difference(hooked, texts[:5], iter(texts[5:]), positions=positions, layers=[1, 0])
+    assert found.layers == (1, 0)
+    for place, layer in enumerate((1, 0)):
+        one, other = (
+            torch.stack([by_hand(plain, text, layer, positions) for text in group]) for group in (texts[:5], texts[5:])
+        )
+        torch.testing.assert_close(found.direction[place], one.mean(0) - other.mean(0), rtol=1e-4, atol=1e-5)
+        assert sorted(found.one[place].tolist()) == pytest.approx(
+            sorted(reordered(hooked, texts[:5], texts[5:], one, other)), rel=1e-3, abs=1e-4
+        )
+    same = am.mean_difference(hooked, texts[:5][::-1], texts[5:], positions=positions, layers=[1, 0])
+    torch.testing.assert_close(same.one, found.one, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(found.values.by_layer[1][0, 0], found.direction[0])
+
+
+def reordered(
+    hooked: am.HookedModel, texts: list[Tensor], others: list[Tensor], one: Tensor, other: Tensor
+) -> list[float]:
+    """Held-out scores of `one`, with texts sorted by their digests."""
+    order, order_of_others = (
+        sorted(range(len(group)), key=lambda number: int(hooked.encode(group[number]).digests[0]))
+        for group in (texts, others)
+    )
+    return held_out_scores(one[order], other[order_of_others])[0].tolist()  # type: ignore[no-any-return]
+
+
+def test_heads_have_directions_of_their_own() -> None:
+    hooked = models.hooked("llama")
+    one, other = (list(models.token_ids("llama", batch=6, seed=seed)) for seed in (1, 2))
+    found = am.mean_difference(hooked, one, other, at="z")
+    acts = [torch.stack([hooked.run(text[None], ["z"])["z", 1][0, -1] for text in group]) for group in (one, other)]
+    torch.testing.assert_close(found.direction[1], acts[0].mean(0) - acts[1].mean(0), rtol=1e-4, atol=1e-5)
+    assert found.direction.shape == (2, 6, hooked.output_stack.d_value) and found.separated.shape == (2, 6)
+    assert list(found.to_frame()["head"]) == [*range(6)] * 2 and "of L" in found.lead and "H" in found.lead
+    assert found.plot().data[0].z.shape == (2, 6)
+
+
+def test_groups_of_one_kind_are_not_separated() -> None:
+    """Over many draws, the corrected interval of the best layer excludes 0.5 in at most 5 % of them, up to chance."""
+    excluded, draws = 0, 60
+    for seed in range(draws):
+        scores = held_out_scores(noise(10, 4, 12, seed=2 * seed), noise(10, 4, 12, seed=2 * seed + 1))
+        low, _ = share_interval(*scores, 1 - 0.05 / 4)
+        excluded += bool((low > 0.5).any())
+    assert excluded <= 7  # P(more than 7 of 60 at 5 %) < 0.01
+
+
+@pytest.mark.core
+@pytest.mark.parametrize("family", ["gpt2", "llama", "gemma2", "gpt_neox", "bloom"])
+def test_adding_a_direction_equals_adding_it_by_a_plain_hook(family: str) -> None:
+    plain, hooked, ids = models.plain(family), models.hooked(family), models.token_ids(family)
+    direction = noise(plain.config.hidden_size, seed=4).float()
+    found = am.steer(
+        hooked, {1: direction[None, None]}, ids, at="resid_pre", factors=[0, -2, 0.5], metric="logit_difference",
+        answers=ANSWERS, against=AGAINST, others=models.token_ids(family, seed=9),
+    )  # fmt: skip
+    with torch.no_grad():
+        clean, others = plain(ids).logits, plain(models.token_ids(family, seed=9)).logits
+        for place, factor in enumerate((0.0, -2.0, 0.5)):
+
+            def added(stream: Tensor, factor: float = factor) -> Tensor:
+                return stream + factor * direction
+
+            with point_changed(plain, "resid_pre", 1, added):
+                now, moved = plain(ids).logits, plain(models.token_ids(family, seed=9)).logits
+            change = logit_differences(now, ANSWERS, AGAINST) - logit_differences(clean, ANSWERS, AGAINST)
+            torch.testing.assert_close(found.per_text[place], change, rtol=1e-4, atol=1e-4)
+            assert found.side is not None
+            torch.testing.assert_close(found.side[place], divergences(moved, others, [7] * 3), rtol=1e-3, atol=1e-5)
+    assert torch.equal(found.per_text[0], torch.zeros(3, dtype=torch.float64))
+    assert found.side is not None and torch.equal(found.side[0], torch.zeros(3, dtype=torch.float64))
+    assert block_of(plain, 1)  # hooks are removed
+
+
+@pytest.mark.parametrize(
+    ("positions", "rows", "where"),
+    [(None, slice(None), ""), ("last", [-1], " at the last position"), ([-1, 0], [-1, 0], " at positions 0, -1")],
+)
+def test_directions_of_heads_are_added_to_these_heads(positions: Any, rows: Any, where: str) -> None:
+    hooked, ids = models.hooked("llama"), models.token_ids("llama")
+    values = {1: noise(1, 1, hooked.n_heads, hooked.output_stack.d_value).float()}
+    found = am.steer(hooked, values, ids, at="z", heads=[(1, 4)], factors=[3.0], positions=positions, metric="loss")
+
+    def added(z: Tensor) -> Tensor:
+        z = z.clone()
+        z[:, rows, 4] += 3 * values[1][0, 0, 4]
+        return z
+
+    with hooked.hooks({("z", 1): added}):
+        after = hooked.loss(ids)
+    torch.testing.assert_close(found.per_text[0], after.double() - hooked.loss(ids).double(), rtol=1e-4, atol=1e-5)
+    assert found.what == f"given values added to z of L1H4{where}"
+
+
+def demo_direction() -> tuple[MeanDifference, list[str], list[str]]:
+    names = ("Anna", "Tom", "Mia", "Leo", "Nina", "Max", "Eva", "Ben")
+    one, other = ([f"{name} {verb}" for name in names] for verb in ("met the", "lost an"))
+    return am.mean_difference(models.demo(), one, other), one, other
+
+
+def test_what_results_say_and_save(tmp_path: Path) -> None:
+    direction, one, other = demo_direction()
+    assert direction.lead.startswith(
+        "On 8 and 8 texts, the mean difference at resid_post of L0 separates 1.00 of held-out"
+    )
+    assert "corrected for 4 layers" in direction.lead and direction.lead.endswith("; 0.5 is chance.")
+    loaded = am.load_result(direction.save(tmp_path / "direction.safetensors"))
+    assert repr(loaded) == repr(direction) and list(direction.to_frame()["layer"]) == [0, 1, 2, 3]
+    assert list(direction.plot().data[0].y) == list(direction.to_frame()["separated"])
+    assert "0.5 is chance" in direction.to_html()
+    doses = am.steer(models.demo(), direction, other, layers=[2], factors=[0, 1, 4], metric="kl", others=one)
+    assert doses.what == "a mean difference added to resid_post of L2" and doses.factors == (0.0, 1.0, 4.0)
+    assert doses.lead.startswith("A mean difference added to resid_post of L2, on 8 texts: ")
+    assert "other texts move by" in doses.lead and "nats (KL divergence)" in doses.lead
+    again = am.load_result(doses.save(tmp_path / "doses.safetensors"))
+    assert repr(again) == repr(doses)
+    frame = doses.to_frame()
+    assert list(frame["factor"]) == [0, 1, 4] and frame["side_low"].notna().all()
+    effect, side = doses.plot().data
+    assert list(effect.y) == list(frame["effect"]) and list(side.y) == list(frame["side"]) and side.yaxis == "y2"
+    assert "Dotted: how far the output moves" in doses.to_html()
+    alone = am.steer(models.demo(), direction, other, layers=[2], factors=[1], metric="kl")
+    assert alone.side_effect is None and "side" not in alone.to_frame() and "other texts" not in alone.lead
+    for result in (direction, doses):
+        with pytest.raises(InputError, match="subtract their"):
+            result - result
+
+
+def test_an_interrupted_sweep_of_doses_resumes(tmp_path: Path) -> None:
+    direction, _, other = demo_direction()
+    journal = tmp_path / "doses.journal"
+    whole = am.steer(models.demo(), direction, other, layers=[1], factors=[1, 2], metric="kl")
+    resumed = am.steer(models.demo(), direction, other, layers=[1], factors=[1, 2], metric="kl", journal=journal)
+    torch.testing.assert_close(resumed.per_text, whole.per_text)
+    assert not journal.exists()
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"one": ["a", "b", "c"]}, "`one` must have at least 4 texts, two in each half; got 3"),
+        ({"at": "scores"}, "`at` must be one of resid_pre"),
+        ({"positions": "first"}, "`positions` must be last or all|`positions` must be one of last, all"),
+        ({"layers": [4]}, "4"),
+    ],
+)
+def test_bad_input_of_directions(options: dict[str, Any], message: str) -> None:
+    texts = ["Anna sang.", "Tom sang.", "Anna met Tom.", "Tom met Anna."]
+    with pytest.raises(InputError, match=message):
+        am.mean_difference(models.demo(), **{"one": texts, "other": texts, **options})
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"factors": []}, "`factors` must name at least one number other than 0"),
+        ({"factors": [0]}, "`factors` must name at least one number other than 0"),
+        ({"factors": [math.nan]}, "`factors` must be a finite number|factors"),
+        ({"layers": [5]}, "there are values for layers|5"),
+        ({"at": "z", "layers": [1]}, "at 'z', choose `heads`"),
+        (
+            {"direction": {1: torch.ones(1, 1, 7)}, "at": "resid_post"},
+            r"d_model=192\]; those for layer 1 are \[1, 1, 7\]",
+        ),
+        ({"direction": {1: torch.full((1, 1, 192), torch.nan)}, "at": "resid_post"}, "must be finite"),
+        ({"direction": {1: torch.ones(1, 1, 192)}}, "`at` must name the point to which the direction is added"),
+    ],
+)
+def test_bad_input_of_steering(options: dict[str, Any], message: str) -> None:
+    direction = demo_direction()[0] if "direction" not in options else None
+    with pytest.raises(InputError, match=message):
+        am.steer(models.demo(), **{"direction": direction, "inputs": ["Anna sang."], "metric": "kl", **options})
+
+
+def test_several_stacks_are_refused() -> None:
+    with pytest.raises(InputError, match="a direction belongs to one stack"):
+        am.mean_difference(models.hooked("t5"), ["a"], ["b"])
