@@ -172,6 +172,11 @@ def steer(
     numbers = [finite_number("factors", factor) for factor in listed("factors", factors, "a list of numbers")]
     if not any(numbers):
         raise InputError("`factors` must name at least one number other than 0, such as [0.5, 1, 2].")
+    if len(model.stacks) > 1:
+        raise InputError(
+            "a direction belongs to one stack, and this model has several; use am.sweep with am.Intervention.add(..., "
+            "stack=...)."
+        )
     where = direction.at if isinstance(direction, MeanDifference) and at is None else at
     if where is None:
         raise InputError('`at` must name the point to which the direction is added, such as "resid_post".')
