@@ -17,8 +17,9 @@ from torch import Tensor
 from ...basics.arguments import flag, index_of, member, pairs_of, shown, whole_number
 from ...basics.fields import check_layers, check_rows
 from ...basics.public import public
-from ...draw.figure_page import table_html
-from ...draw.text import html_text, percent, quoted, signed, with_minus_signs
+from ...draw.figure_page import in_notebook_output
+from ...draw.section import Section
+from ...draw.text import percent, quoted, signed, with_minus_signs
 from ...errors import InputError, UnsupportedModelError
 from ...interventions import Heads
 from ...model.attention.observed import RowBlock
@@ -419,14 +420,28 @@ class SourceDecomposition(Result):
         return pd.concat(frames, ignore_index=True)
 
     def _repr_html_(self) -> str:
-        """The strongest pair of each head: all pairs may be millions of rows."""
-        strongest = [
-            self.pairs(part.layer, head, top=1, contrast=True).assign(layer=part.layer, head=head)
-            for part in self.parts
-            for head in part.heads
-        ]
-        columns = ["layer", "head", "source_q", "source_k", "contribution"]
-        return f"<p>{html_text(repr(self))}</p>{table_html(pd.concat(strongest)[columns])}"
+        """The figure of one head, and each head's strongest pair: all pairs may be millions of rows."""
+        strongest = pd.concat(
+            [
+                self.pairs(part.layer, head, top=1, contrast=True).assign(layer=part.layer, head=head)
+                for part in self.parts
+                for head in part.heads
+            ],
+            ignore_index=True,
+        ).rename(columns={"contribution": "contrast"})
+        order = strongest["contrast"].abs().sort_values(ascending=False, kind="stable").index
+        layer, head = strongest.loc[order[0], ["layer", "head"]]
+        reading = (
+            "Each cell is a pair of sources: what it adds to the score, minus its mean over the keys of the row, "
+            "averaged over cells."
+        )
+        figures = {"pairs": self.plot(layer=layer, head=head, contrast=True)}
+        return in_notebook_output(
+            title=f"Sources of the scores of {self.provenance.model}",
+            lead=repr(self),
+            sections=[Section(f"L{layer}H{head}, the head with the largest pair", reading, figures)],
+            frame=strongest[["layer", "head", "source_q", "source_k", "contrast"]],
+        )
 
     def __repr__(self) -> str:
         heads = sum(len(part.heads) for part in self.parts)

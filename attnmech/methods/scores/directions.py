@@ -105,7 +105,7 @@ class StreamSplit:
                 f"`directions.encode` must return an activation for each of the {wanted[-1]} rows of `W_dec`, "
                 f"{list(wanted)}; got {shown(active)}."
             )
-        if not bool(torch.isfinite(active).all()):
+        if not bool(torch.isfinite(dense("what `directions.encode` returns", active)).all()):
             raise InputError("`directions.encode` must return finite activations; got NaN or infinity.")
         # A copy, since the encoder may keep its tensor.
         return active.detach().to(x, copy=True)

@@ -45,7 +45,9 @@ def pair_map(values: Float[Tensor, "source_q source_k"], names: Sequence[str], *
     )
     figure.update_layout(template=FIGURE_STYLE, height=max(280, 150 + 24 * len(queries)))
     figure.update_xaxes(title="source at the key", type="category", tickangle=-45, showgrid=False)
-    figure.update_yaxes(title="source at the query", type="category", autorange="reversed", showgrid=False)
+    figure.update_yaxes(
+        title={"text": "source at the query", "standoff": 12}, type="category", autorange="reversed", showgrid=False
+    )
     return figure
 
 

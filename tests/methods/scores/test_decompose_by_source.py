@@ -467,6 +467,7 @@ def test_one_token_has_no_choice() -> None:
         assert bool(why.matrix(1, 0).isnan().all()) and not bool(why.matrix(1, 0, 0).isnan().any())
         assert bool((why.matrix(1, 0, 0, contrast=True) == 0).all())
         assert why.explain(0, 0, 0).endswith("sees only one key, so its attention is fixed")
+        assert "<table" in why._repr_html_()
 
 
 # -- what it leaves alone, and what it refuses ---------------------------------------------------------------

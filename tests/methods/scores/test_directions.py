@@ -283,6 +283,7 @@ def test_pairs_and_the_figure_show_the_matrix() -> None:
             for source_q, source_k, value in pairs.itertuples(index=False):
                 assert float(matrix[why.sources.index(source_q), why.sources.index(source_k)]) == value
             assert len(why.pairs(1, 2, top=10**6, **options)) == matrix.numel()
+            assert f"<td>{why.pairs(1, 2, top=1, contrast=True)['source_q'][0]}</td>" in why._repr_html_()
             drawn = why.plot(layer=1, head=2, top=3, **options).data[0]
             assert drawn.z.shape == (4, 4) and drawn.x[3] == drawn.y[3] == f"{len(matrix) - 3} other"
             assert float(drawn.z.sum()) == pytest.approx(float(matrix.sum()), abs=1e-4)
@@ -358,6 +359,7 @@ def test_directions_that_are_none_are_named_with_what_to_try(unchecked: None) ->
         (changed(b_dec=one * nan), "`directions.b_dec` must hold finite real numbers"),
         (changed(encode=None), "`directions` must map names to vectors, or have `encode`"),
         (changed(encode=lambda x: x), r"an activation for each of the 6 rows of `W_dec`, \[3, 7, 6\]; got a Tensor"),
+        (changed(encode=lambda x: x[..., :6].to_sparse()), "what `directions.encode` returns must be a dense tensor"),
         (changed(encode=lambda x: x[..., :6] * nan), "must return finite activations; got NaN or infinity"),
     ]
     for directions, message in bad:
