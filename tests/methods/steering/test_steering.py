@@ -256,5 +256,5 @@ def test_bad_input_of_steering(options: dict[str, Any], message: str) -> None:
 def test_several_stacks_are_refused() -> None:
     with pytest.raises(InputError, match="a direction belongs to one stack"):
         am.mean_difference(models.hooked("t5"), ["a"], ["b"])
-    with pytest.raises(InputError, match="use am.sweep with am.Intervention.add"):
+    with pytest.raises(InputError, match=r"use am\.sweep with am\.Intervention\.add"):
         am.steer(models.hooked("t5"), {0: torch.ones(1, 1, 24)}, ["a"], at="resid_pre")
