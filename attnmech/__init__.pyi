@@ -24,6 +24,7 @@ from .methods.faithfulness.result import faithfulness as faithfulness
 from .methods.flow.result import attention_flow as attention_flow
 from .methods.focus.attention_focus import attention_focus as attention_focus
 from .methods.focus.global_attention import global_attention as global_attention
+from .methods.function_heads.result import function_heads as function_heads
 from .methods.groups.result import group_attention as group_attention
 from .methods.head_types.head_types import head_types as head_types
 from .methods.head_types.relations import relations as relations

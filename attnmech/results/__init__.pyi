@@ -15,6 +15,7 @@ from ..methods.faithfulness.result import Faithfulness as Faithfulness
 from ..methods.flow.result import AttentionFlow as AttentionFlow
 from ..methods.focus.attention_focus import AttentionFocus as AttentionFocus
 from ..methods.focus.global_attention import GlobalAttention as GlobalAttention
+from ..methods.function_heads.result import FunctionHeads as FunctionHeads
 from ..methods.groups.result import GroupAttention as GroupAttention
 from ..methods.head_types.head_types import HeadTypes as HeadTypes
 from ..methods.head_types.relations import Relations as Relations

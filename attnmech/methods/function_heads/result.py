@@ -1,0 +1,192 @@
+"""Function-vector heads: whose mean output on examples of a task restores the answer when the examples are wrong.
+
+Formulas: docs/formulas.md#function-heads.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Final, Self, Unpack
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from ...basics.arguments import listed, shown, whole_number
+from ...basics.public import public
+from ...draw.section import Section
+from ...draw.text import with_minus_signs
+from ...errors import InputError
+from ...interventions import Heads, Intervention, Values
+from ...maths.float64 import as_float64
+from ...model.run.hooked import HookedModel, require_model
+from ...results.by_layer import by_layer, subtracted
+from ...runs.ablations import checked_seed, one_by_one
+from ...runs.claims import PALE
+from ...runs.effects import HeadEffects, head_fields
+from ...runs.journal import owning_journal
+from ...runs.layers import count_layers
+from ...runs.options import RunOptions
+from ...runs.residual_graph import Steps
+from ...runs.sweep import batches_of, run_sweep
+from .prompts import Pair, prompts_of
+
+TEMPLATE: Final = "Q: {x}\nA: {y}\n\n"
+
+
+@dataclass(frozen=True, repr=False)
+class FunctionHeads(HeadEffects):
+    """How much each head's mean output on right examples raises ln p of the answer after shuffled ones: `.effect`.
+
+    `before` is ln p of the answer after shuffled examples, `clean` after right ones, in nats.
+    """
+
+    clean: Float[Tensor, " text"]
+    """ln p of each answer after right examples."""
+    written: Float[Tensor, "layer head d_model"] | None
+    """What each head writes on average at the last token, after right examples; None if a norm follows the heads."""
+
+    def vector(self, count: int = 10) -> Values:
+        """The function vector: the sum of what the `count` heads with the largest effects write, for every layer.
+
+        >>> am.steer(model, heads.vector(), prompts, at="resid_post", layers=[9], positions="last")   # doctest: +SKIP
+
+        Raises `InputError` for models with a norm after attention, in which writes of single heads do not add up.
+        """
+        if self.written is None:
+            raise InputError("a norm follows the heads of this model, so what they write does not add up to a vector.")
+        effect = self.effect.nan_to_num(-torch.inf).flatten()
+        count = whole_number("count", count, least=1, most=int(self.swept.sum()), most_is="the number of heads")
+        total = self.written.flatten(0, 1)[effect.topk(count).indices].sum(dim=0)
+        return Values(dict.fromkeys(self.layers, total[None, None]), f"a function vector of {count} heads")
+
+    @property
+    def _title(self) -> str:
+        return "Heads that carry the task of the examples"
+
+    @property
+    def _about(self) -> str:
+        right, shuffled = float(self.clean.mean()), float(self.before.nanmean())
+        return with_minus_signs(
+            f"{self._opening}the mean output of each of {int(self.swept.sum())} heads on right examples, given to "
+            f"{self._texts.replace('text', 'prompt')} with shuffled ones (ln p of the answer: {shuffled:.2f}, and "
+            f"{right:.2f} after right ones)"
+        )
+
+    def _minus(self, other: Self, paired: bool) -> Self:
+        difference = super()._minus(other, paired)
+        return replace(difference, clean=subtracted(self.clean, other.clean, paired), written=None)
+
+    def _sections(self) -> "Sequence[Section]":
+        reading = (
+            "Each cell is one head. At the last token after shuffled examples, its output becomes its mean after right "
+            f"examples. Blue: ln p of the answer rises{PALE}."
+        )
+        return [Section("Effects", reading, {"effects": self.plot()}, "heads.plot()")]
+
+
+@public
+@owning_journal
+def function_heads(
+    model: HookedModel,
+    pairs: Iterable[Pair],
+    *,
+    shots: int = 5,
+    prompts: int = 24,
+    template: str = TEMPLATE,
+    heads: Heads = "all",
+    seed: int = 0,
+    **options: Unpack[RunOptions],
+) -> FunctionHeads:
+    """Measures which heads carry a task from examples in the prompt to the answer (function-vector heads).
+
+    One half of the pairs makes prompts with right examples, from which each head's mean z at the last token is taken.
+    The other half makes prompts whose examples have shuffled answers. There, each head's z at the last token is
+    replaced by its mean, one head at a time: effect = ln p(answer) after − before, in nats, where answer is the first
+    token of the right one.
+
+    >>> import attnmech as am
+    >>> pairs = [("hot", "cold"), ("big", "small"), ("up", "down"), ("wet", "dry"), ("old", "new"), ("far", "near")]
+    >>> heads = am.function_heads(am.load(), pairs, shots=2, prompts=6)
+    >>> heads.effect.shape
+    torch.Size([4, 8])
+
+    Args:
+        model: a model that predicts the next token, with a tokenizer.
+        pairs: (question, answer), at least 2 · (`shots` + 1).
+        shots: the number of examples in a prompt, at least 2.
+        prompts: the number of prompts in each half.
+        template: one example, with {x} and {y}; a prompt ends before {y}.
+        heads: a list of (layer, head), or "all".
+        seed: draws halves and examples.
+        options: bos, journal, engine and progress, as in `am.ablate_heads`.
+
+    Returns:
+        Effects `[layer head]` in nats, with intervals over prompts, and `.vector(count)`, the sum of what the strongest
+        heads write, for `am.steer`.
+
+    Raises:
+        InputError: for too few pairs, equal answers, templates without {x} or {y}, and models that do not predict the
+            next token.
+
+    Source: Todd et al. 2023 (average indirect effect; there on the same pairs, and p instead of ln p).
+    """
+    require_model(model)
+    shots = whole_number("shots", shots, least=2)
+    prompts = whole_number("prompts", prompts, least=1)
+    seed = checked_seed(seed)
+    task = _checked_pairs(pairs, shots)
+    if template.count("{x}") != 1 or template.count("{y}") != 1 or template.index("{x}") > template.index("{y}"):
+        raise InputError(f"`template` must hold {{x}} once, and {{y}} once after it; got {shown(template)}.")
+    if not model.causal or not model.writes_tokens or len(model.stacks) > 1:
+        raise InputError("examples in a prompt are for models with one stack that predict the next token.")
+    chosen, bos = model.check_heads(heads), options.get("bos")
+    order = torch.randperm(len(task), generator=torch.Generator().manual_seed(seed)).tolist()
+    halves = [[task[place] for place in order[half::2]] for half in (0, 1)]
+    teaching, asking = (
+        prompts_of(model, half, shots, prompts, template, seed + number, bos) for number, half in enumerate(halves)
+    )
+    layers = sorted({layer for layer, _ in chosen})
+    means = _mean_z(model, teaching.right, layers)
+    values = one_by_one(Values(means, f"the mean over {prompts} prompts with right examples"))
+    changes = [(Intervention.replace([head], values[head[0]], positions=[-2]),) for head in chosen]
+    noted = {"pairs": len(task), "shots": shots, "template": template, "seed": seed, "bos": bos}
+    shared: Any = {"answers": asking.answers, **{name: value for name, value in options.items() if name != "bos"}}
+    swept = run_sweep(model, asking.shuffled, changes, "log_probability", noted=noted, **shared)
+    clean = run_sweep(model, asking.right, changes[:1], "log_probability", answers=asking.answers)
+    along, written = Steps(model), None
+    if along.norm_of_output(layers[0]) is None:
+        parts = [along.raw(layer, means[layer])[:, 0, 0] for layer in layers]
+        scale = model.output_stack.architecture.attn_scale
+        written = by_layer(scale * torch.stack(parts).cpu(), layers, count_layers(model, model.output_stack))
+    fields = head_fields(model, chosen, swept, "the mean output on right examples")
+    return FunctionHeads(**fields, clean=clean.before, written=written)
+
+
+def _checked_pairs(pairs: Any, shots: int) -> list[Pair]:
+    wanted = 'a list of (question, answer), such as [("hot", "cold")]'
+    task = [tuple(pair) if isinstance(pair, list | tuple) else pair for pair in listed("pairs", pairs, wanted)]
+    for pair in task:
+        if not isinstance(pair, tuple) or len(pair) != 2 or not all(isinstance(part, str) and part for part in pair):
+            raise InputError(f"`pairs` must be {wanted}; got {shown(pair)}.")
+    needed = 2 * (shots + 1)
+    if len(task) < needed:
+        raise InputError(
+            f"{shots} examples and a question in each half need {needed} pairs; got {len(task)}. Give more pairs, or "
+            "fewer `shots`."
+        )
+    return task
+
+
+def _mean_z(
+    model: HookedModel, prompts: Sequence[Tensor], layers: Sequence[int]
+) -> dict[int, Float[Tensor, "1 1 head d_value"]]:
+    """The mean z of the token before the answer, over prompts that end with it."""
+    keys = model.points.resolve(["z"], layers, model.refused)
+    sums: dict[int, Tensor] = {}
+    for part in batches_of(model, list(prompts), 2048, False):
+        last = part.batch.lengths - 2
+        for (_, layer), z in model.forward(part.batch, captures=keys).items():
+            assert layer is not None
+            rows = as_float64(z[torch.arange(len(last), device=z.device), last.to(z.device)]).sum(dim=0)
+            sums[layer] = sums[layer] + rows if layer in sums else rows
+    return {layer: (total / len(prompts)).to(model.device, model.dtype)[None, None] for layer, total in sums.items()}
