@@ -560,6 +560,13 @@ def _steer(of: Subject) -> Any:
     return am.steer(of.model, values, of.texts, at="z", heads=[(layer, 0)], factors=[0.5], metric=of.metric)
 
 
+@call("function_heads")
+def _function_heads(of: Subject) -> Any:
+    words = ("keys", "dog", "the", "a", "to", "are")
+    examples = [(word, other) for word, other in zip(words, reversed(words), strict=True)]
+    return am.function_heads(of.model, examples, shots=2, prompts=2, heads=of.heads[:1])
+
+
 @call("path_patch")
 def _path_patch(of: Subject) -> Any:
     # A small hybrid has a single layer with attention, whose heads can only send to the logits.

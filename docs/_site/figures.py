@@ -47,7 +47,10 @@ CALLS: Final[dict[str, str]] = {
     'answers=" Anna", against=" Tom").circuits(), clean, corrupted, answers=" Anna", against=" Tom")',
     "PathEffects": 'am.path_patch(model, clean, corrupted, [(3, 1)], "v", answers=" Anna", against=" Tom")',
     "MeanDifference": "am.mean_difference(model, texts[:5], texts[5:])",
-    "Steering": "am.steer(model, am.mean_difference(model, texts[:5], texts[5:]), texts, layers=[2], others=[text])",
+    "Steering": "am.steer(model, am.mean_difference(model, texts[:5], texts[5:]), texts, layers=[2], "
+    "side_inputs=[text])",
+    "FunctionHeads": 'am.function_heads(model, [("hot", "cold"), ("big", "small"), ("up", "down"), ("wet", "dry"), '
+    '("old", "new"), ("far", "near")], shots=2, prompts=6)',
     "NullAttention": "am.null_attention(model, texts)",
     "SegmentEffects": 'am.segment_effects(model, "Anna sang. Tom lost an old anchor. He gave it to Anna.")',
     "PruningAdvice": "am.pruning_advice(model, texts)",

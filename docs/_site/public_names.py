@@ -61,6 +61,7 @@ PAGES: Final[dict[str, dict[str, tuple[str, ...]]]] = {
         "path_patch": ("path_patch", "results.PathEffects"),
         "mean_difference": ("mean_difference", "results.MeanDifference"),
         "steer": ("steer", "results.Steering"),
+        "function_heads": ("function_heads", "results.FunctionHeads"),
         "null_attention": ("null_attention", "results.NullAttention"),
         "segment_effects": ("segment_effects", "results.SegmentEffects"),
         "pruning_advice": ("pruning_advice", "results.PruningAdvice"),

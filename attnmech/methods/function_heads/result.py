@@ -88,7 +88,7 @@ class FunctionHeads(HeadEffects):
 @owning_journal
 def function_heads(
     model: HookedModel,
-    pairs: Iterable[Pair],
+    examples: Iterable[Pair],
     *,
     shots: int = 5,
     prompts: int = 24,
@@ -112,7 +112,7 @@ def function_heads(
 
     Args:
         model: a model that predicts the next token, with a tokenizer.
-        pairs: (question, answer), at least 2 · (`shots` + 1).
+        examples: (question, answer), at least 2 · (`shots` + 1).
         shots: the number of examples in a prompt, at least 2.
         prompts: the number of prompts in each half.
         template: one example, with {x} and {y}; a prompt ends before {y}.
@@ -134,7 +134,7 @@ def function_heads(
     shots = whole_number("shots", shots, least=2)
     prompts = whole_number("prompts", prompts, least=1)
     seed = checked_seed(seed)
-    task = _checked_pairs(pairs, shots)
+    task = _checked_pairs(examples, shots)
     if template.count("{x}") != 1 or template.count("{y}") != 1 or template.index("{x}") > template.index("{y}"):
         raise InputError(f"`template` must hold {{x}} once, and {{y}} once after it; got {shown(template)}.")
     if not model.causal or not model.writes_tokens or len(model.stacks) > 1:
@@ -162,12 +162,12 @@ def function_heads(
     return FunctionHeads(**fields, clean=clean.before, written=written)
 
 
-def _checked_pairs(pairs: Any, shots: int) -> list[Pair]:
+def _checked_pairs(examples: Any, shots: int) -> list[Pair]:
     wanted = 'a list of (question, answer), such as [("hot", "cold")]'
-    task = [tuple(pair) if isinstance(pair, list | tuple) else pair for pair in listed("pairs", pairs, wanted)]
+    task = [tuple(pair) if isinstance(pair, list | tuple) else pair for pair in listed("examples", examples, wanted)]
     for pair in task:
         if not isinstance(pair, tuple) or len(pair) != 2 or not all(isinstance(part, str) and part for part in pair):
-            raise InputError(f"`pairs` must be {wanted}; got {shown(pair)}.")
+            raise InputError(f"`examples` must be {wanted}; got {shown(pair)}.")
     needed = 2 * (shots + 1)
     if len(task) < needed:
         raise InputError(

@@ -51,8 +51,8 @@ class MeanDifference(PagedResult):
 
     at: str
     layers: tuple[int, ...]
-    positions: str
-    """ "last" or "all"."""
+    pooling: str
+    """ "last" or "mean"."""
     direction: Float[Tensor, "layer *head d"]
     """The mean difference in each of `layers`."""
     one: Float[Tensor, "*place one"]
@@ -151,7 +151,7 @@ def mean_difference(
     other: Inputs | Iterable[Inputs],
     *,
     at: str = "resid_post",
-    positions: str = "last",
+    pooling: str = "last",
     layers: Iterable[int] | None = None,
     **options: Unpack[CommonOptions],
 ) -> MeanDifference:
@@ -173,7 +173,7 @@ def mean_difference(
             other: texts with even and odd numbers, in the order of their content, are the halves.
         at: the point: "resid_pre", "resid_mid", "resid_post", "attn_out" or "mlp_out" of each layer, or "z", "q", "k"
             or "v" of each head (kv heads at k and v).
-        positions: "last", the last token of each text, or "all", the mean over its tokens.
+        pooling: "last", the last token of each text, or "mean", over its tokens.
         layers: by default all.
         options: bos and progress.
 
@@ -182,7 +182,7 @@ def mean_difference(
         intervals over texts.
 
     Raises:
-        InputError: for fewer than four texts in a group, invalid points, positions or layers, and models with several
+        InputError: for fewer than four texts in a group, invalid points, pooling or layers, and models with several
             stacks.
         MissingPointError: for a point that the model lacks.
 
@@ -190,7 +190,7 @@ def mean_difference(
     """
     require_model(model)
     option("at", at, AT)
-    option("positions", positions, ("last", "all"))
+    option("pooling", pooling, ("last", "mean"))
     progress = flag("progress", options.get("progress", False))
     if len(model.stacks) > 1:
         raise InputError("a direction belongs to one stack, and this model has several.")
@@ -198,7 +198,7 @@ def mean_difference(
     chosen = list(dict.fromkeys(model.points.check_layers(layers, stack.label)))
     groups, digests = zip(
         *(
-            _activations(model, reread(texts), stack.point(at), chosen, positions, options.get("bos"), progress)
+            _activations(model, reread(texts), stack.point(at), chosen, pooling, options.get("bos"), progress)
             for texts in (one, other)
         ),
         strict=True,
@@ -210,9 +210,9 @@ def mean_difference(
             )
     scores = held_out_scores(*groups)
     direction = groups[0].mean(dim=0) - groups[1].mean(dim=0)
-    noted = {"at": at, "positions": positions, "layers": chosen, "bos": options.get("bos"), "other inputs": digests[1]}
+    noted = {"at": at, "pooling": pooling, "layers": chosen, "bos": options.get("bos"), "other inputs": digests[1]}
     return MeanDifference(
-        at, tuple(chosen), positions, direction.to(model.dtype), *scores, model.provenance(digests[0], (), noted)
+        at, tuple(chosen), pooling, direction.to(model.dtype), *scores, model.provenance(digests[0], (), noted)
     )
 
 
@@ -221,7 +221,7 @@ def _activations(
     inputs: Any,
     point: str,
     layers: Sequence[int],
-    positions: str,
+    pooling: str,
     bos: bool | None,
     progress: bool,
 ) -> tuple[Float[Tensor, "text layer *head d"], str]:
@@ -236,7 +236,7 @@ def _activations(
             real = part.batch.mask.cpu()
             for row, digest in enumerate(part.batch.digests.tolist()):
                 tokens = values[row][:, real[row]]
-                by_text.append((digest, tokens[:, -1] if positions == "last" else tokens.mean(dim=1)))
+                by_text.append((digest, tokens[:, -1] if pooling == "last" else tokens.mean(dim=1)))
             bar.advance(len(part.documents))
     by_text.sort(key=lambda entry: entry[0])
     return torch.stack([value for _, value in by_text]), parts[-1].digest

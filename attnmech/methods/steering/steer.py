@@ -127,13 +127,13 @@ def steer(
     direction: MeanDifference | Values | Mapping[int, Tensor],
     inputs: Inputs | Iterable[Inputs],
     *,
+    heads: Heads | None = None,
+    metric: MetricLike = "loss",
     at: str | None = None,
     layers: Iterable[int] | None = None,
-    heads: Heads | None = None,
     positions: Positions | None = None,
     factors: Iterable[int | float] = (-1.0, 0.5, 1.0, 2.0),
-    metric: MetricLike = "loss",
-    others: Inputs | Iterable[Inputs] | None = None,
+    side_inputs: Inputs | Iterable[Inputs] | None = None,
     **options: Unpack[SweepOptions],
 ) -> Steering:
     """Measures how a metric changes as a direction is added with growing factors, and how far other texts change.
@@ -142,7 +142,7 @@ def steer(
     >>> model, names = am.load(), ("Anna", "Tom", "Mia", "Leo", "Nina", "Max")
     >>> one, other = ([f"{name} {verb}" for name in names] for verb in ("met the", "lost an"))
     >>> direction = am.mean_difference(model, one, other)
-    >>> doses = am.steer(model, direction, other, layers=[2], factors=[0, 1], metric="kl", others=one)
+    >>> doses = am.steer(model, direction, other, layers=[2], factors=[0, 1], metric="kl", side_inputs=one)
     >>> float(doses.effect[0]), bool(doses.effect[1] > 0)
     (0.0, True)
 
@@ -150,18 +150,19 @@ def steer(
         model: the model.
         direction: from `am.mean_difference`, or tensors by layer, with the axes of the point.
         inputs: texts, or token ids.
+        heads: the heads, at z, q, k and v; by default all.
+        metric: as in `am.ablate_heads`.
         at: the point to which it is added; by default that of the mean difference.
         layers: the layers, at points of the stream; by default all of the direction's layers together.
-        heads: the heads, at z, q, k and v; by default all.
         positions: the rows, as in `am.Intervention.add`; by default all.
         factors: numbers; 0 changes nothing.
-        metric: as in `am.ablate_heads`.
-        others: texts that should stay the same: their outputs are compared with the unchanged ones (KL divergence).
+        side_inputs: texts that should stay the same; their outputs are compared with the unchanged ones (KL
+            divergence).
         options: answers, against, bos, memory, journal, engine, partial and progress, as in `am.ablate_heads`.
 
     Returns:
         The effect by factor (metric with the direction minus metric without), with intervals over texts, and the mean
-        KL divergence on `others`.
+        KL divergence on `side_inputs`.
 
     Raises:
         InputError: for directions, layers, heads or factors that do not fit, and in the cases of `am.ablate_heads`.
@@ -190,11 +191,11 @@ def steer(
     per_text = torch.zeros(len(numbers), len(swept.before), dtype=torch.float64)
     per_text[moving] = swept.after - swept.before
     side = None
-    if others is not None:
+    if side_inputs is not None:
         shared: Any = {
             name: value for name, value in options.items() if name in ("bos", "memory", "engine", "progress")
         }
-        apart = run_sweep(model, reread(others), changes, "kl", noted=noted, **shared).after
+        apart = run_sweep(model, reread(side_inputs), changes, "kl", noted=noted, **shared).after
         side = torch.zeros(len(numbers), apart.shape[1], dtype=torch.float64)
         side[moving] = apart
     return Steering(

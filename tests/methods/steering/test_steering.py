@@ -59,7 +59,7 @@ def test_shares_and_intervals() -> None:
     assert float(sure[1]) == 1 and float(sure[0]) == pytest.approx(0.0125 ** (1 / 4))
 
 
-def by_hand(plain: Any, ids: Tensor, layer: int, positions: str) -> Tensor:
+def by_hand(plain: Any, ids: Tensor, layer: int, pooling: str) -> Tensor:
     """The output of a block at the last token, or its mean over tokens, on one text."""
     kept: list[Tensor] = []
 
@@ -69,27 +69,27 @@ def by_hand(plain: Any, ids: Tensor, layer: int, positions: str) -> Tensor:
 
     with torch.no_grad(), point_changed(plain, "resid_post", layer, keep):
         plain(ids[None])
-    return kept[0][0, -1] if positions == "last" else kept[0][0].mean(dim=0)
+    return kept[0][0, -1] if pooling == "last" else kept[0][0].mean(dim=0)
 
 
 @pytest.mark.core
-@pytest.mark.parametrize("positions", ["last", "all"])
+@pytest.mark.parametrize("pooling", ["last", "mean"])
 @pytest.mark.parametrize("family", ["gpt2", "llama"])
-def test_directions_equal_means_on_the_raw_model(family: str, positions: str) -> None:
+def test_directions_equal_means_on_the_raw_model(family: str, pooling: str) -> None:
     plain, hooked = models.plain(family), models.hooked(family)
     texts = [models.token_ids(family, batch=1, length=length, seed=length)[0] for length in (3, 7, 5, 4, 6, 8, 9, 5, 3)]
     texts[-1] = texts[-1].flip(0)
-    found = am.mean_difference(hooked, texts[:5], iter(texts[5:]), positions=positions, layers=[1, 0])
+    found = am.mean_difference(hooked, texts[:5], iter(texts[5:]), pooling=pooling, layers=[1, 0])
     assert found.layers == (1, 0)
     for place, layer in enumerate((1, 0)):
         one, other = (
-            torch.stack([by_hand(plain, text, layer, positions) for text in group]) for group in (texts[:5], texts[5:])
+            torch.stack([by_hand(plain, text, layer, pooling) for text in group]) for group in (texts[:5], texts[5:])
         )
         torch.testing.assert_close(found.direction[place], one.mean(0) - other.mean(0), rtol=1e-4, atol=1e-5)
         assert sorted(found.one[place].tolist()) == pytest.approx(
             sorted(reordered(hooked, texts[:5], texts[5:], one, other)), rel=1e-3, abs=1e-4
         )
-    same = am.mean_difference(hooked, texts[:5][::-1], texts[5:], positions=positions, layers=[1, 0])
+    same = am.mean_difference(hooked, texts[:5][::-1], texts[5:], pooling=pooling, layers=[1, 0])
     torch.testing.assert_close(same.one, found.one, rtol=1e-4, atol=1e-5)
     torch.testing.assert_close(found.values.by_layer[1][0, 0], found.direction[0])
 
@@ -133,7 +133,7 @@ def test_adding_a_direction_equals_adding_it_by_a_plain_hook(family: str) -> Non
     direction = noise(plain.config.hidden_size, seed=4).float()
     found = am.steer(
         hooked, {1: direction[None, None]}, ids, at="resid_pre", factors=[0, -2, 0.5], metric="logit_difference",
-        answers=ANSWERS, against=AGAINST, others=models.token_ids(family, seed=9),
+        answers=ANSWERS, against=AGAINST, side_inputs=models.token_ids(family, seed=9),
     )  # fmt: skip
     with torch.no_grad():
         clean, others = plain(ids).logits, plain(models.token_ids(family, seed=9)).logits
@@ -189,7 +189,7 @@ def test_what_results_say_and_save(tmp_path: Path) -> None:
     assert repr(loaded) == repr(direction) and list(direction.to_frame()["layer"]) == [0, 1, 2, 3]
     assert list(direction.plot().data[0].y) == list(direction.to_frame()["separated"])
     assert "0.5 is chance" in direction.to_html()
-    doses = am.steer(models.demo(), direction, other, layers=[2], factors=[0, 1, 4], metric="kl", others=one)
+    doses = am.steer(models.demo(), direction, other, layers=[2], factors=[0, 1, 4], metric="kl", side_inputs=one)
     assert doses.what == "a mean difference added to resid_post of L2" and doses.factors == (0.0, 1.0, 4.0)
     assert doses.lead.startswith("A mean difference added to resid_post of L2, on 8 texts: ")
     assert "other texts move by" in doses.lead and "nats (KL divergence)" in doses.lead
@@ -221,7 +221,7 @@ def test_an_interrupted_sweep_of_doses_resumes(tmp_path: Path) -> None:
     [
         ({"one": ["a", "b", "c"]}, "`one` must have at least 4 texts, two in each half; got 3"),
         ({"at": "scores"}, "`at` must be one of resid_pre"),
-        ({"positions": "first"}, "`positions` must be last or all|`positions` must be one of last, all"),
+        ({"pooling": "first"}, "`pooling` must be"),
         ({"layers": [4]}, "4"),
     ],
 )
