@@ -2,13 +2,14 @@
 
     python examples/head_types.py                      # the demo model
     python examples/head_types.py --model model.gguf   # any other
+    python examples/head_types.py --context 256        # retrieval from texts of 256 tokens instead
 
-Prints two tables in Markdown; docs/head_types.md shows them.
+Prints tables in Markdown; docs/head_types.md shows them.
 """
 
 import argparse
 import random
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 
 import torch
 from torch import Tensor
@@ -16,6 +17,7 @@ from transformer_lens import head_detector
 
 import attnmech as am
 from attnmech.methods.head_types.repeated import repeated_sequences
+from attnmech.methods.head_types.retrieval import Haystacks
 
 CLARK = 0.5
 """In Clark et al. 2019, a head attends to a token type if it gives the type more than half of its attention."""
@@ -64,10 +66,10 @@ def rules(model: am.HookedModel, texts: list[Tensor]) -> None:
         )
 
 
-def loss_of_second_copies(model: am.HookedModel, texts: list[Tensor], heads: list[tuple[int, int]]) -> float:
-    """The loss on the second copies with some heads set to zero, in nats per token."""
+def without(model: am.HookedModel, heads: list[tuple[int, int]]) -> AbstractContextManager[object]:
+    """Sets some heads to zero."""
 
-    def without(layer: int):
+    def in_layer(layer: int):
         chosen = [head for at, head in heads if at == layer]
 
         def zeroed(z: Tensor) -> Tensor:
@@ -77,9 +79,14 @@ def loss_of_second_copies(model: am.HookedModel, texts: list[Tensor], heads: lis
 
         return zeroed
 
+    hooks = {("z", layer): in_layer(layer) for layer in {layer for layer, _ in heads}}
+    return model.hooks(hooks) if hooks else nullcontext()
+
+
+def loss_of_second_copies(model: am.HookedModel, texts: list[Tensor], heads: list[tuple[int, int]]) -> float:
+    """The loss on the second copies with some heads set to zero, in nats per token."""
     losses = []
-    hooks = {("z", layer): without(layer) for layer in {layer for layer, _ in heads}}
-    with model.hooks(hooks) if hooks else nullcontext():
+    with without(model, heads):
         for ids in texts:
             logits = model.run(ids)["logits"][0].float().log_softmax(dim=-1)
             half = ids.shape[1] - ids.shape[1] // 2
@@ -119,12 +126,40 @@ def looks_or_writes(model: am.HookedModel, texts: list[Tensor], others: list[Ten
         )
 
 
+def retrieval(model: am.HookedModel, context: int) -> None:
+    """Prints the heads that retrieve, and the share of other needles that the model produces without them."""
+    claims = am.head_types(model, context=context).to_frame().query("type == 'retrieval'")
+    chosen = list(zip(claims.layer.tolist(), claims["head"].tolist(), strict=True))
+    print(f"{len(chosen)} of {model.n_layers * model.n_heads} heads retrieve, most first:")
+    print(", ".join(f"L{layer}H{head} {score:.2f}" for (layer, head), score in zip(chosen, claims.score, strict=True)))
+    others = [(layer, head) for layer in range(model.n_layers) for head in range(model.n_heads)]
+    others = [head for head in others if head not in chosen]
+    haystacks, rng = Haystacks.of(model, context, seed=1), random.Random(0)
+
+    def produced(heads: list[tuple[int, int]]) -> float:
+        with without(model, heads):
+            return float(haystacks.produced(model).mean())
+
+    print(f"\nShare of the tokens of other needles that the model produces: {produced([]):.2f}\n")
+    print("| k | without the k heads that retrieve most | without k other heads at random, mean of 6 (least) |")
+    print("|---|---|---|")
+    for count in (1, 2, 4, 8):
+        if count <= len(chosen):
+            at_random = [produced(rng.sample(others, count)) for _ in range(6)]
+            mean = sum(at_random) / len(at_random)
+            print(f"| {count} | {produced(chosen[:count]):.2f} | {mean:.2f} ({min(at_random):.2f}) |")
+
+
 def main() -> None:
-    """Prints both tables."""
+    """Prints the tables."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", help="what am.load takes; the demo model if left out")
+    parser.add_argument("--context", type=int, default=0, help="the length of texts from which heads retrieve")
     options = parser.parse_args()
     model = am.load() if options.model is None else am.load(options.model)
+    if options.context:
+        retrieval(model, options.context)
+        return
     texts = list(repeated_sequences(model))
     rules(model, texts)
     looks_or_writes(model, texts, list(repeated_sequences(model, seed=1))[:8])

@@ -23,6 +23,7 @@ LETTERS: Final = {
     "special": ("X", "#7f7f7f"),
     "duplicate": ("D", "#cc79a7"),
     "induction": ("I", "#d55e00"),
+    "retrieval": ("R", "#a6761d"),
     "copy suppression": ("−", "#0072b2"),
     "successor": ("+", "#0072b2"),
 }

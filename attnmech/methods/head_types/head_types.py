@@ -8,12 +8,15 @@ types together, and is not trivially small.
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Final, Unpack
 
+import pandas as pd
 import plotly.graph_objects as go  # type: ignore[import-untyped]
 import torch
+from torch import Tensor
 
-from ...basics.arguments import index_of, member
+from ...basics.arguments import index_of, member, whole_number
 from ...basics.public import public
 from ...draw.chart import Chart
 from ...draw.section import Section
@@ -30,8 +33,9 @@ from .atlas import HeadExample, HeadRow, atlas_view
 from .figures import letter_of, types_map
 from .formulas import ANSWERED, POSITIONAL, TYPES
 from .repeated import repeated_sequences
+from .retrieval import Haystacks, HighestKeys, Retrieval
 from .sums import AROUND_KEY, HeadTypeSums
-from .type_scores import TypeScores
+from .type_scores import ByType, TypeScores
 
 BROAD: Final = 0.8
 """A head without a claim is called broad if the entropy of its rows is at least this share of uniform attention's."""
@@ -49,6 +53,7 @@ def head_types(
     layers: Iterable[int] | None = None,
     stack: str | None = None,
     seed: int = 0,
+    context: int = 0,
     **options: Unpack[StreamOptions],
 ) -> "HeadTypes":
     """Finds the type of each head: previous token, induction, duplicate token, first token, delimiters, fixed offsets.
@@ -66,6 +71,9 @@ def head_types(
     types. The result also measures what a head writes from its targets (`writes`, `copying`) and how well QK matches
     them (`matching`).
 
+    With `context`, heads may also have the type "retrieval" (Wu et al. 2024): the share of the needles' tokens that
+    they retrieve is above that of their highest keys with the needle elsewhere, and is at least 0.1.
+
     Args:
         model: the model.
         inputs: texts, or an iterator of texts (a corpus); only sums are stored. By default 24 repeated sequences of
@@ -73,6 +81,9 @@ def head_types(
         layers: all by default; `writes` needs the last layer.
         stack: "encoder" or "decoder" in a model with several stacks.
         seed: seed of the random tokens.
+        context: the length in tokens of 24 further texts, on which the type "retrieval" is measured; 0 for none. Each
+            has random tokens around a needle of 12 tokens, and repeats the needle's first 4 at its end. A head
+            retrieves one of the other 8 if the model produces it while the head attends most to it in the needle.
         options: `bos`, `truncate`, `shard`, `journal`, `engine` and `progress`, as in `am.stream`.
 
     Returns:
@@ -81,7 +92,7 @@ def head_types(
 
     Raises:
         InputError: for cross-attention, where queries and keys are different tokens; for the decoder of an
-            encoder-decoder model without `inputs`.
+            encoder-decoder model without `inputs`; for `context` in a model that is not a decoder alone.
 
     """
     require_model(model)
@@ -94,12 +105,17 @@ def head_types(
             "random tokens are generated for the encoder only; give `inputs` with what the decoder reads: "
             'iter([{"input_ids": ..., "decoder_input_ids": ...}, ...]).'
         )
-    seed = checked_seed(seed)
+    seed, context = checked_seed(seed), whole_number("context", context)
+    haystacks = Haystacks.of(model, context, seed) if context else None
     texts = repeated_sequences(model, seed=seed) if inputs is None else inputs
     result: HeadTypes
     reducer = HeadTypesReducer(generated)
     (result,) = stream(model, texts, [reducer], layers=layers, stack=stack, **options)
-    return result
+    if haystacks is None:
+        return result
+    highest: Tensor
+    (highest,) = stream(model, iter(haystacks), [HighestKeys(haystacks.rows)], layers=layers, stack=stack)
+    return replace(result, retrieval=Retrieval.of(context, haystacks.produced(model), highest, haystacks.keys))
 
 
 @dataclass(frozen=True)
@@ -154,6 +170,8 @@ class HeadTypes(TypeScores):
     """Whether the texts are repeated random tokens."""
     tokens: Mapping[int, str]
     """The strings of the examples' tokens, by id."""
+    retrieval: Retrieval | None = None
+    """Retrieval from long texts; None without `context`."""
 
     @property
     def _reducer(self) -> Reducer:
@@ -166,6 +184,24 @@ class HeadTypes(TypeScores):
             whole, tokens={**self.tokens, **{id: text for other in others for id, text in other.tokens.items()}}
         )
 
+    @cached_property
+    def scores(self) -> ByType:
+        """The mean attention on the targets of each type, over the rows with a target; `"broad"` is `breadth`, and
+        `"retrieval"` the share of the needles' tokens that a head retrieves, if `context` was given.
+        """
+        if self.retrieval is None:
+            return super().scores
+        return ByType({**super().scores, "retrieval": self._of_all(self.retrieval.share)})
+
+    @cached_property
+    def _claims(self) -> pd.DataFrame:
+        """The claims of all types, the highest score first."""
+        if self.retrieval is None:
+            return super()._claims
+        both = [super()._claims, self.retrieval.claims(self.layers)]
+        frame = pd.concat([claims for claims in both if len(claims)] or both[:1])
+        return frame.sort_values("score", ascending=False, ignore_index=True)
+
     def example_of(self, layer: int, head: int) -> Example | None:
         """Returns the row that shows a head's type most clearly. The type is the head's first claimed type, or the one
         nearest to a claim; the row is the one whose targets receive most attention above what uniform attention would
@@ -173,7 +209,8 @@ class HeadTypes(TypeScores):
         """
         measured = self.layers.index(member("layer", layer, self.layers, "the layers measured"))
         head = index_of("head", head, self._heads, f"this model has {self._heads} heads per layer")
-        claimed = [kind for kind in self.types_of(layer, head) if kind not in RESTING] or self.types_of(layer, head)
+        types = [kind for kind in self.types_of(layer, head) if kind in TYPES]
+        claimed = [kind for kind in types if kind not in RESTING] or types
         above = self.state["example"][:, measured, head]
         means = self._excess.mean[:, measured, head].nan_to_num(-torch.inf)
         place = TYPES.index(claimed[0]) if claimed else int(means.argmax())
@@ -245,7 +282,7 @@ class HeadTypes(TypeScores):
         >>> am.head_types(am.load()).top_scores(2, 6).split(",")[0]
         'induction 0.96'
         """
-        scores = {name: float(self.scores[name][layer, head]) for name in TYPES}
+        scores = {name: float(self.scores[name][layer, head]) for name in self.scores if name != "broad"}
         known = [name for name in scores if scores[name] == scores[name]]
         best = sorted(known, key=lambda name: -scores[name])[:3]
         return ", ".join(f"{name} {scores[name]:.2f}" for name in best)
@@ -288,7 +325,8 @@ class HeadTypes(TypeScores):
                 "Each cell is one head, with the letter of its highest-scoring claimed type. Cells without a claim "
                 "are empty. The hover box shows the scores of all types. A type is claimed if its score is above the "
                 "baseline by an interval that holds for all heads and types together, and either the score is at "
-                "least 0.3 or a target is the highest key in half of the rows.",
+                "least 0.3 or a target is the highest key in half of the rows."
+                + ("" if self.retrieval is None else _RETRIEVAL.format(self.retrieval.context)),
                 {"types": self._map(effects or {})},
                 "types.plot()",
             ),
@@ -313,7 +351,7 @@ class HeadTypes(TypeScores):
     def _row(self, layer: int, head: int) -> HeadRow:
         """Returns a head as a row of the atlas."""
         example, types = self.example_of(layer, head), self.types_of(layer, head)
-        kind = example.type if example is not None else types[0] if types else ""
+        kind = example.type if example is not None else next(filter(TYPES.__contains__, types), "")
         low, high = self._intervals[kind] if kind else (None, None)
         broad = not types and float(self.breadth[layer, head]) >= BROAD
         answered = kind in ANSWERED
@@ -347,10 +385,17 @@ _IN_WORDS: Final = {
     "special": "attend to special tokens",
     "duplicate": "attend to copies of the token",
     "induction": "continue repeated text",
+    "retrieval": "retrieve needles from long texts",
 }
 
 _OF_ONE: Final = {
-    kind: words.replace("attend ", "attends ").replace("continue ", "continues ") for kind, words in _IN_WORDS.items()
+    kind: words.replace("attend ", "attends ").replace("continue ", "continues ").replace("retrieve ", "retrieves ")
+    for kind, words in _IN_WORDS.items()
 }
+
+_RETRIEVAL: Final = (
+    " Retrieval is measured on other texts, of {} tokens: the share of a needle's tokens that the model produces while the "
+    "head attends most to them."
+)
 
 _PLURAL: Final = {"sentence end": "ends of sentences", "comma": "commas", "special": "special tokens"}

@@ -26,14 +26,8 @@ def repeated_sequences(model: HookedModel, *, seed: int = 0) -> Iterator[Int[Ten
 
     Raises `InputError` for a model that reads no tokens, or too few.
     """
-    if not model.reads_tokens:
-        kind = {"tensors": "the arguments of the module", "pixels": "images"}.get(model.architecture.reads, "sound")
-        raise InputError(f"repeated tokens are for models of text; give {kind} as `inputs`.")
-    begin = _first_token(model)
+    ordinary, begin = ordinary_tokens(model), first_token(model)
     limit = model.architecture.position_limit or 2 * _LONGEST + 1
-    # Some models number positions from the padding token's id (RoBERTa).
-    left_out = {*model.encoder.special, getattr(model.config, "pad_token_id", None)}
-    ordinary = torch.tensor([token for token in range(model.n_vocab) if token not in left_out])
     longest = min(_LONGEST, (limit - len(begin)) // 2, len(ordinary))
     if longest < 4:
         raise InputError(
@@ -48,7 +42,17 @@ def repeated_sequences(model: HookedModel, *, seed: int = 0) -> Iterator[Int[Ten
         yield torch.cat((begin, chosen, chosen))[None]
 
 
-def _first_token(model: HookedModel) -> Int[Tensor, " position"]:
+def ordinary_tokens(model: HookedModel) -> Int[Tensor, " token"]:
+    """The tokens that are not special; raises `InputError` for a model that reads no tokens."""
+    if not model.reads_tokens:
+        kind = {"tensors": "the arguments of the module", "pixels": "images"}.get(model.architecture.reads, "sound")
+        raise InputError(f"repeated tokens are for models of text; give {kind} as `inputs`.")
+    # Some models number positions from the padding token's id (RoBERTa).
+    left_out = {*model.encoder.special, getattr(model.config, "pad_token_id", None)}
+    return torch.tensor([token for token in range(model.n_vocab) if token not in left_out])
+
+
+def first_token(model: HookedModel) -> Int[Tensor, " position"]:
     """The token that the tokenizer puts before a text, if any."""
     if model.tokenizer is None:
         return torch.zeros(0, dtype=torch.long)

@@ -1,0 +1,149 @@
+"""Retrieval from long texts: against loops over patterns, with a head planted in the demo model, and by chance."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cache
+from pathlib import Path
+from typing import Final
+
+import models
+import pytest
+import tiny
+import torch
+from torch import Tensor
+
+import attnmech as am
+from attnmech.errors import InputError
+from attnmech.methods.head_types.retrieval import ASKED, CUE, NEEDLE, Haystacks, Retrieval
+
+CONTEXT: Final = 70
+
+
+@cache
+def types_of_demo() -> am.results.HeadTypes:
+    return am.head_types(models.demo(), context=CONTEXT)
+
+
+def test_the_texts_have_a_needle_whose_beginning_is_repeated() -> None:
+    haystacks = Haystacks.of(models.demo(), CONTEXT, seed=0)
+    assert len(list(haystacks)) == 24 and len({ids.shape for ids in haystacks}) == 1
+    assert haystacks.depths[0] == 0 and len(set(haystacks.depths)) == 24
+    for ids, needle, keys in zip(haystacks, haystacks.needles.tolist(), haystacks.keys.tolist(), strict=True):
+        text = ids[0].tolist()
+        assert len(text) == CONTEXT and text[-NEEDLE:] == needle and len(set(needle)) == NEEDLE
+        assert [text[key] for key in keys] == needle[CUE:] == [text[row + 1] for row in haystacks.rows]
+        assert all(text.count(token) == 2 for token in needle)
+    assert not torch.equal(haystacks.needles, Haystacks.of(models.demo(), CONTEXT, seed=1).needles)
+
+
+@pytest.mark.core
+@pytest.mark.usefixtures("many_batches")
+def test_shares_are_those_of_loops_over_patterns() -> None:
+    model, types = models.demo(), types_of_demo()
+    haystacks = Haystacks.of(model, CONTEXT, seed=0)
+    keys, retrieved, by_position = haystacks.keys.tolist(), torch.zeros(4, 8), torch.zeros(4, 8)
+    for number, ids in enumerate(haystacks):
+        acts = model.run(ids, points=["pattern", "logits"])
+        produced = acts["logits"][0].argmax(dim=-1).tolist()
+        for layer in range(4):
+            for head in range(8):
+                for place, row in enumerate(haystacks.rows):
+                    highest = int(acts["pattern", layer][0, head, row].argmax())
+                    if produced[row] == ids[0, row + 1]:
+                        retrieved[layer, head] += highest == keys[number][place]
+                        others = [key[place] for other, key in enumerate(keys) if other != number]
+                        by_position[layer, head] += others.count(highest) / 23
+    torch.testing.assert_close(types.scores["retrieval"].float(), retrieved / (24 * ASKED))
+    claims = types.to_frame().query("type == 'retrieval'")
+    for claim in claims.itertuples():
+        expected = float(by_position[claim.layer, claim.head]) / (24 * ASKED)
+        assert claim.baseline == pytest.approx(expected) and claim.rows == 24 * ASKED
+
+
+def test_induction_heads_of_the_demo_model_retrieve_and_no_others() -> None:
+    types = types_of_demo()
+    claims = types.to_frame().query("type == 'retrieval'")
+    assert {*zip(claims.layer, claims["head"], strict=True)} == {(2, head) for head in (4, 5, 6, 7)}
+    assert types.types_of(2, 6) == ("induction", "retrieval") and types.strongest[2, 6] == "induction"
+    assert "4 retrieve needles from long texts" in types.lead
+    assert "retrieval" in types.by_head() and "retrieval" not in am.head_types(models.demo()).by_head()
+
+
+@contextmanager
+def planted(model: am.HookedModel, shift: int) -> Iterator[None]:
+    """L1H1 attends from each of the last tokens to the earlier copy of the token, `shift` later."""
+    ids: list[Tensor] = []
+
+    def read(module: torch.nn.Module, arguments: tuple[Tensor]) -> None:
+        ids[:] = arguments[:1]
+
+    def edited(pattern: Tensor) -> Tensor:
+        pattern = pattern.clone()
+        for text, tokens in enumerate(ids[0].tolist()):
+            for row in range(1, len(tokens)):
+                if tokens[row] in tokens[1:row]:
+                    pattern[text, 1, row] = 0.0
+                    pattern[text, 1, row, tokens.index(tokens[row], 1) + shift] = 1.0
+        return pattern
+
+    handle = model.base.get_input_embeddings().register_forward_pre_hook(read)
+    try:
+        with model.hooks({("pattern", 1): edited}):
+            yield
+    finally:
+        handle.remove()
+
+
+def test_a_planted_head_is_named_and_one_that_attends_to_the_token_before_is_not() -> None:
+    with planted(models.demo(), 1):
+        assert set(am.head_types(models.demo(), context=CONTEXT).types_of(1, 1)) == {"induction", "retrieval"}
+    with planted(models.demo(), 0):
+        assert am.head_types(models.demo(), context=CONTEXT).types_of(1, 1) == ("duplicate",)
+
+
+def test_attention_without_the_answer_is_no_retrieval() -> None:
+    model = am.load(tiny.model_of("gpt2"))
+    with planted(model, 1):
+        assert am.head_types(model, context=CONTEXT).types_of(1, 1) == ("induction",)
+
+
+def test_random_weights_do_not_retrieve() -> None:
+    for name in ("bloom", "llama", "gpt_neox"):
+        weights = models.fresh(name)
+        for seed in range(4):
+            model = am.load(models.randomised(weights, seed=seed))
+            context = min(CONTEXT, model.architecture.position_limit or CONTEXT)
+            assert "retrieval" not in am.head_types(model, context=context).to_frame().type.tolist()
+
+
+def test_heads_that_attend_by_position_are_claimed_at_no_more_than_the_nominal_rate() -> None:
+    """Heads prefer some positions, whatever the text; the model produces every token. 200 models of 32 heads."""
+    generator = torch.Generator().manual_seed(0)
+    keys = torch.arange(24)[:, None] + torch.arange(ASKED)
+    false_claims = 0
+    for _ in range(200):
+        liked = torch.rand(32, 40, generator=generator) ** 8
+        highest = liked.multinomial(24 * ASKED, replacement=True, generator=generator).view(4, 8, 24, ASKED)
+        found = Retrieval.of(CONTEXT, torch.ones(24, ASKED, dtype=torch.float64), highest, keys)
+        false_claims += len(found.claims(range(4))) > 0
+    assert false_claims <= 10
+
+
+def test_saved_merged_and_drawn(tmp_path: Path) -> None:
+    types = types_of_demo()
+    again = am.load_result(types.save(tmp_path / "types.safetensors"))
+    assert again.to_frame().equals(types.to_frame()) and again.retrieval.context == CONTEXT
+    assert types.plot().data and "texts, of 70 tokens" in types.write_html(tmp_path / "types.html").read_text("utf-8")
+
+
+def test_bad_context() -> None:
+    for context, message in (
+        (-1, "`context` must be a whole number, 0 or more; got -1"),
+        (20, r"`context` must be 0, or 4\d tokens or more, and no more than the model reads"),
+    ):
+        with pytest.raises(InputError, match=message):
+            am.head_types(models.hooked("llama"), context=context)
+    with pytest.raises(InputError, match=r"no more than the model reads \(128\); got 10000\."):
+        am.head_types(am.load(tiny.model_of("gpt2")), context=10_000)
+    with pytest.raises(InputError, match="`context` needs a decoder alone"):
+        am.head_types(am.load(tiny.model_of("bert")), context=CONTEXT)
