@@ -394,8 +394,8 @@ _OF_ONE: Final = {
 }
 
 _RETRIEVAL: Final = (
-    " Retrieval is measured on other texts, of {} tokens: the share of a needle's tokens that the model produces while the "
-    "head attends most to them."
+    " Retrieval is measured on other texts, of {} tokens: the share of a needle's tokens that the model produces while "
+    "the head attends most to them."
 )
 
 _PLURAL: Final = {"sentence end": "ends of sentences", "comma": "commas", "special": "special tokens"}

@@ -23,9 +23,9 @@ NEEDLE: Final = 12
 """The number of tokens of a needle."""
 
 CUE: Final = 4
-"""The number of these tokens at the end of a text, after which the model is asked for the others."""
+"""The number of these tokens at the end of a text, after which the others are requested."""
 
-ASKED: Final = NEEDLE - CUE
+REQUESTED: Final = NEEDLE - CUE
 
 LEAST_SHARE: Final = 0.1
 """A head is claimed only if it retrieves at least this share of the needles' tokens (Wu et al. 2024)."""
@@ -33,7 +33,7 @@ LEAST_SHARE: Final = 0.1
 
 @dataclass(frozen=True)
 class Haystacks:
-    """Texts of random tokens with a needle, whose beginning is repeated at the end, followed by the tokens asked for.
+    """Texts of random tokens around a needle. Each ends with the beginning of its needle, and the requested tokens.
 
     All texts have the same length; the needles lie at different depths.
     """
@@ -50,7 +50,7 @@ class Haystacks:
         fit.
         """
         if not model.causal or len(model.stacks) > 1:
-            raise InputError("`context` needs a decoder alone, which is asked for the next token; leave it out.")
+            raise InputError("`context` needs a decoder alone, which predicts the next token; leave it out.")
         model.points.resolve(["logits"], None, model.refused)
         ordinary, begin = ordinary_tokens(model), first_token(model)
         least, limit = len(begin) + 2 * NEEDLE + COUNT, model.architecture.position_limit or tokens
@@ -75,18 +75,18 @@ class Haystacks:
 
     @property
     def rows(self) -> range:
-        """The positions at which the model is asked for the next token."""
+        """The positions whose next tokens are requested."""
         end = len(self.begin) + self.filler.shape[1] + 2 * NEEDLE - 1
-        return range(end - ASKED, end)
+        return range(end - REQUESTED, end)
 
     @property
-    def keys(self) -> Int[Tensor, "text asked"]:
-        """The positions in the needles of the tokens asked for."""
+    def keys(self) -> Int[Tensor, "text requested"]:
+        """The positions of the requested tokens in the needles."""
         return len(self.begin) + torch.tensor(self.depths)[:, None] + torch.arange(CUE, NEEDLE)
 
     @torch.no_grad()
-    def produced(self, model: HookedModel) -> Float[Tensor, "text asked"]:
-        """1 where the model's most probable next token is the one asked for, else 0."""
+    def produced(self, model: HookedModel) -> Float[Tensor, "text requested"]:
+        """1 where the model's most probable next token is the requested one, else 0."""
         rows = slice(self.rows.start, self.rows.stop)
         highest = [model.run(ids)["logits"][0, rows].argmax(dim=-1).cpu() for ids in self]
         return (torch.stack(highest) == self.needles[:, CUE:]).double()
@@ -131,7 +131,7 @@ class Retrieval:
 
     context: int
     """The number of tokens of each text."""
-    produced: Float[Tensor, "needle asked"]
+    produced: Float[Tensor, "needle requested"]
     """1 for tokens that the model produces, else 0."""
     retrieved: Float[Tensor, "measured head needle"]
     """The number of tokens of each needle that a head retrieves."""
@@ -143,9 +143,9 @@ class Retrieval:
     def of(
         cls,
         context: int,
-        produced: Float[Tensor, "needle asked"],
-        highest: Int[Tensor, "measured head needle asked"],
-        keys: Int[Tensor, "needle asked"],
+        produced: Float[Tensor, "needle requested"],
+        highest: Int[Tensor, "measured head needle requested"],
+        keys: Int[Tensor, "needle requested"],
     ) -> "Retrieval":
         """Counts the tokens whose key is a head's highest, and those for which a key of another text would be.
 
@@ -171,8 +171,8 @@ class Retrieval:
         The t interval of score − baseline over texts has an error rate of 5 % / (number of heads). Most heads retrieve
         a token or two by chance, and in replicates of so few `TextMeans.simultaneous` finds no bound.
         """
-        asked = torch.full((len(self.produced),), float(self.produced.shape[1]))
-        means = TextMeans.of_ratio(self.retrieved - self.by_position, asked)
+        requested = torch.full((len(self.produced),), float(self.produced.shape[1]))
+        means = TextMeans.of_ratio(self.retrieved - self.by_position, requested)
         low, high = means.interval(1 - (1 - LEVEL) / self.share.numel())
         baseline = self.by_position.sum(dim=-1) / self.produced.numel()
         places = ((low > 0) & (self.share >= LEAST_SHARE)).nonzero().tolist()

@@ -14,7 +14,7 @@ from torch import Tensor
 
 import attnmech as am
 from attnmech.errors import InputError
-from attnmech.methods.head_types.retrieval import ASKED, CUE, NEEDLE, Haystacks, Retrieval
+from attnmech.methods.head_types.retrieval import CUE, NEEDLE, REQUESTED, Haystacks, Retrieval
 
 CONTEXT: Final = 70
 
@@ -53,11 +53,11 @@ def test_shares_are_those_of_loops_over_patterns() -> None:
                         retrieved[layer, head] += highest == keys[number][place]
                         others = [key[place] for other, key in enumerate(keys) if other != number]
                         by_position[layer, head] += others.count(highest) / 23
-    torch.testing.assert_close(types.scores["retrieval"].float(), retrieved / (24 * ASKED))
+    torch.testing.assert_close(types.scores["retrieval"].float(), retrieved / (24 * REQUESTED))
     claims = types.to_frame().query("type == 'retrieval'")
     for claim in claims.itertuples():
-        expected = float(by_position[claim.layer, claim.head]) / (24 * ASKED)
-        assert claim.baseline == pytest.approx(expected) and claim.rows == 24 * ASKED
+        expected = float(by_position[claim.layer, claim.head]) / (24 * REQUESTED)
+        assert claim.baseline == pytest.approx(expected) and claim.rows == 24 * REQUESTED
 
 
 def test_induction_heads_of_the_demo_model_retrieve_and_no_others() -> None:
@@ -119,12 +119,12 @@ def test_random_weights_do_not_retrieve() -> None:
 def test_heads_that_attend_by_position_are_claimed_at_no_more_than_the_nominal_rate() -> None:
     """Heads prefer some positions, whatever the text; the model produces every token. 200 models of 32 heads."""
     generator = torch.Generator().manual_seed(0)
-    keys = torch.arange(24)[:, None] + torch.arange(ASKED)
+    keys = torch.arange(24)[:, None] + torch.arange(REQUESTED)
     false_claims = 0
     for _ in range(200):
         liked = torch.rand(32, 40, generator=generator) ** 8
-        highest = liked.multinomial(24 * ASKED, replacement=True, generator=generator).view(4, 8, 24, ASKED)
-        found = Retrieval.of(CONTEXT, torch.ones(24, ASKED, dtype=torch.float64), highest, keys)
+        highest = liked.multinomial(24 * REQUESTED, replacement=True, generator=generator).view(4, 8, 24, REQUESTED)
+        found = Retrieval.of(CONTEXT, torch.ones(24, REQUESTED, dtype=torch.float64), highest, keys)
         false_claims += len(found.claims(range(4))) > 0
     assert false_claims <= 10
 
