@@ -22,7 +22,7 @@ class Prompts:
     right: list[Int[Tensor, " position"]]
     """With right examples."""
     shuffled: list[Int[Tensor, " position"]]
-    """With the same examples, whose answers are permuted so that none is right."""
+    """With the same examples and their answers in another order."""
     answers: list[int]
     """The first token of each prompt's answer."""
 
@@ -59,12 +59,11 @@ def first_token(model: HookedModel, template: str, answer: str) -> int:
 
 
 def _deranged(answers: list[str], drawn: Random) -> list[str]:
-    """The answers in an order in which none stands where it stood."""
+    """The answers in another order; none stands where it stood, unless one of them stands at most places."""
     if len(set(answers)) < 2:
         raise InputError(f"shuffled examples need different answers; all are {answers[0]!r}. Give other pairs.")
     for _ in range(1000):
         order = drawn.sample(answers, len(answers))
         if all(now != before for now, before in zip(order, answers, strict=True)):
             return order
-    # Answers that occur often leave no such order; moving all by one changes as many as possible at little cost.
     return answers[1:] + answers[:1]
