@@ -61,6 +61,7 @@ def test_every_view_draws_what_attention_carries(opened_weighted: Any, weighted:
     np.testing.assert_allclose(np.array(weights, dtype=float), expected, rtol=1e-3, atol=1e-9)
     weights = opened_weighted.evaluate("document.getElementById('token-graph').control.weights()")
     np.testing.assert_allclose(np.array(weights, dtype=float), expected, rtol=1e-3, atol=1e-9)
+    settle(opened_weighted)  # edges are those last drawn
     edges = opened_weighted.evaluate("document.getElementById('token-graph').control.edges().length")
     assert edges == (expected >= 0.1).sum() != (weighted.pattern[1, 2] >= 0.1).sum()
     opened_weighted.click(".token >> nth=6")

@@ -133,7 +133,7 @@ def decompose_by_source(
         "heads": "all" if isinstance(heads, str) else [[layer, head] for layer in chosen for head in chosen[layer]],
         "layers": list(chosen),
         "bos": batch.bos,
-        "directions": None if split is None else [split.description, split.digest],
+        "directions": None if split is None else f"{split.description} (SHA-256 {split.digest})",
     }
     return SourceDecomposition(
         parts=tuple(walk.parts[layer] for layer in chosen),
@@ -448,7 +448,7 @@ class SourceDecomposition(Result):
         cells = self.provenance.options["cells"]
         where = "the highest key of each row" if cells is None else f"{len(cells)} cells"
         directions = self.provenance.options.get("directions")
-        kind = "writers" if directions is None else f"sources from {directions[0]}"
+        kind = "writers" if directions is None else f"sources from {str(directions).partition(' (SHA-256')[0]}"
         return (
             f"SourceDecomposition({self.provenance.model!r}, {heads} heads of layers {list(self.layers)}, {where} in "
             f"{len(self.tokens)} × {len(self.tokens[0])} tokens: {len(self.sources)} {kind}; residual "

@@ -20,6 +20,7 @@ from ...draw.section import Section
 from ...draw.text import with_minus_signs
 from ...errors import InputError
 from ...interventions import Values
+from ...maths.float64 import as_float64
 from ...maths.intervals import LEVEL
 from ...model.inputs.encoder import Inputs
 from ...model.run.hooked import HookedModel, require_model
@@ -232,7 +233,7 @@ def _activations(
     with steps("texts", sum(len(part.documents) for part in parts), show=progress) as bar:
         for part in parts:
             captured = model.forward(part.batch, captures=keys)
-            values = torch.stack([captured[key] for key in keys], dim=1).double().cpu()
+            values = as_float64(torch.stack([captured[key] for key in keys], dim=1)).cpu()
             real = part.batch.mask.cpu()
             for row, digest in enumerate(part.batch.digests.tolist()):
                 tokens = values[row][:, real[row]]

@@ -260,7 +260,7 @@ def test_a_result_comes_back_from_its_file_and_names_its_directions(tmp_path: Pa
         am.decompose_by_source(hooked, ids, layers=[1], directions=directions)
         for directions in (vectors(2, 20), vectors(2, 20, seed=1), Dictionary(9, 20))
     ]
-    assert len({tuple(why.provenance.options["directions"]) for why in made}) == 3
+    assert len({why.provenance.options["directions"] for why in made}) == 3
     why = made[2]
     loaded = am.load_result(why.save(tmp_path / "why.safetensors"))
     assert repr(loaded) == repr(why) and "from a dictionary of 9 features; residual" in repr(why)
