@@ -41,6 +41,7 @@ CALLS: Final[dict[str, str]] = {
     "PatchEffects": 'am.patch(model, clean, corrupted, answers=" Anna", against=" Tom")',
     "PositionEffects": 'am.patch(model, clean, corrupted, at="resid_pre", answers=" Anna", against=" Tom")',
     "Attribution": 'am.attribute(model, clean, corrupted, confirm=6, answers=" Anna", against=" Tom")',
+    "Confirmation": 'am.attribute(model, clean, corrupted, confirm=6, answers=" Anna", against=" Tom").confirmation',
     "EdgeAttribution": 'am.attribute(model, clean, corrupted, nodes="heads+mlps", edges=True, confirm=6, '
     'answers=" Anna", against=" Tom")',
     "Faithfulness": 'am.faithfulness(model, am.attribute(model, clean, corrupted, nodes="heads+mlps", edges=True, '

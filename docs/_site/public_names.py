@@ -14,7 +14,6 @@ from papers import linked, section_of, sections
 
 import attnmech as am
 from attnmech import errors
-from attnmech.results.result import Result
 
 PAGES: Final[dict[str, dict[str, tuple[str, ...]]]] = {
     "Load and run": {
@@ -73,6 +72,7 @@ PAGES: Final[dict[str, dict[str, tuple[str, ...]]]] = {
     },
     "Report, files, corpora, own statistics": {
         "report": ("report", "results.Report"),
+        "atlas": ("atlas", "results.Atlas"),
         "load_result": ("load_result",),
         "Corpus": ("Corpus", "CorpusFiles"),
         "stream": (
@@ -148,7 +148,7 @@ def page_of(title: str, names: tuple[str, ...]) -> str:
             directive = [f".. autoclass:: attnmech.{name}", "   :members:", "   :undoc-members:"]
             directive.append("   :inherited-members: Result, PagedResult, TextResult, ABC, Mapping")
         parts += ["```{eval-rst}", *directive, "```", ""]
-        if inspect.isclass(thing) and issubclass(thing, Result):
+        if inspect.isclass(thing) and hasattr(thing, "plot"):
             parts += ["```{figures} " + thing.__name__, "```", ""]
     return "\n".join(parts) + "\n"
 
