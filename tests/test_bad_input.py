@@ -36,6 +36,7 @@ pytestmark = pytest.mark.usefixtures("unchecked")
 NAN, INF = float("nan"), float("inf")
 TEXT: Final = "Anna sang of shells."
 TEXTS: Final = (TEXT, "Tom lost his old anchor.")
+OPPOSITES: Final = [("hot", "cold"), ("big", "small"), ("up", "down"), ("wet", "dry"), ("old", "new"), ("far", "near")]
 META, SPARSE = torch.zeros(1, 1, 8, 24, device="meta"), torch.zeros(1, 1, 8, 24).to_sparse()
 LONG: Final = "/tmp/" + "x" * 5000
 Case = tuple[Callable[[], Any], type[am.AttnmechError], str]
@@ -79,7 +80,18 @@ def patched(**options: Any) -> Any:
 
 
 def attributed(**options: Any) -> Any:
-    return am.attribute(demo, [TEXT], ["Tom" + TEXT[4:]], layers=[0], answers=[" a"], against=[" the"], **options)
+    given = {"layers": [0], "answers": [" a"], "against": [" the"]} | options
+    return am.attribute(demo, [TEXT], ["Tom" + TEXT[4:]], **given)
+
+
+def faithful() -> Any:
+    circuits = [am.Circuit(nodes=("L0H1",)), am.Circuit(nodes=("L0H1", "L1H2", "L2 MLP"))]
+    return am.faithfulness(demo, circuits, [TEXT], ["Tom" + TEXT[4:]], answers=[" a"], against=[" the"])
+
+
+def steered() -> Any:
+    direction = {1: torch.ones(1, 1, 192)}
+    return am.steer(demo, direction, list(TEXTS), at="resid_post", factors=[0, 1], metric="kl", side_inputs=[TEXT])
 
 
 def swept(run: Callable[..., Any] = am.ablate_heads, /, **options: Any) -> Any:
@@ -452,6 +464,11 @@ def results() -> dict[str, Callable[[], Any]]:
         "PatchEffects": patched,
         "PositionEffects": lambda: patched(at="resid_pre"),
         "Attribution": lambda: attributed(confirm=2, controls=1),
+        "EdgeAttribution": lambda: attributed(confirm=2, controls=1, layers=None, edges=True),
+        "Faithfulness": faithful,
+        "MeanDifference": lambda: am.mean_difference(demo, list(TEXTS) * 2, list(TEXTS) * 2, layers=[1, 2]),
+        "Steering": steered,
+        "FunctionHeads": lambda: am.function_heads(demo, OPPOSITES, shots=2, prompts=2, heads=[(1, 2)]),
         "PairEffects": lambda: am.ablate_pairs(demo, list(TEXTS), [((0, 1), (1, 2))]),
         "SweepEffects": lambda: am.ablate_set(demo, list(TEXTS), [(0, 1), (1, 2)]),
         "PruningCurve": lambda: swept(am.prune_heads, steps=2, random=1),

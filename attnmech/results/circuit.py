@@ -15,7 +15,7 @@ from ..basics.arguments import listed, shown
 from ..basics.files import path_of, writing
 from ..basics.public import public
 from ..errors import InputError
-from .graph import EMBEDDING, LOGITS, Graph
+from .graph import EMBEDDING, LOGITS, Graph, head_of
 
 Edge = tuple[str, str]
 """(sender, receiver), such as ("L0H3", "L2H1 k")."""
@@ -63,8 +63,7 @@ class Circuit:
     @property
     def heads(self) -> list[tuple[int, int]]:
         """The heads, as (layer, head): what `am.confirm_heads` and `am.ablate_set` take."""
-        places = (re.fullmatch(r"L(\d+)H(\d+)", node) for node in self.nodes)
-        return [(int(place[1]), int(place[2])) for place in places if place]
+        return [head for head in map(head_of, self.nodes) if head]
 
     def __len__(self) -> int:
         return len(self.nodes) if self.edges is None else len(self.edges)

@@ -1,5 +1,6 @@
 """The residual graph of a model: the nodes that write into the stream, the inputs that read it, and their edges."""
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -7,7 +8,7 @@ from heapq import heappop, heappush
 from typing import Final
 
 import torch
-from jaxtyping import Bool
+from jaxtyping import Bool, Int
 from torch import Tensor
 
 EMBEDDING: Final = "embedding"
@@ -15,6 +16,16 @@ EMBEDDING: Final = "embedding"
 LOGITS: Final = "logits"
 INPUTS: Final = ("q", "k", "v")
 """The inputs of a head."""
+
+
+def head_of(node: str) -> tuple[int, int] | None:
+    """(layer, head) of a node; None for the embedding and MLPs.
+
+    >>> head_of("L2H10"), head_of("L2 MLP")
+    ((2, 10), None)
+    """
+    place = re.fullmatch(r"L(\d+)H(\d+)", node)
+    return None if place is None else (int(place[1]), int(place[2]))
 
 
 @dataclass(frozen=True)
@@ -77,6 +88,11 @@ class Graph:
             if self.mlps and not self.parallel:
                 there[mine.start : mine.stop - 1, read.stop - 1] = True
         return there
+
+    @cached_property
+    def edges(self) -> Int[Tensor, "edge 2"]:
+        """The places of sender and receiver of every edge, receiver by receiver."""
+        return self.exists.T.nonzero().flip(dims=(1,))
 
     def nodes_of(self, receiver: str) -> tuple[str, ...]:
         """The nodes that an input belongs to: several heads for k and v of a kv head, none for the logits.

@@ -143,6 +143,11 @@ class PagedResult(WritesHtml, Result):
         return self._sections()
 
     @property
+    def _table(self) -> pd.DataFrame:
+        """The table of the page: all numbers, unless they are too many to show."""
+        return self.to_frame()
+
+    @property
     def _labels(self) -> Mapping[str, str]:
         """The labels of numbers, with their units, by the columns of `by_head`."""
         return {name: statistic.axis for name, statistic in getattr(self, "STATISTICS", {}).items()}
@@ -162,7 +167,7 @@ class PagedResult(WritesHtml, Result):
         parts: dict[str, Any] = {
             "title": self._heading,
             "lead": self.lead,
-            "frame": self.to_frame(),
+            "frame": self._table,
             "provenance": self._origin,
         }
         if not self._is_about_heads or not is_about_heads(heads):
@@ -172,7 +177,7 @@ class PagedResult(WritesHtml, Result):
         )
 
     def _repr_html_(self) -> str:
-        return in_notebook_output(title=self._heading, lead=self.lead, sections=self._sections(), frame=self.to_frame())
+        return in_notebook_output(title=self._heading, lead=self.lead, sections=self._sections(), frame=self._table)
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.lead})"

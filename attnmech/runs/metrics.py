@@ -48,6 +48,9 @@ OUTPUT_METRICS: Final = {
 }
 """The metrics of models whose output is not over a vocabulary: classifiers and a user's own modules."""
 
+SAME_METRIC: Final = 1e-5
+"""The relative difference below which two runs' metrics count as equal, because rounding can produce it."""
+
 IGNORED: Final = -100
 """The class in `answers` that marks ignored positions, as in transformers."""
 

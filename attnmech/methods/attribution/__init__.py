@@ -1,1 +1,1 @@
-"""Attribution patching estimates the effect of patching each head and MLP, and confirms the strongest."""
+"""Attribution patching estimates the effect of patching each head, MLP or edge, and confirms the strongest."""

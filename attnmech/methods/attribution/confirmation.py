@@ -20,14 +20,15 @@ from .formulas import count_interval
 @public
 @dataclass(frozen=True, eq=False, repr=False)
 class Confirmation:
-    """The exact effects of the nodes with the strongest estimates, and of controls drawn at random from all others.
+    """The exact effects of the nodes (or edges) with the strongest estimates, and of controls drawn at random from all
+    others.
 
-    A node holds if the simultaneous 95 % interval of its exact effect, over all nodes measured, excludes 0, no single
-    pair dominates, and the estimate has the effect's sign.
+    A node (or edge) holds if the simultaneous 95 % interval of its exact effect, over all of them, excludes 0, no
+    single pair dominates, and the estimate has the effect's sign.
     """
 
     names: tuple[str, ...]
-    """The nodes that were measured, such as "L2H3" and "L2 MLP"."""
+    """What was measured, such as "L2H3", "L2 MLP", or "L0H2 → L2H5 v"."""
     estimate: Float[Tensor, " node"]
     per_pair: Float[Tensor, "node pair"]
     """The exact effect of patching each node alone, on each pair of prompts."""

@@ -1,9 +1,8 @@
 """The estimates of attribution patching for every edge of the residual graph."""
 
-import re
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import Any, Final, Self
+from dataclasses import dataclass
+from typing import Any, Final
 
 import pandas as pd
 import plotly.graph_objects as go  # type: ignore[import-untyped]
@@ -13,15 +12,16 @@ from torch import Tensor
 
 from ...basics.arguments import finite_number, option, whole_number
 from ...draw.section import Section
-from ...results.by_layer import subtracted
 from ...results.circuit import Circuit
-from ...results.graph import Graph
+from ...results.graph import Graph, head_of
 from ...results.over_texts import OverTexts
 from .estimates import Estimates
 from .figures import edge_graph
 
 SHOWN: Final = 40
 """The number of edges in the figure."""
+LISTED: Final = 200
+"""The number of edges in the table of the page."""
 SHARES: Final = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0)
 """The sizes of circuits, as shares of all edges, at which MIB measures faithfulness."""
 
@@ -35,8 +35,11 @@ class EdgeAttribution(Estimates):
     """
 
     graph: Graph
-    edges: Int[Tensor, "edge 2"]
-    """The places of sender and receiver among `graph.senders` and `graph.receivers`."""
+
+    @property
+    def edges(self) -> Int[Tensor, "edge 2"]:
+        """The places of sender and receiver among `graph.senders` and `graph.receivers`."""
+        return self.graph.edges
 
     @property
     def names(self) -> list[tuple[str, str]]:
@@ -51,22 +54,29 @@ class EdgeAttribution(Estimates):
         from which an edge was chosen before (the greedy search of Hanna et al. 2024). There may be fewer than `size`.
 
         Args:
-            size: a number of edges, or below 1, a share of all edges.
+            size: a number of edges (an int), or a share of all edges (a float up to 1).
         """
-        count = len(self.edges)
         if isinstance(size, float) and size <= 1:
-            share = finite_number("size", size, above=0.0)
-            number = max(1, int(share * count))
+            number = self._number(finite_number("size", size, above=0.0))
         else:
-            number = whole_number("size", size, least=1, most=count, most_is="the number of edges")
-        names = self.names
-        return Circuit(edges=tuple(names[place] for place in self.graph.greedy(names, self.effect.tolist(), number)))
+            number = whole_number("size", size, least=1, most=len(self.edges), most_is="the number of edges")
+        return self._grown([number])[0]
 
     def circuits(self) -> list[Circuit]:
         """The circuits of 0.1 %, 0.2 %, 0.5 %, 1 %, 2 %, 5 %, 10 %, 20 %, 50 % and 100 % of the edges, for
         `am.faithfulness`; sizes that hold the same edges appear once.
         """
-        return list(dict.fromkeys(self.circuit(share) for share in SHARES))
+        return self._grown(list(dict.fromkeys(map(self._number, SHARES))))
+
+    def _number(self, share: float) -> int:
+        """The number of edges in a share of all."""
+        return max(1, int(share * len(self.edges)))
+
+    def _grown(self, sizes: Sequence[int]) -> list[Circuit]:
+        """The greedy circuits of some sizes: each begins with the edges of the smaller ones."""
+        names = self.names
+        order = self.graph.greedy(names, self.effect.tolist(), max(sizes))
+        return [Circuit(edges=tuple(names[place] for place in order[:size])) for size in sizes]
 
     def to_frame(self) -> pd.DataFrame:
         """One row per edge: sender, receiver, effect, effect_low, effect_high, agreeing, clear, clear_size, one_text.
@@ -91,11 +101,10 @@ class EdgeAttribution(Estimates):
 
     def by_head(self) -> pd.DataFrame:
         """One row per head: the sum of the estimates of the edges from it, with its interval."""
-        heads = [re.fullmatch(r"L(\d+)H(\d+)", name) for name in self.graph.senders]
-        rows = [place for place, head in enumerate(heads) if head]
-        places = {"layer": [int(head[1]) for head in heads if head], "head": [int(head[2]) for head in heads if head]}
-        sums = self._sums(0)
-        return pd.DataFrame(places | {name: value[rows].numpy() for name, value in sums.items()})
+        heads = {place: head for place, node in enumerate(self.graph.senders) if (head := head_of(node))}
+        layer, head = zip(*heads.values(), strict=True)
+        columns = {name: value[[*heads]].numpy() for name, value in self._sums(0).items()}
+        return pd.DataFrame({"layer": layer, "head": head, **columns})
 
     def plot(self, count: int = SHOWN) -> "go.Figure":
         """The strongest edges as a graph, layers upward: the wider, the stronger; solid edges hold when measured."""
@@ -117,7 +126,7 @@ class EdgeAttribution(Estimates):
     def _check(self) -> None:
         super()._check()
         if len(self.edges) != len(self.per_pair):
-            raise ValueError("`edges` and `per_pair` must have the same length")
+            raise ValueError("`per_pair` must have a row for each edge of `graph`")
 
     @property
     def _things(self) -> str:
@@ -126,6 +135,15 @@ class EdgeAttribution(Estimates):
     def _name_of(self, place: Sequence[int]) -> str:
         sender, receiver = self.edges[place[0]].tolist()
         return edge_name(self.graph.senders[sender], self.graph.receivers[receiver])
+
+    @property
+    def _table(self) -> pd.DataFrame:
+        if len(self.edges) <= LISTED:
+            return self.to_frame()
+        rows = self.strongest(LISTED)
+        note = f"The {LISTED} edges with the largest estimates, of {len(self.edges)}; `to_frame()` has all."
+        rows.attrs["intervals"] = f"{note} {rows.attrs['intervals']}"
+        return rows
 
     @property
     def _title(self) -> str:
@@ -145,16 +163,6 @@ class EdgeAttribution(Estimates):
 
     def _comparable(self) -> dict[str, Any]:
         return super()._comparable() | {"graph": self.graph}
-
-    def _minus(self, other: Self, paired: bool) -> Self:
-        return replace(
-            self,
-            before=subtracted(self.before, other.before, paired),
-            per_pair=subtracted(self.per_pair, other.per_pair, paired),
-            exact=None,
-            controls=None,
-            tokens=self.tokens if paired else (),
-        )
 
 
 class _Sums(OverTexts):

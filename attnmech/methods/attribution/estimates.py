@@ -2,8 +2,8 @@
 
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, Self
 
 import pandas as pd
 from jaxtyping import Float
@@ -11,6 +11,7 @@ from torch import Tensor
 
 from ...basics.arguments import option, whole_number
 from ...draw.section import Section
+from ...results.by_layer import subtracted
 from ...results.over_texts import OverTexts
 from ...results.provenance import Provenance
 from ...results.result import TextResult
@@ -141,6 +142,16 @@ class Estimates(OverTexts, TextResult):
     @property
     def _n_texts(self) -> int:
         return len(self.before)
+
+    def _minus(self, other: Self, paired: bool) -> Self:
+        return replace(
+            self,
+            before=subtracted(self.before, other.before, paired),
+            per_pair=subtracted(self.per_pair, other.per_pair, paired),
+            exact=None,
+            controls=None,
+            tokens=self.tokens if paired else (),
+        )
 
     def _comparable(self) -> dict[str, Any]:
         return {

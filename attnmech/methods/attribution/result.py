@@ -25,7 +25,7 @@ from ...interventions import Intervention, Values
 from ...model.inputs.encoder import Inputs
 from ...model.run.hooked import HookedModel, require_model
 from ...model.stack.points import MAX_BYTES
-from ...results.by_layer import by_layer, shared_layers, subtracted
+from ...results.by_layer import by_layer, shared_layers
 from ...results.circuit import Circuit
 from ...results.graph import Graph
 from ...runs.ablations import checked_seed
@@ -39,7 +39,7 @@ from ...runs.sweep import run_sweep, tokens_of
 from .comparison import Comparison
 from .edges import EdgeAttribution
 from .estimates import Estimates, by_size
-from .sums import EdgeEstimator, NodeEstimator, edges_of
+from .sums import EdgeEstimator, NodeEstimator
 
 NODES: Final = {"heads": ("z",), "heads+mlps": ("z", "mlp_out")}
 """The sets of nodes, with the points at which their nodes write."""
@@ -126,15 +126,7 @@ class Attribution(Estimates):
         return f"L{layer}H{node}" if node < self.n_heads else f"L{layer} MLP"
 
     def _minus(self, other: Self, paired: bool) -> Self:
-        return replace(
-            self,
-            layers=shared_layers(self.layers, other.layers),
-            before=subtracted(self.before, other.before, paired),
-            per_pair=subtracted(self.per_pair, other.per_pair, paired),
-            exact=None,
-            controls=None,
-            tokens=self.tokens if paired else (),
-        )
+        return replace(super()._minus(other, paired), layers=shared_layers(self.layers, other.layers))
 
 
 @public
@@ -266,7 +258,7 @@ def attribute(
     tokens = tokens_of(parts, comparison.count, stack.label)
     provenance = model.provenance(parts[-1].digest, tokens, noted | ({"edges": True} if edges else {}))
     fields = method, nodes, comparison.judge.name, before, per_pair, exact, drawn, tokens, provenance
-    return Attribution(*fields, chosen) if graph is None else EdgeAttribution(*fields, graph, edges_of(graph))
+    return Attribution(*fields, chosen) if graph is None else EdgeAttribution(*fields, graph)
 
 
 def _require_room(graph: Graph, pairs: int) -> None:
@@ -282,7 +274,7 @@ def _require_room(graph: Graph, pairs: int) -> None:
 def _only(graph: Graph, edge: int) -> Bool[Tensor, "sender receiver"]:
     """The mask of a single edge."""
     mask = torch.zeros_like(graph.exists)
-    mask[tuple(edges_of(graph)[edge].tolist())] = True
+    mask[tuple(graph.edges[edge].tolist())] = True
     return mask
 
 

@@ -139,7 +139,7 @@ class EdgeEstimator(Estimator):
             if graph.mlps:
                 products.append(_products(sent[: mine.start if graph.parallel else mine.stop - 1], mlp[None]))
         products.append(_products(sent, gradients["resid_post", self.layers[-1]][None]))
-        # Receiver by receiver, and sender by sender for each: the order of `edges_of`.
+        # Receiver by receiver, and sender by sender for each: the order of `Graph.edges`.
         return torch.cat([by_receiver.flatten(0, 1) for by_receiver in products]).cpu()
 
     def _written(
@@ -164,11 +164,6 @@ class EdgeEstimator(Estimator):
         if self.graph.parallel:
             return inputs, gradients["resid_pre", layer] - after - inputs.sum(dim=0)
         return inputs, (gradients["resid_mid", layer] - after) if self.graph.mlps else after
-
-
-def edges_of(graph: Graph) -> Int[Tensor, "edge 2"]:
-    """(sender, receiver) of every edge, receiver by receiver: the order of `EdgeEstimator`."""
-    return graph.exists.T.nonzero().flip(dims=(1,))
 
 
 def _products(

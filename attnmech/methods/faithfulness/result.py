@@ -32,7 +32,7 @@ from ...runs.ablations import reread
 from ...runs.claims import interval_of, no_interval
 from ...runs.corpus import CorpusBatch
 from ...runs.edge_passes import patched_edges
-from ...runs.metrics import Metric, MetricLike
+from ...runs.metrics import SAME_METRIC, Metric, MetricLike
 from ...runs.options import MeasuringOptions
 from ...runs.prompt_pairs import PromptPairs
 from ...runs.residual_graph import OF_SENDERS, graph_of
@@ -46,9 +46,6 @@ OUTSIDE: Final = {
     "zero": "zeros",
 }
 """What inputs read along edges outside a circuit."""
-
-SAME: Final = 1e-5
-"""The relative difference below which two metrics count as equal, because rounding can produce it."""
 
 
 @dataclass(frozen=True, repr=False)
@@ -280,7 +277,7 @@ def faithfulness(
     measure = {"progress": progress, "memory": memory}
     ends = [torch.zeros_like(graph.exists), graph.exists]
     full, empty = patched_edges(model, graph, parts, other, judge, ends, measure)
-    if abs(float(full.mean() - empty.mean())) <= SAME * abs(float(full.mean())):
+    if abs(float(full.mean() - empty.mean())) <= SAME_METRIC * abs(float(full.mean())):
         raise InputError(
             f"patching all edges leaves {judge.name} at {float(full.mean()):.4g}, so there is nothing to keep; use "
             "prompts that differ in it."

@@ -27,7 +27,7 @@ from ...results.by_layer import subtracted
 from ...runs.ablations import reread
 from ...runs.effects import Effects, HeadEffects, effect_fields, head_fields
 from ...runs.journal import owning_journal
-from ...runs.metrics import MetricLike
+from ...runs.metrics import SAME_METRIC, MetricLike
 from ...runs.options import SweepOptions
 from ...runs.prompt_pairs import PromptPairs
 from ...runs.sweep import Swept, run_sweep
@@ -37,9 +37,6 @@ BY_HEAD: Final = ("z", "q", "k", "v", "pattern")
 
 BY_POSITION: Final = ("resid_pre", "resid_mid", "resid_post", "attn_out", "mlp_out")
 """The points that can be patched at each position of a layer."""
-
-SAME_METRIC: Final = 1e-5
-"""The relative difference below which two runs' metrics count as equal, because rounding can produce it."""
 
 
 @dataclass(frozen=True, repr=False)

@@ -1,11 +1,11 @@
 """Formulas of directions (docs/formulas.md#steering)."""
 
-import numpy as np
 import torch
-from jaxtyping import Float, Int
-from scipy.stats import beta  # type: ignore[import-untyped]
-from scipy.stats import t as student_t
+from jaxtyping import Float
+from scipy.stats import t as student_t  # type: ignore[import-untyped]
 from torch import Tensor
+
+from ...maths.shares import exact_interval
 
 Interval = tuple[Float[Tensor, "*place"], Float[Tensor, "*place"]]
 """The low and the high end."""
@@ -41,19 +41,10 @@ def share_interval(one: Float[Tensor, "*place one"], other: Float[Tensor, "*plac
     """The interval of `separated_share`: the mean of the exact binomial intervals of both shares, each at
     (1 + level) / 2, so that together they hold at `level`.
     """
-    ends = [
-        _binomial((one > 0).sum(dim=-1), one.shape[-1], (1 + level) / 2),
-        _binomial((other < 0).sum(dim=-1), other.shape[-1], (1 + level) / 2),
-    ]
+    error = (1 - level) / 2
+    shares = (one > 0).double().mean(dim=-1), (other < 0).double().mean(dim=-1)
+    ends = [exact_interval(shares[0], one.shape[-1], error), exact_interval(shares[1], other.shape[-1], error)]
     return (ends[0][0] + ends[1][0]) / 2, (ends[0][1] + ends[1][1]) / 2
-
-
-def _binomial(count: Int[Tensor, "*place"], total: int, level: float) -> Interval:
-    """The exact interval of a share (Clopper & Pearson 1934)."""
-    hits, tail = count.double().numpy(), (1 - level) / 2
-    low = np.where(hits == 0, 0.0, beta.ppf(tail, hits, total - hits + 1))
-    high = np.where(hits == total, 1.0, beta.ppf(1 - tail, hits + 1, total - hits))
-    return torch.as_tensor(low), torch.as_tensor(high)
 
 
 def difference_interval(

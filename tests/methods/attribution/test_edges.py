@@ -309,6 +309,7 @@ def test_what_a_result_says_saves_and_subtracts(tmp_path: Path) -> None:
     assert max(trace.line.width for trace in lines) == pytest.approx(5.7)
     page = edges.to_html()
     assert "Exact effects" in page and "solid edges hold" in page
+    assert f"The 200 edges with the largest estimates, of {len(edges.edges)}" in page and len(edges._table) == 200
     assert (edges - edges).per_pair.abs().max() == 0
     with pytest.raises(InputError, match="same nodes; got 'heads\\+mlps' and 'heads'"):
         edges - edge_estimates(model, clean, corrupted, nodes="heads", **judged)
