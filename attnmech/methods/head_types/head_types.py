@@ -265,7 +265,10 @@ class HeadTypes(TypeScores):
             (_IN_WORDS[str(kind)] if number > 1 else _OF_ONE[str(kind)], number) for kind, number in count.items()
         )
         sentence = ", ".join((f"{most} of {heads} heads {first}", *(f"{number} {words}" for words, number in others)))
-        return f"{sentence} ({self._texts})."
+        needles = ""
+        if self.retrieval is not None and "retrieval" in count:
+            needles = f"; retrieval on {len(self.retrieval.produced)} texts of {self.retrieval.context} tokens"
+        return f"{sentence} ({self._texts}{needles})."
 
     @property
     def example(self) -> tuple[int, int] | None:

@@ -80,7 +80,7 @@ def test_what_a_result_says_saves_and_steers(tmp_path: Path) -> None:
     hooked, _ = model_of("gpt2")
     found = am.function_heads(hooked, PAIRS, shots=2, prompts=5, template=TEMPLATE)
     assert found.lead.startswith(
-        "the mean output of each of 15 heads on right examples, given to 5 prompts with shuffled"
+        "Giving each of 15 heads its mean output after right examples, on 5 prompts with shuffled ones (ln p"
     )
     loaded = am.load_result(found.save(tmp_path / "heads.safetensors"))
     assert isinstance(loaded, FunctionHeads) and repr(loaded) == repr(found)
