@@ -32,6 +32,7 @@ class Shares(NamedTuple):
 def claimed(shares: Mapping[str, Shares], layers: Sequence[int]) -> pd.DataFrame:
     """One row per claim, the highest share first. Intervals hold for all heads and types together.
 
+    >>> import torch
     >>> found = {"successor": Shares(torch.tensor([[0.3, 1.0]]), 20, 0.1)}
     >>> claimed(found, [3])[["layer", "head", "type", "score", "baseline"]].values.tolist()
     [[3, 1, 'successor', 1.0, 0.1]]
