@@ -4,7 +4,7 @@ from random import Random
 from typing import get_args
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from attnmech.demo import words
@@ -105,6 +105,7 @@ def test_modifiers_are_adjectives_beside_their_nouns(seed: int) -> None:
         assert not between or adjective in NUMBERS
 
 
+@example(seed=900, side=TRAINING)  # "Mrs Morgan met Sir Tom, and she sent him seven beds": titles tell who is meant
 @given(seeds, st.sampled_from([TRAINING, HELD_OUT]))
 def test_pronouns_have_one_antecedent(seed: int, side: Side) -> None:
     text = document(Random(seed), side=side)
@@ -119,11 +120,11 @@ def test_pronouns_have_one_antecedent(seed: int, side: Side) -> None:
         assert title not in TITLES[other]
         assert (meant in PEOPLE[gender] and (side is TRAINING or meant not in NAMES)) or title in TITLES[gender]
         # Nobody else whom a pronoun could mean is named between it and its antecedent, or before it in its sentence.
-        said = sentence_before(text, relation.key) + [
-            inner(text, place) for place in range(relation.key + 1, relation.query)
-        ]
-        others = [word for word in said if word in NAMES]
-        assert not others or all(word in PEOPLE[other] for word in others)
+        start = relation.key - len(sentence_before(text, relation.key))
+        for place in {*range(start, relation.query)} - {relation.key}:
+            if inner(text, place) in NAMES:
+                title = inner(text, place - 1) if place else ""
+                assert inner(text, place) in PEOPLE[other] or title in TITLES[other]
 
 
 @given(seeds, st.sampled_from([TRAINING, HELD_OUT]))
