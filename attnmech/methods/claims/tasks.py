@@ -10,12 +10,15 @@ from jaxtyping import Float
 from numpy.random import Philox
 from torch import Tensor
 
-from ...basics.arguments import integer, shown
+from ...basics.arguments import integer, shown, whole_number
 from ...basics.public import public
 from ...batch import Batch
 from ...demo.tasks import cases_of
 from ...errors import InputError
 from ...maths.intervals import LEAST_TEXTS
+from ...model.run.hooked import HookedModel, require_model
+from ...runs.ablations import checked_seed
+from ...runs.haystacks import REQUESTED, Haystacks
 from ...runs.metrics import HIGHER_IS_BETTER, MetricLike
 
 
@@ -30,8 +33,8 @@ class Case:
 
     prompt: str | tuple[int, ...]
     """A text, or token ids."""
-    answer: str | int | None = None
-    """The expected continuation: text with its leading space, or a token id."""
+    answer: str | int | tuple[int, ...] | None = None
+    """The expected continuation: text with its leading space, a token id, or for "log_probability" several ids."""
     against: str | int | None = None
     """The continuation that the answer is compared with."""
     group: str = ""
@@ -96,6 +99,38 @@ class Task:
             name,
             tuple(Case(x.text, x.right, x.wrong, x.template) for x in cases_of(name, templates, per_template, seed)),
         )
+
+    @classmethod
+    def of_retrieval(cls, model: HookedModel, context: int = 256, *, seed: int = 1) -> Self:
+        """Returns the task of retrieving needles from 24 texts of random tokens, each a group.
+
+        A needle of 12 tokens lies at another depth in each text; the text ends with its first 4 tokens, and the metric
+        is ln p of the other 8. With `seed=0` and the same `context`, the texts are those on which `am.head_types` finds
+        heads that retrieve; any other seed gives other tokens, on which these heads can be confirmed.
+
+        >>> import attnmech as am
+        >>> model = am.load()
+        >>> Task.of_retrieval(model, 70)
+        Task('retrieval from 70 tokens', 24 cases in 24 groups, metric='log_probability')
+
+        Args:
+            model: a decoder of text; its vocabulary and the length that it reads decide which texts are possible.
+            context: the number of tokens of each text.
+            seed: seed of the random tokens.
+
+        Raises:
+            InputError: for other models, and if `context` is too short or longer than the model reads.
+
+        """
+        require_model(model)
+        context, seed = whole_number("context", context, least=1), checked_seed(seed)
+        texts = [ids[0].tolist() for ids in Haystacks.of(model, context, seed)]
+        groups = [f"needle {number} of seed {seed}" for number in range(len(texts))]
+        cases = [
+            Case(tuple(ids[:-REQUESTED]), tuple(ids[-REQUESTED:]), group=group)
+            for ids, group in zip(texts, groups, strict=True)
+        ]
+        return cls(f"retrieval from {context} tokens", cases, "log_probability")
 
     @property
     def higher(self) -> bool:
@@ -228,7 +263,8 @@ def _case(case: Any) -> Case:
         raise InputError(f"a case needs a `group`: the template it was made from; got {shown(group)}.")
     if answer is None and against is not None:
         raise InputError(f"a case with `against` needs an `answer`; got {shown(case)}.")
-    return Case(_prompt(prompt), _token("answer", answer), _token("against", against), group)
+    right = _ids("answer", answer) if isinstance(answer, tuple | list) else _token("answer", answer)
+    return Case(_prompt(prompt), right, _token("against", against), group)
 
 
 def _prompt(prompt: Any) -> str | tuple[int, ...]:
@@ -236,10 +272,14 @@ def _prompt(prompt: Any) -> str | tuple[int, ...]:
         return prompt
     if isinstance(prompt, Batch | Mapping):
         raise InputError(f"the prompt of a case must be a text or token ids; got {type(prompt).__name__}.")
+    return _ids("prompt", prompt)
+
+
+def _ids(name: str, ids: Any) -> tuple[int, ...]:
     try:
-        return tuple(integer(token) for token in prompt)
+        return tuple(integer(token) for token in ids)
     except TypeError:
-        raise InputError(f"the prompt of a case must be a text or a list of token ids; got {shown(prompt)}.") from None
+        raise InputError(f"the {name} of a case must be a text or a list of token ids; got {shown(ids)}.") from None
 
 
 def _token(name: str, token: Any) -> str | int | None:
@@ -265,8 +305,8 @@ def _with_answer(case: Case) -> str | tuple[int, ...]:
     """Returns the prompt followed by its answer, as one text."""
     if isinstance(case.prompt, str) and isinstance(case.answer, str):
         return case.prompt + case.answer
-    if isinstance(case.prompt, tuple) and isinstance(case.answer, int):
-        return (*case.prompt, case.answer)
+    if isinstance(case.prompt, tuple) and isinstance(case.answer, int | tuple):
+        return (*case.prompt, *((case.answer,) if isinstance(case.answer, int) else case.answer))
     raise InputError(
         f'with metric="log_probability", prompt and answer must both be text, or both ids; got {shown(case)}.'
     )

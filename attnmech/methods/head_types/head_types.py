@@ -26,6 +26,7 @@ from ...maths.intervals import LEAST_TEXTS
 from ...model.inputs.encoder import Inputs
 from ...model.run.hooked import HookedModel, require_model
 from ...runs.ablations import checked_seed
+from ...runs.haystacks import Haystacks
 from ...runs.options import StreamOptions
 from ...runs.reducer import Reducer, Source, State
 from ...runs.stream import stream
@@ -33,7 +34,7 @@ from .atlas import HeadExample, HeadRow, atlas_view
 from .figures import letter_of, types_map
 from .formulas import ANSWERED, POSITIONAL, TYPES
 from .repeated import repeated_sequences
-from .retrieval import Haystacks, HighestKeys, Retrieval
+from .retrieval import HighestKeys, Retrieval
 from .sums import AROUND_KEY, HeadTypeSums
 from .type_scores import ByType, TypeScores
 

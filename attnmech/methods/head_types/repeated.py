@@ -9,9 +9,7 @@ from torch import Tensor
 
 from ...errors import InputError
 from ...model.run.hooked import HookedModel
-
-COUNT: Final = 24
-"""The number of sequences."""
+from ...runs.haystacks import COUNT, first_token, ordinary_tokens
 
 _SHORTEST, _LONGEST = 14, 60
 """The shortest and the longest repeated part. Lengths differ, so that copies are not at a fixed distance."""
@@ -40,21 +38,3 @@ def repeated_sequences(model: HookedModel, *, seed: int = 0) -> Iterator[Int[Ten
         length = shortest + (longest - shortest) * number // (COUNT - 1)
         chosen = ordinary[torch.randperm(len(ordinary), generator=generator)[:length]]
         yield torch.cat((begin, chosen, chosen))[None]
-
-
-def ordinary_tokens(model: HookedModel) -> Int[Tensor, " token"]:
-    """The tokens that are not special; raises `InputError` for a model that reads no tokens."""
-    if not model.reads_tokens:
-        kind = {"tensors": "the arguments of the module", "pixels": "images"}.get(model.architecture.reads, "sound")
-        raise InputError(f"repeated tokens are for models of text; give {kind} as `inputs`.")
-    # Some models number positions from the padding token's id (RoBERTa).
-    left_out = {*model.encoder.special, getattr(model.config, "pad_token_id", None)}
-    return torch.tensor([token for token in range(model.n_vocab) if token not in left_out])
-
-
-def first_token(model: HookedModel) -> Int[Tensor, " position"]:
-    """The token that the tokenizer puts before a text, if any."""
-    if model.tokenizer is None:
-        return torch.zeros(0, dtype=torch.long)
-    batch = model.encode("a")
-    return batch.ids[0, :1].cpu() if batch.bos else torch.zeros(0, dtype=torch.long)

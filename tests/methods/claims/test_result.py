@@ -23,6 +23,7 @@ from attnmech.errors import InputError
 from attnmech.methods.claims.formulas import added_by_each, least_p, rank_p, strength
 from attnmech.methods.claims.shapes import same_shape
 from attnmech.methods.claims.tasks import group_means, require_apart
+from attnmech.runs.haystacks import Haystacks
 
 PAIR = [(0, 2), (2, 5)]
 
@@ -517,3 +518,42 @@ def test_padding_and_batches_do_not_matter() -> None:
     for case, found in zip(half.cases, claim.after[0], strict=True):
         logits = logits_without(hooked, case.prompt, [(0, 1), (1, 4)])  # type: ignore[arg-type]
         assert float(found) == pytest.approx(float(logits[case.answer] - logits[case.against]), abs=1e-4)  # type: ignore[index]
+
+
+# -- retrieval -------------------------------------------------------------------------------------------------------
+
+
+def test_the_heads_that_retrieve_are_confirmed_on_other_needles() -> None:
+    """ln p of each needle by hand, with and without the heads that `am.head_types` finds on other texts."""
+    model, context = models.demo(), 70
+    claims = am.head_types(model, context=context).to_frame().query("type == 'retrieval'")
+    heads = list(zip(claims.layer.tolist(), claims["head"].tolist(), strict=True))
+    task, finding = am.Task.of_retrieval(model, context), am.Task.of_retrieval(model, context, seed=0)
+    assert len(task.groups) == 24
+    task = task.only(task.groups[::3])
+    claim = am.confirm_heads(model, heads, task, discovery=finding, sets=20)
+    assert claim.p == claim.least_p == 1 / 20 and not claim.idle and claim.groups == task.groups
+    assert "the log probability of the answer on retrieval from 70 tokens" in claim.lead
+    zeroed = {("z", 2): lambda z: z.index_fill(2, torch.tensor([head for _, head in heads]), 0.0)}
+    for case, before, after in zip(task.cases, claim.before.tolist(), claim.after[0].tolist(), strict=True):
+        prompt, answer = case.prompt, case.answer
+        assert len(prompt) + len(answer) == context and len(answer) == 8
+        needle = [place for place in range(len(prompt) - 4) if prompt[place : place + 4] == prompt[-4:]]
+        assert len(needle) == 1 and prompt[needle[0] + 4 : needle[0] + 12] == answer
+        for hooks, measured in (({}, before), (zeroed, after)):
+            with model.hooks(hooks):
+                logits = model.run(torch.tensor([[*prompt, *answer]])).logits[0].double().log_softmax(dim=-1)
+            by_hand = logits[len(prompt) - 1 : -1].gather(1, torch.tensor(answer)[:, None]).sum()
+            assert measured == pytest.approx(float(by_hand), abs=1e-3)
+    assert not {case.prompt for case in task.cases} & {case.prompt for case in finding.cases}
+    texts = [torch.tensor([[*case.prompt, *case.answer]]) for case in finding.cases]
+    assert all(map(torch.equal, texts, Haystacks.of(model, context, seed=0)))
+
+
+def test_bad_retrieval_and_bad_answers() -> None:
+    with pytest.raises(InputError, match="`context` must be a whole number, 1 or more; got 0"):
+        am.Task.of_retrieval(models.demo(), 0)
+    with pytest.raises(InputError, match=r"4\d tokens or more"):
+        am.Task.of_retrieval(models.demo(), 20)
+    with pytest.raises(InputError, match="the answer of a case must be a text or a list of token ids"):
+        am.Task("t", [am.Case((1, 2), (3, "x"), None, "a")])  # type: ignore[arg-type]

@@ -14,7 +14,8 @@ from torch import Tensor
 
 import attnmech as am
 from attnmech.errors import InputError
-from attnmech.methods.head_types.retrieval import CUE, NEEDLE, REQUESTED, Haystacks, Retrieval
+from attnmech.methods.head_types.retrieval import Retrieval
+from attnmech.runs.haystacks import CUE, NEEDLE, REQUESTED, Haystacks
 
 CONTEXT: Final = 70
 
