@@ -53,7 +53,7 @@ class Ablations:
             check_reference("an intervention", reference)
             if draws != 1:
                 raise InputError(f'`draws` needs method="resample"; got {shown(draws)} with an intervention.')
-            return cls(_each_head(method), [], model.output_stack.label, method)
+            return cls(each_head(method), [], model.output_stack.label, method)
         option("method", method, METHODS)
         check_reference(method, reference)
         label, layers = model.output_stack.label, sorted({layer for layer, _ in heads})
@@ -116,7 +116,7 @@ def check_template(model: HookedModel, template: Intervention) -> None:
         )
 
 
-def _each_head(template: Intervention) -> str:
+def each_head(template: Intervention) -> str:
     """The name of a method for a template: its sentence about each head."""
     return str(template).replace("all heads", "each head", 1)
 

@@ -87,7 +87,9 @@ def confirm_heads(
         heads: a list of (layer, head), or a rule that chooses the list on the discovery half.
         task: an `am.Task`; the name of a task of the demo model ("copying", "agreement", "gender", "recipient"); or
             cases (prompt, answer, against, group), or (text, group) to measure the loss.
-        method: how heads are removed: "zero", "mean", "resample", or an `am.Intervention`, applied to these heads.
+        method: how heads are removed: "zero", "mean", "resample". Or an `am.Intervention` in all heads, such as
+            `am.Intervention.add("z", values, heads="all")` or `am.Intervention.reweight("all", "first", 0.1)`, which is
+            applied to the heads of each set; if it has values for some layers only, sets come from these layers.
         reference: for "mean", the texts to average over; by default the prompts of the discovery half.
         discovery: separate cases for the discovery half; the confirmation half is then all of `task`.
         others: other tasks that show what else the heads do; if `task` is a name, they are by default the demo model's
@@ -121,8 +123,7 @@ def confirm_heads(
         reference = iter(finding.inputs)
     measuring = Measuring(Removal.of(model, method, reference, seed, bos), memory, progress, engine)
     chosen = _chosen(model, heads, Discovery(measuring, finding))
-    stack = model.output_stack
-    shape = same_shape(chosen, stack.layers, stack.n_heads, sets, seed)
+    shape = same_shape(chosen, measuring.removal.layers, model.output_stack.n_heads, sets, seed)
     if general is None and by_name:
         general = documents(GENERAL, seed=1)
     if others is None:
@@ -161,7 +162,7 @@ def _chosen(model: HookedModel, heads: Any, half: Discovery) -> HeadSet:
 
 @dataclass(frozen=True, repr=False)
 class HeadClaim(SetTest):
-    """The effect of removing a set of heads on a task, compared with removing other sets of the same shape.
+    """The effect of removing (or changing) heads on a task, compared with doing the same to other sets of their shape.
 
     Effects are the metric after minus before, in its units; *harm* is the effect signed so that positive is worse.
     Groups are the unit of evidence: the value of a group is the mean over its cases, and intervals are over groups.
@@ -233,14 +234,13 @@ class HeadClaim(SetTest):
             Section(
                 "Against other sets",
                 f"The marks are {drawn} sets of the same shape. The height of a mark is the change of the metric when "
-                f"the set is removed, averaged over {len(self.groups)} groups that were not used to choose the heads. "
-                "The "
-                "vertical line is the 95 % interval over groups.",
+                f"the set is {self.done}, averaged over {len(self.groups)} groups that were not used to choose the "
+                "heads. The vertical line is the 95 % interval over groups.",
                 {"sets": self.plot()},
                 "claim.plot()",
                 finding=f"{self.about_matched} {self.about_restored}".strip(),
                 caveat="p ranks sets by their effect studentised over groups, and consistent effects by size. Other "
-                "heads may take over what removed heads did, so a small effect does not show that a head is "
+                f"heads may take over what {self.done} heads did, so a small effect does not show that a head is "
                 "idle.",
             )
         ]
@@ -248,8 +248,8 @@ class HeadClaim(SetTest):
             sections.append(
                 Section(
                     "Head by head",
-                    "How much worse the model does when a head is removed alone, when it is removed after the set's "
-                    "other heads, and the mean of the two, which is the head's contribution to the set.",
+                    f"How much worse the model does when a head is {self.done} alone, when it is {self.done} after the "
+                    "set's other heads, and the mean of the two, which is the head's contribution to the set.",
                     {"heads": self.plot_heads()},
                     "claim.plot_heads()",
                     finding=with_minus_signs(about_each(self)),

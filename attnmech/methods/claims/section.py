@@ -31,20 +31,22 @@ def about_set(test: SetTest) -> str:
     """Compares the effect of removing the tested set with the effects of removing the other sets."""
     what, unit = quantity_of(test.metric)
     (low, high), effect = test.ends, test.effect
-    names, count = _listed([named([head]) for head in test.heads]), len(test.groups)
+    changing = _changing(test, _listed([named([head]) for head in test.heads]))
+    count = len(test.groups)
     if low <= 0 <= high:
         return (
-            f"Removing {names} has no clear effect on {test.task}: the {what} changes by {effect:+.2g}{_of(unit)} "
+            f"{changing} has no clear effect on {test.task}: the {what} changes by {effect:+.2g}{_of(unit)} "
             f"({low:+.2g} to {high:+.2g} over {count} groups), and {_stronger(test)}."
         )
     done = "lowers" if effect < 0 else "raises"
     ends = sorted((abs(low), abs(high)))
     sentence = (
-        f"Removing {names} {done} the {what} on {test.task} by {abs(effect):.2g}{_of(unit)} ({ends[0]:.2g} to "
+        f"{changing} {done} the {what} on {test.task} by {abs(effect):.2g}{_of(unit)} ({ends[0]:.2g} to "
         f"{ends[1]:.2g} over {count} groups)"
     )
     if (effect < 0) is not test.higher_is_better:
-        return f"{sentence}: the model does better without {'it' if len(test.heads) == 1 else 'them'}."
+        them = "it" if len(test.heads) == 1 else "them"
+        return f"{sentence}: the model does better {f'without {them}' if test.done == 'removed' else 'so'}."
     return f"{sentence}, {_more_than(test)}." if test.p <= ALPHA else f"{sentence}, but {_stronger(test)}."
 
 
@@ -128,10 +130,10 @@ def about_matched(test: SetTest) -> str:
     stronger = "none of them hurts" if not count else f"{count} of them hurt{'s' if count == 1 else ''}"
     reach, effect = mean[near], sign * test.harm[near].mean(dim=-1)
     return with_minus_signs(
-        f"Removing the set changes the loss on {test.general.shape[1]} other texts by {float(mean[0]):+.2g} nats. The "
-        f"{len(near)} sets with the nearest change ({float(reach.min()):+.2g} to {float(reach.max()):+.2g} nats) "
-        f"change the metric by {float(effect.mean()):+.2g} on average ({float(effect.min()):+.2g} to "
-        f"{float(effect.max()):+.2g}), and {stronger} at least as much."
+        f"{_changing(test, 'the set')} changes the loss on {test.general.shape[1]} other texts by "
+        f"{float(mean[0]):+.2g} nats. The {len(near)} sets with the nearest change ({float(reach.min()):+.2g} to "
+        f"{float(reach.max()):+.2g} nats) change the metric by {float(effect.mean()):+.2g} on average "
+        f"({float(effect.min()):+.2g} to {float(effect.max()):+.2g}), and {stronger} at least as much."
     )
 
 
@@ -139,13 +141,18 @@ def about_restored(test: SetTest) -> str:
     """Says in one sentence how much of the metric the set alone restores."""
     low, high = map(float, TextMeans.of_values(group_means(test.before - test.after_all, test.case_groups)).interval())
     if low <= 0 <= high:
-        return "Removing every head does not clearly change the metric, so there is nothing for a set to restore."
+        every = _changing(test, "every head")
+        return f"{every} does not clearly change the metric, so there is nothing for a set to restore."
     means = test.restored
     low, high = map(float, means.interval())
     return with_minus_signs(
-        f"With all other heads removed, the set restores {float(means.mean):.2g} times what all heads together "
+        f"With all other heads {test.done}, the set restores {float(means.mean):.2g} times what all heads together "
         f"contribute ({low:.2g} to {high:.2g})."
     )
+
+
+def _changing(test: SetTest, heads: str) -> str:
+    return f"Removing {heads}" if test.done == "removed" else f"Changing {heads} ({test.method})"
 
 
 def _listed(names: Sequence[str]) -> str:

@@ -16,7 +16,7 @@ from ...errors import InputError
 from ...interventions import Head, Intervention, Values
 from ...model.inputs.encoder import Inputs
 from ...model.run.hooked import HookedModel
-from ...runs.ablations import METHODS, Ablations, mean_of, reread
+from ...runs.ablations import METHODS, Ablations, check_template, each_head, mean_of, reread
 from ...runs.engine import Change
 from ...runs.sweep import Swept, run_sweep
 from ...runs.workers import Workers
@@ -40,21 +40,37 @@ class Removal:
         cls, model: HookedModel, method: str | Intervention, reference: Any, seed: int, bos: bool | None
     ) -> "Removal":
         """Computes means over the reference texts if the method needs them."""
+        stack = model.output_stack
         if isinstance(method, Intervention):
-            if not method.by_head:
-                raise InputError(f"`method` must be a string or an intervention on heads; got {method}.")
+            check_template(model, method)
+            if method.by_kv_head and stack.n_kv_heads < stack.n_heads:
+                raise InputError(
+                    f"in this model, heads share k and v, so {method.point} of one head cannot be changed; use an "
+                    "intervention at z, q, the scores or the pattern."
+                )
         elif method not in METHODS:
             raise InputError(f"`method` must be one of {', '.join(METHODS)}, or an am.Intervention; got {method!r}.")
         means = None
         if method == "mean":
-            layers = list(model.output_stack.layers)
-            means = mean_of(model, reference, layers, bos=bos)
+            means = mean_of(model, reference, list(stack.layers), bos=bos)
         return cls(model, method, means, seed, bos)
 
     @property
     def name(self) -> str:
         """The method's name in a result."""
-        return self.method if isinstance(self.method, str) else f"intervention ({self.method})"
+        return each_head(self.method) if isinstance(self.method, Intervention) else self.method
+
+    @property
+    def layers(self) -> tuple[int, ...]:
+        """The layers in which heads can be changed: those for which an intervention has values, or all."""
+        layers = tuple(self.model.output_stack.layers)
+        values = getattr(self.method.edit, "values", None) if isinstance(self.method, Intervention) else None
+        return layers if values is None else tuple(layer for layer in layers if layer in values.by_layer)
+
+    @property
+    def heads(self) -> HeadSet:
+        """All heads of these layers."""
+        return tuple((layer, head) for layer in self.layers for head in range(self.model.output_stack.n_heads))
 
     def changes(self, inputs: Any, sets: Sequence[HeadSet]) -> list[Change]:
         """Returns the changes that remove each set on these texts."""
@@ -112,8 +128,7 @@ class Discovery:
     @cached_property
     def harm(self) -> Float[Tensor, "layer head group"]:
         """Measures how much worse the model does in each group when a head is removed, in the metric's units."""
-        stack = self.model.output_stack
-        heads = [(layer, head) for layer in stack.layers for head in range(stack.n_heads)]
+        stack, heads = self.model.output_stack, self.measuring.removal.heads
         swept = self.measuring.swept(self.task, [(head,) for head in heads])
         harm = group_means(harm_of(self.task, swept.before, swept.after), self.task.group_of)
         values = torch.full((max(stack.layers) + 1, stack.n_heads, harm.shape[-1]), torch.nan, dtype=torch.float64)
@@ -142,8 +157,7 @@ def measured_sets(
     measuring: Measuring, task: Task, shape: Shape, journal: str | Path | None, noted: Mapping[str, Any]
 ) -> dict[str, Any]:
     """Measures the metric without each set, without each of its heads, and without all other heads of the set."""
-    stack = measuring.removal.model.output_stack
-    all_heads = tuple((layer, head) for layer in stack.layers for head in range(stack.n_heads))
+    all_heads = measuring.removal.heads
     tested, size, count = shape.sets[0], len(shape.sets[0]), len(shape.sets)
     alone = [(head,) for head_set in shape.sets for head in head_set]
     rest = [tuple(other for other in head_set if other != head) for head_set in shape.sets for head in head_set]

@@ -15,6 +15,7 @@ from ...maths.intervals import TextMeans
 from ...results.over_texts import OverTexts
 from ...results.provenance import Provenance
 from ...results.result import PagedResult
+from ...runs.ablations import METHODS
 from .formulas import added_by_each, at_least, least_p, rank_p, strength, studentised
 from .set_effects import OtherTask
 from .shapes import HeadSet
@@ -37,7 +38,7 @@ class SetTest(OverTexts, PagedResult):
     task: str
     metric: str
     method: str
-    """How heads were removed: "zero", "mean", "resample", or an intervention."""
+    """How heads were removed: "zero", "mean", "resample", or the sentence of an intervention."""
     heads: tuple[Head, ...]
     chosen_by_rule: bool
     """Whether the heads were chosen on the discovery half."""
@@ -79,6 +80,11 @@ class SetTest(OverTexts, PagedResult):
         super()._check()
         if tuple(dict.fromkeys(self.case_groups)) != self.groups or self._set(0) != self.heads:
             raise ValueError("`case_groups` must name `groups` in order, and the first of `sets` must be `heads`")
+
+    @property
+    def done(self) -> str:
+        """What was done to heads: "removed", or "changed" by an intervention."""
+        return "removed" if self.method in METHODS else "changed"
 
     # -- the set ------------------------------------------------------------------------------------------
 

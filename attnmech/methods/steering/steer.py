@@ -31,7 +31,7 @@ from ...runs.effects import unit_of
 from ...runs.journal import owning_journal
 from ...runs.metrics import MetricLike
 from ...runs.options import SweepOptions
-from ...runs.sweep import run_sweep
+from ...runs.sweep import Sweeps, run_sweep
 from .figures import dose_curve
 from .mean_difference import MeanDifference
 
@@ -186,18 +186,21 @@ def steer(
     # Factor 0 changes nothing, and another batch could only add rounding.
     moving = [place for place, factor in enumerate(numbers) if factor != 0]
     changes = [(change(numbers[place]),) for place in moving]
-    noted = {"factors": numbers}
+    noted: dict[str, Any] = {"factors": numbers}
+    apart = None
+    if side_inputs is not None:
+        shared: Any = {name: value for name, value in options.items() if name in ("bos", "memory")}
+        apart = Sweeps(model, reread(side_inputs), "kl", noted=noted, **shared)
+        noted = noted | {"side inputs": apart.provenance.inputs}
     swept = run_sweep(model, reread(inputs), changes, metric, noted=noted, **options)
     per_text = torch.zeros(len(numbers), len(swept.before), dtype=torch.float64)
     per_text[moving] = swept.after - swept.before
     side = None
-    if side_inputs is not None:
-        shared: Any = {
-            name: value for name, value in options.items() if name in ("bos", "memory", "engine", "progress")
-        }
-        apart = run_sweep(model, reread(side_inputs), changes, "kl", noted=noted, **shared).after
-        side = torch.zeros(len(numbers), apart.shape[1], dtype=torch.float64)
-        side[moving] = apart
+    if apart is not None:
+        journal = options.get("journal")
+        running: Any = {name: value for name, value in options.items() if name in ("engine", "progress")}
+        side = torch.zeros(len(numbers), apart.texts, dtype=torch.float64)
+        side[moving] = apart.sweep(changes, journal=None if journal is None else f"{journal}.side", **running).after
     return Steering(
         str(swept.provenance.options["metric"]), str(change(1.0)), tuple(numbers), swept.before, per_text, side,
         swept.tokens, swept.provenance,

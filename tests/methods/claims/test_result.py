@@ -557,3 +557,98 @@ def test_bad_retrieval_and_bad_answers() -> None:
         am.Task.of_retrieval(models.demo(), 20)
     with pytest.raises(InputError, match="the answer of a case must be a text or a list of token ids"):
         am.Task("t", [am.Case((1, 2), (3, "x"), None, "a")])  # type: ignore[arg-type]
+
+
+# -- directions and weights ------------------------------------------------------------------------------------------
+
+
+def direction_of(model: am.HookedModel, *layers: int, seed: int = 0) -> dict[int, Tensor]:
+    shape = 1, 1, model.n_heads, model.output_stack.d_value
+    generator = torch.Generator().manual_seed(seed)
+    return {layer: torch.randn(shape, generator=generator) for layer in layers}
+
+
+@pytest.mark.parametrize("kind", ["add", "reweight"])
+def test_directions_and_weights_of_sets_equal_plain_hooks(kind: str) -> None:
+    """Every set of the null, its heads alone and the others, with hooks that add or reweight."""
+    model, task = model_of("and_pair", "gpt2"), planted.cued(8, 1)
+    values = direction_of(model, 0, 2)
+    method = am.Intervention.add("z", values, heads="all", factor=2.0)
+    if kind == "reweight":
+        method = am.Intervention.reweight("all", "first", 0.25)
+    claim = am.confirm_heads(model, PAIR, task, method=method, sets=20)
+    assert {layer for layer, _ in claim.sets.flatten(0, 1).tolist()} == {0, 2} and claim.method == str(method).replace(
+        "all heads", "each head"
+    )
+    assert claim.lead.startswith(f"Changing L0H2 and L2H5 ({claim.method}) ") and "without" not in claim.lead
+
+    def changed(layer: int, chosen: list[int]) -> tuple[str, Callable[[Tensor], Tensor]]:
+        def added(z: Tensor) -> Tensor:
+            z = z.clone()
+            z[:, :, chosen] += 2 * values[layer][:, :, chosen]
+            return z
+
+        def reweighted(pattern: Tensor) -> Tensor:
+            pattern = pattern.clone()
+            pattern[:, chosen, :, 0] *= 0.25
+            pattern[:, chosen] /= pattern[:, chosen].sum(dim=-1, keepdim=True)
+            return pattern
+
+        return ("z", added) if kind == "add" else ("pattern", reweighted)
+
+    def by_hand(heads: Any) -> list[float]:
+        hooks = {}
+        for layer in {layer for layer, _ in heads}:
+            point, hook = changed(layer, [head for at, head in heads if at == layer])
+            hooks[point, layer] = hook
+        values_by_case = []
+        with model.hooks(hooks):
+            for case in task.halves()[1].cases:
+                last = model.run(torch.tensor([case.prompt])).logits[0, -1]
+                values_by_case.append(float(last[case.answer] - last[case.against]))  # type: ignore[index]
+        return values_by_case
+
+    for number in (0, 3, 19):
+        heads = [tuple(head) for head in claim.sets[number].tolist()]
+        assert claim.after[number].tolist() == pytest.approx(by_hand(heads), abs=1e-4)
+        for place, head in enumerate(heads):
+            assert claim.after_alone[number, place].tolist() == pytest.approx(by_hand([head]), abs=1e-4)
+    every = [(layer, head) for layer in ((0, 2) if kind == "add" else (0, 1, 2)) for head in range(8)]
+    assert claim.after_all.tolist() == pytest.approx(by_hand(every), abs=1e-4)
+
+
+def test_a_journal_of_another_direction_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from attnmech.runs import sweep as sweeps
+
+    model, task, path = model_of("and_pair", "gpt2"), planted.cued(8, 1), tmp_path / "claim.journal"
+
+    def claim(values: Any, factor: float, **options: Any) -> am.results.HeadClaim:
+        method = am.Intervention.add("z", values, heads="all", factor=factor)
+        return am.confirm_heads(model, PAIR, task, method=method, sets=20, **options)
+
+    values, written = direction_of(model, 0, 2), sweeps.Journal.write
+
+    def interrupted(*arguments: Any) -> None:
+        written(*arguments)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(sweeps.Journal, "write", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        claim(values, 1.0, journal=path)
+    monkeypatch.setattr(sweeps.Journal, "write", written)
+    for other, factor in ((direction_of(model, 0, 2, seed=1), 1.0), (values, 2.0)):
+        with pytest.raises(am.errors.JournalError, match="is the journal of another run"):
+            claim(other, factor, journal=path)
+    assert torch.equal(claim(values, 1.0, journal=path).after, claim(values, 1.0).after)
+    assert not list(tmp_path.iterdir())
+
+
+def test_methods_that_do_not_fit_sets() -> None:
+    task, shared = planted.cued(8, 1), models.hooked("llama")
+    for method in (am.Intervention.zero([(0, 2)]), am.Intervention.stream("attn_out", [0])):
+        with pytest.raises(InputError, match='it must act in heads="all"'):
+            am.confirm_heads(model_of("and_pair", "gpt2"), PAIR, task, method=method)
+    assert shared.output_stack.n_kv_heads < shared.n_heads
+    values = {0: torch.ones(1, 1, shared.output_stack.n_kv_heads, shared.output_stack.d_value)}
+    with pytest.raises(InputError, match="heads share k and v, so v of one head cannot be changed; use an inter"):
+        am.confirm_heads(shared, [(0, 1)], task, method=am.Intervention.add("v", values, heads="all"))

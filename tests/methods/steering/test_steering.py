@@ -20,6 +20,7 @@ from attnmech.methods.steering.formulas import (
     share_interval,
 )
 from attnmech.results import MeanDifference
+from attnmech.runs.journal import Journal
 
 ANSWERS, AGAINST = torch.tensor([5, 9, 11]), torch.tensor([7, 4, 30])
 
@@ -207,13 +208,36 @@ def test_what_results_say_and_save(tmp_path: Path) -> None:
             result - result
 
 
-def test_an_interrupted_sweep_of_doses_resumes(tmp_path: Path) -> None:
-    direction, _, other = demo_direction()
-    journal = tmp_path / "doses.journal"
-    whole = am.steer(models.demo(), direction, other, layers=[1], factors=[1, 2], metric="kl")
-    resumed = am.steer(models.demo(), direction, other, layers=[1], factors=[1, 2], metric="kl", journal=journal)
-    torch.testing.assert_close(resumed.per_text, whole.per_text)
-    assert not journal.exists()
+def test_an_interrupted_sweep_of_doses_resumes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It stops in the sweep of the texts, then in that of the side texts; another run is refused in between."""
+    direction, one, other = demo_direction()
+    journal, written = tmp_path / "doses.journal", Journal.write
+
+    def steered(by: Any = direction, factors: Any = (1, 2), side: Any = one, **options: Any) -> am.results.Steering:
+        return am.steer(
+            models.demo(), by, other, at="resid_post", layers=[1], factors=factors, metric="kl", side_inputs=side,
+            **options,
+        )  # fmt: skip
+
+    def interrupted(file: Journal, entry: Any) -> None:
+        written(file, entry)
+        if file.path.name == stops_at:
+            raise KeyboardInterrupt
+
+    whole, another = steered(), {1: torch.ones(1, 1, models.demo().d_model)}
+    for stops_at in ("doses.journal", "doses.journal.side"):
+        monkeypatch.setattr(Journal, "write", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            steered(journal=journal)
+        monkeypatch.setattr(Journal, "write", written)
+        assert (tmp_path / stops_at).exists()
+        changes: list[dict[str, Any]] = [{"by": another}, {"factors": (1, 3)}, {"side": one[:-1]}, {"side": None}]
+        for changed in changes:
+            with pytest.raises(am.errors.JournalError, match="is the journal of another run"):
+                steered(journal=journal, **changed)
+    resumed = steered(journal=journal)
+    assert torch.equal(resumed.per_text, whole.per_text) and resumed.side is not None and whole.side is not None
+    assert torch.equal(resumed.side, whole.side) and not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize(
