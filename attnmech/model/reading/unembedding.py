@@ -43,6 +43,7 @@ class Unembedding:
     """The precision of the model."""
     in_float32: bool = True
     """Whether the final norm computes in float32 even in a float64 model, as all norms but torch's own LayerNorm do."""
+    has_norm: bool = True
 
     @property
     def unit(self) -> str:
@@ -53,16 +54,23 @@ class Unembedding:
         self, answers: Int[Tensor, " batch"], against: Int[Tensor, " batch"] | None = None
     ) -> Float[Tensor, "batch d_model"]:
         """The direction that reads the stream: d of the answer, minus d of the token with which it is compared."""
-        rows = self.W_U[answers].to(self.gamma.dtype)
-        rows = rows if against is None else rows - self.W_U[against].to(self.gamma.dtype)
+        rows = self._rows_of(answers)
+        rows = rows if against is None else rows - self._rows_of(against)
         scaled = self.logit_scale * rows * self.gamma
         return scaled - scaled.mean(dim=-1, keepdim=True) if self.centred else scaled
 
     def above_mean(self, answers: Int[Tensor, "*places"]) -> Float[Tensor, "*places d_model"]:
         """The direction that reads how far a token's logit is above the mean over the vocabulary."""
-        above = self.W_U[answers].to(self.gamma.dtype) - self._mean_row
+        above = self._rows_of(answers) - self._mean_row
         scaled: Tensor = self.logit_scale * above * self.gamma
         return scaled - scaled.mean(dim=-1, keepdim=True) if self.centred else scaled
+
+    def _rows_of(self, tokens: Int[Tensor, "*places"]) -> Float[Tensor, "*places d_model"]:
+        """The rows of W_U; raises `InputError` for a token without one, as in a head smaller than the vocabulary."""
+        count = len(self.W_U)
+        if tokens.numel() and int(tokens.max()) >= count:
+            raise InputError(f"token {int(tokens.max())} has no logit; the head has logits of tokens 0 to {count - 1}.")
+        return self.W_U[tokens].to(self.gamma.dtype)
 
     @cached_property
     def _mean_row(self) -> Float[Tensor, " d_model"]:
@@ -74,8 +82,9 @@ class Unembedding:
         return torch.cat([torch.linalg.vector_norm(rows, dim=-1) for _, rows in self._rows()])
 
     def scale(self, stream: Float[Tensor, "*places d_model"]) -> Float[Tensor, "*places"]:
-        """r, the factor of the final norm."""
-        return reciprocal_rms(self._centred(stream), self.epsilon)
+        """r, the factor of the final norm; 1 in a model without one."""
+        centred = self._centred(stream)
+        return reciprocal_rms(centred, self.epsilon) if self.has_norm else torch.ones_like(centred[..., 0])
 
     def logits(self, stream: Float[Tensor, "*places d_model"]) -> Float[Tensor, "*places vocab"]:
         """The logits of the final stream."""
@@ -133,8 +142,8 @@ def unembedding_of(model: HookedModel) -> Unembedding:
             f"{model.name} does not compute logits with one norm and one matrix ({reason}), so a head's contribution "
             f"to them is not exact; use an ablation."
         )
-    assert plan.final_norm is not None and model.unembedding is not None
-    norm = submodule(model.base, plan.final_norm)
+    assert model.unembedding is not None
+    norm = nn.Identity() if plan.final_norm is None else submodule(model.base, plan.final_norm)
     head: nn.Module = model.plain.get_output_embeddings()  # type: ignore[no-untyped-call]
     precision = torch.promote_types(model.dtype, torch.float32)
     beta, bias = bias_of(norm), bias_of(head)
@@ -151,7 +160,8 @@ def unembedding_of(model: HookedModel) -> Unembedding:
         plan.logit_scale,
         plan.logit_softcap,
         model.dtype,
-        not isinstance(norm, nn.LayerNorm),
+        not isinstance(norm, nn.LayerNorm | nn.Identity),
+        not isinstance(norm, nn.Identity),
     )
 
 

@@ -1,0 +1,186 @@
+"""Methods on compiled programs with known heads and edges (benchmarks/truth)."""
+
+import sys
+from collections.abc import Collection
+from functools import cache
+from pathlib import Path
+
+import pytest
+import torch
+
+import attnmech as am
+from attnmech.errors import InputError
+from attnmech.model.reading.unembedding import unembedding_of
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
+
+from truth.judge import Judge
+from truth.model import NAMES, Head, Program, load, module_of
+
+BY_HAND = {
+    "induction": {
+        ("embedding", "L0H0 q"), ("embedding", "L0H0 k"), ("embedding", "L0H0 v"), ("embedding", "L1H0 q"),
+        ("L0H0", "L1H0 k"), ("embedding", "L1H0 v"), ("L1H0", "logits"),
+    },
+    "prefix_sums": {
+        ("embedding", "L0H0 q"), ("embedding", "L0H0 k"), ("embedding", "L0H1 q"), ("embedding", "L0H1 k"),
+        ("L0H0", "L0 MLP"), ("L0H1", "L0 MLP"), ("L0 MLP", "L1 MLP"), ("L1 MLP", "logits"),
+    },
+    "reverse": {
+        ("embedding", "L0H0 q"), ("embedding", "L0H0 k"), ("L0H0", "L0 MLP"), ("L0 MLP", "L1 MLP"),
+        ("embedding", "L1 MLP"), ("L1 MLP", "L2 MLP"), ("L2 MLP", "L3H0 q"), ("embedding", "L3H0 k"),
+        ("embedding", "L3H0 v"), ("L3H0", "logits"),
+    },
+}  # fmt: skip
+"""The edges that follow from the text of a program, written down without the compiler."""
+
+
+@cache
+def case(name: str) -> tuple[am.HookedModel, Program, Judge]:
+    model, program = load(name)
+    return model, program, Judge.of(model, *(program.tensors[key].long() for key in ("clean", "corrupted")))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_module_computes_what_tracr_computed(name: str) -> None:
+    program = Program.read(name)
+    module, tensors = module_of(program), program.tensors
+    compared = 0
+    for number, row in enumerate(tensors["inputs"].long()):
+        ids = row[row >= 0][None]
+        with torch.no_grad():
+            logits = module(ids).logits[0]
+        decoded = tensors["decoded"][number, : ids.shape[1]]
+        defined = decoded != -1
+        came = logits.argmax(dim=-1) if program.categorical else logits[:, 0]
+        torch.testing.assert_close(came[defined], decoded[defined].to(came), rtol=0, atol=1e-5)
+        compared += int(defined.sum())
+        if number < len(tensors["logits"]):
+            torch.testing.assert_close(logits, tensors["logits"][number, : ids.shape[1]], rtol=0, atol=2e-5)
+    assert len(tensors["inputs"]) == 200 and compared > 200
+
+
+@pytest.mark.parametrize("name", BY_HAND)
+def test_the_truth_is_that_of_the_program(name: str) -> None:
+    assert {(edge["writer"], edge["reader"]) for edge in Program.read(name).edges} == BY_HAND[name]
+
+
+def require_found(name: str, circuit: Collection[Head]) -> None:
+    """Asserts that ablation finds these heads, and that all others have an effect of exactly 0."""
+    model, program, judge = case(name)
+    assert model.certificate.ok, repr(model.certificate)
+    effect = am.ablate_heads(model, judge.inputs, metric=judge.error).effect
+    assert {tuple(place) for place in effect.nonzero().tolist()} == set(circuit)
+    assert float(effect[tuple(zip(*circuit, strict=True))].min()) > 1e-3
+    assert len(program.unused) == effect.numel() - len(program.circuit)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_ablation_finds_exactly_the_heads_of_a_program(name: str) -> None:
+    require_found(name, Program.read(name).circuit)
+
+
+def test_a_wrong_truth_is_noticed() -> None:
+    circuit = Program.read("induction").circuit
+    for wrong in (circuit | {(0, 7)}, circuit - {(0, 0)}):
+        with pytest.raises(AssertionError):
+            require_found("induction", wrong)
+
+
+@pytest.mark.parametrize(
+    ("name", "types"),
+    [
+        ("shift", {(0, 0): "previous"}),
+        ("two_back", {(0, 0): "previous", (1, 0): "previous"}),
+        ("induction", {(0, 0): "previous", (1, 0): "induction"}),
+        ("after_comma", {(0, 1): "previous"}),
+        ("histogram", {(0, 0): "duplicate"}),
+    ],
+)
+def test_types_are_those_of_the_selectors(name: str, types: dict[Head, str]) -> None:
+    model, program, _ = case(name)
+    types_found = am.head_types(model)
+    shifts = {(head["layer"], head["head"]) for head in program.heads if head["queries"] == head["keys"] == "indices"}
+    for head in program.circuit:
+        of_head = types_found.types_of(*head)
+        assert head not in types or types[head] in of_head
+        assert ("previous" in of_head) == (head in shifts)
+
+
+@pytest.mark.parametrize("name", ["shift", "induction", "agrees", "reverse", "histogram"])
+def test_a_true_set_is_confirmed_and_decoys_are_not(name: str) -> None:
+    model, program, judge = case(name)
+    cases = [am.Case(tuple(ids), group=str(number)) for number, ids in enumerate(judge.inputs.tolist())]
+    task = am.Task(name, cases, metric=judge.error, higher_is_better=False)
+    true = sorted(program.circuit)
+    decoys = [(layer, program.n_heads - 1 - head) for layer, head in true]
+    assert set(decoys) <= set(map(tuple, program.decoys))
+    assert am.confirm_heads(model, true, task).verdict == "confirmed"
+    assert am.confirm_heads(model, decoys, task).verdict == "not confirmed"
+
+
+@pytest.mark.parametrize("name", ["induction", "prefix_sums", "two_back"])
+def test_exact_effects_are_those_of_edges_that_carry_tokens(name: str) -> None:
+    model, program, judge = case(name)
+    options = {"metric": judge.restored, "nodes": "heads+mlps", "edges": True}
+    count = len(am.attribute(model, judge.clean, judge.corrupted, **options).edges)
+    frame = am.attribute(model, judge.clean, judge.corrupted, **options, confirm=count, controls=0).to_frame()
+    named = frame[frame.exact.abs() > 1e-4]
+    true = {(edge["writer"], edge["reader"]) for edge in program.edges if edge["varies"]}
+    assert set(zip(named.sender, named.receiver, strict=True)) == true
+
+
+def test_gradients_vanish_where_attention_is_saturated() -> None:
+    model, _, judge = case("induction")
+    patched, gradient, integrated, relp = (
+        call(model, judge.clean, judge.corrupted, metric=judge.restored, **options).effect[0, 0]
+        for call, options in (
+            (am.patch, {}), (am.attribute, {}), (am.attribute, {"method": "integrated"}),
+            (am.attribute, {"method": "relp"}),
+        )
+    )  # fmt: skip
+    assert patched > 0.3 and 0 < abs(gradient) < 1e-3 and relp == 0
+    assert abs(integrated) > 100 * abs(gradient)
+
+
+def test_patching_does_not_see_a_head_that_carries_a_constant() -> None:
+    """All inputs have one length, so the head that computes it writes the same in all."""
+    model, program, judge = case("reverse")
+    (constant,) = ((head["layer"], head["head"]) for head in program.heads if not head["varies"])
+    assert constant == (0, 0)
+    assert abs(am.patch(model, judge.clean, judge.corrupted, metric=judge.restored).effect[constant]) < 1e-6
+    assert am.ablate_heads(model, judge.inputs, metric=judge.error).effect[constant] > 1e-3
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_scores_come_from_the_writers_of_queries_and_keys(name: str) -> None:
+    model, program, judge = case(name)
+    split = am.decompose_by_source(model, judge.clean[:4])
+    assert float(split.residual.nan_to_num().max()) <= 1e-4
+    read = {(edge["reader"], edge["writer"]) for edge in program.edges}
+    for head in program.heads:
+        layer, number = head["layer"], head["head"]
+        matrix = split.matrix(layer, number).abs()
+        for point, sizes in (("q", matrix.sum(dim=1)), ("k", matrix.sum(dim=0))):
+            for source, size in zip(split.sources_of(layer), sizes.tolist(), strict=True):
+                # The embedding also holds the BOS token and a constant, which every head reads.
+                allowed = source.endswith("embedding") or (f"L{layer}H{number} {point}", source) in read
+                assert allowed or size == 0, (head, source)
+
+
+def test_logits_of_a_model_without_norms_are_a_sum_over_heads() -> None:
+    model, _, judge = case("shift")
+    logits = am.residual_updates(model, judge.clean, answers=judge.clean[:, -2]).logits
+    wanted = torch.zeros_like(logits)
+    wanted[0, 0] = torch.stack([judge.outputs[tuple(ids)][-1, ids[-2]] for ids in judge.clean.tolist()])
+    torch.testing.assert_close(logits, wanted, atol=1e-5, rtol=0)
+    assert float(wanted[0, 0].min()) > 0.9
+
+
+def test_a_token_without_a_logit_is_refused() -> None:
+    model, program, _ = case("shift")
+    head = unembedding_of(model)
+    assert torch.equal(head.scale(torch.randn(3, model.d_model)), torch.ones(3))
+    with pytest.raises(InputError, match=f"token {model.n_vocab} has no logit; the head has logits of tokens 0 to"):
+        head.direction(torch.tensor([model.n_vocab]))
+    assert program.of_tokens
