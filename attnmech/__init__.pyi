@@ -36,6 +36,7 @@ from .methods.null_attention.result import null_attention as null_attention
 from .methods.ov_tokens.result import ov_tokens as ov_tokens
 from .methods.patching.patch import patch as patch
 from .methods.patching.path_patch import path_patch as path_patch
+from .methods.qk_directions.result import qk_directions as qk_directions
 from .methods.scores.composition import composition as composition
 from .methods.scores.decompose_by_source import decompose_by_source as decompose_by_source
 from .methods.scores.decompose_scores import decompose_scores as decompose_scores

@@ -638,6 +638,11 @@ def _by_next_token(of: Subject) -> Any:
     return am.examples(of.model, of.texts, by="next_token", k=3, **of.of_stack).by_head()
 
 
+@call("qk_directions")
+def _qk_directions(of: Subject) -> Any:
+    return am.qk_directions(of.model, of.texts, k=2, distance=1)
+
+
 @call("ov_tokens", of_a_stack=True)
 def _ov_tokens(of: Subject) -> Any:
     return am.ov_tokens(of.model, of.texts, k=3, **of.of_stack)

@@ -460,6 +460,7 @@ def results() -> dict[str, Callable[[], Any]]:
         "ResidualUpdates": lambda: am.residual_updates(demo, TEXT, answers=" a"),
         "ScoreDecomposition": lambda: am.decompose_scores(demo, list(TEXTS), layers=[0, 2]),
         "SourceDecomposition": lambda: am.decompose_by_source(demo, TEXT, layers=[1]),
+        "QKDirections": lambda: am.qk_directions(demo, list(TEXTS), layers=[0, 2], k=2),
         "HeadEffects": lambda: swept(shifts=True),
         "PatchEffects": patched,
         "PositionEffects": lambda: patched(at="resid_pre"),

@@ -29,6 +29,7 @@ from ..methods.patching.patch import KVPatchEffects as KVPatchEffects
 from ..methods.patching.patch import PatchEffects as PatchEffects
 from ..methods.patching.patch import PositionEffects as PositionEffects
 from ..methods.patching.path_patch import PathEffects as PathEffects
+from ..methods.qk_directions.result import QKDirections as QKDirections
 from ..methods.scores.composition import Composition as Composition
 from ..methods.scores.decompose_by_source import SourceDecomposition as SourceDecomposition
 from ..methods.scores.decompose_scores import ScoreDecomposition as ScoreDecomposition

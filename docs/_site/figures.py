@@ -19,6 +19,7 @@ CALLS: Final[dict[str, str]] = {
     "ScoreDecomposition": "am.decompose_scores(model, text)",
     "SourceDecomposition": "am.decompose_by_source(model, text, layers=[2])",
     "VarianceShares": 'am.variance_shares(model, texts, centre="mean")',
+    "QKDirections": "am.qk_directions(model, texts)",
     "Composition": "am.composition(model)",
     "AttentionFocus": "am.attention_focus(model, texts)",
     "HeadTypes": "am.head_types(model)",

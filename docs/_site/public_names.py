@@ -28,6 +28,7 @@ PAGES: Final[dict[str, dict[str, tuple[str, ...]]]] = {
         "decompose_by_source": ("decompose_by_source", "results.SourceDecomposition"),
         "variance_shares": ("variance_shares", "results.VarianceShares"),
         "mean_qk": ("mean_qk", "results.MeanQK"),
+        "qk_directions": ("qk_directions", "results.QKDirections"),
         "composition": ("composition", "results.Composition"),
     },
     "Where do heads look?": {

@@ -10,11 +10,11 @@ from torch import Tensor
 
 from ...errors import InputError
 from ...model.parts.gates import NormGate
-from ...model.parts.norms import WideNorm, epsilon_of, kind_of, weight_of
+from ...model.parts.norms import WideNorm
 from ...model.reading.unembedding import Unembedding, unembedding_of
 from ...model.reading.vocabulary import Vocabulary, vocabulary_of
 from ...model.run.hooked import HookedModel
-from ...model.stack.carried import output_weights
+from ...model.stack.carried import input_norm, output_weights
 from ...model.stack.stack import Stack
 
 _PROBE: Final = 5
@@ -80,15 +80,4 @@ class Circuits:
 
     def _norm(self, layer: int, embedded: Float[Tensor, "token d_model"]) -> WideNorm | None:
         """The norm before a layer's attention, without its shift β."""
-        path = self.stack.architecture.attn_norm
-        if path is None:
-            return None
-        norm, like = self.stack.module(layer, path), embedded[None, :_PROBE].to(self.unembedding.dtype)
-        kind = kind_of(norm, like)
-        if kind is None:
-            raise InputError(
-                f"the norm before attention in layer {layer} is neither a LayerNorm nor an RMSNorm, so its output for "
-                "a token alone is not known in float32."
-            )
-        gamma = weight_of(norm, like).detach().to(self.precision) + kind.offset
-        return WideNorm(gamma, None, epsilon_of(norm), kind.centred)
+        return input_norm(self.stack, layer, embedded[None, :_PROBE].to(self.unembedding.dtype), self.precision)

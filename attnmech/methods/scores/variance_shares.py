@@ -21,7 +21,6 @@ from ...basics.public import public
 from ...draw.section import Section
 from ...draw.style import term_style
 from ...draw.text import percent
-from ...errors import InputError
 from ...maths.float64 import as_float64, put
 from ...maths.ranks import rank_correlation
 from ...maths.relative import RELATIVE_TERMS
@@ -31,12 +30,12 @@ from ...model.attention.observed import RowBlock
 from ...model.inputs.encoder import Inputs
 from ...model.run.hooked import HookedModel, require_model
 from ...model.stack.centring import Centre, checked_centre, require_means_of
-from ...model.stack.ledger import ScoreAudit
 from ...results.mean_qk import MeanQK
 from ...runs.options import StreamOptions
 from ...runs.reducer import Reducer, Run, Source, State
 from ...runs.row_classes import ROW_CLASSES, row_classes
 from ...runs.row_means import RowMeans, closed, sum_of_states
+from ...runs.score_audits import ScoreAudits, require_whole
 from ...runs.stream import stream
 
 ALL_TERMS: Final = ("position", "key_bias", "query_key", "query_bias", "constant", "softcap", *RELATIVE_TERMS)
@@ -112,11 +111,7 @@ class VarianceReducer(Reducer):
 
     def start(self, run: Run) -> State:
         """Sums of 0 for each text: each term's covariance with the scores, and the scores' variance."""
-        if self.centre == "position" and run.corpus:
-            raise InputError(
-                'centre="position" takes means over texts that run together, but a corpus runs in batches; give fixed '
-                "means: centre=am.mean_qk(model, corpus, per_position=True)."
-            )
+        require_whole(run, self.centre)
         texts = len(run.batch.ids)
         shape = len(ROW_CLASSES), run.n_layers, run.n_heads, texts
         state = {
@@ -128,18 +123,13 @@ class VarianceReducer(Reducer):
 
     def add(self, state: State, block: RowBlock, run: Run) -> None:
         """Adds the sums of a block of rows, and checks the sum of its terms against the scores."""
-        stacks, rows, width = run.model.stacks, slice(block.rows.start, block.rows.stop), block.scores.shape[-1]
-        audits: dict[int, ScoreAudit] = run.between.setdefault(self, {})
-        if block.layer not in audits:
-            everywhere = block.visible.new_ones(1).expand(len(block.q), 1, block.mask.queries, block.k.shape[2])
-            audits[block.layer] = ScoreAudit(stacks, block, block["attn_in"], everywhere, centre=self.centre)
-        audit = audits[block.layer]
-        names = [name for name in audit.parts.names() if name != "mask"]
-        terms = {name: audit.parts.term(name, rows)[..., :width] for name in names}
+        rows, width = slice(block.rows.start, block.rows.stop), block.scores.shape[-1]
+        audits = ScoreAudits.of(run, self)
+        parts = audits.parts(run, block, self.centre)
+        names = [name for name in parts.names() if name != "mask"]
+        terms = {name: parts.term(name, rows)[..., :width] for name in names}
         total = torch.zeros_like(block.scores).add(sum(terms.values()))
-        audit.add(block, total)
-        if block.rows.stop == block.mask.queries:
-            audits.pop(block.layer).require_exact()
+        audits.add(block, total)
 
         seen = block.visible & block.real[:, None, :, None]
         if not self.first_key:

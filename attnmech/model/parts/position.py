@@ -258,6 +258,18 @@ class Rotation:
         size = self.cos.square() + self.sin.square()
         return self.form(x, self.cos / size, -self.sin / size)
 
+    def transposed(self, x: Float[Tensor, "batch head position d_head"]) -> Float[Tensor, "batch head position d_head"]:
+        """R_iᵀ x_i, which differs from R_i⁻¹ x_i if the tables have a factor."""
+        return self.form(x, self.cos, -self.sin)
+
+    def at(self, places: slice) -> "Rotation":
+        """The rotation of some positions only."""
+        return Rotation(self.form, self.cos[:, :, places], self.sin[:, :, places])
+
+    def on(self, device: torch.device) -> "Rotation":
+        """The rotation with its tables on another device."""
+        return Rotation(self.form, self.cos.to(device), self.sin.to(device))
+
     def wavelengths(self, d_head: int) -> Float64[Tensor, " d_head"]:
         """For each dimension of a head, the number of tokens in a full turn, 2π / ω; infinite if it does not rotate.
 

@@ -1,4 +1,4 @@
-"""Computes the vector that a head writes for a key, f(x_j) = v_j W_O, and its length."""
+"""What a head's weights read and write: the norm before attention, and f(x_j) = v_j W_O with its length."""
 
 from collections.abc import Mapping
 
@@ -6,10 +6,32 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from ...errors import InputError
 from ...maths.flow import value_norms
 from ...points import PointKey, split_stack
-from ..parts.norms import gamma_of
+from ..parts.norms import WideNorm, epsilon_of, gamma_of, kind_of, weight_of
 from .stack import Stack
+
+
+def input_norm(
+    stack: Stack, layer: int, x: Float[Tensor, "*places d_model"], precision: torch.dtype
+) -> WideNorm | None:
+    """The norm before a layer's attention, without its shift β; None if there is none. `x` is some of the stream.
+
+    Raises `InputError` if its formula is unknown.
+    """
+    path = stack.architecture.attn_norm
+    if path is None:
+        return None
+    norm = stack.module(layer, path)
+    kind = kind_of(norm, x)
+    if kind is None:
+        raise InputError(
+            f"the norm before attention in layer {layer} is neither a LayerNorm nor an RMSNorm, so its output for "
+            "a token alone is not known in float32."
+        )
+    gamma = weight_of(norm, x).detach().to(precision) + kind.offset
+    return WideNorm(gamma, None, epsilon_of(norm), kind.centred)
 
 
 def output_weights(stack: Stack, layer: int, precision: torch.dtype) -> Float[Tensor, "head d_value d_model"]:
