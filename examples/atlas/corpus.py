@@ -8,6 +8,7 @@ import ast
 import sys
 import sysconfig
 from collections.abc import Iterator
+from itertools import chain
 from pathlib import Path
 from pydoc_data.topics import topics
 
@@ -33,11 +34,17 @@ def docstrings() -> Iterator[str]:
                     yield ast.get_docstring(node) or ""
 
 
-def paragraphs() -> list[str]:
+def paragraphs(count: int = MOST) -> list[str]:
     """Different paragraphs of running text, without those that contain code of a console."""
-    texts = [*topics.values(), *docstrings()]
-    found = (" ".join(part.split()) for text in texts for part in text.split("\n\n"))
-    return [text for text in dict.fromkeys(found) if len(text) >= LEAST and ">>>" not in text][:MOST]
+    texts = chain(topics.values(), docstrings())
+    parts = (" ".join(part.split()) for text in texts for part in text.split("\n\n"))
+    running: dict[str, None] = {}
+    for text in parts:
+        if len(running) == count:
+            break
+        if len(text) >= LEAST and ">>>" not in text:
+            running[text] = None
+    return list(running)
 
 
 if __name__ == "__main__":
