@@ -18,7 +18,9 @@ PAGE = (ROOT / "docs" / "published.md").read_text("utf-8")
 TINY = {
     "induction": ["--seeds", "1", "--steps", "20"],
     "backcopy": ["--seeds", "1", "--steps", "3"],
+    "modular_addition": ["--seeds", "1", "--p", "7", "--epochs", "100"],
     "drift": ["--seeds", "1", "--texts", "3"],
+    "attentionviz": ["--seeds", "1", "--texts", "3", "--sample", "60"],
 }
 """Smallest settings of each script. Trained models are replaced by the demo model."""
 
@@ -88,3 +90,15 @@ def test_a_trigger_is_followed_by_the_token_before_it() -> None:
     assert often.any()
     observed = followed[often] / followed[often].sum(dim=1, keepdim=True)
     assert (observed - transitions[often]).abs().max() < 0.05
+
+
+def test_waves_are_found_by_their_frequency() -> None:
+    """Closed forms: a sum of waves with known frequencies and amplitudes."""
+    addition = runpy.run_path(str(SCRIPTS / "modular_addition.py"))
+    a, b, c = (2 * math.pi * axis / 11 for axis in torch.meshgrid(*[torch.arange(11.0).double()] * 3, indexing="ij"))
+    shares = addition["logit_shares"](3 * torch.cos(2 * (a + b - c)) + torch.sin(5 * (a + b - c)) + torch.cos(a))
+    assert shares.tolist() == pytest.approx([0, 0.9, 0, 0, 0.1])  # cos(a) does not depend on c
+    attention = (4 * torch.cos(3 * a) + 2 * torch.cos(3 * a - b) + torch.sin(2 * b) + 7)[None, :, :, 0]
+    assert addition["attention_share"](attention, [3]) == pytest.approx(16 / 21)
+    assert addition["attention_share"](attention, [3, 1]) == pytest.approx(20 / 21)
+    assert addition["attention_share"](attention, [2, 4, 5]) == pytest.approx(1 / 21)
