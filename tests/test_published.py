@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from transformers import AttentionInterface
 
 import attnmech as am
 
@@ -102,3 +103,14 @@ def test_waves_are_found_by_their_frequency() -> None:
     assert addition["attention_share"](attention, [3]) == pytest.approx(16 / 21)
     assert addition["attention_share"](attention, [3, 1]) == pytest.approx(20 / 21)
     assert addition["attention_share"](attention, [2, 4, 5]) == pytest.approx(1 / 21)
+
+
+def test_attention_through_relu_is_refused() -> None:
+    backcopy = runpy.run_path(str(SCRIPTS / "backcopy.py"))
+    AttentionInterface.register("relu", backcopy["relu_attention"])
+    torch.manual_seed(0)
+    with pytest.warns(match="NOT certified"):
+        model = am.load(backcopy["small_model"](1, "relu"))
+    for call in (am.null_attention, am.head_types, am.residual_updates):
+        with pytest.raises(am.errors.CertificateError, match="output of plain transformers does not hold"):
+            call(model, {"input_ids": torch.arange(20)[None]})
