@@ -32,6 +32,7 @@ class SegmentMeans(Summed):
         "expected": Float[Tensor, "lag layer head group"],
         "counts": Float[Tensor, "lag 1 1 group"],
         "peaks": Float[Tensor, "layer head group"],
+        "expected_peaks": Float[Tensor, "layer head group"],
         "peak_counts": Float[Tensor, "layer head group"],
         "groups": Int[Tensor, " group"],
         "modulus": Int[Tensor, " 1"],
@@ -129,8 +130,18 @@ class SegmentMeans(Summed):
 
     @property
     def receiver_heads(self) -> pd.DataFrame:
-        """One row per head, highest kurtosis first: layer, head, kurtosis, its interval over texts, and `texts`."""
+        """One row per head, highest kurtosis first: layer, head, kurtosis, its interval over texts, the columns
+        `kurtosis_expected`, `receiver` and `texts`.
+
+        `kurtosis_expected` is what attention by distance alone would give, but at least 0, the kurtosis of a normal
+        distribution, averaged over texts. `receiver` claims that kurtosis exceeds it: the interval of the difference,
+        simultaneous for all heads, is above 0.
+        """
         low, high = self._peaks.interval()
+        state = self.state
+        above = TextMeans.of_ratio(state["peaks"] - state["expected_peaks"], state["peak_counts"])
+        claimed = above.simultaneous()[0] > 0
+        expected = self._peaks.mean - above.mean
         index = [(row, head) for row in range(len(self.layers)) for head in range(low.shape[1])]
         frame = pd.DataFrame(
             {
@@ -139,6 +150,8 @@ class SegmentMeans(Summed):
                 "kurtosis": self._peaks.mean.flatten().tolist(),
                 "kurtosis_low": low.flatten().tolist(),
                 "kurtosis_high": high.flatten().tolist(),
+                "kurtosis_expected": expected.flatten().tolist(),
+                "receiver": claimed.flatten().tolist(),
                 "texts": self._peaks.texts.flatten().tolist(),
             }
         )

@@ -130,11 +130,13 @@ class SegmentSums(Reducer):
         mass /= rows[:, None]
         sums, counts = by_lag(mass, rows, lags)
         peaks = peakedness(receivers(mass / rows, self.gap))
+        by_distance = peakedness(receivers(expected / rows, self.gap)).nan_to_num(0.0).clamp_min(0.0)
         return {
             "sums": sums,
             "expected": by_lag(expected, rows, lags)[0],
             "counts": counts,
             "peaks": peaks.nan_to_num(0.0),
+            "expected_peaks": by_distance.masked_fill(peaks.isnan(), 0.0),
             "peak_counts": as_float64(~peaks.isnan()),
         }
 
@@ -143,7 +145,7 @@ class SegmentSums(Reducer):
         return joined(one, other, _BY_TEXT)
 
 
-_BY_TEXT: Final = ("sums", "expected", "counts", "peaks", "peak_counts")
+_BY_TEXT: Final = ("sums", "expected", "counts", "peaks", "expected_peaks", "peak_counts")
 """The entries of a state whose last axis is texts, or groups of texts."""
 
 _BY_CELL: Final = ("mass", "distance", "row")

@@ -15,6 +15,7 @@ from torch import Tensor
 import attnmech as am
 from attnmech.demo.text import documents, labelled
 from attnmech.errors import InputError, MissingPointError
+from attnmech.maths.intervals import TextMeans
 from attnmech.methods.segments import sums as segment_sums
 from attnmech.methods.segments.formulas import ByDistance, peakedness, receivers
 from attnmech.methods.segments.segmentation import Segmented
@@ -185,6 +186,63 @@ def test_receivers_and_kurtosis_as_published() -> None:
 def test_equal_receivers_have_no_kurtosis() -> None:
     assert bool(peakedness(torch.full((2, 5), 0.1)).isnan().all())
     assert bool(peakedness(receivers(torch.rand(4, 4), 1)[None]).isnan().all())
+
+
+TRIPLES = [(start, start + 3) for start in range(0, 36, 3)]
+
+
+def random_texts(count: int, seed: int = 0) -> list[Tensor]:
+    return list(torch.randint(3, 40, (count, 36), generator=torch.Generator().manual_seed(seed)))
+
+
+def test_a_planted_receiver_is_named() -> None:
+    """From every later token, L1H1 gives half of its attention to one segment of each text."""
+    model, texts = models.hooked("llama"), random_texts(8)
+    chosen = [int(text[0]) % 6 for text in texts]
+
+    def planted(pattern: Tensor) -> Tensor:
+        pattern = pattern.clone()
+        for text, segment in enumerate(chosen):
+            pattern[text, 1, 3 * segment + 3 :] *= 0.5
+            pattern[text, 1, 3 * segment + 3 :, 3 * segment + 1] += 0.5
+        return pattern
+
+    with model.hooks({("pattern", 1): planted}):
+        found = am.segment_attention(model, torch.stack(texts), [TRIPLES] * 8, gap=1)
+    frame = found.receiver_heads
+    assert frame.loc[frame.receiver, ["layer", "head"]].to_numpy().tolist() == [[1, 1]]
+    assert [int(scores[:11].argmax()) for scores in (found.receivers(text)[1, 1] for text in range(8))] == chosen
+    scores = [
+        [cells[layer, head].double() for cells in (found.per_token(text), found.expected(text) / 3)]
+        for layer, head in zip(frame.layer, frame["head"], strict=True)
+        for text in range(8)
+    ]
+    peaks = [
+        [float(kurtosis([float(cells[later:, place].mean()) for later, place in [(t + 1, t) for t in range(11)]]))
+         for cells in pair]
+        for pair in scores
+    ]  # fmt: skip
+    by_head = torch.tensor(peaks, dtype=torch.float64).view(len(frame), 8, 2)
+    expected = by_head[..., 1].clamp_min(0.0)
+    assert frame["kurtosis"].tolist() == pytest.approx(by_head[..., 0].mean(dim=1).tolist(), rel=1e-3, abs=1e-3)
+    assert frame.kurtosis_expected.tolist() == pytest.approx(expected.mean(dim=1).tolist(), rel=1e-3, abs=1e-3)
+    low, _ = TextMeans.of_values(by_head[..., 0] - expected).simultaneous()
+    assert frame.receiver.tolist() == (low > 0).tolist()
+
+
+def test_random_weights_have_no_receivers() -> None:
+    """18 models; a false claim in more than 5 % of them would be one."""
+    for name in ("llama", "bloom", "gpt_neox"):
+        weights = models.fresh(name)
+        for seed in range(6):
+            model = am.load(models.randomised(weights, seed=seed))
+            found = am.segment_attention(model, random_texts(10, seed), [TRIPLES] * 10, gap=1)
+            assert not found.receiver_heads.receiver.any()
+
+
+def test_few_segments_have_no_receivers() -> None:
+    found = am.segment_attention(models.hooked("llama"), random_texts(6), [[(0, 12), (12, 24), (24, 36)]] * 6, gap=1)
+    assert found.receiver_heads["kurtosis"].isna().all() and not found.receiver_heads.receiver.any()
 
 
 @pytest.mark.parametrize("name", ["llama", "bert"])
