@@ -1,8 +1,8 @@
-"""Updates the measured tables of README.md from the results that the benchmarks wrote.
+"""Updates the measured tables of README.md and docs/truth.md from the results that the benchmarks wrote.
 
     python benchmarks/tables.py
 
-The `--json` file of a benchmark holds all figures and the printed tables. In README.md, the tables of
+The `--json` file of a benchmark holds all figures and the printed tables. In these pages, the tables of
 `benchmarks/results/NAME.json` replace the text between `<!-- results/NAME.json -->` and `<!-- end -->`; all other text
 is written by hand. A test fails if the two differ.
 """
@@ -14,21 +14,22 @@ from pathlib import Path
 from typing import Any, Final
 
 HERE: Final = Path(__file__).parent
+PAGES: Final = (HERE / "README.md", HERE.parent / "docs" / "truth.md")
 _MARKED: Final = re.compile(r"<!-- results/([\w.-]+) -->\n.*?<!-- end -->\n", re.DOTALL)
 _NUMBER: Final = re.compile(r"[\d.,<> –-]*")
 _ABOUT: Final = ("cpu", "cores", "load_average", "python")
 
 
-def of_readme(text: str, results: Path = HERE / "results") -> str:
-    """The README with its tables replaced.
+def updated(pages: Sequence[str], results: Path = HERE / "results") -> list[str]:
+    """The pages with their tables replaced.
 
-    Raises `ValueError` for results that it does not show.
+    Raises `ValueError` for results that none of them shows.
     """
-    named = {match[1] for match in _MARKED.finditer(text)}
+    named = {match[1] for text in pages for match in _MARKED.finditer(text)}
     unused = {path.name for path in results.glob("*.json") if _tables(path)} - named
     if unused:
-        raise ValueError(f"README.md has no place for {', '.join(sorted(unused))}; add <!-- results/NAME.json -->.")
-    return _MARKED.sub(lambda match: _section(match[1], results), text)
+        raise ValueError(f"no page has a place for {', '.join(sorted(unused))}; add <!-- results/NAME.json -->.")
+    return [_MARKED.sub(lambda match: _section(match[1], results), text) for text in pages]
 
 
 def _tables(path: Path) -> Sequence[Mapping[str, Any]]:
@@ -80,9 +81,9 @@ def _bold(name: str) -> str:
 
 
 def main() -> None:
-    """Writes README.md."""
-    path = HERE / "README.md"
-    path.write_text(of_readme(path.read_text("utf-8")), "utf-8")
+    """Writes the pages."""
+    for path, text in zip(PAGES, updated([path.read_text("utf-8") for path in PAGES]), strict=True):
+        path.write_text(text, "utf-8")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The tables of benchmarks/README.md are those that the benchmarks wrote."""
+"""The tables of benchmarks/README.md and docs/truth.md are those that the benchmarks wrote."""
 
 import json
 import sys
@@ -9,19 +9,19 @@ import pytest
 BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
 sys.path.insert(0, str(BENCHMARKS))
 
-from tables import markdown, of_readme  # noqa: E402
+from tables import PAGES, markdown, updated  # noqa: E402
 
 
-def test_the_readme_holds_what_was_measured() -> None:
-    text = (BENCHMARKS / "README.md").read_text("utf-8")
-    assert of_readme(text) == text, "run: python benchmarks/tables.py"
+def test_pages_hold_what_was_measured() -> None:
+    texts = [path.read_text("utf-8") for path in PAGES]
+    assert updated(texts) == texts, "run: python benchmarks/tables.py"
 
 
 def test_results_without_a_place_are_an_error(tmp_path: Path) -> None:
     table = {"title": "", "columns": ["", "s"], "rows": [["attnmech", "1.5"], ["a|b", "2"]], "caption": ""}
     (tmp_path / "new.json").write_text(json.dumps({"note": "Once.", "tables": [table]}))
-    with pytest.raises(ValueError, match="no place for new"):
-        of_readme("# Benchmarks\n", tmp_path)
-    made = of_readme("<!-- results/new.json -->\nold\n<!-- end -->\n", tmp_path)
+    with pytest.raises(ValueError, match="no page has a place for new"):
+        updated(["# Benchmarks\n"], tmp_path)
+    _, made = updated(["# Benchmarks\n", "<!-- results/new.json -->\nold\n<!-- end -->\n"], tmp_path)
     assert made == f"<!-- results/new.json -->\nOnce.\n\n{markdown(table)}\n<!-- end -->\n"
     assert markdown(table).splitlines()[2:] == ["| **attnmech** | 1.5 |", "| a\\|b | 2 |"]
