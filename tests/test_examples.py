@@ -1,6 +1,7 @@
 """The examples run, and print what their docstrings promise."""
 
 import importlib.util
+import random
 import sys
 from pathlib import Path
 from typing import Any
@@ -47,3 +48,18 @@ def test_words_are_repeated() -> None:
     for case in task.cases:
         before = case.prompt.index(case.prompt[-1])
         assert case.prompt[before + 1] == case.answer != case.against and case.against in case.prompt
+
+
+def test_the_right_answer_of_a_question_comes_first(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    nonliteral = example("nonliteral")
+    for seed in range(20):
+        prompt, answers = nonliteral.question(random.Random(seed), 4, "country", nonliteral.COUNTRIES)
+        name = prompt.split()[-3]
+        city = prompt.split(f"{name} lives in ")[1].split(".")[0]
+        assert answers[0] == nonliteral.COUNTRIES[city] and len(set(answers)) == 4
+    monkeypatch.setattr(nonliteral, "COUNT", 1)
+    monkeypatch.setattr(sys, "argv", ["nonliteral.py"])
+    nonliteral.main()
+    assert capsys.readouterr().out.count("\n") == 5
