@@ -1,4 +1,4 @@
-"""Texts of random tokens around a needle, whose beginning is repeated at the end."""
+"""Texts of random tokens that contain a needle, and end with its first tokens and the requested ones."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
