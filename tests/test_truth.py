@@ -130,6 +130,15 @@ def test_exact_effects_are_those_of_edges_that_carry_tokens(name: str) -> None:
     assert set(zip(named.sender, named.receiver, strict=True)) == true
 
 
+@pytest.mark.parametrize(("name", "through"), [("induction", "k"), ("two_back", "v")])
+def test_path_patching_finds_the_input_of_a_head(name: str, through: str) -> None:
+    model, _, judge = case(name)
+    for point in "qkv":
+        effects = am.path_patch(model, judge.clean, judge.corrupted, [(1, 0)], point, metric=judge.restored).effect[0]
+        assert (effects[0] < -0.3) == (point == through)
+        assert bool((effects[1:] == 0).all()) and (point == through or abs(effects[0]) < 1e-6)
+
+
 def test_gradients_vanish_where_attention_is_saturated() -> None:
     model, _, judge = case("induction")
     patched, gradient, integrated, relp = (
