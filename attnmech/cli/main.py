@@ -37,7 +37,7 @@ from .options import (
 )
 from .outputs import FILES, REPORT, RESULT, TABLE, Outputs, outputs_of
 from .stages import stages
-from .summaries import HEAD, LAYER, report_summary, summary_of
+from .summaries import HEAD, LAYER, effect_rows, focus_rows, null_rows, report_summary, summary_of, type_rows
 from .terminal import KEYS, Column, Rows, columns_of, plain, print_summary
 
 if TYPE_CHECKING:
@@ -190,12 +190,8 @@ def focus(
 
         result = attention_focus(hooked, inputs, **run)
         _write(outputs, result)
-    shown = Rows(
-        "Heads by how often they attend most to the first token",
-        result.to_frame().sort_values("first_top", ascending=False),
-        (LAYER, HEAD, *columns_of(result.STATISTICS.printed)),
-    )
-    print_summary(summary_of("focus", hooked, result, outputs, shown), rows=rows, as_json=as_json)
+    shown = focus_rows(result)
+    print_summary(summary_of("focus", hooked, result, outputs.names, shown), rows=rows, as_json=as_json)
 
 
 @app.command(
@@ -254,7 +250,7 @@ def drift(
             Column("anisotropy", unit="mean cosine"),
         ),
     )
-    summary = summary_of("drift", hooked, result, outputs, shown, result.verdicts().lead)
+    summary = summary_of("drift", hooked, result, outputs.names, shown, result.verdicts().lead)
     print_summary(summary, rows=rows, as_json=as_json)
 
 
@@ -300,15 +296,8 @@ def heads(
         if corpus is not None:
             result = head_types(hooked, corpus, truncate=truncate, journal=outputs.journal, progress=True, **run_on)
         _write(outputs, result)
-    shown = Rows(
-        "Claimed types of heads, the highest score first",
-        result.to_frame(),
-        (
-            LAYER, HEAD, Column("type"), Column("score", unit="mean p"), Column("baseline", unit="mean p"),
-            Column("score_low", "low", "95 %"), Column("score_high", "high", "95 %"),
-        ),
-    )  # fmt: skip
-    print_summary(summary_of("heads", hooked, result, outputs, shown), rows=rows, as_json=as_json)
+    shown = type_rows(result)
+    print_summary(summary_of("heads", hooked, result, outputs.names, shown), rows=rows, as_json=as_json)
 
 
 @app.command(
@@ -365,7 +354,7 @@ def embed(
         result.to_frame().sort_values("correlation"),
         (LAYER, HEAD, *columns_of(result.STATISTICS.printed), Column("disparity", unit="‖k‖ / ‖q‖")),
     )
-    print_summary(summary_of("embed", hooked, result, outputs, shown), rows=rows, as_json=as_json)
+    print_summary(summary_of("embed", hooked, result, outputs.names, shown), rows=rows, as_json=as_json)
 
 
 @app.command(
@@ -412,15 +401,8 @@ def ablate(
             journal=outputs.journal, progress=True, **run_on,
         )  # fmt: skip
         _write(outputs, result)
-    shown = Rows(
-        "Heads by the size of their effect, clear ones first",
-        result.strongest(max(1, len(result.to_frame()))),
-        (
-            LAYER, HEAD, Column("effect", unit=f"nats of {metric}"), Column("effect_low", "low", "95 %"),
-            Column("effect_high", "high", "95 %"), Column("clear"), Column("one_text", "one text", "> half"),
-        ),
-    )  # fmt: skip
-    print_summary(summary_of("ablate", hooked, result, outputs, shown), rows=rows, as_json=as_json)
+    shown = effect_rows(result, f"nats of {metric}")
+    print_summary(summary_of("ablate", hooked, result, outputs.names, shown), rows=rows, as_json=as_json)
 
 
 @app.command(
@@ -468,16 +450,8 @@ def null(
             progress=True, **run_on,
         )  # fmt: skip
         _write(outputs, result)
-    shown = Rows(
-        "Heads by their attention to the target",
-        result.to_frame().sort_values("sink_mass", ascending=False),
-        (
-            LAYER, HEAD, Column("sink_mass", unit="mean p"), Column("value_ratio", unit="of the median"),
-            Column("remove", unit=f"nats of {metric}"), Column("zero_value", unit=f"nats of {metric}"),
-            Column("verdict"),
-        ),
-    )  # fmt: skip
-    print_summary(summary_of("null", hooked, result, outputs, shown), rows=rows, as_json=as_json)
+    shown = null_rows(result, f"nats of {metric}")
+    print_summary(summary_of("null", hooked, result, outputs.names, shown), rows=rows, as_json=as_json)
 
 
 @app.command(

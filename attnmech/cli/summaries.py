@@ -1,35 +1,38 @@
 """Summarises what a command found, for the terminal or as JSON."""
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from .outputs import Outputs
-from .terminal import Column, Rows, Summary
+from .terminal import Column, Rows, Summary, columns_of
 
 if TYPE_CHECKING:
     import pandas as pd
 
+    from ..methods.focus.attention_focus import AttentionFocus
+    from ..methods.head_types.head_types import HeadTypes
+    from ..methods.null_attention.result import NullAttention
     from ..model.run.hooked import HookedModel
     from ..pages.atlas.result import Atlas
     from ..pages.result import Report
     from ..results.result import PagedResult
+    from ..runs.effects import HeadEffects
+    from .outputs import Outputs
 
 LAYER, HEAD = Column("layer"), Column("head")
 
 
 def summary_of(
-    command: str, model: "HookedModel", result: "PagedResult", outputs: Outputs, shown: Rows, *further: str
+    command: str, model: "HookedModel", result: "PagedResult", files: Sequence[str], shown: Rows, *further: str
 ) -> Summary:
     """A result's finding, its table, what was cut, and the files."""
     cut, texts = getattr(result, "truncated", 0), getattr(result, "documents", 0)  # a sweep cuts no text
     count = texts if isinstance(texts, int) else len(texts)
     notes = [f"{cut} of {count} texts were cut to the model's length."] if cut else []
     intervals = str(shown.frame.attrs.get("intervals", ""))
-    return Summary(
-        command, repr(model), (repr(result), *further), shown, notes + [intervals] * bool(intervals), outputs.names
-    )
+    return Summary(command, repr(model), (repr(result), *further), shown, notes + [intervals] * bool(intervals), files)
 
 
-def report_summary(model: "HookedModel", result: "Report", outputs: Outputs) -> Summary:
+def report_summary(model: "HookedModel", result: "Report", outputs: "Outputs") -> Summary:
     """The findings of the page, and the terms and residuals of each layer."""
     frame: "pd.DataFrame" = result.to_frame()
     names = map(str, frame.filter(like="_share"))
@@ -48,7 +51,52 @@ def report_summary(model: "HookedModel", result: "Report", outputs: Outputs) -> 
     return Summary("report", repr(model), findings, shown, (*result.notes, *sizes), outputs.names)
 
 
-def atlas_summary(model: "HookedModel", result: "Atlas", outputs: Outputs, shown: Rows) -> Summary:
+def atlas_summary(model: "HookedModel", result: "Atlas", outputs: "Outputs", shown: Rows) -> Summary:
     """The findings of an atlas, and its heads."""
     findings = [f"{question}. {finding}" for question, finding in result.findings.items()]
     return Summary("atlas", repr(model), findings, shown, result.notes, outputs.names)
+
+
+def focus_rows(result: "AttentionFocus") -> Rows:
+    """Where heads attend."""
+    return Rows(
+        "Heads by how often they attend most to the first token",
+        result.to_frame().sort_values("first_top", ascending=False),
+        (LAYER, HEAD, *columns_of(result.STATISTICS.printed)),
+    )
+
+
+def type_rows(result: "HeadTypes") -> Rows:
+    """The claimed types of heads."""
+    return Rows(
+        "Claimed types of heads, the highest score first",
+        result.to_frame(),
+        (
+            LAYER, HEAD, Column("type"), Column("score", unit="mean p"), Column("baseline", unit="mean p"),
+            Column("score_low", "low", "95 %"), Column("score_high", "high", "95 %"),
+        ),
+    )  # fmt: skip
+
+
+def effect_rows(result: "HeadEffects", unit: str) -> Rows:
+    """The effects of a sweep over heads."""
+    return Rows(
+        "Heads by the size of their effect, clear ones first",
+        result.strongest(max(1, len(result.to_frame()))),
+        (
+            LAYER, HEAD, Column("effect", unit=unit), Column("effect_low", "low", "95 %"),
+            Column("effect_high", "high", "95 %"), Column("clear"), Column("one_text", "one text", "> half"),
+        ),
+    )  # fmt: skip
+
+
+def null_rows(result: "NullAttention", unit: str) -> Rows:
+    """The verdicts on heads that may rest on one token."""
+    return Rows(
+        "Heads by their attention to the target",
+        result.to_frame().sort_values("sink_mass", ascending=False),
+        (
+            LAYER, HEAD, Column("sink_mass", unit="mean p"), Column("value_ratio", unit="of the median"),
+            Column("remove", unit=unit), Column("zero_value", unit=unit), Column("verdict"),
+        ),
+    )  # fmt: skip
