@@ -130,13 +130,14 @@ class SegmentSums(Reducer):
         mass /= rows[:, None]
         sums, counts = by_lag(mass, rows, lags)
         peaks = peakedness(receivers(mass / rows, self.gap))
-        by_distance = peakedness(receivers(expected / rows, self.gap)).nan_to_num(0.0).clamp_min(0.0)
+        # A device without float64 leaves what is fitted on the CPU.
+        by_distance = peakedness(receivers(expected / rows.to(expected.device), self.gap)).to(peaks)
         return {
             "sums": sums,
             "expected": by_lag(expected, rows, lags)[0],
             "counts": counts,
             "peaks": peaks.nan_to_num(0.0),
-            "expected_peaks": by_distance.masked_fill(peaks.isnan(), 0.0),
+            "expected_peaks": by_distance.nan_to_num(0.0).clamp_min(0.0).masked_fill(peaks.isnan(), 0.0),
             "peak_counts": as_float64(~peaks.isnan()),
         }
 
