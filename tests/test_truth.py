@@ -14,8 +14,11 @@ from attnmech.model.reading.unembedding import unembedding_of
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
 
+from truth.interchange import NAMES as TRAINED
+from truth.interchange import shares
 from truth.judge import Judge
-from truth.model import NAMES, Head, Program, load, module_of
+from truth.model import NAMES, Head, Program, load, load_trained, module_of, stored_shares, trained_module
+from truth.trained import Answers, TrainedCase
 
 BY_HAND = {
     "induction": {
@@ -193,3 +196,36 @@ def test_a_token_without_a_logit_is_refused() -> None:
     with pytest.raises(InputError, match=f"token {model.n_vocab} has no logit; the head has logits of tokens 0 to"):
         head.direction(torch.tensor([model.n_vocab]))
     assert program.of_tokens
+
+
+@pytest.mark.parametrize("name", TRAINED)
+def test_a_trained_model_computes_its_program_head_by_head(name: str) -> None:
+    model, program = load_trained(name)
+    measured = shares(program, trained_module(program))
+    assert min(measured.values()) > 0.97
+    assert measured == pytest.approx(stored_shares(name), abs=2e-3)
+    assert model.certificate.ok
+
+
+@pytest.mark.parametrize("name", TRAINED)
+def test_ablation_finds_the_heads_of_a_trained_model(name: str) -> None:
+    case = TrainedCase(*load_trained(name))
+    effects = case.ablated("mean")
+    # A constant number of commas changes no answer of `after_comma`; another input's number does.
+    needed = case.program.circuit - ({(0, 0)} if name == "after_comma" else set())
+    used = torch.stack([effects[head] for head in sorted(needed)])
+    unused = torch.stack([effects[head] for head in sorted(case.program.unused)])
+    assert float(used.min()) > 0.5 > 1000 * float(unused.abs().max())
+
+
+def test_the_metrics_of_trained_models_are_ends_and_answers() -> None:
+    case = TrainedCase(*load_trained("two_back"))
+    judge: Answers = case.judge
+    for ids, right in list(judge.right.items())[:8]:
+        assert all(right[place] == ids[place - 2] for place in range(3, len(ids)))
+    run = case.model.run(judge.clean, points=["logits"]).logits
+    batch = case.model.encode(judge.clean)
+    torch.testing.assert_close(judge.restored(run, batch), torch.ones(len(run), dtype=torch.float64))
+    run = case.model.run(judge.corrupted, points=["logits"]).logits
+    batch = case.model.encode(judge.corrupted)
+    torch.testing.assert_close(judge.restored(run, batch), torch.zeros(len(run), dtype=torch.float64))

@@ -21,7 +21,7 @@ from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import WhitespaceSplit
 from tokenizers.processors import TemplateProcessing
 from torch import Tensor, nn
-from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerFast
+from transformers import GPT2Config, GPT2LMHeadModel, PretrainedConfig, PreTrainedModel, PreTrainedTokenizerFast
 from transformers.masking_utils import create_bidirectional_mask, create_causal_mask
 from transformers.modeling_outputs import CausalLMOutput
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
@@ -30,11 +30,14 @@ import attnmech as am
 from attnmech.architecture import Separate
 
 MODELS: Final = Path(__file__).parent / "models"
+TRAINED: Final = Path(__file__).parent / "trained"
+"""GPT-2s that `interchange.py` trained to compute programs head by head."""
 NAMES: Final = tuple(sorted(path.stem for path in MODELS.glob("*.safetensors")))
 ARCHITECTURE: Final = am.Architecture(
     name="compiled", blocks="layers", attention="attention", qkv=Separate("q", "k", "v"), out="attention.out",
     mid_norm="between", mlp_out="mlp",
 )  # fmt: skip
+TRAINED_HEADS: Final = 8
 Head = tuple[int, int]
 Edge = tuple[str, str]
 
@@ -58,6 +61,19 @@ class Program:
             return self.description[name]
         except KeyError:
             raise AttributeError(name) from None
+
+    @property
+    def trained(self) -> "Program":
+        """The same truth for a GPT-2 of eight heads per layer, which has no decoys."""
+        places = [(layer, head) for layer in range(self.n_layers) for head in range(TRAINED_HEADS)]
+        idle = [place for place in places if place not in self.circuit]
+        changed = {"n_heads": TRAINED_HEADS, "idle": idle, "decoys": []}
+        return replace(self, description=self.description | changed)
+
+    @property
+    def compiled(self) -> "Program":
+        """The program as compiled."""
+        return Program.read(self.name)
 
     @cached_property
     def circuit(self) -> frozenset[Head]:
@@ -169,6 +185,37 @@ def tokenizer_of(program: Program) -> PreTrainedTokenizerFast:
         single=f"{program.bos} $A", special_tokens=[(program.bos, program.vocabulary[program.bos])]
     )
     return PreTrainedTokenizerFast(tokenizer_object=tokenizer, bos_token=program.bos, pad_token=program.pad)
+
+
+def gpt2_of(program: Program) -> GPT2LMHeadModel:
+    """A GPT-2 with random weights for a program whose outputs are tokens."""
+    config = GPT2Config(
+        vocab_size=len(program.vocabulary), n_positions=program.length + 1, n_embd=64, n_layer=program.n_layers,
+        n_head=program.n_heads, resid_pdrop=0, embd_pdrop=0, attn_pdrop=0, initializer_range=0.1,
+        bos_token_id=program.vocabulary[program.bos], eos_token_id=program.vocabulary[program.pad],
+        pad_token_id=program.vocabulary[program.pad], name_or_path=f"trained {program.name}",
+    )  # fmt: skip
+    return GPT2LMHeadModel(config)
+
+
+def trained_module(program: Program) -> GPT2LMHeadModel:
+    """The trained GPT-2 of a program, as plain torch."""
+    module = gpt2_of(program)
+    module.load_state_dict(load_file(TRAINED / f"{program.name}.safetensors"), strict=False)
+    return module.eval()
+
+
+def load_trained(name: str, dtype: torch.dtype = torch.float32) -> tuple[am.HookedModel, Program]:
+    """A trained model and the truth about it."""
+    program = Program.read(name).trained
+    return am.load(trained_module(program), tokenizer=tokenizer_of(program), dtype=dtype), program
+
+
+def stored_shares(name: str) -> dict[str, float]:
+    """The shares of right answers of a trained model, as measured when it was trained."""
+    with safe_open(TRAINED / f"{name}.safetensors", "pt") as file:
+        measured: dict[str, float] = json.loads(file.metadata()["shares"])
+    return measured
 
 
 def load(name: str, dtype: torch.dtype = torch.float32) -> tuple[am.HookedModel, Program]:
