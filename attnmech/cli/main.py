@@ -37,8 +37,17 @@ from .options import (
 )
 from .outputs import FILES, REPORT, RESULT, TABLE, Outputs, outputs_of
 from .stages import stages
-from .summaries import HEAD, LAYER, effect_rows, focus_rows, null_rows, report_summary, summary_of, type_rows
-from .terminal import KEYS, Column, Rows, columns_of, plain, print_summary
+from .summaries import (
+    drift_rows,
+    effect_rows,
+    embed_rows,
+    focus_rows,
+    null_rows,
+    report_summary,
+    summary_of,
+    type_rows,
+)
+from .terminal import KEYS, plain, print_summary
 
 if TYPE_CHECKING:
     from ..results.result import PagedResult
@@ -191,7 +200,7 @@ def focus(
         result = attention_focus(hooked, inputs, **run)
         _write(outputs, result)
     shown = focus_rows(result)
-    print_summary(summary_of("focus", hooked, result, outputs.names, shown), rows=rows, as_json=as_json)
+    print_summary(summary_of("focus", hooked, result, outputs, shown), rows=rows, as_json=as_json)
 
 
 @app.command(
@@ -241,16 +250,8 @@ def drift(
 
         result = residual_drift(hooked, inputs, at=at, similarity=similarity, k=k, position=position, **run)
         _write(outputs, result)
-    shown = Rows(
-        "Tokens against their own embeddings, layer by layer",
-        result.to_frame(),
-        (
-            LAYER,
-            *columns_of(result.STATISTICS[name] for name in (similarity.replace(" ", "_"), "rank", "churn")),
-            Column("anisotropy", unit="mean cosine"),
-        ),
-    )
-    summary = summary_of("drift", hooked, result, outputs.names, shown, result.verdicts().lead)
+    shown = drift_rows(result, similarity)
+    summary = summary_of("drift", hooked, result, outputs, shown, result.verdicts().lead)
     print_summary(summary, rows=rows, as_json=as_json)
 
 
@@ -297,7 +298,7 @@ def heads(
             result = head_types(hooked, corpus, truncate=truncate, journal=outputs.journal, progress=True, **run_on)
         _write(outputs, result)
     shown = type_rows(result)
-    print_summary(summary_of("heads", hooked, result, outputs.names, shown), rows=rows, as_json=as_json)
+    print_summary(summary_of("heads", hooked, result, outputs, shown), rows=rows, as_json=as_json)
 
 
 @app.command(
@@ -349,12 +350,8 @@ def embed(
             sample=sample, truncate=truncate, progress=True,
         ).with_types(types)  # fmt: skip
         _write(outputs, result)
-    shown = Rows(
-        "Heads in the order of how well distances explain their scores: correlation closest to −1 first",
-        result.to_frame().sort_values("correlation"),
-        (LAYER, HEAD, *columns_of(result.STATISTICS.printed), Column("disparity", unit="‖k‖ / ‖q‖")),
-    )
-    print_summary(summary_of("embed", hooked, result, outputs.names, shown), rows=rows, as_json=as_json)
+    shown = embed_rows(result)
+    print_summary(summary_of("embed", hooked, result, outputs, shown), rows=rows, as_json=as_json)
 
 
 @app.command(
@@ -402,7 +399,7 @@ def ablate(
         )  # fmt: skip
         _write(outputs, result)
     shown = effect_rows(result, f"nats of {metric}")
-    print_summary(summary_of("ablate", hooked, result, outputs.names, shown), rows=rows, as_json=as_json)
+    print_summary(summary_of("ablate", hooked, result, outputs, shown), rows=rows, as_json=as_json)
 
 
 @app.command(
@@ -451,7 +448,7 @@ def null(
         )  # fmt: skip
         _write(outputs, result)
     shown = null_rows(result, f"nats of {metric}")
-    print_summary(summary_of("null", hooked, result, outputs.names, shown), rows=rows, as_json=as_json)
+    print_summary(summary_of("null", hooked, result, outputs, shown), rows=rows, as_json=as_json)
 
 
 @app.command(

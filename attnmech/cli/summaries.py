@@ -1,6 +1,5 @@
 """Summarises what a command found, for the terminal or as JSON."""
 
-from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from .terminal import Column, Rows, Summary, columns_of
@@ -8,8 +7,10 @@ from .terminal import Column, Rows, Summary, columns_of
 if TYPE_CHECKING:
     import pandas as pd
 
+    from ..methods.drift.result import ResidualDrift
     from ..methods.focus.attention_focus import AttentionFocus
     from ..methods.head_types.head_types import HeadTypes
+    from ..methods.joint_embedding.result import JointEmbedding
     from ..methods.null_attention.result import NullAttention
     from ..model.run.hooked import HookedModel
     from ..pages.atlas.result import Atlas
@@ -22,14 +23,16 @@ LAYER, HEAD = Column("layer"), Column("head")
 
 
 def summary_of(
-    command: str, model: "HookedModel", result: "PagedResult", files: Sequence[str], shown: Rows, *further: str
+    command: str, model: "HookedModel", result: "PagedResult", outputs: "Outputs", shown: Rows, *further: str
 ) -> Summary:
     """A result's finding, its table, what was cut, and the files."""
     cut, texts = getattr(result, "truncated", 0), getattr(result, "documents", 0)  # a sweep cuts no text
     count = texts if isinstance(texts, int) else len(texts)
     notes = [f"{cut} of {count} texts were cut to the model's length."] if cut else []
     intervals = str(shown.frame.attrs.get("intervals", ""))
-    return Summary(command, repr(model), (repr(result), *further), shown, notes + [intervals] * bool(intervals), files)
+    return Summary(
+        command, repr(model), (repr(result), *further), shown, notes + [intervals] * bool(intervals), outputs.names
+    )
 
 
 def report_summary(model: "HookedModel", result: "Report", outputs: "Outputs") -> Summary:
@@ -100,3 +103,25 @@ def null_rows(result: "NullAttention", unit: str) -> Rows:
             Column("remove", unit=unit), Column("zero_value", unit=unit), Column("verdict"),
         ),
     )  # fmt: skip
+
+
+def drift_rows(result: "ResidualDrift", similarity: str) -> Rows:
+    """How far tokens move, layer by layer."""
+    return Rows(
+        "Tokens against their own embeddings, layer by layer",
+        result.to_frame(),
+        (
+            LAYER,
+            *columns_of(result.STATISTICS[name] for name in (similarity.replace(" ", "_"), "rank", "churn")),
+            Column("anisotropy", unit="mean cosine"),
+        ),
+    )
+
+
+def embed_rows(result: "JointEmbedding") -> Rows:
+    """How well distances explain scores."""
+    return Rows(
+        "Heads in the order of how well distances explain their scores: correlation closest to −1 first",
+        result.to_frame().sort_values("correlation"),
+        (LAYER, HEAD, *columns_of(result.STATISTICS.printed), Column("disparity", unit="‖k‖ / ‖q‖")),
+    )

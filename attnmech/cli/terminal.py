@@ -92,7 +92,7 @@ class Summary:
 def print_summary(summary: Summary, *, rows: int, as_json: bool) -> None:
     """Prints a summary with the first `rows` rows of its table, or as JSON with all rows."""
     if as_json:
-        print(json.dumps(json_of(summary), ensure_ascii=False, allow_nan=False))
+        print(json.dumps(_json(summary), ensure_ascii=False, allow_nan=False))
         return
     console = Console()
     for line in (summary.model, *summary.findings):
@@ -140,8 +140,7 @@ def _cell(value: Any) -> str:
     return plain(str(value))
 
 
-def json_of(summary: Summary) -> dict[str, Any]:
-    """The JSON object that `--json` prints."""
+def _json(summary: Summary) -> dict[str, Any]:
     columns = summary.table.present
     frame = summary.table.frame[[column.name for column in columns]]
     return {

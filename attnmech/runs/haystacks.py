@@ -42,14 +42,13 @@ class Haystacks:
         fit.
         """
         if not model.causal or len(model.stacks) > 1:
-            raise InputError("`context` needs a decoder alone, which predicts the next token; leave it out.")
+            raise InputError(f"`context` needs a decoder alone, which predicts the next token; got {model.name}.")
         model.points.resolve(["logits"], None, model.refused)
         ordinary, begin = ordinary_tokens(model), first_token(model)
         least, limit = len(begin) + 2 * NEEDLE + COUNT, model.architecture.position_limit or tokens
         if not least <= tokens <= limit:
             raise InputError(
-                f"`context` must be 0, or {least} tokens or more, and no more than the model reads ({limit:,}); got "
-                f"{tokens}."
+                f"`context` must be {least} tokens or more, and no more than the model reads ({limit:,}); got {tokens}."
             )
         if len(ordinary) < 2 * NEEDLE:
             raise InputError(f"`context` needs {2 * NEEDLE} ordinary tokens; this model has {len(ordinary)}.")

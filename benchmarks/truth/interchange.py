@@ -4,7 +4,7 @@
     python benchmarks/truth/interchange.py  # writes trained/NAME.safetensors; about two minutes each on one idle core
 
 As in InterpBench (Gupta et al. 2024, arXiv 2407.14494), three losses are added: the outputs on inputs (behaviour); the
-outputs when the output of one head of the program is swapped for that on another input, as in the program itself
+outputs when the output of one head or MLP of the program is swapped for that on another input, as in the program itself
 (interchange); and the outputs on inputs when the output of an unused head or MLP is swapped (strictness). The weights
 look natural, and the truth about heads is known.
 """

@@ -70,7 +70,7 @@ def qk_directions(
     >>> split = am.qk_directions(am.load(), documents(12), layers=[2])
     >>> split.share.shape                                                          # [layer head direction]
     torch.Size([1, 8, 24])
-    >>> split.directions(2, 6)["tokens"].iloc[0]                                   # doctest: +SKIP
+    >>> split.directions(2, 6)["key_highest"].iloc[0]                              # doctest: +SKIP
 
     With rotary positions, the directions are those of W_Q R W_Kᵀ, with R the rotation at `distance`. They split the
     scores at all distances exactly; what a key reads turns with the distance, so v_r holds at `distance` alone. Where
@@ -238,9 +238,9 @@ class QKDirections(PagedResult):
         and the tokens with extreme readings, query_highest, query_lowest, key_highest and key_lowest.
         """
         row, head = self._place(layer, head)
-        frame = self.to_frame()
-        here = frame[(frame.layer == self.layers[row]) & (frame["head"] == head)].set_index("direction")
-        kept = here.loc[self.kept[row, head].tolist()].reset_index().drop(columns=["layer", "head"])
+        numbers = self.kept[row, head]
+        columns = {name: value[row, head][numbers].tolist() for name, value in self._columns.items()}
+        kept = pd.DataFrame({"direction": numbers.tolist()} | columns)
         for side, name in enumerate(SIDES):
             for end, extreme in enumerate(ENDS):
                 kept[f"{name}_{extreme}"] = [
@@ -264,8 +264,11 @@ class QKDirections(PagedResult):
         heads, directions = self.share.shape[1:]
         places = [(layer, head, place) for layer in self.layers for head in range(heads) for place in range(directions)]
         frame = pd.DataFrame(places, columns=["layer", "head", "direction"])
-        columns = {"share": self.share, "share_low": self.low, "share_high": self.high, "strength": self.strength}
-        return frame.assign(**{name: value.flatten().tolist() for name, value in columns.items()})
+        return frame.assign(**{name: value.flatten().tolist() for name, value in self._columns.items()})
+
+    @property
+    def _columns(self) -> Mapping[str, Float[Tensor, "measured head direction"]]:
+        return {"share": self.share, "share_low": self.low, "share_high": self.high, "strength": self.strength}
 
     def by_head(self) -> pd.DataFrame:
         """One row per head: layer, head, the largest share of a direction (share, share_low, share_high), and the

@@ -24,12 +24,15 @@ from ...model.stack.carried import input_norm
 from ...model.stack.centring import Centre
 from ...model.stack.ledger import made_of_parts
 from ...model.stack.stack import Stack
+from ...runs.haystacks import ordinary_tokens
 from ...runs.reducer import Reducer, Run, State
 from ...runs.row_classes import ROW_CLASSES, row_classes
 from ...runs.row_means import closed, sum_of_states
 from ...runs.score_audits import ScoreAudits, require_whole
 from .formulas import Directions, directions_of
 
+_PROBE: Final = 5
+"""The number of tokens on which the formula of a layer's norm is compared with the norm."""
 _BASIS: Final = 64
 """The number of basis vectors of the stream that are mapped at a time."""
 
@@ -146,8 +149,7 @@ class Reader:
     def directions(self, layers: Sequence[int]) -> Iterator[Directions]:
         """The directions of each layer's heads, in float64 on the CPU."""
         blocks: dict[int, RowBlock] = {}
-        left_out = {*self.model.encoder.special, getattr(self.model.config, "pad_token_id", None)}
-        token = next(token for token in range(self.model.n_vocab) if token not in left_out)
+        token = int(ordinary_tokens(self.model)[0])
         self.model.forward(
             self.model.encode(torch.full((1, self.distance + 1), token)),
             rows=[lambda block: blocks.update({block.layer: block})],
@@ -179,7 +181,7 @@ class Reader:
         return eye * norm.gamma
 
     def _norm(self, layer: int) -> WideNorm | None:
-        like = self.vocabulary.rows(torch.arange(5, device=self.model.device), self.model.dtype)
+        like = self.vocabulary.rows(slice(_PROBE), self.model.dtype)
         return input_norm(self.stack, layer, like[None], self.precision)
 
 
