@@ -11,10 +11,10 @@ import pandas as pd
 import plotly.graph_objects as go  # type: ignore[import-untyped]
 import torch
 from einops import einsum
-from jaxtyping import Float, Int
+from jaxtyping import Float, Int, Int64
 from torch import Tensor
 
-from ...basics.arguments import flag, index_of, member, whole_number
+from ...basics.arguments import flag, index_of, member, shown, whole_number
 from ...basics.fields import check_layers
 from ...basics.public import public
 from ...draw.head_maps import effect_map
@@ -204,7 +204,7 @@ class QKDirections(PagedResult):
     high: Float[Tensor, "measured head direction"]
     strength: Float[Tensor, "measured head direction"]
     """σ_r² / Σ σ², which follows from the weights alone."""
-    kept: Int[Tensor, "measured head kept"]
+    kept: Int64[Tensor, "measured head kept"]
     """The numbers of the directions with the largest shares, largest first."""
     query: Float[Tensor, "measured head kept d_model"]
     """√σ u of the kept directions: what a query reads of the stream through the norm, before its γ."""
@@ -225,6 +225,8 @@ class QKDirections(PagedResult):
     def _check(self) -> None:
         super()._check()
         check_layers(self.layers, self.n_layers)
+        if self.kept.numel() and not 0 <= int(self.kept.min()) <= int(self.kept.max()) < self.share.shape[-1]:
+            raise ValueError(f"`kept` must number the {self.share.shape[-1]} directions; got {shown(self.kept)}")
         for token in self.tokens.flatten().tolist():
             self.texts[token]
 
