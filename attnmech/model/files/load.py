@@ -393,6 +393,7 @@ def _read_model(folder: Path, dtype: torch.dtype | None) -> PreTrainedModel:
     except Exception as error:  # a config can hold anything, and fail in many ways
         raise UnsupportedModelError(f"folder {folder}: its config cannot be read: {first_line(error)}") from error
     require_unquantised(config, f"the model in folder {folder}")
+    config._attn_implementation = None  # a name with a slash would make transformers fetch and run a kernel
     names = getattr(config, "architectures", None)
     named = names[0] if isinstance(names, list) and names else names
     kind: Any = getattr(transformers, named, None) if isinstance(named, str) else None

@@ -127,6 +127,16 @@ def test_pickled_weights_are_not_read(tmp_path: Path) -> None:
     assert "they may run code" in said
 
 
+@pytest.mark.parametrize("key", ["attn_implementation", "_attn_implementation"])
+def test_a_config_cannot_name_code_for_attention(key: str, tmp_path: Path) -> None:
+    """transformers would fetch this kernel from the hub and run it."""
+    model, ids = models.fresh("llama_bias"), models.token_ids("llama_bias")
+    model.save_pretrained(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(config | {key: "kernels-community/flash-attn2"}))
+    assert torch.equal(am.load(tmp_path).run(ids).logits, models.hooked("llama_bias").run(ids).logits)
+
+
 def test_a_checkpoint_that_lacks_weights_is_refused(tmp_path: Path) -> None:
     models.fresh("gpt2").save_pretrained(tmp_path)
     weights = load_file(tmp_path / "model.safetensors")
