@@ -1,11 +1,13 @@
 """What a release says about itself agrees in all its files."""
 
+import ast
 import json
 import re
 import tomllib
 from pathlib import Path
 from typing import Any
 
+import pytest
 import yaml
 
 ROOT = Path(__file__).parents[1]
@@ -34,3 +36,47 @@ def test_the_citation_and_the_archive_agree_with_the_package() -> None:
     assert PROJECT["keywords"] == CITATION["keywords"] == archive["keywords"]
     assert PROJECT["urls"]["Homepage"] == CITATION["repository-code"]
     assert [linked["identifier"] for linked in archive["related_identifiers"]] == [CITATION["repository-code"]]
+
+
+FORMS = sorted((ROOT / ".github" / "ISSUE_TEMPLATE").glob("[!c]*.yml"))
+
+
+@pytest.mark.parametrize("path", FORMS, ids=[path.stem for path in FORMS])
+def test_an_issue_form_is_one_that_github_reads(path: Path) -> None:
+    form = read(str(path.relative_to(ROOT)))
+    assert form.keys() == {"name", "description", "labels", "body"}
+    assert {field["type"] for field in form["body"]} <= {"input", "textarea"}
+    names = [field["id"] for field in form["body"]]
+    assert len({*names}) == len(names) and names[-1] == "versions"
+    assert all(field["attributes"].keys() <= {"label", "description", "render"} for field in form["body"])
+    assert all(field.keys() <= {"type", "id", "attributes", "validations"} for field in form["body"])
+
+
+def test_questions_and_vulnerabilities_have_their_own_place() -> None:
+    settings = read(".github/ISSUE_TEMPLATE/config.yml")
+    assert not settings["blank_issues_enabled"]
+    places = [link["url"].removeprefix(PROJECT["urls"]["Homepage"]) for link in settings["contact_links"]]
+    assert places == ["/discussions", "/security/advisories/new"]
+
+
+RUNS_CODE = {"eval", "exec", "torch.load", "joblib.load", "yaml.load", "pandas.read_pickle", "cloudpickle.loads"}
+"""Functions that run code of what they read. A worker of Ray reads what `am.Ray` has sent it."""
+
+
+def test_the_package_runs_no_code_from_files() -> None:
+    """As SECURITY.md says."""
+    package = ROOT / "attnmech"
+    trees = {path.relative_to(package).as_posix(): ast.parse(path.read_text("utf-8")) for path in package.rglob("*.py")}
+    nodes = [(name, node) for name, tree in trees.items() for node in ast.walk(tree)]
+    called = [(name, ast.unparse(node.func), node) for name, node in nodes if isinstance(node, ast.Call)]
+    assert [(name, function) for name, function, _ in called if function in RUNS_CODE] == [
+        ("distributed/shipping.py", "cloudpickle.loads")
+    ]
+    options = [(word.arg, ast.unparse(word.value)) for *_, call in called for word in call.keywords]
+    trusts = {(name, value) for name, value in options if name in ("trust_remote_code", "allow_pickle", "weights_only")}
+    assert trusts == {("trust_remote_code", "False")}
+    imported = {
+        alias.name for _, node in nodes if isinstance(node, ast.Import | ast.ImportFrom) for alias in node.names
+    }
+    imported |= {node.module or "" for _, node in nodes if isinstance(node, ast.ImportFrom)}
+    assert not imported & {"pickle", "marshal", "shelve", "dill", "joblib", "requests", "httpx", "urllib.request"}
