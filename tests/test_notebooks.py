@@ -41,6 +41,19 @@ def test_a_notebook_is_stored_without_outputs(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
+def test_a_notebook_opens_in_colab_and_installs_attnmech_there(name: str) -> None:
+    title, install, *others = stored(name).cells
+    repository = "github.com/attnmech/attnmech"
+    colab = f"https://colab.research.google.com/{repository.replace('.com', '')}/blob/main/examples/{name}.ipynb"
+    assert title.source.endswith(f"\n\n[Open in Colab]({colab})")
+    assert install.id == "install" and "install" not in [cell.id for cell in others]
+    assert install.source == (
+        'from importlib.util import find_spec\n\nif find_spec("attnmech") is None:\n'
+        f"    %pip install -q attnmech || pip install -q git+https://{repository}"
+    )
+
+
+@pytest.mark.parametrize("name", NAMES)
 def test_its_figures_are_numbered_in_order(name: str) -> None:
     captions = re.findall(
         r"^\*\*Figures? ([\d to and]+)\.\*\*", "\n".join(each.source for each in stored(name).cells), re.M

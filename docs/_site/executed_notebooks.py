@@ -10,9 +10,11 @@ SHOWN: Final = ("quickstart", "head_types", "ablation")
 
 
 def page_of(notebook: Any, name: str) -> str:
-    """The notebook's text, code and outputs as MyST Markdown."""
+    """The notebook's text, code and outputs as MyST Markdown, without the cell that installs attnmech in Colab."""
     parts = []
     for cell in notebook.cells:
+        if cell.id == "install":
+            continue
         if cell.cell_type == "markdown":
             parts.append(cell.source)
             continue
