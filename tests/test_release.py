@@ -11,7 +11,8 @@ import pytest
 import yaml
 
 ROOT = Path(__file__).parents[1]
-PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
+SETTINGS = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))
+PROJECT = SETTINGS["project"]
 
 
 def read(path: str) -> Any:
@@ -80,3 +81,21 @@ def test_the_package_runs_no_code_from_files() -> None:
     }
     imported |= {node.module or "" for _, node in nodes if isinstance(node, ast.ImportFrom)}
     assert not imported & {"pickle", "marshal", "shelve", "dill", "joblib", "requests", "httpx", "urllib.request"}
+
+
+def test_the_recipe_for_conda_is_that_of_the_package() -> None:
+    recipe = read("conda/recipe.yaml")
+    context, build, about = recipe["context"], recipe["build"], recipe["about"]
+    names = {"torch": "pytorch", "xxhash": "python-xxhash"}  # conda-forge's, by grayskull's mapping
+    parts = [re.fullmatch(r"([\w-]+)(.*)", wanted) for wanted in PROJECT["dependencies"]]
+    wanted = [f"{names.get(part[1], part[1])} {part[2]}" for part in parts if part]
+    python, *packages = recipe["requirements"]["run"]
+    assert packages == wanted and len(wanted) == len(PROJECT["dependencies"])
+    assert python == "python >=${{ python_min }}" and f">={context['python_min']}" == PROJECT["requires-python"]
+    assert context["version"] == PROJECT["version"]
+    [(command, function)] = PROJECT["scripts"].items()
+    assert build["python"]["entry_points"] == [f"{command} = {function}"]
+    assert about["license_file"] == PROJECT["license-files"] and about["license"] == PROJECT["license"]
+    assert about["summary"] == PROJECT["description"]
+    backend = SETTINGS["build-system"]["requires"]
+    assert [package.replace(" ", "") for package in recipe["requirements"]["host"][2:]] == backend
