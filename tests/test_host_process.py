@@ -162,7 +162,7 @@ import torch
 from concurrent.futures import ThreadPoolExecutor
 import attnmech as am
 torch.set_num_threads(1)
-model, text = am.load(), "Anna sang of shells."
+model, text = am.load(dtype="float64"), "Anna sang of shells."
 here = am.attention_focus(model, text).entropy
 torch.set_num_threads(2)
 torch.testing.assert_close(am.attention_focus(model, text).entropy, here)

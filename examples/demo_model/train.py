@@ -140,9 +140,16 @@ def checkpoint_steps(steps: int, count: int) -> tuple[int, ...]:
     return (0, *sorted({round(ratio**place) for place in range(1, count)}))
 
 
-def save(model: BloomForCausalLM, tokenizer: PreTrainedTokenizerFast, folder: Path) -> None:
-    """Write model and tokenizer in the Hugging Face format."""
-    model.save_pretrained(folder)
+def save(
+    model: BloomForCausalLM, tokenizer: PreTrainedTokenizerFast, folder: Path, dtype: torch.dtype = torch.float32
+) -> None:
+    """Write model and tokenizer in the Hugging Face format, with weights rounded to `dtype`.
+
+    The config keeps float32, the precision in which transformers runs the model.
+    """
+    # `named_parameters` lists the tied embeddings once; `state_dict` would store them twice after rounding.
+    weights = {name: parameter.detach().to(dtype) for name, parameter in model.named_parameters()}
+    model.save_pretrained(folder, state_dict=weights)
     tokenizer.save_pretrained(folder)
 
 
@@ -198,7 +205,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             parser.exit(2, f"{error}\n")
         except KeyboardInterrupt:
             parser.exit(130, "stopped; the same command resumes from the last state saved.\n")
-    save(model, tokenizer, chosen.out)
+    save(model, tokenizer, chosen.out, torch.bfloat16)
     minutes = (time.perf_counter() - started) / 60
     print(f"{last} of {settings.steps} steps, seed {settings.seed}, {minutes:.1f} minutes: {chosen.out}")
 

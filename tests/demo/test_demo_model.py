@@ -9,6 +9,7 @@ from random import Random
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from transformers import BloomForCausalLM, PreTrainedTokenizerFast
 
 import attnmech as am
@@ -138,9 +139,22 @@ def test_folder_is_small_and_complete() -> None:
         "tokenizer_config.json",
         "README.md",
     } <= files
-    assert (model_folder() / "model.safetensors").stat().st_size <= 12_000_000
+    assert (model_folder() / "model.safetensors").stat().st_size <= 6_000_000
     for file in model_folder().glob("*.json"):
         assert "_name_or_path" not in json.loads(file.read_text())
+
+
+def test_weights_are_stored_in_bfloat16_and_run_in_float32(
+    shipped: tuple[BloomForCausalLM, PreTrainedTokenizerFast],
+) -> None:
+    stored = load_file(model_folder() / "model.safetensors")
+    assert {tensor.dtype for tensor in stored.values()} == {torch.bfloat16}
+    for model in (shipped[0], am.load(), am.load(dtype="float64"), am.load(dtype="bfloat16")):
+        weights = dict(model.named_parameters())
+        assert weights.keys() == stored.keys()
+        assert all(torch.equal(weights[name], stored[name].to(model.dtype)) for name in stored)
+    assert shipped[0].dtype == am.load().dtype == am.untrained(am.load()).dtype == torch.float32
+    assert am.load(model_folder()).dtype == torch.bfloat16  # a folder's own precision
 
 
 def test_evaluate_prints_a_table(capsys: pytest.CaptureFixture[str]) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from train import Settings, checkpoint_steps, learning_rate_share, main, new_model, next_word_loss, train
 from transformers import BloomForCausalLM
 
@@ -192,6 +193,13 @@ def test_the_command_writes_folders_that_load(tmp_path: Path, capsys: pytest.Cap
     ]
     model = BloomForCausalLM.from_pretrained(tmp_path / "model")
     assert model.config.vocab_size == len(TOKENIZER)
+    assert model.dtype == torch.float32
+    stored = load_file(tmp_path / "model" / "model.safetensors")
+    last = load_file(tmp_path / "model" / "checkpoints" / "step-000002" / "model.safetensors")
+    assert {tensor.dtype for tensor in last.values()} == {torch.float32}
+    assert {tensor.dtype for tensor in stored.values()} == {torch.bfloat16}
+    assert stored.keys() == last.keys() == dict(model.named_parameters()).keys()
+    assert all(torch.equal(stored[name], last[name].bfloat16()) for name in stored)
     for file in (tmp_path / "model").glob("*.json"):
         assert str(tmp_path) not in file.read_text()
 

@@ -60,7 +60,7 @@ def redundancy(
     >>> alike.clusters(0.1)[0]
     ((0, 3), (0, 4), (0, 6), (0, 7), (1, 3))
     >>> alike.effective_heads.round(decimals=1).tolist()
-    [2.3, 3.6, 4.7, 5.1]
+    [2.3, 3.6, 4.6, 5.1]
 
     The divergence is the mean over rows of JS(p, q) = H((p + q) / 2) − (H(p) + H(q)) / 2, in nats: 0 if two heads
     attend alike, ln 2 if they have no key in common. Rows of first tokens, special tokens and padding do not count, nor

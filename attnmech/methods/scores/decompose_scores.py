@@ -246,7 +246,7 @@ class ScoreDecomposition(SplitScores):
         """Writes the score of a pair as the sum of its terms in one line, with its probability.
 
         >>> print(split.explain(2, 6, query=15, key=4))      # doctest: +SKIP
-        L2H6: ' song' (15) attends to ' blue' (4) with weight 0.9999, score 29.28: query_key +28.45, key_bias +0.89, ...
+        L2H6: ' song' (15) attends to ' blue' (4) with weight 0.9999, score 29.30: query_key +28.47, key_bias +0.89, ...
 
         Args:
             layer: the layer.

@@ -117,8 +117,8 @@ def load(
             model.
         tokenizer: the tokenizer of a model object, which otherwise takes only token ids.
         device: the device of the model; parameters of a model object are copied if they are on another device.
-        dtype: the precision; by default, the one in which a folder stores its weights, and float32 for GGUF. Parameters
-            of a model object are copied if they have another precision.
+        dtype: the precision; by default, the one in which a folder stores its weights, and float32 for GGUF and for the
+            demo model (stored in bfloat16). Parameters of a model object are copied if they have another precision.
         bos: whether a text begins with the tokenizer's BOS or CLS token: None leaves it to the tokenizer.
         architecture: how the model is built, if attnmech cannot read that from the model.
         example: inputs for a module of your own: a tensor, a tuple of positional arguments, or a mapping of keyword
@@ -309,7 +309,7 @@ def from_files(
 ) -> tuple[PreTrainedModel, Any, str, Path]:
     """The model of a hub name, folder or file (None: the demo model), with its tokenizer, name and folder."""
     if source is None:
-        folder, name = model_folder(), "demo"
+        folder, name, dtype = model_folder(), "demo", dtype or torch.float32
     elif isinstance(source, (str, Path)):
         path, name = _path_of(source), str(source)
         if is_gguf(path):
