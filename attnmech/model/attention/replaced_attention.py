@@ -127,19 +127,25 @@ class GPTJAttention(StandIn):
     def __init__(self, original: nn.Module) -> None:
         super().__init__(original)
         self.heads = int(original.num_attention_heads)  # type: ignore[arg-type]
-        self.scale = 1 / float(original.scale_attn)  # type: ignore[arg-type]
-        tables = original.embed_positions
-        assert isinstance(tables, torch.Tensor)
-        self.register_buffer("embed_positions", tables, persistent=False)
+        self.scale = float(original.head_dim) ** -0.5  # type: ignore[arg-type]
+        # Up to transformers 5.23, each layer has the tables; later, the model passes their rows.
+        self.register_buffer("embed_positions", getattr(original, "embed_positions", None), persistent=False)
 
     def forward(
-        self, hidden_states: Tensor, attention_mask: MaskRule, position_ids: Tensor, **_: Any
+        self,
+        hidden_states: Tensor,
+        attention_mask: MaskRule,
+        position_ids: Tensor | None = None,
+        position_embeddings: tuple[Tensor, Tensor] | None = None,
+        **_: Any,
     ) -> tuple[Tensor, None]:
         """transformers' signature: returns attn_raw, and no weights."""
         q, k, v = self.project(hidden_states, self.heads, self.heads)
-        embed_positions = self.embed_positions
-        assert isinstance(embed_positions, torch.Tensor)
-        sin, cos = embed_positions[position_ids].to(q).chunk(2, dim=-1)
+        if position_embeddings is None:
+            assert isinstance(self.embed_positions, Tensor)
+            sin, cos = self.embed_positions[position_ids].to(q).chunk(2, dim=-1)
+        else:
+            sin, cos = position_embeddings
         tables = tuple(table.repeat_interleave(2, dim=-1) for table in (cos, sin))
         self.attnmech_site.in_force.note(rotary=tables)
         cos, sin = (table[:, None] for table in tables)
