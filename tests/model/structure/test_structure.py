@@ -4,7 +4,6 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 import tiny
@@ -102,23 +101,16 @@ def test_columns_side_by_side_are_a_view() -> None:
     assert torch.equal(apart, value[:, [2, 4, 3]])
 
 
-def test_the_layout_of_codegen_is_transformers_own_split() -> None:
-    model = tiny.model_of("codegen")
-    attention, x = model.transformer.h[1].attn, random(2, 5, model.config.n_embd)
-    heads, d_head, split = attention.num_attention_heads, attention.head_dim, list[Tensor]()
-    own = attention._split_heads
-
-    def keep(*args: Any, **kwargs: Any) -> Tensor:
-        split.append(own(*args, **kwargs))
-        return split[-1]
-
-    attention._split_heads = keep
-    with torch.no_grad():
-        attention(x, position_ids=torch.arange(5)[None])
-        output = attention.qkv_proj(x)
-    ours = codegen_layout(heads, d_head).split([output], heads, heads, rest="batch position")
-    assert len(split) == 3
-    assert torch.equal(ours[0], split[0]) and torch.equal(ours[1], split[1]) and torch.equal(ours[2], split[2])
+def test_the_layout_of_codegen_has_four_shards() -> None:
+    """Each with queries, values and keys of a quarter of the heads; test_families.py compares the logits."""
+    heads, d_head = 8, 3
+    output = random(2, 5, 3 * heads * d_head)
+    q, k, v = codegen_layout(heads, d_head).split([output], heads, heads, rest="batch position")
+    for head in range(heads):
+        shard, place = divmod(head, heads // 4)
+        for kind, part in enumerate((q, v, k)):
+            first = ((3 * shard + kind) * (heads // 4) + place) * d_head
+            assert torch.equal(part[:, :, head], output[..., first : first + d_head])
 
 
 # -- rotation ------------------------------------------------------------------------------------------------
