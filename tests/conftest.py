@@ -10,6 +10,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import checking
 import pytest
+import schemas
 import torch
 from browser import chromium  # noqa: F401 - a fixture, one for all tests of a process
 from hypothesis import settings
@@ -63,6 +64,14 @@ def many_batches(monkeypatch: pytest.MonkeyPatch) -> None:
 def few_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     """Makes blocks of rows small, so that a short text has several."""
     monkeypatch.setattr("attnmech.model.parts.mask._LEAST_ROWS", 16)
+
+
+@pytest.fixture(autouse=True)
+def files_fit_their_schema(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Validates the header of every result that a test saves."""
+    result = sys.modules.get("attnmech.results.result")
+    if result is not None:
+        monkeypatch.setattr(result, "write_tensors", schemas.checked(result.write_tensors))
 
 
 @pytest.fixture(autouse=True)

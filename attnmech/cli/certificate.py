@@ -23,7 +23,7 @@ def certificate_summary(model: "HookedModel", certificate: "Certificate", files:
     ]  # fmt: skip
     return Summary(
         "check",
-        repr(model),
+        model,
         [certificate.verdict],
         Rows("Checks", frame, [Column(str(name)) for name in frame.columns]),
         notes=[certificate.left_out] if certificate.left_out else [],

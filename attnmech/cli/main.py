@@ -1,4 +1,5 @@
-"""The command line: `attnmech report`, `atlas`, `focus`, `drift`, `heads`, `embed`, `ablate`, `null` and `check`.
+"""The command line: `attnmech report`, `atlas`, `focus`, `drift`, `heads`, `embed`, `ablate`, `null`, `check` and
+`mcp`.
 
 Neither torch nor transformers is imported until a command needs it.
 """
@@ -13,6 +14,7 @@ from typer.core import TyperGroup
 
 from .. import __version__
 from ..errors import AttnmechError, InputError, JournalError, ModelNotFoundError
+from .agents.command import mcp
 from .atlas import atlas
 from .certificate import certificate_summary, print_certificate
 from .inputs import built_in_paragraph, engine_of, numbers_of, require_one_source, streamed, sweep_inputs, texts_of
@@ -481,6 +483,14 @@ def check(
         print_certificate(hooked, hooked.certificate, outputs.names)
     if not hooked.certificate.ok:
         raise typer.Exit(1)
+
+
+app.command(
+    epilog=_examples(
+        "attnmech mcp --model gpt2 --folder ./texts",
+        "attnmech mcp --http 8765",
+    )
+)(mcp)
 
 
 def main() -> None:

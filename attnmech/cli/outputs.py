@@ -47,7 +47,7 @@ FILES: Final = {
 class Outputs:
     """The files of a command and, until all are written, the journal beside the first."""
 
-    def __init__(self, paths: Sequence[Path], *, overwrite: bool, resumable: bool) -> None:
+    def __init__(self, paths: Sequence[Path] = (), *, overwrite: bool = False, resumable: bool = False) -> None:
         self.paths, self._overwrite, self._resumable = tuple(paths), overwrite, resumable
         self.place = paths[0].parent / f"{paths[0].name}.journal" if paths else None
         """The path of the journal, if this or another run writes one."""

@@ -1,5 +1,6 @@
 """Summarises what a command found, for the terminal or as JSON."""
 
+from collections import Counter
 from typing import TYPE_CHECKING
 
 from .terminal import Column, Rows, Summary, columns_of
@@ -7,16 +8,19 @@ from .terminal import Column, Rows, Summary, columns_of
 if TYPE_CHECKING:
     import pandas as pd
 
+    from ..methods.claims.result import HeadClaim
     from ..methods.drift.result import ResidualDrift
+    from ..methods.examples.result import HeadExamples
     from ..methods.focus.attention_focus import AttentionFocus
     from ..methods.head_types.head_types import HeadTypes
     from ..methods.joint_embedding.result import JointEmbedding
     from ..methods.null_attention.result import NullAttention
+    from ..methods.scores.decompose_scores import ScoreDecomposition
     from ..model.run.hooked import HookedModel
     from ..pages.atlas.result import Atlas
     from ..pages.result import Report
     from ..results.result import PagedResult
-    from ..runs.effects import HeadEffects
+    from ..runs.effects import Effects, HeadEffects
     from .outputs import Outputs
 
 LAYER, HEAD = Column("layer"), Column("head")
@@ -31,7 +35,7 @@ def summary_of(
     notes = [f"{cut} of {count} texts were cut to the model's length."] if cut else []
     intervals = str(shown.frame.attrs.get("intervals", ""))
     return Summary(
-        command, repr(model), (repr(result), *further), shown, notes + [intervals] * bool(intervals), outputs.names
+        command, model, (repr(result), *further), shown, notes + [intervals] * bool(intervals), outputs.names
     )
 
 
@@ -51,13 +55,13 @@ def report_summary(model: "HookedModel", result: "Report", outputs: "Outputs") -
         if path.suffix.lower() == ".html"
     ]
     findings = [f"{question}. {finding}" for question, finding in result.findings.items()]
-    return Summary("report", repr(model), findings, shown, (*result.notes, *sizes), outputs.names)
+    return Summary("report", model, findings, shown, (*result.notes, *sizes), outputs.names)
 
 
 def atlas_summary(model: "HookedModel", result: "Atlas", outputs: "Outputs", shown: Rows) -> Summary:
     """The findings of an atlas, and its heads."""
     findings = [f"{question}. {finding}" for question, finding in result.findings.items()]
-    return Summary("atlas", repr(model), findings, shown, result.notes, outputs.names)
+    return Summary("atlas", model, findings, shown, result.notes, outputs.names)
 
 
 def focus_rows(result: "AttentionFocus") -> Rows:
@@ -116,6 +120,76 @@ def drift_rows(result: "ResidualDrift", similarity: str) -> Rows:
             Column("anisotropy", unit="mean cosine"),
         ),
     )
+
+
+def patch_rows(result: "Effects") -> Rows:
+    """The effects of patching heads."""
+    frame = result.strongest(max(1, len(result.to_frame())))
+    return Rows(
+        "Heads by the size of their effect, clear ones first",
+        frame,
+        (
+            LAYER, HEAD, Column("kv_head"), Column("effect", unit="logits"), Column("effect_low", "low", "95 %"),
+            Column("effect_high", "high", "95 %"), Column("clear"), Column("recovered", unit="of the gap"),
+            Column("recovered_low", "low", "95 %"), Column("recovered_high", "high", "95 %"),
+        ),
+    )  # fmt: skip
+
+
+def claim_rows(result: "HeadClaim") -> Rows:
+    """What each head of a claim adds."""
+    return Rows(
+        "The contribution of each head to the effect of all",
+        result.by_head(),
+        (LAYER, HEAD, Column("adds"), Column("adds_low", "low", "95 %"), Column("adds_high", "high", "95 %")),
+    )
+
+
+def key_rows(result: "ScoreDecomposition", head: int, query: int) -> Rows:
+    """The visible keys of one row of a single layer, with the terms of their scores."""
+    import pandas as pd
+
+    numbers = result.numbers()
+    row = (0, head, query)
+    terms = numbers.terms_of_row(*row)
+    columns = {"key": range(len(numbers.key_tokens)), "token": numbers.key_tokens, "attention": numbers.pattern[row],
+               "score": numbers.scores[row], **terms}  # fmt: skip
+    frame = pd.DataFrame(columns).dropna(subset="score").sort_values("attention", ascending=False)
+    scores = [Column(name, unit="score") for name in ("score", *terms)]
+    return Rows(
+        "Keys by their attention", frame, (Column("key"), Column("token"), Column("attention", unit="p"), *scores)
+    )
+
+
+def example_rows(result: "HeadExamples", token: str, at: str) -> tuple[Rows, str]:
+    """The strongest rows with a token as their query or as the key that they attend to most, and a sentence."""
+    frame = result.to_frame()
+    if at == "key":
+        # The key that counts is neither the first token nor the query itself.
+        places = [
+            next((n for n, key in enumerate(keys) if key not in (0, position)), None)
+            for keys, position in zip(frame["keys"], frame.position, strict=True)
+        ]
+        words = [None if n is None else texts[n] for n, texts in zip(places, frame.key_tokens, strict=True)]
+    else:
+        words = frame["query"].tolist()
+    wanted = token.strip().casefold()
+    found = frame[[word is not None and word.strip().casefold() == wanted for word in words]]
+    found = found.assign(keys_attended=[", ".join(map(repr, texts[:3])) for texts in found.key_tokens])
+    found = found.sort_values("value", ascending=False)
+    heads = Counter(zip(found.layer, found["head"], strict=True))
+    named = ", ".join(f"L{layer}H{head} ({count})" for (layer, head), count in heads.most_common(5))
+    attend = "attend most to" if at == "key" else "attend from"
+    finding = f"{len(found)} of the {len(frame)} strongest rows {attend} {token!r}" + (
+        f", in {len(heads)} heads: {named}." if len(found) else "."
+    )
+    shown = Rows(
+        f"Strongest rows that {attend} the token, by value",
+        found,
+        (LAYER, HEAD, Column("value"), Column("query"), Column("keys_attended"), Column("window"), Column("text"),
+         Column("position")),
+    )  # fmt: skip
+    return shown, finding
 
 
 def embed_rows(result: "JointEmbedding") -> Rows:

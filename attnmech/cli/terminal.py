@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
     from ..maths.statistic import Statistic
+    from ..model.run.hooked import HookedModel
 
 VERSION: Final = 1
 """The version of the JSON object; it increases when a key changes its meaning or is removed."""
@@ -25,9 +26,10 @@ KEYS: Final = {
     "version": str(VERSION),
     "command": "the command, such as focus",
     "model": "the model, its sizes and its certificate in one line",
+    "certificate": "whether every check of the model holds (ok), and the verdict in words",
     "findings": "sentences, the most important first",
     "notes": "what was cut or left out",
-    "table": "title, units (by column) and rows (all of them, by column; null for a missing number)",
+    "table": "title, units (by column), rows (by column; null for a missing number) and rows_in_all",
     "files": "absolute paths of the files written",
     "ok": "of check: whether every check holds",
     "points": "of check: for each activation point its name (point), shape, meaning, and why it is absent or refused",
@@ -78,7 +80,7 @@ class Summary:
     """What a command prints."""
 
     command: str
-    model: str
+    model: "HookedModel"
     findings: Sequence[str]
     table: Rows
     notes: Sequence[str] = ()
@@ -92,10 +94,10 @@ class Summary:
 def print_summary(summary: Summary, *, rows: int, as_json: bool) -> None:
     """Prints a summary with the first `rows` rows of its table, or as JSON with all rows."""
     if as_json:
-        print(json.dumps(_json(summary), ensure_ascii=False, allow_nan=False))
+        print(json.dumps(as_object(summary), ensure_ascii=False, allow_nan=False))
         return
     console = Console()
-    for line in (summary.model, *summary.findings):
+    for line in (repr(summary.model), *summary.findings):
         console.print(plain(line), soft_wrap=True, highlight=False)
     print_rows(console, summary.table, rows)
     for note in summary.notes:
@@ -140,19 +142,23 @@ def _cell(value: Any) -> str:
     return plain(str(value))
 
 
-def _json(summary: Summary) -> dict[str, Any]:
+def as_object(summary: Summary, rows: int | None = None) -> dict[str, Any]:
+    """The JSON object of a summary (docs/schema/answer.json), with all rows of its table or the first `rows`."""
     columns = summary.table.present
     frame = summary.table.frame[[column.name for column in columns]]
+    certificate = summary.model.certificate
     return {
         "version": VERSION,
         "command": summary.command,
-        "model": summary.model,
+        "model": repr(summary.model),
+        "certificate": {"ok": certificate.ok, "verdict": certificate.verdict},
         "findings": list(summary.findings),
         "notes": list(summary.notes),
         "table": {
             "title": summary.table.title,
             "units": {column.name: column.unit for column in columns if column.unit},
-            "rows": [dict(zip(frame, map(_value, row), strict=True)) for row in frame.itertuples(index=False)],
+            "rows": [dict(zip(frame, map(_value, row), strict=True)) for row in frame[:rows].itertuples(index=False)],
+            "rows_in_all": len(frame),
         },
         "files": list(summary.files),
         **summary.more,

@@ -3,12 +3,12 @@
 from pathlib import Path
 
 from .. import results
-from ..basics.arguments import string
+from ..basics.arguments import shown, string
 from ..basics.files import path_of
 from ..basics.messages import first_line
 from ..basics.public import public
 from ..errors import InputError
-from .result import Result
+from .result import FILE_VERSION, Result
 from .tensor_file import read_tensors
 
 
@@ -43,6 +43,12 @@ def load_result(path: str | Path) -> Result:
     if not (isinstance(kind, type) and issubclass(kind, Result)):
         raise InputError(
             f"{source} holds {name!r}, which is not in am.results; read it with the version of attnmech that saved it."
+        )
+    version = header.get("version", FILE_VERSION)
+    if version != FILE_VERSION:
+        raise InputError(
+            f"{source} has the file version {shown(version)}; this attnmech reads version {FILE_VERSION}. Read it with "
+            "the version of attnmech that saved it."
         )
     try:
         return kind._from_file(tensors, header)

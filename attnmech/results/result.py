@@ -4,7 +4,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Self
 
 import pandas as pd
 from torch import Tensor
@@ -21,6 +21,9 @@ from .figure_file import SavesFigures
 from .head_page import head_page, is_about_heads
 from .provenance import Provenance
 from .tensor_file import write_tensors
+
+FILE_VERSION: Final = 1
+"""The version of the files of results (docs/schema/result.json); it increases when older files become unreadable."""
 
 
 class Result(SavesFigures, ABC):
@@ -56,7 +59,7 @@ class Result(SavesFigures, ABC):
         """Writes the result to one safetensors file (tensors, and JSON in its header), for `am.load_result`."""
         everything, facts = self._written()
         tensors, same_as = _without_repeats(everything)
-        header = {"kind": type(self).__name__, **facts, "same_as": same_as}
+        header = {"version": FILE_VERSION, "kind": type(self).__name__, **facts, "same_as": same_as}
         return write_tensors(path, tensors, header)
 
     @property

@@ -1,13 +1,38 @@
-"""Shows the progress of a run on stderr: documents, rate and time left for a corpus, steps for a sweep."""
+"""Shows the progress of a run on stderr: documents, rate and time left for a corpus, steps for a sweep. A watcher sees
+every step too.
+"""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from contextvars import ContextVar
+from typing import Any, Final, TypeAlias
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from .corpus import CorpusBatch, Documents
+
+Watcher: TypeAlias = Callable[[str, float, float | None], None]
+"""Called after each step with the kind of step, the number done, and the total if it is known. An exception that it
+raises ends the run."""
+
+_watcher: Final[ContextVar[Watcher | None]] = ContextVar("watcher", default=None)
+
+
+@contextmanager
+def watched(by: Watcher) -> Iterator[None]:
+    """Lets `by` watch all steps of this thread during the block."""
+    before = _watcher.set(by)
+    try:
+        yield
+    finally:
+        _watcher.reset(before)
+
+
+def _tell(bar: Progress) -> None:
+    watcher, task = _watcher.get(), bar.tasks[0]
+    if watcher is not None:
+        watcher(task.description, task.completed, task.total)
 
 
 class Meter:
@@ -24,6 +49,7 @@ class Meter:
         elapsed = self._bar.tasks[0].elapsed or 0.0
         rate = f"{self._tokens / elapsed:,.0f} tokens/s" if elapsed and self._tokens else ""
         self._bar.update(self._task, advance=len(part.documents), rate=rate)
+        _tell(self._bar)
 
 
 @contextmanager
@@ -61,6 +87,7 @@ class Steps:
     def advance(self, count: int) -> None:
         """Counts steps that are done, now or before an interruption."""
         self._bar.update(self._task, advance=count)
+        _tell(self._bar)
 
 
 @contextmanager

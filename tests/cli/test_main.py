@@ -16,6 +16,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import typer
+from schemas import schema
 
 import attnmech as am
 from attnmech.cli import main as cli
@@ -599,8 +600,10 @@ def test_json_has_the_documented_keys(
     assert run(monkeypatch, command, *text, "--out", str(tmp_path / "table.csv"), "--json") == 0
     printed = json.loads(capsys.readouterr().out)
     assert list(printed) == [key for key in KEYS if command == "check" or key not in ("ok", "points")]
-    assert printed["version"] == 1 and printed["command"] == command
-    assert list(printed["table"]) == ["title", "units", "rows"]
+    schema("answer").validate(printed)
+    assert printed["version"] == 1 and printed["command"] == command and printed["certificate"]["ok"]
+    assert list(printed["table"]) == ["title", "units", "rows", "rows_in_all"]
+    assert printed["table"]["rows_in_all"] == len(printed["table"]["rows"])
     assert all(set(printed["table"]["units"]) <= set(row) for row in printed["table"]["rows"])
     assert run(monkeypatch, "--help") == 0
     helped = " ".join(capsys.readouterr().out.split())
@@ -612,7 +615,9 @@ def test_commands_list_shared_options_in_one_order() -> None:
         "--model", "--device", "--dtype", "--text", "--file", "--truncate", "--out", "--overwrite", "--rows",
         "--json", "--memory", "--engine", "--address", "--workers",
     ]  # fmt: skip
-    for command in typer.main.get_command(cli.app).commands.values():
+    commands = typer.main.get_command(cli.app).commands
+    assert set(commands) == {*COMMANDS, "atlas", "mcp"}
+    for command in (each for name, each in commands.items() if name != "mcp"):
         names = [option.opts[0] for option in command.params]
         assert [name for name in names if name in order] == [name for name in order if name in names]
         assert {"--model", "--device", "--dtype", "--out", "--overwrite", "--json"} <= set(names)

@@ -1,0 +1,34 @@
+"""Decides which files an agent may read and write."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from ...errors import InputError
+
+
+class Folders:
+    """The folders that the user allows; without any, no file may be read or written."""
+
+    def __init__(self, folders: Sequence[Path]) -> None:
+        for folder in folders:
+            if not folder.is_dir():
+                raise InputError(f"--folder must name a folder that exists; got {folder}.")
+        self._roots = tuple(folder.resolve() for folder in folders)
+
+    def file(self, name: str) -> Path:
+        """Returns the path of a file, with links resolved; relative names begin in the first folder.
+
+        Raises `InputError` for a path outside the folders, whether or not it exists.
+        """
+        if not self._roots:
+            raise InputError("no file can be read or written; start the server with --folder.")
+        if "\0" in name:
+            raise InputError("a path must not contain a null character.")
+        try:
+            path = (self._roots[0] / name).resolve()
+        except (OSError, RuntimeError) as error:  # a circle of links, or a name that is too long
+            raise InputError(f"{name[:200]!r} is not a path.") from error
+        if not any(path.is_relative_to(root) for root in self._roots):
+            allowed = ", ".join(map(str, self._roots))
+            raise InputError(f"files must be in {allowed}; got {name[:200]!r}.")
+        return path

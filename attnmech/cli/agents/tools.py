@@ -1,0 +1,479 @@
+"""The tools: each asks one question of a model and answers with an `Answer`.
+
+The SDK reads names, types and descriptions of the arguments from the signatures, and shows the docstrings to agents.
+"""
+
+import base64
+import json
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from itertools import islice
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from threading import Lock
+from typing import Annotated, Any, Final, Literal, TypeAlias
+
+from anyio import from_thread
+from mcp.server.mcpserver import Context
+from mcp.server.mcpserver.exceptions import ToolError
+from mcp.types import CallToolResult, ImageContent, TextContent
+from pydantic import Field
+
+from ...errors import AttnmechError
+from ...runs.progress import watched
+from ..certificate import certificate_summary
+from ..inputs import built_in_paragraph
+from ..outputs import REPORT, RESULT, Outputs
+from ..summaries import (
+    claim_rows,
+    drift_rows,
+    effect_rows,
+    example_rows,
+    focus_rows,
+    key_rows,
+    null_rows,
+    patch_rows,
+    report_summary,
+    summary_of,
+    type_rows,
+)
+from ..terminal import Rows, Summary, as_object
+from .answers import Answer
+from .arguments import (
+    CorpusFile,
+    Documents,
+    Head,
+    Index,
+    Method,
+    Metric,
+    ModelName,
+    Out,
+    Picture,
+    RowLimit,
+    TestCase,
+    Text,
+    Texts,
+    Words,
+)
+from .folders import Folders
+from .models import Models
+
+MAX_ANSWER: Final = 60_000
+"""The largest number of characters of an answer without its picture."""
+_PATIENCE: Final = 0.1
+"""The seconds between two looks at whether a waiting call was cancelled."""
+
+Answered: TypeAlias = Annotated[CallToolResult, Answer]
+
+
+class Tools:
+    """The tools, over the models and the folders that the user allows. One call runs at a time; others wait."""
+
+    def __init__(self, models: Models, folders: Folders) -> None:
+        self._models, self._folders, self._running = models, folders, Lock()
+
+    @property
+    def all(self) -> "Sequence[Callable[..., CallToolResult]]":
+        """The tools in the order in which an agent may need them."""
+        return (
+            self.load_model, self.report, self.head_types, self.attention_focus, self.explain_score,
+            self.search_examples, self.ablate_heads, self.patch_heads, self.confirm_heads, self.null_attention,
+            self.residual_drift,
+        )  # fmt: skip
+
+    # -- the tools --------------------------------------------------------------------------------------------
+
+    def load_model(self, ctx: Context, model: ModelName = None, rows: RowLimit = 50) -> Answered:
+        """Load a model and prove what its activation points mean.
+
+        The answer lists every check, and every activation point with its shape. Results on points of failed checks are
+        refused. The numbers of layers and heads are in `model`.
+        """
+        with self._work(ctx, model) as hooked:
+            return _answer(certificate_summary(hooked, hooked.certificate, []), rows)
+
+    def report(
+        self,
+        ctx: Context,
+        texts: Annotated[list[Text], Field(min_length=1, max_length=12)],
+        out: Annotated[
+            list[Annotated[str, Field(max_length=4096)]],
+            Field(min_length=1, max_length=4, description="Files to write in an allowed folder: .html for the page, "
+                  ".csv or .parquet for the table."),
+        ],
+        model: ModelName = None,
+        rows: RowLimit = 20,
+    ) -> Answered:  # fmt: skip
+        """Write an offline page about up to 12 texts: what each head attends to, why, and whether it matters.
+
+        Of a long text, the first 192 tokens are run. The findings answer one question each.
+        """
+        outputs = self._outputs(out, REPORT)
+        with self._work(ctx, model) as hooked:
+            from ...pages.report import report
+
+            result = report(hooked, texts)
+            outputs.write(result.to_frame(), {".html": result.write_html})
+            return _answer(report_summary(hooked, result, outputs), rows)
+
+    def head_types(
+        self,
+        ctx: Context,
+        model: ModelName = None,
+        file: CorpusFile = None,
+        documents: Documents = 200,
+        rows: RowLimit = 20,
+        out: Out = None,
+        picture: Picture = False,
+    ) -> Answered:
+        """Find the type of every head: previous token, duplicate token, induction, first token, …
+
+        Without a file, the heads read repeated sequences of random tokens. A type is claimed if its score, a mean
+        attention, is above its baseline by an interval that holds for all heads together.
+        """
+        outputs, corpus = self._outputs(out), self._corpus(file, documents)
+        with self._work(ctx, model) as hooked:
+            from ...methods.head_types.head_types import head_types
+
+            result = head_types(hooked) if corpus is None else head_types(hooked, iter(corpus), truncate=True)
+            return self._answer("heads", hooked, result, type_rows(result), outputs, rows, picture)
+
+    def attention_focus(
+        self,
+        ctx: Context,
+        model: ModelName = None,
+        texts: Texts = None,
+        file: CorpusFile = None,
+        documents: Documents = 200,
+        rows: RowLimit = 20,
+        out: Out = None,
+        picture: Picture = False,
+    ) -> Answered:
+        """Measure where every head attends: first token, previous token, itself, how far, how concentrated.
+
+        Without texts or a file, a built-in paragraph is read.
+        """
+        outputs, inputs = self._outputs(out), self._inputs(texts, file, documents)
+        with self._work(ctx, model) as hooked:
+            from ...methods.focus.attention_focus import attention_focus
+
+            result = attention_focus(hooked, iter(inputs or [built_in_paragraph()]), truncate=True)
+            return self._answer("focus", hooked, result, focus_rows(result), outputs, rows, picture)
+
+    def explain_score(
+        self,
+        ctx: Context,
+        text: Text,
+        layer: Index,
+        head: Index,
+        query: Annotated[
+            int | None, Field(ge=0, le=1_000_000, description="The position of the query; the last token if left out.")
+        ] = None,
+        key: Annotated[
+            int | None,
+            Field(ge=0, le=1_000_000, description="The position of the key; the most attended if left out."),
+        ] = None,
+        model: ModelName = None,
+        rows: RowLimit = 20,
+        picture: Picture = False,
+    ) -> Answered:
+        """Explain why a head attends from one token to another: the score as an exact sum of its terms.
+
+        The table has a row for each visible key with its position, its token, its attention, its score, and the terms
+        that add up to the score. The most attended keys come first. The finding is about the chosen key.
+        """
+        with self._work(ctx, model) as hooked:
+            from ...methods.scores.decompose_scores import decompose_scores
+
+            result = decompose_scores(hooked, text, layers=[layer])
+            place = len(result.tokens[0]) - 1 if query is None else query
+            finding = result.explain(layer, head, place, key)
+            shown = key_rows(result, head, place)
+            figure = ("row_ledger", {"layer": layer, "head": head, "query": place})
+            return _answer(Summary("explain", hooked, [finding], shown), rows, _png(result, *figure) if picture else ())
+
+    def search_examples(
+        self,
+        ctx: Context,
+        token: Annotated[str, Field(min_length=1, max_length=200, description="The token, with or without its space.")],
+        file: Annotated[str, Field(max_length=4096, description="The corpus: a file in an allowed folder.")],
+        at: Annotated[Literal["key", "query"], Field(description="Whether heads attend to the token or from it.")] = (
+            "key"
+        ),
+        by: Annotated[
+            Literal["attention", "value_weighted", "update", "next_token"],
+            Field(description="The statistic that orders a head's rows."),
+        ] = "attention",
+        model: ModelName = None,
+        documents: Documents = 200,
+        rows: RowLimit = 20,
+    ) -> Answered:
+        """Find heads that attend to a token, or from it, in the strongest rows of a corpus.
+
+        Of every head, the ten strongest rows of the corpus are searched. Strong rows are extremes; they do not show
+        what a head does elsewhere.
+        """
+        corpus = self._corpus(file, documents) or []
+        with self._work(ctx, model) as hooked:
+            from ...methods.examples.result import examples
+
+            result = examples(hooked, iter(corpus), by=by, truncate=True)
+            shown, finding = example_rows(result, token, at)
+            return _answer(summary_of("search", hooked, result, Outputs(), shown, finding), rows)
+
+    def ablate_heads(
+        self,
+        ctx: Context,
+        model: ModelName = None,
+        texts: Texts = None,
+        file: CorpusFile = None,
+        documents: Annotated[int, Field(ge=1, le=512, description="The documents read from the file.")] = 64,
+        answers: Annotated[Words, Field(description="The right next token of each text, with its space.")] = None,
+        against: Annotated[Words, Field(description="The token compared with each answer.")] = None,
+        heads: Annotated[
+            list[Head] | None, Field(min_length=1, max_length=64, description="The heads; all if left out.")
+        ] = None,
+        method: Method = "zero",
+        metric: Annotated[
+            Metric, Field(description='"logit_difference" needs answers and against, "accuracy" needs answers.')
+        ] = "loss",
+        rows: RowLimit = 20,
+        out: Out = None,
+        picture: Picture = False,
+    ) -> Answered:
+        """Ablate every head alone, and measure how much the metric changes: after minus before.
+
+        Intervals are over texts and need at least five. Without texts or a file, 64 documents in the demo model's
+        language are read.
+        """
+        outputs, inputs = self._outputs(out), self._inputs(texts, file, documents)
+        with self._work(ctx, model) as hooked:
+            from ...demo.text import documents as demo_documents
+            from ...methods.ablation.heads import ablate_heads
+
+            texts = inputs or demo_documents(64)
+            result = ablate_heads(
+                hooked, texts, heads=_pairs(heads), method=method, metric=metric, answers=answers, against=against,
+                reference=texts if method == "mean" else None,
+            )  # fmt: skip
+            shown = effect_rows(result, _unit(metric))
+            return self._answer("ablate", hooked, result, shown, outputs, rows, picture)
+
+    def patch_heads(
+        self,
+        ctx: Context,
+        clean: Annotated[list[Text], Field(min_length=1, max_length=64, description="The prompts.")],
+        corrupted: Annotated[
+            list[Text],
+            Field(min_length=1, max_length=64, description="For each prompt one with as many tokens, in which the "
+                  "answer differs."),
+        ],
+        answers: Annotated[Words, Field(description="The right next token of each clean prompt, with its space.")],
+        against: Annotated[Words, Field(description="The token compared with each answer.")],
+        at: Annotated[
+            Literal["z", "q", "k", "v", "pattern"], Field(description="The activation that is patched.")
+        ] = "z",
+        model: ModelName = None,
+        rows: RowLimit = 20,
+        out: Out = None,
+        picture: Picture = False,
+    ) -> Answered:  # fmt: skip
+        """Patch each head's activation of clean prompts into corrupted ones, and measure the logit difference.
+
+        `recovered` is the share of the gap between the clean and the corrupted run that one head restores.
+        """
+        outputs = self._outputs(out)
+        with self._work(ctx, model) as hooked:
+            from ...methods.patching.patch import patch
+
+            result = patch(hooked, clean, corrupted, answers=answers, against=against, at=at)
+            return self._answer("patch", hooked, result, patch_rows(result), outputs, rows, picture)
+
+    def confirm_heads(
+        self,
+        ctx: Context,
+        heads: Annotated[
+            list[Head], Field(min_length=1, max_length=16, description="The heads, chosen on other texts.")
+        ],
+        cases: Annotated[
+            list[TestCase] | None,
+            Field(min_length=6, max_length=512, description="The texts of the task. With answers and against, the "
+                  "metric is the logit difference; with answers, accuracy; with neither, the loss."),
+        ] = None,
+        task: Annotated[
+            Literal["copying", "agreement", "gender", "recipient", "retrieval"] | None,
+            Field(description='Instead of cases: a task of the demo model, or "retrieval" of needles from random '
+                  "tokens, for any decoder."),
+        ] = None,
+        method: Method = "zero",
+        sets: Annotated[int, Field(ge=20, le=2000, description="The largest number of control sets.")] = 200,
+        model: ModelName = None,
+        rows: RowLimit = 20,
+        out: Out = None,
+        picture: Picture = False,
+    ) -> Answered:  # fmt: skip
+        """Test whether removing heads together hurts a task more than removing other heads of the same layers.
+
+        The verdict is "confirmed" if the effect and the contribution of each head exclude 0 and no more than 1 in 20
+        control sets is as strong. The table has the contribution of each head.
+        """
+        if (cases is None) == (task is None):
+            raise ToolError("expected `cases` or `task`; give one of them.")
+        outputs = self._outputs(out)
+        with self._work(ctx, model) as hooked:
+            from ...methods.claims.result import confirm_heads
+            from ...methods.claims.tasks import Case, Task
+
+            chosen: Any = Task.of_retrieval(hooked, 64) if task == "retrieval" else task
+            if cases is not None:
+                chosen = [Case(case.prompt, case.answer, case.against, case.group) for case in cases]
+            result = confirm_heads(hooked, _pairs(heads), chosen, method=method, sets=sets)
+            shown, verdict = claim_rows(result), f"Verdict: {result.verdict}."
+            return self._answer("confirm", hooked, result, shown, outputs, rows, picture, verdict)
+
+    def null_attention(
+        self,
+        ctx: Context,
+        model: ModelName = None,
+        texts: Texts = None,
+        file: CorpusFile = None,
+        documents: Annotated[int, Field(ge=1, le=512, description="The documents read from the file.")] = 64,
+        sink: Annotated[
+            Literal["first", "most_attended", "special"],
+            Field(description="Where heads may rest: the first token, the most attended, or special tokens."),
+        ] = "first",
+        delta: Annotated[float, Field(gt=0, le=10, description="Effects within ±delta nats count as zero.")] = 0.01,
+        rows: RowLimit = 20,
+        out: Out = None,
+        picture: Picture = False,
+    ) -> Answered:
+        """Find, by interventions, the heads that rest on one token without effect on the loss.
+
+        Without texts or a file, 64 documents in the demo model's language are read.
+        """
+        outputs, inputs = self._outputs(out), self._inputs(texts, file, documents)
+        with self._work(ctx, model) as hooked:
+            from ...demo.text import documents as demo_documents
+            from ...methods.null_attention.result import null_attention
+
+            result = null_attention(hooked, inputs or demo_documents(64), sink=sink, delta=delta)
+            return self._answer("null", hooked, result, null_rows(result, _unit("loss")), outputs, rows, picture)
+
+    def residual_drift(
+        self,
+        ctx: Context,
+        model: ModelName = None,
+        texts: Texts = None,
+        file: CorpusFile = None,
+        documents: Documents = 200,
+        rows: RowLimit = 50,
+        out: Out = None,
+        picture: Picture = False,
+    ) -> Answered:
+        """Measure how far tokens move from their own embeddings, layer by layer.
+
+        Without texts or a file, a built-in paragraph is read.
+        """
+        outputs, inputs = self._outputs(out), self._inputs(texts, file, documents)
+        with self._work(ctx, model) as hooked:
+            from ...methods.drift.result import residual_drift
+
+            result = residual_drift(hooked, iter(inputs or [built_in_paragraph()]), truncate=True)
+            shown = drift_rows(result, "cosine")
+            return self._answer("drift", hooked, result, shown, outputs, rows, picture, result.verdicts().lead)
+
+    # -- what they share --------------------------------------------------------------------------------------
+
+    @contextmanager
+    def _work(self, ctx: Context, model: str | None) -> Iterator[Any]:
+        """Yields the model once no other call runs; reports progress, and ends the work if the call is cancelled."""
+        steps = 0
+
+        def report(message: str) -> None:
+            nonlocal steps
+            steps += 1
+            from_thread.run(ctx.report_progress, steps, None, message)
+
+        def watch(kind: str, done: float, total: float | None) -> None:
+            report(f"{kind}: {done:,.0f}" + ("" if total is None else f" of {total:,.0f}"))
+
+        while not self._running.acquire(timeout=_PATIENCE):
+            from_thread.check_cancelled()
+        try:
+            report("loading and certifying the model")
+            hooked = self._models.load(model)
+            report("measuring")
+            with watched(watch):
+                yield hooked
+        except AttnmechError as error:
+            raise ToolError(str(error)) from error
+        finally:
+            self._running.release()
+
+    def _outputs(self, names: Sequence[str] | None, suffixes: Sequence[str] = RESULT) -> Outputs:
+        try:
+            outputs = Outputs([self._folders.file(name) for name in names or ()])
+            for path in outputs.paths:
+                if path.exists():
+                    raise ToolError(f"{path} exists; name another file in `out`.")
+            outputs.check(suffixes, source=None)
+        except AttnmechError as error:
+            raise ToolError(str(error)) from error
+        return outputs
+
+    def _corpus(self, file: str | None, count: int) -> list[str] | None:
+        """The first documents of a file, or None without a file."""
+        if file is None:
+            return None
+        from ...runs.corpus import Corpus
+
+        try:
+            return list(islice(Corpus(self._folders.file(file)), count))
+        except AttnmechError as error:
+            raise ToolError(str(error)) from error
+
+    def _inputs(self, texts: list[str] | None, file: str | None, documents: int) -> list[str] | None:
+        if texts and file is not None:
+            raise ToolError("expected `texts` or `file`; got both. Leave one out.")
+        return texts or self._corpus(file, documents)
+
+    def _answer(
+        self,
+        command: str,
+        hooked: Any,
+        result: Any,
+        shown: Rows,
+        outputs: Outputs,
+        rows: int,
+        picture: bool,
+        *further: str,
+    ) -> CallToolResult:
+        drawn = _png(result) if picture else ()
+        outputs.write(result.by_head(), {".html": result.write_html, ".safetensors": result.save})
+        return _answer(summary_of(command, hooked, result, outputs, shown, *further), rows, drawn)
+
+
+def _answer(summary: Summary, rows: int, pictures: Sequence[ImageContent] = ()) -> CallToolResult:
+    """An answer of bounded size: rows are left out if they are long."""
+    answer = as_object(summary, rows)
+    text = json.dumps(answer, ensure_ascii=False, allow_nan=False)
+    while len(text) > MAX_ANSWER and (kept := len(answer["table"]["rows"])):
+        answer = as_object(summary, kept // 2)
+        text = json.dumps(answer, ensure_ascii=False, allow_nan=False)
+    return CallToolResult(content=[TextContent(type="text", text=text), *pictures], structured_content=answer)
+
+
+def _png(result: Any, figure: str | None = None, options: dict[str, Any] | None = None) -> Sequence[ImageContent]:
+    """The figure of a result."""
+    with TemporaryDirectory() as folder:
+        path = result.save_figure(Path(folder) / "figure.png", *([figure] if figure else []), **(options or {}))
+        data = base64.b64encode(path.read_bytes()).decode("ascii")
+    return [ImageContent(type="image", data=data, mime_type="image/png")]
+
+
+def _pairs(heads: Sequence[Head] | None) -> Any:
+    return "all" if heads is None else [(head.layer, head.head) for head in heads]
+
+
+def _unit(metric: str) -> str:
+    return {"logit_difference": "logits", "accuracy": "share"}.get(metric, f"nats of {metric}")

@@ -1,0 +1,50 @@
+"""The JSON schemas of docs/schema, for tests of what attnmech writes."""
+
+import importlib.util
+import json
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from jsonschema import Draft202012Validator
+
+FOLDER = Path(__file__).parents[1] / "docs" / "schema"
+
+
+@cache
+def script() -> ModuleType:
+    """The script that writes the schemas."""
+    spec = importlib.util.spec_from_file_location("make_schemas", FOLDER / "make.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@cache
+def schema(name: str) -> Draft202012Validator:
+    """The validator of a schema by its file's name."""
+    written = json.loads((FOLDER / f"{name}.json").read_text(encoding="utf-8"))
+    Draft202012Validator.check_schema(written)
+    return Draft202012Validator(written)
+
+
+def strict(text: str) -> Any:
+    """The value of JSON text without NaN and infinities, which the standard does not have."""
+
+    def refuse(constant: str) -> None:
+        raise ValueError(f"{constant} is not JSON")
+
+    return json.loads(text, parse_constant=refuse)
+
+
+def checked(write: Callable[..., Path]) -> Callable[..., Path]:
+    """`write_tensors`, which first validates the header of a result."""
+
+    def checking(path: Any, tensors: Any, header: Any) -> Path:
+        schema("result").validate(strict(json.dumps(header)))
+        return write(path, tensors, header)
+
+    return checking
