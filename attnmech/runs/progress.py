@@ -12,7 +12,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from .corpus import CorpusBatch, Documents
 
-Watcher: TypeAlias = Callable[[str, float, float | None], None]
+Watcher: TypeAlias = Callable[[str, int, int | None], None]
 """Called after each step with the kind of step, the number done, and the total if it is known. An exception that it
 raises ends the run."""
 
@@ -32,7 +32,7 @@ def watched(by: Watcher) -> Iterator[None]:
 def _tell(bar: Progress) -> None:
     watcher, task = _watcher.get(), bar.tasks[0]
     if watcher is not None:
-        watcher(task.description, task.completed, task.total)
+        watcher(task.description, int(task.completed), None if task.total is None else int(task.total))
 
 
 class Meter:

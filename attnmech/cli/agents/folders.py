@@ -26,9 +26,15 @@ class Folders:
             raise InputError("a path must not contain a null character.")
         try:
             path = (self._roots[0] / name).resolve()
-        except (OSError, RuntimeError) as error:  # a circle of links, or a name that is too long
+        except RuntimeError as error:  # a circle of links
             raise InputError(f"{name[:200]!r} is not a path.") from error
         if not any(path.is_relative_to(root) for root in self._roots):
             allowed = ", ".join(map(str, self._roots))
             raise InputError(f"files must be in {allowed}; got {name[:200]!r}.")
+        try:
+            path.stat()
+        except FileNotFoundError:
+            pass  # it may be written
+        except OSError as error:  # a name that is too long, or a folder that cannot be entered
+            raise InputError(f"{name[:200]!r} cannot be used: {error.strerror}.") from error
         return path

@@ -7,13 +7,18 @@ from typing import TYPE_CHECKING, Final
 import anyio
 import uvicorn
 from mcp.server import MCPServer
+from mcp.server.mcpserver.tools import Tool
 from mcp.server.transport_security import TransportSecuritySettings
 from mcp.types import ToolAnnotations
+from pydantic import create_model
 
 from ... import __version__
 from .tools import Tools
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from mcp.types import CallToolResult
     from starlette.types import ASGIApp, Receive, Scope, Send
 
 HOST: Final = "127.0.0.1"
@@ -30,15 +35,26 @@ INSTRUCTIONS: Final = (
 
 def server_of(tools: Tools) -> MCPServer:
     """The server with all tools."""
-    server = MCPServer("attnmech", version=__version__, instructions=INSTRUCTIONS, log_level="WARNING")
-    for tool in tools.all:
-        # Tools change nothing but the files that a call names.
-        server.add_tool(
-            tool,
-            description=inspect.getdoc(tool),
-            annotations=ToolAnnotations(destructive_hint=False, open_world_hint=False),
-        )
-    return server
+    return MCPServer(
+        "attnmech",
+        version=__version__,
+        instructions=INSTRUCTIONS,
+        tools=[_tool(function) for function in tools.all],
+        log_level="WARNING",
+    )
+
+
+def _tool(function: "Callable[..., CallToolResult]") -> Tool:
+    """A tool that refuses arguments that it does not have; it changes nothing but the files that a call names."""
+    tool = Tool.from_function(
+        function,
+        description=inspect.getdoc(function),
+        annotations=ToolAnnotations(destructive_hint=False, open_world_hint=False),
+    )
+    known = tool.fn_metadata.arg_model
+    strict = create_model(known.__name__, __base__=known, __cls_kwargs__={"extra": "forbid"})
+    tool.fn_metadata.arg_model = strict
+    return tool.model_copy(update={"parameters": strict.model_json_schema()})
 
 
 def serve_stdio(tools: Tools) -> None:

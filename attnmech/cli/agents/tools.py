@@ -392,10 +392,11 @@ class Tools:
         def report(message: str) -> None:
             nonlocal steps
             steps += 1
+            from_thread.check_cancelled()
             from_thread.run(ctx.report_progress, steps, None, message)
 
-        def watch(kind: str, done: float, total: float | None) -> None:
-            report(f"{kind}: {done:,.0f}" + ("" if total is None else f" of {total:,.0f}"))
+        def watch(kind: str, done: int, total: int | None) -> None:
+            report(f"{kind}: {done:,}" + ("" if total is None else f" of {total:,}"))
 
         while not self._running.acquire(timeout=_PATIENCE):
             from_thread.check_cancelled()

@@ -1,0 +1,497 @@
+"""The server for agents, driven by the SDK's client: answers, bounds, folders, progress, cancellation, HTTP."""
+
+import base64
+import json
+import os
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import anyio
+import httpx2
+import models
+import pytest
+from mcp.client import Client
+from mcp.client.stdio import StdioServerParameters
+from mcp.client.streamable_http import streamable_http_client
+from mcp.types import CallToolResult
+from schemas import schema, strict
+
+import attnmech as am
+from attnmech.cli import main as cli
+from attnmech.cli.agents import answers
+from attnmech.cli.agents.folders import Folders
+from attnmech.cli.agents.models import Models
+from attnmech.cli.agents.server import server_of
+from attnmech.cli.agents.tools import MAX_ANSWER, Tools
+from attnmech.demo.text import documents
+from attnmech.errors import InputError
+
+TEXT = "Anna gave an old anchor to Tom."
+TEXTS = documents(6)
+AGREEMENT = {
+    "clean": ["The keys to the chest"],
+    "corrupted": ["The key to the chest"],
+    "answers": [" are"],
+    "against": [" is"],
+}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a corpus, and beside it a secret."""
+    parent = tmp_path_factory.mktemp("agents")
+    (parent / "secret.txt").write_text("the secret")
+    made = parent / "allowed"
+    made.mkdir()
+    (made / "corpus.txt").write_text("\n".join(documents(30)))
+    (made / "link.txt").symlink_to(parent / "secret.txt")
+    (made / "up").symlink_to(parent)
+    return made
+
+
+def tools_of(folder: Path) -> Tools:
+    return Tools(Models((), None, None), Folders([folder]))
+
+
+def ask(tools: Tools, *calls: tuple[str, Mapping[str, Any]]) -> list[CallToolResult]:
+    """The results of calls, made in one session."""
+
+    async def asked() -> list[CallToolResult]:
+        async with Client(server_of(tools)) as client:
+            return [await client.call_tool(name, dict(arguments)) for name, arguments in calls]
+
+    return anyio.run(asked)
+
+
+def answer_of(tools: Tools, name: str, **arguments: Any) -> dict[str, Any]:
+    """The answer of a call, which fits the schema and is also the text that the agent reads."""
+    (result,) = ask(tools, (name, arguments))
+    assert not result.is_error, result.content
+    answer: dict[str, Any] = strict(result.content[0].text)
+    assert answer == result.structured_content
+    assert len(result.content[0].text) <= MAX_ANSWER
+    schema("answer").validate(answer)
+    assert answer["certificate"]["ok"] and "certified" in answer["certificate"]["verdict"]
+    return answer
+
+
+def refusal_of(tools: Tools, name: str, **arguments: Any) -> str:
+    (result,) = ask(tools, (name, arguments))
+    assert result.is_error and result.structured_content is None
+    return str(result.content[0].text)
+
+
+def rows_of(answer: Mapping[str, Any]) -> dict[tuple[int, int], dict[str, Any]]:
+    return {(row["layer"], row["head"]): row for row in answer["table"]["rows"]}
+
+
+# -- the numbers are those of Python ---------------------------------------------------------------------------
+
+
+def test_load_model_lists_checks_and_points(folder: Path) -> None:
+    answer = answer_of(tools_of(folder), "load_model")
+    assert "4 layers × 8 heads" in answer["model"] and answer["ok"]
+    assert {point["point"] for point in answer["points"]} == set(models.demo().points)
+    assert answer["table"]["rows_in_all"] == len(models.demo().certificate.checks)
+
+
+def test_a_model_that_is_not_certified_is_said_to_be(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tools = tools_of(folder)
+    monkeypatch.setattr(am.results.Certificate, "ok", False)
+    monkeypatch.setattr(am.results.Certificate, "verdict", "NOT certified")
+    (result,) = ask(tools, ("attention_focus", {"texts": [TEXT]}))
+    assert result.structured_content["certificate"] == {"ok": False, "verdict": "NOT certified"}
+
+
+def test_head_types(folder: Path) -> None:
+    answer = answer_of(tools_of(folder), "head_types", rows=3)
+    expected = am.head_types(models.demo()).to_frame().head(3)
+    assert [(row["layer"], row["head"], row["type"], row["score"]) for row in answer["table"]["rows"]] == [
+        (row.layer, row["head"], row.type, pytest.approx(row.score, abs=1e-6)) for _, row in expected.iterrows()
+    ]
+    assert answer["table"]["rows_in_all"] > 3
+
+
+def test_attention_focus_of_a_corpus(folder: Path) -> None:
+    answer = answer_of(tools_of(folder), "attention_focus", file="corpus.txt", documents=5, rows=200)
+    expected = am.attention_focus(models.demo(), iter(documents(30)[:5]))
+    assert "5 texts" in answer["findings"][0]
+    for (layer, head), row in rows_of(answer).items():
+        assert row["first_top"] == pytest.approx(float(expected.first_top[layer, head]), abs=1e-6)
+
+
+def test_the_terms_of_every_key_add_up_to_its_score(folder: Path) -> None:
+    answer = answer_of(tools_of(folder), "explain_score", text=TEXT, layer=2, head=6, query=5)
+    rows, run = answer["table"]["rows"], models.demo().run(TEXT, points=["pattern", "scores"])
+    assert len(rows) == 6 and sum(row["attention"] for row in rows) == pytest.approx(1, abs=1e-5)
+    for row in rows:
+        terms = [value for name, value in row.items() if name not in ("key", "token", "attention", "score")]
+        assert sum(terms) == pytest.approx(row["score"], abs=1e-4)
+        cell = (0, 6, 5, row["key"])
+        assert row["score"] == pytest.approx(float(run["scores", 2][cell]), abs=1e-4)
+        assert row["attention"] == pytest.approx(float(run["pattern", 2][cell]), abs=1e-5)
+    assert f"attends to {rows[0]['token']!r} ({rows[0]['key']})" in answer["findings"][0]
+    other = answer_of(tools_of(folder), "explain_score", text=TEXT, layer=2, head=6, query=5, key=1)
+    assert "(1) with weight" in other["findings"][0]
+
+
+def test_ablate_heads(folder: Path) -> None:
+    heads = [{"layer": 1, "head": 0}, {"layer": 2, "head": 6}]
+    answer = answer_of(tools_of(folder), "ablate_heads", texts=TEXTS, heads=heads, method="mean")
+    expected = am.ablate_heads(models.demo(), TEXTS, heads=[(1, 0), (2, 6)], method="mean", reference=TEXTS)
+    assert set(rows_of(answer)) == {(1, 0), (2, 6)}
+    for (layer, head), row in rows_of(answer).items():
+        assert row["effect"] == pytest.approx(float(expected.effect[layer, head]), abs=1e-6)
+        assert row["effect_low"] <= row["effect"] <= row["effect_high"]
+    assert answer["table"]["units"]["effect"] == "nats of loss"
+    differences = answer_of(
+        tools_of(folder), "ablate_heads", texts=AGREEMENT["clean"], answers=[" are"], against=[" is"], heads=heads,
+        metric="logit_difference",
+    )  # fmt: skip
+    assert differences["table"]["units"]["effect"] == "logits"
+
+
+def test_patch_heads(folder: Path) -> None:
+    answer = answer_of(tools_of(folder), "patch_heads", **AGREEMENT, rows=200)
+    expected = am.patch(models.demo(), **AGREEMENT)
+    for (layer, head), row in rows_of(answer).items():
+        assert row["effect"] == pytest.approx(float(expected.effect[layer, head]), abs=1e-5)
+        assert row["effect_low"] is None  # one pair has no interval
+
+
+def test_confirm_heads_gives_the_verdict(folder: Path) -> None:
+    tools, heads = tools_of(folder), [{"layer": 1, "head": 0}]
+    answer = answer_of(tools, "confirm_heads", heads=heads, task="copying")
+    assert answer["findings"][1] == "Verdict: confirmed."
+    (row,) = answer["table"]["rows"]
+    assert row["adds_low"] > 0 and row["adds_low"] <= row["adds"] <= row["adds_high"]
+    cases = [
+        {"prompt": case.prompt, "answer": case.answer, "against": case.against, "group": case.group}
+        for case in am.Task.of_demo("copying").cases
+    ]
+    again = answer_of(tools, "confirm_heads", heads=heads, cases=cases)
+    assert again["table"]["rows"][0]["adds"] == pytest.approx(row["adds"], abs=1e-5)
+
+
+def test_null_attention_and_drift(folder: Path) -> None:
+    tools = tools_of(folder)
+    null = answer_of(tools, "null_attention", texts=TEXTS, rows=200)
+    expected = am.null_attention(models.demo(), TEXTS).to_frame().set_index(["layer", "head"])
+    assert {place: row["verdict"] for place, row in rows_of(null).items()} == expected.verdict.to_dict()
+    drift = answer_of(tools, "residual_drift", texts=TEXTS)
+    frame = am.residual_drift(models.demo(), iter(TEXTS)).to_frame()
+    assert [row["layer"] for row in drift["table"]["rows"]] == frame.layer.tolist()
+    assert [row["cosine"] for row in drift["table"]["rows"]] == pytest.approx(frame.cosine.tolist(), abs=1e-6)
+
+
+def test_search_finds_the_rows_whose_key_is_the_token(folder: Path) -> None:
+    """By hand, from the plain pattern: the most attended key, without the first token and the query itself."""
+    tools, texts, model = tools_of(folder), documents(30), models.demo()
+    answer = answer_of(tools, "search_examples", token="to", file="corpus.txt", rows=200)
+    found = answer["table"]["rows"]
+    assert found and answer["findings"][1].startswith(f"{len(found)} of the 320 strongest rows attend most to 'to'")
+    for row in found:
+        run = model.run(texts[row["text"]], points=["pattern"])
+        weights = run["pattern", row["layer"]][0, row["head"], row["position"]].clone()
+        weights[[0, row["position"]]] = 0
+        assert run.tokens[0][int(weights.argmax())].strip() == "to"
+        assert row["value"] == pytest.approx(float(weights.max()), abs=1e-5)
+    asking = answer_of(tools, "search_examples", token="to", at="query", file="corpus.txt", rows=200)
+    assert {row["query"].strip() for row in asking["table"]["rows"]} == {"to"}
+    nothing = answer_of(tools, "search_examples", token="unheard", file="corpus.txt")
+    assert nothing["table"]["rows"] == [] and nothing["findings"][1].startswith("0 of the 320")
+
+
+def test_files_are_written_in_the_folder(folder: Path) -> None:
+    tools = tools_of(folder)
+    written = answer_of(tools, "report", texts=[TEXT], out=["page.html", str(folder / "terms.csv")])
+    assert written["files"] == [str(folder / "page.html"), str(folder / "terms.csv")]
+    assert "anchor" in (folder / "page.html").read_text(encoding="utf-8")
+    answer_of(tools, "attention_focus", texts=[TEXT], out=["focus.safetensors"])
+    assert am.load_result(folder / "focus.safetensors").layers == (0, 1, 2, 3)
+    assert "exists; name another file" in refusal_of(tools, "report", texts=[TEXT], out=["page.html"])
+    assert "must end in" in refusal_of(tools, "attention_focus", texts=[TEXT], out=["focus.pkl"])
+
+
+@pytest.mark.browser
+@pytest.mark.parametrize(
+    ("name", "arguments"),
+    [("ablate_heads", {"texts": TEXTS}), ("explain_score", {"text": TEXT, "layer": 1, "head": 3})],
+)
+def test_pictures_are_png(folder: Path, name: str, arguments: dict[str, Any]) -> None:
+    (result,) = ask(tools_of(folder), (name, {**arguments, "picture": True}))
+    picture = result.content[1]
+    assert picture.mime_type == "image/png"
+    assert base64.b64decode(picture.data).startswith(b"\x89PNG")
+
+
+# -- bounds ----------------------------------------------------------------------------------------------------
+
+
+def test_long_answers_are_cut_and_say_so(folder: Path) -> None:
+    (folder / "long.txt").write_text("\n".join(f"{text} {'x' * 300}" for text in documents(30)))
+    answer = answer_of(
+        tools_of(folder), "search_examples", token="and", file="long.txt", at="query", rows=200, documents=30
+    )
+    assert answer["table"]["rows_in_all"] >= len(answer["table"]["rows"])
+
+
+def test_a_long_answer_has_fewer_rows(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("attnmech.cli.agents.tools.MAX_ANSWER", 2500)
+    answer = answer_of(tools_of(folder), "attention_focus", texts=[TEXT], rows=32)
+    assert len(json.dumps(answer, ensure_ascii=False)) <= 2500
+    assert 0 < len(answer["table"]["rows"]) < 32 == answer["table"]["rows_in_all"]
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments", "words"),
+    [
+        ("load_model", {"rows": 10**9}, "less than or equal to 200"),
+        ("load_model", {"rows": 0}, "greater than or equal to 1"),
+        ("load_model", {"modle": "demo"}, "Extra inputs are not permitted"),
+        ("load_model", {"model": "gpt2"}, "`model` must be one of demo; got 'gpt2'."),
+        ("load_model", {"model": "/etc"}, "`model` must be one of demo; got '/etc'."),
+        ("attention_focus", {"texts": ["a"] * 65}, "at most 64 items"),
+        ("attention_focus", {"texts": ["a" * 20_001]}, "at most 20000 characters"),
+        ("attention_focus", {"texts": ["a"], "file": "corpus.txt"}, "expected `texts` or `file`; got both"),
+        ("attention_focus", {"file": "corpus.txt", "documents": 10**12}, "less than or equal to 10000"),
+        ("explain_score", {"text": TEXT, "layer": 4, "head": 0}, "`layer` must be from 0 to 3"),
+        ("explain_score", {"text": TEXT, "layer": 10**30, "head": 0}, "less than or equal to 1000000"),
+        ("explain_score", {"text": TEXT, "layer": -1, "head": 0}, "greater than or equal to 0"),
+        ("explain_score", {"text": TEXT, "layer": 0, "head": 8}, "`head` must be from 0 to 7"),
+        ("explain_score", {"text": TEXT, "layer": 0, "head": 0, "query": 99}, "`query` must be from 0 to 8"),
+        ("explain_score", {"text": TEXT, "layer": 0, "head": 0, "query": 2, "key": 5}, "cannot see key 5"),
+        ("ablate_heads", {"heads": [[0, 1]]}, "valid dictionary"),
+        ("ablate_heads", {"metric": "__import__('os')"}, "Input should be 'loss', 'kl'"),
+        ("null_attention", {"delta": -1}, "greater than 0"),
+        ("confirm_heads", {"heads": [{"layer": 0, "head": 0}]}, "expected `cases` or `task`"),
+        ("patch_heads", {**AGREEMENT, "corrupted": ["The key"]}, "must have the same number of tokens"),
+        ("report", {"texts": [TEXT] * 13, "out": ["a.html"]}, "at most 12 items"),
+        ("nothing", {}, "Unknown tool"),
+    ],
+)
+def test_hostile_and_mistaken_arguments_are_refused(
+    folder: Path, name: str, arguments: dict[str, Any], words: str
+) -> None:
+    assert words in refusal_of(tools_of(folder), name, **arguments)
+
+
+@pytest.mark.parametrize("name", ["../secret.txt", "link.txt", "up/secret.txt", "/etc/passwd", "a/../../secret.txt"])
+def test_files_outside_the_folders_are_neither_read_nor_written(folder: Path, name: str) -> None:
+    tools = tools_of(folder)
+    for said in (
+        refusal_of(tools, "attention_focus", file=name),
+        refusal_of(tools, "search_examples", token="a", file=name),
+        refusal_of(tools, "report", texts=[TEXT], out=[f"{name}.html" if "link" not in name else name]),
+    ):
+        assert "secret" not in said.replace(repr(name), "").replace(name, "")
+    assert (folder.parent / "secret.txt").read_text() == "the secret"
+    assert [path.name for path in folder.parent.iterdir() if path != folder] == ["secret.txt"]
+
+
+def test_folders_decide_by_where_links_lead(folder: Path) -> None:
+    folders = Folders([folder])
+    (folder / "round").symlink_to(folder / "round")
+    assert folders.file("corpus.txt") == folders.file(str(folder / "corpus.txt")) == folder / "corpus.txt"
+    for name in ("..", "up", "link.txt", "~/x", "//etc", "\0", "x" * 300, f"{folder}2/x", "corpus.txt/x", "round"):
+        if name == "~/x":
+            assert folders.file(name) == folder / "~" / "x"  # no shell expands it
+            continue
+        with pytest.raises(InputError, match=r"files must be in|null character|is not a path|cannot be used"):
+            folders.file(name)
+    with pytest.raises(InputError, match="start the server with --folder"):
+        Folders([]).file("corpus.txt")
+    with pytest.raises(InputError, match="--folder must name a folder"):
+        Folders([folder / "corpus.txt"])
+
+
+def test_every_argument_is_described_and_bounded(folder: Path) -> None:
+    async def listed() -> Any:
+        async with Client(server_of(tools_of(folder))) as client:
+            return (await client.list_tools()).tools
+
+    tools = anyio.run(listed)
+    assert next(tool.name for tool in tools) == "load_model" and len(tools) == 11
+    for tool in tools:
+        assert tool.description and not tool.description.startswith(" ") and "\n        " not in tool.description
+        assert tool.input_schema["additionalProperties"] is False
+        assert tool.output_schema["properties"].keys() == answers.Answer.model_fields.keys()
+        for name, about in tool.input_schema["properties"].items():
+            written = json.dumps(about)
+            if name not in ("model", "picture"):
+                assert any(bound in written for bound in ("maximum", "maxLength", "maxItems", "enum")), (
+                    tool.name,
+                    name,
+                )
+
+
+# -- long work -------------------------------------------------------------------------------------------------
+
+
+def test_progress_is_reported_and_work_can_be_cancelled(folder: Path) -> None:
+    tools = tools_of(folder)
+
+    async def cancelled() -> tuple[list[tuple[float, str]], int, CallToolResult]:
+        seen: list[tuple[float, str]] = []
+
+        async def note(progress: float, total: float | None, message: str | None) -> None:
+            seen.append((progress, message or ""))
+
+        async with Client(server_of(tools)) as client:
+            async with anyio.create_task_group() as group:
+
+                async def call() -> None:
+                    await client.call_tool("ablate_heads", {}, progress_callback=note)
+
+                group.start_soon(call)
+                with anyio.fail_after(60):
+                    while len(seen) < 4:
+                        await anyio.sleep(0.01)
+                group.cancel_scope.cancel()
+            count = len(seen)
+            with anyio.fail_after(60):
+                after = await client.call_tool("load_model", {})
+            return seen, count, after
+
+    seen, count, after = anyio.run(cancelled)
+    assert not after.is_error and len(seen) <= count + 1
+    steps, messages = zip(*seen, strict=True)
+    assert list(steps) == sorted(set(steps))
+    assert messages[0] == "loading and certifying the model" and messages[3].startswith("ablations: ")
+    assert messages[3].endswith(" of 2,048")
+
+
+def test_calls_wait_for_each_other(folder: Path) -> None:
+    tools, together, most = tools_of(folder), [], []
+    load = tools._models.load
+
+    def slow(name: str | None) -> Any:
+        together.append(threading.get_ident())
+        most.append(len(together))
+        time.sleep(0.05)
+        together.pop()
+        return load(name)
+
+    tools._models.load = slow  # type: ignore[method-assign]
+
+    async def both() -> list[bool]:
+        ended: list[bool] = []
+        async with Client(server_of(tools)) as client, anyio.create_task_group() as group:
+
+            async def call() -> None:
+                ended.append((await client.call_tool("attention_focus", {"texts": [TEXT]})).is_error)
+
+            for _ in range(4):
+                group.start_soon(call)
+        return ended
+
+    assert anyio.run(both) == [False] * 4
+    assert max(most) == 1
+
+
+def test_one_model_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    loaded = []
+    monkeypatch.setattr("attnmech.model.files.load.load", lambda source, **_: loaded.append(source) or object())
+    offered = Models(("demo", "mine"), None, None)
+    assert offered.load(None) is offered.load("demo") is not offered.load("mine")
+    offered.load("demo")
+    assert loaded == [None, "mine", None]
+
+
+# -- the ways to the server ------------------------------------------------------------------------------------
+
+
+def test_stdio(folder: Path) -> None:
+    async def asked() -> list[Any]:
+        server = StdioServerParameters(
+            command=sys.executable, args=["-m", "attnmech", "mcp", "--folder", str(folder)], cwd=Path.cwd()
+        )
+        async with Client(server) as client:
+            return [
+                await client.call_tool("head_types", {"file": "corpus.txt", "documents": 4}),
+                await client.call_tool("attention_focus", {"file": "../secret.txt"}),
+            ]
+
+    answered, refused = anyio.run(asked)
+    assert not answered.is_error and schema("answer").is_valid(answered.structured_content)
+    assert refused.is_error and "files must be in" in refused.content[0].text
+
+
+@contextmanager
+def served(*arguments: str, **environment: str) -> Iterator[tuple[str, Callable[[], str]]]:
+    """`attnmech mcp --http`: its address, and what it printed."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    command = [sys.executable, "-m", "attnmech", "mcp", "--http", str(port), *arguments]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env={**os.environ, **environment})
+    try:
+        until = time.monotonic() + 60
+        while time.monotonic() < until:
+            with socket.socket() as probe:
+                if probe.connect_ex(("127.0.0.1", port)) == 0:
+                    break
+            time.sleep(0.1)
+
+        def printed() -> str:
+            process.terminate()
+            return process.communicate(timeout=30)[1]
+
+        yield f"http://127.0.0.1:{port}/mcp", printed
+    finally:
+        process.kill()
+        process.wait()
+
+
+def test_http_needs_the_token_and_refuses_other_hosts_and_origins(folder: Path) -> None:
+    with served("--folder", str(folder), ATTNMECH_MCP_TOKEN="the token") as (url, printed):
+        body = {"jsonrpc": "2.0", "id": 1, "method": "tools/list", "params": {}}
+        plain = {"accept": "application/json, text/event-stream", "content-type": "application/json"}
+
+        def status(**headers: str) -> int:
+            return httpx2.post(url, json=body, headers=plain | headers).status_code
+
+        token = {"authorization": "Bearer the token"}
+        assert status() == status(authorization="Bearer other") == status(authorization="the token") == 401
+        assert status(**token, origin="https://evil.example") == 403
+        assert status(**token, host="evil.example") == 421
+
+        async def asked() -> CallToolResult:
+            async with (
+                httpx2.AsyncClient(headers=token, timeout=60) as http,
+                Client(streamable_http_client(url, http_client=http)) as client,
+            ):
+                return await client.call_tool("attention_focus", {"file": "corpus.txt", "documents": 2})
+
+        result = anyio.run(asked)
+        assert not result.is_error and schema("answer").is_valid(result.structured_content)
+        said = printed()
+    assert f"serving {url}" in said and "the token" not in said
+
+
+def test_http_makes_a_token_of_its_own(folder: Path) -> None:
+    with served() as (url, printed):
+        assert httpx2.get(url).status_code == 401
+        said = printed()
+    token = said.split("token: ")[1].split()[0]
+    assert len(token) >= 32
+
+
+def test_without_the_package_the_command_says_what_to_install(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in [name for name in sys.modules if name.startswith("attnmech.cli.agents.")]:
+        if name.endswith((".server", ".tools", ".answers", ".arguments")):
+            monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "uvicorn", None)
+    monkeypatch.setattr(sys, "argv", ["attnmech", "mcp"])
+    with pytest.raises(SystemExit):
+        cli.main()
+    assert 'pip install "attnmech[mcp]"' in capsys.readouterr().err
