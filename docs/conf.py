@@ -16,8 +16,9 @@ extensions = [
     "executed_notebooks",
     "public_names",
     "figures",
+    "llms",
 ]
-exclude_patterns = ["_build", "_site", "made/notebooks"]
+exclude_patterns = ["_build", "_site", "made/notebooks", "schema"]
 
 myst_enable_extensions = ["attrs_block", "colon_fence", "dollarmath", "deflist"]
 myst_heading_anchors = 3
