@@ -53,7 +53,7 @@ class Captured(Protocol):
 
 @public
 def attention(
-    cache: Named | Captured,
+    cache: Named | Captured | Sequence[Any],
     tokens: Sequence[str] | None = None,
     *,
     layer: int | None = None,
@@ -73,12 +73,19 @@ def attention(
     >>> _, cache = bridge.run_with_cache(text)                                # doctest: +SKIP
     >>> am.draw.attention(cache, bridge.to_str_tokens(text), layer=2)         # doctest: +SKIP
 
+    With transformers (`attn_implementation="eager"`), or with what a trace of nnsight saved:
+
+    >>> out = hf_model(**encoded, output_attentions=True)                     # doctest: +SKIP
+    >>> am.draw.attention(out.attentions, tokens)                             # doctest: +SKIP
+    >>> am.draw.attention({3: saved}, tokens, head=5)                         # doctest: +SKIP
+
     The selection chooses the view as in `acts.show("pattern", ...)`: all layers are shown as "model", one layer as
     "attention_heads", one head as "attention_pattern", one query as "colored_tokens_multi" or "colored_tokens".
 
     Args:
-        cache: TransformerLens's `ActivationCache`, a mapping with its names ("blocks.2.attn.hook_pattern") whose values
-            are `[batch head query key]` or `[head query key]`, or the result of `model.run`.
+        cache: TransformerLens's `ActivationCache`; a mapping whose keys are its names ("blocks.2.attn.hook_pattern") or
+            layers; a list or tuple with the patterns of each layer; or the result of `model.run`. Patterns are
+            `[batch head query key]` or `[head query key]`.
         tokens: the tokens of the text; the result of `model.run` has its own.
         layer: one layer; by default all layers in the cache.
         head: one head; by default all heads.
@@ -97,10 +104,10 @@ def attention(
         if tokens is not None:
             raise InputError("the result of model.run already holds its tokens; omit `tokens`.")
         return cache.show("pattern", text=text, **selection)
-    if not isinstance(cache, Named):
+    if not isinstance(cache, Named | list | tuple):
         raise InputError(
-            "`cache` must be a TransformerLens ActivationCache, a mapping from its names to tensors, or a result of "
-            f"model.run; got {shown(cache)}."
+            "`cache` must be a TransformerLens ActivationCache, a mapping from its names or from layers to tensors, a "
+            f"list with a tensor for each layer, or a result of model.run; got {shown(cache)}."
         )
     if tokens is None:
         raise InputError("`tokens` must be the tokens of the text, such as bridge.to_str_tokens(text); got None.")
@@ -219,15 +226,25 @@ def _usual(layer: int | None, head: int | None, query: int | None, *, ours: bool
     return "attention_heads" if head is None else "attention_pattern"
 
 
-def _patterns(cache: Named) -> dict[int, Any]:
+def _patterns(cache: Named | Sequence[Any]) -> dict[int, Any]:
     """The patterns of a cache by layer, in order."""
-    values = dict(cache.items())
-    layers = {int(match[1]): values[name] for name in values if (match := _LAYER.fullmatch(str(name)))}
+    values: dict[Any, Any] = dict(cache.items() if isinstance(cache, Named) else enumerate(cache))
+    layers = {}
+    for name, pattern in values.items():
+        if isinstance(name, int) and not isinstance(name, bool) and name >= 0:
+            layers[name] = pattern
+        elif match := _LAYER.fullmatch(str(name)):
+            layers[int(match[1])] = pattern
     if not layers:
         held = ", ".join(map(str, list(values)[:4])) + (", …" if len(values) > 4 else "")
         raise InputError(
-            f"`cache` must hold attention patterns under TransformerLens's names, such as {_HOOK.format(layer=0)!r}; "
-            f"it holds {held or 'nothing'}."
+            f"`cache` must hold attention patterns by layer, or under TransformerLens's names, such as "
+            f"{_HOOK.format(layer=0)!r}; it holds {held or 'nothing'}."
+        )
+    if missing := [layer for layer, pattern in layers.items() if pattern is None]:
+        raise InputError(
+            f"layer {missing[0]} has no pattern: its attention does not return one. Load the model with "
+            'attn_implementation="eager", or leave the layer out, as in {3: pattern}.'
         )
     return dict(sorted(layers.items()))
 

@@ -235,7 +235,7 @@ class TextMeans:
         """An order of the texts that depends only on their values, so that draws do not depend on the order of the
         inputs.
         """
-        values = torch.cat((self.above.flatten(0, -2), self.below.flatten(0, -2)))
+        values = torch.cat([parts.reshape(-1, parts.shape[-1]) for parts in (self.above, self.below)])
         weights = torch.arange(1, len(values) + 1, dtype=torch.float64).cos()
         return (weights[:, None] * values).sum(dim=0).argsort(stable=True)
 
@@ -312,7 +312,7 @@ def sign_test(above: Int[Tensor, "*place"], below: Int[Tensor, "*place"]) -> Flo
     [0.001953125, 0.75390625, 1.0]
     """
     one_sided = binom.cdf(torch.minimum(above, below).numpy(), (above + below).numpy(), 0.5)
-    return torch.from_numpy(np.minimum(1.0, 2 * np.asarray(one_sided, dtype=np.float64)))
+    return torch.as_tensor(np.minimum(1.0, 2 * np.asarray(one_sided, dtype=np.float64)))
 
 
 def fewest_texts(quantities: int) -> int:

@@ -17,10 +17,14 @@ from ..draw.section import Section
 from ..draw.text import html_text
 from ..errors import InputError
 from .codec import packed, unpacked
+from .dataset import dataset_of
 from .figure_file import SavesFigures
 from .head_page import head_page, is_about_heads
 from .provenance import Provenance
 from .tensor_file import write_tensors
+
+if TYPE_CHECKING:
+    import xarray as xr
 
 FILE_VERSION: Final = 1
 """The version of the files of results (docs/schema/result.json); it increases when older files become unreadable."""
@@ -54,6 +58,18 @@ class Result(SavesFigures, ABC):
     def by_head(self) -> pd.DataFrame:
         """The numbers as a table with one row per head; the same as `to_frame`, unless that has other rows."""
         return self.to_frame()
+
+    def to_xarray(self) -> "xr.Dataset":
+        """The numbers as an xarray Dataset with named axes (`pip install 'attnmech[xarray]'`), also for NetCDF.
+
+        >>> effects.to_xarray()["effect"].sel(layer=2)                  # doctest: +SKIP
+        >>> effects.to_xarray().to_netcdf("effects.nc")                 # doctest: +SKIP
+
+        The tensors of the result have the axes of their annotations. The columns of `by_head` are there by layer and
+        head, NaN (or "") for heads without a row. The attributes hold the kind of the result, its options, and its
+        provenance as JSON.
+        """
+        return dataset_of(self)
 
     def save(self, path: str | Path) -> Path:
         """Writes the result to one safetensors file (tensors, and JSON in its header), for `am.load_result`."""

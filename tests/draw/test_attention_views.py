@@ -65,9 +65,29 @@ def test_mappings_of_arrays_with_and_without_a_batch() -> None:
     np.testing.assert_allclose(data(row)["props"]["values"], pattern[1, 2, 2], atol=1e-4)
 
 
+def test_patterns_by_layer_are_shown_as_a_cache() -> None:
+    """The tuple that transformers returns, and a mapping from layers, such as one of values that nnsight saved."""
+    model = models.plain("gpt2")
+    model.set_attn_implementation("eager")
+    ids = models.token_ids("gpt2")
+    with torch.no_grad():
+        patterns = model(ids, output_attentions=True).attentions
+    tokens = [f"t{place}" for place in range(ids.shape[1])]
+    cache = {f"blocks.{layer}.attn.hook_pattern": pattern for layer, pattern in enumerate(patterns)}
+    whole = am.draw.attention(cache, tokens)
+    assert am.draw.attention(patterns, tokens).data == am.draw.attention(list(patterns), tokens).data == whole.data
+    one = data(am.draw.attention(cache, tokens, layer=2, head=1))
+    assert data(am.draw.attention(patterns, tokens, layer=2, head=1)) == one
+    assert data(am.draw.attention({2: patterns[2]}, tokens, head=1, layer=2)) == one
+
+
 @pytest.mark.parametrize(
     ("cache", "tokens", "options", "message"),
     [
+        ((), ["a"], {}, "it holds nothing"),
+        ((None, np.ones((1, 1, 1))), ["a"], {}, "layer 0 has no pattern: its attention does not return one. Load the"),
+        ({True: np.ones((1, 1, 1))}, ["a"], {}, "it holds True"),
+        ([np.ones((1, 1, 1))], ["a"], {"layer": 3}, "`layer` must be one of those in the cache (0); got 3"),
         (np.zeros((2, 2)), ["a"], {}, "`cache` must be a TransformerLens ActivationCache, a mapping"),
         ({}, ["a"], {}, "such as 'blocks.0.attn.hook_pattern'; it holds nothing"),
         ({"hook_embed": 1}, ["a"], {}, "it holds hook_embed"),

@@ -348,3 +348,14 @@ def test_under_five_texts_there_is_no_interval() -> None:
         ends: list[Callable[[], tuple[Tensor, Tensor]]] = [means.interval, means.simultaneous]
         for each in ends:
             assert bool(each()[0].isnan().all()) is (texts < LEAST_TEXTS)
+
+
+def test_one_quantity_without_an_axis_of_its_own() -> None:
+    """A claim about one set of heads has one effect; its intervals and tests are those of a list of one."""
+    values = torch.randn(9, dtype=torch.float64, generator=torch.Generator().manual_seed(0)) + 1
+    alone, listed = (TextMeans.of_values(each) for each in (values, values[None]))
+    for one, other in zip(
+        (*alone.simultaneous(), *alone.interval()), (*listed.simultaneous(), *listed.interval()), strict=True
+    ):
+        assert one.shape == () and float(one) == float(other[0])
+    assert (bool(alone.clear), bool(alone.clear_size)) == (bool(listed.clear[0]), bool(listed.clear_size[0]))
