@@ -174,18 +174,18 @@ def example_rows(result: "HeadExamples", token: str, at: str) -> tuple[Rows, str
     else:
         words = frame["query"].tolist()
     wanted = token.strip().casefold()
-    found = frame[[word is not None and word.strip().casefold() == wanted for word in words]]
-    found = found.assign(keys_attended=[", ".join(map(repr, texts[:3])) for texts in found.key_tokens])
-    found = found.sort_values("value", ascending=False)
-    heads = Counter(zip(found.layer, found["head"], strict=True))
+    matching = frame[[word is not None and word.strip().casefold() == wanted for word in words]]
+    matching = matching.assign(keys_attended=[", ".join(map(repr, texts[:3])) for texts in matching.key_tokens])
+    matching = matching.sort_values("value", ascending=False)
+    heads = Counter(zip(matching.layer, matching["head"], strict=True))
     named = ", ".join(f"L{layer}H{head} ({count})" for (layer, head), count in heads.most_common(5))
     attend = "attend most to" if at == "key" else "attend from"
-    finding = f"{len(found)} of the {len(frame)} strongest rows {attend} {token!r}" + (
-        f", in {len(heads)} heads: {named}." if len(found) else "."
+    finding = f"{len(matching)} of the {len(frame)} strongest rows {attend} {token!r}" + (
+        f", in {len(heads)} heads: {named}." if len(matching) else "."
     )
     shown = Rows(
         f"Strongest rows that {attend} the token, by value",
-        found,
+        matching,
         (LAYER, HEAD, Column("value"), Column("query"), Column("keys_attended"), Column("window"), Column("text"),
          Column("position")),
     )  # fmt: skip

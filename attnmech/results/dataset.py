@@ -62,8 +62,8 @@ def _tensors(result: "Result") -> Iterator[tuple[str, Tensor, str]]:
     kind = type(result)
     hints = get_type_hints(kind)
     for name in sorted({*hints, *(name for base in kind.__mro__ for name in vars(base))}):
-        about = inspect.getattr_static(kind, name, None)
-        hint = get_type_hints(about.fget).get("return") if isinstance(about, property) else hints.get(name)
+        member = inspect.getattr_static(kind, name, None)
+        hint = get_type_hints(member.fget).get("return") if isinstance(member, property) else hints.get(name)
         axes = getattr(hint, "dim_str", None)
         if name.startswith("_") or axes is None:
             continue

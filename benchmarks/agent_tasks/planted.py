@@ -1,4 +1,4 @@
-"""Makes the model of the tasks, whose heads are known because their weights are set by hand, and its corpora.
+"""Makes the model of the tasks and its corpora. Its heads are known, because this file sets their weights.
 
 A GPT-2 of two layers with twelve heads each. The stream has a dimension for each word, for each position, and for each
 word that came before. L0H1 writes the word before; L1H2 attends to the token after the last occurrence of the query's

@@ -4,7 +4,7 @@
     python benchmarks/agent_tasks/run.py               # about a minute
     python benchmarks/agent_tasks/run.py --make DIR    # only writes the model and the corpora, to try an agent
 
-The plans use nothing but the tools' answers, so they show that the tools suffice; they say nothing about how well a
+The plans use only the tools' answers, so they show that the tools suffice; they say nothing about how well a
 language model uses them.
 """
 

@@ -45,7 +45,7 @@ def server_of(tools: Tools) -> MCPServer:
 
 
 def _tool(function: "Callable[..., CallToolResult]") -> Tool:
-    """A tool that refuses arguments that it does not have; it changes nothing but the files that a call names."""
+    """A tool that refuses arguments that it does not have. It writes only files that a call names."""
     tool = Tool.from_function(
         function,
         description=inspect.getdoc(function),
@@ -79,8 +79,8 @@ class _WithToken:
 
     async def __call__(self, scope: "Scope", receive: "Receive", send: "Send") -> None:
         if scope["type"] == "http":
-            given = dict(scope["headers"]).get(b"authorization", b"")
-            if not hmac.compare_digest(given, self._expected):
+            sent = dict(scope["headers"]).get(b"authorization", b"")
+            if not hmac.compare_digest(sent, self._expected):
                 headers = [(b"content-type", b"text/plain"), (b"www-authenticate", b"Bearer")]
                 await send({"type": "http.response.start", "status": 401, "headers": headers})
                 await send(
