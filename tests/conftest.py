@@ -29,7 +29,7 @@ def pytest_xdist_auto_num_workers() -> int:
     return min(8, len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)
 
 
-LONGEST = {"test_notebooks.py", "test_matrix_on_device.py", "test_jupyterlab.py"}
+LONGEST = {"test_notebooks.py", "test_matrix_on_device.py", "test_jupyter.py"}
 """Files of tests that take the longest; they come first, so that no worker is left alone with them at the end."""
 
 

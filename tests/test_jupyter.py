@@ -1,4 +1,4 @@
-"""A view, a result and a report in JupyterLab: live, after a reload, and in a notebook that is not trusted."""
+"""A view, a result and a report in JupyterLab and Notebook: live, after a reload, and where they are not trusted."""
 
 import os
 import re
@@ -23,14 +23,15 @@ CELLS = (
 )
 
 
-@pytest.fixture
-def server(tmp_path: Path) -> Iterator[str]:
-    """The address of JupyterLab, which serves a folder and keeps its own files in another."""
+@pytest.fixture(params=[("jupyterlab", "lab/tree"), ("notebook", "notebooks")], ids=["JupyterLab", "Notebook"])
+def server(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
+    """The address of a folder's notebooks; the program keeps its own files in another folder."""
+    module, pages = request.param
     home = {f"JUPYTER_{name}_DIR": str(tmp_path / "home" / name.lower()) for name in ("CONFIG", "DATA", "RUNTIME")}
     (tmp_path / "notebooks").mkdir()
     options = ["--no-browser", "--allow-root", "--ServerApp.ip=127.0.0.1", "--ServerApp.port=0"]
     process = subprocess.Popen(
-        [sys.executable, "-m", "jupyter", "lab", *options, "--IdentityProvider.token=secret"],
+        [sys.executable, "-m", module, *options, "--IdentityProvider.token=secret"],
         cwd=tmp_path / "notebooks",
         env=os.environ | home | {"IPYTHONDIR": str(tmp_path / "home" / "ipython")},
         stderr=subprocess.PIPE,
@@ -39,7 +40,7 @@ def server(tmp_path: Path) -> Iterator[str]:
     assert process.stderr is not None
     try:
         address = next(found for line in process.stderr if (found := re.search(r"http://127\.0\.0\.1:\d+", line)))
-        yield address.group()
+        yield f"{address.group()}/{pages}"
     finally:
         process.terminate()
         try:
@@ -50,7 +51,7 @@ def server(tmp_path: Path) -> Iterator[str]:
 
 
 @pytest.fixture
-def lab(chromium: Any) -> Iterator[Any]:
+def browser(chromium: Any) -> Iterator[Any]:
     """A tab that reaches this machine and nothing else."""
     context = chromium.browser.new_context(viewport={"width": 1300, "height": 1000})
     context.route(re.compile(r"^https?://(?!127\.0\.0\.1)"), lambda route: route.abort())
@@ -58,43 +59,43 @@ def lab(chromium: Any) -> Iterator[Any]:
     context.close()
 
 
-def test_what_a_cell_returns_is_shown(server: str, lab: Any, tmp_path: Path) -> None:
+def test_what_a_cell_returns_is_shown(server: str, browser: Any, tmp_path: Path) -> None:
     notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(cell) for cell in CELLS])
     notebook.metadata["kernelspec"] = {"name": "python3", "display_name": "Python 3", "language": "python"}
     path = tmp_path / "notebooks" / "live.ipynb"
     nbformat.write(notebook, path)
 
-    lab.goto(f"{server}/lab/tree/live.ipynb?token=secret&reset")
-    lab.click(".jp-Notebook .jp-Cell >> nth=0", timeout=60_000)
-    lab.click("text=Run >> nth=0")
-    lab.click("text=Run All Cells")
-    assert_shown(lab)
-    lab.frame_locator("iframe").locator(".heads-cell >> nth=9").click()
-    assert lab.frame_locator("iframe").locator("#head-name").inner_text() == "L1H1"
+    browser.goto(f"{server}/live.ipynb?token=secret&reset")
+    browser.click(".jp-Notebook .jp-Cell >> nth=0", timeout=60_000)
+    browser.click("text=Run >> nth=0")
+    browser.click("text=Run All Cells")
+    assert_shown(browser)
+    browser.frame_locator("iframe").locator(".heads-cell >> nth=9").click()
+    assert browser.frame_locator("iframe").locator("#head-name").inner_text() == "L1H1"
 
-    lab.keyboard.press("Escape")
-    lab.click(".jp-Notebook .jp-Cell >> nth=0")
-    lab.keyboard.press("Control+s")
-    lab.wait_for_selector(".jp-DirListing-item[title*='live.ipynb']:not(.jp-mod-dirty)")
-    lab.wait_for_timeout(1000)
-    lab.reload()
-    assert_shown(lab)
+    browser.keyboard.press("Escape")
+    browser.click(".jp-Notebook .jp-Cell >> nth=0")
+    browser.keyboard.press("Control+s")
+    copied = notebook
+    while not all(cell.outputs for cell in copied.cells[1:]):
+        browser.wait_for_timeout(200)
+        copied = nbformat.read(path, as_version=4)
+    browser.reload()
+    assert_shown(browser)
 
-    copied = nbformat.read(path, as_version=4)
-    assert [bool(cell.outputs) for cell in copied.cells[1:]] == [True] * 3
-    copied.cells[1].source += "  # changed outside JupyterLab, which trusts what it signed"
+    copied.cells[1].source += "  # changed outside the program, which trusts what it signed"
     nbformat.write(copied, tmp_path / "notebooks" / "copied.ipynb")
-    lab.goto(f"{server}/lab/tree/copied.ipynb?reset")
-    lab.wait_for_selector(f"text={UNTRUSTED}", timeout=60_000)
-    assert lab.locator("iframe").count() == 0
-    outputs = " ".join(lab.locator(".jp-OutputArea-output").all_inner_texts())
+    browser.goto(f"{server}/copied.ipynb?reset")
+    browser.wait_for_selector(f"text={UNTRUSTED}", timeout=60_000)
+    assert browser.locator("iframe").count() == 0
+    outputs = " ".join(browser.locator(".jp-OutputArea-output").all_inner_texts())
     assert "This view needs JavaScript; in a notebook, run its cell." in outputs
     assert "the highest score of a row falls on" in outputs
 
 
-def assert_shown(lab: Any) -> None:
+def assert_shown(browser: Any) -> None:
     """The view has lines, the result a drawn figure, and the report a page that is ready."""
-    lab.wait_for_selector("iframe[title='attnmech report']", timeout=120_000)
-    lab.frame_locator("iframe").locator("html[data-ready]").wait_for(state="attached", timeout=60_000)
-    lab.wait_for_selector(".attnmech-sentence .attnmech-finding:not(:empty)", state="attached")
-    lab.wait_for_selector(".main-svg", state="attached")
+    browser.wait_for_selector("iframe[title='attnmech report']", timeout=120_000)
+    browser.frame_locator("iframe").locator("html[data-ready]").wait_for(state="attached", timeout=60_000)
+    browser.wait_for_selector(".attnmech-sentence .attnmech-finding:not(:empty)", state="attached")
+    browser.wait_for_selector(".main-svg", state="attached")
