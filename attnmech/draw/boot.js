@@ -5,6 +5,7 @@
 (() => {
   if (window.attnmech) return;
   const LATE = 4000; // milliseconds until a view says what it waits for
+  const PAPER = "560px"; // the width of an output on a page of A4, beside the numbers of a notebook's cells
   const arriving = new Map();
 
   async function waitFor(find, late) {
@@ -47,11 +48,12 @@
   }
 
   /** On paper nothing scrolls: a view shows all that it has while the page is printed. */
-  function printWithPage(control) {
+  function printWithPage(stage) {
     const isOurs = "attnmechPage" in document.documentElement.dataset;
     const setPrinting = (now) => {
       if (isOurs) document.documentElement.classList.toggle("printing", now); // page.css
-      control.print(now);
+      else stage.style.maxWidth = now ? PAPER : "";
+      stage.control.print(now);
     };
     addEventListener("beforeprint", () => setPrinting(true));
     addEventListener("afterprint", () => setPrinting(false));
@@ -71,7 +73,7 @@
       const data = JSON.parse(document.getElementById(`${id}-data`)?.textContent ?? "null");
       stage.textContent = "";
       stage.control = await window.attnmech.views[kind](stage, data);
-      if (stage.control?.print) printWithPage(stage.control);
+      if (stage.control?.print) printWithPage(stage);
     } catch (error) {
       say(`This view could not be drawn: ${error instanceof Error ? error.message : error}`);
       console.error(error);

@@ -576,6 +576,10 @@ function goToSection(event) {
 
 // ---- start ------------------------------------------------------------------------------------------------------
 
+for (const [name, value] of Object.entries(page.start)) state[name] = choices[name].indexOf(value);
+await attnmech.script(page.scripts.heads);
+const headMap = await attnmech.views.heads(element("head-map"), { layers: choices.layer, heads, ...page.heads });
+element("head-map").addEventListener("attnmech-choose", ({ detail }) => choose(detail));
 for (const select of selectors) {
   select.addEventListener("change", () => choose({ [select.id]: select.selectedIndex }));
 }
@@ -610,10 +614,6 @@ for (const figure of allOf(".figure")) {
   figure.style.minHeight = `${chart ? heightOf(chart, figure.clientWidth) : 300}px`;
   watcher.observe(figure);
 }
-for (const [name, value] of Object.entries(page.start)) state[name] = choices[name].indexOf(value);
-await attnmech.script(page.scripts.heads);
-const headMap = await attnmech.views.heads(element("head-map"), { layers: choices.layer, heads, ...page.heads });
-element("head-map").addEventListener("attnmech-choose", ({ detail }) => choose(detail));
 chooseFromAddress();
 await new Promise((proceed) => setTimeout(proceed)); // text and controls appear before plotly loads
 if (page.scripts.plotly) await attnmech.script(page.scripts.plotly);

@@ -1,6 +1,6 @@
 // A plotly figure with the width and colours of its surroundings, optionally with selectors for the head.
 
-/** Draws what `figureNow` gives, now and whenever the colours or the width change; returns the function that draws. */
+/** Draws what `figureNow` gives whenever the colours or the width change, also on paper; returns its control. */
 function plotlyIn(stage, figureNow, titleNow) {
   suitBackground(stage);
   function picture() {
@@ -18,17 +18,21 @@ function plotlyIn(stage, figureNow, titleNow) {
     return drawPlotly(place, { data, layout });
   }
   onChange(stage, draw);
-  return draw;
+  return { draw, print: draw };
 }
 
-views.plotly = (stage, { title = "", ...figure }) => plotlyIn(stage, () => structuredClone(figure), () => title)();
+views.plotly = async (stage, { title = "", ...figure }) => {
+  const control = plotlyIn(stage, () => structuredClone(figure), () => title);
+  await control.draw();
+  return control;
+};
 
 views.head_picker = async (stage, { title, layers, heads, chosen, changes, data, layout }) => {
   const differing = await unpackTexts(changes);
   const state = { ...chosen };
   const selectors = headSelectors({ layers, heads, chosen }, (choice) => {
     Object.assign(state, choice);
-    draw();
+    control.draw();
   });
   stage.append(make("div", { className: "attnmech-controls" }, selectors.layer, selectors.head));
 
@@ -41,6 +45,7 @@ views.head_picker = async (stage, { title, layers, heads, chosen, changes, data,
     }
     return figure;
   }
-  const draw = plotlyIn(stage, figureNow, () => `${title}, layer ${layers[state.layer]}, head ${state.head}`);
-  return draw();
+  const control = plotlyIn(stage, figureNow, () => `${title}, layer ${layers[state.layer]}, head ${state.head}`);
+  await control.draw();
+  return control;
 };

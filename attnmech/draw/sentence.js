@@ -327,6 +327,7 @@
 
     update();
     onChange(stage, restyle);
+    new ResizeObserver(redraw).observe(box); // its height follows the window's
 
     return {
       choose({ layer: toLayer = state.layer, head: toHead = state.head, query, key }) {

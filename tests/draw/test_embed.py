@@ -19,6 +19,7 @@ from attnmech.draw.figure_page import render_figures
 from attnmech.draw.head_maps import effect_map
 from attnmech.draw.scripts import of_question
 from attnmech.draw.section import Section
+from attnmech.draw.text import html_text
 from attnmech.errors import InputError
 
 STUB = Path(embed.__file__).with_name("__init__.pyi")
@@ -155,6 +156,41 @@ def test_a_question_adds_its_script_and_style(
         page.wait_for_selector(".js-plotly-plot")
         assert page.text_content(".sum") == "+2.0"
         assert page.eval_on_selector(".sum", "sum => getComputedStyle(sum).color") == "rgb(1, 2, 3)"
+
+
+@pytest.mark.browser
+@pytest.mark.parametrize("background", ["#ffffff", "#1e1e1e"])
+def test_outputs_in_a_frame_of_another_origin_are_drawn(
+    background: str, page_html: str, chromium: Any, tmp_path: Path
+) -> None:
+    """Colab and VS Code show outputs so: without a network, the page around them, or storage."""
+    frame = '<iframe style="width:100%;height:600px"'
+    report = f'{frame} srcdoc="{html_text(page_html)}"></iframe>'
+    outputs = f"{some_view()._repr_html_()}{plotly_view(go.Figure(go.Bar(y=[1, 2])))._repr_html_()}{report}"
+    output = f"<body style='background: {background}'>{outputs}"
+    html = f'<!doctype html><meta charset=utf-8>{frame} sandbox="allow-scripts" srcdoc="{html_text(output)}"></iframe>'
+    with opening(chromium, html, tmp_path / "notebook.html", ready="iframe") as page:
+        inner = page.frames[1]
+        inner.wait_for_selector(".attnmech-paper span")
+        inner.wait_for_selector(".main-svg", state="attached")
+        inner.frame_locator("iframe").locator("html[data-ready]").wait_for(state="attached")
+        assert inner.evaluate("origin") == "null"
+        assert inner.evaluate("try { localStorage; '' } catch (error) { error.name }") == "SecurityError"
+        schemes = inner.eval_on_selector_all(".attnmech[id]", "all => all.map(one => one.style.colorScheme)")
+        assert set(schemes) == {"light" if background == "#ffffff" else "dark"}
+
+
+@pytest.mark.browser
+def test_a_figure_of_a_notebook_is_printed_within_the_page(chromium: Any, tmp_path: Path) -> None:
+    """The page is laid out after the figures are drawn, too late to measure it."""
+    html = f"<!doctype html><meta charset=utf-8>{plotly_view(go.Figure(go.Bar(y=[1, 2])))._repr_html_()}"
+    width = "document.querySelector('.main-svg').clientWidth"
+    with opening(chromium, html, tmp_path / "notebook.html", ready=".main-svg") as page:
+        before = page.evaluate(width)
+        assert before > 1000
+        for event, expected in (("beforeprint", 560), ("afterprint", before)):
+            page.evaluate(f"dispatchEvent(new Event('{event}'))")
+            assert page.evaluate(width) == expected
 
 
 @pytest.mark.browser

@@ -295,6 +295,26 @@ def test_a_page_begins_where_it_is_told_to(chromium: Any, page_html: str, tmp_pa
             assert page.evaluate("location.hash") == f"#layer=5&head={head}&rank=0&query=4"
 
 
+def test_a_window_may_change_while_a_page_loads(chromium: Any, page_html: str, tmp_path: Path) -> None:
+    """A notebook's frame grows with its page; here, as soon as the page listens."""
+    path = tmp_path / "page.html"
+    path.write_text(page_html, "utf-8")
+    context = chromium.browser.new_context(offline=True)
+    page, errors = context.new_page(), list[str]()
+    page.on("pageerror", lambda error: errors.append(str(error)))
+    page.add_init_script(
+        """const listen = window.addEventListener;
+           window.addEventListener = (name, ...rest) => {
+             listen.call(window, name, ...rest);
+             if (name === "resize") dispatchEvent(new Event("resize"));
+           };"""
+    )
+    page.goto(path.as_uri())
+    page.wait_for_selector("html[data-ready]", state="attached")
+    context.close()
+    assert errors == []
+
+
 @pytest.fixture(scope="module")
 def visit_low(chromium: Any, full_page_html: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     path = tmp_path_factory.mktemp("page") / "page.html"

@@ -110,6 +110,20 @@ def test_lines_are_those_of_the_chosen_head(shown: Callable[[View], Any]) -> Non
 
 
 @pytest.mark.browser
+def test_lines_fill_a_window_that_grows(shown: Callable[[View], Any]) -> None:
+    """A notebook's frame takes the height of what it shows, once that is drawn."""
+    page = shown(sentence_view(causal(), TOKENS, layers=[2, 5]))
+    for height, share in ((150, pytest.approx(0.5, abs=0.4)), (900, 1)):
+        page.set_viewport_size({"width": 1280, "height": height})
+        page.wait_for_timeout(200)
+        heights = [
+            page.locator(f".attnmech-sentence-lines{part}").evaluate("one => one.clientHeight")
+            for part in (" canvas", "")
+        ]
+        assert heights[0] / heights[1] == share
+
+
+@pytest.mark.browser
 def test_hiding_the_first_token_normalises_again(shown: Callable[[View], Any]) -> None:
     pattern = causal()
     page = shown(sentence_view(pattern, TOKENS, layers=[2, 5], special=SPECIAL))
