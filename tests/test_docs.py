@@ -72,6 +72,15 @@ def test_the_readmes_code_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     assert (tmp_path / "report.html").exists()
 
 
+def test_the_code_for_language_models_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    names: dict[str, Any] = {}
+    (code,) = BLOCK.findall((DOCS / "_site" / "llms_start.md").read_text("utf-8"))
+    exec(compile(code, "llms.txt", "exec"), names)
+    assert names["model"].certificate.ok and names["claim"].verdict == "confirmed"
+    assert (tmp_path / "report.html").exists()
+
+
 @pytest.mark.parametrize("code", RECIPES)
 def test_a_recipe_is_short(code: str) -> None:
     assert 2 <= len([line for line in code.splitlines() if line.strip()]) <= 13
