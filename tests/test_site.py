@@ -62,13 +62,13 @@ def test_the_text_for_language_models_names_every_call_and_its_links_lead_somewh
     import attnmech as am
 
     short, full = ((SITE / name).read_text("utf-8") for name in ("llms.txt", "llms-full.txt"))
-    assert short.startswith(f"# attnmech\n\n> ") and f"Version {am.__version__}." in short
+    assert short.startswith("# attnmech\n\n> ") and f"Version {am.__version__}." in short
     calls = {name for name in am.__all__ if inspect.isfunction(getattr(am, name))}
     assert all(f"`am.{name}(" in short and f"## am.{name}(" in full for name in calls)
     results = {name for name in am.results.__all__ if inspect.isclass(getattr(am.results, name))}
     assert {name for name in results if f"`results.{name}`: " not in short} <= {"TextResult", "Result", "PagedResult"}
     links = re.findall(r"\]\(([^)]+)\)", short)
-    assert len(links) > 60 and all((SITE / link).is_file() for link in links)
+    assert len(links) > 50 and all((SITE / link).is_file() for link in links)
     assert short in full and full.count("\n## am.") >= len(calls)
     assert len(short) < 60_000
 
