@@ -5,7 +5,7 @@ import inspect
 import re
 from operator import attrgetter
 from pathlib import Path
-from typing import Any, Final, get_type_hints
+from typing import Any, Final, get_args, get_type_hints
 
 from public_names import NOT_FOR_USERS, PAGES
 
@@ -33,7 +33,13 @@ def signature(name: str, thing: Any) -> str:
         if argument.kind is argument.KEYWORD_ONLY and not keyword_only:
             keyword_only = True
             parts.append("*")
-        star = {argument.VAR_KEYWORD: "**", argument.VAR_POSITIONAL: "*"}.get(argument.kind, "")
+        if argument.kind is argument.VAR_KEYWORD:
+            (options,) = get_args(argument.annotation) or (None,)
+            parts += (
+                [f"**{argument.name}"] if options is None else [f"{option}=…" for option in get_type_hints(options)]
+            )
+            continue
+        star = "*" if argument.kind is argument.VAR_POSITIONAL else ""
         default = "" if argument.default is argument.empty else f"={argument.default!r}"
         parts.append(f"{star}{argument.name}{default}")
         keyword_only |= argument.kind is argument.VAR_POSITIONAL
