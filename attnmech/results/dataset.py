@@ -16,10 +16,8 @@ from ..errors import AttnmechError, InputError
 if TYPE_CHECKING:
     import xarray as xr
 
-    from .result import Result
 
-
-def dataset_of(result: "Result") -> "xr.Dataset":
+def dataset_of(result: Any) -> "xr.Dataset":
     """The tensors of a result with the axes of their annotations, and the columns of `by_head` by layer and head."""
     try:
         import xarray as xr
@@ -49,7 +47,7 @@ def dataset_of(result: "Result") -> "xr.Dataset":
             variables[name] = column
     facts = {
         field.name: value
-        for field in dataclasses.fields(result)  # type: ignore[arg-type]
+        for field in dataclasses.fields(result)
         if isinstance(value := getattr(result, field.name), int | float | str)
     }
     attributes = {name: int(value) if isinstance(value, bool) else value for name, value in facts.items()}
@@ -57,7 +55,7 @@ def dataset_of(result: "Result") -> "xr.Dataset":
     return xr.Dataset(variables, coordinates, attributes)
 
 
-def _tensors(result: "Result") -> Iterator[tuple[str, Tensor, str]]:
+def _tensors(result: Any) -> Iterator[tuple[str, Tensor, str]]:
     """The public fields and properties that are tensors, with the axes of their annotations."""
     kind = type(result)
     hints = get_type_hints(kind)
