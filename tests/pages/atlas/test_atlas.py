@@ -12,6 +12,7 @@ import planted
 import pytest
 import torch
 from browser import opening
+from schemas import schema, strict
 from typer.testing import CliRunner
 
 import attnmech as am
@@ -312,6 +313,7 @@ def test_the_command_writes_a_folder_a_page_and_a_table(tmp_path: Path) -> None:
     command = ["atlas", "--file", str(corpus), "-k", "2", *(part for out in outs for part in ("--out", str(out)))]
     result = CliRunner().invoke(app, [*command, "--json"])
     assert result.exit_code == 0, result.output
+    schema("answer").validate(strict(result.stdout))
     assert (outs[0] / "index.html").exists() and outs[1].exists() and outs[2].read_text().count("\n") == 33
     again = CliRunner().invoke(app, command)
     assert again.exit_code and isinstance(again.exception, InputError) and "exists" in str(again.exception)
